@@ -1,0 +1,174 @@
+"""Engines in this process, one per way of decoding, and one request at a time through them.
+
+A way of decoding is written as ``none``, ``ngram``, ``ngram:8`` (levels), ``draft:4`` (a chain of four) or
+``draft:3,2,1`` (a tree: nodes kept per level).
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+from typing import Any, Self
+
+import msgspec
+
+from server.build import build_engine, target_directory
+from server.config import EngineConfig
+from spec.engine import Engine
+from spec.request import Delta, Request
+from spec.sampling import SamplingParams
+from spec.trace import Statistics
+from verifier.paged_model import PagedModel
+
+_numbers = count()
+
+
+class BadMode(ValueError):
+    """A way of decoding that is spelt wrongly, or lacks its draft model."""
+
+
+class RequestFailed(RuntimeError):
+    """The engine ended a request with an error."""
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What all engines of one benchmark share. threads None leaves the choice to the engine."""
+
+    target: str
+    draft: str | None = None
+    dtype: str = "auto"
+    threads: int | None = None
+    kv_tokens: int = 4096
+
+    @classmethod
+    def of(cls, args: argparse.Namespace) -> Self:
+        """From the flags that ``add_arguments`` adds."""
+        return cls(args.target, args.draft, args.dtype, args.threads)
+
+    @property
+    def tokenizer(self) -> Path:
+        """The local directory that holds the target's tokenizer."""
+        return target_directory(engine_config("none", self))
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The flags that all benchmarks share."""
+    parser.add_argument("--target", default="bundled", help="checkpoint directory or hub id (the bundled target)")
+    parser.add_argument("--draft", help="draft model, for the draft modes")
+    parser.add_argument("--dtype", default="auto", choices=("auto", "bfloat16", "float32", "float16"))
+    parser.add_argument("--threads", type=int, help="CPU threads (the engine's choice)")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--no-save", action="store_true", help="do not write to bench/results/")
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One finished request. seconds: wall time from add to the last token. gaps: seconds between deltas."""
+
+    tokens: list[int]
+    seconds: float
+    gaps: list[float]
+    statistics: Statistics
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Decode speed: tokens after the first delta, over the time since then."""
+        return self.statistics.decode_tokens_per_second
+
+    @property
+    def tokens_per_step(self) -> float:
+        """Mean acceptance length, the bonus token included."""
+        return self.statistics.completion_tokens / max(1, self.statistics.steps)
+
+
+def engine_config(mode: str, options: Options) -> EngineConfig:
+    """The configuration that decodes in the way ``mode`` says. The prefix cache is off: rounds repeat prompts."""
+    name, _, size = mode.partition(":")
+    if name not in ("none", "ngram", "draft") or (size and not size.replace(",", "").isdigit()):
+        raise BadMode(f"{mode!r} is none of: none, ngram, ngram:8, draft:4, draft:3,2,1")
+    if name == "draft" and options.draft is None:
+        raise BadMode(f"{mode!r} needs --draft DIR")
+    config = EngineConfig(
+        target=options.target,
+        draft=options.draft or "none" if name == "draft" else name,
+        dtype=options.dtype,  # type: ignore[arg-type]
+        threads=options.threads,
+        kv_tokens=options.kv_tokens,
+        max_seqs=1,
+        prefix_cache=False,
+    )
+    if "," in size:
+        return msgspec.structs.replace(config, draft_tree=size)
+    return msgspec.structs.replace(config, draft_tokens=int(size)) if size else config
+
+
+def build(mode: str, options: Options) -> Engine:
+    """An engine that decodes in the way ``mode`` says."""
+    return build_engine(engine_config(mode, options), None)
+
+
+def build_all(modes: Iterable[str], options: Options) -> dict[str, Engine]:
+    """An engine per way of decoding, all on one copy of the target's weights.
+
+    Two copies may lie differently in memory, and one would be faster. The draft modes are left out without a draft.
+    """
+    engines: dict[str, Engine] = {}
+    for mode in modes:
+        if options.draft or not mode.startswith("draft"):
+            engines[mode] = engine = build(mode, options)
+            target_of(engine).decoder = target_of(next(iter(engines.values()))).decoder
+    if not engines:
+        raise BadMode("no way of decoding is left: the draft modes need --draft DIR")
+    return engines
+
+
+def target_of(engine: Engine) -> PagedModel:
+    """The engine's target."""
+    target: Any = engine.runner.verifier
+    assert isinstance(target, PagedModel)
+    return target
+
+
+def request(prompt: Sequence[int], params: SamplingParams, forced: Sequence[int] | None = None) -> Request:
+    """A request with a fresh id."""
+    return Request(
+        id=f"bench-{next(_numbers)}",
+        prompt=list(prompt),
+        params=params,
+        forced=None if forced is None else list(forced),
+    )
+
+
+def run(engine: Engine, asked: Request) -> Run:
+    """One request from arrival to its last token, alone in the engine."""
+    begun = last = time.perf_counter()
+    engine.add(asked)
+    tokens: list[int] = []
+    gaps: list[float] = []
+    while True:
+        for delta in engine.step():
+            tokens.extend(delta.tokens)
+            if delta.tokens:
+                now = time.perf_counter()
+                gaps.append(now - last)
+                last = now
+            if delta.finish_reason is not None:
+                return Run(tokens, last - begun, gaps[1:], finished(delta))
+
+
+def warm_up(engines: Iterable[Engine], prompt: Sequence[int]) -> None:
+    """A few tokens through every engine: first calls allocate and compile."""
+    for engine in engines:
+        run(engine, request(prompt, SamplingParams(temperature=1.0, seed=0, max_tokens=8, ignore_eos=True)))
+
+
+def finished(delta: Delta) -> Statistics:
+    """The statistics of a last delta. Raises RequestFailed for one that carries an error."""
+    if delta.statistics is None or delta.error is not None:
+        raise RequestFailed(delta.error or f"request {delta.id} ended as {delta.finish_reason} without statistics")
+    return delta.statistics

@@ -1,0 +1,253 @@
+"""Embed a small trained Llama into the shape of a large one without changing its function.
+
+``python -m bench.inflate SOURCE OUT --shape 135m [--vocab 49152]`` writes an ordinary checkpoint directory that costs
+what a model of the large shape costs and says what the small one says, so that a toy pair measures a real engine.
+
+What keeps the function::
+
+    residual   x = [ small model's hidden state | extra dimensions, about 1e-9 | the constant, 2**-12 ]
+    RMSNorm    the mean runs over more dimensions: weights times sqrt(h/H), eps times h/H
+    exits      o and down: rows into extra dimensions and columns from extra heads or inner units are about 1e-9
+    heads      query head i stays with its kv head; each kv head's group is filled up with random query heads
+    layers     extra layers come last, all of their exits about 1e-9
+    vocabulary new rows read the constant with a large negative weight, so that they never take mass
+
+Everything else is random, and nothing is zero or repeated: engines share equal constants and skip nothing for us. The
+constant is needed because a zero row has logit 0, which takes mass at temperature 1. The final norm divides it by the
+size of x like every other dimension and its weight lifts it back to order one; the other norms press it down to 1e-9.
+In fp16 the 1e-9 become zero, which leaves the function alone but not the "nothing repeated".
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import shutil
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+TINY = 1e-9  # size of an exit: far below half a unit in the last place of any hidden state
+WEIGHT = 0.02  # standard deviation of the random weights
+CONSTANT = 2.0**-12  # the constant dimension; its square is lost in the mean of squares
+GAIN = 2.0**10  # the final norm's weight on the constant
+REPEL = 2.0**15  # a new row's weight on it: logit -2**13 * sqrt(H) / |x|, below -190 up to |x| = 1000 at H = 576
+
+COPIED = ("tokenizer*", "special_tokens*", "chat_template*", "generation_config.json", "vocab.json", "merges.txt")
+
+
+class CannotInflate(ValueError):
+    """The checkpoint does not fit into the shape, or is not one this module knows how to embed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What a step of a Llama-shaped model costs. head_dim is the source's: rotary frequencies depend on it."""
+
+    layers: int
+    hidden: int
+    heads: int
+    kv_heads: int
+    inner: int
+
+    @property
+    def group(self) -> int:
+        """Query heads per kv head."""
+        return self.heads // self.kv_heads
+
+
+SHAPES = {  # for head_dim 64; "8b" moves the bytes of an 8B with head_dim 128
+    "135m": Shape(layers=30, hidden=576, heads=9, kv_heads=3, inner=1536),
+    "360m": Shape(layers=32, hidden=960, heads=15, kv_heads=5, inner=2560),
+    "1b": Shape(layers=16, hidden=2048, heads=32, kv_heads=8, inner=8192),
+    "8b": Shape(layers=32, hidden=4096, heads=64, kv_heads=16, inner=14336),
+}
+CONFIG_KEYS = {
+    "layers": "num_hidden_layers",
+    "hidden": "hidden_size",
+    "heads": "num_attention_heads",
+    "kv_heads": "num_key_value_heads",
+    "inner": "intermediate_size",
+}
+
+
+def shape_of(config: Mapping[str, Any]) -> Shape:
+    """The shape a Llama config.json describes."""
+    return Shape(**{field: int(config[key]) for field, key in CONFIG_KEYS.items()})
+
+
+def parse_shape(text: str, source: Shape) -> Shape:
+    """``135m``, or ``hidden=192,layers=4``: fields that are not named keep the source's value."""
+    if text in SHAPES:
+        return SHAPES[text]
+    try:
+        return replace(source, **{k: int(v) for k, v in (part.split("=") for part in text.split(","))})
+    except (TypeError, ValueError):
+        fields = ", ".join(CONFIG_KEYS)
+        raise CannotInflate(f"shape {text!r}: give one of {', '.join(SHAPES)}, or {fields} as name=number") from None
+
+
+class Inflation:
+    """One embedding of a source of shape ``small`` into ``large``; yields the large model's tensors one at a time.
+
+    The random numbers are drawn in the order of the tensors, from one generator on ``device``.
+    """
+
+    def __init__(
+        self, small: Shape, large: Shape, head_dim: int, vocab: int, *, seed: int = 0, device: str = "cpu"
+    ) -> None:
+        check_fits(small, large)
+        self.small, self.large, self.head_dim, self.vocab = small, large, head_dim, vocab
+        self.device = torch.device(device)
+        self.generator = torch.Generator(device=self.device).manual_seed(seed)
+
+    def tensors(self, source: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
+        """The large checkpoint's (name, tensor) pairs. Norm weights come in fp32: sqrt(h/H) is no bf16 number."""
+        embed = source["model.embed_tokens.weight"]
+        tied = "lm_head.weight" not in source
+        yield "model.embed_tokens.weight", self._vocabulary(embed, own=CONSTANT)
+        for layer in range(self.large.layers):
+            yield from self._layer(f"model.layers.{layer}.", source, layer < self.small.layers, embed.dtype)
+        norm = self._norm(source["model.norm.weight"])
+        if self.vocab > embed.shape[0]:
+            norm[-1] = GAIN
+        yield "model.norm.weight", norm
+        if not tied:
+            yield "lm_head.weight", self._vocabulary(source["lm_head.weight"], own=0.0)
+
+    def _layer(
+        self, prefix: str, source: Mapping[str, Tensor], trained: bool, dtype: torch.dtype
+    ) -> Iterator[tuple[str, Tensor]]:
+        big, d = self.large, self.head_dim
+        residual = torch.arange(self.small.hidden)
+        queries, keys = self._rows(self._query_heads()), self._rows(torch.arange(self.small.kv_heads))
+        inner = torch.arange(self.small.inner)
+        plan = {
+            "self_attn.q_proj": (queries, residual, (big.heads * d, big.hidden), WEIGHT),
+            "self_attn.k_proj": (keys, residual, (big.kv_heads * d, big.hidden), WEIGHT),
+            "self_attn.v_proj": (keys, residual, (big.kv_heads * d, big.hidden), WEIGHT),
+            "self_attn.o_proj": (residual, queries, (big.hidden, big.heads * d), TINY),
+            "mlp.gate_proj": (inner, residual, (big.inner, big.hidden), WEIGHT),
+            "mlp.up_proj": (inner, residual, (big.inner, big.hidden), WEIGHT),
+            "mlp.down_proj": (residual, inner, (big.hidden, big.inner), TINY),
+        }
+        for name, (rows, columns, shape, scale) in plan.items():
+            weight = self._random(shape, scale)
+            if trained:
+                weight[rows[:, None], columns] = self._read(source[f"{prefix}{name}.weight"])
+            yield f"{prefix}{name}.weight", weight.to(dtype)
+        for name in ("input_layernorm", "post_attention_layernorm"):
+            norm = self._norm(source[f"{prefix}{name}.weight"] if trained else None)
+            norm[-1] = TINY  # no layer may see the constant
+            yield f"{prefix}{name}.weight", norm
+
+    def _vocabulary(self, rows: Tensor, own: float) -> Tensor:
+        """Embedding or head, [V, H]: ``own`` in the constant dimension of the source's rows, -REPEL in the new ones."""
+        known, h = rows.shape
+        weight = self._random((self.vocab, self.large.hidden), TINY)
+        weight[:, :h] = self._random((self.vocab, h), WEIGHT)
+        weight[:known, :h] = self._read(rows)
+        if self.vocab > known:
+            weight[:known, -1] = own
+            weight[known:, -1] = -REPEL
+        return weight.to(rows.dtype)
+
+    def _norm(self, source: Tensor | None) -> Tensor:
+        """Norm weight [H] in fp32: random about one, the source's in front, all of it rescaled to the longer mean."""
+        weight = 1 + self._random((self.large.hidden,), 0.1)
+        if source is not None:
+            weight[: self.small.hidden] = self._read(source)
+        return weight * math.sqrt(self.small.hidden / self.large.hidden)
+
+    def _query_heads(self) -> Tensor:
+        """Where each source query head goes: the same place in the group of the same kv head."""
+        head = torch.arange(self.small.heads)
+        return head // self.small.group * self.large.group + head % self.small.group
+
+    def _rows(self, heads: Tensor) -> Tensor:
+        return (heads[:, None] * self.head_dim + torch.arange(self.head_dim)).flatten()
+
+    def _random(self, shape: tuple[int, ...], scale: float) -> Tensor:
+        return torch.randn(shape, generator=self.generator, device=self.device) * scale
+
+    def _read(self, tensor: Tensor) -> Tensor:
+        return tensor.to(self.device, torch.float32)
+
+
+def check_fits(small: Shape, large: Shape) -> None:
+    """Raise CannotInflate where the large shape lacks room."""
+    for field in (*CONFIG_KEYS, "group"):
+        if getattr(large, field) < getattr(small, field):
+            raise CannotInflate(f"{field} = {getattr(large, field)} is below the source's {getattr(small, field)}")
+    if large.heads % large.kv_heads:
+        raise CannotInflate(f"{large.heads} query heads do not divide into {large.kv_heads} kv heads")
+
+
+def check_source(config: Mapping[str, Any], large: Shape, vocab: int) -> None:
+    """Raise CannotInflate for a source outside plain Llama, or a vocabulary that cannot grow."""
+    if config["model_type"] != "llama" or config.get("attention_bias") or config.get("mlp_bias"):
+        raise CannotInflate(f"{config['model_type']}: only Llama checkpoints without biases can be inflated")
+    if vocab < config["vocab_size"]:
+        raise CannotInflate(f"a vocabulary of {vocab} is below the source's {config['vocab_size']}")
+    if vocab > config["vocab_size"] and large.hidden == config["hidden_size"]:
+        raise CannotInflate("a larger vocabulary needs at least one extra hidden dimension, for its constant")
+
+
+def inflated_config(config: dict[str, Any], large: Shape, vocab: int, note: dict[str, Any]) -> dict[str, Any]:
+    """The source's config.json with the new sizes, eps for the longer mean, and ``foresay_inflated``."""
+    sizes = {key: getattr(large, field) for field, key in CONFIG_KEYS.items()}
+    eps = config["rms_norm_eps"] * config["hidden_size"] / large.hidden
+    return {**config, **sizes, "vocab_size": vocab, "rms_norm_eps": eps, "foresay_inflated": note}
+
+
+def read_tensors(directory: Path) -> dict[str, Tensor]:
+    """All tensors of the directory's safetensors files."""
+    files = sorted(directory.glob("*.safetensors"))
+    if not files:
+        raise CannotInflate(f"{directory} holds no safetensors file")
+    return {name: tensor for file in files for name, tensor in load_file(file).items()}
+
+
+def inflate(source: Path, out: Path, shape: str, vocab: int | None = None, seed: int = 0) -> int:
+    """Write ``source`` embedded into ``shape`` as the checkpoint directory ``out``; the number of its parameters."""
+    config = json.loads((source / "config.json").read_text(encoding="utf-8"))
+    small = shape_of(config)
+    large = parse_shape(shape, small)
+    vocab = vocab or int(config["vocab_size"])
+    check_source(config, large, vocab)
+    head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
+    tensors = dict(Inflation(small, large, head_dim, vocab, seed=seed).tensors(read_tensors(source)))
+    note = {"source": source.name, "source_shape": asdict(small), "source_vocab": config["vocab_size"], "seed": seed}
+    config = inflated_config({**config, "head_dim": head_dim}, large, vocab, note)
+    out.mkdir(parents=True, exist_ok=True)
+    (out / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+    for pattern in COPIED:
+        for file in source.glob(pattern):
+            shutil.copy2(file, out / file.name)
+    save_file(tensors, out / "model.safetensors", metadata={"format": "pt"})
+    return sum(tensor.numel() for tensor in tensors.values())
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m bench.inflate", description="Inflate a checkpoint (see bench/).")
+    parser.add_argument("source", type=Path, help="directory of a trained Llama checkpoint")
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--shape", default="135m", help=f"{', '.join(SHAPES)}, or hidden=192,layers=4,...")
+    parser.add_argument("--vocab", type=int, help="rows of the embedding; the source's by default")
+    parser.add_argument("--seed", type=int, default=0)
+    args = parser.parse_args()
+    try:
+        parameters = inflate(args.source, args.out, args.shape, args.vocab, args.seed)
+    except CannotInflate as error:
+        parser.error(str(error))
+    print(f"{args.out}: {parameters:,} parameters, inflated from {args.source.name}")
+
+
+if __name__ == "__main__":
+    main()

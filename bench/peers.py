@@ -1,0 +1,175 @@
+"""Foresay beside transformers: ``python -m bench.peers --target DIR --draft DIR --dtype float32``.
+
+Same checkpoint, prompts, precision, process and thread count, in turns and in random order. Figures are whole requests,
+prompt included, because that is what all of them report. transformers runs ``generate`` plain, with
+``assistant_model`` and with ``prompt_lookup_num_tokens``, at its defaults unless a flag says otherwise.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import time
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM
+from transformers.utils import logging
+
+from bench import prompts, record
+from bench.decode import progress
+from bench.drive import Options, add_arguments, build_all, request, run, warm_up
+from bench.stats import paired_ratio, spread
+from spec.engine import Engine
+from spec.sampling import SamplingParams
+from verifier.model.hub import resolve
+
+#: (prompt, temperature, seed) -> output token ids
+Decode = Callable[[list[int], float, int], list[int]]
+LOOKUP_TOKENS = 10  # as in transformers' own documentation of prompt lookup
+
+
+def ours(engine: Engine, max_tokens: int) -> Decode:
+    """One of our engines."""
+
+    def decode(prompt: list[int], temperature: float, seed: int) -> list[int]:
+        params = SamplingParams(temperature=temperature, seed=seed, max_tokens=max_tokens, ignore_eos=True)
+        return run(engine, request(prompt, params)).tokens
+
+    return decode
+
+
+def theirs(model: Any, max_tokens: int, **kwargs: Any) -> Decode:
+    """The ``generate`` of transformers, with ``kwargs`` on top."""
+
+    def decode(prompt: list[int], temperature: float, seed: int) -> list[int]:
+        torch.manual_seed(seed)
+        sampling = {"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": 1.0}
+        how = sampling if temperature else {"do_sample": False}
+        ids = torch.tensor([prompt])
+        out = model.generate(
+            ids, attention_mask=torch.ones_like(ids), max_new_tokens=max_tokens, pad_token_id=0, **how, **kwargs
+        )
+        return [int(token) for token in out[0, len(prompt) :]]
+
+    return decode
+
+
+def load_peer(name: str, dtype: str) -> Any:
+    """A model of transformers that never stops at an end token."""
+    model: Any = AutoModelForCausalLM.from_pretrained(resolve(name), dtype=getattr(torch, dtype)).eval()
+    model.generation_config.eos_token_id = None
+    return model
+
+
+def peers(args: argparse.Namespace, dtype: str) -> dict[str, Decode]:
+    """The ways transformers decodes."""
+    model = load_peer(args.target, dtype)
+    ways = {
+        "transformers": theirs(model, args.max_tokens),
+        "transformers prompt lookup": theirs(model, args.max_tokens, prompt_lookup_num_tokens=LOOKUP_TOKENS),
+    }
+    if args.draft:
+        assistant = load_peer(args.draft, dtype)
+        if args.assistant_tokens:
+            assistant.generation_config.num_assistant_tokens = args.assistant_tokens
+        ways["transformers assisted"] = theirs(model, args.max_tokens, assistant_model=assistant)
+    return ways
+
+
+class Bout:
+    """Everybody decodes the same prompts in turns; keeps (seconds, tokens) by way, temperature, prompt and round."""
+
+    def __init__(self, ways: dict[str, Decode], args: argparse.Namespace) -> None:
+        self.ways, self.args = ways, args
+        self.taken: dict[tuple[str, float], dict[str, list[tuple[float, list[int]]]]] = {
+            (way, temperature): defaultdict(list) for way in ways for temperature in args.temperatures
+        }
+
+    def run(self, asked: dict[str, list[int]]) -> None:
+        """All rounds."""
+        order, begun = random.Random(self.args.seed), time.perf_counter()
+        for turn in range(self.args.rounds):
+            for number, (name, prompt) in enumerate(asked.items(), 1):
+                for temperature in self.args.temperatures:
+                    for way in order.sample(sorted(self.ways), len(self.ways)):
+                        started = time.perf_counter()
+                        tokens = self.ways[way](prompt, temperature, self.args.seed + turn)
+                        self.taken[way, temperature][name].append((time.perf_counter() - started, tokens))
+                progress(f"round {turn + 1}/{self.args.rounds}, prompt {number}/{len(asked)}", begun)
+
+    def speeds(self, way: str, temperature: float) -> dict[str, list[float]]:
+        """Tokens per second of whole requests, by prompt."""
+        runs = self.taken[way, temperature]
+        return {prompt: [len(tokens) / seconds for seconds, tokens in done] for prompt, done in runs.items()}
+
+    def summary(self, way: str, temperature: float, ours: Sequence[str]) -> dict[str, Any]:
+        """Speed, and how many times as fast each of ``ours`` is."""
+        own = self.speeds(way, temperature)
+        result: dict[str, Any] = {"tokens_per_second": spread([x for speeds in own.values() for x in speeds])}
+        for other in ours:
+            speeds = self.speeds(other, temperature)
+            pairs = {prompt: list(zip(speeds[prompt], own[prompt], strict=True)) for prompt in own}
+            result[f"{other} is faster by"] = paired_ratio(pairs)
+        return result
+
+    def agreement(self, way: str, base: str) -> float:
+        """Share of the prompts that ``way`` and ``base`` continued with the same tokens at temperature 0."""
+        mine, other = self.taken[way, 0.0], self.taken[base, 0.0]
+        same = [a == b for prompt in mine for (_, a), (_, b) in zip(mine[prompt], other[prompt], strict=True)]
+        return sum(same) / len(same)
+
+
+def arguments() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(prog="python -m bench.peers", description="Foresay beside transformers.")
+    add_arguments(parser)
+    parser.add_argument("--modes", nargs="+", default=("none", "ngram", "draft:4"))
+    parser.add_argument("--temperatures", nargs="+", type=float, default=(0.0, 1.0))
+    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--prompts", type=Path)
+    parser.add_argument("--limit", type=int)
+    parser.add_argument("--max-tokens", type=int, default=128)
+    parser.add_argument("--assistant-tokens", type=int, help="tokens transformers' assistant drafts (its default)")
+    return parser.parse_args()
+
+
+def main() -> None:
+    args = arguments()
+    logging.set_verbosity_error()  # it has advice on every call
+    options = Options.of(args)
+    engines = build_all(args.modes, options)
+    first = next(iter(engines.values()))
+    encode = prompts.Encoder(options.tokenizer)
+    asked = {prompt.name: encode(prompt) for prompt in prompts.load(args.prompts, args.limit)}
+    own = {f"foresay {mode}": ours(engine, args.max_tokens) for mode, engine in engines.items()}
+    ways = own | peers(args, first.info.dtype)
+    warm_up(engines.values(), next(iter(asked.values())))
+    for decode in ways.values():
+        decode(next(iter(asked.values())), 1.0, 0)
+    bout = Bout(ways, args)
+    bout.run(asked)
+    result: dict[str, Any] = {}
+    for temperature in args.temperatures:
+        rows = {way: bout.summary(way, temperature, list(own)) for way in ways}
+        record.table(
+            f"temperature {temperature:g}, {first.info.dtype}, {torch.get_num_threads()} threads, whole requests",
+            ["decoding", "tok/s", *(f"{other} is faster by" for other in own)],
+            [[way, *row.values()] for way, row in rows.items()],
+        )
+        result[f"{temperature:g}"] = rows
+    agreement = {}
+    if 0.0 in args.temperatures:
+        agreement = {way: bout.agreement(way, next(iter(own))) for way in ways}
+        print("same tokens as ours at temperature 0:", ", ".join(f"{way} {x:.0%}" for way, x in agreement.items()))
+    shape = {"prompts": len(asked), "rounds": args.rounds, "max_tokens": args.max_tokens}
+    extra = {"assistant_tokens": args.assistant_tokens, "lookup_tokens": LOOKUP_TOKENS, "agreement": agreement}
+    model = record.models(first, args.target, args.draft)
+    record.finish("peers", {**model, **shape, **extra, "temperature": result}, not args.no_save)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,229 @@
+"""Train the bundled target from scratch: ``python -m bench.toy.train --text DIR --out DIR --minutes 60``.
+
+A Llama of 7.3 million parameters on public-domain children's stories and grade-school maths. The schedule is a share
+of the time given, so the same command makes the best model a machine can in that time. Matrices learn with Muon
+(orthogonalised momentum), the rest with AdamW.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from tokenizers import Tokenizer
+from torch import Tensor
+from torch.nn import functional
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerBase, PreTrainedTokenizerFast
+
+from bench.toy import data
+
+TARGET = {
+    "hidden_size": 256,
+    "num_hidden_layers": 8,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "intermediate_size": 768,
+}
+DRAFT = {
+    "hidden_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "intermediate_size": 384,
+}
+
+
+def new_model(shape: dict[str, Any]) -> LlamaForCausalLM:
+    """A freshly initialised Llama of the given shape, head_dim 64, tied embeddings."""
+    config = LlamaConfig(
+        **shape,
+        vocab_size=data.VOCAB_SIZE,
+        head_dim=64,
+        max_position_embeddings=1024,
+        tie_word_embeddings=True,
+        bos_token_id=0,
+        eos_token_id=[0, 1],
+        pad_token_id=0,
+        rms_norm_eps=1e-5,
+        initializer_range=0.02,
+    )
+    return LlamaForCausalLM(config)
+
+
+class Muon(torch.optim.Optimizer):
+    """Momentum orthogonalised by Newton-Schulz (Jordan et al., 2024), scaled to AdamW's step size.
+
+    ``torch.optim.Muon`` does the iteration in bf16, five times slower than fp32 on a CPU without bf16 instructions.
+    """
+
+    def __init__(
+        self, params: Iterable[torch.nn.Parameter], lr: float, momentum: float = 0.95, weight_decay: float = 0.05
+    ) -> None:
+        super().__init__(params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for p in group["params"]:
+                buffer = self.state[p].setdefault("momentum", torch.zeros_like(p))
+                buffer.lerp_(p.grad, 1 - group["momentum"])
+                update = orthogonal(p.grad.lerp(buffer, group["momentum"]))
+                p.mul_(1 - group["lr"] * group["weight_decay"])
+                p.add_(update, alpha=-group["lr"] * 0.2 * max(p.shape) ** 0.5)
+
+
+def orthogonal(g: Tensor, iterations: int = 5) -> Tensor:
+    """The nearest semi-orthogonal matrix to ``g``, nearly: a quintic Newton-Schulz iteration."""
+    x: Tensor = g.mT if g.shape[0] > g.shape[1] else g
+    x = x / (torch.linalg.vector_norm(x) + 1e-7)
+    for _ in range(iterations):
+        a = x @ x.mT
+        x = torch.addmm(x, torch.addmm(a, a, a, beta=-4.7750, alpha=2.0315), x, beta=3.4445)
+    return x.mT if g.shape[0] > g.shape[1] else x
+
+
+def optimizers(model: torch.nn.Module, rate: float) -> list[torch.optim.Optimizer]:
+    """Muon for the matrices inside the layers, AdamW for embeddings and norms."""
+    inside = [p for n, p in model.named_parameters() if p.ndim == 2 and ".layers." in n]
+    rest = [p for n, p in model.named_parameters() if not (p.ndim == 2 and ".layers." in n)]
+    return [Muon(inside, lr=rate), torch.optim.AdamW(rest, lr=rate, betas=(0.9, 0.95), weight_decay=0.01)]
+
+
+def rate_at(share: float) -> float:
+    """The learning rate's factor at this share of the time: short warm-up, flat, linear decay over the last 45 %."""
+    return min(1.0, share / 0.015 + 0.02, max(0.0, (1.0 - share) / 0.45))
+
+
+def save(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerBase, out: Path) -> None:
+    """The model in bf16 safetensors beside its tokenizer, as any loader expects them."""
+    copy = LlamaForCausalLM(model.config)
+    copy.load_state_dict(model.state_dict())
+    for parameter in copy.parameters():
+        parameter.data = parameter.data.bfloat16()
+    copy.config.dtype = torch.bfloat16
+    copy.generation_config.eos_token_id = [0, 1]
+    copy.generation_config.pad_token_id = 0
+    copy.save_pretrained(out)
+    tokenizer.save_pretrained(out)
+
+
+def wrap(tokenizer: Tokenizer) -> PreTrainedTokenizerFast:
+    """The tokenizer as transformers' own class, with the chat template."""
+    wrapped = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        bos_token=data.END_OF_TEXT,
+        eos_token=data.END_OF_TEXT,
+        pad_token=data.END_OF_TEXT,
+        model_max_length=1024,
+        additional_special_tokens=data.SPECIAL_TOKENS[1:],
+        clean_up_tokenization_spaces=False,
+    )
+    wrapped.chat_template = data.CHAT_TEMPLATE
+    return wrapped
+
+
+class Batches:
+    """Random windows of the token stream."""
+
+    def __init__(self, stream: np.ndarray, seed: int) -> None:
+        self.stream, self.random = stream, np.random.default_rng(seed)
+
+    def draw(self, rows: int, length: int) -> torch.Tensor:
+        starts = self.random.integers(0, len(self.stream) - length - 1, rows)
+        return torch.from_numpy(np.stack([self.stream[s : s + length + 1] for s in starts]).astype(np.int64))
+
+
+def prepare(text: Path, out: Path) -> tuple[PreTrainedTokenizerFast, np.ndarray, np.ndarray]:
+    """Tokenizer, training stream, held-out stream (the last 2 % of the shuffled pieces)."""
+    pieces = [p for book in data.stories(text / "pd_children_stories.txt") for p in data.split_pieces(book)]
+    maths = data.maths_turns(text / "gsm8k_train.jsonl")
+    random.Random(0).shuffle(pieces)
+    random.Random(1).shuffle(maths)
+    tokenizer = data.train_tokenizer(pieces[:400] + maths)
+    packs = ["".join(maths[i : i + 20]) for i in range(0, len(maths), 20)]
+    held = [*pieces[-len(pieces) // 50 :], *packs[-8:]]
+    train = [*pieces[: -len(pieces) // 50], *packs[:-8]]
+    random.Random(2).shuffle(train)
+    wrapped = wrap(tokenizer)
+    streams = data.encode(tokenizer, train, data.END_OF_TEXT), data.encode(tokenizer, held, data.END_OF_TEXT)
+    out.mkdir(parents=True, exist_ok=True)
+    np.save(out / "train.npy", streams[0])
+    np.save(out / "held.npy", streams[1])
+    return wrapped, *streams
+
+
+@torch.no_grad()
+def held_out_loss(model: LlamaForCausalLM, held: np.ndarray, length: int = 512) -> float:
+    """Mean cross-entropy per token on the held-out stream's first windows, in nats."""
+    model.eval()
+    rows = torch.from_numpy(held[: 32 * (length + 1)].reshape(32, length + 1).astype(np.int64))
+    losses = [
+        functional.cross_entropy(model(r[:, :-1]).logits.flatten(0, 1), r[:, 1:].flatten()) for r in rows.split(8)
+    ]
+    model.train()
+    return float(torch.stack(losses).mean())
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
+        "--text", type=Path, required=True, help="folder with pd_children_stories.txt and gsm8k_train.jsonl"
+    )
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--minutes", type=float, default=60)
+    parser.add_argument("--resume", type=Path, help="go on from this model directory instead of from scratch")
+    parser.add_argument("--length", type=int, default=512, help="tokens per window")
+    parser.add_argument("--rate", type=float, default=4e-3)
+    parser.add_argument("--seed", type=int, default=3)
+    parser.add_argument("--tokens", type=int, default=4096, help="tokens per step")
+    args = parser.parse_args()
+    torch.manual_seed(0)
+    tokenizer, train, held = prepare(args.text, args.out)
+    print(f"{len(train):,} training tokens, {len(held):,} held out", flush=True)
+    model = LlamaForCausalLM.from_pretrained(args.resume, dtype=torch.float32) if args.resume else new_model(TARGET)
+    print(f"{sum(p.numel() for p in model.parameters()):,} parameters", flush=True)
+    compiled = torch.compile(model, dynamic=False)
+    steps = optimizers(model, args.rate)
+    batches, begun, seen, step, saved = Batches(train, args.seed), time.monotonic(), 0, 0, 0.0
+    while (share := (time.monotonic() - begun) / (args.minutes * 60)) < 1:
+        for optimizer in steps:
+            for group in optimizer.param_groups:
+                group["lr"] = args.rate * rate_at(share)
+        rows = batches.draw(args.tokens // args.length, args.length)
+        loss = functional.cross_entropy(compiled(rows[:, :-1]).logits.flatten(0, 1), rows[:, 1:].flatten())
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        for optimizer in steps:
+            optimizer.step()
+            optimizer.zero_grad()
+        seen, step = seen + args.tokens, step + 1
+        if step % 20 == 1:
+            took = time.monotonic() - begun
+            print(
+                json.dumps(
+                    {
+                        "step": step,
+                        "share": round(share, 3),
+                        "loss": round(float(loss.detach()), 4),
+                        "tokens_per_second": round(seen / took),
+                    }
+                ),
+                flush=True,
+            )
+        if share - saved > 0.12:
+            saved = share
+            print(json.dumps({"held_out_loss": held_out_loss(model, held)}), flush=True)
+            save(model, tokenizer, args.out / "target")
+    print(json.dumps({"held_out_loss": held_out_loss(model, held), "tokens": seen}), flush=True)
+    save(model, tokenizer, args.out / "target")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Whoever proposes: each module one drafter, an implementation of :class:`spec.protocols.Drafter`."""

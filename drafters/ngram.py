@@ -1,0 +1,70 @@
+"""Prompt lookup: propose what followed the last time the sequence said the same few tokens.
+
+Costs no model. The longest n-gram that ends the sequence and has been seen before decides, its most recent earlier
+occurrence first (reference: algorithms, 3.9). The index is a dictionary grown by the committed tokens only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Many
+
+from torch import Tensor
+
+from spec.protocols import FeatureRequest
+from spec.sequence import Sequence
+from spec.tree import DraftTree, TreeShape
+
+
+class _Index:
+    """Where each n-gram was last followed by something: n-gram -> position after it."""
+
+    def __init__(self, sizes: range) -> None:
+        self._sizes = sizes
+        self._after: dict[tuple[int, ...], int] = {}
+        self._read = 0
+
+    def read(self, tokens: list[int]) -> None:
+        """Take in the tokens since the last call; the very last one has no follower yet, so its n-grams wait."""
+        for end in range(self._read, len(tokens)):
+            for size in self._sizes:
+                if size <= end:
+                    self._after[tuple(tokens[end - size : end])] = end
+        self._read = len(tokens)
+
+    def continuation(self, tokens: list[int], length: int) -> list[int]:
+        """Up to ``length`` tokens that followed the longest known n-gram at the end of ``tokens``."""
+        for size in reversed(self._sizes):
+            after = self._after.get(tuple(tokens[-size:])) if size <= len(tokens) else None
+            if after is not None:
+                return tokens[after : after + length]
+        return []
+
+
+class NgramDrafter:
+    """Chains by n-gram lookup in the sequence's own text; implements :class:`spec.protocols.Drafter`."""
+
+    name = "ngram"
+    needs: FeatureRequest | None = None
+
+    def __init__(self, shortest: int = 2, longest: int = 4) -> None:
+        self._sizes = range(shortest, longest + 1)
+        self._indices: dict[str, _Index] = {}
+
+    def propose(self, sequences: Many[Sequence], shapes: Many[TreeShape]) -> list[DraftTree]:
+        """A chain per sequence, empty where nothing matches; as deep as its shape has levels."""
+        return [self._chain(sequence, shape.levels) for sequence, shape in zip(sequences, shapes, strict=True)]
+
+    def _chain(self, sequence: Sequence, levels: int) -> DraftTree:
+        index = self._indices.setdefault(sequence.id, _Index(self._sizes))
+        index.read(sequence.tokens)
+        return DraftTree.chain([sequence.tokens[-1], *index.continuation(sequence.tokens, levels)], self.name)
+
+    def extend(self, sequence: Sequence) -> None:
+        """Nothing to do: the index reads committed tokens when it is asked."""
+
+    def committed(self, sequence: Sequence, path: list[int], moves: tuple[Tensor, Tensor] | None) -> None:
+        """Nothing to do: the index reads committed tokens when it is asked."""
+
+    def finished(self, sequence: Sequence) -> None:
+        """Forget the sequence."""
+        self._indices.pop(sequence.id, None)

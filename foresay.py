@@ -1,0 +1,43 @@
+"""Foresay in a notebook or a script: the engine in this process, without a server.
+
+::
+
+    from foresay import Engine, SamplingParams
+
+    with Engine("bundled") as engine:
+        print(engine.generate("Once upon a time", SamplingParams(seed=1, max_tokens=60)).text)
+        for piece in engine.stream("The little fox"):
+            print(piece, end="", flush=True)
+
+``import foresay`` is cheap; torch is imported when ``Engine`` or ``SamplingParams`` is first looked up.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from server.local import Completion, Engine, TextStream
+    from spec.sampling import SamplingParams
+
+__version__ = "0.1.0"
+__all__ = ["Completion", "Engine", "SamplingParams", "TextStream", "__version__"]
+
+_HOMES = {
+    "Completion": "server.local",
+    "Engine": "server.local",
+    "SamplingParams": "spec.sampling",
+    "TextStream": "server.local",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

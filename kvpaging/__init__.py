@@ -1,0 +1,18 @@
+"""Paged keys and values: one pool of page ids, one page table per sequence, one prefix index, one store per model.
+
+`PagePool` counts references to page ids; a `PageTable` maps a sequence's positions to slots (`page * page_size +
+offset`) and carries its committed length; a `PrefixIndex` finds full pages of earlier text again; each `KVStore`
+holds one model's key and value rows in those slots and knows by a fill mark per page which of them are valid.
+Rollback is lowering a length, forking is counting references, and a shared page is copied before a sequence writes
+behind its own text.
+"""
+
+from __future__ import annotations
+
+from kvpaging.ops import move_rows, store_rows
+from kvpaging.pool import OutOfPages, PagePool
+from kvpaging.prefix import PrefixIndex
+from kvpaging.store import KVStore
+from kvpaging.table import PageTable
+
+__all__ = ["KVStore", "OutOfPages", "PagePool", "PageTable", "PrefixIndex", "move_rows", "store_rows"]

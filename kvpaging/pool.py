@@ -1,0 +1,220 @@
+"""The pool of page ids: references, free pages, eviction.
+
+    page id      0          1 .. num_pages - 1
+              padding   free | used by tables | used by tables and the prefix index | idle: the index alone
+
+A page is free (no reference) or used (one reference per table that lists it, one more if the prefix index lists it).
+Idle pages count as available: `allocate` takes them back from the index, the least recently released first. The pool
+owns no tensor; the stores attached to it are told when a page starts a new life or is copied.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict
+from collections.abc import Iterable, Iterator
+from typing import Protocol
+
+import numpy as np
+import torch
+
+PADDING_PAGE = 0
+# A sequence that starts afresh may push out old prefix pages up to this share of the pool to find a free run, because
+# a sequence in consecutive pages is read in place while any other has to be gathered in every layer of every step.
+RUN_SHARE = 8
+
+
+class OutOfPages(RuntimeError):
+    """More pages were asked for than are free or evictable; nothing was changed."""
+
+
+class Store(Protocol):
+    """What the pool asks of a store attached to it."""
+
+    def reset(self, page: int) -> None:
+        """No row of the page is valid any more."""
+
+    def copy(self, source: int, destination: int) -> None:
+        """Copy a page's rows and its mark."""
+
+    def clamp(self, page: int, rows: int) -> None:
+        """At most the first `rows` rows of the page are valid."""
+
+
+class Cache(Protocol):
+    """What the pool asks of the prefix index."""
+
+    def __contains__(self, page: object) -> bool: ...
+    def __iter__(self) -> Iterator[int]: ...
+
+    def forget(self, page: int) -> None:
+        """Drop the entry of a page; the pool releases its reference."""
+
+
+class Table(Protocol):
+    """What `check` asks of a page table."""
+
+    pages: list[int]
+    length: int
+
+
+class PagePool:
+    """Page ids with reference counts.
+
+    num_pages: pages in all, the padding page 0 (target of padding writes, never allocated) among them.
+    page_size: tokens (slots) per page.
+    slots: every slot of every page, int64 [num_pages * page_size] on the CPU; page tables hand out views of it.
+    """
+
+    def __init__(self, num_pages: int, page_size: int = 16) -> None:
+        assert num_pages > 1
+        assert page_size > 0
+        self.num_pages = num_pages
+        self.page_size = page_size
+        self.slots = torch.arange(num_pages * page_size)
+        self.stores: list[Store] = []
+        self._cache: Cache | None = None
+        self._references = [0] * num_pages
+        self._free = bytearray(b"\0" + b"\1" * (num_pages - 1))
+        self._num_free = num_pages - 1
+        self._idle: OrderedDict[int, None] = OrderedDict()
+
+    @property
+    def available(self) -> int:
+        """Pages that `allocate` can hand out: free ones and those only the prefix index refers to."""
+        return self._num_free + len(self._idle)
+
+    def pages_for(self, tokens: int) -> int:
+        """The number of pages that hold so many tokens."""
+        return -(-tokens // self.page_size)
+
+    def references(self, page: int) -> int:
+        """How many tables list the page, plus one if the prefix index does."""
+        return self._references[page]
+
+    def attach(self, store: Store) -> None:
+        """From now on tell `store` about pages that start a new life and about copies."""
+        self.stores.append(store)
+
+    def attach_cache(self, cache: Cache) -> None:
+        """Make `cache` the prefix index of this pool. A pool has one."""
+        assert self._cache is None, "a pool has one prefix index"
+        self._cache = cache
+
+    def allocate(self, n: int, after: int = PADDING_PAGE) -> list[int]:
+        """Take `n` pages with one reference each, all or none.
+
+        Prefers `after` + 1, `after` + 2, ...; without `after` (a sequence that starts afresh), or where those are
+        taken, the pages come from the longest free run. Costs O(n) when it can continue, else O(num_pages).
+        Raises OutOfPages, with nothing changed, if fewer than `n` pages are available.
+        """
+        if n > self.available:
+            raise OutOfPages(f"{n} pages needed, {self.available} of {self.num_pages - 1} available")
+        self.evict(n - self._num_free)
+        if n and after == PADDING_PAGE:
+            self.evict(max(n, self.num_pages // RUN_SHARE) - self._longest_run()[1])
+        pages: list[int] = []
+        page = after + 1 if after else self.num_pages
+        while len(pages) < n:
+            if page >= self.num_pages or not self._free[page]:
+                page = self._opening(n - len(pages))
+            self._take(page)
+            pages.append(page)
+            page += 1
+        return pages
+
+    def retain(self, page: int) -> None:
+        """Add a reference to a page in use."""
+        references = self._references[page]
+        assert references > 0, f"page {page} is free"
+        self._references[page] = references + 1
+        if references == 1:
+            self._idle.pop(page, None)
+
+    def release(self, page: int) -> None:
+        """Give one reference back. Release a sequence's pages last to first: idle pages are evicted in this order."""
+        references = self._references[page] - 1
+        assert references >= 0, f"page {page} is free already"
+        self._references[page] = references
+        if references == 0:
+            self._free[page] = 1
+            self._num_free += 1
+        elif references == 1 and self._cache is not None and page in self._cache:
+            self._idle[page] = None
+
+    def evict(self, n: int) -> int:
+        """Take up to `n` idle pages back from the prefix index; returns how many became free."""
+        count = max(0, min(n, len(self._idle)))
+        for _ in range(count):
+            page, _none = self._idle.popitem(last=False)
+            assert self._cache is not None
+            self._cache.forget(page)
+            self.release(page)
+        return count
+
+    def copy(self, source: int, destination: int, rows: int) -> None:
+        """Copy a page in all stores; in the copy at most the first `rows` rows count as valid."""
+        for store in self.stores:
+            store.copy(source, destination)
+        self.clamp(destination, rows)
+
+    def clamp(self, page: int, rows: int) -> None:
+        """Let at most the first `rows` rows of a page count as valid, in all stores."""
+        assert self._references[page] == 1, "marks of a shared page are never lowered"
+        for store in self.stores:
+            store.clamp(page, rows)
+
+    def check(self, tables: Iterable[Table], at_rest: bool = False) -> None:
+        """Prove the ledger, given every table in use; raises AssertionError naming what is wrong.
+
+        at_rest: no step is in flight, so each table must hold exactly ceil(length / page_size) pages.
+        """
+        tables = list(tables)
+        cached = set(self._cache or ())
+        held = Counter(cached)
+        for table in tables:
+            held.update(table.pages)
+            self._check_table(table, at_rest)
+        for page in range(self.num_pages):
+            found, free = self._references[page], bool(self._free[page])
+            _prove(found == held[page], f"page {page}: {found} references counted, {held[page]} found")
+            _prove(free == (not found and page != PADDING_PAGE), f"page {page}: {found} references and free = {free}")
+            idle = found == 1 and page in cached
+            _prove(idle == (page in self._idle), f"page {page}: idle is {idle}, listed as {not idle}")
+        _prove(self._num_free == sum(self._free), f"{self._num_free} free pages counted, {sum(self._free)} found")
+        _prove(not held[PADDING_PAGE], "the padding page is in use")
+        _prove(bool((self.slots.diff() == 1).all()), "somebody wrote into the slots handed out")
+
+    def _check_table(self, table: Table, at_rest: bool) -> None:
+        needed, count = self.pages_for(table.length), len(table.pages)
+        _prove(len(set(table.pages)) == count, f"a table lists a page twice: {table.pages}")
+        _prove(count >= needed, f"{count} pages cannot hold {table.length} tokens")
+        _prove(not at_rest or count == needed, f"at rest {table.length} tokens hold {count} pages, not {needed}")
+
+    def _take(self, page: int) -> None:
+        self._free[page] = 0
+        self._num_free -= 1
+        self._references[page] = 1
+        for store in self.stores:
+            store.reset(page)
+
+    def _longest_run(self) -> tuple[int, int]:
+        """First page and size of the longest run of free pages; (0, 0) if none is free."""
+        if not self._num_free:
+            return 0, 0
+        edges = np.flatnonzero(np.diff(np.frombuffer(self._free, dtype=np.int8), append=0))
+        starts, stops = edges[::2] + 1, edges[1::2] + 1
+        longest = int(np.argmax(stops - starts))
+        return int(starts[longest]), int(stops[longest] - starts[longest])
+
+    def _opening(self, n: int) -> int:
+        """Where to begin `n` pages that cannot continue in place: in the middle of the longest free run if they fit.
+
+        The half before belongs to whoever lives in front of the run and grows into it.
+        """
+        first, size = self._longest_run()
+        return first + min(size // 2, max(size - n, 0)) if first > 1 else first
+
+
+def _prove(condition: bool, message: str) -> None:
+    if not condition:
+        raise AssertionError(message)

@@ -1,0 +1,123 @@
+"""The prefix index: full pages of committed text, found again by what they say.
+
+    digest[i] = blake2b(digest[i - 1], tokens of page i)        digest[-1] = blake2b(salt)
+
+A digest names a page's tokens and everything before them, so a chain of hits is a common prefix. Salts keep tenants
+apart. A hit is believed only if the tokens and the parent's digest are equal too. The index holds one reference per
+page; pages that nobody else holds are idle and the pool evicts them, least recently released first. Tables release
+their pages last to first, so the tail of a text goes before its head.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from hashlib import blake2b
+from typing import NamedTuple
+
+import numpy as np
+
+from kvpaging.pool import PagePool
+from kvpaging.table import PageTable
+
+_TOKEN = np.dtype("<i8")  # tokens are hashed as little-endian 64-bit integers, on every machine
+
+
+class _Entry(NamedTuple):
+    page: int
+    parent: bytes
+    tokens: bytes
+
+
+class PrefixIndex:
+    """Finds the pages of texts seen before.
+
+    queries, hits: tokens asked for and tokens found, since the start.
+    """
+
+    def __init__(self, pool: PagePool) -> None:
+        self.pool = pool
+        self.queries = 0
+        self.hits = 0
+        self._entries: dict[bytes, _Entry] = {}
+        self._digests: dict[int, bytes] = {}
+        pool.attach_cache(self)
+
+    def __len__(self) -> int:
+        return len(self._digests)
+
+    def __contains__(self, page: object) -> bool:
+        return page in self._digests
+
+    def __iter__(self) -> Iterator[int]:
+        """The pages the index refers to."""
+        return iter(self._digests)
+
+    def match(self, tokens: Sequence[int], salt: str = "") -> list[int]:
+        """The pages of the longest known prefix of `tokens`, each retained for the caller.
+
+        Covers at most len(tokens) - 1 tokens, since the last one must be computed to draw its successor.
+        """
+        count = max(len(tokens) - 1, 0) // self.pool.page_size
+        pages: list[int] = []
+        parent = _root(salt)
+        for said in self._split(tokens, 0, count):
+            digest = _digest(parent, said)
+            entry = self._entries.get(digest)
+            if entry is None or (entry.parent, entry.tokens) != (parent, said):
+                break
+            pages.append(entry.page)
+            parent = digest
+        for page in pages:
+            self.pool.retain(page)
+        self.queries += len(tokens)
+        self.hits += len(pages) * self.pool.page_size
+        return pages
+
+    def publish(self, table: PageTable, tokens: Sequence[int], salt: str = "") -> None:
+        """Index the full pages below `table.length`; `tokens` are the sequence's tokens, at least `table.length`.
+
+        Give the same salt each time for one table. Pages already published cost nothing. Where the same text is known
+        in another page, that page stays the one to be found. Publish only text that can no longer be cut by a stop.
+        """
+        chain, count = table.chain, table.length // self.pool.page_size
+        if len(chain) >= count:
+            return
+        assert len(tokens) >= table.length
+        for said in self._split(tokens, len(chain), count):
+            parent = chain[-1] if chain else _root(salt)
+            digest = _digest(parent, said)
+            entry = self._entries.get(digest)
+            if entry is None:
+                self._add(digest, _Entry(table.pages[len(chain)], parent, said))
+            elif (entry.parent, entry.tokens) != (parent, said):
+                return  # two texts with one digest: the second and all that follows from it stay unknown
+            chain.append(digest)
+
+    def evict(self, n: int) -> int:
+        """Let up to `n` pages go that only the index refers to; returns how many."""
+        return self.pool.evict(n)
+
+    def forget(self, page: int) -> None:
+        """Drop a page's entry. For the pool, which takes the reference over."""
+        del self._entries[self._digests.pop(page)]
+
+    def _add(self, digest: bytes, entry: _Entry) -> None:
+        assert entry.page not in self._digests, "a page says one thing"
+        self._entries[digest] = entry
+        self._digests[entry.page] = digest
+        self.pool.retain(entry.page)
+
+    def _split(self, tokens: Sequence[int], start: int, stop: int) -> Iterator[bytes]:
+        """The canonical bytes of pages start .. stop - 1 of a text."""
+        size = self.pool.page_size
+        data = np.asarray(tokens[start * size : stop * size], dtype=_TOKEN).tobytes()
+        width = size * _TOKEN.itemsize
+        return (data[at : at + width] for at in range(0, len(data), width))
+
+
+def _root(salt: str) -> bytes:
+    return blake2b(salt.encode(), digest_size=16, person=b"kvpaging root").digest()
+
+
+def _digest(parent: bytes, tokens: bytes) -> bytes:
+    return blake2b(parent + tokens, digest_size=16).digest()

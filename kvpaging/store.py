@@ -1,0 +1,94 @@
+"""One model's keys and values, in the pages of a pool.
+
+    slot   page * page_size + offset                     mark[page]: leading rows of the page that are valid
+    page   | valid valid valid  .  .  .  . |             here 3
+
+All stores attached to one pool are indexed by the same page ids, so one page table serves the target and its drafters.
+A mark says how far this model has come in a page; rows behind it are scratch, stale or never written. The target's rows
+of a shared page never change. A drafter that rested may append behind its own mark even in a shared page: what it
+writes is a function of the text before, so it does not matter which sequence writes it.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from kvpaging.ops import move_rows
+from kvpaging.pool import PADDING_PAGE, PagePool
+from kvpaging.table import PageTable
+
+
+class KVStore:
+    """Keys and values of one model, with a fill mark per page.
+
+    keys, values: [layers L, num_pages * page_size, kv heads G, head_dim D], owned by this class; zeros at the start,
+        and page 0 is where padding rows go.
+    marks: for each page, how many of its leading rows are valid.
+    """
+
+    def __init__(
+        self,
+        pool: PagePool,
+        layers: int,
+        kv_heads: int,
+        head_dim: int,
+        dtype: torch.dtype,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        self.pool = pool
+        shape = (layers, pool.num_pages * pool.page_size, kv_heads, head_dim)
+        self.keys = torch.zeros(shape, dtype=dtype, device=device)
+        self.values = torch.zeros(shape, dtype=dtype, device=device)
+        self.marks = [0] * pool.num_pages
+        pool.attach(self)
+
+    def filled(self, table: PageTable) -> int:
+        """How many leading tokens of the text have valid rows here; at most `table.length`."""
+        pages, marks, size = table.pages, self.marks, self.pool.page_size
+        whole = table.length // size
+        full = table.full.get(self, 0)
+        while full < whole and marks[pages[full]] == size:
+            full += 1
+        table.full[self] = full
+        rest = marks[pages[full]] if full * size < table.length else 0
+        return min(full * size + rest, table.length)
+
+    def mark(self, table: PageTable, length: int) -> None:
+        """Declare the rows of the first `length` tokens of the text valid. Commit first: the text bounds the marks."""
+        assert 0 <= length <= table.length, f"{length} rows marked, {table.length} tokens committed"
+        pages, marks, size = table.pages, self.marks, self.pool.page_size
+        full = table.full.get(self, 0)
+        for index in range(full, self.pool.pages_for(length)):
+            marks[pages[index]] = max(marks[pages[index]], min(size, length - index * size))
+        table.full[self] = max(full, length // size)
+
+    def move(self, source: Tensor, destination: Tensor) -> None:
+        """Move rows between slots in every layer, as if at once. Both int64 [N], on the store's device."""
+        move_rows(self.keys, self.values, source, destination)
+
+    def reset(self, page: int) -> None:
+        """Start a page's new life: none of its rows are valid."""
+        self.marks[page] = 0
+
+    def clamp(self, page: int, rows: int) -> None:
+        """Let at most the first `rows` rows of a page count as valid."""
+        if self.marks[page] > rows:
+            self.marks[page] = rows
+
+    def copy(self, source: int, destination: int) -> None:
+        """Copy a page's rows and its mark."""
+        size = self.pool.page_size
+        rows, target = slice(source * size, (source + 1) * size), slice(destination * size, (destination + 1) * size)
+        self.keys[:, target] = self.keys[:, rows]
+        self.values[:, target] = self.values[:, rows]
+        self.marks[destination] = self.marks[source]
+
+    def poison(self) -> None:
+        """For tests: NaN in every row nobody may read, that is all but page 0 and the marked rows of used pages."""
+        used = [mark if self.pool.references(page) else 0 for page, mark in enumerate(self.marks)]
+        used[PADDING_PAGE] = self.pool.page_size
+        marks = torch.tensor(used, device=self.keys.device)
+        unread = (torch.arange(self.pool.page_size, device=self.keys.device) >= marks[:, None]).flatten()
+        self.keys[:, unread] = torch.nan
+        self.values[:, unread] = torch.nan

@@ -1,0 +1,163 @@
+"""One sequence's pages and committed length.
+
+    position    0 ......... length ............ capacity
+                committed   scratch (tree rows)
+
+Rows below `length` are the sequence's text and may live in pages shared with others; rows from `length` on are private
+scratch. `reserve` makes that so before anything is written, `commit` moves the border up, `trim` gives back what the
+step did not need, and rollback is `truncate`: no row is touched, only marks and references.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from kvpaging.pool import PADDING_PAGE, PagePool
+
+
+class PageTable:
+    """The pages of one sequence, in order of position.
+
+    pages: page ids, owned by this class; each holds one reference of this table.
+    length: committed tokens, that is positions whose rows belong to the text.
+    chain: prefix digests of the leading pages already published; kept here for `PrefixIndex`.
+    full: for each store, how many leading pages are known to be full; kept here for `KVStore`.
+    """
+
+    __slots__ = ("_slots", "_slotted", "_straight", "_writable", "chain", "full", "length", "pages", "pool")
+
+    def __init__(self, pool: PagePool) -> None:
+        self.pool = pool
+        self.pages: list[int] = []
+        self.length = 0
+        self.chain: list[bytes] = []
+        self.full: dict[object, int] = {}
+        self._writable = 0  # rows [length, _writable) are reserved
+        self._straight = 0  # leading pages with consecutive ids
+        self._slotted = 0  # leading pages that _slots is right about
+        self._slots = torch.empty(0, dtype=torch.int64)
+
+    @property
+    def capacity(self) -> int:
+        """Tokens that fit into the pages held."""
+        return len(self.pages) * self.pool.page_size
+
+    @property
+    def run(self) -> int | None:
+        """The first slot if the pages have consecutive ids, so that position p is slot run + p; else None."""
+        count = len(self.pages)
+        return self.pages[0] * self.pool.page_size if count and self._straight == count else None
+
+    def reserve(self, extra: int) -> None:
+        """Make positions `length` .. `length + extra - 1` writable for this sequence alone.
+
+        Call it before each write behind `length`. A partial last page that others share is copied, in all stores.
+        Raises OutOfPages with nothing changed.
+        """
+        need = self.pool.pages_for(self.length + extra) - len(self.pages)
+        last, offset = divmod(self.length, self.pool.page_size)
+        if extra and offset:
+            if self.pool.references(self.pages[last]) > 1:
+                self._copy_last(need)
+                need = 0
+            else:
+                # Cut back while it was shared, the page may still carry marks of text that this sequence left.
+                self.pool.clamp(self.pages[last], offset)
+        if need > 0:
+            self._append(self.pool.allocate(need, after=self.pages[-1] if self.pages else PADDING_PAGE))
+        self._writable = max(self._writable, self.length + extra)
+
+    def commit(self, n: int) -> None:
+        """Count the next `n` reserved positions as text. Their rows stay where they are."""
+        assert 0 <= n <= self._writable - self.length, f"{n} tokens committed, {self._writable - self.length} reserved"
+        self.length += n
+
+    def truncate(self, length: int) -> None:
+        """Roll back to `length` tokens and release the pages behind them."""
+        assert 0 <= length <= self.length
+        self.length = self._writable = length
+        self.trim()
+        whole, offset = divmod(length, self.pool.page_size)
+        del self.chain[whole:]
+        for store, count in self.full.items():
+            self.full[store] = min(count, whole)
+        if offset and self.pool.references(self.pages[whole]) == 1:
+            self.pool.clamp(self.pages[whole], offset)
+
+    def trim(self) -> None:
+        """Release the pages past ceil(length / page_size)."""
+        self._shrink(self.pool.pages_for(self.length))
+
+    def fork(self) -> PageTable:
+        """A second sequence with the same text, sharing all its pages. Both need `reserve` before they write again."""
+        self.trim()
+        self._writable = self.length
+        other = PageTable(self.pool)
+        for page in self.pages:
+            self.pool.retain(page)
+        other.adopt(self.pages, self.length)
+        other.chain = list(self.chain)
+        other.full = dict(self.full)
+        return other
+
+    def release(self) -> None:
+        """Give all pages back and be empty."""
+        self.truncate(0)
+
+    def adopt(self, pages: Sequence[int], length: int) -> None:
+        """Start from `length` tokens in `pages`, taking over references the caller holds (from `PrefixIndex.match`)."""
+        assert not self.pages, "adopt is for an empty table"
+        assert self.pool.pages_for(length) == len(pages), f"{len(pages)} pages for {length} tokens"
+        self._append(pages)
+        self.length = self._writable = length
+
+    def slots(self, start: int, stop: int) -> Tensor:
+        """The slots of positions start .. stop - 1: int64 [stop - start] on the CPU.
+
+        Not to be written to: it is a view of a tensor held here or by the pool. That tensor is only ever replaced, so
+        the view stays right as long as the pages do.
+        """
+        assert 0 <= start <= stop <= self.capacity, f"positions {start} .. {stop} of {self.capacity}"
+        size = self.pool.page_size
+        if stop <= self._straight * size:
+            first = self.pages[0] * size if stop else 0
+            return self.pool.slots[first + start : first + stop]
+        if stop > self._slotted * size:
+            self._extend_slots()
+        return self._slots[start:stop]
+
+    def _copy_last(self, need: int) -> None:
+        """Replace the shared partial last page by a copy, and append `need` pages."""
+        last, offset = divmod(self.length, self.pool.page_size)
+        assert last == len(self.pages) - 1, "a shared page is followed by nothing"
+        source = self.pages[last]
+        pages = self.pool.allocate(1 + max(need, 0), after=self.pages[last - 1] if last else PADDING_PAGE)
+        self.pool.copy(source, pages[0], rows=offset)
+        self._shrink(last)
+        self._append(pages)
+
+    def _append(self, pages: Sequence[int]) -> None:
+        for page in pages:
+            if self._straight == len(self.pages) and (not self.pages or page == self.pages[-1] + 1):
+                self._straight += 1
+            self.pages.append(page)
+
+    def _shrink(self, count: int) -> None:
+        """Release the pages from index `count` on, last to first."""
+        if count >= len(self.pages):
+            return
+        for page in reversed(self.pages[count:]):
+            self.pool.release(page)
+        del self.pages[count:]
+        self._straight = min(self._straight, count)
+        self._slotted = min(self._slotted, count)
+        self._writable = min(self._writable, self.capacity)
+
+    def _extend_slots(self) -> None:
+        size = self.pool.page_size
+        added = self.pool.slots.view(-1, size)[self.pages[self._slotted :]].flatten()
+        self._slots = torch.cat((self._slots[: self._slotted * size], added))
+        self._slotted = len(self.pages)

@@ -1,0 +1,113 @@
+"""What ``foresay serve`` prints once it is ready: what runs, why, whether it is exact, and one line to try."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+from typing import TextIO
+
+import msgspec
+
+from server.config import ServeConfig
+from spec.request import EngineInfo
+
+Row = tuple[str, str]
+
+
+def base_url(host: str, port: int) -> str:
+    """Where clients reach the server; a wildcard address is reached as localhost."""
+    reachable = {"0.0.0.0": "127.0.0.1", "::": "[::1]", "": "127.0.0.1"}.get(host, host)
+    literal = f"[{reachable}]" if ":" in reachable and not reachable.startswith("[") else reachable
+    return f"http://{literal}:{port}"
+
+
+def rows(info: EngineInfo, url: str) -> list[Row]:
+    """The banner as name and value, in order."""
+    return [
+        ("target", info.target),
+        ("drafter", _reasoned(info.drafter + _shape(info), info.drafter_reason)),
+        ("dtype", _reasoned(f"{info.dtype} on {info.device}", info.dtype_reason)),
+        ("exact", _reasoned("yes" if info.exact else "no", info.exact_reason)),
+        (
+            "KV cache",
+            f"{info.kv_tokens:,} tokens in pages of {info.page_size}, up to {info.max_seqs} sequences at once",
+        ),
+        ("context", f"{info.max_model_len:,} tokens"),
+        ("URL", f"{url}/v1"),
+    ]
+
+
+def try_line(url: str, model: str) -> str:
+    """A command that streams a completion from this server."""
+    body = {"model": model, "prompt": "Once upon a time", "max_tokens": 60, "stream": True}
+    sent = shlex.quote(msgspec.json.encode(body).decode())
+    return f"curl -N {url}/v1/completions -H 'Content-Type: application/json' -d {sent}"
+
+
+def warnings(config: ServeConfig) -> list[str]:
+    """What the operator should know about these settings."""
+    if config.host in ("127.0.0.1", "::1", "localhost"):
+        return []
+    return [f"listening on {config.host or 'all addresses'}: anyone who can reach this machine can use the model"]
+
+
+def show(info: EngineInfo, config: ServeConfig, model: str, port: int, out: TextIO | None = None) -> None:
+    """Print the banner on stderr, in colour on a terminal unless ``NO_COLOR`` is set.
+
+    model: the name clients use. port: the one really listened on, which differs from the setting if that was 0.
+    """
+    out = out or sys.stderr
+    url = base_url(config.host, port)
+    if out.isatty() and not os.environ.get("NO_COLOR"):
+        _show_rich(rows(info, url), warnings(config), try_line(url, model), out)
+    else:
+        out.write(plain(rows(info, url), warnings(config), try_line(url, model)))
+        out.flush()
+
+
+def plain(table: list[Row], notes: list[str], line: str) -> str:
+    """The banner as text."""
+    width = max(len(name) for name, _ in table)
+    lines = [f"{name:<{width}}  {value}" for name, value in table]
+    lines += [f"{'warning':<{width}}  {note}" for note in notes]
+    return "\n".join(["Foresay is ready.", *lines, "try it:", f"  {line}", ""])
+
+
+def _show_rich(table: list[Row], notes: list[str], line: str, out: TextIO) -> None:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    grid = Table.grid(padding=(0, 2))
+    for name, value in table:
+        grid.add_row(Text(name, style="dim"), Text(value, style=_style(name, value)))
+    for note in notes:
+        grid.add_row(Text("warning", style="yellow"), Text(note, style="yellow"))
+    console = Console(file=out, highlight=False)
+    console.print(Text("Foresay is ready.", style="bold green"))
+    console.print(grid)
+    # Not through the console, which would break the line where the terminal ends; it is there to be copied.
+    out.write(f"try it:\n  {line}\n")
+    out.flush()
+
+
+def _style(name: str, value: str) -> str:
+    if name == "exact":
+        return "green" if value.startswith("yes") else "yellow"
+    return "bold" if name in ("target", "URL") else ""
+
+
+def _reasoned(value: str, reason: str) -> str:
+    if not reason:
+        return value
+    return f"{value}: {reason}" if "(" in reason else f"{value} ({reason})"
+
+
+def _shape(info: EngineInfo) -> str:
+    widths = info.draft_shape
+    if not widths:
+        return ""
+    if set(widths) == {1}:
+        return f", {len(widths)} tokens ahead"
+    return f", a tree of {','.join(map(str, widths))}"

@@ -1,0 +1,243 @@
+"""From a configuration to a running engine: the one place that knows every concrete class."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from tokenizers import Tokenizer
+
+from drafters.draft_model import DraftModelDrafter
+from drafters.ngram import NgramDrafter
+from kvpaging import KVStore, PagePool, PageTable, PrefixIndex
+from server.config import EngineConfig
+from spec.budget import StepCost
+from spec.engine import Engine
+from spec.errors import ConfigurationError
+from spec.protocols import Drafter, Rows
+from spec.request import EngineInfo
+from spec.scheduler import Scheduler
+from spec.trace import StepTrace
+from spec.tree import MAX_NODES, TreeShape
+from verifier.model.config import ModelConfig
+from verifier.model.decoder import Decoder
+from verifier.model.hub import resolve
+from verifier.model.weights import load
+from verifier.paged_model import PagedModel
+from verifier.probe import Exactness, probe
+
+#: Told while the engine loads: what is being done now.
+Progress = Callable[[str], None]
+
+BUNDLED = Path(__file__).parent / "bundled"
+#: Row counts the start-up measurement times, and when it stops going further (seconds of one pass).
+_MEASURED_ROWS = (2, 4, 8, 16, 32, 64, 128, 256)
+_MEASURE_PATIENCE = 0.4
+#: Share of the machine's memory that the KV cache takes when no size is given, and the most it takes.
+_KV_MEMORY_SHARE = 0.25
+_PROBE_TOKENS = 128
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A setting that was resolved, and why."""
+
+    value: str
+    reason: str
+
+
+def target_directory(config: EngineConfig) -> Path:
+    """The target's local directory (downloaded first, for a hub id)."""
+    return BUNDLED / "target" if config.target == "bundled" else resolve(config.target)
+
+
+def choose_draft(config: EngineConfig) -> Choice:
+    """Who drafts: ``auto`` is the bundled draft for the bundled target, otherwise nobody."""
+    if config.draft != "auto":
+        return Choice(config.draft, "asked for")
+    if config.target == "bundled":
+        return Choice(str(BUNDLED / "draft"), "comes with the bundled target")
+    return Choice("none", "no --draft given: name a smaller model of the same family, or ngram")
+
+
+def choose_dtype(config: EngineConfig, model: ModelConfig) -> Choice:
+    """``auto``: bf16 where the processor multiplies it natively, else fp32 if it fits in half of the memory."""
+    if config.dtype != "auto":
+        return Choice(config.dtype, "asked for")
+    able = torch.cpu.get_capabilities()
+    if able.get("avx512_bf16") or able.get("amx_bf16") or able.get("bf16"):
+        return Choice("bfloat16", "the processor multiplies bf16")
+    if 4 * _parameters(model) < _memory_bytes() / 2:
+        return Choice("float32", "the processor has no bf16 instructions, fp32 is faster")
+    return Choice("bfloat16", "fp32 would take more than half of the memory")
+
+
+def _parameters(model: ModelConfig) -> int:
+    """The number of weights, near enough to plan memory with."""
+    heads = (2 * model.num_heads + 2 * model.num_kv_heads) * model.head_dim
+    layer = model.hidden_size * (heads + 3 * model.intermediate_size)
+    return model.num_layers * layer + 2 * model.vocab_size * model.hidden_size
+
+
+def _memory_bytes() -> int:
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def build_engine(
+    config: EngineConfig, progress: Progress | None = None, observe: Callable[[StepTrace], None] | None = None
+) -> Engine:
+    """Load the models, plan the memory, prove exactness, measure the step cost.
+
+    Raises :class:`ConfigurationError` (or a loader's error) saying what does not fit and which flag changes it.
+    """
+    say = progress or (lambda phase: None)
+    torch.set_grad_enabled(False)
+    if config.threads is not None:
+        torch.set_num_threads(config.threads)
+    directory = target_directory(config)
+    model = ModelConfig.from_directory(directory)
+    dtype, draft = choose_dtype(config, model), choose_draft(config)
+    length = _max_model_len(config, model)
+    shape = draft_shape(config, draft)
+    draft_directory = None if draft.value in ("none", "ngram") else _draft_directory(draft.value, directory)
+    models = [model] if draft_directory is None else [model, ModelConfig.from_directory(draft_directory)]
+    pool = PagePool(_pages(config, models, length, dtype.value), config.page_size)
+    say("loading the target")
+    verifier = _paged_model(directory, model, dtype.value, pool, length)
+    drafter: Drafter | None = NgramDrafter() if draft.value == "ngram" else None
+    if draft_directory is not None:
+        say("loading the draft model")
+        drafter = DraftModelDrafter(
+            _paged_model(draft_directory, models[1], dtype.value, pool, length), model.vocab_size
+        )
+    say("probing exactness")
+    exactness = probe(verifier, pool)
+    say("measuring the step cost")
+    cost = StepCost.measure(lambda rows: _time_rows(verifier, pool, rows), _sizes(pool), _MEASURE_PATIENCE)
+    prefix = PrefixIndex(pool) if config.prefix_cache else None
+    return Engine(
+        info=_info(config, model, dtype, Choice(_short(draft.value), draft.reason), exactness, pool, length, shape),
+        pool=pool,
+        prefix=prefix,
+        verifier=verifier,
+        drafter=drafter,
+        scheduler=Scheduler(pool, prefix, shape, cost, config.max_seqs),
+        observe=observe,
+    )
+
+
+def draft_shape(config: EngineConfig, draft: Choice) -> TreeShape:
+    """The tree each step drafts: a given one, a chain of ``draft_tokens``, or the root alone."""
+    if draft.value == "none":
+        return TreeShape()
+    if config.draft_tree is not None:
+        return TreeShape.parse(config.draft_tree)
+    return TreeShape.chain(config.draft_tokens)
+
+
+def _short(name: str) -> str:
+    """A model's name for people: ``bundled/draft`` instead of where the package lies."""
+    path = Path(name)
+    return f"bundled/{path.name}" if path.is_relative_to(BUNDLED) else name
+
+
+def _max_model_len(config: EngineConfig, model: ModelConfig) -> int:
+    wanted = config.max_model_len or model.max_positions
+    if wanted > model.max_positions:
+        raise ConfigurationError(f"max_model_len is {wanted}, but the model holds at most {model.max_positions} tokens")
+    if config.max_model_len is None and config.kv_tokens is not None:
+        return min(wanted, config.kv_tokens)
+    return wanted
+
+
+def _pages(config: EngineConfig, models: list[ModelConfig], length: int, dtype: str) -> int:
+    """Pages of the pool: ``kv_tokens`` if given, else all sequences at full length, within a share of the memory."""
+    per_token = sum(2 * m.num_layers * m.num_kv_heads * m.head_dim for m in models) * (4 if dtype == "float32" else 2)
+    affordable = int(_memory_bytes() * _KV_MEMORY_SHARE / per_token)
+    tokens = config.kv_tokens or min(config.max_seqs * length, affordable)
+    if tokens < length:
+        raise ConfigurationError(
+            f"the KV cache holds {tokens} tokens, fewer than max_model_len ({length}): lower --max-model-len"
+        )
+    scratch = config.max_seqs * (MAX_NODES + config.page_size)
+    return 1 + -(-(max(tokens, _PROBE_TOKENS) + scratch) // config.page_size)
+
+
+def _paged_model(directory: Path, config: ModelConfig, dtype: str, pool: PagePool, length: int) -> PagedModel:
+    weights = load(directory, config, getattr(torch, dtype))
+    decoder = Decoder(config, weights, length + MAX_NODES)
+    store = KVStore(pool, config.num_layers, config.num_kv_heads, config.head_dim, decoder.dtype)
+    return PagedModel(decoder, store, length)
+
+
+def _draft_directory(draft: str, target: Path) -> Path:
+    """The draft model's directory; raises if its vocabulary is not the target's."""
+    directory = resolve(draft)
+    ours, theirs = _vocabulary(target), _vocabulary(directory)
+    if ours is not None and theirs is not None and ours != theirs:
+        same = sum(1 for token, index in theirs.items() if ours.get(token) == index)
+        raise ConfigurationError(
+            f"--draft {draft}: its vocabulary has {len(theirs)} tokens, the target's has {len(ours)}, "
+            f"and {same} of them agree; a draft model must share the target's vocabulary"
+        )
+    return directory
+
+
+def _vocabulary(directory: Path) -> dict[str, int] | None:
+    file = directory / "tokenizer.json"
+    return Tokenizer.from_file(str(file)).get_vocab(with_added_tokens=True) if file.exists() else None
+
+
+def _sizes(pool: PagePool) -> list[int]:
+    most = (pool.num_pages - 1) * pool.page_size
+    return [rows for rows in _MEASURED_ROWS if rows <= most]
+
+
+def _time_rows(verifier: PagedModel, pool: PagePool, rows: int) -> float:
+    """The fastest of three passes over ``rows`` rows of a fresh sequence, in seconds."""
+    table = PageTable(pool)
+    table.reserve(rows)
+    tokens = torch.zeros(rows, dtype=torch.int64)
+    times = []
+    try:
+        for _ in range(3):
+            begun = time.perf_counter()
+            verifier.run([Rows(table, tokens, 0, wanted="last")])
+            times.append(time.perf_counter() - begun)
+    finally:
+        table.release()
+    return min(times)
+
+
+def _info(
+    config: EngineConfig,
+    model: ModelConfig,
+    dtype: Choice,
+    draft: Choice,
+    exactness: Exactness,
+    pool: PagePool,
+    length: int,
+    shape: TreeShape,
+) -> EngineInfo:
+    scratch = config.max_seqs * (MAX_NODES + config.page_size)
+    return EngineInfo(
+        target=config.target,
+        drafter=draft.value,
+        drafter_reason=draft.reason,
+        dtype=dtype.value,
+        dtype_reason=dtype.reason,
+        device="cpu",
+        exact=exactness.exact,
+        exact_reason=exactness.reason,
+        kv_tokens=(pool.num_pages - 1) * pool.page_size - scratch,
+        page_size=pool.page_size,
+        max_model_len=length,
+        max_seqs=config.max_seqs,
+        draft_shape=shape.widths,
+        vocab_size=model.vocab_size,
+        eos_token_ids=model.eos_token_ids,
+    )

@@ -1,0 +1,106 @@
+"""One choice of an answer while it runs: deltas of token ids in, pieces of text out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from server.detokenize import Detokenizer, StopSearch
+from server.openai import FinishReason
+from server.text import Tokenizer
+from spec.request import Delta, Request
+from spec.trace import Statistics
+
+
+class TextOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """How the text of a choice is made from its tokens. stop: strings that end it."""
+
+    stop: tuple[str, ...] = ()
+    include_stop: bool = False
+    skip_special_tokens: bool = True
+
+
+class Piece(msgspec.Struct, kw_only=True):
+    """What a delta adds to the answer. finish_at: the engine must end the request after this output token."""
+
+    text: str = ""
+    token_ids: list[int] = []
+    finish_reason: FinishReason | None = None
+    finish_at: int | None = None
+
+
+class Choice:
+    """The text, counts and ending of one request.
+
+    context: prompt tokens whose text precedes the answer's (empty where the answer starts a new text).
+    """
+
+    def __init__(
+        self,
+        request: Request,
+        tokenizer: Tokenizer,
+        options: TextOptions,
+        eos_token_ids: Sequence[int],
+        context: Sequence[int] = (),
+    ) -> None:
+        self.request = request
+        self.completion_tokens = 0
+        self.cached_tokens = 0
+        self.seed = 0
+        self.finish_reason: FinishReason | None = None
+        self.stop_reason: str | int | None = None
+        self.statistics: Statistics | None = None
+        self._options = options
+        self._quiet_stops = set(eos_token_ids) - set(request.params.stop_token_ids)
+        self._detokenizer = Detokenizer(tokenizer, context, options.skip_special_tokens)
+        self._search = StopSearch(options.stop, options.include_stop)
+        self._cut = False
+
+    @property
+    def finished(self) -> bool:
+        """Whether the last piece was taken."""
+        return self.finish_reason is not None
+
+    def take(self, delta: Delta) -> Piece:
+        """Turn a delta into the piece of text that became certain with it."""
+        piece = Piece()
+        self.cached_tokens = max(self.cached_tokens, delta.cached_tokens)
+        if not self._cut:
+            self._feed(delta, piece)
+        if delta.finish_reason is not None:
+            self._finish(delta, piece)
+        return piece
+
+    def _feed(self, delta: Delta, piece: Piece) -> None:
+        """Feed tokens one by one, as plain decoding would, up to the one that completes a stop string."""
+        texts = []
+        for count, token in enumerate(delta.tokens, start=1):
+            self.completion_tokens += 1
+            last = count == len(delta.tokens) and delta.finish_reason == "stop" and delta.stop_token == token
+            text = "" if last and not self._options.include_stop else self._detokenizer.step(token)
+            texts.append(self._released(text))
+            if self._cut:
+                piece.finish_at = self.completion_tokens if delta.finish_reason is None else None
+                break
+        piece.token_ids = delta.tokens[:count] if delta.tokens else []
+        piece.text = "".join(texts)
+
+    def _released(self, text: str) -> str:
+        """The part of the text so far that may go out; notes a stop string. Below min_tokens none is looked for."""
+        if self.completion_tokens <= self.request.params.min_tokens:
+            return text
+        released, stop = self._search.feed(text)
+        if stop is not None:
+            self._cut, self.stop_reason = True, stop
+        return released
+
+    def _finish(self, delta: Delta, piece: Piece) -> None:
+        if not self._cut:
+            piece.text += self._released(self._detokenizer.flush())
+        if not self._cut:
+            piece.text += self._search.flush()
+            if delta.stop_token is not None and delta.stop_token not in self._quiet_stops:
+                self.stop_reason = delta.stop_token
+        self.finish_reason = piece.finish_reason = "stop" if self._cut or delta.finish_reason == "stop" else "length"
+        self.statistics, self.seed = delta.statistics, delta.seed

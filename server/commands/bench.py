@@ -1,0 +1,123 @@
+"""``foresay bench``: how much speculation gives on this machine, for these models.
+
+Each round decodes every prompt with the drafter and without, in turns, so that a machine that slows down slows both.
+Both ways write the same tokens where the engine is exact, and the report says whether they did. Medians; one JSON line
+last.
+"""
+
+from __future__ import annotations
+
+import statistics as averages
+import sys
+from argparse import ArgumentParser, Namespace
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from server.commands.command import Command
+from server.commands.generate import sampling_params
+from server.config import BenchConfig
+from spec.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from server.local import Completion, Engine
+
+PROMPTS = (
+    "Once upon a time there was a little girl who",
+    "The old king called his three sons together and said,",
+    "Tom had 12 apples. He gave 5 of them to his sister. How many apples",
+    "In the middle of the forest stood a house, and in that house",
+)
+
+
+def _add_arguments(parser: ArgumentParser) -> None:
+    parser.add_argument("--prompt", action="append", metavar="TEXT", help="measure on this prompt; may be repeated")
+
+
+def run(config: BenchConfig, arguments: Namespace) -> int:
+    """Measure, print a table on stderr and one JSON line on stdout."""
+    from server.commands.progress import loading
+    from server.local import Engine
+
+    config = msgspec.structs.replace(config, seed=0 if config.seed is None else config.seed)
+    plain = msgspec.structs.replace(config, draft="none", draft_tree=None)
+    prompts = tuple(arguments.prompt or PROMPTS)
+    with Engine.from_config(config, loading()) as drafted, Engine.from_config(plain, loading()) as bare:
+        if drafted.info.drafter == bare.info.drafter:
+            raise ConfigurationError("there is nothing to compare: choose who drafts with --draft")
+        report = measure({"on": drafted, "off": bare}, config, prompts)
+        report |= {"target": drafted.info.target, "drafter": drafted.info.drafter, "dtype": drafted.info.dtype}
+    print(table(report), file=sys.stderr)
+    print(msgspec.json.encode(report).decode())
+    return 0
+
+
+def measure(engines: dict[str, Engine], config: BenchConfig, prompts: tuple[str, ...]) -> dict[str, Any]:
+    """Run the rounds, after one that is not counted; returns the report."""
+    kept: dict[str, list[Completion]] = {name: [] for name in engines}
+    for number in range(config.rounds + 1):
+        for prompt in prompts:
+            for name in list(engines) if number % 2 else list(engines)[::-1]:
+                params = msgspec.structs.replace(sampling_params(config), seed=(config.seed or 0) + number)
+                completion = engines[name].generate(prompt, params, stop=config.stop)
+                if number > 0:
+                    kept[name].append(completion)
+    report: dict[str, Any] = {name: _summarised(completions) for name, completions in kept.items()}
+    pairs = list(zip(kept["on"], kept["off"], strict=True))
+    return report | {
+        "speedup": round(averages.median(_rate(on) / _rate(off) for on, off in pairs), 3),
+        "same_tokens": all(on.token_ids == off.token_ids for on, off in pairs),
+        "exact": kept["on"][0].exact,
+        "rounds": config.rounds,
+        "prompts": len(prompts),
+        "max_tokens": config.max_tokens,
+        "temperature": config.temperature,
+    }
+
+
+def _rate(completion: Completion) -> float:
+    assert completion.statistics is not None, "a completion that ran to its end has statistics"
+    return max(completion.statistics.decode_tokens_per_second, 1e-9)
+
+
+def _summarised(completions: list[Completion]) -> dict[str, Any]:
+    rates = [_rate(completion) for completion in completions]
+    measured = [completion.statistics for completion in completions if completion.statistics is not None]
+    steps, tokens = sum(one.steps for one in measured), sum(one.completion_tokens for one in measured)
+    phases = {phase for one in measured for phase in one.seconds}
+    return {
+        "tokens_per_second": round(averages.median(rates), 2),
+        "spread": [round(min(rates), 2), round(max(rates), 2)],
+        "tokens_per_step": round(tokens / steps, 3) if steps else 0.0,
+        "drafted_per_depth": _added([one.drafted_per_depth for one in measured]),
+        "accepted_per_depth": _added([one.accepted_per_depth for one in measured]),
+        "seconds": {phase: round(sum(one.seconds.get(phase, 0.0) for one in measured), 4) for phase in sorted(phases)},
+    }
+
+
+def _added(lists: list[list[int]]) -> list[int]:
+    """Sums by place of lists of different lengths."""
+    longest = max((len(counts) for counts in lists), default=0)
+    return [sum(counts[place] for counts in lists if place < len(counts)) for place in range(longest)]
+
+
+def table(report: dict[str, Any]) -> str:
+    """The report for a reader."""
+    lines = [f"{report['target']}, {report['dtype']}, temperature {report['temperature']:g}"]
+    for name, who in (("on", f"drafted by {report['drafter']}"), ("off", "plain decoding")):
+        one = report[name]
+        low, high = one["spread"]
+        speed = f"{one['tokens_per_second']:8.1f} tokens/s ({low:.1f} to {high:.1f})"
+        lines.append(f"  {who:<28} {speed}   {one['tokens_per_step']:.2f} tokens per step")
+    same = "the same tokens" if report["same_tokens"] else "NOT the same tokens"
+    return "\n".join([*lines, f"  {report['speedup']:.2f}x, {same}"])
+
+
+COMMAND = Command(
+    "bench",
+    "measure what speculation gives on this machine",
+    ("foresay bench", "foresay bench --draft ngram --temperature 0 --rounds 10"),
+    BenchConfig,
+    run,
+    _add_arguments,
+)

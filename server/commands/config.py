@@ -1,0 +1,54 @@
+"""``foresay config show``: the settings in force, as a TOML file that would reproduce them."""
+
+from __future__ import annotations
+
+import os
+from argparse import ArgumentParser, Namespace
+from typing import Any
+
+import msgspec
+
+from server.commands.command import Command
+from server.config import SECTIONS
+from server.load_config import load
+from server.settings import Setting, settings_of
+
+
+def _add_arguments(parser: ArgumentParser) -> None:
+    parser.add_argument("action", choices=("show",), help="print the settings in force")
+    parser.add_argument("--origin", action="store_true", help="say behind each value where it was found")
+    parser.add_argument("--config", metavar="FILE", help="a TOML file to read (default: FORESAY_CONFIG)")
+
+
+def _toml(value: Any) -> str:
+    """A value as TOML writes it; JSON's spelling is TOML's for text, numbers, booleans and lists of those."""
+    return msgspec.json.encode(value).decode()
+
+
+def _line(setting: Setting, value: Any, origin: str | None) -> str:
+    """``key = value``, commented out when there is no value to write."""
+    line = f"# {setting.name} =" if value is None else f"{setting.name} = {_toml(value)}"
+    return line if origin is None else f"{line}  # {origin}"
+
+
+def run(config: None, arguments: Namespace) -> int:
+    """Print every section with the values that variables, the file and the defaults give."""
+    for section, owner in SECTIONS.items():
+        loaded = load(owner, {}, os.environ, arguments.config)
+        print(f"[{section}]")
+        for name, setting in settings_of(owner).items():
+            if setting.section == section:
+                origin = loaded.origins.get(name, "default") if arguments.origin else None
+                print(_line(setting, getattr(loaded.config, name), origin))
+        print()
+    return 0
+
+
+COMMAND = Command(
+    "config",
+    "show the settings in force",
+    ("foresay config show --origin", "foresay config show --config foresay.toml"),
+    None,
+    run,
+    _add_arguments,
+)

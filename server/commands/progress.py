@@ -1,0 +1,44 @@
+"""What a command shows of loading and of a finished text: on stderr, so that stdout is the answer alone."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+
+from spec.trace import Statistics
+
+
+def loading() -> Callable[..., None]:
+    """A progress callback that names each phase once, on a terminal only."""
+    seen: set[str] = set()
+
+    def show(phase: str, share: float | None = None) -> None:
+        if phase not in seen and sys.stderr.isatty():
+            seen.add(phase)
+            print(dim(f"{phase} ..."), file=sys.stderr)
+
+    return show
+
+
+def dim(line: str) -> str:
+    """The line in the terminal's faint style, or as it is where stderr is no terminal."""
+    return f"\x1b[2m{line}\x1b[0m" if sys.stderr.isatty() else line
+
+
+def summary(statistics: Statistics, finish_reason: str, seed: int, exact: bool) -> str:
+    """One line about a finished text: how much, how fast, how much of it was drafted."""
+    parts = [
+        f"{statistics.completion_tokens} tokens ({finish_reason})",
+        f"{statistics.decode_tokens_per_second:.1f} tokens/s",
+        f"{_per_step(statistics):.2f} tokens per step",
+    ]
+    if statistics.drafted:
+        parts.append(f"{statistics.accepted / statistics.drafted:.0%} of {statistics.drafted} drafted accepted")
+    parts.append(f"first token {1000 * statistics.time_to_first_token:.0f} ms")
+    parts.append(f"seed {seed}")
+    parts.append("exact" if exact else "not exact")
+    return " | ".join(parts)
+
+
+def _per_step(statistics: Statistics) -> float:
+    return statistics.completion_tokens / statistics.steps if statistics.steps else 0.0

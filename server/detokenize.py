@@ -1,0 +1,141 @@
+"""Token ids to text while they arrive: :class:`Detokenizer` keeps characters whole, :class:`StopSearch` cuts at stops.
+
+A token may end inside a character, and some tokenizers strip the space in front of a text's first word, so
+``decode(a) + decode(b)`` is not ``decode(a + b)``. The detokenizer therefore decodes a short window::
+
+    window   [ context: tokens whose text is out | fresh: tokens since the text last ended in a whole character ]
+    text     |---------- emitted ----------------|---- new: goes out ----|-- U+FFFD..: held --|
+
+Each token costs two decodes of that window, however long the text. (``tokenizers.DecodeStream`` works alike, but its
+window grows without bound on bytes that never become a character and on tokens without text, and it cannot be flushed.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+REPLACEMENT = "\ufffd"
+#: A character has at most four bytes, so at most three bytes at the end can still be waiting for the rest of it.
+LONGEST_CHARACTER = 4
+MOST_FRESH = 16
+CONTEXT_TOKENS = 6
+
+
+class Decoder(Protocol):
+    """Decodes ids in one go. ``special_ids`` are the tokens that ``decode`` leaves out on request."""
+
+    @property
+    def special_ids(self) -> frozenset[int]:
+        """Ids of special tokens."""
+        ...
+
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool = ...) -> str:
+        """The text of ``ids``."""
+        ...
+
+
+class Detokenizer:
+    """The text of one growing token sequence. ``step`` returns what became certain, ``flush`` the rest.
+
+    All pieces together equal the decoded whole (minus the context's text). context: tokens in front, whose text is not
+    repeated but decides about leading spaces.
+    """
+
+    def __init__(self, decoder: Decoder, context: Sequence[int] = (), skip_special_tokens: bool = True) -> None:
+        self._decoder = decoder
+        self._hidden = decoder.special_ids if skip_special_tokens else frozenset()
+        self._window = [token for token in context[-CONTEXT_TOKENS:] if token not in self._hidden]
+        text = self._decode(self._window)
+        if text.endswith(REPLACEMENT):  # the prompt ends inside a character: nobody can tell what its other half is
+            self._window, text = [], ""
+        self._emitted = len(text)
+        self._fresh = 0
+
+    def step(self, token: int) -> str:
+        """Add one token; return the characters it completed, possibly none."""
+        if token in self._hidden:
+            return ""
+        self._window.append(token)
+        self._fresh += 1
+        text = self._decode(self._window)
+        whole = len(text.rstrip(REPLACEMENT))
+        if whole == len(text):
+            return self._emit_all(text)
+        if self._fresh > LONGEST_CHARACTER:  # these bytes are no start of a character
+            whole = max(whole, len(text) - LONGEST_CHARACTER + 1)
+        piece = text[self._emitted : whole]
+        self._emitted = max(self._emitted, whole)
+        if self._fresh > MOST_FRESH:
+            self._shorten(len(text) - self._emitted)
+        return piece
+
+    def flush(self) -> str:
+        """The sequence is over: what was held back, broken characters as U+FFFD."""
+        text = self._decode(self._window)
+        piece = text[self._emitted :]
+        self._emitted = len(text)
+        return piece
+
+    def _decode(self, ids: list[int]) -> str:
+        return self._decoder.decode(ids, skip_special_tokens=False) if ids else ""
+
+    def _emit_all(self, text: str) -> str:
+        piece = text[self._emitted :]
+        self._window = self._window[-self._fresh :]
+        self._emitted, self._fresh = len(self._decode(self._window)), 0
+        return piece
+
+    def _shorten(self, held: int) -> None:
+        self._window = self._window[-MOST_FRESH // 2 :]
+        self._fresh = len(self._window)
+        self._emitted = max(0, len(self._decode(self._window)) - held)
+
+
+class StopSearch:
+    """Cuts a growing text at the first stop string, and holds back only what could be the beginning of one.
+
+    The first is the one that ends earliest (the longest of those), so the cut depends on the text alone and not on how
+    it was split into pieces. include: whether the stop string itself stays in the text.
+    """
+
+    def __init__(self, stops: Sequence[str] = (), include: bool = False) -> None:
+        self._stops = tuple(stops)
+        self._include = include
+        self._held = ""
+
+    def feed(self, piece: str) -> tuple[str, str | None]:
+        """Add text; return the text that may go out and the stop string found, if any. After that, feed no more."""
+        if not self._stops:
+            return piece, None
+        text = self._held + piece
+        found = self._first(text)
+        if found is not None:
+            end, stop = found
+            self._held = ""
+            return text[: end if self._include else end - len(stop)], stop
+        keep = self._possible_start(text)
+        self._held = text[keep:]
+        return text[:keep], None
+
+    def flush(self) -> str:
+        """The text is over: what was held back."""
+        held, self._held = self._held, ""
+        return held
+
+    def _first(self, text: str) -> tuple[int, str] | None:
+        matches = [(text.find(stop) + len(stop), stop) for stop in self._stops if stop in text]
+        return min(matches, key=lambda match: (match[0], -len(match[1])), default=None)
+
+    def _possible_start(self, text: str) -> int:
+        """Where the longest ending of ``text`` begins that some stop string starts with."""
+        return min((_overlap_start(text, stop) for stop in self._stops), default=len(text))
+
+
+def _overlap_start(text: str, stop: str) -> int:
+    start = text.find(stop[0], max(0, len(text) - len(stop) + 1))
+    while start >= 0:
+        if stop.startswith(text[start:]):
+            return start
+        start = text.find(stop[0], start + 1)
+    return len(text)

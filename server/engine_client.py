@@ -1,0 +1,279 @@
+"""The server's end of the engine process: starts it, talks to it, and starts it again when it dies.
+
+::
+
+    loading --Ready--> ready --socket closed--> down --back-off--> loading ...
+       └--Failed before the first Ready--> failed (for good: the settings are wrong)
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from server import frames
+from server.config import EngineConfig
+from server.errors import EngineFailed, Unavailable
+from server.generation import Sink
+from spec.errors import ConfigurationError, ContextLengthExceeded, InvalidRequest
+from spec.request import Delta, EngineInfo, Request
+
+FIRST_BACKOFF = 0.5
+LONGEST_BACKOFF = 30.0
+#: An engine that lived this long starts with the shortest back-off again.
+HEALTHY_SECONDS = 60.0
+STOP_SECONDS = 5.0
+log = logging.getLogger("foresay.server")
+
+State = Literal["loading", "ready", "down", "failed"]
+
+
+class EngineStatus(msgspec.Struct, frozen=True):
+    """What is known of the engine now. phase, share: how far loading is. starts: engine processes started so far."""
+
+    state: State
+    message: str = ""
+    share: float | None = None
+    starts: int = 0
+
+
+class Channel(asyncio.Protocol):
+    """Frames over the socket pair; ``closed`` is done when the engine's end is gone."""
+
+    def __init__(self, receive: Callable[[frames.DownFrame], None]) -> None:
+        self.closed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._receive = receive
+        self._splitter = frames.FrameSplitter()
+        self._transport: asyncio.WriteTransport | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.WriteTransport)
+        self._transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        for body in self._splitter.feed(data):
+            self._receive(frames.unpack_down(body))
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._transport = None
+        if not self.closed.done():
+            self.closed.set_result(None)
+
+    def send(self, frame: frames.UpFrame) -> None:
+        """Send a frame; into the void if the engine is gone."""
+        if self._transport is not None:
+            self._transport.write(frames.pack(frame))
+
+    def close(self) -> None:
+        """Close this end."""
+        if self._transport is not None:
+            self._transport.close()
+
+
+class EngineClient:
+    """A :class:`~server.generation.TokenEngine` that runs in a process of its own."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        self.status = EngineStatus("loading", "starting the engine process")
+        self.info: EngineInfo | None = None  # of the engine that was ready last
+        self.process_id: int | None = None
+        self._config = config
+        self._sinks: dict[str, Sink] = {}
+        self._inspections: list[asyncio.Future[frames.Inspected]] = []
+        self._channel: Channel | None = None
+        self._supervisor: asyncio.Task[None] | None = None
+        self._changed = asyncio.Event()
+        self._failure: frames.Failed | None = None
+
+    # -- life ----------------------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Start the engine process; returns at once, ``status`` and :meth:`until_ready` tell how it goes."""
+        self._supervisor = asyncio.create_task(self._supervise())
+
+    async def stop(self) -> None:
+        """End the engine process; requests still running fail."""
+        if self._supervisor is not None:
+            self._supervisor.cancel()
+            await asyncio.gather(self._supervisor, return_exceptions=True)
+            self._supervisor = None
+
+    async def until_ready(self) -> EngineInfo:
+        """Wait for the engine; :class:`ConfigurationError` if it will never come."""
+        while True:
+            if self.status.state == "ready" and self.info is not None:
+                return self.info
+            if self.status.state == "failed":
+                raise ConfigurationError(self.status.message)
+            self._changed.clear()
+            await self._changed.wait()
+
+    # -- TokenEngine ---------------------------------------------------------------------------------------------
+
+    def add(self, request: Request, sink: Sink) -> None:
+        """Begin a request; its results go to ``sink``."""
+        channel = self._ready_channel()
+        self._sinks[request.id] = sink
+        channel.send(frames.Add(request))
+
+    def cancel(self, id: str) -> None:
+        """Drop a request and free what it holds; its sink hears no more."""
+        if self._sinks.pop(id, None) is not None and self._channel is not None:
+            self._channel.send(frames.Cancel(id))
+
+    def finish(self, id: str, at_token: int) -> None:
+        """End a request after its output token number ``at_token``; the last delta still comes."""
+        if id in self._sinks and self._channel is not None:
+            self._channel.send(frames.Finish(id, at_token))
+
+    async def inspect(self) -> frames.Inspected:
+        """Have the engine check its page ledger between two steps."""
+        channel = self._ready_channel()
+        answer: asyncio.Future[frames.Inspected] = asyncio.get_running_loop().create_future()
+        self._inspections.append(answer)
+        channel.send(frames.Inspect())
+        return await answer
+
+    def _ready_channel(self) -> Channel:
+        if self._channel is None or self.status.state != "ready":
+            raise unavailable(self.status)
+        return self._channel
+
+    # -- the process ---------------------------------------------------------------------------------------------
+
+    async def _supervise(self) -> None:
+        backoff = FIRST_BACKOFF
+        while True:
+            began = time.monotonic()
+            reason = await self._run_once()
+            if self._failure is not None and self._failure.building and self.info is None:
+                self._set(EngineStatus("failed", reason, starts=self.status.starts))
+                return
+            if time.monotonic() - began > HEALTHY_SECONDS:
+                backoff = FIRST_BACKOFF
+            log.error("%s; starting it again in %.1f s", reason, backoff)
+            self._set(EngineStatus("down", f"{reason}; it is being started again", starts=self.status.starts))
+            await asyncio.sleep(backoff)
+            backoff = min(2 * backoff, LONGEST_BACKOFF)
+
+    async def _run_once(self) -> str:
+        """Run one engine process to its end; returns why it ended, after failing what ran in it."""
+        self._failure = None
+        self._set(EngineStatus("loading", "starting the engine process", starts=self.status.starts + 1))
+        ours, theirs = socket.socketpair()
+        process = _spawn(theirs)
+        self.process_id = process.pid
+        reason = "the engine process was stopped"
+        try:
+            loop = asyncio.get_running_loop()
+            _, channel = await loop.create_unix_connection(lambda: Channel(self._received), sock=ours)
+            self._channel = channel
+            channel.send(frames.Start(self._config))
+            await channel.closed
+            self._set(EngineStatus("down", "the engine process died", starts=self.status.starts))
+            reason = self._cause(await asyncio.to_thread(_reap, process))
+        finally:
+            self._fail_running(reason)
+            await self._end(process)
+        return reason
+
+    def _cause(self, status: int) -> str:
+        """Why the process ended: in its own words, or by its exit status."""
+        if self._failure is not None:
+            return self._failure.message
+        how = f"signal {-status}" if status < 0 else f"exit status {status}"
+        return f"the engine process died ({how})"
+
+    async def _end(self, process: subprocess.Popen[bytes]) -> None:
+        """Make sure the process is gone, politely if it is idle or stepping."""
+        channel, self._channel, self.process_id = self._channel, None, None
+        if channel is not None:
+            channel.send(frames.Stop())
+            channel.close()
+        if self.status.state != "ready":
+            process.kill()  # it would only look at its socket when loading is done
+        await asyncio.shield(asyncio.to_thread(_reap, process))
+
+    def _received(self, frame: frames.DownFrame) -> None:
+        match frame:
+            case frames.Deltas(deltas):
+                for delta in deltas:
+                    self._deliver(delta)
+            case frames.Loading(phase, share):
+                self._set(EngineStatus("loading", phase, share, starts=self.status.starts))
+            case frames.Ready(info):
+                self.info = info
+                self._set(EngineStatus("ready", starts=self.status.starts))
+            case frames.Failed():
+                self._failure = frame
+            case frames.Rejected(id, param, message, code):
+                self._reject(id, param, message, code)
+            case frames.Inspected():
+                self._inspections.pop(0).set_result(frame)
+
+    def _deliver(self, delta: Delta) -> None:
+        sink = self._sinks.get(delta.id)
+        if sink is None:
+            return  # cancelled while this delta was under way
+        if delta.finish_reason is not None:
+            del self._sinks[delta.id]
+        sink.put(delta)
+
+    def _reject(self, id: str, param: str, message: str, code: str | None) -> None:
+        sink = self._sinks.pop(id, None)
+        if sink is not None:
+            kind = ContextLengthExceeded if code == ContextLengthExceeded.code else InvalidRequest
+            sink.fail(kind(param, message))
+
+    def _fail_running(self, reason: str) -> None:
+        sinks, self._sinks = self._sinks, {}
+        for sink in sinks.values():
+            sink.fail(EngineFailed(f"{reason}; this request was lost, please send it again"))
+        inspections, self._inspections = self._inspections, []
+        for answer in inspections:
+            answer.cancel()
+
+    def _set(self, status: EngineStatus) -> None:
+        self.status = status
+        self._changed.set()
+
+
+def unavailable(status: EngineStatus) -> Unavailable:
+    """The 503 that says what the engine is doing instead."""
+    if status.state == "loading":
+        share = "" if status.share is None else f" ({status.share:.0%})"
+        return Unavailable(f"Loading model: {status.message}{share}", "loading")
+    return Unavailable(f"The engine is down: {status.message}", "engine_down")
+
+
+def _spawn(theirs: socket.socket) -> subprocess.Popen[bytes]:
+    """Start the engine process on its end of the socket pair, running the same code as this one."""
+    root = str(Path(__file__).resolve().parent.parent)
+    path = os.pathsep.join(part for part in (root, os.environ.get("PYTHONPATH", "")) if part)
+    with theirs:
+        return subprocess.Popen(
+            [sys.executable, "-m", "server.engine_process", str(theirs.fileno())],
+            pass_fds=[theirs.fileno()],
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,  # Ctrl-C is for the server, which drains first
+            env=os.environ | {"PYTHONPATH": path},
+        )
+
+
+def _reap(process: subprocess.Popen[bytes]) -> int:
+    """Wait for the process; one that lingers without its socket is killed."""
+    try:
+        return process.wait(STOP_SECONDS)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        return process.wait()

@@ -1,0 +1,140 @@
+"""What travels between the server and the engine process: MessagePack frames over a socket pair.
+
+::
+
+    server -> engine   Start (once), Add, Cancel, Finish, Inspect, Stop
+    engine -> server   Loading .. Ready | Failed, then Deltas (one per step), Rejected, Inspected
+
+A frame is a four-byte big-endian length and that many bytes of MessagePack.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import msgspec
+
+from server.config import EngineConfig
+from spec.request import Delta, EngineInfo, Request
+
+HEADER_BYTES = 4
+
+
+class Start(msgspec.Struct, tag="start"):
+    """The first frame: which engine to build."""
+
+    config: EngineConfig
+
+
+class Add(msgspec.Struct, tag="add"):
+    """Begin a request."""
+
+    request: Request
+
+
+class Cancel(msgspec.Struct, tag="cancel"):
+    """Nobody wants this request's tokens any more. No answer."""
+
+    id: str
+
+
+class Finish(msgspec.Struct, tag="finish"):
+    """The text of this request ends after its output token number ``at_token``; its last delta still comes."""
+
+    id: str
+    at_token: int
+
+
+class Inspect(msgspec.Struct, tag="inspect"):
+    """Check the page ledger; answered by :class:`Inspected` between two steps."""
+
+
+class Stop(msgspec.Struct, tag="stop"):
+    """Leave now. What was running is dropped."""
+
+
+class Loading(msgspec.Struct, tag="loading"):
+    """The engine is being built: what is going on, and how much of it is done (0 to 1, None if nobody knows)."""
+
+    phase: str
+    share: float | None = None
+
+
+class Ready(msgspec.Struct, tag="ready"):
+    """The engine takes requests."""
+
+    info: EngineInfo
+
+
+class Failed(msgspec.Struct, tag="failed"):
+    """The engine process is about to exit. building: it never got ready, most likely because the settings are wrong."""
+
+    message: str
+    building: bool = False
+
+
+class Deltas(msgspec.Struct, tag="deltas"):
+    """Everything one step emitted."""
+
+    deltas: list[Delta]
+
+
+class Rejected(msgspec.Struct, tag="rejected"):
+    """The engine cannot serve this request: the arguments of the :class:`~spec.errors.InvalidRequest` it raised."""
+
+    id: str
+    param: str
+    message: str
+    code: str | None = None
+
+
+class Inspected(msgspec.Struct, tag="inspected"):
+    """The state between two steps. problem: what is wrong with the page ledger, None if it adds up."""
+
+    problem: str | None
+    busy: bool
+
+
+UpFrame = Start | Add | Cancel | Finish | Inspect | Stop
+DownFrame = Loading | Ready | Failed | Deltas | Rejected | Inspected
+
+_encoder = msgspec.msgpack.Encoder()
+_up_decoder = msgspec.msgpack.Decoder(UpFrame)
+_down_decoder = msgspec.msgpack.Decoder(DownFrame)
+
+
+def pack(frame: UpFrame | DownFrame) -> bytes:
+    """The bytes of a frame, length included."""
+    body = _encoder.encode(frame)
+    return len(body).to_bytes(HEADER_BYTES, "big") + body
+
+
+def unpack_up(body: bytes) -> UpFrame:
+    """A frame the engine process received."""
+    frame: UpFrame = _up_decoder.decode(body)
+    return frame
+
+
+def unpack_down(body: bytes) -> DownFrame:
+    """A frame the server received."""
+    frame: DownFrame = _down_decoder.decode(body)
+    return frame
+
+
+class FrameSplitter:
+    """Cuts a byte stream into frame bodies, whatever the pieces it arrives in."""
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+
+    def feed(self, data: bytes) -> Iterator[bytes]:
+        """Add received bytes; yield the bodies that are complete now."""
+        self._buffer += data
+        begin = 0
+        while len(self._buffer) >= begin + HEADER_BYTES:
+            end = begin + HEADER_BYTES + int.from_bytes(self._buffer[begin : begin + HEADER_BYTES], "big")
+            if len(self._buffer) < end:
+                break
+            yield bytes(self._buffer[begin + HEADER_BYTES : end])
+            begin = end
+        del self._buffer[:begin]

@@ -1,0 +1,151 @@
+"""Reading a config from flags, ``FORESAY_*`` variables and a TOML file, and remembering where each value came from.
+
+The order is flag, variable, file, default. Anything unknown is an error that names the nearest known name and the place
+it was found; a wrong value is an error that names the field and what would be right.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+import tomllib
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+import msgspec
+
+from server.config import SECTIONS, EngineConfig, check
+from server.settings import PREFIX, Setting, all_settings, settings_of
+from spec.errors import ConfigurationError
+
+FILE_VARIABLE = PREFIX + "CONFIG"
+
+ConfigT = TypeVar("ConfigT", bound=EngineConfig)
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded(Generic[ConfigT]):
+    """A config and, for each field that is not at its default, where the value was found."""
+
+    config: ConfigT
+    origins: dict[str, str] = field(default_factory=dict)
+
+
+def load(
+    config: type[ConfigT],
+    given: Mapping[str, Any],
+    environ: Mapping[str, str],
+    file: str | None = None,
+    given_as: str = "flag",
+) -> Loaded[ConfigT]:
+    """Build ``config`` from explicit values, variables, a TOML file and its defaults.
+
+    given: values by field name, already parsed or as text. file: the TOML file; None looks at ``FORESAY_CONFIG``.
+    given_as: ``"flag"`` or ``"argument"``, how messages speak of ``given``. Raises :class:`ConfigurationError`.
+    """
+    file = file or environ.get(FILE_VARIABLE) or None
+    known = settings_of(config)
+    values: dict[str, Any] = {}
+    origins: dict[str, str] = {}
+    sources = [*_from_file(file), *_from_environment(environ), *_from_caller(given, known, given_as)]
+    for name, value, origin in sources:
+        if name in known:
+            values[name] = _converted(known[name], value, origin)
+            origins[name] = origin
+    built = config(**values)
+    check(built)
+    return Loaded(built, origins)
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """A hint to append to a message: the known name closest to ``name``, or nothing."""
+    close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
+    return f'; did you mean "{close[0]}"?' if close else ""
+
+
+def _from_file(path: str | None) -> Iterator[tuple[str, Any, str]]:
+    if path is None:
+        return
+    text = _read(path)
+    try:
+        document = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigurationError(f"{path} is not valid TOML: {error}") from None
+    for section, table in document.items():
+        if section not in SECTIONS or not isinstance(table, dict):
+            raise ConfigurationError(_misplaced(path, text, section))
+        for key, value in table.items():
+            where = f"{path}:{_line_of(text, key, section)}"
+            if all_settings().get(key) is None or all_settings()[key].section != section:
+                raise ConfigurationError(_unknown_key(where, section, key))
+            yield key, value, where
+
+
+def _read(path: str) -> str:
+    try:
+        return Path(path).read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        raise ConfigurationError(f"cannot read the config file {path}: {reason}") from None
+
+
+def _misplaced(path: str, text: str, name: str) -> str:
+    where = f"{path}:{_line_of(text, name, '')}"
+    setting = all_settings().get(name)
+    if setting is not None:
+        return f'{where}: "{name}" belongs in the section [{setting.section}]'
+    sections = ", ".join(f"[{section}]" for section in SECTIONS)
+    return f'{where}: unknown section "{name}"{nearest(name, SECTIONS)} The sections are {sections}.'
+
+
+def _unknown_key(where: str, section: str, key: str) -> str:
+    elsewhere = all_settings().get(key)
+    if elsewhere is not None:
+        return f'{where}: "{key}" belongs in the section [{elsewhere.section}], not in [{section}]'
+    own = [name for name, setting in all_settings().items() if setting.section == section]
+    return f'{where}: unknown key "{key}" in [{section}]{nearest(key, own) or nearest(key, all_settings())}'
+
+
+def _line_of(text: str, key: str, section: str) -> int:
+    """The line on which ``key`` of ``section`` stands, for messages; 1 where it is written in some other way."""
+    current = ""
+    for number, line in enumerate(text.splitlines(), start=1):
+        header = re.match(r"\s*\[+\s*\"?([\w.-]+)", line)
+        if header:
+            current = header[1]
+            if not section and current == key:
+                return number
+        elif current == section and re.match(rf"\s*\"?{re.escape(key)}\"?\s*=", line):
+            return number
+    return 1
+
+
+def _from_environment(environ: Mapping[str, str]) -> Iterator[tuple[str, str, str]]:
+    variables = {setting.variable: name for name, setting in all_settings().items()}
+    for variable in sorted(environ):
+        if not variable.startswith(PREFIX) or variable == FILE_VARIABLE or environ[variable] == "":
+            continue
+        if variable not in variables:
+            hint = nearest(variable, [*variables, FILE_VARIABLE])
+            raise ConfigurationError(f"unknown environment variable {variable}{hint}")
+        yield variables[variable], environ[variable], variable
+
+
+def _from_caller(given: Mapping[str, Any], known: Mapping[str, Setting], form: str) -> Iterator[tuple[str, Any, str]]:
+    for name, value in given.items():
+        if name not in known:
+            raise ConfigurationError(f'unknown {form} "{name}"{nearest(name, known)}')
+        yield name, value, known[name].flag if form == "flag" and name != "target" else name
+
+
+def _converted(setting: Setting, value: Any, origin: str) -> Any:
+    if setting.is_list and isinstance(value, str):
+        value = [value]
+    try:
+        return msgspec.convert(value, setting.kind, strict=not isinstance(value, str))
+    except msgspec.ValidationError:
+        named = origin in (setting.flag, setting.variable, setting.name)
+        subject = origin if named else f"{origin}: {setting.name}"
+        raise ConfigurationError(f"{subject} must be {setting.expected}, got {value!r}") from None

@@ -1,0 +1,267 @@
+"""The engine in this process with text around it: what ``from foresay import Engine`` gives and the commands use.
+
+One thread steps the engine. Several streams may be open at once; whoever asks for text steps for all of them.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import count
+from types import TracebackType
+from typing import Any, Self, cast, overload
+
+import msgspec
+
+from server.build import build_engine, target_directory
+from server.choice import Choice, TextOptions
+from server.config import EngineConfig
+from server.load_config import load
+from server.text import Tokenizer
+from spec.errors import ForesayError
+from spec.request import Delta, EngineInfo, Request
+from spec.sampling import SamplingParams
+from spec.trace import Statistics
+
+Prompt = str | Sequence[int]
+#: Told what is being loaded, and where known how much of it (0 to 1).
+Progress = Callable[..., None]
+
+
+class Completion(msgspec.Struct, frozen=True, kw_only=True):
+    """A finished text.
+
+    token_ids: what the model wrote, with the token that ended it, cut after the one a stop string ended in.
+    finish_reason: ``"stop"`` (end of text, stop token, stop string), ``"length"`` or ``"cancelled"``. seed: gives the
+    same text again. exact: whether this machine guarantees the same tokens with any drafter.
+    """
+
+    text: str
+    token_ids: list[int]
+    prompt_token_ids: list[int]
+    finish_reason: str
+    seed: int
+    exact: bool
+    statistics: Statistics | None
+
+
+class TextStream:
+    """The text of one request, piece by piece as it is written; ``completion`` once it is over.
+
+    Closing it early, or leaving its ``with`` block, cancels the request.
+    """
+
+    def __init__(self, engine: Engine, request: Request, stop: Sequence[str]) -> None:
+        self.completion: Completion | None = None
+        self._engine = engine
+        self._request = request
+        self._choice = Choice(
+            request, engine.tokenizer, TextOptions(stop=tuple(stop)), engine.info.eos_token_ids, request.prompt
+        )
+        self._pieces: deque[str] = deque()
+        self._text: list[str] = []
+        self._tokens: list[int] = []
+
+    def __iter__(self) -> Iterator[str]:
+        return self
+
+    def __next__(self) -> str:
+        while not self._pieces:
+            if self.completion is not None:
+                raise StopIteration
+            self._engine.step()
+        return self._pieces.popleft()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Cancel the request if it still runs; what was written so far becomes the completion."""
+        if self.completion is None:
+            self._engine.forget(self._request.id)
+            self._finish("cancelled")
+
+    def result(self) -> Completion:
+        """Run to the end and return the completion."""
+        while self.completion is None:
+            self._engine.step()
+        return self.completion
+
+    def take(self, delta: Delta) -> None:
+        """Turn the tokens of one step into text; called by the engine that steps."""
+        if delta.finish_reason == "error":
+            raise ForesayError(delta.error or "the engine gave up on this request")
+        piece = self._choice.take(delta)
+        self._tokens += piece.token_ids
+        if piece.text:
+            self._pieces.append(piece.text)
+            self._text.append(piece.text)
+        if piece.finish_at is not None:
+            self._engine.cut(self._request.id, piece.finish_at)
+        if piece.finish_reason is not None:
+            self._finish(piece.finish_reason)
+
+    def _finish(self, reason: str) -> None:
+        seed = self._request.params.seed
+        assert seed is not None, "the engine was given a seed"
+        self.completion = Completion(
+            text="".join(self._text),
+            token_ids=self._tokens,
+            prompt_token_ids=self._request.prompt,
+            finish_reason=reason,
+            seed=seed,
+            exact=self._engine.info.exact,
+            statistics=self._choice.statistics,
+        )
+
+
+class Engine:
+    """A target, a drafter and a KV cache in this process. Not to be shared between threads.
+
+    target: ``"bundled"``, a directory or a hub id. draft: ``"auto"``, ``"none"``, ``"ngram"``, a directory or a hub id.
+    settings: any other field of :class:`~server.config.EngineConfig`, such as ``draft_tokens=6``.
+    progress: called with what is being loaded and, where known, how much of it (0 to 1).
+    Raises :class:`~spec.errors.ConfigurationError` for settings or models that do not fit together.
+    """
+
+    def __init__(
+        self, target: str = "bundled", draft: str = "auto", *, progress: Progress | None = None, **settings: Any
+    ) -> None:
+        given = {"target": target, "draft": draft, **settings}
+        self._start(load(EngineConfig, given, {}, given_as="argument").config, progress)
+
+    @classmethod
+    def from_config(cls, config: EngineConfig, progress: Progress | None = None) -> Self:
+        """The engine that ``config`` describes."""
+        engine = cls.__new__(cls)
+        engine._start(config, progress)
+        return engine
+
+    def _start(self, config: EngineConfig, progress: Progress | None) -> None:
+        self.tokenizer = Tokenizer.load(target_directory(config))
+        self._engine = build_engine(config, progress)
+        self._seed = config.seed
+        self._streams: dict[str, TextStream] = {}
+        self._numbers = count()
+
+    @property
+    def info(self) -> EngineInfo:
+        """What was loaded, how much it holds, and whether it is exact."""
+        return self._engine.info
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Cancel what still runs. The memory goes with the last reference to the engine."""
+        for stream in list(self._streams.values()):
+            stream.close()
+
+    @overload
+    def generate(
+        self, prompt: Prompt, params: SamplingParams | None = ..., *, stop: Sequence[str] = ..., **sampling: Any
+    ) -> Completion: ...
+
+    @overload
+    def generate(
+        self,
+        prompt: Sequence[Prompt],
+        params: SamplingParams | None = ...,
+        *,
+        stop: Sequence[str] = ...,
+        **sampling: Any,
+    ) -> list[Completion]: ...
+
+    def generate(
+        self,
+        prompt: Prompt | Sequence[Prompt],
+        params: SamplingParams | None = None,
+        *,
+        stop: Sequence[str] = (),
+        **sampling: Any,
+    ) -> Completion | list[Completion]:
+        """Write on from a prompt (text or token ids), or from several at once; a list gives a list.
+
+        stop: texts that end the output, themselves left out. sampling: fields of :class:`SamplingParams`, on top of
+        ``params``. Raises :class:`~spec.errors.InvalidRequest` naming the field that is wrong.
+        """
+        if _is_one(prompt):
+            return self.stream(cast(Prompt, prompt), params, stop=stop, **sampling).result()
+        streams = [self.stream(each, params, stop=stop, **sampling) for each in cast(Sequence[Prompt], prompt)]
+        return [stream.result() for stream in streams]
+
+    def stream(
+        self, prompt: Prompt, params: SamplingParams | None = None, *, stop: Sequence[str] = (), **sampling: Any
+    ) -> TextStream:
+        """Like :meth:`generate` for one prompt, but an iterator of pieces of text."""
+        ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
+        return self._submit(ids, params, stop, sampling)
+
+    def chat(
+        self,
+        messages: Sequence[Mapping[str, str]],
+        params: SamplingParams | None = None,
+        *,
+        stop: Sequence[str] = (),
+        **sampling: Any,
+    ) -> Completion:
+        """The model's answer to ``[{"role": "user", "content": "..."}, ...]``, by its chat template."""
+        return self.stream_chat(messages, params, stop=stop, **sampling).result()
+
+    def stream_chat(
+        self,
+        messages: Sequence[Mapping[str, str]],
+        params: SamplingParams | None = None,
+        *,
+        stop: Sequence[str] = (),
+        **sampling: Any,
+    ) -> TextStream:
+        """Like :meth:`chat`, but an iterator of pieces of text."""
+        prompt = self.tokenizer.render([dict(message) for message in messages])
+        return self._submit(self.tokenizer.encode(prompt, add_special_tokens=False), params, stop, sampling)
+
+    def step(self) -> None:
+        """One step of the engine for every open stream."""
+        for delta in self._engine.step():
+            stream = self._streams.get(delta.id)
+            if stream is not None:
+                if delta.finish_reason is not None:
+                    del self._streams[delta.id]
+                stream.take(delta)
+
+    def cut(self, id: str, at_token: int) -> None:
+        """The text of a request ended in its output token number ``at_token``."""
+        self._engine.finish(id, at_token)
+
+    def forget(self, id: str) -> None:
+        """Cancel a request and free what it holds."""
+        if self._streams.pop(id, None) is not None:
+            self._engine.cancel(id)
+
+    def _submit(
+        self, prompt: list[int], params: SamplingParams | None, stop: Sequence[str], sampling: Mapping[str, Any]
+    ) -> TextStream:
+        params = msgspec.structs.replace(params or SamplingParams(), **sampling)
+        if params.seed is None:
+            params = msgspec.structs.replace(params, seed=secrets.randbits(32) if self._seed is None else self._seed)
+        request = Request(id=str(next(self._numbers)), prompt=prompt, params=params)
+        stream = TextStream(self, request, stop)
+        self._engine.add(request)
+        self._streams[request.id] = stream
+        return stream
+
+
+def _is_one(prompt: Prompt | Sequence[Prompt]) -> bool:
+    """Whether this is a single prompt: text, or token ids."""
+    return isinstance(prompt, str) or (len(prompt) > 0 and isinstance(prompt[0], int))

@@ -1,0 +1,363 @@
+"""What goes over the wire, as OpenAI and vLLM spell it: requests, responses, stream chunks, errors.
+
+Optional request fields default to None and accept null. Fields that the server knows but does not do are typed ``Any``
+and listed with their harmless values in ``NOT_SUPPORTED``; fields not named here at all are ignored. In responses,
+``UNSET`` fields are left out.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+FinishReason = Literal["stop", "length"]
+MetricsLevel = Literal["none", "summary", "detailed"]
+
+# -- requests ------------------------------------------------------------------------------------------------------
+
+
+class StreamOptions(msgspec.Struct, kw_only=True):
+    """What a stream carries besides text."""
+
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+
+
+class GenerationRequest(msgspec.Struct, kw_only=True):
+    """The fields that completions and chat share."""
+
+    model: str | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    max_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    seed: int | None = None
+    min_tokens: int | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: list[int] | None = None
+    ignore_eos: bool | None = None
+    include_stop_str_in_output: bool | None = None
+    skip_special_tokens: bool | None = None
+    add_special_tokens: bool | None = None
+    return_token_ids: bool | None = None
+    request_id: str | None = None
+    cache_salt: str | None = None
+    spec_decode_metrics: MetricsLevel | None = None
+
+    n: Any = None
+    best_of: Any = None
+    use_beam_search: Any = None
+    length_penalty: Any = None
+    logprobs: Any = None
+    top_logprobs: Any = None
+    prompt_logprobs: Any = None
+    logit_bias: Any = None
+    presence_penalty: Any = None
+    frequency_penalty: Any = None
+    repetition_penalty: Any = None
+    bad_words: Any = None
+    allowed_token_ids: Any = None
+    response_format: Any = None
+    structured_outputs: Any = None
+    guided_json: Any = None
+    guided_regex: Any = None
+    guided_choice: Any = None
+    guided_grammar: Any = None
+    prediction: Any = None
+    priority: Any = None
+    stream_interval: Any = None
+    spaces_between_special_tokens: Any = None
+    truncate_prompt_tokens: Any = None
+    return_tokens_as_token_ids: Any = None
+    logits_processors: Any = None
+    prompt_embeds: Any = None
+    kv_transfer_params: Any = None
+    vllm_xargs: Any = None
+
+
+class CompletionRequest(GenerationRequest, kw_only=True):
+    """``POST /v1/completions``. prompt: a text, token ids, or a list of either."""
+
+    prompt: str | list[str | int | list[int]]
+    echo: bool | None = None
+
+    suffix: Any = None
+
+
+class ContentPart(msgspec.Struct, kw_only=True):
+    """A part of a message; only those of type ``text`` are served."""
+
+    type: str
+    text: str | None = None
+
+
+class Message(msgspec.Struct, kw_only=True):
+    """One message of a conversation."""
+
+    role: str
+    content: str | list[ContentPart] | None = None
+    name: str | None = None
+
+    tool_calls: Any = None
+    function_call: Any = None
+    audio: Any = None
+
+
+class ChatRequest(GenerationRequest, kw_only=True):
+    """``POST /v1/chat/completions``."""
+
+    messages: list[Message]
+    max_completion_tokens: int | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+    echo: Any = None
+    tools: Any = None
+    tool_choice: Any = None
+    functions: Any = None
+    function_call: Any = None
+    modalities: Any = None
+    audio: Any = None
+    reasoning_effort: Any = None
+    verbosity: Any = None
+    web_search_options: Any = None
+    chat_template: Any = None
+    documents: Any = None
+    media_io_kwargs: Any = None
+    mm_processor_kwargs: Any = None
+
+
+_TEXT_FORMAT = {"type": "text"}
+
+#: Known fields the server does not do, with the values that ask for nothing (null always does). See the class above.
+NOT_SUPPORTED: dict[str, tuple[object, ...]] = {
+    "n": (1,),
+    "best_of": (1,),
+    "use_beam_search": (False,),
+    "length_penalty": (1, 1.0),
+    "logprobs": (False,),
+    "top_logprobs": (),
+    "prompt_logprobs": (),
+    "logit_bias": ({},),
+    "presence_penalty": (0, 0.0),
+    "frequency_penalty": (0, 0.0),
+    "repetition_penalty": (1, 1.0),
+    "bad_words": ([],),
+    "allowed_token_ids": (),
+    "response_format": (_TEXT_FORMAT,),
+    "structured_outputs": (),
+    "guided_json": (),
+    "guided_regex": (),
+    "guided_choice": (),
+    "guided_grammar": (),
+    "prediction": (),
+    "priority": (0,),
+    "stream_interval": (1,),
+    "spaces_between_special_tokens": (True,),
+    "truncate_prompt_tokens": (),
+    "return_tokens_as_token_ids": (False,),
+    "logits_processors": ([],),
+    "prompt_embeds": (),
+    "kv_transfer_params": (),
+    "vllm_xargs": ({},),
+    "suffix": ("",),
+    "echo": (False,),
+    "tools": ([],),
+    "tool_choice": ("none", "auto"),
+    "functions": ([],),
+    "function_call": ("none", "auto"),
+    "modalities": (["text"],),
+    "audio": (),
+    "reasoning_effort": (),
+    "verbosity": (),
+    "web_search_options": (),
+    "chat_template": (),
+    "documents": ([],),
+    "media_io_kwargs": ({},),
+    "mm_processor_kwargs": ({},),
+    "tool_calls": ([],),
+}
+
+# -- what responses share ------------------------------------------------------------------------------------------
+
+
+class PromptTokensDetails(msgspec.Struct):
+    """cached_tokens: prompt tokens whose KV was already there."""
+
+    cached_tokens: int
+
+
+class Usage(msgspec.Struct):
+    """Tokens of the answer so far, all choices together."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptTokensDetails
+
+
+class SpeculativeDecoding(msgspec.Struct, kw_only=True):
+    """Drafting in numbers, as vLLM reports them. Lists by step only when details were asked for."""
+
+    mean_acceptance_length: float
+    draft_acceptance_rate: float
+    acceptance_histogram: list[int]
+    num_spec_steps: int
+    num_accepted_draft_tokens: int
+    num_draft_tokens: int
+    num_spec_tokens: int
+    per_step_accepted: list[int] | UnsetType = UNSET
+    per_step_drafted: list[int] | UnsetType = UNSET
+
+
+class Metrics(msgspec.Struct, kw_only=True):
+    """How the answer was made: vLLM's fields and ``exact``: whether plain decoding here gives the same tokens.
+
+    speculative_decoding is null when nothing drafts.
+    """
+
+    time_to_first_token_ms: float
+    generation_time_ms: float
+    queue_time_ms: float
+    mean_itl_ms: float | None
+    tokens_per_second: float
+    exact: bool
+    speculative_decoding: SpeculativeDecoding | None
+
+
+class ErrorDetail(msgspec.Struct):
+    """What went wrong, in OpenAI's four fields."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class ErrorBody(msgspec.Struct):
+    """The body of every answer that is no success, and the last event of a stream that broke."""
+
+    error: ErrorDetail
+
+
+class ModelCard(msgspec.Struct, kw_only=True):
+    """One entry of ``GET /v1/models``."""
+
+    id: str
+    object: str = "model"
+    created: int
+    owned_by: str = "foresay"
+    root: str
+    max_model_len: int
+
+
+class ModelList(msgspec.Struct):
+    """``GET /v1/models``."""
+
+    data: list[ModelCard]
+    object: str = "list"
+
+
+# -- completions ---------------------------------------------------------------------------------------------------
+
+
+class CompletionChoice(msgspec.Struct, kw_only=True):
+    """One text, or a piece of one. seed: gives the same text again; once it is finished."""
+
+    index: int
+    text: str
+    logprobs: None = None
+    finish_reason: FinishReason | None = None
+    stop_reason: str | int | None = None
+    seed: int | UnsetType = UNSET
+    token_ids: list[int] | UnsetType = UNSET
+    prompt_token_ids: list[int] | UnsetType = UNSET
+
+
+class Completion(msgspec.Struct, kw_only=True):
+    """A whole completion, or a chunk of a stream."""
+
+    id: str
+    object: str = "text_completion"
+    created: int
+    model: str
+    choices: list[CompletionChoice]
+    usage: Usage | UnsetType | None = UNSET
+    system_fingerprint: str | UnsetType = UNSET
+    metrics: Metrics | UnsetType = UNSET
+
+
+# -- chat ----------------------------------------------------------------------------------------------------------
+
+
+class AssistantMessage(msgspec.Struct, kw_only=True):
+    """The answer."""
+
+    role: str = "assistant"
+    content: str
+    refusal: None = None
+
+
+class ChatChoice(msgspec.Struct, kw_only=True):
+    """One answer. seed: gives the same text again."""
+
+    index: int
+    message: AssistantMessage
+    logprobs: None = None
+    finish_reason: FinishReason | None
+    stop_reason: str | int | None = None
+    seed: int | UnsetType = UNSET
+    token_ids: list[int] | UnsetType = UNSET
+
+
+class ChatCompletion(msgspec.Struct, kw_only=True):
+    """A whole chat completion."""
+
+    id: str
+    object: str = "chat.completion"
+    created: int
+    model: str
+    choices: list[ChatChoice]
+    usage: Usage
+    system_fingerprint: str | UnsetType = UNSET
+    prompt_token_ids: list[int] | UnsetType = UNSET
+    metrics: Metrics | UnsetType = UNSET
+
+
+class ChatDelta(msgspec.Struct, kw_only=True):
+    """What a chunk adds to the message."""
+
+    role: str | UnsetType = UNSET
+    content: str | UnsetType = UNSET
+
+
+class ChatChunkChoice(msgspec.Struct, kw_only=True):
+    """A piece of one answer."""
+
+    index: int
+    delta: ChatDelta
+    logprobs: None = None
+    finish_reason: FinishReason | None = None
+    stop_reason: str | int | UnsetType | None = UNSET
+    seed: int | UnsetType = UNSET
+    token_ids: list[int] | UnsetType = UNSET
+
+
+class ChatChunk(msgspec.Struct, kw_only=True):
+    """A chunk of a chat stream."""
+
+    id: str
+    object: str = "chat.completion.chunk"
+    created: int
+    model: str
+    choices: list[ChatChunkChoice]
+    usage: Usage | UnsetType | None = UNSET
+    system_fingerprint: str | UnsetType = UNSET
+    prompt_token_ids: list[int] | UnsetType = UNSET
+    metrics: Metrics | UnsetType = UNSET

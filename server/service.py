@@ -1,0 +1,142 @@
+"""What the routes share: the engine, the tokenizer, who is running, and whether new requests are taken."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import zlib
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import Protocol
+
+import msgspec
+
+from server.answers import Origin
+from server.engine_client import EngineStatus, unavailable
+from server.errors import EngineFailed, ModelNotFound, QueueFull, Unavailable
+from server.generation import MOST_PENDING_TOKENS, Generation, TokenEngine
+from server.openai import MetricsLevel
+from server.text import SamplingDefaults, Tokenizer
+from spec.request import EngineInfo, Request
+
+#: Texts longer than this are tokenized in a thread: a millisecond on the event loop would delay every stream.
+INLINE_CHARACTERS = 2000
+
+
+class ServedEngine(TokenEngine, Protocol):
+    """A token engine that says how it is. info: None until it was ready once."""
+
+    @property
+    def status(self) -> EngineStatus:
+        """What it is doing."""
+        ...
+
+    @property
+    def info(self) -> EngineInfo | None:
+        """What is running."""
+        ...
+
+
+class ServiceOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """How clients are treated.
+
+    model: the name they use. most_running: requests running and waiting. seed: of requests that bring none.
+    ping_seconds: between the comments in a stream that has nothing to say.
+    """
+
+    model: str
+    most_running: int = 260
+    seed: int | None = None
+    metrics_level: MetricsLevel = "summary"
+    ping_seconds: float = 15.0
+    most_pending_tokens: int = MOST_PENDING_TOKENS
+
+
+class Text(msgspec.Struct, frozen=True):
+    """What the checkpoint's directory says about text and sampling."""
+
+    tokenizer: Tokenizer
+    defaults: SamplingDefaults
+
+
+class Service:
+    """The state behind the routes. ``text`` is None until the tokenizer is loaded."""
+
+    def __init__(self, engine: ServedEngine, options: ServiceOptions, text: Text | None = None) -> None:
+        self.engine = engine
+        self.options = options
+        self.text = text
+        self.draining = False
+        self.created = int(time.time())
+        self._running: dict[Generation, int] = {}
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    @property
+    def running(self) -> int:
+        """Requests that run or wait in the engine."""
+        return sum(self._running.values())
+
+    def refusal(self) -> Unavailable | None:
+        """Why no request is taken now; None if they are."""
+        if self.draining:
+            return Unavailable("The server is shutting down", "draining")
+        if self.engine.status.state != "ready":
+            return unavailable(self.engine.status)
+        if self.text is None or self.engine.info is None:
+            return Unavailable("Loading model: the tokenizer", "loading")
+        return None
+
+    def opened(self) -> tuple[Text, EngineInfo]:
+        """What a request needs to be understood; raises :class:`Unavailable` if none is taken now."""
+        refusal = self.refusal()
+        if refusal is not None:
+            raise refusal
+        assert self.text is not None, "a service that takes requests has its tokenizer"
+        assert self.engine.info is not None, "a ready engine has said what it is"
+        return self.text, self.engine.info
+
+    def check_model(self, name: str | None) -> None:
+        """Raise unless the request means the model served here."""
+        if name is not None and name != self.options.model:
+            raise ModelNotFound(f"The model {name!r} does not exist; this server has {self.options.model!r}")
+
+    def origin(self, request_id: str, info: EngineInfo) -> Origin:
+        """What the answer says about where it comes from."""
+        made_by = f"{info.target} {info.dtype} {info.device} {info.exact}"
+        fingerprint = f"fs_{zlib.crc32(made_by.encode()):08x}"
+        return Origin(id=request_id, model=self.options.model, fingerprint=fingerprint, exact=info.exact)
+
+    @asynccontextmanager
+    async def generation(self, requests: Sequence[Request]) -> AsyncIterator[Generation]:
+        """Run requests; :class:`QueueFull` if there is no room, and whatever the engine refuses with."""
+        if self.running + len(requests) > self.options.most_running:
+            raise QueueFull(f"{self.running} requests are running or waiting already; try again in a moment")
+        generation = Generation(self.engine, requests, self.options.most_pending_tokens)
+        self._running[generation] = len(requests)
+        self._idle.clear()
+        try:
+            async with generation:
+                yield generation
+        finally:
+            del self._running[generation]
+            if not self._running:
+                self._idle.set()
+
+    async def drain(self, seconds: float) -> None:
+        """Take no more requests, let the running ones finish for ``seconds``, then end them with an error."""
+        self.draining = True
+        for patience in (seconds, 1.0):
+            try:
+                async with asyncio.timeout(patience):
+                    await self._idle.wait()
+            except TimeoutError:
+                for generation in list(self._running):
+                    generation.abort(EngineFailed("the server is shutting down"))
+
+    async def encode(self, text: str, add_special_tokens: bool) -> list[int]:
+        """Token ids of ``text``, made in a thread if it is long."""
+        tokenizer = self.opened()[0].tokenizer
+        if len(text) <= INLINE_CHARACTERS:
+            return tokenizer.encode(text, add_special_tokens)
+        return await asyncio.to_thread(tokenizer.encode, text, add_special_tokens)

@@ -1,0 +1,105 @@
+"""The target's tokenizer as the server uses it: text to ids, ids to text, messages to a prompt.
+
+Everything here may run in a thread beside the event loop: the Rust tokenizer is shared and never reconfigured.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from inspect import signature
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+import msgspec
+
+from spec.errors import ConfigurationError, InvalidRequest
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
+
+class SamplingDefaults(msgspec.Struct, frozen=True):
+    """What the model's ``generation_config.json`` recommends; None where it says nothing."""
+
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+    max_new_tokens: int | None = None
+
+    @classmethod
+    def read(cls, directory: Path) -> SamplingDefaults:
+        """Read them from a checkpoint directory; a missing file means no recommendations."""
+        path = directory / "generation_config.json"
+        if not path.exists():
+            return cls()
+        try:
+            return msgspec.json.decode(path.read_bytes(), type=cls)
+        except msgspec.MsgspecError as error:
+            raise ConfigurationError(f"{path} cannot be read: {error}") from error
+
+
+class Tokenizer:
+    """Encodes, decodes and renders chat templates. Safe to use from several threads."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerFast) -> None:
+        self._templates = tokenizer
+        self._backend = tokenizer.backend_tokenizer
+        added = self._backend.get_added_tokens_decoder()
+        self.special_ids: frozenset[int] = frozenset(token for token, entry in added.items() if entry.special)
+        self.vocab_size: int = self._backend.get_vocab_size(with_added_tokens=True)
+
+    @classmethod
+    def load(cls, directory: Path) -> Tokenizer:
+        """Load from a checkpoint directory; :class:`ConfigurationError` if there is no usable tokenizer in it."""
+        from transformers import AutoTokenizer  # costs seconds: not before a server needs it
+
+        try:
+            tokenizer = AutoTokenizer.from_pretrained(directory, local_files_only=True)
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise ConfigurationError(f"the tokenizer in {directory} cannot be loaded: {error}") from error
+        if not getattr(tokenizer, "is_fast", False):
+            raise ConfigurationError(f"{directory} has no fast tokenizer (tokenizer.json); only those are supported")
+        return cls(cast("PreTrainedTokenizerFast", tokenizer))
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """Token ids of ``text``; with special tokens, what the tokenizer puts around a text (often a begin token)."""
+        ids: list[int] = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+        return ids
+
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        """The text of ``ids``; broken characters become U+FFFD."""
+        text: str = self._backend.decode(ids, skip_special_tokens=skip_special_tokens)
+        return text
+
+    @property
+    def has_template(self) -> bool:
+        """Whether chat messages can be rendered."""
+        return self._templates.chat_template is not None
+
+    def render(
+        self,
+        messages: list[dict[str, str]],
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        template_kwargs: Mapping[str, Any] | None = None,
+    ) -> str:
+        """The prompt the chat template makes of ``messages``; :class:`InvalidRequest` if it refuses them."""
+        import jinja2
+
+        if not self.has_template:
+            raise InvalidRequest("messages", "this model has no chat template; use /v1/completions")
+        # A template's own variables are the client's; chat_template, tools and the like are not passed on unchecked.
+        for name in sorted(set(template_kwargs or ()) & set(signature(self._templates.apply_chat_template).parameters)):
+            raise InvalidRequest("chat_template_kwargs", f"chat_template_kwargs must not hold {name}")
+        try:
+            prompt = self._templates.apply_chat_template(
+                messages,
+                tokenize=False,
+                add_generation_prompt=add_generation_prompt,
+                continue_final_message=continue_final_message,
+                **(template_kwargs or {}),
+            )
+        except (jinja2.TemplateError, ValueError, TypeError) as error:
+            raise InvalidRequest("messages", f"the model's chat template refuses these messages: {error}") from error
+        return str(prompt)

@@ -1,0 +1,58 @@
+"""The accept rule: how many of the drawn tokens one forward pass was worth.
+
+At every node the target drew a token (:mod:`spec.draw`). Walk from the root: while the drawn token is a child, step
+into it; the first draw that is no child is the bonus token. What comes out is, position by position, what plain
+sampling with the same noise draws: the tree only decides how many of those draws were computed at once. Hence the
+same tokens for any drafter, any tree and none (Daliri, Musco and Suresh, 2024, arXiv 2408.07978).
+
+The walk needs no loop. Let bit *i* of ``match`` say "token *i* equals the draw at its parent" (set for the root).
+Node *i* is accepted if and only if ``ancestors[i] & ~match == 0``; siblings carry different tokens, so the accepted
+nodes form one path, and the deepest one's ancestor word is that path.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from spec.tree import DraftTree
+
+_WORD = (1 << 64) - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Acceptance:
+    """The accepted path of one tree.
+
+    path: node ids from the root down. emitted: the tokens to append, one per path node: the accepted drafts,
+    then the bonus token, which is the draw at the last node of the path.
+    """
+
+    path: list[int]
+    emitted: list[int]
+
+    @property
+    def accepted(self) -> int:
+        """How many drafted tokens were accepted."""
+        return len(self.path) - 1
+
+
+def accept(tree: DraftTree, drawn: Tensor) -> Acceptance:
+    """The path that the draws take through the tree.
+
+    drawn: int64[N], the target's draw at every node.
+    """
+    draws, tokens, parents = drawn.tolist(), tree.tokens.tolist(), tree.parents.tolist()
+    match = 1
+    for node in range(1, len(tokens)):
+        match |= (tokens[node] == draws[parents[node]]) << node
+    path_word = _deepest_accepted(tree.ancestors.tolist(), match)
+    path = [node for node in range(len(tokens)) if path_word >> node & 1]
+    return Acceptance(path, [draws[node] for node in path])
+
+
+def _deepest_accepted(ancestors: list[int], match: int) -> int:
+    """The ancestor word of the deepest node all of whose path matched; a later node is never shallower on one path."""
+    words = [word & _WORD for word in ancestors]
+    return max((word for word in words if word & ~match == 0), key=int.bit_count)

@@ -1,0 +1,207 @@
+"""The engine: requests in, deltas out, one step at a time. Token ids only; synchronous; one thread.
+
+It owns the sequences and their lifecycle. Every request that was added ends in exactly one delta with a finish reason,
+and gives all its pages back then.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable
+
+from kvpaging import PagePool, PageTable, PrefixIndex
+from spec.errors import ContextLengthExceeded, InvalidRequest
+from spec.noise import Noise
+from spec.protocols import Drafter, Verifier
+from spec.request import Delta, EngineInfo, FinishReason, Request
+from spec.sampling import SEED_RANGE
+from spec.scheduler import Scheduler
+from spec.sequence import Sequence
+from spec.step import EagerRunner, StepPlan, Verdict
+from spec.trace import Statistics, StepTrace
+
+
+class Engine:
+    """Generates tokens for up to ``info.max_seqs`` requests at once; more wait in order of arrival."""
+
+    def __init__(
+        self,
+        *,
+        info: EngineInfo,
+        pool: PagePool,
+        prefix: PrefixIndex | None,
+        verifier: Verifier,
+        drafter: Drafter | None,
+        scheduler: Scheduler,
+        observe: Callable[[StepTrace], None] | None = None,
+    ) -> None:
+        self.info, self.pool, self.prefix = info, pool, prefix
+        self.drafter, self.scheduler = drafter, scheduler
+        self.runner = EagerRunner(verifier, drafter)
+        self.steps = 0
+        self._observe = observe
+        self._sequences: dict[str, Sequence] = {}
+        self._ended: list[Delta] = []
+
+    @property
+    def has_work(self) -> bool:
+        """Whether another step would do anything."""
+        return bool(self._sequences or self._ended)
+
+    def add(self, request: Request) -> None:
+        """Queue a request. Raises :class:`InvalidRequest` naming the field that cannot be served."""
+        if request.id in self._sequences:
+            raise InvalidRequest("request_id", f"request id {request.id!r} is already running")
+        self._sequences[request.id] = sequence = self._sequence(request)
+        self.scheduler.waiting.append(sequence)
+
+    def _sequence(self, request: Request) -> Sequence:
+        params = request.params
+        params.validate(self.info.vocab_size)
+        seed = secrets.randbits(32) if params.seed is None else params.seed % SEED_RANGE
+        stops = set(params.stop_token_ids) | (set() if params.ignore_eos else set(self.info.eos_token_ids))
+        return Sequence(
+            id=request.id,
+            tokens=list(request.prompt),
+            prompt_length=len(request.prompt),
+            sampling=params,
+            table=PageTable(self.pool),
+            noise=Noise(seed, self.info.vocab_size),
+            limit=self._limit(request),
+            stop_ids=frozenset(stops),
+            salt=request.salt,
+            forced=request.forced,
+        )
+
+    def _limit(self, request: Request) -> int:
+        """The most tokens the sequence may reach."""
+        prompt, room = request.prompt, self.info.max_model_len
+        if not prompt:
+            raise InvalidRequest("prompt", "prompt must hold at least one token")
+        for token in (min(prompt), max(prompt)):
+            if not 0 <= token < self.info.vocab_size:
+                raise InvalidRequest("prompt", f"prompt holds {token}, which is no token of the model")
+        wanted = request.params.max_tokens
+        if len(prompt) + (wanted or 1) > room:
+            asked = f" and max_tokens is {wanted}" if wanted else ""
+            raise ContextLengthExceeded(
+                "max_tokens" if wanted and len(prompt) < room else "prompt",
+                f"the model holds {room} tokens, but the prompt has {len(prompt)}{asked}",
+            )
+        return len(prompt) + wanted if wanted else room
+
+    def cancel(self, request_id: str) -> None:
+        """Stop a request at once; unknown ids (already finished ones) are no error."""
+        sequence = self._sequences.get(request_id)
+        if sequence is not None:
+            self._end(sequence, "cancelled")
+
+    def finish(self, request_id: str, at_token: int) -> None:
+        """A stop string ended the text with output token number ``at_token``: what came after is discarded.
+
+        The last delta (reason "stop") follows with the next step. Unknown ids are no error.
+        """
+        sequence = self._sequences.get(request_id)
+        if sequence is None:
+            return
+        keep = sequence.prompt_length + min(max(at_token, 0), sequence.output_length)
+        sequence.trace.cut(len(sequence.tokens) - keep)
+        del sequence.tokens[keep:]
+        if sequence.table.length > keep - 1:
+            sequence.table.truncate(max(keep - 1, 0))
+        self._end(sequence, "stop")
+
+    def step(self) -> list[Delta]:
+        """Run one step for all that can run; returns what it emitted."""
+        begun = time.perf_counter()
+        plan = self.scheduler.plan()
+        for sequence in self.scheduler.preempted:
+            self._forget_drafts(sequence)
+        planned = {"plan": time.perf_counter() - begun}
+        deltas, self._ended = self._ended, []
+        if not plan.works:
+            return deltas
+        for work in plan.works:
+            work.sequence.trace.started = work.sequence.trace.started or begun
+        ticket = self.runner.submit(plan)
+        verdicts = self.runner.collect(ticket)
+        seconds = planned | ticket.watch.seconds
+        deltas += [delta for verdict in verdicts if (delta := self._settle(verdict, seconds)) is not None]
+        self.scheduler.settle()
+        self.steps += 1
+        if self._observe is not None:
+            self._observe(self._trace(plan, verdicts, seconds))
+        return deltas
+
+    def _settle(self, verdict: Verdict, seconds: dict[str, float]) -> Delta | None:
+        """Count a verdict, publish what is final, and make the delta that goes out."""
+        work, sequence = verdict.work, verdict.work.sequence
+        sequence.trace.charge({"prefill": sum(seconds.values())} if work.lead else seconds)
+        if verdict.emitted:
+            sequence.trace.record(verdict.depths, verdict.accepted, len(verdict.emitted))
+        if work.lead and work.shape is not None:
+            self._publish(sequence)
+        if sequence.finished:
+            self._remove(sequence)
+        elif not verdict.emitted:
+            return None
+        return self._delta(sequence, verdict.emitted, len(verdict.depths), verdict.accepted)
+
+    def _delta(self, sequence: Sequence, tokens: list[int], drafted: int = 0, accepted: int = 0) -> Delta:
+        return Delta(
+            id=sequence.id,
+            tokens=tokens,
+            finish_reason=sequence.finish_reason,
+            stop_token=sequence.stop_token,
+            error=sequence.error,
+            seed=sequence.noise.seed,
+            cached_tokens=sequence.cached_tokens,
+            drafted=drafted,
+            accepted=accepted,
+            statistics=self._statistics(sequence) if sequence.finished else None,
+        )
+
+    def _statistics(self, sequence: Sequence) -> Statistics:
+        levels = self.scheduler.shape.levels
+        return sequence.trace.statistics(sequence.prompt_length, sequence.cached_tokens, sequence.output_length, levels)
+
+    def _end(self, sequence: Sequence, reason: FinishReason) -> None:
+        sequence.finish_reason = reason
+        self._remove(sequence)
+        self._ended.append(self._delta(sequence, []))
+
+    def _remove(self, sequence: Sequence) -> None:
+        """Give back everything a finished sequence holds; good text stays findable."""
+        del self._sequences[sequence.id]
+        if sequence.finish_reason != "error":
+            self._publish(sequence)
+        self.scheduler.remove(sequence)
+        self._forget_drafts(sequence)
+
+    def _forget_drafts(self, sequence: Sequence) -> None:
+        if self.drafter is not None:
+            self.drafter.finished(sequence)
+
+    def _publish(self, sequence: Sequence) -> None:
+        """Index the full pages of final text: the prompt once it is computed, and everything at the end."""
+        if self.prefix is not None:
+            self.prefix.publish(sequence.table, sequence.tokens, sequence.salt)
+
+    def _trace(self, plan: StepPlan, verdicts: list[Verdict], seconds: dict[str, float]) -> StepTrace:
+        leads = sum(work.lead for work in plan.works)
+        drafted = sum(len(v.depths) for v in verdicts)
+        return StepTrace(
+            number=self.steps,
+            rows=leads + drafted + sum(1 for work in plan.works if work.shape is not None),
+            sequences=len(plan.works),
+            prefill_rows=leads,
+            drafted=drafted,
+            accepted=sum(v.accepted for v in verdicts),
+            emitted=sum(len(v.emitted) for v in verdicts),
+            seconds=seconds,
+        )
+
+    def check(self) -> None:
+        """Prove the page ledger; raises AssertionError if a page is lost or held twice."""
+        self.pool.check([s.table for s in self._sequences.values()], at_rest=True)

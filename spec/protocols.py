@@ -1,0 +1,114 @@
+"""What the heart asks of a model and of a drafter, and the records that pass between them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Many
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from torch import Tensor
+
+from kvpaging import PageTable
+from spec.sequence import Sequence
+from spec.tree import DraftTree, TreeShape
+
+Wanted = Literal["none", "last", "all"]
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """The rows of one sequence in a forward pass.
+
+    The model holds valid KV for positions ``0 .. base - 1``. Row *i* is written to position-slot ``base + slots[i]`` of
+    the sequence's pages and sits at rotary position ``base + depths[i]``. It sees every position below ``base`` and the
+    rows on its path.
+
+    tokens: int64[R]. nodes: which tree node each row is (its slot past ``base``); None for a chain, where row i is
+    node i at depth i. words: for each row the ancestor word over nodes, itself included; None for a chain.
+    wanted: the rows whose logits are needed.
+    """
+
+    table: PageTable
+    tokens: Tensor
+    base: int
+    nodes: Many[int] | None = None
+    words: Many[int] | None = None
+    wanted: Wanted = "all"
+
+    @classmethod
+    def of_tree(cls, table: PageTable, tree: DraftTree) -> Rows:
+        """A whole tree hanging below the committed length of ``table``."""
+        if tree.is_chain:
+            return cls(table, tree.tokens, table.length)
+        words = [word & (1 << 64) - 1 for word in tree.ancestors.tolist()]
+        return cls(table, tree.tokens, table.length, range(len(words)), words)
+
+
+@dataclass(frozen=True, slots=True)
+class FeatureRequest:
+    """What a drafter needs of the target: the final hidden state, and the inputs of some layers.
+
+    layers: 0-based decoder layers whose input (the residual stream) is wanted.
+    """
+
+    final: bool = False
+    layers: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Forward:
+    """The result of one forward pass.
+
+    logits: fp32[W, V], the wanted rows of all sequences in order. starts: where each sequence's rows begin in
+    ``logits`` (one more entry than sequences). features: by name (``"final"``, ``"layer.3"``), [R, H] over all rows.
+    """
+
+    logits: Tensor
+    starts: list[int]
+    features: dict[str, Tensor]
+
+    def of(self, index: int) -> Tensor:
+        """fp32[w, V]: the logits of sequence number ``index`` of the pass."""
+        return self.logits[self.starts[index] : self.starts[index + 1]]
+
+
+class Verifier(Protocol):
+    """The target model: the one who decides."""
+
+    vocab_size: int
+    max_positions: int
+
+    def run(self, rows: Many[Rows], features: FeatureRequest | None = None) -> Forward:
+        """One forward pass over ragged rows; stores their KV; never changes a page table."""
+        ...
+
+    def committed(self, table: PageTable, moves: tuple[Tensor, Tensor] | None) -> None:
+        """The table's length grew: move accepted rows (source slots, destination slots) and set fill marks."""
+        ...
+
+    def missing(self, table: PageTable) -> int:
+        """How many of the table's committed tokens have no valid KV in this model's store."""
+        ...
+
+
+class Drafter(Protocol):
+    """Whoever proposes tokens. It may be wrong in any way: that only costs speed."""
+
+    name: str
+    needs: FeatureRequest | None
+
+    def propose(self, sequences: Many[Sequence], shapes: Many[TreeShape]) -> list[DraftTree]:
+        """One tree per sequence, at most as large as its shape. Writes only scratch rows past the committed length."""
+        ...
+
+    def extend(self, sequence: Sequence) -> None:
+        """A prefill chunk was committed: bring the drafter's own state up to it."""
+        ...
+
+    def committed(self, sequence: Sequence, path: list[int], moves: tuple[Tensor, Tensor] | None) -> None:
+        """This path of the last proposed tree was committed: keep what of the drafter's own rows is still true."""
+        ...
+
+    def finished(self, sequence: Sequence) -> None:
+        """The sequence is over (or was preempted): drop what was kept for it."""
+        ...

@@ -1,0 +1,61 @@
+"""What goes into the engine and what comes out: records that cross processes. Imports no torch."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from spec.sampling import SamplingParams
+from spec.trace import Statistics
+
+FinishReason = Literal["stop", "length", "cancelled", "error"]
+
+
+class Request(msgspec.Struct, kw_only=True):
+    """One sequence to generate. salt: prefixes are shared only between equal salts. forced: recorded output tokens
+    that replace the draws (every pass is still computed), for measurements."""
+
+    id: str
+    prompt: list[int]
+    params: SamplingParams
+    salt: str = ""
+    forced: list[int] | None = None
+
+
+class Delta(msgspec.Struct, kw_only=True):
+    """What one step did for one request. The last delta has a finish_reason and the statistics.
+
+    tokens: the run of tokens emitted. drafted, accepted: tree nodes below the root, and how many of them were taken.
+    """
+
+    id: str
+    tokens: list[int]
+    finish_reason: FinishReason | None = None
+    stop_token: int | None = None
+    error: str | None = None
+    seed: int = 0
+    cached_tokens: int = 0
+    drafted: int = 0
+    accepted: int = 0
+    statistics: Statistics | None = None
+
+
+class EngineInfo(msgspec.Struct, kw_only=True, frozen=True):
+    """What is running, for banner, /health and reports."""
+
+    target: str
+    drafter: str
+    drafter_reason: str
+    dtype: str
+    dtype_reason: str
+    device: str
+    exact: bool
+    exact_reason: str
+    kv_tokens: int
+    page_size: int
+    max_model_len: int
+    max_seqs: int
+    draft_shape: tuple[int, ...]
+    vocab_size: int
+    eos_token_ids: tuple[int, ...]

@@ -1,0 +1,74 @@
+"""Sequence: everything the engine knows of one running request."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from kvpaging import PageTable
+from spec.noise import Noise
+from spec.request import FinishReason
+from spec.sampling import SamplingParams
+from spec.trace import SequenceTrace
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """One sequence: tokens, pages, parameters, progress.
+
+    tokens: prompt and output so far. With no step in flight and the prompt processed,
+    ``table.length == len(tokens) - 1``: the last token is the root, whose KV is not stored yet.
+    limit: the most tokens (prompt and output) it may reach. stop_ids: tokens that end it.
+    """
+
+    id: str
+    tokens: list[int]
+    prompt_length: int
+    sampling: SamplingParams
+    table: PageTable
+    noise: Noise
+    limit: int
+    stop_ids: frozenset[int]
+    salt: str = ""
+    hold_publication: bool = False
+    forced: list[int] | None = None
+    trace: SequenceTrace = field(default_factory=SequenceTrace)
+    cached_tokens: int = 0
+    published: int = 0
+    finish_reason: FinishReason | None = None
+    stop_token: int | None = None
+    error: str | None = None
+
+    @property
+    def output_length(self) -> int:
+        """Tokens generated so far."""
+        return len(self.tokens) - self.prompt_length
+
+    @property
+    def pending(self) -> int:
+        """Rows still to compute before the root: prompt tokens (or, after preemption, any tokens) without KV."""
+        return len(self.tokens) - 1 - self.table.length
+
+    @property
+    def most_levels(self) -> int:
+        """The deepest draft that could still be emitted: the bonus token fills the last place."""
+        return self.limit - len(self.tokens) - 1
+
+    @property
+    def finished(self) -> bool:
+        """Whether the sequence will emit no more."""
+        return self.finish_reason is not None
+
+    def append(self, run: list[int]) -> list[int]:
+        """Append a run of emitted tokens one by one, as plain decoding would, up to the first that ends the sequence.
+
+        Returns the tokens really appended.
+        """
+        for count, token in enumerate(run, start=1):
+            self.tokens.append(token)
+            if token in self.stop_ids and self.output_length > self.sampling.min_tokens:
+                self.finish_reason, self.stop_token = "stop", token
+            elif len(self.tokens) >= self.limit:
+                self.finish_reason = "length"
+            if self.finished:
+                return run[:count]
+        return run

@@ -1,0 +1,143 @@
+"""What happened: per step, per sequence, and the summaries that go out with a response."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+
+import msgspec
+
+
+class Statistics(msgspec.Struct, kw_only=True):
+    """One finished request in numbers. Times in seconds; lists by depth start at depth 1.
+
+    steps: target passes that emitted tokens. drafted, accepted: drafted tokens verified, and accepted ones that were
+    emitted. acceptance_histogram[j]: steps that accepted exactly j. num_spec_tokens: the deepest draft configured.
+    discarded: tokens computed past the point where the text ended.
+    """
+
+    prompt_tokens: int
+    cached_tokens: int
+    completion_tokens: int
+    steps: int
+    drafted: int
+    accepted: int
+    drafted_per_depth: list[int]
+    accepted_per_depth: list[int]
+    acceptance_histogram: list[int]
+    num_spec_tokens: int
+    discarded: int
+    preemptions: int
+    seconds: dict[str, float]
+    time_to_first_token: float
+    decode_seconds: float
+    decode_tokens_per_second: float
+    per_step_drafted: list[int]
+    per_step_accepted: list[int]
+
+
+class StepTrace(msgspec.Struct, kw_only=True):
+    """One step of the engine. seconds: by phase (plan, propose, forward, draw, commit)."""
+
+    number: int
+    rows: int
+    sequences: int
+    prefill_rows: int
+    drafted: int
+    accepted: int
+    emitted: int
+    seconds: dict[str, float]
+
+
+class Stopwatch:
+    """Splits a stretch of time into named phases: each ``lap`` ends the phase it names."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+        self._last = time.perf_counter()
+
+    def lap(self, phase: str) -> None:
+        """Charge the time since the last lap to ``phase``."""
+        now = time.perf_counter()
+        self.seconds[phase] = self.seconds.get(phase, 0.0) + now - self._last
+        self._last = now
+
+
+@dataclass(slots=True)
+class SequenceTrace:
+    """Counters of one sequence, filled step by step. Clock times are ``time.perf_counter`` seconds."""
+
+    arrived: float = field(default_factory=time.perf_counter)
+    started: float | None = None
+    first_token: float | None = None
+    last_token: float | None = None
+    seconds: dict[str, float] = field(default_factory=dict)
+    drafted_per_depth: list[int] = field(default_factory=list)
+    accepted_per_depth: list[int] = field(default_factory=list)
+    per_step_drafted: list[int] = field(default_factory=list)
+    per_step_accepted: list[int] = field(default_factory=list)
+    first_run: int = 0
+    discarded: int = 0
+    preemptions: int = 0
+
+    def charge(self, seconds: dict[str, float]) -> None:
+        """Add a step's phase times to this sequence's."""
+        for phase, spent in seconds.items():
+            self.seconds[phase] = self.seconds.get(phase, 0.0) + spent
+
+    def record(self, depths: list[int], accepted: int, emitted: int) -> None:
+        """One step that emitted: the depths of its drafted nodes, how many were accepted, how many tokens went out."""
+        self.last_token = time.perf_counter()
+        if self.first_token is None:
+            self.first_token, self.first_run = self.last_token, emitted
+        self.per_step_drafted.append(len(depths))
+        self.per_step_accepted.append(accepted)
+        deepest = max(depths, default=0)
+        for counts in (self.drafted_per_depth, self.accepted_per_depth):
+            counts.extend([0] * (deepest - len(counts)))
+        for depth in depths:
+            self.drafted_per_depth[depth - 1] += 1
+        for depth in range(accepted):
+            self.accepted_per_depth[depth] += 1
+
+    def cut(self, surplus: int) -> None:
+        """The text ended ``surplus`` emitted tokens ago: accepted tokens past the cut count as discarded."""
+        self.discarded += surplus
+        for index in range(len(self.per_step_accepted) - 1, -1, -1):
+            if surplus <= 0:
+                return
+            accepted = self.per_step_accepted[index]
+            gone = min(accepted, surplus)
+            for depth in range(accepted - gone, accepted):
+                self.accepted_per_depth[depth] -= 1
+            self.per_step_accepted[index] -= gone
+            surplus -= accepted + 1
+
+    def statistics(self, prompt_tokens: int, cached_tokens: int, completion_tokens: int, levels: int) -> Statistics:
+        """The summary that goes out with the last delta. ``levels`` is the deepest draft configured."""
+        histogram = [0] * (max([levels, *self.per_step_accepted]) + 1)
+        for accepted in self.per_step_accepted:
+            histogram[accepted] += 1
+        first, last = self.first_token or self.arrived, self.last_token or self.arrived
+        after_first = completion_tokens - self.first_run
+        queued = {"queue": (self.started or last) - self.arrived}
+        return Statistics(
+            prompt_tokens=prompt_tokens,
+            cached_tokens=cached_tokens,
+            completion_tokens=completion_tokens,
+            steps=len(self.per_step_accepted),
+            drafted=sum(self.per_step_drafted),
+            accepted=sum(self.per_step_accepted),
+            drafted_per_depth=self.drafted_per_depth,
+            accepted_per_depth=self.accepted_per_depth,
+            acceptance_histogram=histogram,
+            num_spec_tokens=len(histogram) - 1,
+            discarded=self.discarded,
+            preemptions=self.preemptions,
+            seconds=queued | self.seconds,
+            time_to_first_token=first - self.arrived,
+            decode_seconds=last - first,
+            decode_tokens_per_second=after_first / (last - first) if last > first else 0.0,
+            per_step_drafted=self.per_step_drafted,
+            per_step_accepted=self.per_step_accepted,
+        )

@@ -1,0 +1,120 @@
+"""Draft trees: parents, depths and one 64-bit ancestor word per node.
+
+Node 0 is the root: the last committed token, whose KV is not stored yet. The others are drafted tokens, numbered so
+that a parent comes before its children. Bit *i* of a node's ancestor word says that node *i* is on its path (the node
+itself included)::
+
+    tokens   7 ─┬─ 3 ─── 5        parents    -1  0  0  1
+                └─ 9              depths      0  1  1  2
+    node     0     1  2  3        ancestors   0b1  0b11  0b101  0b1011
+
+A chain is a tree of width one, and plain decoding is the tree that is only a root.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from spec.errors import ConfigurationError
+
+#: One ancestor word holds this many nodes, the root among them.
+MAX_NODES = 64
+
+
+@dataclass(frozen=True, slots=True)
+class TreeShape:
+    """What the host fixes before a tree is drafted: how many nodes each level keeps.
+
+    ``widths[d]`` nodes are kept at depth ``d + 1``. Which parents they hang on is the drafter's choice.
+    """
+
+    widths: tuple[int, ...] = ()
+
+    @property
+    def levels(self) -> int:
+        """The greatest depth: at most this many drafted tokens can be accepted in a step."""
+        return len(self.widths)
+
+    @property
+    def nodes(self) -> int:
+        """All nodes, the root among them."""
+        return 1 + sum(self.widths)
+
+    @classmethod
+    def chain(cls, length: int) -> TreeShape:
+        """A chain of ``length`` drafted tokens; 0 is plain decoding."""
+        return cls((1,) * length)
+
+    @classmethod
+    def parse(cls, text: str) -> TreeShape:
+        """Read ``"3,2,1"``: three nodes at depth 1, two at depth 2, one at depth 3.
+
+        Raises :class:`ConfigurationError` for anything else, or for more than 63 drafted nodes.
+        """
+        try:
+            widths = tuple(int(part) for part in text.split(","))
+        except ValueError:
+            widths = (0,)
+        if not widths or min(widths) < 1:
+            raise ConfigurationError(f'draft_tree must be numbers of nodes per level, such as "3,2,1", got "{text}"')
+        if sum(widths) >= MAX_NODES:
+            raise ConfigurationError(f"draft_tree may hold at most {MAX_NODES - 1} drafted nodes, got {sum(widths)}")
+        return cls(widths)
+
+    def limited(self, levels: int) -> TreeShape:
+        """The shape cut to at most ``levels`` levels."""
+        return self if levels >= self.levels else TreeShape(self.widths[: max(levels, 0)])
+
+
+ROOT_ONLY = TreeShape()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DraftTree:
+    """One sequence's proposed tokens. All tensors int64[N] on one device, N at most 64.
+
+    tokens[0] is the root. ``drafters[i]`` names who proposed node i (empty for the root).
+    """
+
+    tokens: Tensor
+    parents: Tensor
+    depths: Tensor
+    ancestors: Tensor
+    drafter: str = ""
+    is_chain: bool = field(default=False)
+
+    def __len__(self) -> int:
+        return self.tokens.shape[0]
+
+    @classmethod
+    def build(cls, tokens: Sequence[int], parents: Sequence[int], drafter: str = "") -> DraftTree:
+        """A tree from host lists; ``parents[0]`` is -1 and every other parent comes before its child."""
+        assert len(tokens) == len(parents) <= MAX_NODES, "a tree holds at most 64 nodes"
+        depths, words = [0], [1]
+        for node, parent in enumerate(parents[1:], start=1):
+            assert 0 <= parent < node, "a parent comes before its children"
+            depths.append(depths[parent] + 1)
+            words.append(words[parent] | 1 << node)
+        chain = all(parent == node - 1 for node, parent in enumerate(parents))
+        signed = [w - (1 << 64) if w >> 63 else w for w in words]
+        columns = [torch.tensor(list(column)) for column in (tokens, parents, depths, signed)]
+        return cls(columns[0], columns[1], columns[2], columns[3], drafter, chain)
+
+    @classmethod
+    def chain(cls, tokens: Sequence[int], drafter: str = "") -> DraftTree:
+        """A chain: the root, then each token the child of the one before."""
+        parents, depths, ancestors = _chain_columns(len(tokens))
+        return cls(torch.tensor(list(tokens)), parents, depths, ancestors, drafter, is_chain=True)
+
+
+@lru_cache(maxsize=MAX_NODES)
+def _chain_columns(nodes: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Parents, depths and ancestor words of a chain; never written to, so shared."""
+    depths = torch.arange(nodes)
+    ancestors = torch.tensor([-1 if n == 63 else (2 << n) - 1 for n in range(nodes)])
+    return depths - 1, depths, ancestors

@@ -1,0 +1,141 @@
+"""The benchmarks run: ways of decoding are built, compared, checked for equal tokens and reported."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from bench import drive, forced, http, record, report, summary
+from bench.decode import compare
+from bench.drive import BadMode, Options, Run, engine_config
+from bench.overhead import added, metered_models
+from bench.summary import Sample, TokensDiffer, check_same
+from spec.sampling import SamplingParams
+from spec.trace import Statistics
+
+MODES = ("none", "ngram:3", "draft:2", "draft:3,2")
+
+
+def write_model(path: Path, layers: int) -> str:
+    torch.manual_seed(layers)
+    shape: dict[str, Any] = {"hidden_size": 32, "num_hidden_layers": layers, "intermediate_size": 48}
+    heads: dict[str, Any] = {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 16, "vocab_size": 64}
+    LlamaForCausalLM(LlamaConfig(**shape, **heads, max_position_embeddings=256)).save_pretrained(path)
+    return str(path)
+
+
+@pytest.fixture(scope="module")
+def options(tmp_path_factory: pytest.TempPathFactory) -> Options:
+    path = tmp_path_factory.mktemp("models")
+    return Options(write_model(path / "target", 2), write_model(path / "draft", 1), "float32", kv_tokens=256)
+
+
+def finished_run(tokens: list[int], accepted: list[int], drafted: list[int]) -> Run:
+    statistics = Statistics(
+        prompt_tokens=1, cached_tokens=0, completion_tokens=len(tokens), steps=len(accepted), drafted=sum(drafted),
+        accepted=sum(accepted), drafted_per_depth=[2, 1], accepted_per_depth=[2, 0], acceptance_histogram=[1, 2],
+        num_spec_tokens=2, discarded=0, preemptions=0, seconds={"propose": 1.0, "forward": 3.0, "prefill": 9.0},
+        time_to_first_token=0.1, decode_seconds=2.0, decode_tokens_per_second=len(tokens) / 2.0,
+        per_step_drafted=drafted, per_step_accepted=accepted,
+    )  # fmt: skip
+    return Run(tokens, 4.0, [0.1, 0.2], statistics)
+
+
+def test_modes() -> None:
+    options = Options("T", "D")
+    assert engine_config("none", options).draft == "none"
+    assert (engine_config("ngram:7", options).draft, engine_config("ngram:7", options).draft_tokens) == ("ngram", 7)
+    assert (engine_config("draft:3", options).draft, engine_config("draft:3", options).draft_tokens) == ("D", 3)
+    assert engine_config("draft:3,2", options).draft_tree == "3,2"
+
+
+@pytest.mark.parametrize("mode", ["medusa", "draft:x", "draft:-1"])
+def test_bad_modes(mode: str) -> None:
+    with pytest.raises(BadMode, match=mode):
+        engine_config(mode, Options("T", "D"))
+
+
+def test_draft_mode_needs_a_draft() -> None:
+    with pytest.raises(BadMode, match="--draft"):
+        engine_config("draft:4", Options("T"))
+
+
+def test_different_tokens_are_reported() -> None:
+    same, other = finished_run([5, 6, 7], [0, 1], [0, 2]), finished_run([5, 9, 7], [0, 1], [0, 2])
+    check_same([Sample("none", 0.0, "p", 0, same), Sample("ngram", 1.0, "p", 0, other)])
+    with pytest.raises(TokensDiffer, match="ngram parts from none at output token 1"):
+        check_same([Sample("none", 0.0, "p", 0, same), Sample("ngram", 0.0, "p", 0, other)])
+
+
+def test_summary() -> None:
+    runs = [Sample("draft:2", 0.0, "p", n, finished_run([5, 6, 7, 8, 9], [0, 1, 1], [0, 2, 1])) for n in range(2)]
+    got = summary.summarise(runs)
+    assert got["tokens_per_step"] == pytest.approx(5 / 3)
+    assert got["draft_share"] == pytest.approx(0.25)
+    assert got["phases_ms"]["forward"] == pytest.approx(1500.0)  # over the two steps after the prompt's
+    assert got["acceptance_per_depth"] == [1.0, 0.0]
+    assert got["reached_per_depth"] == [1.0]
+
+
+def test_real_engines_side_by_side(options: Options, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    engines = drive.build_all(MODES, options)
+    assert len({id(drive.target_of(engine).decoder) for engine in engines.values()}) == 1
+    samples = []
+    for temperature in (0.0, 1.0):
+        params = SamplingParams(temperature=temperature, seed=3, max_tokens=24, ignore_eos=True)
+        for mode, engine in engines.items():
+            run = drive.run(engine, drive.request([1, 2, 3, 1, 2], params))
+            assert len(run.tokens) == 24
+            samples.append(Sample(mode, temperature, "p", 0, run))
+    check_same(samples)
+    compared = compare([s for s in samples if s.temperature == 0.0], MODES)
+    assert compared["draft:2"]["vs_none"].ratio > 0
+    assert sum(compared["draft:3,2"]["drafted_per_depth"]) > 0
+    monkeypatch.setattr(record, "RESULTS", tmp_path)
+    described = record.models(engines["none"], options.target, options.draft)
+    record.finish("decode", {**described, "temperature": {"0": compared}, "floor": None})
+    assert "| draft:3,2 |" in report.report(tmp_path)
+    assert str(tmp_path) not in report.report(tmp_path)
+
+
+def test_forced_draws_follow_the_trace(options: Options) -> None:
+    engine = drive.build("ngram:3", options)
+    output = [7, 8, 9, 7, 8, 9, 7, 8, 9, 7, 8, 9]
+    params = SamplingParams(temperature=1.0, seed=0, max_tokens=len(output), ignore_eos=True)
+    run = drive.run(engine, drive.request([4, 5, 6], params, output))
+    assert run.tokens == output
+    assert run.statistics.accepted > 0
+
+
+def test_overhead_leaves_the_models_out(options: Options) -> None:
+    engine = drive.build("none", options)
+    asked = drive.request([1, 2, 3], SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True))
+    with metered_models() as meter:
+        steps = added(engine, asked, meter)
+    assert len(steps) == 5
+    assert all(own > 0 and models > 0 for own, models in steps)
+
+
+def test_traces(tmp_path: Path) -> None:
+    trace = tmp_path / "t.jsonl"
+    trace.write_text(json.dumps({"prompt_token_ids": [1], "output_token_ids": [2, 3]}) + "\n")
+    assert forced.read_trace(trace) == [forced.Recorded("t-1", [1], [2, 3])]
+    trace.write_text('{"prompt_token_ids": [1]}\n')
+    with pytest.raises(forced.BadTrace, match="line 1"):
+        forced.read_trace(trace)
+
+
+def test_answers_are_parsed() -> None:
+    head = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
+    events = [b'data: {"choices":[{"text":"ab"}]}\n\n', b'data: {"choices":[{"text":"c"}]}\n\ndata: [DONE]\n\n']
+    body = b"".join(b"%x\r\n%b\r\n" % (len(e), e) for e in events) + b"0\r\n\r\n"
+    assert http.parse(head + body, streamed=True) == ("abc", 2)
+    whole = b'HTTP/1.1 200 OK\r\n\r\n{"choices":[{"text":"abc"}]}'
+    assert http.parse(whole, streamed=False) == ("abc", 1)
+    with pytest.raises(http.ServerFailed, match="busy"):
+        http.parse(b"HTTP/1.1 503 Unavailable\r\n\r\nbusy", streamed=False)

@@ -1,0 +1,31 @@
+"""The statistics that figures in the README rest on."""
+
+from __future__ import annotations
+
+import pytest
+
+from bench.stats import Spread, distinct_trigrams, paired_ratio, spread
+
+
+def test_spread() -> None:
+    assert spread([4.0, 1.0, 2.0, 3.0, 5.0]) == Spread(2.0, 3.0, 4.0, 5)
+
+
+def test_ratio_is_paired_and_geometric() -> None:
+    ratio = paired_ratio({"a": [(2.0, 1.0), (200.0, 100.0)], "b": [(8.0, 1.0), (0.8, 0.1)]})
+    assert ratio.ratio == pytest.approx(4.0)
+    assert [ratio.low, ratio.high] == pytest.approx([2.0, 8.0])
+
+
+def test_interval_narrows_with_prompts_not_with_rounds() -> None:
+    few = paired_ratio({str(i): [(1.0 + i % 2, 1.0)] * 50 for i in range(4)})
+    many = paired_ratio({str(i): [(1.0 + i % 2, 1.0)] for i in range(200)})
+    assert few.high - few.low > 3 * (many.high - many.low)
+    assert few.low <= few.ratio <= few.high
+
+
+@pytest.mark.parametrize(
+    ("tokens", "share"), [([1, 2, 3, 4, 5], 1.0), ([7] * 12, 0.1), ([1, 2, 3, 1, 2, 3], 0.75), ([1, 2], 1.0)]
+)
+def test_distinct_trigrams(tokens: list[int], share: float) -> None:
+    assert distinct_trigrams(tokens) == pytest.approx(share)

@@ -1,0 +1,256 @@
+"""Random lives of sequences against a plain model.
+
+Each sequence remembers its tokens; the row of a position is a number made from all the tokens up to there, so a row
+that belongs to another text, to a tree branch not taken or to nobody is recognised. After every operation the ledger is
+checked, everything nobody may read is set to NaN, and every sequence reads its whole text back through its slots.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import pytest
+import torch
+
+from kvpaging import KVStore, OutOfPages, PagePool, PageTable, PrefixIndex, store_rows
+
+SALTS = ("", "another tenant")
+SCRATCH = -1.0
+
+
+@dataclass(eq=False)
+class Text:
+    """A sequence as the model sees it; the drafter has rows for at least `drafted` tokens."""
+
+    table: PageTable
+    tokens: list[int]
+    salt: str
+    drafted: int = 0
+
+
+def _rows(tokens: list[int]) -> list[float]:
+    """The content of each position: a hash of all tokens so far, exact in float32."""
+    rows, state = [], 1
+    for token in tokens:
+        state = (state * 31 + token + 7) % 65521
+        rows.append(float(state))
+    return rows
+
+
+class World:
+    """A pool with a target's and a drafter's store, a prefix index, and sequences that live in it."""
+
+    def __init__(self, seed: int, num_pages: int, page_size: int) -> None:
+        self.rng = random.Random(seed)
+        self.pool = PagePool(num_pages, page_size)
+        self.target = KVStore(self.pool, layers=2, kv_heads=1, head_dim=2, dtype=torch.float32)
+        self.drafter = KVStore(self.pool, layers=1, kv_heads=2, head_dim=1, dtype=torch.float32)
+        self.index = PrefixIndex(self.pool)
+        self.texts: list[Text] = []
+        self.history: list[list[int]] = [[1]]
+        self.published: dict[str, set[tuple[int, ...]]] = {salt: set() for salt in SALTS}
+        self.seen: Counter[str] = Counter()
+
+    def operate(self) -> None:
+        operations: list[tuple[Callable[[], None], int]] = [
+            (self.start, 3),
+            (self.step, 12),
+            (self.catch_up, 4),
+            (self.fork, 1),
+            (self.truncate, 2),
+            (self.finish, 1),
+            (self.preempt, 1),
+            (self.evict, 1),
+        ]
+        choices, weights = zip(*operations, strict=True)
+        (operation,) = self.rng.choices(choices, weights)
+        operation()
+        self.verify()
+
+    def start(self) -> None:
+        known = self.rng.choice([*self.history, *(text.tokens for text in self.texts)])
+        tokens = known[: self.rng.randint(0, len(known))] + self._some_tokens(1, 12)
+        self._admit(tokens, self.rng.choice(SALTS))
+
+    def step(self) -> None:
+        """A tree of drafted tokens is written behind the text, one path of it is accepted and moved down."""
+        text = self._pick()
+        if text is None:
+            return
+        parents = [-1] + [self.rng.randrange(node) for node in range(1, self.rng.randint(1, 7))]
+        tokens = self._some_tokens(len(parents), len(parents))
+        if not self._reserve(text, len(parents)):
+            return
+        table, start = text.table, text.table.length
+        scratch = table.slots(start, start + len(parents))
+        paths = [self._path(parents, node) for node in range(len(parents))]
+        rows = [_rows(text.tokens + [tokens[step] for step in path])[-1] for path in paths]
+        self._write(self.target, scratch, rows)
+        self._write(self.drafter, scratch, [SCRATCH] * len(parents))
+        accepted = self.rng.choice(paths)
+        self.target.move(scratch[accepted], scratch[: len(accepted)])
+        table.commit(len(accepted))
+        self.target.mark(table, table.length)
+        table.trim()
+        text.tokens += [tokens[node] for node in accepted]
+        self.seen["moved"] += accepted != list(range(len(accepted)))
+        self._publish(text)
+
+    def catch_up(self) -> None:
+        text = self._pick()
+        if text is None:
+            return
+        start = self.drafter.filled(text.table)
+        stop = self.rng.randint(start, len(text.tokens))
+        shared = [page for page in text.table.pages if self.pool.references(page) > 1]
+        self.seen["caught up in shared pages"] += bool(shared) and stop > start
+        self._write(self.drafter, text.table.slots(start, stop), _rows(text.tokens)[start:stop])
+        self.drafter.mark(text.table, stop)
+        text.drafted = max(text.drafted, stop)
+
+    def fork(self) -> None:
+        text = self._pick()
+        if text is not None and len(self.texts) < 6:
+            self.texts.append(Text(text.table.fork(), list(text.tokens), text.salt, text.drafted))
+
+    def truncate(self) -> None:
+        text = self._pick()
+        if text is not None:
+            length = self.rng.randint(0, len(text.tokens))
+            text.table.truncate(length)
+            del text.tokens[length:]
+            text.drafted = min(text.drafted, length)
+
+    def finish(self) -> None:
+        text = self._pick()
+        if text is not None:
+            self._leave(text)
+            self.history = [*self.history[-8:], text.tokens]
+
+    def preempt(self) -> None:
+        """The pages go, the tokens are kept and computed again."""
+        text = self._pick()
+        if text is not None:
+            self._leave(text)
+            self._admit(text.tokens, text.salt)
+
+    def evict(self) -> None:
+        wanted, before = self.rng.randint(0, 3), len(self.index)
+        assert self.index.evict(wanted) == before - len(self.index) <= wanted
+
+    def verify(self) -> None:
+        self.pool.check([text.table for text in self.texts], at_rest=True)
+        self.target.poison()
+        self.drafter.poison()
+        for text in self.texts:
+            assert text.table.length == len(text.tokens)
+            assert self.target.filled(text.table) == len(text.tokens)
+            drafted = self.drafter.filled(text.table)
+            assert drafted >= text.drafted
+            rows = _rows(text.tokens)
+            self._read(self.target, text.table, rows)
+            self._read(self.drafter, text.table, rows[:drafted])
+            run = text.table.run
+            assert run is None or text.table.slots(0, len(rows)).tolist() == list(range(run, run + len(rows)))
+            self.seen["bent"] += run is None
+
+    def _admit(self, tokens: list[int], salt: str) -> None:
+        pages = self.index.match(tokens, salt)
+        found = len(pages) * self.pool.page_size
+        assert found < max(len(tokens), 1)
+        assert not found or tuple(tokens[:found]) in self.published[salt]
+        self.seen["prefix hits"] += found > 0
+        text = Text(PageTable(self.pool), tokens[:found], salt)
+        text.table.adopt(pages, found)
+        self.texts.append(text)
+        while len(text.tokens) < len(tokens):
+            start = len(text.tokens)
+            stop = min(start + self.rng.randint(1, 9), len(tokens))
+            if not self._reserve(text, stop - start):
+                return
+            self._write(self.target, text.table.slots(start, stop), _rows(tokens[:stop])[start:])
+            text.table.commit(stop - start)
+            self.target.mark(text.table, stop)
+            text.tokens += tokens[start:stop]
+            self._publish(text)
+
+    def _reserve(self, text: Text, extra: int) -> bool:
+        """Reserve, sending away the youngest others while pages are lacking, in the end the text itself."""
+        while True:
+            before = (list(text.table.pages), text.table.length, self.pool.available)
+            shared = bool(before[0]) and self.pool.references(before[0][-1]) > 1
+            cached = len(self.index)
+            try:
+                text.table.reserve(extra)
+            except OutOfPages:
+                self.seen["out of pages"] += 1
+                assert before == (text.table.pages, text.table.length, self.pool.available)
+                youngest = next((other for other in reversed(self.texts) if other is not text), text)
+                self._leave(youngest)
+                if youngest is text:
+                    return False
+            else:
+                self.seen["copied on write"] += shared and text.table.pages[: len(before[0])] != before[0]
+                self.seen["evicted"] += len(self.index) < cached
+                return True
+
+    def _publish(self, text: Text) -> None:
+        if self.rng.random() < 0.7:
+            self.index.publish(text.table, text.tokens, text.salt)
+            size = self.pool.page_size
+            ends = range(size, len(text.tokens) + 1, size)
+            self.published[text.salt] |= {tuple(text.tokens[:end]) for end in ends}
+
+    def _leave(self, text: Text) -> None:
+        text.table.release()
+        self.texts.remove(text)
+
+    def _pick(self) -> Text | None:
+        return self.rng.choice(self.texts) if self.texts else None
+
+    def _some_tokens(self, low: int, high: int) -> list[int]:
+        return [self.rng.randrange(2) for _ in range(self.rng.randint(low, high))]
+
+    @staticmethod
+    def _path(parents: list[int], node: int) -> list[int]:
+        path = []
+        while node >= 0:
+            path.append(node)
+            node = parents[node]
+        return path[::-1]
+
+    @staticmethod
+    def _write(store: KVStore, slots: torch.Tensor, rows: list[float]) -> None:
+        layers, _, heads, width = store.keys.shape
+        for layer in range(layers):
+            k = (torch.tensor(rows) + layer)[:, None, None].expand(-1, heads, width)
+            store_rows(store.keys[layer], store.values[layer], slots, k, -k)
+
+    @staticmethod
+    def _read(store: KVStore, table: PageTable, rows: list[float]) -> None:
+        slots = table.slots(0, len(rows))
+        layers = torch.arange(store.keys.shape[0])
+        expected = (torch.tensor(rows) + layers[:, None])[..., None, None].expand_as(store.keys[:, slots])
+        assert torch.equal(store.keys[:, slots], expected)
+        assert torch.equal(store.values[:, slots], -expected)
+
+
+@pytest.mark.parametrize(("num_pages", "page_size"), [(14, 4), (60, 1), (26, 3), (10, 8)])
+def test_every_sequence_reads_its_own_text(num_pages: int, page_size: int) -> None:
+    seen: Counter[str] = Counter()
+    for seed in range(6):
+        world = World(seed, num_pages, page_size)
+        for _ in range(120):
+            world.operate()
+        while world.texts:
+            world.finish()
+            world.verify()
+        world.index.evict(num_pages)
+        assert world.pool.available == num_pages - 1
+        seen += world.seen
+    expected = {"moved", "caught up in shared pages", "out of pages", "evicted", "bent", "prefix hits"}
+    expected |= {"copied on write"} if page_size > 1 else set()
+    assert {what for what in expected if seen[what] >= 10} == expected, f"hardly exercised: {seen}"

@@ -1,0 +1,74 @@
+"""A real server in a process of its own, as a user starts it."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import aiohttp
+import openai
+
+START_SECONDS = 180.0
+
+
+class LiveServer:
+    """``foresay serve`` on a free port; killed at the end if it is still there."""
+
+    def __init__(self, log: Path, *flags: str) -> None:
+        self._log = log
+        command = [sys.executable, "-m", "server.cli", "serve", "--port", "0", *flags]
+        with log.open("wb") as errors:
+            self.process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=errors)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait()
+
+    @property
+    def output(self) -> str:
+        """What it has printed so far."""
+        return self._log.read_text()
+
+    def wait_for_url(self) -> str:
+        """Wait for the banner; returns the address in it."""
+        deadline = time.monotonic() + START_SECONDS
+        while time.monotonic() < deadline:
+            found = re.search(r"URL +(http://\S+)/v1", self.output)
+            if found:
+                return found[1]
+            assert self.process.poll() is None, self.output
+            time.sleep(0.1)
+        raise TimeoutError(self.output)
+
+    def engine_processes(self) -> list[int]:
+        """Ids of the processes it has started."""
+        children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children")
+        return [int(child) for child in children.read_text().split()]
+
+    def terminate(self) -> None:
+        """What a service manager does first."""
+        os.kill(self.process.pid, signal.SIGTERM)
+
+
+def openai_client(url: str) -> openai.AsyncOpenAI:
+    """The official client, told not to hide errors by trying again."""
+    return openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=120)
+
+
+async def status_of(url: str, path: str) -> int:
+    """The HTTP status of a GET."""
+    async with aiohttp.ClientSession() as session, session.get(url + path) as response:
+        return response.status

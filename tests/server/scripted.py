@@ -1,0 +1,137 @@
+"""A token engine whose tokens are written down beforehand, at the seam below HTTP, and a client for its server."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+
+from aiohttp.test_utils import TestClient, TestServer
+
+from server.app import create_app
+from server.engine_client import EngineStatus
+from server.errors import EngineFailed
+from server.generation import Sink
+from server.service import Service, ServiceOptions, Text
+from server.text import SamplingDefaults, Tokenizer
+from spec.request import Delta, EngineInfo, FinishReason, Request
+from spec.trace import SequenceTrace
+
+END = 0
+INFO = EngineInfo(
+    target="toy",
+    drafter="script",
+    drafter_reason="",
+    dtype="float32",
+    dtype_reason="",
+    device="cpu",
+    exact=True,
+    exact_reason="",
+    kv_tokens=4096,
+    page_size=16,
+    max_model_len=512,
+    max_seqs=4,
+    draft_shape=(1, 1, 1),
+    vocab_size=330,
+    eos_token_ids=(END,),
+)
+
+
+class ScriptedEngine:
+    """Says the same tokens to every request, ``run`` of them per step, a step every ``pause`` seconds.
+
+    Ends as the real engine does: at the end token, at max_tokens, or where the server found a stop string.
+    fail_after: tokens after which the request breaks.
+    """
+
+    def __init__(self, tokens: Sequence[int], run: int = 1, pause: float = 0.0, fail_after: int | None = None) -> None:
+        self.status = EngineStatus("ready")
+        self.info: EngineInfo | None = INFO
+        self.tokens, self.run, self.pause, self.fail_after = list(tokens), run, pause, fail_after
+        self.requests: list[Request] = []
+        self.emitted = 0
+        self.cancelled: list[str] = []
+        self.refusal: Exception | None = None
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._finish: dict[str, int] = {}
+
+    def add(self, request: Request, sink: Sink) -> None:
+        self.requests.append(request)
+        if self.refusal is not None:
+            sink.fail(self.refusal)
+            return
+        self._tasks[request.id] = asyncio.create_task(self._say(request, sink))
+
+    def cancel(self, id: str) -> None:
+        task = self._tasks.pop(id, None)
+        if task is not None:
+            self.cancelled.append(id)
+            task.cancel()
+
+    def finish(self, id: str, at_token: int) -> None:
+        self._finish[id] = at_token
+
+    async def _say(self, request: Request, sink: Sink) -> None:
+        trace = SequenceTrace()
+        limit = request.params.max_tokens or 200
+        said = 0
+        while True:
+            await asyncio.sleep(self.pause)
+            if self.fail_after is not None and said >= self.fail_after:
+                self._tasks.pop(request.id)
+                sink.fail(EngineFailed("the script breaks here"))
+                return
+            run, reason, stop_token = self._next_run(request, said, limit)
+            if reason is None or run:
+                said += len(run)
+                trace.record(list(range(1, self.run)) if said > len(run) else [], max(0, len(run) - 1), len(run))
+            else:
+                trace.cut(said - self._finish[request.id])
+                said = self._finish[request.id]
+            self.emitted += len(run)
+            last = trace.statistics(len(request.prompt), 3, said, self.run - 1) if reason else None
+            if reason is not None:
+                self._tasks.pop(request.id)
+            sink.put(
+                Delta(
+                    id=request.id,
+                    tokens=run,
+                    finish_reason=reason,
+                    stop_token=stop_token,
+                    seed=request.params.seed or 7,
+                    cached_tokens=3,
+                    statistics=last,
+                )
+            )
+            if reason is not None:
+                return
+
+    def _next_run(self, request: Request, said: int, limit: int) -> tuple[list[int], FinishReason | None, int | None]:
+        if request.id in self._finish:
+            return [], "stop", None
+        run: list[int] = []
+        while len(run) < (self.run if said else 1):
+            token = self.tokens[(said + len(run)) % len(self.tokens)]
+            run.append(token)
+            if (token == END and not request.params.ignore_eos) or token in request.params.stop_token_ids:
+                return run, "stop", token
+            if said + len(run) >= limit:
+                return run, "length", None
+        return run, None, None
+
+
+@asynccontextmanager
+async def served(
+    engine: ScriptedEngine,
+    tokenizer: Tokenizer,
+    change: Callable[[Service], None] = lambda service: None,
+    defaults: SamplingDefaults | None = None,
+    **options: object,
+) -> AsyncIterator[TestClient]:
+    """A client of a server around ``engine``."""
+    settings = ServiceOptions(**{"model": "toy", **options})  # type: ignore[arg-type]
+    service = Service(engine, settings, Text(tokenizer, defaults or SamplingDefaults()))
+    change(service)
+    server = TestServer(create_app(service))
+    async with TestClient(server) as client:
+        yield client

@@ -1,0 +1,93 @@
+from __future__ import annotations
+
+import io
+import json
+import shlex
+
+import pytest
+
+from server import banner
+from server.config import ServeConfig
+from spec.request import EngineInfo
+
+INFO = EngineInfo(
+    target="bundled",
+    drafter="bundled/draft",
+    drafter_reason="comes with the bundled target",
+    dtype="bfloat16",
+    dtype_reason="the processor multiplies bf16",
+    device="cpu",
+    exact=True,
+    exact_reason="rows are bit-equal in any batch (probed)",
+    kv_tokens=4096,
+    page_size=16,
+    max_model_len=1024,
+    max_seqs=4,
+    draft_shape=(1, 1, 1, 1),
+    vocab_size=4096,
+    eos_token_ids=(0,),
+)
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def shown(config: ServeConfig, out: io.StringIO) -> str:
+    banner.show(INFO, config, "bundled", 8123, out)
+    return out.getvalue()
+
+
+def test_the_banner_says_what_runs_why_and_where() -> None:
+    text = shown(ServeConfig(), io.StringIO())
+    lines = dict(line.split("  ", 1) for line in text.splitlines() if "  " in line.strip())
+    told = {name.strip(): value.strip() for name, value in lines.items()}
+    assert told["drafter"] == "bundled/draft, 4 tokens ahead (comes with the bundled target)"
+    assert told["dtype"] == "bfloat16 on cpu (the processor multiplies bf16)"
+    assert told["exact"] == "yes: rows are bit-equal in any batch (probed)"
+    assert told["KV cache"].startswith("4,096 tokens")
+    assert told["context"] == "1,024 tokens"
+    assert told["URL"] == "http://127.0.0.1:8123/v1"
+    assert "warning" not in told
+
+
+def test_the_line_to_try_is_one_shell_command_with_a_json_body() -> None:
+    line = next(line for line in shown(ServeConfig(), io.StringIO()).splitlines() if "curl" in line)
+    words = shlex.split(line)
+    assert words[:3] == ["curl", "-N", "http://127.0.0.1:8123/v1/completions"]
+    assert json.loads(words[-1])["model"] == "bundled"
+
+
+def test_colour_only_on_a_terminal_and_not_against_the_users_wish(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setenv("TERM", "xterm-256color")
+    assert "\x1b" in shown(ServeConfig(), Terminal())
+    assert "\x1b" not in shown(ServeConfig(), io.StringIO())
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert shown(ServeConfig(), Terminal()) == shown(ServeConfig(), io.StringIO())
+
+
+@pytest.mark.parametrize(
+    ("host", "url", "warned"),
+    [
+        ("127.0.0.1", "http://127.0.0.1:80", False),
+        ("localhost", "http://localhost:80", False),
+        ("::1", "http://[::1]:80", False),
+        ("0.0.0.0", "http://127.0.0.1:80", True),
+        ("::", "http://[::1]:80", True),
+        ("192.168.1.2", "http://192.168.1.2:80", True),
+    ],
+)
+def test_an_address_others_can_reach_is_warned_about(host: str, url: str, warned: bool) -> None:
+    assert banner.base_url(host, 80) == url
+    assert bool(banner.warnings(ServeConfig(host=host))) is warned
+
+
+def test_a_tree_is_told_from_a_chain() -> None:
+    import msgspec
+
+    tree = msgspec.structs.replace(INFO, draft_shape=(3, 2, 1))
+    none = msgspec.structs.replace(INFO, draft_shape=(), drafter="none", drafter_reason="")
+    assert dict(banner.rows(tree, ""))["drafter"].startswith("bundled/draft, a tree of 3,2,1")
+    assert dict(banner.rows(none, ""))["drafter"] == "none"

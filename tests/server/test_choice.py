@@ -1,0 +1,126 @@
+"""One choice: the same text, counts and ending however the tokens are split into steps."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from server.choice import Choice, Piece, TextOptions
+from server.statistics import drafting_steps
+from spec.request import Delta, Request
+from spec.sampling import SamplingParams
+from spec.trace import SequenceTrace
+
+END = 0
+
+
+def request(**params) -> Request:
+    return Request(id="r", prompt=[5, 6], params=SamplingParams(**params))
+
+
+def partitions(tokens):
+    """Every way to cut a list into runs (of the first eight tokens; the rest is one run)."""
+    head = min(len(tokens), 8)
+    for cuts in range(1 << (head - 1)):
+        ends = [place + 1 for place in range(head - 1) if cuts >> place & 1]
+        yield [tokens[a:b] for a, b in itertools.pairwise([0, *ends, len(tokens)])]
+
+
+def answer(choice: Choice, runs, reason="length", stop_token=None) -> tuple[str, list[int], list[Piece]]:
+    """Feed runs as an engine would: a run that is cut is followed by one empty last delta."""
+    pieces, finished = [], False
+    for number, run in enumerate(runs):
+        last = number == len(runs) - 1
+        delta = Delta(id="r", tokens=list(run), finish_reason=reason if last else None)
+        delta.stop_token = stop_token if last else None
+        pieces.append(choice.take(delta))
+        finished = last
+        if pieces[-1].finish_at is not None:
+            break
+    if not finished:
+        pieces.append(choice.take(Delta(id="r", tokens=[9, 9])))  # a step that was already under way
+        pieces.append(choice.take(Delta(id="r", tokens=[], finish_reason="stop")))
+    return "".join(piece.text for piece in pieces), [t for piece in pieces for t in piece.token_ids], pieces
+
+
+@pytest.mark.parametrize("stop", [" fox", "x", "ox t", "There", " a 🦊"])
+@pytest.mark.parametrize("include", [False, True])
+def test_a_stop_string_cuts_alike_in_every_split(tokenizer, stop, include):
+    text = "Once a fox there a 🦊 There!"
+    tokens = tokenizer.encode(text)
+    ends = [count for count in range(len(tokens) + 1) if stop in tokenizer.decode(tokens[:count])]
+    expected = text[: text.index(stop) + (len(stop) if include else 0)]
+    for runs in partitions(tokens):
+        choice = Choice(request(), tokenizer, TextOptions(stop=(stop,), include_stop=include), [END])
+        said, ids, _ = answer(choice, runs)
+        assert said == expected
+        assert ids == tokens[: ends[0]]
+        assert choice.completion_tokens == ends[0]
+        assert (choice.finish_reason, choice.stop_reason) == ("stop", stop)
+
+
+def test_the_engine_is_told_the_token_that_completed_the_stop_string(tokenizer):
+    tokens = tokenizer.encode("abcdefg")
+    choice = Choice(request(), tokenizer, TextOptions(stop=("d",)), [END])
+    _, _, pieces = answer(choice, [tokens[:2], tokens[2:6], tokens[6:]])
+    assert [piece.finish_at for piece in pieces] == [None, 4, None, None]
+
+
+def test_a_stop_string_before_the_cap_in_the_same_run_wins(tokenizer):
+    tokens = tokenizer.encode("abcdefg")
+    choice = Choice(request(max_tokens=7), tokenizer, TextOptions(stop=("d",)), [END])
+    text, _, pieces = answer(choice, [tokens], reason="length")
+    assert (text, choice.finish_reason, choice.completion_tokens) == ("abc", "stop", 4)
+    assert pieces[-1].finish_at is None  # the engine has ended the request by itself
+
+
+def test_accepted_tokens_past_the_cut_are_not_counted(tokenizer):
+    tokens = tokenizer.encode("abcdefg")
+    trace = SequenceTrace()
+    for emitted in (1, 6):
+        trace.record(list(range(1, emitted)), emitted - 1, emitted)
+    choice = Choice(request(), tokenizer, TextOptions(stop=("d",)), [END])
+    choice.take(Delta(id="r", tokens=tokens[:1]))
+    choice.take(Delta(id="r", tokens=tokens[1:], finish_reason="length", statistics=trace.statistics(2, 0, 7, 5)))
+    assert drafting_steps(choice) == [(5, 3)]  # five drafted; of the five accepted, b, c and d are in the text
+
+
+@pytest.mark.parametrize("place", range(6))
+def test_the_end_token_at_every_place_of_a_run(tokenizer, place):
+    tokens = [*tokenizer.encode("abcdef")[:place], END]
+    for runs in partitions(tokens):
+        choice = Choice(request(), tokenizer, TextOptions(), [END])
+        text, ids, _ = answer(choice, runs, "stop", END)
+        assert (text, ids) == ("abcdef"[:place], tokens)
+        assert (choice.finish_reason, choice.stop_reason, choice.completion_tokens) == ("stop", None, place + 1)
+
+
+def test_a_stop_token_is_named_and_its_text_left_out(tokenizer):
+    a, b = tokenizer.encode("a")[0], tokenizer.encode("b")[0]
+    for include, expected in ((False, "a"), (True, "ab")):
+        choice = Choice(request(stop_token_ids=(b,)), tokenizer, TextOptions(include_stop=include), [END])
+        text, _, _ = answer(choice, [[a, b]], "stop", b)
+        assert (text, choice.stop_reason) == (expected, b)
+
+
+def test_held_text_comes_out_when_the_cap_ends_the_answer(tokenizer):
+    choice = Choice(request(), tokenizer, TextOptions(stop=("end",)), [END])
+    text, _, pieces = answer(choice, [tokenizer.encode("the e"), tokenizer.encode("n")])
+    assert text == "the en"
+    assert pieces[0].text == "the "
+    assert choice.finish_reason == "length"
+
+
+def test_half_a_character_at_the_end_is_shown_as_such(tokenizer):
+    tokens = tokenizer.encode("a🐍")
+    choice = Choice(request(), tokenizer, TextOptions(), [END])
+    assert answer(choice, [tokens[:-1]])[0] == tokenizer.decode(tokens[:-1])
+
+
+def test_no_stop_string_is_looked_for_below_min_tokens(tokenizer):
+    tokens = tokenizer.encode("x.y.z.")
+    for runs in partitions(tokens):
+        choice = Choice(request(min_tokens=3), tokenizer, TextOptions(stop=(".",)), [END])
+        text, _, _ = answer(choice, runs)
+        assert (text, choice.completion_tokens) == ("x.y", 4)

@@ -1,0 +1,217 @@
+from __future__ import annotations
+
+import json
+import os
+import resource
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from server.cli import COMMANDS, build_parser, main
+from server.settings import settings_of
+
+ROOT = Path(__file__).resolve().parents[2]
+HEAVY = {"torch", "transformers", "aiohttp", "rich", "triton", "numpy"}
+
+#: One small engine is enough to see a command work; it needs no draft model.
+QUICK = [
+    "--draft",
+    "ngram",
+    "--draft-tokens",
+    "2",
+    "--max-tokens",
+    "12",
+    "--dtype",
+    "float32",
+    "--max-model-len",
+    "256",
+]
+
+
+@pytest.fixture(autouse=True)
+def no_settings_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
+    for variable in [name for name in os.environ if name.startswith("FORESAY_")]:
+        monkeypatch.delenv(variable)
+
+
+def run_python(code: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+
+
+def status_of(arguments: list[str]) -> object:
+    """The exit status, whether the command returns it or the argument parser leaves with it."""
+    try:
+        return main(arguments)
+    except SystemExit as left:
+        return left.code
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["serve", "--help"], ["generate", "--help"], ["version"]])
+def test_help_imports_nothing_heavy(arguments: list[str]) -> None:
+    code = f"import sys\nfrom server.cli import main\ntry: main({arguments!r})\nexcept SystemExit: pass\n"
+    done = run_python(code + "print(*sys.modules, file=sys.stderr)")
+    assert "foresay" in done.stdout
+    assert not HEAVY & set(done.stderr.split())
+
+
+def test_help_is_quick() -> None:
+    """Processor time, since wall time says more about what else the machine does. torch alone would cost a second."""
+
+    def spent() -> float:
+        usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+        return usage.ru_utime + usage.ru_stime
+
+    times = []
+    for _ in range(3):
+        before = spent()
+        run_python("from server.cli import main; main(['--help'])")
+        times.append(spent() - before)
+    assert min(times) < 0.4
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_shows_every_setting_and_its_default(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as left:
+        main([name, "--help"])
+    assert left.value.code == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    command = COMMANDS[name]
+    for setting in settings_of(command.config).values() if command.config else ():
+        assert setting.flag in shown or setting.name == "target"
+        assert setting.description in shown
+    for example in command.examples:
+        assert " ".join(example.split()) in shown
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["srve"], 'foresay: unknown command srve; did you mean "serve"?'),
+        (["serve", "--prot", "3"], 'foresay serve: unknown flag --prot; did you mean "--port"?'),
+        (["serve", "--draft_tokens=3"], 'unknown flag --draft_tokens; did you mean "--draft-tokens"?'),
+        (["serve", "a", "b"], "foresay serve: unexpected argument b"),
+        (["serve", "--port", "http"], "foresay serve: --port must be a whole number from 0 to 65535, got 'http'"),
+        (["generate"], "foresay generate: the following arguments are required: --prompt"),
+        (["generate", "--prompt", ""], "--prompt must be text that is not empty"),
+        (["config", "shwo"], "invalid choice: 'shwo'"),
+    ],
+)
+def test_wrong_usage_is_one_line_and_status_2(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    status = status_of(arguments)
+    captured = capsys.readouterr()
+    assert status == 2
+    assert message in captured.err
+    assert captured.err.count("\n") == 1
+    assert captured.out == ""
+
+
+def test_an_unknown_variable_stops_the_command(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("FORESAY_PROT", "3")
+    assert main(["serve"]) == 2
+    assert 'unknown environment variable FORESAY_PROT; did you mean "FORESAY_PORT"?' in capsys.readouterr().err
+
+
+def test_no_command_shows_the_overview(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == 2
+    shown = capsys.readouterr().out
+    assert all(name in shown and command.summary in shown for name, command in COMMANDS.items())
+
+
+def test_flags_are_not_abbreviated() -> None:
+    with pytest.raises(SystemExit):
+        build_parser(COMMANDS["serve"]).parse_strictly(["--draft-tok", "3"])
+
+
+def test_version_names_the_installed_packages(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--version"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("foresay ")
+    assert any(line.startswith("torch ") for line in lines)
+
+
+def test_config_show_tells_origins_and_its_output_is_a_config_file(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "foresay.toml"
+    file.write_text('[engine]\ndraft = "ngram"\n')
+    monkeypatch.setenv("FORESAY_MAX_SEQS", "2")
+    assert main(["config", "show", "--origin", "--config", str(file)]) == 0
+    shown = capsys.readouterr().out
+    assert f'draft = "ngram"  # {file}:2' in shown
+    assert "max_seqs = 2  # FORESAY_MAX_SEQS" in shown
+    assert "port = 8000  # default" in shown
+    monkeypatch.delenv("FORESAY_MAX_SEQS")
+    file.write_text(shown)
+    assert main(["config", "show", "--config", str(file)]) == 0
+    assert "max_seqs = 2" in capsys.readouterr().out
+
+
+def test_generate_ends_in_one_json_line(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["generate", "--prompt", "Once upon a time", "--json", "--seed", "5", "--temperature", "0.7", *QUICK]
+    assert main(arguments) == 0
+    answer = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert len(answer["token_ids"]) == 12
+    assert answer["finish_reason"] == "length"
+    assert answer["seed"] == 5
+    assert isinstance(answer["exact"], bool)
+    assert answer["text"]
+    statistics = answer["statistics"]
+    assert statistics["completion_tokens"] == 12
+    assert statistics["prompt_tokens"] == len(answer["prompt_token_ids"])
+    assert statistics["steps"] == len(statistics["per_step_accepted"])
+    assert statistics["decode_tokens_per_second"] > 0
+    assert {"prefill", "forward", "draw"} <= set(statistics["seconds"])
+    assert len(statistics["drafted_per_depth"]) == len(statistics["accepted_per_depth"])
+
+
+def test_generate_streams_the_text_alone_on_stdout(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["generate", "--prompt", "Once upon a time", "--seed", "5", *QUICK]
+    assert main([*arguments, "--json"]) == 0
+    text = json.loads(capsys.readouterr().out.splitlines()[-1])["text"]
+    assert main(arguments) == 0
+    captured = capsys.readouterr()
+    assert captured.out == text + "\n"
+    assert "12 tokens (length)" in captured.err
+    assert "seed 5" in captured.err
+
+
+def test_a_missing_model_is_one_line_not_a_traceback(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["generate", str(tmp_path / "nothing"), "--prompt", "x"]) in (1, 2)
+    error = capsys.readouterr().err
+    assert "nothing" in error
+    assert "Traceback" not in error
+
+
+def test_chat_remembers_resets_and_ends_with_its_input(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import io
+
+    monkeypatch.setattr(
+        sys, "stdin", io.StringIO("/stats\nHow many is 2 + 2?\n/stats\nAnd 3?\n/stats\n/reset\n/what\n")
+    )
+    assert main(["chat", "--seed", "1", *QUICK]) == 0
+    captured = capsys.readouterr()
+    assert len(captured.out) > 0
+    told = [line for line in captured.err.splitlines() if "prompt tokens were in the KV cache" in line]
+    assert "nothing to tell yet" in captured.err
+    assert told[0].startswith("0 of ")
+    assert not told[1].startswith("0 of ")
+    assert "/quit" in captured.err.splitlines()[-1]
+
+
+@pytest.mark.slow
+def test_bench_reports_both_ways_and_the_same_tokens(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["bench", "--rounds", "1", "--prompt", "Once upon a time", "--temperature", "0", *QUICK]
+    assert main(arguments) == 0
+    report = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert report["same_tokens"] is True
+    assert report["on"]["tokens_per_second"] > 0
+    assert report["off"]["tokens_per_step"] == 1.0
+    assert report["speedup"] > 0

@@ -1,0 +1,175 @@
+"""Pieces of text add up to the decoded whole, characters stay whole, and stop strings cut where the text says."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from server.detokenize import Detokenizer, StopSearch
+from server.text import Tokenizer
+
+FAMILY = "👩\u200d👩\u200d👧\u200d👦"
+TEXTS = st.lists(
+    st.one_of(
+        st.text(max_size=8), st.sampled_from([FAMILY, "🏳️\u200d🌈", "é", "e\u0301", " fox", "你好", "\ufffd", "\n"])
+    ),
+    max_size=12,
+).map("".join)
+# Fixtures are shared by all examples on purpose: a tokenizer does not change.
+relaxed = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=200)
+
+
+def pieces_of(tokenizer: Tokenizer, ids: Sequence[int], context: Sequence[int] = ()) -> list[str]:
+    detokenizer = Detokenizer(tokenizer, context)
+    return [*[detokenizer.step(token) for token in ids], detokenizer.flush()]
+
+
+@relaxed
+@given(text=TEXTS)
+def test_pieces_add_up_to_the_text(tokenizer, text):
+    pieces = pieces_of(tokenizer, tokenizer.encode(text))
+    assert "".join(pieces) == text
+
+
+@relaxed
+@given(text=TEXTS.filter(lambda text: "\ufffd" not in text))
+def test_no_piece_ever_holds_half_a_character(tokenizer, text):
+    assert all("\ufffd" not in piece for piece in pieces_of(tokenizer, tokenizer.encode(text)))
+
+
+@relaxed
+@given(data=st.data())
+def test_any_token_ids_add_up_to_their_decoded_text(tokenizer, data):
+    ids = data.draw(st.lists(st.integers(0, tokenizer.vocab_size - 1), max_size=60))
+    assert "".join(pieces_of(tokenizer, ids)) == tokenizer.decode(ids)
+
+
+@relaxed
+@given(data=st.data())
+def test_bytes_that_never_become_characters_add_up_too(tokenizer, data):
+    single = [tokenizer.encode(character)[0] for character in ("é", "你", "🦊")]
+    tails = [tokenizer.encode(character)[-1] for character in ("ö", "界", "🐍")]
+    ids = data.draw(st.lists(st.sampled_from(single + tails + tokenizer.encode("a")), max_size=80))
+    assert "".join(pieces_of(tokenizer, ids)) == tokenizer.decode(ids)
+
+
+def test_text_is_released_with_the_token_that_completes_it(tokenizer):
+    ids = tokenizer.encode("🐍")
+    assert len(ids) > 1
+    assert pieces_of(tokenizer, ids) == [""] * (len(ids) - 1) + ["🐍", ""]
+
+
+def test_special_tokens_are_shown_only_on_request(tokenizer):
+    ids = [*tokenizer.encode("a"), 0, *tokenizer.encode("b")]
+    shown = Detokenizer(tokenizer, skip_special_tokens=False)
+    assert "".join(pieces_of(tokenizer, ids)) == "ab"
+    assert "".join(map(shown.step, ids)) + shown.flush() == "a<|end|>b"
+
+
+class CountingDecoder:
+    """Remembers the most ids it was asked to decode at once."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self.special_ids = tokenizer.special_ids
+        self.most = 0
+        self._tokenizer = tokenizer
+
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        self.most = max(self.most, len(ids))
+        return self._tokenizer.decode(ids, skip_special_tokens)
+
+
+@pytest.mark.parametrize("kind", ["words", "broken", "special", "unknown"])
+def test_a_token_costs_the_same_however_long_the_text(tokenizer, kind):
+    lone = tokenizer.encode("é")[-1]
+    ids = {"words": tokenizer.encode("Once upon a fox "), "broken": [lone], "special": [0], "unknown": [100_000]}[kind]
+    decoder = CountingDecoder(tokenizer)
+    detokenizer = Detokenizer(decoder)
+    for token in itertools.islice(itertools.cycle(ids), 2000):
+        detokenizer.step(token)
+    assert decoder.most <= 32
+
+
+@relaxed
+@given(text=st.text(alphabet="ab 你好é🦊👩\u200d", max_size=30).filter(lambda text: not text.startswith(" ")))
+def test_byte_tokens_and_stripped_spaces_add_up_after_a_prompt(sentencepiece, text):
+    whole = sentencepiece.encode("a b " + text, add_special_tokens=False)
+    prompt = sentencepiece.encode("a b", add_special_tokens=False)
+    assert whole[: len(prompt)] == prompt
+    pieces = pieces_of(sentencepiece, whole[len(prompt) :], prompt)
+    assert "".join(pieces) == " " + text
+
+
+def test_a_new_text_loses_its_leading_space_and_a_continued_one_keeps_it(sentencepiece):
+    ids = sentencepiece.encode("a b", add_special_tokens=False)
+    assert "".join(pieces_of(sentencepiece, ids)) == "a b"
+    assert "".join(pieces_of(sentencepiece, ids, context=ids)) == " a b"
+
+
+def test_a_prompt_that_ends_inside_a_character_is_no_context(tokenizer):
+    ids = tokenizer.encode("🦊") if len(tokenizer.encode("🦊")) > 1 else tokenizer.encode("🐍")
+    pieces = pieces_of(tokenizer, [*ids[1:], *tokenizer.encode("a")], context=ids[:1])
+    assert "".join(pieces) == tokenizer.decode([*ids[1:], *tokenizer.encode("a")])
+
+
+# -- stop strings ------------------------------------------------------------------------------------------------------
+
+
+def cut_by_reading(text: str, stops: Sequence[str]) -> tuple[str, str | None]:
+    """What a reader who goes character by character would do: the reference."""
+    for end in range(1, len(text) + 1):
+        for stop in sorted(stops, key=len, reverse=True):
+            if text[:end].endswith(stop):
+                return text[: end - len(stop)], stop
+    return text, None
+
+
+def cut_in_pieces(pieces: Sequence[str], stops: Sequence[str], include: bool = False) -> tuple[str, str | None]:
+    search = StopSearch(stops, include)
+    out = ""
+    for piece in pieces:
+        released, stop = search.feed(piece)
+        out += released
+        if stop is not None:
+            return out, stop
+    return out + search.flush(), None
+
+
+@pytest.mark.parametrize(
+    "stops", [["b"], ["ab"], ["aab", "b"], ["abab"], ["aa", "aaa"], ["ba", "aba"], ["aba", "bb", "c"]]
+)
+def test_every_short_text_is_cut_at_the_first_stop_in_every_split(stops):
+    for text in map("".join, itertools.product("abc", repeat=6)):
+        expected = cut_by_reading(text, stops)
+        for cuts in range(1 << 5):
+            ends = [place + 1 for place in range(5) if cuts >> place & 1]
+            pieces = [text[begin:end] for begin, end in itertools.pairwise([0, *ends, 6])]
+            assert cut_in_pieces(pieces, stops) == expected
+
+
+@relaxed
+@given(
+    text=st.text(alphabet="ab\n🦊", max_size=40),
+    stops=st.lists(st.text(alphabet="ab\n🦊", min_size=1, max_size=6), min_size=1, max_size=16),
+    cuts=st.lists(st.integers(0, 40), max_size=10),
+)
+def test_long_texts_too(text, stops, cuts):
+    pieces = [text[begin:end] for begin, end in itertools.pairwise([0, *sorted(cuts), 41])]
+    assert cut_in_pieces(pieces, stops) == cut_by_reading(text, stops)
+
+
+def test_the_stop_string_stays_when_it_is_asked_for():
+    assert cut_in_pieces(["one tw", "o three"], ["two"], include=True) == ("one two", "two")
+
+
+def test_only_what_may_become_a_stop_string_is_held_back():
+    search = StopSearch(["\n\nQ:", "END"])
+    assert search.feed("The answer is 7.\n") == ("The answer is 7.", None)
+    assert search.feed("Then") == ("\nThen", None)
+    assert search.feed(" E") == (" ", None)
+    assert search.feed("N") == ("", None)
+    assert search.flush() == "EN"

@@ -1,0 +1,268 @@
+"""The real server with the bundled pair, through the official client."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import signal
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+import aiohttp
+import openai
+import pytest
+
+from server.config import ServeConfig
+from server.engine_client import EngineClient
+from server.generation import Generation, generate
+from spec.request import Request
+from spec.sampling import SamplingParams
+from tests.server.live import LiveServer, openai_client, status_of
+
+MODEL = "bundled"
+ASK = [{"role": "user", "content": "Tell me a story about a fox."}]
+
+
+@pytest.fixture(scope="module")
+def url(tmp_path_factory) -> Iterator[str]:
+    with LiveServer(tmp_path_factory.mktemp("serve") / "log", "--max-seqs", "4") as server:
+        yield server.wait_for_url()
+
+
+@pytest.fixture
+async def client(url) -> AsyncIterator[openai.AsyncOpenAI]:
+    async with openai_client(url) as client:
+        yield client
+
+
+async def test_completions_streamed_or_not(client):
+    ask: dict[str, Any] = {"model": MODEL, "prompt": "Once upon a time", "max_tokens": 24, "seed": 3}
+    whole = await client.completions.create(**ask)
+    assert whole.usage.completion_tokens <= 24
+    assert whole.choices[0].finish_reason in ("stop", "length")
+    stream = await client.completions.create(**ask, stream=True, stream_options={"include_usage": True})
+    chunks = [chunk async for chunk in stream]
+    assert "".join(choice.text for chunk in chunks for choice in chunk.choices) == whole.choices[0].text
+    assert chunks[-1].usage == whole.usage.model_copy(
+        update={"prompt_tokens_details": chunks[-1].usage.prompt_tokens_details}
+    )
+    speculation = chunks[-1].metrics["speculative_decoding"]
+    assert len(speculation["acceptance_histogram"]) == speculation["num_spec_tokens"] + 1
+    assert sum(speculation["acceptance_histogram"]) == speculation["num_spec_steps"]
+
+
+async def test_chat_streamed_or_not(client):
+    ask: dict[str, Any] = {"model": MODEL, "messages": ASK, "max_completion_tokens": 24, "seed": 4, "temperature": 0.7}
+    whole = await client.chat.completions.create(**ask)
+    stream = await client.chat.completions.create(**ask, stream=True)
+    chunks = [chunk async for chunk in stream]
+    text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
+    assert text == whole.choices[0].message.content
+    assert chunks[-1].choices[0].finish_reason == whole.choices[0].finish_reason
+
+
+async def test_the_clients_own_accumulating_stream(client):
+    ask: dict[str, Any] = {"model": MODEL, "messages": ASK, "max_tokens": 100, "seed": 5, "stop": ["."]}
+    async with client.chat.completions.stream(**ask) as stream:
+        async for _ in stream:
+            pass
+        final = await stream.get_final_completion()
+    assert final.choices[0].finish_reason == "stop"
+    assert "." not in (final.choices[0].message.content or "")
+
+
+async def test_the_same_seed_says_the_same_alone_and_in_company(client):
+    ask: dict[str, Any] = {
+        "model": MODEL,
+        "prompt": "The old king",
+        "max_tokens": 20,
+        "extra_body": {"return_token_ids": True, "ignore_eos": True},
+    }
+    alone = [await client.completions.create(**ask, seed=seed) for seed in range(4)]
+    together = await asyncio.gather(*[client.completions.create(**ask, seed=seed) for seed in range(4)])
+    assert [one.choices[0].token_ids for one in together] == [one.choices[0].token_ids for one in alone]
+    assert len({tuple(one.choices[0].token_ids) for one in alone}) == 4
+
+
+async def test_an_answer_names_the_seed_that_repeats_it(client):
+    ask: dict[str, Any] = {"model": MODEL, "prompt": "The old king", "max_tokens": 16}
+    first = await client.completions.create(**ask)
+    again = await client.completions.create(**ask, seed=first.choices[0].seed)
+    assert again.choices[0].text == first.choices[0].text
+
+
+async def test_a_stop_string_inside_the_text(client):
+    ask: dict[str, Any] = {"model": MODEL, "prompt": "Once upon a time", "max_tokens": 40, "temperature": 0}
+    whole = (await client.completions.create(**ask, extra_body={"return_token_ids": True})).choices[0]
+    for begin in (3, len(whole.text) // 2):
+        stop = whole.text[begin : begin + 5]
+        cut = await client.completions.create(**ask, stop=stop, extra_body={"return_token_ids": True})
+        choice = cut.choices[0]
+        assert choice.text == whole.text[: whole.text.index(stop)]
+        assert (choice.finish_reason, choice.stop_reason) == ("stop", stop)
+        assert choice.token_ids == whole.token_ids[: len(choice.token_ids)]
+        assert cut.usage.completion_tokens == len(choice.token_ids) == cut.usage.total_tokens - cut.usage.prompt_tokens
+
+
+async def test_a_prompt_asked_again_is_partly_cached(client):
+    ask: dict[str, Any] = {
+        "model": MODEL,
+        "prompt": "There was once a miller who had three sons and a cat. " * 4,
+        "max_tokens": 4,
+    }
+    await client.completions.create(**ask)
+    again = await client.completions.create(**ask)
+    assert again.usage.prompt_tokens_details.cached_tokens > 0
+
+
+async def test_errors_reach_the_client_as_its_own(client):
+    with pytest.raises(openai.BadRequestError) as caught:
+        await client.completions.create(model=MODEL, prompt="x", logprobs=3)
+    assert caught.value.param == "logprobs"
+    with pytest.raises(openai.NotFoundError) as missing:
+        await client.chat.completions.create(model="other", messages=ASK)
+    assert missing.value.code == "model_not_found"
+    with pytest.raises(openai.BadRequestError) as long:
+        await client.completions.create(model=MODEL, prompt="fox " * 3000)
+    assert long.value.code == "context_length_exceeded"
+    assert [model.id async for model in client.models.list()] == [MODEL]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_client_that_leaves_stops_the_work(url, stream):
+    body = {"prompt": "x", "max_tokens": 1000, "ignore_eos": True, "stream": stream}
+    async with aiohttp.ClientSession() as session:
+        asking = asyncio.create_task(session.post(f"{url}/v1/completions", json=body))
+        while await running(session, url) == 0:
+            await asyncio.sleep(0.02)
+        if stream:
+            (await asking).close()
+        else:
+            asking.cancel()
+            await asyncio.gather(asking, return_exceptions=True)
+        async with asyncio.timeout(1):
+            while await running(session, url) > 0:
+                await asyncio.sleep(0.02)
+
+
+async def read_on(iterator: AsyncIterator[Any]) -> None:
+    """To the end, or to the error that ends it."""
+    async for _ in iterator:
+        pass
+
+
+async def running(session: aiohttp.ClientSession, url: str) -> int:
+    async with session.get(f"{url}/health") as response:
+        return int((await response.json())["running"])
+
+
+@pytest.mark.slow
+async def test_an_engine_killed_in_a_stream_is_started_again(tmp_path):
+    with LiveServer(tmp_path / "log") as server:
+        url = server.wait_for_url()
+        async with openai_client(url) as client:
+            ask: dict[str, Any] = {
+                "model": MODEL,
+                "prompt": "Once",
+                "max_tokens": 900,
+                "temperature": 0,
+                "extra_body": {"ignore_eos": True},
+            }
+            stream = await client.completions.create(**ask, stream=True)
+            whole = asyncio.create_task(client.completions.create(**ask))
+            iterator = aiter(stream)
+            for _ in range(3):
+                await anext(iterator)
+            [engine] = server.engine_processes()
+            os.kill(engine, signal.SIGKILL)
+            with pytest.raises(openai.APIError, match="signal 9"):
+                await read_on(iterator)
+            with pytest.raises(openai.InternalServerError) as lost:
+                await whole
+            assert lost.value.type == "engine_error"
+            assert await status_of(url, "/health") == 503
+            with pytest.raises(openai.InternalServerError) as refused:
+                await client.completions.create(model=MODEL, prompt="x")
+            assert refused.value.status_code == 503
+            async with asyncio.timeout(180):
+                while await status_of(url, "/ready") != 200:
+                    await asyncio.sleep(0.2)
+            assert (await client.completions.create(model=MODEL, prompt="x", max_tokens=4)).choices
+        server.terminate()
+        assert server.process.wait(30) == 0
+
+
+@pytest.mark.slow
+async def test_sigterm_lets_running_requests_finish(tmp_path):
+    with LiveServer(tmp_path / "log") as server:
+        url = server.wait_for_url()
+        async with openai_client(url) as client:
+            ask: dict[str, Any] = {
+                "model": MODEL,
+                "prompt": "Once",
+                "max_tokens": 60,
+                "extra_body": {"ignore_eos": True},
+            }
+            stream = aiter(await client.completions.create(**ask, stream=True, stream_options={"include_usage": True}))
+            await anext(stream)
+            server.terminate()
+            async with asyncio.timeout(5):
+                while await status_of(url, "/ready") != 503:
+                    await asyncio.sleep(0.01)
+            with pytest.raises(openai.InternalServerError, match="shutting down"):
+                await client.completions.create(model=MODEL, prompt="x")
+            *_, last = [chunk async for chunk in stream]
+            assert last.usage.completion_tokens == 60
+        assert await asyncio.to_thread(server.process.wait, 30) == 0
+
+
+@pytest.mark.slow
+def test_settings_that_cannot_work_end_the_server(tmp_path):
+    with LiveServer(tmp_path / "log", "--max-model-len", "1000000") as server:
+        assert server.process.wait(180) == 2
+        assert "max_model_len is 1000000" in server.output
+
+
+@pytest.mark.slow
+async def test_200_cancels_leave_the_pool_whole_and_the_others_right():
+    engine = EngineClient(ServeConfig(max_seqs=4))
+    await engine.start()
+    try:
+        await engine.until_ready()
+        chosen = random.Random(7)
+        steady = [said(engine, seed, 0) for seed in range(3)]
+        expected = [await one for one in steady]
+        running = [asyncio.create_task(said(engine, seed, 1 + number)) for number in range(4) for seed in range(3)]
+        await asyncio.gather(*[cancels(engine, range(first, 200, 8), chosen) for first in range(8)])
+        assert [await one for one in running] == expected * 4
+        while (inspected := await engine.inspect()).busy:
+            await asyncio.sleep(0.05)
+        assert inspected.problem is None
+        assert await said(engine, 0, 9) == expected[0]
+    finally:
+        await engine.stop()
+
+
+def long_request(id: str, seed: int, tokens: int) -> Request:
+    return Request(
+        id=id, prompt=list(range(5, 40)), params=SamplingParams(seed=seed, max_tokens=tokens, ignore_eos=True)
+    )
+
+
+async def said(engine: EngineClient, seed: int, number: int) -> list[int]:
+    request = long_request(f"steady-{number}-{seed}", seed, 48)
+    return [token async for delta in generate(engine, request) for token in delta.tokens]
+
+
+async def cancels(engine: EngineClient, numbers: range, chosen: random.Random) -> None:
+    """Requests one after the other, each left at a random moment: waiting, in its prompt, or writing."""
+    for number in numbers:
+        await cancelled(engine, number, chosen.random() * 0.3)
+
+
+async def cancelled(engine: EngineClient, number: int, patience: float) -> None:
+    async with Generation(engine, [long_request(f"cancelled-{number}", number, 500)]) as generation:
+        leaving = asyncio.create_task(asyncio.sleep(patience))
+        while not leaving.done():
+            await generation.next(timeout=0.01)

@@ -1,0 +1,119 @@
+"""The facade: text in, text out, in this process, with the bundled target."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from foresay import Engine, SamplingParams
+from spec.errors import ConfigurationError, InvalidRequest
+
+START = "Once upon a time"
+GREEDY = SamplingParams(temperature=0.0, max_tokens=16, ignore_eos=True)
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[Engine]:
+    with Engine("bundled", "ngram", draft_tokens=2, max_model_len=256, dtype="float32") as engine:
+        yield engine
+
+
+def test_text_and_token_ids_agree(engine: Engine) -> None:
+    completion = engine.generate(START, GREEDY)
+    assert completion.prompt_token_ids == engine.tokenizer.encode(START)
+    assert len(completion.token_ids) == 16
+    assert completion.finish_reason == "length"
+    whole = engine.tokenizer.decode(completion.prompt_token_ids + completion.token_ids)
+    assert whole == START + completion.text
+    assert completion.statistics is not None
+    assert completion.statistics.completion_tokens == 16
+
+
+def test_token_ids_are_a_prompt_too(engine: Engine) -> None:
+    from_text = engine.generate(START, GREEDY)
+    assert engine.generate(engine.tokenizer.encode(START), GREEDY).token_ids == from_text.token_ids
+
+
+def test_a_list_of_prompts_gives_a_list_and_each_is_as_if_alone(engine: Engine) -> None:
+    prompts: list[str | list[int]] = [START, "The king said", engine.tokenizer.encode("In the forest")]
+    together = engine.generate(prompts, SamplingParams(seed=3, max_tokens=12))
+    alone = [engine.generate(prompt, SamplingParams(seed=3, max_tokens=12)) for prompt in prompts]
+    assert [one.token_ids for one in together] == [one.token_ids for one in alone]
+    nothing: list[str] = []
+    assert engine.generate(nothing) == []
+
+
+def test_a_seed_that_was_drawn_gives_the_same_text_again(engine: Engine) -> None:
+    first = engine.generate(START, max_tokens=12)
+    assert engine.generate(START, max_tokens=12, seed=first.seed).token_ids == first.token_ids
+
+
+def test_keywords_go_on_top_of_the_parameters(engine: Engine) -> None:
+    assert len(engine.generate(START, GREEDY, max_tokens=3).token_ids) == 3
+    with pytest.raises(TypeError, match="max_token"):
+        engine.generate(START, max_token=3)
+
+
+def test_a_stream_is_the_text_in_pieces(engine: Engine) -> None:
+    whole = engine.generate(START, GREEDY)
+    stream = engine.stream(START, GREEDY)
+    pieces = list(stream)
+    assert len(pieces) > 1
+    assert "".join(pieces) == whole.text
+    assert stream.completion is not None
+    assert stream.completion.token_ids == whole.token_ids
+
+
+def test_streams_may_be_read_in_turns(engine: Engine) -> None:
+    alone = engine.generate("The king said", GREEDY).text
+    first, second = engine.stream(START, GREEDY), engine.stream("The king said", GREEDY)
+    pieces = [next(second), next(first), next(second)]
+    first.close()
+    assert pieces[0] + pieces[2] + "".join(second) == alone
+    assert first.completion is not None
+    assert first.completion.finish_reason == "cancelled"
+
+
+def test_a_stop_string_ends_the_text_before_it(engine: Engine) -> None:
+    free = engine.generate(START, GREEDY)
+    middle = len(free.text) // 2
+    stop = free.text[middle : middle + 3]
+    cut = engine.generate(START, GREEDY, stop=[stop])
+    assert cut.finish_reason == "stop"
+    assert cut.text == free.text[: free.text.index(stop)]
+    assert cut.token_ids == free.token_ids[: len(cut.token_ids)]
+    assert stop in engine.tokenizer.decode(cut.token_ids)
+    assert stop not in engine.tokenizer.decode(cut.token_ids[:-1])
+
+
+def test_the_chat_template_is_used(engine: Engine) -> None:
+    messages = [{"role": "user", "content": "How many is 2 + 2?"}]
+    completion = engine.chat(messages, GREEDY)
+    rendered = engine.tokenizer.render(messages)
+    assert completion.prompt_token_ids == engine.tokenizer.encode(rendered, add_special_tokens=False)
+    assert "".join(engine.stream_chat(messages, GREEDY)) == completion.text
+
+
+def test_closing_gives_every_page_back(engine: Engine) -> None:
+    streams = [engine.stream(START, GREEDY) for _ in range(3)]
+    next(streams[1])
+    for stream in streams:
+        stream.close()
+    engine._engine.check()
+    assert engine.generate(START, GREEDY).finish_reason == "length"
+
+
+def test_wrong_requests_name_their_field(engine: Engine) -> None:
+    with pytest.raises(InvalidRequest, match="top_p") as caught:
+        engine.generate(START, top_p=2.0)
+    assert caught.value.param == "top_p"
+    with pytest.raises(InvalidRequest, match="holds 256 tokens"):
+        engine.generate([5] * 300)
+
+
+def test_wrong_settings_are_refused_before_anything_is_loaded() -> None:
+    with pytest.raises(ConfigurationError, match='did you mean "draft_tokens"'):
+        Engine(draft_token=3)
+    with pytest.raises(ConfigurationError, match="dtype must be one of"):
+        Engine(dtype="fp32")

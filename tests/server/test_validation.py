@@ -1,0 +1,228 @@
+"""Every field is honoured, refused by name, or unknown and ignored."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from server import validation
+from server.openai import NOT_SUPPORTED, ChatRequest, CompletionRequest
+from server.text import SamplingDefaults
+from spec.errors import ContextLengthExceeded, InvalidRequest
+from spec.sampling import SamplingParams
+
+NO_DEFAULTS = SamplingDefaults()
+
+
+def completion(**fields) -> CompletionRequest:
+    return validation.decode_completion(msgspec.json.encode({"prompt": "a", **fields}))
+
+
+def chat(**fields) -> ChatRequest:
+    return validation.decode_chat(msgspec.json.encode({"messages": [{"role": "user", "content": "a"}], **fields}))
+
+
+def params(request, defaults=NO_DEFAULTS) -> SamplingParams:
+    return validation.sampling_params(request, defaults, vocab_size=100)
+
+
+def refused(action) -> InvalidRequest:
+    with pytest.raises(InvalidRequest) as caught:
+        action()
+    return caught.value
+
+
+ASKING = {"tool_choice": "required", "spaces_between_special_tokens": False, "response_format": {"type": "json_object"}}
+
+
+REFUSED = [
+    (kind, field)
+    for kind, model in ((completion, CompletionRequest), (chat, ChatRequest))
+    for field in sorted(set(NOT_SUPPORTED) & set(model.__struct_fields__))
+    if (kind, field) != (completion, "echo")
+]
+
+
+@pytest.mark.parametrize(("kind", "field"), REFUSED)
+def test_known_fields_that_ask_for_something_are_refused_by_name(kind, field):
+    error = refused(lambda: kind(**{field: ASKING.get(field, 5)}))
+    assert error.param == field
+    assert field in error.message
+    kind(**{field: None})
+    for harmless in NOT_SUPPORTED[field]:
+        kind(**{field: harmless})
+
+
+def test_every_refused_field_is_known_to_an_endpoint():
+    known = {*CompletionRequest.__struct_fields__, *ChatRequest.__struct_fields__, "tool_calls"}
+    assert set(NOT_SUPPORTED) <= known
+
+
+def test_a_harmless_value_of_another_type_is_still_refused():
+    assert refused(lambda: completion(logprobs=0)).param == "logprobs"
+    assert refused(lambda: completion(n=True)).param == "n"
+
+
+@pytest.mark.parametrize("kind", [completion, chat])
+def test_null_is_accepted_for_every_optional_field(kind):
+    model = CompletionRequest if kind is completion else ChatRequest
+    optional = [field.name for field in msgspec.structs.fields(model) if field.default is None]
+    assert len(optional) > 30
+    request = kind(**dict.fromkeys(optional))
+    assert params(request) == params(kind())
+
+
+def test_unknown_fields_are_ignored():
+    chat(user="me", store=True, metadata={"a": "b"}, service_tier="auto", parallel_tool_calls=True, whatever=[1])
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"max_tokens": "5"}, "max_tokens"),
+        ({"max_tokens": 1.5}, "max_tokens"),
+        ({"stop": [1]}, "stop[0]"),
+        ({"prompt": {"a": 1}}, "prompt"),
+        ({"stream": "yes"}, "stream"),
+        ({"stream": True, "stream_options": {"include_usage": 3}}, "stream_options.include_usage"),
+        ({"stream_options": {"include_usage": True}}, "stream_options"),
+        ({"spec_decode_metrics": "all"}, "spec_decode_metrics"),
+    ],
+)
+def test_a_value_of_the_wrong_type_names_its_field(fields, param):
+    assert refused(lambda: completion(**fields)).param == param
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        (b"{}", "prompt"),
+        (b"[]", ""),
+        (b"not json", ""),
+        (b'{"prompt": "a"', ""),
+        (b'{"prompt": "\xff"}', ""),
+        (b"", ""),
+        (b'{"prompt": NaN}', ""),
+    ],
+)
+def test_a_body_that_is_no_request(body, param):
+    assert refused(lambda: validation.decode_completion(body)).param == param
+
+
+def test_a_message_without_its_fields_is_named_by_its_place():
+    error = refused(
+        lambda: validation.decode_chat(b'{"messages": [{"role": "user", "content": "a"}, {"content": "b"}]}')
+    )
+    assert error.param == "messages[1].role"
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"temperature": -0.1}, "temperature"),
+        ({"temperature": 2.1}, "temperature"),
+        ({"top_p": 0}, "top_p"),
+        ({"top_p": 1.1}, "top_p"),
+        ({"top_k": -2}, "top_k"),
+        ({"min_p": 1.5}, "min_p"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"max_tokens": 5, "min_tokens": 6}, "min_tokens"),
+        ({"min_tokens": -1}, "min_tokens"),
+        ({"stop_token_ids": [100]}, "stop_token_ids"),
+    ],
+)
+def test_values_out_of_range_name_their_field(fields, param):
+    assert refused(lambda: params(completion(**fields))).param == param
+    assert refused(lambda: params(chat(**fields))).param == param
+
+
+def test_max_completion_tokens_wins_and_is_named_in_complaints():
+    assert params(chat(max_tokens=5, max_completion_tokens=7)).max_tokens == 7
+    assert refused(lambda: params(chat(max_completion_tokens=0))).param == "max_completion_tokens"
+
+
+def test_defaults_are_the_models_then_openais():
+    recommended = SamplingDefaults(temperature=0.6, top_k=20, top_p=0.95, min_p=0.1, max_new_tokens=99)
+    assert params(chat()) == SamplingParams()
+    assert params(completion()) == SamplingParams(max_tokens=16)
+    assert params(chat(), recommended) == SamplingParams(
+        temperature=0.6, top_k=20, top_p=0.95, min_p=0.1, max_tokens=99
+    )
+    assert params(chat(temperature=0, top_k=0, top_p=1, min_p=0), recommended) == SamplingParams(
+        temperature=0, max_tokens=99
+    )
+
+
+def test_every_sampling_field_arrives():
+    request = completion(
+        temperature=0.5, top_p=0.9, top_k=4, min_p=0.05, seed=-1, max_tokens=9, min_tokens=2,
+        stop_token_ids=[3, 4], ignore_eos=True,
+    )  # fmt: skip
+    assert params(request) == SamplingParams(
+        temperature=0.5, top_p=0.9, top_k=4, min_p=0.05, seed=2**64 - 1, max_tokens=9, min_tokens=2,
+        stop_token_ids=(3, 4), ignore_eos=True,
+    )  # fmt: skip
+
+
+def test_stop_strings():
+    assert validation.stop_strings(completion()) == ()
+    assert validation.stop_strings(completion(stop="x")) == ("x",)
+    assert validation.stop_strings(completion(stop=["x", "y"])) == ("x", "y")
+    assert refused(lambda: validation.stop_strings(completion(stop=[""]))).param == "stop"
+    assert refused(lambda: validation.stop_strings(completion(stop=["x"] * 17))).param == "stop"
+
+
+@pytest.mark.parametrize(
+    ("prompt", "expected"),
+    [("a", ["a"]), (["a", "b"], ["a", "b"]), ([1, 2], [[1, 2]]), ([[1], [2, 3]], [[1], [2, 3]])],
+)
+def test_prompts_in_all_four_shapes(prompt, expected):
+    assert validation.prompts(completion(prompt=prompt)) == expected
+
+
+@pytest.mark.parametrize("prompt", [[], ["a", 1], [[1], 2], ["a"] * 129])
+def test_prompts_in_no_shape(prompt):
+    assert refused(lambda: validation.prompts(completion(prompt=prompt))).param == "prompt"
+
+
+def test_messages_become_what_templates_take():
+    given = [
+        {"role": "developer", "content": "Be brief."},
+        {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}], "name": "Ann"},
+    ]
+    assert validation.messages(chat(messages=given)) == [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "a\nb", "name": "Ann"},
+    ]
+
+
+@pytest.mark.parametrize(
+    ("message", "param"),
+    [
+        ({"role": "tool", "content": "a"}, "messages[0].role"),
+        ({"role": "user"}, "messages[0].content"),
+        ({"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}, "messages[0].content[0]"),
+        ({"role": "assistant", "content": "a", "tool_calls": [{"id": "1"}]}, "messages[0].tool_calls"),
+        ({"role": "assistant", "content": "a", "audio": {"id": "1"}}, "messages[0].audio"),
+    ],
+)
+def test_messages_that_cannot_be_served(message, param):
+    assert refused(lambda: validation.messages(chat(messages=[message]))).param == param
+
+
+def test_no_messages():
+    assert refused(lambda: validation.messages(chat(messages=[]))).param == "messages"
+
+
+def test_prompts_are_checked_against_the_model():
+    def check(tokens, **fields):
+        validation.check_prompt(tokens, "prompt", SamplingParams(**fields), vocab_size=100, longest=10)
+
+    check([1] * 9)
+    check([1] * 4, max_tokens=6)
+    for tokens in ([], [100], [-1]):
+        assert refused(lambda tokens=tokens: check(tokens)).param == "prompt"
+    for tokens, fields in (([1] * 10, {}), ([1] * 4, {"max_tokens": 7})):
+        error = refused(lambda tokens=tokens, fields=fields: check(tokens, **fields))
+        assert isinstance(error, ContextLengthExceeded)
+        assert "maximum context length is 10" in error.message

@@ -1,0 +1,315 @@
+"""The draw against the exact law of every filter, and that it is a function of its own row alone."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from spec.draw import draw, keep_top_k, keep_top_p_min_p, row_sum
+from spec.errors import NumericalError
+from spec.noise import Noise, derive_seed, gumbel_row
+from spec.sampling import SamplingParams
+from tests.spec.laws import ALPHA, chi_square_tail, gumbel, kept, law, pair_tail, reference_draw
+
+#: Ties among the first, in the middle and in the tail; one token that is ruled out.
+LOGITS = torch.tensor([0.5, 4.0, 4.0, 2.5, -1.5, 2.5, 2.5, 1.0, -math.inf, 1.0, 3.0, 0.0, -1.5, -2.0])
+WARPS = {
+    "plain": SamplingParams(),
+    "cold": SamplingParams(temperature=0.7),
+    "hot": SamplingParams(temperature=1.8),
+    "boiling": SamplingParams(temperature=30.0),
+    "top-k 1, a tie": SamplingParams(top_k=1),
+    "top-k 5, a tie at the border": SamplingParams(top_k=5),
+    "top-k of everything": SamplingParams(top_k=14),
+    "top-k beyond everything, hot": SamplingParams(top_k=1000, temperature=1.8),
+    "top-p": SamplingParams(top_p=0.995),
+    "top-p, cold": SamplingParams(top_p=0.995, temperature=0.7),
+    "top-p cuts a tie": SamplingParams(top_p=0.991, temperature=0.8),
+    "min-p": SamplingParams(min_p=0.02),
+    "top-k and top-p": SamplingParams(top_k=7, top_p=0.96, temperature=0.6),
+    "top-k and min-p": SamplingParams(top_k=9, min_p=0.01, temperature=0.6),
+    "top-p and min-p": SamplingParams(top_p=0.99, min_p=0.004, temperature=0.7),
+    "all of them": SamplingParams(top_k=10, top_p=0.995, min_p=0.006, temperature=0.7),
+}
+#: So strict that most draws have to list the survivors.
+STRICT = {
+    "top-p": SamplingParams(top_p=0.5),
+    "top-p, hot": SamplingParams(top_p=0.3, temperature=1.8),
+    "min-p": SamplingParams(min_p=0.3),
+    "min-p 1": SamplingParams(min_p=1.0, temperature=1.8),
+    "all of them": SamplingParams(top_k=7, top_p=0.8, min_p=0.3, temperature=2.5),
+}
+#: Filters for rows of real size.
+LARGE = {
+    "plain": SamplingParams(),
+    "hot": SamplingParams(temperature=1.8),
+    "greedy": SamplingParams(temperature=0.0),
+    "top-k": SamplingParams(top_k=40),
+    "top-p": SamplingParams(top_p=0.9),
+    "tight top-p": SamplingParams(top_p=0.1),
+    "loose top-p": SamplingParams(top_p=0.999, temperature=1.8),
+    "min-p": SamplingParams(min_p=0.05),
+    "all of them": SamplingParams(top_k=200, top_p=0.8, min_p=0.02, temperature=0.7),
+}
+
+
+def _draws(sampling: SamplingParams, noise: Tensor) -> Tensor:
+    return torch.cat([draw(LOGITS.expand(rows.shape), sampling, rows) for rows in noise.split(50_000)])
+
+
+def _tail(sampling: SamplingParams, noise: Tensor) -> float:
+    return chi_square_tail(torch.bincount(_draws(sampling, noise), minlength=len(LOGITS)), law(LOGITS, sampling))
+
+
+@pytest.fixture
+def _short_sums(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows of 14 numbers need not be filled up to 4,096 with zeros before they are summed, a million times."""
+    monkeypatch.setattr("spec.draw._SUM_CHUNK", 16)
+
+
+@pytest.fixture(scope="module")
+def million() -> Tensor:
+    """The noise of a million positions (and a few, to make a round number of windows)."""
+    return gumbel(20260, range(2**20), len(LOGITS))
+
+
+@pytest.mark.usefixtures("_short_sums")
+@pytest.mark.slow
+@pytest.mark.parametrize("name", WARPS)
+def test_a_million_draws_follow_the_law(name: str, million: Tensor) -> None:
+    assert _tail(WARPS[name], million) > ALPHA
+
+
+@pytest.mark.usefixtures("_short_sums")
+@pytest.mark.parametrize("name", STRICT)
+def test_strict_filters_follow_the_law(name: str) -> None:
+    assert _tail(STRICT[name], gumbel(20261, range(5_000), len(LOGITS))) > ALPHA
+
+
+@pytest.mark.usefixtures("_short_sums")
+@pytest.mark.parametrize("name", WARPS)
+def test_many_seeds_at_one_position_follow_the_law(name: str) -> None:
+    assert _tail(WARPS[name], gumbel(range(10_000), 11, len(LOGITS))) > ALPHA
+
+
+def test_the_law_test_notices_a_wrong_law(million: Tensor) -> None:
+    draws = _draws(SamplingParams(), million)
+    counts = torch.bincount(draws, minlength=len(LOGITS))
+    assert chi_square_tail(counts, law(LOGITS, SamplingParams(temperature=1.01))) < ALPHA
+    assert chi_square_tail(counts, law(LOGITS, SamplingParams(top_p=0.999))) < ALPHA
+    assert chi_square_tail(counts, law(LOGITS + torch.eye(len(LOGITS))[3] / 50, SamplingParams())) < ALPHA
+
+
+def test_neighbouring_positions_know_nothing_of_each_other(million: Tensor) -> None:
+    expected = law(LOGITS, SamplingParams())
+    draws = _draws(SamplingParams(), million)
+    for apart in (1, 2, 64):
+        windows = draws.unflatten(0, (-1, 2 * apart))  # of each, one pair: so that no draw is in two pairs
+        assert pair_tail(windows[:, 0], windows[:, apart], expected) > ALPHA, apart
+
+
+def test_neighbouring_seeds_and_choices_know_nothing_of_each_other() -> None:
+    expected = law(LOGITS, SamplingParams())
+    seeds = range(500, 100_500)
+    first, following, second_choice = (
+        draw(LOGITS.expand(100_000, -1), SamplingParams(), gumbel(others, 40, len(LOGITS)))
+        for others in (seeds, [seed + 1 for seed in seeds], [derive_seed(seed, 1) for seed in seeds])
+    )
+    assert pair_tail(first[::2], following[::2], expected) > ALPHA
+    assert pair_tail(first, second_choice, expected) > ALPHA
+
+
+def _pair_tail_of_rows(noise: Noise, positions: int) -> tuple[float, float]:
+    """How likely the draws, and the pairs of neighbouring draws, are with the rows that a sequence really uses."""
+    logits = torch.tensor([1.0, 0.5, 0.0, 0.3])
+    expected = law(logits, SamplingParams())
+    draws = draw(logits.expand(positions, -1), SamplingParams(), noise.rows(range(positions)))
+    return chi_square_tail(torch.bincount(draws), expected), pair_tail(draws[::2], draws[1::2], expected)
+
+
+def test_noise_used_twice_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same rows for two positions leave every single draw right; only the pairs tell."""
+    alone, pairs = _pair_tail_of_rows(Noise(8, 4), 4000)
+    assert alone > ALPHA
+    assert pairs > ALPHA
+    monkeypatch.setattr(Noise, "row", lambda self, position: gumbel_row(self.seed, position // 2, self.vocab_size))
+    alone, pairs = _pair_tail_of_rows(Noise(8, 4), 4000)
+    assert alone > ALPHA
+    assert pairs < 1e-100
+
+
+@pytest.mark.parametrize("name", LARGE)
+@pytest.mark.parametrize("vocab_size", [4096, 49152])
+def test_large_rows_draw_what_the_spelled_out_filters_draw(vocab_size: int, name: str) -> None:
+    sampling = LARGE[name]
+    logits = torch.randn(24, vocab_size, generator=torch.Generator().manual_seed(vocab_size))
+    logits *= torch.linspace(0.5, 6.0, 24)[:, None]
+    noise = gumbel(31, range(24), vocab_size)
+    expected = [reference_draw(logits[row], sampling, noise[row]) for row in range(24)]
+    assert draw(logits, sampling, noise).tolist() == expected
+
+
+@pytest.mark.parametrize("vocab_size", [11, 4096, 49152])
+@pytest.mark.parametrize(
+    ("top_p", "min_p"), [(0.5, 0.0), (0.9, 0.0), (0.999, 0.0), (1.0, 0.03), (1.0, 1e-8), (0.95, 0.01)]
+)
+def test_the_survivors_are_those_of_the_contract(vocab_size: int, top_p: float, min_p: float) -> None:
+    generator = torch.Generator().manual_seed(vocab_size)
+    for spread in (0.3, 2.0, 5.0):
+        row = (torch.randn(vocab_size, generator=generator) * spread).bfloat16().float()  # with many ties
+        left = keep_top_p_min_p(row, top_p, min_p).isfinite()
+        assert _borders(row, left, SamplingParams(top_p=top_p, min_p=min_p))
+
+
+def _borders(row: Tensor, left: Tensor, sampling: SamplingParams) -> bool:
+    """Whether ``left`` is right, or would be right for filters changed by what float32 sums may be off."""
+    if torch.equal(left, kept(row, sampling)):
+        return True
+    least, most = (
+        kept(
+            row, SamplingParams(top_p=min(1.0, sampling.top_p + sign * 1e-6), min_p=sampling.min_p * (1 - sign * 1e-6))
+        )
+        for sign in (-1, 1)
+    )
+    return bool((left | ~least).all()) and bool((~left | most).all())
+
+
+@pytest.mark.parametrize(
+    ("k", "left"),
+    [
+        (1, [1, 2]),
+        (2, [1, 2]),
+        (3, [1, 2, 10]),
+        (4, [1, 2, 3, 5, 6, 10]),
+        (6, [1, 2, 3, 5, 6, 10]),
+        (14, [0, 1, 2, 3, 4, 5, 6, 7, 9, 10, 11, 12, 13]),
+        (15, [0, 1, 2, 3, 4, 5, 6, 7, 9, 10, 11, 12, 13]),
+    ],
+)
+def test_top_k_keeps_ties(k: int, left: list[int]) -> None:
+    assert keep_top_k(LOGITS[None], k)[0].isfinite().nonzero().flatten().tolist() == left
+
+
+@pytest.mark.parametrize(
+    ("top_p", "min_p", "left"),
+    [
+        (0.39, 0.0, [0]),  # the mass of strictly likelier tokens: 0, .4, .4, .8, .9
+        (0.41, 0.0, [0, 1, 2]),
+        (0.79, 0.0, [0, 1, 2]),
+        (0.81, 0.0, [0, 1, 2, 3, 4]),
+        (1.0, 0.0, [0, 1, 2, 3, 4]),
+        (1.0, 0.3, [0, 1, 2]),
+        (0.81, 0.2, [0, 1, 2, 3, 4]),
+        (0.39, 0.2, [0]),
+        (1.0, 1.0, [0]),
+    ],
+)
+def test_top_p_and_min_p_on_a_row_one_can_add_up(top_p: float, min_p: float, left: list[int]) -> None:
+    row = torch.tensor([0.4, 0.2, 0.2, 0.1, 0.1]).log()
+    assert keep_top_p_min_p(row, top_p, min_p).isfinite().nonzero().flatten().tolist() == left
+    noise = gumbel(4, range(3000), 5)
+    assert set(draw(row.expand(3000, -1), SamplingParams(top_p=top_p, min_p=min_p), noise).tolist()) == set(left)
+
+
+@pytest.mark.parametrize(("vocab_size", "rows"), [(97, 64), (4096, 64), (49152, 24), (151936, 9)])
+def test_a_row_draws_the_same_alone_and_anywhere_in_a_batch(vocab_size: int, rows: int) -> None:
+    generator = torch.Generator().manual_seed(vocab_size)
+    logits = (torch.randn(rows, vocab_size, generator=generator) * 2.5).bfloat16().float()
+    noise = gumbel(9, range(rows), vocab_size)
+    elsewhere = torch.randperm(rows, generator=generator)
+    for name, sampling in LARGE.items():
+        together = draw(logits, sampling, noise)
+        alone = torch.cat([draw(logits[i : i + 1], sampling, noise[i : i + 1]) for i in range(rows)])
+        assert torch.equal(alone, together), name
+        assert torch.equal(draw(logits[elsewhere], sampling, noise[elsewhere]), together[elsewhere]), name
+        for size in (2, 3, 5, 8):
+            start = int(torch.randint(rows - size + 1, (1,), generator=generator))
+            part = slice(start, start + size)
+            assert torch.equal(draw(logits[part], sampling, noise[part]), together[part]), (name, size)
+
+
+@pytest.mark.parametrize(("vocab_size", "rows"), [(97, 64), (4096, 64), (49152, 24), (151936, 9)])
+def test_a_decision_on_the_edge_falls_the_same_way_anywhere_in_a_batch(vocab_size: int, rows: int) -> None:
+    """top-p is set to the very mass of the tokens likelier than a row's winner: the last bit of a sum decides."""
+    generator = torch.Generator().manual_seed(vocab_size)
+    logits = torch.randn(rows, vocab_size, generator=generator) * 2.5
+    noise = gumbel(10, range(rows), vocab_size)
+    weights = (logits - logits.amax(-1, keepdim=True)).exp()
+    winners = (logits + noise).argmax(-1)
+    likelier = row_sum(weights * (logits > logits.gather(-1, winners[:, None])))
+    edges = (likelier / row_sum(weights)).tolist()
+    for row in range(min(rows, 12)):
+        for nudge in (-1e-7, 0.0, 1e-7):
+            if not 0.0 < edges[row] + nudge < 1.0:
+                continue
+            sampling = SamplingParams(top_p=edges[row] + nudge)
+            alone = draw(logits[row : row + 1], sampling, noise[row : row + 1])
+            first = max(0, row - 3)
+            assert draw(logits[first : row + 1], sampling, noise[first : row + 1])[-1] == alone[0]
+
+
+@pytest.mark.parametrize("vocab_size", [97, 4095, 4096, 4097, 49152, 151936])
+def test_a_row_has_the_same_sum_alone_in_a_batch_and_on_two_threads(vocab_size: int) -> None:
+    logits = torch.randn(17, vocab_size, generator=torch.Generator().manual_seed(1)) * 3
+    alone = torch.cat([row_sum((row - row.max()).exp()[None]) for row in logits])
+    weights = (logits - logits.amax(-1, keepdim=True)).exp()
+    assert torch.allclose(alone.double(), weights.double().sum(-1), rtol=1e-6)
+    for part in (slice(0, 2), slice(3, 8), slice(0, 17)):
+        assert torch.equal(row_sum(weights[part]), alone[part])
+    torch.set_num_threads(2)
+    try:
+        assert torch.equal(row_sum((logits - logits.amax(-1, keepdim=True)).exp()), alone)
+        assert torch.equal(row_sum((logits[5:6] - logits[5:6].max()).exp()), alone[5:6])
+    finally:
+        torch.set_num_threads(1)
+
+
+def test_temperature_0_takes_the_first_largest() -> None:
+    greedy = SamplingParams(temperature=0.0, top_k=3, top_p=0.1, min_p=0.5)
+    logits = torch.tensor([[0.0, 2.0, 2.0, 1.0], [5.0, 5.0, 5.0, 5.0], [-math.inf, -3.0, -3.5, -math.inf]])
+    assert draw(logits, greedy, None).tolist() == [1, 0, 1]
+
+
+@pytest.mark.parametrize("temperature", [1e-2, 1e-6, 1e-20, 1e-37, 1e-44, 5e-324])
+def test_a_temperature_near_0_draws_the_largest(temperature: float) -> None:
+    logits = torch.tensor([[1.0, 9.0, 12.0, -5.0], [-7.0, -3.0, -9.0, -4.0], [0.0, -1.0, -2.0, 0.5]])
+    noise = gumbel(3, range(3), 4)
+    assert draw(logits, SamplingParams(temperature=temperature), noise).tolist() == [2, 1, 3]
+
+
+@pytest.mark.parametrize("sampling", [SamplingParams(), SamplingParams(temperature=0.0), LARGE["all of them"]])
+@pytest.mark.parametrize("broken", [math.nan, math.inf])
+def test_one_broken_number_is_an_error(broken: float, sampling: SamplingParams) -> None:
+    logits = torch.randn(3, 50, generator=torch.Generator().manual_seed(0))
+    noise = gumbel(3, range(3), 50)
+    draw(logits, sampling, noise)
+    logits[1, 7] = broken
+    with pytest.raises(NumericalError):
+        draw(logits, sampling, noise)
+
+
+@pytest.mark.parametrize("sampling", [SamplingParams(), SamplingParams(temperature=0.0), LARGE["all of them"]])
+def test_a_row_that_rules_everything_out_is_an_error(sampling: SamplingParams) -> None:
+    logits = torch.zeros(2, 50)
+    logits[1] = -math.inf
+    with pytest.raises(NumericalError):
+        draw(logits, sampling, gumbel(3, range(2), 50))
+
+
+def test_the_only_token_left_is_drawn() -> None:
+    logits = torch.full((40, 30), -math.inf)
+    logits[torch.arange(40), torch.arange(40) % 30] = -50.0
+    for sampling in (*WARPS.values(), *STRICT.values()):
+        assert draw(logits, sampling, gumbel(6, range(40), 30)).tolist() == [row % 30 for row in range(40)]
+
+
+def test_the_inputs_are_left_alone() -> None:
+    logits, noise = torch.randn(5, 40), gumbel(6, range(5), 40)
+    before = logits.clone(), noise.clone()
+    for sampling in (*WARPS.values(), *STRICT.values(), SamplingParams(temperature=0.0)):
+        draw(logits, sampling, noise)
+    assert torch.equal(logits, before[0])
+    assert torch.equal(noise, before[1])

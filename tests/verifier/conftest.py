@@ -1,0 +1,43 @@
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+
+from tests.verifier.families import make
+from tests.verifier.reading import load_decoder
+from verifier.model.decoder import Decoder
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_thread() -> Iterator[None]:
+    """Tiny models gain nothing from threads, and lose much of their time to them on a busy machine."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@dataclass(frozen=True)
+class Family:
+    """A random tiny model: as transformers has it, and our decoder by dtype."""
+
+    oracle: Any
+    decoder: Callable[[torch.dtype], Decoder]
+
+
+@pytest.fixture(scope="session")
+def family(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Family]:
+    """Models by the names of ``tests.verifier.families``, each made once."""
+
+    @cache
+    def made(name: str) -> Family:
+        directory = tmp_path_factory.mktemp(name)
+        oracle = make(name, directory)
+        return Family(oracle, cache(lambda dtype: load_decoder(directory, dtype)))
+
+    return made

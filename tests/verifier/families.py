@@ -1,0 +1,92 @@
+"""Tiny random checkpoints of every supported family, written by transformers, the oracle of the tests.
+
+Their weights are scaled for lively logits: the softmax is neither flat nor one-hot, at every position, so that a wrong
+mask, rotation or residual shows in the logits and sampled text does not repeat itself.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    PreTrainedModel,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
+
+SHAPE = {
+    "vocab_size": 300,
+    "hidden_size": 64,
+    "intermediate_size": 160,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 10_000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+YARN = {"rope_type": "yarn", "rope_theta": 10_000.0, "factor": 4.0, "original_max_position_embeddings": 128}
+LINEAR = {"rope_type": "linear", "rope_theta": 10_000.0, "factor": 4.0}
+SMOLLM = {"num_attention_heads": 9, "num_key_value_heads": 3, "hidden_size": 144, "tie_word_embeddings": True}
+
+# Configuration class, model class, what differs from SHAPE.
+FAMILIES: dict[str, tuple[type[Any], type[Any], dict[str, Any]]] = {
+    "llama2": (LlamaConfig, LlamaForCausalLM, {"num_key_value_heads": 4}),
+    "llama3": (LlamaConfig, LlamaForCausalLM, {"rope_parameters": LLAMA3, "tie_word_embeddings": True}),
+    "llama_linear": (LlamaConfig, LlamaForCausalLM, {"rope_parameters": LINEAR}),
+    "llama_yarn": (LlamaConfig, LlamaForCausalLM, {"rope_parameters": YARN}),
+    "llama_bias": (LlamaConfig, LlamaForCausalLM, {"attention_bias": True, "mlp_bias": True}),
+    "smollm": (LlamaConfig, LlamaForCausalLM, SMOLLM),
+    "mistral": (MistralConfig, MistralForCausalLM, {"sliding_window": 24, "head_dim": 32}),
+    "qwen2": (Qwen2Config, Qwen2ForCausalLM, {"tie_word_embeddings": True}),
+    "qwen2_window": (
+        Qwen2Config,
+        Qwen2ForCausalLM,
+        {"use_sliding_window": True, "sliding_window": 24, "max_window_layers": 1},
+    ),
+    "qwen3": (Qwen3Config, Qwen3ForCausalLM, {"head_dim": 32}),
+}
+
+
+def make(family: str, directory: str | Path, *, seed: int = 0, max_shard_size: str = "1GB", **overrides: Any) -> Any:
+    """Save a random float32 checkpoint of ``family`` in ``directory``; returns the transformers model, in eval mode.
+
+    overrides: configuration keys, such as ``hidden_size`` or ``sliding_window``.
+    """
+    config_class, model_class, differences = FAMILIES[family]
+    model: PreTrainedModel = model_class(config_class(**{**SHAPE, **differences, **overrides})).eval()
+    randomise(model, seed)
+    model.save_pretrained(directory, max_shard_size=max_shard_size)
+    return model
+
+
+@torch.no_grad()
+def randomise(model: PreTrainedModel, seed: int) -> None:
+    """Give every parameter random values of the size at which activations keep theirs from layer to layer."""
+    generator = torch.Generator().manual_seed(seed)
+    for name, parameter in model.named_parameters():
+        noise = torch.randn(parameter.shape, generator=generator)
+        if name.endswith("norm.weight"):
+            parameter.copy_(1 + 0.2 * noise)
+        elif name.endswith("bias"):
+            parameter.copy_(0.3 * noise)
+        elif name.endswith(("embed_tokens.weight", "lm_head.weight")):
+            parameter.copy_(2.5 * noise / parameter.shape[1] ** 0.5)
+        else:
+            parameter.copy_(1.5 * noise / parameter.shape[1] ** 0.5)

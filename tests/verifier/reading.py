@@ -1,0 +1,136 @@
+"""Texts read by a model through its pages: in one pass, in pieces, as trees, alone and together.
+
+Every pass runs on a store poisoned with NaN wherever nobody may read.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from kvpaging import KVStore, PagePool, PageTable
+from spec.protocols import Rows, Wanted
+from spec.tree import DraftTree
+from verifier.model.config import ModelConfig
+from verifier.model.decoder import Decoder
+from verifier.model.weights import load
+from verifier.paged_model import PagedModel
+from verifier.probe import probe
+
+POSITIONS = 512
+
+
+def load_decoder(directory: str | Path, dtype: torch.dtype = torch.float32) -> Decoder:
+    """The decoder of a checkpoint, its products as the probe leaves them on this machine: rows must be bit-equal."""
+    config = ModelConfig.from_directory(directory)
+    decoder = Decoder(config, load(directory, config, dtype, progress=False), POSITIONS)
+    reader = Reader(decoder)
+    exactness = probe(reader.model, reader.pool)
+    assert exactness.exact, exactness.reason
+    return decoder
+
+
+def random_tokens(rng: random.Random, count: int, vocab_size: int) -> list[int]:
+    return [rng.randrange(vocab_size) for _ in range(count)]
+
+
+def random_parents(rng: random.Random, nodes: int, reach: int = 64) -> list[int]:
+    """Parents of a random tree; a small ``reach`` gives deep trees, a large one bushy trees."""
+    return [-1, *(rng.randrange(max(0, node - reach), node) for node in range(1, nodes))]
+
+
+def random_tree(rng: random.Random, root: int, nodes: int, vocab_size: int) -> DraftTree:
+    """A tree of random tokens and random form, from almost a chain to a bush."""
+    tokens = [root, *random_tokens(rng, nodes - 1, vocab_size)]
+    return DraftTree.build(tokens, random_parents(rng, nodes, rng.choice((1, 2, 5, 64))))
+
+
+def paths(tree: DraftTree) -> list[list[int]]:
+    """The node ids from the root to every leaf."""
+    parents = tree.parents.tolist()
+    found = []
+    for leaf in sorted(set(range(len(tree))) - set(parents)):
+        path = [leaf]
+        while path[-1]:
+            path.append(parents[path[-1]])
+        found.append(path[::-1])
+    return found
+
+
+def scattered(pool: PagePool) -> PagePool:
+    """Take every other page of a pool out of use, so that no sequence finds two pages side by side."""
+    for page in pool.allocate(pool.num_pages - 1):
+        if page % 2:
+            pool.release(page)
+    return pool
+
+
+class Reader:
+    """A decoder with a pool and a store of its own."""
+
+    def __init__(self, decoder: Decoder, page_size: int = 16, pages: int = 64, scatter: bool = False) -> None:
+        config = decoder.config
+        self.pool = PagePool(1 + pages, page_size)
+        store = KVStore(self.pool, config.num_layers, config.num_kv_heads, config.head_dim, decoder.dtype)
+        self.model = PagedModel(decoder, store, POSITIONS)
+        self.vocab_size = config.vocab_size
+        if scatter:
+            scattered(self.pool)
+
+    def open(self, committed: Sequence[int] = ()) -> PageTable:
+        """A new sequence, its first tokens read in one pass."""
+        table = PageTable(self.pool)
+        if committed:
+            self.read(table, committed)
+        return table
+
+    def run(self, *rows: Rows) -> list[Tensor]:
+        """The logits of each sequence's rows, from one pass over all of them."""
+        self.model.store.poison()
+        forward = self.model.run(rows)
+        return [forward.of(index) for index in range(len(rows))]
+
+    def read(self, table: PageTable, tokens: Sequence[int]) -> Tensor:
+        """Run the next tokens of a text in one pass and commit them."""
+        logits = self.run(self.rows(table, tokens))[0]
+        table.commit(len(tokens))
+        self.model.committed(table, None)
+        return logits
+
+    def read_in_pieces(self, table: PageTable, tokens: Sequence[int], sizes: Callable[[], int]) -> Tensor:
+        """Run the next tokens of a text in pieces of the given sizes."""
+        logits, rest = [], list(tokens)
+        while rest:
+            count = sizes()
+            logits.append(self.read(table, rest[:count]))
+            del rest[:count]
+        return torch.cat(logits)
+
+    def rows(self, table: PageTable, tokens: Sequence[int], wanted: Wanted = "all") -> Rows:
+        """Rows of text at the end of a table; their pages are reserved."""
+        table.reserve(len(tokens))
+        return Rows(table, torch.tensor(list(tokens)), table.length, wanted=wanted)
+
+    def tree_rows(self, table: PageTable, tree: DraftTree) -> Rows:
+        """Rows of a tree at the end of a table; their pages are reserved."""
+        table.reserve(len(tree))
+        return Rows.of_tree(table, tree)
+
+    def keep(self, table: PageTable, path: list[int]) -> None:
+        """Commit a path of the tree that was run last: its rows move down to be contiguous."""
+        base = table.length
+        slots = table.slots(base, base + path[-1] + 1)
+        table.commit(len(path))
+        self.model.committed(table, (slots[torch.tensor(path)], slots[: len(path)]))
+        table.trim()
+
+    def alone(self, tokens: Sequence[int]) -> Tensor:
+        """fp32[R, V]: a whole text in one pass, as a sequence that is then forgotten."""
+        table = PageTable(self.pool)
+        logits = self.read(table, tokens)
+        table.release()
+        return logits

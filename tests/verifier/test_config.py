@@ -1,0 +1,320 @@
+"""config.json as transformers 4 and 5 write it, family by family; whatever is not supported is refused by name."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from tests.verifier import families
+from verifier.model.config import FAMILIES, ModelConfig
+from verifier.model.errors import ConfigError, UnsupportedArchitecture
+from verifier.model.rope_config import LinearScaling, Llama3Scaling, RopeConfig, YarnScaling
+
+LLAMA3 = {
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+    "rope_type": "llama3",
+}
+# The keys that matter of published config.json files, as transformers 4 wrote them.
+LLAMA2_7B = {
+    "architectures": ["LlamaForCausalLM"],
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "hidden_act": "silu",
+    "hidden_size": 4096,
+    "intermediate_size": 11008,
+    "max_position_embeddings": 4096,
+    "num_attention_heads": 32,
+    "num_hidden_layers": 32,
+    "num_key_value_heads": 32,
+    "pretraining_tp": 1,
+    "rms_norm_eps": 1e-05,
+    "rope_scaling": None,
+    "tie_word_embeddings": False,
+    "torch_dtype": "float16",
+    "vocab_size": 32000,
+}
+LLAMA31_8B = {
+    **LLAMA2_7B,
+    "eos_token_id": [128001, 128008, 128009],
+    "intermediate_size": 14336,
+    "max_position_embeddings": 131072,
+    "num_key_value_heads": 8,
+    "attention_bias": False,
+    "mlp_bias": False,
+    "rope_scaling": LLAMA3,
+    "rope_theta": 500000.0,
+    "torch_dtype": "bfloat16",
+    "vocab_size": 128256,
+}
+MISTRAL_7B = {
+    **LLAMA2_7B,
+    "architectures": ["MistralForCausalLM"],
+    "intermediate_size": 14336,
+    "num_key_value_heads": 8,
+    "max_position_embeddings": 32768,
+    "rope_theta": 10000.0,
+    "sliding_window": 4096,
+}
+QWEN25_05B = {
+    **LLAMA2_7B,
+    "architectures": ["Qwen2ForCausalLM"],
+    "hidden_size": 896,
+    "intermediate_size": 4864,
+    "max_position_embeddings": 32768,
+    "max_window_layers": 21,
+    "num_attention_heads": 14,
+    "num_hidden_layers": 24,
+    "num_key_value_heads": 2,
+    "rms_norm_eps": 1e-06,
+    "rope_theta": 1000000.0,
+    "sliding_window": 32768,
+    "tie_word_embeddings": True,
+    "use_sliding_window": False,
+    "vocab_size": 151936,
+}
+QWEN3_06B = {
+    **QWEN25_05B,
+    "architectures": ["Qwen3ForCausalLM"],
+    "attention_bias": False,
+    "head_dim": 128,
+    "hidden_size": 1024,
+    "intermediate_size": 3072,
+    "num_attention_heads": 16,
+    "num_hidden_layers": 28,
+    "num_key_value_heads": 8,
+    "sliding_window": None,
+}
+
+
+@pytest.fixture
+def read(tmp_path):
+    def read(raw, generation=None, **changes):
+        (tmp_path / "config.json").write_text(json.dumps({**raw, **changes}))
+        if generation is not None:
+            (tmp_path / "generation_config.json").write_text(json.dumps(generation))
+        return ModelConfig.from_directory(tmp_path)
+
+    return read
+
+
+def without(raw, *keys):
+    return {key: value for key, value in raw.items() if key not in keys}
+
+
+def test_llama2(read):
+    assert read(LLAMA2_7B) == ModelConfig(
+        architecture="LlamaForCausalLM",
+        vocab_size=32000,
+        hidden_size=4096,
+        intermediate_size=11008,
+        num_layers=32,
+        num_heads=32,
+        num_kv_heads=32,
+        head_dim=128,
+        rms_norm_eps=1e-5,
+        tie_word_embeddings=False,
+        attention_bias=False,
+        output_bias=False,
+        mlp_bias=False,
+        qk_norm=False,
+        sliding_window=None,
+        sliding_layers=(False,) * 32,
+        max_positions=4096,
+        rope=RopeConfig(10000.0),
+        dtype="float16",
+        eos_token_ids=(2,),
+    )
+
+
+def test_llama31(read):
+    config = read(LLAMA31_8B)
+    assert (config.num_kv_heads, config.head_dim, config.dtype) == (8, 128, "bfloat16")
+    assert config.rope == RopeConfig(500000.0, Llama3Scaling(8.0, 1.0, 4.0, 8192))
+    assert config.rope.kind == "llama3"
+    assert config.eos_token_ids == (128001, 128008, 128009)
+
+
+def test_llama_biases(read):
+    attention = read(LLAMA31_8B, attention_bias=True)
+    assert (attention.attention_bias, attention.output_bias, attention.mlp_bias) == (True, True, False)
+    mlp = read(LLAMA31_8B, mlp_bias=True)
+    assert (mlp.attention_bias, mlp.output_bias, mlp.mlp_bias) == (False, False, True)
+
+
+def test_mistral_windows(read):
+    assert read(MISTRAL_7B).sliding_window == 4096
+    assert read(MISTRAL_7B).sliding_layers == (True,) * 32
+    later = read(MISTRAL_7B, sliding_window=None)
+    assert (later.sliding_window, later.sliding_layers) == (None, (False,) * 32)
+    assert read(without(MISTRAL_7B, "sliding_window")).sliding_window == 4096
+    assert read(MISTRAL_7B, head_dim=64).head_dim == 64
+
+
+def test_qwen2(read):
+    config = read(QWEN25_05B)
+    assert (config.attention_bias, config.output_bias, config.qk_norm) == (True, False, False)
+    assert (config.tie_word_embeddings, config.sliding_window, any(config.sliding_layers)) == (True, None, False)
+
+
+def test_qwen_window_from_max_window_layers_on(read):
+    config = read(QWEN25_05B, use_sliding_window=True)
+    assert config.sliding_window == 32768
+    assert config.sliding_layers == (False,) * 21 + (True,) * 3
+    assert read(QWEN25_05B, use_sliding_window=True, max_window_layers=0).sliding_layers == (True,) * 24
+    none = read(QWEN25_05B, use_sliding_window=True, max_window_layers=24)
+    assert (none.sliding_window, none.sliding_layers) == (None, (False,) * 24)
+
+
+def test_qwen_layer_types_win(read):
+    types = ["sliding_attention", "full_attention"] * 12
+    config = read(QWEN25_05B, use_sliding_window=True, layer_types=types)
+    assert config.sliding_layers == (True, False) * 12
+
+
+def test_qwen3(read):
+    config = read(QWEN3_06B)
+    assert (config.qk_norm, config.head_dim, config.attention_bias, config.output_bias) == (True, 128, False, False)
+    assert read(without(QWEN3_06B, "head_dim")).head_dim == 128
+    biased = read(QWEN3_06B, attention_bias=True)
+    assert (biased.attention_bias, biased.output_bias) == (True, True)
+
+
+@pytest.mark.parametrize(
+    ("scaling", "parameters"),
+    [
+        ({"rope_type": "default"}, None),
+        ({"type": "linear", "factor": 2.0}, LinearScaling(2.0)),
+        ({"rope_type": "linear", "factor": 2.0}, LinearScaling(2.0)),
+        (LLAMA3, Llama3Scaling(8.0, 1.0, 4.0, 8192)),
+        ({"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 1024}, YarnScaling(4.0, 1024)),
+        ({"type": "yarn", "factor": 4.0, "truncate": False}, YarnScaling(4.0, 4096, truncate=False)),
+    ],
+)
+def test_rope_in_both_spellings(read, scaling, parameters):
+    expected = RopeConfig(1e6, parameters)
+    assert read(LLAMA2_7B, rope_theta=1e6, rope_scaling=scaling).rope == expected
+    five = without(LLAMA2_7B, "rope_scaling", "torch_dtype")
+    config = read(five, rope_parameters={**scaling, "rope_theta": 1e6}, dtype="bfloat16")
+    assert config.rope == expected
+    assert config.dtype == "bfloat16"
+
+
+def test_original_positions_beside_the_scaling_win(read):
+    scaling = {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 77}
+    config = read(LLAMA2_7B, rope_scaling=scaling, original_max_position_embeddings=2048)
+    assert config.rope.parameters == YarnScaling(2.0, 2048)
+
+
+def test_yarn_extends_max_positions(read):
+    yarn = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}
+    assert read(QWEN25_05B).max_positions == 32768
+    assert read(QWEN25_05B, rope_scaling=yarn).max_positions == 131072
+    assert read(QWEN25_05B, rope_scaling=yarn, max_position_embeddings=131072).max_positions == 131072
+
+
+def test_eos_token_ids(read):
+    assert read(without(LLAMA2_7B, "eos_token_id")).eos_token_ids == ()
+    assert read(LLAMA2_7B, generation={"temperature": 0.6}).eos_token_ids == (2,)
+    assert read(LLAMA2_7B, generation={"eos_token_id": 7}).eos_token_ids == (7,)
+    assert read(LLAMA2_7B, generation={"eos_token_id": [7, 0]}).eos_token_ids == (7, 0)
+
+
+def test_missing_keys_fall_back_to_what_transformers_assumes(read):
+    keys = ("num_key_value_heads", "rms_norm_eps", "tie_word_embeddings", "torch_dtype", "hidden_act")
+    config = read(without(LLAMA2_7B, *keys))
+    assert (config.num_kv_heads, config.rms_norm_eps, config.tie_word_embeddings) == (32, 1e-6, False)
+    assert config.dtype == "float32"
+    assert read(without(MISTRAL_7B, "num_key_value_heads")).num_kv_heads == 8
+    assert read(MISTRAL_7B, num_key_value_heads=None).num_kv_heads == 32
+
+
+@pytest.mark.parametrize("family", families.FAMILIES)
+def test_what_transformers_saves_now(tmp_path, family):
+    config_class, model_class, differences = families.FAMILIES[family]
+    theirs = config_class(
+        **{**families.SHAPE, **differences}, architectures=[model_class.__name__], dtype=torch.float16
+    )
+    theirs.save_pretrained(tmp_path)
+    ours = ModelConfig.from_directory(tmp_path)
+    assert ours.architecture in FAMILIES
+    assert (ours.num_heads, ours.num_kv_heads) == (theirs.num_attention_heads, theirs.num_key_value_heads)
+    assert ours.head_dim == getattr(theirs, "head_dim", theirs.hidden_size // theirs.num_attention_heads)
+    assert ours.tie_word_embeddings == theirs.tie_word_embeddings
+    assert ours.sliding_window == getattr(theirs, "sliding_window", None)
+    if hasattr(theirs, "layer_types"):
+        assert ours.sliding_layers == tuple(kind == "sliding_attention" for kind in theirs.layer_types)
+    assert ours.rope.theta == theirs.rope_parameters["rope_theta"]
+    assert (ours.dtype, ours.eos_token_ids) == ("float16", (2,))
+
+
+def test_other_architectures_are_refused_by_name(read):
+    with pytest.raises(UnsupportedArchitecture) as caught:
+        read(LLAMA2_7B, architectures=["GPTNeoXForCausalLM"])
+    assert caught.value.architecture == "GPTNeoXForCausalLM"
+    message = str(caught.value)
+    assert all(name in message for name in ("GPTNeoXForCausalLM", "config.json", *FAMILIES, "SmolLM"))
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"architectures": None}, ["architectures"]),
+        ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, ["'dynamic'", "llama3, yarn"]),
+        ({"rope_scaling": {"rope_type": "longrope", "factor": 2.0}}, ["'longrope'", "llama3, yarn"]),
+        ({"rope_scaling": {"type": "linear"}}, ["rope_scaling", "factor is missing"]),
+        ({"rope_scaling": {**LLAMA3, "low_freq_factor": 4.0}}, ["low_freq_factor"]),
+        ({"rope_parameters": {"full_attention": {"rope_type": "default"}}}, ["per layer type"]),
+        ({"partial_rotary_factor": 0.5}, ["partial_rotary_factor"]),
+        ({"quantization_config": {"quant_method": "awq", "bits": 4}}, ["quantization_config", "awq", "bfloat16"]),
+        ({"hidden_act": "gelu"}, ["'gelu'", "silu"]),
+        ({"hidden_size": "big"}, ["hidden_size", "'big'"]),
+        ({"vocab_size": None}, ["vocab_size is missing"]),
+        ({"num_key_value_heads": 5}, ["num_attention_heads 32", "num_key_value_heads 5"]),
+        ({"head_dim": 33}, ["head_dim 33"]),
+        ({"rms_norm_eps": 0}, ["rms_norm_eps"]),
+        ({"tie_word_embeddings": "no"}, ["tie_word_embeddings"]),
+        ({"eos_token_id": "</s>"}, ["eos_token_id", "</s>"]),
+    ],
+)
+def test_refusals_name_key_and_file(read, changes, words):
+    with pytest.raises(ConfigError) as caught:
+        read(LLAMA2_7B, **changes)
+    assert all(word in str(caught.value) for word in [*words, "config.json"])
+
+
+@pytest.mark.parametrize(
+    ("raw", "changes", "words"),
+    [
+        (QWEN25_05B, {"layer_types": ["full_attention"]}, ["24 layers"]),
+        (QWEN25_05B, {"layer_types": ["linear_attention"] * 24}, ["'linear_attention'", "sliding_attention"]),
+        (QWEN25_05B, {"layer_types": ["sliding_attention"] * 24}, ["use_sliding_window"]),
+        (MISTRAL_7B, {"layer_types": ["full_attention", "sliding_attention"] * 16}, ["layer_types", "sliding_window"]),
+    ],
+)
+def test_windows_that_contradict_themselves_are_refused(read, raw, changes, words):
+    with pytest.raises(ConfigError) as caught:
+        read(raw, **changes)
+    assert all(word in str(caught.value) for word in words)
+
+
+def test_absent_or_broken_file(tmp_path):
+    with pytest.raises(ConfigError, match=r"config\.json: cannot be read"):
+        ModelConfig.from_directory(tmp_path)
+    (tmp_path / "config.json").write_text("{")
+    with pytest.raises(ConfigError, match=r"config\.json: not valid JSON"):
+        ModelConfig.from_directory(tmp_path)
+    (tmp_path / "config.json").write_text("[]")
+    with pytest.raises(ConfigError, match="expected a JSON object"):
+        ModelConfig.from_directory(tmp_path)
+
+
+def test_reading_a_config_imports_neither_torch_nor_transformers():
+    code = "import sys, verifier.model.config; print(sorted({'torch', 'transformers'} & set(sys.modules)))"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"

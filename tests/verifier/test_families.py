@@ -1,0 +1,181 @@
+"""Every family against transformers, and every row against itself in other company, bit by bit."""
+
+from __future__ import annotations
+
+import random
+from itertools import pairwise
+
+import pytest
+import torch
+from torch import Tensor
+
+from spec.protocols import Rows
+from spec.tree import DraftTree
+from tests.verifier.families import FAMILIES
+from tests.verifier.reading import Reader, paths, random_parents, random_tokens, random_tree
+
+FP32, BF16 = torch.float32, torch.bfloat16
+#: One of each kind of attention: no grouping, groups of two and three, a window in all layers and in some.
+KINDS = ("llama2", "qwen3", "smollm", "mistral", "qwen2_window")
+#: Positions of the root around the borders of pages of 16 and 32, short of and past the window of 24.
+BASES = (0, 1, 15, 16, 20, 31, 33, 62)
+EVERY_KIND = [(kind, FP32) for kind in KINDS] + [("llama2", BF16), ("smollm", BF16), ("mistral", BF16)]
+
+
+def assert_same_bits(actual: Tensor, expected: Tensor, message: str = "") -> None:
+    assert actual.isfinite().all(), f"{message}: not finite"
+    wrong = (actual != expected).any(dim=-1).nonzero().flatten().tolist()
+    assert not wrong, f"{message}: rows {wrong} of {len(actual)} differ by {float((actual - expected).abs().max())}"
+
+
+def assert_tree_has_the_bits_of_its_paths(reader: Reader, committed: list[int], tree: DraftTree) -> None:
+    table = reader.open(committed)
+    (logits,) = reader.run(reader.tree_rows(table, tree))
+    table.release()
+    tokens = tree.tokens.tolist()
+    for path in paths(tree):
+        alone = reader.alone([*committed, *(tokens[node] for node in path)])
+        assert_same_bits(logits[path], alone[len(committed) :], f"base {len(committed)}, path {path}")
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_logits_are_those_of_transformers(family, name) -> None:
+    rng = random.Random(1)
+    reader = Reader(family(name).decoder(FP32))
+    tokens = random_tokens(rng, 70, reader.vocab_size)
+    with torch.inference_mode():
+        expected = family(name).oracle(torch.tensor([tokens])).logits[0]
+    at_once = reader.alone(tokens)
+    assert at_once.dtype == torch.float32
+    assert (at_once - expected).abs().max() < 1e-4
+    in_chunks = reader.read_in_pieces(reader.open(), tokens, lambda: rng.choice((2, 3, 5, 8, 13, 21)))
+    assert_same_bits(in_chunks, at_once, "in chunks")
+    assert_same_bits(reader.read_in_pieces(reader.open(), tokens, lambda: 1), at_once, "row by row")
+
+
+@pytest.mark.parametrize("scatter", [False, True], ids=["in_a_row", "scattered"])
+@pytest.mark.parametrize("page_size", [16, 32])
+@pytest.mark.parametrize(("name", "dtype"), EVERY_KIND)
+def test_a_trees_rows_have_the_bits_of_their_paths_run_alone(family, name, dtype, page_size, scatter) -> None:
+    rng = random.Random(page_size + scatter)
+    reader = Reader(family(name).decoder(dtype), page_size, pages=32, scatter=scatter)
+    for base in BASES:
+        committed = random_tokens(rng, base, reader.vocab_size)
+        tree = random_tree(rng, rng.randrange(reader.vocab_size), rng.choice((2, 5, 9, 18)), reader.vocab_size)
+        assert_tree_has_the_bits_of_its_paths(reader, committed, tree)
+
+
+@pytest.mark.parametrize("reach", [1, 2, 64], ids=["chain", "deep", "bush"])
+@pytest.mark.parametrize("name", KINDS)
+def test_a_tree_of_64_nodes_has_the_bits_of_its_paths(family, name, reach) -> None:
+    rng = random.Random(reach)
+    reader = Reader(family(name).decoder(FP32), pages=32)
+    tokens = random_tokens(rng, 64, reader.vocab_size)
+    tree = DraftTree.build(tokens, random_parents(rng, 64, reach))
+    assert_tree_has_the_bits_of_its_paths(reader, random_tokens(rng, 43, reader.vocab_size), tree)
+
+
+@pytest.mark.parametrize("nodes", [2, 17, 64])
+@pytest.mark.parametrize("name", KINDS)
+def test_a_chain_given_as_a_tree_is_a_chain(family, name, nodes) -> None:
+    rng = random.Random(nodes)
+    reader = Reader(family(name).decoder(FP32))
+    chain = torch.tensor(random_tokens(rng, nodes, reader.vocab_size))
+    words = [(2 << node) - 1 for node in range(nodes)]
+    for base in (1, 30, 48):
+        table = reader.open(random_tokens(rng, base, reader.vocab_size))
+        table.reserve(nodes)
+        (as_tree,) = reader.run(Rows(table, chain, base, range(nodes), words))
+        (as_chain,) = reader.run(Rows(table, chain, base))
+        assert_same_bits(as_tree, as_chain)
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_a_tree_run_level_by_level_has_the_bits_of_one_pass(family, name) -> None:
+    """As a draft model grows it: each level a pass of its own over scratch rows of the levels above."""
+    rng = random.Random(2)
+    reader = Reader(family(name).decoder(FP32))
+    widths = (1, 3, 5, 9, 2, 1)
+    parents, levels = [-1], [range(1)]
+    for _, width in pairwise(widths):
+        levels.append(range(len(parents), len(parents) + width))
+        parents += sorted(rng.choices(levels[-2], k=width))
+    tree = DraftTree.build(random_tokens(rng, len(parents), reader.vocab_size), parents)
+    table = reader.open(random_tokens(rng, 29, reader.vocab_size))
+    (at_once,) = reader.run(reader.tree_rows(table, tree))
+    reader.model.store.poison()
+    words = tree.ancestors.tolist()
+    for level in levels:
+        rows = Rows(table, tree.tokens[list(level)], table.length, level, [words[node] for node in level])
+        assert_same_bits(reader.model.run([rows]).logits, at_once[list(level)], f"level {level}")
+
+
+@pytest.mark.parametrize("page_size", [16, 32])
+@pytest.mark.parametrize(("name", "dtype"), EVERY_KIND)
+def test_text_goes_on_with_the_same_bits_after_accepted_paths_were_compacted(family, name, dtype, page_size) -> None:
+    """A few speculative steps, then single rows, against the whole text in one pass."""
+    rng = random.Random(page_size)
+    reader = Reader(family(name).decoder(dtype), page_size, scatter=page_size == 16)
+    text = random_tokens(rng, 9, reader.vocab_size)
+    table = reader.open()
+    logits = [reader.read(table, text)]
+    for nodes in (7, 40, 12, 64, 3):
+        tree = random_tree(rng, rng.randrange(reader.vocab_size), nodes, reader.vocab_size)
+        path = rng.choice(paths(tree))
+        path = path[: rng.randint(1, len(path))]
+        logits.append(reader.run(reader.tree_rows(table, tree))[0][path])
+        reader.keep(table, path)
+        text += tree.tokens[path].tolist()
+    after = random_tokens(rng, 6, reader.vocab_size)
+    logits.append(reader.read_in_pieces(table, after, lambda: 1))
+    assert_same_bits(torch.cat(logits), reader.alone(text + after))
+
+
+@pytest.mark.parametrize(("name", "dtype"), EVERY_KIND)
+def test_sequences_in_one_pass_have_the_bits_they_have_alone(family, name, dtype) -> None:
+    """Prefill chunks, trees, a chain and a single row mixed, in every order, scattered pages among them."""
+    rng = random.Random(3)
+    decoder = family(name).decoder(dtype)
+    for scatter in (False, True):
+        reader = Reader(decoder, scatter=scatter)
+
+        def parts(reader=reader) -> list[Rows]:
+            vocab = reader.vocab_size
+            texts = [reader.open(random_tokens(rng, length, vocab)) for length in (0, 37, 16, 5, 50)]
+            return [
+                reader.rows(texts[0], random_tokens(rng, 33, vocab)),
+                reader.tree_rows(texts[1], random_tree(rng, 1, 12, vocab)),
+                reader.tree_rows(texts[2], DraftTree.chain(random_tokens(rng, 5, vocab))),
+                reader.rows(texts[3], random_tokens(rng, 1, vocab), wanted="last"),
+                reader.rows(texts[4], random_tokens(rng, 20, vocab), wanted="last"),
+            ]
+
+        rows = parts()
+        alone = [reader.run(part)[0] for part in rows]
+        for _ in range(3):
+            order = rng.sample(range(len(rows)), len(rows))
+            for index, logits in zip(order, reader.run(*(rows[index] for index in order)), strict=True):
+                assert_same_bits(logits, alone[index], f"part {index} in order {order}")
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_wanted_rows_have_the_bits_of_all_rows(family, name) -> None:
+    rng = random.Random(4)
+    reader = Reader(family(name).decoder(FP32))
+    table, tokens = reader.open(random_tokens(rng, 20, reader.vocab_size)), random_tokens(rng, 9, reader.vocab_size)
+    (all_rows,) = reader.run(reader.rows(table, tokens))
+    (last,) = reader.run(reader.rows(table, tokens, wanted="last"))
+    (none,) = reader.run(reader.rows(table, tokens, wanted="none"))
+    assert_same_bits(last, all_rows[-1:])
+    assert none.shape == (0, reader.vocab_size)
+
+
+def test_a_window_hides_what_lies_behind_it(family) -> None:
+    """The layers together reach 3 * 23 positions back; a change further back than that cannot be seen, a nearer one is."""
+    rng = random.Random(5)
+    reader = Reader(family("mistral").decoder(FP32))
+    tokens = random_tokens(rng, 100, reader.vocab_size)
+    other = [(tokens[0] + 1) % reader.vocab_size, *tokens[1:]]
+    ours, theirs = reader.alone(tokens), reader.alone(other)
+    assert_same_bits(ours[70:], theirs[70:], "out of reach")
+    assert (ours[:70] != theirs[:70]).any(dim=-1).all()

@@ -1,0 +1,117 @@
+"""Rotary frequencies against transformers' own, bit for bit, and against values computed by hand."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+import torch
+from transformers import LlamaConfig
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+
+from verifier.model.config import ModelConfig
+from verifier.model.rope import RopeTable, inverse_frequencies
+from verifier.model.rope_config import YarnScaling
+
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}
+SCALINGS = {
+    "default": {"rope_type": "default"},
+    "linear": {"rope_type": "linear", "factor": 2.5},
+    "llama3": LLAMA3,
+    "llama3.2": {**LLAMA3, "factor": 32.0},
+    "yarn": YARN,
+    "yarn, betas": {**YARN, "beta_fast": 16.0, "beta_slow": 2.0},
+    "yarn, fractional": {**YARN, "truncate": False},
+    "yarn, attention factor": {**YARN, "attention_factor": 0.75},
+    "yarn, mscale": {**YARN, "mscale": 0.707, "mscale_all_dim": 0.5},
+    "yarn, short": {**YARN, "original_max_position_embeddings": 16},
+}
+
+
+def _config(directory, scaling, theta=5e5, head_dim=128):
+    """The same rotary embedding as transformers' configuration and, through its config.json, as ours."""
+    theirs = LlamaConfig(
+        hidden_size=4 * head_dim,
+        num_attention_heads=4,
+        head_dim=head_dim,
+        max_position_embeddings=131072,
+        rope_parameters={**scaling, "rope_theta": theta},
+        architectures=["LlamaForCausalLM"],
+    )
+    theirs.save_pretrained(directory)
+    return theirs, ModelConfig.from_directory(directory)
+
+
+@pytest.mark.parametrize("theta", [1e4, 1e6])
+@pytest.mark.parametrize("head_dim", [16, 64, 128])
+@pytest.mark.parametrize("name", SCALINGS)
+def test_frequencies_equal_transformers(tmp_path, name, head_dim, theta):
+    theirs, ours = _config(tmp_path, SCALINGS[name], theta, head_dim)
+    kind = theirs.rope_parameters["rope_type"]
+    compute = ROPE_INIT_FUNCTIONS.get(kind, LlamaRotaryEmbedding.compute_default_rope_parameters)
+    expected, expected_factor = compute(theirs)
+    frequencies, factor = inverse_frequencies(ours)
+    assert ours.rope.kind == {"default": "none"}.get(kind, kind)
+    assert frequencies.dtype == torch.float32
+    assert torch.equal(frequencies, expected)
+    assert factor == expected_factor
+
+
+@pytest.mark.parametrize("name", ["default", "llama3", "yarn"])
+def test_table_equals_transformers(tmp_path, name):
+    theirs, ours = _config(tmp_path, SCALINGS[name])
+    positions = torch.tensor([0, 1, 17, 4095, 40_000])
+    cos, sin = LlamaRotaryEmbedding(theirs)(torch.zeros(1), positions[None])
+    table = RopeTable(ours, 40_001)
+    torch.testing.assert_close(table.cos[positions], cos[0], rtol=0, atol=1e-6)
+    torch.testing.assert_close(table.signed_sin[positions, 64:], sin[0, :, 64:], rtol=0, atol=1e-6)
+    torch.testing.assert_close(table.signed_sin[positions, :64], -sin[0, :, :64], rtol=0, atol=1e-6)
+
+
+def test_rows_are_the_table_at_positions(tmp_path):
+    table = RopeTable(_config(tmp_path, SCALINGS["yarn"])[1], 64)
+    cos, signed_sin = table.rows(torch.tensor([5, 5, 63]), torch.bfloat16)
+    assert cos.shape == signed_sin.shape == (3, 1, 128)
+    assert torch.equal(cos[2, 0], table.cos[63].bfloat16())
+    assert torch.equal(signed_sin[0, 0], table.signed_sin[5].bfloat16())
+
+
+def test_golden_llama3(tmp_path):
+    """Llama 3.1: D = 128, base 5e5, 8 / 1 / 4 / 8192."""
+    plain, _ = inverse_frequencies(_config(tmp_path, SCALINGS["default"])[1])
+    frequencies, factor = inverse_frequencies(_config(tmp_path, LLAMA3)[1])
+    golden = {
+        20: 1.65604401e-2,
+        28: 3.21144599e-3,
+        29: 2.16657076e-3,
+        32: 5.24846161e-4,
+        36: 7.78465527e-5,
+        63: 3.06892599e-7,
+    }
+    assert factor == 1.0
+    assert {i: frequencies[i].item() for i in golden} == pytest.approx(golden, rel=1e-6)
+    assert torch.equal(frequencies[:29], plain[:29])
+    assert plain[29].item() == pytest.approx(2.61609925e-3, rel=1e-7)
+    assert plain[32].item() == pytest.approx(1.41421356e-3, rel=1e-7)
+    assert torch.equal(frequencies[36:], plain[36:] / 8)
+
+
+def test_yarn_attention_factor(tmp_path):
+    assert inverse_frequencies(_config(tmp_path, YARN)[1])[1] == pytest.approx(0.1 * math.log(4) + 1)
+
+
+def test_yarn_without_factor_takes_the_ratio_of_lengths(tmp_path):
+    _config(tmp_path, YARN)
+    raw = json.loads((tmp_path / "config.json").read_text())
+    del raw["rope_parameters"]["factor"]
+    (tmp_path / "config.json").write_text(json.dumps(raw))
+    assert ModelConfig.from_directory(tmp_path).rope.parameters == YarnScaling(131072 / 32768, 32768)

@@ -1,0 +1,186 @@
+"""Fused weights against transformers' state dict, and every way in which a checkpoint can fail to be whole."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from tests.verifier.families import FAMILIES, make
+from verifier.model.config import ModelConfig
+from verifier.model.errors import WeightsError
+from verifier.model.weights import ModelWeights, load
+
+SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+
+
+def read(directory, dtype=torch.float32) -> ModelWeights:
+    return load(directory, ModelConfig.from_directory(directory), dtype, progress=False)
+
+
+def assert_equal(weights: ModelWeights, model, dtype=torch.float32) -> None:
+    """Every fused tensor holds the projections of the state dict in the documented order, and nothing is left over."""
+    state = {name: tensor.to(dtype) for name, tensor in model.state_dict().items()}
+
+    def take(prefix, *names):
+        return torch.cat([state.pop(f"{prefix}{name}") for name in names])
+
+    def check(actual, prefix, *names):
+        if actual is not None:
+            assert actual.dtype == dtype
+            assert torch.equal(actual, take(prefix, *names))
+
+    for number, layer in enumerate(weights.layers):
+        attention, mlp = (f"model.layers.{number}.{part}." for part in ("self_attn", "mlp"))
+        check(layer.qkv, attention, "q_proj.weight", "k_proj.weight", "v_proj.weight")
+        check(layer.qkv_bias, attention, "q_proj.bias", "k_proj.bias", "v_proj.bias")
+        check(layer.o, attention, "o_proj.weight")
+        check(layer.o_bias, attention, "o_proj.bias")
+        check(layer.gate_up, mlp, "gate_proj.weight", "up_proj.weight")
+        check(layer.gate_up_bias, mlp, "gate_proj.bias", "up_proj.bias")
+        check(layer.down, mlp, "down_proj.weight")
+        check(layer.down_bias, mlp, "down_proj.bias")
+        check(layer.input_norm, f"model.layers.{number}.", "input_layernorm.weight")
+        check(layer.post_norm, f"model.layers.{number}.", "post_attention_layernorm.weight")
+        check(layer.q_norm, attention, "q_norm.weight")
+        check(layer.k_norm, attention, "k_norm.weight")
+    check(weights.embed, "model.", "embed_tokens.weight")
+    check(weights.final_norm, "model.", "norm.weight")
+    check(weights.lm_head, "", "lm_head.weight")
+    assert not state
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_fused_tensors_hold_the_state_dict(tmp_path, family):
+    model = make(family, tmp_path)
+    weights = read(tmp_path)
+    assert_equal(weights, model)
+    assert (weights.lm_head is weights.embed) == model.config.tie_word_embeddings
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_cast_on_the_way(tmp_path, dtype):
+    model = make("qwen3", tmp_path)
+    assert_equal(read(tmp_path, dtype), model, dtype)
+
+
+def test_sharded(tmp_path):
+    model = make("qwen3", tmp_path, max_shard_size="100KB")
+    assert len(list(tmp_path.glob("*.safetensors"))) > 3
+    assert_equal(read(tmp_path), model)
+
+
+def test_progress_bar_counts_every_byte(tmp_path, capsys):
+    make("qwen2", tmp_path)
+    total = sum(tensor.nbytes for tensor in load_file(tmp_path / SINGLE).values())
+    load(tmp_path, ModelConfig.from_directory(tmp_path), torch.bfloat16, progress=True)
+    output = capsys.readouterr()
+    assert output.out == ""
+    assert f"{total / 1000:.0f}k/{total / 1000:.0f}k" in output.err
+    load(tmp_path, ModelConfig.from_directory(tmp_path), torch.bfloat16, progress=False)
+    assert capsys.readouterr().err == ""
+
+
+@pytest.fixture
+def edit(tmp_path):
+    """A small checkpoint, and a way to rewrite its tensors."""
+    make("llama2", tmp_path, num_hidden_layers=1)
+
+    def edit(change):
+        tensors = load_file(tmp_path / SINGLE)
+        change(tensors)
+        save_file(tensors, tmp_path / SINGLE)
+        return tmp_path
+
+    return edit
+
+
+def refused(directory, *words, dtype=torch.float32):
+    with pytest.raises(WeightsError) as caught:
+        read(directory, dtype)
+    assert all(word in str(caught.value) for word in words), caught.value
+
+
+def test_missing_tensors_are_named(edit):
+    def change(tensors):
+        del tensors["model.layers.0.self_attn.k_proj.weight"], tensors["lm_head.weight"]
+
+    refused(edit(change), "model.layers.0.self_attn.k_proj.weight is missing", "lm_head.weight is missing", SINGLE)
+
+
+def test_unexpected_tensors_are_named(edit):
+    directory = edit(lambda tensors: tensors.update({"model.layers.0.self_attn.q_proj.bias": torch.zeros(64)}))
+    refused(directory, "model.layers.0.self_attn.q_proj.bias", SINGLE, "unexpected")
+
+
+def test_buffers_of_old_checkpoints_are_ignored(edit):
+    extra = {"model.layers.0.self_attn.rotary_emb.inv_freq": torch.zeros(8)}
+    assert len(read(edit(lambda tensors: tensors.update(extra))).layers) == 1
+
+
+def test_wrong_shapes_are_named(edit):
+    directory = edit(lambda tensors: tensors.update({"model.norm.weight": torch.ones(65)}))
+    refused(directory, "model.norm.weight", SINGLE, "[65]", "[64]")
+
+
+def test_a_transposed_matrix_is_not_accepted(edit):
+    name = "model.layers.0.mlp.down_proj.weight"
+    directory = edit(lambda tensors: tensors.update({name: tensors[name].t().contiguous()}))
+    refused(directory, name, "[160, 64]", "[64, 160]")
+
+
+def test_types_that_are_no_plain_floats_are_refused(edit):
+    name = "model.layers.0.mlp.up_proj.weight"
+    directory = edit(lambda tensors: tensors.update({name: tensors[name].to(torch.float8_e4m3fn)}))
+    refused(directory, name, "F8_E4M3", "BF16")
+
+
+def test_many_problems_are_counted(edit):
+    refused(edit(lambda tensors: [tensors.pop(name) for name in list(tensors)[1:]]), "and 3 more")
+
+
+def test_values_beyond_float16_are_refused(edit):
+    directory = edit(lambda tensors: tensors["model.norm.weight"].fill_(1e5))
+    refused(directory, "model.norm.weight", "float16", "bfloat16", dtype=torch.float16)
+    assert read(directory, torch.bfloat16).final_norm[0].item() == pytest.approx(1e5, rel=0.01)
+
+
+def test_a_stored_head_must_equal_the_embedding_it_is_tied_to(edit, tmp_path):
+    raw = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**raw, "tie_word_embeddings": True}))
+    refused(tmp_path, "lm_head.weight", "model.embed_tokens.weight", SINGLE)
+    edit(lambda tensors: tensors.update({"lm_head.weight": tensors["model.embed_tokens.weight"].clone()}))
+    weights = read(tmp_path, torch.bfloat16)
+    assert weights.lm_head is weights.embed
+
+
+def test_absent_shard_and_absent_tensor_of_a_shard(tmp_path):
+    make("llama2", tmp_path, max_shard_size="100KB")
+    weight_map = json.loads((tmp_path / INDEX).read_text())["weight_map"]
+    shard = tmp_path / weight_map["model.norm.weight"]
+    tensors = load_file(shard)
+    del tensors["model.norm.weight"]
+    save_file(tensors, shard)
+    refused(tmp_path, "model.norm.weight is missing", shard.name)
+    shard.unlink()
+    refused(tmp_path, shard.name, "incomplete")
+
+
+def test_a_tensor_in_two_shards(tmp_path):
+    make("llama2", tmp_path, max_shard_size="100KB")
+    first, second = sorted(tmp_path.glob("*.safetensors"))[:2]
+    save_file({**load_file(first), **load_file(second)}, second)
+    refused(tmp_path, "is in both", first.name, second.name)
+
+
+def test_no_weights_at_all(edit, tmp_path):
+    (tmp_path / SINGLE).rename(tmp_path / "pytorch_model.bin")
+    refused(tmp_path, SINGLE, INDEX, "pytorch_model.bin")
+
+
+def test_a_cut_off_file(edit, tmp_path):
+    data = (tmp_path / SINGLE).read_bytes()
+    (tmp_path / SINGLE).write_bytes(data[: len(data) // 2])
+    refused(tmp_path, SINGLE, "not a whole safetensors file")

@@ -1,0 +1,114 @@
+"""The weight files of a model directory by their headers: which tensors, where, of what shape and type.
+
+Nothing but headers is read here, so a checkpoint that does not fit its configuration is refused in milliseconds.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from safetensors import SafetensorError, safe_open
+
+from verifier.model.errors import WeightsError
+from verifier.model.fields import Fields
+
+SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+ITEM_BYTES = {"BF16": 2, "F16": 2, "F32": 4, "F64": 8}
+# Buffers that old checkpoints carry and every decoder computes itself.
+IGNORED = (".rotary_emb.inv_freq", ".masked_bias")
+
+
+@dataclass(frozen=True, slots=True)
+class StoredTensor:
+    """One tensor's entry in a file's header; ``dtype`` in safetensors' words."""
+
+    file: Path
+    shape: tuple[int, ...]
+    dtype: str
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes to read."""
+        return math.prod(self.shape) * ITEM_BYTES[self.dtype]
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """The weight files of a directory, and all their tensors by name.
+
+    index: file name of each tensor by model.safetensors.index.json, empty where a single file holds them all.
+    """
+
+    directory: Path
+    files: tuple[Path, ...]
+    tensors: Mapping[str, StoredTensor]
+    index: Mapping[str, str]
+
+    @classmethod
+    def open(cls, directory: Path) -> Checkpoint:
+        """Read the headers; raises WeightsError where a file is absent or broken or a tensor stands in two files."""
+        index = {} if (directory / SINGLE).exists() else _index(directory)
+        files = tuple(directory / name for name in sorted(set(index.values()))) or (directory / SINGLE,)
+        tensors: dict[str, StoredTensor] = {}
+        for file in files:
+            for name, tensor in _header(file):
+                if name in tensors:
+                    raise WeightsError(f"{name} is in both {tensors[name].file} and {file}")
+                tensors[name] = tensor
+        return cls(directory, files, tensors, index)
+
+    def check(self, shapes: Mapping[str, tuple[int, ...]], optional: Mapping[str, tuple[int, ...]]) -> None:
+        """Raise WeightsError unless the tensors are those of ``shapes``, perhaps ``optional`` ones, and no others."""
+        missing = (self._missing(name) for name in shapes if name not in self.tensors)
+        known = {**optional, **shapes}
+        wrong = (_wrong(name, tensor, known.get(name)) for name, tensor in self.tensors.items())
+        problems = [problem for problem in (*missing, *wrong) if problem]
+        if problems:
+            more = f"\n  and {len(problems) - 8} more" if len(problems) > 8 else ""
+            raise WeightsError("the weights do not fit config.json:\n  " + "\n  ".join(problems[:8]) + more)
+
+    def _missing(self, name: str) -> str:
+        place = self.index.get(name, INDEX if self.index else SINGLE)
+        return f"{name} is missing from {self.directory / place}"
+
+
+def _index(directory: Path) -> dict[str, str]:
+    """File name by tensor name, for a checkpoint in several files."""
+    path = directory / INDEX
+    if not path.exists():
+        found = sorted(
+            file.name for file in directory.glob("*") if file.suffix in (".safetensors", ".bin", ".pth", ".gguf")
+        )
+        raise WeightsError(
+            f"{directory}: neither {SINGLE} nor {INDEX} is there (weight files found: {', '.join(found) or 'none'})"
+        )
+    section = Fields.read(path).section("weight_map")
+    if section is None or not all(isinstance(file, str) for file in section.values.values()):
+        raise WeightsError(f"{path}: weight_map must name a file for each tensor")
+    return dict(section.values)
+
+
+def _header(file: Path) -> Iterator[tuple[str, StoredTensor]]:
+    if not file.exists():
+        raise WeightsError(f"{file}: named by {INDEX}, but not there; the download may be incomplete")
+    try:
+        with safe_open(file, framework="pt") as tensors:
+            for name in tensors.offset_keys():
+                entry = tensors.get_slice(name)
+                yield name, StoredTensor(file, tuple(entry.get_shape()), entry.get_dtype())
+    except SafetensorError as error:
+        raise WeightsError(f"{file}: not a whole safetensors file ({error})") from error
+
+
+def _wrong(name: str, tensor: StoredTensor, shape: tuple[int, ...] | None) -> str | None:
+    """What is wrong with a stored tensor for which ``shape`` is expected (None: it is not expected)."""
+    if shape is None:
+        return None if name.endswith(IGNORED) else f"{name} in {tensor.file} is unexpected"
+    if tensor.shape != shape:
+        return f"{name} in {tensor.file} has shape {list(tensor.shape)}, expected {list(shape)}"
+    if tensor.dtype not in ITEM_BYTES:
+        return f"{name} in {tensor.file} has type {tensor.dtype}; supported are {', '.join(ITEM_BYTES)}"
+    return None

@@ -1,0 +1,38 @@
+"""What can go wrong between a model's name and its weights in memory.
+
+ModelError                     the model cannot be loaded; the message says why, for the person who named it
+├── ModelNotFound              neither a model directory nor a repository that can be fetched
+├── ConfigError                config.json is absent, malformed, or asks for something unsupported
+│   └── UnsupportedArchitecture
+└── WeightsError               a weight file or tensor is missing, unexpected, or of the wrong shape or type
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from spec.errors import ForesayError
+
+
+class ModelError(ForesayError):
+    """A model cannot be loaded."""
+
+
+class ModelNotFound(ModelError):
+    """A model's name is neither a model directory nor a repository that can be fetched."""
+
+
+class ConfigError(ModelError):
+    """A model's configuration is absent, malformed, or asks for something the decoder does not compute."""
+
+
+class UnsupportedArchitecture(ConfigError):
+    """config.json names an architecture that is none of the supported ones."""
+
+    def __init__(self, architecture: str, supported: Iterable[str], where: str) -> None:
+        super().__init__(f"{where}: architecture {architecture} is not supported; supported are {', '.join(supported)}")
+        self.architecture = architecture
+
+
+class WeightsError(ModelError):
+    """A weight file or tensor is missing, unexpected, or of the wrong shape or type."""

@@ -1,0 +1,78 @@
+"""A JSON object read as configuration: typed values by name, errors that name the key and the file."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from verifier.model.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class Fields:
+    """A JSON object and where it stands. A key that is null counts as absent; a key without default is required."""
+
+    values: Mapping[str, Any]
+    where: str
+
+    @classmethod
+    def read(cls, path: Path) -> Fields:
+        """The JSON object in the file ``path``."""
+        try:
+            values = json.loads(path.read_text(encoding="utf-8"))
+        except OSError as error:
+            raise ConfigError(f"{path}: cannot be read ({error.strerror})") from error
+        except ValueError as error:
+            raise ConfigError(f"{path}: not valid JSON ({error})") from error
+        if not isinstance(values, dict):
+            raise ConfigError(f"{path}: expected a JSON object")
+        return cls(values, str(path))
+
+    def error(self, message: str) -> ConfigError:
+        """A ConfigError that says where."""
+        return ConfigError(f"{self.where}: {message}")
+
+    def get(self, key: str) -> Any:
+        """The raw value, None where absent."""
+        return self.values.get(key)
+
+    def integer(self, key: str, default: int | None = None, minimum: int = 1) -> int:
+        """A whole number of at least ``minimum``."""
+        value = self._value(key, default)
+        if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
+            raise self.error(f"{key} must be a whole number of at least {minimum}, got {value!r}")
+        return value
+
+    def number(self, key: str, default: float | None = None) -> float:
+        """A positive number."""
+        value = self._value(key, default)
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not value > 0:
+            raise self.error(f"{key} must be a positive number, got {value!r}")
+        return float(value)
+
+    def optional_number(self, key: str) -> float | None:
+        """A positive number, None where absent."""
+        return None if self.get(key) is None else self.number(key)
+
+    def flag(self, key: str, default: bool) -> bool:
+        """A truth value."""
+        value = self._value(key, default)
+        if not isinstance(value, bool):
+            raise self.error(f"{key} must be true or false, got {value!r}")
+        return value
+
+    def section(self, key: str) -> Fields | None:
+        """A nested object, None where absent or empty."""
+        value = self.get(key)
+        if value is not None and not isinstance(value, dict):
+            raise self.error(f"{key} must be an object, got {value!r}")
+        return Fields(value, f"{self.where}, {key}") if value else None
+
+    def _value(self, key: str, default: Any) -> Any:
+        value = self.values.get(key)
+        if value is None and default is None:
+            raise self.error(f"{key} is missing")
+        return default if value is None else value

@@ -1,0 +1,93 @@
+"""A model's name turned into a directory here: a local one as it is, a hub repository by download or from the cache."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from verifier.model.errors import ModelNotFound
+
+# "model*" leaves out the second copy of all weights that some repositories carry as consolidated.safetensors.
+PATTERNS = [
+    "config.json",
+    "generation_config.json",
+    "model*.safetensors",
+    "model.safetensors.index.json",
+    "tokenizer*",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "merges.txt",
+    "*.jinja",
+    "chat_template.json",
+]
+
+_OFFLINE = "download it where there is a connection, copy the directory here and name that"
+
+
+def resolve(name_or_path: str | Path, revision: str | None = None) -> Path:
+    """The directory that holds the model ``name_or_path``: itself, or the cached snapshot of the hub repository.
+
+    revision: branch, tag or commit of a hub repository; without it the main branch.
+    Raises ModelNotFound, which says what was tried and what to do.
+    """
+    path = Path(name_or_path).expanduser()
+    if path.is_dir():
+        return _with_config(path, "a model directory holds config.json, the tokenizer and *.safetensors")
+    if path.exists():
+        raise ModelNotFound(f"{path} is a file; name the directory that holds it")
+    if _is_local(name_or_path):
+        raise ModelNotFound(f"{name_or_path}: no such directory")
+    return _with_config(_snapshot(str(name_or_path), revision), "is it a model that transformers can load?")
+
+
+def _is_local(name: str | Path) -> bool:
+    """Whether the name can only mean a path: a hub id is NAME or OWNER/NAME."""
+    return isinstance(name, Path) or name.startswith((".", "/", "~")) or name.count("/") > 1 or "\\" in name
+
+
+def _with_config(directory: Path, advice: str) -> Path:
+    if not (directory / "config.json").is_file():
+        raise ModelNotFound(f"{directory} has no config.json; {advice}")
+    return directory
+
+
+def _snapshot(repository: str, revision: str | None) -> Path:
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HFValidationError
+
+    try:
+        return Path(snapshot_download(repository, revision=revision, allow_patterns=PATTERNS))
+    except HFValidationError as error:
+        raise ModelNotFound(f"{repository!r} is neither a directory nor a hub repository (OWNER/NAME)") from error
+    except Exception as error:  # the hub's client raises its own, its HTTP library's and the system's errors
+        wanted = f"{repository} (revision {revision})" if revision else repository
+        raise ModelNotFound(f"{wanted} is not a directory here, and {_reason(repository, error)}") from error
+
+
+def _reason(repository: str, error: Exception) -> str:
+    """Why the hub did not give the repository, and what to do about it."""
+    from huggingface_hub import constants, errors
+
+    address, cache = f"{constants.ENDPOINT}/{repository}", constants.HF_HUB_CACHE
+    # From the most special to the most general: a gated repository is also one not found.
+    match error:
+        case errors.GatedRepoError():
+            return (
+                f"the hub repository is gated: accept its terms at {address}, then log in (hf auth login, or HF_TOKEN)"
+            )
+        case errors.RevisionNotFoundError():
+            return f"the hub repository has no such revision; see {address}/tree/main"
+        case errors.RepositoryNotFoundError():
+            return f"the hub has no such repository ({address}), or it is private: check the name or log in"
+        case errors.LocalEntryNotFoundError() if constants.HF_HUB_OFFLINE:
+            return f"HF_HUB_OFFLINE is set while {cache} does not hold all of it; {_OFFLINE}"
+        case errors.LocalEntryNotFoundError():
+            answered = isinstance(error.__cause__, errors.HfHubHTTPError)
+            trouble = "answered with an error" if answered else "could not be reached"
+            return f"the hub {trouble} ({_cause(error)}) and {cache} does not hold all of it; {_OFFLINE}"
+    return f"the download from the hub failed ({_cause(error)}); try again, or {_OFFLINE}"
+
+
+def _cause(error: BaseException) -> str:
+    cause = error.__cause__ or error
+    return " ".join(f"{type(cause).__name__}: {cause}".split())

@@ -1,0 +1,91 @@
+"""Rotary position embedding: inverse frequencies, and the table of cosines and sines the decoder reads.
+
+Half-rotation layout: with a head vector split into halves (a, b), rotated = (a cos - b sin, b cos + a sin), the angle
+of pair i at position p being p * inverse_frequency[i]. All of it is float32: position times frequency in bfloat16 would
+be off by whole turns.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from verifier.model.config import ModelConfig
+from verifier.model.rope_config import LinearScaling, Llama3Scaling, YarnScaling
+
+
+class RopeTable:
+    """Cosines and sines of every position, each computed once; owns both tensors.
+
+    cos: (max_positions, D) float32, the D/2 angles twice, scaled by the attention factor.
+    signed_sin: likewise, its first half negated, so that swapping the halves of a head and two products rotate it.
+    """
+
+    def __init__(self, config: ModelConfig, max_positions: int, device: torch.device | str = "cpu") -> None:
+        frequencies, scale = inverse_frequencies(config)
+        angles = torch.outer(torch.arange(max_positions, dtype=torch.float32), frequencies)
+        cos, sin = angles.cos() * scale, angles.sin() * scale
+        self.cos = torch.cat((cos, cos), dim=1).to(device)
+        self.signed_sin = torch.cat((-sin, sin), dim=1).to(device)
+
+    def rows(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """Both tables at the ``positions`` (R,), each (R, 1, D) in ``dtype``: one for all heads of a row."""
+        cos, signed_sin = self.cos[positions], self.signed_sin[positions]
+        return cos.to(dtype).unsqueeze(1), signed_sin.to(dtype).unsqueeze(1)
+
+
+def inverse_frequencies(config: ModelConfig) -> tuple[Tensor, float]:
+    """Radians per position of each pair, (D/2,) float32, and the attention factor that scales cos and sin."""
+    pairs = torch.arange(0, config.head_dim, 2, dtype=torch.float32)
+    periods = config.rope.theta ** (pairs / config.head_dim)
+    match config.rope.parameters:
+        case None:
+            return 1.0 / periods, 1.0
+        case LinearScaling(factor=factor):
+            return 1.0 / periods / factor, 1.0
+        case Llama3Scaling() as scaling:
+            return _llama3(1.0 / periods, scaling), 1.0
+        case YarnScaling() as scaling:
+            return _yarn(periods, scaling, config.rope.theta), _attention_factor(scaling)
+
+
+def _llama3(frequencies: Tensor, scaling: Llama3Scaling) -> Tensor:
+    """By turns within the original context: above high kept, below low divided by the factor, between them blended."""
+    low, high = scaling.low_freq_factor, scaling.high_freq_factor
+    turns = scaling.original_positions / (2 * math.pi / frequencies)
+    keep = ((turns - low) / (high - low)).clamp(0, 1)
+    return (1 - keep) * frequencies / scaling.factor + keep * frequencies
+
+
+def _yarn(periods: Tensor, scaling: YarnScaling, theta: float) -> Tensor:
+    """By pair: kept up to the one that makes beta_fast turns, divided by the factor from beta_slow turns on."""
+    head_dim = 2 * len(periods)
+    low = _pair_with_turns(scaling.beta_fast, head_dim, theta, scaling.original_positions)
+    high = _pair_with_turns(scaling.beta_slow, head_dim, theta, scaling.original_positions)
+    if scaling.truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, head_dim - 1)
+    # Where the ramp has no width it is a step; dividing by this constant is what such models were trained with.
+    width = high - low or 0.001
+    keep = 1 - ((torch.arange(len(periods), dtype=torch.float32) - low) / width).clamp(0, 1)
+    return 1.0 / (scaling.factor * periods) * (1 - keep) + 1.0 / periods * keep
+
+
+def _pair_with_turns(turns: float, head_dim: int, theta: float, positions: int) -> float:
+    """The (fractional) pair whose angle makes ``turns`` full turns within ``positions``."""
+    return head_dim * math.log(positions / (turns * 2 * math.pi)) / (2 * math.log(theta))
+
+
+def _attention_factor(scaling: YarnScaling) -> float:
+    """What YaRN multiplies cos and sin by, so that longer contexts keep their attention's temperature."""
+    if scaling.attention_factor is not None:
+        return scaling.attention_factor
+    if scaling.mscale is not None and scaling.mscale_all_dim is not None:
+        return _mscale(scaling.factor, scaling.mscale) / _mscale(scaling.factor, scaling.mscale_all_dim)
+    return _mscale(scaling.factor, 1.0)
+
+
+def _mscale(factor: float, scale: float) -> float:
+    return 0.1 * scale * math.log(factor) + 1.0 if factor > 1 else 1.0

@@ -1,0 +1,137 @@
+"""The rotary embedding as config.json describes it.
+
+transformers 4 writes ``rope_theta`` and ``rope_scaling`` (with ``type``, later ``rope_type``), transformers 5 only
+``rope_parameters``, which holds the base too. Scalings whose frequencies depend on the current length (dynamic
+NTK, longrope) are refused: a cached key would have to change while the sequence grows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from verifier.model.fields import Fields
+
+SCALINGS = ("default", "linear", "llama3", "yarn")
+
+
+@dataclass(frozen=True, slots=True)
+class LinearScaling:
+    """Position interpolation: every inverse frequency divided by ``factor``."""
+
+    factor: float
+
+
+@dataclass(frozen=True, slots=True)
+class Llama3Scaling:
+    """Llama 3.1: long wavelengths stretched by ``factor``, short ones kept, a ramp between.
+
+    original_positions: context length before the extension; the two limits are fractions of it.
+    """
+
+    factor: float
+    low_freq_factor: float
+    high_freq_factor: float
+    original_positions: int
+
+
+@dataclass(frozen=True, slots=True)
+class YarnScaling:
+    """YaRN: a ramp over the dimensions from kept to stretched frequencies, and scaled cos and sin.
+
+    beta_fast, beta_slow: turns within ``original_positions`` at the two ends of the ramp.
+    attention_factor: the scale of cos and sin; None derives it from ``factor`` and the two mscales.
+    truncate: the ends of the ramp are rounded to whole dimensions.
+    """
+
+    factor: float
+    original_positions: int
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    attention_factor: float | None = None
+    mscale: float | None = None
+    mscale_all_dim: float | None = None
+    truncate: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class RopeConfig:
+    """Rotary embedding: base ``theta``, and how its frequencies are scaled to a longer context (None: not)."""
+
+    theta: float
+    parameters: LinearScaling | Llama3Scaling | YarnScaling | None = None
+
+    @property
+    def kind(self) -> Literal["none", "linear", "llama3", "yarn"]:
+        """The scaling rule by its name in checkpoints, "none" for the plain embedding."""
+        match self.parameters:
+            case LinearScaling():
+                return "linear"
+            case Llama3Scaling():
+                return "llama3"
+            case YarnScaling():
+                return "yarn"
+            case None:
+                return "none"
+
+
+def read_rope(config: Fields) -> RopeConfig:
+    """The rotary embedding of a config.json; raises ConfigError for a kind that is not supported."""
+    old, new = config.section("rope_scaling"), config.section("rope_parameters")
+    scaling = old or new or Fields({}, config.where)
+    if any(isinstance(value, dict) for value in scaling.values.values()):
+        raise scaling.error("a rotary embedding per layer type is not supported")
+    _refuse_partial(config, scaling)
+    theta = _first_number("rope_theta", scaling, config, new) or 10_000.0
+    return RopeConfig(theta, _parameters(config, scaling))
+
+
+def _parameters(config: Fields, scaling: Fields) -> LinearScaling | Llama3Scaling | YarnScaling | None:
+    match scaling.get("rope_type") or scaling.get("type") or "default":
+        case "default":
+            return None
+        case "linear":
+            return LinearScaling(scaling.number("factor"))
+        case "llama3":
+            return _llama3(config, scaling)
+        case "yarn":
+            return _yarn(config, scaling)
+        case other:
+            raise scaling.error(f"RoPE scaling {other!r} is not supported; supported are {', '.join(SCALINGS)}")
+
+
+def _llama3(config: Fields, scaling: Fields) -> Llama3Scaling:
+    low, high = scaling.number("low_freq_factor"), scaling.number("high_freq_factor")
+    if low >= high:
+        raise scaling.error(f"low_freq_factor {low} must be below high_freq_factor {high}")
+    return Llama3Scaling(scaling.number("factor"), low, high, _original_positions(config, scaling))
+
+
+def _yarn(config: Fields, scaling: Fields) -> YarnScaling:
+    original = _original_positions(config, scaling)
+    return YarnScaling(
+        factor=scaling.optional_number("factor") or config.integer("max_position_embeddings") / original,
+        original_positions=original,
+        beta_fast=scaling.number("beta_fast", 32.0),
+        beta_slow=scaling.number("beta_slow", 1.0),
+        attention_factor=scaling.optional_number("attention_factor"),
+        mscale=scaling.optional_number("mscale"),
+        mscale_all_dim=scaling.optional_number("mscale_all_dim"),
+        truncate=scaling.flag("truncate", True),
+    )
+
+
+def _original_positions(config: Fields, scaling: Fields) -> int:
+    key = "original_max_position_embeddings"
+    source = config if config.get(key) is not None else scaling
+    return source.integer(key, config.integer("max_position_embeddings"))
+
+
+def _refuse_partial(config: Fields, scaling: Fields) -> None:
+    if _first_number("partial_rotary_factor", scaling, config) not in (None, 1.0):
+        raise config.error("partial_rotary_factor other than 1 is not supported")
+
+
+def _first_number(key: str, *sources: Fields | None) -> float | None:
+    values = (source.optional_number(key) for source in sources if source is not None)
+    return next((value for value in values if value is not None), None)

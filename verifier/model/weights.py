@@ -1,0 +1,181 @@
+"""A checkpoint's safetensors, read into the fused tensors the decoder multiplies by.
+
+    q_proj [Hq D, H] ┐                gate_proj [I, H] ┐
+    k_proj [Hk D, H] ├ qkv                             ├ gate_up
+    v_proj [Hk D, H] ┘                  up_proj [I, H] ┘
+
+The fused tensors are allocated once; every tensor of a file has its place in one of them, a view of some rows, and is
+copied (and cast) straight there from the mapped file, so that no second copy of the model is ever held. Names, shapes
+and types are checked against the files' headers before the first byte is read.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NoReturn
+
+import torch
+from safetensors import safe_open
+from torch import Tensor
+from tqdm import tqdm
+
+from verifier.model.checkpoint import Checkpoint
+from verifier.model.config import ModelConfig
+from verifier.model.errors import WeightsError
+
+EMBEDDING, LM_HEAD = "model.embed_tokens.weight", "lm_head.weight"
+
+
+@dataclass(slots=True)
+class LayerWeights:
+    """One layer. H hidden size, I intermediate size, D head_dim; matrices are [out, in]; None where a family has none.
+
+    qkv: ((Hq + 2 Hk) D, H), rows q, k, v.  o: (H, Hq D).  gate_up: (2 I, H), rows gate, up.  down: (H, I).
+    input_norm, post_norm: (H,), before attention and before the MLP.  q_norm, k_norm: (D,).
+    """
+
+    qkv: Tensor
+    qkv_bias: Tensor | None
+    o: Tensor
+    o_bias: Tensor | None
+    gate_up: Tensor
+    gate_up_bias: Tensor | None
+    down: Tensor
+    down_bias: Tensor | None
+    input_norm: Tensor
+    post_norm: Tensor
+    q_norm: Tensor | None
+    k_norm: Tensor | None
+
+
+@dataclass(slots=True)
+class ModelWeights:
+    """All weights of a decoder, in one dtype on one device.
+
+    embed: (V, H).  final_norm: (H,).  lm_head: (V, H), the very tensor ``embed`` where the two are tied.
+    """
+
+    embed: Tensor
+    layers: list[LayerWeights]
+    final_norm: Tensor
+    lm_head: Tensor
+
+
+def load(
+    directory: str | Path,
+    config: ModelConfig,
+    dtype: torch.dtype,
+    device: torch.device | str = "cpu",
+    progress: bool = True,
+) -> ModelWeights:
+    """The weights in ``directory``, cast to ``dtype``; ``progress`` shows a bar of the bytes read on stderr.
+
+    Raises WeightsError, naming tensor and file, unless every tensor the configuration asks for is there exactly once
+    and in the right shape, and nothing unknown is.
+    """
+    checkpoint = Checkpoint.open(Path(directory))
+    weights = allocate(config, dtype, device)
+    places = dict(_places(config, weights))
+    shapes = {name: tuple(place.shape) for name, place in places.items()}
+    checkpoint.check(shapes, optional={LM_HEAD: tuple(weights.lm_head.shape)})
+    total = sum(checkpoint.tensors[name].nbytes for name in places)
+    with tqdm(total=total, unit="B", unit_scale=True, desc="weights", file=sys.stderr, disable=not progress) as bar:
+        _read(checkpoint, places, bar)
+    if config.tie_word_embeddings:
+        _check_tied(checkpoint, weights.embed)
+    return weights
+
+
+def allocate(config: ModelConfig, dtype: torch.dtype, device: torch.device | str = "cpu") -> ModelWeights:
+    """Uninitialised weights in the shapes of ``config``."""
+
+    def empty(*shape: int) -> Tensor:
+        return torch.empty(shape, dtype=dtype, device=device)
+
+    embed = empty(config.vocab_size, config.hidden_size)
+    return ModelWeights(
+        embed=embed,
+        layers=[_allocate_layer(config, empty) for _ in range(config.num_layers)],
+        final_norm=empty(config.hidden_size),
+        lm_head=embed if config.tie_word_embeddings else torch.empty_like(embed),
+    )
+
+
+def _allocate_layer(config: ModelConfig, empty: Callable[..., Tensor]) -> LayerWeights:
+    hidden, inner, head_dim = config.hidden_size, config.intermediate_size, config.head_dim
+    heads_width, qkv_width = config.num_heads * head_dim, (config.num_heads + 2 * config.num_kv_heads) * head_dim
+    return LayerWeights(
+        qkv=empty(qkv_width, hidden),
+        qkv_bias=empty(qkv_width) if config.attention_bias else None,
+        o=empty(hidden, heads_width),
+        o_bias=empty(hidden) if config.output_bias else None,
+        gate_up=empty(2 * inner, hidden),
+        gate_up_bias=empty(2 * inner) if config.mlp_bias else None,
+        down=empty(hidden, inner),
+        down_bias=empty(hidden) if config.mlp_bias else None,
+        input_norm=empty(hidden),
+        post_norm=empty(hidden),
+        q_norm=empty(head_dim) if config.qk_norm else None,
+        k_norm=empty(head_dim) if config.qk_norm else None,
+    )
+
+
+def _places(config: ModelConfig, weights: ModelWeights) -> Iterator[tuple[str, Tensor]]:
+    """Every tensor name a checkpoint must have, and the view it is copied into."""
+    yield EMBEDDING, weights.embed
+    yield "model.norm.weight", weights.final_norm
+    if not config.tie_word_embeddings:
+        yield LM_HEAD, weights.lm_head
+    for number, layer in enumerate(weights.layers):
+        for name, place in _layer_places(config, layer):
+            yield f"model.layers.{number}.{name}", place
+
+
+def _layer_places(config: ModelConfig, layer: LayerWeights) -> Iterator[tuple[str, Tensor]]:
+    q, kv = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+    yield from _split(
+        layer.qkv, layer.qkv_bias, {"self_attn.q_proj": q, "self_attn.k_proj": kv, "self_attn.v_proj": kv}
+    )
+    yield from _split(layer.o, layer.o_bias, {"self_attn.o_proj": config.hidden_size})
+    inner = config.intermediate_size
+    yield from _split(layer.gate_up, layer.gate_up_bias, {"mlp.gate_proj": inner, "mlp.up_proj": inner})
+    yield from _split(layer.down, layer.down_bias, {"mlp.down_proj": config.hidden_size})
+    yield "input_layernorm.weight", layer.input_norm
+    yield "post_attention_layernorm.weight", layer.post_norm
+    if layer.q_norm is not None and layer.k_norm is not None:
+        yield "self_attn.q_norm.weight", layer.q_norm
+        yield "self_attn.k_norm.weight", layer.k_norm
+
+
+def _split(weight: Tensor, bias: Tensor | None, rows: dict[str, int]) -> Iterator[tuple[str, Tensor]]:
+    """The rows of a fused matrix, and of its bias, that belong to each projection."""
+    sizes = list(rows.values())
+    yield from zip((f"{name}.weight" for name in rows), weight.split_with_sizes(sizes), strict=True)
+    if bias is not None:
+        yield from zip((f"{name}.bias" for name in rows), bias.split_with_sizes(sizes), strict=True)
+
+
+@torch.no_grad()
+def _read(checkpoint: Checkpoint, places: dict[str, Tensor], bar: tqdm[NoReturn]) -> None:
+    """Copy each tensor of the checkpoint into its place, one file open at a time."""
+    for file in checkpoint.files:
+        with safe_open(file, framework="pt") as tensors:
+            for name in filter(places.__contains__, tensors.offset_keys()):
+                place = places[name].copy_(tensors.get_tensor(name))
+                if place.dtype == torch.float16 and not place.isfinite().all():
+                    raise WeightsError(f"{file}: {name} does not fit float16; load it as bfloat16 or float32")
+                bar.update(checkpoint.tensors[name].nbytes)
+
+
+def _check_tied(checkpoint: Checkpoint, embed: Tensor) -> None:
+    """A head stored beside an embedding it is tied to must be equal to it."""
+    if LM_HEAD not in checkpoint.tensors:
+        return
+    file = checkpoint.tensors[LM_HEAD].file
+    with safe_open(file, framework="pt") as tensors:
+        rows = zip(tensors.get_tensor(LM_HEAD).chunk(16), embed.cpu().chunk(16), strict=True)
+        if not all(torch.equal(stored.to(kept.dtype), kept) for stored, kept in rows):
+            raise WeightsError(f"{file}: {LM_HEAD} differs from {EMBEDDING}, to which config.json ties it")

@@ -1,0 +1,135 @@
+"""Tree attention over paged KV, with bits that depend on absolute positions only.
+
+Keys are taken in blocks of one page: block *j* holds positions ``j*S .. j*S + S - 1``, always S of them (hidden ones
+weigh exactly zero). The weighted values and the weights are summed inside each block, then over the blocks, in an order
+that depends on their numbers alone.
+A block that holds uncommitted slots of a tree is gathered per row in path order, so a row meets its keys in just the
+order in which it will meet them when its path has been compacted. So a row's result does not depend on the tree it
+was in, on its place in the batch or on where the committed text ended. docs/same-tokens.md has the argument.
+
+Legend: G kv heads, H query heads, D head dim, S page size, B blocks, r rows of one sequence, M = r * H / G.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from verifier.batch import Segment
+
+#: Batched products of few rows take another path in the library, with other bits; fewer rows than this are padded.
+LEAST_ROWS = 8
+#: A contiguous row whose length is a multiple of this is summed in lanes that its trailing zeros do not change.
+_SUM_LANES = 64
+
+
+def attend(query: Tensor, keys: Tensor, values: Tensor, segment: Segment, scale: float, windowed: bool) -> Tensor:
+    """Attention of one sequence's rows over its pages, the rows' own keys and values stored beforehand.
+
+    query: [r, H, D]. keys, values: [slots, G, D], one layer of a store. Returns fp32[r, H * D].
+    scale: what scores are multiplied by. windowed: whether the layer has a sliding window (its mask is in the segment).
+    """
+    rows, heads, width = query.shape
+    groups = keys.shape[1]
+    keys, values = _resident(keys, values, segment)
+    stacked = _stack_queries(query, groups).mul_(scale)
+    weights = _weights(stacked, keys, segment, windowed)
+    total = _block_sums(weights, values, segment, rows, heads // groups)
+    mixed = total / _weight_sums(weights, segment)
+    mixed = mixed[:, : rows * heads // groups].view(groups, rows, heads // groups, width)
+    return mixed.permute(1, 0, 2, 3).reshape(rows, heads * width)
+
+
+def _resident(keys: Tensor, values: Tensor, segment: Segment) -> tuple[Tensor, Tensor]:
+    """fp32 keys and values of positions (or slots) 0 .. B*S - 1; a view where the pages lie side by side.
+
+    Slots past the last row may hold anything, NaN too; a zero weight does not stop NaN, so their values are cleared.
+    They belong to this sequence and to no committed token.
+    """
+    if segment.slots is None:
+        span = slice(segment.first_slot, segment.first_slot + segment.resident)
+        values[segment.first_slot + segment.used : span.stop].zero_()
+        keys, values = keys[span], values[span]
+    else:
+        keys, values = keys.index_select(0, segment.slots), values.index_select(0, segment.slots)
+        values[segment.used :].zero_()
+    return keys.float(), values.float()
+
+
+def _stack_queries(query: Tensor, groups: int) -> Tensor:
+    """[r, H, D] -> fp32[G, max(M, 8), D]: the rows and heads that share a kv head side by side."""
+    rows, heads, width = query.shape
+    count = rows * heads // groups
+    stacked = query.new_zeros(groups, max(count, LEAST_ROWS), width, dtype=torch.float32)
+    own = query.view(rows, groups, heads // groups, width).permute(1, 0, 2, 3)
+    stacked[:, :count].view(groups, rows, heads // groups, width).copy_(own)
+    return stacked
+
+
+def _weights(stacked: Tensor, keys: Tensor, segment: Segment, windowed: bool) -> Tensor:
+    """fp32[G, M, B*S]: ``exp(score - largest)``, zero where hidden; the columns are positions."""
+    scores = torch.bmm(stacked, keys.permute(1, 2, 0))
+    if segment.path_columns is not None:
+        full = segment.full * segment.page_size
+        tail = scores.gather(-1, segment.path_columns.expand(len(scores), -1, -1))
+        scores = torch.cat((scores[..., :full], tail), dim=-1)
+    hidden = segment.window_mask if windowed and segment.window_mask is not None else None
+    if hidden is not None:
+        scores.masked_fill_(hidden, -torch.inf)
+    else:
+        scores[..., segment.full * segment.page_size :].masked_fill_(segment.tail_mask, -torch.inf)
+    return scores.sub_(scores.amax(dim=-1, keepdim=True)).exp_()
+
+
+def _weight_sums(weights: Tensor, segment: Segment) -> Tensor:
+    """fp32[G, M, 1]: inside each block first, then over the blocks, in an order fixed by the position of each."""
+    in_blocks = weights.unflatten(-1, (segment.blocks, segment.page_size)).sum(dim=-1)
+    return functional.pad(in_blocks, (0, -segment.blocks % _SUM_LANES)).sum(dim=-1, keepdim=True)
+
+
+def _block_sums(weights: Tensor, values: Tensor, segment: Segment, rows: int, group: int) -> Tensor:
+    """fp32[G, M, D]: weighted values, summed inside each block, then over the blocks."""
+    size = segment.page_size
+    blocks = weights.unflatten(-1, (-1, size)).transpose(1, 2)
+    if segment.path_slots is None:
+        return _merge(torch.matmul(blocks, _by_block(values, size)))
+    tail = _tail_sums(blocks[:, segment.full :], values, segment, rows, group)
+    if not segment.full:
+        return _merge(tail)
+    shared = torch.matmul(blocks[:, : segment.full], _by_block(values[: segment.full * size], size))
+    return _merge(torch.cat((shared, tail), dim=1))
+
+
+def _merge(blocks: Tensor) -> Tensor:
+    """[G, B, M, D] -> [G, M, D]: the sum over the blocks, which are overwritten.
+
+    Neighbours are added, then neighbouring pairs, and so on: a tree over the absolute numbers of the blocks, in
+    single additions, since torch's own ``sum`` takes its terms in an order that depends on the column and the threads.
+    """
+    count, step = blocks.shape[1], 1
+    while step < count:
+        blocks[:, : count - step : 2 * step].add_(blocks[:, step :: 2 * step])
+        step *= 2
+    return blocks[:, 0]
+
+
+def _by_block(values: Tensor, size: int) -> Tensor:
+    """[B*S, G, D] -> [G, B, S, D]."""
+    return values.view(-1, size, *values.shape[1:]).permute(2, 0, 1, 3)
+
+
+def _tail_sums(blocks: Tensor, values: Tensor, segment: Segment, rows: int, group: int) -> Tensor:
+    """fp32[G, T, M, D]: the blocks that touch a tree's slots, each row over its own keys in path order.
+
+    blocks: [G, T, M, S], the weights of those blocks.
+    """
+    groups, tails, stacked, size = blocks.shape
+    assert segment.path_slots is not None
+    own = values.index_select(0, segment.path_slots).view(rows, tails, size, groups, -1)
+    mine = blocks[:, :, : rows * group].reshape(groups, tails, rows, group, size)
+    if group == 1:  # a product of one row has other bits
+        mine = mine.expand(-1, -1, -1, 2, -1)
+    sums = torch.matmul(mine, own.permute(3, 1, 0, 2, 4))[:, :, :, :group]
+    flat = sums.reshape(groups, tails, rows * group, -1)
+    return functional.pad(flat, (0, 0, 0, stacked - rows * group)) if stacked > rows * group else flat
