@@ -98,7 +98,11 @@ class DraftModelDrafter:
         while len(sequence.tokens) - self._filled(sequence) > _CATCH_UP_ROWS:
             self.extend(sequence)
         filled = self._filled(sequence)
-        return Rows(sequence.table, torch.tensor(sequence.tokens[filled:]), filled, wanted="last")
+        return Rows(sequence.table, self._known(sequence.tokens[filled:]), filled, wanted="last")
+
+    def _known(self, tokens: list[int]) -> Tensor:
+        """int64[R]: the tokens, those past this model's vocabulary (the target's padding) as its last one."""
+        return torch.tensor(tokens).clamp_(max=self._model.vocab_size - 1)
 
     def _filled(self, sequence: Sequence) -> int:
         return sequence.table.length - self._model.missing(sequence.table)
@@ -125,8 +129,7 @@ class DraftModelDrafter:
         table, filled = sequence.table, self._filled(sequence)
         stop = min(table.length, filled + _CATCH_UP_ROWS)
         if stop > filled:
-            tokens = torch.tensor(sequence.tokens[filled:stop])
-            self._model.run([Rows(table, tokens, filled, wanted="none")])
+            self._model.run([Rows(table, self._known(sequence.tokens[filled:stop]), filled, wanted="none")])
             self._model.store.mark(table, stop)
 
     def committed(self, sequence: Sequence, path: list[int], moves: tuple[Tensor, Tensor] | None) -> None:

@@ -117,7 +117,7 @@ def build_engine(
     say("probing exactness")
     exactness = probe(verifier, pool)
     say("measuring the step cost")
-    cost = StepCost.measure(lambda rows: _time_rows(verifier, pool, rows), _sizes(pool), _MEASURE_PATIENCE)
+    cost = StepCost.measure(lambda rows: _time_rows(verifier, pool, rows), _sizes(pool, length), _MEASURE_PATIENCE)
     prefix = PrefixIndex(pool) if config.prefix_cache else None
     return Engine(
         info=_info(config, model, dtype, Choice(_short(draft.value), draft.reason), exactness, pool, length, shape),
@@ -192,8 +192,8 @@ def _vocabulary(directory: Path) -> dict[str, int] | None:
     return Tokenizer.from_file(str(file)).get_vocab(with_added_tokens=True) if file.exists() else None
 
 
-def _sizes(pool: PagePool) -> list[int]:
-    most = (pool.num_pages - 1) * pool.page_size
+def _sizes(pool: PagePool, length: int) -> list[int]:
+    most = min((pool.num_pages - 1) * pool.page_size, length + MAX_NODES)
     return [rows for rows in _MEASURED_ROWS if rows <= most]
 
 

@@ -6,6 +6,7 @@ end of its socket closes, or when a step raises (the server then starts a fresh 
 
 from __future__ import annotations
 
+import gc
 import logging
 import signal
 import socket
@@ -125,6 +126,7 @@ def serve(link: Link) -> int:
     engine = built(started(link), link)
     if engine is None:
         return 2
+    gc.freeze()  # what was loaded stays; a full collection would otherwise look through all of it in mid-stream
     link.send(frames.Ready(engine.info))
     try:
         Loop(engine, link).run()

@@ -27,6 +27,8 @@ from spec.sampling import SamplingParams
 
 #: Rows are summed in pieces of this many: a row's sum then never depends on how many rows or threads there are.
 _SUM_CHUNK = 4096
+#: The search for the largest entry goes over the maxima of pieces of this many.
+_SEARCH_CHUNK = 128
 
 
 def draw(logits: Tensor, sampling: SamplingParams, noise: Tensor | None) -> Tensor:
@@ -36,10 +38,11 @@ def draw(logits: Tensor, sampling: SamplingParams, noise: Tensor | None) -> Tens
     Returns int64[N]. Raises :class:`NumericalError` if a row holds NaN or nothing finite.
     """
     if sampling.greedy:
-        winners = logits.argmax(dim=-1)
+        winners = first_largest(logits)
     else:
         assert noise is not None, "sampling above temperature 0 needs noise"
-        winners = _draw_with_noise(logits / sampling.temperature, sampling, noise)
+        scaled = logits if sampling.temperature == 1.0 else logits / sampling.temperature
+        winners = _draw_with_noise(scaled, sampling, noise)
     if not logits.gather(-1, winners[:, None]).isfinite().all():
         raise NumericalError("the model's logits are not finite")
     return winners
@@ -48,27 +51,63 @@ def draw(logits: Tensor, sampling: SamplingParams, noise: Tensor | None) -> Tens
 def _draw_with_noise(scaled: Tensor, sampling: SamplingParams, noise: Tensor) -> Tensor:
     if sampling.top_k > 0:
         scaled = keep_top_k(scaled, sampling.top_k)
-    winners = (scaled + noise).argmax(dim=-1)
+    winners = first_largest(scaled + noise)
     if sampling.top_p >= 1.0 and sampling.min_p <= 0.0:
         return winners
-    for row in (~_survives(scaled, winners, sampling)).nonzero().flatten().tolist():
-        kept = keep_top_p_min_p(scaled[row], sampling.top_p, sampling.min_p)
-        winners[row] = (kept + noise[row]).argmax()
+    # Of the rows only those are looked at whose winner is not the likeliest token, which no filter takes out.
+    doubtful = scaled.gather(-1, winners[:, None]).squeeze(-1) < scaled.amax(dim=-1)
+    for row in doubtful.nonzero().flatten().tolist():
+        winners[row] = _filtered_winner(scaled[row], noise[row], int(winners[row]), sampling)
     return winners
 
 
-def _survives(scaled: Tensor, winners: Tensor, sampling: SamplingParams) -> Tensor:
-    """bool[N]: whether each row's winner passes top-p and min-p."""
-    largest = scaled.amax(dim=-1, keepdim=True)
-    chosen = scaled.gather(-1, winners[:, None])
-    alive = torch.ones(len(scaled), dtype=torch.bool, device=scaled.device)
-    if sampling.min_p > 0.0:
-        alive &= (chosen >= largest + math.log(sampling.min_p)).squeeze(-1)
-    if sampling.top_p < 1.0:
-        weights = (scaled - largest).exp_()
-        likelier = row_sum(weights * (scaled > chosen))
-        alive &= likelier < sampling.top_p * row_sum(weights)
-    return alive
+def _filtered_winner(scaled: Tensor, noise: Tensor, winner: int, sampling: SamplingParams) -> int:
+    """The winner of one row after top-p and min-p; scaled and noise: fp32[V]."""
+    weights = _weights(scaled, scaled.max())
+    enough = sampling.top_p * row_sum(weights[None])
+    if float(weights[winner]) >= sampling.min_p and (
+        sampling.top_p >= 1.0 or row_sum(weights.masked_fill(scaled <= scaled[winner], 0.0)[None]) < enough
+    ):
+        return winner
+    return int((keep_top_p_min_p(scaled, sampling.top_p, sampling.min_p) + noise).argmax())
+
+
+def keep_top_p_min_p(row: Tensor, top_p: float, min_p: float) -> Tensor:
+    """fp32[V]: one row with minus infinity in place of the tokens that top-p, then min-p, take out."""
+    weights = _weights(row, row.max())
+    least = _least_weight(weights, top_p)
+    return row.masked_fill(weights < max(least, min_p), -math.inf)
+
+
+def _least_weight(weights: Tensor, top_p: float) -> float:
+    """The weight of the last token that top-p keeps; 0 if it keeps all. weights: fp32[V], the largest 1."""
+    if top_p >= 1.0:
+        return 0.0
+    total = row_sum(weights[None])
+    enough = float(top_p * total)
+    # All tokens lighter than this weigh less than 1 - p together, so none of them can be needed to reach p.
+    candidates = weights[weights >= (1.0 - top_p) * float(total) / len(weights)]
+    ordered = candidates.sort(descending=True).values
+    before = ordered.cumsum(0) - ordered
+    return float(ordered[max(int((before < enough).sum()) - 1, 0)])
+
+
+def _weights(scaled: Tensor, largest: Tensor) -> Tensor:
+    """Unnormalised probabilities. What is below e**-80 counts as that: ``exp`` is 40 times slower where it underflows."""
+    return (scaled - largest).clamp_(min=-80.0).exp_()
+
+
+def first_largest(values: Tensor) -> Tensor:
+    """int64[N]: the first largest entry of each row, as ``argmax``; four times faster, since maxima vectorise.
+
+    values: fp32[N, V]. NaN counts as largest.
+    """
+    rows, width = values.shape
+    if width % _SEARCH_CHUNK:
+        return values.argmax(dim=-1)
+    chunks = values.view(rows, -1, _SEARCH_CHUNK)
+    where = chunks.amax(dim=-1).argmax(dim=-1)
+    return chunks[torch.arange(rows), where].argmax(dim=-1) + where * _SEARCH_CHUNK
 
 
 def row_sum(values: Tensor) -> Tensor:
@@ -86,15 +125,3 @@ def keep_top_k(scaled: Tensor, k: int) -> Tensor:
         return scaled
     threshold = scaled.topk(k, dim=-1, sorted=True).values[:, -1:]
     return scaled.masked_fill(scaled < threshold, -math.inf)
-
-
-def keep_top_p_min_p(row: Tensor, top_p: float, min_p: float) -> Tensor:
-    """fp32[V]: one row with minus infinity in place of the tokens that top-p, then min-p, take out."""
-    weights = (row - row.max()).exp_()
-    total = float(row_sum(weights[None]))
-    # All tokens lighter than this weigh less than 1 - p together, so none of them can be needed to reach p.
-    candidates = (weights > (1.0 - top_p) * total / len(row)).nonzero().flatten()
-    ordered = weights[candidates].sort(descending=True).values
-    before = ordered.cumsum(0) - ordered
-    least = float(ordered[int((before < top_p * total).sum()) - 1]) if len(ordered) else 1.0
-    return row.masked_fill(weights < max(least, min_p), -math.inf)

@@ -140,7 +140,7 @@ class Engine:
         sequence.trace.charge({"prefill": sum(seconds.values())} if work.lead else seconds)
         if verdict.emitted:
             sequence.trace.record(verdict.depths, verdict.accepted, len(verdict.emitted))
-        if work.lead and work.shape is not None:
+        if work.lead and verdict.emitted:
             self._publish(sequence)
         if sequence.finished:
             self._remove(sequence)

@@ -107,7 +107,7 @@ class SequenceTrace:
             if surplus <= 0:
                 return
             accepted = self.per_step_accepted[index]
-            gone = min(accepted, surplus)
+            gone = min(accepted, surplus - 1)  # the last token of a run is the bonus token, which was not drafted
             for depth in range(accepted - gone, accepted):
                 self.accepted_per_depth[depth] -= 1
             self.per_step_accepted[index] -= gone
@@ -119,7 +119,7 @@ class SequenceTrace:
         for accepted in self.per_step_accepted:
             histogram[accepted] += 1
         first, last = self.first_token or self.arrived, self.last_token or self.arrived
-        after_first = completion_tokens - self.first_run
+        after_first = max(completion_tokens - self.first_run, 0)
         queued = {"queue": (self.started or last) - self.arrived}
         return Statistics(
             prompt_tokens=prompt_tokens,

@@ -44,7 +44,9 @@ def reference_draw(logits: Tensor, sampling: SamplingParams, noise: Tensor) -> i
     if sampling.temperature == 0.0:
         return int(logits.argmax())
     scaled = logits / sampling.temperature
-    return int(torch.where(kept(scaled, sampling), scaled + noise, -math.inf).argmax())
+    if sampling.filtered:
+        scaled = torch.where(kept(scaled, sampling), scaled, -math.inf)
+    return int((scaled + noise).argmax())
 
 
 def chi_square_tail(counts: Tensor, probabilities: Tensor) -> float:

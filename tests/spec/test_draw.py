@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from spec.draw import draw, keep_top_k, keep_top_p_min_p, row_sum
+from spec.draw import draw, first_largest, keep_top_k, keep_top_p_min_p, row_sum
 from spec.errors import NumericalError
 from spec.noise import Noise, derive_seed, gumbel_row
 from spec.sampling import SamplingParams
@@ -16,6 +16,8 @@ from tests.spec.laws import ALPHA, chi_square_tail, gumbel, kept, law, pair_tail
 
 #: Ties among the first, in the middle and in the tail; one token that is ruled out.
 LOGITS = torch.tensor([0.5, 4.0, 4.0, 2.5, -1.5, 2.5, 2.5, 1.0, -math.inf, 1.0, 3.0, 0.0, -1.5, -2.0])
+#: The same with two tokens far ahead: a row whose winner is one of them is not looked at twice, which takes time.
+STEEP = torch.where(LOGITS == 4.0, 9.0, LOGITS)
 WARPS = {
     "plain": SamplingParams(),
     "cold": SamplingParams(temperature=0.7),
@@ -25,14 +27,14 @@ WARPS = {
     "top-k 5, a tie at the border": SamplingParams(top_k=5),
     "top-k of everything": SamplingParams(top_k=14),
     "top-k beyond everything, hot": SamplingParams(top_k=1000, temperature=1.8),
-    "top-p": SamplingParams(top_p=0.995),
-    "top-p, cold": SamplingParams(top_p=0.995, temperature=0.7),
-    "top-p cuts a tie": SamplingParams(top_p=0.991, temperature=0.8),
-    "min-p": SamplingParams(min_p=0.02),
-    "top-k and top-p": SamplingParams(top_k=7, top_p=0.96, temperature=0.6),
-    "top-k and min-p": SamplingParams(top_k=9, min_p=0.01, temperature=0.6),
-    "top-p and min-p": SamplingParams(top_p=0.99, min_p=0.004, temperature=0.7),
-    "all of them": SamplingParams(top_k=10, top_p=0.995, min_p=0.006, temperature=0.7),
+}
+FILTERS = {
+    "top-p": SamplingParams(top_p=0.9998, temperature=1.1),
+    "top-p ends within a tie": SamplingParams(top_p=0.998),
+    "min-p": SamplingParams(min_p=0.0008, temperature=1.1),
+    "top-k and top-p": SamplingParams(top_k=9, top_p=0.998),
+    "top-p and min-p": SamplingParams(top_p=0.9996, min_p=0.00015, temperature=1.1),
+    "all of them": SamplingParams(top_k=10, top_p=0.9998, min_p=0.0003, temperature=1.1),
 }
 #: So strict that most draws have to list the survivors.
 STRICT = {
@@ -56,12 +58,13 @@ LARGE = {
 }
 
 
-def _draws(sampling: SamplingParams, noise: Tensor) -> Tensor:
-    return torch.cat([draw(LOGITS.expand(rows.shape), sampling, rows) for rows in noise.split(50_000)])
+def _draws(sampling: SamplingParams, noise: Tensor, logits: Tensor = LOGITS) -> Tensor:
+    return torch.cat([draw(logits.expand(rows.shape), sampling, rows) for rows in noise.split(50_000)])
 
 
-def _tail(sampling: SamplingParams, noise: Tensor) -> float:
-    return chi_square_tail(torch.bincount(_draws(sampling, noise), minlength=len(LOGITS)), law(LOGITS, sampling))
+def _tail(sampling: SamplingParams, noise: Tensor, logits: Tensor = LOGITS) -> float:
+    draws = _draws(sampling, noise, logits)
+    return chi_square_tail(torch.bincount(draws, minlength=len(logits)), law(logits, sampling))
 
 
 @pytest.fixture
@@ -81,6 +84,13 @@ def million() -> Tensor:
 @pytest.mark.parametrize("name", WARPS)
 def test_a_million_draws_follow_the_law(name: str, million: Tensor) -> None:
     assert _tail(WARPS[name], million) > ALPHA
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("_short_sums")
+@pytest.mark.parametrize("name", FILTERS)
+def test_a_million_filtered_draws_follow_the_law(name: str, million: Tensor) -> None:
+    assert _tail(FILTERS[name], million, STEEP) > ALPHA
 
 
 @pytest.mark.usefixtures("_short_sums")
@@ -210,8 +220,36 @@ def test_top_k_keeps_ties(k: int, left: list[int]) -> None:
 def test_top_p_and_min_p_on_a_row_one_can_add_up(top_p: float, min_p: float, left: list[int]) -> None:
     row = torch.tensor([0.4, 0.2, 0.2, 0.1, 0.1]).log()
     assert keep_top_p_min_p(row, top_p, min_p).isfinite().nonzero().flatten().tolist() == left
-    noise = gumbel(4, range(3000), 5)
-    assert set(draw(row.expand(3000, -1), SamplingParams(top_p=top_p, min_p=min_p), noise).tolist()) == set(left)
+    noise = gumbel(4, range(600), 5)
+    assert set(draw(row.expand(600, -1), SamplingParams(top_p=top_p, min_p=min_p), noise).tolist()) == set(left)
+
+
+@pytest.mark.parametrize("top_p", [5e-324, 1e-45, 3e-8, 1e-7, 1 - 1e-7])
+@pytest.mark.parametrize("vocab_size", [97, 49152])
+def test_top_p_next_to_its_ends(vocab_size: int, top_p: float) -> None:
+    """Nearly flat rows whose noise picks the one token that is not among the likeliest."""
+    logits, noise = torch.zeros(1, vocab_size), torch.zeros(1, vocab_size)
+    logits[0, 5], noise[0, 5] = -1e-4, 9.0
+    assert draw(logits, SamplingParams(top_p=top_p), noise).tolist() == [5 if top_p > 0.5 else 0]
+
+
+@pytest.mark.parametrize("vocab_size", [17, 128, 384])
+def test_small_rows_with_many_ties_draw_what_the_spelled_out_filters_draw(vocab_size: int) -> None:
+    generator = torch.Generator().manual_seed(vocab_size)
+    logits = torch.randint(-4, 5, (60, vocab_size), generator=generator) / 2.0
+    noise = gumbel(32, range(60), vocab_size)
+    for name, sampling in (WARPS | FILTERS | {f"strict {name}": params for name, params in STRICT.items()}).items():
+        expected = [reference_draw(row, sampling, rows) for row, rows in zip(logits, noise, strict=True)]
+        assert draw(logits, sampling, noise).tolist() == expected, name
+
+
+@pytest.mark.parametrize("vocab_size", [1, 97, 128, 4096, 49152])
+def test_the_first_largest_is_found(vocab_size: int) -> None:
+    generator = torch.Generator().manual_seed(vocab_size)
+    values = torch.randint(0, 3 + vocab_size // 40, (50, vocab_size), generator=generator).float()
+    assert torch.equal(first_largest(values), torch.tensor([row.tolist().index(row.max()) for row in values]))
+    values[7, vocab_size // 2 :] = math.nan
+    assert int(first_largest(values)[7]) == vocab_size // 2
 
 
 @pytest.mark.parametrize(("vocab_size", "rows"), [(97, 64), (4096, 64), (49152, 24), (151936, 9)])
@@ -302,14 +340,14 @@ def test_a_row_that_rules_everything_out_is_an_error(sampling: SamplingParams) -
 def test_the_only_token_left_is_drawn() -> None:
     logits = torch.full((40, 30), -math.inf)
     logits[torch.arange(40), torch.arange(40) % 30] = -50.0
-    for sampling in (*WARPS.values(), *STRICT.values()):
+    for sampling in (*WARPS.values(), *FILTERS.values(), *STRICT.values()):
         assert draw(logits, sampling, gumbel(6, range(40), 30)).tolist() == [row % 30 for row in range(40)]
 
 
 def test_the_inputs_are_left_alone() -> None:
     logits, noise = torch.randn(5, 40), gumbel(6, range(5), 40)
     before = logits.clone(), noise.clone()
-    for sampling in (*WARPS.values(), *STRICT.values(), SamplingParams(temperature=0.0)):
+    for sampling in (*WARPS.values(), *FILTERS.values(), *STRICT.values(), SamplingParams(temperature=0.0)):
         draw(logits, sampling, noise)
     assert torch.equal(logits, before[0])
     assert torch.equal(noise, before[1])

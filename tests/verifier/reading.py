@@ -6,7 +6,8 @@ Every pass runs on a store poisoned with NaN wherever nobody may read.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -14,23 +15,31 @@ from torch import Tensor
 
 from kvpaging import KVStore, PagePool, PageTable
 from spec.protocols import Rows, Wanted
-from spec.tree import DraftTree
+from spec.tree import MAX_NODES, DraftTree
 from verifier.model.config import ModelConfig
 from verifier.model.decoder import Decoder
 from verifier.model.weights import load
 from verifier.paged_model import PagedModel
 from verifier.probe import probe
 
-POSITIONS = 512
+
+@contextmanager
+def threads(count: int) -> Iterator[None]:
+    """Run torch's ops with so many threads."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    yield
+    torch.set_num_threads(before)
 
 
-def load_decoder(directory: str | Path, dtype: torch.dtype = torch.float32) -> Decoder:
+def load_decoder(directory: str | Path, dtype: torch.dtype = torch.float32, *, probed: bool = True) -> Decoder:
     """The decoder of a checkpoint, its products as the probe leaves them on this machine: rows must be bit-equal."""
     config = ModelConfig.from_directory(directory)
-    decoder = Decoder(config, load(directory, config, dtype, progress=False), POSITIONS)
-    reader = Reader(decoder)
-    exactness = probe(reader.model, reader.pool)
-    assert exactness.exact, exactness.reason
+    decoder = Decoder(config, load(directory, config, dtype, progress=False), config.max_positions + MAX_NODES)
+    if probed:
+        reader = Reader(decoder)
+        exactness = probe(reader.model, reader.pool)
+        assert exactness.exact, exactness.reason
     return decoder
 
 
@@ -76,7 +85,7 @@ class Reader:
         config = decoder.config
         self.pool = PagePool(1 + pages, page_size)
         store = KVStore(self.pool, config.num_layers, config.num_kv_heads, config.head_dim, decoder.dtype)
-        self.model = PagedModel(decoder, store, POSITIONS)
+        self.model = PagedModel(decoder, store, config.max_positions)
         self.vocab_size = config.vocab_size
         if scatter:
             scattered(self.pool)

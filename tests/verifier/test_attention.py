@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import pytest
@@ -14,7 +12,7 @@ from torch import Tensor
 from kvpaging import KVStore, PagePool, PageTable
 from spec.protocols import Rows
 from spec.tree import DraftTree
-from tests.verifier.reading import random_parents, scattered
+from tests.verifier.reading import random_parents, scattered, threads
 from verifier.batch import ForwardBatch
 from verifier.ops.attention import attend
 
@@ -122,14 +120,6 @@ def test_it_is_softmax_attention_over_a_rows_path(bench) -> None:
             seen = [*range(base), *(base + ancestor for ancestor in path)]
             wanted = definition(query[node], keys[seen], values[seen], bench.group, bench.window)
             assert (result[node].double() - wanted).abs().max() < 1e-5, f"base {base}, path {path}"
-
-
-@contextmanager
-def threads(count: int) -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    yield
-    torch.set_num_threads(before)
 
 
 #: Contexts of a few blocks and of many: additions over blocks have many orders only when there are many.

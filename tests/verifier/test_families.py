@@ -171,7 +171,7 @@ def test_wanted_rows_have_the_bits_of_all_rows(family, name) -> None:
 
 
 def test_a_window_hides_what_lies_behind_it(family) -> None:
-    """The layers together reach 3 * 23 positions back; a change further back than that cannot be seen, a nearer one is."""
+    """Three layers reach 3 * 23 positions back: a change nearer than that is seen, one further back is not."""
     rng = random.Random(5)
     reader = Reader(family("mistral").decoder(FP32))
     tokens = random_tokens(rng, 100, reader.vocab_size)

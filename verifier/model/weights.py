@@ -71,7 +71,7 @@ def load(
     device: torch.device | str = "cpu",
     progress: bool = True,
 ) -> ModelWeights:
-    """The weights in ``directory``, cast to ``dtype``; ``progress`` shows a bar of the bytes read on stderr.
+    """The weights in ``directory``, cast to ``dtype``; ``progress`` shows a bar of the bytes read on stderr, if that is a terminal.
 
     Raises WeightsError, naming tensor and file, unless every tensor the configuration asks for is there exactly once
     and in the right shape, and nothing unknown is.
@@ -82,7 +82,9 @@ def load(
     shapes = {name: tuple(place.shape) for name, place in places.items()}
     checkpoint.check(shapes, optional={LM_HEAD: tuple(weights.lm_head.shape)})
     total = sum(checkpoint.tensors[name].nbytes for name in places)
-    with tqdm(total=total, unit="B", unit_scale=True, desc="weights", file=sys.stderr, disable=not progress) as bar:
+    with tqdm(
+        total=total, unit="B", unit_scale=True, desc="weights", file=sys.stderr, disable=None if progress else True
+    ) as bar:
         _read(checkpoint, places, bar)
     if config.tie_word_embeddings:
         _check_tied(checkpoint, weights.embed)

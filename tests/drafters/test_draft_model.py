@@ -1,0 +1,248 @@
+"""The draft model: its KV is always that of the committed text, and the target as its own draft is never wrong."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+import pytest
+import torch
+
+from drafters.draft_model import DraftModelDrafter
+from kvpaging import KVStore, PagePool, PageTable
+from spec.engine import Engine
+from spec.noise import Noise
+from spec.protocols import Rows
+from spec.request import Request
+from spec.sampling import SamplingParams
+from spec.sequence import Sequence
+from spec.tree import TreeShape
+from tests.same_tokens.models import Pair, engine_of, paged
+from tests.same_tokens.runs import LARGEST, assert_same, jobs_of, plain
+from tests.same_tokens.witness import Job, poison, run
+from tests.verifier.families import make
+from tests.verifier.reading import Reader, load_decoder, random_tokens
+from verifier.paged_model import PagedModel
+
+SHAPES = ["1,1,1", "3,2,1", "4,4,2,2,1", LARGEST]
+
+
+@dataclass
+class Watched:
+    """An engine whose draft model's store can be looked into."""
+
+    engine: Engine
+    draft: PagedModel
+
+    @classmethod
+    def of(cls, pair: Pair, shape: str, **options: int | bool) -> Watched:
+        made: list[PagedModel] = []
+
+        def drafter(pool: PagePool) -> DraftModelDrafter:
+            made.append(paged(pair.draft, pool))
+            return DraftModelDrafter(made[0], pair.vocab_size)
+
+        engine = engine_of(pair.target, drafter, TreeShape.parse(shape), **options)  # type: ignore[arg-type]
+        return cls(engine, made[0])
+
+    @property
+    def store(self) -> KVStore:
+        return self.draft.store
+
+    def check(self) -> int:
+        """Compare every running sequence's rows with a fresh run; returns how many rows were compared."""
+        return sum(self._check(sequence) for sequence in self.engine.scheduler.running)
+
+    def _check(self, sequence: Sequence) -> int:
+        table, size = sequence.table, self.engine.pool.page_size
+        filled = self.store.filled(table)
+        for index, page in enumerate(table.pages):
+            if self.engine.pool.references(page) == 1:  # an index may know a shared page's later rows
+                assert self.store.marks[page] <= max(0, table.length - index * size), "marked past the text"
+        if filled:
+            ours, fresh = self._rows(self.store, table, filled), self._fresh(sequence.tokens[:filled])
+            assert torch.allclose(ours, fresh, rtol=0, atol=1e-5)
+        return filled
+
+    def _fresh(self, tokens: list[int]) -> torch.Tensor:
+        reader = Reader(self.draft.decoder)
+        return self._rows(reader.model.store, reader.open(tokens), len(tokens))
+
+    @staticmethod
+    def _rows(store: KVStore, table: PageTable, count: int) -> torch.Tensor:
+        slots = table.slots(0, count)
+        return torch.stack((store.keys[:, slots], store.values[:, slots]))
+
+    def run(self, jobs: Iterable[Job]) -> list[int]:
+        """Run jobs to their end, checking after every step; returns the rows compared in each."""
+        waiting, step, compared = sorted(jobs, key=lambda job: job.arrives), 0, []
+        while waiting or self.engine.has_work:
+            while waiting and waiting[0].arrives <= step:
+                job = waiting.pop(0)
+                self.engine.add(Request(id=job.id, prompt=job.prompt, params=job.params))
+            poison(self.engine)
+            self.engine.step()
+            compared.append(self.check())
+            step += 1
+        return compared
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("family", ["llama2", "mistral"])
+def test_its_rows_are_those_of_the_committed_text(pair, family, shape) -> None:
+    """Through acceptances and rejections at every depth, prefill in chunks, four sequences at a time."""
+    watched = Watched.of(pair(family), shape, chunk=24)
+    jobs = [
+        replace(job, arrives=3 * index)
+        for index, job in enumerate(jobs_of(pair(family).vocab_size, (5, 60, 17, 33, 1, 30), 16))
+    ]
+    assert sum(watched.run(jobs)) > 500
+
+
+@pytest.mark.parametrize("shape", SHAPES[:3])
+def test_its_rows_survive_preemption(pair, shape) -> None:
+    watched = Watched.of(pair("llama2"), shape, tokens=160)
+    assert sum(watched.run(jobs_of(pair("llama2").vocab_size, (30, 33, 31, 20), 40))) > 1000
+
+
+@pytest.mark.parametrize("shape", SHAPES[:3])
+def test_its_rows_come_with_a_prefix_hit(pair, shape) -> None:
+    """The second chat starts from pages that target and draft model have both filled; the third from the target's."""
+    models = pair("llama2")
+    watched = Watched.of(models, shape, prefix=True)
+    (job,) = jobs_of(models.vocab_size, (70,), 16)
+    watched.run([job])
+    found: list[int] = []
+    extend = watched.draft.run
+    watched.draft.run = lambda rows, features=None: found.append(rows[0].base) or extend(rows, features)  # type: ignore
+    watched.run([replace(job, id="again")])
+    assert min(found) >= 64, "the draft model computed again what the pages held"
+    watched.store.marks[:] = [0] * len(watched.store.marks)
+    found.clear()
+    watched.run([replace(job, id="rested")])
+    assert min(found) == 0, "the draft model has to catch up where it has no rows"
+
+
+@pytest.mark.parametrize("prompt", [300, 500])
+def test_long_text_is_caught_up_in_pieces(pair, prompt) -> None:
+    """A drafter that rested: nothing was run for it while the prompt was prefilled."""
+    models = pair("llama2")
+    pool = PagePool(64, 16)
+    draft = paged(models.draft, pool)
+    drafter = DraftModelDrafter(draft, models.vocab_size)
+    sizes: list[int] = []
+    once = draft.run
+    draft.run = lambda rows, features=None: sizes.append(len(rows[0].tokens)) or once(rows, features)  # type: ignore
+    table = PageTable(pool)
+    table.reserve(prompt + 8)
+    table.commit(prompt - 1)
+    sequence = running(models, random_tokens(random.Random(0), prompt, models.vocab_size), table)
+    (tree,) = drafter.propose([sequence], [TreeShape.chain(2)])
+    assert max(sizes) <= 257
+    assert sum(sizes) == prompt + 1
+    reader = Reader(models.draft)
+    greedy = [int(reader.alone(sequence.tokens)[-1].argmax())]
+    greedy.append(int(reader.alone([*sequence.tokens, greedy[0]])[-1].argmax()))
+    assert tree.tokens[1:].tolist() == greedy
+
+
+def running(models: Pair, tokens: list[int], table: PageTable, temperature: float = 0.0) -> Sequence:
+    return Sequence(
+        id="one",
+        tokens=tokens,
+        prompt_length=len(tokens),
+        sampling=SamplingParams(temperature=temperature),
+        table=table,
+        noise=Noise(3, models.vocab_size),
+        limit=1000,
+        stop_ids=frozenset(),
+    )
+
+
+def with_itself(pair: Pair, shape: str, temperature: float, steps: int) -> list[int]:
+    """Tokens accepted in each step when the target is its own draft model; the text is checked too."""
+    levels = shape.count(",") + 1
+    params = SamplingParams(temperature=temperature, seed=5, ignore_eos=True, max_tokens=1 + steps * (levels + 1))
+    jobs = [Job("one", random_tokens(random.Random(7), 21, pair.vocab_size), params)]
+    itself = replace(pair, draft=pair.target)
+    texts = run(engine_of(pair.target, itself.draft_model, TreeShape.parse(shape)), jobs)
+    assert_same(plain(pair.target, jobs), texts)
+    assert texts["one"].statistics is not None
+    return texts["one"].statistics.per_step_accepted
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.7, 1.0])
+@pytest.mark.parametrize("length", [1, 4, 8])
+def test_a_chain_by_the_target_itself_is_always_right(pair, length, temperature) -> None:
+    """Draft and target add the same noise to the same logits."""
+    shape = ",".join("1" * length)
+    assert with_itself(pair("qwen3"), shape, temperature, steps=4) == [0] + [length] * 4
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.7, 1.0])
+@pytest.mark.parametrize("shape", ["1", "3", "3,9", "3,9,27"])
+def test_a_tree_that_keeps_everything_by_the_target_itself_is_always_right(pair, shape, temperature) -> None:
+    assert with_itself(pair("qwen3"), shape, temperature, steps=4) == [0] + [shape.count(",") + 1] * 4
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.7, 1.0])
+@pytest.mark.parametrize("shape", ["3,2,1", "4,4,2,2,1", LARGEST])
+def test_a_tree_by_the_target_itself_is_right_at_depth_one_and_often_below(pair, shape, temperature) -> None:
+    """Below, it may bet on a path that looks likelier than the one of first choices."""
+    accepted = with_itself(pair("qwen3"), shape, temperature, steps=6)[1:-1]
+    assert min(accepted) >= 1
+    assert sum(accepted) >= 0.5 * len(accepted) * (shape.count(",") + 1)
+
+
+def test_the_widest_branch_carries_the_shared_noise_draw(pair) -> None:
+    """At temperature 1 the first child of a node is what the draft itself would draw there, the next its runner-up."""
+    models = pair("llama2")
+    pool = PagePool(32, 16)
+    drafter = models.draft_model(pool)
+    tokens = random_tokens(random.Random(1), 20, models.vocab_size)
+    table = PageTable(pool)
+    table.reserve(24)
+    table.commit(19)
+    sequence = running(models, tokens, table, temperature=1.0)
+    (tree,) = drafter.propose([sequence], [TreeShape((3,))])
+    noisy = Reader(models.draft).alone(tokens)[-1] + sequence.noise.row(20)
+    assert tree.tokens[1:].tolist() == noisy.topk(3).indices.tolist()
+    assert tree.parents.tolist() == [-1, 0, 0, 0]
+
+
+def test_a_draft_model_with_more_rows_than_the_vocabulary_never_proposes_them(pair, tmp_path) -> None:
+    """Vocabularies padded to different sizes: the target has no such tokens."""
+    models = other_vocabulary(pair("llama2"), tmp_path, 360)
+    jobs = jobs_of(models.vocab_size, (9, 20), 30)
+    texts = run(engine_of(models.target, models.draft_model, TreeShape.parse("4,4,2")), jobs)
+    assert_same(plain(models.target, jobs), texts)
+
+
+def test_a_draft_model_with_fewer_rows_lives_with_tokens_it_does_not_know(pair, tmp_path) -> None:
+    """In the prompt (token ids are free to name padding) and drawn by the target."""
+    models = other_vocabulary(pair("llama2"), tmp_path, 200)
+    jobs = [
+        replace(job, prompt=[models.vocab_size - 1, *job.prompt, 250])
+        for job in jobs_of(models.vocab_size, (9, 60), 30)
+    ]
+    expected = plain(models.target, jobs)
+    assert max(token for text in expected.values() for token in text.tokens) >= 200
+    texts = run(engine_of(models.target, models.draft_model, TreeShape.parse("4,4,2"), chunk=24), jobs)
+    assert_same(expected, texts)
+
+
+def other_vocabulary(models: Pair, directory, vocab_size: int) -> Pair:
+    make("llama2", directory, vocab_size=vocab_size)
+    return replace(models, draft=load_decoder(directory))
+
+
+def test_rows_of_a_chain_and_of_a_tree_of_width_one_are_the_same_thing(pair) -> None:
+    models = pair("llama2")
+    reader = Reader(models.draft)
+    table = reader.open(random_tokens(random.Random(2), 14, models.vocab_size))
+    table.reserve(4)
+    tokens = torch.tensor([5, 6, 7])
+    (chain,) = reader.run(Rows(table, tokens, 14))
+    (tree,) = reader.run(Rows(table, tokens, 14, range(3), [1, 3, 7]))
+    assert torch.equal(chain, tree)

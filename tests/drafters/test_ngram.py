@@ -1,0 +1,106 @@
+"""Prompt lookup on literal texts: a token is a letter."""
+
+from __future__ import annotations
+
+import pytest
+
+from drafters.ngram import NgramDrafter
+from kvpaging import PagePool, PageTable
+from spec.noise import Noise
+from spec.sampling import SamplingParams
+from spec.sequence import Sequence
+from spec.tree import TreeShape
+
+
+def sequence(text: str, name: str = "one") -> Sequence:
+    return Sequence(
+        id=name,
+        tokens=[ord(letter) for letter in text],
+        prompt_length=1,
+        sampling=SamplingParams(),
+        table=PageTable(PagePool(2)),
+        noise=Noise(0, 128),
+        limit=1000,
+        stop_ids=frozenset(),
+    )
+
+
+def proposed(drafter: NgramDrafter, running: Sequence, levels: int = 4) -> str:
+    """What is drafted behind the root."""
+    (tree,) = drafter.propose([running], [TreeShape.chain(levels)])
+    assert tree.is_chain
+    assert tree.tokens[0] == running.tokens[-1]
+    return "".join(map(chr, tree.tokens[1:].tolist()))
+
+
+@pytest.mark.parametrize(
+    ("text", "drafted"),
+    [
+        ("abcdefab", "cdef"),  # what followed "ab"
+        ("abXXabYYab", "YYab"),  # the most recent time
+        ("abcXabYYabc", "XabY"),  # a longer match decides before a more recent one
+        ("abcdXbcdYcdZabcd", "Xbcd"),
+        ("abcYdab", "cYda"),
+        ("xyzab", ""),  # never seen
+        ("abab", "ab"),  # the text has no more
+        ("aaaa", "a"),  # the end itself is no earlier time
+        ("ab", ""),
+        ("a", ""),
+    ],
+)
+def test_it_proposes_what_followed_the_last_time(text, drafted) -> None:
+    assert proposed(NgramDrafter(), sequence(text)) == drafted
+
+
+@pytest.mark.parametrize(("levels", "drafted"), [(1, "c"), (2, "cd"), (3, "cde"), (9, "cdefgab")])
+def test_a_chain_is_as_deep_as_its_shape(levels, drafted) -> None:
+    assert proposed(NgramDrafter(), sequence("abcdefgab"), levels) == drafted
+
+
+@pytest.mark.parametrize(
+    ("shortest", "longest", "drafted"),
+    [(1, 1, "Z_ab"), (1, 2, "YcZ_"), (2, 2, "YcZ_"), (3, 3, "XbcY"), (2, 4, "XbcY"), (4, 4, "")],
+)
+def test_only_grams_of_the_sizes_asked_for_count(shortest, longest, drafted) -> None:
+    """The last time "c" was followed by Z, "bc" by Y and "abc" by X."""
+    running = sequence("abcXbcYcZ_abc")
+    assert proposed(NgramDrafter(shortest, longest), running) == drafted
+
+
+def test_the_index_grows_by_committed_text_alone() -> None:
+    """What was drafted and not taken is never looked up; what was taken instead is."""
+    drafter, running = NgramDrafter(), sequence("abcdXXab")
+    assert proposed(drafter, running) == "cdXX"
+    running.tokens += map(ord, "QRab")
+    assert proposed(drafter, running) == "QRab"
+    running.tokens += map(ord, "cd")
+    assert proposed(drafter, running) == "XXab"
+    running.tokens += map(ord, "_ab")
+    assert proposed(drafter, running) == "cd_a"
+
+
+def test_looking_twice_changes_nothing() -> None:
+    drafter, running = NgramDrafter(), sequence("abcdefab")
+    assert [proposed(drafter, running) for _ in range(3)] == ["cdef"] * 3
+
+
+def test_each_token_read_as_it_comes_gives_what_the_whole_text_gives() -> None:
+    drafter, running = NgramDrafter(), sequence("a")
+    text = "abracadabra abracadabra, abraham: abrac"
+    for letter in text[1:]:
+        running.tokens.append(ord(letter))
+        assert proposed(drafter, running) == proposed(NgramDrafter(), running)
+
+
+def test_sequences_do_not_share_what_they_said() -> None:
+    drafter = NgramDrafter()
+    first, second = sequence("abcdab", "one"), sequence("xyab", "two")
+    trees = drafter.propose([first, second], [TreeShape.chain(2), TreeShape.chain(3)])
+    assert [len(tree) for tree in trees] == [3, 1]
+
+
+def test_a_finished_sequence_is_forgotten() -> None:
+    drafter = NgramDrafter()
+    assert proposed(drafter, sequence("abcdab")) == "cdab"
+    drafter.finished(sequence("abcdab"))
+    assert proposed(drafter, sequence("xyab")) == ""

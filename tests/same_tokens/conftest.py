@@ -1,0 +1,38 @@
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import cache
+
+import pytest
+import torch
+
+from tests.same_tokens.models import Pair, make_pair
+from tests.verifier.families import FAMILIES
+
+#: Random models with inner widths at which a product of one row has other bits than a product of many.
+WIDE = {
+    "wide1536": {"hidden_size": 320, "intermediate_size": 1536, "head_dim": 64},
+    "wide3072": {"hidden_size": 512, "intermediate_size": 3072, "head_dim": 64},
+}
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_thread() -> Iterator[None]:
+    """Tiny models gain nothing from threads, and lose much of their time to them on a busy machine."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="session")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Pair]:
+    """Targets with a draft model each, made once: by family, or ``wide1536`` and ``wide3072``."""
+
+    @cache
+    def made(name: str, dtype: torch.dtype = torch.float32) -> Pair:
+        shape = {"num_hidden_layers": 2, "max_position_embeddings": 1024, **WIDE[name]} if name in WIDE else {}
+        family = name if name in FAMILIES else "llama3"
+        return make_pair(family, tmp_path_factory.mktemp(name), dtype, **shape)
+
+    return made

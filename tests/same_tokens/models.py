@@ -1,0 +1,124 @@
+"""Pairs of a random target and a draft model that often agrees with it, and engines assembled from them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from drafters.draft_model import DraftModelDrafter
+from kvpaging import KVStore, PagePool, PrefixIndex
+from spec.budget import StepCost
+from spec.engine import Engine
+from spec.protocols import Drafter
+from spec.request import EngineInfo
+from spec.scheduler import Scheduler
+from spec.tree import TreeShape
+from tests.same_tokens.witness import Witness
+from tests.verifier.families import make
+from tests.verifier.reading import load_decoder
+from verifier.model.decoder import Decoder
+from verifier.paged_model import PagedModel
+
+#: How far the draft's weights lie from the target's, in their own size: it agrees with most of the target's draws.
+DISTANCE = 0.05
+MAX_SEQS = 4
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A target and its draft model, as checkpoints and as decoders."""
+
+    directory: Path
+    draft_directory: Path
+    target: Decoder
+    draft: Decoder
+
+    @property
+    def vocab_size(self) -> int:
+        return self.target.config.vocab_size
+
+    def draft_model(self, pool: PagePool) -> DraftModelDrafter:
+        return DraftModelDrafter(paged(self.draft, pool), self.vocab_size)
+
+
+def make_pair(family: str, directory: Path, dtype: torch.dtype, **shape: Any) -> Pair:
+    """Both checkpoints in ``directory``; shape: configuration keys for both."""
+    target, draft = directory / "target", directory / "draft"
+    make(family, target, **shape)
+    oracle = make(family, draft, **shape)
+    blur(oracle)
+    oracle.save_pretrained(draft)
+    return Pair(target, draft, load_decoder(target, dtype), load_decoder(draft, dtype))
+
+
+@torch.no_grad()
+def blur(model: Any, distance: float = DISTANCE) -> None:
+    """Move every weight a little."""
+    generator = torch.Generator().manual_seed(99)
+    for parameter in model.parameters():
+        noise = torch.randn(parameter.shape, generator=generator)
+        parameter.add_(noise.to(parameter.dtype) * parameter.std() * distance)
+
+
+def paged(decoder: Decoder, pool: PagePool) -> PagedModel:
+    config = decoder.config
+    store = KVStore(pool, config.num_layers, config.num_kv_heads, config.head_dim, decoder.dtype)
+    return PagedModel(decoder, store, config.max_positions)
+
+
+#: Makes a drafter whose KV, if it has any, lies in the pages of this pool.
+MakeDrafter = Callable[[PagePool], Drafter | None]
+
+
+def engine_of(
+    target: Decoder,
+    drafter: MakeDrafter,
+    shape: TreeShape,
+    *,
+    max_seqs: int = MAX_SEQS,
+    tokens: int = 1024,
+    page_size: int = 16,
+    chunk: int = 256,
+    prefix: bool = False,
+) -> Engine:
+    """An engine with a pool of ``tokens`` tokens, its steps witnessed. chunk: most prefill rows of a step."""
+    pool = PagePool(1 + tokens // page_size, page_size)
+    verifier, proposing = paged(target, pool), drafter(pool)
+    index = PrefixIndex(pool) if prefix else None
+    engine = Engine(
+        info=_info(target, pool, max_seqs, shape),
+        pool=pool,
+        prefix=index,
+        verifier=verifier,
+        drafter=proposing,
+        # A pass over twice the rows takes twice the time: prefill rides along in small and changing pieces.
+        scheduler=Scheduler(pool, index, shape, StepCost([1], [1.0]), max_seqs, chunk),
+    )
+    engine.runner = Witness(verifier, proposing)
+    return engine
+
+
+def _info(target: Decoder, pool: PagePool, max_seqs: int, shape: TreeShape) -> EngineInfo:
+    config = target.config
+    tokens = (pool.num_pages - 1) * pool.page_size
+    return EngineInfo(
+        target="random",
+        drafter="",
+        drafter_reason="",
+        dtype=str(target.dtype),
+        dtype_reason="",
+        device="cpu",
+        exact=True,
+        exact_reason="",
+        kv_tokens=tokens,
+        page_size=pool.page_size,
+        max_model_len=min(config.max_positions, tokens - 64),
+        max_seqs=max_seqs,
+        draft_shape=shape.widths,
+        vocab_size=config.vocab_size,
+        eos_token_ids=config.eos_token_ids,
+    )

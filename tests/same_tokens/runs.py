@@ -1,0 +1,97 @@
+"""The drafters, samplings and requests of the suite, and the plain run that everything is compared with."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from drafters.ngram import NgramDrafter
+from kvpaging import PagePool
+from spec.engine import Engine
+from spec.protocols import Drafter
+from spec.sampling import SamplingParams
+from spec.tree import ROOT_ONLY, TreeShape
+from tests.same_tokens.models import Pair, engine_of
+from tests.same_tokens.proposers import RandomTrees
+from tests.same_tokens.witness import Job, Text, differences, run
+from tests.verifier.reading import random_tokens
+from verifier.model.decoder import Decoder
+
+#: 63 drafted nodes: as many as a tree may have below its root.
+LARGEST = "6,14,18,14,8,3"
+CHAINS = [f"chain{k}" for k in range(1, 9)]
+TREES = ["3,2,1", "4,4,2,2,1", "1,3,3", LARGEST]
+#: ``garbage`` proposes random trees; ``truth`` too, with the right tokens hidden on a path of each.
+DRAFTERS = ["ngram", *CHAINS, *TREES, "garbage", "truth"]
+
+SAMPLINGS = {
+    "greedy": SamplingParams(temperature=0.0, top_k=3, min_p=0.2),
+    "cool": SamplingParams(temperature=0.7),
+    "cool_filtered": SamplingParams(temperature=0.7, top_k=20, top_p=0.8),
+    "warm": SamplingParams(temperature=1.0),
+    "warm_top_p": SamplingParams(temperature=1.0, top_p=0.9),
+    "warm_filtered": SamplingParams(temperature=1.0, top_k=50, top_p=0.95, min_p=0.05),
+}
+
+
+def sampled(name: str, seed: int, max_tokens: int) -> SamplingParams:
+    """One of the samplings; every other seed lets the text end at the end-of-text token, after a few tokens."""
+    stops = {"ignore_eos": True} if seed % 2 else {"min_tokens": 3}
+    return replace_params(SAMPLINGS[name], seed=seed, max_tokens=max_tokens, **stops)
+
+
+def replace_params(params: SamplingParams, **changes: object) -> SamplingParams:
+    fields = {name: getattr(params, name) for name in params.__struct_fields__}
+    return SamplingParams(**{**fields, **changes})
+
+
+def jobs_of(
+    vocab_size: int, lengths: Sequence[int], max_tokens: int, names: Sequence[str] = tuple(SAMPLINGS)
+) -> list[Job]:
+    """Requests with random prompts of these lengths, the samplings in turn."""
+    rng = random.Random(len(lengths) + max_tokens)
+    return [
+        Job(f"r{index}", random_tokens(rng, length, vocab_size), sampled(names[index % len(names)], index, max_tokens))
+        for index, length in enumerate(lengths)
+    ]
+
+
+def plain(target: Decoder, jobs: Sequence[Job], *, tokens: int = 1024, page_size: int = 16) -> dict[str, Text]:
+    """Each request alone, drafting nothing, its prompt in one pass, no page reused: what the promise is about."""
+    engine = engine_of(
+        target, lambda pool: None, ROOT_ONLY, max_seqs=1, chunk=tokens, tokens=tokens, page_size=page_size
+    )
+    return run(engine, [replace(job, arrives=0, cancelled=None) for job in jobs])
+
+
+def shape_of(drafter: str) -> TreeShape:
+    if drafter.startswith("chain"):
+        return TreeShape.chain(int(drafter.removeprefix("chain")))
+    if drafter in TREES:
+        return TreeShape.parse(drafter)
+    return {"none": ROOT_ONLY, "ngram": TreeShape.chain(5)}.get(drafter, TreeShape.parse("2,4,4,3,3,2,1"))
+
+
+def drafting(pair: Pair, drafter: str, texts: Mapping[str, list[int]], **options: int | bool) -> Engine:
+    """An engine with one of the drafters. texts: prompt and output by request, for the one that knows them."""
+
+    def made(pool: PagePool) -> Drafter | None:
+        if drafter == "none":
+            return None
+        if drafter == "ngram":
+            return NgramDrafter(shortest=1)
+        if drafter in ("garbage", "truth"):
+            return RandomTrees(pair.vocab_size, known=texts if drafter == "truth" else None)
+        return pair.draft_model(pool)
+
+    return engine_of(pair.target, made, shape_of(drafter), **options)  # type: ignore[arg-type]
+
+
+def whole(jobs: Sequence[Job], texts: Mapping[str, Text]) -> dict[str, list[int]]:
+    return {job.id: job.prompt + texts[job.id].tokens for job in jobs}
+
+
+def assert_same(expected: Mapping[str, Text], actual: Mapping[str, Text]) -> None:
+    found = differences(expected, actual)
+    assert not found, "\n".join(found)

@@ -1,0 +1,110 @@
+"""The same tokens in any company: others coming and going, prefill in chunks, too few pages, pages already computed."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from functools import cache
+
+import pytest
+
+from tests.same_tokens.models import Pair
+from tests.same_tokens.runs import assert_same, drafting, jobs_of, plain, sampled, whole
+from tests.same_tokens.witness import Job, Text, run
+
+FAMILIES = ["llama2", "smollm", "mistral", "qwen3"]
+DRAFTERS = ["none", "ngram", "chain4", "4,4,2,2,1", "truth"]
+#: Every drafter with one family, every family with the drafter that is accepted at all depths; the rest is slow.
+CASES = [
+    pytest.param(family, drafter, marks=() if family == FAMILIES[0] or drafter == "truth" else pytest.mark.slow)
+    for family in FAMILIES
+    for drafter in DRAFTERS
+]
+everywhere = pytest.mark.parametrize(("family", "drafter"), CASES)
+
+
+@cache
+def expected(pair: Pair, lengths: tuple[int, ...], max_tokens: int) -> dict[str, Text]:
+    return plain(pair.target, jobs_of(pair.vocab_size, lengths, max_tokens))
+
+
+@everywhere
+def test_others_come_and_go(pair, family, drafter) -> None:
+    """Twelve requests for four places, arriving and being cancelled at random moments."""
+    models, rng = pair(family), random.Random(family)
+    lengths = (5, 30, 12, 47, 1, 20, 9, 64, 3, 16, 33, 8)
+    texts = expected(models, lengths, 16)
+    arrivals = [rng.randrange(20) for _ in lengths]
+    jobs = [
+        replace(job, arrives=arrival, cancelled=arrival + rng.randint(2, 8) if number % 3 == 1 else None)
+        for number, (job, arrival) in enumerate(zip(jobs_of(models.vocab_size, lengths, 16), arrivals, strict=True))
+    ]
+    actual = run(drafting(models, drafter, whole(jobs, texts)), jobs)
+    assert_same(texts, actual)
+    assert {text.finish_reason for text in actual.values()} >= {"length", "cancelled"}
+
+
+@everywhere
+@pytest.mark.parametrize("chunk", [7, 48])
+def test_prompts_longer_than_a_chunk(pair, family, drafter, chunk) -> None:
+    """While others decode, a prompt comes in pieces of as many rows as they have, or of ``chunk`` rows."""
+    models = pair(family)
+    lengths = (3, 150, 20, 97, 65)
+    texts = expected(models, lengths, 12)
+    jobs = [replace(job, arrives=4 * index) for index, job in enumerate(jobs_of(models.vocab_size, lengths, 12))]
+    assert_same(texts, run(drafting(models, drafter, whole(jobs, texts), chunk=chunk), jobs))
+
+
+@everywhere
+def test_preemption(pair, family, drafter) -> None:
+    """Four sequences that grow to five pages each, and pages for two of them."""
+    models = pair(family)
+    lengths = (30, 33, 31, 20)
+    texts = expected(models, lengths, 40)
+    jobs = jobs_of(models.vocab_size, lengths, 40)
+    actual = run(drafting(models, drafter, whole(jobs, texts), tokens=160), jobs)
+    assert_same(texts, actual)
+    assert sum(text.statistics.preemptions for text in actual.values() if text.statistics) > 0
+
+
+@everywhere
+def test_over_a_prefix_hit(pair, family, drafter) -> None:
+    """The same prompts again, and as the beginnings of longer chats, with pages that earlier requests computed."""
+    models = pair(family)
+    first = jobs_of(models.vocab_size, (50, 33, 17), 16, ["warm", "greedy", "cool_filtered"])
+    texts = plain(models.target, first)
+    turns = [
+        Job(f"{job.id}-{turn}", job.prompt + texts[job.id].tokens + [turn] * 9, sampled(name, seed=turn, max_tokens=10))
+        for job in first
+        for turn, name in enumerate(("greedy", "cool", "warm_filtered"), start=7)
+    ]
+    again = [replace(job, id=f"{job.id}-again") for job in first]
+    later = [replace(job, arrives=60 + index) for index, job in enumerate([*again, *turns])]
+    texts |= plain(models.target, later)
+    jobs = [*first, *later]
+    actual = run(drafting(models, drafter, whole(jobs, texts), prefix=True), jobs)
+    assert_same(texts, actual)
+    assert all(actual[job.id].cached_tokens > 0 for job in later)
+
+
+def test_salts_keep_prefixes_apart(pair) -> None:
+    models = pair("llama2")
+    jobs = [
+        replace(job, id=f"{job.id}-{index}", salt=salt, arrives=20 * index)
+        for index, salt in enumerate(("", "other", "other"))
+        for job in jobs_of(models.vocab_size, (40,), 8)
+    ]
+    texts = plain(models.target, jobs)
+    actual = run(drafting(models, "chain2", whole(jobs, texts), prefix=True), jobs)
+    assert_same(texts, actual)
+    assert [actual[job.id].cached_tokens > 0 for job in jobs] == [False, False, True]
+
+
+@pytest.mark.parametrize("drafter", ["none", "4,4,2,2,1", "truth"])
+@pytest.mark.parametrize("page_size", [8, 32, 64])
+def test_page_sizes(pair, page_size, drafter) -> None:
+    """Pages are the blocks of attention, so the bits are those of plain decoding with pages of the same size."""
+    models = pair("qwen3")
+    jobs = jobs_of(models.vocab_size, (20, 70, 33), 20)
+    texts = plain(models.target, jobs, page_size=page_size)
+    assert_same(texts, run(drafting(models, drafter, whole(jobs, texts), page_size=page_size), jobs))

@@ -1,0 +1,84 @@
+"""The same tokens from engines built as the server builds them, from directories and flags."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+from server.build import build_engine
+from server.config import EngineConfig
+from spec.engine import Engine
+from spec.errors import ConfigurationError
+from tests.same_tokens.runs import assert_same, jobs_of, plain
+from tests.same_tokens.witness import Text, Witness, run
+from tests.verifier.families import make
+
+
+def write_tokenizer(directory: Path, vocab_size: int) -> None:
+    """A byte-level BPE of this size."""
+    backend = Tokenizer(models.BPE())
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(vocab_size=vocab_size, initial_alphabet=alphabet, show_progress=False)
+    text = ["the quick brown fox jumps over the lazy dog, says the other fox"] * 3
+    backend.train_from_iterator(text, trainer)
+    assert backend.get_vocab_size() == vocab_size
+    backend.save(str(directory / "tokenizer.json"))
+
+
+def config(target: Path, draft: str, **changes) -> EngineConfig:
+    """A small engine in one thread."""
+    base = {"dtype": "float32", "kv_tokens": 640, "max_model_len": 256, "threads": 1}
+    return EngineConfig(target=str(target), draft=draft, **{**base, **changes})
+
+
+def witnessed(engine: Engine) -> Engine:
+    engine.runner = Witness(engine.runner.verifier, engine.drafter)
+    return engine
+
+
+@pytest.fixture(scope="module")
+def directory(pair) -> Path:
+    """A target and, beside it, a draft model, both with a tokenizer."""
+    checkpoints = pair("smollm").directory, pair("smollm").draft_directory
+    for checkpoint in checkpoints:
+        write_tokenizer(checkpoint, 290)
+    return checkpoints[0].parent
+
+
+@pytest.fixture(scope="module")
+def expected(pair, directory) -> dict[str, Text]:
+    return plain(pair("smollm").target, jobs_of(300, (9, 70, 33, 1, 20, 40), 20))
+
+
+@pytest.mark.parametrize(
+    ("draft", "changes"),
+    [
+        ("none", {}),
+        ("ngram", {}),
+        ("draft", {"draft_tokens": 1}),
+        ("draft", {"draft_tokens": 6}),
+        ("draft", {"draft_tree": "4,4,2,2,1"}),
+        ("draft", {"draft_tree": "3,2,1", "max_seqs": 1}),
+        ("draft", {"draft_tree": "3,2,1", "prefix_cache": False}),
+    ],
+)
+def test_every_way_to_draft(directory, expected, draft, changes) -> None:
+    where = str(directory / "draft") if draft == "draft" else draft
+    engine = witnessed(build_engine(config(directory / "target", where, **changes)))
+    assert engine.info.exact, engine.info.exact_reason
+    jobs = [replace(job, arrives=2 * index) for index, job in enumerate(jobs_of(300, (9, 70, 33, 1, 20, 40), 20))]
+    assert_same(expected, run(engine, jobs))
+    again = [replace(job, id=f"{job.id}-again") for job in jobs]
+    assert_same({job.id: expected[job.id.removesuffix("-again")] for job in again}, run(engine, again))
+
+
+def test_a_draft_of_another_vocabulary_is_refused(directory, tmp_path) -> None:
+    make("smollm", tmp_path, vocab_size=290)
+    write_tokenizer(tmp_path, 280)
+    with pytest.raises(ConfigurationError, match=r"280 tokens, the target's has 290"):
+        build_engine(config(directory / "target", str(tmp_path)))

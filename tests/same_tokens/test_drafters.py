@@ -1,0 +1,61 @@
+"""The same tokens with every drafter, for every family, at every sampling, one request at a time."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import pytest
+import torch
+
+from tests.same_tokens.models import Pair
+from tests.same_tokens.runs import CHAINS, DRAFTERS, TREES, assert_same, drafting, jobs_of, plain, whole
+from tests.same_tokens.witness import Text, run
+from tests.verifier.families import FAMILIES
+
+LENGTHS = (9, 1, 17, 33, 5, 40)
+MAX_TOKENS = 18
+
+
+@cache
+def expected(pair: Pair) -> dict[str, Text]:
+    return plain(pair.target, jobs_of(pair.vocab_size, LENGTHS, MAX_TOKENS))
+
+
+def assert_same_tokens(pair: Pair, drafter: str) -> dict[str, Text]:
+    jobs = jobs_of(pair.vocab_size, LENGTHS, MAX_TOKENS)
+    engine = drafting(pair, drafter, whole(jobs, expected(pair)), max_seqs=1)
+    texts = run(engine, jobs)
+    assert_same(expected(pair), texts)
+    return texts
+
+
+def _cases() -> list:
+    """Each family with five drafters, another chain and another tree from family to family; all others are slow."""
+    cases = []
+    for number, family in enumerate(FAMILIES):
+        quick = {"ngram", "garbage", "truth", CHAINS[number % len(CHAINS)], TREES[number % len(TREES)]}
+        cases += [pytest.param(family, d, marks=() if d in quick else pytest.mark.slow) for d in DRAFTERS]
+    return cases
+
+
+@pytest.mark.parametrize(("family", "drafter"), _cases())
+def test_every_family_with_every_drafter(pair, family, drafter) -> None:
+    assert_same_tokens(pair(family), drafter)
+
+
+@pytest.mark.parametrize("drafter", ["truth", "chain3", "4,4,2,2,1", "garbage"])
+@pytest.mark.parametrize("family", ["llama3", "smollm", "qwen2_window"])
+def test_bf16(pair, family, drafter) -> None:
+    assert_same_tokens(pair(family, torch.bfloat16), drafter)
+
+
+@pytest.mark.parametrize(
+    ("drafter", "least", "most"),
+    [("chain4", 0.7, 3.0), ("3,2,1", 0.7, 3.0), ("truth", 0.7, 3.0), ("garbage", 0.0, 0.2)],
+)
+def test_drafts_are_sometimes_accepted_and_sometimes_not(pair, drafter, least, most) -> None:
+    """Or this suite would show little. Tokens accepted per step, mean over all requests."""
+    texts = assert_same_tokens(pair("llama2"), drafter).values()
+    totals = [text.statistics for text in texts if text.statistics is not None]
+    mean = sum(total.accepted for total in totals) / sum(total.steps for total in totals)
+    assert least <= mean <= most

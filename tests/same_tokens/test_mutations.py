@@ -1,0 +1,79 @@
+"""The comparison of this suite sees small breaches of the argument of docs/same-tokens.md.
+
+Under a mutation both runs, the plain one and the drafting one, are made anew, as they would be if it were in the code.
+"""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+
+from tests.same_tokens import mutations
+from tests.same_tokens.models import Pair
+from tests.same_tokens.runs import LARGEST, SAMPLINGS, drafting, plain, replace_params, whole
+from tests.same_tokens.witness import Job, differences, run
+from tests.verifier.reading import random_tokens
+from verifier.model.linear import Linear
+
+FP32, BF16 = torch.float32, torch.bfloat16
+
+
+def compare(pair: Pair, drafter: str, *, sampling: str = "warm", prompt: int = 23, tokens: int = 60) -> list[str]:
+    """The suite's comparison: one request, plain and with a drafter."""
+    params = replace_params(SAMPLINGS[sampling], seed=7, max_tokens=tokens, ignore_eos=True)
+    jobs = [Job("one", random_tokens(random.Random(1), prompt, pair.vocab_size), params)]
+    expected = plain(pair.target, jobs)
+    return differences(expected, run(drafting(pair, drafter, whole(jobs, expected)), jobs))
+
+
+def single_rows_differ(linear: Linear) -> bool:
+    """Whether this processor multiplies one row with other bits than several."""
+    x = torch.randn(64, linear.in_features, generator=torch.Generator().manual_seed(0))
+    return any(not torch.equal(linear(row), linear(row.expand(2, -1))[:1]) for row in x.split(1))
+
+
+def test_a_product_of_one_row_is_seen(pair, monkeypatch) -> None:
+    models = pair("wide1536")
+    if not any(single_rows_differ(linear) for linear in models.target.linears):
+        pytest.skip("this processor multiplies a single row as it does several")
+    assert compare(models, "truth") == []
+    mutations.single_rows(monkeypatch)
+    assert compare(models, "truth")
+
+
+@pytest.mark.parametrize(
+    ("name", "drafter"),
+    [("llama2", "truth"), ("llama2", "4,4,2,2,1"), ("qwen3", "truth"), ("qwen3", LARGEST), ("wide1536", "truth")],
+)
+def test_without_a_mutation_nothing_is_seen(pair, name, drafter) -> None:
+    assert compare(pair(name), drafter) == []
+
+
+@pytest.mark.parametrize("drafter", ["truth", "4,4,2,2,1"])
+@pytest.mark.parametrize("name", ["llama2", "qwen3", "wide1536"])
+def test_attention_in_slot_order_is_seen(pair, monkeypatch, name, drafter) -> None:
+    mutations.slot_order(monkeypatch)
+    assert compare(pair(name), drafter)
+
+
+@pytest.mark.parametrize("drafter", ["truth", "chain4"])
+@pytest.mark.parametrize("sampling", ["warm", "cool", "warm_filtered"])
+def test_reused_noise_is_seen(pair, monkeypatch, sampling, drafter) -> None:
+    mutations.reused_noise(monkeypatch)
+    found = compare(pair("llama2"), drafter, sampling=sampling)
+    assert found
+    assert "expected" in found[0]
+
+
+def test_sums_in_the_order_of_the_library_are_seen(pair, monkeypatch) -> None:
+    assert compare(pair("llama2"), LARGEST, prompt=100, tokens=30) == []
+    mutations.sums_by_the_library(monkeypatch)
+    assert compare(pair("llama2"), LARGEST, prompt=100, tokens=30)
+
+
+def test_rows_left_in_their_tree_slots_are_seen(pair, monkeypatch) -> None:
+    """Poisoned or somebody else's: the logits are no numbers, or other ones."""
+    mutations.no_compaction(monkeypatch)
+    assert compare(pair("llama2"), "truth")

@@ -1,0 +1,35 @@
+"""Plain decoding draws what transformers' logits say, so that all runs do not agree on the same mistake."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from spec.noise import gumbel_row
+from spec.sampling import SamplingParams
+from tests.same_tokens.runs import plain
+from tests.same_tokens.witness import Job
+from tests.verifier.families import FAMILIES
+from tests.verifier.reading import random_tokens
+
+SEED = 11
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.7, 1.0])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_each_token_is_the_draw_from_the_oracles_logits(pair, family, temperature) -> None:
+    models = pair(family)
+    prompt = random_tokens(random.Random(family), 40, models.vocab_size)
+    params = SamplingParams(temperature=temperature, seed=SEED, max_tokens=40, ignore_eos=True)
+    tokens = prompt + plain(models.target, [Job("one", prompt, params)])["one"].tokens
+    oracle = AutoModelForCausalLM.from_pretrained(models.directory, dtype=torch.float32)
+    with torch.inference_mode():
+        logits = oracle(torch.tensor([tokens])).logits[0]
+    for position in range(len(prompt), len(tokens)):
+        scores = logits[position - 1]
+        if temperature:
+            scores = scores / temperature + gumbel_row(SEED, position, models.vocab_size)
+        assert scores.max() - scores[tokens[position]] < 3e-4, f"token {position - len(prompt)}"

@@ -1,0 +1,372 @@
+"""A language model that is a table, and the engine around it: every part but the model is the real one.
+
+The logits after a text are a row of a random table, picked by a hash of the whole text. The verifier keeps that hash in
+its KV rows, one per position, and reads its context from nowhere else: a row in the wrong slot, a page of another text
+or a row that nobody moved changes the hash, and with it every token from there on.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence as Many
+from dataclasses import dataclass, field
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from kvpaging import KVStore, PagePool, PageTable, PrefixIndex, store_rows
+from spec.budget import StepCost
+from spec.engine import Engine
+from spec.noise import gumbel_row
+from spec.protocols import Drafter, FeatureRequest, Forward, Rows
+from spec.request import Delta, EngineInfo, FinishReason, Request
+from spec.sampling import SamplingParams
+from spec.scheduler import Scheduler
+from spec.sequence import Sequence
+from spec.trace import Statistics, StepTrace
+from spec.tree import DraftTree, TreeShape
+from tests.spec.laws import reference_draw
+
+_START = 1
+_noise = lru_cache(maxsize=10_000)(gumbel_row)
+
+
+class TableModel:
+    """Logits by text. broken: a token after which the logits are NaN."""
+
+    def __init__(self, seed: int, vocab_size: int = 32, spread: float = 2.0, broken: int | None = None) -> None:
+        self.vocab_size, self.broken = vocab_size, broken
+        generator = torch.Generator().manual_seed(seed)
+        self.table = torch.randn(997, vocab_size, generator=generator) * spread
+
+    @staticmethod
+    def state(tokens: Many[int], state: int = _START) -> int:
+        """The hash of a text; small enough to be exact in float64."""
+        for token in tokens:
+            state = (state * 31 + token + 7) % 2_147_483_647
+        return state
+
+    def logits(self, states: Many[int], last: Many[int]) -> Tensor:
+        """fp32[N, V]: the rows after texts with these hashes, which end with these tokens."""
+        rows = self.table[[state % len(self.table) for state in states]]
+        rows[[token == self.broken for token in last]] = torch.nan
+        return rows
+
+
+@dataclass(frozen=True)
+class Plain:
+    """What a request must answer."""
+
+    tokens: list[int]
+    finish_reason: FinishReason
+    stop_token: int | None = None
+
+
+def plain(
+    model: TableModel, prompt: list[int], sampling: SamplingParams, eos: Many[int] = (), max_model_len: int = 128
+) -> Plain:
+    """Decoding as a loop of ten lines: no pages, no trees, no batch."""
+    assert sampling.seed is not None
+    limit = len(prompt) + sampling.max_tokens if sampling.max_tokens else max_model_len
+    stops = {*sampling.stop_token_ids, *(() if sampling.ignore_eos else eos)}
+    text, state = list(prompt), model.state(prompt)
+    while True:
+        logits = model.logits([state], text[-1:])[0]
+        if len(text) - len(prompt) < sampling.min_tokens:
+            logits[list(stops)] = -torch.inf
+        token = reference_draw(logits, sampling, _noise(sampling.seed, len(text), model.vocab_size))
+        text.append(token)
+        state = model.state([token], state)
+        if token in stops:
+            return Plain(text[len(prompt) :], "stop", token)
+        if len(text) == limit:
+            return Plain(text[len(prompt) :], "length")
+
+
+class TableVerifier:
+    """Implements :class:`spec.protocols.Verifier`, proves that it is asked for the right rows, and keeps all passes."""
+
+    def __init__(self, model: TableModel, pool: PagePool, max_positions: int) -> None:
+        self.model, self.vocab_size, self.max_positions = model, model.vocab_size, max_positions
+        self.store = KVStore(pool, layers=1, kv_heads=1, head_dim=1, dtype=torch.float64)
+        self.passes: list[list[Rows]] = []
+
+    def run(self, rows: Many[Rows], features: FeatureRequest | None = None) -> Forward:
+        """One pass: what nobody may read is NaN, the rows' hashes are written, the wanted logits returned."""
+        assert len({id(part.table) for part in rows}) == len(rows) > 0
+        assert features is None
+        self.passes.append(list(rows))
+        self.store.poison()
+        wanted: list[tuple[int, int]] = []
+        starts = [0]
+        for part in rows:
+            first = {"none": len(part.tokens), "last": len(part.tokens) - 1, "all": 0}[part.wanted]
+            wanted += self._write(part)[first:]
+            starts.append(len(wanted))
+        return Forward(self.model.logits([state for state, _ in wanted], [token for _, token in wanted]), starts, {})
+
+    def _write(self, rows: Rows) -> list[tuple[int, int]]:
+        """Store the rows of one sequence; returns hash and token of each."""
+        table, tokens = rows.table, rows.tokens.tolist()
+        assert rows.base == table.length == self.store.filled(table), "the target has all committed KV"
+        self._prove_private(table, rows.base + len(tokens))
+        context = self._read(table)
+        states: list[int] = []
+        for row, token in enumerate(tokens):
+            path = self._path(rows, row)
+            assert rows.base + len(path) < self.max_positions, "a row past the end of the model"
+            states.append(self.model.state([token], states[path[-1]] if path else context))
+        data = torch.tensor([states, tokens], dtype=torch.float64)[..., None, None]
+        store_rows(self.store.keys[0], self.store.values[0], table.slots(rows.base, rows.base + len(tokens)), *data)
+        return list(zip(states, tokens, strict=True))
+
+    @staticmethod
+    def _path(rows: Rows, row: int) -> list[int]:
+        """The rows of the same pass that a row sees, itself left out."""
+        if rows.words is None:
+            return list(range(row))
+        assert rows.nodes is not None
+        assert list(rows.nodes) == list(range(len(rows.tokens)))
+        assert rows.words[row] >> row == 1, "an ancestor word ends with the node itself"
+        return [node for node in range(row) if rows.words[row] >> node & 1]
+
+    def _prove_private(self, table: PageTable, stop: int) -> None:
+        assert stop <= table.capacity, "rows without pages"
+        size = table.pool.page_size
+        for page in table.pages[table.length // size : table.pool.pages_for(stop)]:
+            assert table.pool.references(page) == 1, "writing into a page that others read"
+
+    def _read(self, table: PageTable) -> int:
+        """The hash of the committed text, which every one of its rows must agree with."""
+        slots = table.slots(0, table.length)
+        tokens, states = (part[0, slots].flatten().tolist() for part in (self.store.values, self.store.keys))
+        state = _START
+        for token, found in zip(tokens, states, strict=True):
+            assert token == token, "a committed row that was never written"
+            state = self.model.state([int(token)], state)
+            assert state == found, "a row of another text"
+        return state
+
+    def committed(self, table: PageTable, moves: tuple[Tensor, Tensor] | None) -> None:
+        """Accepted rows move down."""
+        if moves is not None:
+            self.store.move(*moves)
+        self.store.mark(table, table.length)
+
+    def missing(self, table: PageTable) -> int:
+        """Committed tokens without KV."""
+        return table.length - self.store.filled(table)
+
+
+class Guesser:
+    """Implements :class:`spec.protocols.Drafter` and proves what it is told.
+
+    Each level holds the token that will really be drawn with probability ``skill`` (as long as the level above did),
+    and random tokens below random parents for the rest. Trees are numbered in a random order.
+    """
+
+    name = "guesser"
+    needs: FeatureRequest | None = None
+
+    def __init__(self, model: TableModel, skill: float, seed: int = 0, full: bool = False) -> None:
+        self.model, self.skill, self.full = model, skill, full
+        self.rng = random.Random(seed)
+        self.over: list[str] = []
+        self._trees: dict[str, DraftTree] = {}
+
+    def propose(self, sequences: Many[Sequence], shapes: Many[TreeShape]) -> list[DraftTree]:
+        """Trees that fill their shapes, or (without ``full``) are smaller now and then."""
+        trees = [self._tree(sequence, shape) for sequence, shape in zip(sequences, shapes, strict=True)]
+        self._trees |= {sequence.id: tree for sequence, tree in zip(sequences, trees, strict=True)}
+        return trees
+
+    def _tree(self, sequence: Sequence, shape: TreeShape) -> DraftTree:
+        table = sequence.table
+        assert not sequence.pending
+        assert 0 < shape.levels <= sequence.most_levels
+        assert table.capacity >= table.length + shape.nodes
+        tokens, parents = [sequence.tokens[-1]], [-1]
+        level, right, text = [0], 0, list(sequence.tokens)
+        for width in shape.widths if self.full else shape.widths[: self.rng.randint(0, shape.levels)]:
+            truth = self._truth(sequence, text) if right >= 0 and self.rng.random() < self.skill else None
+            children = self._children(level, width, None if truth is None else (right, truth))
+            level = list(range(len(tokens), len(tokens) + len(children)))
+            parents += [parent for parent, _ in children]
+            tokens += [token for _, token in children]
+            right = -1 if truth is None else level[children.index((right, truth))]
+            text += [] if truth is None else [truth]
+        return self._renumbered(tokens, parents)
+
+    def _truth(self, sequence: Sequence, text: list[int]) -> int:
+        """The token that will be drawn after ``text``."""
+        output = len(text) - sequence.prompt_length
+        if sequence.forced is not None and output < len(sequence.forced):
+            return sequence.forced[output]
+        logits = self.model.logits([self.model.state(text)], text[-1:])[0]
+        if output < sequence.sampling.min_tokens:
+            logits[list(sequence.stop_ids)] = -torch.inf
+        return reference_draw(logits, sequence.sampling, sequence.noise.row(len(text)))
+
+    def _children(self, level: list[int], width: int, right: tuple[int, int] | None) -> list[tuple[int, int]]:
+        children = set() if right is None else {right}
+        while len(children) < min(width, self.model.vocab_size * len(level)):
+            children.add((self.rng.choice(level), self.rng.randrange(self.model.vocab_size)))
+        return self.rng.sample(sorted(children), len(children))
+
+    def _renumbered(self, tokens: list[int], parents: list[int]) -> DraftTree:
+        order, left = [0], set(range(1, len(tokens)))
+        while left:
+            order.append(self.rng.choice([node for node in sorted(left) if parents[node] in order]))
+            left.remove(order[-1])
+        places = {node: place for place, node in enumerate(order)} | {-1: -1}
+        return DraftTree.build([tokens[node] for node in order], [places[parents[node]] for node in order], self.name)
+
+    def extend(self, sequence: Sequence) -> None:
+        """A chunk that did not reach the root."""
+        assert sequence.pending
+        assert sequence.id not in self._trees
+
+    def committed(self, sequence: Sequence, path: list[int], moves: tuple[Tensor, Tensor] | None) -> None:
+        """The path must be the text that was committed, the moves those that make it contiguous."""
+        tree = self._trees.pop(sequence.id, None)
+        start = sequence.table.length - len(path)
+        assert sequence.table.length == len(sequence.tokens) - 1
+        tokens = [sequence.tokens[start]] if tree is None else tree.tokens[path].tolist()
+        assert tokens == sequence.tokens[start:-1]
+        slots = sequence.table.slots(start, start + path[-1] + 1)
+        jumped = [(node, depth) for depth, node in enumerate(path) if node != depth]
+        assert (moves is None) == (not jumped)
+        if moves is not None:
+            source, destination = ([int(slots[place]) for place in places] for places in zip(*jumped, strict=True))
+            assert (moves[0].tolist(), moves[1].tolist()) == (source, destination)
+
+    def finished(self, sequence: Sequence) -> None:
+        """Told once at the end, and at each preemption."""
+        self.over.append(sequence.id)
+        self._trees.pop(sequence.id, None)
+
+
+@dataclass
+class Answer:
+    """All deltas of one request."""
+
+    deltas: list[Delta] = field(default_factory=list)
+
+    @property
+    def tokens(self) -> list[int]:
+        """What was streamed."""
+        return [token for delta in self.deltas for token in delta.tokens]
+
+    @property
+    def runs(self) -> list[int]:
+        """How many tokens came at once."""
+        return [len(delta.tokens) for delta in self.deltas if delta.tokens]
+
+    @property
+    def last(self) -> Delta:
+        """The delta with the finish reason."""
+        assert self.deltas[-1].finish_reason is not None
+        assert all(delta.finish_reason is None and delta.statistics is None for delta in self.deltas[:-1])
+        return self.deltas[-1]
+
+    @property
+    def statistics(self) -> Statistics:
+        """The summary on the last delta."""
+        assert self.last.statistics is not None
+        return self.last.statistics
+
+    @property
+    def plain(self) -> Plain:
+        """To be compared with what plain decoding answers."""
+        return Plain(self.tokens, self.last.finish_reason or "error", self.last.stop_token)
+
+
+class House:
+    """An engine around a table, that is checked after every step."""
+
+    def __init__(
+        self,
+        model: TableModel,
+        drafter: Drafter | None = None,
+        shape: Many[int] = (),
+        *,
+        pages: int = 200,
+        page_size: int = 4,
+        max_seqs: int = 4,
+        max_model_len: int = 128,
+        prefix: bool = True,
+        eos: Many[int] = (),
+        cost: StepCost | None = None,
+        max_chunk: int = 256,
+    ) -> None:
+        self.model, self.pool = model, PagePool(pages, page_size)
+        self.prefix = PrefixIndex(self.pool) if prefix else None
+        self.verifier = TableVerifier(model, self.pool, max_model_len)
+        cost = cost or StepCost([1, 1000], [1.0, 1.0])
+        self.scheduler = Scheduler(self.pool, self.prefix, TreeShape(tuple(shape)), cost, max_seqs, max_chunk)
+        self.traces: list[StepTrace] = []
+        self.answers: dict[str, Answer] = {}
+        self.engine = Engine(
+            info=_info(self.pool, self.scheduler, model, max_model_len, eos),
+            pool=self.pool,
+            prefix=self.prefix,
+            verifier=self.verifier,
+            drafter=drafter,
+            scheduler=self.scheduler,
+            observe=self.traces.append,
+        )
+
+    def add(
+        self, id: str, prompt: list[int], sampling: SamplingParams, salt: str = "", forced: list[int] | None = None
+    ) -> None:
+        """Queue a request."""
+        self.engine.add(Request(id=id, prompt=prompt, params=sampling, salt=salt, forced=forced))
+        self.answers[id] = Answer()
+
+    def step(self) -> list[Delta]:
+        """One step, with the ledger proved and the deltas sorted to their answers."""
+        deltas = self.engine.step()
+        self.engine.check()
+        for delta in deltas:
+            self.answers[delta.id].deltas.append(delta)
+        return deltas
+
+    def run(self) -> dict[str, Answer]:
+        """Step until nothing is left to do; then every page must be back."""
+        steps = 0
+        while self.engine.has_work:
+            self.step()
+            steps += 1
+            assert steps < 5000, "no end in sight"
+        assert not self.scheduler.running
+        assert not self.scheduler.waiting
+        assert self.pool.available == self.pool.num_pages - 1
+        return self.answers
+
+    def answer(
+        self, prompt: list[int], sampling: SamplingParams, salt: str = "", forced: list[int] | None = None
+    ) -> Answer:
+        """Run one request alone to its end."""
+        self.add("only", prompt, sampling, salt, forced)
+        return self.run()["only"]
+
+
+def _info(pool: PagePool, scheduler: Scheduler, model: TableModel, max_model_len: int, eos: Many[int]) -> EngineInfo:
+    return EngineInfo(
+        target="table",
+        drafter="guesser",
+        drafter_reason="",
+        dtype="float32",
+        dtype_reason="",
+        device="cpu",
+        exact=True,
+        exact_reason="",
+        kv_tokens=(pool.num_pages - 1) * pool.page_size,
+        page_size=pool.page_size,
+        max_model_len=max_model_len,
+        max_seqs=scheduler.max_seqs,
+        draft_shape=scheduler.shape.widths,
+        vocab_size=model.vocab_size,
+        eos_token_ids=tuple(eos),
+    )

@@ -1,0 +1,88 @@
+"""The cost curve: read between its points, never falling, and what it lets into a mixed step."""
+
+from __future__ import annotations
+
+import random
+from itertools import pairwise
+
+import pytest
+
+from spec.budget import MIXED_STEP_FACTOR, StepCost
+
+CURVE = StepCost([2, 4, 16, 64], [1.0, 1.0, 2.0, 8.0])
+
+
+@pytest.mark.parametrize(
+    ("rows", "seconds"),
+    [
+        (0, 1.0),
+        (1, 1.0),
+        (2, 1.0),
+        (3, 1.0),
+        (4, 1.0),
+        (10, 1.5),
+        (16, 2.0),
+        (40, 5.0),
+        (64, 8.0),
+        (128, 16.0),
+        (640, 80.0),
+    ],
+)
+def test_between_and_beyond_the_points(rows: int, seconds: float) -> None:
+    assert CURVE.seconds(rows) == pytest.approx(seconds)
+
+
+def test_a_dip_is_noise() -> None:
+    cost = StepCost([1, 2, 4, 8], [1.0, 3.0, 2.0, 4.0])
+    assert [cost.seconds(rows) for rows in (1, 2, 3, 4, 6, 8)] == [1.0, 3.0, 3.0, 3.0, 3.5, 4.0]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "most", "rows"),
+    [(0.5, 100, 0), (1.0, 100, 4), (1.5, 100, 10), (2.0, 9, 9), (8.0, 100, 64), (16.0, 1000, 128)],
+)
+def test_rows_within(seconds: float, most: int, rows: int) -> None:
+    assert CURVE.rows_within(seconds, most) == rows
+
+
+def test_a_step_of_prefill_alone_takes_all_it_may() -> None:
+    assert CURVE.chunk(0, 256) == 256
+
+
+@pytest.mark.parametrize(
+    ("decode_rows", "most", "chunk"), [(1, 256, 15), (4, 256, 12), (4, 5, 5), (16, 256, 16), (64, 256, 64)]
+)
+def test_a_mixed_step_takes_twice_the_time_of_the_decode_step(decode_rows: int, most: int, chunk: int) -> None:
+    assert CURVE.chunk(decode_rows, most) == chunk
+
+
+def test_at_least_one_row_of_prefill_moves_on() -> None:
+    assert StepCost([1, 2], [1.0, 100.0]).chunk(1, 256) == 1
+
+
+def test_random_curves() -> None:
+    rng = random.Random(5)
+    for _ in range(200):
+        sizes = sorted(rng.sample(range(1, 300), rng.randint(1, 8)))
+        cost = StepCost(sizes, [rng.random() + 0.01 for _ in sizes])
+        spent = [cost.seconds(rows) for rows in range(400)]
+        assert all(more >= less * (1 - 1e-12) for less, more in pairwise(spent))
+        decode, most = rng.randint(1, 80), rng.randint(1, 256)
+        chunk = cost.chunk(decode, most)
+        assert 1 <= chunk <= most
+        allowed = MIXED_STEP_FACTOR * spent[decode]
+        assert chunk == 1 or cost.seconds(decode + chunk) <= allowed
+        assert chunk == most or cost.seconds(decode + chunk + 1) > allowed
+
+
+def test_measuring_stops_when_it_takes_too_long() -> None:
+    asked: list[int] = []
+
+    def run(rows: int) -> float:
+        asked.append(rows)
+        return rows / 10
+
+    cost = StepCost.measure(run, [1, 2, 4, 8, 16], patience=0.35)
+    assert asked == [1, 2, 4]
+    assert cost.seconds(4) == pytest.approx(0.4)
+    assert cost.seconds(40) == pytest.approx(4.0)

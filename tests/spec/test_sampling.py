@@ -1,0 +1,99 @@
+"""SamplingParams: what is refused, by which name, and what the switches mean."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import msgspec
+import pytest
+
+from spec.errors import InvalidRequest
+from spec.sampling import SamplingParams
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("temperature", -0.1),
+        ("temperature", 100.5),
+        ("temperature", math.nan),
+        ("temperature", math.inf),
+        ("top_k", -2),
+        ("top_p", 0.0),
+        ("top_p", -0.5),
+        ("top_p", 1.01),
+        ("top_p", math.nan),
+        ("min_p", -0.01),
+        ("min_p", 1.01),
+        ("min_p", math.nan),
+        ("max_tokens", 0),
+        ("max_tokens", -5),
+        ("min_tokens", -1),
+        ("stop_token_ids", (3, -1)),
+        ("stop_token_ids", (3, 50)),
+    ],
+)
+def test_values_out_of_range_are_refused_by_name(field: str, value: Any) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        SamplingParams(**{field: value}).validate(vocab_size=50)
+    assert caught.value.param == field
+    assert field in caught.value.message
+    assert str(value[1] if isinstance(value, tuple) else value) in str(caught.value)
+
+
+def test_min_tokens_may_not_exceed_max_tokens() -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        SamplingParams(min_tokens=9, max_tokens=8).validate()
+    assert caught.value.param == "min_tokens"
+    SamplingParams(min_tokens=8, max_tokens=8).validate()
+    SamplingParams(min_tokens=8).validate()
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        SamplingParams(),
+        SamplingParams(temperature=0.0),
+        SamplingParams(temperature=100.0, top_k=-1, top_p=1.0, min_p=1.0),
+        SamplingParams(top_k=10**9, top_p=1e-9, max_tokens=1, min_tokens=1),
+        SamplingParams(seed=-3, stop_token_ids=(0, 49), ignore_eos=True),
+        SamplingParams(seed=2**70),
+    ],
+)
+def test_values_in_range_are_taken(sampling: SamplingParams) -> None:
+    sampling.validate(vocab_size=50)
+
+
+def test_stop_tokens_need_no_vocabulary_to_be_checked_for_sign() -> None:
+    SamplingParams(stop_token_ids=(10**9,)).validate()
+    with pytest.raises(InvalidRequest):
+        SamplingParams(stop_token_ids=(-1,)).validate()
+
+
+@pytest.mark.parametrize(
+    ("temperature", "greedy"), [(0.0, True), (-0.0, True), (1e-40, True), (1e-6, False), (1.0, False)]
+)
+def test_greedy_is_temperature_0(temperature: float, greedy: bool) -> None:
+    sampling = SamplingParams(temperature=temperature)
+    sampling.validate()
+    assert sampling.greedy is greedy
+
+
+@pytest.mark.parametrize(
+    ("sampling", "filtered"),
+    [
+        (SamplingParams(), False),
+        (SamplingParams(top_k=-1, top_p=1.0, min_p=0.0), False),
+        (SamplingParams(top_k=1), True),
+        (SamplingParams(top_p=0.99), True),
+        (SamplingParams(min_p=0.01), True),
+    ],
+)
+def test_filtered(sampling: SamplingParams, filtered: bool) -> None:
+    assert sampling.filtered is filtered
+
+
+def test_parameters_cross_the_wire_unchanged() -> None:
+    sampling = SamplingParams(temperature=0.3, seed=2**63, stop_token_ids=(1, 2), max_tokens=5)
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(sampling), type=SamplingParams) == sampling

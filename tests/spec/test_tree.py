@@ -1,0 +1,125 @@
+"""Trees: literal examples, the invariants on random ones, the 64th node, and what a shape may say."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+
+from spec.errors import ConfigurationError
+from spec.tree import MAX_NODES, ROOT_ONLY, DraftTree, TreeShape
+from tests.spec.trees import ancestors, random_parents, random_tree
+
+WORD = (1 << 64) - 1
+
+
+def test_a_tree_with_two_branches() -> None:
+    tree = DraftTree.build([9, 8, 7, 6, 5, 4, 3], [-1, 0, 0, 1, 1, 2, 4], drafter="me")
+    assert tree.depths.tolist() == [0, 1, 1, 2, 2, 2, 3]
+    assert tree.ancestors.tolist() == [1, 3, 5, 11, 19, 37, 83]
+    assert tree.tokens.tolist() == [9, 8, 7, 6, 5, 4, 3]
+    assert tree.parents.tolist() == [-1, 0, 0, 1, 1, 2, 4]
+    assert (len(tree), tree.drafter, tree.is_chain) == (7, "me", False)
+
+
+def test_the_drawing_in_the_docstring() -> None:
+    tree = DraftTree.build([7, 3, 9, 5], [-1, 0, 0, 1])
+    assert tree.depths.tolist() == [0, 1, 1, 2]
+    assert tree.ancestors.tolist() == [0b1, 0b11, 0b101, 0b1011]
+
+
+@pytest.mark.parametrize("nodes", [1, 2, 5, 63, 64])
+def test_a_chain_is_the_tree_with_those_parents(nodes: int) -> None:
+    tokens = list(range(100, 100 + nodes))
+    chain, built = DraftTree.chain(tokens, "me"), DraftTree.build(tokens, range(-1, nodes - 1), "me")
+    for column in ("tokens", "parents", "depths", "ancestors"):
+        one, other = getattr(chain, column), getattr(built, column)
+        assert one.dtype == torch.int64
+        assert torch.equal(one, other), column
+    assert chain.is_chain
+    assert built.is_chain
+    assert len(chain) == nodes
+    assert chain.depths.tolist() == list(range(nodes))
+
+
+def test_a_chain_of_64_uses_the_sign_bit() -> None:
+    words = [word & WORD for word in DraftTree.chain([0] * 64).ancestors.tolist()]
+    assert words == [(1 << node + 1) - 1 for node in range(64)]
+    assert words[-1] == WORD
+
+
+def test_bit_63_of_a_leaf_below_the_root() -> None:
+    tree = DraftTree.build(range(64), [-1] + [0] * 63)
+    assert [word & WORD for word in tree.ancestors.tolist()] == [1 | 1 << node for node in range(64)]
+    assert tree.ancestors[63] < 0
+
+
+@pytest.mark.parametrize("nodes", [1, 2, 3, 17, 64])
+def test_invariants_of_random_trees(nodes: int) -> None:
+    rng = random.Random(nodes)
+    for _ in range(60):
+        parents = random_parents(rng, nodes)
+        tree = DraftTree.build([rng.randrange(50) for _ in parents], parents)
+        words = [word & WORD for word in tree.ancestors.tolist()]
+        paths = [ancestors(parents, node) for node in range(nodes)]
+        assert words == [sum(1 << step for step in path) for path in paths]
+        assert tree.depths.tolist() == [len(path) - 1 for path in paths]
+        assert [word.bit_count() - 1 for word in words] == tree.depths.tolist()
+        assert tree.is_chain == (parents == list(range(-1, nodes - 1)))
+        # The parents can be read from the words: the last ancestor but oneself.
+        assert [(word & ~(1 << node)).bit_length() - 1 for node, word in enumerate(words)] == parents
+
+
+def test_random_trees_have_different_siblings() -> None:
+    tree = random_tree(random.Random(3), 64, 4)
+    children = list(zip(tree.parents.tolist(), tree.tokens.tolist(), strict=True))
+    assert len(set(children)) == len(children) > 20
+
+
+@pytest.mark.parametrize("parents", [[-1, 1], [-1, 0, 2], [-1, -1], [-1, 0, 3, 0]])
+def test_a_parent_comes_before_its_child(parents: list[int]) -> None:
+    with pytest.raises(AssertionError, match="before its child"):
+        DraftTree.build([1] * len(parents), parents)
+
+
+def test_a_tree_holds_64_nodes() -> None:
+    with pytest.raises(AssertionError, match="64"):
+        DraftTree.build([1] * 65, range(-1, 64))
+
+
+@pytest.mark.parametrize(
+    ("text", "widths"),
+    [("1", (1,)), ("3,2,1", (3, 2, 1)), (" 4, 2 ", (4, 2)), ("63", (63,)), ("1," * 62 + "1", (1,) * 63)],
+)
+def test_shapes_that_can_be_read(text: str, widths: tuple[int, ...]) -> None:
+    shape = TreeShape.parse(text)
+    assert shape == TreeShape(widths)
+    assert (shape.levels, shape.nodes) == (len(widths), 1 + sum(widths))
+    assert shape.nodes <= MAX_NODES
+
+
+@pytest.mark.parametrize("text", ["", " ", "0", "3,0,1", "-1", "3,-2", "a", "3,2,", ",3", "3;2", "1.5", "3,,2", "0x3"])
+def test_shapes_that_make_no_sense(text: str) -> None:
+    with pytest.raises(ConfigurationError, match="draft_tree must be numbers of nodes per level"):
+        TreeShape.parse(text)
+
+
+@pytest.mark.parametrize("text", ["64", "32,32", "1," * 63 + "1", "9" * 30])
+def test_shapes_that_are_too_large(text: str) -> None:
+    with pytest.raises(ConfigurationError, match="at most 63 drafted nodes"):
+        TreeShape.parse(text)
+
+
+def test_chains_and_the_root_alone() -> None:
+    assert TreeShape.chain(4) == TreeShape((1, 1, 1, 1))
+    assert TreeShape.chain(0) == ROOT_ONLY == TreeShape()
+    assert (ROOT_ONLY.levels, ROOT_ONLY.nodes) == (0, 1)
+    assert (TreeShape.chain(63).levels, TreeShape.chain(63).nodes) == (63, 64)
+
+
+@pytest.mark.parametrize(
+    ("levels", "widths"), [(-1, ()), (0, ()), (1, (3,)), (2, (3, 2)), (3, (3, 2, 1)), (9, (3, 2, 1))]
+)
+def test_a_shape_cut_to_fewer_levels(levels: int, widths: tuple[int, ...]) -> None:
+    assert TreeShape((3, 2, 1)).limited(levels) == TreeShape(widths)

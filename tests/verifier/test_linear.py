@@ -1,0 +1,69 @@
+"""Linear layers: right values, and rows with the same bits at any number of rows."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from verifier.model.linear import Linear
+from verifier.probe import FIXED_ROWS
+
+DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+#: in, out: narrow, odd, the widths of a tiny model, wider than 1024 (where a single row is multiplied differently).
+SHAPES = [(64, 64), (50, 33), (256, 768), (1536, 320), (3072, 512)]
+COUNTS = (2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 31, 33, 48, 64, 65, 100)
+
+
+def layer_of(shape: tuple[int, int], dtype: torch.dtype, bias: bool) -> tuple[Linear, Tensor, Tensor | None]:
+    generator = torch.Generator().manual_seed(shape[0])
+    weight = (torch.randn(shape[::-1], generator=generator) / shape[0] ** 0.5).to(dtype)
+    offset = torch.randn(shape[1], generator=generator).to(dtype) if bias else None
+    return Linear(weight.clone(), offset), weight, offset
+
+
+def rows_of(shape: tuple[int, int], dtype: torch.dtype, count: int = 100) -> Tensor:
+    return torch.randn(count, shape[0], generator=torch.Generator().manual_seed(1)).to(dtype)
+
+
+def differing(linear: Linear, x: Tensor, counts: tuple[int, ...]) -> list[int]:
+    """The row counts at which some row has other bits than among all rows, wherever in ``x`` the rows are taken."""
+    whole = linear(x)
+    pieces = {count: [slice(at, at + count) for at in (0, len(x) // 3, len(x) - count)] for count in counts}
+    return [n for n, places in pieces.items() if any(not torch.equal(linear(x[p].clone()), whole[p]) for p in places)]
+
+
+@pytest.mark.parametrize("block", [None, FIXED_ROWS])
+@pytest.mark.parametrize("bias", [False, True], ids=["plain", "bias"])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_it_multiplies(shape, dtype, bias, block) -> None:
+    linear, weight, offset = layer_of(shape, dtype, bias)
+    linear.block = block
+    assert (linear.in_features, linear.out_features) == shape
+    x = rows_of(shape, dtype, 21)
+    expected = functional.linear(x.double(), weight.double(), None if offset is None else offset.double())
+    result = linear(x)
+    assert result.dtype == dtype
+    eps = torch.finfo(dtype).eps
+    assert torch.allclose(result.double(), expected, atol=max(1e-5, 8 * eps), rtol=2 * eps)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_blocks_of_fixed_size_give_a_row_the_same_bits_at_any_count(shape, dtype) -> None:
+    """The way out on machines where the library's products differ; even a single row is safe then."""
+    linear, _, _ = layer_of(shape, dtype, bias=True)
+    linear.block = FIXED_ROWS
+    assert differing(linear, rows_of(shape, dtype), (1, *COUNTS)) == []
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_a_row_has_the_same_bits_at_any_count_from_two(shape, dtype) -> None:
+    """What the two-row padding of the forward pass rests on, on processors known to keep it."""
+    if not torch.cpu.get_capabilities().get("avx512_vnni"):
+        pytest.skip("measured on AVX-512 processors; elsewhere the probe decides")
+    linear, _, _ = layer_of(shape, dtype, bias=False)
+    assert differing(linear, rows_of(shape, dtype), COUNTS) == []
