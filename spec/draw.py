@@ -93,7 +93,7 @@ def _least_weight(weights: Tensor, top_p: float) -> float:
 
 
 def _weights(scaled: Tensor, largest: Tensor) -> Tensor:
-    """Unnormalised probabilities. What is below e**-80 counts as that: ``exp`` is 40 times slower where it underflows."""
+    """Unnormalised probabilities, none below e**-80: ``exp`` is 40 times slower where it underflows."""
     return (scaled - largest).clamp_(min=-80.0).exp_()
 
 

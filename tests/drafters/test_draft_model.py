@@ -13,7 +13,7 @@ from drafters.draft_model import DraftModelDrafter
 from kvpaging import KVStore, PagePool, PageTable
 from spec.engine import Engine
 from spec.noise import Noise
-from spec.protocols import Rows
+from spec.protocols import FeatureRequest, Forward, Rows
 from spec.request import Request
 from spec.sampling import SamplingParams
 from spec.sequence import Sequence
@@ -107,38 +107,48 @@ def test_its_rows_survive_preemption(pair, shape) -> None:
 
 
 @pytest.mark.parametrize("shape", SHAPES[:3])
-def test_its_rows_come_with_a_prefix_hit(pair, shape) -> None:
+def test_its_rows_come_with_a_prefix_hit(pair, monkeypatch, shape) -> None:
     """The second chat starts from pages that target and draft model have both filled; the third from the target's."""
     models = pair("llama2")
     watched = Watched.of(models, shape, prefix=True)
     (job,) = jobs_of(models.vocab_size, (70,), 16)
     watched.run([job])
-    found: list[int] = []
-    extend = watched.draft.run
-    watched.draft.run = lambda rows, features=None: found.append(rows[0].base) or extend(rows, features)  # type: ignore
+    passes = watch_passes(monkeypatch, watched.draft)
     watched.run([replace(job, id="again")])
-    assert min(found) >= 64, "the draft model computed again what the pages held"
+    assert min(base for base, _ in passes) >= 64, "the draft model computed again what the pages held"
     watched.store.marks[:] = [0] * len(watched.store.marks)
-    found.clear()
+    passes.clear()
     watched.run([replace(job, id="rested")])
-    assert min(found) == 0, "the draft model has to catch up where it has no rows"
+    assert min(base for base, _ in passes) == 0, "the draft model has to catch up where it has no rows"
+
+
+def watch_passes(monkeypatch: pytest.MonkeyPatch, model: PagedModel) -> list[tuple[int, int]]:
+    """The list to which each pass of the model adds where its first sequence's rows begin, and how many there are."""
+    passes: list[tuple[int, int]] = []
+    once = model.run
+
+    def watched(rows: list[Rows], features: FeatureRequest | None = None) -> Forward:
+        passes.append((rows[0].base, len(rows[0].tokens)))
+        return once(rows, features)
+
+    monkeypatch.setattr(model, "run", watched)
+    return passes
 
 
 @pytest.mark.parametrize("prompt", [300, 500])
-def test_long_text_is_caught_up_in_pieces(pair, prompt) -> None:
+def test_long_text_is_caught_up_in_pieces(pair, monkeypatch, prompt) -> None:
     """A drafter that rested: nothing was run for it while the prompt was prefilled."""
     models = pair("llama2")
     pool = PagePool(64, 16)
     draft = paged(models.draft, pool)
     drafter = DraftModelDrafter(draft, models.vocab_size)
-    sizes: list[int] = []
-    once = draft.run
-    draft.run = lambda rows, features=None: sizes.append(len(rows[0].tokens)) or once(rows, features)  # type: ignore
+    passes = watch_passes(monkeypatch, draft)
     table = PageTable(pool)
     table.reserve(prompt + 8)
     table.commit(prompt - 1)
     sequence = running(models, random_tokens(random.Random(0), prompt, models.vocab_size), table)
     (tree,) = drafter.propose([sequence], [TreeShape.chain(2)])
+    sizes = [count for _, count in passes]
     assert max(sizes) <= 257
     assert sum(sizes) == prompt + 1
     reader = Reader(models.draft)

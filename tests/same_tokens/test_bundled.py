@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 
 from server.build import BUNDLED, build_engine
-from server.config import EngineConfig
+from server.config import Dtype, EngineConfig
 from spec.engine import Engine
 from tests.same_tokens.proposers import RandomTrees
 from tests.same_tokens.runs import CHAINS, TREES, assert_same, sampled, shape_of, whole
@@ -52,14 +52,14 @@ def engine(draft) -> Callable[..., Engine]:
     """Engines by drafter and dtype; the drafts of one model take turns in one engine."""
 
     @cache
-    def built(drafting: str, dtype: str) -> Engine:
+    def built(drafting: str, dtype: Dtype) -> Engine:
         config = EngineConfig(draft=drafting, dtype=dtype, kv_tokens=640, max_model_len=160, threads=1)
         engine = build_engine(config)
         assert engine.info.exact, engine.info.exact_reason
         engine.runner = Witness(engine.runner.verifier, engine.drafter)
         return engine
 
-    def chosen(drafter: str, dtype: str = "auto") -> Engine:
+    def chosen(drafter: str, dtype: Dtype = "auto") -> Engine:
         kind = drafter if drafter in ("none", "ngram") else "none" if drafter in ("truth", "garbage") else str(draft)
         engine = built(kind, dtype)
         engine.scheduler.shape = shape_of(drafter)

@@ -12,6 +12,7 @@ from server.build import build_engine
 from server.config import EngineConfig
 from spec.engine import Engine
 from spec.errors import ConfigurationError
+from tests.same_tokens.models import Pair
 from tests.same_tokens.runs import assert_same, jobs_of, plain
 from tests.same_tokens.witness import Text, Witness, run
 from tests.verifier.families import make
@@ -44,10 +45,10 @@ def witnessed(engine: Engine) -> Engine:
 @pytest.fixture(scope="module")
 def directory(pair) -> Path:
     """A target and, beside it, a draft model, both with a tokenizer."""
-    checkpoints = pair("smollm").directory, pair("smollm").draft_directory
-    for checkpoint in checkpoints:
+    checkpoints: Pair = pair("smollm")
+    for checkpoint in (checkpoints.directory, checkpoints.draft_directory):
         write_tokenizer(checkpoint, 290)
-    return checkpoints[0].parent
+    return checkpoints.directory.parent
 
 
 @pytest.fixture(scope="module")

@@ -96,7 +96,7 @@ def test_a_million_filtered_draws_follow_the_law(name: str, million: Tensor) -> 
 @pytest.mark.usefixtures("_short_sums")
 @pytest.mark.parametrize("name", STRICT)
 def test_strict_filters_follow_the_law(name: str) -> None:
-    assert _tail(STRICT[name], gumbel(20261, range(5_000), len(LOGITS))) > ALPHA
+    assert _tail(STRICT[name], gumbel(20261, range(3_000), len(LOGITS))) > ALPHA
 
 
 @pytest.mark.usefixtures("_short_sums")
@@ -142,13 +142,13 @@ def _pair_tail_of_rows(noise: Noise, positions: int) -> tuple[float, float]:
 
 def test_noise_used_twice_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     """The same rows for two positions leave every single draw right; only the pairs tell."""
-    alone, pairs = _pair_tail_of_rows(Noise(8, 4), 4000)
+    alone, pairs = _pair_tail_of_rows(Noise(8, 4), 2000)
     assert alone > ALPHA
     assert pairs > ALPHA
     monkeypatch.setattr(Noise, "row", lambda self, position: gumbel_row(self.seed, position // 2, self.vocab_size))
-    alone, pairs = _pair_tail_of_rows(Noise(8, 4), 4000)
+    alone, pairs = _pair_tail_of_rows(Noise(8, 4), 2000)
     assert alone > ALPHA
-    assert pairs < 1e-100
+    assert pairs < 1e-50
 
 
 @pytest.mark.parametrize("name", LARGE)
@@ -246,7 +246,7 @@ def test_small_rows_with_many_ties_draw_what_the_spelled_out_filters_draw(vocab_
 @pytest.mark.parametrize("vocab_size", [1, 97, 128, 4096, 49152])
 def test_the_first_largest_is_found(vocab_size: int) -> None:
     generator = torch.Generator().manual_seed(vocab_size)
-    values = torch.randint(0, 3 + vocab_size // 40, (50, vocab_size), generator=generator).float()
+    values = torch.randint(0, 3 + vocab_size // 40, (10, vocab_size), generator=generator).float()
     assert torch.equal(first_largest(values), torch.tensor([row.tolist().index(row.max()) for row in values]))
     values[7, vocab_size // 2 :] = math.nan
     assert int(first_largest(values)[7]) == vocab_size // 2
