@@ -53,6 +53,6 @@ def accept(tree: DraftTree, drawn: Tensor) -> Acceptance:
 
 
 def _deepest_accepted(ancestors: list[int], match: int) -> int:
-    """The ancestor word of the deepest node all of whose path matched; a later node is never shallower on one path."""
+    """The ancestor word with the most nodes among those whose nodes all matched: the whole accepted path."""
     words = [word & _WORD for word in ancestors]
     return max((word for word in words if word & ~match == 0), key=int.bit_count)

@@ -22,9 +22,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from spec.errors import NumericalError
 from spec.sampling import SamplingParams
 
+#: What is drawn from a row that holds NaN or nothing finite. No token and no child of a node has this id.
+BROKEN = -1
 #: Rows are summed in pieces of this many: a row's sum then never depends on how many rows or threads there are.
 _SUM_CHUNK = 4096
 #: The search for the largest entry goes over the maxima of pieces of this many.
@@ -35,7 +36,7 @@ def draw(logits: Tensor, sampling: SamplingParams, noise: Tensor | None) -> Tens
     """Draw one token per row.
 
     logits: fp32[N, V]. noise: fp32[N, V], Gumbel rows of the positions being decided (None at temperature 0).
-    Returns int64[N]. Raises :class:`NumericalError` if a row holds NaN or nothing finite.
+    Returns int64[N], ``BROKEN`` for a row that holds NaN or nothing finite: a node nobody steps into may be that.
     """
     if sampling.greedy:
         winners = first_largest(logits)
@@ -43,9 +44,8 @@ def draw(logits: Tensor, sampling: SamplingParams, noise: Tensor | None) -> Tens
         assert noise is not None, "sampling above temperature 0 needs noise"
         scaled = logits if sampling.temperature == 1.0 else logits / sampling.temperature
         winners = _draw_with_noise(scaled, sampling, noise)
-    if not logits.gather(-1, winners[:, None]).isfinite().all():
-        raise NumericalError("the model's logits are not finite")
-    return winners
+    sound = logits.gather(-1, winners[:, None]).squeeze(-1).isfinite()
+    return winners.where(sound, BROKEN)
 
 
 def _draw_with_noise(scaled: Tensor, sampling: SamplingParams, noise: Tensor) -> Tensor:

@@ -29,11 +29,9 @@ class Sequence:
     limit: int
     stop_ids: frozenset[int]
     salt: str = ""
-    hold_publication: bool = False
     forced: list[int] | None = None
     trace: SequenceTrace = field(default_factory=SequenceTrace)
     cached_tokens: int = 0
-    published: int = 0
     finish_reason: FinishReason | None = None
     stop_token: int | None = None
     error: str | None = None

@@ -18,8 +18,7 @@ import torch
 from torch import Tensor
 
 from spec.accept import accept
-from spec.draw import draw
-from spec.errors import NumericalError
+from spec.draw import BROKEN, draw
 from spec.protocols import Drafter, Forward, Rows, Verifier
 from spec.sequence import Sequence
 from spec.trace import Stopwatch
@@ -52,7 +51,7 @@ class Ticket:
 
     plan: StepPlan
     trees: list[DraftTree]
-    drawn: list[Tensor | NumericalError | None]
+    drawn: list[Tensor | None]
     watch: Stopwatch
 
 
@@ -64,7 +63,6 @@ class Verdict:
     emitted: list[int] = field(default_factory=list)
     accepted: int = 0
     depths: list[int] = field(default_factory=list)
-    error: NumericalError | None = None
 
 
 class EagerRunner:
@@ -104,11 +102,8 @@ class EagerRunner:
                 trees[i] = tree
         return trees
 
-    def _commit(self, work: Work, tree: DraftTree, drawn: Tensor | NumericalError | None) -> Verdict:
+    def _commit(self, work: Work, tree: DraftTree, drawn: Tensor | None) -> Verdict:
         sequence, table = work.sequence, work.sequence.table
-        if isinstance(drawn, NumericalError):
-            sequence.finish_reason, sequence.error = "error", str(drawn)
-            return Verdict(work, error=drawn)
         table.commit(work.lead)
         if drawn is None:
             self.verifier.committed(table, None)
@@ -116,12 +111,16 @@ class EagerRunner:
                 self.drafter.extend(sequence)
             return Verdict(work)
         acceptance = accept(tree, drawn)
-        emitted = sequence.append(acceptance.emitted)
+        # A broken draw is no child, so it is the last of its run: what came before it stands.
+        sound = [token for token in acceptance.emitted if token != BROKEN]
+        emitted = sequence.append(sound)
+        if not sequence.finished and len(sound) < len(acceptance.emitted):
+            sequence.finish_reason, sequence.error = "error", "the model's logits are not finite"
         path = acceptance.path[: len(emitted)]
         moves = _moves(sequence, path)
         table.commit(len(path))
         self.verifier.committed(table, moves)
-        if self.drafter is not None:
+        if self.drafter is not None and path:
             self.drafter.committed(sequence, path, moves)
         sequence.noise.forget_before(len(sequence.tokens))
         return Verdict(work, emitted, min(acceptance.accepted, len(emitted)), tree.depths.tolist()[1:])
@@ -137,8 +136,8 @@ def _rows(work: Work, tree: DraftTree) -> Rows:
     return Rows(work.sequence.table, torch.tensor(chunk), base, wanted="last" if reaches else "none")
 
 
-def _drawn(work: Work, tree: DraftTree, forward: Forward, index: int) -> Tensor | NumericalError | None:
-    """int64[N]: the draw at every node; None where nothing is drawn; the error, if the logits are broken."""
+def _drawn(work: Work, tree: DraftTree, forward: Forward, index: int) -> Tensor | None:
+    """int64[N]: the draw at every node; None where nothing is drawn."""
     if work.shape is None:
         return None
     sequence = work.sequence
@@ -146,10 +145,7 @@ def _drawn(work: Work, tree: DraftTree, forward: Forward, index: int) -> Tensor 
     positions = [len(sequence.tokens) + depth for depth in tree.depths.tolist()]
     logits = _suppress_stops(forward.of(index), sequence, positions)
     noise = None if sequence.sampling.greedy else sequence.noise.rows(positions)
-    try:
-        drawn = draw(logits, sequence.sampling, noise)
-    except NumericalError as error:
-        return error
+    drawn = draw(logits, sequence.sampling, noise)
     if sequence.forced is not None:
         return torch.tensor(
             [_forced(sequence, position, int(token)) for position, token in zip(positions, drawn, strict=True)]
@@ -160,7 +156,9 @@ def _drawn(work: Work, tree: DraftTree, forward: Forward, index: int) -> Tensor 
 def _forced(sequence: Sequence, position: int, drawn: int) -> int:
     """The recorded token of this position, where the trace has one (bench: forced draws)."""
     index = position - sequence.prompt_length
-    return sequence.forced[index] if sequence.forced is not None and index < len(sequence.forced) else drawn
+    if sequence.forced is None or index >= len(sequence.forced) or drawn == BROKEN:
+        return drawn
+    return sequence.forced[index]
 
 
 def _suppress_stops(logits: Tensor, sequence: Sequence, positions: list[int]) -> Tensor:

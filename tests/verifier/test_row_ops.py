@@ -54,6 +54,18 @@ def test_norm(width, dtype, count) -> None:
 
 @pytest.mark.parametrize("count", [1, 3])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("heads", [(6, 64), (32, 128)], ids=str)
+def test_norm_of_the_heads_of_each_row(heads, dtype, count) -> None:
+    """Query and key norms: all heads of a row are normed alike, and lie among others in memory."""
+    x, weight = noise(ROWS, heads[0] + 2, heads[1], dtype=dtype), noise(heads[1], dtype=dtype)
+    with threads(count):
+        one_by_one = torch.stack([rms_norm(head.contiguous(), weight, 1e-5) for head in x[:, :-2].unbind(1)], dim=1)
+        assert torch.equal(rms_norm(x[:, :-2], weight, 1e-5), one_by_one)
+        assert_rows_are_independent(lambda part: rms_norm(part[:, :-2], weight, 1e-5), x)
+
+
+@pytest.mark.parametrize("count", [1, 3])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("heads", [(6, 64), (9, 16), (40, 128)], ids=str)
 def test_rotation(heads, dtype, count) -> None:
     x, angle = noise(ROWS, *heads, dtype=dtype), noise(ROWS, 1, heads[1] // 2)

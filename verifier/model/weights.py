@@ -71,7 +71,7 @@ def load(
     device: torch.device | str = "cpu",
     progress: bool = True,
 ) -> ModelWeights:
-    """The weights in ``directory``, cast to ``dtype``; ``progress`` shows a bar of the bytes read on stderr, if that is a terminal.
+    """The weights in ``directory``, cast to ``dtype``; ``progress`` shows a bar on stderr, if that is a terminal.
 
     Raises WeightsError, naming tensor and file, unless every tensor the configuration asks for is there exactly once
     and in the right shape, and nothing unknown is.
