@@ -36,7 +36,6 @@ class Engine:
         scheduler: Scheduler,
         observe: Callable[[StepTrace], None] | None = None,
     ) -> None:
-        assert info.max_model_len <= scheduler.most_tokens, "a sequence of full length fits the pool alone"
         self.info, self.pool, self.prefix = info, pool, prefix
         self.drafter, self.scheduler = drafter, scheduler
         self.runner = EagerRunner(verifier, drafter)

@@ -50,15 +50,16 @@ def probe(model: PagedModel, pool: PagePool, seed: int = 0) -> Exactness:
 
 def _first_difference(model: PagedModel, pool: PagePool, seed: int) -> str | None:
     """In which of the ways of running the text its logits differ; None if in none."""
-    length = sum(_CHUNKS) + len(_TRUE_PATH) + _AFTER
+    chunks = _chunks(model, pool.page_size)
+    length = sum(chunks) + len(_TRUE_PATH) + _AFTER
     generator = torch.Generator().manual_seed(seed)
     tokens = torch.randint(model.vocab_size, (length,), generator=generator)
     whole = _Reader(model, pool)
     pieces = _Reader(model, pool)
     try:
         expected = whole.chain(tokens)
-        start = sum(_CHUNKS)
-        in_chunks = torch.cat([pieces.chain(part) for part in tokens[:start].split(_CHUNKS)])
+        start = sum(chunks)
+        in_chunks = torch.cat([pieces.chain(part) for part in tokens[:start].split(chunks)])
         in_tree = pieces.tree(tokens[start : start + len(_TRUE_PATH)])
         after = torch.cat([pieces.chain(token) for token in tokens[start + len(_TRUE_PATH) :].split(1)])
     finally:
@@ -69,6 +70,13 @@ def _first_difference(model: PagedModel, pool: PagePool, seed: int) -> str | Non
         if not torch.equal(part, wanted):
             return name
     return None
+
+
+def _chunks(model: PagedModel, page_size: int) -> list[int]:
+    """The sizes to read the text in; they end so near to a page's end that the tree's path crosses it."""
+    filler = (-sum(_CHUNKS) - 3) % page_size
+    fits = sum(_CHUNKS) + filler + len(_TREE_PARENTS) + _AFTER <= model.max_positions
+    return [*_CHUNKS, filler] if filler and fits else list(_CHUNKS)
 
 
 class _Reader:

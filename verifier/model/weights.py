@@ -71,7 +71,7 @@ def load(
     device: torch.device | str = "cpu",
     progress: bool = True,
 ) -> ModelWeights:
-    """The weights in ``directory``, cast to ``dtype``; ``progress`` shows a bar on stderr, if that is a terminal.
+    """The weights in ``directory``, cast to ``dtype``; ``progress`` shows a bar on stderr.
 
     Raises WeightsError, naming tensor and file, unless every tensor the configuration asks for is there exactly once
     and in the right shape, and nothing unknown is.
@@ -82,9 +82,7 @@ def load(
     shapes = {name: tuple(place.shape) for name, place in places.items()}
     checkpoint.check(shapes, optional={LM_HEAD: tuple(weights.lm_head.shape)})
     total = sum(checkpoint.tensors[name].nbytes for name in places)
-    with tqdm(
-        total=total, unit="B", unit_scale=True, desc="weights", file=sys.stderr, disable=None if progress else True
-    ) as bar:
+    with tqdm(total=total, unit="B", unit_scale=True, desc="weights", file=sys.stderr, disable=not progress) as bar:
         _read(checkpoint, places, bar)
     if config.tie_word_embeddings:
         _check_tied(checkpoint, weights.embed)
