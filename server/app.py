@@ -14,17 +14,18 @@ import signal
 import uuid
 from collections.abc import Awaitable, Callable, Coroutine
 
-import msgspec
 from aiohttp import web
 
 from server import banner
 from server.config import ServeConfig
-from server.endpoints import REQUEST_ID, SERVICE, chat_completions, completions
-from server.engine_client import EngineClient, unavailable
+from server.doors import about, chat, completions
+from server.doors.body import json_response
+from server.engine_client import EngineClient
 from server.errors import ApiError, described
-from server.openai import ErrorBody, ErrorDetail, ModelCard, ModelList
 from server.service import Service, ServiceOptions, Text
 from server.text import SamplingDefaults, Tokenizer
+from server.turns import REQUEST_ID, SERVICE
+from server.wire.shared import ErrorBody, ErrorDetail
 from spec.errors import ConfigurationError, InvalidRequest
 from spec.request import EngineInfo
 
@@ -32,6 +33,8 @@ LARGEST_BODY = 64 << 20
 LONGEST_REQUEST_ID = 128
 CLOSING_SECONDS = 2.0
 log = logging.getLogger("foresay.server")
+
+DOORS = (about, completions, chat)
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -41,17 +44,8 @@ def create_app(service: Service) -> web.Application:
     app = web.Application(middlewares=[_answer_errors], client_max_size=LARGEST_BODY)
     app[SERVICE] = service
     app.on_response_prepare.append(_name_request)
-    app.add_routes(
-        [
-            web.get("/", _index),
-            web.get("/health", _health),
-            web.get("/ready", _ready),
-            web.get("/v1/models", _models),
-            web.get("/v1/models/{name:.+}", _model),
-            web.post("/v1/completions", completions),
-            web.post("/v1/chat/completions", chat_completions),
-        ]
-    )
+    for door in DOORS:
+        app.add_routes(door.ROUTES)
     return app
 
 
@@ -67,17 +61,17 @@ async def _answer_errors(request: web.Request, handler: Handler) -> web.StreamRe
     except (ApiError, InvalidRequest) as error:
         status, body = described(error)
         wait = getattr(error, "retry_after", None)
-        return _json(body, status, {} if wait is None else {"Retry-After": str(wait)})
+        return json_response(body, status, {} if wait is None else {"Retry-After": str(wait)})
     except web.HTTPException as error:
         detail = ErrorDetail(f"{error.reason}: {request.method} {request.path}", "invalid_request_error", None, None)
         allow = {"Allow": error.headers["Allow"]} if "Allow" in error.headers else {}
-        return _json(ErrorBody(detail), error.status, allow)
+        return json_response(ErrorBody(detail), error.status, allow)
     except ConnectionResetError:
         raise  # the client is gone, there is nobody to tell
     except Exception:
         log.exception("%s %s failed", request.method, request.path)
         detail = ErrorDetail("The server made a mistake; its log says more", "internal_error", None, "internal_error")
-        return _json(ErrorBody(detail), 500)
+        return json_response(ErrorBody(detail), 500)
 
 
 def _request_id(request: web.Request) -> str:
@@ -89,66 +83,6 @@ def _request_id(request: web.Request) -> str:
 
 async def _name_request(request: web.Request, response: web.StreamResponse) -> None:
     response.headers["X-Request-Id"] = REQUEST_ID.get()
-
-
-def _json(body: object, status: int = 200, headers: dict[str, str] | None = None) -> web.Response:
-    return web.Response(body=msgspec.json.encode(body), status=status, headers=headers, content_type="application/json")
-
-
-# -- what the server says about itself -------------------------------------------------------------------------------
-
-
-async def _index(request: web.Request) -> web.Response:
-    service = request.app[SERVICE]
-    routes = ["/v1/models", "/v1/completions", "/v1/chat/completions", "/health", "/ready"]
-    return _json({"name": "foresay", "model": service.options.model, "status": _state(service), "routes": routes})
-
-
-async def _health(request: web.Request) -> web.Response:
-    """Whether the engine is alive, and what it is."""
-    service = request.app[SERVICE]
-    status, info = service.engine.status, service.engine.info
-    body: dict[str, object] = {"status": _state(service), "model": service.options.model}
-    if status.message:
-        body["message"] = status.message
-    if info is not None:
-        body |= {"exact": "yes" if info.exact else "no", "exact_reason": info.exact_reason}
-        body |= {"target": info.target, "drafter": info.drafter, "dtype": info.dtype, "device": info.device}
-    body |= {"running": service.running, "engine_starts": status.starts}
-    return _json(body, 200 if status.state == "ready" else 503)
-
-
-async def _ready(request: web.Request) -> web.Response:
-    """Whether new requests are taken."""
-    service = request.app[SERVICE]
-    refusal = service.refusal()
-    if refusal is not None:
-        raise refusal
-    return _json({"status": "ready"})
-
-
-def _state(service: Service) -> str:
-    """One word for it all."""
-    return "draining" if service.draining else "ok" if service.refusal() is None else service.engine.status.state
-
-
-async def _models(request: web.Request) -> web.Response:
-    return _json(ModelList([_card(request.app[SERVICE])]))
-
-
-async def _model(request: web.Request) -> web.Response:
-    service = request.app[SERVICE]
-    service.check_model(request.match_info["name"])
-    return _json(_card(service))
-
-
-def _card(service: Service) -> ModelCard:
-    info = service.engine.info
-    if info is None:
-        raise unavailable(service.engine.status)
-    return ModelCard(
-        id=service.options.model, created=service.created, root=info.target, max_model_len=info.max_model_len
-    )
 
 
 # -- life ------------------------------------------------------------------------------------------------------------

@@ -7,9 +7,10 @@ from collections.abc import Sequence
 import msgspec
 
 from server.detokenize import Detokenizer, StopSearch
-from server.openai import FinishReason
+from server.parts import OutputParser, Part, PlainText, ToolCallPart, joined
 from server.text import Tokenizer
-from spec.request import Delta, Request
+from server.wire.shared import FinishReason
+from spec.request import Delta, Request, TokenLogprobs
 from spec.trace import Statistics
 
 
@@ -22,10 +23,17 @@ class TextOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Piece(msgspec.Struct, kw_only=True):
-    """What a delta adds to the answer. finish_at: the engine must end the request after this output token."""
+    """What a delta adds to the answer. finish_at: the engine must end the request after this output token.
+
+    text: as the model wrote it; parts: the same, split by the choice's parser. logprobs: one entry per token, if asked
+    for. prompt_logprobs: once, if asked for.
+    """
 
     text: str = ""
+    parts: list[Part] = []
     token_ids: list[int] = []
+    logprobs: list[TokenLogprobs] = []
+    prompt_logprobs: list[TokenLogprobs | None] | None = None
     finish_reason: FinishReason | None = None
     finish_at: int | None = None
 
@@ -33,7 +41,8 @@ class Piece(msgspec.Struct, kw_only=True):
 class Choice:
     """The text, counts and ending of one request.
 
-    context: prompt tokens whose text precedes the answer's (empty where the answer starts a new text).
+    context: prompt tokens whose text precedes the answer's (empty where the answer starts a new text). parser: splits
+    the text into parts.
     """
 
     def __init__(
@@ -43,6 +52,7 @@ class Choice:
         options: TextOptions,
         eos_token_ids: Sequence[int],
         context: Sequence[int] = (),
+        parser: OutputParser | None = None,
     ) -> None:
         self.request = request
         self.completion_tokens = 0
@@ -55,6 +65,8 @@ class Choice:
         self._quiet_stops = set(eos_token_ids) - set(request.params.stop_token_ids)
         self._detokenizer = Detokenizer(tokenizer, context, options.skip_special_tokens)
         self._search = StopSearch(options.stop, options.include_stop)
+        self._parser: OutputParser = parser or PlainText()
+        self._called = False
         self._cut = False
 
     @property
@@ -64,27 +76,39 @@ class Choice:
 
     def take(self, delta: Delta) -> Piece:
         """Turn a delta into the piece of text that became certain with it."""
-        piece = Piece()
+        piece = Piece(prompt_logprobs=delta.prompt_logprobs)
         self.cached_tokens = max(self.cached_tokens, delta.cached_tokens)
         if not self._cut:
             self._feed(delta, piece)
         if delta.finish_reason is not None:
             self._finish(delta, piece)
+        piece.parts = joined(piece.parts)
+        self._called = self._called or any(isinstance(part, ToolCallPart) for part in piece.parts)
+        if piece.finish_reason == "stop" and self._called:
+            self.finish_reason = piece.finish_reason = "tool_calls"
         return piece
 
     def _feed(self, delta: Delta, piece: Piece) -> None:
         """Feed tokens one by one, as plain decoding would, up to the one that completes a stop string."""
-        texts = []
+        count = 0
         for count, token in enumerate(delta.tokens, start=1):
             self.completion_tokens += 1
             last = count == len(delta.tokens) and delta.finish_reason == "stop" and delta.stop_token == token
-            text = "" if last and not self._options.include_stop else self._detokenizer.step(token)
-            texts.append(self._released(text))
+            if token in self._parser.markers:
+                self._say(self._search.flush(), piece)
+                piece.parts += self._parser.marker(token)
+            elif not last or self._options.include_stop:
+                self._say(self._released(self._detokenizer.step(token)), piece)
             if self._cut:
                 piece.finish_at = self.completion_tokens if delta.finish_reason is None else None
                 break
-        piece.token_ids = delta.tokens[:count] if delta.tokens else []
-        piece.text = "".join(texts)
+        piece.token_ids = delta.tokens[:count]
+        piece.logprobs = (delta.logprobs or [])[:count]
+
+    def _say(self, text: str, piece: Piece) -> None:
+        """Add certain text to the piece."""
+        piece.text += text
+        piece.parts += self._parser.feed(text)
 
     def _released(self, text: str) -> str:
         """The part of the text so far that may go out; notes a stop string. Below min_tokens none is looked for."""
@@ -97,10 +121,11 @@ class Choice:
 
     def _finish(self, delta: Delta, piece: Piece) -> None:
         if not self._cut:
-            piece.text += self._released(self._detokenizer.flush())
+            self._say(self._released(self._detokenizer.flush()), piece)
         if not self._cut:
-            piece.text += self._search.flush()
+            self._say(self._search.flush(), piece)
             if delta.stop_token is not None and delta.stop_token not in self._quiet_stops:
                 self.stop_reason = delta.stop_token
+        piece.parts += self._parser.flush()
         self.finish_reason = piece.finish_reason = "stop" if self._cut or delta.finish_reason == "stop" else "length"
         self.statistics, self.seed = delta.statistics, delta.seed

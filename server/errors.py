@@ -14,7 +14,7 @@
 
 from __future__ import annotations
 
-from server.openai import ErrorBody, ErrorDetail
+from server.wire.shared import ErrorBody, ErrorDetail
 from spec.errors import ForesayError, InvalidRequest
 
 

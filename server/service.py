@@ -11,12 +11,12 @@ from typing import Protocol
 
 import msgspec
 
-from server.answers import Origin
+from server.answers.base import Origin
 from server.engine_client import EngineStatus, unavailable
 from server.errors import EngineFailed, ModelNotFound, QueueFull, Unavailable
 from server.generation import MOST_PENDING_TOKENS, Generation, TokenEngine
-from server.openai import MetricsLevel
 from server.text import SamplingDefaults, Tokenizer
+from server.wire.shared import MetricsLevel
 from spec.request import EngineInfo, Request
 
 #: Texts longer than this are tokenized in a thread: a millisecond on the event loop would delay every stream.

@@ -1,45 +1,69 @@
-"""Server-sent events: how a stream of JSON chunks looks on the wire, and the response that writes them."""
+"""How a stream of JSON chunks looks on the wire (:class:`Framing`), and the response that writes them."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import msgspec
 from aiohttp import web
 
-DONE = b"data: [DONE]\n\n"
-PING = b": ping\n\n"
 #: A client whose connection takes no bytes for this long is gone for all practical purposes.
 STALL_SECONDS = 300.0
 
-_HEADERS = {
-    "Content-Type": "text/event-stream; charset=utf-8",
-    "Cache-Control": "no-cache",
-    "X-Accel-Buffering": "no",
-}
 #: Line ends to some clients' eyes though not to JSON's: an event must be one line for everybody.
 _LINE_ENDS = ((b"\xe2\x80\xa8", b"\\u2028"), (b"\xe2\x80\xa9", b"\\u2029"), (b"\xc2\x85", b"\\u0085"))
 
 _encoder = msgspec.json.Encoder()
 
 
-def event(chunk: Any) -> bytes:
-    """One event holding ``chunk`` as JSON on one line."""
+def one_line(chunk: Any) -> bytes:
+    """``chunk`` as JSON that is one line for everybody."""
     body = _encoder.encode(chunk)
     for line_end, escaped in _LINE_ENDS:
         if line_end in body:
             body = body.replace(line_end, escaped)
-    return b"data: " + body + b"\n\n"
+    return body
+
+
+def event(chunk: Any) -> bytes:
+    """An event without a name, as OpenAI's completions send it."""
+    return b"data: " + one_line(chunk) + b"\n\n"
+
+
+def named_event(chunk: Any) -> bytes:
+    """An event named by the chunk's ``type``, as OpenAI's Responses and Anthropic send it."""
+    name: str = chunk.type
+    return b"event: " + name.encode() + b"\ndata: " + one_line(chunk) + b"\n\n"
+
+
+def line(chunk: Any) -> bytes:
+    """A line of JSON, as Ollama sends it."""
+    return one_line(chunk) + b"\n"
+
+
+class Framing(msgspec.Struct, frozen=True):
+    """How chunks become bytes. done: behind the last chunk. ping: while there is nothing to say."""
+
+    content_type: str
+    encode: Callable[[Any], bytes]
+    done: bytes = b""
+    ping: bytes = b""
+
+
+EVENTS = Framing("text/event-stream; charset=utf-8", event, b"data: [DONE]\n\n", b": ping\n\n")
+NAMED_EVENTS = Framing("text/event-stream; charset=utf-8", named_event, b"", b": ping\n\n")
+LINES = Framing("application/x-ndjson", line)
 
 
 class EventStream:
     """One streaming response. Headers go out with the first write; nothing is ever compressed or held back."""
 
-    def __init__(self, request: web.Request) -> None:
-        self._request = request
-        self._response = web.StreamResponse(headers=_HEADERS)
+    def __init__(self, request: web.Request, framing: Framing) -> None:
+        self._request, self._framing = request, framing
+        headers = {"Content-Type": framing.content_type, "Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+        self._response = web.StreamResponse(headers=headers)
 
     @property
     def started(self) -> bool:
@@ -48,7 +72,7 @@ class EventStream:
 
     async def send(self, chunks: Iterable[Any], last: bytes = b"") -> None:
         """Write chunks, and ``last`` behind them, in one piece. Waits while the client's connection is full."""
-        await self.write(b"".join([*map(event, chunks), last]))
+        await self.write(b"".join([*map(self._framing.encode, chunks), last]))
 
     async def write(self, data: bytes) -> None:
         """Write bytes as they are. ConnectionResetError if the client is gone or stalled."""

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from msgspec import UNSET
 
 from server.choice import Choice
-from server.openai import Metrics, MetricsLevel, PromptTokensDetails, SpeculativeDecoding, Usage
+from server.wire.shared import Metrics, MetricsLevel, PromptTokensDetails, SpeculativeDecoding, Usage
 
 
 def usage(choices: Sequence[Choice]) -> Usage:

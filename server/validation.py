@@ -11,15 +11,10 @@ from typing import TypeVar
 
 import msgspec
 
-from server.openai import (
-    NOT_SUPPORTED,
-    ChatRequest,
-    CompletionRequest,
-    ContentPart,
-    GenerationRequest,
-    Message,
-)
 from server.text import SamplingDefaults
+from server.wire.chat import ChatRequest, ContentPart, Message
+from server.wire.completions import CompletionRequest
+from server.wire.shared import NOT_SUPPORTED, GenerationRequest
 from spec.errors import ContextLengthExceeded, InvalidRequest
 from spec.sampling import SEED_RANGE, SamplingParams
 

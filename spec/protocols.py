@@ -112,3 +112,34 @@ class Drafter(Protocol):
     def finished(self, sequence: Sequence) -> None:
         """The sequence is over (or was preempted): drop what was kept for it."""
         ...
+
+
+class Constraint(Protocol):
+    """What one sequence's output must match (a grammar), seen from the committed text.
+
+    Trees come as host lists: ``tokens[0]`` is the root (already committed), ``parents[0]`` is -1 and every other parent
+    comes before its child. None of the methods but ``advance`` changes what the constraint knows.
+    """
+
+    def forced(self, most: int) -> list[int]:
+        """Tokens that the grammar leaves no choice about, at most ``most``: free drafts."""
+        ...
+
+    def legal(self, tokens: list[int], parents: list[int]) -> list[bool]:
+        """Which nodes the grammar could reach; a node below an illegal one is illegal. The root is legal."""
+        ...
+
+    def masks(self, tokens: list[int], parents: list[int]) -> Tensor | None:
+        """int32[N, ceil(V / 32)]: bit ``t % 32`` of word ``t // 32`` says that token t may follow the node.
+
+        All bits are set where nothing is constrained. None if that is so everywhere. Safe to call in another thread.
+        """
+        ...
+
+    def advance(self, tokens: list[int]) -> None:
+        """These tokens were committed."""
+        ...
+
+    def fork(self) -> Constraint:
+        """An independent copy in the same state."""
+        ...

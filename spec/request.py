@@ -12,21 +12,45 @@ from spec.trace import Statistics
 FinishReason = Literal["stop", "length", "cancelled", "error"]
 
 
+class Grammar(msgspec.Struct, frozen=True, kw_only=True):
+    """What the output must match. text: an llguidance grammar. after: the grammar begins behind this token (the end of
+    the model's thinking); None: with the first token."""
+
+    text: str
+    after: int | None = None
+
+
 class Request(msgspec.Struct, kw_only=True):
-    """One sequence to generate. salt: prefixes are shared only between equal salts. forced: recorded output tokens
-    that replace the draws (every pass is still computed), for measurements."""
+    """One sequence to generate. salt: prefixes are shared only between equal salts. fork_of: a request added before
+    with the same prompt, whose prompt KV this one shares. forced: recorded output tokens that replace the draws (every
+    pass is still computed), for measurements."""
 
     id: str
     prompt: list[int]
     params: SamplingParams
     salt: str = ""
+    grammar: Grammar | None = None
+    fork_of: str | None = None
     forced: list[int] | None = None
+
+
+class TokenLogprobs(msgspec.Struct, array_like=True, frozen=True):
+    """How likely a token was: natural logarithms of the model's own distribution (temperature 1, nothing filtered).
+
+    top: the likeliest tokens and their logprobs, likeliest first.
+    """
+
+    token: int
+    logprob: float
+    top: list[tuple[int, float]] = []
 
 
 class Delta(msgspec.Struct, kw_only=True):
     """What one step did for one request. The last delta has a finish_reason and the statistics.
 
     tokens: the run of tokens emitted. drafted, accepted: tree nodes below the root, and how many of them were taken.
+    logprobs: one entry per emitted token, if asked for. prompt_logprobs: one entry per prompt token (None for the
+    first, which nothing precedes), if asked for, once, with the first emitted token.
     """
 
     id: str
@@ -38,6 +62,8 @@ class Delta(msgspec.Struct, kw_only=True):
     cached_tokens: int = 0
     drafted: int = 0
     accepted: int = 0
+    logprobs: list[TokenLogprobs] | None = None
+    prompt_logprobs: list[TokenLogprobs | None] | None = None
     statistics: Statistics | None = None
 
 

@@ -22,7 +22,7 @@ FLOORS: dict[str, frozenset[str]] = {
     ),
     "drafters": frozenset({"torch", "numpy", "msgspec", "verifier", "spec", "kvpaging"}),
     "server": frozenset(
-        {"torch", "numpy", "msgspec", "aiohttp", "jinja2", "rich", "tokenizers", "tqdm", "transformers"}
+        {"torch", "numpy", "msgspec", "aiohttp", "jinja2", "llguidance", "rich", "tokenizers", "tqdm", "transformers"}
         | {"foresay", "drafters", "verifier", "spec", "kvpaging"}
     ),
     "foresay": frozenset({"server", "spec"}),

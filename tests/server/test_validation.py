@@ -6,8 +6,10 @@ import msgspec
 import pytest
 
 from server import validation
-from server.openai import NOT_SUPPORTED, ChatRequest, CompletionRequest
 from server.text import SamplingDefaults
+from server.wire.chat import ChatRequest
+from server.wire.completions import CompletionRequest
+from server.wire.shared import NOT_SUPPORTED
 from spec.errors import ContextLengthExceeded, InvalidRequest
 from spec.sampling import SamplingParams
 

@@ -1,4 +1,8 @@
-"""The two endpoints that generate: from the body of a request to its answer."""
+"""From a decoded request to the choices that run, whatever door it came through.
+
+Every door that speaks of messages turns its body into a :class:`~server.wire.chat.ChatRequest` first; so each option is
+understood in one place.
+"""
 
 from __future__ import annotations
 
@@ -10,11 +14,14 @@ import msgspec
 from aiohttp import web
 
 from server import validation
-from server.answers import Answer, AnswerOptions, ChatAnswer, CompletionAnswer
+from server.answers.base import Answer
 from server.choice import Choice, TextOptions
-from server.openai import ChatRequest, CompletionRequest, GenerationRequest
-from server.service import Service, Text
+from server.gateway.caller import CALLER
+from server.service import Service
 from server.streaming import collect, stream
+from server.wire.chat import ChatRequest
+from server.wire.completions import CompletionRequest
+from server.wire.shared import GenerationRequest
 from spec.errors import InvalidRequest
 from spec.request import Request
 
@@ -23,33 +30,18 @@ SERVICE = web.AppKey("service", Service)
 REQUEST_ID: ContextVar[str] = ContextVar("request_id")
 
 
-async def completions(http: web.Request) -> web.StreamResponse:
-    """``POST /v1/completions``."""
-    service = http.app[SERVICE]
-    text, info = service.opened()
-    body = validation.decode_completion(await http.read())
-    service.check_model(body.model)
-    given = validation.prompts(body)
+async def completion_choices(service: Service, body: CompletionRequest) -> list[Choice]:
+    """One choice per prompt."""
     special = body.add_special_tokens is not False
+    given = validation.prompts(body)
     prompts = [await service.encode(one, special) if isinstance(one, str) else one for one in given]
-    choices = _choices(service, body, prompts, "prompt", follows=True)
-    echoes = [_echo(text, body, one) for one in given]
-    options = AnswerOptions.of(body, service.options.metrics_level)
-    answer = CompletionAnswer(service.origin(body.request_id or REQUEST_ID.get(), info), choices, options, echoes)
-    return await _answered(http, service, answer)
+    return _choices(service, body, prompts, "prompt", follows=True)
 
 
-async def chat_completions(http: web.Request) -> web.StreamResponse:
-    """``POST /v1/chat/completions``."""
-    service = http.app[SERVICE]
-    _, info = service.opened()
-    body = validation.decode_chat(await http.read())
-    service.check_model(body.model)
+async def chat_choices(service: Service, body: ChatRequest) -> list[Choice]:
+    """The answers to a conversation."""
     prompt = await _rendered(service, body)
-    choices = _choices(service, body, [prompt], "messages", follows=bool(body.continue_final_message))
-    options = AnswerOptions.of(body, service.options.metrics_level)
-    answer = ChatAnswer(service.origin(body.request_id or REQUEST_ID.get(), info), choices, options)
-    return await _answered(http, service, answer)
+    return _choices(service, body, [prompt], "messages", follows=bool(body.continue_final_message))
 
 
 async def _rendered(service: Service, body: ChatRequest) -> list[int]:
@@ -80,25 +72,18 @@ def _choices(
         include_stop=bool(body.include_stop_str_in_output),
         skip_special_tokens=body.skip_special_tokens is not False,
     )
-    unique = uuid.uuid4().hex
+    unique, salt = uuid.uuid4().hex, f"{CALLER.get().tenant}:{body.cache_salt or ''}"
     choices = []
     for index, prompt in enumerate(prompts):
         validation.check_prompt(prompt, field, params, info.vocab_size, info.max_model_len)
-        request = Request(id=f"{unique}-{index}", prompt=prompt, params=params, salt=body.cache_salt or "")
+        request = Request(id=f"{unique}-{index}", prompt=prompt, params=params, salt=salt)
         context = prompt if follows else ()
         choices.append(Choice(request, text.tokenizer, options, info.eos_token_ids, context))
     return choices
 
 
-def _echo(text: Text, body: CompletionRequest, prompt: str | list[int]) -> str:
-    if not body.echo:
-        return ""
-    if isinstance(prompt, str):
-        return prompt
-    return text.tokenizer.decode(prompt, skip_special_tokens=body.skip_special_tokens is not False)
-
-
-async def _answered(http: web.Request, service: Service, answer: Answer) -> web.StreamResponse:
+async def answered(http: web.Request, service: Service, answer: Answer) -> web.StreamResponse:
+    """Run an answer and send it, streamed or whole."""
     async with service.generation([choice.request for choice in answer.choices]) as generation:
         if answer.options.stream:
             return await stream(http, answer, generation, service.options.ping_seconds)

@@ -1,4 +1,4 @@
-"""What goes over the wire, as OpenAI and vLLM spell it: requests, responses, stream chunks, errors.
+"""What completions and chat share on the wire, as OpenAI and vLLM spell it, and what every answer carries.
 
 Optional request fields default to None and accept null. Fields that the server knows but does not do are typed ``Any``
 and listed with their harmless values in ``NOT_SUPPORTED``; fields not named here at all are ignored. In responses,
@@ -12,7 +12,7 @@ from typing import Any, Literal
 import msgspec
 from msgspec import UNSET, UnsetType
 
-FinishReason = Literal["stop", "length"]
+FinishReason = Literal["stop", "length", "tool_calls"]
 MetricsLevel = Literal["none", "summary", "detailed"]
 
 # -- requests ------------------------------------------------------------------------------------------------------
@@ -78,59 +78,6 @@ class GenerationRequest(msgspec.Struct, kw_only=True):
     prompt_embeds: Any = None
     kv_transfer_params: Any = None
     vllm_xargs: Any = None
-
-
-class CompletionRequest(GenerationRequest, kw_only=True):
-    """``POST /v1/completions``. prompt: a text, token ids, or a list of either."""
-
-    prompt: str | list[str | int | list[int]]
-    echo: bool | None = None
-
-    suffix: Any = None
-
-
-class ContentPart(msgspec.Struct, kw_only=True):
-    """A part of a message; only those of type ``text`` are served."""
-
-    type: str
-    text: str | None = None
-
-
-class Message(msgspec.Struct, kw_only=True):
-    """One message of a conversation."""
-
-    role: str
-    content: str | list[ContentPart] | None = None
-    name: str | None = None
-
-    tool_calls: Any = None
-    function_call: Any = None
-    audio: Any = None
-
-
-class ChatRequest(GenerationRequest, kw_only=True):
-    """``POST /v1/chat/completions``."""
-
-    messages: list[Message]
-    max_completion_tokens: int | None = None
-    add_generation_prompt: bool | None = None
-    continue_final_message: bool | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
-
-    echo: Any = None
-    tools: Any = None
-    tool_choice: Any = None
-    functions: Any = None
-    function_call: Any = None
-    modalities: Any = None
-    audio: Any = None
-    reasoning_effort: Any = None
-    verbosity: Any = None
-    web_search_options: Any = None
-    chat_template: Any = None
-    documents: Any = None
-    media_io_kwargs: Any = None
-    mm_processor_kwargs: Any = None
 
 
 _TEXT_FORMAT = {"type": "text"}
@@ -262,102 +209,3 @@ class ModelList(msgspec.Struct):
 
     data: list[ModelCard]
     object: str = "list"
-
-
-# -- completions ---------------------------------------------------------------------------------------------------
-
-
-class CompletionChoice(msgspec.Struct, kw_only=True):
-    """One text, or a piece of one. seed: gives the same text again; once it is finished."""
-
-    index: int
-    text: str
-    logprobs: None = None
-    finish_reason: FinishReason | None = None
-    stop_reason: str | int | None = None
-    seed: int | UnsetType = UNSET
-    token_ids: list[int] | UnsetType = UNSET
-    prompt_token_ids: list[int] | UnsetType = UNSET
-
-
-class Completion(msgspec.Struct, kw_only=True):
-    """A whole completion, or a chunk of a stream."""
-
-    id: str
-    object: str = "text_completion"
-    created: int
-    model: str
-    choices: list[CompletionChoice]
-    usage: Usage | UnsetType | None = UNSET
-    system_fingerprint: str | UnsetType = UNSET
-    metrics: Metrics | UnsetType = UNSET
-
-
-# -- chat ----------------------------------------------------------------------------------------------------------
-
-
-class AssistantMessage(msgspec.Struct, kw_only=True):
-    """The answer."""
-
-    role: str = "assistant"
-    content: str
-    refusal: None = None
-
-
-class ChatChoice(msgspec.Struct, kw_only=True):
-    """One answer. seed: gives the same text again."""
-
-    index: int
-    message: AssistantMessage
-    logprobs: None = None
-    finish_reason: FinishReason | None
-    stop_reason: str | int | None = None
-    seed: int | UnsetType = UNSET
-    token_ids: list[int] | UnsetType = UNSET
-
-
-class ChatCompletion(msgspec.Struct, kw_only=True):
-    """A whole chat completion."""
-
-    id: str
-    object: str = "chat.completion"
-    created: int
-    model: str
-    choices: list[ChatChoice]
-    usage: Usage
-    system_fingerprint: str | UnsetType = UNSET
-    prompt_token_ids: list[int] | UnsetType = UNSET
-    metrics: Metrics | UnsetType = UNSET
-
-
-class ChatDelta(msgspec.Struct, kw_only=True):
-    """What a chunk adds to the message."""
-
-    role: str | UnsetType = UNSET
-    content: str | UnsetType = UNSET
-
-
-class ChatChunkChoice(msgspec.Struct, kw_only=True):
-    """A piece of one answer."""
-
-    index: int
-    delta: ChatDelta
-    logprobs: None = None
-    finish_reason: FinishReason | None = None
-    stop_reason: str | int | UnsetType | None = UNSET
-    seed: int | UnsetType = UNSET
-    token_ids: list[int] | UnsetType = UNSET
-
-
-class ChatChunk(msgspec.Struct, kw_only=True):
-    """A chunk of a chat stream."""
-
-    id: str
-    object: str = "chat.completion.chunk"
-    created: int
-    model: str
-    choices: list[ChatChunkChoice]
-    usage: Usage | UnsetType | None = UNSET
-    system_fingerprint: str | UnsetType = UNSET
-    prompt_token_ids: list[int] | UnsetType = UNSET
-    metrics: Metrics | UnsetType = UNSET

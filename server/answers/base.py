@@ -1,0 +1,118 @@
+"""What streaming and collecting need of an answer, and what the OpenAI shapes share.
+
+An answer owns the choices and turns their pieces into chunks; :mod:`server.streaming` decides when they are sent.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Protocol
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from server import statistics
+from server.choice import Choice, Piece
+from server.sse import EVENTS, Framing
+from server.wire.shared import ErrorBody, GenerationRequest, Metrics, MetricsLevel, Usage
+
+
+class Origin(msgspec.Struct, frozen=True, kw_only=True):
+    """Where an answer comes from. id: of the request, without prefix. exact: as in
+    :class:`~server.wire.shared.Metrics`.
+    """
+
+    id: str
+    model: str
+    fingerprint: str
+    exact: bool
+
+
+class AnswerOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """What the client wants to see beside the text. usage, metrics_level: in whole answers and in final chunks."""
+
+    stream: bool = False
+    include_usage: bool = False
+    continuous_usage: bool = False
+    return_token_ids: bool = False
+    metrics_level: MetricsLevel = "summary"
+
+    @classmethod
+    def of(cls, request: GenerationRequest, metrics_level: MetricsLevel) -> AnswerOptions:
+        """As the request says; ``metrics_level`` unless it names its own."""
+        stream = request.stream_options
+        return cls(
+            stream=bool(request.stream),
+            include_usage=bool(stream and stream.include_usage),
+            continuous_usage=bool(stream and stream.continuous_usage_stats),
+            return_token_ids=bool(request.return_token_ids),
+            metrics_level=request.spec_decode_metrics or metrics_level,
+        )
+
+
+class Answer(Protocol):
+    """What streaming and collecting need of an answer."""
+
+    choices: Sequence[Choice]
+    options: AnswerOptions
+    framing: Framing
+
+    def opening(self, index: int) -> list[msgspec.Struct]:
+        """The chunks that introduce a choice."""
+        ...
+
+    def chunks(self, index: int, piece: Piece) -> list[msgspec.Struct]:
+        """The chunks of a piece."""
+        ...
+
+    def closing(self) -> list[msgspec.Struct]:
+        """The chunks after the last choice has finished."""
+        ...
+
+    def whole(self, pieces: Sequence[Sequence[Piece]]) -> msgspec.Struct:
+        """The answer in one piece, from the pieces of each choice."""
+        ...
+
+    def broken(self, error: ErrorBody) -> msgspec.Struct:
+        """The chunk that tells of an error in the middle of the stream; the last one."""
+        ...
+
+
+class BaseAnswer:
+    """What both OpenAI shapes share: identity, usage and metrics."""
+
+    prefix = ""
+    framing = EVENTS
+
+    def __init__(self, origin: Origin, choices: Sequence[Choice], options: AnswerOptions) -> None:
+        self.id = f"{self.prefix}-{origin.id}"
+        self.model = origin.model
+        self.origin = origin
+        self.choices = choices
+        self.options = options
+        self.created = int(time.time())
+
+    def broken(self, error: ErrorBody) -> msgspec.Struct:
+        """The error as OpenAI sends it."""
+        return error
+
+    def _usage(self) -> Usage | UnsetType | None:
+        """The ``usage`` of a chunk with choices."""
+        if self.options.continuous_usage:
+            return statistics.usage(self.choices)
+        return None if self.options.include_usage else UNSET
+
+    def _metrics(self) -> Metrics | UnsetType:
+        return statistics.metrics(self.choices, self.options.metrics_level, self.origin.exact) or UNSET
+
+    def _closes(self, piece: Piece) -> bool:
+        """Whether the chunk of this piece is the answer's last one."""
+        ended = piece.finish_reason is not None and all(choice.finished for choice in self.choices)
+        return ended and not self.options.include_usage
+
+    def _ids(self, pieces: Sequence[Piece]) -> list[int] | UnsetType:
+        return [token for piece in pieces for token in piece.token_ids] if self.options.return_token_ids else UNSET
+
+    def _prompt_ids(self, index: int) -> list[int] | UnsetType:
+        return self.choices[index].request.prompt if self.options.return_token_ids else UNSET
