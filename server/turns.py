@@ -72,7 +72,7 @@ def _choices(
         include_stop=bool(body.include_stop_str_in_output),
         skip_special_tokens=body.skip_special_tokens is not False,
     )
-    unique, salt = uuid.uuid4().hex, f"{CALLER.get().tenant}:{body.cache_salt or ''}"
+    unique, salt = uuid.uuid4().hex, _salt(body)
     choices = []
     for index, prompt in enumerate(prompts):
         validation.check_prompt(prompt, field, params, info.vocab_size, info.max_model_len)
@@ -80,6 +80,12 @@ def _choices(
         context = prompt if follows else ()
         choices.append(Choice(request, text.tokenizer, options, info.eos_token_ids, context))
     return choices
+
+
+def _salt(body: GenerationRequest) -> str:
+    """Prompts share their KV only within one tenant, and within one ``cache_salt`` of it."""
+    tenant, given = CALLER.get().tenant, body.cache_salt or ""
+    return f"{tenant}:{given}" if tenant else given
 
 
 async def answered(http: web.Request, service: Service, answer: Answer) -> web.StreamResponse:
