@@ -21,7 +21,7 @@ serve: $(VENV)/.installed
 bench: $(VENV)/.installed
 	@exec $(BIN)/foresay bench $(ARGS)
 
-test: $(VENV)/.installed-dev
+test: $(VENV)/.installed-dev $(VENV)/.installed-guidellm
 	$(BIN)/python -m pytest $(ARGS)
 
 quick: $(VENV)/.installed-dev
@@ -46,6 +46,18 @@ $(BIN)/python:
 	@$(PYTHON) -c 'import ensurepip' 2>/dev/null \
 		|| { echo "$(PYTHON) cannot create virtual environments; on Debian and Ubuntu: apt install python3-venv" >&2; exit 1; }
 	@$(PYTHON) -m venv $(VENV)
+
+# GuideLLM, a load client that the tests run against the server, wants other versions of some packages: it gets an
+# environment of its own that looks into ours for the large ones.
+GUIDELLM := $(VENV)/guidellm
+
+$(VENV)/.installed-guidellm: $(VENV)/.installed-dev
+	@echo "==> installing GuideLLM"
+	@$(BIN)/python -m venv $(GUIDELLM)
+	@$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' \
+		> "$$($(GUIDELLM)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/foresay.pth"
+	@$(GUIDELLM)/bin/python -m pip --disable-pip-version-check install -q guidellm==0.8.1
+	@touch $@
 
 # The stamps make an install run again only when the files that decide it have changed.
 $(VENV)/.installed: pyproject.toml constraints.txt | $(BIN)/python
