@@ -191,9 +191,9 @@ class Service:
                 for generation in list(self._running):
                     generation.abort(EngineFailed("the server is shutting down"))
 
-    async def encode(self, text: str, add_special_tokens: bool) -> list[int]:
-        """Token ids of ``text``, made in a thread if it is long."""
+    async def encode(self, text: str, add_special_tokens: bool, spoken: Sequence[int] = ()) -> list[int]:
+        """Token ids of ``text``, made in a thread if it is long. spoken: see :meth:`Tokenizer.encode_after`."""
         tokenizer = self.opened()[0].tokenizer
         if len(text) <= INLINE_CHARACTERS:
-            return tokenizer.encode(text, add_special_tokens)
-        return await asyncio.to_thread(tokenizer.encode, text, add_special_tokens)
+            return tokenizer.encode_after(spoken, text, add_special_tokens)
+        return await asyncio.to_thread(tokenizer.encode_after, spoken, text, add_special_tokens)

@@ -71,6 +71,19 @@ class Tokenizer:
         ids: list[int] = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
         return ids
 
+    def encode_after(self, spoken: Sequence[int], text: str, add_special_tokens: bool = True) -> list[int]:
+        """Token ids of ``text`` that begin with ``spoken``, if that is how the text begins; otherwise as ever.
+
+        A model may spell what it says in other tokens than the tokenizer would. What it has read and said is taken
+        over as it was, so that its KV serves again.
+        """
+        begun = self.decode(spoken, skip_special_tokens=False) if spoken else ""
+        if begun and text.startswith(begun):
+            ids = [*spoken, *self.encode(text[len(begun) :], add_special_tokens=False)]
+            if self.decode(ids, skip_special_tokens=False) == text:
+                return ids
+        return self.encode(text, add_special_tokens)
+
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """The text of ``ids``; broken characters become U+FFFD."""
         text: str = self._backend.decode(ids, skip_special_tokens=skip_special_tokens)

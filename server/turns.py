@@ -44,11 +44,11 @@ async def completion_choices(service: Service, body: CompletionRequest) -> list[
     return _choices(service, body, prompts, "prompt", follows=True, grammar=await wanted(body))
 
 
-async def chat_choices(service: Service, body: ChatRequest) -> list[Choice]:
-    """The answers to a conversation."""
+async def chat_choices(service: Service, body: ChatRequest, spoken: Sequence[int] = ()) -> list[Choice]:
+    """The answers to a conversation. spoken: the token ids of its beginning, where they are known."""
     continues = bool(body.continue_final_message)
     text = rendered(service, body)
-    prompt = await service.encode(text, add_special_tokens=bool(body.add_special_tokens))
+    prompt = await service.encode(text, bool(body.add_special_tokens), spoken)
     dialect, offer = service.opened()[0].dialect, tools.offered(body)
     opened = dialect.opened_by(text, continues)
 

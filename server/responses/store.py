@@ -20,6 +20,7 @@ from spec.errors import InvalidRequest
 #: The events kept of one response, so that a client can read a stream again from where it lost it.
 MOST_EVENTS = 512
 EVENT_BYTES = 300
+TOKEN_BYTES = 8
 
 
 class ResponseNotFound(ApiError):
@@ -44,12 +45,14 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Record(msgspec.Struct, kw_only=True, eq=False):
-    """A response and the conversation that led to it. events: the latest ones. changed: is set, and replaced, with each
+    """A response and the conversation that led to it. tokens: prompt and answer, as the model read and said them.
+    events: the latest ones. changed: is set, and replaced, with each
     event. over: set after the last one. size: in bytes."""
 
     tenant: str
     response: Response
     items: tuple[InputItem, ...]
+    tokens: list[int] = []
     events: deque[ResponseEvent] = msgspec.field(default_factory=lambda: deque(maxlen=MOST_EVENTS))
     changed: asyncio.Event = msgspec.field(default_factory=asyncio.Event)
     over: asyncio.Event = msgspec.field(default_factory=asyncio.Event)
@@ -75,6 +78,7 @@ class Record(msgspec.Struct, kw_only=True, eq=False):
     def measured(self) -> int:
         """About how many bytes it holds."""
         said = sum(len(getattr(event, "delta", "")) + EVENT_BYTES for event in self.events)
+        said += TOKEN_BYTES * len(self.tokens)
         return said + len(msgspec.json.encode(self.items)) + len(msgspec.json.encode(self.response))
 
 

@@ -117,6 +117,7 @@ class Turn:
             return
         if not self.answer.over:
             self.answer.broken(described(Cancelled())[1])
+        self.record.tokens = self.tokens
         self.record.over.set()
         for store in self._stores:
             store.keep(self.record)
@@ -138,6 +139,7 @@ async def prepared(
     tenant = CALLER.get().tenant
     before = _before(service, body.previous_response_id, tenant, memory)
     given = given_items(body.input)
+    conversation = () if before is None else before.conversation
     choice, dropped = await _choice(service, body, before, given, generates)
     shown = AnswerOptions(
         stream=bool(body.stream),
@@ -148,26 +150,26 @@ async def prepared(
     origin = service.origin(uuid.uuid4().hex, info)
     response = _response(body, origin.id, origin.model, choice)
     answer = ResponseAnswer(origin, choice, shown, response, stream_id)
-    items = (*before, *given)[dropped:]
+    items = (*conversation, *given)[dropped:]
     record = Record(tenant=tenant, response=response, items=items)
     stores = [store for store in (memory, service.responses.store if response.store else None) if store is not None]
     return Turn(service, answer, record, stores, generates)
 
 
-def _before(service: Service, previous: str | None, tenant: str, memory: ResponseStore | None) -> tuple[InputItem, ...]:
-    """The conversation that goes on."""
+def _before(service: Service, previous: str | None, tenant: str, memory: ResponseStore | None) -> Record | None:
+    """The response that is followed."""
     if previous is None:
-        return ()
+        return None
     found = memory.find(tenant, previous) if memory is not None else None
     found = found or service.responses.store.find(tenant, previous)
     if found is None:
         message = f"Previous response with id {previous!r} not found: it was not stored, or it had to make room"
         raise PreviousResponseNotFound("previous_response_id", message)
-    return found.conversation
+    return found
 
 
 async def _choice(
-    service: Service, body: ResponseRequest, before: tuple[InputItem, ...], given: list[InputItem], generates: bool
+    service: Service, body: ResponseRequest, before: Record | None, given: list[InputItem], generates: bool
 ) -> tuple[Choice, int]:
     """What will run, and how many items were dropped to make it fit (with truncation ``auto``)."""
     try:
@@ -175,7 +177,7 @@ async def _choice(
     except ContextLengthExceeded:
         if body.truncation != "auto":
             raise
-    items = [*before, *given]
+    items = [*(() if before is None else before.conversation), *given]
     starts = [index for index, item in enumerate(items) if index and item.role == "user"]
     best: tuple[Choice, int] | None = None
     low, high = 0, len(starts)
@@ -183,7 +185,7 @@ async def _choice(
         middle = (low + high) // 2
         try:
             cut = items[starts[middle] :]
-            best, high = (await _attempt(service, body, (), cut, generates), starts[middle]), middle
+            best, high = (await _attempt(service, body, None, cut, generates), starts[middle]), middle
         except ContextLengthExceeded:
             low = middle + 1
     if best is None:
@@ -194,13 +196,14 @@ async def _choice(
 async def _attempt(
     service: Service,
     body: ResponseRequest,
-    before: Sequence[InputItem],
+    before: Record | None,
     given: Sequence[InputItem],
     generates: bool,
 ) -> Choice:
-    chat = chat_request(body, before, given, generates)
+    conversation, spoken = ((), []) if before is None else (before.conversation, before.tokens)
+    chat = chat_request(body, conversation, given, generates)
     try:
-        (choice,) = await chat_choices(service, chat)
+        (choice,) = await chat_choices(service, chat, spoken)
     except InvalidRequest as error:
         raise renamed(error) from None
     return choice
