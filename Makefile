@@ -3,13 +3,16 @@
 # make check      formatting, lint and types  make format  let ruff rewrite the files
 # make bench      measure this machine        ARGS="..."   is handed to the command
 #
-# PYTHON names the interpreter that .venv is made from (3.11 or newer).
+# PYTHON names the interpreter that .venv is made from (3.11 or newer). The tests run in WORKERS processes of one thread
+# each: two threads that must wait for each other on busy cores are slower than one.
 
 PYTHON ?= python3
 VENV   ?= .venv
 ARGS   ?=
+WORKERS ?= 2
 
 BIN := $(VENV)/bin
+TEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
 .PHONY: serve bench test quick check format clean
@@ -22,10 +25,10 @@ bench: $(VENV)/.installed
 	@exec $(BIN)/foresay bench $(ARGS)
 
 test: $(VENV)/.installed-dev $(VENV)/.installed-guidellm
-	$(BIN)/python -m pytest $(ARGS)
+	$(TEST) $(ARGS)
 
 quick: $(VENV)/.installed-dev
-	$(BIN)/python -m pytest -m "not slow" $(ARGS)
+	$(TEST) -m "not slow" $(ARGS)
 
 check: $(VENV)/.installed-dev
 	$(BIN)/ruff format --check .
