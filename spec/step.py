@@ -19,6 +19,7 @@ from torch import Tensor
 
 from spec.accept import accept
 from spec.draw import BROKEN, draw
+from spec.features import Features, by_sequence, of_path, reader_of
 from spec.protocols import Drafter, Forward, Rows, Verifier
 from spec.sequence import Sequence
 from spec.trace import Stopwatch
@@ -47,11 +48,12 @@ class StepPlan:
 
 @dataclass(slots=True)
 class Ticket:
-    """A submitted step: trees and draws, in the order of the plan's works."""
+    """A submitted step: trees, draws and the features of all rows, in the order of the plan's works."""
 
     plan: StepPlan
     trees: list[DraftTree]
     drawn: list[Tensor | None]
+    features: list[Features]
     watch: Stopwatch
 
 
@@ -82,12 +84,13 @@ class EagerRunner:
         watch.lap("forward")
         drawn = [_drawn(work, trees[i], forward, i) for i, work in enumerate(plan.works)]
         watch.lap("draw")
-        return Ticket(plan, trees, drawn, watch)
+        features = by_sequence(forward.features, [len(part.tokens) for part in rows])
+        return Ticket(plan, trees, drawn, features, watch)
 
     def collect(self, ticket: Ticket) -> list[Verdict]:
         """Accept and commit: afterwards every sequence's tokens, pages and caches agree again."""
-        parts = zip(ticket.plan.works, ticket.trees, ticket.drawn, strict=True)
-        verdicts = [self._commit(work, tree, drawn) for work, tree, drawn in parts]
+        parts = zip(ticket.plan.works, ticket.trees, ticket.drawn, ticket.features, strict=True)
+        verdicts = [self._commit(*part) for part in parts]
         ticket.watch.lap("commit")
         return verdicts
 
@@ -102,11 +105,12 @@ class EagerRunner:
                 trees[i] = tree
         return trees
 
-    def _commit(self, work: Work, tree: DraftTree, drawn: Tensor | None) -> Verdict:
+    def _commit(self, work: Work, tree: DraftTree, drawn: Tensor | None, features: Features) -> Verdict:
         sequence, table = work.sequence, work.sequence.table
         table.commit(work.lead)
         if drawn is None:
             self.verifier.committed(table, None)
+            self._show(work, [], features)
             if self.drafter is not None:
                 self.drafter.extend(sequence)
             return Verdict(work)
@@ -120,10 +124,17 @@ class EagerRunner:
         moves = _moves(sequence, path)
         table.commit(len(path))
         self.verifier.committed(table, moves)
+        self._show(work, path, features)
         if self.drafter is not None and path:
             self.drafter.committed(sequence, path, moves)
         sequence.noise.forget_before(len(sequence.tokens))
         return Verdict(work, emitted, min(acceptance.accepted, len(emitted)), tree.depths.tolist()[1:])
+
+    def _show(self, work: Work, path: list[int], features: Features) -> None:
+        """Hand the features of what was just committed to a drafter that reads them."""
+        reader = reader_of(self.drafter)
+        if reader is not None and features and (work.lead or path):
+            reader.observe(work.sequence, of_path(features, work.lead, path))
 
 
 def _rows(work: Work, tree: DraftTree) -> Rows:
