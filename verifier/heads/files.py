@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from verifier.model.checkpoint import INDEX, SINGLE
@@ -67,6 +67,12 @@ class HeadTensors:
         if unknown:
             more = f" and {len(unknown) - 3} more" if len(unknown) > 3 else ""
             raise WeightsError(f"{self.where}: {', '.join(unknown[:3])}{more}: not known in this layout")
+
+
+def save_tensors(path: Path, tensors: dict[str, Tensor]) -> None:
+    """Write a safetensors file. Raises OSError or RuntimeError, and leaves what it had written, if it cannot."""
+    whole = {name: tensor.cpu().contiguous() for name, tensor in tensors.items()}
+    save_file(whole, path, metadata={"format": "pt"})
 
 
 def _sharded(index: Path) -> dict[str, Tensor]:
