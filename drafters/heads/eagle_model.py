@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from drafters.heads.lesson import Depth, Lesson, judge, soft_cross_entropy
+from drafters.heads.lesson import Depth, Lesson, judge, mean, soft_cross_entropy
 
 #: How much less each pass counts than the one before.
 DECAY = 0.8
@@ -69,11 +69,11 @@ class EagleModel(nn.Module):
     def losses(self, lesson: Lesson) -> Iterator[Tensor]:
         """One loss: later passes count less, rows whose likeliest token is no draft token not at all."""
         chances = lesson.logits[..., self.token_ids].float().softmax(dim=-1)
-        counts = torch.isin(lesson.logits.argmax(dim=-1), self.token_ids).float()
+        counts = lesson.counts * torch.isin(lesson.logits.argmax(dim=-1), self.token_ids)
         total = torch.zeros((), device=lesson.tokens.device)
         for number, (logits, rows) in enumerate(self._passes(lesson)):
-            losses = soft_cross_entropy(logits.float(), chances[:, rows]) * counts[:, rows]
-            total = total + DECAY**number * losses.sum() / counts[:, rows].sum().clamp(min=1)
+            losses = soft_cross_entropy(logits.float(), chances[:, rows])
+            total = total + DECAY**number * mean(losses, counts[:, rows])
         yield total
 
     @torch.no_grad()
@@ -84,7 +84,7 @@ class EagleModel(nn.Module):
             wanted = lesson.logits[:, rows]
             everything = torch.full_like(wanted, -torch.inf, dtype=torch.float32)
             everything[..., self.token_ids] = logits.float()
-            found.append(judge(everything.flatten(0, 1), wanted.float().flatten(0, 1), generator))
+            found.append(judge(everything, wanted, lesson.counts[:, rows], generator))
         return found
 
     @property

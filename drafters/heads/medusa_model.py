@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from drafters.heads.lesson import Depth, Lesson, judge, soft_cross_entropy
+from drafters.heads.lesson import Depth, Lesson, judge, mean, soft_cross_entropy
 
 
 class MedusaModel(nn.Module):
@@ -41,15 +41,16 @@ class MedusaModel(nn.Module):
         """One loss per head; they share nothing, so each can go backward by itself."""
         chances = lesson.logits.float().softmax(dim=-1)
         for head in range(len(self.blocks)):
-            yield soft_cross_entropy(self._guesses(lesson, head).float(), chances[:, 1 + head :]).mean()
+            losses = soft_cross_entropy(self._guesses(lesson, head).float(), chances[:, 1 + head :])
+            yield mean(losses, lesson.counts[:, 1 + head :])
 
     @torch.no_grad()
     def judged(self, lesson: Lesson, generator: torch.Generator) -> list[Depth]:
         """How each head does."""
         found = []
         for head in range(len(self.blocks)):
-            logits, wanted = self._guesses(lesson, head), lesson.logits[:, 1 + head :]
-            found.append(judge(logits.float().flatten(0, 1), wanted.float().flatten(0, 1), generator))
+            rows = slice(1 + head, None)
+            found.append(judge(self._guesses(lesson, head), lesson.logits[:, rows], lesson.counts[:, rows], generator))
         return found
 
     def _guesses(self, lesson: Lesson, head: int) -> Tensor:

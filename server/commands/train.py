@@ -49,7 +49,7 @@ def _add_arguments(parser: ArgumentParser) -> None:
     add("--rate", type=_rate, metavar="R", help="learning rate (default: 0.5 / width of the target, at most 0.002)")
     add("--depth", type=_count, metavar="N", help="Medusa heads, or tokens that EAGLE-3 is trained ahead (4; 6)")
     add("--seed", type=int, default=0, metavar="S", help="of texts, order and first weights (default: 0)")
-    add("--device", default="auto", help="auto, cpu or cuda (default: auto)")
+    add("--device", choices=("auto", "cpu", "cuda"), default="auto", help="where to train (default: auto)")
 
 
 def run(config: None, arguments: Namespace) -> int:
@@ -70,6 +70,8 @@ def run(config: None, arguments: Namespace) -> int:
         raise ConfigurationError(
             f"--length must be above {depth + 8} and at most {model.max_positions}, the model's own"
         )
+    if arguments.device == "cuda" and not torch.cuda.is_available():
+        raise ConfigurationError("--device cuda: this machine has no CUDA device that PyTorch can use")
     device = arguments.device if arguments.device != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
     settings = Settings(
         kind=arguments.kind,

@@ -99,22 +99,28 @@ class Run:
 
     def texts(self) -> Tensor:
         """int64[samples, length]: what the target wrote."""
-        prompts = self.teacher.prompts(Path(self.settings.prompts))
-        count = -(-self.settings.samples // _WRITTEN_AT_ONCE)
-        bar = self._bar("the target writes", count)
-        batches = [self._batch(prompts, number, bar) for number in range(count)]
+        prompts = self._prompts()
+        starts = range(0, len(prompts), _WRITTEN_AT_ONCE)
+        bar = self._bar("the target writes", len(starts))
+        batches = []
+        for number, start in enumerate(starts):
+            batches.append(self._batch(prompts[start : start + _WRITTEN_AT_ONCE], number))
+            bar.update()
         bar.close()
-        return torch.cat(batches)[: self.settings.samples]
+        return torch.cat(batches)
 
-    def _batch(self, prompts: list[list[int]], number: int, bar: tqdm[Any]) -> Tensor:
+    def _prompts(self) -> list[list[int]]:
+        """One prompt per sample, in a random choice, then by length: those side by side are cut to the shortest."""
+        prompts = self.teacher.prompts(Path(self.settings.prompts), self.settings.length)
+        generator = torch.Generator().manual_seed(self.settings.seed)
+        order = torch.randperm(len(prompts), generator=generator).tolist()
+        return sorted((prompts[order[i % len(order)]] for i in range(self.settings.samples)), key=len)
+
+    def _batch(self, prompts: list[list[int]], number: int) -> Tensor:
         path = self.work / f"text-{number:04d}.pt"
         if not path.exists():
             generator = torch.Generator().manual_seed(self.settings.seed * 1_000_003 + number)
-            first = number * _WRITTEN_AT_ONCE
-            chosen = [prompts[(first + index) % len(prompts)] for index in range(_WRITTEN_AT_ONCE)]
-            written = self.teacher.write(chosen, self.settings.length, generator)
-            files.save(path, written)
-        bar.update()
+            files.save(path, self.teacher.write(prompts, self.settings.length, generator))
         tokens: Tensor = torch.load(path, weights_only=True)
         return tokens
 
@@ -208,7 +214,7 @@ def draft_vocabulary(texts: Tensor, vocab_size: int) -> Tensor:
     """int64[V'], ascending: all tokens, or those that the target wrote most often."""
     if vocab_size <= _LARGEST_VOCABULARY:
         return torch.arange(vocab_size)
-    return texts.flatten().bincount(minlength=vocab_size).topk(_LARGEST_VOCABULARY).indices.sort().values
+    return texts[texts >= 0].bincount(minlength=vocab_size).topk(_LARGEST_VOCABULARY).indices.sort().values
 
 
 def eagle_shape(config: Any, draft_vocab: int) -> EagleShape:

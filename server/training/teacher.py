@@ -13,7 +13,7 @@ from drafters.heads.lesson import Lesson
 from server.training.prompts import read_prompts
 from spec.errors import ConfigurationError
 
-#: Prompts are cut to so many of their last tokens.
+#: Prompts are cut to so many of their last tokens, and to half of the text.
 _PROMPT_TOKENS = 64
 
 
@@ -24,8 +24,13 @@ class Teacher:
         from transformers import AutoModelForCausalLM, AutoTokenizer
 
         self.device = device
-        self.tokenizer = AutoTokenizer.from_pretrained(directory)
-        model: Any = AutoModelForCausalLM.from_pretrained(directory, dtype=dtype)
+        try:
+            self.tokenizer = AutoTokenizer.from_pretrained(directory)
+            model: Any = AutoModelForCausalLM.from_pretrained(directory, dtype=dtype)
+        except (OSError, ValueError) as error:
+            raise ConfigurationError(
+                f"--target {directory}: cannot be loaded ({str(error).splitlines()[0]})"
+            ) from error
         self.model = model.to(device).eval()
         self.model.requires_grad_(False)
         self.config = self.model.config
@@ -42,10 +47,10 @@ class Teacher:
         weight: Tensor = self.model.get_output_embeddings().weight
         return weight.float()
 
-    def prompts(self, path: Path) -> list[list[int]]:
-        """The prompts as token ids, chats through the model's own template."""
+    def prompts(self, path: Path, length: int) -> list[list[int]]:
+        """The prompts as token ids, for texts of ``length`` tokens; chats go through the model's own template."""
         found = [self._encoded(prompt) for prompt in read_prompts(path)]
-        kept = [tokens[-_PROMPT_TOKENS:] for tokens in found if tokens]
+        kept = [tokens[-min(_PROMPT_TOKENS, length // 2) :] for tokens in found if tokens]
         if not kept:
             raise ConfigurationError(f"--prompts {path}: every prompt is empty")
         return kept
@@ -58,24 +63,36 @@ class Teacher:
         text = self.tokenizer.apply_chat_template(prompt, add_generation_prompt=True, tokenize=False)
         return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
 
+    @property
+    def _end_tokens(self) -> list[int]:
+        """The tokens that end a text, by the model's generation_config.json."""
+        ends = self.model.generation_config.eos_token_id
+        return [] if ends is None else [ends] if isinstance(ends, int) else list(ends)
+
     @torch.inference_mode()
     def write(self, prompts: Sequence[list[int]], length: int, generator: torch.Generator) -> Tensor:
-        """int64[B, length]: each prompt and what the target goes on with, past the end of text too."""
+        """int64[B, length]: each prompt and what the target goes on with; -1 behind the token that ends a text.
+
+        Prompts are cut to the shortest one: give those of like length together.
+        """
         shortest = min(len(tokens) for tokens in prompts)
         text = torch.tensor([tokens[-shortest:] for tokens in prompts], device=self.device)
+        ends = torch.tensor(self._end_tokens, device=self.device, dtype=torch.int64)
         out = self.model(text, use_cache=True)
         while text.shape[1] < length:
             chances = out.logits[:, -1].float().softmax(dim=-1).cpu()
             drawn = torch.multinomial(chances, 1, generator=generator).to(self.device)
-            text = torch.cat((text, drawn), dim=1)
+            over = (text[:, -1:] < 0) | (torch.isin(text[:, -1:], ends) & (text.shape[1] > shortest))
+            text = torch.cat((text, drawn.masked_fill(over, -1)), dim=1)
             out = self.model(drawn, past_key_values=out.past_key_values, use_cache=True)
         return text[:, :length].cpu()
 
     @torch.no_grad()
     def lesson(self, tokens: Tensor, needs: Sequence[str]) -> Lesson:
-        """What the target thinks of texts, int64[B, T]. needs: features by name."""
-        tokens = tokens.to(self.device)
+        """What the target thinks of texts, int64[B, T], -1 behind their ends. needs: features by name."""
+        counts = (tokens >= 0).float().to(self.device)
+        tokens = tokens.clamp(min=0).to(self.device)
         out = self.model(tokens, output_hidden_states=True, use_cache=False)
         states = out.hidden_states
         features = {name: states[-1 if name == "final" else int(name.removeprefix("layer."))] for name in needs}
-        return Lesson(tokens, features, out.logits)
+        return Lesson(tokens, features, out.logits, counts)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from dataclasses import replace
 
 import pytest
 import torch
@@ -105,7 +106,7 @@ def test_each_medusa_head_learns_about_its_own_token() -> None:
     model = MedusaModel(torch.randn(vocab, width), 3)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
     for _ in range(60):
-        for loss in model.losses(Lesson(tokens, {"final": hidden}, logits)):
+        for loss in model.losses(Lesson(tokens, {"final": hidden}, logits, torch.ones(4, 40))):
             loss.backward()
         optimizer.step()
         optimizer.zero_grad()
@@ -131,9 +132,45 @@ def test_rows_that_no_draft_token_could_guess_do_not_count(teacher) -> None:
 
 def test_a_perfect_head_is_judged_perfect() -> None:
     rows = 3 * torch.randn(400, 30, generator=torch.Generator().manual_seed(0))
-    same = judge(rows, rows, torch.Generator().manual_seed(1))
+    every = torch.ones(400)
+    same = judge(rows, rows, every, torch.Generator().manual_seed(1))
     assert (same.greedy, same.sampled) == (1.0, 1.0)
-    other = judge(rows.roll(1, dims=0), rows, torch.Generator().manual_seed(1))
+    other = judge(rows.roll(1, dims=0), rows, every, torch.Generator().manual_seed(1))
     assert other.greedy < 0.3
     assert other.greedy < other.sampled < 0.7, "the noise alone brings some draws together"
     assert other.loss > same.loss
+    half = judge(torch.cat((rows[:200], -rows[200:])), rows, (torch.arange(400) < 200).float(), torch.Generator())
+    assert half.greedy == 1.0, "rows that do not count are not judged"
+
+
+@pytest.mark.parametrize("kind", ["medusa", "eagle3"])
+def test_what_stands_behind_the_end_of_a_text_teaches_nothing(teacher, kind) -> None:
+    model = (
+        MedusaModel(teacher.lm_head, 2)
+        if kind == "medusa"
+        else EagleModel(eagle_shape(teacher.config, 290), teacher.embedding, torch.arange(290), teacher.lm_head, 2)
+    )
+    tokens = torch.tensor([random_tokens(random.Random(2), 30, 290)])
+    losses = []
+    for behind in (5, 77):
+        ended = tokens.clone()
+        ended[:, 20:] = -1
+        lesson = teacher.lesson(ended, model.needs)
+        noisy = lesson.logits.clone()
+        noisy[:, 20:] = behind
+        losses.append([float(loss.detach()) for loss in model.losses(replace(lesson, logits=noisy))])
+    assert losses[0] == losses[1]
+
+
+def test_a_text_ends_where_the_target_ends_it(teacher) -> None:
+    """But an end token in the prompt (a chat has some) ends nothing."""
+    (end,) = teacher._end_tokens
+    text = teacher.write([[end, 5, end]] * 64, 200, torch.Generator().manual_seed(0))
+    assert (text[:, 3] >= 0).all()
+    ended = 0
+    for row in text.tolist():
+        first = row.index(end, 3) if end in row[3:] else 199
+        assert min(row[: first + 1]) >= 0
+        assert set(row[first + 1 :]) <= {-1}
+        ended += first < 199
+    assert ended > 5

@@ -124,7 +124,7 @@ def test_a_full_disk_leaves_the_last_whole_state(tmp_path, monkeypatch) -> None:
 
 
 def test_the_draft_vocabulary_is_what_the_target_writes_most(monkeypatch) -> None:
-    texts = torch.tensor([[5, 5, 9, 2], [9, 5, 2, 7]])
+    texts = torch.tensor([[5, 5, 9, 2], [9, 5, 2, -1]])
     assert draft_vocabulary(texts, 12).tolist() == list(range(12))
     monkeypatch.setattr("server.training.run._LARGEST_VOCABULARY", 3)
     assert draft_vocabulary(texts, 12).tolist() == [2, 5, 9]
@@ -134,6 +134,26 @@ def test_the_rate_rises_then_falls() -> None:
     rates = [rate_at(step, 200) for step in range(200)]
     assert rates[0] < rates[10] < rates[19] == 1.0
     assert all(rates[i] > rates[i + 1] for i in range(20, 199))
+
+
+def test_prompts_of_like_length_are_written_together(teacher, settings, tmp_path, monkeypatch) -> None:
+    """So that a short prompt does not cut the others short. Each prompt comes equally often."""
+    path = tmp_path / "prompts.txt"
+    path.write_text("".join(f"{'the fox ' * count}\n" for count in (1, 9, 3, 5)))
+    monkeypatch.setattr("server.training.run._WRITTEN_AT_ONCE", 4)
+    run = Run(replace(settings, prompts=str(path), samples=16, length=60), teacher, tmp_path / "head", progress=False)
+    written: list[set[tuple[int, ...]]] = []
+    once = teacher.write
+
+    def noted(prompts, length, generator):
+        written.append({tuple(prompt) for prompt in prompts})
+        assert max(map(len, prompts)) <= 30
+        return once(prompts, length, generator)
+
+    monkeypatch.setattr(teacher, "write", noted)
+    assert run.texts().shape == (16, 60)
+    assert [len(batch) for batch in written] == [1, 1, 1, 1]
+    assert len(set().union(*written)) == 4
 
 
 @pytest.mark.parametrize(
@@ -176,6 +196,12 @@ def test_the_command_trains_and_says_how_good_the_head_is(target, prompts, tmp_p
         ("--length 600", 2, "--length must be above 12 and at most 512"),
         ("--prompts /nowhere.txt", 2, "/nowhere.txt: cannot be read"),
         ("--target /nowhere", 1, "/nowhere: no such directory"),
+        pytest.param(
+            "--device cuda",
+            2,
+            "--device cuda: this machine has no CUDA device",
+            marks=pytest.mark.skipif(torch.cuda.is_available(), reason="there is one"),
+        ),
     ],
 )
 def test_what_cannot_be_trained_is_said_in_one_line(target, prompts, tmp_path, capsys, extra, status, said) -> None:
