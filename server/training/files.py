@@ -26,6 +26,7 @@ def write(path: Path, writer: Callable[[Path], object]) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         writer(partial)
+        partial.chmod(0o644)  # safetensors makes files that nobody else may read, and a server may be somebody else
         os.replace(partial, path)
     except (OSError, RuntimeError) as error:  # torch and safetensors report a full disk as errors of their own
         partial.unlink(missing_ok=True)

@@ -92,8 +92,8 @@ class Run:
         self.learn(model, learned)
         depths = self.judge(model, held)
         name = "medusa_lm_head.safetensors" if isinstance(model, MedusaModel) else "model.safetensors"
-        dtype = self.teacher.model.dtype
-        files.publish(self.out, name, model.published(), model.config(self.settings.target), dtype)
+        config = model.config(self.settings.target)
+        files.publish(self.out, name, model.published(), config, self.teacher.stored_dtype)
         files.remove(self.work)
         return depths
 

@@ -18,13 +18,17 @@ _PROMPT_TOKENS = 64
 
 
 class Teacher:
-    """A transformers model, frozen. device: where it runs; dtype: of weights and activations."""
+    """A transformers model, frozen. device: where it runs; dtype: of weights and activations.
+
+    stored_dtype: that of the checkpoint, in which its heads are stored too.
+    """
 
     def __init__(self, directory: Path, device: str, dtype: torch.dtype) -> None:
-        from transformers import AutoModelForCausalLM, AutoTokenizer
+        from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
         self.device = device
         try:
+            self.stored_dtype: torch.dtype = AutoConfig.from_pretrained(directory).dtype or torch.float32
             self.tokenizer = AutoTokenizer.from_pretrained(directory)
             model: Any = AutoModelForCausalLM.from_pretrained(directory, dtype=dtype)
         except (OSError, ValueError) as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,6 +22,9 @@ from spec.errors import ConfigurationError, ForesayError
 from tests.same_tokens.runs import assert_same, jobs_of
 from tests.same_tokens.test_directories import config, witnessed
 from tests.same_tokens.witness import run
+from tests.verifier.reading import load_decoder
+from verifier.heads.eagle_config import EagleConfig
+from verifier.heads.eagle_weights import EagleWeights
 
 
 @pytest.fixture(scope="module")
@@ -47,6 +51,25 @@ def test_a_trained_head_is_found_and_drafts(target, teacher, settings, tmp_path,
     jobs = jobs_of(290, (9, 30, 20), 16)
     plain = witnessed(build_engine(config(target, "none")))
     assert_same(run(plain, jobs), run(engine, jobs))
+
+
+def test_a_head_is_stored_as_its_target_is(target, settings, tmp_path) -> None:
+    """In bf16 for a target in bf16, and read again it is bit for bit what was written."""
+    copy = tmp_path / "bf16"
+    shutil.copytree(target, copy)
+    path = copy / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "dtype": "bfloat16"}))
+    run = Run(settings, Teacher(copy, "cpu", torch.float32), tmp_path / "head", progress=False)
+    run()
+    stored = load_file(tmp_path / "head" / "model.safetensors")
+    assert {tensor.dtype for tensor in stored.values()} == {torch.bfloat16}
+    assert (tmp_path / "head" / "model.safetensors").stat().st_mode & 0o777 == 0o644
+    decoder = load_decoder(target, torch.bfloat16)
+    config = EagleConfig.read(tmp_path / "head", decoder.config)
+    weights = EagleWeights.read(tmp_path / "head", config, decoder)
+    assert weights.fc is not None
+    assert torch.equal(weights.fc, stored["fc.weight"])
+    assert torch.equal(weights.down, stored["midlayer.mlp.down_proj.weight"])
 
 
 def killed_at(monkeypatch: pytest.MonkeyPatch, step: int) -> None:
