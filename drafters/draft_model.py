@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from spec.constrain import Ahead
 from spec.protocols import FeatureRequest, Rows
 from spec.sequence import Sequence
 from spec.tree import DraftTree, TreeShape
@@ -38,6 +39,13 @@ class _Growing:
     words: list[int] = field(default_factory=lambda: [1])
     scores: list[float] = field(default_factory=lambda: [0.0])
     frontier: range = range(1)
+    grammar: Ahead | None = None
+
+    @classmethod
+    def start(cls, sequence: Sequence, shape: TreeShape) -> _Growing:
+        """The root alone."""
+        grammar = None if sequence.constraint is None else Ahead(sequence.constraint)
+        return cls(sequence, shape, [sequence.tokens[-1]], sequence.table.length, grammar=grammar)
 
     def rows(self) -> Rows:
         """The frontier's rows: all nodes of the deepest level so far."""
@@ -49,6 +57,28 @@ class _Growing:
 
     def _is_chain(self) -> bool:
         return self.shape.nodes == self.shape.levels + 1
+
+    def adjusted(self, logits: Tensor) -> Tensor:
+        """The frontier's logits, changed as the target's will be: else drafts of what is not wanted are wasted."""
+        adjustment, grammar = self.sequence.adjustment, self.grammar
+        if adjustment is None and grammar is None:
+            return logits
+        logits = logits.clone()
+        if adjustment is not None:
+            adjustment.apply(logits, self.sequence.tokens, [self.path(node) for node in self.frontier])
+        if grammar is not None:
+            for row, node in enumerate(self.frontier):
+                if node:
+                    grammar.down(node, self.parents[node], self.tokens[node])
+                banned = grammar.banned(node, self.tokens[node])
+                if banned is not None:
+                    logits[row].masked_fill_(banned[: logits.shape[-1]], -torch.inf)
+        return logits
+
+    def path(self, node: int) -> list[int]:
+        """The tokens from below the root down to a node."""
+        word = self.words[node]
+        return [self.tokens[other] for other in range(1, word.bit_length()) if word >> other & 1]
 
     def add_level(self, children: list[tuple[int, int, float]]) -> None:
         """Hang (parent, token, score) below the frontier; they are the next frontier."""
@@ -80,10 +110,7 @@ class DraftModelDrafter:
 
     def propose(self, sequences: Many[Sequence], shapes: Many[TreeShape]) -> list[DraftTree]:
         """One tree per sequence, all sequences' frontiers in one pass per level."""
-        growing = [
-            _Growing(sequence, shape, [sequence.tokens[-1]], sequence.table.length)
-            for sequence, shape in zip(sequences, shapes, strict=True)
-        ]
+        growing = [_Growing.start(sequence, shape) for sequence, shape in zip(sequences, shapes, strict=True)]
         for level in range(max(shape.levels for shape in shapes)):
             active = [g for g in growing if g.shape.levels > level]
             rows = [self._catch_up(g.sequence) if level == 0 else g.rows() for g in active]
@@ -110,7 +137,7 @@ class DraftModelDrafter:
     def _children(self, g: _Growing, level: int, logits: Tensor) -> list[tuple[int, int, float]]:
         """The level's nodes: (parent, token, score), the best ``widths[level]`` over the whole frontier."""
         width, sampling = g.shape.widths[level], g.sequence.sampling
-        noisy = logits
+        noisy = logits = g.adjusted(logits)
         if not sampling.greedy:
             noise = g.sequence.noise.row(len(g.sequence.tokens) + level)
             noisy = logits / sampling.temperature + noise[: self._vocab]
@@ -139,7 +166,7 @@ class DraftModelDrafter:
             return
         if moves is not None:
             self._model.store.move(*moves)
-        kept = sum(1 for node in path if node < forwarded)
+        kept = sum(1 for node in path if 0 <= node < forwarded)
         self._model.store.mark(sequence.table, sequence.table.length - len(path) + kept)
 
     def finished(self, sequence: Sequence) -> None:

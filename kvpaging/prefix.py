@@ -93,6 +93,15 @@ class PrefixIndex:
                 return  # two texts with one digest: the second and all that follows from it stay unknown
             chain.append(digest)
 
+    def keep_warm(self, tokens: Sequence[int], salt: str = "") -> int:
+        """Make the known pages of `tokens` the last ones to be evicted; returns how many tokens they hold."""
+        queries, hits = self.queries, self.hits
+        pages = self.match(tokens, salt)
+        self.queries, self.hits = queries, hits  # nobody asked for a text
+        for page in reversed(pages):
+            self.pool.release(page)
+        return len(pages) * self.pool.page_size
+
     def evict(self, n: int) -> int:
         """Let up to `n` pages go that only the index refers to; returns how many."""
         return self.pool.evict(n)

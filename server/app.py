@@ -11,17 +11,24 @@ import asyncio
 import contextlib
 import logging
 import signal
+import ssl
 import uuid
 from collections.abc import Awaitable, Callable, Coroutine
+from types import ModuleType
 
 from aiohttp import web
 
 from server import banner
 from server.config import ServeConfig
-from server.doors import about, chat, completions
+from server.doors import about, chat, completions, messages, ollama, openapi, responses, route, tokens
 from server.doors.body import json_response
+from server.doors.route import ErrorShape
 from server.engine_client import EngineClient
 from server.errors import ApiError, described
+from server.gateway import access_log, malformed
+from server.gateway.gate import Gate
+from server.gateway.tls import context
+from server.parsers.dialect import Dialect
 from server.service import Service, ServiceOptions, Text
 from server.text import SamplingDefaults, Tokenizer
 from server.turns import REQUEST_ID, SERVICE
@@ -29,21 +36,25 @@ from server.wire.shared import ErrorBody, ErrorDetail
 from spec.errors import ConfigurationError, InvalidRequest
 from spec.request import EngineInfo
 
-LARGEST_BODY = 64 << 20
 LONGEST_REQUEST_ID = 128
 CLOSING_SECONDS = 2.0
 log = logging.getLogger("foresay.server")
 
-DOORS = (about, completions, chat)
+#: Each has ``ROUTES``; those with errors of their own shape have ``ERRORS``.
+DOORS: tuple[ModuleType, ...] = (about, completions, chat, responses, tokens, messages, ollama, openapi)
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
-def create_app(service: Service) -> web.Application:
-    """The application around a service."""
-    app = web.Application(middlewares=[_answer_errors], client_max_size=LARGEST_BODY)
+def create_app(service: Service, gate: Gate | None = None) -> web.Application:
+    """The application around a service. gate: who may use it; without one everybody on this machine."""
+    gate = gate or Gate()
+    middlewares = [access_log.record, _answer_errors, gate.admit]
+    app = web.Application(middlewares=middlewares, client_max_size=gate.largest_body)
     app[SERVICE] = service
-    app.on_response_prepare.append(_name_request)
+    app.cleanup_ctx.append(gate.life)
+    app[route.DOORS] = DOORS
+    app.on_response_prepare.extend([_name_request, gate.mark])
     for door in DOORS:
         app.add_routes(door.ROUTES)
     return app
@@ -54,24 +65,37 @@ def create_app(service: Service) -> web.Application:
 
 @web.middleware
 async def _answer_errors(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Give the request an id, and every error OpenAI's body."""
+    """Give the request an id, and every error the body its door gives it."""
     REQUEST_ID.set(_request_id(request))
     try:
         return await handler(request)
     except (ApiError, InvalidRequest) as error:
         status, body = described(error)
-        wait = getattr(error, "retry_after", None)
-        return json_response(body, status, {} if wait is None else {"Retry-After": str(wait)})
+        return _told(request, status, body, error.headers if isinstance(error, ApiError) else {})
     except web.HTTPException as error:
         detail = ErrorDetail(f"{error.reason}: {request.method} {request.path}", "invalid_request_error", None, None)
         allow = {"Allow": error.headers["Allow"]} if "Allow" in error.headers else {}
-        return json_response(ErrorBody(detail), error.status, allow)
+        return _told(request, error.status, ErrorBody(detail), allow)
+    except web.RequestPayloadError:
+        detail = ErrorDetail("The body is not what Content-Encoding says", "invalid_request_error", None, None)
+        response = _told(request, 400, ErrorBody(detail))
+        response.force_close()  # where the next request begins is anybody's guess
+        return response
     except ConnectionResetError:
         raise  # the client is gone, there is nobody to tell
     except Exception:
-        log.exception("%s %s failed", request.method, request.path)
-        detail = ErrorDetail("The server made a mistake; its log says more", "internal_error", None, "internal_error")
-        return json_response(ErrorBody(detail), 500)
+        id = REQUEST_ID.get()
+        log.exception("%s %s failed (request %s)", request.method, request.rel_url.raw_path, id)
+        message = f"The server made a mistake; its log says more about request {id}"
+        detail = ErrorDetail(message, "internal_error", None, "internal_error")
+        return _told(request, 500, ErrorBody(detail))
+
+
+def _told(request: web.Request, status: int, body: ErrorBody, headers: dict[str, str] | None = None) -> web.Response:
+    """An error in the shape of the API whose path was called; OpenAI's where no other claims it."""
+    shapes: list[ErrorShape] = [door.ERRORS for door in DOORS if hasattr(door, "ERRORS")]
+    shape = next((shape for shape in shapes if request.path.startswith(shape.prefix)), None)
+    return json_response(body if shape is None else shape.make(status, body), status, headers)
 
 
 def _request_id(request: web.Request) -> str:
@@ -104,15 +128,21 @@ async def run_server(config: ServeConfig, on_ready: Callable[[EngineInfo, int], 
     Raises :class:`ForesayError` if the port is taken or the engine can never start.
     """
     engine = EngineClient(config)
-    most_running = config.max_seqs + config.max_queue
-    service = Service(engine, ServiceOptions(model=model_name(config), most_running=most_running, seed=config.seed))
+    service = Service(engine, ServiceOptions.of(config, model_name(config)))
+    gate, tls = Gate.of(config), context(config)
+    if config.access_log:
+        access_log.to_stderr()
     # Without handler_cancellation a client that leaves during a long prefill would be noticed at the first write only.
     runner = web.AppRunner(
-        create_app(service), handler_cancellation=True, access_log=None, shutdown_timeout=CLOSING_SECONDS
+        create_app(service, gate),
+        handler_cancellation=True,
+        logger=malformed.log,
+        access_log=None,
+        shutdown_timeout=CLOSING_SECONDS,
     )
     await runner.setup()
     try:
-        port = await _listen(runner, config)
+        port = await _listen(runner, config, tls)
         signals = StopSignals()
         await engine.start()
         await _until_stopped(_load(service, engine, config), lambda info: on_ready(info, port), signals)
@@ -162,10 +192,10 @@ async def _drain(service: Service, seconds: float, signals: StopSignals) -> None
         await service.drain(0.0)
 
 
-async def _listen(runner: web.AppRunner, config: ServeConfig) -> int:
+async def _listen(runner: web.AppRunner, config: ServeConfig, tls: ssl.SSLContext | None) -> int:
     """Open the port; returns its number."""
     try:
-        await web.TCPSite(runner, config.host, config.port).start()
+        await web.TCPSite(runner, config.host, config.port, ssl_context=tls).start()
     except OSError as error:
         raise ConfigurationError(f"cannot listen on {config.host} port {config.port}: {error.strerror}") from error
     return int(runner.addresses[0][1])
@@ -183,7 +213,9 @@ def load_text(config: ServeConfig) -> Text:
     from server.build import target_directory
 
     directory = target_directory(config)
-    text = Text(Tokenizer.load(directory), SamplingDefaults.read(directory))
+    tokenizer = Tokenizer.load(directory)
+    dialect = Dialect.of(tokenizer, config.tool_parser, config.reasoning_parser)
+    text = Text(tokenizer, SamplingDefaults.read(directory), dialect)
     if text.tokenizer.has_template:  # compiled now rather than while the first chat request waits
         with contextlib.suppress(InvalidRequest):
             text.tokenizer.render([{"role": "user", "content": ""}])

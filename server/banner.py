@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import os
 import shlex
 import sys
@@ -15,11 +16,11 @@ from spec.request import EngineInfo
 Row = tuple[str, str]
 
 
-def base_url(host: str, port: int) -> str:
+def base_url(host: str, port: int, scheme: str = "http") -> str:
     """Where clients reach the server; a wildcard address is reached as localhost."""
     reachable = {"0.0.0.0": "127.0.0.1", "::": "[::1]", "": "127.0.0.1"}.get(host, host)
     literal = f"[{reachable}]" if ":" in reachable and not reachable.startswith("[") else reachable
-    return f"http://{literal}:{port}"
+    return f"{scheme}://{literal}:{port}"
 
 
 def rows(info: EngineInfo, url: str) -> list[Row]:
@@ -38,18 +39,44 @@ def rows(info: EngineInfo, url: str) -> list[Row]:
     ]
 
 
-def try_line(url: str, model: str) -> str:
-    """A command that streams a completion from this server."""
+def access(config: ServeConfig) -> str:
+    """Who may use the server."""
+    if not config.api_key and config.api_key_file is None:
+        return "anyone who can reach it; no API key is needed"
+    told = [f"{len(config.api_key)} from the settings"] if config.api_key else []
+    told += [] if config.api_key_file is None else [f"those in {config.api_key_file}"]
+    return "needs an API key: " + " and ".join(told)
+
+
+def try_line(url: str, model: str, keyed: bool = False) -> str:
+    """A command that streams a completion from this server. keyed: it needs a key, taken from FORESAY_API_KEY."""
     body = {"model": model, "prompt": "Once upon a time", "max_tokens": 60, "stream": True}
     sent = shlex.quote(msgspec.json.encode(body).decode())
-    return f"curl -N {url}/v1/completions -H 'Content-Type: application/json' -d {sent}"
+    key = ' -H "Authorization: Bearer $FORESAY_API_KEY"' if keyed else ""
+    return f"curl -N {url}/v1/completions{key} -H 'Content-Type: application/json' -d {sent}"
 
 
 def warnings(config: ServeConfig) -> list[str]:
     """What the operator should know about these settings."""
-    if config.host in ("127.0.0.1", "::1", "localhost"):
+    if _is_loopback(config.host):
         return []
-    return [f"listening on {config.host or 'all addresses'}: anyone who can reach this machine can use the model"]
+    where = f"listening on {config.host or 'all addresses'}"
+    if not config.api_key and config.api_key_file is None:
+        return [
+            f"{where} WITHOUT AN API KEY: anyone who can reach this machine can use the model. "
+            "Make a key (foresay keys add NAME --api-key-file FILE) and start with --api-key-file FILE, "
+            "or listen on 127.0.0.1"
+        ]
+    if config.ssl_certfile is None:
+        return [f"{where} without HTTPS: keys and texts cross the network readable; see --ssl-certfile"]
+    return []
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 def show(info: EngineInfo, config: ServeConfig, model: str, port: int, out: TextIO | None = None) -> None:
@@ -58,11 +85,13 @@ def show(info: EngineInfo, config: ServeConfig, model: str, port: int, out: Text
     model: the name clients use. port: the one really listened on, which differs from the setting if that was 0.
     """
     out = out or sys.stderr
-    url = base_url(config.host, port)
+    url = base_url(config.host, port, "http" if config.ssl_certfile is None else "https")
+    table = [*rows(info, url), ("access", access(config))]
+    line = try_line(url, model, bool(config.api_key or config.api_key_file))
     if out.isatty() and not os.environ.get("NO_COLOR"):
-        _show_rich(rows(info, url), warnings(config), try_line(url, model), out)
+        _show_rich(table, warnings(config), line, out)
     else:
-        out.write(plain(rows(info, url), warnings(config), try_line(url, model)))
+        out.write(plain(table, warnings(config), line))
         out.flush()
 
 
@@ -83,7 +112,7 @@ def _show_rich(table: list[Row], notes: list[str], line: str, out: TextIO) -> No
     for name, value in table:
         grid.add_row(Text(name, style="dim"), Text(value, style=_style(name, value)))
     for note in notes:
-        grid.add_row(Text("warning", style="yellow"), Text(note, style="yellow"))
+        grid.add_row(Text("warning", style="bold yellow"), Text(note, style="bold yellow"))
     console = Console(file=out, highlight=False)
     console.print(Text("Foresay is ready.", style="bold green"))
     console.print(grid)

@@ -15,27 +15,45 @@ from spec.trace import Statistics
 
 
 class TextOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """How the text of a choice is made from its tokens. stop: strings that end it."""
+    """How the text of a choice is made from its tokens. stop: strings that end it. silent: there shall be no tokens;
+    the one that the engine writes all the same is dropped.
+    """
 
     stop: tuple[str, ...] = ()
     include_stop: bool = False
     skip_special_tokens: bool = True
+    silent: bool = False
 
 
 class Piece(msgspec.Struct, kw_only=True):
     """What a delta adds to the answer. finish_at: the engine must end the request after this output token.
 
     text: as the model wrote it; parts: the same, split by the choice's parser. logprobs: one entry per token, if asked
-    for. prompt_logprobs: once, if asked for.
+    for. offsets: for each token, the characters of text that were whole before it. prompt_logprobs: once, if asked for.
     """
 
     text: str = ""
     parts: list[Part] = []
     token_ids: list[int] = []
     logprobs: list[TokenLogprobs] = []
+    offsets: list[int] = []
     prompt_logprobs: list[TokenLogprobs | None] | None = None
     finish_reason: FinishReason | None = None
     finish_at: int | None = None
+
+
+def merged(first: Piece, second: Piece) -> Piece:
+    """One piece that adds what both add, one behind the other."""
+    return Piece(
+        text=first.text + second.text,
+        parts=joined(first.parts + second.parts),
+        token_ids=first.token_ids + second.token_ids,
+        logprobs=first.logprobs + second.logprobs,
+        offsets=first.offsets + second.offsets,
+        prompt_logprobs=first.prompt_logprobs or second.prompt_logprobs,
+        finish_reason=second.finish_reason,
+        finish_at=second.finish_at,
+    )
 
 
 class Choice:
@@ -55,7 +73,9 @@ class Choice:
         parser: OutputParser | None = None,
     ) -> None:
         self.request = request
+        self.tokenizer = tokenizer
         self.completion_tokens = 0
+        self.reasoning_tokens = 0
         self.cached_tokens = 0
         self.seed = 0
         self.finish_reason: FinishReason | None = None
@@ -66,6 +86,7 @@ class Choice:
         self._detokenizer = Detokenizer(tokenizer, context, options.skip_special_tokens)
         self._search = StopSearch(options.stop, options.include_stop)
         self._parser: OutputParser = parser or PlainText()
+        self._length = 0
         self._called = False
         self._cut = False
 
@@ -76,6 +97,8 @@ class Choice:
 
     def take(self, delta: Delta) -> Piece:
         """Turn a delta into the piece of text that became certain with it."""
+        if self._options.silent:
+            delta = _silenced(delta)
         piece = Piece(prompt_logprobs=delta.prompt_logprobs)
         self.cached_tokens = max(self.cached_tokens, delta.cached_tokens)
         if not self._cut:
@@ -93,17 +116,32 @@ class Choice:
         count = 0
         for count, token in enumerate(delta.tokens, start=1):
             self.completion_tokens += 1
+            piece.offsets.append(self._length)
             last = count == len(delta.tokens) and delta.finish_reason == "stop" and delta.stop_token == token
-            if token in self._parser.markers:
-                self._say(self._search.flush(), piece)
-                piece.parts += self._parser.marker(token)
-            elif not last or self._options.include_stop:
-                self._say(self._released(self._detokenizer.step(token)), piece)
+            if last and not self._options.include_stop:
+                pass
+            elif token in self._parser.markers:
+                self._mark(token, piece)
+            else:
+                self._say(self._released(self._counted(self._detokenizer.step(token))), piece)
+            self.reasoning_tokens += self._parser.thinking
+            self._cut = self._cut or self._parser.complete
             if self._cut:
                 piece.finish_at = self.completion_tokens if delta.finish_reason is None else None
                 break
         piece.token_ids = delta.tokens[:count]
         piece.logprobs = (delta.logprobs or [])[:count]
+
+    def _mark(self, token: int, piece: Piece) -> None:
+        """A marker ends the text before it: nothing of that is held back."""
+        self._say(self._released(self._counted(self._detokenizer.flush())), piece)
+        if not self._cut:
+            self._say(self._search.flush(), piece)
+            piece.parts += self._parser.marker(token)
+
+    def _counted(self, text: str) -> str:
+        self._length += len(text)
+        return text
 
     def _say(self, text: str, piece: Piece) -> None:
         """Add certain text to the piece."""
@@ -129,3 +167,9 @@ class Choice:
         piece.parts += self._parser.flush()
         self.finish_reason = piece.finish_reason = "stop" if self._cut or delta.finish_reason == "stop" else "length"
         self.statistics, self.seed = delta.statistics, delta.seed
+
+
+def _silenced(delta: Delta) -> Delta:
+    """A delta without its tokens: the answer ends because it may have none."""
+    reason: FinishReason | None = None if delta.finish_reason is None else "length"
+    return msgspec.structs.replace(delta, tokens=[], logprobs=None, stop_token=None, finish_reason=reason)

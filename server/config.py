@@ -21,13 +21,32 @@ from msgspec import Meta
 from spec.errors import ConfigurationError
 
 Positive = Annotated[int, Meta(ge=1)]
+Seconds = Annotated[float, Meta(gt=0)]
 Dtype = Literal["auto", "bfloat16", "float32", "float16"]
+ToolParser = Literal["auto", "none", "hermes", "qwen3_coder", "llama3", "mistral", "response_template"]
+ReasoningParser = Literal["auto", "none", "think"]
 Shape = Annotated[str, Meta(pattern=r"^[1-9][0-9]*(,[1-9][0-9]*)*$", extra={"expected": 'node counts such as "3,2,1"'})]
 
 
-def _about(description: str, group: str, metavar: str | None = None) -> Meta:
-    """What ``--help`` says about a field, and under which heading."""
-    return Meta(description=description, extra={"group": group, "metavar": metavar})
+Origin = Annotated[
+    str,
+    Meta(
+        pattern=r"^(\*|null|[a-z][a-z0-9+.-]*://[^/\s]+)$",
+        extra={"expected": 'an origin such as "https://chat.example.com" (no path), or "*"'},
+    ),
+]
+#: Hashed fast, so it must not be something a person thought of: see :mod:`server.gateway.keys`.
+SecretKey = Annotated[
+    str,
+    Meta(
+        pattern=r"^[\x21-\x7e]{16,512}$", extra={"expected": "a key of 16 to 512 printable characters without a space"}
+    ),
+]
+
+
+def _about(description: str, group: str, metavar: str | None = None, secret: bool = False) -> Meta:
+    """What ``--help`` says about a field, and under which heading. secret: its value is never shown."""
+    return Meta(description=description, extra={"group": group, "metavar": metavar, "secret": secret})
 
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -77,9 +96,75 @@ class ServeConfig(EngineConfig, frozen=True, kw_only=True):
     max_queue: Annotated[
         int, Meta(ge=0), _about("requests that may wait for their turn before new ones get 429", "server", "N")
     ] = 256
+    tool_parser: Annotated[
+        ToolParser, _about("how the model writes tool calls; auto reads it off its chat template", "server")
+    ] = "auto"
+    reasoning_parser: Annotated[
+        ReasoningParser, _about("how the model writes its reasoning; auto reads it off its chat template", "server")
+    ] = "auto"
     drain_seconds: Annotated[
         float, Meta(ge=0), _about("after SIGTERM, how long running requests may take to finish", "server", "SECONDS")
     ] = 30.0
+    access_log: Annotated[
+        bool, _about("a line on stderr for each request: path, status, time, tokens, key; never text", "server")
+    ] = False
+    ssl_certfile: Annotated[
+        str | None, _about("serve HTTPS with this certificate chain (PEM); needs --ssl-keyfile", "server", "FILE")
+    ] = None
+    ssl_keyfile: Annotated[
+        str | None, _about("the private key of the certificate (PEM, not encrypted)", "server", "FILE")
+    ] = None
+    api_key: Annotated[
+        tuple[SecretKey, ...],
+        _about(
+            "a key that clients must send; may be given several times. Others on this machine can read flags: "
+            "FORESAY_API_KEY or --api-key-file keep it to yourself",
+            "who may ask",
+            "KEY",
+            secret=True,
+        ),
+    ] = ()
+    api_key_file: Annotated[
+        str | None,
+        _about(
+            "keys with names and limits, hashed; foresay keys add makes it. Read again when it changes",
+            "who may ask",
+            "FILE",
+        ),
+    ] = None
+    cors_origin: Annotated[
+        tuple[Origin, ...],
+        _about(
+            "let web pages of this origin use the server; may be given several times, * is any page (default: none)",
+            "who may ask",
+            "ORIGIN",
+        ),
+    ] = ()
+    max_requests_per_minute: Annotated[
+        Positive | None, _about("requests each key may send in a minute, then 429 (no limit)", "how much", "N")
+    ] = None
+    max_tokens_per_minute: Annotated[
+        Positive | None,
+        _about("tokens each key may use in a minute, prompt and output together, then 429 (no limit)", "how much", "N"),
+    ] = None
+    max_concurrent_requests: Annotated[
+        Positive | None,
+        _about("choices of each key that may run or wait at once, then 429 (no limit)", "how much", "N"),
+    ] = None
+    max_output_tokens: Annotated[
+        Positive | None, _about("most tokens a request may ask for (no limit but the context)", "how much", "N")
+    ] = None
+    max_body_bytes: Annotated[
+        int, Meta(ge=1024), _about("largest body of a request, and message on a WebSocket", "how much", "BYTES")
+    ] = 64 << 20
+    request_timeout: Annotated[
+        Seconds | None,
+        _about("end a request that takes longer than this with an error (never)", "how much", "SECONDS"),
+    ] = None
+    first_token_timeout: Annotated[
+        Seconds | None,
+        _about("end a request that waits longer than this for its first token with 429 (never)", "how much", "SECONDS"),
+    ] = None
 
 
 class SamplingConfig(EngineConfig, frozen=True, kw_only=True):
@@ -93,6 +178,17 @@ class SamplingConfig(EngineConfig, frozen=True, kw_only=True):
     min_p: Annotated[
         float, Meta(ge=0, le=1), _about("leave out tokens below P times the most likely one's chance", "drawing", "P")
     ] = 0.0
+    presence_penalty: Annotated[
+        float, Meta(ge=-2, le=2), _about("taken off the logits of tokens that were written already", "drawing", "P")
+    ] = 0.0
+    frequency_penalty: Annotated[
+        float, Meta(ge=-2, le=2), _about("the same, once for each time they were written", "drawing", "P")
+    ] = 0.0
+    repetition_penalty: Annotated[
+        float,
+        Meta(ge=0.01, le=100),
+        _about("above 1 makes tokens of the prompt and the text so far less likely", "drawing", "R"),
+    ] = 1.0
     max_tokens: Annotated[Positive, _about("most tokens to write", "stopping", "N")] = 256
     min_tokens: Annotated[int, Meta(ge=0), _about("fewest tokens to write", "stopping", "N")] = 0
     stop: Annotated[
@@ -119,6 +215,8 @@ SECTIONS: dict[str, type[EngineConfig]] = {
 
 def check(config: EngineConfig) -> None:
     """Raise :class:`ConfigurationError` for settings that are fine one by one but not together."""
+    if isinstance(config, ServeConfig):
+        _check_server(config)
     if isinstance(config, SamplingConfig) and config.min_tokens > config.max_tokens:
         raise ConfigurationError(f"min_tokens ({config.min_tokens}) must be at most max_tokens ({config.max_tokens})")
     if config.max_model_len is not None and config.kv_tokens is not None and config.kv_tokens < config.max_model_len:
@@ -126,3 +224,19 @@ def check(config: EngineConfig) -> None:
             f"kv_tokens ({config.kv_tokens}) must be at least max_model_len ({config.max_model_len}), "
             "or a single long request could never be served"
         )
+
+
+def _check_server(config: ServeConfig) -> None:
+    if (config.ssl_certfile is None) != (config.ssl_keyfile is None):
+        missing = "ssl_certfile" if config.ssl_certfile is None else "ssl_keyfile"
+        raise ConfigurationError(f"HTTPS needs a certificate and its key: {missing} is not set")
+    if len(set(config.api_key)) < len(config.api_key):
+        raise ConfigurationError("the same api_key is given twice")
+    if config.request_timeout is not None and (config.first_token_timeout or 0) > config.request_timeout:
+        raise ConfigurationError(
+            f"first_token_timeout ({config.first_token_timeout:g}) must be at most "
+            f"request_timeout ({config.request_timeout:g})"
+        )
+    limit, longest = config.max_output_tokens, config.max_model_len
+    if limit is not None and longest is not None and limit >= longest:
+        raise ConfigurationError(f"max_output_tokens ({limit}) must be below max_model_len ({longest})")

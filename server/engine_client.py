@@ -136,6 +136,11 @@ class EngineClient:
         if id in self._sinks and self._channel is not None:
             self._channel.send(frames.Finish(id, at_token))
 
+    def keep_warm(self, tokens: list[int], salt: str) -> None:
+        """Let the KV of this text be the last to make room; no harm done if it is not there."""
+        if self._channel is not None and self.status.state == "ready":
+            self._channel.send(frames.KeepWarm(tokens, salt))
+
     async def inspect(self) -> frames.Inspected:
         """Have the engine check its page ledger between two steps."""
         channel = self._ready_channel()

@@ -6,8 +6,10 @@ end of its socket closes, or when a step raises (the server then starts a fresh 
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import logging
+import select
 import signal
 import socket
 import sys
@@ -15,8 +17,12 @@ from collections.abc import Iterator
 
 from server import frames
 from server.config import EngineConfig
+from server.grammars.compiler import GrammarCompiler
+from server.grammars.pending import Pending
 from spec.engine import Engine
 from spec.errors import ForesayError, InvalidRequest
+from spec.protocols import Constraint
+from spec.request import EngineInfo, Request
 
 READ_BYTES = 1 << 18
 #: What reading or writing raises when the server is not there any more.
@@ -30,20 +36,39 @@ class Link:
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
         self._splitter = frames.FrameSplitter()
+        self._alarm, self._bell = socket.socketpair()
+        self._bell.setblocking(False)
+
+    def close(self) -> None:
+        """Give back what it opened; the connection is the caller's."""
+        self._alarm.close()
+        self._bell.close()
 
     def send(self, frame: frames.DownFrame) -> None:
         """Send one frame; waits if the server is behind with reading."""
         self._connection.sendall(frames.pack(frame))
 
+    def wake(self) -> None:
+        """End a :meth:`receive` that waits; may be called in another thread."""
+        with contextlib.suppress(BlockingIOError):  # it is ringing already
+            self._bell.send(b"!")
+
     def receive(self, wait: bool) -> Iterator[frames.UpFrame]:
-        """The frames that have arrived; with ``wait``, blocks until there are bytes. EOFError if the server is gone."""
-        data = self._read(wait)
+        """The frames that have arrived; with ``wait``, blocks until there are bytes or :meth:`wake` was called.
+
+        EOFError if the server is gone.
+        """
+        if wait:
+            ready, _, _ = select.select([self._connection, self._alarm], [], [])
+            if self._alarm in ready:
+                self._alarm.recv(READ_BYTES)
+        data = self._read()
         for body in self._splitter.feed(data):
             yield frames.unpack_up(body)
 
-    def _read(self, wait: bool) -> bytes:
+    def _read(self) -> bytes:
         try:
-            data = self._connection.recv(READ_BYTES, 0 if wait else socket.MSG_DONTWAIT)
+            data = self._connection.recv(READ_BYTES, socket.MSG_DONTWAIT)
         except BlockingIOError:
             return b""
         if not data:
@@ -52,11 +77,12 @@ class Link:
 
 
 class Loop:
-    """Feeds one engine from one link."""
+    """Feeds one engine from one link. compiler: makes constraints of grammars; None if the model has none."""
 
-    def __init__(self, engine: Engine, link: Link) -> None:
+    def __init__(self, engine: Engine, link: Link, compiler: GrammarCompiler | None = None) -> None:
         self._engine = engine
         self._link = link
+        self._pending = Pending(compiler, link.wake)
         self._stopped = False
 
     def run(self) -> None:
@@ -64,6 +90,8 @@ class Loop:
         while not self._stopped:
             for frame in self._link.receive(wait=not self._engine.has_work):
                 self._apply(frame)
+            for request, compiled in self._pending.ready():
+                self._add(request, compiled)
             if self._engine.has_work and not self._stopped:
                 deltas = self._engine.step()
                 if deltas:
@@ -71,22 +99,30 @@ class Loop:
 
     def _apply(self, frame: frames.UpFrame) -> None:
         match frame:
+            case frames.Add(request) if request.grammar is not None:
+                self._pending.begin(request)
             case frames.Add(request):
-                self._add(frame, request.id)
+                self._add(request)
             case frames.Cancel(id):
-                self._engine.cancel(id)
+                if not self._pending.cancel(id):
+                    self._engine.cancel(id)
             case frames.Finish(id, at_token):
                 self._engine.finish(id, at_token)
+            case frames.KeepWarm(tokens, salt):
+                self._engine.keep_warm(tokens, salt)
             case frames.Inspect():
                 self._link.send(self._inspected())
             case frames.Stop():
                 self._stopped = True
 
-    def _add(self, frame: frames.Add, id: str) -> None:
+    def _add(self, request: Request, constraint: Constraint | InvalidRequest | None = None) -> None:
+        """Begin a request; constraint: its grammar, compiled, or why that cannot be."""
         try:
-            self._engine.add(frame.request)
+            if isinstance(constraint, InvalidRequest):
+                raise constraint
+            self._engine.add(request, constraint)
         except InvalidRequest as error:
-            self._link.send(frames.Rejected(id, error.param, error.message, error.code))
+            self._link.send(frames.Rejected(request.id, error.param, error.message, error.code))
 
     def _inspected(self) -> frames.Inspected:
         problem = None
@@ -94,7 +130,7 @@ class Loop:
             self._engine.check()
         except AssertionError as error:
             problem = str(error) or "the page ledger does not add up"
-        return frames.Inspected(problem, self._engine.has_work)
+        return frames.Inspected(problem, self._engine.has_work or len(self._pending) > 0)
 
 
 def started(link: Link) -> EngineConfig:
@@ -121,15 +157,28 @@ def built(config: EngineConfig, link: Link) -> Engine | None:
     return None
 
 
+def grammar_compiler(config: EngineConfig, info: EngineInfo) -> GrammarCompiler | None:
+    """What compiles grammars for the target; None, and a line in the log, if its tokenizer is of no use for that."""
+    from server.build import target_directory
+
+    try:
+        return GrammarCompiler.load(target_directory(config), info.vocab_size, info.eos_token_ids)
+    except Exception as error:  # llguidance knows fewer kinds of tokenizers than the tokenizers library
+        log.warning("structured output is not available: %s", error)
+        return None
+
+
 def serve(link: Link) -> int:
     """Build the engine the first frame asks for, say so, and run it; returns the exit status."""
-    engine = built(started(link), link)
+    config = started(link)
+    engine = built(config, link)
     if engine is None:
         return 2
+    compiler = grammar_compiler(config, engine.info)
     gc.freeze()  # what was loaded stays; a full collection would otherwise look through all of it in mid-stream
     link.send(frames.Ready(engine.info))
     try:
-        Loop(engine, link).run()
+        Loop(engine, link, compiler).run()
     except GONE:
         raise
     except Exception as error:
@@ -143,9 +192,9 @@ def main(descriptor: int) -> int:
     """Run until the server is done with it; the exit status is 0 for an orderly end."""
     # A service manager's SIGTERM reaches every process; the server drains first and then ends this one.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    with socket.socket(fileno=descriptor) as connection:
+    with socket.socket(fileno=descriptor) as connection, contextlib.closing(Link(connection)) as link:
         try:
-            return serve(Link(connection))
+            return serve(link)
         except GONE:
             return 0
 

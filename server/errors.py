@@ -5,11 +5,17 @@
     ForesayError (spec)
     ├── InvalidRequest (spec)   a field is wrong: 400 invalid_request_error, param names the field
     └── ApiError
+        ├── Unauthorized        401  invalid_request_error  invalid_api_key   (WWW-Authenticate)
+        ├── Forbidden           403  permission_error       origin_not_allowed
         ├── ModelNotFound       404  invalid_request_error  model_not_found
+        ├── TooLarge            413  invalid_request_error  body_too_large
         ├── QueueFull           429  rate_limit_error       queue_full        (Retry-After)
+        ├── RateLimited         429  rate_limit_error       rate_limit_exceeded  (Retry-After)
+        ├── WaitedTooLong       429  rate_limit_error       first_token_timeout  (Retry-After)
         ├── EngineFailed        500  engine_error           engine_error
         ├── SlowReader          500  engine_error           slow_reader       (only ever seen inside a stream)
-        └── Unavailable         503  unavailable_error      loading | engine_down | draining   (Retry-After)
+        ├── Unavailable         503  unavailable_error      loading | engine_down | draining   (Retry-After)
+        └── TookTooLong         504  timeout_error          request_timeout   (X-Should-Retry: false)
 """
 
 from __future__ import annotations
@@ -31,6 +37,32 @@ class ApiError(ForesayError):
         super().__init__(message)
         self.message = message
 
+    @property
+    def headers(self) -> dict[str, str]:
+        """What the response says besides its body."""
+        return {} if self.retry_after is None else {"Retry-After": str(self.retry_after)}
+
+
+class Unauthorized(ApiError):
+    """No key was sent, or none that opens this server. given: whether one was sent."""
+
+    status, type, code = 401, "invalid_request_error", "invalid_api_key"
+
+    def __init__(self, message: str, given: bool = True) -> None:
+        super().__init__(message)
+        self.given = given
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """How to authenticate (RFC 6750: no error code where nothing was sent)."""
+        return {"WWW-Authenticate": 'Bearer realm="foresay"' + (', error="invalid_token"' if self.given else "")}
+
+
+class Forbidden(ApiError):
+    """A web page of this origin may not use the server."""
+
+    status, type, code = 403, "permission_error", "origin_not_allowed"
+
 
 class ModelNotFound(ApiError):
     """The request names a model this server does not serve."""
@@ -38,10 +70,38 @@ class ModelNotFound(ApiError):
     status, type, code, param = 404, "invalid_request_error", "model_not_found", "model"
 
 
-class QueueFull(ApiError):
+class TooLarge(ApiError):
+    """The body is larger than this server reads."""
+
+    status, type, code = 413, "invalid_request_error", "body_too_large"
+
+
+class Busy(ApiError):
+    """Not now. retry_after: when to try again, in seconds; None if that would not help."""
+
+    status, type = 429, "rate_limit_error"
+
+    def __init__(self, message: str, retry_after: int | None = 1) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
+
+
+class QueueFull(Busy):
     """As many requests are running and waiting as the server allows."""
 
-    status, type, code, retry_after = 429, "rate_limit_error", "queue_full", 1
+    code = "queue_full"
+
+
+class RateLimited(Busy):
+    """The caller has used up what their key may use for now."""
+
+    code = "rate_limit_exceeded"
+
+
+class WaitedTooLong(Busy):
+    """The request waited so long for its first token that it was given up."""
+
+    code = "first_token_timeout"
 
 
 class EngineFailed(ApiError):
@@ -64,6 +124,17 @@ class Unavailable(ApiError):
     def __init__(self, message: str, code: str) -> None:
         super().__init__(message)
         self.code = code
+
+
+class TookTooLong(ApiError):
+    """The request took longer than the server allows, and would again: clients need not try."""
+
+    status, type, code = 504, "timeout_error", "request_timeout"
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """What OpenAI's and Anthropic's clients look at before they try again."""
+        return {"X-Should-Retry": "false"}
 
 
 def described(error: ApiError | InvalidRequest) -> tuple[int, ErrorBody]:

@@ -2,7 +2,7 @@
 
 ::
 
-    server -> engine   Start (once), Add, Cancel, Finish, Inspect, Stop
+    server -> engine   Start (once), Add, Cancel, Finish, KeepWarm, Inspect, Stop
     engine -> server   Loading .. Ready | Failed, then Deltas (one per step), Rejected, Inspected
 
 A frame is a four-byte big-endian length and that many bytes of MessagePack.
@@ -43,6 +43,13 @@ class Finish(msgspec.Struct, tag="finish"):
 
     id: str
     at_token: int
+
+
+class KeepWarm(msgspec.Struct, tag="keep_warm"):
+    """Let the KV of this text be the last to make room, as if it had just been used. No answer."""
+
+    tokens: list[int]
+    salt: str
 
 
 class Inspect(msgspec.Struct, tag="inspect"):
@@ -95,7 +102,7 @@ class Inspected(msgspec.Struct, tag="inspected"):
     busy: bool
 
 
-UpFrame = Start | Add | Cancel | Finish | Inspect | Stop
+UpFrame = Start | Add | Cancel | Finish | KeepWarm | Inspect | Stop
 DownFrame = Loading | Ready | Failed | Deltas | Rejected | Inspected
 
 _encoder = msgspec.msgpack.Encoder()

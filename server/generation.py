@@ -7,7 +7,7 @@ of one answer, with the finer control a text layer needs: batches per engine ste
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from types import TracebackType
 from typing import Protocol, Self
 
@@ -48,19 +48,24 @@ class TokenEngine(Protocol):
 class Mailbox:
     """The deltas of one request that its reader has not taken yet, merged into one; bounded by ``most`` tokens."""
 
-    def __init__(self, engine: TokenEngine, request: Request, wake: asyncio.Event, most: int) -> None:
+    def __init__(
+        self, engine: TokenEngine, request: Request, wake: asyncio.Event, most: int, spend: Callable[[int], None]
+    ) -> None:
         self.request = request
-        self.finished = False
+        self.begun = self.finished = False
         self.error: Exception | None = None
         self._engine = engine
         self._wake = wake
         self._most = most
+        self._spend = spend
         self._pending: Delta | None = None
 
     def put(self, delta: Delta) -> None:
         """Merge a delta into what is waiting. A reader too far behind loses the request."""
         if self.finished:
             return
+        self.begun = True
+        self._spend(len(delta.tokens))
         self._pending = delta if self._pending is None else _merged(self._pending, delta)
         self._wake.set()
         if delta.finish_reason == "error":
@@ -92,15 +97,26 @@ class Mailbox:
 class Generation:
     """The running requests of one answer. Leaving the context cancels what is still running.
 
+    spend: called with the number of tokens of each delta, when it comes.
+
     ``async with Generation(engine, requests) as generation: batch = await generation.next()``
     """
 
     def __init__(
-        self, engine: TokenEngine, requests: Sequence[Request], most_pending: int = MOST_PENDING_TOKENS
+        self,
+        engine: TokenEngine,
+        requests: Sequence[Request],
+        most_pending: int = MOST_PENDING_TOKENS,
+        spend: Callable[[int], None] = lambda tokens: None,
     ) -> None:
         self._engine = engine
         self._wake = asyncio.Event()
-        self._mailboxes = [Mailbox(engine, request, self._wake, most_pending) for request in requests]
+        self._mailboxes = [Mailbox(engine, request, self._wake, most_pending, spend) for request in requests]
+
+    @property
+    def begun(self) -> bool:
+        """Whether any token has come."""
+        return any(mailbox.begun for mailbox in self._mailboxes)
 
     async def __aenter__(self) -> Self:
         try:
@@ -165,4 +181,7 @@ async def generate(engine: TokenEngine, request: Request) -> AsyncIterator[Delta
 def _merged(first: Delta, second: Delta) -> Delta:
     """One delta that says what both say. Reuses ``second``, whose end-of-request fields are the newer ones."""
     second.tokens = first.tokens + second.tokens
+    if first.logprobs is not None:
+        second.logprobs = first.logprobs + (second.logprobs or [])
+    second.prompt_logprobs = first.prompt_logprobs or second.prompt_logprobs
     return second

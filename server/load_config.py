@@ -148,4 +148,5 @@ def _converted(setting: Setting, value: Any, origin: str) -> Any:
     except msgspec.ValidationError:
         named = origin in (setting.flag, setting.variable, setting.name)
         subject = origin if named else f"{origin}: {setting.name}"
-        raise ConfigurationError(f"{subject} must be {setting.expected}, got {value!r}") from None
+        got = "; what was given is not repeated here" if setting.is_secret else f", got {value!r}"
+        raise ConfigurationError(f"{subject} must be {setting.expected}{got}") from None

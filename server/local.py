@@ -8,6 +8,7 @@ from __future__ import annotations
 import secrets
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cached_property
 from itertools import count
 from types import TracebackType
 from typing import Any, Self, cast, overload
@@ -17,14 +18,21 @@ import msgspec
 from server.build import build_engine, target_directory
 from server.choice import Choice, TextOptions
 from server.config import EngineConfig
+from server.forks import forked
+from server.grammars.compiler import GrammarCompiler
+from server.grammars.fields import of_outputs, refuse_lengths
 from server.load_config import load
+from server.options import MOST_CHOICES, spelled_words
 from server.text import Tokenizer
-from spec.errors import ForesayError
-from spec.request import Delta, EngineInfo, Request
+from server.wire.structured import StructuredOutputs
+from spec.errors import ForesayError, InvalidRequest
+from spec.request import Delta, EngineInfo, Grammar, Request, TokenLogprobs
 from spec.sampling import SamplingParams
 from spec.trace import Statistics
 
 Prompt = str | Sequence[int]
+#: What an output must match; a mapping has the fields of the other.
+Structured = StructuredOutputs | Mapping[str, Any]
 #: Told what is being loaded, and where known how much of it (0 to 1).
 Progress = Callable[..., None]
 
@@ -34,7 +42,8 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True):
 
     token_ids: what the model wrote, with the token that ended it, cut after the one a stop string ended in.
     finish_reason: ``"stop"`` (end of text, stop token, stop string), ``"length"`` or ``"cancelled"``. seed: gives the
-    same text again. exact: whether this machine guarantees the same tokens with any drafter.
+    same text again. logprobs, prompt_logprobs: an entry per token, if asked for; of several choices for one prompt the
+    first has those of the prompt. exact: whether this machine guarantees the same tokens with any drafter.
     """
 
     text: str
@@ -44,6 +53,8 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True):
     seed: int
     exact: bool
     statistics: Statistics | None
+    logprobs: list[TokenLogprobs] | None = None
+    prompt_logprobs: list[TokenLogprobs | None] | None = None
 
 
 class TextStream:
@@ -62,6 +73,8 @@ class TextStream:
         self._pieces: deque[str] = deque()
         self._text: list[str] = []
         self._tokens: list[int] = []
+        self._logprobs: list[TokenLogprobs] | None = None if request.params.logprobs is None else []
+        self._prompt_logprobs: list[TokenLogprobs | None] | None = None
 
     def __iter__(self) -> Iterator[str]:
         return self
@@ -99,6 +112,9 @@ class TextStream:
             raise ForesayError(delta.error or "the engine gave up on this request")
         piece = self._choice.take(delta)
         self._tokens += piece.token_ids
+        if self._logprobs is not None:
+            self._logprobs += piece.logprobs
+        self._prompt_logprobs = self._prompt_logprobs or piece.prompt_logprobs
         if piece.text:
             self._pieces.append(piece.text)
             self._text.append(piece.text)
@@ -118,6 +134,8 @@ class TextStream:
             seed=seed,
             exact=self._engine.info.exact,
             statistics=self._choice.statistics,
+            logprobs=self._logprobs,
+            prompt_logprobs=self._prompt_logprobs,
         )
 
 
@@ -144,7 +162,8 @@ class Engine:
         return engine
 
     def _start(self, config: EngineConfig, progress: Progress | None) -> None:
-        self.tokenizer = Tokenizer.load(target_directory(config))
+        self._directory = target_directory(config)
+        self.tokenizer = Tokenizer.load(self._directory)
         self._engine = build_engine(config, progress)
         self._seed = config.seed
         self._streams: dict[str, TextStream] = {}
@@ -170,43 +189,63 @@ class Engine:
 
     @overload
     def generate(
-        self, prompt: Prompt, params: SamplingParams | None = ..., *, stop: Sequence[str] = ..., **sampling: Any
+        self, prompt: Prompt, params: SamplingParams | None = ..., *, n: None = ..., **given: Any
     ) -> Completion: ...
 
     @overload
     def generate(
-        self,
-        prompt: Sequence[Prompt],
-        params: SamplingParams | None = ...,
-        *,
-        stop: Sequence[str] = ...,
-        **sampling: Any,
+        self, prompt: Sequence[Prompt], params: SamplingParams | None = ..., *, n: None = ..., **given: Any
     ) -> list[Completion]: ...
+
+    @overload
+    def generate(
+        self, prompt: Prompt, params: SamplingParams | None = ..., *, n: int, **given: Any
+    ) -> list[Completion]: ...
+
+    @overload
+    def generate(
+        self, prompt: Sequence[Prompt], params: SamplingParams | None = ..., *, n: int, **given: Any
+    ) -> list[list[Completion]]: ...
 
     def generate(
         self,
         prompt: Prompt | Sequence[Prompt],
         params: SamplingParams | None = None,
         *,
+        n: int | None = None,
         stop: Sequence[str] = (),
+        structured_outputs: Structured | None = None,
         **sampling: Any,
-    ) -> Completion | list[Completion]:
+    ) -> Completion | list[Completion] | list[list[Completion]]:
         """Write on from a prompt (text or token ids), or from several at once; a list gives a list.
 
-        stop: texts that end the output, themselves left out. sampling: fields of :class:`SamplingParams`, on top of
-        ``params``. Raises :class:`~spec.errors.InvalidRequest` naming the field that is wrong.
+        n: so many texts for each prompt, as a list; the seed of the first gives all of them again. stop: texts that end
+        the output, themselves left out. structured_outputs: what the output must match, such as ``{"json": schema}``,
+        ``{"regex": ...}``, ``{"choice": [...]}``, ``{"grammar": ...}``. sampling: fields of :class:`SamplingParams`, on
+        top of ``params``; bad_words may be texts. Raises :class:`~spec.errors.InvalidRequest` naming the field that is
+        wrong.
         """
-        if _is_one(prompt):
-            return self.stream(cast(Prompt, prompt), params, stop=stop, **sampling).result()
-        streams = [self.stream(each, params, stop=stop, **sampling) for each in cast(Sequence[Prompt], prompt)]
-        return [stream.result() for stream in streams]
+        given: dict[str, Any] = {"stop": stop, "structured_outputs": structured_outputs, **sampling}
+        prompts = [cast(Prompt, prompt)] if _is_one(prompt) else list(cast(Sequence[Prompt], prompt))
+        if n is None:
+            streams = [self.stream(each, params, **given) for each in prompts]
+            one_each = [stream.result() for stream in streams]
+            return one_each[0] if _is_one(prompt) else one_each
+        groups = [self._submit(self._ids(each), params, stop, structured_outputs, sampling, n) for each in prompts]
+        several = [[stream.result() for stream in group] for group in groups]
+        return several[0] if _is_one(prompt) else several
 
     def stream(
-        self, prompt: Prompt, params: SamplingParams | None = None, *, stop: Sequence[str] = (), **sampling: Any
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        stop: Sequence[str] = (),
+        structured_outputs: Structured | None = None,
+        **sampling: Any,
     ) -> TextStream:
         """Like :meth:`generate` for one prompt, but an iterator of pieces of text."""
-        ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
-        return self._submit(ids, params, stop, sampling)
+        return self._submit(self._ids(prompt), params, stop, structured_outputs, sampling)[0]
 
     def chat(
         self,
@@ -214,10 +253,12 @@ class Engine:
         params: SamplingParams | None = None,
         *,
         stop: Sequence[str] = (),
+        structured_outputs: Structured | None = None,
         **sampling: Any,
     ) -> Completion:
         """The model's answer to ``[{"role": "user", "content": "..."}, ...]``, by its chat template."""
-        return self.stream_chat(messages, params, stop=stop, **sampling).result()
+        given: dict[str, Any] = {"stop": stop, "structured_outputs": structured_outputs, **sampling}
+        return self.stream_chat(messages, params, **given).result()
 
     def stream_chat(
         self,
@@ -225,11 +266,20 @@ class Engine:
         params: SamplingParams | None = None,
         *,
         stop: Sequence[str] = (),
+        structured_outputs: Structured | None = None,
         **sampling: Any,
     ) -> TextStream:
         """Like :meth:`chat`, but an iterator of pieces of text."""
         prompt = self.tokenizer.render([dict(message) for message in messages])
-        return self._submit(self.tokenizer.encode(prompt, add_special_tokens=False), params, stop, sampling)
+        ids = self.tokenizer.encode(prompt, add_special_tokens=False)
+        return self._submit(ids, params, stop, structured_outputs, sampling)[0]
+
+    @cached_property
+    def _compiler(self) -> GrammarCompiler:
+        compiler = GrammarCompiler.load(self._directory, self.info.vocab_size, self.info.eos_token_ids)
+        if compiler is None:
+            raise InvalidRequest("structured_outputs", f"{self._directory} has no tokenizer.json, which they need")
+        return compiler
 
     def step(self) -> None:
         """One step of the engine for every open stream."""
@@ -250,16 +300,54 @@ class Engine:
             self._engine.cancel(id)
 
     def _submit(
-        self, prompt: list[int], params: SamplingParams | None, stop: Sequence[str], sampling: Mapping[str, Any]
-    ) -> TextStream:
-        params = msgspec.structs.replace(params or SamplingParams(), **sampling)
+        self,
+        prompt: list[int],
+        params: SamplingParams | None,
+        stop: Sequence[str],
+        structured: Structured | None,
+        sampling: Mapping[str, Any],
+        n: int = 1,
+    ) -> list[TextStream]:
+        if not 1 <= n <= MOST_CHOICES:
+            raise InvalidRequest("n", f"n must be between 1 and {MOST_CHOICES}, got {n}")
+        params = msgspec.structs.replace(params or SamplingParams(), **self._spelled(sampling))
         if params.seed is None:
             params = msgspec.structs.replace(params, seed=secrets.randbits(32) if self._seed is None else self._seed)
-        request = Request(id=str(next(self._numbers)), prompt=prompt, params=params)
+        grammar = None if structured is None else _grammar(structured, params)
+        request = Request(id=str(next(self._numbers)), prompt=prompt, params=params, grammar=grammar)
+        return [self._run(one, stop) for one in forked(request, n)]
+
+    def _run(self, request: Request, stop: Sequence[str]) -> TextStream:
+        constraint = None if request.grammar is None else self._compiler.compile(request.grammar)
         stream = TextStream(self, request, stop)
-        self._engine.add(request)
+        self._engine.add(request, constraint)
         self._streams[request.id] = stream
         return stream
+
+    def _ids(self, prompt: Prompt) -> list[int]:
+        return self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
+
+    def _spelled(self, sampling: Mapping[str, Any]) -> dict[str, Any]:
+        """Sampling fields, with bad words that are texts as the token sequences that spell them."""
+        words = sampling.get("bad_words", ())
+        texts = [word for word in words if isinstance(word, str)]
+        if not texts:
+            return dict(sampling)
+        ids = tuple(tuple(word) for word in words if not isinstance(word, str))
+        return {**sampling, "bad_words": ids + spelled_words(texts, self.tokenizer)}
+
+
+def _grammar(structured: Structured, params: SamplingParams) -> Grammar | None:
+    """What the output must match."""
+    if not isinstance(structured, StructuredOutputs):
+        try:
+            structured = msgspec.convert(dict(structured), StructuredOutputs, strict=True)
+        except msgspec.ValidationError as error:
+            raise InvalidRequest("structured_outputs", f"structured_outputs: {error}") from None
+    grammar = of_outputs(structured)
+    if grammar is not None:
+        refuse_lengths(params, grammar.param)
+    return grammar
 
 
 def _is_one(prompt: Prompt | Sequence[Prompt]) -> bool:

@@ -43,6 +43,16 @@ class OutputParser(Protocol):
         """Token ids that are told to :meth:`marker` instead of becoming text."""
         ...
 
+    @property
+    def thinking(self) -> bool:
+        """Whether the output so far ends in the middle of reasoning."""
+        ...
+
+    @property
+    def complete(self) -> bool:
+        """Whether nothing more is wanted: the answer ends here, as at a stop string."""
+        ...
+
     def feed(self, text: str) -> list[Part]:
         """More text; returns the parts that are certain now."""
         ...
@@ -60,6 +70,8 @@ class PlainText:
     """The parser of a model that only writes text."""
 
     markers: frozenset[int] = frozenset()
+    thinking = False
+    complete = False
 
     def feed(self, text: str) -> list[Part]:
         """The text as it is."""

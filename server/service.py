@@ -5,16 +5,22 @@ from __future__ import annotations
 import asyncio
 import time
 import zlib
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import AbstractContextManager, asynccontextmanager, contextmanager
 from typing import Protocol
 
 import msgspec
 
 from server.answers.base import Origin
+from server.config import ServeConfig
 from server.engine_client import EngineStatus, unavailable
 from server.errors import EngineFailed, ModelNotFound, QueueFull, Unavailable
+from server.gateway.admission import admitted
+from server.gateway.deadlines import deadlines
+from server.gateway.pace import Pace
 from server.generation import MOST_PENDING_TOKENS, Generation, TokenEngine
+from server.parsers.dialect import Dialect
+from server.responses.state import Responses
 from server.text import SamplingDefaults, Tokenizer
 from server.wire.shared import MetricsLevel
 from spec.request import EngineInfo, Request
@@ -36,12 +42,17 @@ class ServedEngine(TokenEngine, Protocol):
         """What is running."""
         ...
 
+    def keep_warm(self, tokens: list[int], salt: str) -> None:
+        """Let the KV of this text be the last to make room."""
+        ...
+
 
 class ServiceOptions(msgspec.Struct, frozen=True, kw_only=True):
     """How clients are treated.
 
     model: the name they use. most_running: requests running and waiting. seed: of requests that bring none.
-    ping_seconds: between the comments in a stream that has nothing to say.
+    ping_seconds: between the comments in a stream that has nothing to say. config: what the server was started with.
+    max_output_tokens, max_body_bytes, request_timeout, first_token_timeout: the settings of these names.
     """
 
     model: str
@@ -50,13 +61,33 @@ class ServiceOptions(msgspec.Struct, frozen=True, kw_only=True):
     metrics_level: MetricsLevel = "summary"
     ping_seconds: float = 15.0
     most_pending_tokens: int = MOST_PENDING_TOKENS
+    config: ServeConfig | None = None
+    max_output_tokens: int | None = None
+    max_body_bytes: int = 64 << 20
+    request_timeout: float | None = None
+    first_token_timeout: float | None = None
+
+    @classmethod
+    def of(cls, config: ServeConfig, model: str) -> ServiceOptions:
+        """As the settings say."""
+        return cls(
+            model=model,
+            most_running=config.max_seqs + config.max_queue,
+            seed=config.seed,
+            config=config,
+            max_output_tokens=config.max_output_tokens,
+            max_body_bytes=config.max_body_bytes,
+            request_timeout=config.request_timeout,
+            first_token_timeout=config.first_token_timeout,
+        )
 
 
 class Text(msgspec.Struct, frozen=True):
-    """What the checkpoint's directory says about text and sampling."""
+    """What the checkpoint's directory says about text and sampling. dialect: how the model writes tool calls."""
 
     tokenizer: Tokenizer
     defaults: SamplingDefaults
+    dialect: Dialect = Dialect()
 
 
 class Service:
@@ -67,7 +98,9 @@ class Service:
         self.options = options
         self.text = text
         self.draining = False
+        self.responses = Responses()
         self.created = int(time.time())
+        self.pace = Pace()
         self._running: dict[Generation, int] = {}
         self._idle = asyncio.Event()
         self._idle.set()
@@ -109,23 +142,47 @@ class Service:
 
     @asynccontextmanager
     async def generation(self, requests: Sequence[Request]) -> AsyncIterator[Generation]:
-        """Run requests; :class:`QueueFull` if there is no room, and whatever the engine refuses with."""
+        """Run requests; :class:`QueueFull` if there is no room, and whatever the caller's limits or the engine refuse.
+
+        Every door comes through here, so limits and time limits are kept here.
+        """
         if self.running + len(requests) > self.options.most_running:
-            raise QueueFull(f"{self.running} requests are running or waiting already; try again in a moment")
-        generation = Generation(self.engine, requests, self.options.most_pending_tokens)
-        self._running[generation] = len(requests)
+            raise self._queue_full(len(requests))
+        with admitted(requests) as spend:
+            generation = Generation(self.engine, requests, self.options.most_pending_tokens, spend)
+            with self._present(generation, len(requests)), self._deadlines(generation):
+                async with generation:
+                    yield generation
+
+    @contextmanager
+    def _present(self, generation: Generation, count: int) -> Iterator[None]:
+        """Count a generation among those that run."""
+        began = time.monotonic()
+        self._running[generation] = count
         self._idle.clear()
         try:
-            async with generation:
-                yield generation
+            yield
         finally:
             del self._running[generation]
+            self.pace.finished(time.monotonic() - began)
             if not self._running:
                 self._idle.set()
+
+    def _queue_full(self, asked: int) -> QueueFull:
+        most = self.options.most_running
+        if asked > most:
+            return QueueFull(f"This request asks for {asked} choices at once; this server runs {most}", None)
+        message = f"{self.running} requests are running or waiting already; try again in a moment"
+        return QueueFull(message, self.pace.retry_after(len(self._running)))
+
+    def _deadlines(self, generation: Generation) -> AbstractContextManager[None]:
+        first, whole = self.options.first_token_timeout, self.options.request_timeout
+        return deadlines(generation, first, whole, lambda: self.pace.retry_after(len(self._running)))
 
     async def drain(self, seconds: float) -> None:
         """Take no more requests, let the running ones finish for ``seconds``, then end them with an error."""
         self.draining = True
+        self.responses.drain()
         for patience in (seconds, 1.0):
             try:
                 async with asyncio.timeout(patience):

@@ -27,6 +27,7 @@ class Setting:
     expected: str
     is_switch: bool
     is_list: bool
+    is_secret: bool
     choices: tuple[str, ...]
 
     @property
@@ -72,6 +73,7 @@ def _setting(field: msgspec.inspect.Field, kind: Any) -> Setting:
         expected=_expected(described.type),
         is_switch=isinstance(first, msgspec.inspect.BoolType),
         is_list=isinstance(first, msgspec.inspect.VarTupleType),
+        is_secret=extra["secret"],
         choices=_choices(first),
     )
 

@@ -7,15 +7,25 @@ from collections.abc import Sequence
 from msgspec import UNSET
 
 from server.choice import Choice
-from server.wire.shared import Metrics, MetricsLevel, PromptTokensDetails, SpeculativeDecoding, Usage
+from server.wire.shared import (
+    CompletionTokensDetails,
+    Metrics,
+    MetricsLevel,
+    PromptTokensDetails,
+    SpeculativeDecoding,
+    Usage,
+)
 
 
 def usage(choices: Sequence[Choice]) -> Usage:
-    """Tokens of all choices so far."""
-    prompt = sum(len(choice.request.prompt) for choice in choices)
+    """Tokens of all choices so far. A prompt counts once, however many choices continue it."""
+    prompts = [choice for choice in choices if choice.request.fork_of is None]
+    prompt = sum(len(choice.request.prompt) for choice in prompts)
     completion = sum(choice.completion_tokens for choice in choices)
-    cached = sum(choice.cached_tokens for choice in choices)
-    return Usage(prompt, completion, prompt + completion, PromptTokensDetails(cached))
+    cached = sum(choice.cached_tokens for choice in prompts)
+    reasoning = sum(choice.reasoning_tokens for choice in choices)
+    details = CompletionTokensDetails(reasoning) if reasoning else UNSET
+    return Usage(prompt, completion, prompt + completion, PromptTokensDetails(cached), details)
 
 
 def metrics(choices: Sequence[Choice], level: MetricsLevel, exact: bool) -> Metrics | None:

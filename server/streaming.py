@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import asyncio
+from collections.abc import Callable, Iterator, Sequence
+from typing import ParamSpec, TypeVar
 
 import msgspec
 from aiohttp import web
 
 from server.answers.base import Answer
-from server.choice import Piece
+from server.choice import Piece, merged
 from server.errors import ApiError, described
 from server.generation import Generation
 from server.sse import EventStream
@@ -17,6 +19,11 @@ from spec.request import Delta
 
 #: Before this, an error still gets its own HTTP status; after it, the client sees headers and pings.
 HEADERS_AFTER_SECONDS = 1.0
+#: Spelling this many logprobs, with the likeliest ones beside each, takes about a millisecond.
+MOST_INLINE_ENTRIES = 200
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 async def stream(request: web.Request, answer: Answer, generation: Generation, ping: float) -> web.StreamResponse:
@@ -31,7 +38,43 @@ async def stream(request: web.Request, answer: Answer, generation: Generation, p
     return await events.end()
 
 
+class Paced:
+    """Holds pieces back until there are ``interval`` tokens to send. The first one of a choice goes out at once."""
+
+    def __init__(self, interval: int) -> None:
+        self._interval = interval
+        self._begun: set[int] = set()
+        self._held: dict[int, Piece] = {}
+
+    def take(self, index: int, piece: Piece) -> Piece | None:
+        """What of a choice is due with this piece; None if it is to wait."""
+        if index in self._held:
+            piece = merged(self._held.pop(index), piece)
+        ended = piece.finish_reason is not None
+        if ended or index not in self._begun or len(piece.token_ids) >= self._interval:
+            self._begun.add(index)
+            return piece
+        self._held[index] = piece
+        return None
+
+    def rest(self) -> list[tuple[int, Piece]]:
+        """What is still held back."""
+        held, self._held = self._held, {}
+        return sorted(held.items(), key=lambda item: item[0])
+
+
 async def _stream(events: EventStream, answer: Answer, generation: Generation, ping: float) -> None:
+    paced = Paced(answer.options.stream_interval)
+    try:
+        await _paced(events, answer, generation, ping, paced)
+    except (ApiError, InvalidRequest):
+        left = [chunk for index, piece in paced.rest() for chunk in answer.chunks(index, piece)]
+        if left:
+            await events.send(left)
+        raise
+
+
+async def _paced(events: EventStream, answer: Answer, generation: Generation, ping: float, paced: Paced) -> None:
     unopened = set(range(len(answer.choices)))
     while not finished(answer):
         batch = await generation.next(ping if events.started else min(ping, HEADERS_AFTER_SECONDS))
@@ -39,7 +82,9 @@ async def _stream(events: EventStream, answer: Answer, generation: Generation, p
         unopened.difference_update(due)
         chunks = [chunk for index in due for chunk in answer.opening(index)]
         for index, piece in pieces_of(answer, generation, batch):
-            chunks += answer.chunks(index, piece)
+            ready = paced.take(index, piece)
+            if ready is not None:
+                chunks += await _unhurried([ready], answer.chunks, index, ready)
         if finished(answer):
             await events.send([*chunks, *answer.closing()], last=answer.framing.done)
         elif chunks or not batch:
@@ -52,7 +97,15 @@ async def collect(answer: Answer, generation: Generation) -> msgspec.Struct:
     while not finished(answer):
         for index, piece in pieces_of(answer, generation, await generation.next()):
             pieces[index].append(piece)
-    return answer.whole(pieces)
+    return await _unhurried([piece for of_choice in pieces for piece in of_choice], answer.whole, pieces)
+
+
+async def _unhurried(pieces: Sequence[Piece], make: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """Make something of the pieces; in a thread if there is so much that it would delay other streams."""
+    entries = sum(len(piece.logprobs) + len(piece.prompt_logprobs or ()) for piece in pieces)
+    if entries <= MOST_INLINE_ENTRIES:
+        return make(*args, **kwargs)
+    return await asyncio.to_thread(make, *args, **kwargs)
 
 
 def finished(answer: Answer) -> bool:

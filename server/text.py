@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 
+from server.spelling import SpelledToken, Spelling
 from spec.errors import ConfigurationError, InvalidRequest
 
 if TYPE_CHECKING:
@@ -25,6 +26,7 @@ class SamplingDefaults(msgspec.Struct, frozen=True):
     top_k: int | None = None
     top_p: float | None = None
     min_p: float | None = None
+    repetition_penalty: float | None = None
     max_new_tokens: int | None = None
 
     @classmethod
@@ -47,7 +49,9 @@ class Tokenizer:
         self._backend = tokenizer.backend_tokenizer
         added = self._backend.get_added_tokens_decoder()
         self.special_ids: frozenset[int] = frozenset(token for token, entry in added.items() if entry.special)
+        self._added: dict[str, int] = {entry.content: token for token, entry in added.items()}
         self.vocab_size: int = self._backend.get_vocab_size(with_added_tokens=True)
+        self._spelling = Spelling(self._backend)
 
     @classmethod
     def load(cls, directory: Path) -> Tokenizer:
@@ -72,17 +76,63 @@ class Tokenizer:
         text: str = self._backend.decode(ids, skip_special_tokens=skip_special_tokens)
         return text
 
+    def spelled(self, token: int) -> SpelledToken:
+        """One token by itself, be it half a character; nothing for a mere placeholder."""
+        return self._spelling.of(token)
+
+    def token_bytes(self, token: int) -> bytes:
+        """The bytes of one token."""
+        return self._spelling.of(token).raw
+
+    def token_strings(self, ids: Sequence[int]) -> list[str]:
+        """Each token as the vocabulary spells it; a pure placeholder of the model's embedding has no spelling."""
+        return [self._backend.id_to_token(token) or "" for token in ids]
+
+    @property
+    def templates(self) -> str:
+        """All of the checkpoint's chat templates, one behind the other."""
+        template = self._templates.chat_template
+        return "\n".join(map(str, template.values())) if isinstance(template, dict) else str(template or "")
+
+    def special_id(self, token: str) -> int | None:
+        """The id of a special token by its text; None if there is none such."""
+        id: int | None = self._backend.token_to_id(token)
+        return id if id in self.special_ids else None
+
+    def added_id(self, token: str) -> int | None:
+        """The id of a token that was added to the vocabulary as a whole, special or not; None if there is none such."""
+        return self._added.get(token)
+
+    @property
+    def declares_output(self) -> bool:
+        """Whether the checkpoint says how its output is to be read (``response_template``)."""
+        return getattr(self._templates, "response_template", None) is not None
+
+    def output_regions(self, prompt: str, tools: Sequence[dict[str, Any]]) -> Any:
+        """transformers' parser of the output that follows ``prompt``; :class:`ConfigurationError` if there is none."""
+        try:
+            return self._templates.get_response_parser(prefix=prompt, tools=list(tools) or None)
+        except (AttributeError, ValueError, TypeError, KeyError) as error:
+            raise ConfigurationError(f"the tokenizer's response_template cannot be used: {error}") from error
+
     @property
     def has_template(self) -> bool:
         """Whether chat messages can be rendered."""
         return self._templates.chat_template is not None
 
+    @property
+    def template(self) -> str:
+        """The chat template; empty where there is none. A checkpoint may have several: the default one."""
+        template = self._templates.chat_template
+        return template if isinstance(template, str) else str((template or {}).get("default", ""))
+
     def render(
         self,
-        messages: list[dict[str, str]],
+        messages: list[dict[str, Any]],
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         template_kwargs: Mapping[str, Any] | None = None,
+        tools: Sequence[dict[str, Any]] = (),
     ) -> str:
         """The prompt the chat template makes of ``messages``; :class:`InvalidRequest` if it refuses them."""
         import jinja2
@@ -95,6 +145,7 @@ class Tokenizer:
         try:
             prompt = self._templates.apply_chat_template(
                 messages,
+                tools=list(tools) or None,
                 tokenize=False,
                 add_generation_prompt=add_generation_prompt,
                 continue_final_message=continue_final_message,

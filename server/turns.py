@@ -7,23 +7,29 @@ understood in one place.
 from __future__ import annotations
 
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 
 import msgspec
 from aiohttp import web
 
-from server import validation
+from server import conversation, tools, validation
 from server.answers.base import Answer
 from server.choice import Choice, TextOptions
+from server.forks import check_choices, forked
 from server.gateway.caller import CALLER
+from server.grammars.answers import Beginning, chat_grammar
+from server.grammars.fields import wanted
+from server.options import bad_words, scores_only, truncated
+from server.options import choices as choices_of
+from server.parts import OutputParser, PlainText
 from server.service import Service
 from server.streaming import collect, stream
 from server.wire.chat import ChatRequest
 from server.wire.completions import CompletionRequest
 from server.wire.shared import GenerationRequest
 from spec.errors import InvalidRequest
-from spec.request import Request
+from spec.request import Grammar, Request
 
 SERVICE = web.AppKey("service", Service)
 #: The id of the HTTP request that the running task serves.
@@ -31,54 +37,88 @@ REQUEST_ID: ContextVar[str] = ContextVar("request_id")
 
 
 async def completion_choices(service: Service, body: CompletionRequest) -> list[Choice]:
-    """One choice per prompt."""
+    """``n`` choices for each prompt, those of the first prompt first."""
     special = body.add_special_tokens is not False
     given = validation.prompts(body)
     prompts = [await service.encode(one, special) if isinstance(one, str) else one for one in given]
-    return _choices(service, body, prompts, "prompt", follows=True)
+    return _choices(service, body, prompts, "prompt", follows=True, grammar=await wanted(body))
 
 
 async def chat_choices(service: Service, body: ChatRequest) -> list[Choice]:
     """The answers to a conversation."""
-    prompt = await _rendered(service, body)
-    return _choices(service, body, [prompt], "messages", follows=bool(body.continue_final_message))
+    continues = bool(body.continue_final_message)
+    text = rendered(service, body)
+    prompt = await service.encode(text, add_special_tokens=bool(body.add_special_tokens))
+    dialect, offer = service.opened()[0].dialect, tools.offered(body)
+    opened = dialect.opened_by(text, continues)
+
+    def parser(request_id: str) -> OutputParser:
+        return dialect.parser(request_id, offer, opened, text)
+
+    beginning = Beginning(text, opened, continues)
+    grammar = await chat_grammar(body, offer, dialect, service.opened()[0].tokenizer, beginning)
+    return _choices(service, body, [prompt], "messages", follows=continues, parser=parser, grammar=grammar)
 
 
-async def _rendered(service: Service, body: ChatRequest) -> list[int]:
+async def chat_prompt(service: Service, body: ChatRequest) -> list[int]:
     """The token ids of the conversation, as the model's chat template writes it."""
-    tokenizer = service.opened()[0].tokenizer
+    return await service.encode(rendered(service, body), add_special_tokens=bool(body.add_special_tokens))
+
+
+def rendered(service: Service, body: ChatRequest) -> str:
+    """The conversation as the model's chat template writes it."""
+    text = service.opened()[0]
+    offer = tools.offered(body)
+    text.dialect.check(body, offer)
     continues = bool(body.continue_final_message)
     opens = body.add_generation_prompt is not False
     if continues and body.add_generation_prompt:
         raise InvalidRequest(
             "continue_final_message", "continue_final_message and add_generation_prompt exclude each other"
         )
-    prompt = tokenizer.render(
-        validation.messages(body), opens and not continues, continues, template_kwargs=body.chat_template_kwargs
-    )
-    return await service.encode(prompt, add_special_tokens=bool(body.add_special_tokens))
+    given = body.chat_template_kwargs or {}
+    if body.reasoning_effort is not None:
+        given = {"reasoning_effort": body.reasoning_effort} | given
+    messages = conversation.messages(body)
+    return text.tokenizer.render(messages, opens and not continues, continues, given, offer.rendered())
 
 
 def _choices(
-    service: Service, body: GenerationRequest, prompts: Sequence[list[int]], field: str, follows: bool
+    service: Service,
+    body: GenerationRequest,
+    prompts: Sequence[list[int]],
+    field: str,
+    follows: bool,
+    parser: Callable[[str], OutputParser] = lambda request_id: PlainText(),
+    grammar: Grammar | None = None,
 ) -> list[Choice]:
-    """One choice per prompt, checked. follows: whether the answer's text goes on where the prompt's ends."""
+    """``n`` choices per prompt, checked. follows: whether the answer's text goes on where the prompt's ends. parser:
+    makes the parser of the choice whose request has this id. grammar: what all of them must match.
+    """
     text, info = service.opened()
     params = validation.sampling_params(body, text.defaults, info.vocab_size)
     if params.seed is None:
         params = msgspec.structs.replace(params, seed=service.options.seed)
+    if body.bad_words:
+        params = msgspec.structs.replace(params, bad_words=bad_words(body, text.tokenizer))
     options = TextOptions(
         stop=validation.stop_strings(body),
         include_stop=bool(body.include_stop_str_in_output),
         skip_special_tokens=body.skip_special_tokens is not False,
+        silent=scores_only(body),
     )
+    count = choices_of(body)
+    check_choices(len(prompts), count)
     unique, salt = uuid.uuid4().hex, _salt(body)
     choices = []
-    for index, prompt in enumerate(prompts):
-        validation.check_prompt(prompt, field, params, info.vocab_size, info.max_model_len)
-        request = Request(id=f"{unique}-{index}", prompt=prompt, params=params, salt=salt)
+    for index, given in enumerate(prompts):
+        prompt = truncated(body, given, info.max_model_len - (params.max_tokens or 1))
+        own = validation.capped(body, params, service.options.max_output_tokens, info.max_model_len - len(prompt))
+        validation.check_prompt(prompt, field, own, info.vocab_size, info.max_model_len)
+        request = Request(id=f"{unique}-{index}", prompt=prompt, params=own, salt=salt, grammar=grammar)
         context = prompt if follows else ()
-        choices.append(Choice(request, text.tokenizer, options, info.eos_token_ids, context))
+        for one in forked(request, count):
+            choices.append(Choice(one, text.tokenizer, options, info.eos_token_ids, context, parser(one.id)))
     return choices
 
 

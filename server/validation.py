@@ -7,23 +7,24 @@ their value asks for nothing. An empty field name means the body as a whole.
 from __future__ import annotations
 
 import re
-from typing import TypeVar
+from functools import lru_cache
+from typing import Any, TypeVar
 
 import msgspec
 
+from server import options
 from server.text import SamplingDefaults
-from server.wire.chat import ChatRequest, ContentPart, Message
+from server.wire.chat import ChatRequest
 from server.wire.completions import CompletionRequest
-from server.wire.shared import NOT_SUPPORTED, GenerationRequest
+from server.wire.shared import NOT_SUPPORTED, WRITE_INSTEAD, GenerationRequest
 from spec.errors import ContextLengthExceeded, InvalidRequest
 from spec.sampling import SEED_RANGE, SamplingParams
 
 COMPLETION_MAX_TOKENS = 16
 MOST_STOPS = 16
 MOST_PROMPTS = 128
-ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
 
-R = TypeVar("R", CompletionRequest, ChatRequest)
+S = TypeVar("S", bound=msgspec.Struct)
 
 _completions = msgspec.json.Decoder(CompletionRequest)
 _chats = msgspec.json.Decoder(ChatRequest)
@@ -31,28 +32,59 @@ _chats = msgspec.json.Decoder(ChatRequest)
 
 def decode_completion(body: bytes) -> CompletionRequest:
     """The request in ``body``, every field of a known type and none that cannot be served."""
-    return _checked(body, _completions)
+    request = decoded(body, _completions)
+    _check(request)
+    return request
 
 
 def decode_chat(body: bytes) -> ChatRequest:
     """The request in ``body``, every field of a known type and none that cannot be served."""
-    request = _checked(body, _chats)
+    return checked_chat(decoded(body, _chats))
+
+
+def chat_of(fields: dict[str, Any]) -> ChatRequest:
+    """A chat request made from another API's: ``fields`` as its JSON would have them."""
+    return checked_chat(_converted(fields, ChatRequest))
+
+
+def completion_of(fields: dict[str, Any]) -> CompletionRequest:
+    """A completion request made from another API's: ``fields`` as its JSON would have them."""
+    request = _converted(fields, CompletionRequest)
+    _check(request)
+    return request
+
+
+def _converted(fields: dict[str, Any], kind: type[S]) -> S:
+    try:
+        return msgspec.convert(fields, kind)
+    except msgspec.ValidationError as error:
+        raise named(str(error)) from None
+
+
+def checked_chat(request: ChatRequest) -> ChatRequest:
+    """``request``, whichever door it came through, if it holds nothing that cannot be served."""
+    _check(request)
     for index, message in enumerate(request.messages):
         refuse_unsupported(message, f"messages[{index}].")
     return request
 
 
-def _checked(body: bytes, decoder: msgspec.json.Decoder[R]) -> R:
+def decoded(body: bytes, decoder: msgspec.json.Decoder[S]) -> S:
+    """The struct in ``body``."""
     try:
-        request = decoder.decode(body)
+        return decoder.decode(body)
     except msgspec.ValidationError as error:
         raise named(str(error)) from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise InvalidRequest("", f"The body is not valid JSON: {error}") from None
+    except RecursionError:
+        raise InvalidRequest("", "The body is nested too deeply") from None
+
+
+def _check(request: GenerationRequest) -> None:
     refuse_unsupported(request)
     if request.stream_options is not None and not request.stream:
         raise InvalidRequest("stream_options", "stream_options is only allowed with stream: true")
-    return request
 
 
 def named(complaint: str) -> InvalidRequest:
@@ -70,25 +102,35 @@ def named(complaint: str) -> InvalidRequest:
 
 def refuse_unsupported(record: msgspec.Struct, prefix: str = "") -> None:
     """Raise for the first known field whose value asks for something the server does not do."""
-    for field in record.__struct_fields__:
-        harmless = NOT_SUPPORTED.get(field)
-        if harmless is None:
-            continue
+    for field in refused_fields(type(record)):
         value = getattr(record, field)
-        if value is None or (field == "echo" and isinstance(record, CompletionRequest)):
+        if value is None:
             continue
-        if not any(type(value) is type(good) and value == good for good in harmless):
-            raise InvalidRequest(prefix + field, f"{prefix}{field} is not supported by this server")
+        if not any(type(value) is type(good) and value == good for good in NOT_SUPPORTED[field]):
+            instead = f"; write {WRITE_INSTEAD[field]}" if field in WRITE_INSTEAD else ""
+            raise InvalidRequest(prefix + field, f"{prefix}{field} is not supported by this server{instead}")
+
+
+@lru_cache(maxsize=32)
+def refused_fields(kind: type[msgspec.Struct]) -> tuple[str, ...]:
+    """The fields of a struct that the server knows but does not do: no type is asked of them."""
+    return tuple(
+        field.name for field in msgspec.structs.fields(kind) if field.type is Any and field.name in NOT_SUPPORTED
+    )
 
 
 def sampling_params(request: GenerationRequest, defaults: SamplingDefaults, vocab_size: int) -> SamplingParams:
     """How to draw: the request's word, else the model's recommendation, else OpenAI's default."""
     field, most = _most_tokens(request, defaults)
+    if options.scores_only(request):
+        most = 1  # the engine writes at least one token; the choice drops it
+        if request.min_tokens:
+            raise InvalidRequest("min_tokens", f"min_tokens must be at most max_tokens (0), got {request.min_tokens}")
     if most is not None and most < 1:
         raise InvalidRequest(field, f"{field} must be at least 1, got {most}")
     params = SamplingParams(
         temperature=_first(request.temperature, defaults.temperature, 1.0),
-        top_k=_first(request.top_k, defaults.top_k, 0),
+        top_k=min(_first(request.top_k, defaults.top_k, 0), vocab_size),  # more is all of them, and may be no word
         top_p=_first(request.top_p, defaults.top_p, 1.0),
         min_p=_first(request.min_p, defaults.min_p, 0.0),
         seed=None if request.seed is None else request.seed % SEED_RANGE,
@@ -96,6 +138,13 @@ def sampling_params(request: GenerationRequest, defaults: SamplingDefaults, voca
         min_tokens=request.min_tokens or 0,
         stop_token_ids=tuple(request.stop_token_ids or ()),
         ignore_eos=bool(request.ignore_eos),
+        presence_penalty=_first(request.presence_penalty, 0.0),
+        frequency_penalty=_first(request.frequency_penalty, 0.0),
+        repetition_penalty=_first(request.repetition_penalty, defaults.repetition_penalty, 1.0),
+        logit_bias=options.logit_bias(request),
+        allowed_token_ids=None if request.allowed_token_ids is None else tuple(request.allowed_token_ids),
+        logprobs=options.logprobs(request),
+        prompt_logprobs=options.prompt_logprobs(request),
     )
     if not 0.0 <= params.temperature <= 2.0:
         raise InvalidRequest("temperature", f"temperature must be between 0 and 2, got {params.temperature}")
@@ -131,19 +180,11 @@ def prompts(request: CompletionRequest) -> list[str | list[int]]:
     return [entry for entry in prompt if not isinstance(entry, int)]
 
 
-def messages(request: ChatRequest) -> list[dict[str, str]]:
-    """The conversation as chat templates take it."""
-    if not request.messages:
-        raise InvalidRequest("messages", "messages must not be empty")
-    return [_message(message, f"messages[{index}]") for index, message in enumerate(request.messages)]
-
-
 def check_prompt(tokens: list[int], field: str, params: SamplingParams, vocab_size: int, longest: int) -> None:
     """Raise unless the prompt is made of the model's tokens and fits, with the output asked for, into its context."""
     if not tokens:
         raise InvalidRequest(field, f"{field} must not be empty")
-    if not 0 <= min(tokens) <= max(tokens) < vocab_size:
-        raise InvalidRequest(field, f"{field} holds a token id outside 0 .. {vocab_size - 1}")
+    check_tokens(tokens, field, vocab_size)
     asked = len(tokens) + (params.max_tokens or 1)
     if asked > longest:
         raise ContextLengthExceeded(
@@ -151,6 +192,28 @@ def check_prompt(tokens: list[int], field: str, params: SamplingParams, vocab_si
             f"This model's maximum context length is {longest} tokens. However, you requested {asked} tokens "
             f"({len(tokens)} in the prompt, {params.max_tokens or 1} in the completion).",
         )
+    room = longest - len(tokens)
+    if params.min_tokens > room:
+        raise InvalidRequest("min_tokens", f"min_tokens must be at most {room}, which is the room behind the prompt")
+
+
+def capped(request: GenerationRequest, params: SamplingParams, most: int | None, room: int) -> SamplingParams:
+    """``params`` with at most ``most`` output tokens, of the ``room`` there is: an error if the request asks for more,
+    else as many as are allowed.
+    """
+    if most is None or (params.max_tokens is not None and params.max_tokens <= most):
+        return params
+    for field in ("max_completion_tokens", "max_tokens", "min_tokens"):
+        asked = getattr(request, field, None)
+        if asked is not None and asked > most:
+            raise InvalidRequest(field, f"{field} must be at most {most} on this server, got {asked}")
+    return msgspec.structs.replace(params, max_tokens=max(1, min(most, room)))
+
+
+def check_tokens(tokens: list[int], field: str, vocab_size: int) -> None:
+    """Raise unless all are tokens of the model."""
+    if tokens and not 0 <= min(tokens) <= max(tokens) < vocab_size:
+        raise InvalidRequest(field, f"{field} holds a token id outside 0 .. {vocab_size - 1}")
 
 
 def _most_tokens(request: GenerationRequest, defaults: SamplingDefaults) -> tuple[str, int | None]:
@@ -159,25 +222,6 @@ def _most_tokens(request: GenerationRequest, defaults: SamplingDefaults) -> tupl
             return "max_completion_tokens", request.max_completion_tokens
         return "max_tokens", _first(request.max_tokens, defaults.max_new_tokens, None)
     return "max_tokens", _first(request.max_tokens, COMPLETION_MAX_TOKENS, None)
-
-
-def _message(message: Message, place: str) -> dict[str, str]:
-    role = ROLES.get(message.role)
-    if role is None:
-        raise InvalidRequest(f"{place}.role", f"{place}.role must be one of {', '.join(ROLES)}, got {message.role!r}")
-    if message.content is None:
-        raise InvalidRequest(f"{place}.content", f"{place}.content is required")
-    rendered = {"role": role, "content": _content(message.content, f"{place}.content")}
-    return rendered if message.name is None else rendered | {"name": message.name}
-
-
-def _content(content: str | list[ContentPart], place: str) -> str:
-    if isinstance(content, str):
-        return content
-    for index, part in enumerate(content):
-        if part.type != "text" or part.text is None:
-            raise InvalidRequest(f"{place}[{index}]", f"{place}[{index}]: only parts of type text are supported")
-    return "\n".join(part.text or "" for part in content)
 
 
 T = TypeVar("T")

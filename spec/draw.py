@@ -63,7 +63,7 @@ def _draw_with_noise(scaled: Tensor, sampling: SamplingParams, noise: Tensor) ->
 
 def _filtered_winner(scaled: Tensor, noise: Tensor, winner: int, sampling: SamplingParams) -> int:
     """The winner of one row after top-p and min-p; scaled and noise: fp32[V]."""
-    weights = _weights(scaled, scaled.max())
+    weights = weights_of(scaled, scaled.max())
     enough = sampling.top_p * row_sum(weights[None])
     if float(weights[winner]) >= sampling.min_p and (
         sampling.top_p >= 1.0 or row_sum(weights.masked_fill(scaled <= scaled[winner], 0.0)[None]) < enough
@@ -74,7 +74,7 @@ def _filtered_winner(scaled: Tensor, noise: Tensor, winner: int, sampling: Sampl
 
 def keep_top_p_min_p(row: Tensor, top_p: float, min_p: float) -> Tensor:
     """fp32[V]: one row with minus infinity in place of the tokens that top-p, then min-p, take out."""
-    weights = _weights(row, row.max())
+    weights = weights_of(row, row.max())
     least = _least_weight(weights, top_p)
     return row.masked_fill(weights < max(least, min_p), -math.inf)
 
@@ -92,8 +92,8 @@ def _least_weight(weights: Tensor, top_p: float) -> float:
     return float(ordered[max(int((before < enough).sum()) - 1, 0)])
 
 
-def _weights(scaled: Tensor, largest: Tensor) -> Tensor:
-    """Unnormalised probabilities, none below e**-80: ``exp`` is 40 times slower where it underflows."""
+def weights_of(scaled: Tensor, largest: Tensor) -> Tensor:
+    """Unnormalised probabilities, the largest 1, none below e**-80: ``exp`` is 40 times slower where it underflows."""
     return (scaled - largest).clamp_(min=-80.0).exp_()
 
 

@@ -11,9 +11,11 @@ import time
 from collections.abc import Callable
 
 from kvpaging import PagePool, PageTable, PrefixIndex
+from spec.adjust import Adjustment
+from spec.constrain import Guarded
 from spec.errors import ContextLengthExceeded, InvalidRequest
 from spec.noise import Noise
-from spec.protocols import Drafter, Verifier
+from spec.protocols import Constraint, Drafter, Verifier
 from spec.request import Delta, EngineInfo, FinishReason, Request
 from spec.sampling import SEED_RANGE
 from spec.scheduler import Scheduler
@@ -49,14 +51,29 @@ class Engine:
         """Whether another step would do anything."""
         return bool(self._sequences or self._ended)
 
-    def add(self, request: Request) -> None:
-        """Queue a request. Raises :class:`InvalidRequest` naming the field that cannot be served."""
+    def add(self, request: Request, constraint: Constraint | None = None) -> None:
+        """Queue a request. Raises :class:`InvalidRequest` naming the field that cannot be served.
+
+        constraint: the request's grammar, compiled; the sequence's alone from now on. A leader (``fork_of``) that is
+        not running any more is no error: the request then computes its prompt itself.
+        """
         if request.id in self._sequences:
             raise InvalidRequest("request_id", f"request id {request.id!r} is already running")
-        self._sequences[request.id] = sequence = self._sequence(request)
-        self.scheduler.waiting.append(sequence)
+        if request.grammar is not None and constraint is None:
+            raise InvalidRequest(request.grammar.param, f"{request.grammar.param}: this engine compiles no grammars")
+        self._sequences[request.id] = sequence = self._sequence(request, constraint)
+        self.scheduler.add(sequence)
 
-    def _sequence(self, request: Request) -> Sequence:
+    def _leader(self, request: Request) -> Sequence | None:
+        """Whose prompt KV the request will share; None if there is nobody."""
+        leader = self._sequences.get(request.fork_of) if request.fork_of is not None else None
+        if leader is None:
+            return None
+        if (leader.tokens[: leader.prompt_length], leader.salt) != (request.prompt, request.salt):
+            raise InvalidRequest("fork_of", f"request {request.fork_of!r} has another prompt")
+        return leader.leader or leader
+
+    def _sequence(self, request: Request, constraint: Constraint | None) -> Sequence:
         params = request.params
         params.validate(self.info.vocab_size)
         seed = secrets.randbits(32) if params.seed is None else params.seed % SEED_RANGE
@@ -72,6 +89,11 @@ class Engine:
             stop_ids=frozenset(stops),
             salt=request.salt,
             forced=request.forced,
+            adjustment=Adjustment.of(params, request.prompt, self.info.vocab_size),
+            constraint=None if constraint is None else Guarded(constraint, self.info.vocab_size),
+            leader=self._leader(request),
+            # A prompt is scored once, by the leader of its choices.
+            prompt_logprobs=None if params.prompt_logprobs is None or request.fork_of is not None else [None],
         )
 
     def _limit(self, request: Request) -> int:
@@ -112,6 +134,11 @@ class Engine:
             sequence.table.truncate(max(keep - 1, 0))
         self._end(sequence, "stop")
 
+    def keep_warm(self, tokens: list[int], salt: str = "") -> None:
+        """Let the KV of this text be the last to make room, as if a request with it had just ended."""
+        if self.prefix is not None:
+            self.prefix.keep_warm(tokens, salt)
+
     def step(self) -> list[Delta]:
         """Run one step for all that can run; returns what it emitted."""
         begun = time.perf_counter()
@@ -140,15 +167,21 @@ class Engine:
         sequence.trace.charge({"prefill": sum(seconds.values())} if work.lead else seconds)
         if verdict.emitted:
             sequence.trace.record(verdict.depths, verdict.accepted, len(verdict.emitted))
+            sequence.trace.forced += verdict.forced
         if work.lead and verdict.emitted:
             self._publish(sequence)
+        if verdict.emitted:
+            self.scheduler.share_prompt(sequence)
         if sequence.finished:
             self._remove(sequence)
         elif not verdict.emitted:
             return None
-        return self._delta(sequence, verdict.emitted, len(verdict.depths), verdict.accepted)
+        return self._delta(sequence, verdict)
 
-    def _delta(self, sequence: Sequence, tokens: list[int], drafted: int = 0, accepted: int = 0) -> Delta:
+    def _delta(self, sequence: Sequence, verdict: Verdict | None = None) -> Delta:
+        """What goes out for a sequence; without a verdict only how it ended."""
+        tokens = verdict.emitted if verdict is not None else []
+        first = bool(tokens) and len(tokens) == sequence.output_length
         return Delta(
             id=sequence.id,
             tokens=tokens,
@@ -157,8 +190,10 @@ class Engine:
             error=sequence.error,
             seed=sequence.noise.seed,
             cached_tokens=sequence.cached_tokens,
-            drafted=drafted,
-            accepted=accepted,
+            drafted=len(verdict.depths) if verdict is not None else 0,
+            accepted=verdict.accepted if verdict is not None else 0,
+            logprobs=verdict.logprobs if verdict is not None else None,
+            prompt_logprobs=sequence.prompt_logprobs if first else None,
             statistics=self._statistics(sequence) if sequence.finished else None,
         )
 
@@ -169,7 +204,7 @@ class Engine:
     def _end(self, sequence: Sequence, reason: FinishReason) -> None:
         sequence.finish_reason = reason
         self._remove(sequence)
-        self._ended.append(self._delta(sequence, []))
+        self._ended.append(self._delta(sequence))
 
     def _remove(self, sequence: Sequence) -> None:
         """Give back everything a finished sequence holds; good text stays findable."""

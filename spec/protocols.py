@@ -110,7 +110,12 @@ class Drafter(Protocol):
         ...
 
     def committed(self, sequence: Sequence, path: list[int], moves: tuple[Tensor, Tensor] | None) -> None:
-        """This path of the last proposed tree was committed: keep what of the drafter's own rows is still true."""
+        """This path of the last proposed tree was committed: keep what of the drafter's own rows is still true.
+
+        path: one node for each committed token, from the root on; -1 for tokens that were no node of the tree (others
+        may add to what the drafter proposed), which come last. Nothing was proposed if the step computed the prompt, or
+        if all drafts were forced by a grammar: the path is then 0 and perhaps -1s. moves: of the drafter's own rows.
+        """
         ...
 
     def finished(self, sequence: Sequence) -> None:
@@ -121,12 +126,22 @@ class Drafter(Protocol):
 class Constraint(Protocol):
     """What one sequence's output must match (a grammar), seen from the committed text.
 
-    Trees come as host lists: ``tokens[0]`` is the root (already committed), ``parents[0]`` is -1 and every other parent
-    comes before its child. None of the methods but ``advance`` changes what the constraint knows.
+    It begins before the first output token. Trees come as host lists: ``tokens[0]`` is the root (already committed, or
+    the prompt's last token), ``parents[0]`` is -1 and every other parent comes before its child. None of the methods
+    but ``advance`` changes what the constraint knows. One that raises ends its sequence, and no other, with an error
+    that says what was raised.
+
+    In a step the calls come in this order, one at a time: ``forced``, ``fork`` (by drafters that let a copy follow what
+    they draft), ``legal`` (if anything was drafted), ``masks``, ``advance`` (unless the sequence has ended). Tokens may
+    be any the model has, stop tokens among them.
     """
 
     def forced(self, most: int) -> list[int]:
-        """Tokens that the grammar leaves no choice about, at most ``most``: free drafts."""
+        """Tokens that the grammar leaves no choice about, at most ``most``: free drafts.
+
+        Drafts only: each is drawn under its mask all the same, so one that could be something else costs nothing but
+        its row.
+        """
         ...
 
     def legal(self, tokens: list[int], parents: list[int]) -> list[bool]:
@@ -136,7 +151,10 @@ class Constraint(Protocol):
     def masks(self, tokens: list[int], parents: list[int]) -> Tensor | None:
         """int32[N, ceil(V / 32)]: bit ``t % 32`` of word ``t // 32`` says that token t may follow the node.
 
-        All bits are set where nothing is constrained. None if that is so everywhere. Safe to call in another thread.
+        All bits are set where nothing is constrained. None if that is so everywhere. Tokens past the last word are not
+        allowed. Called in another thread, while the target computes. A node without a bit ends the run at its token,
+        and the next step, whose root it is, asks again: so one may be left out for want of time. At the root that ends
+        the sequence with an error.
         """
         ...
 

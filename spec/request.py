@@ -13,17 +13,22 @@ FinishReason = Literal["stop", "length", "cancelled", "error"]
 
 
 class Grammar(msgspec.Struct, frozen=True, kw_only=True):
-    """What the output must match. text: an llguidance grammar. after: the grammar begins behind this token (the end of
-    the model's thinking); None: with the first token."""
+    """What the output must match. text: an llguidance grammar. param: the request's field it was made of, for errors.
+
+    after: the grammar begins behind this token (the end of the model's thinking); None: with the first token. opens:
+    only if this is the first token is there anything before the grammar; None: there always is, if ``after`` is given.
+    """
 
     text: str
     after: int | None = None
+    opens: int | None = None
+    param: str = "grammar"
 
 
 class Request(msgspec.Struct, kw_only=True):
     """One sequence to generate. salt: prefixes are shared only between equal salts. fork_of: a request added before
-    with the same prompt, whose prompt KV this one shares. forced: recorded output tokens that replace the draws (every
-    pass is still computed), for measurements."""
+    with the same prompt, whose prompt KV this one shares; only that one scores the prompt (``prompt_logprobs``).
+    forced: recorded output tokens that replace the draws (every pass is still computed), for measurements."""
 
     id: str
     prompt: list[int]

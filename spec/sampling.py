@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 
 import msgspec
 
@@ -10,6 +11,9 @@ from spec.errors import InvalidRequest
 
 #: Seeds are taken modulo 2**64, so any integer a client sends is a valid one.
 SEED_RANGE = 1 << 64
+#: The largest bias of a token, and the likeliest tokens beside each chosen one that may be asked for.
+_LARGEST_BIAS = 100.0
+MOST_LOGPROBS = 20
 #: Below this, logits divided by the temperature leave the range of float32. Only the most likely token is left anyway.
 _COLDEST = 1e-30
 
@@ -17,8 +21,13 @@ _COLDEST = 1e-30
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     """How tokens are drawn and when to stop.
 
-    The draw applies, in this order: suppression of stop tokens below ``min_tokens``, temperature, top-k, top-p, min-p.
+    The draw applies, in this order: logit bias, repetition penalty, frequency and presence penalties, bans (bad words,
+    tokens not allowed, stop tokens below ``min_tokens``, the grammar), temperature, top-k, top-p, min-p.
     Temperature 0 takes the most likely token. ``top_k`` 0 or -1, ``top_p`` 1 and ``min_p`` 0 switch those filters off.
+
+    repetition_penalty: counts prompt and output; presence_penalty and frequency_penalty count the output alone.
+    bad_words: token sequences that shall not come about. logprobs, prompt_logprobs: how many of the likeliest tokens
+    are reported beside each token; None reports nothing. They speak of the model's own distribution.
     """
 
     temperature: float = 1.0
@@ -54,12 +63,23 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
         for field, good, wanted in self._rules():
             if not good:
                 raise InvalidRequest(field, f"{field} must be {wanted}, got {getattr(self, field)}")
-        for token in self.stop_token_ids:
-            if token < 0 or (vocab_size is not None and token >= vocab_size):
-                raise InvalidRequest("stop_token_ids", f"stop_token_ids holds {token}, which is no token of the model")
+        for field, tokens in self._tokens_named():
+            for token in tokens:
+                if token < 0 or (vocab_size is not None and token >= vocab_size):
+                    raise InvalidRequest(field, f"{field} holds {token}, which is no token of the model")
+
+    def _tokens_named(self) -> tuple[tuple[str, Iterable[int]], ...]:
+        """The fields that name tokens, with the tokens they name."""
+        return (
+            ("stop_token_ids", self.stop_token_ids),
+            ("logit_bias", self.logit_bias),
+            ("bad_words", (token for words in self.bad_words for token in words)),
+            ("allowed_token_ids", self.allowed_token_ids or ()),
+        )
 
     def _rules(self) -> tuple[tuple[str, bool, str], ...]:
         temperature_good = math.isfinite(self.temperature) and 0.0 <= self.temperature <= 100.0
+        biases_good = all(-_LARGEST_BIAS <= bias <= _LARGEST_BIAS for bias in self.logit_bias.values())
         most = self.max_tokens if self.max_tokens is not None else self.min_tokens
         return (
             ("temperature", temperature_good, "between 0 and 100"),
@@ -68,4 +88,17 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
             ("min_p", 0.0 <= self.min_p <= 1.0, "between 0 and 1"),
             ("max_tokens", self.max_tokens is None or self.max_tokens >= 1, "at least 1"),
             ("min_tokens", 0 <= self.min_tokens <= most, "between 0 and max_tokens"),
+            ("presence_penalty", -2.0 <= self.presence_penalty <= 2.0, "between -2 and 2"),
+            ("frequency_penalty", -2.0 <= self.frequency_penalty <= 2.0, "between -2 and 2"),
+            ("repetition_penalty", 0.01 <= self.repetition_penalty <= 100.0, "between 0.01 and 100"),
+            ("logit_bias", biases_good, f"numbers between -{_LARGEST_BIAS:g} and {_LARGEST_BIAS:g}"),
+            ("bad_words", all(self.bad_words), "sequences of at least one token"),
+            ("allowed_token_ids", self.allowed_token_ids != (), "at least one token"),
+            ("logprobs", _countable(self.logprobs), f"between 0 and {MOST_LOGPROBS}"),
+            ("prompt_logprobs", _countable(self.prompt_logprobs), f"between 0 and {MOST_LOGPROBS}"),
         )
+
+
+def _countable(count: int | None) -> bool:
+    """Whether so many likeliest tokens may be reported."""
+    return count is None or 0 <= count <= MOST_LOGPROBS

@@ -8,6 +8,10 @@
 
 Sequences are admitted in order of arrival, as long as there is a place and pages for all their tokens so far. Every
 decoding sequence is in every step. What the cost curve leaves goes to the oldest prefilling sequence first.
+
+A fork (another choice for the same prompt) waits outside the queue until its leader's prompt is computed, takes that KV
+and queues with it. It needs its leader for nothing else: whatever becomes of the leader, or of the shared pages, the
+fork goes on as a request of its own.
 """
 
 from __future__ import annotations
@@ -37,6 +41,7 @@ class Scheduler:
         self.max_seqs, self.max_chunk = max_seqs, max_chunk
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []
+        self.forks: list[Sequence] = []
         self.preempted: list[Sequence] = []
 
     def plan(self) -> StepPlan:
@@ -46,12 +51,21 @@ class Scheduler:
         works: list[Work] = []
         decoding = [s for s in self.running if not s.pending]
         for sequence in decoding:
-            self._schedule(sequence, Work(sequence, 0, self.shape.limited(sequence.most_levels)), works)
+            self._schedule(sequence, self._decode(sequence, len(decoding)), works)
         self._schedule_prefill(works)
         return StepPlan([work for work in works if work.sequence not in self.preempted])
 
+    def _decode(self, sequence: Sequence, decoding: int) -> Work:
+        shape = self.shape.limited(sequence.most_levels)
+        if sequence.constraint is None:
+            return Work(sequence, 0, shape)
+        most = MAX_NODES - 1
+        if decoding > 1:  # the others should not wait for a long run of forced tokens, no more than for a prompt
+            most = self.cost.chunk(decoding * self.shape.nodes, most)
+        return Work(sequence, 0, shape, sequence.constraint.forced(min(sequence.most_levels, most)))
+
     def _schedule_prefill(self, works: list[Work]) -> None:
-        rows = sum(work.shape.nodes for work in works if work.shape)
+        rows = sum(work.nodes for work in works)
         left = self.cost.chunk(rows, self.max_chunk)
         for sequence in [s for s in self.running if s.pending]:
             lead = min(sequence.pending, left)
@@ -62,17 +76,47 @@ class Scheduler:
             self._schedule(sequence, Work(sequence, lead, shape), works)
             left -= lead
 
+    def add(self, sequence: Sequence) -> None:
+        """Queue a sequence; one with a leader, as soon as the leader's prompt is computed."""
+        leader = sequence.leader
+        if leader is None:
+            self.waiting.append(sequence)
+        else:
+            self.forks.append(sequence)
+            if leader.table.length >= leader.prompt_length - 1:
+                self.share_prompt(leader)
+
+    def share_prompt(self, leader: Sequence) -> None:
+        """The leader's prompt is computed: its forks take the KV of all but the last token, and queue."""
+        for fork in [fork for fork in self.forks if fork.leader is leader]:
+            fork.table = leader.table.fork()
+            fork.table.truncate(leader.prompt_length - 1)
+            fork.cached_tokens = leader.cached_tokens
+            self._queue_fork(fork)
+
+    def _queue_fork(self, fork: Sequence) -> None:
+        """Into the queue, in order of arrival."""
+        fork.leader = None
+        self.forks.remove(fork)
+        earlier = sum(1 for other in self.waiting if other.trace.arrived < fork.trace.arrived)
+        self.waiting.insert(earlier, fork)
+
     def _admit(self) -> None:
         while self.waiting and len(self.running) < self.max_seqs:
-            sequence = self.waiting[0]
-            needed = self.pool.pages_for(len(sequence.tokens) + self.shape.nodes)
-            if self.running and needed > self.pool.available:
+            promised = sum(self._pages_wanted(sequence) for sequence in self.running)
+            if self.running and promised + self._pages_wanted(self.waiting[0]) > self.pool.available:
                 return
-            self.waiting.popleft()
-            self._start(sequence)
+            self._start(self.waiting.popleft())
+
+    def _pages_wanted(self, sequence: Sequence) -> int:
+        """Pages it still lacks for its tokens so far and one tree; a last page that is shared will be copied."""
+        table, pool = sequence.table, self.pool
+        copied = bool(table.length % pool.page_size) and pool.references(table.pages[-1]) > 1
+        return pool.pages_for(len(sequence.tokens) + self.shape.nodes) - len(table.pages) + copied
 
     def _start(self, sequence: Sequence) -> None:
-        if self.prefix is not None:
+        # Rows whose logits are wanted have to be computed, whoever knows their KV.
+        if self.prefix is not None and not sequence.table.length and not sequence.scoring:
             pages = self.prefix.match(sequence.tokens, sequence.salt)
             found = len(pages) * self.pool.page_size
             sequence.table.adopt(pages, found)
@@ -84,15 +128,23 @@ class Scheduler:
         """Reserve the work's pages: shrink its tree, then preempt younger sequences, until it fits."""
         while sequence not in self.preempted:
             try:
-                sequence.table.reserve(work.lead + (work.shape.nodes if work.shape else 0))
+                sequence.table.reserve(work.lead + work.nodes)
             except OutOfPages:
-                if work.shape and work.shape.levels:
+                if work.nodes > 1:
                     work = Work(sequence, work.lead, ROOT_ONLY)
-                else:
+                elif not self._take_from_the_queue():
                     self._preempt(self.running[-1])
             else:
                 works.append(work)
                 return
+
+    def _take_from_the_queue(self) -> bool:
+        """Take its shared prompt from the last fork in the queue that has one: it will be computed again."""
+        for sequence in reversed(self.waiting):
+            if sequence.table.pages:
+                sequence.table.release()
+                return True
+        return False
 
     def _preempt(self, sequence: Sequence) -> None:
         """Back to the head of the queue: tokens are kept, pages given back."""
@@ -104,10 +156,11 @@ class Scheduler:
 
     def remove(self, sequence: Sequence) -> None:
         """The sequence is over: its pages go back to the pool (and stay findable, where published)."""
-        if sequence in self.running:
-            self.running.remove(sequence)
-        else:
-            self.waiting.remove(sequence)
+        for place in (self.running, self.waiting, self.forks):
+            if sequence in place:
+                place.remove(sequence)
+        for fork in [fork for fork in self.forks if fork.leader is sequence]:
+            self._queue_fork(fork)
         sequence.table.release()
 
     def settle(self) -> None:

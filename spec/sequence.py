@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from kvpaging import PageTable
+from spec.adjust import Adjustment
 from spec.noise import Noise
-from spec.request import FinishReason
+from spec.request import FinishReason, TokenLogprobs
 from spec.sampling import SamplingParams
 from spec.trace import SequenceTrace
+
+if TYPE_CHECKING:
+    from spec.constrain import Guarded
 
 
 @dataclass(slots=True, eq=False)
@@ -17,7 +22,9 @@ class Sequence:
 
     tokens: prompt and output so far. With no step in flight and the prompt processed,
     ``table.length == len(tokens) - 1``: the last token is the root, whose KV is not stored yet.
-    limit: the most tokens (prompt and output) it may reach. stop_ids: tokens that end it.
+    limit: the most tokens (prompt and output) it may reach. stop_ids: tokens that end it. adjustment: what it changes
+    about its logits. constraint: the grammar of its output. leader: the sequence whose prompt KV it waits for.
+    prompt_logprobs: entries of the prompt's tokens so far; None if they are not asked for.
     """
 
     id: str
@@ -30,6 +37,10 @@ class Sequence:
     stop_ids: frozenset[int]
     salt: str = ""
     forced: list[int] | None = None
+    adjustment: Adjustment | None = None
+    constraint: Guarded | None = None
+    leader: Sequence | None = None
+    prompt_logprobs: list[TokenLogprobs | None] | None = None
     trace: SequenceTrace = field(default_factory=SequenceTrace)
     cached_tokens: int = 0
     finish_reason: FinishReason | None = None
@@ -52,9 +63,19 @@ class Sequence:
         return self.limit - len(self.tokens) - 1
 
     @property
+    def scoring(self) -> bool:
+        """Whether rows of the prompt are needed for their logits, not only for their KV."""
+        return self.prompt_logprobs is not None and len(self.prompt_logprobs) < self.prompt_length
+
+    @property
     def finished(self) -> bool:
         """Whether the sequence will emit no more."""
         return self.finish_reason is not None
+
+    def fail(self, message: str) -> None:
+        """End with an error that the client reads, unless it has ended already."""
+        if not self.finished:
+            self.finish_reason, self.error = "error", message
 
     def append(self, run: list[int]) -> list[int]:
         """Append a run of emitted tokens one by one, as plain decoding would, up to the first that ends the sequence.
@@ -63,6 +84,8 @@ class Sequence:
         """
         for count, token in enumerate(run, start=1):
             self.tokens.append(token)
+            if self.adjustment is not None:
+                self.adjustment.count(token)
             if token in self.stop_ids and self.output_length > self.sampling.min_tokens:
                 self.finish_reason, self.stop_token = "stop", token
             elif len(self.tokens) >= self.limit:

@@ -2,9 +2,10 @@
 
 ::
 
-    propose    the drafter hangs a tree below each sequence's root (the root alone, if it has nothing to say)
+    propose    the drafter hangs a tree below each sequence's root (the root alone, if it has nothing to say); a grammar
+               takes out what could not follow and adds what must (:mod:`spec.constrain`)
     forward    one pass of the target over all rows of all sequences
-    draw       a token is drawn at every node, with the noise of its position
+    draw       a token is drawn at every node, with the noise of its position, from the logits as the request wants them
     accept     the path the draws take; its rows become committed KV; the run of tokens goes out
 
 There is no ``if speculative``: plain decoding is the root-only tree, and a prefill chunk is rows without a draw.
@@ -12,18 +13,23 @@ There is no ``if speculative``: plain decoding is the root-only tree, and a pref
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Many
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
-from spec.accept import accept
-from spec.draw import BROKEN, draw
+from spec.accept import Acceptance, accept
+from spec.constrain import Draft, Guarded, MaskThread, graft
+from spec.decide import decide, why_nothing
+from spec.draw import BROKEN
 from spec.features import Features, by_sequence, of_path, reader_of
-from spec.protocols import Drafter, Forward, Rows, Verifier
+from spec.logprobs import logprobs_of
+from spec.protocols import Drafter, Rows, Verifier, Wanted
+from spec.request import TokenLogprobs
 from spec.sequence import Sequence
 from spec.trace import Stopwatch
-from spec.tree import DraftTree, TreeShape
+from spec.tree import MAX_NODES, DraftTree, TreeShape
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,11 +38,23 @@ class Work:
 
     lead: committed tokens whose KV is computed first (a prefill chunk). shape: the tree to draft below the root; None
     when the chunk does not reach the root, so that nothing is drawn. A chunk that reaches it draws at the root only.
+    forced: tokens that the grammar leaves no choice about, a chain below the root beside what is drafted.
     """
 
     sequence: Sequence
     lead: int
     shape: TreeShape | None
+    forced: Many[int] = ()
+
+    @property
+    def nodes(self) -> int:
+        """The most nodes verified, the root among them."""
+        return 0 if self.shape is None else min(self.shape.nodes + len(self.forced), MAX_NODES)
+
+    @property
+    def drafts(self) -> bool:
+        """Whether the drafter is asked: not for what could only repeat the forced tokens."""
+        return self.shape is not None and not self.lead and self.shape.levels > len(self.forced)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,10 +66,15 @@ class StepPlan:
 
 @dataclass(slots=True)
 class Ticket:
-    """A submitted step: trees, draws and the features of all rows, in the order of the plan's works."""
+    """A submitted step, its lists in the order of the plan's works.
+
+    logits: fp32[W, V], the raw rows that were wanted; those of the tree's nodes are the last N. drawn: int64[N].
+    features: of all rows.
+    """
 
     plan: StepPlan
-    trees: list[DraftTree]
+    drafts: list[Draft]
+    logits: list[Tensor]
     drawn: list[Tensor | None]
     features: list[Features]
     watch: Stopwatch
@@ -65,6 +88,8 @@ class Verdict:
     emitted: list[int] = field(default_factory=list)
     accepted: int = 0
     depths: list[int] = field(default_factory=list)
+    forced: int = 0
+    logprobs: list[TokenLogprobs] | None = None
 
 
 class EagerRunner:
@@ -72,41 +97,53 @@ class EagerRunner:
 
     def __init__(self, verifier: Verifier, drafter: Drafter | None) -> None:
         self.verifier, self.drafter = verifier, drafter
+        self._masks = MaskThread()
 
     def submit(self, plan: StepPlan) -> Ticket:
         """Propose, run the forward pass and draw."""
         watch = Stopwatch()
         trees = self._propose(plan.works)
         watch.lap("propose")
-        rows = [_rows(work, tree) for work, tree in zip(plan.works, trees, strict=True)]
+        drafts = [_draft(work, tree) for work, tree in zip(plan.works, trees, strict=True)]
+        asked = [_asked(work, draft) for work, draft in zip(plan.works, drafts, strict=True)]
+        masks = None
+        if any(asked):
+            masks = self._masks.begin(asked)
+            watch.lap("mask")
+        rows = [_rows(work, draft.tree) for work, draft in zip(plan.works, drafts, strict=True)]
         needs = self.drafter.needs if self.drafter is not None else None
         forward = self.verifier.run(rows, needs)
         watch.lap("forward")
-        drawn = [_drawn(work, trees[i], forward, i) for i, work in enumerate(plan.works)]
+        banned: list[Tensor | None] = [None] * len(rows)
+        if masks is not None:
+            banned = masks.result()
+            watch.lap("mask")
+        logits = [forward.of(index) for index in range(len(plan.works))]
+        drawn = [_drawn(*parts) for parts in zip(plan.works, drafts, logits, banned, strict=True)]
         watch.lap("draw")
         features = by_sequence(forward.features, [len(part.tokens) for part in rows])
-        return Ticket(plan, trees, drawn, features, watch)
+        return Ticket(plan, drafts, logits, drawn, features, watch)
 
     def collect(self, ticket: Ticket) -> list[Verdict]:
         """Accept and commit: afterwards every sequence's tokens, pages and caches agree again."""
-        parts = zip(ticket.plan.works, ticket.trees, ticket.drawn, ticket.features, strict=True)
+        parts = zip(ticket.plan.works, ticket.drafts, ticket.logits, ticket.drawn, ticket.features, strict=True)
         verdicts = [self._commit(*part) for part in parts]
         ticket.watch.lap("commit")
         return verdicts
 
     def _propose(self, works: list[Work]) -> list[DraftTree]:
         trees = [DraftTree.chain([work.sequence.tokens[-1]]) for work in works]
-        drafting = [
-            (i, work.shape) for i, work in enumerate(works) if work.shape and work.shape.levels and not work.lead
-        ]
+        drafting = [(i, work.sequence, work.shape) for i, work in enumerate(works) if work.drafts and work.shape]
         if self.drafter is not None and drafting:
-            sequences = [works[i].sequence for i, _ in drafting]
-            for (i, _), tree in zip(drafting, self.drafter.propose(sequences, [s for _, s in drafting]), strict=True):
+            indices, sequences, shapes = zip(*drafting, strict=True)
+            for i, tree in zip(indices, self.drafter.propose(sequences, shapes), strict=True):
                 trees[i] = tree
         return trees
 
-    def _commit(self, work: Work, tree: DraftTree, drawn: Tensor | None, features: Features) -> Verdict:
+    def _commit(self, work: Work, draft: Draft, logits: Tensor, drawn: Tensor | None, features: Features) -> Verdict:
         sequence, table = work.sequence, work.sequence.table
+        if sequence.scoring:
+            _score_prompt(sequence, logits)
         table.commit(work.lead)
         if drawn is None:
             self.verifier.committed(table, None)
@@ -114,27 +151,48 @@ class EagerRunner:
             if self.drafter is not None:
                 self.drafter.extend(sequence)
             return Verdict(work)
-        acceptance = accept(tree, drawn)
-        # A broken draw is no child, so it is the last of its run: what came before it stands.
-        sound = [token for token in acceptance.emitted if token != BROKEN]
-        emitted = sequence.append(sound)
-        if not sequence.finished and len(sound) < len(acceptance.emitted):
-            sequence.finish_reason, sequence.error = "error", "the model's logits are not finite"
+        logits = _of_nodes(work, logits)
+        acceptance = accept(draft.tree, drawn)
+        emitted = _emit(sequence, acceptance, logits)
         path = acceptance.path[: len(emitted)]
-        moves = _moves(sequence, path)
+        own = draft.proposed(path)
+        moves, own_moves = _moves(sequence, path), None
+        if draft.origin is not None:
+            own_moves = _moves(sequence, [node for node in own if node >= 0])
         table.commit(len(path))
         self.verifier.committed(table, moves)
         self._show(work, path, features)
         if self.drafter is not None and path:
-            self.drafter.committed(sequence, path, moves)
+            self.drafter.committed(sequence, own, moves if draft.origin is None else own_moves)
         sequence.noise.forget_before(len(sequence.tokens))
-        return Verdict(work, emitted, min(acceptance.accepted, len(emitted)), tree.depths.tolist()[1:])
+        return Verdict(
+            work,
+            emitted,
+            accepted=min(acceptance.accepted, len(emitted)),
+            depths=draft.tree.depths.tolist()[1:],
+            forced=draft.forced,
+            logprobs=_logprobs(sequence, logits, path, emitted),
+        )
 
     def _show(self, work: Work, path: list[int], features: Features) -> None:
         """Hand the features of what was just committed to a drafter that reads them."""
         reader = reader_of(self.drafter)
         if reader is not None and features and (work.lead or path):
             reader.observe(work.sequence, of_path(features, work.lead, path))
+
+
+def _draft(work: Work, tree: DraftTree) -> Draft:
+    """What is verified: the proposed tree, as far as a grammar lets it."""
+    constraint = work.sequence.constraint
+    if constraint is None or work.lead or work.shape is None:
+        return Draft(tree)
+    return graft(constraint, work.forced, tree, work.nodes)
+
+
+def _asked(work: Work, draft: Draft) -> tuple[Guarded, DraftTree] | None:
+    """Whose masks the draw needs."""
+    constraint = work.sequence.constraint
+    return None if constraint is None or work.shape is None else (constraint, draft.tree)
 
 
 def _rows(work: Work, tree: DraftTree) -> Rows:
@@ -144,43 +202,57 @@ def _rows(work: Work, tree: DraftTree) -> Rows:
     base = work.sequence.table.length
     reaches = work.shape is not None
     chunk = work.sequence.tokens[base : base + work.lead + reaches]
-    return Rows(work.sequence.table, torch.tensor(chunk), base, wanted="last" if reaches else "none")
+    wanted: Wanted = "all" if work.sequence.scoring else "last" if reaches else "none"
+    return Rows(work.sequence.table, torch.tensor(chunk), base, wanted=wanted)
 
 
-def _drawn(work: Work, tree: DraftTree, forward: Forward, index: int) -> Tensor | None:
+def _drawn(work: Work, draft: Draft, logits: Tensor, banned: Tensor | None) -> Tensor | None:
     """int64[N]: the draw at every node; None where nothing is drawn."""
     if work.shape is None:
         return None
-    sequence = work.sequence
-    # The token drawn at depth d sits one position past the node: tokens are numbered from 0, the root is the last.
-    positions = [len(sequence.tokens) + depth for depth in tree.depths.tolist()]
-    logits = _suppress_stops(forward.of(index), sequence, positions)
-    noise = None if sequence.sampling.greedy else sequence.noise.rows(positions)
-    drawn = draw(logits, sequence.sampling, noise)
-    if sequence.forced is not None:
-        return torch.tensor(
-            [_forced(sequence, position, int(token)) for position, token in zip(positions, drawn, strict=True)]
-        )
-    return drawn
+    return decide(work.sequence, draft.tree, _of_nodes(work, logits), banned)
 
 
-def _forced(sequence: Sequence, position: int, drawn: int) -> int:
-    """The recorded token of this position, where the trace has one (bench: forced draws)."""
-    index = position - sequence.prompt_length
-    if sequence.forced is None or index >= len(sequence.forced) or drawn == BROKEN:
-        return drawn
-    return sequence.forced[index]
+def _of_nodes(work: Work, logits: Tensor) -> Tensor:
+    """The rows of the tree's nodes: behind a chunk the root's alone."""
+    return logits[-1:] if work.lead else logits
 
 
-def _suppress_stops(logits: Tensor, sequence: Sequence, positions: list[int]) -> Tensor:
-    """Rows whose token would be output number ``min_tokens`` or earlier cannot draw a stop token."""
-    last = sequence.prompt_length + sequence.sampling.min_tokens
-    early = [row for row, position in enumerate(positions) if position < last]
-    if not early or not sequence.stop_ids:
-        return logits
-    logits = logits.clone()
-    logits[torch.tensor(early)[:, None], torch.tensor(sorted(sequence.stop_ids))] = -torch.inf
-    return logits
+def _score_prompt(sequence: Sequence, logits: Tensor) -> None:
+    """Entries for the prompt tokens that follow the rows of a chunk which is not committed yet."""
+    entries, base, count = sequence.prompt_logprobs, sequence.table.length, sequence.sampling.prompt_logprobs
+    assert entries is not None and count is not None
+    # Computed again after preemption, a chunk may lie before the next token to score.
+    tokens = sequence.tokens[len(entries) : min(base + len(logits) + 1, sequence.prompt_length)]
+    first = len(entries) - 1 - base
+    entries += logprobs_of(logits[first : first + len(tokens)], tokens, count)
+
+
+def _logprobs(sequence: Sequence, logits: Tensor, path: list[int], emitted: list[int]) -> list[TokenLogprobs] | None:
+    """One entry per emitted token, from the raw row of the node it was drawn at; None if nobody asked."""
+    count = sequence.sampling.logprobs
+    if count is None:
+        return None
+    return logprobs_of(logits[torch.tensor(path, dtype=torch.int64)], emitted, count)
+
+
+def _emit(sequence: Sequence, acceptance: Acceptance, logits: Tensor) -> list[int]:
+    """Append what was drawn on the path and tell the grammar; whatever is wrong ends this sequence alone."""
+    constraint = sequence.constraint
+    if constraint is not None and constraint.error:
+        sequence.fail(constraint.error)
+        return []
+    # A broken draw is no child, so it is the last of its run: what came before it stands, and the next step, whose root
+    # that node is, draws the same again.
+    sound = [token for token in acceptance.emitted if token != BROKEN]
+    emitted = sequence.append(sound)
+    if not emitted:
+        sequence.fail(why_nothing(sequence, logits[0]))
+    elif constraint is not None and not sequence.finished:
+        constraint.advance(emitted)
+        if constraint.error:
+            sequence.fail(constraint.error)
+    return emitted
 
 
 def _moves(sequence: Sequence, path: list[int]) -> tuple[Tensor, Tensor] | None:

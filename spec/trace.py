@@ -12,8 +12,9 @@ class Statistics(msgspec.Struct, kw_only=True):
     """One finished request in numbers. Times in seconds; lists by depth start at depth 1.
 
     steps: target passes that emitted tokens. drafted, accepted: drafted tokens verified, and accepted ones that were
-    emitted. acceptance_histogram[j]: steps that accepted exactly j. num_spec_tokens: the deepest draft configured.
-    discarded: tokens computed past the point where the text ended.
+    emitted. forced: those of the drafted that a grammar forced. acceptance_histogram[j]: steps that accepted exactly j.
+    num_spec_tokens: the deepest draft configured, or accepted if a grammar forced more. discarded: tokens computed past
+    the point where the text ended.
     """
 
     prompt_tokens: int
@@ -34,10 +35,14 @@ class Statistics(msgspec.Struct, kw_only=True):
     decode_tokens_per_second: float
     per_step_drafted: list[int]
     per_step_accepted: list[int]
+    forced: int = 0
 
 
 class StepTrace(msgspec.Struct, kw_only=True):
-    """One step of the engine. seconds: by phase (plan, propose, forward, draw, commit)."""
+    """One step of the engine. seconds: by phase (plan, propose, mask, forward, draw, commit).
+
+    mask: pruning by grammars, and what is left of computing their masks once the forward pass is done.
+    """
 
     number: int
     rows: int
@@ -77,6 +82,7 @@ class SequenceTrace:
     per_step_drafted: list[int] = field(default_factory=list)
     per_step_accepted: list[int] = field(default_factory=list)
     first_run: int = 0
+    forced: int = 0
     discarded: int = 0
     preemptions: int = 0
 
@@ -140,4 +146,5 @@ class SequenceTrace:
             decode_tokens_per_second=after_first / (last - first) if last > first else 0.0,
             per_step_drafted=self.per_step_drafted,
             per_step_accepted=self.per_step_accepted,
+            forced=self.forced,
         )

@@ -12,10 +12,13 @@ from typing import Protocol
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from server import statistics
+from server import options, statistics
 from server.choice import Choice, Piece
+from server.logprobs import Speller
 from server.sse import EVENTS, Framing
+from server.wire.logprobs import PromptLogprobs
 from server.wire.shared import ErrorBody, GenerationRequest, Metrics, MetricsLevel, Usage
+from spec.request import TokenLogprobs
 
 
 class Origin(msgspec.Struct, frozen=True, kw_only=True):
@@ -30,13 +33,21 @@ class Origin(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AnswerOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """What the client wants to see beside the text. usage, metrics_level: in whole answers and in final chunks."""
+    """What the client wants to see beside the text. usage, metrics_level: in whole answers and in final chunks.
+
+    logprobs, prompt_logprobs: how many of the likeliest tokens to list beside each token; None: no entries at all.
+    tokens_as_ids: spell the tokens of those entries as ids. stream_interval: fewest tokens of a chunk.
+    """
 
     stream: bool = False
     include_usage: bool = False
     continuous_usage: bool = False
     return_token_ids: bool = False
     metrics_level: MetricsLevel = "summary"
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    tokens_as_ids: bool = False
+    stream_interval: int = 1
 
     @classmethod
     def of(cls, request: GenerationRequest, metrics_level: MetricsLevel) -> AnswerOptions:
@@ -48,6 +59,10 @@ class AnswerOptions(msgspec.Struct, frozen=True, kw_only=True):
             continuous_usage=bool(stream and stream.continuous_usage_stats),
             return_token_ids=bool(request.return_token_ids),
             metrics_level=request.spec_decode_metrics or metrics_level,
+            logprobs=options.logprobs(request),
+            prompt_logprobs=request.prompt_logprobs,
+            tokens_as_ids=bool(request.return_tokens_as_token_ids),
+            stream_interval=options.stream_interval(request),
         )
 
 
@@ -92,6 +107,10 @@ class BaseAnswer:
         self.choices = choices
         self.options = options
         self.created = int(time.time())
+        self._speller = Speller(choices[0].tokenizer, options.tokens_as_ids)
+        places = {choice.request.id: place for place, choice in enumerate(choices)}
+        self._leaders = [places[choice.request.fork_of or choice.request.id] for choice in choices]
+        self._prompts: dict[int, list[TokenLogprobs | None]] = {}
 
     def broken(self, error: ErrorBody) -> msgspec.Struct:
         """The error as OpenAI sends it."""
@@ -113,6 +132,19 @@ class BaseAnswer:
 
     def _ids(self, pieces: Sequence[Piece]) -> list[int] | UnsetType:
         return [token for piece in pieces for token in piece.token_ids] if self.options.return_token_ids else UNSET
+
+    def _note_prompt(self, index: int, piece: Piece) -> None:
+        """Keep the prompt's logprobs: the first choice of a prompt has them, with its first token, for all of them."""
+        if piece.prompt_logprobs is not None:
+            self._prompts[index] = piece.prompt_logprobs
+
+    def _prompt_entries(self, index: int) -> list[TokenLogprobs | None]:
+        return self._prompts[self._leaders[index]]
+
+    def _prompt_logprobs(self, index: int) -> PromptLogprobs | UnsetType:
+        if self.options.prompt_logprobs is None:
+            return UNSET
+        return self._speller.prompt(self._prompt_entries(index), self.options.prompt_logprobs)
 
     def _prompt_ids(self, index: int) -> list[int] | UnsetType:
         return self.choices[index].request.prompt if self.options.return_token_ids else UNSET

@@ -5,18 +5,26 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import msgspec
-from msgspec import UNSET, UnsetType
 
 from server import statistics
-from server.answers.base import BaseAnswer
-from server.choice import Piece
-from server.wire.chat import AssistantMessage, ChatChoice, ChatChunk, ChatChunkChoice, ChatCompletion, ChatDelta
+from server.answers.base import AnswerOptions, BaseAnswer, Origin
+from server.answers.chat_parts import delta_of, message_of
+from server.choice import Choice, Piece
+from server.parts import Part, ReasoningPart
+from server.wire.chat import ChatChoice, ChatChunk, ChatChunkChoice, ChatCompletion, ChatDelta
+from server.wire.logprobs import ChatLogprobs
 
 
 class ChatAnswer(BaseAnswer):
-    """``chat.completion`` and its chunks."""
+    """``chat.completion`` and its chunks. include_reasoning: whether the client sees what the model thinks."""
 
     prefix = "chatcmpl"
+
+    def __init__(
+        self, origin: Origin, choices: Sequence[Choice], options: AnswerOptions, include_reasoning: bool = True
+    ) -> None:
+        super().__init__(origin, choices, options)
+        self._include_reasoning = include_reasoning
 
     def opening(self, index: int) -> list[msgspec.Struct]:
         """The chunk that names the role."""
@@ -25,10 +33,17 @@ class ChatAnswer(BaseAnswer):
         return [chunk]
 
     def chunks(self, index: int, piece: Piece) -> list[msgspec.Struct]:
-        """A chunk for the text, and one more with the finish reason behind the last."""
-        chunks: list[msgspec.Struct] = []
-        if piece.text or (self.options.return_token_ids and piece.token_ids):
-            chunks.append(self._chunk(index, ChatDelta(content=piece.text), self._ids([piece])))
+        """A chunk for each part, and one more with the finish reason behind the last."""
+        self._note_prompt(index, piece)
+        deltas = [delta_of(part) for part in self._shown(piece)]
+        if not deltas and self._has_token_fields(piece):
+            deltas = [ChatDelta(content="")]
+        said = [self._chunk(index, delta) for delta in deltas]
+        if said:  # what there is per token goes with the first of them
+            said[0].choices[0].token_ids, said[0].choices[0].logprobs = self._ids([piece]), self._logprobs([piece])
+            if piece.prompt_logprobs is not None:
+                said[0].prompt_logprobs = self._prompt_logprobs(index)
+        chunks: list[msgspec.Struct] = [*said]
         if piece.finish_reason is not None:
             last = self._chunk(index, ChatDelta())
             last.choices[0].finish_reason = piece.finish_reason
@@ -46,6 +61,8 @@ class ChatAnswer(BaseAnswer):
 
     def whole(self, pieces: Sequence[Sequence[Piece]]) -> msgspec.Struct:
         """All choices with usage and metrics."""
+        for piece in pieces[0]:
+            self._note_prompt(0, piece)
         return ChatCompletion(
             id=self.id,
             created=self.created,
@@ -54,22 +71,37 @@ class ChatAnswer(BaseAnswer):
             usage=statistics.usage(self.choices),
             system_fingerprint=self.origin.fingerprint,
             prompt_token_ids=self._prompt_ids(0),
+            prompt_logprobs=self._prompt_logprobs(0),
             metrics=self._metrics(),
         )
+
+    def _shown(self, piece: Piece) -> list[Part]:
+        return [part for part in piece.parts if self._include_reasoning or not isinstance(part, ReasoningPart)]
+
+    def _has_token_fields(self, piece: Piece) -> bool:
+        """Whether a chunk is due, though nothing is said yet."""
+        ids = self.options.return_token_ids and piece.token_ids
+        return bool(ids or piece.logprobs or piece.prompt_logprobs)
+
+    def _logprobs(self, pieces: Sequence[Piece]) -> ChatLogprobs | None:
+        if self.options.logprobs is None:
+            return None
+        return self._speller.chat([entry for piece in pieces for entry in piece.logprobs])
 
     def _choice(self, index: int, pieces: Sequence[Piece]) -> ChatChoice:
         choice = self.choices[index]
         return ChatChoice(
             index=index,
-            message=AssistantMessage(content="".join(piece.text for piece in pieces)),
+            message=message_of([part for piece in pieces for part in self._shown(piece)]),
+            logprobs=self._logprobs(pieces),
             finish_reason=choice.finish_reason,
             stop_reason=choice.stop_reason,
             seed=choice.seed,
             token_ids=self._ids(pieces),
         )
 
-    def _chunk(self, index: int, delta: ChatDelta, token_ids: list[int] | UnsetType = UNSET) -> ChatChunk:
-        choice = ChatChunkChoice(index=index, delta=delta, token_ids=token_ids)
+    def _chunk(self, index: int, delta: ChatDelta) -> ChatChunk:
+        choice = ChatChunkChoice(index=index, delta=delta)
         return ChatChunk(id=self.id, created=self.created, model=self.model, choices=[choice], usage=self._usage())
 
     def _final(self, chunk: ChatChunk) -> ChatChunk:

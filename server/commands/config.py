@@ -27,7 +27,10 @@ def _toml(value: Any) -> str:
 
 def _line(setting: Setting, value: Any, origin: str | None) -> str:
     """``key = value``, commented out when there is no value to write."""
+    hidden = setting.is_secret and value
     line = f"# {setting.name} =" if value is None else f"{setting.name} = {_toml(value)}"
+    if hidden:
+        line = f"# {setting.name} is set; its value is not shown"
     return line if origin is None else f"{line}  # {origin}"
 
 

@@ -1,45 +1,58 @@
-"""What the server says about itself: models, health, readiness."""
+"""What the server says about itself: models, health, readiness, load, settings."""
 
 from __future__ import annotations
 
+from typing import Any
+
+import msgspec
 from aiohttp import web
 
+import foresay
+from server.config import ServeConfig
 from server.doors.body import json_response
+from server.doors.route import Route
 from server.engine_client import unavailable
 from server.service import Service
+from server.settings import settings_of
 from server.turns import SERVICE
+from server.wire.about import Health, Index, Load, Readiness, ServerInfo, Version
 from server.wire.shared import ModelCard, ModelList
 
+HIDDEN = "(hidden)"
 
-async def _index(request: web.Request) -> web.Response:
+
+async def index(request: web.Request) -> web.Response:
+    """What this is and where things are."""
     service = request.app[SERVICE]
-    routes = ["/v1/models", "/v1/completions", "/v1/chat/completions", "/health", "/ready"]
-    return json_response(
-        {"name": "foresay", "model": service.options.model, "status": _state(service), "routes": routes}
-    )
+    routes = sorted({route.resource.canonical for route in request.app.router.routes() if route.resource})
+    model, status = service.options.model, _state(service)
+    return json_response(Index(version=foresay.__version__, model=model, status=status, routes=routes))
 
 
-async def _health(request: web.Request) -> web.Response:
+async def health(request: web.Request) -> web.Response:
     """Whether the engine is alive, and what it is."""
     service = request.app[SERVICE]
     status, info = service.engine.status, service.engine.info
-    body: dict[str, object] = {"status": _state(service), "model": service.options.model}
-    if status.message:
-        body["message"] = status.message
+    body = Health(
+        status=_state(service),
+        model=service.options.model,
+        message=status.message or msgspec.UNSET,
+        running=service.running,
+        engine_starts=status.starts,
+    )
     if info is not None:
-        body |= {"exact": "yes" if info.exact else "no", "exact_reason": info.exact_reason}
-        body |= {"target": info.target, "drafter": info.drafter, "dtype": info.dtype, "device": info.device}
-    body |= {"running": service.running, "engine_starts": status.starts}
+        body.exact, body.exact_reason = "yes" if info.exact else "no", info.exact_reason
+        body.target, body.drafter, body.dtype, body.device = info.target, info.drafter, info.dtype, info.device
     return json_response(body, 200 if status.state == "ready" else 503)
 
 
-async def _ready(request: web.Request) -> web.Response:
+async def ready(request: web.Request) -> web.Response:
     """Whether new requests are taken."""
     service = request.app[SERVICE]
     refusal = service.refusal()
     if refusal is not None:
         raise refusal
-    return json_response({"status": "ready"})
+    return json_response(Readiness(status="ready"))
 
 
 def _state(service: Service) -> str:
@@ -47,11 +60,48 @@ def _state(service: Service) -> str:
     return "draining" if service.draining else "ok" if service.refusal() is None else service.engine.status.state
 
 
-async def _models(request: web.Request) -> web.Response:
+async def load(request: web.Request) -> web.Response:
+    """How busy the engine is."""
+    service = request.app[SERVICE]
+    places = service.engine.info.max_seqs if service.engine.info else 0
+    running = min(service.running, places)
+    return json_response(Load(running=running, waiting=service.running - running))
+
+
+async def version(request: web.Request) -> web.Response:
+    """The version of Foresay."""
+    return json_response(Version(version=foresay.__version__))
+
+
+async def server_info(request: web.Request) -> web.Response:
+    """The settings in effect and the engine that runs."""
+    service = request.app[SERVICE]
+    config = service.options.config
+    body = ServerInfo(
+        version=foresay.__version__,
+        model=service.options.model,
+        status=_state(service),
+        started=service.created,
+        config={} if config is None else settings_shown(config),
+        engine=service.engine.info,
+    )
+    return json_response(body)
+
+
+def settings_shown(config: ServeConfig) -> dict[str, Any]:
+    """The settings by name; the value of one that holds a key is not told."""
+    settings = msgspec.structs.asdict(config)
+    known = settings_of(ServeConfig)
+    return {name: HIDDEN if value and known[name].is_secret else value for name, value in settings.items()}
+
+
+async def models(request: web.Request) -> web.Response:
+    """The model served here, as a list."""
     return json_response(ModelList([_card(request.app[SERVICE])]))
 
 
-async def _model(request: web.Request) -> web.Response:
+async def model(request: web.Request) -> web.Response:
+    """The model, if it is the one served here."""
     service = request.app[SERVICE]
     service.check_model(request.match_info["name"])
     return json_response(_card(service))
@@ -67,9 +117,20 @@ def _card(service: Service) -> ModelCard:
 
 
 ROUTES = [
-    web.get("/", _index),
-    web.get("/health", _health),
-    web.get("/ready", _ready),
-    web.get("/v1/models", _models),
-    web.get("/v1/models/{name:.+}", _model),
+    Route("GET", "/", index, answer=Index),
+    Route("GET", "/health", health, answer=Health, errors=(503,)),
+    Route("GET", "/ping", health, answer=Health, errors=(503,)),
+    Route("GET", "/ready", ready, answer=Readiness, errors=(503,)),
+    Route("GET", "/load", load, answer=Load),
+    Route("GET", "/version", version, answer=Version),
+    Route("GET", "/server_info", server_info, answer=ServerInfo),
+    Route("GET", "/v1/models", models, answer=ModelList, errors=(401, 503)),
+    Route(
+        "GET",
+        r"/v1/models/{name:[\s\S]+}",
+        model,
+        answer=ModelCard,
+        errors=(401, 404, 503),
+        parameters=(("name", "what clients call the model"),),
+    ),
 ]

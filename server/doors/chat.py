@@ -7,7 +7,11 @@ from aiohttp import web
 from server import validation
 from server.answers.base import AnswerOptions
 from server.answers.chat import ChatAnswer
+from server.doors.route import Route, Stream
+from server.sse import EVENTS
 from server.turns import REQUEST_ID, SERVICE, answered, chat_choices
+from server.wire.chat import ChatChunk, ChatCompletion, ChatRequest
+from server.wire.shared import ErrorBody
 
 
 async def chat_completions(http: web.Request) -> web.StreamResponse:
@@ -18,8 +22,18 @@ async def chat_completions(http: web.Request) -> web.StreamResponse:
     service.check_model(body.model)
     choices = await chat_choices(service, body)
     options = AnswerOptions.of(body, service.options.metrics_level)
-    answer = ChatAnswer(service.origin(body.request_id or REQUEST_ID.get(), info), choices, options)
+    origin = service.origin(body.request_id or REQUEST_ID.get(), info)
+    answer = ChatAnswer(origin, choices, options, body.include_reasoning is not False)
     return await answered(http, service, answer)
 
 
-ROUTES = [web.post("/v1/chat/completions", chat_completions)]
+ROUTES = [
+    Route(
+        "POST",
+        "/v1/chat/completions",
+        chat_completions,
+        ChatRequest,
+        ChatCompletion,
+        Stream(EVENTS, (ChatChunk, ErrorBody)),
+    )
+]

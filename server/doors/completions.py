@@ -7,9 +7,14 @@ from aiohttp import web
 from server import validation
 from server.answers.base import AnswerOptions
 from server.answers.completion import CompletionAnswer
+from server.choice import Choice
+from server.doors.route import Route, Stream
+from server.echo import Echo, echoed
 from server.service import Text
+from server.sse import EVENTS
 from server.turns import REQUEST_ID, SERVICE, answered, completion_choices
-from server.wire.completions import CompletionRequest
+from server.wire.completions import Completion, CompletionRequest
+from server.wire.shared import ErrorBody
 
 
 async def completions(http: web.Request) -> web.StreamResponse:
@@ -19,18 +24,24 @@ async def completions(http: web.Request) -> web.StreamResponse:
     body = validation.decode_completion(await http.read())
     service.check_model(body.model)
     choices = await completion_choices(service, body)
-    echoes = [_echo(text, body, one) for one in validation.prompts(body)]
+    echoes = _echoes(text, body, choices)
     options = AnswerOptions.of(body, service.options.metrics_level)
     answer = CompletionAnswer(service.origin(body.request_id or REQUEST_ID.get(), info), choices, options, echoes)
     return await answered(http, service, answer)
 
 
-def _echo(text: Text, body: CompletionRequest, prompt: str | list[int]) -> str:
+def _echoes(text: Text, body: CompletionRequest, choices: list[Choice]) -> list[Echo]:
+    """What goes in front of each choice, if anything does; a prompt may have several choices."""
     if not body.echo:
-        return ""
-    if isinstance(prompt, str):
-        return prompt
-    return text.tokenizer.decode(prompt, skip_special_tokens=body.skip_special_tokens is not False)
+        return []
+    given = validation.prompts(body)
+    each = len(choices) // len(given)
+    made = [echoed(body, one, choices[each * place].request.prompt, text.tokenizer) for place, one in enumerate(given)]
+    return [echo for echo in made for _ in range(each)]
 
 
-ROUTES = [web.post("/v1/completions", completions)]
+ROUTES = [
+    Route(
+        "POST", "/v1/completions", completions, CompletionRequest, Completion, Stream(EVENTS, (Completion, ErrorBody))
+    )
+]

@@ -6,13 +6,16 @@ from contextvars import ContextVar
 
 import msgspec
 
+from server.gateway.allowance import Allowance
+
 
 class Caller(msgspec.Struct, frozen=True):
     """One user of the server. name: of their key, for the log. tenant: prefixes of prompts, stored responses and limits
-    are shared only within one tenant."""
+    are shared only within one tenant. allowance: how much they may ask for."""
 
     name: str = ""
     tenant: str = ""
+    allowance: Allowance = msgspec.field(default_factory=Allowance)
 
 
 ANYONE = Caller()

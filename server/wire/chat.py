@@ -7,7 +7,9 @@ from typing import Any
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from server.wire.logprobs import ChatLogprobs, PromptLogprobs
 from server.wire.shared import FinishReason, GenerationRequest, Metrics, Usage
+from server.wire.tools import Tool, ToolCall, ToolCallDelta, ToolChoice
 
 
 class ContentPart(msgspec.Struct, kw_only=True):
@@ -18,13 +20,15 @@ class ContentPart(msgspec.Struct, kw_only=True):
 
 
 class Message(msgspec.Struct, kw_only=True):
-    """One message of a conversation."""
+    """One message of a conversation. tool_call_id: the call that a message of role ``tool`` is the result of."""
 
     role: str
     content: str | list[ContentPart] | None = None
     name: str | None = None
+    tool_calls: list[ToolCall] | None = None
+    tool_call_id: str | None = None
+    reasoning_content: str | None = None
 
-    tool_calls: Any = None
     function_call: Any = None
     audio: Any = None
 
@@ -33,19 +37,22 @@ class ChatRequest(GenerationRequest, kw_only=True):
     """``POST /v1/chat/completions``."""
 
     messages: list[Message]
+    logprobs: bool | None = None
     max_completion_tokens: int | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    tools: list[Tool] | None = None
+    tool_choice: ToolChoice | None = None
+    parallel_tool_calls: bool | None = None
+    include_reasoning: bool | None = None
+    reasoning_effort: str | None = None
 
     echo: Any = None
-    tools: Any = None
-    tool_choice: Any = None
     functions: Any = None
     function_call: Any = None
     modalities: Any = None
     audio: Any = None
-    reasoning_effort: Any = None
     verbosity: Any = None
     web_search_options: Any = None
     chat_template: Any = None
@@ -55,11 +62,13 @@ class ChatRequest(GenerationRequest, kw_only=True):
 
 
 class AssistantMessage(msgspec.Struct, kw_only=True):
-    """The answer."""
+    """The answer. content: null where there is none beside calls or reasoning."""
 
     role: str = "assistant"
-    content: str
+    content: str | None
     refusal: None = None
+    reasoning_content: str | UnsetType = UNSET
+    tool_calls: list[ToolCall] | UnsetType = UNSET
 
 
 class ChatChoice(msgspec.Struct, kw_only=True):
@@ -67,7 +76,7 @@ class ChatChoice(msgspec.Struct, kw_only=True):
 
     index: int
     message: AssistantMessage
-    logprobs: None = None
+    logprobs: ChatLogprobs | None = None
     finish_reason: FinishReason | None
     stop_reason: str | int | None = None
     seed: int | UnsetType = UNSET
@@ -85,6 +94,7 @@ class ChatCompletion(msgspec.Struct, kw_only=True):
     usage: Usage
     system_fingerprint: str | UnsetType = UNSET
     prompt_token_ids: list[int] | UnsetType = UNSET
+    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
     metrics: Metrics | UnsetType = UNSET
 
 
@@ -93,6 +103,8 @@ class ChatDelta(msgspec.Struct, kw_only=True):
 
     role: str | UnsetType = UNSET
     content: str | UnsetType = UNSET
+    reasoning_content: str | UnsetType = UNSET
+    tool_calls: list[ToolCallDelta] | UnsetType = UNSET
 
 
 class ChatChunkChoice(msgspec.Struct, kw_only=True):
@@ -100,7 +112,7 @@ class ChatChunkChoice(msgspec.Struct, kw_only=True):
 
     index: int
     delta: ChatDelta
-    logprobs: None = None
+    logprobs: ChatLogprobs | None = None
     finish_reason: FinishReason | None = None
     stop_reason: str | int | UnsetType | None = UNSET
     seed: int | UnsetType = UNSET
@@ -118,4 +130,5 @@ class ChatChunk(msgspec.Struct, kw_only=True):
     usage: Usage | UnsetType | None = UNSET
     system_fingerprint: str | UnsetType = UNSET
     prompt_token_ids: list[int] | UnsetType = UNSET
+    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
     metrics: Metrics | UnsetType = UNSET

@@ -7,14 +7,16 @@ from typing import Any
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from server.wire.logprobs import CompletionLogprobs, PromptLogprobs
 from server.wire.shared import FinishReason, GenerationRequest, Metrics, Usage
 
 
 class CompletionRequest(GenerationRequest, kw_only=True):
-    """``POST /v1/completions``. prompt: a text, token ids, or a list of either."""
+    """``POST /v1/completions``. prompt: a text, token ids, or a list of either. logprobs: how many of the likeliest."""
 
     prompt: str | list[str | int | list[int]]
     echo: bool | None = None
+    logprobs: int | None = None
 
     suffix: Any = None
 
@@ -24,12 +26,13 @@ class CompletionChoice(msgspec.Struct, kw_only=True):
 
     index: int
     text: str
-    logprobs: None = None
+    logprobs: CompletionLogprobs | None = None
     finish_reason: FinishReason | None = None
     stop_reason: str | int | None = None
     seed: int | UnsetType = UNSET
     token_ids: list[int] | UnsetType = UNSET
     prompt_token_ids: list[int] | UnsetType = UNSET
+    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
 
 
 class Completion(msgspec.Struct, kw_only=True):

@@ -2,7 +2,7 @@
 
 Optional request fields default to None and accept null. Fields that the server knows but does not do are typed ``Any``
 and listed with their harmless values in ``NOT_SUPPORTED``; fields not named here at all are ignored. In responses,
-``UNSET`` fields are left out.
+``UNSET`` fields are left out. Field by field: docs/compatibility.md.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ from typing import Any, Literal
 
 import msgspec
 from msgspec import UNSET, UnsetType
+
+from server.wire.structured import ResponseFormat, StructuredOutputs
 
 FinishReason = Literal["stop", "length", "tool_calls"]
 MetricsLevel = Literal["none", "summary", "detailed"]
@@ -48,87 +50,95 @@ class GenerationRequest(msgspec.Struct, kw_only=True):
     request_id: str | None = None
     cache_salt: str | None = None
     spec_decode_metrics: MetricsLevel | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    logit_bias: dict[str, float] | None = None
+    bad_words: list[str] | None = None
+    allowed_token_ids: list[int] | None = None
+    n: int | None = None
+    best_of: int | None = None
+    top_logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    return_tokens_as_token_ids: bool | None = None
+    stream_interval: int | None = None
+    truncate_prompt_tokens: int | None = None
+    spaces_between_special_tokens: bool | None = None
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
 
-    n: Any = None
-    best_of: Any = None
     use_beam_search: Any = None
     length_penalty: Any = None
-    logprobs: Any = None
-    top_logprobs: Any = None
-    prompt_logprobs: Any = None
-    logit_bias: Any = None
-    presence_penalty: Any = None
-    frequency_penalty: Any = None
-    repetition_penalty: Any = None
-    bad_words: Any = None
-    allowed_token_ids: Any = None
-    response_format: Any = None
-    structured_outputs: Any = None
     guided_json: Any = None
     guided_regex: Any = None
     guided_choice: Any = None
     guided_grammar: Any = None
     prediction: Any = None
     priority: Any = None
-    stream_interval: Any = None
-    spaces_between_special_tokens: Any = None
-    truncate_prompt_tokens: Any = None
-    return_tokens_as_token_ids: Any = None
     logits_processors: Any = None
     prompt_embeds: Any = None
     kv_transfer_params: Any = None
     vllm_xargs: Any = None
+    truncation_side: Any = None
+    thinking_token_budget: Any = None
+    repeat_penalty: Any = None
+    no_repeat_ngram_size: Any = None
+    typical_p: Any = None
+    mirostat: Any = None
+    xtc_probability: Any = None
+    dry_multiplier: Any = None
+    n_predict: Any = None
+    grammar: Any = None
+    regex: Any = None
+    ebnf: Any = None
+    json_schema: Any = None
 
-
-_TEXT_FORMAT = {"type": "text"}
 
 #: Known fields the server does not do, with the values that ask for nothing (null always does). See the class above.
 NOT_SUPPORTED: dict[str, tuple[object, ...]] = {
-    "n": (1,),
-    "best_of": (1,),
     "use_beam_search": (False,),
     "length_penalty": (1, 1.0),
-    "logprobs": (False,),
-    "top_logprobs": (),
-    "prompt_logprobs": (),
-    "logit_bias": ({},),
-    "presence_penalty": (0, 0.0),
-    "frequency_penalty": (0, 0.0),
-    "repetition_penalty": (1, 1.0),
-    "bad_words": ([],),
-    "allowed_token_ids": (),
-    "response_format": (_TEXT_FORMAT,),
-    "structured_outputs": (),
-    "guided_json": (),
-    "guided_regex": (),
-    "guided_choice": (),
-    "guided_grammar": (),
     "prediction": (),
     "priority": (0,),
-    "stream_interval": (1,),
-    "spaces_between_special_tokens": (True,),
-    "truncate_prompt_tokens": (),
-    "return_tokens_as_token_ids": (False,),
     "logits_processors": ([],),
     "prompt_embeds": (),
     "kv_transfer_params": (),
     "vllm_xargs": ({},),
+    "truncation_side": ("left",),
+    "thinking_token_budget": (),
+    "repeat_penalty": (1, 1.0),
+    "no_repeat_ngram_size": (0,),
+    "typical_p": (1, 1.0),
+    "mirostat": (0,),
+    "xtc_probability": (0, 0.0),
+    "dry_multiplier": (0, 0.0),
+    "n_predict": (),
+    "grammar": ("",),
+    "regex": ("",),
+    "ebnf": ("",),
+    "json_schema": (),
     "suffix": ("",),
     "echo": (False,),
-    "tools": ([],),
-    "tool_choice": ("none", "auto"),
     "functions": ([],),
     "function_call": ("none", "auto"),
     "modalities": (["text"],),
     "audio": (),
-    "reasoning_effort": (),
     "verbosity": (),
     "web_search_options": (),
     "chat_template": (),
     "documents": ([],),
     "media_io_kwargs": ({},),
     "mm_processor_kwargs": ({},),
-    "tool_calls": ([],),
+}
+
+#: Other servers' names for what has another name here. To ignore them would be to break a promise in silence.
+WRITE_INSTEAD: dict[str, str] = {
+    "repeat_penalty": "repetition_penalty",
+    "n_predict": "max_tokens",
+    "grammar": "structured_outputs.grammar",
+    "ebnf": "structured_outputs.grammar",
+    "regex": "structured_outputs.regex",
+    "json_schema": "response_format",
 }
 
 # -- what responses share ------------------------------------------------------------------------------------------
@@ -140,13 +150,20 @@ class PromptTokensDetails(msgspec.Struct):
     cached_tokens: int
 
 
+class CompletionTokensDetails(msgspec.Struct):
+    """reasoning_tokens: completion tokens the model thought with before it answered."""
+
+    reasoning_tokens: int
+
+
 class Usage(msgspec.Struct):
-    """Tokens of the answer so far, all choices together."""
+    """Tokens of the answer so far, all choices together. completion_tokens_details: where the model has thought."""
 
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails
+    completion_tokens_details: CompletionTokensDetails | UnsetType = UNSET
 
 
 class SpeculativeDecoding(msgspec.Struct, kw_only=True):

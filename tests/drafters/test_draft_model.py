@@ -5,22 +5,24 @@ from __future__ import annotations
 import random
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from typing import Any
 
 import pytest
 import torch
 
 from drafters.draft_model import DraftModelDrafter
 from kvpaging import KVStore, PagePool, PageTable
+from spec.constrain import Ahead
 from spec.engine import Engine
 from spec.noise import Noise
 from spec.protocols import FeatureRequest, Forward, Rows
-from spec.request import Request
 from spec.sampling import SamplingParams
 from spec.sequence import Sequence
 from spec.tree import TreeShape
 from tests.same_tokens.models import Pair, engine_of, paged
 from tests.same_tokens.runs import LARGEST, assert_same, jobs_of, plain
 from tests.same_tokens.witness import Job, poison, run
+from tests.spec.grammars import Automaton
 from tests.verifier.families import make
 from tests.verifier.reading import Reader, load_decoder, random_tokens
 from verifier.paged_model import PagedModel
@@ -80,7 +82,7 @@ class Watched:
         while waiting or self.engine.has_work:
             while waiting and waiting[0].arrives <= step:
                 job = waiting.pop(0)
-                self.engine.add(Request(id=job.id, prompt=job.prompt, params=job.params))
+                self.engine.add(job.request(), job.grammar)
             poison(self.engine)
             self.engine.step()
             compared.append(self.check())
@@ -98,6 +100,26 @@ def test_its_rows_are_those_of_the_committed_text(pair, family, shape) -> None:
         for index, job in enumerate(jobs_of(pair(family).vocab_size, (5, 60, 17, 33, 1, 30), 16))
     ]
     assert sum(watched.run(jobs)) > 500
+
+
+@pytest.mark.parametrize("follows", [True, False])
+@pytest.mark.parametrize("shape", ["1,1,1", "4,4,2,2,1"])
+def test_its_rows_are_those_of_the_text_beside_grammars_and_forks(pair, monkeypatch, shape, follows) -> None:
+    """Drafts are pruned, forced tokens added to them, and other nodes committed than were drafted."""
+    if not follows:
+        monkeypatch.setattr(Ahead, "banned", lambda self, node, token: None)
+    models = pair("llama2")
+    watched = Watched.of(models, shape, chunk=24)
+    leaders = [
+        replace(job, arrives=3 * index, grammar=Automaton(index, models.vocab_size, range(100), 0.3))
+        for index, job in enumerate(jobs_of(models.vocab_size, (5, 40, 17, 9), 30))
+    ]
+    forks = [
+        replace(job, id=f"fork of {job.id}", fork_of=job.id, arrives=job.arrives + 1, grammar=job.grammar.fork())
+        for job in leaders
+        if job.grammar is not None
+    ]
+    assert sum(watched.run([*leaders, *forks])) > 500
 
 
 @pytest.mark.parametrize("shape", SHAPES[:3])
@@ -188,6 +210,22 @@ def test_a_chain_by_the_target_itself_is_always_right(pair, length, temperature)
     """Draft and target add the same noise to the same logits."""
     shape = ",".join("1" * length)
     assert with_itself(pair("qwen3"), shape, temperature, steps=4) == [0] + [length] * 4
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("grammar", [None, Automaton(3, 300, forcing=0.0), Automaton(3, 300, forcing=0.5)])
+def test_options_and_grammars_leave_it_right(pair, grammar, temperature) -> None:
+    """Drafts are drawn from logits that are changed as the target's are."""
+    models = pair("qwen3")
+    options: dict[str, Any] = {"repetition_penalty": 1.5, "frequency_penalty": 0.8, "logit_bias": {9: 4.0, 7: -100.0}}
+    params = SamplingParams(temperature=temperature, seed=5, ignore_eos=True, max_tokens=41, **options)
+    jobs = [Job("one", random_tokens(random.Random(7), 21, models.vocab_size), params, grammar=grammar)]
+    itself = replace(models, draft=models.target)
+    texts = run(engine_of(models.target, itself.draft_model, TreeShape.chain(4)), jobs)
+    assert_same(plain(models.target, jobs), texts)
+    statistics = texts["one"].statistics
+    assert statistics is not None
+    assert statistics.accepted == statistics.drafted >= 30
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.7, 1.0])

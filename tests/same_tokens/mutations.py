@@ -10,6 +10,9 @@ import torch
 from torch import Tensor
 
 from kvpaging import KVStore
+from spec import step
+from spec.adjust import Adjustment
+from spec.constrain import Guarded
 from spec.noise import Noise
 from spec.protocols import Rows
 from verifier.batch import ForwardBatch, Segment, _Layout
@@ -72,3 +75,32 @@ def sums_by_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
 def no_compaction(monkeypatch: pytest.MonkeyPatch) -> None:
     """Accepted rows stay in the slots where the tree had them."""
     monkeypatch.setattr(KVStore, "move", lambda self, source, destination: None)
+
+
+def penalties_of_the_root(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All nodes of a tree are penalised by the committed counts alone."""
+    apply = Adjustment.apply
+    monkeypatch.setattr(
+        Adjustment, "apply", lambda self, logits, text, paths: apply(self, logits, text, [[]] * len(paths))
+    )
+
+
+def masks_of_the_root(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The grammar does not follow the path: every node may be followed by what may follow the root."""
+    banned = Guarded.banned
+
+    def of_the_root(self: Guarded, tokens: list[int], parents: list[int]) -> Tensor | None:
+        root = banned(self, tokens[:1], parents[:1])
+        return None if root is None else root.expand(len(tokens), -1)
+
+    monkeypatch.setattr(Guarded, "banned", of_the_root)
+
+
+def logprobs_of_the_next_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Logprobs are taken from the row that a token leads to, not from the one it was drawn from."""
+    taken = step._logprobs
+    monkeypatch.setattr(
+        step,
+        "_logprobs",
+        lambda sequence, logits, path, emitted: taken(sequence, logits, [*path[1:], path[-1]], emitted),
+    )

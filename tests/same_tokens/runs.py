@@ -62,7 +62,13 @@ def plain(target: Decoder, jobs: Sequence[Job], *, tokens: int = 1024, page_size
     engine = engine_of(
         target, lambda pool: None, ROOT_ONLY, max_seqs=1, chunk=tokens, tokens=tokens, page_size=page_size
     )
-    return run(engine, [replace(job, arrives=0, cancelled=None) for job in jobs])
+    return run(engine, [_alone(job) for job in jobs])
+
+
+def _alone(job: Job) -> Job:
+    """There at once, to its end, no fork of another; its grammar says nothing of what is forced."""
+    grammar = None if job.grammar is None else job.grammar.silent()
+    return replace(job, arrives=0, cancelled=None, fork_of=None, grammar=grammar)
 
 
 def shape_of(drafter: str) -> TreeShape:

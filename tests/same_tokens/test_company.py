@@ -57,12 +57,12 @@ def test_prompts_longer_than_a_chunk(pair, family, drafter, chunk) -> None:
 
 @everywhere
 def test_preemption(pair, family, drafter) -> None:
-    """Four sequences that grow to five pages each, and pages for two of them."""
+    """Four sequences that grow to five pages each, and pages for two of them and a tree."""
     models = pair(family)
     lengths = (30, 33, 31, 20)
     texts = expected(models, lengths, 40)
     jobs = jobs_of(models.vocab_size, lengths, 40)
-    actual = run(drafting(models, drafter, whole(jobs, texts), tokens=160), jobs)
+    actual = run(drafting(models, drafter, whole(jobs, texts), tokens=192), jobs)
     assert_same(texts, actual)
     assert sum(text.statistics.preemptions for text in actual.values() if text.statistics) > 0
 

@@ -14,6 +14,7 @@ from tests.same_tokens import mutations
 from tests.same_tokens.models import Pair
 from tests.same_tokens.runs import LARGEST, SAMPLINGS, drafting, plain, replace_params, whole
 from tests.same_tokens.witness import Job, differences, run
+from tests.spec.grammars import Automaton
 from tests.verifier.reading import random_tokens
 from verifier.model.linear import Linear
 
@@ -77,3 +78,28 @@ def test_rows_left_in_their_tree_slots_are_seen(pair, monkeypatch) -> None:
     """Poisoned or somebody else's: the logits are no numbers, or other ones."""
     mutations.no_compaction(monkeypatch)
     assert compare(pair("llama2"), "truth")
+
+
+@pytest.mark.parametrize("drafter", ["truth", "chain4"])
+@pytest.mark.parametrize(
+    ("mutation", "fields"),
+    [
+        (mutations.penalties_of_the_root, {"frequency_penalty": 1.5, "repetition_penalty": 1.3}),
+        (mutations.masks_of_the_root, {}),
+        (mutations.logprobs_of_the_next_row, {"logprobs": 2}),
+    ],
+)
+def test_options_that_stay_at_the_root_are_seen(pair, monkeypatch, mutation, fields, drafter) -> None:
+    models = pair("llama2")
+    params = replace_params(SAMPLINGS["warm"], seed=7, max_tokens=60, ignore_eos=True, **fields)
+    grammar = Automaton(1, models.vocab_size, forcing=0.2) if mutation is mutations.masks_of_the_root else None
+    prompt = random_tokens(random.Random(1), 23, models.vocab_size)
+    jobs = [Job("one", prompt, params, grammar=grammar)]
+
+    def found() -> list[str]:
+        expected = plain(models.target, jobs)
+        return differences(expected, run(drafting(models, drafter, whole(jobs, expected)), jobs))
+
+    assert found() == []
+    mutation(monkeypatch)
+    assert found()

@@ -1,72 +1,55 @@
-"""What is compared: the tokens of each request, and the bits of the logits that each of them was drawn from.
+"""What is compared: the tokens of each request, their logprobs, and the bits of the logits they were drawn from.
 
 Equal tokens are the promise. Equal bits are what it rests on, and catch a breach long before a tie turns a token over.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from kvpaging import KVStore, PageTable
+from kvpaging import KVStore
 from spec.accept import accept
 from spec.engine import Engine
-from spec.protocols import Drafter, FeatureRequest, Forward, Rows, Verifier
-from spec.request import Delta, Request
+from spec.protocols import Drafter, Verifier
+from spec.request import Delta, Request, TokenLogprobs
 from spec.sampling import SamplingParams
 from spec.step import EagerRunner, Ticket, Verdict
 from spec.trace import Statistics
+from tests.spec.grammars import Automaton
 
 
 class Witness(EagerRunner):
     """The step loop, noting the bits of the row behind each emitted token, by request and position."""
 
     def __init__(self, verifier: Verifier, drafter: Drafter | None) -> None:
-        self.watched = _Watched(verifier)
-        super().__init__(self.watched, drafter)
+        super().__init__(verifier, drafter)
         self.bits: dict[tuple[str, int], int] = {}
 
     def collect(self, ticket: Ticket) -> list[Verdict]:
         verdicts = super().collect(ticket)
         for index, verdict in enumerate(verdicts):
             if verdict.emitted:
-                self._note(verdict, self.watched.forward.of(index), ticket, index)
+                self._note(verdict, ticket, index)
         return verdicts
 
-    def _note(self, verdict: Verdict, logits: Tensor, ticket: Ticket, index: int) -> None:
-        drawn, sequence = ticket.drawn[index], verdict.work.sequence
+    def _note(self, verdict: Verdict, ticket: Ticket, index: int) -> None:
+        drawn, tree, sequence = ticket.drawn[index], ticket.drafts[index].tree, verdict.work.sequence
         assert isinstance(drawn, Tensor)
-        path = accept(ticket.trees[index], drawn).path
+        logits, path = ticket.logits[index][-len(tree) :], accept(tree, drawn).path
         first = len(sequence.tokens) - len(verdict.emitted)
         for offset, node in zip(range(len(verdict.emitted)), path, strict=False):
             self.bits[sequence.id, first + offset] = hash(logits[node].numpy().tobytes())
 
 
-class _Watched:
-    """A verifier whose last result is kept."""
-
-    forward: Forward
-
-    def __init__(self, verifier: Verifier) -> None:
-        self.verifier = verifier
-        self.vocab_size, self.max_positions = verifier.vocab_size, verifier.max_positions
-
-    def run(self, rows: Sequence[Rows], features: FeatureRequest | None = None) -> Forward:
-        self.forward = self.verifier.run(rows, features)
-        return self.forward
-
-    def committed(self, table: PageTable, moves: tuple[Tensor, Tensor] | None) -> None:
-        self.verifier.committed(table, moves)
-
-    def missing(self, table: PageTable) -> int:
-        return self.verifier.missing(table)
-
-
 @dataclass(frozen=True)
 class Job:
-    """A request, the step in which it arrives, and the step in which it is cancelled, if it is."""
+    """A request, the step in which it arrives, and the step in which it is cancelled, if it is.
+
+    grammar: in its first state; every run takes a copy.
+    """
 
     id: str
     prompt: list[int]
@@ -74,6 +57,11 @@ class Job:
     arrives: int = 0
     cancelled: int | None = None
     salt: str = ""
+    fork_of: str | None = None
+    grammar: Automaton | None = None
+
+    def request(self) -> Request:
+        return Request(id=self.id, prompt=self.prompt, params=self.params, salt=self.salt, fork_of=self.fork_of)
 
 
 @dataclass
@@ -85,9 +73,13 @@ class Text:
     finish_reason: str | None = None
     statistics: Statistics | None = None
     cached_tokens: int = 0
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    prompt_logprobs: list[TokenLogprobs | None] | None = None
 
     def add(self, delta: Delta) -> None:
         self.tokens += delta.tokens
+        self.logprobs += delta.logprobs or []
+        self.prompt_logprobs = self.prompt_logprobs or delta.prompt_logprobs
         self.finish_reason = delta.finish_reason
         self.statistics = delta.statistics
         self.cached_tokens = delta.cached_tokens
@@ -102,7 +94,7 @@ def run(engine: Engine, jobs: Iterable[Job]) -> dict[str, Text]:
     while waiting or engine.has_work:
         while waiting and waiting[0].arrives <= step:
             job = waiting.pop(0)
-            engine.add(Request(id=job.id, prompt=job.prompt, params=job.params, salt=job.salt))
+            engine.add(job.request(), None if job.grammar is None else job.grammar.fork())
         for request_id in [name for name, when in cancels.items() if when <= step]:
             engine.cancel(request_id)
             del cancels[request_id]
@@ -151,4 +143,11 @@ def _difference(expected: Text, actual: Text) -> str | None:
     for index, (ours, theirs) in enumerate(zip(actual.bits, expected.bits, strict=False)):
         if ours != theirs:
             return f"token {index} is the same, but drawn from other bits"
+    for index, (mine, wanted_entry) in enumerate(zip(actual.logprobs, expected.logprobs, strict=False)):
+        if mine != wanted_entry:
+            return f"logprobs {index} are {mine}, expected {wanted_entry}"
+    if len(actual.logprobs) != len(expected.logprobs[: len(wanted)]):
+        return f"{len(actual.logprobs)} logprobs, expected {len(expected.logprobs)}"
+    if actual.prompt_logprobs is not None and actual.prompt_logprobs != expected.prompt_logprobs:
+        return "the prompt's logprobs differ"
     return None

@@ -15,8 +15,8 @@ SAMPLE = ["Once upon a time there was a fox. The fox said: 'Who stole the tart?'
 SPECIAL = ["<|end|>", "<|system|>", "<|user|>", "<|assistant|>"]
 
 
-def byte_level_tokenizer() -> Tokenizer:
-    """A small byte-level BPE, its chat template, and <|end|> (id 0) as the end of text."""
+def byte_level_tokenizer(template: str = TEMPLATE) -> Tokenizer:
+    """A small byte-level BPE, a chat template, and <|end|> (id 0) as the end of text."""
     backend = Backend(models.BPE())
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
@@ -25,7 +25,7 @@ def byte_level_tokenizer() -> Tokenizer:
         vocab_size=330, special_tokens=SPECIAL, initial_alphabet=alphabet, show_progress=False
     )
     backend.train_from_iterator(SAMPLE * 3, trainer)
-    return Tokenizer(PreTrainedTokenizerFast(tokenizer_object=backend, chat_template=TEMPLATE, eos_token="<|end|>"))
+    return Tokenizer(PreTrainedTokenizerFast(tokenizer_object=backend, chat_template=template, eos_token="<|end|>"))
 
 
 def sentencepiece_tokenizer() -> Tokenizer:

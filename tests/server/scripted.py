@@ -12,9 +12,10 @@ from server.app import create_app
 from server.engine_client import EngineStatus
 from server.errors import EngineFailed
 from server.generation import Sink
+from server.parsers.dialect import Dialect
 from server.service import Service, ServiceOptions, Text
 from server.text import SamplingDefaults, Tokenizer
-from spec.request import Delta, EngineInfo, FinishReason, Request
+from spec.request import Delta, EngineInfo, FinishReason, Request, TokenLogprobs
 from spec.trace import SequenceTrace
 
 END = 0
@@ -51,6 +52,7 @@ class ScriptedEngine:
         self.requests: list[Request] = []
         self.emitted = 0
         self.cancelled: list[str] = []
+        self.warm: list[tuple[list[int], str]] = []
         self.refusal: Exception | None = None
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._finish: dict[str, int] = {}
@@ -71,6 +73,9 @@ class ScriptedEngine:
     def finish(self, id: str, at_token: int) -> None:
         self._finish[id] = at_token
 
+    def keep_warm(self, tokens: list[int], salt: str) -> None:
+        self.warm.append((tokens, salt))
+
     async def _say(self, request: Request, sink: Sink) -> None:
         trace = SequenceTrace()
         limit = request.params.max_tokens or 200
@@ -81,10 +86,12 @@ class ScriptedEngine:
                 self._tasks.pop(request.id)
                 sink.fail(EngineFailed("the script breaks here"))
                 return
+            before = said
             run, reason, stop_token = self._next_run(request, said, limit)
             if reason is None or run:
                 said += len(run)
-                trace.record(list(range(1, self.run)) if said > len(run) else [], max(0, len(run) - 1), len(run))
+                drafted = list(range(1, self.run)) if before or len(run) > 1 else []
+                trace.record(drafted, max(0, len(run) - 1), len(run))
             else:
                 trace.cut(said - self._finish[request.id])
                 said = self._finish[request.id]
@@ -100,24 +107,55 @@ class ScriptedEngine:
                     stop_token=stop_token,
                     seed=request.params.seed or 7,
                     cached_tokens=3,
+                    logprobs=logprobs_of(request, run, before),
+                    prompt_logprobs=None if before else prompt_logprobs_of(request),
                     statistics=last,
                 )
             )
             if reason is not None:
                 return
 
+    def script_of(self, request: Request) -> Sequence[int]:
+        """What to say to this request, over and over."""
+        return self.tokens
+
+    def run_length(self, request: Request, said: int) -> int:
+        """The tokens of the step after ``said`` tokens."""
+        return self.run if said else 1
+
     def _next_run(self, request: Request, said: int, limit: int) -> tuple[list[int], FinishReason | None, int | None]:
         if request.id in self._finish:
             return [], "stop", None
         run: list[int] = []
-        while len(run) < (self.run if said else 1):
-            token = self.tokens[(said + len(run)) % len(self.tokens)]
+        script = self.script_of(request)
+        while len(run) < self.run_length(request, said):
+            token = script[(said + len(run)) % len(script)]
             run.append(token)
             if (token == END and not request.params.ignore_eos) or token in request.params.stop_token_ids:
                 return run, "stop", token
             if said + len(run) >= limit:
                 return run, "length", None
         return run, None, None
+
+
+def logprobs_of(request: Request, run: list[int], said: int) -> list[TokenLogprobs] | None:
+    """A made-up entry for each token that tells it and its place."""
+    count = request.params.logprobs
+    return None if count is None else [entry(token, said + place, count) for place, token in enumerate(run)]
+
+
+def prompt_logprobs_of(request: Request) -> list[TokenLogprobs | None] | None:
+    """The same for the prompt; forks have none."""
+    count = request.params.prompt_logprobs
+    if count is None or request.fork_of is not None:
+        return None
+    return [None, *(entry(token, place, count) for place, token in enumerate(request.prompt[1:], start=1))]
+
+
+def entry(token: int, place: int, count: int) -> TokenLogprobs:
+    """``count`` likeliest tokens, the token itself the second of them."""
+    top = [(token if rank == 1 else (token + 7 + rank) % INFO.vocab_size, -place - rank / 100) for rank in range(count)]
+    return TokenLogprobs(token, -place - 0.01, top)
 
 
 @asynccontextmanager
@@ -130,7 +168,7 @@ async def served(
 ) -> AsyncIterator[TestClient]:
     """A client of a server around ``engine``."""
     settings = ServiceOptions(**{"model": "toy", **options})  # type: ignore[arg-type]
-    service = Service(engine, settings, Text(tokenizer, defaults or SamplingDefaults()))
+    service = Service(engine, settings, Text(tokenizer, defaults or SamplingDefaults(), Dialect.of(tokenizer)))
     change(service)
     server = TestServer(create_app(service))
     async with TestClient(server) as client:

@@ -183,7 +183,8 @@ def test_defaults_satisfy_their_own_constraints() -> None:
 
 def test_the_sampling_settings_are_the_engines_own() -> None:
     shared = set(SamplingParams.__struct_fields__) & set(BenchConfig.__struct_fields__)
-    assert set(SamplingParams.__struct_fields__) - shared == {"stop_token_ids"}
+    of_programs = {"stop_token_ids", "logit_bias", "bad_words", "allowed_token_ids", "logprobs", "prompt_logprobs"}
+    assert set(SamplingParams.__struct_fields__) - shared == of_programs
     defaults = SamplingParams()
     for name in shared - {"max_tokens"}:
         assert getattr(SamplingConfig(), name) == getattr(defaults, name), name

@@ -12,7 +12,7 @@ from server.config import EngineConfig, ServeConfig
 from server.errors import EngineFailed, SlowReader
 from server.generation import Generation, Sink, generate
 from spec.errors import InvalidRequest
-from spec.request import Delta, Request
+from spec.request import Delta, Request, TokenLogprobs
 from spec.sampling import SamplingParams
 from tests.server.scripted import INFO, ScriptedEngine
 
@@ -73,6 +73,18 @@ async def test_deltas_nobody_took_become_one():
         ]
         assert await generation.next(timeout=0.01) == []
     assert engine.cancelled == []
+
+
+async def test_deltas_nobody_took_keep_all_their_logprobs():
+    engine = HandEngine()
+    async with Generation(engine, [request("a")]) as generation:
+        entries = [TokenLogprobs(token, -0.5 * token, [(token, -0.5 * token)]) for token in range(4)]
+        prompt = [None, entries[3]]
+        engine.sinks["a"].put(delta("a", [0], logprobs=entries[:1], prompt_logprobs=prompt))
+        engine.sinks["a"].put(delta("a", [1, 2], logprobs=entries[1:3]))
+        engine.sinks["a"].put(delta("a", [], finish_reason="stop"))
+        [(_, one)] = await generation.next()
+    assert (one.tokens, one.logprobs, one.prompt_logprobs) == ([0, 1, 2], entries[:3], prompt)
 
 
 async def test_what_is_still_running_is_cancelled():

@@ -246,13 +246,13 @@ async def test_long_prompts_are_tokenized_beside_the_event_loop(tokenizer):
     ("path", "fields", "status", "param", "code"),
     [
         ("completions", {"prompt": "x", "temperature": 3}, 400, "temperature", None),
-        ("completions", {"prompt": "x", "n": 2}, 400, "n", None),
+        ("completions", {"prompt": "x", "best_of": 2}, 400, "best_of", None),
         ("completions", {}, 400, "prompt", None),
         ("completions", {"prompt": ""}, 400, "prompt", None),
         ("completions", {"prompt": "x", "max_tokens": 600}, 400, "prompt", "context_length_exceeded"),
         ("completions", {"prompt": "x", "model": "gpt-9"}, 404, "model", "model_not_found"),
         ("chat/completions", {"messages": []}, 400, "messages", None),
-        ("chat/completions", ASK | {"tools": [{"type": "function"}]}, 400, "tools", None),
+        ("chat/completions", ASK | {"tools": [{"type": "function"}]}, 400, "tools[0].function", None),
         ("chat/completions", ASK | {"model": "toy", "stop": [""]}, 400, "stop", None),
     ],
 )

@@ -118,7 +118,7 @@ async def test_a_prompt_asked_again_is_partly_cached(client):
 
 async def test_errors_reach_the_client_as_its_own(client):
     with pytest.raises(openai.BadRequestError) as caught:
-        await client.completions.create(model=MODEL, prompt="x", logprobs=3)
+        await client.completions.create(model=MODEL, prompt="x", logprobs=30)
     assert caught.value.param == "logprobs"
     with pytest.raises(openai.NotFoundError) as missing:
         await client.chat.completions.create(model="other", messages=ASK)

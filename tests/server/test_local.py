@@ -49,6 +49,41 @@ def test_a_seed_that_was_drawn_gives_the_same_text_again(engine: Engine) -> None
     assert engine.generate(START, max_tokens=12, seed=first.seed).token_ids == first.token_ids
 
 
+def test_n_texts_for_one_prompt_or_for_several(engine: Engine) -> None:
+    first = engine.generate(START, n=3, max_tokens=8)
+    assert len({tuple(one.token_ids) for one in first}) == 3
+    again = engine.generate(START, n=3, max_tokens=8, seed=first[0].seed)
+    assert [one.token_ids for one in again] == [one.token_ids for one in first]
+    alone = [engine.generate(START, max_tokens=8, seed=one.seed) for one in first]
+    assert [one.token_ids for one in alone] == [one.token_ids for one in first]
+    groups = engine.generate([START, "The king said"], n=2, max_tokens=8, seed=first[0].seed)
+    assert [one.token_ids for one in groups[0]] == [one.token_ids for one in first[:2]]
+    assert [len(group) for group in groups] == [2, 2]
+    with pytest.raises(InvalidRequest, match="n must be between 1 and 128"):
+        engine.generate(START, n=0)
+
+
+def test_logprobs_come_with_the_completion(engine: Engine) -> None:
+    completion = engine.generate(START, GREEDY, logprobs=2, prompt_logprobs=1)
+    assert completion.logprobs is not None
+    assert [one.token for one in completion.logprobs] == completion.token_ids
+    assert all(one.top[0] == (one.token, one.logprob) for one in completion.logprobs)
+    assert completion.prompt_logprobs is not None
+    assert completion.prompt_logprobs[0] is None
+    assert [one.token for one in completion.prompt_logprobs if one] == completion.prompt_token_ids[1:]
+    plain = engine.generate(START, GREEDY)
+    assert plain.token_ids == completion.token_ids
+    assert (plain.logprobs, plain.prompt_logprobs) == (None, None)
+
+
+def test_bad_words_may_be_texts_or_tokens(engine: Engine) -> None:
+    free = engine.generate(START, GREEDY)
+    word = next(word for word in free.text.split() if word.isalpha())
+    cured = engine.generate(START, GREEDY, bad_words=[word, free.token_ids[:1]])
+    assert word not in cured.text.split()
+    assert cured.token_ids[0] != free.token_ids[0]
+
+
 def test_keywords_go_on_top_of_the_parameters(engine: Engine) -> None:
     assert len(engine.generate(START, GREEDY, max_tokens=3).token_ids) == 3
     with pytest.raises(TypeError, match="max_token"):

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Container, Sequence
 
 import numpy as np
 import torch
@@ -47,6 +48,29 @@ def reference_draw(logits: Tensor, sampling: SamplingParams, noise: Tensor) -> i
     if sampling.filtered:
         scaled = torch.where(kept(scaled, sampling), scaled, -math.inf)
     return int((scaled + noise).argmax())
+
+
+def reference_adjust(
+    logits: Tensor, sampling: SamplingParams, prompt: Sequence[int], output: Sequence[int], allowed: Container[int]
+) -> Tensor:
+    """fp32[V]: a row of raw logits as the request wants it, token by token. allowed: what the grammar lets through."""
+    row = logits.clone()
+    for token, bias in sampling.logit_bias.items():
+        row[token] += bias
+    for token in {*prompt, *output}:
+        row[token] = (
+            row[token] / sampling.repetition_penalty if row[token] > 0 else row[token] * sampling.repetition_penalty
+        )
+    for token, count in Counter(output).items():
+        row[token] -= torch.tensor(float(count)) * sampling.frequency_penalty + sampling.presence_penalty
+    text = (*prompt, *output)
+    for words in sampling.bad_words:
+        if text[len(text) - len(words) + 1 :] == words[:-1] and len(words) <= len(text) + 1:
+            row[words[-1]] = -math.inf
+    for token in range(len(row)):
+        if token not in allowed or not (sampling.allowed_token_ids is None or token in sampling.allowed_token_ids):
+            row[token] = -math.inf
+    return row
 
 
 def chi_square_tail(counts: Tensor, probabilities: Tensor) -> float:

@@ -8,10 +8,12 @@ or a row that nobody moved changes the hash, and with it every token from there 
 from __future__ import annotations
 
 import random
+from collections.abc import Container
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import lru_cache, reduce
 
+import msgspec
 import torch
 from torch import Tensor
 
@@ -19,14 +21,15 @@ from kvpaging import KVStore, PagePool, PageTable, PrefixIndex, store_rows
 from spec.budget import StepCost
 from spec.engine import Engine
 from spec.noise import gumbel_row
-from spec.protocols import Drafter, FeatureRequest, Forward, Rows
-from spec.request import Delta, EngineInfo, FinishReason, Request
+from spec.protocols import Constraint, Drafter, FeatureRequest, Forward, Rows
+from spec.request import Delta, EngineInfo, FinishReason, Request, TokenLogprobs
 from spec.sampling import SamplingParams
 from spec.scheduler import Scheduler
 from spec.sequence import Sequence
 from spec.trace import Statistics, StepTrace
 from spec.tree import DraftTree, TreeShape
-from tests.spec.laws import reference_draw
+from tests.spec.grammars import Automaton
+from tests.spec.laws import reference_adjust, reference_draw
 
 _START = 1
 _noise = lru_cache(maxsize=10_000)(gumbel_row)
@@ -63,22 +66,58 @@ class Plain:
     stop_token: int | None = None
 
 
+def chosen(
+    model: TableModel,
+    text: list[int],
+    prompt_length: int,
+    sampling: SamplingParams,
+    stops: Container[int],
+    noise: Tensor,
+    grammar: Automaton | None = None,
+) -> int | None:
+    """The token that follows a text; None if none is allowed. grammar: its state before the output."""
+    logits = model.logits([model.state(text)], text[-1:])[0]
+    prompt, output = text[:prompt_length], text[prompt_length:]
+    allowed: Container[int] = range(model.vocab_size)
+    if grammar is not None:
+        allowed = grammar.allowed(reduce(lambda state, token: grammar.after(token, state), output, 1))
+    if sampling != _plain_sampling(sampling) or grammar is not None:
+        logits = reference_adjust(logits, sampling, prompt, output, allowed)
+    if len(output) < sampling.min_tokens:
+        logits[[token for token in range(model.vocab_size) if token in stops]] = -torch.inf
+    if bool((logits == -torch.inf).all()):
+        return None
+    return reference_draw(logits, sampling, noise)
+
+
+def _plain_sampling(sampling: SamplingParams) -> SamplingParams:
+    """The same without anything that changes logits."""
+    bare = SamplingParams()
+    fields = ("presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias", "bad_words")
+    changes = {field: getattr(bare, field) for field in (*fields, "allowed_token_ids")}
+    return msgspec.structs.replace(sampling, **changes)
+
+
 def plain(
-    model: TableModel, prompt: list[int], sampling: SamplingParams, eos: Many[int] = (), max_model_len: int = 128
+    model: TableModel,
+    prompt: list[int],
+    sampling: SamplingParams,
+    eos: Many[int] = (),
+    max_model_len: int = 128,
+    grammar: Automaton | None = None,
 ) -> Plain:
     """Decoding as a loop of ten lines: no pages, no trees, no batch."""
     assert sampling.seed is not None
     limit = len(prompt) + sampling.max_tokens if sampling.max_tokens else max_model_len
     stops = {*sampling.stop_token_ids, *(() if sampling.ignore_eos else eos)}
-    text, state = list(prompt), model.state(prompt)
+    text = list(prompt)
     while True:
-        logits = model.logits([state], text[-1:])[0]
-        if len(text) - len(prompt) < sampling.min_tokens:
-            logits[list(stops)] = -torch.inf
-        token = reference_draw(logits, sampling, _noise(sampling.seed, len(text), model.vocab_size))
+        noise = _noise(sampling.seed, len(text), model.vocab_size)
+        token = chosen(model, text, len(prompt), sampling, stops, noise, grammar)
+        if token is None:
+            return Plain(text[len(prompt) :], "error")
         text.append(token)
-        state = model.state([token], state)
-        if token in stops:
+        if token in stops and len(text) - len(prompt) > sampling.min_tokens:
             return Plain(text[len(prompt) :], "stop", token)
         if len(text) == limit:
             return Plain(text[len(prompt) :], "length")
@@ -198,15 +237,15 @@ class Guesser:
             text += [] if truth is None else [truth]
         return self._renumbered(tokens, parents)
 
-    def _truth(self, sequence: Sequence, text: list[int]) -> int:
+    def _truth(self, sequence: Sequence, text: list[int]) -> int | None:
         """The token that will be drawn after ``text``."""
         output = len(text) - sequence.prompt_length
         if sequence.forced is not None and output < len(sequence.forced):
             return sequence.forced[output]
-        logits = self.model.logits([self.model.state(text)], text[-1:])[0]
-        if output < sequence.sampling.min_tokens:
-            logits[list(sequence.stop_ids)] = -torch.inf
-        return reference_draw(logits, sequence.sampling, sequence.noise.row(len(text)))
+        grammar = None if sequence.constraint is None else sequence.constraint.constraint
+        grammar = grammar if isinstance(grammar, Automaton) else None  # of others it knows nothing
+        noise = sequence.noise.row(len(text))
+        return chosen(self.model, text, sequence.prompt_length, sequence.sampling, sequence.stop_ids, noise, grammar)
 
     def _children(self, level: list[int], width: int, right: tuple[int, int] | None) -> list[tuple[int, int]]:
         children = set() if right is None else {right}
@@ -232,10 +271,13 @@ class Guesser:
         tree = self._trees.pop(sequence.id, None)
         start = sequence.table.length - len(path)
         assert sequence.table.length == len(sequence.tokens) - 1
-        tokens = [sequence.tokens[start]] if tree is None else tree.tokens[path].tolist()
-        assert tokens == sequence.tokens[start:-1]
-        slots = sequence.table.slots(start, start + path[-1] + 1)
-        jumped = [(node, depth) for depth, node in enumerate(path) if node != depth]
+        own = path[: path.index(-1)] if -1 in path else path
+        assert set(path[len(own) :]) <= {-1}
+        tokens = [sequence.tokens[start]] if tree is None else tree.tokens[own].tolist()
+        assert tokens == sequence.tokens[start : start + len(own)]
+        assert sequence.constraint is not None or own == path
+        slots = sequence.table.slots(start, start + own[-1] + 1)
+        jumped = [(node, depth) for depth, node in enumerate(own) if node != depth]
         assert (moves is None) == (not jumped)
         if moves is not None:
             source, destination = ([int(slots[place]) for place in places] for places in zip(*jumped, strict=True))
@@ -257,6 +299,13 @@ class Answer:
     def tokens(self) -> list[int]:
         """What was streamed."""
         return [token for delta in self.deltas for token in delta.tokens]
+
+    @property
+    def logprobs(self) -> list[TokenLogprobs]:
+        """An entry for each streamed token; there must be as many."""
+        entries = [entry for delta in self.deltas for entry in delta.logprobs or []]
+        assert [entry.token for entry in entries] == self.tokens
+        return entries
 
     @property
     def runs(self) -> list[int]:
@@ -318,10 +367,19 @@ class House:
         )
 
     def add(
-        self, id: str, prompt: list[int], sampling: SamplingParams, salt: str = "", forced: list[int] | None = None
+        self,
+        id: str,
+        prompt: list[int],
+        sampling: SamplingParams,
+        salt: str = "",
+        forced: list[int] | None = None,
+        *,
+        fork_of: str | None = None,
+        grammar: Constraint | None = None,
     ) -> None:
         """Queue a request."""
-        self.engine.add(Request(id=id, prompt=prompt, params=sampling, salt=salt, forced=forced))
+        request = Request(id=id, prompt=prompt, params=sampling, salt=salt, forced=forced, fork_of=fork_of)
+        self.engine.add(request, grammar)
         self.answers[id] = Answer()
 
     def step(self) -> list[Delta]:
@@ -345,10 +403,15 @@ class House:
         return self.answers
 
     def answer(
-        self, prompt: list[int], sampling: SamplingParams, salt: str = "", forced: list[int] | None = None
+        self,
+        prompt: list[int],
+        sampling: SamplingParams,
+        salt: str = "",
+        forced: list[int] | None = None,
+        grammar: Constraint | None = None,
     ) -> Answer:
         """Run one request alone to its end."""
-        self.add("only", prompt, sampling, salt, forced)
+        self.add("only", prompt, sampling, salt, forced, grammar=grammar)
         return self.run()["only"]
 
 

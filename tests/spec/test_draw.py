@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from spec.draw import BROKEN, draw, first_largest, keep_top_k, keep_top_p_min_p, row_sum
-from spec.noise import Noise, derive_seed, gumbel_row
+from spec.noise import Noise, gumbel_row
 from spec.sampling import SamplingParams
+from spec.seeds import derive_seed
 from tests.spec.laws import ALPHA, chi_square_tail, gumbel, kept, law, pair_tail, reference_draw
 
 #: Ties among the first, in the middle and in the tail; one token that is ruled out.

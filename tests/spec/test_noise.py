@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from spec.noise import Noise, derive_seed, gumbel_row, mix64
+from spec.noise import Noise, gumbel_row
+from spec.seeds import derive_seed, mix64
 from tests.spec.laws import ALPHA, gumbel
 
 _WORD = (1 << 32) - 1

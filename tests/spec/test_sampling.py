@@ -32,6 +32,21 @@ from spec.sampling import SamplingParams
         ("min_tokens", -1),
         ("stop_token_ids", (3, -1)),
         ("stop_token_ids", (3, 50)),
+        ("presence_penalty", -2.01),
+        ("presence_penalty", 2.01),
+        ("presence_penalty", math.nan),
+        ("frequency_penalty", -2.01),
+        ("frequency_penalty", math.inf),
+        ("repetition_penalty", 0.0),
+        ("repetition_penalty", -1.0),
+        ("repetition_penalty", 100.5),
+        ("repetition_penalty", math.nan),
+        ("logprobs", -1),
+        ("logprobs", 21),
+        ("prompt_logprobs", -1),
+        ("prompt_logprobs", 21),
+        ("allowed_token_ids", (3, 50)),
+        ("allowed_token_ids", (3, -1)),
     ],
 )
 def test_values_out_of_range_are_refused_by_name(field: str, value: Any) -> None:
@@ -40,6 +55,25 @@ def test_values_out_of_range_are_refused_by_name(field: str, value: Any) -> None
     assert caught.value.param == field
     assert field in caught.value.message
     assert str(value[1] if isinstance(value, tuple) else value) in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "says"),
+    [
+        ("logit_bias", {3: 100.5}, "numbers between -100 and 100"),
+        ("logit_bias", {3: -100.5}, "numbers between -100 and 100"),
+        ("logit_bias", {3: math.nan}, "numbers between -100 and 100"),
+        ("logit_bias", {50: 1.0}, "holds 50, which is no token"),
+        ("logit_bias", {-1: 1.0}, "holds -1, which is no token"),
+        ("allowed_token_ids", (), "at least one token"),
+        ("bad_words", ((3,), ()), "sequences of at least one token"),
+        ("bad_words", ((3,), (4, 50)), "holds 50, which is no token"),
+    ],
+)
+def test_token_lists_are_refused_by_name(field: str, value: Any, says: str) -> None:
+    with pytest.raises(InvalidRequest, match=f"^{field} .*{says}") as caught:
+        SamplingParams(**{field: value}).validate(vocab_size=50)
+    assert caught.value.param == field
 
 
 def test_min_tokens_may_not_exceed_max_tokens() -> None:
@@ -59,6 +93,9 @@ def test_min_tokens_may_not_exceed_max_tokens() -> None:
         SamplingParams(top_k=10**9, top_p=1e-9, max_tokens=1, min_tokens=1),
         SamplingParams(seed=-3, stop_token_ids=(0, 49), ignore_eos=True),
         SamplingParams(seed=2**70),
+        SamplingParams(presence_penalty=-2.0, frequency_penalty=2.0, repetition_penalty=0.01),
+        SamplingParams(logit_bias={0: -100.0, 49: 100.0}, allowed_token_ids=(0, 49), bad_words=((0,), (49, 0))),
+        SamplingParams(logprobs=0, prompt_logprobs=20, repetition_penalty=100.0),
     ],
 )
 def test_values_in_range_are_taken(sampling: SamplingParams) -> None:
@@ -95,5 +132,7 @@ def test_filtered(sampling: SamplingParams, filtered: bool) -> None:
 
 
 def test_parameters_cross_the_wire_unchanged() -> None:
-    sampling = SamplingParams(temperature=0.3, seed=2**63, stop_token_ids=(1, 2), max_tokens=5)
+    sampling = SamplingParams(
+        temperature=0.3, seed=2**63, stop_token_ids=(1, 2), max_tokens=5, logit_bias={3: 0.1}, bad_words=((1, 2), (3,))
+    )
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(sampling), type=SamplingParams) == sampling

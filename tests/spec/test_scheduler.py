@@ -67,6 +67,17 @@ def test_one_who_does_not_fit_is_not_overtaken() -> None:
     house.run()
 
 
+def test_pages_promised_to_one_are_not_given_to_the_next() -> None:
+    """Ten pages each, 16 in the house: both would be let in while neither has taken its pages, and one thrown out."""
+    house = House(TableModel(1), pages=17, page_size=4, max_model_len=60, max_chunk=8)
+    for name in "ab":
+        house.add(name, _prompt(ord(name), 38), _sampling(1, 3))
+    house.step()
+    assert (_running(house), _waiting(house)) == (["a"], ["b"])
+    answers = house.run()
+    assert [answer.statistics.preemptions for answer in answers.values()] == [0, 0]
+
+
 def test_a_prompt_alone_comes_in_chunks_of_the_largest_size() -> None:
     house = House(TableModel(2), max_chunk=8)
     house.add("a", _prompt(1, 30), _sampling(1, 2))

@@ -1,0 +1,173 @@
+"""Output items of a response while they grow: each knows which parts it takes and the events of its life."""
+
+from __future__ import annotations
+
+import uuid
+from typing import Protocol
+
+import msgspec
+
+from server.parts import Part, ReasoningPart, TextPart, ToolCallPart
+from server.wire import response_events as events
+from server.wire.logprobs import ChatTokenLogprob
+from server.wire.response_events import ResponseEvent
+from server.wire.responses import (
+    FunctionCall,
+    ItemStatus,
+    OutputItem,
+    OutputMessage,
+    OutputText,
+    ReasoningItem,
+    ReasoningText,
+)
+
+
+class ItemInProgress(Protocol):
+    """An item that may still grow. Its events are numbered by whoever sends them."""
+
+    @property
+    def item(self) -> OutputItem:
+        """The item so far."""
+        ...
+
+    def takes(self, part: Part) -> bool:
+        """Whether the part continues this item."""
+        ...
+
+    def opening(self) -> list[ResponseEvent]:
+        """The item begins."""
+        ...
+
+    def more(self, part: Part, logprobs: list[ChatTokenLogprob]) -> list[ResponseEvent]:
+        """The item grows by a part that it takes."""
+        ...
+
+    def closing(self, status: ItemStatus, logprobs: list[ChatTokenLogprob]) -> list[ResponseEvent]:
+        """The item ends. logprobs: of tokens whose text was never shown."""
+        ...
+
+
+class MessageInProgress:
+    """Text of the assistant."""
+
+    def __init__(self, id: str, place: int) -> None:
+        self.item = OutputMessage(id=id, status="in_progress")
+        self._place = place
+        self._part = OutputText(text="", annotations=[], logprobs=[])
+
+    def takes(self, part: Part) -> bool:
+        """More text."""
+        return isinstance(part, TextPart)
+
+    def opening(self) -> list[ResponseEvent]:
+        """The message and its only part."""
+        return [
+            events.OutputItemAdded(output_index=self._place, item=copied(self.item)),
+            self._added(OutputText(text="")),
+        ]
+
+    def _added(self, part: OutputText) -> ResponseEvent:
+        place = self._place
+        return events.ContentPartAdded(item_id=self.item.id, output_index=place, content_index=0, part=part)
+
+    def more(self, part: Part, logprobs: list[ChatTokenLogprob]) -> list[ResponseEvent]:
+        """A delta."""
+        assert isinstance(part, TextPart)
+        self._part.text += part.text
+        self._part.logprobs += logprobs
+        return [
+            events.OutputTextDelta(
+                item_id=self.item.id, output_index=self._place, content_index=0, delta=part.text, logprobs=logprobs
+            )
+        ]
+
+    def closing(self, status: ItemStatus, logprobs: list[ChatTokenLogprob]) -> list[ResponseEvent]:
+        """Text, part and message are done."""
+        id, place, part = self.item.id, self._place, self._part
+        part.logprobs += logprobs
+        self.item.status, self.item.content = status, [part]
+        return [
+            events.OutputTextDone(
+                item_id=id, output_index=place, content_index=0, text=part.text, logprobs=part.logprobs
+            ),
+            events.ContentPartDone(item_id=id, output_index=place, content_index=0, part=part),
+            events.OutputItemDone(output_index=place, item=self.item),
+        ]
+
+
+class ReasoningInProgress:
+    """What the model thinks."""
+
+    def __init__(self, id: str, place: int) -> None:
+        self.item = ReasoningItem(id=id, status="in_progress")
+        self._place = place
+        self._part = ReasoningText(text="")
+
+    def takes(self, part: Part) -> bool:
+        """More reasoning."""
+        return isinstance(part, ReasoningPart)
+
+    def opening(self) -> list[ResponseEvent]:
+        """The item and its only part."""
+        part = ReasoningText(text="")
+        return [
+            events.OutputItemAdded(output_index=self._place, item=copied(self.item)),
+            events.ContentPartAdded(item_id=self.item.id, output_index=self._place, content_index=0, part=part),
+        ]
+
+    def more(self, part: Part, logprobs: list[ChatTokenLogprob]) -> list[ResponseEvent]:
+        """A delta."""
+        assert isinstance(part, ReasoningPart)
+        self._part.text += part.text
+        return [
+            events.ReasoningTextDelta(item_id=self.item.id, output_index=self._place, content_index=0, delta=part.text)
+        ]
+
+    def closing(self, status: ItemStatus, logprobs: list[ChatTokenLogprob]) -> list[ResponseEvent]:
+        """Text, part and item are done."""
+        id, place, part = self.item.id, self._place, self._part
+        self.item.status, self.item.content = status, [part]
+        return [
+            events.ReasoningTextDone(item_id=id, output_index=place, content_index=0, text=part.text),
+            events.ContentPartDone(item_id=id, output_index=place, content_index=0, part=part),
+            events.OutputItemDone(output_index=place, item=self.item),
+        ]
+
+
+class CallInProgress:
+    """A call of a function."""
+
+    def __init__(self, id: str, place: int, first: ToolCallPart) -> None:
+        call_id = first.id or f"call_{uuid.uuid4().hex}"
+        self.item = FunctionCall(id=id, status="in_progress", call_id=call_id, name=first.name or "")
+        self._place, self._index = place, first.index
+
+    def takes(self, part: Part) -> bool:
+        """More of the same call."""
+        return isinstance(part, ToolCallPart) and part.index == self._index
+
+    def opening(self) -> list[ResponseEvent]:
+        """The call by its name."""
+        return [events.OutputItemAdded(output_index=self._place, item=copied(self.item))]
+
+    def more(self, part: Part, logprobs: list[ChatTokenLogprob]) -> list[ResponseEvent]:
+        """More of the arguments, if there are more."""
+        assert isinstance(part, ToolCallPart)
+        self.item.arguments += part.arguments
+        if not part.arguments:
+            return []
+        return [events.ArgumentsDelta(item_id=self.item.id, output_index=self._place, delta=part.arguments)]
+
+    def closing(self, status: ItemStatus, logprobs: list[ChatTokenLogprob]) -> list[ResponseEvent]:
+        """Arguments and call are done."""
+        item, place = self.item, self._place
+        item.status = status
+        return [
+            events.ArgumentsDone(item_id=item.id, output_index=place, name=item.name, arguments=item.arguments),
+            events.OutputItemDone(output_index=place, item=item),
+        ]
+
+
+def copied(item: OutputItem) -> OutputItem:
+    """The item as it is now, for an event that may be sent later."""
+    return msgspec.structs.replace(item)

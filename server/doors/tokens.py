@@ -1,0 +1,82 @@
+"""Text to tokens and back, and a conversation as the model sees it; nothing here runs the model."""
+
+from __future__ import annotations
+
+import msgspec
+from aiohttp import web
+
+from server import validation
+from server.doors.body import json_response
+from server.doors.route import Route
+from server.service import Service
+from server.turns import SERVICE, chat_prompt, rendered
+from server.wire.chat import ChatRequest
+from server.wire.tokens import Detokenized, DetokenizeRequest, Rendered, Tokenized, TokenizeRequest
+from spec.errors import InvalidRequest
+
+#: What a conversation to count has in common with one to answer.
+_TEMPLATE_FIELDS = (
+    "messages",
+    "add_special_tokens",
+    "add_generation_prompt",
+    "continue_final_message",
+    "tools",
+    "chat_template",
+    "chat_template_kwargs",
+)
+_tokenize = msgspec.json.Decoder(TokenizeRequest)
+_detokenize = msgspec.json.Decoder(DetokenizeRequest)
+
+
+async def tokenize(http: web.Request) -> web.Response:
+    """The tokens of a text or of a conversation."""
+    service = http.app[SERVICE]
+    text, info = service.opened()
+    body = validation.decoded(await http.read(), _tokenize)
+    service.check_model(body.model)
+    tokens = await _tokens(service, body)
+    answer = Tokenized(count=len(tokens), max_model_len=info.max_model_len, tokens=tokens)
+    if body.return_token_strs:
+        answer.token_strs = text.tokenizer.token_strings(tokens)
+    return json_response(answer)
+
+
+async def _tokens(service: Service, body: TokenizeRequest) -> list[int]:
+    if body.prompt is not None and body.messages is not None:
+        raise InvalidRequest("messages", "prompt and messages exclude each other")
+    if body.prompt is not None:
+        return await service.encode(body.prompt, body.add_special_tokens is not False)
+    if body.messages is None:
+        raise InvalidRequest("prompt", "prompt is required, or messages")
+    fields = {name: getattr(body, name) for name in _TEMPLATE_FIELDS}
+    return await chat_prompt(service, validation.checked_chat(ChatRequest(**fields)))
+
+
+async def detokenize(http: web.Request) -> web.Response:
+    """The text of some tokens."""
+    service = http.app[SERVICE]
+    text, info = service.opened()
+    body = validation.decoded(await http.read(), _detokenize)
+    service.check_model(body.model)
+    validation.check_tokens(body.tokens, "tokens", info.vocab_size)
+    return json_response(Detokenized(prompt=text.tokenizer.decode(body.tokens, skip_special_tokens=False)))
+
+
+async def render(http: web.Request) -> web.Response:
+    """The prompt that a chat completion would begin with."""
+    service = http.app[SERVICE]
+    _, info = service.opened()
+    body = validation.decode_chat(await http.read())
+    service.check_model(body.model)
+    prompt = rendered(service, body)
+    tokens = await service.encode(prompt, add_special_tokens=bool(body.add_special_tokens))
+    answer = Rendered(prompt=prompt, token_ids=tokens, count=len(tokens), max_model_len=info.max_model_len)
+    return json_response(answer)
+
+
+ROUTES = [
+    Route("POST", "/tokenize", tokenize, body=TokenizeRequest, answer=Tokenized),
+    Route("POST", "/detokenize", detokenize, body=DetokenizeRequest, answer=Detokenized),
+    Route("POST", "/v1/chat/completions/render", render, body=ChatRequest, answer=Rendered),
+    Route("POST", "/apply-template", render, body=ChatRequest, answer=Rendered),
+]

@@ -1,0 +1,101 @@
+"""Who holds which key, now: the keys of the settings and of the key file, which is read again when it changes."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+
+from server.gateway import key_file
+from server.gateway.allowance import Allowance, Limits
+from server.gateway.caller import Caller
+from server.gateway.keys import ApiKey, HashedKey, KeyRing
+from spec.errors import ConfigurationError
+
+LOOK_SECONDS = 1.0
+log = logging.getLogger("foresay.server")
+
+Stamp = tuple[int, int, int]
+
+
+class Keychain:
+    """The callers by their keys. Without a key in the settings and without a key file nobody needs one.
+
+    ``limits`` are those of keys that have none of their own, and of everybody together where no key is needed.
+    """
+
+    def __init__(self, keys: Sequence[str] = (), file: str | None = None, limits: Limits | None = None) -> None:
+        self._limits = limits or Limits()
+        self._own = [
+            ApiKey(id=f"flag.{number}", name=f"key-{number}", hashed=HashedKey.of(key), limits=self._limits)
+            for number, key in enumerate(keys, start=1)
+        ]
+        self._file = None if file is None else Path(file)
+        self._stamp: Stamp | None = None
+        self._ring = KeyRing()
+        self._callers: dict[str, Caller] = {}
+        self.needed = bool(keys) or file is not None
+        self.anyone = Caller(allowance=Allowance(self._limits))
+        self._read()
+        if self.needed and not self._ring.keys:
+            raise ConfigurationError(f"the key file {file} holds no key; foresay keys add NAME makes one")
+
+    @property
+    def names(self) -> list[str]:
+        """Of all keys."""
+        return [key.name for key in self._ring.keys]
+
+    def caller(self, presented: str) -> Caller | None:
+        """Who holds this key; None if it opens nothing."""
+        key = self._ring.find(presented)
+        return None if key is None else self._callers[key.id]
+
+    async def watch(self) -> None:
+        """Look at the file now and then, for as long as the server runs."""
+        while self._file is not None:
+            await asyncio.sleep(LOOK_SECONDS)
+            self.refresh()
+
+    def refresh(self) -> None:
+        """Read the file if it has changed. One that is missing or wrong changes nothing: who had a key keeps it."""
+        if self._file is None or _stamp(self._file) == self._stamp:
+            return
+        try:
+            self._read()
+            log.info("read the key file again: %s", ", ".join(self.names) or "no keys")
+        except ConfigurationError as error:
+            log.error("%s; the keys read before stay valid", error)
+
+    def _read(self) -> None:
+        keys = list(self._own)
+        if self._file is not None:
+            self._stamp = _stamp(self._file)
+            keys += [entry.as_key(self._limits) for entry in key_file.read(self._file)]
+            if key_file.exposed(self._file):
+                log.warning("others on this machine can read the key file %s: chmod 600 it", self._file)
+        self._replace(KeyRing(keys))
+
+    def _replace(self, ring: KeyRing) -> None:
+        """Take the keys of ``ring``. One that is gone, or is another under the same id, ends where it is in use."""
+        before = {key.id: key for key in self._ring.keys}
+        callers = {}
+        for key in ring.keys:
+            known = before.get(key.id)
+            kept = known is not None and known.hashed == key.hashed
+            allowance = self._callers[key.id].allowance if kept else Allowance(key.limits)
+            if allowance.limits != key.limits:
+                allowance.change(key.limits)
+            callers[key.id] = Caller(key.name, key.id, allowance)
+        for id, caller in self._callers.items():
+            caller.allowance.revoked = id not in callers or callers[id].allowance is not caller.allowance
+        self._ring, self._callers = ring, callers
+
+
+def _stamp(file: Path) -> Stamp | None:
+    """What changes when the file does; None if there is none."""
+    try:
+        found = file.stat()
+    except OSError:
+        return None
+    return found.st_mtime_ns, found.st_size, found.st_ino

@@ -1,0 +1,122 @@
+"""The sampling options of a request that need more than a copy: understood here, whatever door they came through.
+
+Errors name the field as the client wrote it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from server.text import Tokenizer
+from server.wire.chat import ChatRequest
+from server.wire.completions import CompletionRequest
+from server.wire.shared import GenerationRequest
+from spec.errors import InvalidRequest
+from spec.sampling import MOST_LOGPROBS
+
+MOST_CHOICES = 128
+MOST_BAD_WORDS = 256
+#: Digits of a token id. Python reads numbers of thousands of digits slowly or not at all.
+_LONGEST_ID = 20
+
+
+def choices(request: GenerationRequest) -> int:
+    """How many answers to each prompt."""
+    count = 1 if request.n is None else request.n
+    if not 1 <= count <= MOST_CHOICES:
+        raise InvalidRequest("n", f"n must be between 1 and {MOST_CHOICES}, got {count}")
+    if request.best_of not in (None, 1, count):
+        raise InvalidRequest(
+            "best_of", f"best_of must be n ({count}): every answer that is written is returned, none is chosen"
+        )
+    return count
+
+
+def scores_only(request: GenerationRequest) -> bool:
+    """Whether nothing shall be written: ``echo`` with ``max_tokens`` 0, for the logprobs of the prompt."""
+    return isinstance(request, CompletionRequest) and bool(request.echo) and request.max_tokens == 0
+
+
+def logprobs(request: GenerationRequest) -> int | None:
+    """How many of the likeliest tokens to report beside each token; None if nothing is to be reported."""
+    if isinstance(request, ChatRequest):
+        if request.logprobs:
+            return _counted("top_logprobs", request.top_logprobs or 0)
+        if request.top_logprobs:
+            raise InvalidRequest("top_logprobs", "top_logprobs is only allowed with logprobs: true")
+        return None
+    if request.top_logprobs is not None:
+        raise InvalidRequest("top_logprobs", "top_logprobs belongs to chat; here logprobs is the number of tokens")
+    wanted = request.logprobs if isinstance(request, CompletionRequest) else None
+    return None if wanted is None else _counted("logprobs", wanted)
+
+
+def echoed_logprobs(request: GenerationRequest) -> int | None:
+    """The same for the prompt's tokens, which ``echo`` puts in front of the text."""
+    return logprobs(request) if isinstance(request, CompletionRequest) and request.echo else None
+
+
+def prompt_logprobs(request: GenerationRequest) -> int | None:
+    """How many of the likeliest tokens the engine has to report beside each token of the prompt."""
+    own, echoed = request.prompt_logprobs, echoed_logprobs(request)
+    if own is not None:
+        _counted("prompt_logprobs", own)
+    return max((count for count in (own, echoed) if count is not None), default=None)
+
+
+def _counted(field: str, count: int) -> int:
+    if not 0 <= count <= MOST_LOGPROBS:
+        raise InvalidRequest(field, f"{field} must be between 0 and {MOST_LOGPROBS}, got {count}")
+    return count
+
+
+def logit_bias(request: GenerationRequest) -> dict[int, float]:
+    """What is added to the logits of tokens. In JSON, keys are strings."""
+    biases: dict[int, float] = {}
+    for name, bias in (request.logit_bias or {}).items():
+        if not (name.isascii() and name.isdigit() and len(name) < _LONGEST_ID):
+            raise InvalidRequest("logit_bias", f"logit_bias: keys must be token ids, got {name!r}")
+        biases[int(name)] = bias
+    return biases
+
+
+def bad_words(request: GenerationRequest, tokenizer: Tokenizer) -> tuple[tuple[int, ...], ...]:
+    """The token sequences that spell the unwanted words: at the beginning of a text, after a space, in mid-word."""
+    return spelled_words(request.bad_words or (), tokenizer)
+
+
+def spelled_words(given: Sequence[str], tokenizer: Tokenizer) -> tuple[tuple[int, ...], ...]:
+    """The same for words from anywhere."""
+    words = [word.lstrip() for word in given]
+    if len(words) > MOST_BAD_WORDS:
+        raise InvalidRequest("bad_words", f"bad_words holds {len(words)} words; at most {MOST_BAD_WORDS} are allowed")
+    if "" in words:
+        raise InvalidRequest("bad_words", "bad_words must not hold empty words")
+    newline = tokenizer.encode("\n", False)
+    spelled = [tuple(ids) for word in words for ids in _spelled(word, newline, tokenizer) if ids]
+    return tuple(dict.fromkeys(spelled))
+
+
+def _spelled(word: str, newline: list[int], tokenizer: Tokenizer) -> list[list[int]]:
+    """Tokenizers that put a space in front of every text spell the bare word only behind something."""
+    ways = [tokenizer.encode(word, False), tokenizer.encode(f" {word}", False)]
+    behind = tokenizer.encode(f"\n{word}", False)
+    return [*ways, behind[len(newline) :]] if behind[: len(newline)] == newline else ways
+
+
+def truncated(request: GenerationRequest, prompt: list[int], room: int) -> list[int]:
+    """The end of the prompt that ``truncate_prompt_tokens`` leaves; -1: as much as there is ``room`` for."""
+    most = request.truncate_prompt_tokens
+    if most is None:
+        return prompt
+    if most != -1 and most < 1:
+        raise InvalidRequest("truncate_prompt_tokens", f"truncate_prompt_tokens must be -1 or positive, got {most}")
+    return prompt[-(max(room, 1) if most == -1 else most) :]
+
+
+def stream_interval(request: GenerationRequest) -> int:
+    """The fewest tokens of a chunk, its first and last one excepted."""
+    interval = 1 if request.stream_interval is None else request.stream_interval
+    if interval < 1:
+        raise InvalidRequest("stream_interval", f"stream_interval must be at least 1, got {interval}")
+    return interval

@@ -1,0 +1,71 @@
+"""How events travel over a WebSocket: JSON in text frames, or the same structs as MessagePack in binary ones."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+from aiohttp import WSMsgType
+
+from server.validation import named
+from server.wire.response_events import ClientEvent, Envelope
+from spec.errors import InvalidRequest
+
+JSON_PROTOCOL = "foresay.v1.json"
+MSGPACK_PROTOCOL = "foresay.v1.msgpack"
+LONGEST_STREAM_ID = 256
+
+
+class Codec(msgspec.Struct, frozen=True, kw_only=True):
+    """One way of writing events. frame: the type of the frames, in both directions."""
+
+    frame: WSMsgType
+    encode: Callable[[Any], bytes]
+    _client_event: Callable[[str | bytes], ClientEvent]
+    _envelope: Callable[[str | bytes], Envelope]
+
+    def decode(self, message: str | bytes) -> ClientEvent:
+        """What the client says; :class:`InvalidRequest` names the field."""
+        try:
+            event = self._client_event(message)
+        except msgspec.ValidationError as error:
+            wrong = named(str(error))
+            raise wrong if wrong.param else InvalidRequest("", f"The message must be an object: {error}") from None
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise InvalidRequest("", f"The message cannot be read: {error}") from None
+        except RecursionError:
+            raise InvalidRequest("", "The message is nested too deeply") from None
+        if len(getattr(event, "stream_id", None) or "") > LONGEST_STREAM_ID:
+            raise InvalidRequest("stream_id", f"stream_id must have at most {LONGEST_STREAM_ID} characters")
+        return event
+
+    def stream_id(self, message: str | bytes) -> str | None:
+        """The lane that a message is about, as far as that can be told of a wrong one."""
+        try:
+            lane = self._envelope(message).stream_id
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+            return None
+        return lane if isinstance(lane, str) and len(lane) <= LONGEST_STREAM_ID else None
+
+
+_CODECS = {
+    JSON_PROTOCOL: Codec(
+        frame=WSMsgType.TEXT,
+        encode=msgspec.json.Encoder().encode,
+        _client_event=msgspec.json.Decoder(ClientEvent).decode,
+        _envelope=msgspec.json.Decoder(Envelope).decode,
+    ),
+    MSGPACK_PROTOCOL: Codec(
+        frame=WSMsgType.BINARY,
+        encode=msgspec.msgpack.Encoder().encode,
+        _client_event=msgspec.msgpack.Decoder(ClientEvent).decode,  # type: ignore[arg-type]  # gets bytes only
+        _envelope=msgspec.msgpack.Decoder(Envelope).decode,  # type: ignore[arg-type]
+    ),
+}
+PROTOCOLS = tuple(_CODECS)
+
+
+def codec_of(protocol: str | None) -> Codec:
+    """The codec of a sub-protocol; JSON where none was agreed on."""
+    return _CODECS[protocol or JSON_PROTOCOL]

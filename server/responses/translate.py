@@ -1,0 +1,173 @@
+"""From a request to ``/v1/responses`` to the chat request that means the same, and errors back to the fields of the
+former. Each option is understood where chat understands it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from server import validation
+from server.responses.items import messages_of
+from server.wire.chat import ChatRequest
+from server.wire.responses import (
+    RESPONSES_NOT_SUPPORTED,
+    FunctionTool,
+    InputItem,
+    NamedChoice,
+    ResponseRequest,
+    TextFormat,
+)
+from server.wire.shared import GenerationRequest
+from spec.errors import InvalidRequest
+
+LOGPROBS = "message.output_text.logprobs"
+#: What may be asked to be included. All but logprobs belong to tools and inputs that are never there, or are always in
+#: plain sight (reasoning).
+INCLUDABLE = (
+    LOGPROBS,
+    "reasoning.encrypted_content",
+    "file_search_call.results",
+    "web_search_call.results",
+    "web_search_call.action.sources",
+    "message.input_image.image_url",
+    "computer_call_output.output.image_url",
+    "code_interpreter_call.outputs",
+)
+#: A chat's field and what the same is called here. The first that fits an error's field wins.
+RENAMED = (
+    (r"^messages\b.*", "input"),
+    (r"^max_(completion_)?tokens$", "max_output_tokens"),
+    (r"^response_format\.json_schema\b", "text.format"),
+    (r"^response_format\b", "text.format"),
+    (r"^reasoning_effort$", "reasoning.effort"),
+    (r"^verbosity$", "text.verbosity"),
+    (r"^logprobs$", "include"),
+    (r"^(tools\[\d+\])\.function\b", r"\1"),
+    (r"^(tool_choice)\.(function|allowed_tools)\b", r"\1"),
+)
+
+#: What chat's fields of this meaning are called here.
+INSTEAD = {"max_tokens": "max_output_tokens", "response_format": "text.format", "logprobs": f"include: [{LOGPROBS!r}]"}
+
+_own = ("stream", "stream_options", "n", "logprobs", "max_tokens", "request_id", "response_format")
+_shared = [field for field in GenerationRequest.__struct_fields__ if field not in _own]
+
+
+def chat_request(
+    body: ResponseRequest, before: Sequence[InputItem], given: Sequence[InputItem], generates: bool = True
+) -> ChatRequest:
+    """The chat that continues the items ``before`` with the items ``given``.
+
+    generates: false only prepares the conversation, as far as it is certain whatever comes next.
+    """
+    check(body)
+    messages = messages_of(body.instructions, before, given)
+    if not messages:
+        raise InvalidRequest("input", "input is required: there is nothing to answer")
+    fields: dict[str, Any] = {name: getattr(body, name) for name in _shared}
+    fields |= {
+        "messages": messages,
+        "max_completion_tokens": body.max_output_tokens,
+        "logprobs": True if _wants_logprobs(body) else None,
+        "tools": [_tool(tool, f"tools[{index}]") for index, tool in enumerate(body.tools or ())] or None,
+        "tool_choice": _tool_choice(body.tool_choice),
+        "parallel_tool_calls": body.parallel_tool_calls,
+        "response_format": _response_format(body.text.format if body.text else None),
+        "verbosity": body.text.verbosity if body.text else None,
+        "reasoning_effort": body.reasoning.effort if body.reasoning else None,
+        "chat_template_kwargs": body.chat_template_kwargs,
+    }
+    if not generates:
+        fields |= {"max_completion_tokens": 1, "min_tokens": None, "add_generation_prompt": False, "logprobs": None}
+        fields |= {"top_logprobs": None, "response_format": None, "stop": None}
+        fields["tool_choice"] = "none" if body.tool_choice == "none" else None
+    try:
+        return validation.checked_chat(msgspec.convert(fields, ChatRequest))
+    except msgspec.ValidationError as error:
+        raise renamed(validation.named(str(error))) from None
+    except InvalidRequest as error:
+        raise renamed(error) from None
+
+
+def check(body: ResponseRequest) -> None:
+    """Raise for what only this API has and the server does not do."""
+    for field, harmless in RESPONSES_NOT_SUPPORTED.items():
+        value = getattr(body, field, None)
+        if value is not None and not any(type(value) is type(good) and value == good for good in harmless):
+            instead = INSTEAD.get(field)
+            hint = f"; use {instead}" if instead else ""
+            raise InvalidRequest(field, f"{field} is not supported by /v1/responses{hint}")
+    for index, wish in enumerate(body.include or ()):
+        if wish not in INCLUDABLE:
+            raise InvalidRequest(f"include[{index}]", f"include[{index}] must be one of {', '.join(INCLUDABLE)}")
+    if body.reasoning is not None and body.reasoning.summary not in (None, "auto"):
+        raise InvalidRequest("reasoning.summary", "reasoning.summary: reasoning is shown as it is, never summarized")
+    if body.truncation not in (None, "disabled", "auto"):
+        raise InvalidRequest("truncation", f"truncation must be auto or disabled, got {body.truncation!r}")
+    if len(body.metadata or ()) > 16:
+        raise InvalidRequest("metadata", "metadata holds more than 16 entries")
+    for key, value in (body.metadata or {}).items():
+        if len(key) > 64 or len(value) > 512:
+            raise InvalidRequest("metadata", "metadata: keys have at most 64 characters, values at most 512")
+
+
+def renamed(error: InvalidRequest) -> InvalidRequest:
+    """An error about a field of the chat, as one about the field it came from."""
+    for pattern, name in RENAMED:
+        field = re.sub(pattern, name, error.param)
+        if field != error.param:
+            return type(error)(field, error.message.replace(error.param, field))
+    return error
+
+
+def _wants_logprobs(body: ResponseRequest) -> bool:
+    return LOGPROBS in (body.include or ()) or bool(body.top_logprobs)
+
+
+def _tool(tool: FunctionTool, place: str) -> dict[str, Any]:
+    if tool.type != "function":
+        raise InvalidRequest(f"{place}.type", f"{place}.type must be function, got {tool.type!r}")
+    if tool.name is None:
+        raise InvalidRequest(f"{place}.name", f"{place}.name is required")
+    function = {"name": tool.name, "description": tool.description, "parameters": tool.parameters}
+    return {"type": "function", "function": function | {"strict": tool.strict}}
+
+
+def _tool_choice(choice: str | NamedChoice | None) -> Any:
+    if choice is None or isinstance(choice, str):
+        return choice
+    match choice.type:
+        case "function":
+            return {"type": "function", "function": {"name": _name(choice, "tool_choice")}}
+        case "allowed_tools":
+            tools = [
+                {"type": tool.type, "function": {"name": _name(tool, f"tool_choice.tools[{index}]")}}
+                for index, tool in enumerate(choice.tools or ())
+            ]
+            return {"type": "allowed_tools", "allowed_tools": {"mode": choice.mode or "auto", "tools": tools}}
+    raise InvalidRequest("tool_choice.type", f"tool_choice.type must be function or allowed_tools, got {choice.type!r}")
+
+
+def _name(choice: NamedChoice, place: str) -> str:
+    if choice.name is None:
+        raise InvalidRequest(f"{place}.name", f"{place}.name is required")
+    return choice.name
+
+
+def _response_format(text: TextFormat | None) -> Any:
+    if text is None or text.type == "text":
+        return None
+    if text.type == "json_object":
+        return {"type": "json_object"}
+    if text.type != "json_schema":
+        known = "text, json_object or json_schema"
+        raise InvalidRequest("text.format.type", f"text.format.type must be {known}, got {text.type!r}")
+    for field in ("name", "schema"):
+        if getattr(text, field) is None:
+            raise InvalidRequest(f"text.format.{field}", f"text.format.{field} is required")
+    schema = {"name": text.name, "schema": text.schema, "strict": text.strict, "description": text.description}
+    return {"type": "json_schema", "json_schema": {name: value for name, value in schema.items() if value is not None}}

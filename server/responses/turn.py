@@ -1,0 +1,259 @@
+"""One response from its request to its record: prepared, run, and kept if it may be."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+import uuid
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+
+import msgspec
+
+from server import options
+from server.answers.base import AnswerOptions
+from server.answers.responses import Cancelled, ResponseAnswer
+from server.choice import Choice
+from server.errors import ApiError, described
+from server.gateway.caller import CALLER
+from server.generation import Generation
+from server.responses.items import given_items
+from server.responses.store import PreviousResponseNotFound, Record, ResponseStore
+from server.responses.translate import chat_request, renamed
+from server.service import Service
+from server.streaming import Paced, finished, pieces_of
+from server.turns import chat_choices
+from server.wire.responses import InputItem, Reasoning, Response, ResponseRequest, TextFormat, TextOptions
+from spec.errors import ContextLengthExceeded, InvalidRequest
+from spec.request import Delta
+
+
+class Turn:
+    """A response that is about to run. Leaving :meth:`running` ends it, whatever happened, and keeps its record.
+
+    generates: false computes the KV of the conversation and says nothing. stores: who keeps the record.
+    """
+
+    def __init__(
+        self, service: Service, answer: ResponseAnswer, record: Record, stores: Sequence[ResponseStore], generates: bool
+    ) -> None:
+        self.answer, self.record, self.tenant, self.generates = answer, record, record.tenant, generates
+        self._service, self._stores = service, stores
+        self._generation: Generation | None = None
+        self._cancelled = False
+        self._said: list[int] = []
+        answer.record = record.note
+
+    @property
+    def tokens(self) -> list[int]:
+        """The prompt and what was said."""
+        return self.answer.choices[0].request.prompt + (self._said if self.generates else [])
+
+    @property
+    def salt(self) -> str:
+        """Who shares its prefixes."""
+        return self.answer.choices[0].request.salt
+
+    @property
+    def begun(self) -> bool:
+        """Whether its first event was made, so that an error is told as a failed response."""
+        return bool(self.record.events)
+
+    def cancel(self) -> None:
+        """End it early; it keeps what it has said."""
+        self._cancelled = True
+        if self._generation is not None:
+            self._generation.abort(Cancelled())
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[Generation]:
+        """The engine at work on it."""
+        registry, key = self._service.responses.running, (self.tenant, self.record.response.id)
+        registry[key] = self
+        try:
+            if self._cancelled:
+                raise Cancelled
+            async with self._service.generation([self.answer.choices[0].request]) as generation:
+                self._generation = generation
+                yield generation
+        except InvalidRequest as error:
+            self._fail(renamed(error))
+            raise renamed(error) from None
+        except ApiError as error:
+            self._fail(error)
+            raise
+        finally:
+            self._generation = None
+            del registry[key]
+            self._keep()
+
+    async def batches(self, generation: Generation, patience: float | None) -> AsyncIterator[list[msgspec.Struct]]:
+        """Events, as many at once as an engine step gives. The first wait for the engine, but no longer than
+        ``patience`` seconds, so that what the engine refuses is told as an error and not as a failed response.
+        """
+        batch = await _next(generation, patience)
+        paced = Paced(self.answer.options.stream_interval)
+        opening = self.answer.opening(0)
+        while True:
+            said, opening = opening, []
+            for _, piece in pieces_of(self.answer, generation, batch):
+                self._said += piece.token_ids
+                ready = paced.take(0, piece) if self.generates else None
+                said += [] if ready is None else self.answer.chunks(0, ready)
+            if finished(self.answer):
+                yield [*said, *(self.answer.closing() if self.generates else self.answer.prepared())]
+                return
+            if said:
+                yield said
+            batch = await _next(generation)
+
+    def _fail(self, error: ApiError | InvalidRequest) -> None:
+        if self.begun and not self.answer.over:
+            self.answer.broken(described(error)[1])
+
+    def _keep(self) -> None:
+        """The response is over: close it if nobody did (the client is gone), and keep it if it ever began."""
+        if not self.begun and not self._cancelled:
+            return
+        if not self.answer.over:
+            self.answer.broken(described(Cancelled())[1])
+        self.record.over.set()
+        for store in self._stores:
+            store.keep(self.record)
+
+
+async def prepared(
+    service: Service,
+    body: ResponseRequest,
+    memory: ResponseStore | None = None,
+    stream_id: str | None = None,
+    generates: bool = True,
+) -> Turn:
+    """A turn that is ready to run. memory: of the WebSocket it came through; what is kept there need not be stored.
+
+    Raises whatever the client must know: :class:`InvalidRequest` with the field's name, or an :class:`ApiError`.
+    """
+    _, info = service.opened()
+    service.check_model(body.model)
+    tenant = CALLER.get().tenant
+    before = _before(service, body.previous_response_id, tenant, memory)
+    given = given_items(body.input)
+    choice, dropped = await _choice(service, body, before, given, generates)
+    shown = AnswerOptions(
+        stream=bool(body.stream),
+        metrics_level=body.spec_decode_metrics or service.options.metrics_level,
+        tokens_as_ids=bool(body.return_tokens_as_token_ids),
+        stream_interval=options.stream_interval(body),
+    )
+    origin = service.origin(uuid.uuid4().hex, info)
+    response = _response(body, origin.id, origin.model, choice)
+    answer = ResponseAnswer(origin, choice, shown, response, stream_id)
+    items = (*before, *given)[dropped:]
+    record = Record(tenant=tenant, response=response, items=items)
+    stores = [store for store in (memory, service.responses.store if response.store else None) if store is not None]
+    return Turn(service, answer, record, stores, generates)
+
+
+def _before(service: Service, previous: str | None, tenant: str, memory: ResponseStore | None) -> tuple[InputItem, ...]:
+    """The conversation that goes on."""
+    if previous is None:
+        return ()
+    found = memory.find(tenant, previous) if memory is not None else None
+    found = found or service.responses.store.find(tenant, previous)
+    if found is None:
+        message = f"Previous response with id {previous!r} not found: it was not stored, or it had to make room"
+        raise PreviousResponseNotFound("previous_response_id", message)
+    return found.conversation
+
+
+async def _choice(
+    service: Service, body: ResponseRequest, before: tuple[InputItem, ...], given: list[InputItem], generates: bool
+) -> tuple[Choice, int]:
+    """What will run, and how many items were dropped to make it fit (with truncation ``auto``)."""
+    try:
+        return await _attempt(service, body, before, given, generates), 0
+    except ContextLengthExceeded:
+        if body.truncation != "auto":
+            raise
+    items = [*before, *given]
+    starts = [index for index, item in enumerate(items) if index and item.role == "user"]
+    best: tuple[Choice, int] | None = None
+    low, high = 0, len(starts)
+    while low < high:  # the fewest turns dropped, in few attempts: each one renders and encodes the conversation
+        middle = (low + high) // 2
+        try:
+            cut = items[starts[middle] :]
+            best, high = (await _attempt(service, body, (), cut, generates), starts[middle]), middle
+        except ContextLengthExceeded:
+            low = middle + 1
+    if best is None:
+        return await _attempt(service, body, before, given, generates), 0
+    return best
+
+
+async def _attempt(
+    service: Service,
+    body: ResponseRequest,
+    before: Sequence[InputItem],
+    given: Sequence[InputItem],
+    generates: bool,
+) -> Choice:
+    chat = chat_request(body, before, given, generates)
+    try:
+        (choice,) = await chat_choices(service, chat)
+    except InvalidRequest as error:
+        raise renamed(error) from None
+    return choice
+
+
+def _response(body: ResponseRequest, id: str, model: str, choice: Choice) -> Response:
+    """The response before anything is said: the request, with what was chosen for it."""
+    params = choice.request.params
+    text = body.text or TextOptions()
+    return Response(
+        id=f"resp_{id}",
+        created_at=int(time.time()),
+        status="in_progress",
+        instructions=body.instructions,
+        max_output_tokens=body.max_output_tokens,
+        model=model,
+        output=[],
+        parallel_tool_calls=body.parallel_tool_calls is not False,
+        previous_response_id=body.previous_response_id,
+        reasoning=body.reasoning or Reasoning(),
+        store=body.store is not False,
+        temperature=params.temperature,
+        text=TextOptions(format=text.format or TextFormat(type="text"), verbosity=text.verbosity or "medium"),
+        tool_choice=body.tool_choice or "auto",
+        tools=body.tools or [],
+        top_logprobs=body.top_logprobs or 0,
+        top_p=params.top_p,
+        truncation=body.truncation or "disabled",
+        user=body.user,
+        metadata=body.metadata or {},
+    )
+
+
+async def _next(generation: Generation, timeout: float | None = None) -> list[tuple[int, Delta]]:
+    """As :meth:`Generation.next`; what the engine refuses is told by the field's name here."""
+    try:
+        return await generation.next(timeout)
+    except InvalidRequest as error:
+        raise renamed(error) from None
+
+
+async def whole(turn: Turn) -> Response:
+    """Run a turn to its end; one that is cancelled on the way keeps what it has said."""
+    with contextlib.suppress(Cancelled):
+        async with turn.running() as generation:
+            async for _ in turn.batches(generation, None):
+                pass
+    return turn.record.response
+
+
+async def prompt_length(service: Service, body: ResponseRequest) -> int:
+    """The tokens of the prompt that the request would have."""
+    service.check_model(body.model)
+    before = _before(service, body.previous_response_id, CALLER.get().tenant, None)
+    choice, _ = await _choice(service, body, before, given_items(body.input), True)
+    return len(choice.request.prompt)

@@ -1,0 +1,192 @@
+"""A grammar in the step: drafts pruned before they are verified, forced tokens drafted for free, a mask at every node.
+
+::
+
+    plan       forced    tokens the grammar leaves no choice about: they will be drafted, and pages are reserved
+    propose    graft     forced tokens and the drafter's legal nodes become one tree
+    forward    masks     computed in a thread of their own, beside the target
+    draw                 tokens that may not follow a node are minus infinity in its row
+    commit     advance   the emitted tokens, up to the end of the text
+
+The mask decides which tokens come out; pruning and forcing decide only which of them are drafted. So the tokens are
+those of plain decoding with the same masks.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from spec.protocols import Constraint
+from spec.tree import DraftTree
+
+#: A grammar that is slow may not make drafting slow: after this, the rest of a tree is drafted without it.
+_MOST_SECONDS = 0.02
+
+Result = TypeVar("Result")
+
+
+class Guarded:
+    """A constraint whose failure ends its own sequence alone.
+
+    error: what went wrong first; from then on nothing is asked of the constraint, and nothing may be emitted that was
+    drawn without it.
+    """
+
+    def __init__(self, constraint: Constraint, vocab_size: int) -> None:
+        self.constraint, self.error = constraint, ""
+        self.vocab_size = vocab_size
+
+    def forced(self, most: int) -> list[int]:
+        """At most ``most`` tokens to draft for free."""
+        return self._guard(lambda: self._of_the_model(self.constraint.forced(most)[:most]) if most > 0 else [], [])
+
+    def legal(self, tokens: list[int], parents: list[int]) -> list[bool]:
+        """Which nodes could be reached; the root at least."""
+        root_alone = [not node for node in range(len(tokens))]
+        return self._guard(lambda: self._per_node(self.constraint.legal(tokens, parents), len(tokens)), root_alone)
+
+    def banned(self, tokens: list[int], parents: list[int]) -> Tensor | None:
+        """bool[N, V]: tokens that may not follow a node; None if all may follow every node."""
+        return self._guard(lambda: self._unpacked(self.constraint.masks(tokens, parents), len(tokens)), None)
+
+    def advance(self, tokens: list[int]) -> None:
+        """These tokens were committed."""
+        self._guard(lambda: self.constraint.advance(tokens), None)
+
+    def _of_the_model(self, tokens: list[int]) -> list[int]:
+        assert all(0 <= token < self.vocab_size for token in tokens), f"no tokens of the model: {tokens}"
+        return tokens
+
+    @staticmethod
+    def _per_node(legal: list[bool], nodes: int) -> list[bool]:
+        assert len(legal) == nodes, f"{len(legal)} answers for {nodes} nodes"
+        return legal
+
+    def _unpacked(self, masks: Tensor | None, nodes: int) -> Tensor | None:
+        if masks is None:
+            return None
+        assert masks.shape[0] == nodes, f"{masks.shape[0]} masks for {nodes} nodes"
+        packed = np.ascontiguousarray(masks.numpy()).view(np.uint8)
+        # A count past the last word is filled up with zeros: not allowed.
+        allowed = np.unpackbits(packed, axis=-1, count=self.vocab_size, bitorder="little")
+        return torch.from_numpy(np.equal(allowed, 0))
+
+    def _guard(self, call: Callable[[], Result], otherwise: Result) -> Result:
+        if self.error:
+            return otherwise
+        try:
+            return call()
+        except Exception as error:
+            self.error = f"the grammar failed: {str(error) or type(error).__name__}"
+            return otherwise
+
+
+class Ahead:
+    """A grammar beside a tree while it is drafted, for drafters that can leave out what may not follow.
+
+    A copy of the constraint follows each node it is asked about. What goes wrong here, or takes too long, ends no
+    sequence: the drafts are only worse, and whether the text can go on is for the masks of the step to say.
+    """
+
+    def __init__(self, guarded: Guarded) -> None:
+        self._vocab_size = guarded.vocab_size
+        self._at: dict[int, Constraint | None] = {0: None if guarded.error else guarded.constraint}
+        self._deadline = time.monotonic() + _MOST_SECONDS
+
+    def down(self, node: int, parent: int, token: int) -> None:
+        """A node was drafted below another; ask about it next, or never."""
+        above = self._at.get(parent)
+        try:
+            self._at[node] = below = None if above is None else above.fork()
+            if below is not None:
+                below.advance([token])
+        except Exception:
+            self._at[node] = None
+
+    def banned(self, node: int, token: int) -> Tensor | None:
+        """bool[V]: what may not follow a node, which holds ``token``; None if nothing is known."""
+        constraint = self._at.get(node)
+        if constraint is None or time.monotonic() > self._deadline:
+            return None
+        rows = Guarded(constraint, self._vocab_size).banned([token], [-1])
+        return None if rows is None else rows[0]
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """What is verified of one sequence.
+
+    origin: for each node the drafter's node it was, -1 if it was none; None where the tree is just what was proposed.
+    forced: how many nodes the grammar added for free.
+    """
+
+    tree: DraftTree
+    origin: list[int] | None = None
+    forced: int = 0
+
+    def proposed(self, path: list[int]) -> list[int]:
+        """A path in the drafter's own numbers."""
+        return path if self.origin is None else [self.origin[node] for node in path]
+
+
+def graft(constraint: Guarded, forced: Sequence[int], tree: DraftTree, most: int) -> Draft:
+    """The forced tokens as a chain below the root, and what is legal of a proposed tree; at most ``most`` nodes."""
+    tokens, parents = tree.tokens.tolist(), tree.parents.tolist()
+    legal = constraint.legal(tokens, parents) if len(tokens) > 1 else [True]
+    if not forced and all(legal):
+        return Draft(tree)
+    grown = _Grown(tokens[0], forced)
+    for node in range(1, len(tokens)):
+        if legal[node]:
+            grown.add(node, parents[node], tokens[node], most)
+    return Draft(DraftTree.build(grown.tokens, grown.parents, tree.drafter), grown.origin, len(forced))
+
+
+class _Grown:
+    """A tree in the making. origin: the proposed node of each; places: where each proposed node went."""
+
+    def __init__(self, root: int, forced: Sequence[int]) -> None:
+        self.tokens = [root, *forced]
+        self.parents = list(range(-1, len(forced)))
+        self.origin = [0] + [-1] * len(forced)
+        self.places = {0: 0}
+        self._children = {(node, token): node + 1 for node, token in enumerate(forced)}
+
+    def add(self, node: int, parent: int, token: int, most: int) -> None:
+        """Add a proposed node, unless its parent was left out or the tree is full; if it is there, name it too."""
+        if parent not in self.places:
+            return
+        below = (self.places[parent], token)
+        place = self._children.get(below)
+        if place is None:
+            if len(self.tokens) == most:
+                return
+            place = self._children[below] = len(self.tokens)
+            self.tokens.append(token)
+            self.parents.append(below[0])
+            self.origin.append(node)
+        elif self.origin[place] < 0:
+            self.origin[place] = node
+        self.places[node] = place
+
+
+class MaskThread:
+    """Computes the masks of a step while the target runs."""
+
+    def __init__(self) -> None:
+        self._thread: ThreadPoolExecutor | None = None
+
+    def begin(self, asked: Sequence[tuple[Guarded, DraftTree] | None]) -> Future[list[Tensor | None]]:
+        """Start on bool[N, V] for each tree (None where no constraint is); the result keeps their order."""
+        trees = [(part[0], part[1].tokens.tolist(), part[1].parents.tolist()) if part else None for part in asked]
+        if self._thread is None:
+            self._thread = ThreadPoolExecutor(1, thread_name_prefix="masks")
+        return self._thread.submit(lambda: [part[0].banned(part[1], part[2]) if part else None for part in trees])

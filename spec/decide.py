@@ -1,0 +1,78 @@
+"""The draws of one sequence's tree: at every node the token that plain decoding would take there."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence as Many
+
+import torch
+from torch import Tensor
+
+from spec.adjust import paths_of
+from spec.draw import BROKEN, draw
+from spec.sequence import Sequence
+from spec.tree import DraftTree
+
+
+def decide(sequence: Sequence, tree: DraftTree, logits: Tensor, banned: Tensor | None) -> Tensor:
+    """int64[N]: the draw at every node; ``BROKEN`` where none can be made.
+
+    logits: fp32[N, V], the raw rows of the nodes; left as they are. banned: bool[N, V], what a grammar rules out.
+    """
+    # The token drawn at depth d sits one position past the node: tokens are numbered from 0, the root is the last.
+    positions = [len(sequence.tokens) + depth for depth in tree.depths.tolist()]
+    adjusted = _adjusted(sequence, tree, positions, logits, banned)
+    noise = None if sequence.sampling.greedy else sequence.noise.rows(positions)
+    drawn = draw(adjusted, sequence.sampling, noise)
+    if sequence.forced is None:
+        return drawn
+    return torch.tensor([_recorded(sequence, *pair) for pair in zip(positions, drawn.tolist(), strict=True)])
+
+
+def _adjusted(
+    sequence: Sequence, tree: DraftTree, positions: Many[int], logits: Tensor, banned: Tensor | None
+) -> Tensor:
+    """The rows as the request wants them; the very same tensor if it leaves them alone."""
+    early = _early(sequence, positions)
+    adjustment = sequence.adjustment
+    if adjustment is None and banned is None and not early:
+        return logits
+    logits = logits.clone()
+    if adjustment is not None:
+        paths = paths_of(tree.tokens.tolist(), tree.parents.tolist()) if adjustment.by_path else []
+        adjustment.apply(logits, sequence.tokens, paths)
+    if banned is not None:
+        logits.masked_fill_(banned, -math.inf)
+    if early:
+        logits[torch.tensor(early)[:, None], torch.tensor(sorted(sequence.stop_ids))] = -math.inf
+    return logits
+
+
+def _early(sequence: Sequence, positions: Many[int]) -> list[int]:
+    """Rows whose token would be output number ``min_tokens`` or earlier: they cannot draw a stop token."""
+    last = sequence.prompt_length + sequence.sampling.min_tokens
+    return [row for row, position in enumerate(positions) if position < last] if sequence.stop_ids else []
+
+
+def _recorded(sequence: Sequence, position: int, drawn: int) -> int:
+    """The recorded token of this position, where the trace has one (bench: forced draws)."""
+    index = position - sequence.prompt_length
+    if sequence.forced is None or index >= len(sequence.forced) or drawn == BROKEN:
+        return drawn
+    return sequence.forced[index]
+
+
+def why_nothing(sequence: Sequence, row: Tensor) -> str:
+    """Why no token could be drawn. row: fp32[V], the raw logits of the node."""
+    if bool(row.isnan().any()) or bool(row.isposinf().any()) or not bool(row.isfinite().any()):
+        return "the model's logits are not finite"
+    sampling = sequence.sampling
+    asked = {
+        "allowed_token_ids": sampling.allowed_token_ids is not None,
+        "bad_words": bool(sampling.bad_words),
+        "min_tokens": bool(_early(sequence, [len(sequence.tokens)])),
+        "the grammar": sequence.constraint is not None,
+    }
+    names = [name for name, used in asked.items() if used]
+    together = f" together with {' and '.join(names[1:])}" if names[1:] else ""
+    return f"no token is allowed here: {names[0]}{together} leaves none"

@@ -1,0 +1,47 @@
+"""How likely tokens were: log-probabilities of the model's own distribution, from raw logits.
+
+Each row is treated alone and its sum has a fixed order (:func:`spec.draw.row_sum`), so an entry has the same bits
+whatever tree, batch or chunk its row was computed in.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from spec.draw import row_sum, weights_of
+from spec.request import TokenLogprobs
+
+#: Stands for minus infinity, which JSON cannot say.
+IMPOSSIBLE = -9999.0
+
+
+def logprobs_of(rows: Tensor, tokens: Sequence[int], count: int) -> list[TokenLogprobs]:
+    """One entry per token.
+
+    rows: fp32[N, V], the raw logits that each token was drawn from. count: how many of the likeliest are listed.
+    """
+    return [_entry(row, token, count) for row, token in zip(rows, tokens, strict=True)]
+
+
+def _entry(row: Tensor, token: int, count: int) -> TokenLogprobs:
+    largest = row.max()
+    total = float(largest) + math.log(float(row_sum(weights_of(row, largest)[None])))
+    top = _likeliest(row, count)
+    values = row[[token, *top]].tolist()
+    chosen, *listed = (max(value - total, IMPOSSIBLE) for value in values)
+    return TokenLogprobs(token, chosen, list(zip(top, listed, strict=True)))
+
+
+def _likeliest(row: Tensor, count: int) -> list[int]:
+    """The ids of the largest logits, largest first; of equal ones the lower id."""
+    if not count:
+        return []
+    least = row.topk(min(count, len(row))).values[-1]
+    ids = (row >= least).nonzero().flatten()
+    # A stable sort keeps equal values in the order of their ids.
+    order = row[ids].sort(descending=True, stable=True).indices
+    top: list[int] = ids[order][:count].tolist()
+    return top

@@ -1,0 +1,54 @@
+"""The real application over real HTTP in a thread of its own, for clients that block."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from aiohttp.test_utils import TestServer
+
+from server import frames
+from server.app import create_app
+from server.gateway import malformed
+from server.generation import Sink
+from server.parsers.dialect import Dialect
+from server.service import Service, ServiceOptions, Text
+from server.text import SamplingDefaults, Tokenizer
+from spec.request import Request
+from tests.server.scripted import ScriptedEngine
+
+
+class SentEngine(ScriptedEngine):
+    """A scripted engine that gets its requests the way the real one does: as bytes."""
+
+    def add(self, request: Request, sink: Sink) -> None:
+        frame = frames.unpack_up(frames.pack(frames.Add(request))[frames.HEADER_BYTES :])
+        assert isinstance(frame, frames.Add)
+        super().add(frame.request, sink)
+
+
+@contextmanager
+def scripted_server(tokenizer: Tokenizer, tokens: list[int], run: int = 4) -> Iterator[str]:
+    """The address of a server whose engine says ``tokens``."""
+    loop = asyncio.new_event_loop()
+
+    async def start() -> TestServer:
+        text = Text(tokenizer, SamplingDefaults(), Dialect.of(tokenizer))
+        server = TestServer(create_app(Service(SentEngine(tokens, run), ServiceOptions(model="toy"), text)))
+        await server.start_server(logger=malformed.log)
+        return server
+
+    thread = threading.Thread(target=loop.run_forever)
+    thread.start()
+    try:
+        server = asyncio.run_coroutine_threadsafe(start(), loop).result(30)
+        try:
+            yield str(server.make_url("")).rstrip("/")
+        finally:
+            asyncio.run_coroutine_threadsafe(server.close(), loop).result(30)
+    finally:
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+        loop.close()

@@ -1,0 +1,60 @@
+"""What the server says about itself."""
+
+from __future__ import annotations
+
+import asyncio
+
+import msgspec
+
+import foresay
+from server.config import ServeConfig
+from server.doors.about import HIDDEN, settings_shown
+from tests.server.scripted import INFO, ScriptedEngine, served
+
+
+async def told(client, path):
+    response = await client.get(path)
+    return response.status, await response.json()
+
+
+async def test_version_and_ping(tokenizer):
+    async with served(ScriptedEngine([5]), tokenizer) as client:
+        assert await told(client, "/version") == (200, {"version": foresay.__version__})
+        assert await told(client, "/ping") == await told(client, "/health")
+        assert (await client.head("/ping")).status == 200
+
+
+async def test_the_index_lists_every_door(tokenizer):
+    async with served(ScriptedEngine([5]), tokenizer) as client:
+        _, body = await told(client, "/")
+    assert {"/v1/chat/completions", "/v1/messages", "/api/chat", "/tokenize", "/openapi.json"} <= set(body["routes"])
+
+
+async def test_server_info_shows_settings_and_engine(tokenizer):
+    config = ServeConfig(port=0, max_seqs=3)
+    async with served(ScriptedEngine([5]), tokenizer, config=config) as client:
+        _, body = await told(client, "/server_info")
+    assert body["config"]["max_seqs"] == 3
+    assert body["engine"] == msgspec.json.decode(msgspec.json.encode(INFO))
+    assert (body["model"], body["status"], body["version"]) == ("toy", "ok", foresay.__version__)
+
+
+async def test_keys_are_not_shown(tokenizer):
+    config = ServeConfig(api_key=("sk-sesame-0123456789",), draft_tokens=2)
+    async with served(ScriptedEngine([5]), tokenizer, config=config) as client:
+        body = await (await client.get("/server_info")).text()
+    assert "sesame" not in body
+    shown = settings_shown(config)
+    assert (shown["api_key"], shown["draft_tokens"]) == (HIDDEN, 2)
+    assert not settings_shown(ServeConfig())["api_key"]
+
+
+async def test_load_counts_who_runs_and_who_waits(tokenizer):
+    async with served(ScriptedEngine([5], pause=0.02), tokenizer) as client:
+        assert await told(client, "/load") == (200, {"running": 0, "waiting": 0})
+        ask = {"prompt": ["a"] * (INFO.max_seqs + 2), "max_tokens": 50, "ignore_eos": True}
+        running = asyncio.create_task(client.post("/v1/completions", json=ask))
+        await asyncio.sleep(0.2)
+        assert await told(client, "/load") == (200, {"running": INFO.max_seqs, "waiting": 2})
+        await running
+        assert await told(client, "/load") == (200, {"running": 0, "waiting": 0})

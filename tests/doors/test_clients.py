@@ -1,0 +1,134 @@
+"""The real server with the bundled pair, through the official clients of Anthropic and Ollama, unmodified."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import anthropic
+import jsonschema  # type: ignore[import-untyped]
+import ollama
+import pytest
+
+from tests.server.live import LiveServer, openai_client
+
+MODEL = "bundled"
+ASK: Any = [{"role": "user", "content": "Tell me a story about a fox."}]
+SEEDED: Any = {"model": MODEL, "messages": ASK, "options": {"num_predict": 24, "seed": 4, "temperature": 0.7}}
+GREEDY: Any = {"model": MODEL, "messages": ASK, "max_tokens": 24, "extra_body": {"temperature": 0.0}}
+
+
+@pytest.fixture(scope="module")
+def url(tmp_path_factory) -> Iterator[str]:
+    with LiveServer(tmp_path_factory.mktemp("doors") / "log", "--max-seqs", "4", "--max-model-len", "256") as server:
+        yield server.wait_for_url()
+
+
+async def test_anthropic_async(url):
+    async with anthropic.AsyncAnthropic(base_url=url, api_key="none", max_retries=0) as client:
+        whole = await client.messages.create(**GREEDY)
+        async with client.messages.stream(**GREEDY) as stream:
+            text = "".join([piece async for piece in stream.text_stream])
+            streamed = await stream.get_final_message()
+        counted = await client.messages.count_tokens(model=MODEL, messages=ASK)
+    assert whole.content[0].type == "text" and whole.content[0].text == text
+    assert (streamed.stop_reason, streamed.usage.output_tokens) == (whole.stop_reason, whole.usage.output_tokens)
+    for usage in (whole.usage, streamed.usage):
+        assert usage.input_tokens + (usage.cache_read_input_tokens or 0) == counted.input_tokens
+
+
+def test_anthropic_sync(url):
+    with anthropic.Anthropic(base_url=url, api_key="none", max_retries=0) as client:
+        with client.messages.stream(**GREEDY, stop_sequences=["."]) as stream:
+            text = "".join(stream.text_stream)
+            final = stream.get_final_message()
+        events = list(client.messages.create(**GREEDY, stream=True))
+        with pytest.raises(anthropic.BadRequestError, match="max_tokens"):
+            client.messages.create(**GREEDY | {"max_tokens": 0})
+        with pytest.raises(anthropic.BadRequestError, match="context length"):
+            client.messages.create(**GREEDY | {"max_tokens": 5000})
+    assert "." not in text
+    assert final.stop_reason in ("stop_sequence", "max_tokens")
+    assert [event.type for event in events[:2]] == ["message_start", "content_block_start"]
+    assert [event.type for event in events[-2:]] == ["message_delta", "message_stop"]
+
+
+async def test_every_door_tells_the_same_story(url):
+    """The same conversation, drawn without noise, is the same text behind every door."""
+    async with (
+        anthropic.AsyncAnthropic(base_url=url, api_key="none", max_retries=0) as messages,
+        ollama.AsyncClient(host=url) as chats,
+        openai_client(url) as completions,
+    ):
+        options = {"temperature": 0, "num_predict": 24}
+        said = await asyncio.gather(
+            messages.messages.create(**GREEDY),
+            chats.chat(model=MODEL, messages=ASK, options=options),
+            chats.generate(model=MODEL, prompt=ASK[0]["content"], options=options),
+            completions.chat.completions.create(model=MODEL, messages=ASK, max_tokens=24, temperature=0),
+        )
+    first, chat, generated, openai = said
+    assert first.content[0].type == "text"
+    texts = {first.content[0].text, chat.message.content, generated.response, openai.choices[0].message.content}
+    assert len(texts) == 1, texts
+
+
+def test_ollama_sync(url):
+    with ollama.Client(host=url) as client:
+        whole = client.chat(**SEEDED)
+        lines = list(client.chat(**SEEDED, stream=True))
+        generated = client.generate(model=MODEL, prompt="Once upon a time", raw=True, options={"num_predict": 8})
+        [listed] = client.list().models
+        shown = client.show(MODEL)
+    assert "".join(line.message.content or "" for line in lines) == whole.message.content
+    assert whole.done_reason in ("stop", "length") and lines[-1].done_reason == whole.done_reason
+    assert whole.eval_count and whole.eval_duration and whole.total_duration
+    assert whole.eval_duration <= whole.total_duration
+    assert generated.eval_count == 8 and generated.response
+    assert listed.model == "bundled:latest"
+    assert shown.modelinfo is not None and shown.modelinfo["foresay.context_length"] == 256
+
+
+SCHEMA: Any = {
+    "type": "object",
+    "properties": {"animal": {"enum": ["fox", "hen"]}, "legs": {"type": "integer", "minimum": 2, "maximum": 4}},
+    "required": ["animal", "legs"],
+    "additionalProperties": False,
+}
+
+
+async def test_answers_that_follow_a_schema(url):
+    async with (
+        anthropic.AsyncAnthropic(base_url=url, api_key="none", max_retries=0) as messages,
+        ollama.AsyncClient(host=url) as chats,
+    ):
+        message = await messages.messages.create(
+            model=MODEL,
+            messages=ASK,
+            max_tokens=60,
+            output_config={"format": {"type": "json_schema", "schema": SCHEMA}},
+        )
+        chat = await chats.chat(model=MODEL, messages=ASK, format=SCHEMA, options={"num_predict": 60})
+        raw = await chats.generate(model=MODEL, prompt="x", raw=True, format=SCHEMA, options={"num_predict": 60})
+        bad: Any = {"format": {"type": "json_schema", "schema": {"type": "nonsense"}}}
+        with pytest.raises(anthropic.BadRequestError, match=r"output_config\.format"):
+            await messages.messages.create(**GREEDY, output_config=bad)
+        with pytest.raises(ollama.ResponseError, match="format"):
+            await chats.chat(model=MODEL, messages=ASK, format={"type": "nonsense"})
+    assert message.content[0].type == "text"
+    for text in (message.content[0].text, chat.message.content, raw.response):
+        jsonschema.validate(json.loads(text), SCHEMA)
+
+
+async def test_ollama_async(url):
+    async with ollama.AsyncClient(host=url) as client:
+        stream = await client.generate(
+            model=MODEL, prompt="Fox", stream=True, options={"num_predict": 16, "stop": ["."]}
+        )
+        pieces = [piece async for piece in stream]
+        with pytest.raises(ollama.ResponseError, match="context length"):
+            await client.chat(model=MODEL, messages=[{"role": "user", "content": "fox " * 400}])
+    assert pieces[-1].done and not any(piece.done for piece in pieces[:-1])
+    assert "." not in "".join(piece.response or "" for piece in pieces)

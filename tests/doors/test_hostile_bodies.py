@@ -1,0 +1,113 @@
+"""Bodies that are no requests at all: every door answers 400 in its own shape, none falls over."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from server.app import DOORS
+from server.doors.route import Route
+from tests.doors.running import SentEngine
+from tests.server.scripted import ScriptedEngine, served
+
+POSTS = [route.path for door in DOORS for route in door.ROUTES if isinstance(route, Route) and route.body is not None]
+DEEP = 100_000
+NOT_REQUESTS: dict[str, bytes] = {
+    "nothing": b"",
+    "a space": b" ",
+    "null": b"null",
+    "a list": b"[]",
+    "a number": b"1",
+    "a text": b'"model"',
+    "half an object": b'{"model": "toy", "messages": [',
+    "two objects": b"{}{}",
+    "no JSON": b"model=toy&prompt=x",
+    "not a number": b'{"model": "toy", "prompt": "x", "temperature": NaN}',
+    "infinity": b'{"model": "toy", "prompt": "x", "temperature": Infinity}',
+    "a lone surrogate": b'{"model": "\\ud800", "prompt": "x"}',
+    "broken UTF-8": b'{"model": "\xff\xfe", "prompt": "x"}',
+    "a byte order mark": b'\xef\xbb\xbf{"model": "toy", "prompt": "x"}',
+    "UTF-16": '{"model": "toy"}'.encode("utf-16"),
+    "a control character": b'{"model": "\x00", "prompt": "x"}',
+    "deep lists": b"[" * DEEP + b"]" * DEEP,
+    "a deep field": b'{"model": "toy", "prompt": ' + b"[" * DEEP + b"]" * DEEP + b"}",
+    "a deep unknown field": b'{"model": "toy", "unknown": ' + b'{"a":' * DEEP + b"1" + b"}" * DEEP + b"}",
+    "deep tools": b'{"model": "toy", "tools": ' + b'[{"a":' * DEEP + b"1" + b"}]" * DEEP + b"}",
+    "a name that is a number": b'{1: "x"}',
+}
+
+
+async def answered(client, path: str, body: bytes, **headers: str) -> tuple[int, Any]:
+    response = await client.post(path, data=body, headers={"Content-Type": "application/json"} | headers)
+    return response.status, json.loads(await response.read())
+
+
+def message_of(path: str, body: Any) -> str:
+    """What an error says, in whichever shape."""
+    said: str = body["error"] if path.startswith("/api/") else body["error"]["message"]
+    return said
+
+
+@pytest.mark.parametrize("path", POSTS)
+async def test_what_is_no_request_is_told_so(tokenizer, path):
+    async with served(ScriptedEngine([5]), tokenizer) as client:
+        for name, body in NOT_REQUESTS.items():
+            status, answer = await answered(client, path, body)
+            assert status == 400, (name, status, answer)
+            assert message_of(path, answer), name
+
+
+@pytest.mark.parametrize("path", POSTS)
+async def test_a_body_that_is_not_what_its_headers_say(tokenizer, path):
+    async with served(ScriptedEngine([5]), tokenizer) as client:
+        for _ in range(2):  # the second one finds no broken connection
+            status, answer = await answered(client, path, b'{"model": "toy"}', **{"Content-Encoding": "gzip"})
+            assert status == 400
+            assert "Content-Encoding" in message_of(path, answer)
+
+
+HUGE = 10**400
+ASK = {"model": "toy", "messages": [{"role": "user", "content": "x"}]}
+
+
+@pytest.mark.parametrize(
+    "field", ["max_tokens", "min_tokens", "top_k", "temperature", "top_p", "min_p", "n", "presence_penalty", "logprobs"]
+)
+@pytest.mark.parametrize(
+    "value", [HUGE, -HUGE, 2**64, 2**63, -(2**63) - 1], ids=["huge", "-huge", "64 bits", "63 bits", "-63 bits"]
+)
+async def test_numbers_beyond_any_machine_word(tokenizer, field, value):
+    async with served(SentEngine([5]), tokenizer) as client:
+        for path in ("/v1/chat/completions", "/v1/completions"):
+            status, answer = await answered(client, path, json.dumps(ASK | {"prompt": "x", field: value}).encode())
+            assert status in (200, 400)
+            assert status == 200 or answer["error"]["param"] in (field, "messages", "prompt"), answer
+
+
+@pytest.mark.parametrize(
+    "field", [b'"max_tokens": ', b'"seed": ', b'"temperature": ', b'"logit_bias": {"3": 1, "', b'"x": ']
+)
+async def test_numbers_of_thousands_of_digits(tokenizer, field):
+    digits = b"9" * 5000 + (b'": 1}' if field.endswith(b'"') else b"")
+    body = json.dumps(ASK).encode()[:-1] + b", " + field + digits + b"}"
+    async with served(SentEngine([5]), tokenizer) as client:
+        status, answer = await answered(client, "/v1/chat/completions", body)
+        assert status in (200, 400), answer
+
+
+@pytest.mark.parametrize("path", ["/nowhere", "/v1/messages/nowhere", "/api/nowhere"])
+async def test_a_path_that_is_none_is_told_in_the_doors_shape(tokenizer, path):
+    async with served(ScriptedEngine([5]), tokenizer) as client:
+        status, answer = await answered(client, path, b"{}")
+        assert (status, path in message_of(path, answer)) == (404, True)
+
+
+@pytest.mark.parametrize("path", POSTS)
+async def test_another_method_is_told_which_ones_there_are(tokenizer, path):
+    async with served(ScriptedEngine([5]), tokenizer) as client:
+        response = await client.put(path, data=b"{}")
+        assert response.status == 405
+        assert "POST" in response.headers["Allow"]
+        assert path in message_of(path, json.loads(await response.read()))

@@ -1,0 +1,216 @@
+"""Anthropic's messages over a scripted engine, mostly through Anthropic's own client."""
+
+from __future__ import annotations
+
+import json
+from contextlib import asynccontextmanager
+from typing import Any
+
+import anthropic
+import pytest
+
+from server.engine_client import EngineStatus
+from tests.doors.conftest import STORY
+from tests.server.scripted import END, ScriptedEngine, served
+
+ASK: dict[str, Any] = {"model": "toy", "max_tokens": 200, "messages": [{"role": "user", "content": "Tell"}]}
+
+
+@asynccontextmanager
+async def clients(engine, tokenizer, **options):
+    """Anthropic's client and a plain one, for one server."""
+    async with served(engine, tokenizer, **options) as plain:
+        url = str(plain.make_url("/"))
+        async with anthropic.AsyncAnthropic(base_url=url, api_key="none", max_retries=0) as client:
+            yield client, plain
+
+
+async def events(plain, **fields) -> list[tuple[str, dict[str, Any]]]:
+    """Name and data of every event of a stream."""
+    response = await plain.post("/v1/messages", json={**ASK, "stream": True, **fields})
+    assert response.status == 200
+    assert response.headers["Content-Type"] == "text/event-stream; charset=utf-8"
+    blocks = (await response.read()).decode().split("\n\n")
+    assert blocks.pop() == ""
+    pairs = [block.split("\n") for block in blocks]
+    assert all(name.startswith("event: ") and data.startswith("data: ") for name, data in pairs)
+    return [(name[7:], json.loads(data[6:])) for name, data in pairs]
+
+
+@pytest.mark.parametrize("run", [1, 3, 50])
+async def test_a_stream_has_anthropics_events_in_order(tokenizer, script, run):
+    async with clients(ScriptedEngine(script, run), tokenizer) as (_, plain):
+        told = await events(plain)
+    assert all(name == data["type"] for name, data in told)
+    names = [name for name, _ in told]
+    assert names[:2] == ["message_start", "content_block_start"]
+    assert set(names[2:-3]) == {"content_block_delta"}
+    assert names[-3:] == ["content_block_stop", "message_delta", "message_stop"]
+    start, block = told[0][1]["message"], told[1][1]
+    assert (start["content"], start["stop_reason"], start["role"]) == ([], None, "assistant")
+    assert block["content_block"] == {"type": "text", "text": ""}
+    assert "".join(data["delta"]["text"] for name, data in told if name == "content_block_delta") == STORY
+    ending = told[-2][1]
+    assert ending["delta"] == {"stop_reason": "end_turn", "stop_sequence": None}
+    assert ending["usage"]["output_tokens"] == len(script)
+    assert ending["metrics"]["exact"] is True
+
+
+async def test_whole_and_streamed_messages_are_the_same(tokenizer, script):
+    async with clients(ScriptedEngine(script, 4), tokenizer) as (client, _):
+        whole = await client.messages.create(**ASK, stop_sequences=["said"])
+        async with client.messages.stream(**ASK, stop_sequences=["said"]) as stream:
+            text = "".join([piece async for piece in stream.text_stream])
+            streamed = await stream.get_final_message()
+    assert text == whole.content[0].text == STORY.partition("said")[0]
+    assert (whole.stop_reason, whole.stop_sequence) == ("stop_sequence", "said")
+    for message in (whole, streamed):
+        assert message.id.startswith("msg_")
+    known = whole.model_dump(exclude={"id", "metrics"})
+    assert streamed.model_dump(include=set(known)) == known
+
+
+async def test_usage_adds_up_to_the_prompt(tokenizer, script):
+    async with clients(ScriptedEngine(script), tokenizer) as (client, _):
+        message = await client.messages.create(**ASK)
+        counted = await client.messages.count_tokens(model="toy", messages=ASK["messages"])
+    assert message.usage.cache_read_input_tokens == 3  # the script's
+    assert message.usage.input_tokens + 3 == counted.input_tokens
+    assert message.usage.output_tokens == len(script)
+
+
+async def test_running_out_of_tokens(tokenizer, script):
+    async with clients(ScriptedEngine(script), tokenizer) as (client, _):
+        message = await client.messages.create(**ASK | {"max_tokens": 3})
+    assert (message.stop_reason, message.stop_sequence, message.usage.output_tokens) == ("max_tokens", None, 3)
+
+
+async def test_an_empty_answer_has_no_blocks(tokenizer):
+    async with clients(ScriptedEngine([END]), tokenizer) as (client, plain):
+        assert (await client.messages.create(**ASK)).content == []
+        assert [name for name, _ in await events(plain)] == ["message_start", "message_delta", "message_stop"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "rendered"),
+    [
+        ({"system": "Be kind"}, "<|system|>Be kind<|end|><|user|>Tell<|end|><|assistant|>"),
+        ({"system": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}, "<|system|>a\nb<|end|><|user|>"),
+        (
+            {
+                "messages": [
+                    {"role": "user", "content": "a"},
+                    {"role": "user", "content": [{"type": "text", "text": "b"}]},
+                ]
+            },
+            "<|user|>a\nb<|end|><|assistant|>",
+        ),
+        (
+            {"messages": [*ASK["messages"], {"role": "assistant", "content": "Once upon"}]},
+            "<|user|>Tell<|end|><|assistant|>Once upon",
+        ),
+        (
+            {
+                "messages": [
+                    {"role": "user", "content": "a"},
+                    {"role": "assistant", "content": [{"type": "text", "text": "b", "cache_control": None}]},
+                    {"role": "user", "content": "c"},
+                ]
+            },
+            "<|user|>a<|end|><|assistant|>b<|end|><|user|>c<|end|><|assistant|>",
+        ),
+    ],
+)
+async def test_what_the_model_sees(tokenizer, script, fields, rendered):
+    engine = ScriptedEngine(script)
+    async with clients(engine, tokenizer) as (client, _):
+        await client.messages.create(**ASK | fields)
+    seen = tokenizer.decode(engine.requests[0].prompt, skip_special_tokens=False)
+    assert seen.startswith(rendered)
+    if fields.get("messages"):
+        assert seen == rendered
+
+
+async def test_parameters_reach_the_engine(tokenizer, script):
+    engine = ScriptedEngine(script)
+    async with clients(engine, tokenizer) as (client, _):
+        await client.messages.create(
+            **ASK,
+            metadata={"user_id": "me"},
+            service_tier="auto",
+            extra_body={"temperature": 0.25, "top_p": 0.5, "top_k": 7},
+        )
+    params = engine.requests[0].params
+    assert (params.temperature, params.top_p, params.top_k, params.max_tokens) == (0.25, 0.5, 7, 200)
+
+
+TURN = {"role": "user", "content": "Tell"}
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({"max_tokens": None}, "max_tokens"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"max_tokens": 10_000}, "messages"),
+        ({"messages": []}, "messages"),
+        ({"messages": [{"role": "system", "content": "x"}]}, "messages[0].role"),
+        ({"messages": [{"role": "user", "content": []}]}, "messages[0].content"),
+        ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "messages[0].content[0].type"),
+        (
+            {"messages": [TURN, {"role": "user", "content": [{"type": "thinking", "thinking": "x"}]}]},
+            "messages[1].content[0]",
+        ),
+        (
+            {"messages": [TURN, {"role": "assistant", "content": [{"type": "tool_result", "tool_use_id": "x"}]}]},
+            "messages[1].content[0]",
+        ),
+        ({"temperature": 1.5}, "temperature"),
+        ({"top_p": 0.0}, "top_p"),
+        ({"stop_sequences": [""]}, "stop_sequences"),
+        ({"stop_sequences": "x"}, "stop_sequences"),
+        ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools[0].type"),
+        ({"tools": [{"name": "what?", "input_schema": {}}]}, "tools[0].name"),
+        ({"tool_choice": {"type": "tool"}, "tools": []}, "tool_choice.name"),
+    ],
+)
+async def test_errors_are_anthropics_and_name_the_field(tokenizer, script, fields, named):
+    async with clients(ScriptedEngine(script), tokenizer) as (_, plain):
+        response = await plain.post("/v1/messages", json=ASK | {"system": "Be kind"} | fields)
+        body = await response.json()
+    assert response.status == 400
+    assert (body["type"], body["error"]["type"]) == ("error", "invalid_request_error")
+    assert body["error"]["param"] == named
+    assert named in body["error"]["message"]
+
+
+async def test_errors_raise_what_anthropics_client_calls_them(tokenizer, script):
+    engine = ScriptedEngine(script)
+    async with clients(engine, tokenizer) as (client, _):
+        with pytest.raises(anthropic.NotFoundError, match="claude"):
+            await client.messages.create(**ASK | {"model": "claude"})
+        with pytest.raises(anthropic.BadRequestError, match="top_k"):
+            await client.messages.create(**ASK, extra_body={"top_k": -5})
+        with pytest.raises(anthropic.NotFoundError, match="not_found_error"):
+            await client.messages.batches.list()
+        engine.status = EngineStatus("down", "gone")
+        with pytest.raises(anthropic.InternalServerError, match="overloaded_error") as caught:
+            await client.messages.create(**ASK)
+        assert caught.value.status_code == 503
+
+
+async def test_an_error_in_the_middle_of_a_stream(tokenizer, script):
+    async with clients(ScriptedEngine(script, fail_after=4), tokenizer) as (client, plain):
+        with pytest.raises(anthropic.APIStatusError, match="the script breaks here"):
+            async with client.messages.stream(**ASK) as stream:
+                _ = [piece async for piece in stream.text_stream]
+        *_, (name, data) = await events(plain)
+    assert (name, data["type"], data["error"]["type"]) == ("error", "error", "api_error")
+
+
+async def test_pings_while_there_is_nothing_to_say(tokenizer, script):
+    async with clients(ScriptedEngine(script[-3:], pause=0.2), tokenizer, ping_seconds=0.05) as (client, plain):
+        told = await events(plain)
+        assert ("ping", {"type": "ping"}) in told
+        async with client.messages.stream(**ASK) as stream:
+            assert (await stream.get_final_message()).stop_reason == "end_turn"

@@ -1,0 +1,190 @@
+"""Ollama's API over a scripted engine, mostly through Ollama's own client."""
+
+from __future__ import annotations
+
+import json
+from contextlib import asynccontextmanager
+from typing import Any
+
+import ollama
+import pytest
+
+import foresay
+from tests.doors.conftest import STORY
+from tests.server.scripted import END, INFO, ScriptedEngine, served
+
+ASK: list[dict[str, Any]] = [{"role": "user", "content": "Tell"}]
+CHATS = {"model": "toy", "messages": ASK}
+
+
+@asynccontextmanager
+async def clients(engine, tokenizer, **options):
+    """Ollama's client and a plain one, for one server."""
+    async with (
+        served(engine, tokenizer, **options) as plain,
+        ollama.AsyncClient(host=str(plain.make_url("/"))) as client,
+    ):
+        yield client, plain
+
+
+async def lines(plain, path, **fields) -> list[dict[str, Any]]:
+    """The lines of a stream."""
+    response = await plain.post(path, json=fields)
+    assert response.status == 200
+    assert response.headers["Content-Type"] == "application/x-ndjson"
+    body = (await response.read()).decode()
+    assert body.endswith("\n")
+    assert len(body.splitlines()) == body.count("\n"), "a line is one line for everybody"
+    return [json.loads(line) for line in body.splitlines()]
+
+
+@pytest.mark.parametrize("run", [1, 3, 50])
+async def test_chat_streams_unless_told_not_to(tokenizer, script, run):
+    async with clients(ScriptedEngine(script, run), tokenizer) as (_, plain):
+        *told, last = await lines(plain, "/api/chat", **CHATS)
+    assert "".join(line["message"]["content"] for line in told) == STORY
+    assert all(not line["done"] and "done_reason" not in line for line in told)
+    assert all(line["model"] == "toy" and line["created_at"].endswith("Z") for line in [*told, last])
+    assert (last["done"], last["done_reason"]) == (True, "stop")
+    assert last["message"] == {"role": "assistant", "content": ""}
+    assert last["eval_count"] == len(script)
+    assert last["prompt_eval_count"] == len(tokenizer.encode("<|user|>Tell<|end|><|assistant|>"))
+    assert last["total_duration"] >= last["eval_duration"] >= 0
+    assert last["load_duration"] == 0
+
+
+async def test_chat_whole_and_streamed_with_the_client(tokenizer, script):
+    async with clients(ScriptedEngine(script, 3), tokenizer) as (client, _):
+        whole = await client.chat(model="toy:latest", messages=ASK, options={"stop": ["said"]})
+        stream = await client.chat(model="toy", messages=ASK, options={"stop": ["said"]}, stream=True)
+        pieces = [piece async for piece in stream]
+    assert whole.message.content == "".join(piece.message.content or "" for piece in pieces)
+    assert whole.message.content == STORY.partition("said")[0]
+    assert (whole.done, whole.done_reason, whole.model) == (True, "stop", "toy:latest")
+    assert pieces[-1].eval_count == whole.eval_count
+
+
+async def test_generate_goes_through_the_template_unless_raw(tokenizer, script):
+    engine = ScriptedEngine(script, 3)
+    async with clients(engine, tokenizer) as (client, plain):
+        whole = await client.generate(model="toy", prompt="Tell", system="Be kind")
+        pieces = [piece async for piece in await client.generate(model="toy", prompt="Tell", raw=True, stream=True)]
+        *told, last = await lines(plain, "/api/generate", model="toy", prompt="Tell")
+    assert whole.response == "".join(piece.response or "" for piece in pieces) == STORY
+    assert "".join(line["response"] for line in told) == STORY
+    assert (last["response"], last["done"]) == ("", True)
+    prompts = [tokenizer.decode(request.prompt, skip_special_tokens=False) for request in engine.requests]
+    assert prompts[:2] == ["<|system|>Be kind<|end|><|user|>Tell<|end|><|assistant|>", "Tell"]
+
+
+async def test_options_reach_the_engine(tokenizer, script):
+    engine = ScriptedEngine(script)
+    options = {"temperature": 0.25, "top_k": 7, "top_p": 0.5, "min_p": 0.1, "seed": 5, "num_predict": 9, "num_ctx": 64}
+    async with clients(engine, tokenizer) as (client, _):
+        whole = await client.chat(model="toy", messages=ASK, options=options, keep_alive="5m")
+        await client.generate(model="toy", prompt="x", raw=True, options={"num_predict": -1})
+    assert (whole.done_reason, whole.eval_count) == ("length", 9)
+    params, endless = engine.requests[0].params, engine.requests[1]
+    assert (params.temperature, params.top_k, params.top_p, params.min_p) == (0.25, 7, 0.5, 0.1)
+    assert (params.seed, params.max_tokens) == (5, 9)
+    assert endless.params.max_tokens == INFO.max_model_len - len(endless.prompt)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_logprobs_of_every_token(tokenizer, script, stream):
+    async with clients(ScriptedEngine(script, 3), tokenizer) as (client, _):
+        wanted: dict[str, Any] = {"logprobs": True, "top_logprobs": 2, "stream": stream}
+        for raw in (False, True):
+            answer = await client.generate(model="toy", prompt="Tell", raw=raw, **wanted)
+            pieces = [piece async for piece in answer] if stream else [answer]
+            entries = [entry for piece in pieces for entry in piece.logprobs or []]
+            assert len(entries) == len(script)
+            assert all(len(entry.top_logprobs or []) == 2 for entry in entries)
+            assert "".join(piece.response or "" for piece in pieces).startswith(entries[0].token)
+        chat = await client.chat(model="toy", messages=ASK, logprobs=True)
+        assert len(chat.logprobs or []) == len(script)
+        assert (await client.chat(model="toy", messages=ASK)).logprobs is None
+
+
+async def test_nothing_to_say_loads_the_model(tokenizer):
+    async with clients(ScriptedEngine([END]), tokenizer) as (client, _):
+        assert (await client.generate(model="toy")).done_reason == "load"
+        assert (await client.chat(model="toy")).done_reason == "load"
+
+
+async def test_what_it_says_about_its_models(tokenizer):
+    async with clients(ScriptedEngine([END]), tokenizer) as (client, plain):
+        [listed] = (await client.list()).models
+        shown = await client.show("toy")
+        [running] = (await client.ps()).models
+        version = await (await plain.get("/api/version")).json()
+    assert listed.model == running.model == "toy:latest"
+    assert listed.digest is not None and len(listed.digest) == 64
+    assert shown.modelinfo is not None and shown.modelinfo["foresay.context_length"] == INFO.max_model_len
+    assert "generation_prompt" in (shown.template or "")
+    assert "completion" in (shown.capabilities or [])
+    assert running.context_length == INFO.max_model_len
+    assert version == {"version": foresay.__version__}
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({"options": {"temperature": 9}}, "options.temperature"),
+        ({"options": {"num_predict": 0}}, "options.num_predict"),
+        ({"options": {"num_predict": "many"}}, "options.num_predict"),
+        ({"options": {"top_p": 0}}, "options.top_p"),
+        ({"options": {"stop": [""]}}, "options.stop"),
+        ({"options": {"mirostat": 2}}, "options.mirostat"),
+        ({"options": {"typical_p": 0.5}}, "options.typical_p"),
+        ({"options": {"repeat_penalty": 1.1, "repeat_last_n": 64}}, "options.repeat_last_n"),
+        ({"format": "xml"}, "format"),
+        ({"think": "hard"}, "think"),
+        ({"logprobs": True, "top_logprobs": 99}, "top_logprobs"),
+        ({"top_logprobs": 1}, "top_logprobs"),
+        ({"messages": [{"role": "user", "content": "x", "images": ["aGk="]}]}, "messages[0].images"),
+        ({"messages": [{"role": "wizard", "content": "x"}]}, "messages[0].role"),
+        ({"messages": "Tell"}, "messages"),
+        ({"model": None}, "model"),
+    ],
+)
+async def test_errors_are_a_sentence_that_names_the_field(tokenizer, script, fields, named):
+    async with clients(ScriptedEngine(script), tokenizer) as (_, plain):
+        response = await plain.post("/api/chat", json=CHATS | fields)
+        body = await response.json()
+    assert response.status == 400
+    assert set(body) == {"error"}
+    assert named in body["error"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({"suffix": "x"}, "suffix"),
+        ({"template": "{{ .Prompt }}"}, "template"),
+        ({"context": [1, 2]}, "context"),
+        ({"raw": True, "system": "x"}, "system"),
+        ({"raw": True, "top_logprobs": 1}, "top_logprobs"),
+        ({"raw": True, "logprobs": True, "top_logprobs": 99}, "logprobs"),
+        ({"raw": True, "options": {"num_predict": 1000}}, "prompt"),
+        ({"options": {"num_predict": 1000}}, "prompt"),
+    ],
+)
+async def test_generate_refuses_what_it_does_not_do(tokenizer, script, fields, named):
+    async with clients(ScriptedEngine(script), tokenizer) as (_, plain):
+        response = await plain.post("/api/generate", json={"model": "toy", "prompt": "Tell"} | fields)
+        body = await response.json()
+    assert (response.status, named in body["error"]) == (400, True), body
+
+
+async def test_errors_raise_in_ollamas_client(tokenizer, script):
+    async with clients(ScriptedEngine(script, fail_after=4), tokenizer) as (client, plain):
+        with pytest.raises(ollama.ResponseError, match="not found") as caught:
+            await client.chat(model="llama3", messages=ASK)
+        assert caught.value.status_code == 404
+        with pytest.raises(ollama.ResponseError, match="the script breaks here"):
+            _ = [piece async for piece in await client.chat(model="toy", messages=ASK, stream=True)]
+        with pytest.raises(ollama.ResponseError, match="/api/pull") as caught:
+            await client.pull("toy")
+        assert caught.value.status_code == 404
+        assert "error" in (await lines(plain, "/api/chat", **CHATS))[-1]

@@ -1,0 +1,185 @@
+"""The OpenAPI document says what the server does, and the committed copy is the current one."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jsonschema  # type: ignore[import-untyped]
+import pytest
+from aiohttp import hdrs, web
+from schemathesis.specs.openapi.definitions import OPENAPI_31
+
+from server.app import DOORS
+from server.doors.route import Route
+from server.limits import LIMITS, NOT_DONE, OWN_LIMITS
+from server.openapi import document, encoded
+from tests.server.scripted import ScriptedEngine, served
+
+ROOT = Path(__file__).resolve().parents[2]
+DOCUMENT = document(DOORS)
+SCHEMAS: dict[str, Any] = DOCUMENT["components"]["schemas"]
+
+
+def test_the_committed_document_is_current() -> None:
+    committed = (ROOT / "docs" / "openapi.json").read_bytes()
+    assert committed == encoded(DOORS), "python -m server.openapi > docs/openapi.json"
+
+
+def test_the_module_prints_it() -> None:
+    done = subprocess.run([sys.executable, "-m", "server.openapi"], cwd=ROOT, capture_output=True, check=True)
+    assert done.stdout == encoded(DOORS)
+
+
+async def test_the_server_serves_it(tokenizer):
+    async with served(ScriptedEngine([5]), tokenizer) as client:
+        response = await client.get("/openapi.json")
+        assert (response.status, response.content_type) == (200, "application/json")
+        assert await response.json() == json.loads(encoded(DOORS))
+
+
+def test_it_is_an_openapi_document() -> None:
+    jsonschema.validate(json.loads(encoded(DOORS)), OPENAPI_31)
+    for schema in SCHEMAS.values():
+        jsonschema.Draft202012Validator.check_schema(schema)
+
+
+def test_every_reference_leads_somewhere() -> None:
+    def references(part: Any) -> Iterator[str]:
+        if isinstance(part, dict):
+            yield from ([part["$ref"]] if isinstance(part.get("$ref"), str) else [])
+            part = list(part.values())
+        if isinstance(part, list):
+            for one in part:
+                yield from references(one)
+
+    found = {reference.removeprefix("#/components/schemas/") for reference in references(DOCUMENT)}
+    assert found <= set(SCHEMAS)
+
+
+#: Routes that OpenAPI has no words for: the WebSocket, which the description names, and answers to browsers' questions.
+UNDOCUMENTED = {("GET", "/v1/responses"), (hdrs.METH_OPTIONS, "/{tail}")}
+
+
+async def test_every_route_is_in_it(tokenizer):
+    async with served(ScriptedEngine([5]), tokenizer) as client:
+        assert client.app is not None
+        routes = client.app.router.routes()
+        there = {
+            (route.method, route.resource.canonical) for route in routes if route.resource and route.method != "HEAD"
+        }
+    documented = {(method.upper(), path) for path, item in DOCUMENT["paths"].items() for method in item}
+    assert there - UNDOCUMENTED == documented
+    assert "GET /v1/responses" in DOCUMENT["info"]["description"]
+
+
+def test_every_route_says_what_it_is_for() -> None:
+    for door in DOORS:
+        for route in door.ROUTES:
+            assert isinstance(route, Route | web.RouteDef)
+            assert (route.handler.__doc__ or "").strip(), route.path
+
+
+# -- limits ----------------------------------------------------------------------------------------------------------
+
+TURN = {"role": "user", "content": "x"}
+ASKS: dict[str, tuple[str, dict[str, Any]]] = {
+    "CompletionRequest": ("/v1/completions", {"prompt": "x", "max_tokens": 4}),
+    "ChatRequest": ("/v1/chat/completions", {"messages": [TURN], "max_tokens": 4}),
+    "MessagesRequest": ("/v1/messages", {"model": "toy", "messages": [TURN], "max_tokens": 4}),
+}
+#: What a value needs beside it to be allowed at all.
+WITH: dict[tuple[str, str], dict[str, Any]] = {
+    ("ChatRequest", "top_logprobs"): {"logprobs": True},
+    ("CompletionRequest", "max_tokens"): {"echo": True},
+}
+
+
+def beyond(field: dict[str, Any]) -> Iterator[Any]:
+    """Values just outside the limits of a field."""
+    for branch in field.get("anyOf", [field]):
+        step = 1 if branch.get("type") == "integer" else 0.01
+        for word, value in branch.items():
+            match word:
+                case "minimum":
+                    yield value - step
+                case "maximum":
+                    yield value + step
+                case "exclusiveMinimum":
+                    yield value
+                case "minLength":
+                    yield "x" * (value - 1)
+                case "minItems":
+                    yield []
+                case "maxItems":
+                    yield ["x"] * (value + 1)
+
+
+def within(field: dict[str, Any]) -> Iterator[Any]:
+    """Values at the limits of a field."""
+    for branch in field.get("anyOf", [field]):
+        for word, value in branch.items():
+            if word in ("minimum", "maximum"):
+                yield value
+
+
+LIMITED = [
+    (struct, name)
+    for struct in ASKS
+    for name in SCHEMAS[struct]["properties"]
+    if OWN_LIMITS.get((struct, name), LIMITS.get(name))
+]
+
+
+@pytest.mark.parametrize(("struct", "name"), LIMITED)
+async def test_limits_are_enforced_where_the_document_draws_them(tokenizer, struct, name):
+    path, ask = ASKS[struct]
+    ask = ask | WITH.get((struct, name), {})
+    field = SCHEMAS[struct]["properties"][name]
+    outside = list(beyond(field))
+    assert outside, f"{name} has limits that fit no type of it"
+    async with served(ScriptedEngine([5]), tokenizer) as client:
+        for value in outside:
+            response = await client.post(path, json=ask | {name: value})
+            body = await response.json()
+            assert (response.status, body.get("error", {}).get("param")) == (400, name), (value, body)
+        for value in within(field):
+            response = await client.post(path, json=ask | {name: value})
+            assert response.status == 200, (value, await response.text())
+
+
+#: Untyped, and not refused: anything goes here, or it depends.
+UNTYPED = {"repeat_last_n", "input", "stream_id"}
+
+
+def test_what_is_refused_says_so() -> None:
+    for name, schema in SCHEMAS.items():
+        if name.endswith("Request"):
+            free = {field for field, about in schema["properties"].items() if not about.keys() - {"default"}}
+            assert free <= UNTYPED, name
+
+
+@pytest.mark.parametrize("struct", ["ChatRequest", "CompletionRequest", "ResponseRequest"])
+async def test_refused_fields_are_refused_where_the_document_says_so(tokenizer, struct):
+    path, ask = (ASKS | {"ResponseRequest": ("/v1/responses", {"input": "x", "max_output_tokens": 4})})[struct]
+    fields = SCHEMAS[struct]["properties"]
+    refused = [name for name, field in fields.items() if field.get("description") == NOT_DONE]
+    assert len(refused) > 10
+    async with served(ScriptedEngine([5]), tokenizer) as client:
+        for name in refused:
+            response = await client.post(path, json=ask | {name: {"an": "object"}})
+            assert response.status == 400
+            assert (await response.json())["error"]["param"].partition(".")[0] == name
+            for value in fields[name]["enum"]:
+                response = await client.post(path, json=ask | {name: value})
+                assert response.status == 200, (name, value, await response.text())
+
+
+def test_every_limit_is_of_a_field() -> None:
+    names = {name for schema in SCHEMAS.values() for name in schema.get("properties", {})}
+    assert set(LIMITS) <= names
+    assert {struct for struct, _ in OWN_LIMITS} <= set(SCHEMAS)

@@ -1,0 +1,173 @@
+"""Generated requests, right and wrong ones, for every route: no 5xx, no hang, and every 4xx names the field."""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import requests
+import schemathesis
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+from schemathesis import GenerationMode
+from schemathesis.checks import (
+    content_type_conformance,
+    not_a_server_error,
+    response_schema_conformance,
+    status_code_conformance,
+)
+
+from server.app import DOORS
+from server.doors.route import Route
+from server.limits import NOT_DONE
+from server.openapi import document
+from tests.doors.running import scripted_server
+from tests.server.live import LiveServer
+from tests.server.scripted import END
+
+CASES, LIVE_CASES = 2000, 150
+SECONDS = 10.0
+CHECKS = [not_a_server_error, status_code_conformance, content_type_conformance, response_schema_conformance]
+
+
+TURNS = [{"role": "user", "content": "Once"}]
+#: What most cases would stumble over, made good: the options behind it are reached then.
+GOOD: dict[str, Any] = {
+    "messages": TURNS,
+    "input": "Once",
+    "prompt": "Once",
+    "max_tokens": 8,
+    "tools": None,
+    "response_format": None,
+}
+
+
+def schema_for(model: str, **given: Any) -> Any:
+    """The document, in which the model's name is known, and the values of these fields."""
+    described = document(DOORS)
+    known = {"model": model} | given
+    for schema in described["components"]["schemas"].values():
+        if schema["title"].endswith("Request"):
+            fields = schema["properties"]
+            served = {name for name, field in fields.items() if field.get("description") != NOT_DONE}
+            found = {name: {"enum": [value]} for name, value in known.items() if name in served}
+            if "messages" in found:  # a request has those or a prompt
+                found.pop("prompt", None)
+            fields |= found
+            schema["required"] = sorted({*schema.get("required", ()), *found})
+    for parameter in described["paths"]["/v1/models/{name}"]["get"]["parameters"]:
+        parameter["schema"]["enum"] = [model, "another", "a/b\nc"]
+    return schemathesis.openapi.from_dict(described)
+
+
+def cases_of(model: str) -> st.SearchStrategy[Any]:
+    """Cases of every operation: right ones, and wrong ones where there is a body to get wrong."""
+    kinds: list[st.SearchStrategy[Any]] = []
+    for known in ({}, GOOD, GOOD | {"stream": True}):
+        schema = schema_for(model, **known)
+        for found in schema.get_all_operations():
+            operation = found.ok()
+            kinds.append(operation.as_strategy())
+            if operation.body:
+                kinds += [operation.as_strategy()] * 2
+                kinds.append(operation.as_strategy(generation_mode=GenerationMode.NEGATIVE))
+    return st.one_of(kinds)
+
+
+def run(model: str, count: int, judge: Callable[[Any], None]) -> None:
+    """Judge ``count`` cases, the same ones each time."""
+
+    @settings(
+        max_examples=count,
+        derandomize=True,
+        database=None,
+        deadline=None,
+        phases=[Phase.generate],
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(case=cases_of(model))
+    def each(case: Any) -> None:
+        judge(case)
+
+    each()
+
+
+FIELDS: dict[str, set[str]] = {
+    route.path: set(route.body.__struct_fields__)
+    for door in DOORS
+    for route in door.ROUTES
+    if isinstance(route, Route) and route.body is not None
+}
+
+
+def names_the_field(path: str, body: Any) -> bool:
+    """Whether an error says what it is about: a field of the body, the body, or the path.
+
+    Ollama's errors are a sentence and nothing else; the field is in it.
+    """
+    error = body["error"]
+    if isinstance(error, str):
+        return any(word in error for word in ("body", path, *FIELDS.get(path, ())))
+    return bool(error.get("param")) or "body" in error["message"] or path in error["message"]
+
+
+class Judge:
+    """Sends a case and looks at the answer; counts what came back."""
+
+    def __init__(self, url: str) -> None:
+        self.seen: collections.Counter[tuple[str, int]] = collections.Counter()
+        self._url, self._session = url, requests.Session()
+
+    def __call__(self, case: Any) -> None:
+        response = case.call(base_url=self._url, session=self._session, timeout=SECONDS)
+        self.seen[case.path, response.status_code] += 1
+        case.validate_response(response, checks=CHECKS)
+        if 400 <= response.status_code < 500:
+            assert names_the_field(case.path, response.json()), response.text
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._session.close()
+
+    @property
+    def served(self) -> set[str]:
+        """Paths that answered a request."""
+        return {path for path, status in self.seen if status == 200}
+
+
+@pytest.fixture
+def judged() -> Iterator[Callable[[str], Judge]]:
+    judges: list[Judge] = []
+
+    def judge(url: str) -> Judge:
+        judges.append(Judge(url))
+        return judges[-1]
+
+    yield judge
+    for one in judges:
+        one.close()
+
+
+@pytest.mark.slow
+def test_two_thousand_requests(agent, judged) -> None:
+    with scripted_server(agent, [*agent.encode("Once upon a fox 🦊 there was"), END]) as url:
+        judge = judged(url)
+        run("toy", CASES, judge)
+    assert judge.seen.total() >= CASES
+    paths = set(document(DOORS)["paths"])
+    assert {path for path, _ in judge.seen} == paths
+    assert judge.served == {path for path in paths if "{response_id}" not in path}
+
+
+@pytest.mark.slow
+def test_the_real_engine_stays_up(tmp_path, judged) -> None:
+    flags = ("--max-model-len", "64", "--max-seqs", "4", "--served-model-name", "toy")
+    with LiveServer(tmp_path / "log", *flags) as server:
+        url = server.wait_for_url()
+        judge = judged(url)
+        run("toy", LIVE_CASES, judge)
+        health = requests.get(f"{url}/health", timeout=SECONDS).json()
+    assert (health["status"], health["running"], health["engine_starts"]) == ("ok", 0, 1)
+    assert "failed" not in server.output

@@ -1,0 +1,45 @@
+"""The scripted server behind a gate."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from aiohttp.test_utils import TestClient, TestServer
+
+from server.app import create_app
+from server.gateway import malformed
+from server.gateway.gate import Gate
+from server.service import Service, ServiceOptions, Text
+from server.text import SamplingDefaults, Tokenizer
+from tests.server.scripted import ScriptedEngine
+
+ALICE, BOB = "sk-alice-0123456789abcdef", "sk-bob-0123456789abcdef"
+ASK = {"prompt": "Tell", "max_tokens": 4}
+
+
+class Clock:
+    """Time that passes when told to."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def bearer(key: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {key}"}
+
+
+@asynccontextmanager
+async def guarded(
+    engine: ScriptedEngine, tokenizer: Tokenizer, gate: Gate, **options: object
+) -> AsyncIterator[TestClient]:
+    """A client of a server around ``engine`` and behind ``gate``."""
+    settings = ServiceOptions(**{"model": "toy", **options})  # type: ignore[arg-type]
+    service = Service(engine, settings, Text(tokenizer, SamplingDefaults()))
+    server = TestServer(create_app(service, gate))
+    await server.start_server(logger=malformed.log, access_log=None)
+    async with TestClient(server) as client:
+        yield client

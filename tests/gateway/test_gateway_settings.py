@@ -1,0 +1,122 @@
+"""The gateway's settings: checked together, never shown where they are secret, and what the banner makes of them."""
+
+from __future__ import annotations
+
+import pytest
+
+from server import banner
+from server.cli import main
+from server.config import ServeConfig
+from server.gateway.gate import Gate
+from server.load_config import load
+from server.service import ServiceOptions
+from spec.errors import ConfigurationError
+from tests.gateway.guarded import ALICE, BOB
+
+SECRET = "hunter2"
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"ssl_certfile": "a.pem"}, "ssl_keyfile is not set"),
+        ({"ssl_keyfile": "a.pem"}, "ssl_certfile is not set"),
+        ({"api_key": [ALICE, BOB, ALICE]}, "the same api_key is given twice"),
+        (
+            {"request_timeout": 5, "first_token_timeout": 9},
+            "first_token_timeout (9) must be at most request_timeout (5)",
+        ),
+        ({"max_output_tokens": 512, "max_model_len": 512}, "max_output_tokens (512) must be below max_model_len (512)"),
+        ({"cors_origin": ["https://a.b/c"]}, "--cors-origin must be a list, each item an origin such as"),
+        ({"cors_origin": ["example.com"]}, "--cors-origin must be a list, each item an origin such as"),
+        ({"max_body_bytes": 10}, "--max-body-bytes must be a whole number of at least 1024"),
+        ({"request_timeout": 0}, "--request-timeout must be a number above 0"),
+        ({"max_requests_per_minute": 0}, "--max-requests-per-minute must be a whole number of at least 1"),
+    ],
+)
+def test_settings_that_make_no_sense_are_refused(given, message):
+    with pytest.raises(ConfigurationError) as caught:
+        load(ServeConfig, given, {})
+    assert message in str(caught.value)
+    assert ALICE not in str(caught.value)
+
+
+@pytest.mark.parametrize("weak", [SECRET, SECRET + " with spaces in it", ""])
+def test_a_weak_key_is_refused_and_not_repeated(weak, tmp_path):
+    file = tmp_path / "foresay.toml"
+    file.write_text(f'[server]\napi_key = ["{weak}"]\n')
+    sources = [({"api_key": [weak]}, {}, None), ({}, {}, str(file))]
+    sources += [({}, {"FORESAY_API_KEY": weak}, None)] if weak else []
+    for given, environ, path in sources:
+        with pytest.raises(ConfigurationError, match="16 to 512 printable characters without a space") as caught:
+            load(ServeConfig, given, environ, path)
+        assert SECRET not in str(caught.value)
+
+
+def test_config_show_tells_where_a_key_is_from_and_not_what_it_is(monkeypatch, tmp_path, capsys):
+    file = tmp_path / "foresay.toml"
+    file.write_text(f'[server]\napi_key = ["{ALICE}", "{BOB}"]\nmax_queue = 9\n')
+    assert main(["config", "show", "--origin", "--config", str(file)]) == 0
+    shown = capsys.readouterr().out
+    assert f"# api_key is set; its value is not shown  # {file}:2" in shown
+    monkeypatch.setenv("FORESAY_API_KEY", ALICE)
+    assert main(["config", "show", "--origin"]) == 0
+    shown += capsys.readouterr().out
+    assert "its value is not shown  # FORESAY_API_KEY" in shown
+    assert ALICE not in shown and BOB not in shown
+    file.write_text(shown.partition("[server]")[0])
+    assert main(["config", "show", "--config", str(file)]) == 0, "what is shown is still a settings file"
+
+
+async def test_the_gate_is_made_of_the_settings():
+    config = ServeConfig(
+        api_key=(ALICE,), cors_origin=("https://a.example",), max_body_bytes=4096, max_concurrent_requests=3
+    )
+    gate = Gate.of(config)
+    assert gate.largest_body == 4096
+    assert gate.origins.allows("https://a.example") and not gate.origins.allows("https://b.example")
+    caller = gate.keychain.caller(ALICE)
+    assert caller is not None and caller.allowance.limits.max_concurrent_requests == 3
+    options = ServiceOptions.of(ServeConfig(max_seqs=2, max_queue=5, request_timeout=9.0, max_output_tokens=7), "m")
+    assert (options.most_running, options.request_timeout, options.max_output_tokens) == (7, 9.0, 7)
+
+
+def test_serving_with_a_key_file_that_is_not_there_is_one_line(capsys, tmp_path):
+    assert main(["serve", "--port", "0", "--api-key-file", str(tmp_path / "none.toml")]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("foresay serve: cannot read the key file") and error.count("\n") == 1
+
+
+# -- the banner --------------------------------------------------------------------------------------------------------
+
+NETWORK = {"host": "0.0.0.0"}
+
+
+@pytest.mark.parametrize(
+    ("given", "warning"),
+    [
+        ({}, None),
+        ({"host": "127.0.0.2"}, None),
+        ({"api_key": (ALICE,)}, None),
+        (NETWORK, "WITHOUT AN API KEY"),
+        (NETWORK | {"ssl_certfile": "a", "ssl_keyfile": "b"}, "WITHOUT AN API KEY"),
+        ({"host": "gpu.example.org"}, "WITHOUT AN API KEY"),
+        (NETWORK | {"api_key": (ALICE,)}, "without HTTPS"),
+        (NETWORK | {"api_key_file": "keys.toml", "ssl_certfile": "a", "ssl_keyfile": "b"}, None),
+    ],
+)
+def test_a_server_that_others_can_reach_is_warned_about_and_told_what_to_do(given, warning):
+    notes = banner.warnings(ServeConfig(**given))
+    assert len(notes) == (warning is not None)
+    if warning is not None:
+        assert warning in notes[0]
+        assert "foresay keys add" in notes[0] or "--ssl-certfile" in notes[0]
+
+
+def test_the_banner_says_who_may_ask_and_shows_no_key():
+    assert "no API key is needed" in banner.access(ServeConfig())
+    told = banner.access(ServeConfig(api_key=(ALICE, BOB), api_key_file="keys.toml"))
+    assert told == "needs an API key: 2 from the settings and those in keys.toml"
+    line = banner.try_line("https://127.0.0.1:1", "m", keyed=True)
+    assert '-H "Authorization: Bearer $FORESAY_API_KEY"' in line
+    assert banner.base_url("0.0.0.0", 8000, "https") == "https://127.0.0.1:8000"

@@ -1,0 +1,264 @@
+"""API keys at rest and at the door: hashing, comparing, the file, and what happens when the file changes."""
+
+from __future__ import annotations
+
+import hmac
+import io
+import os
+import stat
+import sys
+from pathlib import Path
+
+import pytest
+
+from server.cli import main
+from server.errors import Unauthorized
+from server.gateway import key_file, keys
+from server.gateway.allowance import Limits
+from server.gateway.caller import Caller
+from server.gateway.keychain import Keychain
+from server.gateway.keys import ApiKey, HashedKey, KeyRing
+from spec.errors import ConfigurationError
+from tests.gateway.guarded import ALICE, BOB
+
+
+def ring_of(*given: str) -> KeyRing:
+    return KeyRing(
+        ApiKey(id=str(index), name=key, hashed=HashedKey.of(key), limits=Limits()) for index, key in enumerate(given)
+    )
+
+
+def touch(path: Path, text: str) -> None:
+    """Write, and make sure the change shows even within one tick of the file system's clock."""
+    path.write_text(text)
+    os.utime(path, ns=(0, path.stat().st_mtime_ns + 1_000_000_000))
+
+
+def holder(chain: Keychain, key: str) -> Caller:
+    """Who holds a key that must be somebody's."""
+    caller = chain.caller(key)
+    assert caller is not None
+    return caller
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "keys.toml"
+    key_file.append(path, "alice", ALICE)
+    key_file.append(path, "bob", BOB)
+    return path
+
+
+# -- hashing -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_key_is_recognised_by_its_hash_and_no_other_is():
+    ring = ring_of(ALICE, BOB)
+    assert [found.name for key in (ALICE, BOB) if (found := ring.find(key))] == [ALICE, BOB]
+    for wrong in ("", ALICE[:-1], ALICE + "x", ALICE.upper(), "\udcff", "x" * 100_000):
+        assert ring.find(wrong) is None
+
+
+def test_the_hash_is_salted_and_does_not_hold_the_key():
+    once, again = HashedKey.of(ALICE), HashedKey.of(ALICE)
+    assert once != again
+    assert ALICE not in str(once) and ALICE.encode().hex() not in str(once)
+    assert HashedKey.parse(str(once)) == once
+    for text in ("", str(once)[:-1], str(once) + "0", ALICE, str(once).replace("blake2b", "plain")):
+        with pytest.raises(ValueError, match="not a hash"):
+            HashedKey.parse(text)
+
+
+@pytest.mark.parametrize("presented", [ALICE, BOB, "sk-carol-0123456789abcdef", "wrong"])
+def test_every_key_is_compared_whole_whichever_fits(monkeypatch, presented):
+    """What keeps the time from telling anything: equal work for a right key, a wrong one and a nearly right one."""
+    compared: list[tuple[int, int]] = []
+
+    def counted(left: bytes, right: bytes) -> bool:
+        compared.append((len(left), len(right)))
+        return constant_time(left, right)
+
+    constant_time = hmac.compare_digest
+    ring = ring_of(ALICE, BOB, "sk-carol-0123456789abcdef", "sk-dave-0123456789abcdef")
+    monkeypatch.setattr(hmac, "compare_digest", counted)
+    ring.find(presented)
+    assert compared == [(keys.DIGEST_BYTES, keys.DIGEST_BYTES)] * 4
+
+
+def test_made_keys_are_long_and_never_alike():
+    made = {keys.new_key() for _ in range(100)}
+    assert len(made) == 100
+    assert all(key.startswith(keys.PREFIX) and len(key) == len(keys.PREFIX) + 43 for key in made)
+
+
+@pytest.mark.parametrize(
+    "key", ["", "short", "x" * 15, "with a space in the middle", "x" * 513, "ü" * 20, "x" * 16 + "\n"]
+)
+def test_keys_that_could_be_guessed_or_not_be_sent_are_refused(key, tmp_path):
+    with pytest.raises(ConfigurationError, match="16 to 512 printable"):
+        key_file.append(tmp_path / "keys.toml", "alice", key)
+    assert not (tmp_path / "keys.toml").exists()
+
+
+# -- the file ----------------------------------------------------------------------------------------------------------
+
+
+def test_the_file_is_its_owners_and_holds_no_key(file):
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    assert not key_file.exposed(file)
+    assert ALICE not in file.read_text() and BOB not in file.read_text()
+    assert [entry.name for entry in key_file.read(file)] == ["alice", "bob"]
+    assert len({entry.id for entry in key_file.read(file)}) == 2
+
+
+def test_a_file_that_others_can_read_is_warned_about(file, caplog):
+    file.chmod(0o640)
+    Keychain(file=str(file))
+    assert f"can read the key file {file}: chmod 600 it" in caplog.text
+
+
+def test_limits_in_the_file_win_and_zero_is_none(file):
+    own = "max_requests_per_minute = 7\nmax_concurrent_requests = 0\n"
+    touch(file, file.read_text() + own)
+    chain = Keychain(file=str(file), limits=Limits(max_requests_per_minute=60, max_concurrent_requests=2))
+    assert holder(chain, ALICE).allowance.limits == Limits(max_requests_per_minute=60, max_concurrent_requests=2)
+    assert holder(chain, BOB).allowance.limits == Limits(max_requests_per_minute=7)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[[key]]\nname = 'a'\n", "missing required field `id`"),
+        ("[[key]]\nid = 'a'\nname = 'a'\nhash = 'sk-plain-text-secret'\n", "hash"),
+        ("[[key]]\nid = 'a.b'\nname = 'a'\nhash = 'HASH'\n", "id"),
+        ("[[key]]\nid = 'a'\nname = 'a'\nhash = 'HASH'\nmax_request_per_minute = 3\n", "max_request_per_minute"),
+        ("[[key]]\nid = 'a'\nname = 'a'\nhash = 'HASH'\nmax_tokens_per_minute = -3\n", "max_tokens_per_minute"),
+        ("[[key]]\nid = 'a'\nname = 'a'\nhash = 'HASH'\n" * 2, "has the id 'a' twice"),
+        ("[[key]\n", "not valid TOML"),
+        ("", "holds no key"),
+        (None, "No such file"),
+    ],
+)
+def test_a_file_that_is_wrong_is_named_and_its_values_are_not_repeated(tmp_path, text, message):
+    path = tmp_path / "keys.toml"
+    if text is not None:
+        path.write_text(text.replace("HASH", str(HashedKey.of(ALICE))))
+    with pytest.raises(ConfigurationError) as caught:
+        Keychain(file=str(path))
+    assert str(path) in str(caught.value) and message in str(caught.value)
+    assert "sk-plain-text-secret" not in str(caught.value)
+
+
+# -- who holds what ----------------------------------------------------------------------------------------------------
+
+
+def test_keys_of_the_settings_and_of_the_file_open_the_server(file):
+    chain = Keychain(["sk-from-the-flags-01"], str(file))
+    assert chain.needed
+    assert chain.names == ["key-1", "alice", "bob"]
+    callers = [holder(chain, key) for key in ("sk-from-the-flags-01", ALICE, BOB)]
+    assert [caller.name for caller in callers] == ["key-1", "alice", "bob"]
+    tenants = {caller.tenant for caller in callers}
+    assert len(tenants) == 3 and "" not in tenants
+    assert chain.caller("sk-another-one-0123456") is None
+
+
+def test_the_tenant_tells_nothing_of_the_key(file):
+    again = file.with_name("again.toml")
+    key_file.append(again, "alice", ALICE)
+    assert holder(Keychain(file=str(again)), ALICE).tenant != holder(Keychain(file=str(file)), ALICE).tenant
+
+
+def test_without_keys_nobody_needs_one():
+    chain = Keychain(limits=Limits(max_requests_per_minute=3))
+    assert not chain.needed
+    assert (chain.anyone.tenant, chain.anyone.allowance.limits.max_requests_per_minute) == ("", 3)
+
+
+def test_a_key_taken_out_of_the_file_is_dead_and_the_others_keep_what_they_used(file):
+    chain = Keychain(file=str(file), limits=Limits(max_requests_per_minute=10))
+    alice, bob = holder(chain, ALICE), holder(chain, BOB)
+    bob.allowance.enter(1, 5)
+    header, first, second = file.read_text().split("[[key]]")
+    touch(file, header + "[[key]]" + second)
+    chain.refresh()
+    assert chain.caller(ALICE) is None
+    with pytest.raises(Unauthorized):  # on a socket that alice still has open
+        alice.allowance.enter(1, 1)
+    assert holder(chain, BOB).allowance is bob.allowance
+    requests = bob.allowance.requests
+    assert requests is not None and requests.level == pytest.approx(9, abs=0.1)
+    touch(file, header + "[[key]]" + first + "[[key]]" + second + "max_requests_per_minute = 5\n")
+    chain.refresh()
+    assert holder(chain, ALICE).allowance is not alice.allowance
+    assert (bob.allowance.running, bob.allowance.limits.max_requests_per_minute) == (1, 5)
+
+
+def test_another_key_under_the_same_id_does_not_inherit_open_connections(file):
+    chain = Keychain(file=str(file))
+    alice = holder(chain, ALICE)
+    entry = key_file.read(file)[0]
+    touch(file, file.read_text().replace(entry.hash, str(HashedKey.of("sk-alice-rotated-0123"))))
+    chain.refresh()
+    assert alice.allowance.revoked
+    assert chain.caller(ALICE) is None
+    assert holder(chain, "sk-alice-rotated-0123").tenant == alice.tenant
+
+
+@pytest.mark.parametrize("broken", ["[[key]\n", None])
+def test_a_file_that_goes_wrong_locks_nobody_out(file, caplog, broken):
+    chain = Keychain(file=str(file))
+    if broken is None:
+        file.unlink()
+    else:
+        touch(file, broken)
+    chain.refresh()
+    chain.refresh()
+    assert holder(chain, ALICE).name == "alice"
+    assert caplog.text.count("the keys read before stay valid") == 1, "said once, not every second"
+
+
+def test_an_emptied_file_locks_everybody_out(file):
+    chain = Keychain(file=str(file))
+    touch(file, "")
+    chain.refresh()
+    assert chain.needed and chain.caller(ALICE) is None
+
+
+# -- the command -------------------------------------------------------------------------------------------------------
+
+
+def test_keys_add_shows_the_key_once_and_keeps_its_hash(tmp_path, capsys):
+    path = tmp_path / "keys.toml"
+    assert main(["keys", "add", "alice", "--api-key-file", str(path)]) == 0
+    made = capsys.readouterr().out.strip()
+    assert holder(Keychain(file=str(path)), made).name == "alice"
+    assert made not in path.read_text()
+    assert main(["keys", "add", "alice", "--api-key-file", str(path)]) == 2
+    assert "has a key named 'alice' already" in capsys.readouterr().err
+    assert main(["keys", "add", "bob", "--api-key-file", str(path)]) == 0
+    assert Keychain(file=str(path)).names == ["alice", "bob"]
+
+
+def test_keys_add_takes_the_file_from_the_settings(tmp_path, monkeypatch, capsys):
+    assert main(["keys", "add", "alice"]) == 2
+    assert "--api-key-file or FORESAY_API_KEY_FILE" in capsys.readouterr().err
+    monkeypatch.setenv("FORESAY_API_KEY_FILE", str(tmp_path / "keys.toml"))
+    assert main(["keys", "add", "alice"]) == 0
+    assert (tmp_path / "keys.toml").exists()
+
+
+def test_keys_hash_prints_what_goes_into_the_file(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "stdin", io.StringIO(ALICE + "\n"))
+    assert main(["keys", "hash", "alice"]) == 0
+    (tmp_path / "keys.toml").write_text(capsys.readouterr().out)
+    assert holder(Keychain(file=str(tmp_path / "keys.toml")), ALICE).name == "alice"
+    monkeypatch.setattr(sys, "stdin", io.StringIO("hunter2\n"))
+    assert main(["keys", "hash", "alice"]) == 2
+    captured = capsys.readouterr()
+    assert "hunter2" not in captured.out + captured.err
+
+
+def test_a_name_that_would_not_fit_into_a_log_line_is_refused(tmp_path, capsys):
+    assert main(["keys", "add", "alice smith", "--api-key-file", str(tmp_path / "keys.toml")]) == 2
+    assert "a name is 1 to 64 letters" in capsys.readouterr().err

@@ -1,0 +1,257 @@
+"""How much a key may ask for, through every door: rates, places, time, and the queue."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+
+import openai
+import pytest
+
+from server.gateway.allowance import Limits
+from server.gateway.gate import Gate
+from server.gateway.keychain import Keychain
+from server.generation import Generation
+from server.text import Tokenizer
+from server.turns import SERVICE
+from tests.gateway.guarded import ALICE, ASK, BOB, bearer, guarded
+from tests.server.scripted import END, ScriptedEngine
+
+CHAT = {"messages": [{"role": "user", "content": "Tell"}], "max_tokens": 4}
+DOORS = [
+    ("/v1/completions", ASK),
+    ("/v1/chat/completions", CHAT),
+    ("/v1/messages", CHAT | {"model": "toy"}),
+    ("/api/chat", CHAT | {"model": "toy"}),
+    ("/v1/responses", {"input": "Tell", "max_output_tokens": 16}),
+]
+
+
+def gate(**limits: int) -> Gate:
+    return Gate(Keychain([ALICE, BOB], limits=Limits(**limits)))
+
+
+@pytest.fixture
+def letters(tokenizer: Tokenizer) -> list[int]:
+    return tokenizer.encode("abc")
+
+
+async def post(client, path="/v1/completions", body=ASK, key=ALICE, **fields):
+    return await client.post(path, json=body | fields, headers=bearer(key))
+
+
+async def until(condition) -> None:
+    async with asyncio.timeout(20):
+        while not condition():
+            await asyncio.sleep(0.005)
+
+
+# -- rates -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("path", "body"), DOORS)
+async def test_every_door_counts_requests_and_refuses_with_a_time(tokenizer, letters, path, body):
+    engine = ScriptedEngine([*letters, END])
+    async with guarded(engine, tokenizer, gate(max_requests_per_minute=2)) as client:
+        for left in ("1", "0"):
+            response = await post(client, path, body)
+            assert response.status == 200
+            assert response.headers["x-ratelimit-limit-requests"] == "2"
+            assert response.headers["x-ratelimit-remaining-requests"] == left
+            assert response.headers["x-ratelimit-reset-requests"].endswith("s")
+            assert "x-ratelimit-limit-tokens" not in response.headers
+        refused = await post(client, path, body)
+        assert refused.status == 429
+        assert 10 <= int(refused.headers["Retry-After"]) <= 30
+        assert "2 requests per minute" in await refused.text()
+        other = await post(client, path, body, BOB)
+        assert other.status == 200, "another key has its own"
+    assert len(engine.requests) == 3
+
+
+async def test_a_refusal_is_the_clients_own_rate_limit_error(tokenizer, letters):
+    async with guarded(ScriptedEngine([*letters, END]), tokenizer, gate(max_requests_per_minute=1)) as client:
+        url = str(client.make_url("/v1"))
+        async with openai.AsyncOpenAI(base_url=url, api_key=ALICE, max_retries=0) as official:
+            await official.completions.create(model="toy", prompt="Tell")
+            with pytest.raises(openai.RateLimitError) as caught:
+                await official.completions.create(model="toy", prompt="Tell")
+            assert (caught.value.code, caught.value.type) == ("rate_limit_exceeded", "rate_limit_error")
+            await official.models.list()  # what computes nothing is not counted
+        async with openai.AsyncOpenAI(base_url=url, api_key="sk-wrong-0123456789", max_retries=0) as stranger:
+            with pytest.raises(openai.AuthenticationError) as refused:
+                await stranger.models.list()
+            assert refused.value.code == "invalid_api_key"
+
+
+async def test_tokens_are_charged_as_they_come_prompt_and_output(tokenizer, letters):
+    async with guarded(ScriptedEngine(letters), tokenizer, gate(max_tokens_per_minute=100)) as client:
+        first = await post(client, prompt=[5] * 30, max_tokens=50)
+        assert first.status == 200
+        assert first.headers["x-ratelimit-limit-tokens"] == "100"
+        assert 20 <= int(first.headers["x-ratelimit-remaining-tokens"]) <= 40
+        second = await post(client, prompt=[5] * 30, max_tokens=50)
+        assert second.status == 200, "there was some left, and how long an answer gets nobody knows before"
+        assert second.headers["x-ratelimit-remaining-tokens"] == "0"
+        third = await post(client)
+        assert third.status == 429
+        assert 20 <= int(third.headers["Retry-After"]) <= 37, "60 tokens are owed at 100 a minute"
+        assert "100 tokens per minute" in (await third.json())["error"]["message"]
+
+
+async def test_the_tokens_of_all_choices_are_charged(tokenizer, letters):
+    async with guarded(ScriptedEngine(letters), tokenizer, gate(max_tokens_per_minute=1000)) as client:
+        response = await post(client, prompt=[[5] * 30, [6] * 40], max_tokens=10)
+        assert 910 <= int(response.headers["x-ratelimit-remaining-tokens"]) < 940
+
+
+async def test_forks_of_one_prompt_take_a_place_each_and_charge_their_prompt_once(tokenizer, letters):
+    asked = {"prompt": [5] * 30, "n": 3, "max_tokens": 10}
+    limited = gate(max_tokens_per_minute=1000, max_concurrent_requests=3)
+    async with guarded(ScriptedEngine(letters), tokenizer, limited) as client:
+        response = await post(client, **asked)
+        assert response.status == 200
+        assert 940 <= int(response.headers["x-ratelimit-remaining-tokens"]) < 970
+        assert (await post(client, **asked | {"n": 4})).status == 429
+
+
+async def test_what_is_refused_or_wrong_costs_nothing(tokenizer, letters):
+    engine = ScriptedEngine(letters)
+    async with guarded(engine, tokenizer, gate(max_requests_per_minute=2)) as client:
+        for _ in range(3):
+            assert (await post(client, temperature=9)).status == 400
+            assert (await post(client, key="sk-wrong-0123456789")).status == 401
+        assert (await post(client)).headers["x-ratelimit-remaining-requests"] == "1"
+
+
+async def test_without_keys_the_limits_are_everybodys_together(tokenizer, letters):
+    alone = Gate(Keychain(limits=Limits(max_requests_per_minute=1)))
+    async with guarded(ScriptedEngine(letters), tokenizer, alone) as client:
+        assert (await client.post("/v1/completions", json=ASK)).status == 200
+        assert (await client.post("/v1/completions", json=ASK)).status == 429
+
+
+# -- places ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("how", ["reads to the end", "leaves"])
+async def test_a_place_is_free_again_when_the_answer_ends_or_its_reader_leaves(tokenizer, letters, stream, how):
+    engine = ScriptedEngine(letters, pause=0.02)
+    async with guarded(engine, tokenizer, gate(max_concurrent_requests=1)) as client:
+        asking = asyncio.create_task(post(client, max_tokens=200 if how == "leaves" else 50, stream=stream))
+        await until(lambda: engine.emitted >= 2)
+        refused = await post(client)
+        assert refused.status == 429
+        assert refused.headers["Retry-After"] == "1"
+        error = (await refused.json())["error"]
+        assert "1 requests of this key are running" in error["message"]
+        assert (await post(client, key=BOB, max_tokens=1)).status == 200
+        if how == "leaves":
+            if stream:
+                (await asking).close()
+            else:
+                asking.cancel()
+                await asyncio.gather(asking, return_exceptions=True)
+        else:
+            await (await asking).read()
+
+        async with asyncio.timeout(20):
+            while (await post(client, max_tokens=1)).status != 200:
+                await asyncio.sleep(0.01)
+
+
+async def test_every_choice_takes_a_place(tokenizer, letters):
+    engine = ScriptedEngine(letters, pause=30)
+    async with guarded(engine, tokenizer, gate(max_concurrent_requests=3)) as client:
+        asking = asyncio.create_task(post(client, prompt=["a", "b"]))
+        await until(lambda: len(engine.requests) == 2)
+        assert (await post(client, prompt=["a", "b"])).status == 429
+        never = await post(client, prompt=["a"] * 4)
+        assert never.status == 429 and "Retry-After" not in never.headers
+        one = asyncio.create_task(post(client))
+        await until(lambda: len(engine.requests) == 3)
+        for task in (asking, one):
+            task.cancel()
+        await asyncio.gather(asking, one, return_exceptions=True)
+
+
+async def test_a_request_that_breaks_gives_its_place_back(tokenizer, letters):
+    engine = ScriptedEngine(letters, fail_after=2)
+    async with guarded(engine, tokenizer, gate(max_concurrent_requests=1)) as client:
+        for _ in range(3):
+            assert (await post(client)).status == 500
+
+
+# -- time and the queue ------------------------------------------------------------------------------------------------
+
+
+async def test_a_full_queue_says_when_to_come_back_by_how_long_requests_take(tokenizer, letters):
+    engine = ScriptedEngine(letters, pause=0.01)
+    async with guarded(engine, tokenizer, Gate(), most_running=2) as client:
+        await client.post("/v1/completions", json=ASK)
+        for _ in range(50):
+            client.app[SERVICE].pace.finished(12.0)
+        waiting = [asyncio.create_task(client.post("/v1/completions", json=ASK | {"max_tokens": 200})) for _ in "ab"]
+        await until(lambda: len(engine.requests) == 3)
+        refused = await client.post("/v1/completions", json=ASK)
+        assert (refused.status, refused.headers["Retry-After"]) == (429, "6")
+        assert (await refused.json())["error"]["code"] == "queue_full"
+        never = await client.post("/v1/completions", json=ASK | {"prompt": ["a"] * 3})
+        assert never.status == 429 and "Retry-After" not in never.headers
+        for task in waiting:
+            task.cancel()
+        await asyncio.gather(*waiting, return_exceptions=True)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_request_that_takes_too_long_ends_with_an_error_and_frees_the_engine(tokenizer, letters, stream):
+    engine = ScriptedEngine(letters, pause=0.02)
+    async with guarded(engine, tokenizer, gate(max_concurrent_requests=1), request_timeout=0.4) as client:
+        response = await post(client, max_tokens=200, stream=stream)
+        text = await response.text()
+        assert "request_timeout" in text and "took longer than 0.4 s" in text
+        assert len(engine.cancelled) == 1
+        if not stream:
+            assert response.status == 504
+            assert response.headers["X-Should-Retry"] == "false"
+        short = await post(client, max_tokens=1)
+        assert short.status == 200
+
+
+async def test_a_request_that_never_gets_its_turn_is_sent_away(tokenizer, letters):
+    engine = ScriptedEngine(letters, pause=30)
+    async with guarded(engine, tokenizer, Gate(), first_token_timeout=0.05) as client:
+        response = await client.post("/v1/completions", json=ASK)
+        assert response.status == 429
+        assert "Retry-After" in response.headers
+        assert (await response.json())["error"]["code"] == "first_token_timeout"
+        assert len(engine.cancelled) == 1
+
+
+async def test_a_request_that_has_begun_may_take_its_time(tokenizer, letters):
+    engine = ScriptedEngine(letters, pause=0.1)
+    async with guarded(engine, tokenizer, Gate(), first_token_timeout=0.8, request_timeout=30.0) as client:
+        response = await client.post("/v1/completions", json=ASK | {"max_tokens": 12})
+        assert response.status == 200
+        assert (await response.json())["usage"]["completion_tokens"] == 12
+
+
+async def test_no_time_limit_outlives_its_request(tokenizer, letters):
+    options = {"request_timeout": 3600.0, "first_token_timeout": 3600.0}
+    async with guarded(ScriptedEngine(letters), tokenizer, Gate(), **options) as client:
+        for _ in range(3):
+            assert (await client.post("/v1/completions", json=ASK)).status == 200
+        gc.collect()
+        assert [kept for kept in gc.get_objects() if type(kept) is Generation] == []
+
+
+async def test_the_official_client_does_not_repeat_what_would_take_too_long_again(tokenizer, letters):
+    engine = ScriptedEngine(letters, pause=0.02)
+    async with guarded(engine, tokenizer, Gate(), request_timeout=0.05) as client:
+        official = openai.AsyncOpenAI(base_url=str(client.make_url("/v1")), api_key="none", max_retries=3)
+        with pytest.raises(openai.InternalServerError) as caught:
+            await official.completions.create(model="toy", prompt="Tell", max_tokens=200)
+        await official.close()
+    assert caught.value.code == "request_timeout"
+    assert len(engine.requests) == 1

@@ -1,0 +1,174 @@
+"""Web pages of other origins: let in when asked for, otherwise shut out, over HTTP and WebSocket alike."""
+
+from __future__ import annotations
+
+import aiohttp
+import pytest
+
+from server.gateway.gate import Gate
+from server.gateway.keychain import Keychain
+from server.gateway.origins import Origins
+from tests.gateway.guarded import ALICE, ASK, bearer, guarded
+from tests.server.scripted import END, ScriptedEngine
+
+PAGE = "https://chat.example.com"
+
+
+def let_in(*origins: str, **more) -> Gate:
+    return Gate(origins=Origins(origins, **more))
+
+
+@pytest.fixture
+def engine(tokenizer) -> ScriptedEngine:
+    return ScriptedEngine([*tokenizer.encode("abc"), END])
+
+
+def preflight(origin: str, **more: str) -> dict[str, str]:
+    return {"Origin": origin, "Access-Control-Request-Method": "POST"} | more
+
+
+async def test_unless_asked_no_page_is_let_in(tokenizer, engine):
+    async with guarded(engine, tokenizer, Gate()) as client:
+        for origin in (PAGE, "null", "http://127.0.0.1:1", "http://localhost", "file://", "garbage", ""):
+            for method, path in (("POST", "/v1/completions"), ("GET", "/v1/models"), ("GET", "/health")):
+                response = await client.request(method, path, headers={"Origin": origin}, data=b'{"prompt":"x"}')
+                assert response.status == 403, (origin, path)
+                assert (await response.json())["error"]["code"] == "origin_not_allowed"
+                assert not any(name.startswith("Access-Control") for name in response.headers)
+            asked = await client.options("/v1/completions", headers=preflight(origin))
+            assert asked.status == 403
+    assert engine.requests == []
+
+
+async def test_a_page_that_is_let_in_may_ask_and_read_even_errors(tokenizer, engine):
+    async with guarded(engine, tokenizer, let_in(PAGE, "app://obsidian.md")) as client:
+        headers = preflight(
+            PAGE,
+            **{
+                "Access-Control-Request-Headers": "authorization, content-type, x-stainless-os",
+                "Access-Control-Request-Private-Network": "true",
+            },
+        )
+        asked = await client.options("/v1/chat/completions", headers=headers)
+        assert asked.status == 204
+        assert asked.headers["Access-Control-Allow-Origin"] == PAGE
+        assert asked.headers["Access-Control-Allow-Headers"] == "authorization, content-type, x-stainless-os"
+        assert {"GET", "POST", "DELETE"} <= set(asked.headers["Access-Control-Allow-Methods"].split(", "))
+        assert asked.headers["Access-Control-Allow-Private-Network"] == "true"
+        assert asked.headers["Vary"] == "Origin"
+        for body, status in ((ASK, 200), (ASK | {"stream": True}, 200), ({"prompt": 3}, 400)):
+            response = await client.post("/v1/completions", json=body, headers={"Origin": PAGE.upper()})
+            assert response.status == status
+            assert response.headers["Access-Control-Allow-Origin"] == PAGE.upper()
+            assert response.headers["Access-Control-Expose-Headers"] == "*"
+            assert response.headers["Vary"] == "Origin"
+        for other in (PAGE + ".evil.com", PAGE.replace("https", "http"), PAGE + ":8443", "null"):
+            refused = await client.post("/v1/completions", json=ASK, headers={"Origin": other})
+            assert refused.status == 403
+            assert "Access-Control-Allow-Origin" not in refused.headers
+            assert refused.headers["Vary"] == "Origin"
+
+
+async def test_every_page_may_be_let_in_but_never_with_its_cookies(tokenizer, engine):
+    async with guarded(engine, tokenizer, let_in("*")) as client:
+        for origin in (PAGE, "null"):
+            asked = await client.options("/v1/completions", headers=preflight(origin))
+            response = await client.post("/v1/completions", json=ASK, headers={"Origin": origin})
+            for answer in (asked, response):
+                assert answer.status in (200, 204)
+                assert answer.headers["Access-Control-Allow-Origin"] == "*"
+                assert "Access-Control-Allow-Credentials" not in answer.headers
+
+
+async def test_a_page_that_is_let_in_needs_a_key_too_and_asks_beforehand_without(tokenizer, engine):
+    keyed = Gate(Keychain([ALICE]), Origins([PAGE], keyed=True))
+    async with guarded(engine, tokenizer, keyed) as client:
+        asked = await client.options("/v1/completions", headers=preflight(PAGE))
+        assert asked.status == 204
+        without = await client.post("/v1/completions", json=ASK, headers={"Origin": PAGE})
+        assert (without.status, without.headers["Access-Control-Allow-Origin"]) == (401, PAGE)
+        assert (await client.post("/v1/completions", json=ASK, headers=bearer(ALICE) | {"Origin": PAGE})).status == 200
+
+
+async def test_header_names_that_are_none_are_not_given_back(tokenizer, engine):
+    async with guarded(engine, tokenizer, let_in(PAGE)) as client:
+        headers = preflight(PAGE, **{"Access-Control-Request-Headers": "x-a: <script>"})
+        asked = await client.options("/v1/completions", headers=headers)
+        assert "Access-Control-Allow-Headers" not in asked.headers
+
+
+@pytest.mark.parametrize(
+    ("origin", "host", "own"),
+    [
+        ("http://127.0.0.1:8000", "127.0.0.1:8000", True),
+        ("http://[::1]:8000", "[::1]:8000", True),
+        ("http://localhost:8000", "localhost:8000", True),
+        ("http://LOCALHOST:8000", "localhost:8000", True),
+        ("https://127.0.0.1", "127.0.0.1", True),
+        ("http://192.168.1.7:8000", "192.168.1.7:8000", True),
+        ("http://foresay:8000", "foresay:8000", True),
+        ("http://gpu.local:8000", "gpu.local:8000", True),
+        ("http://gpu.example.org:8000", "gpu.example.org:8000", True),
+        ("http://127.0.0.1:9000", "127.0.0.1:8000", False),
+        ("http://localhost:8000", "127.0.0.1:8000", False),
+        ("http://rebound.evil.com:8000", "rebound.evil.com:8000", False),
+        ("http://rebound.evil.com.:8000", "rebound.evil.com.:8000", False),
+        ("http://127.0.0.1.evil.com", "127.0.0.1.evil.com", False),
+        ("http://notlocal", "127.0.0.1:8000", False),
+        ("http://", "", False),
+    ],
+)
+async def test_the_servers_own_pages_are_let_in_unless_their_name_could_be_anybodys(
+    tokenizer, engine, origin, host, own
+):
+    async with guarded(engine, tokenizer, let_in(host="gpu.example.org")) as client:
+        response = await client.post("/v1/completions", json=ASK, headers={"Origin": origin, "Host": host})
+        assert response.status == (200 if own else 403)
+
+
+async def test_where_a_key_is_needed_any_name_will_do_for_the_servers_own_pages(tokenizer, engine):
+    headers = bearer(ALICE) | {"Origin": "https://ai.example.com", "Host": "ai.example.com"}
+    async with guarded(engine, tokenizer, Gate(Keychain([ALICE]))) as client:
+        assert (await client.post("/v1/completions", json=ASK, headers=headers)).status == 200
+        assert (await client.post("/v1/completions", json=ASK, headers=headers | {"Host": "other.com"})).status == 403
+
+
+# -- WebSocket ---------------------------------------------------------------------------------------------------------
+
+
+async def handshake(client, **given) -> int:
+    """The status of the answer to a handshake: 101 if it was let in."""
+    try:
+        async with client.ws_connect("/v1/responses", **given):
+            return 101
+    except aiohttp.WSServerHandshakeError as refused:
+        return refused.status
+
+
+@pytest.mark.parametrize("allowed", [(), (PAGE,), ("*",)])
+async def test_a_page_cannot_take_over_a_socket(tokenizer, engine, allowed):
+    async with guarded(engine, tokenizer, let_in(*allowed)) as client:
+        assert await handshake(client) == 101, "programs name no origin"
+        own = f"http://{client.host}:{client.port}"
+        assert await handshake(client, origin=own) == 101
+        assert await handshake(client, origin=PAGE) == (101 if allowed else 403)
+        assert await handshake(client, origin="https://evil.com") == (101 if allowed == ("*",) else 403)
+        rebound = {"Host": f"evil.com:{client.port}"}
+        assert await handshake(client, origin=f"http://evil.com:{client.port}", headers=rebound) == (
+            101 if allowed == ("*",) else 403
+        )
+
+
+async def test_a_socket_needs_a_key_wherever_browsers_can_put_it(tokenizer, engine):
+    async with guarded(engine, tokenizer, Gate(Keychain([ALICE]))) as client:
+        assert await handshake(client) == 401
+        assert await handshake(client, headers=bearer("sk-wrong-0123456789")) == 401
+        assert await handshake(client, headers=bearer(ALICE)) == 101
+        assert await handshake(client, headers={"x-api-key": ALICE}) == 101
+        offered = ("foresay.v1.json", f"openai-insecure-api-key.{ALICE}")
+        async with client.ws_connect("/v1/responses", protocols=offered) as socket:
+            assert socket.protocol == "foresay.v1.json", "the key is not given back"
+        assert await handshake(client, protocols=("foresay.v1.json", "openai-insecure-api-key.wrong")) == 401
+        assert await handshake(client, params={"api_key": ALICE}) == 101
+        assert await handshake(client, params={"api_key": "wrong"}) == 401
+        assert (await client.get("/v1/models", params={"api_key": ALICE})).status == 401

@@ -1,0 +1,161 @@
+"""From the fields of a request to a grammar, or to an error that names the field."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from server.grammars.fields import MOST_REGEX_BYTES, wanted
+from server.wire.completions import CompletionRequest
+from spec.errors import InvalidRequest
+from spec.request import Grammar
+from tests.grammar.oracle import accepts
+
+INTEGER = {"type": "integer"}
+
+
+async def grammar(**fields: Any) -> Grammar | None:
+    return await wanted(msgspec.convert({"prompt": "x", **fields}, CompletionRequest))
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "good", "bad"),
+    [
+        ({"response_format": {"type": "json_object"}}, "response_format", '{"a": 1}', "3"),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": INTEGER}}},
+            "response_format.json_schema.schema",
+            "3",
+            '"3"',
+        ),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"schema": INTEGER, "strict": False}}},
+            "response_format.json_schema.schema",
+            "3",
+            '"3"',
+        ),
+        ({"structured_outputs": {"json": INTEGER}}, "structured_outputs.json", "3", '"3"'),
+        ({"structured_outputs": {"json": '{"type": "integer"}'}}, "structured_outputs.json", "3", '"3"'),
+        ({"structured_outputs": {"json_object": True}}, "structured_outputs.json_object", '{\n"a": 1}', "3"),
+        (
+            {"structured_outputs": {"json_object": True, "disable_any_whitespace": True}},
+            "structured_outputs.json_object",
+            '{"a":1}',
+            '{"a": 1}',
+        ),
+        (
+            {"structured_outputs": {"json": {"properties": {"a": {}}}, "disable_additional_properties": True}},
+            "structured_outputs.json",
+            '{"a": 1}',
+            '{"b": 1}',
+        ),
+        ({"structured_outputs": {"regex": "a|b+"}}, "structured_outputs.regex", "bb", "ab"),
+        ({"structured_outputs": {"choice": ["a.b", "c|d", "é\n"]}}, "structured_outputs.choice", "c|d", "axb"),
+        ({"structured_outputs": {"choice": ["a.b", "<|end|>"]}}, "structured_outputs.choice", "a.b", "c"),
+        (
+            {"structured_outputs": {"grammar": 'start: "x" NUMBER\nNUMBER: /[0-9]+/'}},
+            "structured_outputs.grammar",
+            "x12",
+            "x",
+        ),
+        (
+            {"structured_outputs": {"grammar": 'root ::= "x" num\nnum ::= [0-9]+'}},
+            "structured_outputs.grammar",
+            "x12",
+            "x",
+        ),
+    ],
+)
+async def test_what_can_be_asked_for(fields: dict[str, Any], param: str, good: str, bad: str):
+    asked = await grammar(**fields)
+    assert asked is not None and asked.param == param
+    assert accepts(asked.text, good)
+    assert not accepts(asked.text, bad)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"response_format": None, "structured_outputs": None},
+        {"response_format": {"type": "text"}},
+        {"structured_outputs": {"json_object": False}},
+    ],
+)
+async def test_any_text(fields: dict[str, Any]):
+    assert await grammar(**fields) is None
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "reason"),
+    [
+        ({"guided_json": {}}, "guided_json", "write structured_outputs.json"),
+        ({"guided_regex": "a"}, "guided_regex", "write structured_outputs.regex"),
+        ({"guided_choice": ["a"]}, "guided_choice", "write structured_outputs.choice"),
+        ({"guided_grammar": "a"}, "guided_grammar", "write structured_outputs.grammar"),
+        ({"response_format": {"type": "structural_tag"}}, "response_format.type", "must be text, json_object"),
+        ({"response_format": {"type": "json_schema"}}, "response_format.json_schema", "is required"),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"name": "n"}}},
+            "response_format.json_schema.schema",
+            "is required",
+        ),
+        ({"structured_outputs": {}}, "structured_outputs", "must hold one of"),
+        ({"structured_outputs": {"regex": "a", "choice": ["b"]}}, "structured_outputs", "one of regex, choice"),
+        ({"structured_outputs": {"structural_tag": {}}}, "structured_outputs.structural_tag", "not supported"),
+        ({"structured_outputs": {"json": "{"}}, "structured_outputs.json", "not valid JSON"),
+        ({"structured_outputs": {"json": "3"}}, "structured_outputs.json", "must be a JSON schema"),
+        ({"structured_outputs": {"regex": ""}}, "structured_outputs.regex", "must not be empty"),
+        ({"structured_outputs": {"choice": []}}, "structured_outputs.choice", "at least one text"),
+        ({"structured_outputs": {"choice": ["a", ""]}}, "structured_outputs.choice", "none that is empty"),
+        ({"structured_outputs": {"choice": ["a"] * 2001}}, "structured_outputs.choice", "at most 2000"),
+        ({"structured_outputs": {"grammar": "what?"}}, "structured_outputs.grammar", "neither Lark"),
+        ({"structured_outputs": {"grammar": "("}}, "structured_outputs.grammar", "neither Lark"),
+        (
+            {"structured_outputs": {"grammar": "root ::= " + "(" * 5000}},
+            "structured_outputs.grammar",
+            "too deeply|neither",
+        ),
+        (
+            {"structured_outputs": {"grammar": 'start: t\nt[max_tokens=3, capture="x"]: /.*/'}},
+            "structured_outputs.grammar",
+            "option max_tokens",
+        ),
+        (
+            {"structured_outputs": {"grammar": 'start: t "b"\nt[stop="x"]: /.*/'}},
+            "structured_outputs.grammar",
+            "option stop",
+        ),
+        ({"structured_outputs": {"regex": "a" * (MOST_REGEX_BYTES + 1)}}, "structured_outputs.regex", "at most 4096"),
+        ({"structured_outputs": {"grammar": "a" * 16385}}, "structured_outputs.grammar", "at most 16384"),
+        ({"structured_outputs": {"choice": ["a" * 300] * 300}}, "structured_outputs.choice", "at most 65536"),
+        (
+            {"structured_outputs": {"regex": "a", "whitespace_pattern": " "}},
+            "structured_outputs.whitespace_pattern",
+            "goes with structured_outputs.json",
+        ),
+        (
+            {"structured_outputs": {"json": {}, "whitespace_pattern": " ", "disable_any_whitespace": True}},
+            "structured_outputs.whitespace_pattern",
+            "exclude each other",
+        ),
+        (
+            {"structured_outputs": {"regex": "a"}, "response_format": {"type": "json_object"}},
+            "structured_outputs",
+            "exclude each other",
+        ),
+        ({"structured_outputs": {"regex": "a"}, "min_tokens": 3}, "min_tokens", "says where the text ends"),
+        ({"response_format": {"type": "json_object"}, "ignore_eos": True}, "ignore_eos", "says where the text ends"),
+    ],
+)
+async def test_what_is_refused(fields: dict[str, Any], param: str, reason: str):
+    with pytest.raises(InvalidRequest, match=reason) as caught:
+        await grammar(**fields)
+    assert caught.value.param == param
+
+
+async def test_the_grammar_can_begin_after_thinking():
+    asked = await wanted(msgspec.convert({"prompt": "x", "structured_outputs": {"regex": "a"}}, CompletionRequest), 7)
+    assert asked is not None and asked.after == 7

@@ -1,0 +1,163 @@
+"""Compiling in the engine process: beside the steps, in order, and for nobody who has left."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+from collections.abc import Iterator
+from typing import cast
+
+import pytest
+
+from server import frames
+from server.engine_process import Link, Loop
+from server.grammars.compiler import GrammarCompiler
+from server.grammars.constraint import LlguidanceConstraint
+from server.grammars.pending import Pending
+from spec.engine import Engine
+from spec.errors import InvalidRequest
+from spec.protocols import Constraint
+from spec.request import Delta, Grammar, Request
+from spec.sampling import SamplingParams
+from tests.grammar.oracle import compiler
+
+PATIENCE = 10.0
+
+
+class Held(GrammarCompiler):
+    """The bundled pair's compiler, which waits before each grammar until it is let go."""
+
+    def __init__(self) -> None:
+        self.go = threading.Semaphore(0)
+        self.begun = threading.Semaphore(0)
+
+    def compile(self, grammar: Grammar) -> LlguidanceConstraint:
+        self.begun.release()
+        assert self.go.acquire(timeout=PATIENCE)
+        return compiler().compile(grammar)
+
+
+class Stepping:
+    """An engine that takes requests and emits a token of each running one per step."""
+
+    def __init__(self) -> None:
+        self.running: dict[str, Constraint | None] = {}
+        self.cancelled: list[str] = []
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self.running)
+
+    def add(self, request: Request, constraint: Constraint | None = None) -> None:
+        self.running[request.id] = constraint
+
+    def cancel(self, id: str) -> None:
+        self.cancelled.append(id)
+        self.running.pop(id, None)
+
+    def step(self) -> list[Delta]:
+        return [Delta(id=id, tokens=[5]) for id in self.running]
+
+    def check(self) -> None:
+        return
+
+
+def request(id: str, grammar: str | None = None) -> Request:
+    made = None if grammar is None else Grammar(text=grammar, param="the.field")
+    return Request(id=id, prompt=[5], params=SamplingParams(), grammar=made)
+
+
+class Server:
+    """The other end of the engine process's link."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        connection.settimeout(PATIENCE)
+        self._connection = connection
+        self._splitter = frames.FrameSplitter()
+        self._frames: list[frames.DownFrame] = []
+
+    def send(self, frame: frames.UpFrame) -> None:
+        self._connection.sendall(frames.pack(frame))
+
+    def next(self) -> frames.DownFrame:
+        while not self._frames:
+            self._frames += [frames.unpack_down(body) for body in self._splitter.feed(self._connection.recv(1 << 16))]
+        return self._frames.pop(0)
+
+    def until_running(self, id: str) -> None:
+        """Read on until ``id`` has emitted something."""
+        while True:
+            frame = self.next()
+            if isinstance(frame, frames.Deltas) and id in [delta.id for delta in frame.deltas]:
+                return
+
+
+@pytest.fixture
+def running() -> Iterator[tuple[Server, Stepping, Held]]:
+    ours, theirs = socket.socketpair()
+    server, engine, held = Server(ours), Stepping(), Held()
+    with ours, theirs, contextlib.closing(Link(theirs)) as link:
+        loop = Loop(cast(Engine, engine), link, held)
+        thread = threading.Thread(target=loop.run)
+        thread.start()
+        yield server, engine, held
+        server.send(frames.Stop())
+        held.go.release(9)
+        thread.join(PATIENCE)
+        assert not thread.is_alive()
+
+
+def test_others_step_on_while_a_grammar_is_compiled(running: tuple[Server, Stepping, Held]):
+    server, engine, held = running
+    server.send(frames.Add(request("slow", "start: /a+/")))
+    assert held.begun.acquire(timeout=PATIENCE)
+    server.send(frames.Add(request("other")))
+    server.until_running("other")
+    assert list(engine.running) == ["other"]
+    held.go.release()
+    server.until_running("slow")
+    assert isinstance(engine.running["slow"], LlguidanceConstraint)
+
+
+def test_an_idle_engine_wakes_when_the_grammar_is_ready(running: tuple[Server, Stepping, Held]):
+    server, _, held = running
+    for id in ("first", "second"):
+        server.send(frames.Add(request(id, "start: /a+/")))
+        assert held.begun.acquire(timeout=PATIENCE)
+        held.go.release()
+        server.until_running(id)
+        server.send(frames.Cancel(id))
+
+
+def test_who_leaves_while_the_grammar_is_compiled_never_runs(running: tuple[Server, Stepping, Held]):
+    server, engine, held = running
+    server.send(frames.Add(request("gone", "start: /a+/")))
+    server.send(frames.Add(request("next", "start: /b+/")))
+    assert held.begun.acquire(timeout=PATIENCE)
+    server.send(frames.Inspect())
+    assert cast(frames.Inspected, server.next()).busy
+    server.send(frames.Cancel("gone"))
+    held.go.release(2)
+    server.until_running("next")
+    assert list(engine.running) == ["next"]
+
+
+def test_what_does_not_compile_is_rejected_by_its_field(running: tuple[Server, Stepping, Held]):
+    server, _, held = running
+    held.go.release()
+    server.send(frames.Add(request("bad", "start: foo")))
+    rejected = server.next()
+    assert isinstance(rejected, frames.Rejected)
+    assert (rejected.id, rejected.param) == ("bad", "the.field")
+    assert "unknown name" in rejected.message
+
+
+def test_a_model_without_a_compiler_says_so():
+    done = threading.Event()
+    pending = Pending(None, done.set)
+    pending.begin(request("one", "start: /a+/"))
+    assert done.wait(PATIENCE)
+    ((_, error),) = pending.ready()
+    assert isinstance(error, InvalidRequest) and "no tokenizer.json" in error.message
+    assert len(pending) == 0

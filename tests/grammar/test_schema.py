@@ -1,0 +1,119 @@
+"""JSON schemas: what is held to, what is refused, how the JSON is written."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from server.grammars.schema import ANY_OBJECT, BOUNDED, COMPACT, FLEXIBLE, MOST_PROPERTIES, schema_grammar
+from spec.errors import InvalidRequest
+from spec.request import Grammar
+from tests.grammar.oracle import accepts, compiler
+
+PERSON = {
+    "type": "object",
+    "properties": {"name": {"type": "string"}, "ages": {"type": "array", "items": {"type": "integer"}}},
+    "required": ["name", "ages"],
+    "additionalProperties": False,
+}
+
+
+@pytest.mark.parametrize(
+    ("layout", "good", "bad"),
+    [
+        ({}, '{"name": "A", "ages": [1, 2]}', '{"name":"A","ages":[1,2]}'),
+        (COMPACT, '{"name":"A","ages":[1,2]}', '{"name": "A", "ages": [1, 2]}'),
+        (FLEXIBLE, '{\n  "name": "A",\n  "ages": [\n1 ,2]\n}', '{"name": "A"}'),
+        ({"whitespace_pattern": " {1,2}"}, '{"name":  "A", "ages": [1, 2]}', '{"name":   "A", "ages": []}'),
+    ],
+)
+def test_layouts(layout: dict[str, Any], good: str, bad: str):
+    text = schema_grammar(PERSON, "s", layout) if layout else schema_grammar(PERSON, "s")
+    assert accepts(text, good)
+    assert not accepts(text, bad)
+
+
+def test_any_object_may_be_laid_out_but_not_over_pages():
+    text = schema_grammar(ANY_OBJECT, "s", BOUNDED)
+    assert accepts(text, '{\n    "a": [1, {"b": null}],\n\t"c\\u0001": 1e9 }')
+    assert not accepts(text, "[1]")
+    assert not accepts(text, "{" + " " * 60 + "}")
+
+
+def test_a_property_has_one_name_only():
+    """llguidance alone would take ``"\\u0061"`` for another name than ``"a"``, and its value for anything."""
+    text = schema_grammar({"type": "object", "properties": {"a": {"type": "integer"}}}, "s")
+    assert accepts(text, '{"a": 1, "b": "x\\n"}')
+    assert not accepts(text, '{"\\u0061": "x"}')
+    assert not accepts(text, '{"a": 1, "a": 2}')
+
+
+def test_other_names_can_be_ruled_out_for_all_objects_that_list_theirs():
+    schema = {"type": "object", "properties": {"a": {"type": "object", "properties": {}}, "b": {"type": "object"}}}
+    text = schema_grammar(schema, "s", closed=True)
+    assert accepts(text, '{"a": {}, "b": {"x": 1}}')
+    assert not accepts(text, '{"a": {"x": 1}}')
+    assert not accepts(text, '{"x": 1}')
+
+
+@pytest.mark.parametrize("harmless", [{"uniqueItems": False}, {"nullable": False}, {"title": "T", "examples": [1]}])
+def test_keywords_that_ask_for_nothing_are_taken(harmless: dict[str, Any]):
+    assert accepts(schema_grammar({"type": "array", "items": {"type": "integer"}} | harmless, "s"), "[1, 1]")
+
+
+@pytest.mark.parametrize(
+    ("schema", "reason"),
+    [
+        (True, "must be a JSON schema that is an object"),
+        ([], "must be a JSON schema that is an object"),
+        ({"disallow": "string"}, "the keyword disallow"),
+        ({"anyOf": [{"items": {"nullable": True}}]}, "the keyword nullable"),
+        ({"$defs": {"a": {"extends": {}}}}, "the keyword extends"),
+        ({"properties": {"a": {"divisibleBy": 2}}}, "the keyword divisibleBy"),
+        ({"x-guidance": {"lenient": True}}, "the keyword x-guidance"),
+        ({"type": "object", "minProperties": 2, "required": ["a"]}, "minProperties"),
+        ({"properties": {f"p{n}": {} for n in range(MOST_PROPERTIES + 1)}}, "at most 500"),
+        ({"properties": {"a": {"const": "\x01"}}}, "control characters"),
+        ({"type": "string", "pattern": "a?" * 1001}, "more than 2000"),
+        ({"type": "object", "patternProperties": {"a?" * 1001: {}}}, "more than 2000"),
+    ],
+)
+def test_what_would_be_ignored_is_refused(schema: object, reason: str):
+    with pytest.raises(InvalidRequest, match=reason) as caught:
+        schema_grammar(schema, "the.field")
+    assert caught.value.param == "the.field"
+
+
+def test_names_of_properties_are_no_keywords():
+    schema = {
+        "type": "object",
+        "properties": {"nullable": {"type": "boolean"}, "extends": {"enum": [{"nullable": True}]}},
+        "additionalProperties": False,
+    }
+    assert accepts(schema_grammar(schema, "s"), '{"nullable": true, "extends": {"nullable": true}}')
+
+
+def test_deep_schemas_are_refused():
+    schema: dict[str, Any] = {}
+    for _ in range(150):
+        schema = {"items": schema}
+    with pytest.raises(InvalidRequest, match="nested too deeply"):
+        schema_grammar(schema, "s")
+
+
+def test_as_many_properties_as_are_allowed_can_be_held_to():
+    schema = {"type": "object", "properties": {f"p{n}": {"type": "integer"} for n in range(MOST_PROPERTIES)}}
+    assert accepts(
+        schema_grammar(schema, "s", closed=True), json.dumps({"p3": 1, "p77": 2, f"p{MOST_PROPERTIES - 1}": 3})
+    )
+
+
+def test_a_long_chain_of_references_does_not_run_out_of_stack():
+    chain: dict[str, Any] = {
+        f"d{n}": {"type": "object", "properties": {"a": {"$ref": f"#/$defs/d{n + 1}"}}} for n in range(800)
+    }
+    schema = {"$defs": chain | {"d800": {"type": "string"}}, "$ref": "#/$defs/d0"}
+    constraint = compiler().compile(Grammar(text=schema_grammar(schema, "s", closed=True)))
+    assert constraint.masks([9], [-1]) is not None

@@ -1,0 +1,21 @@
+from __future__ import annotations
+
+from functools import cache
+
+import pytest
+
+from server.text import Tokenizer
+from tests.parsers.families import family_tokenizer
+
+_made = cache(family_tokenizer)
+
+
+@pytest.fixture
+def family() -> str:
+    """Which family of models; tests parametrize it."""
+    return "hermes"
+
+
+@pytest.fixture
+def tokenizer(family) -> Tokenizer:
+    return _made(family)

@@ -1,0 +1,65 @@
+"""Reading a whole output with a parser, cut into any pieces."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+
+from server.parsers.calls import Answer
+from server.parsers.dialect import FORMATS
+from server.parsers.formats import plain
+from server.parsers.parser import ScriptParser
+from server.parts import Part, ReasoningPart, TextPart, ToolCallPart, joined
+
+THINK = ("<think>", "</think>")
+TYPES = {"city": "string", "days": "integer", "exact": "boolean", "list": "array", "more": ["string", "object"]}
+SCHEMA = {"type": "object", "properties": {key: {"type": kind} for key, kind in TYPES.items()}}
+OFFERED = {"get_weather": SCHEMA, "add": {}, "f": {}}
+
+
+def read(
+    family: str,
+    text: str,
+    cuts: Sequence[int] = (),
+    tags: tuple[str, str] | None = None,
+    opened: bool = False,
+    parallel: bool = True,
+    special: Mapping[int, str] | None = None,
+) -> list[Part]:
+    """The parts of ``text``, fed in pieces that end at ``cuts``. special: tags that arrive as marker tokens."""
+    form = FORMATS[family].script if family in FORMATS else plain
+    answer = Answer(lambda index: f"id{index}", OFFERED, parallel)
+    parser = ScriptParser(answer, form, special, tags, opened)
+    parts = [part for piece in _pieces(text, cuts) for part in _fed(parser, piece, dict(special or {}))]
+    return joined(parts + parser.flush())
+
+
+def _pieces(text: str, cuts: Sequence[int]) -> list[str]:
+    ends = sorted({0, len(text), *(cut % (len(text) + 1) for cut in cuts)})
+    return [text[begin:end] for begin, end in itertools.pairwise(ends)]
+
+
+def _fed(parser: ScriptParser, text: str, special: dict[int, str]) -> list[Part]:
+    """Feed text in which private characters stand for markers: U+E000 + id."""
+    parts: list[Part] = []
+    for marked, run in itertools.groupby(text, key=lambda character: ord(character) - 0xE000 in special):
+        if marked:
+            parts += [part for one in run for part in parser.marker(ord(one) - 0xE000)]
+        else:
+            parts += parser.feed("".join(run))
+    return parts
+
+
+def text_of(parts: Sequence[Part]) -> str:
+    """All text."""
+    return "".join(part.text for part in parts if isinstance(part, TextPart))
+
+
+def thought_of(parts: Sequence[Part]) -> str:
+    """All reasoning."""
+    return "".join(part.text for part in parts if isinstance(part, ReasoningPart))
+
+
+def calls_of(parts: Sequence[Part]) -> list[tuple[str | None, str]]:
+    """Name and arguments of each call."""
+    return [(part.name, part.arguments) for part in parts if isinstance(part, ToolCallPart)]

@@ -1,0 +1,158 @@
+"""The grammars of calls and the parsers agree: whatever a grammar lets through is read as calls that are right."""
+
+from __future__ import annotations
+
+import json
+import random
+from typing import Any
+
+import jsonschema  # type: ignore[import-untyped]
+import numpy as np
+import pytest
+from llguidance import LLMatcher, LLTokenizer
+
+from server.choice import Choice, TextOptions
+from server.grammars.calls import tool_call_grammar
+from server.grammars.strict import strict_grammar
+from server.parsers.dialect import FORMATS, Dialect
+from server.parts import ToolCallPart, joined
+from server.text import Tokenizer
+from server.tools import Offer
+from server.wire.tools import Function
+from spec.errors import InvalidRequest
+from spec.request import Delta, FinishReason, Request
+from spec.sampling import SamplingParams
+from tests.parsers.families import family_tokenizer
+from tests.parsers.reading import text_of
+
+END = 0
+ITEMS = {"$defs": {"item": {"type": "integer", "minimum": 0, "maximum": 9}}}
+SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "unit": {"type": "string", "enum": ["celsius", "kelvin <b>"]},
+        "days": {"type": "integer", "minimum": 1, "maximum": 14},
+        "exact": {"type": "boolean"},
+        "list": {"type": "array", "items": {"$ref": "#/$defs/item"}, "maxItems": 2},
+    },
+    "required": ["unit", "days"],
+    "additionalProperties": False,
+} | ITEMS
+FUNCTIONS = (Function(name="get_weather", parameters=SCHEMA), Function(name="now"))
+LOOSE = Function(name="note", parameters={"type": "object", "minProperties": 9})
+SCHEMAS = {"get_weather": SCHEMA, "now": {"type": "object", "maxProperties": 0}, "note": {"type": "object"}}
+FORMS = ("hermes", "qwen3_coder", "llama3", "mistral")
+
+
+def tokens_of(tokenizer: Tokenizer, form: str) -> dict[str, int]:
+    ids = {tag: tokenizer.added_id(tag) for tag in FORMATS[form].tags}
+    return {tag: id for tag, id in ids.items() if id is not None}
+
+
+def walked(tokenizer: Tokenizer, grammar: str, seed: int, most: int = 300, liked: int = END) -> list[int]:
+    """Tokens drawn from what the grammar allows, often the end or the liked one where it lets them."""
+    dice = random.Random(seed)
+    matcher = LLMatcher(
+        LLTokenizer(tokenizer._backend.to_str(), n_vocab=tokenizer.vocab_size, eos_token=[END]), grammar
+    )
+    assert not matcher.is_error(), matcher.get_error()
+    tokens: list[int] = []
+    while len(tokens) < most and END not in tokens:
+        bits = np.unpackbits(np.frombuffer(matcher.compute_bitmask(), dtype=np.uint8), bitorder="little")
+        allowed = [int(token) for token in np.flatnonzero(bits[: tokenizer.vocab_size])]
+        drawn = [token for token in (END, liked) if token in allowed and dice.random() < 0.3]
+        tokens.append(drawn[-1] if drawn else dice.choice(allowed))
+        matcher.consume_tokens(tokens[-1:])
+    return tokens
+
+
+def answered(tokenizer: Tokenizer, offer: Offer, tokens: list[int]):
+    parser = Dialect.of(tokenizer).parser("r", offer, opened=False)
+    choice = Choice(Request(id="r", prompt=[5], params=SamplingParams()), tokenizer, TextOptions(), [END], (), parser)
+    stop = END if tokens[-1] == END else None
+    reason: FinishReason = "length" if stop is None else "stop"
+    parts = joined(choice.take(Delta(id="r", tokens=tokens, finish_reason=reason, stop_token=stop)).parts)
+    return choice.finish_reason, parts, [part for part in parts if isinstance(part, ToolCallPart)]
+
+
+@pytest.mark.parametrize("parallel", [False, True])
+@pytest.mark.parametrize("form", FORMS)
+def test_a_required_call_is_read_as_what_the_schema_wants(form, parallel):
+    tokenizer = family_tokenizer(form)
+    offer = Offer(listed=FUNCTIONS, functions=FUNCTIONS, required=True, parallel=parallel)
+    grammar = tool_call_grammar(form, offer, tokens_of(tokenizer, form))
+    called = set()
+    for seed in range(12):
+        reason, parts, calls = answered(tokenizer, offer, walked(tokenizer, grammar.text, seed))
+        assert (reason, text_of(parts)) == ("tool_calls", "")
+        assert calls
+        assert parallel or len(calls) == 1
+        for call in calls:
+            called.add(call.name)
+            jsonschema.validate(json.loads(call.arguments), SCHEMAS[call.name])
+    assert called == {"get_weather", "now"}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_strict_function_is_held_to_its_schema_and_the_text_is_free(form):
+    tokenizer = family_tokenizer(form)
+    strict = Function(name="get_weather", parameters=SCHEMA, strict=True)
+    offer = Offer(listed=(LOOSE, strict), functions=(LOOSE, strict), parallel=False)
+    tokens = tokens_of(tokenizer, form)
+    grammar = strict_grammar(form, offer, tokens)
+    assert grammar is not None
+    called = set()
+    for seed in range(40):
+        drawn = walked(tokenizer, grammar.text, seed, most=120, liked=tokens[FORMATS[form].tags[0]])
+        reason, parts, calls = answered(tokenizer, offer, drawn)
+        assert len(calls) <= 1
+        assert reason in (("tool_calls", "length") if calls else ("stop", "length"))
+        called |= {call.name for call in calls}
+        for call in (call for call in calls if reason == "tool_calls"):
+            jsonschema.validate(json.loads(call.arguments), SCHEMAS[call.name])
+        if text_of(parts):
+            called.add("text")
+    assert {"get_weather", "text"} <= called
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_only_allowed_functions_can_be_called(form):
+    tokenizer = family_tokenizer(form)
+    offer = Offer(listed=FUNCTIONS, functions=FUNCTIONS[1:], parallel=False)
+    tokens = tokens_of(tokenizer, form)
+    grammar = strict_grammar(form, offer, tokens)
+    assert grammar is not None
+    called = set()
+    for seed in range(30):
+        drawn = walked(tokenizer, grammar.text, seed, most=60, liked=tokens[FORMATS[form].tags[0]])
+        _, parts, calls = answered(tokenizer, Offer(listed=FUNCTIONS, functions=FUNCTIONS), drawn)
+        called |= {call.name for call in calls} | ({"text"} if text_of(parts) else set())
+    assert called == {"now", "text"}
+
+
+def test_where_nothing_is_strict_there_is_no_grammar():
+    strict = Function(name="f", parameters=SCHEMA, strict=True)
+    assert strict_grammar("hermes", Offer(listed=FUNCTIONS, functions=FUNCTIONS), {"<tool_call>": 300}) is None
+    assert strict_grammar("hermes", Offer(listed=(strict,), functions=(strict,)), {}) is None, "no token begins a call"
+    with pytest.raises(InvalidRequest) as caught:
+        strict_grammar("hermes", Offer(listed=FUNCTIONS, functions=FUNCTIONS[1:]), {})
+    assert caught.value.param == "tool_choice"
+
+
+@pytest.mark.parametrize(
+    ("parameters", "param"),
+    [
+        ({"type": "object", "properties": {"a": {"type": "string", "pattern": "x"}}}, ".properties.a"),
+        ({"type": "object", "properties": {"a>": {"type": "string"}}}, ".properties.a>"),
+        ({"type": "object", "properties": []}, ""),
+        ({"type": "object", "properties": {"a": {}}, "required": 5}, ""),
+        ({"type": "object", "properties": {"a": {"type": "string", "enum": 5}}}, ".properties.a"),
+        ({"type": "object", "properties": {"a": {"type": "string", "const": "</parameter>"}}}, ".properties.a"),
+        ({"type": "object", "anyOf": []}, ""),
+    ],
+)
+def test_what_bare_parameters_cannot_be_held_to_is_refused(parameters, param):
+    function = Function(name="f", parameters=parameters)
+    with pytest.raises(InvalidRequest) as caught:
+        tool_call_grammar("qwen3_coder", Offer(listed=(function,), functions=(function,)), {})
+    assert caught.value.param == f"tools[0].function.parameters{param}"

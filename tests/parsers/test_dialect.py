@@ -1,0 +1,91 @@
+"""How a model writes is read off its chat template; settings and requests can say otherwise."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from server.parsers.dialect import Dialect
+from server.parts import PlainText, ToolCallPart
+from server.tools import Offer
+from server.wire.tools import Function
+from tests.parsers.families import family_tokenizer
+from tests.parsers.reading import text_of
+
+THINK = ("<think>", "</think>")
+OFFER = Offer(listed=(Function(name="f"),), functions=(Function(name="f"),))
+
+
+@pytest.mark.parametrize(
+    ("family", "calls", "thinks"),
+    [
+        ("hermes", "hermes", None),
+        ("qwen3", "hermes", THINK),
+        ("deepseek", "hermes", THINK),
+        ("qwen3_coder", "qwen3_coder", None),
+        ("llama3", "llama3", None),
+        ("mistral", "mistral", None),
+        ("plain", None, None),
+    ],
+)
+def test_the_template_shows_the_dialect(tokenizer, calls, thinks):
+    dialect = Dialect.of(tokenizer)
+    assert (dialect.calls, dialect.thinks) == (calls, thinks)
+    assert ("tools" in dialect.words) == (calls is not None)
+
+
+def test_settings_have_the_last_word():
+    tokenizer = family_tokenizer("qwen3")
+    assert Dialect.of(tokenizer, "none", "none") == Dialect(words=Dialect.of(tokenizer).words)
+    assert Dialect.of(tokenizer, "mistral").calls == "mistral"
+    assert Dialect.of(family_tokenizer("plain"), "llama3", "think").thinks == THINK
+
+
+def test_only_special_tokens_are_markers():
+    """Others have a text, which is how they are found."""
+    assert Dialect.of(family_tokenizer("qwen3")).markers == {}
+    mistral = family_tokenizer("mistral")
+    assert set(Dialect.of(mistral).markers.values()) == {"[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"}
+    assert set(Dialect.of(family_tokenizer("deepseek")).markers.values()) == set(THINK)
+
+
+def test_nothing_is_parsed_that_nobody_asked_for():
+    hermes, qwen3 = Dialect.of(family_tokenizer("hermes")), Dialect.of(family_tokenizer("qwen3"))
+    assert isinstance(hermes.parser("r", Offer(), opened=False), PlainText)
+    assert not isinstance(hermes.parser("r", OFFER, opened=False), PlainText)
+    assert not isinstance(qwen3.parser("r", Offer(), opened=False), PlainText)
+    unparsed = qwen3.parser("r", Offer(), opened=False)
+    text = '<tool_call>{"name": "f"}</tool_call>'
+    assert text_of(unparsed.feed(text) + unparsed.flush()) == text
+
+
+@pytest.mark.parametrize(("family", "form"), [("hermes", r"call_[A-Za-z0-9]{24}"), ("mistral", "[A-Za-z0-9]{9}")])
+def test_ids_of_calls_look_as_the_family_wants_and_follow_from_the_request(tokenizer, form):
+    dialect = Dialect.of(tokenizer)
+    call = '{"name": "f", "arguments": {}}'
+    text = f"[TOOL_CALLS][{call}, {call}]" if dialect.calls == "mistral" else f"<tool_call>{call}</tool_call>" * 2
+
+    def ids(request_id: str) -> list[str]:
+        parser = dialect.parser(request_id, OFFER, opened=False)
+        parts = parser.feed(text) + parser.flush()
+        return [part.id for part in parts if isinstance(part, ToolCallPart) and part.id is not None]
+
+    assert len({*ids("a"), *ids("b")}) == 4
+    assert ids("a") == ids("a")
+    assert all(re.fullmatch(form, id) for id in ids("a"))
+
+
+@pytest.mark.parametrize(
+    ("prompt", "continues", "opened"),
+    [
+        ("<|user|>Hi<|assistant|><think>\n", False, True),
+        ("<|user|>What does <think> do?<|assistant|>", False, False),
+        ("<|assistant|><think>\n\n</think>\n\n", False, False),
+        ("<|assistant|><think>Let me", True, True),
+        ("<|assistant|><think>Let me</think>Well", True, False),
+        ("<|assistant|>Well", True, False),
+    ],
+)
+def test_the_prompt_shows_whether_the_model_is_thinking(prompt, continues, opened):
+    assert Dialect.of(family_tokenizer("qwen3")).opened_by(prompt, continues) is opened

@@ -1,0 +1,102 @@
+"""Calls that must be made, by the real server with the bundled pair: valid, and the same with speculation off."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jsonschema  # type: ignore[import-untyped]
+import pytest
+
+from server.build import BUNDLED
+from tests.parsers.families import TEMPLATES
+from tests.server.live import LiveServer, openai_client
+
+SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "city": {"type": "string", "maxLength": 12},
+        "days": {"type": "integer", "minimum": 1, "maximum": 14},
+        "unit": {"enum": ["celsius", "fahrenheit"]},
+    },
+    "required": ["city", "days", "unit"],
+    "additionalProperties": False,
+}
+WEATHER: dict[str, Any] = {"type": "function", "function": {"name": "get_weather", "parameters": SCHEMA}}
+STORY: dict[str, Any] = {"type": "function", "function": {"name": "tell", "parameters": {
+    "type": "object", "properties": {"about": {"enum": ["fox", "king"]}}, "required": ["about"]}}}  # fmt: skip
+SCHEMAS = {"get_weather": SCHEMA, "tell": STORY["function"]["parameters"]}
+ASK: Any = [{"role": "user", "content": "Tell me a story about a fox."}]
+
+
+def target_with(template: str, place: Path) -> Path:
+    """The bundled target, with another chat template."""
+    shutil.copytree(BUNDLED / "target", place)
+    (place / "chat_template.jinja").write_text(template)
+    return place
+
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def urls(tmp_path_factory) -> Iterator[list[str]]:
+    """A server that drafts a tree, and one that does not draft."""
+    place = tmp_path_factory.mktemp("tools")
+    target = str(target_with(TEMPLATES["hermes"], place / "target"))
+    drafting = ["--draft", str(BUNDLED / "draft"), "--draft-tree", "3,2,1"]
+    with (
+        LiveServer(place / "one", target, *drafting) as one,
+        LiveServer(place / "other", target, "--draft", "none") as other,
+    ):
+        yield [one.wait_for_url(), other.wait_for_url()]
+
+
+async def answers(urls: list[str], **fields: Any) -> list[Any]:
+    """What each server answers, whole and streamed: the choice as the client accumulates it."""
+    ask = {"messages": ASK, "tools": [WEATHER, STORY], "max_tokens": 120, **fields}
+    choices = []
+    for url in urls:
+        async with openai_client(url) as client:
+            ask["model"] = (await client.models.list()).data[0].id
+            choices.append((await client.chat.completions.create(**ask)).choices[0])
+            async with client.chat.completions.stream(**ask) as stream:
+                async for _ in stream:
+                    pass
+                choices.append(stream.current_completion_snapshot.choices[0])
+    return choices
+
+
+def calls_of(choice: Any) -> list[tuple[str, str]]:
+    return [(call.function.name, call.function.arguments) for call in choice.message.tool_calls or []]
+
+
+async def checked(urls: list[str], **fields: Any) -> list[tuple[str, str]]:
+    """The calls of all answers, which must be the same; a call that the cap cut off is left out."""
+    choices = await answers(urls, **fields)
+    assert len({json.dumps(calls_of(choice)) for choice in choices}) == 1
+    assert len({choice.finish_reason for choice in choices}) == 1
+    assert not any(choice.message.content for choice in choices)
+    calls = calls_of(choices[0])
+    complete = calls[:-1] if choices[0].finish_reason == "length" else calls
+    for name, arguments in complete:
+        jsonschema.validate(json.loads(arguments), SCHEMAS[name])
+    return complete
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+async def test_a_required_call_is_valid_and_the_same_without_speculation(urls, temperature):
+    for seed in range(3):
+        fields = {"temperature": temperature, "seed": seed, "tool_choice": "required"}
+        assert len(await checked(urls, **fields, parallel_tool_calls=False)) == 1
+        assert len(await checked(urls, **fields)) >= 1
+
+
+async def test_a_named_function_is_called_once(urls):
+    for name in SCHEMAS:
+        named = {"type": "function", "function": {"name": name}}
+        [(called, _)] = await checked(urls, tool_choice=named, temperature=1.0, seed=5)
+        assert called == name

@@ -1,0 +1,69 @@
+"""A server with ``/v1/responses`` around a scripted engine, on a real port, for the official client."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import openai
+from aiohttp.test_utils import TestClient, TestServer, get_port_socket
+
+from server.app import create_app
+from server.gateway.gate import Gate
+from server.parsers.dialect import Dialect
+from server.responses.state import Responses, SocketLimits
+from server.responses.store import Limits
+from server.service import Service, ServiceOptions, Text
+from server.text import SamplingDefaults, Tokenizer
+from tests.server.live import openai_client
+from tests.server.scripted import END, ScriptedEngine
+
+STORY = "Once upon a time there was a fox."
+
+
+def saying(tokenizer: Tokenizer, text: str = STORY, **options: Any) -> ScriptedEngine:
+    """An engine that says ``text`` to everybody."""
+    return ScriptedEngine([*tokenizer.encode(text, False), END], **options)
+
+
+@asynccontextmanager
+async def serving(
+    engine: ScriptedEngine,
+    tokenizer: Tokenizer,
+    sockets: SocketLimits | None = None,
+    stored: Limits | None = None,
+    middleware: Callable[..., Any] | None = None,
+    gate: Gate | None = None,
+    send_buffer: int | None = None,
+    **options: Any,
+) -> AsyncIterator[tuple[TestClient, Service]]:
+    """The server's HTTP client and its service. send_buffer: bytes the kernel holds for a client that does not read."""
+    text = Text(tokenizer, SamplingDefaults(), Dialect.of(tokenizer))
+    service = Service(engine, ServiceOptions(**{"model": "toy", **options}), text)
+    service.responses = Responses(stored, sockets)
+    app = create_app(service, gate)
+    if middleware is not None:
+        app.middlewares.append(middleware)
+
+    def listening(host: str, port: int, family: socket.AddressFamily) -> socket.socket:
+        opened = get_port_socket(host, port, family)
+        if send_buffer is not None:  # accepted sockets inherit it
+            opened.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_buffer)
+        return opened
+
+    async with TestClient(TestServer(app, socket_factory=listening)) as client:
+        yield client, service
+
+
+def address(http: TestClient) -> str:
+    """Where the server listens."""
+    return str(http.make_url("")).rstrip("/")
+
+
+@asynccontextmanager
+async def asking(engine: ScriptedEngine, tokenizer: Tokenizer, **options: Any) -> AsyncIterator[openai.AsyncOpenAI]:
+    """The official client of such a server."""
+    async with serving(engine, tokenizer, **options) as (http, _), openai_client(address(http)) as client:
+        yield client

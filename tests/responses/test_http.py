@@ -1,0 +1,284 @@
+"""``/v1/responses`` over HTTP through the official client, around an engine that says what a test wants."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import openai
+import pytest
+from aiohttp import web
+
+from server.gateway.caller import CALLER, Caller
+from tests.responses.serving import STORY, address, asking, saying, serving
+from tests.server.live import openai_client
+from tests.server.scripted import END
+
+
+async def test_whole_and_streamed_are_the_same(tokenizer):
+    async with asking(saying(tokenizer, run=3), tokenizer) as client:
+        whole = await client.responses.create(model="toy", input="Tell", instructions="Be brief.", metadata={"a": "b"})
+        stream = await client.responses.create(model="toy", input="Tell", stream=True)
+        events = [event async for event in stream]
+        async with client.responses.stream(model="toy", input="Tell") as following:
+            final = await following.get_final_response()
+    assert whole.status == "completed" and whole.output_text == STORY == final.output_text
+    assert (whole.instructions, whole.metadata) == ("Be brief.", {"a": "b"})
+    assert [event.sequence_number for event in events] == list(range(len(events)))
+    assert "".join(event.delta for event in events if event.type == "response.output_text.delta") == STORY
+    assert whole.usage is not None and final.usage is not None
+    assert whole.usage.output_tokens == final.usage.output_tokens == len(tokenizer.encode(STORY, False)) + 1
+    assert whole.usage.total_tokens == whole.usage.input_tokens + whole.usage.output_tokens
+    extra: Any = whole
+    assert extra.seed == 7 and extra.metrics["exact"] is True
+
+
+async def test_a_response_goes_on_where_another_ended(tokenizer):
+    engine = saying(tokenizer)
+    async with asking(engine, tokenizer) as client:
+        first = await client.responses.create(model="toy", input="Tell", instructions="Be brief.")
+        await client.responses.create(model="toy", input="And then?", previous_response_id=first.id)
+    prompt = tokenizer.decode(engine.requests[1].prompt, skip_special_tokens=False)
+    assert prompt == f"<|user|>Tell<|end|><|assistant|>{STORY}<|end|><|user|>And then?<|end|><|assistant|>"
+
+
+async def test_what_is_not_stored_is_not_found(tokenizer):
+    async with asking(saying(tokenizer), tokenizer) as client:
+        hidden = await client.responses.create(model="toy", input="Tell", store=False)
+        with pytest.raises(openai.NotFoundError):
+            await client.responses.retrieve(hidden.id)
+        with pytest.raises(openai.BadRequestError) as caught:
+            await client.responses.create(model="toy", input="And?", previous_response_id=hidden.id)
+    assert (caught.value.code, caught.value.param) == ("previous_response_not_found", "previous_response_id")
+
+
+async def test_retrieve_delete_and_input_items(tokenizer):
+    async with asking(saying(tokenizer), tokenizer) as client:
+        first = await client.responses.create(model="toy", input="One")
+        second = await client.responses.create(model="toy", input="Two", previous_response_id=first.id)
+        assert await client.responses.retrieve(second.id) == second
+        listed = await client.responses.input_items.list(second.id, order="asc", limit=2)
+        assert [item.role for item in listed.data] == ["user", "assistant"]  # type: ignore[union-attr]
+        assert listed.has_more
+        everything: list[Any] = [item async for item in client.responses.input_items.list(second.id, limit=1)]
+        assert [item.content[0].text for item in everything] == ["Two", STORY, "One"]
+        await client.responses.delete(first.id)
+        with pytest.raises(openai.NotFoundError):
+            await client.responses.retrieve(first.id)
+        third = await client.responses.create(model="toy", input="Three", previous_response_id=second.id)
+        assert third.status == "completed"
+
+
+async def test_events_can_be_read_again_from_a_number_on(tokenizer):
+    async with asking(saying(tokenizer), tokenizer) as client:
+        stream = await client.responses.create(model="toy", input="Tell", stream=True)
+        events = [event async for event in stream]
+        id = events[0].response.id  # type: ignore[union-attr]
+        again = [event async for event in await client.responses.retrieve(id, stream=True, starting_after=6)]
+        everything = [event async for event in await client.responses.retrieve(id, stream=True)]
+    assert again == events[7:]
+    assert everything == events
+
+
+async def test_a_running_response_is_followed_and_cancelled_from_elsewhere(tokenizer):
+    engine = saying(tokenizer, "fox " * 100, pause=0.01)
+    async with asking(engine, tokenizer) as client:
+        stream = await client.responses.create(model="toy", input="Tell", stream=True)
+        events = [await anext(stream) for _ in range(6)]
+        id = events[0].response.id  # type: ignore[union-attr]
+        assert (await client.responses.retrieve(id)).status == "in_progress"
+        follower = asyncio.create_task(_all(await client.responses.retrieve(id, stream=True)))
+        await asyncio.sleep(0.05)
+        cancelled = await client.responses.cancel(id)
+        events += [event async for event in stream]
+        assert cancelled.status == "cancelled" and cancelled.output_text
+        assert events[-1].type == "response.incomplete" and events[-1].response.status == "cancelled"
+        assert await follower == events
+        assert (await client.responses.retrieve(id)).status == "cancelled"
+        assert (await client.responses.cancel(id)).status == "cancelled"
+        assert len(engine.cancelled) == 1
+
+
+async def _all(stream: Any) -> list[Any]:
+    return [event async for event in stream]
+
+
+async def test_a_response_that_nobody_streams_can_be_cancelled_too(tokenizer):
+    engine = saying(tokenizer, "fox " * 100, pause=0.01)
+    async with serving(engine, tokenizer) as (http, service), openai_client(address(http)) as client:
+        asking = asyncio.create_task(client.responses.create(model="toy", input="Tell"))
+        while not service.responses.running:
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(0.1)
+        ((_, id),) = service.responses.running
+        await client.responses.cancel(id)
+        response = await asking
+    assert response.status == "cancelled" and response.output_text.startswith("fox")
+
+
+async def test_what_is_over_cannot_be_cancelled(tokenizer):
+    async with asking(saying(tokenizer), tokenizer) as client:
+        done = await client.responses.create(model="toy", input="Tell")
+        with pytest.raises(openai.BadRequestError, match="Cannot cancel a response that is completed"):
+            await client.responses.cancel(done.id)
+
+
+async def test_a_client_that_leaves_cancels_its_response(tokenizer):
+    engine = saying(tokenizer, "fox " * 100, pause=0.01)
+    async with serving(engine, tokenizer) as (http, service), openai_client(address(http)) as client:
+        stream = await client.responses.create(model="toy", input="Tell", stream=True)
+        id = (await anext(stream)).response.id  # type: ignore[union-attr]
+        await stream.close()
+        while service.responses.running:
+            await asyncio.sleep(0.01)
+        assert (await client.responses.retrieve(id)).status == "cancelled"
+    assert len(engine.cancelled) == 1
+
+
+async def test_an_engine_that_breaks_fails_the_response(tokenizer):
+    async with asking(saying(tokenizer, fail_after=4), tokenizer) as client:
+        stream = await client.responses.create(model="toy", input="Tell", stream=True)
+        events = [event async for event in stream]
+        last: Any = events[-1]
+        assert last.type == "response.failed" and last.response.error.code == "server_error"
+        kept = await client.responses.retrieve(last.response.id)
+        assert kept.status == "failed" and kept.output_text
+        with pytest.raises(openai.InternalServerError):
+            await client.responses.create(model="toy", input="Tell")
+
+
+async def test_length_and_logprobs(tokenizer):
+    async with asking(saying(tokenizer), tokenizer) as client:
+        cut = await client.responses.create(model="toy", input="Tell", max_output_tokens=3)
+    assert cut.status == "incomplete" and cut.incomplete_details is not None
+    assert cut.incomplete_details.reason == "max_output_tokens"
+
+
+async def test_old_turns_make_room_only_if_they_may(tokenizer):
+    engine = saying(tokenizer)
+    long = "fox " * 40
+    turns: list[Any] = [{"role": "user", "content": f"{number} {long}"} for number in range(15)]
+    async with asking(engine, tokenizer) as client:
+        with pytest.raises(openai.BadRequestError) as caught:
+            await client.responses.create(model="toy", input=turns)
+        assert (caught.value.code, caught.value.param) == ("context_length_exceeded", "input")
+        response = await client.responses.create(
+            model="toy", input=turns, truncation="auto", max_output_tokens=20, instructions="Be brief."
+        )
+        kept = (await client.responses.input_items.list(response.id, order="asc")).data
+    prompt = tokenizer.decode(engine.requests[-1].prompt, skip_special_tokens=False)
+    assert prompt.startswith("<|system|>Be brief.<|end|><|user|>") and f"14 {long}" in prompt
+    assert 1 < len(kept) < 15
+    longer = len(engine.requests[-1].prompt) + 20 + len(tokenizer.encode(f"<|user|>0 {long}<|end|>", False))
+    assert longer > 512, "one more turn would have fitted"
+
+
+async def test_tokens_are_counted(tokenizer):
+    engine = saying(tokenizer)
+    async with asking(engine, tokenizer) as client:
+        counted = await client.responses.input_tokens.count(model="toy", input="Tell", instructions="Be brief.")
+        response = await client.responses.create(model="toy", input="Tell", instructions="Be brief.")
+    assert response.usage is not None and counted.input_tokens == response.usage.input_tokens
+
+
+TOOL: Any = {"type": "function", "name": "look", "parameters": {"type": "object", "properties": {"at": {}}}}
+
+
+async def test_a_tool_is_called_and_its_result_read(able):
+    call = '<tool_call>{"name": "look", "arguments": {"at": "fox"}}</tool_call>'
+    engine = saying(able, f"<think>Where?</think>I look. {call}", run=4)
+    async with asking(engine, able) as client:
+        async with client.responses.stream(model="toy", input="Look!", tools=[TOOL]) as stream:
+            events = [event async for event in stream]
+            response = await stream.get_final_response()
+        assert [item.type for item in response.output] == ["reasoning", "message", "function_call"]
+        called: Any = response.output[2]
+        assert (called.name, called.arguments) == ("look", '{"at": "fox"}')
+        arguments = [event.delta for event in events if event.type == "response.function_call_arguments.delta"]
+        assert "".join(arguments) == called.arguments
+        assert response.usage is not None and response.usage.output_tokens_details.reasoning_tokens > 0
+        result: Any = {"type": "function_call_output", "call_id": called.call_id, "output": "There it is."}
+        engine.tokens = [*able.encode("Seen.", False), END]
+        by_id = await client.responses.create(
+            model="toy", input=[result], previous_response_id=response.id, tools=[TOOL]
+        )
+        again: Any = [{"role": "user", "content": "Look!"}, *(item.to_dict() for item in response.output), result]
+        by_items = await client.responses.create(model="toy", input=again, tools=[TOOL], store=False)
+    assert by_id.output_text == by_items.output_text == "Seen."
+    assert engine.requests[1].prompt == engine.requests[2].prompt
+    prompt = able.decode(engine.requests[1].prompt, skip_special_tokens=False)
+    assert "There it is." in prompt and '"at": "fox"' in prompt and "<think>Where?</think>" in prompt
+
+
+async def test_a_tenant_sees_only_its_own(tokenizer):
+    @web.middleware
+    async def by_header(request: web.Request, handler: Any) -> Any:
+        CALLER.set(Caller(tenant=request.headers["X-Tenant"]))
+        return await handler(request)
+
+    async with serving(saying(tokenizer), tokenizer, middleware=by_header) as (http, _):
+        async with http.post("/v1/responses", json={"input": "Tell"}, headers={"X-Tenant": "a"}) as answer:
+            id = (await answer.json())["id"]
+        for path in (f"/v1/responses/{id}", f"/v1/responses/{id}/input_items"):
+            assert (await http.get(path, headers={"X-Tenant": "a"})).status == 200
+            assert (await http.get(path, headers={"X-Tenant": "b"})).status == 404
+        body = {"input": "And?", "previous_response_id": id}
+        for tenant, status in (("a", 200), ("b", 400)):
+            assert (await http.post("/v1/responses", json=body, headers={"X-Tenant": tenant})).status == status
+        assert (await http.delete(f"/v1/responses/{id}", headers={"X-Tenant": "b"})).status == 404
+
+
+@pytest.mark.parametrize(
+    ("path", "param"),
+    [
+        ("?stream=true&starting_after=x", "starting_after"),
+        ("/input_items?limit=0", "limit"),
+        ("/input_items?limit=101", "limit"),
+        ("/input_items?order=up", "order"),
+        ("/input_items?after=item", "after"),
+    ],
+)
+async def test_wrong_queries_are_named(tokenizer, path, param):
+    async with serving(saying(tokenizer), tokenizer) as (http, _), openai_client(address(http)) as client:
+        response = await client.responses.create(model="toy", input="Tell")
+        answer = await http.get(f"/v1/responses/{response.id}{path}")
+        assert answer.status == 400
+        assert (await answer.json())["error"]["param"] == param
+
+
+async def test_a_get_without_upgrade_says_what_is_missing(tokenizer):
+    async with serving(saying(tokenizer), tokenizer) as (http, _):
+        answer = await http.get("/v1/responses")
+        assert answer.status == 426 and answer.headers["Upgrade"] == "websocket"
+        assert (await answer.json())["error"]["type"] == "invalid_request_error"
+
+
+async def test_the_stream_has_named_events_and_no_done(tokenizer):
+    async with serving(saying(tokenizer), tokenizer) as (http, _):
+        answer = await http.post("/v1/responses", json={"input": "Tell", "stream": True})
+        lines = (await answer.text()).splitlines()
+    assert lines[0] == "event: response.created" and lines[1].startswith('data: {"type":"response.created"')
+    assert not any("[DONE]" in line for line in lines)
+    assert lines[-3] == "event: response.completed"
+
+
+async def test_fewer_and_longer_deltas_on_request(tokenizer):
+    async with asking(saying(tokenizer), tokenizer) as client:
+        stream = await client.responses.create(
+            model="toy", input="Tell", stream=True, extra_body={"stream_interval": 4}
+        )
+        deltas: list[str] = [event.delta async for event in stream if event.type == "response.output_text.delta"]
+    assert "".join(deltas) == STORY
+    assert len(deltas) <= 3 + len(tokenizer.encode(STORY, False)) // 4
+
+
+async def test_several_may_follow_and_none_misses_anything(tokenizer):
+    engine = saying(tokenizer, "fox " * 60, pause=0.001)
+    async with asking(engine, tokenizer, ping_seconds=0.001) as client:
+        stream = await client.responses.create(model="toy", input="Tell", stream=True)
+        first: Any = await anext(stream)
+        followers = [_all(await client.responses.retrieve(first.response.id, stream=True)) for _ in range(5)]
+        events = [first, *[event async for event in stream]]
+        async with asyncio.timeout(20):
+            followed = await asyncio.gather(*followers)
+    assert followed == [events] * 5

@@ -1,0 +1,178 @@
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from server.responses.items import given_items, messages_of, said_items
+from server.responses.translate import chat_request
+from server.wire.responses import (
+    FunctionCall,
+    InputItem,
+    OutputItem,
+    OutputMessage,
+    OutputText,
+    ReasoningItem,
+    ReasoningText,
+    ResponseRequest,
+)
+from spec.errors import InvalidRequest
+
+USER = {"role": "user", "content": "Hi"}
+
+
+def items(*given: dict[str, Any]) -> list[InputItem]:
+    return given_items(msgspec.convert(list(given), list[InputItem]))
+
+
+def chat(**fields: Any):
+    body = msgspec.convert({"input": "Hi"} | fields, ResponseRequest)
+    return chat_request(body, (), given_items(body.input))
+
+
+def test_a_text_is_a_message_of_the_user():
+    (item,) = given_items("Hi")
+    assert (item.type, item.role, item.status) == ("message", "user", "completed")
+    assert item.id is not None and item.id.startswith("msg_")
+    assert messages_of(None, (), [item]) == [{"role": "user", "content": "Hi"}]
+
+
+def test_what_the_model_wrote_without_interruption_is_one_message():
+    given = items(
+        USER,
+        {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "Hm."}]},
+        {"role": "assistant", "content": [{"type": "output_text", "text": "Let me see.", "annotations": []}]},
+        {"type": "function_call", "call_id": "a", "name": "f", "arguments": '{"x":1}'},
+        {"type": "function_call", "call_id": "b", "name": "g", "arguments": "{}"},
+        {"type": "function_call_output", "call_id": "a", "output": "one"},
+        {"type": "function_call_output", "call_id": "b", "output": [{"type": "input_text", "text": "two"}]},
+        {"role": "user", "content": [{"type": "input_text", "text": "And"}, {"type": "input_text", "text": "now?"}]},
+    )
+    calls = [
+        {"id": "a", "type": "function", "function": {"name": "f", "arguments": '{"x":1}'}},
+        {"id": "b", "type": "function", "function": {"name": "g", "arguments": "{}"}},
+    ]
+    assert messages_of(None, (), given) == [
+        {"role": "user", "content": "Hi"},
+        {"role": "assistant", "content": "Let me see.", "reasoning_content": "Hm.", "tool_calls": calls},
+        {"role": "tool", "tool_call_id": "a", "content": "one"},
+        {"role": "tool", "tool_call_id": "b", "content": "two"},
+        {"role": "user", "content": "And\nnow?"},
+    ]
+
+
+def test_two_answers_in_a_row_stay_two():
+    given = items(USER, {"role": "assistant", "content": "One"}, {"role": "assistant", "content": "Two"})
+    assert [message["content"] for message in messages_of(None, (), given)] == ["Hi", "One", "Two"]
+
+
+def test_instructions_and_leading_system_messages_are_one_system_message():
+    given = items({"role": "developer", "content": "B"}, USER, {"role": "system", "content": "C"})
+    assert messages_of("A", (), given) == [
+        {"role": "system", "content": "A\n\nB"},
+        {"role": "user", "content": "Hi"},
+        {"role": "system", "content": "C"},
+    ]
+
+
+def test_the_output_of_a_response_goes_on_as_items():
+    output: list[OutputItem] = [
+        ReasoningItem(id="rs_1", status="completed", content=[ReasoningText(text="Hm.")]),
+        OutputMessage(id="msg_1", status="completed", content=[OutputText(text="Yes.")]),
+        FunctionCall(id="fc_1", status="completed", call_id="c", name="f", arguments="{}"),
+    ]
+    again = given_items(msgspec.convert(msgspec.to_builtins(output), list[InputItem]))
+    assert messages_of(None, said_items(output), []) == messages_of(None, (), again)
+    (message,) = messages_of(None, said_items(output), [])
+    assert (message["content"], message["reasoning_content"]) == ("Yes.", "Hm.")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "param"),
+    [
+        ({"type": "item_reference", "id": "x"}, "input[1].type"),
+        ({"content": "x"}, "input[1].type"),
+        ({"role": "tool", "content": "x"}, "input[1].role"),
+        ({"role": "user"}, "input[1].content"),
+        ({"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}, "input[1].content[0]"),
+        ({"type": "function_call", "name": "f", "arguments": "{}"}, "input[1].call_id"),
+        ({"type": "function_call_output", "call_id": "a"}, "input[1].output"),
+        ({"type": "function_call_output", "call_id": "a", "output": "x"}, "input[1].call_id"),
+    ],
+)
+def test_errors_name_the_item(wrong, param):
+    with pytest.raises(InvalidRequest) as caught:
+        messages_of(None, (), items(USER, wrong))
+    assert caught.value.param == param
+    assert param in caught.value.message
+
+
+def test_each_option_becomes_the_one_of_chat():
+    schema = {"type": "object"}
+    request = chat(
+        max_output_tokens=7,
+        temperature=0.5,
+        top_p=0.9,
+        seed=3,
+        top_k=4,
+        min_p=0.1,
+        presence_penalty=1.0,
+        stop=["x"],
+        tools=[{"type": "function", "name": "f", "parameters": schema, "strict": True, "description": "d"}],
+        tool_choice={"type": "function", "name": "f"},
+        parallel_tool_calls=False,
+        text={"format": {"type": "json_schema", "name": "n", "schema": schema, "strict": True}},
+        include=["message.output_text.logprobs"],
+        top_logprobs=2,
+        user="ignored",
+        metadata={"a": "b"},
+    )
+    assert (request.max_completion_tokens, request.temperature, request.top_p, request.seed) == (7, 0.5, 0.9, 3)
+    assert (request.top_k, request.min_p, request.presence_penalty, request.stop) == (4, 0.1, 1.0, ["x"])
+    assert (request.logprobs, request.top_logprobs, request.parallel_tool_calls) == (True, 2, False)
+    assert request.tools is not None and request.tools[0].function is not None
+    assert (request.tools[0].function.name, request.tools[0].function.strict) == ("f", True)
+    assert msgspec.to_builtins(request.tool_choice) == {"type": "function", "function": {"name": "f"}}
+    form = msgspec.to_builtins(request.response_format)
+    assert form["type"] == "json_schema" and form["json_schema"]["schema"] == schema
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"background": True}, "background"),
+        ({"conversation": "conv_1"}, "conversation"),
+        ({"prompt": {"id": "p"}}, "prompt"),
+        ({"n": 2}, "n"),
+        ({"max_tokens": 5}, "max_tokens"),
+        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"prompt_logprobs": 1}, "prompt_logprobs"),
+        ({"include": ["something"]}, "include[0]"),
+        ({"reasoning": {"summary": "detailed"}}, "reasoning.summary"),
+        ({"truncation": "middle"}, "truncation"),
+        ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
+        ({"tools": [{"type": "function"}]}, "tools[0].name"),
+        ({"tool_choice": {"type": "mcp"}}, "tool_choice.type"),
+        ({"text": {"format": {"type": "xml"}}}, "text.format.type"),
+        ({"text": {"format": {"type": "json_schema", "name": "n"}}}, "text.format.schema"),
+        ({"text": {"verbosity": "low"}}, "text.verbosity"),
+        ({"best_of": 3, "use_beam_search": True}, "use_beam_search"),
+    ],
+)
+def test_what_is_not_done_is_refused_by_its_name_here(fields, param):
+    with pytest.raises(InvalidRequest) as caught:
+        chat(**fields)
+    assert caught.value.param == param
+
+
+def test_null_asks_for_nothing():
+    fields = [field for field in ResponseRequest.__struct_fields__ if field != "input"]
+    request = chat(**dict.fromkeys(fields))
+    assert [message.content for message in request.messages] == ["Hi"]
+
+
+def test_nothing_to_answer_is_an_error():
+    with pytest.raises(InvalidRequest) as caught:
+        chat(input=None)
+    assert caught.value.param == "input"

@@ -1,0 +1,195 @@
+"""``/v1/responses`` of the real server with the bundled pair, through the official clients."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+import openai
+import pytest
+from websockets.exceptions import ConnectionClosed
+
+from tests.server.live import LiveServer, openai_client
+
+ASK: dict[str, Any] = {"model": "bundled", "input": "Tell me a story about a fox.", "extra_body": {"seed": 3}}
+LAST = ("response.completed", "response.incomplete", "response.failed", "error")
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory) -> Iterator[LiveServer]:
+    with LiveServer(tmp_path_factory.mktemp("serve") / "log", "--max-seqs", "4") as server:
+        server.wait_for_url()
+        yield server
+
+
+@pytest.fixture(scope="module")
+def url(server) -> str:
+    return str(server.wait_for_url())
+
+
+@pytest.fixture
+async def client(url) -> AsyncIterator[openai.AsyncOpenAI]:
+    async with openai_client(url) as client:
+        yield client
+
+
+def test_the_synchronous_client(url):
+    client: Any = openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=120)
+    whole = client.responses.create(**ASK, max_output_tokens=12)
+    streamed = list(client.responses.create(**ASK, max_output_tokens=12, stream=True))
+    assert streamed[-1].response.output_text == whole.output_text
+    with client.responses.connect() as connection:
+        connection.send({"type": "response.create", "input": ASK["input"], "max_output_tokens": 12, "seed": 3})
+        for event in connection:
+            if event.type in LAST:
+                break
+    assert event.response.output_text == whole.output_text
+    assert (event.response.seed, whole.seed) == (3, 3)
+
+
+async def test_a_whole_one_says_what_the_stream_says(client):
+    whole = await client.responses.create(**ASK, max_output_tokens=16)
+    async with client.responses.stream(**ASK) as stream:
+        events = [event async for event in stream]
+        final = await stream.get_final_response()
+    assert final.status == "completed" and final.output_text.startswith(whole.output_text)
+    assert "".join(event.delta for event in events if event.type == "response.output_text.delta") == final.output_text
+    drafting = final.metrics["speculative_decoding"]
+    assert len(drafting["acceptance_histogram"]) == drafting["num_spec_tokens"] + 1
+    deltas = sum(event.type == "response.output_text.delta" for event in events)
+    assert deltas < final.usage.output_tokens, "one event a step, not one a token"
+
+
+async def test_a_chat_with_the_same_seed_says_the_same(client):
+    response = await client.responses.create(**ASK, max_output_tokens=12)
+    chat = await client.chat.completions.create(
+        model="bundled",
+        messages=[{"role": "user", "content": ASK["input"]}],
+        seed=3,
+        max_completion_tokens=12,
+    )
+    assert chat.choices[0].message.content == response.output_text
+
+
+async def test_the_conversation_goes_on_warm(client):
+    first = await client.responses.create(**ASK, max_output_tokens=24)
+    more: dict[str, Any] = {"model": "bundled", "input": "And then?", "max_output_tokens": 4}
+    by_id = await client.responses.create(**more, previous_response_id=first.id, extra_body={"seed": 5})
+    assert by_id.usage.input_tokens_details.cached_tokens >= 16
+    more["input"] = [{"role": "user", "content": ASK["input"]}, *first.output, {"role": "user", "content": "And then?"}]
+    by_items = await client.responses.create(**more, extra_body={"seed": 5})
+    assert by_items.output_text == by_id.output_text
+
+
+async def test_logprobs(client):
+    whole = await client.responses.create(
+        **ASK, max_output_tokens=6, top_logprobs=2, include=["message.output_text.logprobs"]
+    )
+    stream = await client.responses.create(
+        **ASK, max_output_tokens=6, top_logprobs=2, include=["message.output_text.logprobs"], stream=True
+    )
+    events = [event async for event in stream]
+    logprobs = whole.output[0].content[0].logprobs
+    assert len(logprobs) == whole.usage.output_tokens == 6
+    assert "".join(one.token for one in logprobs) == whole.output_text
+    assert all(len(one.top_logprobs) == 2 for one in logprobs)
+    streamed = [one.token for event in events if event.type.endswith("text.delta") for one in event.logprobs]
+    assert streamed == [one.token for one in logprobs]
+
+
+async def test_structured_output(client):
+    schema: dict[str, Any] = {"type": "object", "properties": {"legs": {"enum": [2, 4]}}, "required": ["legs"]}
+    schema["additionalProperties"] = False
+    form: Any = {"type": "json_schema", "name": "animal", "schema": schema, "strict": True}
+    response = await client.responses.create(**ASK, text={"format": form}, max_output_tokens=60)
+    assert json.loads(response.output_text)["legs"] in (2, 4)
+    broken = form | {"schema": {"type": "no such type"}}
+    with pytest.raises(openai.BadRequestError) as caught:
+        await client.responses.create(**ASK, text={"format": broken})
+    assert caught.value.param is not None and caught.value.param.startswith("text.format")
+
+
+async def test_two_lanes_of_one_socket(client):
+    alone = await client.responses.create(**ASK, max_output_tokens=16)
+    async with client.responses.connect() as connection:
+        for lane in "ab":
+            create = {"input": ASK["input"], "max_output_tokens": 16, "seed": 3, "stream_id": lane, "store": False}
+            await connection.send({"type": "response.create"} | create)
+        order, texts = [], {}
+        async for event in connection:
+            order.append(event.stream_id)
+            if event.type in LAST:
+                texts[event.stream_id] = event.response.output_text
+                if len(texts) == 2:
+                    break
+    assert texts == dict.fromkeys("ab", alone.output_text)
+    assert order != sorted(order)
+
+
+async def test_a_warm_up_fills_the_cache(client):
+    long = "There was once a miller who had three sons and a cat. " * 4
+    async with client.responses.connect() as connection:
+        await connection.response.create(model="bundled", instructions=long, generate=False, store=False)
+        warm = await _last(connection)
+        assert warm.output == [] and warm.usage.input_tokens > 40
+        await connection.response.create(
+            model="bundled",
+            instructions=long,
+            input="Go on.",
+            previous_response_id=warm.id,
+            max_output_tokens=4,
+            store=False,
+        )
+        response = await _last(connection)
+    assert response.usage.input_tokens_details.cached_tokens >= warm.usage.input_tokens - 16
+
+
+async def test_cancel_over_the_socket(client):
+    async with client.responses.connect() as connection:
+        create = {"input": ASK["input"], "ignore_eos": True, "store": False, "stream_id": "a"}
+        await connection.send({"type": "response.create"} | create)
+        async for event in connection:
+            if event.type == "response.output_text.delta":
+                await connection.send({"type": "response.cancel"})
+                break
+        cancelled = await _last(connection)
+        assert cancelled.status == "cancelled" and cancelled.output_text
+        await connection.response.create(model="bundled", input="Again.", max_output_tokens=2)
+        assert (await _last(connection)).usage.output_tokens == 2
+
+
+async def test_cancel_over_http(client):
+    stream = await client.responses.create(**ASK | {"extra_body": {"ignore_eos": True}}, stream=True)
+    created = await anext(stream)
+    while (await anext(stream)).type != "response.output_text.delta":
+        pass
+    cancelled = await client.responses.cancel(created.response.id)
+    events = [event async for event in stream]
+    assert cancelled.status == events[-1].response.status == "cancelled"
+
+
+async def _last(connection: Any) -> Any:
+    async with asyncio.timeout(60):
+        async for event in connection:
+            assert event.type != "error", event
+            if event.type in LAST:
+                return event.response
+    raise AssertionError("the connection was closed")
+
+
+async def test_a_server_that_is_told_to_stop_finishes_and_says_1012(client, server):
+    """The last test: the server is gone after it."""
+    async with client.responses.connect() as busy, client.responses.connect() as idle:
+        await busy.response.create(model="bundled", input="Tell me a story.", max_output_tokens=60)
+        assert (await busy.recv()).type == "response.created"
+        server.terminate()
+        with pytest.raises(ConnectionClosed) as caught:
+            await idle.recv()
+        assert caught.value.rcvd is not None and caught.value.rcvd.code == 1012
+        assert (await _last(busy)).usage.output_tokens > 1
+        with pytest.raises(ConnectionClosed) as caught:
+            await busy.recv()
+        assert caught.value.rcvd is not None and caught.value.rcvd.code == 1012
+    assert await asyncio.to_thread(server.process.wait, 30) == 0

@@ -1,0 +1,49 @@
+"""docs/protocol.md says what the server does."""
+
+from __future__ import annotations
+
+import re
+from typing import get_args
+
+import server.responses.socket as socket_module
+from server.responses.socket import Closing
+from server.responses.state import SocketLimits
+from server.responses.store import MOST_EVENTS, Limits
+from server.wire.response_events import ClientEvent, ResponseEvent, SocketError
+from tests.responses import transcript
+
+PAGE = transcript.PAGE.read_text("utf-8")
+
+
+async def test_the_transcript_is_current():
+    assert transcript.renewed(PAGE, await transcript.conversation()) == PAGE
+
+
+def test_every_event_and_message_is_named():
+    types = [one.__struct_config__.tag for one in (*get_args(ResponseEvent), *get_args(ClientEvent), SocketError)]
+    for type in types:
+        shown = re.sub(r"\.done$", ".added", type) if type.endswith("item.done") or type.endswith("part.done") else type
+        assert f"`{shown}`" in PAGE or f"`{shown.removesuffix('.done')}.delta`, `.done`" in PAGE, type
+
+
+def test_every_close_code_is_named():
+    closings = [one for one in vars(socket_module).values() if isinstance(one, Closing)]
+    rows = "\n".join(line.split("|")[1] for line in PAGE.splitlines() if re.match(r"\| 1\d{3}", line))
+    assert len(closings) >= 6
+    for closing in closings:
+        assert str(int(closing.code)) in rows
+
+
+def test_the_numbers_are_those_of_the_code():
+    sockets, stored = SocketLimits(), Limits()
+    for number in (stored.tenant_count, stored.tenant_bytes >> 20, stored.bytes >> 20, MOST_EVENTS, sockets.most):
+        assert re.search(rf"\b{number}\b", PAGE), number
+    assert f"{stored.count:,}" in PAGE
+    assert f"ping every {sockets.heartbeat:.0f} s" in PAGE
+    assert f"{sockets.waiting} messages" in PAGE
+    assert (
+        f"for {sockets.stall:.0f} s, or for {sockets.behind:.0f} s with more than {sockets.outbox_bytes >> 20} MiB"
+        in PAGE
+    )
+    assert sockets.idle == 3600 and "for an hour" in PAGE
+    assert f"marked as used every {sockets.refresh:.0f} s" in PAGE

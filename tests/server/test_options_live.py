@@ -1,0 +1,200 @@
+"""Sampling options through the official client, against the real server with the bundled pair."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+import aiohttp
+import openai
+import pytest
+
+from tests.server.live import LiveServer, openai_client
+
+MODEL = "bundled"
+PROMPT = "Once upon a time there was a fox"
+ASK: dict[str, Any] = {"model": MODEL, "prompt": PROMPT, "max_tokens": 12, "seed": 3}
+CHAT: dict[str, Any] = {
+    "model": MODEL,
+    "messages": [{"role": "user", "content": "Tell me a story about a fox."}],
+    "max_tokens": 12,
+    "seed": 3,
+}
+IDS = {"return_token_ids": True, "ignore_eos": True}
+LEAST = -9999.0
+
+
+@pytest.fixture(scope="module")
+def url(tmp_path_factory) -> Iterator[str]:
+    with LiveServer(tmp_path_factory.mktemp("options") / "log", "--max-seqs", "4") as server:
+        yield server.wait_for_url()
+
+
+@pytest.fixture
+async def client(url) -> AsyncIterator[openai.AsyncOpenAI]:
+    async with openai_client(url) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def blocking(url) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=120) as client:
+        yield client
+
+
+def test_completions_with_every_option_blocking(blocking):
+    ask = ASK | {"n": 2, "logprobs": 3, "presence_penalty": 0.5, "frequency_penalty": 0.5, "logit_bias": {"300": -100}}
+    extra = IDS | {"repetition_penalty": 1.1, "min_p": 0.01, "bad_words": ["wolf"], "top_k": 50}
+    whole = blocking.completions.create(**ask, extra_body=extra)
+    chunks = list(blocking.completions.create(**ask, extra_body=extra, stream=True))
+    assert [choice.index for choice in whole.choices] == [0, 1]
+    assert whole.choices[0].token_ids != whole.choices[1].token_ids
+    assert whole.usage.completion_tokens == sum(len(choice.token_ids) for choice in whole.choices) == 24
+    assert whole.usage.prompt_tokens == whole.usage.total_tokens - 24
+    for choice in whole.choices:
+        pieces = [one for chunk in chunks for one in chunk.choices if one.index == choice.index]
+        assert "".join(piece.text for piece in pieces) == choice.text
+        found = choice.logprobs
+        for field in ("tokens", "token_logprobs", "top_logprobs", "text_offset"):
+            said = [getattr(piece.logprobs, field) for piece in pieces if piece.logprobs]
+            assert [value for values in said for value in values] == getattr(found, field)
+            assert len(getattr(found, field)) == len(choice.token_ids) == 12
+        assert "".join(found.tokens) == choice.text
+        assert 300 not in choice.token_ids
+
+
+def test_chat_with_every_option_blocking(blocking):
+    ask = CHAT | {"n": 3, "logprobs": True, "top_logprobs": 4, "presence_penalty": 1, "frequency_penalty": -0.5}
+    whole = blocking.chat.completions.create(**ask, extra_body=IDS)
+    chunks = list(blocking.chat.completions.create(**ask, extra_body=IDS, stream=True))
+    assert len({tuple(choice.token_ids) for choice in whole.choices}) == 3
+    for choice in whole.choices:
+        pieces = [one for chunk in chunks for one in chunk.choices if one.index == choice.index]
+        assert "".join(piece.delta.content or "" for piece in pieces) == choice.message.content
+        entries = [entry for piece in pieces if piece.logprobs for entry in piece.logprobs.content]
+        assert entries == choice.logprobs.content
+        assert len(entries) == len(choice.token_ids) == 12
+        assert b"".join(bytes(entry.bytes) for entry in entries).decode() == choice.message.content
+        for entry in entries:
+            listed = [top.logprob for top in entry.top_logprobs]
+            assert len(listed) == 4
+            assert listed == sorted(listed, reverse=True)
+            assert sum(math.exp(logprob) for logprob in listed) <= 1.0001
+            assert LEAST <= entry.logprob <= listed[0] <= 0
+
+
+async def test_the_clients_own_accumulating_stream_adds_logprobs_up(client):
+    ask = CHAT | {"n": 2, "logprobs": True, "top_logprobs": 1, "max_tokens": 40, "stop": ["."]}
+    whole = await client.chat.completions.create(**ask)
+    async with client.chat.completions.stream(**ask) as stream:
+        async for _ in stream:
+            pass
+        final = await stream.get_final_completion()
+    assert [one.logprobs.content for one in final.choices] == [one.logprobs.content for one in whole.choices]
+    assert [one.message.content for one in final.choices] == [one.message.content for one in whole.choices]
+
+
+async def test_logprobs_do_not_depend_on_how_the_tokens_were_drawn(client):
+    """They are the model's own: a continuation has the entries that the same text has as an echoed prompt."""
+    ask = {"temperature": 1.3, "presence_penalty": 1.0, "logprobs": 2}
+    said = (await client.completions.create(**ASK | ask, extra_body=IDS)).choices[0]
+    prompt = (await client.completions.create(**ASK, extra_body=IDS)).choices[0].prompt_token_ids
+    again = await client.completions.create(
+        model=MODEL, prompt=prompt + said.token_ids, max_tokens=0, echo=True, logprobs=2
+    )
+    echoed = again.choices[0].logprobs
+    assert echoed.token_logprobs[len(prompt) :] == said.logprobs.token_logprobs
+    assert echoed.top_logprobs[len(prompt) :] == said.logprobs.top_logprobs
+    assert again.choices[0].finish_reason == "length"
+    assert again.usage.completion_tokens == 0
+
+
+async def test_what_lm_eval_asks(client):
+    """The likelihood of a continuation: ``echo``, ``logprobs`` 1, one token, which it drops."""
+    context = (await client.completions.create(**ASK, extra_body=IDS)).choices[0].prompt_token_ids
+    for length in (1, 0):
+        body = await client.completions.create(
+            model=MODEL, prompt=[context, context[:5]], max_tokens=length, temperature=0, logprobs=1, echo=True, seed=1
+        )
+        for choice, prompt in zip(body.choices, (context, context[:5]), strict=True):
+            found = choice.logprobs
+            assert len(found.tokens) == len(found.token_logprobs) == len(found.top_logprobs) == len(prompt) + length
+            assert found.token_logprobs[0] is None
+            assert all(logprob <= 0 for logprob in found.token_logprobs[1:])
+            likeliest = [
+                token == max(top, key=top.__getitem__)
+                for token, top in list(zip(found.tokens, found.top_logprobs, strict=True))[1:]
+            ]
+            assert length == 0 or likeliest[-1], "at temperature 0 the likeliest token is written"
+    first = body.choices[1].logprobs.token_logprobs
+    assert body.choices[0].logprobs.token_logprobs[:5] == first, "a prompt's logprobs depend on what is before them"
+
+
+async def test_the_seed_of_the_first_choice_repeats_them_all(client):
+    ask = {key: value for key, value in ASK.items() if key != "seed"}
+    first = await client.completions.create(**ask, n=4, extra_body=IDS)
+    again = await client.completions.create(**ask, n=4, seed=first.choices[0].seed, extra_body=IDS)
+    assert [one.token_ids for one in again.choices] == [one.token_ids for one in first.choices]
+    assert len({tuple(one.token_ids) for one in first.choices}) == 4
+    for choice in first.choices:
+        alone = await client.completions.create(**ask, seed=choice.seed, extra_body=IDS)
+        assert alone.choices[0].token_ids == choice.token_ids
+
+
+async def test_more_choices_than_places(client):
+    body = await client.completions.create(**ASK | {"max_tokens": 3}, n=11, extra_body=IDS)
+    assert [len(choice.token_ids) for choice in body.choices] == [3] * 11
+    assert body.usage.completion_tokens == 33
+    drafted = body.metrics["speculative_decoding"]
+    assert sum(drafted["acceptance_histogram"]) == drafted["num_spec_steps"]
+
+
+async def test_a_client_that_leaves_takes_all_choices_along(client, url):
+    stream = await client.completions.create(**ASK | {"max_tokens": 900}, n=9, stream=True, extra_body=IDS)
+    async for chunk in stream:
+        if chunk.choices[0].index == 3:
+            break
+    await stream.close()
+    async with aiohttp.ClientSession() as session, asyncio.timeout(5):
+        while await running(session, url) > 0:
+            await asyncio.sleep(0.02)
+    again = await client.completions.create(**ASK, n=2, extra_body=IDS)
+    assert [len(choice.token_ids) for choice in again.choices] == [12, 12]
+
+
+async def running(session: aiohttp.ClientSession, url: str) -> int:
+    async with session.get(f"{url}/health") as response:
+        return int((await response.json())["running"])
+
+
+async def test_options_hold(client):
+    """Each does what it is for, as far as the text shows."""
+    greedy: dict[str, Any] = ASK | {"temperature": 0, "max_tokens": 24}
+
+    async def ids(**fields) -> list[int]:
+        body = await client.completions.create(**greedy, extra_body=IDS | fields)
+        return list(body.choices[0].token_ids)
+
+    plain = await ids()
+    assert plain[0] not in await ids(logit_bias={str(plain[0]): -100})
+    assert await ids(logit_bias={"305": 100}) == [305] * 24
+    assert set(await ids(allowed_token_ids=plain[:3])) <= set(plain[:3])
+    repeated = await ids(presence_penalty=-2, frequency_penalty=-2)
+    varied = await ids(presence_penalty=2, frequency_penalty=2)
+    assert len(set(repeated)) < len(set(varied))
+    assert len(set(await ids(repetition_penalty=5))) == 24
+    word = (await client.completions.create(**greedy)).choices[0].text.split()[1]
+    banned = await client.completions.create(**greedy, extra_body={"bad_words": [word]})
+    assert word not in banned.choices[0].text.split()
+
+
+async def test_refusals_reach_the_client_with_their_field(client):
+    for fields, param in (({"best_of": 4}, "best_of"), ({"logprobs": 21}, "logprobs"), ({"n": 200}, "n")):
+        with pytest.raises(openai.BadRequestError) as caught:
+            await client.completions.create(**ASK, **fields)
+        assert caught.value.param == param
+    with pytest.raises(openai.BadRequestError) as unasked:
+        await client.chat.completions.create(**CHAT, top_logprobs=2)
+    assert unasked.value.param == "top_logprobs"

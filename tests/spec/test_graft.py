@@ -1,0 +1,75 @@
+"""Drafts under a grammar: what is not legal goes, what is forced comes, and the drafter's own numbers are kept."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence as Many
+
+from spec.constrain import Draft, Guarded, graft
+from spec.tree import DraftTree
+from tests.spec.grammars import Odd
+from tests.spec.trees import random_tree
+
+
+def _graft(tree: DraftTree, forced: Many[int] = (), most: int = 64) -> Draft:
+    return graft(Guarded(Odd(), 32), forced, tree, most)
+
+
+def _shown(draft: Draft) -> tuple[list[int], list[int], list[int] | None]:
+    return draft.tree.tokens.tolist(), draft.tree.parents.tolist(), draft.origin
+
+
+def test_a_legal_tree_is_left_as_it_is() -> None:
+    tree = DraftTree.build([2, 1, 3, 5], [-1, 0, 0, 1])
+    assert _graft(tree) == Draft(tree)
+    assert Draft(tree).proposed([0, 1, 3]) == [0, 1, 3]
+
+
+def test_illegal_nodes_go_with_all_below_them() -> None:
+    draft = _graft(DraftTree.build([2, 4, 3, 5, 7, 9], [-1, 0, 0, 1, 2, 4]))
+    assert _shown(draft) == ([2, 3, 7, 9], [-1, 0, 1, 2], [0, 2, 4, 5])
+    assert draft.tree.is_chain
+    assert draft.proposed([0, 1, 2]) == [0, 2, 4]
+
+
+def test_forced_tokens_join_what_was_proposed() -> None:
+    """Of 1-3-5, which is forced, 1 and 3 were proposed, the 3 with a child of its own."""
+    draft = _graft(DraftTree.build([2, 7, 1, 3, 9, 6], [-1, 0, 0, 2, 3, 3]), [1, 3, 5])
+    assert _shown(draft) == ([2, 1, 3, 5, 7, 9], [-1, 0, 1, 2, 0, 2], [0, 2, 3, -1, 1, 4])
+    assert (draft.forced, draft.proposed([0, 1, 2, 3])) == (3, [0, 2, 3, -1])
+
+
+def test_a_full_tree_takes_no_more() -> None:
+    draft = _graft(DraftTree.build([2, 7, 1, 9, 3, 5], [-1, 0, 0, 1, 2, 3]), [1, 3], most=4)
+    assert _shown(draft) == ([2, 1, 3, 7], [-1, 0, 1, 0], [0, 2, 4, 1])
+
+
+def test_equal_siblings_become_one() -> None:
+    draft = _graft(DraftTree.build([2, 1, 1, 3, 5], [-1, 0, 0, 2, 1]), [7])
+    assert _shown(draft) == ([2, 7, 1, 3, 5], [-1, 0, 0, 2, 2], [0, -1, 1, 3, 4])
+
+
+def test_random_grafts_hold_what_is_legal() -> None:
+    rng = random.Random(1)
+    for _ in range(100):
+        tree, forced = (
+            random_tree(rng, rng.randint(1, 40), 12),
+            [rng.randrange(1, 12, 2) for _ in range(rng.randint(0, 9))],
+        )
+        draft = _graft(tree, forced)
+        tokens, parents = tree.tokens.tolist(), tree.parents.tolist()
+        wanted = {path for path in _paths(tokens, parents) if all(token % 2 for token in path[1:])}
+        wanted |= {(tokens[0], *forced[:length]) for length in range(len(forced) + 1)}
+        assert set(_paths(draft.tree.tokens.tolist(), draft.tree.parents.tolist())) == wanted
+        assert len(draft.tree) == len(wanted)
+        for node, origin in enumerate(draft.origin or []):
+            if origin >= 0:
+                assert draft.tree.tokens[node] == tree.tokens[origin]
+                assert draft.tree.depths[node] == tree.depths[origin]
+
+
+def _paths(tokens: Many[int], parents: Many[int]) -> list[tuple[int, ...]]:
+    paths: list[tuple[int, ...]] = []
+    for token, parent in zip(tokens, parents, strict=True):
+        paths.append((*(paths[parent] if parent >= 0 else ()), token))
+    return paths
