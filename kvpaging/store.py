@@ -23,7 +23,8 @@ class KVStore:
     """Keys and values of one model, with a fill mark per page.
 
     keys, values: [layers L, num_pages * page_size, kv heads G, head_dim D], owned by this class; zeros at the start,
-        and page 0 is where padding rows go.
+        and page 0 is where padding rows go. A store of rows that are no keys and values (features of a text) has them
+        all in ``keys``, and values of width 0.
     marks: for each page, how many of its leading rows are valid.
     """
 
@@ -35,11 +36,12 @@ class KVStore:
         head_dim: int,
         dtype: torch.dtype,
         device: torch.device | str = "cpu",
+        value_dim: int | None = None,
     ) -> None:
         self.pool = pool
-        shape = (layers, pool.num_pages * pool.page_size, kv_heads, head_dim)
-        self.keys = torch.zeros(shape, dtype=dtype, device=device)
-        self.values = torch.zeros(shape, dtype=dtype, device=device)
+        shape = (layers, pool.num_pages * pool.page_size, kv_heads)
+        self.keys = torch.zeros(*shape, head_dim, dtype=dtype, device=device)
+        self.values = torch.zeros(*shape, head_dim if value_dim is None else value_dim, dtype=dtype, device=device)
         self.marks = [0] * pool.num_pages
         pool.attach(self)
 

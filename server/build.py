@@ -15,6 +15,7 @@ from drafters.draft_model import DraftModelDrafter
 from drafters.ngram import NgramDrafter
 from kvpaging import KVStore, PagePool, PageTable, PrefixIndex
 from server.config import EngineConfig
+from server.heads import doubts, find_head, load_head
 from spec.budget import StepCost
 from spec.engine import Engine
 from spec.errors import ConfigurationError
@@ -103,9 +104,12 @@ def build_engine(
     dtype, draft = choose_dtype(config, model), choose_draft(config)
     length = _max_model_len(config, model)
     shape = draft_shape(config, draft)
-    draft_directory = None if draft.value in ("none", "ngram") else _draft_directory(draft.value, directory)
+    head = find_head(draft.value)
+    draft_directory = None if head or draft.value in ("none", "ngram") else _draft_directory(draft.value, directory)
     models = [model] if draft_directory is None else [model, ModelConfig.from_directory(draft_directory)]
-    pool = PagePool(_pages(config, models, length, dtype.value), config.page_size)
+    pool = PagePool(
+        _pages(config, models, length, dtype.value, head.numbers_per_token(model) if head else 0), config.page_size
+    )
     say("loading the target")
     verifier = _paged_model(directory, model, dtype.value, pool, length)
     drafter: Drafter | None = NgramDrafter() if draft.value == "ngram" else None
@@ -116,6 +120,11 @@ def build_engine(
         )
     say("probing exactness")
     exactness = probe(verifier, pool)
+    if head is not None:
+        say("loading the head")
+        drafter = heads = load_head(head, verifier, pool, tree=config.draft_tree is not None)
+        if against := doubts(head, heads, verifier, pool, directory):
+            draft = Choice(draft.value, f"{draft.reason}, but {against}")
     say("measuring the step cost")
     cost = StepCost.measure(lambda rows: _time_rows(verifier, pool, rows), _sizes(pool, length), _MEASURE_PATIENCE)
     prefix = PrefixIndex(pool) if config.prefix_cache else None
@@ -154,9 +163,13 @@ def _max_model_len(config: EngineConfig, model: ModelConfig) -> int:
     return wanted
 
 
-def _pages(config: EngineConfig, models: list[ModelConfig], length: int, dtype: str) -> int:
-    """Pages of the pool: ``kv_tokens`` if given, else all sequences at full length, within a share of the memory."""
-    per_token = sum(2 * m.num_layers * m.num_kv_heads * m.head_dim for m in models) * (4 if dtype == "float32" else 2)
+def _pages(config: EngineConfig, models: list[ModelConfig], length: int, dtype: str, extra: int) -> int:
+    """Pages of the pool: ``kv_tokens`` if given, else all sequences at full length, within a share of the memory.
+
+    extra: numbers per token that others keep in the pages.
+    """
+    numbers = sum(2 * m.num_layers * m.num_kv_heads * m.head_dim for m in models) + extra
+    per_token = numbers * (4 if dtype == "float32" else 2)
     affordable = int(_memory_bytes() * _KV_MEMORY_SHARE / per_token)
     tokens = config.kv_tokens or min(config.max_seqs * length, affordable)
     if tokens < length:

@@ -48,7 +48,8 @@ class Rows:
 class FeatureRequest:
     """What a drafter needs of the target: the final hidden state, and the inputs of some layers.
 
-    layers: 0-based decoder layers whose input (the residual stream) is wanted.
+    final: the hidden state behind the final norm, which the output head multiplies. layers: 0-based decoder layers
+    whose input (the residual stream) is wanted; the number of layers itself names the output of the last one.
     """
 
     final: bool = False
@@ -92,7 +93,10 @@ class Verifier(Protocol):
 
 
 class Drafter(Protocol):
-    """Whoever proposes tokens. It may be wrong in any way: that only costs speed."""
+    """Whoever proposes tokens. It may be wrong in any way: that only costs speed.
+
+    One whose ``needs`` are not None is a :class:`~spec.features.FeatureReader` too.
+    """
 
     name: str
     needs: FeatureRequest | None

@@ -23,6 +23,7 @@ from spec.accept import Acceptance, accept
 from spec.constrain import Draft, Guarded, MaskThread, graft
 from spec.decide import decide, why_nothing
 from spec.draw import BROKEN
+from spec.features import Features, by_sequence, of_path, reader_of
 from spec.logprobs import logprobs_of
 from spec.protocols import Drafter, Rows, Verifier, Wanted
 from spec.request import TokenLogprobs
@@ -68,12 +69,14 @@ class Ticket:
     """A submitted step, its lists in the order of the plan's works.
 
     logits: fp32[W, V], the raw rows that were wanted; those of the tree's nodes are the last N. drawn: int64[N].
+    features: of all rows.
     """
 
     plan: StepPlan
     drafts: list[Draft]
     logits: list[Tensor]
     drawn: list[Tensor | None]
+    features: list[Features]
     watch: Stopwatch
 
 
@@ -118,11 +121,12 @@ class EagerRunner:
         logits = [forward.of(index) for index in range(len(plan.works))]
         drawn = [_drawn(*parts) for parts in zip(plan.works, drafts, logits, banned, strict=True)]
         watch.lap("draw")
-        return Ticket(plan, drafts, logits, drawn, watch)
+        features = by_sequence(forward.features, [len(part.tokens) for part in rows])
+        return Ticket(plan, drafts, logits, drawn, features, watch)
 
     def collect(self, ticket: Ticket) -> list[Verdict]:
         """Accept and commit: afterwards every sequence's tokens, pages and caches agree again."""
-        parts = zip(ticket.plan.works, ticket.drafts, ticket.logits, ticket.drawn, strict=True)
+        parts = zip(ticket.plan.works, ticket.drafts, ticket.logits, ticket.drawn, ticket.features, strict=True)
         verdicts = [self._commit(*part) for part in parts]
         ticket.watch.lap("commit")
         return verdicts
@@ -136,13 +140,14 @@ class EagerRunner:
                 trees[i] = tree
         return trees
 
-    def _commit(self, work: Work, draft: Draft, logits: Tensor, drawn: Tensor | None) -> Verdict:
+    def _commit(self, work: Work, draft: Draft, logits: Tensor, drawn: Tensor | None, features: Features) -> Verdict:
         sequence, table = work.sequence, work.sequence.table
         if sequence.scoring:
             _score_prompt(sequence, logits)
         table.commit(work.lead)
         if drawn is None:
             self.verifier.committed(table, None)
+            self._show(work, [], features)
             if self.drafter is not None:
                 self.drafter.extend(sequence)
             return Verdict(work)
@@ -156,6 +161,7 @@ class EagerRunner:
             own_moves = _moves(sequence, [node for node in own if node >= 0])
         table.commit(len(path))
         self.verifier.committed(table, moves)
+        self._show(work, path, features)
         if self.drafter is not None and path:
             self.drafter.committed(sequence, own, moves if draft.origin is None else own_moves)
         sequence.noise.forget_before(len(sequence.tokens))
@@ -167,6 +173,12 @@ class EagerRunner:
             forced=draft.forced,
             logprobs=_logprobs(sequence, logits, path, emitted),
         )
+
+    def _show(self, work: Work, path: list[int], features: Features) -> None:
+        """Hand the features of what was just committed to a drafter that reads them."""
+        reader = reader_of(self.drafter)
+        if reader is not None and features and (work.lead or path):
+            reader.observe(work.sequence, of_path(features, work.lead, path))
 
 
 def _draft(work: Work, tree: DraftTree) -> Draft:

@@ -24,7 +24,8 @@ class Segment:
     tail_mask: bool[M, T*S], keys of the last T = blocks - full blocks that are hidden, per stacked row.
     window_mask: bool[M, B*S] where a sliding window hides committed keys, else None.
     path_columns: int64[M, T*S] for a tree: which slot column each key position of the tail reads; path_slots:
-    int64[r*T*S], the same per row as indices into the resident values.
+    int64[r*T*S], the same per row as indices into the resident values. first: positions below hold nothing and are not
+    seen; their values must be finite.
     """
 
     rows: slice
@@ -39,6 +40,7 @@ class Segment:
     window_mask: Tensor | None
     path_columns: Tensor | None
     path_slots: Tensor | None
+    first: int = 0
 
 
 @dataclass(slots=True)

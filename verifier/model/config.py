@@ -61,6 +61,14 @@ class ModelConfig:
         _refuse_unsupported(fields)
         return _model_config(family, fields, _eos_token_ids(directory, fields))
 
+    @classmethod
+    def of_llama(cls, fields: Fields) -> ModelConfig:
+        """The shape of Llama layers that are no model of their own (a head), with Llama's defaults where keys lack."""
+        values = {**_LLAMA_DEFAULTS, **fields.values, "architectures": ["LlamaForCausalLM"]}
+        filled = Fields(values, fields.where)
+        _refuse_unsupported(filled)
+        return _model_config(FAMILIES["LlamaForCausalLM"], filled, ())
+
 
 @dataclass(frozen=True, slots=True)
 class Family:
@@ -122,6 +130,16 @@ FAMILIES = {
     "MistralForCausalLM": Family("Mistral", _uniform_window, num_kv_heads=8),
     "Qwen2ForCausalLM": Family("Qwen2, Qwen2.5", _window_by_layer, qkv_bias=True),
     "Qwen3ForCausalLM": Family("Qwen3", _window_by_layer, bias_flags=("attention_bias",), qk_norm=True, head_dim=128),
+}
+
+
+#: What transformers leaves out of a nested configuration, since it is the class's default.
+_LLAMA_DEFAULTS = {
+    "vocab_size": 32000,
+    "hidden_size": 4096,
+    "intermediate_size": 11008,
+    "num_attention_heads": 32,
+    "max_position_embeddings": 2048,
 }
 
 

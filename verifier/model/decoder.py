@@ -58,6 +58,7 @@ class Decoder:
 
     def __init__(self, config: ModelConfig, weights: ModelWeights, max_positions: int) -> None:
         self.config = config
+        self.max_positions = max_positions
         self.group = config.num_heads // config.num_kv_heads
         self.window = config.sliding_window if any(config.sliding_layers) else None
         self._embed = weights.embed
@@ -74,6 +75,16 @@ class Decoder:
     def dtype(self) -> torch.dtype:
         """The dtype of weights and activations."""
         return self._embed.dtype
+
+    @property
+    def embedding(self) -> Tensor:
+        """[V, H]: the input embedding, which heads share."""
+        return self._embed
+
+    @property
+    def head(self) -> Linear:
+        """The output head, H to V; it multiplies the state behind the final norm."""
+        return self._head
 
     @property
     def linears(self) -> list[Linear]:
@@ -99,6 +110,8 @@ class Decoder:
             x = self._attention(index, layer, x, cos, sin, batch, store)
             inner = silu_mul(layer.gate_up(rms_norm(x, layer.post_norm, self.config.rms_norm_eps)))
             x = x + layer.down(inner)
+        if len(self._layers) in asked.layers:
+            taken[f"layer.{len(self._layers)}"] = x[: batch.live]
         if asked.final:
             taken["final"] = rms_norm(x[: batch.live], self._final_norm, self.config.rms_norm_eps)
         return self._logits(x, batch.wanted), taken

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from verifier.model.errors import ModelNotFound
@@ -24,10 +25,11 @@ PATTERNS = [
 _OFFLINE = "download it where there is a connection, copy the directory here and name that"
 
 
-def resolve(name_or_path: str | Path, revision: str | None = None) -> Path:
+def resolve(name_or_path: str | Path, revision: str | None = None, extra: Sequence[str] = ()) -> Path:
     """The directory that holds the model ``name_or_path``: itself, or the cached snapshot of the hub repository.
 
-    revision: branch, tag or commit of a hub repository; without it the main branch.
+    revision: branch, tag or commit of a hub repository; without it the main branch. extra: patterns of files to fetch
+    besides those of a model.
     Raises ModelNotFound, which says what was tried and what to do.
     """
     path = Path(name_or_path).expanduser()
@@ -37,7 +39,7 @@ def resolve(name_or_path: str | Path, revision: str | None = None) -> Path:
         raise ModelNotFound(f"{path} is a file; name the directory that holds it")
     if _is_local(name_or_path):
         raise ModelNotFound(f"{name_or_path}: no such directory")
-    return _with_config(_snapshot(str(name_or_path), revision), "is it a model that transformers can load?")
+    return _with_config(_snapshot(str(name_or_path), revision, extra), "is it a model that transformers can load?")
 
 
 def _is_local(name: str | Path) -> bool:
@@ -51,12 +53,12 @@ def _with_config(directory: Path, advice: str) -> Path:
     return directory
 
 
-def _snapshot(repository: str, revision: str | None) -> Path:
+def _snapshot(repository: str, revision: str | None, extra: Sequence[str]) -> Path:
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HFValidationError
 
     try:
-        return Path(snapshot_download(repository, revision=revision, allow_patterns=PATTERNS))
+        return Path(snapshot_download(repository, revision=revision, allow_patterns=[*PATTERNS, *extra]))
     except HFValidationError as error:
         raise ModelNotFound(f"{repository!r} is neither a directory nor a hub repository (OWNER/NAME)") from error
     except Exception as error:  # the hub's client raises its own, its HTTP library's and the system's errors

@@ -79,6 +79,8 @@ def _weights(stacked: Tensor, keys: Tensor, segment: Segment, windowed: bool) ->
         scores.masked_fill_(hidden, -torch.inf)
     else:
         scores[..., segment.full * segment.page_size :].masked_fill_(segment.tail_mask, -torch.inf)
+    if segment.first:
+        scores[..., : segment.first] = -torch.inf
     return scores.sub_(scores.amax(dim=-1, keepdim=True)).exp_()
 
 

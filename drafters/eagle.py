@@ -1,0 +1,149 @@
+"""An EAGLE head proposes, level by level, a chain or a tree.
+
+::
+
+    position          0     1     2     3    4 = length          row p is made of token p and the feature of p - 1
+    features         f0    f1    f2    f3                        the target's own, fused; stored when they are committed
+    head's KV     nothing   r1    r2    r3 | r4  drafted         r4 is the root's; drafted rows are scratch
+
+All that is known of a text lies in its pages: the fused features in one store, the head's keys and values in another.
+So nothing is kept per sequence. Before it drafts, the head runs the committed rows it has not run yet with their true
+features, in one pass with the root; what it drafted is never kept. A text whose features nobody stored (pages from a
+time when another drafter was asked) gets no drafts until it is computed again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Many
+
+import torch
+from torch import Tensor
+
+from drafters.growth import Growing, best_children, with_noise
+from kvpaging import KVStore, PagePool
+from spec.features import Features
+from spec.protocols import FeatureRequest, Rows, Wanted
+from spec.sequence import Sequence
+from spec.tree import DraftTree, TreeShape
+from verifier.batch import ForwardBatch
+from verifier.heads.eagle import EagleHead
+
+#: Committed text is caught up in pieces of at most this many rows, to bound the pass's memory.
+_CATCH_UP_ROWS = 256
+
+
+class EagleDrafter:
+    """Implements :class:`spec.protocols.Drafter`. Owns the two stores. dynamic: see :mod:`drafters.growth`."""
+
+    def __init__(self, head: EagleHead, pool: PagePool, dynamic: bool = True, name: str = "") -> None:
+        layer = head.layer
+        self.name = name or ("eagle3" if head.config.generation == 3 else "eagle")
+        self.needs: FeatureRequest | None = head.config.needs
+        self.dynamic = dynamic
+        self.store = KVStore(pool, 1, layer.num_kv_heads, layer.head_dim, head.dtype)
+        self.features = KVStore(pool, 1, 1, layer.hidden_size, head.dtype, value_dim=0)
+        self.head = head
+
+    @property
+    def trained_positions(self) -> int:
+        """The longest text the head was made for, by its configuration."""
+        return self.head.layer.max_positions
+
+    def observe(self, sequence: Sequence, features: Features) -> None:
+        """Fuse and store the features of newly committed positions, unless some before them are missing."""
+        table, fused = sequence.table, self.head.fuse(features)
+        start = table.length - len(fused)
+        self.features.keys[0, table.slots(start, table.length), 0] = fused
+        if self.features.filled(table) >= start:
+            self.features.mark(table, table.length)
+
+    def extend(self, sequence: Sequence) -> None:
+        """Run committed rows that were not run yet, at most ``_CATCH_UP_ROWS`` of them."""
+        table = sequence.table
+        if self._knows(sequence) and table.length:
+            start = self._start(sequence)
+            stop = min(table.length, start + _CATCH_UP_ROWS)
+            if stop > start:
+                self._run([self._text(sequence, start, stop, "none")], [self._true_features(sequence, start, stop)])
+            self.store.mark(table, stop)
+
+    def committed(self, sequence: Sequence, path: list[int], moves: tuple[Tensor, Tensor] | None) -> None:
+        """Drafted rows are not kept; the true ones are run before the next draft."""
+
+    def finished(self, sequence: Sequence) -> None:
+        """Nothing outlives the sequence: its rows are in its pages."""
+
+    def propose(self, sequences: Many[Sequence], shapes: Many[TreeShape]) -> list[DraftTree]:
+        """One tree per sequence, all sequences' frontiers in one pass per level."""
+        growing = [Growing.below(s, shape, self.dynamic) for s, shape in zip(sequences, shapes, strict=True)]
+        able = [g for g in growing if self._knows(g.sequence) and g.sequence.table.length]
+        states: dict[str, Tensor] = {}
+        for depth in range(max((g.shape.levels for g in able), default=0)):
+            active = [g for g in able if g.shape.levels > depth]
+            rows = [self._with_root(g.sequence) if depth == 0 else _frontier(g) for g in active]
+            hidden = [
+                self._true_features(g.sequence, part.base, g.sequence.table.length + 1)
+                if depth == 0
+                else states[g.sequence.id]
+                for g, part in zip(active, rows, strict=True)
+            ]
+            found = self._run(rows, hidden)
+            for g, (logits, state) in zip(active, found, strict=True):
+                states[g.sequence.id] = state[self._grow(g, logits)]
+        return [
+            g.tree(self.name) if g in able and g.shape.levels else DraftTree.chain(g.tokens[:1], self.name)
+            for g in growing
+        ]
+
+    def _knows(self, sequence: Sequence) -> bool:
+        """Whether the features of all committed positions are there."""
+        return self.features.filled(sequence.table) == sequence.table.length
+
+    def _start(self, sequence: Sequence) -> int:
+        """The first position whose row was not run; slot 0, of which no row is made, is cleared."""
+        filled = self.store.filled(sequence.table)
+        if filled:
+            return filled
+        first = sequence.table.slots(0, 1)
+        self.store.keys[:, first] = 0
+        self.store.values[:, first] = 0
+        return 1
+
+    def _with_root(self, sequence: Sequence) -> Rows:
+        """The rows from the first one not run to the root; long stretches run beforehand."""
+        while sequence.table.length - self._start(sequence) > _CATCH_UP_ROWS:
+            self.extend(sequence)
+        start = self._start(sequence)
+        return self._text(sequence, start, sequence.table.length + 1, "last")
+
+    def _text(self, sequence: Sequence, start: int, stop: int, wanted: Wanted) -> Rows:
+        return Rows(sequence.table, torch.tensor(sequence.tokens[start:stop]), start, wanted=wanted)
+
+    def _true_features(self, sequence: Sequence, start: int, stop: int) -> Tensor:
+        """[R, H]: what the rows of positions start .. stop - 1 are made of, the features one place before."""
+        return self.features.keys[0, sequence.table.slots(start - 1, stop - 1), 0]
+
+    def _run(self, rows: list[Rows], hidden: list[Tensor]) -> list[tuple[Tensor, Tensor]]:
+        """Logits and states of the wanted rows, by sequence. Committed rows that were run are marked."""
+        batch = ForwardBatch.build(rows, self.head.group, None)
+        logits, states = self.head(batch, torch.cat(hidden), self.store)
+        for part in rows:
+            if part.base < part.table.length:
+                self.store.mark(part.table, min(part.table.length, part.base + len(part.tokens)))
+        spans = [slice(*batch.starts[index : index + 2]) for index in range(len(rows))]
+        return [(logits[span], states[span]) for span in spans]
+
+    def _grow(self, g: Growing, logits: Tensor) -> list[int]:
+        """Hang the children below the frontier; returns which of its rows they go on from."""
+        ids = self.head.token_ids
+        noisy = with_noise(logits, g.sequence, g.depth, ids)
+        return g.add_level(*best_children(noisy, g.width, ids))
+
+
+def _frontier(g: Growing) -> Rows:
+    """The nodes that are expanded next, each in a row of its own."""
+    table = g.sequence.table
+    tokens = torch.tensor([g.tokens[node] for node in g.frontier])
+    if g.is_chain:
+        return Rows(table, tokens, table.length + g.depth)
+    return Rows(table, tokens, table.length, [g.rows[node] for node in g.frontier], [g.words[n] for n in g.frontier])

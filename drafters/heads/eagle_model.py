@@ -1,0 +1,185 @@
+"""An EAGLE-3 head that learns, with training-time test: it is trained on its own states as it will be run on them.
+
+::
+
+    pass 1    row t: feature t of the target, token t + 1        guesses token t + 2
+    pass j    row t: its own state of pass j - 1, token t + j    guesses token t + j + 1
+              sees the rows of pass 1 up to t, and those of passes 2 .. j at t: its own chain
+
+Legend: B texts, T rows, H head width, Q query heads, G kv heads, D head dim, V' draft vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from drafters.heads.lesson import Depth, Lesson, judge, mean, soft_cross_entropy
+
+#: How much less each pass counts than the one before.
+DECAY = 0.8
+
+
+@dataclass(frozen=True, slots=True)
+class EagleShape:
+    """The shape of a head, in config.json's words. layers: the target's layers whose inputs it reads."""
+
+    vocab_size: int
+    draft_vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    head_dim: int
+    rms_norm_eps: float
+    rope_theta: float
+    max_position_embeddings: int
+    layers: tuple[int, ...]
+
+
+class EagleModel(nn.Module):
+    """One head. embed: [V, H], the target's, not trained. token_ids: int64[V'], the target's id of each draft id."""
+
+    embed: Tensor
+    token_ids: Tensor
+
+    def __init__(self, shape: EagleShape, embed: Tensor, token_ids: Tensor, lm_head: Tensor, passes: int = 6) -> None:
+        super().__init__()
+        self.shape, self.passes = shape, passes
+        self.needs = tuple(f"layer.{layer}" for layer in shape.layers)
+        width, query = shape.hidden_size, shape.num_attention_heads * shape.head_dim
+        keys = shape.num_key_value_heads * shape.head_dim
+        self.fc = _linear(width * len(shape.layers), width)
+        self.input_layernorm, self.hidden_norm, self.post_attention_layernorm, self.norm = (
+            nn.RMSNorm(width, eps=shape.rms_norm_eps) for _ in range(4)
+        )
+        self.q_proj, self.k_proj, self.v_proj = (_linear(2 * width, size) for size in (query, keys, keys))
+        self.o_proj, self.down_proj = _linear(query, width), _linear(shape.intermediate_size, width)
+        self.gate_proj, self.up_proj = (_linear(width, shape.intermediate_size) for _ in range(2))
+        self.lm_head = _linear(width, shape.draft_vocab_size)
+        with torch.no_grad():
+            self.lm_head.weight.copy_(lm_head[token_ids])
+        self.register_buffer("embed", embed, persistent=False)
+        self.register_buffer("token_ids", token_ids)
+
+    def losses(self, lesson: Lesson) -> Iterator[Tensor]:
+        """One loss: later passes count less, rows whose likeliest token is no draft token not at all."""
+        chances = lesson.logits[..., self.token_ids].float().softmax(dim=-1)
+        counts = lesson.counts * torch.isin(lesson.logits.argmax(dim=-1), self.token_ids)
+        total = torch.zeros((), device=lesson.tokens.device)
+        for number, (logits, rows) in enumerate(self._passes(lesson)):
+            losses = soft_cross_entropy(logits.float(), chances[:, rows])
+            total = total + DECAY**number * mean(losses, counts[:, rows])
+        yield total
+
+    @torch.no_grad()
+    def judged(self, lesson: Lesson, generator: torch.Generator) -> list[Depth]:
+        """How each pass does."""
+        found = []
+        for logits, rows in self._passes(lesson):
+            wanted = lesson.logits[:, rows]
+            everything = torch.full_like(wanted, -torch.inf, dtype=torch.float32)
+            everything[..., self.token_ids] = logits.float()
+            found.append(judge(everything, wanted, lesson.counts[:, rows], generator))
+        return found
+
+    @property
+    def _truncated(self) -> bool:
+        return self.shape.draft_vocab_size < self.shape.vocab_size
+
+    def _passes(self, lesson: Lesson) -> Iterator[tuple[Tensor, slice]]:
+        """Guesses [B, R, V'] of each pass, the target's rows they are about. Rows without every pass are cut."""
+        rows = lesson.tokens.shape[1] - self.passes - 1
+        embedded = functional.embedding(lesson.tokens, self.embed)
+        state = self.fc(torch.cat([lesson.features[name] for name in self.needs], dim=-1)[:, :rows]).float()
+        chain: list[tuple[Tensor, Tensor]] = []
+        for number in range(self.passes):
+            logits, state = self._pass(embedded[:, 1 + number : 1 + number + rows], state, number, chain)
+            yield logits, slice(1 + number, 1 + number + rows)
+
+    def _pass(
+        self, embedded: Tensor, state: Tensor, number: int, chain: list[tuple[Tensor, Tensor]]
+    ) -> tuple[Tensor, Tensor]:
+        """Logits and next state; the pass's keys and values are appended to ``chain``."""
+        mixed = torch.cat((self.input_layernorm(embedded), self.hidden_norm(state)), dim=-1)
+        state = state + self.o_proj(self._attend(mixed, number, chain))
+        inner = self.post_attention_layernorm(state)
+        state = state + self.down_proj(functional.silu(self.gate_proj(inner)) * self.up_proj(inner))
+        logits: Tensor = self.lm_head(self.norm(state))
+        return logits, state
+
+    def _attend(self, mixed: Tensor, number: int, chain: list[tuple[Tensor, Tensor]]) -> Tensor:
+        group = self.shape.num_attention_heads // self.shape.num_key_value_heads
+        query = self._rotated(self._heads(self.q_proj(mixed)), number)
+        key = self._rotated(self._heads(self.k_proj(mixed)), number).repeat_interleave(group, dim=1)
+        value = self._heads(self.v_proj(mixed)).repeat_interleave(group, dim=1)
+        chain.append((key, value))
+        query = query * self.shape.head_dim**-0.5
+        first_keys, first_values = chain[0]
+        scores = query @ first_keys.mT
+        scores = scores.masked_fill(torch.ones_like(scores[0, 0], dtype=torch.bool).triu(1), -torch.inf)
+        own = [(query * keys).sum(dim=-1, keepdim=True) for keys, _ in chain[1:]]
+        weights = torch.cat([scores, *own], dim=-1).float().softmax(dim=-1).to(value.dtype)
+        rows = scores.shape[-1]
+        total: Tensor = weights[..., :rows] @ first_values
+        for index, (_, values) in enumerate(chain[1:]):
+            total = total + weights[..., rows + index : rows + index + 1] * values
+        return total.transpose(1, 2).flatten(2)
+
+    def _heads(self, x: Tensor) -> Tensor:
+        """[B, T, N * D] -> [B, N, T, D]."""
+        heads: Tensor = x.unflatten(-1, (-1, self.shape.head_dim)).transpose(1, 2)
+        return heads
+
+    def _rotated(self, x: Tensor, number: int) -> Tensor:
+        """Row t of pass ``number`` stands at position t + number (half-rotation layout)."""
+        half = self.shape.head_dim // 2
+        steps = torch.arange(half, device=x.device, dtype=torch.float32)
+        angles = torch.arange(number, number + x.shape[2], device=x.device)[:, None] * (
+            self.shape.rope_theta ** (-steps / half)
+        )
+        cos, sin = angles.cos().to(x.dtype), angles.sin().to(x.dtype)
+        a, b = x[..., :half], x[..., half:]
+        return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1)
+
+    def published(self) -> dict[str, Tensor]:
+        """The tensors by the authors' names."""
+        inside = {"self_attn": ("q_proj", "k_proj", "v_proj", "o_proj"), "mlp": ("gate_proj", "up_proj", "down_proj")}
+        tensors = {f"midlayer.{part}.{name}.weight": self._weight(name) for part in inside for name in inside[part]}
+        for name in ("input_layernorm", "hidden_norm", "post_attention_layernorm"):
+            tensors[f"midlayer.{name}.weight"] = self._weight(name)
+        tensors |= {f"{name}.weight": self._weight(name) for name in ("fc", "norm", "lm_head")}
+        if self._truncated:
+            ids = self.token_ids.cpu()
+            tensors["d2t"] = ids - torch.arange(len(ids))
+            tensors["t2d"] = torch.zeros(self.shape.vocab_size, dtype=torch.bool).index_fill(0, ids, True)
+        return tensors
+
+    def _weight(self, name: str) -> Tensor:
+        weight = getattr(self, name).weight
+        assert isinstance(weight, Tensor)
+        return weight.detach()
+
+    def config(self, target: str) -> dict[str, object]:
+        """The config.json beside them, as SpecForge writes it. Layers are named by their inputs."""
+        shape = asdict(self.shape)
+        layers = list(shape.pop("layers"))
+        return {
+            "architectures": ["LlamaForCausalLMEagle3"],
+            "model_type": "llama",
+            **shape,
+            "num_hidden_layers": 1,
+            "hidden_act": "silu",
+            "attention_bias": False,
+            "tie_word_embeddings": False,
+            "target_model": target,
+            "eagle_config": {"use_aux_hidden_state": True, "eagle_aux_hidden_state_layer_ids": layers},
+        }
+
+
+def _linear(inputs: int, outputs: int) -> nn.Linear:
+    return nn.Linear(inputs, outputs, bias=False)

@@ -1,0 +1,151 @@
+"""EAGLE heads from every published layout compute, over pages, what the plain implementation does without."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import random
+from dataclasses import replace
+
+import pytest
+import torch
+
+from kvpaging import KVStore, PagePool, PageTable
+from spec.features import Features
+from spec.protocols import FeatureRequest, Rows
+from tests.heads.published import EAGLE, draft_ids, make_eagle
+from tests.verifier.reading import Reader, random_tokens
+from verifier.batch import ForwardBatch
+from verifier.heads.eagle import EagleHead
+from verifier.heads.eagle_config import EagleConfig
+from verifier.heads.eagle_weights import EagleWeights
+from verifier.model.errors import ModelError
+
+
+def load(directory, target, layers=None) -> EagleHead:
+    config = EagleConfig.read(directory, target.config, layers)
+    return EagleHead(config, EagleWeights.read(directory, config, target), 600)
+
+
+def features_of(target, tokens: list[int], needs: FeatureRequest) -> Features:
+    """The target's features of a whole text."""
+    reader = Reader(target)
+    return reader.model.run([reader.rows(PageTable(reader.pool), tokens)], needs).features
+
+
+class Rig:
+    """A head with a store of its own, fed with one text."""
+
+    def __init__(self, head: EagleHead, tokens: list[int], features: Features, page_size: int = 16) -> None:
+        self.head, self.tokens = head, tokens
+        self.pool = PagePool(17, page_size)
+        self.table = PageTable(self.pool)
+        self.table.reserve(len(tokens) + 20)
+        layer = head.layer
+        self.store = KVStore(self.pool, 1, layer.num_kv_heads, layer.head_dim, head.dtype)
+        self.hidden = head.fuse(features)
+
+    def text(self, start: int, stop: int):
+        """Rows start .. stop - 1, each with the feature before it."""
+        rows = Rows(self.table, torch.tensor(self.tokens[start:stop]), start)
+        return self.run(rows, self.hidden[start - 1 : stop - 1])
+
+    def run(self, rows: Rows, hidden):
+        return self.head(ForwardBatch.build([rows], self.head.group, None), hidden, self.store)
+
+
+@pytest.mark.parametrize("layout", EAGLE)
+def test_every_layout_gives_the_same_logits(target, tmp_path, layout) -> None:
+    """Over the whole text at once and in pieces, across page borders."""
+    model = target("llama2")
+    plain = make_eagle(tmp_path, model, layout)
+    head = load(tmp_path, model)
+    tokens = random_tokens(random.Random(3), 45, 300)
+    features = features_of(model, tokens, head.config.needs)
+    assert set(features) == set(head.config.names)
+    fused = plain.fuse([features[name] for name in head.config.names])
+    expected, states = plain(torch.tensor(tokens[1:]), fused[:-1])
+    rig = Rig(head, tokens, features)
+    for borders in ((1, 45), (1, 2, 3, 16, 17, 40, 45)):
+        found = [rig.text(start, stop) for start, stop in itertools.pairwise(borders)]
+        assert torch.allclose(torch.cat([logits for logits, _ in found]), expected, rtol=0, atol=2e-4)
+        assert torch.allclose(torch.cat([state for _, state in found]), states, rtol=0, atol=2e-4)
+
+
+@pytest.mark.parametrize("layout", EAGLE)
+def test_a_chain_of_guesses_is_the_plain_one(target, tmp_path, layout) -> None:
+    model = target("llama2")
+    plain = make_eagle(tmp_path, model, layout)
+    head, ids = load(tmp_path, model), draft_ids(tmp_path)
+    assert (head.token_ids is None) == (ids is None)
+    tokens = random_tokens(random.Random(5), 30, 300)
+    rig = Rig(head, tokens, features_of(model, tokens, head.config.needs))
+    logits, states = rig.text(1, 30)
+    guessed = []
+    for place in range(30, 35):
+        best = int(logits[-1].argmax())
+        guessed.append(best if head.token_ids is None else int(head.token_ids[best]))
+        logits, states = rig.run(Rows(rig.table, torch.tensor(guessed[-1:]), place), states[-1:])
+    assert guessed == plain.chain(tokens[1:], rig.hidden[:-1], 5, ids)
+
+
+def test_slot_0_is_not_seen(target, tmp_path) -> None:
+    make_eagle(tmp_path, target("llama2"), "safeailab")
+    head = load(tmp_path, target("llama2"))
+    tokens = random_tokens(random.Random(3), 20, 300)
+    rig = Rig(head, tokens, features_of(target("llama2"), tokens, head.config.needs))
+    before, _ = rig.text(1, 20)
+    rig.store.keys[:, rig.table.slots(0, 1)] = 3.0
+    rig.store.values[:, rig.table.slots(0, 1)] = 5.0
+    after, _ = rig.text(1, 20)
+    assert torch.equal(before, after)
+
+
+@pytest.mark.parametrize(
+    ("ids", "asked", "layers"),
+    [
+        (None, None, (2, 3, 3)),
+        ([2, 3, 5], None, (2, 3, 5)),
+        ([1, 3, 5], None, (2, 4, 6)),  # the first id is 1: outputs of layers, as SGLang counts
+        ([0, 2, 6], None, (0, 2, 6)),
+        ([1, 3, 5], [1, 3, 5], (1, 3, 5)),  # asked for on the command line: inputs
+    ],
+)
+def test_layers_are_counted_as_the_checkpoint_does(target, tmp_path, ids, asked, layers) -> None:
+    make_eagle(tmp_path, target("llama2"), "safeailab", ids)
+    assert EagleConfig.read(tmp_path, target("llama2").config, asked).aux == layers
+
+
+def change_config(directory, **changes) -> None:
+    path = directory / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"num_hidden_layers": 2}, r"config\.json: an EAGLE head of 2 layers is not supported"),
+        ({"vocab_size": 320}, r"config\.json: made for a vocabulary of 320, but the target's is 300"),
+        ({"draft_vocab_size": 77}, r"lm_head\.weight has shape \[150, 64\], expected \[77, 64\]"),
+        ({"eagle_aux_hidden_state_layer_ids": [2, 9, 11]}, r"is \[2, 9, 11\], but the target has 6 layers"),
+        ({"eagle_aux_hidden_state_layer_ids": "2"}, r"must be a list of layer numbers, got '2'"),
+        (
+            {"eagle_aux_hidden_state_layer_ids": [2, 4]},
+            r"fc\.weight reads 192 numbers, but the target gives 2 features",
+        ),
+        ({"norm_before_fc": True}, r"input_norm\.weight is missing"),
+        ({"hidden_size": 32}, r"embed_tokens\.weight is missing, and the target's is 64 wide where the head is 32"),
+    ],
+)
+def test_what_does_not_fit_is_named(target, tmp_path, changes, said) -> None:
+    make_eagle(tmp_path, target("llama2"), "safeailab")
+    change_config(tmp_path, **changes)
+    with pytest.raises(ModelError, match=said):
+        load(tmp_path, target("llama2"))
+
+
+def test_a_shallow_target_needs_the_layers_named(target, tmp_path) -> None:
+    make_eagle(tmp_path, target("llama2"), "safeailab")
+    shallow = replace(target("llama2").config, num_layers=3)
+    with pytest.raises(ModelError, match="a target of 3 layers has no default layers"):
+        EagleConfig.read(tmp_path, shallow)

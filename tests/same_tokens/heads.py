@@ -1,0 +1,105 @@
+"""Random heads as drafters. They are hardly ever right, so somebody whispers the truth into their trees."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from torch import Tensor
+
+from drafters.eagle import EagleDrafter
+from drafters.medusa import MedusaDrafter
+from kvpaging import PagePool
+from spec.features import Features
+from spec.protocols import Drafter
+from spec.sequence import Sequence as Running
+from spec.tree import DraftTree, TreeShape
+from tests.heads.published import make_eagle, make_medusa
+from tests.same_tokens.models import MakeDrafter, Pair
+from verifier.heads.eagle import EagleHead
+from verifier.heads.eagle_config import EagleConfig
+from verifier.heads.eagle_weights import EagleWeights
+from verifier.heads.medusa import MedusaHeads
+from verifier.model.decoder import Decoder
+
+KINDS = ["medusa", "eagle3", "eagle1"]
+#: How trees grow, and their shape.
+SHAPES = {"chain": "1,1,1", "static": "3,4,2", "dynamic": "3,4,2", "bush": "6,14,18,14"}
+
+
+def load_eagle(directory: Path, target: Decoder) -> EagleHead:
+    config = EagleConfig.read(directory, target.config)
+    return EagleHead(config, EagleWeights.read(directory, config, target), target.config.max_positions + 64)
+
+
+def head_drafter(kind: str, directory: Path, target: Decoder, shape: str) -> MakeDrafter:
+    """Makes a drafter with a random head for this target, written to ``directory`` first."""
+    dynamic = shape != "static"
+    if not (directory / "config.json").exists():
+        if kind == "medusa":
+            make_medusa(directory, target, "authors", heads=4)
+        else:
+            layers = None if kind == "eagle1" else [0, 2, target.config.num_layers]
+            make_eagle(directory, target, "eagle1" if kind == "eagle1" else "safeailab", layers)
+    if kind == "medusa":
+        heads = MedusaHeads.load(directory, target)
+        return lambda pool: MedusaDrafter(heads, dynamic)
+    head = load_eagle(directory, target)
+    return lambda pool: EagleDrafter(head, pool, dynamic)
+
+
+def whispered(make: MakeDrafter, known: Mapping[str, list[int]]) -> MakeDrafter:
+    def made(pool: PagePool) -> Drafter:
+        inner = make(pool)
+        assert inner is not None
+        return Whisper(inner, known)
+
+    return made
+
+
+class Whisper:
+    """Puts the true continuation on a random path of each tree that another drafter grew.
+
+    known: prompt and output of each sequence, by id.
+    """
+
+    def __init__(self, inner: Drafter, known: Mapping[str, list[int]]) -> None:
+        self.inner, self.known, self.name, self.needs = inner, known, inner.name, inner.needs
+        self._rng = random.Random(5)
+        self.drafted = 0
+
+    def propose(self, sequences: Sequence[Running], shapes: Sequence[TreeShape]) -> list[DraftTree]:
+        trees = self.inner.propose(sequences, shapes)
+        for tree, shape in zip(trees, shapes, strict=True):
+            assert len(tree) <= shape.nodes
+            assert int(tree.depths.max()) <= shape.levels
+        self.drafted += sum(len(tree) - 1 for tree in trees)
+        return [self._told(sequence, tree) for sequence, tree in zip(sequences, trees, strict=True)]
+
+    def _told(self, sequence: Running, tree: DraftTree) -> DraftTree:
+        tokens, parents = tree.tokens.tolist(), tree.parents.tolist()
+        node = self._rng.randrange(len(tokens))
+        path = [node]
+        while path[-1]:
+            path.append(parents[path[-1]])
+        coming = self.known[sequence.id][len(sequence.tokens) :]
+        for place, token in zip(path[-2::-1], coming, strict=False):
+            tokens[place] = token
+        return DraftTree.build(tokens, parents, tree.drafter)
+
+    def observe(self, sequence: Running, features: Features) -> None:
+        self.inner.observe(sequence, features)  # type: ignore[attr-defined]
+
+    def extend(self, sequence: Running) -> None:
+        self.inner.extend(sequence)
+
+    def committed(self, sequence: Running, path: list[int], moves: tuple[Tensor, Tensor] | None) -> None:
+        self.inner.committed(sequence, path, moves)
+
+    def finished(self, sequence: Running) -> None:
+        self.inner.finished(sequence)
+
+
+def head_of(pair: Pair, kind: str, shape: str) -> MakeDrafter:
+    return head_drafter(kind, pair.directory.parent / kind, pair.target, shape)

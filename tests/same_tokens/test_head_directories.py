@@ -1,0 +1,101 @@
+"""The same tokens from engines built as the server builds them, with heads from directories and flags."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from server.build import build_engine
+from server.heads import find_head
+from spec.errors import ConfigurationError
+from tests.heads.published import make_eagle, make_medusa
+from tests.same_tokens.models import Pair
+from tests.same_tokens.runs import assert_same, jobs_of, plain
+from tests.same_tokens.test_directories import config, witnessed, write_tokenizer
+from tests.same_tokens.witness import Text, run
+from tests.verifier.families import make
+from verifier.model.errors import ModelNotFound
+
+LENGTHS = (9, 70, 33, 1, 20, 40)
+
+
+@pytest.fixture(scope="module")
+def directory(pair) -> Path:
+    """A target with a tokenizer, and heads of every kind beside it."""
+    models: Pair = pair("smollm")
+    write_tokenizer(models.directory, 290)
+    root = models.directory.parent
+    make_medusa(root / "medusa", models.target, "authors")
+    make_eagle(root / "eagle3", models.target, "specforge", [0, 1, 3])
+    make_eagle(root / "speculators", models.target, "speculators", [0, 1, 3])
+    make_eagle(root / "eagle1", models.target, "eagle1")
+    return root
+
+
+@pytest.fixture(scope="module")
+def expected(pair, directory) -> dict[str, Text]:
+    return plain(pair("smollm").target, jobs_of(300, LENGTHS, 20))
+
+
+@pytest.mark.parametrize(
+    ("draft", "name", "changes"),
+    [
+        ("medusa:{}/medusa", "medusa", {"draft_tree": "4,4,2"}),
+        ("{}/medusa", "medusa", {"draft_tokens": 7}),
+        ("eagle3:{}/eagle3", "eagle3", {"draft_tree": "4,4,2,2,1"}),
+        ("{}/speculators", "eagle3", {"draft_tokens": 3, "max_seqs": 1}),
+        ("eagle:{}/eagle1", "eagle", {"draft_tree": "3,2,1", "prefix_cache": False}),
+        ("{}/eagle1", "eagle", {}),
+    ],
+)
+def test_every_way_to_name_a_head(directory, expected, draft, name, changes) -> None:
+    engine = witnessed(build_engine(config(directory / "target", draft.format(directory), **changes)))
+    assert engine.info.exact, engine.info.exact_reason
+    assert engine.drafter is not None
+    assert engine.drafter.name == name
+    # Random heads: the trial at load sees that they guess no better than chance.
+    assert "its first guess agrees with the target on" in engine.info.drafter_reason
+    jobs = [replace(job, arrives=2 * index) for index, job in enumerate(jobs_of(300, LENGTHS, 20))]
+    assert_same(expected, run(engine, jobs))
+    again = [replace(job, id=f"{job.id}-again") for job in jobs]
+    assert_same({job.id: expected[job.id.removesuffix("-again")] for job in again}, run(engine, again))
+    engine.check()
+
+
+def test_a_head_that_fits_raises_no_doubts(tmp_path) -> None:
+    """A target that always says token 0, and a head over the same output matrix."""
+    model = make("llama2", tmp_path / "target")
+    with torch.no_grad():
+        model.lm_head.weight.zero_()
+    model.save_pretrained(tmp_path / "target")
+    write_tokenizer(tmp_path / "target", 290)
+    (tmp_path / "head").mkdir()
+    torch.save({"0.0.linear.weight": torch.zeros(64, 64)}, tmp_path / "head" / "medusa_lm_head.pt")
+    (tmp_path / "head" / "config.json").write_text('{"medusa_num_heads": 1}')
+    engine = build_engine(config(tmp_path / "target", str(tmp_path / "head")))
+    assert engine.info.drafter_reason == "asked for"
+
+
+def test_a_head_trained_on_shorter_texts_is_mentioned(directory) -> None:
+    settings = config(directory / "target", f"eagle3:{directory}/eagle3", max_model_len=512, kv_tokens=600)
+    assert "trained on" not in build_engine(settings).info.drafter_reason
+    path = directory / "eagle3" / "config.json"
+    whole = path.read_text()
+    path.write_text(whole.replace('"max_position_embeddings": 512', '"max_position_embeddings": 128'))
+    try:
+        assert "it was trained on texts of up to 128 tokens" in build_engine(settings).info.drafter_reason
+    finally:
+        path.write_text(whole)
+
+
+def test_what_is_no_head_is_refused(directory) -> None:
+    with pytest.raises(ConfigurationError, match=r"--draft medusa:.*target holds no head"):
+        find_head(f"medusa:{directory}/target")
+    with pytest.raises(ConfigurationError, match=r"--draft medusa:.*eagle3 holds eagle heads"):
+        find_head(f"medusa:{directory}/eagle3")
+    with pytest.raises(ModelNotFound, match="no such directory"):
+        find_head("eagle3:/nowhere/at/all")
+    assert find_head(str(directory / "target")) is None

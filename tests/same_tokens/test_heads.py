@@ -1,0 +1,147 @@
+"""The same tokens with every kind of head, chains and trees, static and dynamic, in any company."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+
+import pytest
+import torch
+
+from spec.engine import Engine
+from spec.noise import gumbel_row
+from spec.tree import TreeShape
+from tests.same_tokens.heads import KINDS, SHAPES, Whisper, head_of, whispered
+from tests.same_tokens.models import Pair, engine_of
+from tests.same_tokens.runs import assert_same, jobs_of, plain, sampled, whole
+from tests.same_tokens.witness import Job, Text, run
+
+LENGTHS = (9, 1, 17, 33, 5, 40)
+everywhere = pytest.mark.parametrize("kind", KINDS)
+#: Every kind in every shape; in most tests all but these are slow.
+QUICK = {("medusa", "dynamic"), ("eagle3", "chain"), ("eagle3", "dynamic")}
+growing = pytest.mark.parametrize(
+    ("kind", "shape"),
+    [
+        pytest.param(kind, shape, marks=() if (kind, shape) in QUICK else pytest.mark.slow)
+        for kind in KINDS
+        for shape in SHAPES
+    ],
+)
+
+
+def engine_with(pair: Pair, kind: str, shape: str, texts: dict[str, list[int]], **options: int | bool) -> Engine:
+    drafter = whispered(head_of(pair, kind, shape), texts)
+    return engine_of(pair.target, drafter, TreeShape.parse(SHAPES[shape]), **options)  # type: ignore[arg-type]
+
+
+@cache
+def expected(pair: Pair, lengths: tuple[int, ...], max_tokens: int) -> dict[str, Text]:
+    return plain(pair.target, jobs_of(pair.vocab_size, lengths, max_tokens))
+
+
+def accepted_per_step(texts: dict[str, Text]) -> float:
+    totals = [text.statistics for text in texts.values() if text.statistics is not None]
+    return sum(total.accepted for total in totals) / sum(total.steps for total in totals)
+
+
+@everywhere
+@pytest.mark.parametrize("shape", list(SHAPES))
+@pytest.mark.parametrize("family", ["llama2", pytest.param("qwen3", marks=pytest.mark.slow)])
+def test_alone(pair, family, kind, shape) -> None:
+    models = pair(family)
+    jobs, texts = jobs_of(models.vocab_size, LENGTHS, 18), expected(models, LENGTHS, 18)
+    engine = engine_with(models, kind, shape, whole(jobs, texts), max_seqs=1)
+    actual = run(engine, jobs)
+    assert_same(texts, actual)
+    assert 0.4 < accepted_per_step(actual) < 3.0
+
+
+@everywhere
+def test_bf16(pair, kind) -> None:
+    models = pair("smollm", torch.bfloat16)
+    jobs, texts = jobs_of(models.vocab_size, LENGTHS, 18), expected(models, LENGTHS, 18)
+    assert_same(texts, run(engine_with(models, kind, "dynamic", whole(jobs, texts)), jobs))
+
+
+@growing
+@pytest.mark.parametrize("chunk", [7, 48])
+def test_in_a_batch_with_prompts_in_chunks(pair, kind, shape, chunk) -> None:
+    """Others come, and one in three is cancelled on its way."""
+    models, lengths = pair("llama2"), (3, 150, 20, 97, 65, 30)
+    texts = expected(models, lengths, 12)
+    jobs = [
+        replace(job, arrives=4 * index, cancelled=4 * index + 6 if index % 3 == 2 else None)
+        for index, job in enumerate(jobs_of(models.vocab_size, lengths, 12))
+    ]
+    assert_same(texts, run(engine_with(models, kind, shape, whole(jobs, texts), chunk=chunk), jobs))
+
+
+@growing
+def test_preemption(pair, kind, shape) -> None:
+    models, lengths = pair("llama2"), (30, 33, 31, 20)
+    jobs, texts = jobs_of(models.vocab_size, lengths, 40), expected(models, lengths, 40)
+    actual = run(engine_with(models, kind, shape, whole(jobs, texts), tokens=160), jobs)
+    assert_same(texts, actual)
+    assert sum(text.statistics.preemptions for text in actual.values() if text.statistics) > 0
+
+
+@growing
+def test_over_a_prefix_hit(pair, kind, shape) -> None:
+    """The same prompts again, and as the beginnings of longer chats. Drafts go on from what the pages know."""
+    models = pair("llama2")
+    first = jobs_of(models.vocab_size, (50, 33, 17), 16, ["warm", "greedy", "cool_filtered"])
+    texts = plain(models.target, first)
+    turns = [
+        Job(f"{job.id}-{turn}", job.prompt + texts[job.id].tokens + [turn] * 9, sampled(name, seed=turn, max_tokens=10))
+        for job in first
+        for turn, name in enumerate(("greedy", "cool", "warm_filtered"), start=7)
+    ]
+    later = [
+        replace(job, arrives=60 + i) for i, job in enumerate([*(replace(j, id=f"{j.id}-again") for j in first), *turns])
+    ]
+    texts |= plain(models.target, later)
+    jobs = [*first, *later]
+    actual = run(engine_with(models, kind, shape, whole(jobs, texts), prefix=True), jobs)
+    assert_same(texts, actual)
+    assert all(actual[job.id].cached_tokens > 0 for job in later)
+    assert accepted_per_step({job.id: actual[job.id] for job in later}) > 0.4
+
+
+@pytest.mark.parametrize("kind", ["medusa", "eagle3"])
+def test_noise_is_shared_with_the_draw(pair, monkeypatch, kind) -> None:
+    """Even a head that knows nothing is hit at temperature 1, since the noise decides much of the draw."""
+    models = pair("llama2")
+    jobs = jobs_of(models.vocab_size, (20, 21, 22, 23), 60, ["warm"])
+    engine = engine_of(models.target, head_of(models, kind, "dynamic"), TreeShape.parse("8,8"))
+    texts = run(engine, jobs)
+    assert_same(expected_warm(models), texts)
+    add_noise_of_its_own(monkeypatch, kind)
+    alone = run(engine_of(models.target, head_of(models, kind, "dynamic"), TreeShape.parse("8,8")), jobs)
+    assert accepted_per_step(texts) > 2 * accepted_per_step(alone)
+
+
+def add_noise_of_its_own(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    """Let the drafter add the noise of a seed of its own."""
+    module = {"medusa": "drafters.medusa", "eagle3": "drafters.eagle"}[kind]
+
+    def other(logits, sequence, depth, token_ids=None):
+        noise = gumbel_row(12345, len(sequence.tokens) + depth, sequence.noise.vocab_size)
+        return logits / sequence.sampling.temperature + (noise if token_ids is None else noise[token_ids])
+
+    monkeypatch.setattr(f"{module}.with_noise", other)
+
+
+@cache
+def expected_warm(pair: Pair) -> dict[str, Text]:
+    return plain(pair.target, jobs_of(pair.vocab_size, (20, 21, 22, 23), 60, ["warm"]))
+
+
+def test_a_whisper_is_no_draft(pair) -> None:
+    """The wrapped drafter really drafts: the trees are its own."""
+    models = pair("llama2")
+    jobs = jobs_of(models.vocab_size, (20,), 30, ["warm"])
+    engine = engine_with(models, "eagle3", "static", whole(jobs, plain(models.target, jobs)))
+    run(engine, jobs)
+    assert isinstance(engine.drafter, Whisper)
+    assert engine.drafter.drafted >= 9 * 8

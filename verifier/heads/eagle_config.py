@@ -1,0 +1,131 @@
+"""What an EAGLE head computes, from the config.json of its directory.
+
+Three layouts: the authors' (a Llama configuration with ``draft_vocab_size``), SpecForge's (the same with
+``eagle_config``), and speculators' (the layer's own configuration nested in ``transformer_layer_config``). EAGLE-1
+and EAGLE-2 heads are one thing: a Llama configuration with one layer and no draft vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from spec.protocols import FeatureRequest
+from verifier.model.config import ModelConfig
+from verifier.model.fields import Fields
+
+#: A target shallower than this has no three distinct default layers.
+_LEAST_LAYERS = 6
+
+
+@dataclass(frozen=True, slots=True)
+class EagleConfig:
+    """Shape and arithmetic of one head.
+
+    generation: 1 (EAGLE-1 and 2: one feature, the target's own output head) or 3. layer: the shape of its layer.
+    draft_vocab: rows of its own output head. aux: the target's layers whose inputs it reads; empty for one that reads
+    the state behind the final norm.
+    residual_normed: the residual is the hidden state behind ``hidden_norm``. fc_input_normed, fc_normed: a norm over
+    all features, or one for each, before they are mixed. output_normed: what is fed back is the state behind ``norm``.
+    """
+
+    generation: Literal[1, 3]
+    layer: ModelConfig
+    draft_vocab: int
+    aux: tuple[int, ...]
+    residual_normed: bool = False
+    fc_input_normed: bool = False
+    fc_normed: bool = False
+    output_normed: bool = False
+
+    @property
+    def needs(self) -> FeatureRequest:
+        """What the target's passes must hand over."""
+        return FeatureRequest(final=not self.aux, layers=self.aux)
+
+    @property
+    def names(self) -> list[str]:
+        """The features by name, in the order in which they are concatenated."""
+        return [f"layer.{layer}" for layer in self.aux] or ["final"]
+
+    @classmethod
+    def read(cls, directory: Path, target: ModelConfig, layers: Sequence[int] | None = None) -> EagleConfig:
+        """The configuration in ``directory``; ``layers`` overrides the target layers it names.
+
+        Raises ConfigError naming the file and the key.
+        """
+        fields = Fields.read(directory / "config.json")
+        layer = ModelConfig.of_llama(_layer_fields(fields))
+        if layer.num_layers != 1:
+            raise fields.error(f"an EAGLE head of {layer.num_layers} layers is not supported; supported is 1")
+        if layer.vocab_size != target.vocab_size:
+            raise fields.error(f"made for a vocabulary of {layer.vocab_size}, but the target's is {target.vocab_size}")
+        if not is_eagle3(fields):
+            return cls(1, layer, target.vocab_size, ())
+        flags = _Flags(fields)
+        return cls(
+            generation=3,
+            layer=layer,
+            draft_vocab=fields.integer("draft_vocab_size", layer.vocab_size),
+            aux=_aux_layers(fields, target.num_layers, layers),
+            residual_normed=flags.get("norm_before_residual"),
+            fc_input_normed=flags.get("norm_before_fc"),
+            fc_normed=flags.get("fc_norm"),
+            output_normed=flags.get("norm_output"),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Flags:
+    """Truth values that stand at the top level or in ``eagle_config``."""
+
+    fields: Fields
+
+    def get(self, key: str) -> bool:
+        nested = self.fields.section("eagle_config")
+        source = nested if nested is not None and nested.get(key) is not None else self.fields
+        return source.flag(key, False)
+
+
+def is_eagle3(fields: Fields) -> bool:
+    """Whether a head's configuration is an EAGLE-3 one."""
+    names = str(fields.get("architectures") or "").lower()
+    keys = ("draft_vocab_size", "eagle_config", "eagle_aux_hidden_state_layer_ids")
+    return "eagle3" in names or fields.get("speculators_model_type") == "eagle3" or any(map(fields.get, keys))
+
+
+def _layer_fields(fields: Fields) -> Fields:
+    """Where the layer's own keys stand. speculators leaves out the layer count where it is 1 by construction."""
+    nested = fields.section("transformer_layer_config")
+    source = fields if nested is None else nested
+    values = {"num_hidden_layers": 1, **source.values}
+    return Fields(values, source.where)
+
+
+def _aux_layers(fields: Fields, depth: int, layers: Sequence[int] | None) -> tuple[int, ...]:
+    """The target layers whose inputs the head reads.
+
+    Published ids mean "input of layer i" (vLLM, speculators) or "output of layer i" (SGLang), and files do not say
+    which; the latter are known by their first id, 1. No ids mean the authors' choice.
+    """
+    nested = fields.section("eagle_config")
+    key = "eagle_aux_hidden_state_layer_ids"
+    if nested is not None and not _uses_layers(nested) and layers is None:
+        return ()
+    ids = list(layers) if layers is not None else fields.get(key) or (nested.get(key) if nested is not None else None)
+    if ids is None:
+        if depth < _LEAST_LAYERS:
+            raise fields.error(f"{key} is missing, and a target of {depth} layers has no default layers")
+        return 2, depth // 2, depth - 3
+    if not isinstance(ids, list) or not ids or not all(type(number) is int for number in ids):
+        raise fields.error(f"{key} must be a list of layer numbers, got {ids!r}")
+    shift = 1 if layers is None and ids[0] == 1 else 0
+    if not all(0 <= number + shift <= depth for number in ids):
+        raise fields.error(f"{key} is {ids}, but the target has {depth} layers: the head was made for another model")
+    return tuple(number + shift for number in ids)
+
+
+def _uses_layers(nested: Fields) -> bool:
+    return nested.flag("use_aux_hidden_state", True)

@@ -1,0 +1,43 @@
+"""Does a head belong to its target? How often its first guess is the target's own most likely token."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from kvpaging import KVStore, PageTable
+from spec.features import Features
+from spec.protocols import Rows
+from verifier.batch import ForwardBatch
+from verifier.heads.eagle import EagleHead
+from verifier.heads.medusa import MedusaHeads
+
+
+def medusa_agreement(heads: MedusaHeads, features: Features, wanted: Tensor) -> float:
+    """The share of positions whose first head names the target's choice one token later.
+
+    features: of a text's R positions. wanted: int64[R], the target's most likely token after each.
+    """
+    guesses = heads(features["final"], 0).argmax(dim=-1)
+    return _share(guesses if heads.token_map is None else heads.token_map[guesses], wanted)
+
+
+def eagle_agreement(
+    head: EagleHead, features: Features, tokens: Tensor, wanted: Tensor, table: PageTable, store: KVStore
+) -> float:
+    """The share of positions whose row names the target's choice, each row made of the true feature before it.
+
+    tokens: int64[R]. table: a sequence whose R pages are reserved; nothing in ``store`` counts as filled by this.
+    """
+    first = table.slots(0, 1)
+    store.keys[:, first] = 0
+    store.values[:, first] = 0
+    batch = ForwardBatch.build([Rows(table, tokens[1:], 1)], head.group, None)
+    logits, _ = head(batch, head.fuse(features)[:-1], store)
+    guesses = logits.argmax(dim=-1)
+    return _share(guesses if head.token_ids is None else head.token_ids[guesses], wanted)
+
+
+def _share(guesses: Tensor, wanted: Tensor) -> float:
+    """Guess i is about the token that the target chose at row i + 1."""
+    rows = len(wanted) - 1
+    return float((guesses[:rows] == wanted[1:]).float().mean())
