@@ -57,7 +57,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
         str,
         _about(
             "who proposes tokens: auto (the bundled draft for the bundled target, otherwise none), none, ngram, "
-            "or a draft model as a directory or hub id",
+            "a draft model as a directory or hub id, or heads (medusa:PATH, eagle3:PATH)",
             "models",
             "DRAFT",
         ),

@@ -80,8 +80,8 @@ def test_in_a_batch_with_prompts_in_chunks(pair, kind, shape, chunk) -> None:
 @growing
 def test_preemption(pair, kind, shape) -> None:
     models, lengths = pair("llama2"), (30, 33, 31, 20)
-    jobs, texts = jobs_of(models.vocab_size, lengths, 40), expected(models, lengths, 40)
-    actual = run(engine_with(models, kind, shape, whole(jobs, texts), tokens=160), jobs)
+    jobs, texts = jobs_of(models.vocab_size, lengths, 90), expected(models, lengths, 90)
+    actual = run(engine_with(models, kind, shape, whole(jobs, texts), tokens=192), jobs)
     assert_same(texts, actual)
     assert sum(text.statistics.preemptions for text in actual.values() if text.statistics) > 0
 
