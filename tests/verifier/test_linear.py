@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from verifier.model.linear import Linear
-from verifier.probe import FIXED_ROWS
+from verifier.probe import FIXED_ROWS, FIXED_ROWS_BF16
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 #: in, out: narrow, odd, the widths of a tiny model, wider than 1024 (where a single row is multiplied differently).
@@ -34,7 +34,7 @@ def differing(linear: Linear, x: Tensor, counts: tuple[int, ...]) -> list[int]:
     return [n for n, places in pieces.items() if any(not torch.equal(linear(x[p].clone()), whole[p]) for p in places)]
 
 
-@pytest.mark.parametrize("block", [None, FIXED_ROWS])
+@pytest.mark.parametrize("block", [None, FIXED_ROWS, FIXED_ROWS_BF16])
 @pytest.mark.parametrize("bias", [False, True], ids=["plain", "bias"])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
@@ -50,12 +50,13 @@ def test_it_multiplies(shape, dtype, bias, block) -> None:
     assert torch.allclose(result.double(), expected, atol=max(1e-5, 8 * eps), rtol=2 * eps)
 
 
+@pytest.mark.parametrize("block", [FIXED_ROWS, FIXED_ROWS_BF16])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_blocks_of_fixed_size_give_a_row_the_same_bits_at_any_count(shape, dtype) -> None:
+def test_blocks_of_fixed_size_give_a_row_the_same_bits_at_any_count(shape, dtype, block) -> None:
     """The way out on machines where the library's products differ; even a single row is safe then."""
     linear, _, _ = layer_of(shape, dtype, bias=True)
-    linear.block = FIXED_ROWS
+    linear.block = block
     assert differing(linear, rows_of(shape, dtype), (1, *COUNTS)) == []
 
 
