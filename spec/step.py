@@ -24,9 +24,9 @@ from spec.constrain import Draft, Guarded, MaskThread, graft
 from spec.decide import decide, why_nothing
 from spec.draw import BROKEN
 from spec.features import Features, by_sequence, of_path, reader_of
-from spec.logprobs import logprobs_of
 from spec.protocols import Drafter, Rows, Verifier, Wanted
 from spec.request import TokenLogprobs
+from spec.score import logprobs_of_run, score_prompt
 from spec.sequence import Sequence
 from spec.trace import Stopwatch
 from spec.tree import MAX_NODES, DraftTree, TreeShape
@@ -143,7 +143,7 @@ class EagerRunner:
     def _commit(self, work: Work, draft: Draft, logits: Tensor, drawn: Tensor | None, features: Features) -> Verdict:
         sequence, table = work.sequence, work.sequence.table
         if sequence.scoring:
-            _score_prompt(sequence, logits)
+            score_prompt(sequence, logits)
         table.commit(work.lead)
         if drawn is None:
             self.verifier.committed(table, None)
@@ -171,7 +171,7 @@ class EagerRunner:
             accepted=min(acceptance.accepted, len(emitted)),
             depths=draft.tree.depths.tolist()[1:],
             forced=draft.forced,
-            logprobs=_logprobs(sequence, logits, path, emitted),
+            logprobs=logprobs_of_run(sequence, logits, path, emitted),
         )
 
     def _show(self, work: Work, path: list[int], features: Features) -> None:
@@ -216,24 +216,6 @@ def _drawn(work: Work, draft: Draft, logits: Tensor, banned: Tensor | None) -> T
 def _of_nodes(work: Work, logits: Tensor) -> Tensor:
     """The rows of the tree's nodes: behind a chunk the root's alone."""
     return logits[-1:] if work.lead else logits
-
-
-def _score_prompt(sequence: Sequence, logits: Tensor) -> None:
-    """Entries for the prompt tokens that follow the rows of a chunk which is not committed yet."""
-    entries, base, count = sequence.prompt_logprobs, sequence.table.length, sequence.sampling.prompt_logprobs
-    assert entries is not None and count is not None
-    # Computed again after preemption, a chunk may lie before the next token to score.
-    tokens = sequence.tokens[len(entries) : min(base + len(logits) + 1, sequence.prompt_length)]
-    first = len(entries) - 1 - base
-    entries += logprobs_of(logits[first : first + len(tokens)], tokens, count)
-
-
-def _logprobs(sequence: Sequence, logits: Tensor, path: list[int], emitted: list[int]) -> list[TokenLogprobs] | None:
-    """One entry per emitted token, from the raw row of the node it was drawn at; None if nobody asked."""
-    count = sequence.sampling.logprobs
-    if count is None:
-        return None
-    return logprobs_of(logits[torch.tensor(path, dtype=torch.int64)], emitted, count)
 
 
 def _emit(sequence: Sequence, acceptance: Acceptance, logits: Tensor) -> list[int]:

@@ -15,6 +15,7 @@ from spec.adjust import Adjustment
 from spec.constrain import Guarded
 from spec.noise import Noise
 from spec.protocols import Rows
+from spec.score import logprobs_of_run
 from verifier.batch import ForwardBatch, Segment, _Layout
 from verifier.ops import attention
 
@@ -98,9 +99,8 @@ def masks_of_the_root(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def logprobs_of_the_next_row(monkeypatch: pytest.MonkeyPatch) -> None:
     """Logprobs are taken from the row that a token leads to, not from the one it was drawn from."""
-    taken = step._logprobs
     monkeypatch.setattr(
         step,
-        "_logprobs",
-        lambda sequence, logits, path, emitted: taken(sequence, logits, [*path[1:], path[-1]], emitted),
+        "logprobs_of_run",
+        lambda sequence, logits, path, emitted: logprobs_of_run(sequence, logits, [*path[1:], path[-1]], emitted),
     )

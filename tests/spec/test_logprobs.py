@@ -13,6 +13,7 @@ import spec.step
 from spec.logprobs import IMPOSSIBLE, logprobs_of
 from spec.request import TokenLogprobs
 from spec.sampling import SamplingParams
+from spec.score import logprobs_of_run
 from tests.spec.tables import Answer, Guesser, House, TableModel, plain
 
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5]
@@ -79,11 +80,10 @@ def test_entries_are_those_of_the_final_text(temperature: float, shape: tuple[in
 
 def test_the_row_of_the_node_itself_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Logprobs taken one row too late along the path."""
-    rows = spec.step._logprobs
     monkeypatch.setattr(
         spec.step,
-        "_logprobs",
-        lambda sequence, logits, path, emitted: rows(sequence, logits.roll(-1, 0), path, emitted),
+        "logprobs_of_run",
+        lambda sequence, logits, path, emitted: logprobs_of_run(sequence, logits.roll(-1, 0), path, emitted),
     )
     model = TableModel(1)
     sampling = SamplingParams(temperature=0.0, seed=1, max_tokens=20, logprobs=2)

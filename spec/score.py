@@ -1,0 +1,30 @@
+"""The log-probabilities that a step owes: of the prompt's tokens as their rows are computed, of the emitted run."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from spec.logprobs import logprobs_of
+from spec.request import TokenLogprobs
+from spec.sequence import Sequence
+
+
+def score_prompt(sequence: Sequence, logits: Tensor) -> None:
+    """Entries for the prompt tokens that follow the rows of a chunk which is not committed yet."""
+    entries, base, count = sequence.prompt_logprobs, sequence.table.length, sequence.sampling.prompt_logprobs
+    assert entries is not None and count is not None
+    # Computed again after preemption, a chunk may lie before the next token to score.
+    tokens = sequence.tokens[len(entries) : min(base + len(logits) + 1, sequence.prompt_length)]
+    first = len(entries) - 1 - base
+    entries += logprobs_of(logits[first : first + len(tokens)], tokens, count)
+
+
+def logprobs_of_run(
+    sequence: Sequence, logits: Tensor, path: list[int], emitted: list[int]
+) -> list[TokenLogprobs] | None:
+    """One entry per emitted token, from the raw row of the node it was drawn at; None if nobody asked."""
+    count = sequence.sampling.logprobs
+    if count is None:
+        return None
+    return logprobs_of(logits[torch.tensor(path, dtype=torch.int64)], emitted, count)
