@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from typing import cast
 
@@ -85,6 +86,15 @@ class Server:
             self._frames += [frames.unpack_down(body) for body in self._splitter.feed(self._connection.recv(1 << 16))]
         return self._frames.pop(0)
 
+    def read_while(self, thread: threading.Thread) -> None:
+        """Take what the engine still sends (it waits for its reader) until it has ended."""
+        deadline = time.monotonic() + PATIENCE
+        self._connection.settimeout(0.05)
+        while thread.is_alive() and time.monotonic() < deadline:
+            with contextlib.suppress(TimeoutError):
+                self._connection.recv(1 << 20)
+            thread.join(0.01)
+
     def until_running(self, id: str) -> None:
         """Read on until ``id`` has emitted something."""
         while True:
@@ -104,7 +114,7 @@ def running() -> Iterator[tuple[Server, Stepping, Held]]:
         yield server, engine, held
         server.send(frames.Stop())
         held.go.release(9)
-        thread.join(PATIENCE)
+        server.read_while(thread)
         assert not thread.is_alive()
 
 
