@@ -271,7 +271,7 @@ def _spawn(theirs: socket.socket) -> subprocess.Popen[bytes]:
             pass_fds=[theirs.fileno()],
             stdin=subprocess.DEVNULL,
             start_new_session=True,  # Ctrl-C is for the server, which drains first
-            env=os.environ | {"PYTHONPATH": path},
+            env={name: value for name, value in os.environ.items() if name != "FORESAY_API_KEY"} | {"PYTHONPATH": path},
         )
 
 

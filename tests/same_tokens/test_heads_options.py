@@ -1,0 +1,30 @@
+"""The same tokens and logprobs with every kind of head under every option, grammars and forks too."""
+
+from __future__ import annotations
+
+import pytest
+
+from spec.tree import TreeShape
+from tests.same_tokens import options
+from tests.same_tokens.heads import KINDS, SHAPES, head_of, whispered
+from tests.same_tokens.models import engine_of
+from tests.same_tokens.runs import assert_same, plain, whole
+from tests.same_tokens.witness import run
+
+TOKENS = 24
+
+
+@pytest.mark.parametrize("shape", ["chain", "dynamic"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_option(pair, kind, shape) -> None:
+    """The combinations that the options' own tests give the other drafters, all of them in one batch."""
+    models = pair("llama2")
+    groups = list(options.jobs(models.vocab_size, TOKENS).values())
+    jobs = options.arriving(groups[::2] if shape == "chain" else groups[1::2])
+    wanted = plain(models.target, jobs)
+    drafter = whispered(head_of(models, kind, shape), whole(jobs, wanted))
+    texts = run(engine_of(models.target, drafter, TreeShape.parse(SHAPES[shape]), max_seqs=4, chunk=11), jobs)
+    assert_same(wanted, texts)
+    assert sum(text.statistics.accepted for text in texts.values() if text.statistics) > 0
+    assert any(job.fork_of for job in jobs)
+    assert any(text.statistics.forced for text in texts.values() if text.statistics)
