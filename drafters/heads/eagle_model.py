@@ -18,7 +18,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from drafters.heads.lesson import Depth, Lesson, judge, mean, soft_cross_entropy
+from drafters.heads.lesson import Depth, Lesson, judge
+from drafters.heads.loss import soft_cross_entropy
 
 #: How much less each pass counts than the one before.
 DECAY = 0.8
@@ -69,22 +70,22 @@ class EagleModel(nn.Module):
     def losses(self, lesson: Lesson) -> Iterator[Tensor]:
         """One loss: later passes count less, rows whose likeliest token is no draft token not at all."""
         chances = lesson.logits[..., self.token_ids].float().softmax(dim=-1)
-        counts = lesson.counts * torch.isin(lesson.logits.argmax(dim=-1), self.token_ids)
+        counts = torch.isin(lesson.logits.argmax(dim=-1), self.token_ids) if self._truncated else None
         total = torch.zeros((), device=lesson.tokens.device)
-        for number, (logits, rows) in enumerate(self._passes(lesson)):
-            losses = soft_cross_entropy(logits.float(), chances[:, rows])
-            total = total + DECAY**number * mean(losses, counts[:, rows])
+        for number, (hidden, rows) in enumerate(self._passes(lesson)):
+            counted = None if counts is None else counts[:, rows]
+            total = total + DECAY**number * soft_cross_entropy(hidden, self.lm_head.weight, chances[:, rows], counted)
         yield total
 
     @torch.no_grad()
     def judged(self, lesson: Lesson, generator: torch.Generator) -> list[Depth]:
         """How each pass does."""
         found = []
-        for logits, rows in self._passes(lesson):
+        for hidden, rows in self._passes(lesson):
             wanted = lesson.logits[:, rows]
             everything = torch.full_like(wanted, -torch.inf, dtype=torch.float32)
-            everything[..., self.token_ids] = logits.float()
-            found.append(judge(everything, wanted, lesson.counts[:, rows], generator))
+            everything[..., self.token_ids] = self.lm_head(hidden).float()
+            found.append(judge(everything, wanted, generator))
         return found
 
     @property
@@ -92,25 +93,25 @@ class EagleModel(nn.Module):
         return self.shape.draft_vocab_size < self.shape.vocab_size
 
     def _passes(self, lesson: Lesson) -> Iterator[tuple[Tensor, slice]]:
-        """Guesses [B, R, V'] of each pass, the target's rows they are about. Rows without every pass are cut."""
+        """What each pass's guesses are made of, [B, R, H], and the target's rows they are about.
+
+        Rows without every pass are cut.
+        """
         rows = lesson.tokens.shape[1] - self.passes - 1
         embedded = functional.embedding(lesson.tokens, self.embed)
         state = self.fc(torch.cat([lesson.features[name] for name in self.needs], dim=-1)[:, :rows]).float()
         chain: list[tuple[Tensor, Tensor]] = []
         for number in range(self.passes):
-            logits, state = self._pass(embedded[:, 1 + number : 1 + number + rows], state, number, chain)
-            yield logits, slice(1 + number, 1 + number + rows)
+            state = self._pass(embedded[:, 1 + number : 1 + number + rows], state, number, chain)
+            yield self.norm(state), slice(1 + number, 1 + number + rows)
 
-    def _pass(
-        self, embedded: Tensor, state: Tensor, number: int, chain: list[tuple[Tensor, Tensor]]
-    ) -> tuple[Tensor, Tensor]:
-        """Logits and next state; the pass's keys and values are appended to ``chain``."""
+    def _pass(self, embedded: Tensor, state: Tensor, number: int, chain: list[tuple[Tensor, Tensor]]) -> Tensor:
+        """The next state; the pass's keys and values are appended to ``chain``."""
         mixed = torch.cat((self.input_layernorm(embedded), self.hidden_norm(state)), dim=-1)
         state = state + self.o_proj(self._attend(mixed, number, chain))
         inner = self.post_attention_layernorm(state)
-        state = state + self.down_proj(functional.silu(self.gate_proj(inner)) * self.up_proj(inner))
-        logits: Tensor = self.lm_head(self.norm(state))
-        return logits, state
+        out: Tensor = state + self.down_proj(functional.silu(self.gate_proj(inner)) * self.up_proj(inner))
+        return out
 
     def _attend(self, mixed: Tensor, number: int, chain: list[tuple[Tensor, Tensor]]) -> Tensor:
         group = self.shape.num_attention_heads // self.shape.num_key_value_heads

@@ -14,12 +14,11 @@ from torch import Tensor
 @dataclass(frozen=True, slots=True)
 class Lesson:
     """tokens: int64[B, T]. features: by name (``"final"``, ``"layer.2"``), [B, T, H]. logits: [B, T, V], row t about
-    token t + 1. counts: fp32[B, T], 1 where a row is of the text, 0 behind its end."""
+    token t + 1."""
 
     tokens: Tensor
     features: dict[str, Tensor]
     logits: Tensor
-    counts: Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,19 +34,9 @@ class Depth:
     sampled: float
 
 
-def soft_cross_entropy(logits: Tensor, chances: Tensor) -> Tensor:
-    """[...]: cross-entropy of each row of logits against a distribution, both [..., V]."""
-    return logits.logsumexp(dim=-1) - (chances * logits).sum(dim=-1)
-
-
-def mean(losses: Tensor, counts: Tensor) -> Tensor:
-    """The mean of what counts; 0 if nothing does."""
-    return (losses * counts).sum() / counts.sum().clamp(min=1)
-
-
-def judge(logits: Tensor, wanted: Tensor, counts: Tensor, generator: torch.Generator) -> Depth:
+def judge(logits: Tensor, wanted: Tensor, generator: torch.Generator) -> Depth:
     """Compare guesses with the target's rows, both [..., V] over the target's vocabulary (-inf where not guessed)."""
-    logits, wanted = logits[counts > 0].float(), wanted[counts > 0].float()
+    logits, wanted = logits.float(), wanted.float()
     uniform = torch.rand(wanted.shape, generator=generator).clamp_(1e-9, 1 - 1e-7).to(wanted.device)
     noise = -(-uniform.log()).log()
     known = logits.isfinite()

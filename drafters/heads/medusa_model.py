@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from drafters.heads.lesson import Depth, Lesson, judge, mean, soft_cross_entropy
+from drafters.heads.lesson import Depth, Lesson, judge
+from drafters.heads.loss import soft_cross_entropy
 
 
 class MedusaModel(nn.Module):
@@ -34,28 +35,30 @@ class MedusaModel(nn.Module):
 
     def forward(self, hidden: Tensor, head: int) -> Tensor:
         """[..., H] -> [..., V]: the guess of head number ``head``."""
-        logits: Tensor = self.outputs[head](hidden + functional.silu(self.blocks[head](hidden)))
+        logits: Tensor = self.outputs[head](self._inside(hidden, head))
         return logits
+
+    def _inside(self, hidden: Tensor, head: int) -> Tensor:
+        """[..., H] -> [..., H]: what the output matrix reads."""
+        inside: Tensor = hidden + functional.silu(self.blocks[head](hidden))
+        return inside
 
     def losses(self, lesson: Lesson) -> Iterator[Tensor]:
         """One loss per head; they share nothing, so each can go backward by itself."""
         chances = lesson.logits.float().softmax(dim=-1)
-        for head in range(len(self.blocks)):
-            losses = soft_cross_entropy(self._guesses(lesson, head).float(), chances[:, 1 + head :])
-            yield mean(losses, lesson.counts[:, 1 + head :])
+        for head, output in enumerate(self.outputs):
+            hidden = self._inside(lesson.features["final"][:, : -1 - head], head)
+            assert isinstance(output.weight, Tensor)
+            yield soft_cross_entropy(hidden, output.weight, chances[:, 1 + head :])
 
     @torch.no_grad()
     def judged(self, lesson: Lesson, generator: torch.Generator) -> list[Depth]:
-        """How each head does."""
-        found = []
-        for head in range(len(self.blocks)):
-            rows = slice(1 + head, None)
-            found.append(judge(self._guesses(lesson, head), lesson.logits[:, rows], lesson.counts[:, rows], generator))
-        return found
-
-    def _guesses(self, lesson: Lesson, head: int) -> Tensor:
-        """[B, T - 1 - head, V]: about the tokens whose target rows begin at 1 + head."""
-        return self.forward(lesson.features["final"][:, : -1 - head], head)
+        """How each head does: it guesses about the target's rows from 1 + head on."""
+        hidden = lesson.features["final"]
+        return [
+            judge(self(hidden[:, : -1 - head], head), lesson.logits[:, 1 + head :], generator)
+            for head in range(len(self.outputs))
+        ]
 
     def published(self) -> dict[str, Tensor]:
         """The tensors by the authors' names."""

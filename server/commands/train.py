@@ -33,6 +33,16 @@ def _rate(text: str) -> float:
     return value
 
 
+def _temperatures(text: str) -> tuple[float, ...]:
+    try:
+        values = tuple(float(part) for part in text.split(","))
+    except ValueError:
+        values = ()
+    if not values or not all(0 <= value <= 100 for value in values):
+        raise ArgumentTypeError(f'must be temperatures from 0 to 100 such as "1,0", got {text!r}')
+    return values
+
+
 def _add_arguments(parser: ArgumentParser) -> None:
     parser.usage = "foresay train {medusa,eagle3} --prompts PATH --out DIR [flags]"
     add = parser.add_argument
@@ -44,6 +54,13 @@ def _add_arguments(parser: ArgumentParser) -> None:
     add("--out", type=Path, required=True, metavar="DIR", help="the head's folder; DIR.work holds an unfinished run")
     add("--samples", type=_count, default=2000, metavar="N", help="texts the target writes (default: 2000)")
     add("--length", type=_count, default=256, metavar="TOKENS", help="tokens in each, prompt included (default: 256)")
+    add(
+        "--temperatures",
+        type=_temperatures,
+        default=(1.0, 0.0),
+        metavar="T,T",
+        help="what the target writes at, batch by batch in turn (default: 1,0)",
+    )
     add("--steps", type=_count, default=1500, metavar="N", help="training steps (default: 1500)")
     add("--batch", type=_count, default=8, metavar="N", help="texts in a step (default: 8)")
     add("--rate", type=_rate, metavar="R", help="learning rate (default: 0.5 / width of the target, at most 0.002)")
@@ -84,6 +101,7 @@ def run(config: None, arguments: Namespace) -> int:
         rate=arguments.rate or min(2e-3, 0.5 / model.hidden_size),
         depth=depth,
         seed=arguments.seed,
+        temperatures=arguments.temperatures,
     )
     out = arguments.out.absolute()
     depths = Run(settings, Teacher(directory, device, torch.float32), out, progress=sys.stderr.isatty())()

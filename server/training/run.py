@@ -17,7 +17,7 @@ import json
 import math
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -46,7 +46,10 @@ _LARGEST_VOCABULARY = 32_000
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What decides the result of a run. Counts are of texts, of tokens in one, of steps and of texts in a step."""
+    """What decides the result of a run. Counts are of texts, of tokens in one, of steps and of texts in a step.
+
+    temperatures: what the target writes at, batch by batch in turn.
+    """
 
     kind: str
     target: str
@@ -58,6 +61,7 @@ class Settings:
     rate: float
     depth: int
     seed: int
+    temperatures: tuple[float, ...] = (1.0, 0.0)
 
 
 class Run:
@@ -73,7 +77,7 @@ class Run:
 
     def _claim(self) -> None:
         """Take the work folder, or find it taken by this very run."""
-        path, ours = self.work / "settings.json", asdict(self.settings)
+        path, ours = self.work / "settings.json", json.loads(json.dumps(asdict(self.settings)))
         if path.exists():
             theirs = json.loads(path.read_text(encoding="utf-8"))
             other = next((key for key in ours if theirs.get(key) != ours[key]), None)
@@ -86,9 +90,10 @@ class Run:
 
     def __call__(self) -> list[Depth]:
         """Write, learn, judge and publish; returns how the head does at each depth on held-out text."""
-        texts = self.texts()
-        held, learned = texts[::_HELD_OUT], texts[[i for i in range(len(texts)) if i % _HELD_OUT]]
-        model = self.model(texts).to(self.teacher.device)
+        texts, length = self.texts(), self.settings.length
+        held = packed(texts[::_HELD_OUT], length)
+        learned = packed([text for number, text in enumerate(texts) if number % _HELD_OUT], length)
+        model = self.model(learned).to(self.teacher.device)
         self.learn(model, learned)
         depths = self.judge(model, held)
         name = "medusa_lm_head.safetensors" if isinstance(model, MedusaModel) else "model.safetensors"
@@ -97,17 +102,17 @@ class Run:
         files.remove(self.work)
         return depths
 
-    def texts(self) -> Tensor:
-        """int64[samples, length]: what the target wrote."""
+    def texts(self) -> list[Tensor]:
+        """What the target wrote: int64[T] each."""
         prompts = self._prompts()
         starts = range(0, len(prompts), _WRITTEN_AT_ONCE)
         bar = self._bar("the target writes", len(starts))
-        batches = []
+        texts = []
         for number, start in enumerate(starts):
-            batches.append(self._batch(prompts[start : start + _WRITTEN_AT_ONCE], number))
+            texts += self._batch(prompts[start : start + _WRITTEN_AT_ONCE], number)
             bar.update()
         bar.close()
-        return torch.cat(batches)
+        return texts
 
     def _prompts(self) -> list[list[int]]:
         """One prompt per sample, in a random choice, then by length: those side by side are cut to the shortest."""
@@ -116,13 +121,14 @@ class Run:
         order = torch.randperm(len(prompts), generator=generator).tolist()
         return sorted((prompts[order[i % len(order)]] for i in range(self.settings.samples)), key=len)
 
-    def _batch(self, prompts: list[list[int]], number: int) -> Tensor:
-        path = self.work / f"text-{number:04d}.pt"
+    def _batch(self, prompts: list[list[int]], number: int) -> list[Tensor]:
+        path, settings = self.work / f"text-{number:04d}.pt", self.settings
         if not path.exists():
-            generator = torch.Generator().manual_seed(self.settings.seed * 1_000_003 + number)
-            files.save(path, self.teacher.write(prompts, self.settings.length, generator))
-        tokens: Tensor = torch.load(path, weights_only=True)
-        return tokens
+            generator = torch.Generator().manual_seed(settings.seed * 1_000_003 + number)
+            temperature = settings.temperatures[number % len(settings.temperatures)]
+            files.save(path, self.teacher.write(prompts, settings.length, temperature, generator))
+        texts: list[Tensor] = torch.load(path, weights_only=True)
+        return texts
 
     def model(self, texts: Tensor) -> Model:
         """A fresh head for the target."""
@@ -210,11 +216,18 @@ def rate_at(step: int, steps: int) -> float:
     return 0.05 + 0.95 * 0.5 * (1 + math.cos(math.pi * (step - warm) / max(1, steps - warm)))
 
 
+def packed(texts: Sequence[Tensor], length: int) -> Tensor:
+    """int64[N, length]: texts one behind the other, cut into rows; at least one row, the last one whole."""
+    stream = torch.cat(list(texts))
+    stream = stream.repeat(-(-length // len(stream)))
+    return stream[: len(stream) // length * length].view(-1, length)
+
+
 def draft_vocabulary(texts: Tensor, vocab_size: int) -> Tensor:
     """int64[V'], ascending: all tokens, or those that the target wrote most often."""
     if vocab_size <= _LARGEST_VOCABULARY:
         return torch.arange(vocab_size)
-    return texts[texts >= 0].bincount(minlength=vocab_size).topk(_LARGEST_VOCABULARY).indices.sort().values
+    return texts.flatten().bincount(minlength=vocab_size).topk(_LARGEST_VOCABULARY).indices.sort().values
 
 
 def eagle_shape(config: Any, draft_vocab: int) -> EagleShape:

@@ -1,4 +1,4 @@
-"""The target as a teacher: it writes texts at temperature 1, and shows what it thought at every token."""
+"""The target as a teacher: it writes texts, and shows what it thought at every token."""
 
 from __future__ import annotations
 
@@ -12,9 +12,6 @@ from torch import Tensor
 from drafters.heads.lesson import Lesson
 from server.training.prompts import read_prompts
 from spec.errors import ConfigurationError
-
-#: Prompts are cut to so many of their last tokens, and to half of the text.
-_PROMPT_TOKENS = 64
 
 
 class Teacher:
@@ -52,9 +49,9 @@ class Teacher:
         return weight.float()
 
     def prompts(self, path: Path, length: int) -> list[list[int]]:
-        """The prompts as token ids, for texts of ``length`` tokens; chats go through the model's own template."""
+        """The prompts as token ids, at most half of a text of ``length``; chats go through the model's own template."""
         found = [self._encoded(prompt) for prompt in read_prompts(path)]
-        kept = [tokens[-min(_PROMPT_TOKENS, length // 2) :] for tokens in found if tokens]
+        kept = [tokens[-(length // 2) :] for tokens in found if tokens]
         if not kept:
             raise ConfigurationError(f"--prompts {path}: every prompt is empty")
         return kept
@@ -74,29 +71,41 @@ class Teacher:
         return [] if ends is None else [ends] if isinstance(ends, int) else list(ends)
 
     @torch.inference_mode()
-    def write(self, prompts: Sequence[list[int]], length: int, generator: torch.Generator) -> Tensor:
-        """int64[B, length]: each prompt and what the target goes on with; -1 behind the token that ends a text.
+    def write(
+        self, prompts: Sequence[list[int]], length: int, temperature: float, generator: torch.Generator
+    ) -> list[Tensor]:
+        """Each prompt and what the target goes on with: int64[T], at most ``length``, with the token that ends a text.
 
         Prompts are cut to the shortest one: give those of like length together.
         """
+        from transformers import StaticCache
+
         shortest = min(len(tokens) for tokens in prompts)
         text = torch.tensor([tokens[-shortest:] for tokens in prompts], device=self.device)
         ends = torch.tensor(self._end_tokens, device=self.device, dtype=torch.int64)
-        out = self.model(text, use_cache=True)
-        while text.shape[1] < length:
-            chances = out.logits[:, -1].float().softmax(dim=-1).cpu()
-            drawn = torch.multinomial(chances, 1, generator=generator).to(self.device)
-            over = (text[:, -1:] < 0) | (torch.isin(text[:, -1:], ends) & (text.shape[1] > shortest))
-            text = torch.cat((text, drawn.masked_fill(over, -1)), dim=1)
+        going = torch.ones_like(text[:, :1], dtype=torch.bool)
+        # Appending to a growing cache would copy all of it at every token.
+        out = self.model(text, past_key_values=StaticCache(config=self.config, max_cache_len=length), use_cache=True)
+        while text.shape[1] < length and going.any():
+            drawn = _drawn(out.logits[:, -1], temperature, generator)
+            text = torch.cat((text, drawn.masked_fill(~going, -1)), dim=1)
+            going &= ~torch.isin(drawn, ends)
             out = self.model(drawn, past_key_values=out.past_key_values, use_cache=True)
-        return text[:, :length].cpu()
+        return [row[row >= 0].clone() for row in text.cpu()]
 
     @torch.no_grad()
     def lesson(self, tokens: Tensor, needs: Sequence[str]) -> Lesson:
-        """What the target thinks of texts, int64[B, T], -1 behind their ends. needs: features by name."""
-        counts = (tokens >= 0).float().to(self.device)
-        tokens = tokens.clamp(min=0).to(self.device)
+        """What the target thinks of texts, int64[B, T]. needs: features by name."""
+        tokens = tokens.to(self.device)
         out = self.model(tokens, output_hidden_states=True, use_cache=False)
         states = out.hidden_states
         features = {name: states[-1 if name == "final" else int(name.removeprefix("layer."))] for name in needs}
-        return Lesson(tokens, features, out.logits, counts)
+        return Lesson(tokens, features, out.logits)
+
+
+def _drawn(logits: Tensor, temperature: float, generator: torch.Generator) -> Tensor:
+    """int64[B, 1]: a token for each row of logits [B, V]; the likeliest at temperature 0."""
+    if temperature == 0:
+        return logits.argmax(dim=-1, keepdim=True)
+    chances = (logits.float() / temperature).softmax(dim=-1)
+    return torch.multinomial(chances.cpu(), 1, generator=generator).to(logits.device)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-from dataclasses import replace
 
 import pytest
 import torch
@@ -12,9 +11,10 @@ from safetensors.torch import save_file
 
 from drafters.heads.eagle_model import EagleModel
 from drafters.heads.lesson import Lesson, judge
+from drafters.heads.loss import soft_cross_entropy
 from drafters.heads.medusa_model import MedusaModel
 from kvpaging import PageTable
-from server.training.run import eagle_shape
+from server.training.run import eagle_shape, packed
 from server.training.teacher import Teacher
 from spec.protocols import FeatureRequest
 from tests.heads.plain import PlainEagle
@@ -74,7 +74,7 @@ def test_an_eagle_head_drafts_as_it_learned(decoder, teacher, tmp_path, draft) -
     plain = PlainEagle({**model.config("t")}, weights, teacher.embedding, weights["lm_head.weight"])
     fused = plain.fuse([lesson.features[name][0] for name in model.needs])
     with torch.no_grad():
-        found = [logits[0] for logits, _ in model._passes(lesson)]
+        found = [model.lm_head(hidden)[0] for hidden, _ in model._passes(lesson)]
     for row in (0, 7, 14):
         states = fused[: row + 1]
         for number, logits in enumerate(found):
@@ -106,7 +106,7 @@ def test_each_medusa_head_learns_about_its_own_token() -> None:
     model = MedusaModel(torch.randn(vocab, width), 3)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
     for _ in range(60):
-        for loss in model.losses(Lesson(tokens, {"final": hidden}, logits, torch.ones(4, 40))):
+        for loss in model.losses(Lesson(tokens, {"final": hidden}, logits)):
             loss.backward()
         optimizer.step()
         optimizer.zero_grad()
@@ -121,7 +121,8 @@ def test_rows_that_no_draft_token_could_guess_do_not_count(teacher) -> None:
     lesson = teacher.lesson(torch.tensor([random_tokens(random.Random(2), 30, 290)]), model.needs)
     (loss,) = model.losses(lesson)
     total = 0.0
-    for number, (logits, about) in enumerate(model._passes(lesson)):
+    for number, (hidden, about) in enumerate(model._passes(lesson)):
+        logits = model.lm_head(hidden)
         wanted = lesson.logits[0, about]
         rows = [r for r in range(len(wanted)) if int(wanted[r].argmax()) % 2 == 0]
         assert 0 < len(rows) < len(wanted)
@@ -132,45 +133,60 @@ def test_rows_that_no_draft_token_could_guess_do_not_count(teacher) -> None:
 
 def test_a_perfect_head_is_judged_perfect() -> None:
     rows = 3 * torch.randn(400, 30, generator=torch.Generator().manual_seed(0))
-    every = torch.ones(400)
-    same = judge(rows, rows, every, torch.Generator().manual_seed(1))
+    same = judge(rows, rows, torch.Generator().manual_seed(1))
     assert (same.greedy, same.sampled) == (1.0, 1.0)
-    other = judge(rows.roll(1, dims=0), rows, every, torch.Generator().manual_seed(1))
+    other = judge(rows.roll(1, dims=0), rows, torch.Generator().manual_seed(1))
     assert other.greedy < 0.3
     assert other.greedy < other.sampled < 0.7, "the noise alone brings some draws together"
     assert other.loss > same.loss
-    half = judge(torch.cat((rows[:200], -rows[200:])), rows, (torch.arange(400) < 200).float(), torch.Generator())
-    assert half.greedy == 1.0, "rows that do not count are not judged"
 
 
-@pytest.mark.parametrize("kind", ["medusa", "eagle3"])
-def test_what_stands_behind_the_end_of_a_text_teaches_nothing(teacher, kind) -> None:
-    model = (
-        MedusaModel(teacher.lm_head, 2)
-        if kind == "medusa"
-        else EagleModel(eagle_shape(teacher.config, 290), teacher.embedding, torch.arange(290), teacher.lm_head, 2)
-    )
-    tokens = torch.tensor([random_tokens(random.Random(2), 30, 290)])
-    losses = []
-    for behind in (5, 77):
-        ended = tokens.clone()
-        ended[:, 20:] = -1
-        lesson = teacher.lesson(ended, model.needs)
-        noisy = lesson.logits.clone()
-        noisy[:, 20:] = behind
-        losses.append([float(loss.detach()) for loss in model.losses(replace(lesson, logits=noisy))])
-    assert losses[0] == losses[1]
+@pytest.mark.parametrize("counted", [False, True])
+def test_the_fused_loss_is_the_plain_one(counted) -> None:
+    """Value and gradients, over several pieces of rows."""
+    torch.manual_seed(0)
+    hidden, weight = torch.randn(3, 200, 16, requires_grad=True), torch.randn(50, 16, requires_grad=True)
+    chances = torch.randn(3, 200, 50).softmax(dim=-1)
+    counts = torch.rand(3, 200) < 0.3 if counted else torch.ones(3, 200, dtype=torch.bool)
+    rows = -(chances * (hidden @ weight.T).log_softmax(dim=-1)).sum(dim=-1)
+    plain = rows[counts].mean()
+    ours = soft_cross_entropy(hidden, weight, chances, counts if counted else None)
+    assert torch.allclose(ours, plain, rtol=1e-5)
+    expected = torch.autograd.grad(2.0 * plain, (hidden, weight))
+    found = torch.autograd.grad(2.0 * ours, (hidden, weight))
+    for mine, theirs in zip(found, expected, strict=True):
+        assert torch.allclose(mine, theirs, rtol=1e-4, atol=1e-7)
 
 
-def test_a_text_ends_where_the_target_ends_it(teacher) -> None:
+def test_a_loss_over_no_rows_is_zero() -> None:
+    hidden = torch.randn(4, 8, requires_grad=True)
+    loss = soft_cross_entropy(hidden, torch.randn(9, 8), torch.rand(4, 9), torch.zeros(4, dtype=torch.bool))
+    loss.backward()
+    assert float(loss.detach()) == 0.0
+    assert hidden.grad is not None
+    assert not hidden.grad.any()
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_text_ends_where_the_target_ends_it(teacher, temperature) -> None:
     """But an end token in the prompt (a chat has some) ends nothing."""
     (end,) = teacher._end_tokens
-    text = teacher.write([[end, 5, end]] * 64, 200, torch.Generator().manual_seed(0))
-    assert (text[:, 3] >= 0).all()
-    ended = 0
-    for row in text.tolist():
-        first = row.index(end, 3) if end in row[3:] else 199
-        assert min(row[: first + 1]) >= 0
-        assert set(row[first + 1 :]) <= {-1}
-        ended += first < 199
-    assert ended > 5
+    prompts = [[end, 5 + number, end] for number in range(64)]
+    texts = teacher.write(prompts, 200, temperature, torch.Generator().manual_seed(0))
+    assert [text[:3].tolist() for text in texts] == prompts
+    for text in texts:
+        written = text[3:].tolist()
+        assert written
+        assert end not in written[:-1]
+        assert len(text) == 200 or written[-1] == end
+    if temperature:
+        assert sum(len(text) < 200 for text in texts) > 5
+    else:
+        lesson = teacher.lesson(texts[0][None], ())
+        assert lesson.logits[0, 2:-1].argmax(dim=-1).tolist() == texts[0][3:].tolist()
+
+
+def test_texts_are_packed_into_whole_rows() -> None:
+    texts = [torch.arange(5), torch.arange(10, 14), torch.arange(20, 25)]
+    assert packed(texts, 6).tolist() == [[0, 1, 2, 3, 4, 10], [11, 12, 13, 20, 21, 22]]
+    assert packed(texts[:1], 6).tolist() == [[0, 1, 2, 3, 4, 0]], "too little text comes again"

@@ -147,7 +147,7 @@ def test_a_full_disk_leaves_the_last_whole_state(tmp_path, monkeypatch) -> None:
 
 
 def test_the_draft_vocabulary_is_what_the_target_writes_most(monkeypatch) -> None:
-    texts = torch.tensor([[5, 5, 9, 2], [9, 5, 2, -1]])
+    texts = torch.tensor([[5, 5, 9, 2], [9, 5, 2, 5]])
     assert draft_vocabulary(texts, 12).tolist() == list(range(12))
     monkeypatch.setattr("server.training.run._LARGEST_VOCABULARY", 3)
     assert draft_vocabulary(texts, 12).tolist() == [2, 5, 9]
@@ -166,15 +166,18 @@ def test_prompts_of_like_length_are_written_together(teacher, settings, tmp_path
     monkeypatch.setattr("server.training.run._WRITTEN_AT_ONCE", 4)
     run = Run(replace(settings, prompts=str(path), samples=16, length=60), teacher, tmp_path / "head", progress=False)
     written: list[set[tuple[int, ...]]] = []
+    heat: list[float] = []
     once = teacher.write
 
-    def noted(prompts, length, generator):
+    def noted(prompts, length, temperature, generator):
         written.append({tuple(prompt) for prompt in prompts})
+        heat.append(temperature)
         assert max(map(len, prompts)) <= 30
-        return once(prompts, length, generator)
+        return once(prompts, length, temperature, generator)
 
     monkeypatch.setattr(teacher, "write", noted)
-    assert run.texts().shape == (16, 60)
+    assert len(run.texts()) == 16
+    assert heat == [1.0, 0.0, 1.0, 0.0], "temperatures take turns"
     assert [len(batch) for batch in written] == [1, 1, 1, 1]
     assert len(set().union(*written)) == 4
 

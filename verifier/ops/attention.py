@@ -19,7 +19,10 @@ from torch.nn import functional
 from verifier.batch import Segment
 
 #: Batched products of few rows take another path in the library, with other bits; fewer rows than this are padded.
+#: (Where the limit lies depends on the processor: at 2 rows on Intel's, at 4 on AMD's.)
 LEAST_ROWS = 8
+#: The same of few columns: a text shorter than this is padded.
+_LEAST_COLUMNS = 16
 #: A contiguous row whose length is a multiple of this is summed in lanes that its trailing zeros do not change.
 _SUM_LANES = 64
 
@@ -69,7 +72,7 @@ def _stack_queries(query: Tensor, groups: int) -> Tensor:
 
 def _weights(stacked: Tensor, keys: Tensor, segment: Segment, windowed: bool) -> Tensor:
     """fp32[G, M, B*S]: ``exp(score - largest)``, zero where hidden; the columns are positions."""
-    scores = torch.bmm(stacked, keys.permute(1, 2, 0))
+    scores = torch.bmm(stacked, _wide(keys).permute(1, 2, 0))[..., : len(keys)].contiguous()
     if segment.path_columns is not None:
         full = segment.full * segment.page_size
         tail = scores.gather(-1, segment.path_columns.expand(len(scores), -1, -1))
@@ -82,6 +85,12 @@ def _weights(stacked: Tensor, keys: Tensor, segment: Segment, windowed: bool) ->
     if segment.first:
         scores[..., : segment.first] = -torch.inf
     return scores.sub_(scores.amax(dim=-1, keepdim=True)).exp_()
+
+
+def _wide(keys: Tensor) -> Tensor:
+    """[N, G, D] -> at least ``_LEAST_COLUMNS`` of them."""
+    lacking = _LEAST_COLUMNS - len(keys)
+    return keys if lacking <= 0 else functional.pad(keys, (0, 0, 0, 0, 0, lacking))
 
 
 def _weight_sums(weights: Tensor, segment: Segment) -> Tensor:
@@ -130,8 +139,8 @@ def _tail_sums(blocks: Tensor, values: Tensor, segment: Segment, rows: int, grou
     assert segment.path_slots is not None
     own = values.index_select(0, segment.path_slots).view(rows, tails, size, groups, -1)
     mine = blocks[:, :, : rows * group].reshape(groups, tails, rows, group, size)
-    if group == 1:  # a product of one row has other bits
-        mine = mine.expand(-1, -1, -1, 2, -1)
+    if group < LEAST_ROWS:
+        mine = functional.pad(mine, (0, 0, 0, LEAST_ROWS - group))
     sums = torch.matmul(mine, own.permute(3, 1, 0, 2, 4))[:, :, :, :group]
     flat = sums.reshape(groups, tails, rows * group, -1)
     return functional.pad(flat, (0, 0, 0, stacked - rows * group)) if stacked > rows * group else flat
