@@ -63,7 +63,7 @@ def _add_arguments(parser: ArgumentParser) -> None:
     )
     add("--steps", type=_count, default=1500, metavar="N", help="training steps (default: 1500)")
     add("--batch", type=_count, default=8, metavar="N", help="texts in a step (default: 8)")
-    add("--rate", type=_rate, metavar="R", help="learning rate (default: 0.5 / width of the target, at most 0.002)")
+    add("--rate", type=_rate, metavar="R", help="learning rate (default: 1 / width of the target, at most 0.004)")
     add("--depth", type=_count, metavar="N", help="Medusa heads, or tokens that EAGLE-3 is trained ahead (4; 6)")
     add("--seed", type=int, default=0, metavar="S", help="of texts, order and first weights (default: 0)")
     add("--device", choices=("auto", "cpu", "cuda"), default="auto", help="where to train (default: auto)")
@@ -98,7 +98,7 @@ def run(config: None, arguments: Namespace) -> int:
         length=arguments.length,
         steps=arguments.steps,
         batch=arguments.batch,
-        rate=arguments.rate or min(2e-3, 0.5 / model.hidden_size),
+        rate=arguments.rate or min(4e-3, 1.0 / model.hidden_size),
         depth=depth,
         seed=arguments.seed,
         temperatures=arguments.temperatures,

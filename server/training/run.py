@@ -233,7 +233,7 @@ def draft_vocabulary(texts: Tensor, vocab_size: int) -> Tensor:
 def eagle_shape(config: Any, draft_vocab: int) -> EagleShape:
     """A layer shaped like the target's own, which reads an early, a middle and a late layer."""
     layers, heads = config.num_hidden_layers, config.num_attention_heads
-    chosen = (2, layers // 2, layers - 3) if layers > 6 else (layers // 4, layers // 2, layers - 1)
+    chosen = (2, layers // 2, layers - 3) if layers >= 16 else (layers // 4, layers // 2, layers - 1)
     rope = getattr(config, "rope_parameters", None) or {}
     return EagleShape(
         vocab_size=config.vocab_size,
