@@ -83,6 +83,11 @@ class PagePool:
         """Pages that `allocate` can hand out: free ones and those only the prefix index refers to."""
         return self._num_free + len(self._idle)
 
+    @property
+    def idle(self) -> int:
+        """Pages that only the prefix index refers to."""
+        return len(self._idle)
+
     def pages_for(self, tokens: int) -> int:
         """The number of pages that hold so many tokens."""
         return -(-tokens // self.page_size)

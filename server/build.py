@@ -35,6 +35,8 @@ from verifier.probe import Exactness, probe
 Progress = Callable[[str], None]
 
 BUNDLED = Path(__file__).parent / "bundled"
+#: Heads that come with the bundled target, by what ``--draft`` calls them.
+BUNDLED_HEADS = ("medusa", "eagle3")
 #: Row counts the start-up measurement times, and when it stops going further (seconds of one pass).
 _MEASURED_ROWS = (2, 4, 8, 16, 32, 64, 128, 256)
 _MEASURE_PATIENCE = 0.4
@@ -57,7 +59,17 @@ def target_directory(config: EngineConfig) -> Path:
 
 
 def choose_draft(config: EngineConfig) -> Choice:
-    """Who drafts: ``auto`` is the bundled draft for the bundled target, otherwise nobody."""
+    """Who drafts: ``auto`` is the bundled draft for the bundled target, otherwise nobody.
+
+    Raises ConfigurationError for a bundled head (``medusa``, ``eagle3``) with another target.
+    """
+    if config.draft in BUNDLED_HEADS:
+        if config.target != "bundled":
+            raise ConfigurationError(
+                f"--draft {config.draft}: the bundled head fits the bundled target alone; name the folder of one that "
+                f"was trained for {config.target} (--draft {config.draft}:PATH), or make one with foresay train"
+            )
+        return Choice(f"{config.draft}:{BUNDLED / config.draft}", "comes with the bundled target")
     if config.draft != "auto":
         return Choice(config.draft, "asked for")
     if config.target == "bundled":
@@ -129,7 +141,9 @@ def build_engine(
     cost = StepCost.measure(lambda rows: _time_rows(verifier, pool, rows), _sizes(pool, length), _MEASURE_PATIENCE)
     prefix = PrefixIndex(pool) if config.prefix_cache else None
     return Engine(
-        info=_info(config, model, dtype, Choice(_short(draft.value), draft.reason), exactness, pool, length, shape),
+        info=_info(
+            config, model, dtype, Choice(_short(draft.value), draft.reason), exactness, pool, length, shape, cost
+        ),
         pool=pool,
         prefix=prefix,
         verifier=verifier,
@@ -150,7 +164,7 @@ def draft_shape(config: EngineConfig, draft: Choice) -> TreeShape:
 
 def _short(name: str) -> str:
     """A model's name for people: ``bundled/draft`` instead of where the package lies."""
-    path = Path(name)
+    path = Path(name.partition(":")[2] or name)
     return f"bundled/{path.name}" if path.is_relative_to(BUNDLED) else name
 
 
@@ -235,6 +249,7 @@ def _info(
     pool: PagePool,
     length: int,
     shape: TreeShape,
+    cost: StepCost,
 ) -> EngineInfo:
     scratch = config.max_seqs * (MAX_NODES + config.page_size)
     return EngineInfo(
@@ -253,4 +268,5 @@ def _info(
         draft_shape=shape.widths,
         vocab_size=model.vocab_size,
         eos_token_ids=model.eos_token_ids,
+        root_seconds=cost.seconds(1),
     )

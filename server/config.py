@@ -57,7 +57,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
         str,
         _about(
             "who proposes tokens: auto (the bundled draft for the bundled target, otherwise none), none, ngram, "
-            "a draft model as a directory or hub id, or heads (medusa:PATH, eagle3:PATH)",
+            "a draft model as a directory or hub id, heads (medusa:PATH, eagle3:PATH), or the bundled heads "
+            "(medusa, eagle3)",
             "models",
             "DRAFT",
         ),

@@ -27,6 +27,7 @@ from server.errors import EngineFailed, Unavailable
 from server.generation import Sink
 from spec.errors import ConfigurationError, ContextLengthExceeded, InvalidRequest
 from spec.request import Delta, EngineInfo, Request
+from spec.trace import StepTrace
 
 FIRST_BACKOFF = 0.5
 LONGEST_BACKOFF = 30.0
@@ -81,11 +82,15 @@ class Channel(asyncio.Protocol):
 
 
 class EngineClient:
-    """A :class:`~server.generation.TokenEngine` that runs in a process of its own."""
+    """A :class:`~server.generation.TokenEngine` that runs in a process of its own.
+
+    observe: told of every step of the engine; must not block.
+    """
 
     def __init__(self, config: EngineConfig) -> None:
         self.status = EngineStatus("loading", "starting the engine process")
         self.info: EngineInfo | None = None  # of the engine that was ready last
+        self.observe: Callable[[StepTrace], None] | None = None
         self.process_id: int | None = None
         self._config = config
         self._sinks: dict[str, Sink] = {}
@@ -211,7 +216,9 @@ class EngineClient:
 
     def _received(self, frame: frames.DownFrame) -> None:
         match frame:
-            case frames.Deltas(deltas):
+            case frames.Deltas(deltas, trace):
+                if trace is not None and self.observe is not None:
+                    self.observe(trace)
                 for delta in deltas:
                     self._deliver(delta)
             case frames.Loading(phase, share):

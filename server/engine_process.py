@@ -94,8 +94,8 @@ class Loop:
                 self._add(request, compiled)
             if self._engine.has_work and not self._stopped:
                 deltas = self._engine.step()
-                if deltas:
-                    self._link.send(frames.Deltas(deltas))
+                if deltas or self._engine.trace is not None:
+                    self._link.send(frames.Deltas(deltas, self._engine.trace))
 
     def _apply(self, frame: frames.UpFrame) -> None:
         match frame:

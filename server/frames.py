@@ -16,6 +16,7 @@ import msgspec
 
 from server.config import EngineConfig
 from spec.request import Delta, EngineInfo, Request
+from spec.trace import StepTrace
 
 HEADER_BYTES = 4
 
@@ -81,9 +82,10 @@ class Failed(msgspec.Struct, tag="failed"):
 
 
 class Deltas(msgspec.Struct, tag="deltas"):
-    """Everything one step emitted."""
+    """Everything one step emitted, and how it went; trace is None if there was no step (a request was only ended)."""
 
     deltas: list[Delta]
+    trace: StepTrace | None = None
 
 
 class Rejected(msgspec.Struct, tag="rejected"):

@@ -16,7 +16,7 @@ from spec.constrain import Guarded
 from spec.errors import ContextLengthExceeded, InvalidRequest
 from spec.noise import Noise
 from spec.protocols import Constraint, Drafter, Verifier
-from spec.request import Delta, EngineInfo, FinishReason, Request
+from spec.request import Delta, EngineInfo, FinishReason, Origin, Request
 from spec.sampling import SEED_RANGE
 from spec.scheduler import Scheduler
 from spec.sequence import Sequence
@@ -42,6 +42,7 @@ class Engine:
         self.drafter, self.scheduler = drafter, scheduler
         self.runner = EagerRunner(verifier, drafter)
         self.steps = 0
+        self.trace: StepTrace | None = None
         self._observe = observe
         self._sequences: dict[str, Sequence] = {}
         self._ended: list[Delta] = []
@@ -140,7 +141,8 @@ class Engine:
             self.prefix.keep_warm(tokens, salt)
 
     def step(self) -> list[Delta]:
-        """Run one step for all that can run; returns what it emitted."""
+        """Run one step for all that can run; returns what it emitted. ``trace`` tells about it afterwards."""
+        self.trace = None
         begun = time.perf_counter()
         plan = self.scheduler.plan()
         for sequence in self.scheduler.preempted:
@@ -157,8 +159,9 @@ class Engine:
         deltas += [delta for verdict in verdicts if (delta := self._settle(verdict, seconds)) is not None]
         self.scheduler.settle()
         self.steps += 1
+        self.trace = self._trace(plan, verdicts, seconds)
         if self._observe is not None:
-            self._observe(self._trace(plan, verdicts, seconds))
+            self._observe(self.trace)
         return deltas
 
     def _settle(self, verdict: Verdict, seconds: dict[str, float]) -> Delta | None:
@@ -176,10 +179,12 @@ class Engine:
             self._remove(sequence)
         elif not verdict.emitted:
             return None
-        return self._delta(sequence, verdict)
+        return self._delta(sequence, verdict, seconds)
 
-    def _delta(self, sequence: Sequence, verdict: Verdict | None = None) -> Delta:
-        """What goes out for a sequence; without a verdict only how it ended."""
+    def _delta(
+        self, sequence: Sequence, verdict: Verdict | None = None, seconds: dict[str, float] | None = None
+    ) -> Delta:
+        """What goes out for a sequence; without a verdict only how it ended. seconds: of the step, by phase."""
         tokens = verdict.emitted if verdict is not None else []
         first = bool(tokens) and len(tokens) == sequence.output_length
         return Delta(
@@ -195,7 +200,14 @@ class Engine:
             logprobs=verdict.logprobs if verdict is not None else None,
             prompt_logprobs=sequence.prompt_logprobs if first else None,
             statistics=self._statistics(sequence) if sequence.finished else None,
+            origin=self._origin(verdict, seconds or {}) if verdict is not None and tokens else None,
         )
+
+    def _origin(self, verdict: Verdict, seconds: dict[str, float]) -> Origin:
+        """Where the emitted tokens of this step come from. Called before the step is counted."""
+        tree = verdict.tree
+        assert tree is not None, "whoever emits has a tree"
+        return Origin(self.steps + 1, tree.drafter, tree.parents.tolist(), verdict.forced, verdict.path, seconds)
 
     def _statistics(self, sequence: Sequence) -> Statistics:
         levels = self.scheduler.shape.levels
@@ -235,6 +247,11 @@ class Engine:
             accepted=sum(v.accepted for v in verdicts),
             emitted=sum(len(v.emitted) for v in verdicts),
             seconds=seconds,
+            running=len(self.scheduler.running),
+            waiting=len(self.scheduler.waiting),
+            pages=self.pool.num_pages - 1 - self.pool.available,
+            kept_pages=self.pool.idle,
+            preemptions=len(self.scheduler.preempted),
         )
 
     def check(self) -> None:

@@ -50,12 +50,30 @@ class TokenLogprobs(msgspec.Struct, array_like=True, frozen=True):
     top: list[tuple[int, float]] = []
 
 
+class Origin(msgspec.Struct, array_like=True, frozen=True):
+    """Where the tokens of one run come from: the tree that was verified in this step, and the path taken through it.
+
+    step: the engine's number of the step. drafter: who proposed the tree. parents: of its nodes, the root's is -1; the
+    first ``forced`` nodes below the root were forced by a grammar. path: the accepted nodes whose tokens went out, from
+    depth 1 on; what follows them in the run is the target's own token. seconds: the step's, by phase (all sequences of
+    a step share it).
+    """
+
+    step: int
+    drafter: str
+    parents: list[int]
+    forced: int
+    path: list[int]
+    seconds: dict[str, float]
+
+
 class Delta(msgspec.Struct, kw_only=True):
     """What one step did for one request. The last delta has a finish_reason and the statistics.
 
     tokens: the run of tokens emitted. drafted, accepted: tree nodes below the root, and how many of them were taken.
     logprobs: one entry per emitted token, if asked for. prompt_logprobs: one entry per prompt token (None for the
-    first, which nothing precedes), if asked for, once, with the first emitted token.
+    first, which nothing precedes), if asked for, once, with the first emitted token. origin: of the tokens, if there
+    are any.
     """
 
     id: str
@@ -70,10 +88,14 @@ class Delta(msgspec.Struct, kw_only=True):
     logprobs: list[TokenLogprobs] | None = None
     prompt_logprobs: list[TokenLogprobs | None] | None = None
     statistics: Statistics | None = None
+    origin: Origin | None = None
 
 
 class EngineInfo(msgspec.Struct, kw_only=True, frozen=True):
-    """What is running, for banner, /health and reports."""
+    """What is running, for banner, /health and reports.
+
+    root_seconds: one pass without drafts, as measured at start-up; 0 if nobody measured.
+    """
 
     target: str
     drafter: str
@@ -90,3 +112,4 @@ class EngineInfo(msgspec.Struct, kw_only=True, frozen=True):
     draft_shape: tuple[int, ...]
     vocab_size: int
     eos_token_ids: tuple[int, ...]
+    root_seconds: float = 0.0

@@ -82,9 +82,14 @@ class Ticket:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What a step did for one sequence: emitted tokens (none for a prefill chunk) and where they came from."""
+    """What a step did for one sequence: emitted tokens (none for a prefill chunk) and where they came from.
+
+    tree: what was verified; path: the accepted nodes below the root whose tokens went out.
+    """
 
     work: Work
+    tree: DraftTree | None = None
+    path: list[int] = field(default_factory=list)
     emitted: list[int] = field(default_factory=list)
     accepted: int = 0
     depths: list[int] = field(default_factory=list)
@@ -167,6 +172,8 @@ class EagerRunner:
         sequence.noise.forget_before(len(sequence.tokens))
         return Verdict(
             work,
+            draft.tree,
+            acceptance.path[1 : len(emitted) + 1],
             emitted,
             accepted=min(acceptance.accepted, len(emitted)),
             depths=draft.tree.depths.tolist()[1:],

@@ -41,7 +41,9 @@ class Statistics(msgspec.Struct, kw_only=True):
 class StepTrace(msgspec.Struct, kw_only=True):
     """One step of the engine. seconds: by phase (plan, propose, mask, forward, draw, commit).
 
-    mask: pruning by grammars, and what is left of computing their masks once the forward pass is done.
+    mask: pruning by grammars, and what is left of computing their masks once the forward pass is done. running,
+    waiting: sequences after the step. pages, kept_pages: of the KV cache in use, and those that only keep old text
+    findable. preemptions: in this step.
     """
 
     number: int
@@ -52,6 +54,11 @@ class StepTrace(msgspec.Struct, kw_only=True):
     accepted: int
     emitted: int
     seconds: dict[str, float]
+    running: int = 0
+    waiting: int = 0
+    pages: int = 0
+    kept_pages: int = 0
+    preemptions: int = 0
 
 
 class Stopwatch:
