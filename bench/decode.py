@@ -1,8 +1,9 @@
 """Speculation on and off, side by side: ``python -m bench.decode --target DIR --draft DIR``.
 
-Every way of decoding gets an engine of its own in this process; all of them share one copy of the target's weights.
-Prompt by prompt each writes the same tokens in turns, in a fresh random order, so that whatever else the machine does
-meets them alike; ratios are paired by prompt and round. The token ids must agree over all ways, or nothing is reported.
+Heads take part with ``--medusa DIR`` and ``--eagle3 DIR``. Every way of decoding gets an engine of its own in this
+process; all of them share one copy of the target's weights. Prompt by prompt each writes the same tokens in turns, in a
+fresh random order, so that whatever else the machine does meets them alike; ratios are paired by prompt and round. The
+token ids must agree over all ways, or nothing is reported.
 
 Toy models repeat themselves at temperature 0, where n-gram lookup alone then looks brilliant: the share of distinct
 trigrams stands beside those figures.
@@ -23,7 +24,7 @@ from bench.summary import PHASES, Sample, check_same, ratio, summarise
 from spec.engine import Engine
 from spec.sampling import SamplingParams
 
-MODES = ("none", "ngram", "draft:2", "draft:4", "draft:6", "draft:3,2,1")
+MODES = ("none", "ngram", "draft:2", "draft:4", "draft:6", "draft:3,2,1", "medusa:6,6,3", "eagle3:4,6,5,3")
 BASES = ("none", "ngram")
 
 
@@ -117,7 +118,7 @@ def main() -> None:
         result[f"{temperature:g}"] = compared
     print(f"token ids identical over {', '.join(engines)}: {len(samples)} runs")
     shape = {"prompts": len(asked), "rounds": args.rounds, "max_tokens": args.max_tokens}
-    model = record.models(first, args.target, args.draft)
+    model = record.models(first, args.target, args.draft) | {"heads": options.heads}
     record.finish(
         "decode", {**model, **shape, "identical": True, "floor": floors, "temperature": result}, not args.no_save
     )

@@ -1,7 +1,7 @@
 """Engines in this process, one per way of decoding, and one request at a time through them.
 
 A way of decoding is written as ``none``, ``ngram``, ``ngram:8`` (levels), ``draft:4`` (a chain of four) or
-``draft:3,2,1`` (a tree: nodes kept per level).
+``draft:3,2,1`` (a tree: nodes kept per level). ``medusa`` and ``eagle3`` take chains and trees as ``draft`` does.
 """
 
 from __future__ import annotations
@@ -26,9 +26,12 @@ from verifier.paged_model import PagedModel
 
 _numbers = count()
 
+#: Ways of decoding that need a directory, which the flag of the same name gives.
+FROM_DIRECTORY = ("draft", "medusa", "eagle3")
+
 
 class BadMode(ValueError):
-    """A way of decoding that is spelt wrongly, or lacks its draft model."""
+    """A way of decoding that is spelt wrongly, or lacks its draft model or head."""
 
 
 class RequestFailed(RuntimeError):
@@ -37,18 +40,40 @@ class RequestFailed(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What all engines of one benchmark share. threads None leaves the choice to the engine."""
+    """What all engines of one benchmark share. threads None leaves the choice to the engine.
+
+    draft, medusa, eagle3: directories.
+    """
 
     target: str
     draft: str | None = None
     dtype: str = "auto"
     threads: int | None = None
     kv_tokens: int = 4096
+    medusa: str | None = None
+    eagle3: str | None = None
 
     @classmethod
     def of(cls, args: argparse.Namespace) -> Self:
         """From the flags that ``add_arguments`` adds."""
-        return cls(args.target, args.draft, args.dtype, args.threads)
+        return cls(args.target, args.draft, args.dtype, args.threads, medusa=args.medusa, eagle3=args.eagle3)
+
+    def has(self, mode: str) -> bool:
+        """Whether the directory that a way of decoding needs is given."""
+        name = mode.partition(":")[0]
+        return name not in FROM_DIRECTORY or getattr(self, name) is not None
+
+    def drafter(self, name: str) -> str:
+        """What the engine calls the drafter of a way of decoding."""
+        if name not in FROM_DIRECTORY:
+            return name
+        directory = str(getattr(self, name))
+        return directory if name == "draft" else f"{name}:{directory}"
+
+    @property
+    def heads(self) -> dict[str, str]:
+        """The names of the heads' directories, for the record."""
+        return {name: Path(path).name for name in ("medusa", "eagle3") if (path := getattr(self, name))}
 
     @property
     def tokenizer(self) -> Path:
@@ -60,6 +85,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The flags that all benchmarks share."""
     parser.add_argument("--target", default="bundled", help="checkpoint directory or hub id (the bundled target)")
     parser.add_argument("--draft", help="draft model, for the draft modes")
+    parser.add_argument("--medusa", help="directory of Medusa heads, for the medusa modes")
+    parser.add_argument("--eagle3", help="directory of an EAGLE-3 head, for the eagle3 modes")
     parser.add_argument("--dtype", default="auto", choices=("auto", "bfloat16", "float32", "float16"))
     parser.add_argument("--threads", type=int, help="CPU threads (the engine's choice)")
     parser.add_argument("--seed", type=int, default=0)
@@ -89,13 +116,13 @@ class Run:
 def engine_config(mode: str, options: Options) -> EngineConfig:
     """The configuration that decodes in the way ``mode`` says. The prefix cache is off: rounds repeat prompts."""
     name, _, size = mode.partition(":")
-    if name not in ("none", "ngram", "draft") or (size and not size.replace(",", "").isdigit()):
-        raise BadMode(f"{mode!r} is none of: none, ngram, ngram:8, draft:4, draft:3,2,1")
-    if name == "draft" and options.draft is None:
-        raise BadMode(f"{mode!r} needs --draft DIR")
+    if name not in ("none", "ngram", *FROM_DIRECTORY) or (size and not size.replace(",", "").isdigit()):
+        raise BadMode(f"{mode!r} is none of: none, ngram, ngram:8, draft:4, draft:3,2,1, medusa:6,8,6, eagle3:4,6,6")
+    if not options.has(mode):
+        raise BadMode(f"{mode!r} needs --{name} DIR")
     config = EngineConfig(
         target=options.target,
-        draft=options.draft or "none" if name == "draft" else name,
+        draft=options.drafter(name),
         dtype=options.dtype,  # type: ignore[arg-type]
         threads=options.threads,
         kv_tokens=options.kv_tokens,
@@ -115,15 +142,15 @@ def build(mode: str, options: Options) -> Engine:
 def build_all(modes: Iterable[str], options: Options) -> dict[str, Engine]:
     """An engine per way of decoding, all on one copy of the target's weights.
 
-    Two copies may lie differently in memory, and one would be faster. The draft modes are left out without a draft.
+    Two copies may lie differently in memory, and one would be faster. Modes whose directory is not given are left out.
     """
     engines: dict[str, Engine] = {}
     for mode in modes:
-        if options.draft or not mode.startswith("draft"):
+        if options.has(mode):
             engines[mode] = engine = build(mode, options)
             target_of(engine).decoder = target_of(next(iter(engines.values()))).decoder
     if not engines:
-        raise BadMode("no way of decoding is left: the draft modes need --draft DIR")
+        raise BadMode("no way of decoding is left: those asked for need --draft, --medusa or --eagle3 DIR")
     return engines
 
 

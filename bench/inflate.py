@@ -124,28 +124,40 @@ class Inflation:
     def _layer(
         self, prefix: str, source: Mapping[str, Tensor], trained: bool, dtype: torch.dtype
     ) -> Iterator[tuple[str, Tensor]]:
+        for name, (rows, columns, shape, scale) in self._plan(
+            torch.arange(self.small.hidden), self.large.hidden
+        ).items():
+            stored = source[f"{prefix}{name}.weight"] if trained else None
+            yield f"{prefix}{name}.weight", self._placed(stored, rows, columns, shape, scale).to(dtype)
+        for name in ("input_layernorm", "post_attention_layernorm"):
+            yield f"{prefix}{name}.weight", self._inner_norm(source[f"{prefix}{name}.weight"] if trained else None)
+
+    def _plan(self, read: Tensor, width: int) -> dict[str, tuple[Tensor, Tensor, tuple[int, int], float]]:
+        """A layer's matrices: where the source's rows and columns go, the large shape, and the size of the rest.
+
+        read: which of the ``width`` numbers that the attention reads are the source's.
+        """
         big, d = self.large, self.head_dim
-        residual = torch.arange(self.small.hidden)
+        residual, inner = torch.arange(self.small.hidden), torch.arange(self.small.inner)
         queries, keys = self._rows(self._query_heads()), self._rows(torch.arange(self.small.kv_heads))
-        inner = torch.arange(self.small.inner)
-        plan = {
-            "self_attn.q_proj": (queries, residual, (big.heads * d, big.hidden), WEIGHT),
-            "self_attn.k_proj": (keys, residual, (big.kv_heads * d, big.hidden), WEIGHT),
-            "self_attn.v_proj": (keys, residual, (big.kv_heads * d, big.hidden), WEIGHT),
+        return {
+            "self_attn.q_proj": (queries, read, (big.heads * d, width), WEIGHT),
+            "self_attn.k_proj": (keys, read, (big.kv_heads * d, width), WEIGHT),
+            "self_attn.v_proj": (keys, read, (big.kv_heads * d, width), WEIGHT),
             "self_attn.o_proj": (residual, queries, (big.hidden, big.heads * d), TINY),
             "mlp.gate_proj": (inner, residual, (big.inner, big.hidden), WEIGHT),
             "mlp.up_proj": (inner, residual, (big.inner, big.hidden), WEIGHT),
             "mlp.down_proj": (residual, inner, (big.hidden, big.inner), TINY),
         }
-        for name, (rows, columns, shape, scale) in plan.items():
-            weight = self._random(shape, scale)
-            if trained:
-                weight[rows[:, None], columns] = self._read(source[f"{prefix}{name}.weight"])
-            yield f"{prefix}{name}.weight", weight.to(dtype)
-        for name in ("input_layernorm", "post_attention_layernorm"):
-            norm = self._norm(source[f"{prefix}{name}.weight"] if trained else None)
-            norm[-1] = TINY  # no layer may see the constant
-            yield f"{prefix}{name}.weight", norm
+
+    def _placed(
+        self, source: Tensor | None, rows: Tensor, columns: Tensor, shape: tuple[int, int], scale: float
+    ) -> Tensor:
+        """A random matrix in fp32, with the source's numbers in its rows and columns."""
+        weight = self._random(shape, scale)
+        if source is not None:
+            weight[rows[:, None], columns] = self._read(source)
+        return weight
 
     def _vocabulary(self, rows: Tensor, own: float) -> Tensor:
         """Embedding or head, [V, H]: ``own`` in the constant dimension of the source's rows, -REPEL in the new ones."""
@@ -164,6 +176,13 @@ class Inflation:
         if source is not None:
             weight[: self.small.hidden] = self._read(source)
         return weight * math.sqrt(self.small.hidden / self.large.hidden)
+
+    def _inner_norm(self, source: Tensor | None) -> Tensor:
+        """The norm in front of a layer's matrices: none of them may see the constant."""
+        weight = self._norm(source)
+        if self.large.hidden > self.small.hidden:
+            weight[-1] = TINY
+        return weight
 
     def _query_heads(self) -> Tensor:
         """Where each source query head goes: the same place in the group of the same kv head."""

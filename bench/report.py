@@ -85,6 +85,35 @@ def floor(entry: Entry) -> str:
     return f"{said}\n\n{markdown(columns, rows)}"
 
 
+def drafters(entry: Entry) -> str:
+    """What each drafter guesses right, all temperatures in one table, and how well each knows the target below."""
+    columns = ["drafter", "T", "tokens/step", "nodes/step", "drafted", "accepted given parent, depth 1, 2, ..."]
+    rows = [
+        [
+            mode, temperature, ratio(f["tokens_per_step"]), f"{f['drafted_nodes_per_step']:.1f}",
+            f"{f['drafted_tokens']}", numbers(f["accepted_given_parent"]), ratio(f.get("not_shared")),
+            ratio(f.get("gain")),
+        ]
+        for temperature, modes in entry["temperature"].items()
+        for mode, f in modes.items()
+    ]  # fmt: skip
+    found = entry["judged"]
+    judged = [
+        [kind, numbers(of["loss"]), numbers(of["greedy"]), numbers(of["sampled"])]
+        for kind, of in found["depths"].items()
+    ]
+    said = f"At most {entry['nodes']} nodes, the root among them; all wrote the same tokens."
+    below = f"On texts written at T = {found['written_at']:g}, whose entropy is {found['entropy_of_target']:.2f} nats:"
+    knows = ["drafter", "cross-entropy by depth", "likeliest token is the target's", "same draw at T = 1"]
+    table = markdown([*columns, "tokens/step, noise not shared", "times"], rows)
+    return f"{said}\n\n{table}\n\n{below}\n\n{markdown(knows, judged)}"
+
+
+def numbers(values: Sequence[float]) -> str:
+    """Two digits each."""
+    return " ".join(f"{value:.2f}" for value in values)
+
+
 def overhead(entry: Entry) -> str:
     """What the engine adds."""
     columns = ["decoding", "added, ms p50", "added, ms p99", "models, ms p50"]
@@ -131,6 +160,7 @@ def forced(entry: Entry) -> str:
 
 SECTIONS: dict[str, tuple[str, Callable[[Entry], str]]] = {
     "decode": ("Speculation on and off", decode),
+    "drafters": ("Drafters", drafters),
     "floor": ("Floors", floor),
     "overhead": ("What the engine adds to a forward pass", overhead),
     "peers": ("Beside transformers", peers),

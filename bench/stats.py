@@ -55,6 +55,14 @@ def paired_ratio(pairs: Mapping[str, Sequence[tuple[float, float]]], resamples: 
     return Ratio(float(low), float(np.exp(sums.sum() / counts.sum())), float(high))
 
 
+def pooled_ratio(pairs: Mapping[str, tuple[float, float]], resamples: int = 2000, seed: int = 0) -> Ratio:
+    """All a over all b; ``pairs`` maps a prompt to its own sums of both. The bootstrap draws prompts."""
+    tops, bottoms = np.array(list(pairs.values())).T
+    picks = np.random.default_rng(seed).integers(0, len(tops), (resamples, len(tops)))
+    low, high = np.percentile(tops[picks].sum(1) / bottoms[picks].sum(1), (2.5, 97.5))
+    return Ratio(float(low), float(tops.sum() / bottoms.sum()), float(high))
+
+
 def distinct_trigrams(tokens: Sequence[int]) -> float:
     """Share of the text's trigrams that are distinct: 1.0 never repeats itself, 0.1 is stuck in a loop."""
     trigrams = list(zip(tokens, tokens[1:], tokens[2:], strict=False))

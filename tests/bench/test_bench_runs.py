@@ -52,17 +52,24 @@ def test_modes() -> None:
     assert (engine_config("ngram:7", options).draft, engine_config("ngram:7", options).draft_tokens) == ("ngram", 7)
     assert (engine_config("draft:3", options).draft, engine_config("draft:3", options).draft_tokens) == ("D", 3)
     assert engine_config("draft:3,2", options).draft_tree == "3,2"
+    heads = Options("T", medusa="M", eagle3="E")
+    assert engine_config("medusa:3", heads).draft == "medusa:M"
+    assert (engine_config("eagle3:4,2", heads).draft, engine_config("eagle3:4,2", heads).draft_tree) == (
+        "eagle3:E",
+        "4,2",
+    )
 
 
-@pytest.mark.parametrize("mode", ["medusa", "draft:x", "draft:-1"])
+@pytest.mark.parametrize("mode", ["hydra", "draft:x", "draft:-1"])
 def test_bad_modes(mode: str) -> None:
     with pytest.raises(BadMode, match=mode):
         engine_config(mode, Options("T", "D"))
 
 
-def test_draft_mode_needs_a_draft() -> None:
-    with pytest.raises(BadMode, match="--draft"):
-        engine_config("draft:4", Options("T"))
+@pytest.mark.parametrize("name", ["draft", "medusa", "eagle3"])
+def test_some_modes_need_a_directory(name: str) -> None:
+    with pytest.raises(BadMode, match=f"--{name} DIR"):
+        engine_config(f"{name}:4", Options("T"))
 
 
 def test_different_tokens_are_reported() -> None:

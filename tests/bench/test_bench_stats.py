@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bench.stats import Spread, distinct_trigrams, paired_ratio, spread
+from bench.stats import Spread, distinct_trigrams, paired_ratio, pooled_ratio, spread
 
 
 def test_spread() -> None:
@@ -22,6 +22,12 @@ def test_interval_narrows_with_prompts_not_with_rounds() -> None:
     many = paired_ratio({str(i): [(1.0 + i % 2, 1.0)] for i in range(200)})
     assert few.high - few.low > 3 * (many.high - many.low)
     assert few.low <= few.ratio <= few.high
+
+
+def test_pooled_ratio_weighs_by_size() -> None:
+    ratio = pooled_ratio({"a": (30.0, 10.0), "b": (1.0, 1.0)})
+    assert ratio.ratio == pytest.approx(31 / 11)
+    assert [ratio.low, ratio.high] == [1.0, 3.0]
 
 
 @pytest.mark.parametrize(

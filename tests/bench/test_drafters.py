@@ -1,0 +1,147 @@
+"""The comparison of drafters: what its figures mean, and a whole run with real engines."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from bench import drafters, record, report
+from bench.drafters import APART, check_nodes, figures
+from bench.drive import BadMode, Options, Run
+from bench.judged import CannotJudge, entropy, learner
+from bench.summary import Sample
+from drafters.heads.eagle_model import EagleModel, EagleShape
+from drafters.heads.medusa_model import MedusaModel
+from server.training.teacher import Teacher
+from spec.trace import Statistics
+from tests.bench import head_files
+from tests.same_tokens.test_directories import write_tokenizer
+from tests.verifier.families import make
+
+VOCAB = 290
+
+
+def finished(tokens: int, drafted: list[int], accepted: list[int]) -> Run:
+    """A run whose steps drafted and accepted so many tokens."""
+    empty: dict[str, Any] = {"cached_tokens": 0, "discarded": 0, "preemptions": 0, "num_spec_tokens": 4}
+    statistics = Statistics(
+        prompt_tokens=1, completion_tokens=tokens, steps=len(drafted), drafted=sum(drafted), accepted=sum(accepted),
+        drafted_per_depth=[2, 1], accepted_per_depth=[1, 1], acceptance_histogram=[1], seconds={},
+        time_to_first_token=0.1, decode_seconds=1.0, decode_tokens_per_second=1.0, per_step_drafted=drafted,
+        per_step_accepted=accepted, **empty,
+    )  # fmt: skip
+    return Run(list(range(tokens)), 1.0, [], statistics)
+
+
+def test_figures() -> None:
+    samples = [
+        Sample("m", 1.0, "a", 0, finished(9, [0, 4, 4, 4], [0, 3, 2, 0])),
+        Sample("m", 1.0, "b", 0, finished(3, [0, 4], [0, 1])),
+        Sample("m" + APART, 1.0, "a", 0, finished(9, [0] + [4] * 8, [0] * 9)),
+        Sample("m" + APART, 1.0, "b", 0, finished(3, [0, 4, 4], [0] * 3)),
+    ]
+    got = figures(samples, "m")
+    assert got["tokens_per_step"].ratio == pytest.approx(12 / 6)
+    assert got["drafted_tokens"] == 16
+    assert got["drafted_nodes_per_step"] == pytest.approx(16 / 4)
+    assert got["accepted_given_parent"] == pytest.approx([3 / 4, 2 / 3, 1 / 2])
+    assert got["not_shared"].ratio == pytest.approx(1.0)
+    assert got["gain"].ratio == pytest.approx(math.sqrt((9 / 4) * (3 / 2)))
+    assert "gain" not in figures(samples[:2], "m")
+
+
+def test_too_many_nodes() -> None:
+    options = Options("T", "D")
+    check_nodes(["none", "draft:16,15"], options, 32)
+    with pytest.raises(BadMode, match="33 nodes"):
+        check_nodes(["none", "draft:16,16"], options, 32)
+
+
+def test_entropy() -> None:
+    assert entropy(torch.zeros(3, 5, 8)) == pytest.approx(math.log(8))
+    assert entropy(100 * torch.eye(8)) == pytest.approx(0.0, abs=1e-6)
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random target with a tokenizer."""
+    directory = tmp_path_factory.mktemp("target")
+    make("llama2", directory, num_hidden_layers=3, vocab_size=VOCAB)
+    write_tokenizer(directory, VOCAB)
+    (directory / "tokenizer_config.json").write_text('{"tokenizer_class": "PreTrainedTokenizerFast"}')
+    return directory
+
+
+def write_heads(kind: str, teacher: Teacher, path: Path) -> MedusaModel | EagleModel:
+    """Random heads, published; stored in fp32, so that they read back as they are."""
+    torch.manual_seed(3)
+    made: MedusaModel | EagleModel
+    if kind == "medusa":
+        made = MedusaModel(teacher.lm_head, 2)
+    else:
+        ids, width = torch.arange(0, VOCAB, 2), teacher.config.hidden_size
+        shape = EagleShape(VOCAB, len(ids), width, 40, 2, 1, 16, 1e-5, 10_000.0, 64, layers=(0, 1, 2))
+        made = EagleModel(shape, teacher.embedding, ids, teacher.lm_head, passes=3)
+    with torch.no_grad():
+        for parameter in made.parameters():
+            parameter.add_(torch.randn(parameter.shape), alpha=0.1)
+    head_files.write(path, made, torch.float32)
+    return made
+
+
+@pytest.mark.parametrize("kind", ["medusa", "eagle3"])
+def test_heads_are_judged_as_trained(kind: str, target: Path, tmp_path: Path) -> None:
+    teacher = Teacher(target, "cpu", torch.float32)
+    with torch.enable_grad():
+        made = write_heads(kind, teacher, tmp_path)
+    with torch.no_grad():
+        read = learner(kind, tmp_path, target, teacher, 3)
+        lesson = teacher.lesson(torch.arange(40)[None], made.needs)
+        want, got = (model.judged(lesson, torch.Generator().manual_seed(0)) for model in (made, read))
+    assert got == want
+    assert len({depth.loss for depth in got}) == len(got)
+
+
+def test_other_heads_are_not_judged(target: Path, tmp_path: Path) -> None:
+    teacher = Teacher(target, "cpu", torch.float32)
+    with torch.enable_grad():
+        made = write_heads("medusa", teacher, tmp_path)
+    head_files.write(tmp_path, made, torch.float32, prefix="medusa_head.")
+    with torch.no_grad(), pytest.raises(CannotJudge, match="foresay train"):
+        learner("medusa", tmp_path, target, teacher, 2)
+
+
+def test_a_whole_run(target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    teacher = Teacher(target, "cpu", torch.float32)
+    with torch.enable_grad():
+        for kind in ("medusa", "eagle3"):
+            write_heads(kind, teacher, tmp_path / kind)
+    (tmp_path / "prompts.jsonl").write_text('{"text": "the quick brown fox"}\n{"text": "says the lazy dog"}\n')
+    flags = ["--target", str(target), "--draft", str(target), "--medusa", str(tmp_path / "medusa")]
+    flags += ["--eagle3", str(tmp_path / "eagle3"), "--prompts", str(tmp_path / "prompts.jsonl")]
+    flags += ["--modes", "none", "ngram:3", "draft:3,2", "medusa:3,2", "eagle3:3,2,2"]
+    flags += ["--dtype", "float32", "--max-tokens", "12", "--seeds", "1"]
+    monkeypatch.setattr(sys, "argv", ["bench/drafters.py", *flags])
+    monkeypatch.setattr(record, "RESULTS", tmp_path / "results")
+    drafters.main()
+    entry = json.loads(next((tmp_path / "results").glob("*-drafters.json")).read_text())
+    for temperature in ("0", "1"):
+        found = entry["temperature"][temperature]
+        assert list(found) == ["none", "ngram:3", "draft:3,2", "medusa:3,2", "eagle3:3,2,2"]
+        assert found["none"]["tokens_per_step"]["ratio"] == 1.0
+        # The draft model is the target itself, so all it drafts is right: 12 tokens in a prompt's and four more steps.
+        assert found["draft:3,2"]["tokens_per_step"]["ratio"] == pytest.approx(12 / 5)
+        assert found["draft:3,2"]["accepted_given_parent"] == [1.0, pytest.approx(1.0, abs=0.3)]
+        assert found["eagle3:3,2,2"]["drafted_tokens"] > 0
+    shared = entry["temperature"]["1"]["draft:3,2"]
+    assert shared["not_shared"]["ratio"] < shared["tokens_per_step"]["ratio"]
+    judged = entry["judged"]
+    assert judged["depths"]["draft"]["loss"] == [pytest.approx(judged["entropy_of_target"], abs=1e-3)]
+    assert "| eagle3:3,2,2 | 1 |" in report.report(tmp_path / "results")
+    assert [len(judged["depths"][kind]["loss"]) for kind in ("medusa", "eagle3")] == [2, 3]
