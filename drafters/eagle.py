@@ -14,6 +14,7 @@ time when another drafter was asked) gets no drafts until it is computed again.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence as Many
 
 import torch
@@ -28,6 +29,8 @@ from spec.tree import DraftTree, TreeShape
 from verifier.batch import ForwardBatch
 from verifier.heads.eagle import EagleHead
 
+log = logging.getLogger("foresay.drafters")
+
 #: Committed text is caught up in pieces of at most this many rows, to bound the pass's memory.
 _CATCH_UP_ROWS = 256
 
@@ -40,9 +43,10 @@ class EagleDrafter:
         self.name = name or ("eagle3" if head.config.generation == 3 else "eagle")
         self.needs: FeatureRequest | None = head.config.needs
         self.dynamic = dynamic
-        self.store = KVStore(pool, 1, layer.num_kv_heads, layer.head_dim, head.dtype)
+        self.store = KVStore(pool, layer.num_layers, layer.num_kv_heads, layer.head_dim, head.dtype)
         self.features = KVStore(pool, 1, 1, layer.hidden_size, head.dtype, value_dim=0)
         self.head = head
+        self._warned = False
 
     @property
     def trained_positions(self) -> int:
@@ -52,10 +56,21 @@ class EagleDrafter:
     def observe(self, sequence: Sequence, features: Features) -> None:
         """Fuse and store the features of newly committed positions, unless some before them are missing."""
         table, fused = sequence.table, self.head.fuse(features)
+        self._warn(table.length)
         start = table.length - len(fused)
         self.features.keys[0, table.slots(start, table.length), 0] = fused
         if self.features.filled(table) >= start:
             self.features.mark(table, table.length)
+
+    def _warn(self, length: int) -> None:
+        """Say once that a text is longer than any the head was trained on."""
+        if length > self.trained_positions and not self._warned:
+            self._warned = True
+            log.warning(
+                "a text has passed %d tokens, the longest the %s head was trained on: it may guess worse from here on",
+                self.trained_positions,
+                self.name,
+            )
 
     def extend(self, sequence: Sequence) -> None:
         """Run committed rows that were not run yet, at most ``_CATCH_UP_ROWS`` of them."""

@@ -26,6 +26,9 @@ Dtype = Literal["auto", "bfloat16", "float32", "float16"]
 ToolParser = Literal["auto", "none", "hermes", "qwen3_coder", "llama3", "mistral", "response_template"]
 ReasoningParser = Literal["auto", "none", "think"]
 Shape = Annotated[str, Meta(pattern=r"^[1-9][0-9]*(,[1-9][0-9]*)*$", extra={"expected": 'node counts such as "3,2,1"'})]
+LayerNumbers = Annotated[
+    str, Meta(pattern=r"^[0-9]{1,4}(,[0-9]{1,4})*$", extra={"expected": 'layer numbers such as "2,16,29"'})
+]
 
 
 Origin = Annotated[
@@ -70,6 +73,14 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     draft_tree: Annotated[
         Shape | None,
         _about("draft a tree instead: nodes kept at each depth, for example 3,2,1", "drafting", "SHAPE"),
+    ] = None
+    draft_layers: Annotated[
+        LayerNumbers | None,
+        _about(
+            "the target layers whose inputs an EAGLE head reads, for example 2,16,29 (what the head's files say)",
+            "drafting",
+            "LAYERS",
+        ),
     ] = None
     max_seqs: Annotated[int, Meta(ge=1, le=256), _about("sequences decoded at the same time", "memory", "N")] = 4
     max_model_len: Annotated[

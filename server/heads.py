@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-
-import torch
-from tokenizers import Tokenizer
 
 from drafters.eagle import EagleDrafter
 from drafters.medusa import MedusaDrafter
-from kvpaging import PagePool, PageTable
+from kvpaging import PagePool
+from server.trial import misfit
 from spec.errors import ConfigurationError
-from spec.protocols import FeatureRequest, Rows
 from verifier.heads.eagle import EagleHead
 from verifier.heads.eagle_config import EagleConfig
 from verifier.heads.eagle_weights import EagleWeights
-from verifier.heads.fit import eagle_agreement, medusa_agreement
 from verifier.heads.kind import PATTERNS, Kind, kind_of
 from verifier.heads.medusa import MedusaHeads
 from verifier.model.config import ModelConfig
@@ -25,37 +21,62 @@ from verifier.paged_model import PagedModel
 
 #: What may stand before the colon, and the kind of head it asks for.
 PREFIXES: dict[str, Kind] = {"medusa": "medusa", "eagle": "eagle", "eagle3": "eagle"}
-#: Below this share of right first guesses a head hardly belongs to its target; chance is far below it.
-LEAST_AGREEMENT = 0.2
-#: What heads are tried on at load: plain text of the kind that any model continues well.
-TRIAL = (
-    "Once upon a time there was a king who had three sons. The first was strong and the second was clever, but the "
-    "third was so simple that nobody thought he would ever come to anything. One day the king said to them: whoever "
-    "brings me the most beautiful bird in the world shall have the kingdom when I am dead."
-)
 
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """A head that was asked for, before its weights are read."""
+    """A head that was asked for, before its weights are read.
+
+    layers: the target's layers whose inputs it is to read, whatever its own configuration says.
+    """
 
     kind: Kind
     directory: Path
     asked: str
+    layers: tuple[int, ...] | None = None
 
     def numbers_per_token(self, target: ModelConfig) -> int:
         """How many numbers its stores hold for each token of the KV cache."""
         if self.kind == "medusa":
             return 0
-        layer = EagleConfig.read(self.directory, target).layer
-        return 2 * layer.num_kv_heads * layer.head_dim + layer.hidden_size
+        layer = self.eagle_config(target).layer
+        return layer.num_layers * 2 * layer.num_kv_heads * layer.head_dim + layer.hidden_size
+
+    def eagle_config(self, target: ModelConfig) -> EagleConfig:
+        """An EAGLE head's configuration for this target; raises ConfigurationError for layers that it cannot read."""
+        layers, depth = self.layers, target.num_layers
+        if layers is not None and max(layers) > depth:
+            raise ConfigurationError(
+                f"--draft-layers {_listed(layers)}: the target has {depth} layers, numbered 0 to {depth - 1}; "
+                f"{depth} names the output of the last one"
+            )
+        config = EagleConfig.read(self.directory, target, layers)
+        if layers is not None and config.aux != layers:
+            raise ConfigurationError(
+                f"--draft-layers {_listed(layers)}: {self.directory} reads the state behind the target's final norm, "
+                "no layers; leave the flag out"
+            )
+        return config
 
 
-def find_head(draft: str) -> Head | None:
-    """The head that ``--draft`` names; None where it names something else.
+def _listed(layers: tuple[int, ...]) -> str:
+    return ",".join(map(str, layers))
+
+
+def find_head(draft: str, layers: str | None = None) -> Head | None:
+    """The head that ``--draft`` names; None where it names something else. layers: ``--draft-layers``.
 
     Raises ConfigurationError if what is there is not what was asked for, ModelNotFound if nothing is there.
     """
+    head = _named(draft)
+    if layers is None:
+        return head
+    if head is None or head.kind != "eagle":
+        raise ConfigurationError(f"--draft-layers {layers}: is for EAGLE heads, but --draft is {draft}")
+    return replace(head, layers=tuple(map(int, layers.split(","))))
+
+
+def _named(draft: str) -> Head | None:
     prefix, _, path = draft.partition(":")
     if prefix in PREFIXES and path:
         directory = resolve(path, extra=PATTERNS)
@@ -66,9 +87,9 @@ def find_head(draft: str) -> Head | None:
         return Head(found, directory, draft)
     if draft in ("none", "ngram"):
         return None
-    directory = resolve(draft)
-    kind = kind_of(directory)
-    return Head(kind, directory, draft) if kind else None
+    kind = kind_of(resolve(draft))
+    # Of a hub repository only a model's files were fetched so far; heads may be stored as others.
+    return Head(kind, resolve(draft, extra=PATTERNS), draft) if kind else None
 
 
 def load_head(head: Head, verifier: PagedModel, pool: PagePool, tree: bool) -> MedusaDrafter | EagleDrafter:
@@ -76,14 +97,14 @@ def load_head(head: Head, verifier: PagedModel, pool: PagePool, tree: bool) -> M
     target = verifier.decoder
     if head.kind == "medusa":
         return MedusaDrafter(MedusaHeads.load(head.directory, target), dynamic=tree)
-    return EagleDrafter(load_eagle(head.directory, verifier), pool, dynamic=tree)
+    return EagleDrafter(load_eagle(head, verifier), pool, dynamic=tree)
 
 
-def load_eagle(directory: Path, verifier: PagedModel) -> EagleHead:
-    """The EAGLE head in ``directory``, for this target."""
+def load_eagle(head: Head, verifier: PagedModel) -> EagleHead:
+    """The EAGLE head, for this target."""
     target = verifier.decoder
-    config = EagleConfig.read(directory, target.config)
-    return EagleHead(config, EagleWeights.read(directory, config, target), target.max_positions)
+    config = head.eagle_config(target.config)
+    return EagleHead(config, EagleWeights.read(head.directory, config, target), target.max_positions)
 
 
 def doubts(
@@ -93,34 +114,7 @@ def doubts(
 
     target: the target's directory, whose tokenizer makes tokens of the trial text.
     """
-    found = []
-    share = _agreement(drafter, verifier, pool, target)
-    if share is not None and share < LEAST_AGREEMENT:
-        found.append(
-            f"its first guess agrees with the target on {share:.0%} of a plain text: "
-            "it may be made for another model, or read other layers"
-        )
+    found = [misfit(drafter, verifier, pool, target)]
     if isinstance(drafter, EagleDrafter) and drafter.trained_positions < verifier.max_positions:
         found.append(f"it was trained on texts of up to {drafter.trained_positions} tokens")
-    return "; ".join(found)
-
-
-def _agreement(
-    drafter: MedusaDrafter | EagleDrafter, verifier: PagedModel, pool: PagePool, target: Path
-) -> float | None:
-    """The share of the trial text on which the head's first guess is the target's most likely token."""
-    file = target / "tokenizer.json"
-    if not file.exists():
-        return None
-    most = min(verifier.max_positions, (pool.num_pages - 1) * pool.page_size)
-    tokens = torch.tensor(Tokenizer.from_file(str(file)).encode(TRIAL).ids[:most])
-    table = PageTable(pool)
-    table.reserve(len(tokens))
-    try:
-        forward = verifier.run([Rows(table, tokens, 0)], drafter.needs or FeatureRequest())
-        wanted = forward.logits.argmax(dim=-1)
-        if isinstance(drafter, MedusaDrafter):
-            return medusa_agreement(drafter.heads, forward.features, wanted)
-        return eagle_agreement(drafter.head, forward.features, tokens, wanted, table, drafter.store)
-    finally:
-        table.release()
+    return "; ".join(filter(None, found))

@@ -113,8 +113,9 @@ class Drafter(Protocol):
         """This path of the last proposed tree was committed: keep what of the drafter's own rows is still true.
 
         path: one node for each committed token, from the root on; -1 for tokens that were no node of the tree (others
-        may add to what the drafter proposed), which come last. Nothing was proposed if the step computed the prompt, or
-        if all drafts were forced by a grammar: the path is then 0 and perhaps -1s. moves: of the drafter's own rows.
+        may add to what the drafter proposed), which come last. Nothing was proposed if the step computed the prompt, if
+        all drafts were forced by a grammar, or if another drafter was asked: the path is then 0 and perhaps -1s.
+        moves: of the drafter's own rows.
         """
         ...
 

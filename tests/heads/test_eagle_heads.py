@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import itertools
-import json
 import random
 from dataclasses import replace
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from kvpaging import KVStore, PagePool, PageTable
 from spec.features import Features
 from spec.protocols import FeatureRequest, Rows
 from tests.heads.published import EAGLE, draft_ids, make_eagle
+from tests.heads.writing import change_config
 from tests.verifier.reading import Reader, random_tokens
 from verifier.batch import ForwardBatch
 from verifier.heads.eagle import EagleHead
 from verifier.heads.eagle_config import EagleConfig
 from verifier.heads.eagle_weights import EagleWeights
+from verifier.heads.kind import kind_of
 from verifier.model.errors import ModelError
 
 
@@ -42,7 +44,7 @@ class Rig:
         self.table = PageTable(self.pool)
         self.table.reserve(len(tokens) + 20)
         layer = head.layer
-        self.store = KVStore(self.pool, 1, layer.num_kv_heads, layer.head_dim, head.dtype)
+        self.store = KVStore(self.pool, layer.num_layers, layer.num_kv_heads, layer.head_dim, head.dtype)
         self.hidden = head.fuse(features)
 
     def text(self, start: int, stop: int):
@@ -116,15 +118,13 @@ def test_layers_are_counted_as_the_checkpoint_does(target, tmp_path, ids, asked,
     assert EagleConfig.read(tmp_path, target("llama2").config, asked).aux == layers
 
 
-def change_config(directory, **changes) -> None:
-    path = directory / "config.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
-
-
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"num_hidden_layers": 2}, r"config\.json: an EAGLE head of 2 layers is not supported"),
+        ({"target_hidden_size": 32}, r"config\.json: made for a hidden size of 32, but the target's is 64"),
+        ({"kv_lora_rank": 16}, r"config\.json: multi-head latent attention \(kv_lora_rank\) is not supported"),
+        ({"speculators_model_type": "mtp"}, r"a head of type mtp is not supported; supported are eagle, eagle3"),
+        ({"parallel_drafting": True}, r"a head that drafts in parallel \(parallel_drafting\) is not supported"),
         ({"vocab_size": 320}, r"config\.json: made for a vocabulary of 320, but the target's is 300"),
         ({"draft_vocab_size": 77}, r"lm_head\.weight has shape \[150, 64\], expected \[77, 64\]"),
         ({"eagle_aux_hidden_state_layer_ids": [2, 9, 11]}, r"is \[2, 9, 11\], but the target has 6 layers"),
@@ -149,3 +149,51 @@ def test_a_shallow_target_needs_the_layers_named(target, tmp_path) -> None:
     shallow = replace(target("llama2").config, num_layers=3)
     with pytest.raises(ModelError, match="a target of 3 layers has no default layers"):
         EagleConfig.read(tmp_path, shallow)
+
+
+def without_a_norm(stored) -> None:
+    del stored["pre_lm_head_layernorm.weight"]
+
+
+def without_the_bias(stored) -> None:
+    del stored["fusion_fc.bias"]
+
+
+def mapped_to(change):
+    def changed(stored) -> None:
+        stored["d2t"] = change(stored["d2t"].clone())
+
+    return changed
+
+
+def with_another_mask(stored) -> None:
+    stored["t2d"] = stored["t2d"].roll(1)
+
+
+@pytest.mark.parametrize(
+    ("layout", "change", "said"),
+    [
+        ("speculators_eagle1_norms", without_a_norm, r"pre_lm_head_layernorm\.weight is missing"),
+        ("speculators_eagle1", without_the_bias, r"fc\.bias is missing"),
+        ("safeailab", mapped_to(lambda d2t: d2t + 300), r"d2t names tokens that the target does not have"),
+        ("safeailab", mapped_to(lambda d2t: -(torch.arange(150) == 7).long()), r"names a token .* twice"),
+        ("safeailab", mapped_to(lambda d2t: d2t.fill_(0)), r"d2t and t2d name different tokens of the target"),
+        ("safeailab", with_another_mask, r"d2t and t2d name different tokens of the target"),
+        ("safeailab", lambda stored: stored.pop("d2t"), r"d2t is missing, but the draft vocabulary has 150 tokens"),
+        ("safeailab", lambda stored: stored.pop("lm_head.weight"), r"lm_head\.weight is missing"),
+        ("eagle1", lambda stored: stored.update(extra=torch.zeros(1)), r"extra: not known in this layout"),
+    ],
+)
+def test_tensors_that_do_not_fit_are_named(target, tmp_path, layout, change, said) -> None:
+    make_eagle(tmp_path, target("llama2"), layout)
+    stored = load_file(tmp_path / "model.safetensors")
+    change(stored)
+    save_file(stored, tmp_path / "model.safetensors")
+    with pytest.raises(ModelError, match=rf"model\.safetensors: .*{said}"):
+        load(tmp_path, target("llama2"))
+
+
+@pytest.mark.parametrize("layout", EAGLE)
+def test_every_layout_is_recognised(target, tmp_path, layout) -> None:
+    make_eagle(tmp_path, target("llama2"), layout)
+    assert kind_of(tmp_path) == "eagle"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 
 import pytest
@@ -11,6 +10,8 @@ from safetensors.torch import load_file, save_file
 
 from tests.heads.plain import medusa_logits
 from tests.heads.published import BLOCKS, MEDUSA, make_medusa
+from tests.heads.writing import change_config
+from verifier.heads.kind import kind_of
 from verifier.heads.medusa import MedusaHeads
 from verifier.model.errors import ModelError
 
@@ -35,11 +36,6 @@ def test_logits_are_scaled_where_the_configuration_says_so(target, tmp_path) -> 
     hidden = torch.randn(2, 64)
     heads = MedusaHeads.load(tmp_path, target("llama2"))
     assert torch.allclose(heads(hidden, 1), 0.5 * medusa_logits(plain, 1, BLOCKS, hidden), atol=1e-4)
-
-
-def change_config(directory, **changes) -> None:
-    path = directory / "config.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
 
 
 def rewrite(directory, change, file: str = "medusa_lm_head.safetensors") -> None:
@@ -104,3 +100,25 @@ def test_heads_of_another_vocabulary_are_refused(target, tmp_path) -> None:
     rewrite(tmp_path, lambda stored: stored.update({"0.2.weight": torch.zeros(200, 64)}))
     with pytest.raises(ModelError, match=r"0\.2\.weight has shape \[200, 64\], expected \[300, 64\]"):
         MedusaHeads.load(tmp_path, target("llama2"))
+
+
+@pytest.mark.parametrize("layout", MEDUSA)
+def test_every_layout_is_recognised(target, tmp_path, layout) -> None:
+    make_medusa(tmp_path, target("llama2"), layout)
+    assert kind_of(tmp_path) == "medusa"
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_blocks_are_counted_in_the_file(target, tmp_path, count) -> None:
+    """The configuration says 7; the file of three has tied blocks, as the authors' own list of them was built."""
+    make_medusa(tmp_path, target("llama2"), "authors", heads=1)
+    change_config(tmp_path, medusa_num_layers=7)
+    block = {
+        kind: torch.randn(64, 64)[:, : 64 if kind == "weight" else 1].squeeze(-1) / 8 for kind in ("weight", "bias")
+    }
+    plain = {f"0.{number}.linear.{kind}": block[kind].clone() for number in range(count) for kind in block}
+    plain[f"0.{count}.weight"] = torch.randn(300, 64)
+    save_file(plain, tmp_path / "medusa_lm_head.safetensors")
+    hidden = torch.randn(3, 64)
+    found = MedusaHeads.load(tmp_path, target("llama2"))(hidden, 0)
+    assert torch.allclose(found, medusa_logits(plain, 0, count, hidden), rtol=0, atol=1e-4)

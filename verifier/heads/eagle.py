@@ -1,10 +1,13 @@
-"""EAGLE heads: one decoder layer that guesses on from the target's own hidden state.
+"""EAGLE heads: a decoder layer (seldom more) that guesses on from the target's own hidden state.
 
 ::
 
     f(t-1)  features of position t - 1 ── fuse ── h        x(t)  the token at t ── embedding ── e
     EAGLE-3   a = [norm e; norm h],  s = h + attention(a),  y = s + mlp(norm s),  logits of x(t+1) = U norm(y)
     EAGLE-1   a = fc [e; h],         s = a + attention(a),  y = s + mlp(norm s),  logits of x(t+1) = U y
+
+Further layers are plain Llama layers over y. An EAGLE-1 head may have norms besides: of e, of what its attention reads,
+and of y, which is then what U reads and what is fed back.
 
 Row t stands in slot t of the head's own store and is made of (feature t - 1, token t), so a page depends on its own
 text alone; slot 0 holds nothing. Where there is no feature yet (drafted tokens), the row before's own y stands in.
@@ -13,22 +16,22 @@ Legend: R rows, H hidden width, F width of all features, V' draft vocabulary.
 
 from __future__ import annotations
 
+import copy
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from kvpaging import KVStore
-from kvpaging.ops import store_rows
 from spec.features import Features
 from verifier.batch import ForwardBatch
 from verifier.heads.eagle_config import EagleConfig
 from verifier.heads.eagle_weights import EagleWeights
+from verifier.heads.layer import HeadLayer
 from verifier.model.linear import Linear
 from verifier.model.rope import RopeTable
-from verifier.ops.activation import silu_mul
-from verifier.ops.attention import attend
 from verifier.ops.norm import rms_norm
-from verifier.ops.rope import rotate
 
 
 class EagleHead:
@@ -42,17 +45,20 @@ class EagleHead:
         self._embed = weights.embed
         self._norms = weights.norms
         self._fc = None if weights.fc is None else Linear(weights.fc, weights.fc_bias)
-        self._qkv = Linear(weights.qkv, weights.qkv_bias)
-        self._output = Linear(weights.o, weights.o_bias)
-        self._gate_up, self._down = Linear(weights.gate_up), Linear(weights.down)
+        self._layers = [HeadLayer(config.layer, layer, number) for number, layer in enumerate(weights.layers)]
         self._head = weights.head
         self._rope = RopeTable(self.layer, max_positions)
-        self._scale = self.layer.head_dim**-0.5
 
     @property
     def dtype(self) -> torch.dtype:
         """The dtype of weights and activations."""
         return self._embed.dtype
+
+    def reading(self, layers: tuple[int, ...]) -> EagleHead:
+        """The same head, reading other layers of the target; all weights are shared."""
+        other = copy.copy(self)
+        other.config = replace(self.config, aux=layers)
+        return other
 
     @torch.inference_mode()
     def fuse(self, features: Features) -> Tensor:
@@ -72,52 +78,46 @@ class EagleHead:
         Returns fp32[W, V'] logits of the wanted rows and the states to go on from, [W, H].
         """
         hidden = functional.pad(hidden, (0, 0, 0, len(batch.tokens) - len(hidden)))
-        mixed, residual = self._inputs(functional.embedding(batch.tokens, self._embed), hidden)
-        query = self._stored(mixed, batch, store)
+        rotation = self._rope.rows(batch.positions, hidden.dtype)
+        for segment in batch.segments:
+            segment.first = 1
+        mixed, x = self._inputs(functional.embedding(batch.tokens, self._embed), hidden)
+        for layer in self._layers:
+            if layer is not self._layers[0]:
+                mixed = layer.norm("input_layernorm", x)
+            query = layer.stored(mixed, batch, rotation, store)
+            if layer is self._layers[-1]:
+                return self._wanted(layer, x, query, batch, store)
+            x = x + layer.attention(query, batch, store)
+            x = x + layer.mlp(x)
+        raise AssertionError("a head has at least one layer")
+
+    def _wanted(
+        self, layer: HeadLayer, x: Tensor, query: Tensor, batch: ForwardBatch, store: KVStore
+    ) -> tuple[Tensor, Tensor]:
+        """The rest of the last layer, for wanted rows alone: of the others only keys and values are of use."""
         if not len(batch.wanted):
-            return hidden.new_empty(0, self._head.out_features, dtype=torch.float32), hidden[:0]
-        x = (residual + self._attention(query, batch, store))[batch.wanted]
-        x = x + self._down(silu_mul(self._gate_up(self._norm("post_attention_layernorm", x))))
+            return x.new_empty(0, self._head.out_features, dtype=torch.float32), x[:0]
+        x = (x + layer.attention(query, batch, store))[batch.wanted]
+        x = x + layer.mlp(x)
         if self.config.generation == 1:
+            x = self._norm_if_any("pre_lm_head_layernorm", x)
             return self._head(x).float(), x
         normed = self._norm("norm", x)
         return self._head(normed).float(), normed if self.config.output_normed else x
 
-    def _norm(self, name: str, x: Tensor) -> Tensor:
-        return rms_norm(x, self._norms[name], self.layer.rms_norm_eps)
-
     def _inputs(self, embedded: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
-        """What the attention reads, and what its result is added to."""
+        """What the first attention reads, and what its result is added to."""
         if self.config.generation == 1:
             assert self._fc is not None
-            mixed = self._fc(torch.cat((embedded, hidden), dim=-1))
-            return mixed, mixed
+            fused = self._fc(torch.cat((self._norm_if_any("embedding_layernorm", embedded), hidden), dim=-1))
+            return self._norm_if_any("fused_layernorm", fused), fused
         normed = self._norm("hidden_norm", hidden)
         mixed = torch.cat((self._norm("input_layernorm", embedded), normed), dim=-1)
         return mixed, normed if self.config.residual_normed else hidden
 
-    def _stored(self, mixed: Tensor, batch: ForwardBatch, store: KVStore) -> Tensor:
-        """Rotated queries [R, Hq, D]; the rows' keys and values are stored on the way."""
-        c = self.layer
-        heads = self._qkv(mixed).view(len(mixed), c.num_heads + 2 * c.num_kv_heads, c.head_dim)
-        cos, sin = self._rope.rows(batch.positions, mixed.dtype)
-        turned = rotate(self._turning(heads[:, : -c.num_kv_heads]), cos, sin)
-        key, value = turned[: batch.live, c.num_heads :], heads[: batch.live, -c.num_kv_heads :]
-        store_rows(store.keys[0], store.values[0], batch.slots, key, value)
-        return turned[:, : c.num_heads]
+    def _norm(self, name: str, x: Tensor) -> Tensor:
+        return rms_norm(x, self._norms[name], self.layer.rms_norm_eps)
 
-    def _attention(self, query: Tensor, batch: ForwardBatch, store: KVStore) -> Tensor:
-        """[R, H]. Slot 0 is not seen."""
-        keys, values = store.keys[0], store.values[0]
-        for segment in batch.segments:
-            segment.first = 1
-        seen = [attend(query[s.rows], keys, values, s, self._scale, False) for s in batch.segments]
-        padding = seen[0].new_zeros(len(query) - batch.live, seen[0].shape[1])
-        return self._output(torch.cat([*seen, padding]).to(query.dtype))
-
-    def _turning(self, heads: Tensor) -> Tensor:
-        """Queries and keys, normed by head where the head has such norms."""
-        if "q_norm" not in self._norms:
-            return heads
-        query, key = heads.split_with_sizes((self.layer.num_heads, self.layer.num_kv_heads), dim=1)
-        return torch.cat((self._norm("q_norm", query), self._norm("k_norm", key)), dim=1)
+    def _norm_if_any(self, name: str, x: Tensor) -> Tensor:
+        return self._norm(name, x) if name in self._norms else x

@@ -6,18 +6,16 @@ nothing in it can run. Heads are small: a directory's tensors are read whole and
 
 from __future__ import annotations
 
-import pickle
-import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
 from torch import Tensor
 
 from verifier.model.checkpoint import INDEX, SINGLE
-from verifier.model.errors import WeightsError
+from verifier.model.errors import ConfigError, WeightsError
 from verifier.model.fields import Fields
 
 #: Weight files by name, the preferred one first.
@@ -39,12 +37,16 @@ class HeadTensors:
     where: str
 
     @classmethod
-    def read(cls, directory: Path) -> HeadTensors:
-        """Raises WeightsError, naming the file, where none is there or one is broken."""
+    def read(cls, directory: Path, prefix: str = "") -> HeadTensors:
+        """Raises WeightsError, naming the file, where none is there or one is broken.
+
+        prefix: if any name begins so, the others (a whole model's) are left where they are.
+        """
         for name in NAMES:
             path = directory / name
             if path.exists():
-                return cls(_sharded(path) if path.suffix == ".json" else _tensors(path), str(path))
+                tensors = _sharded(path, prefix) if path.suffix == ".json" else _tensors(path, prefix)
+                return cls(_inside(tensors, prefix), str(path))
         raise WeightsError(f"{directory}: no weights of a head are there; looked for {', '.join(NAMES)}")
 
     def take(self, name: str, shape: tuple[int, ...]) -> Tensor:
@@ -72,35 +74,64 @@ class HeadTensors:
 def save_tensors(path: Path, tensors: dict[str, Tensor]) -> None:
     """Write a safetensors file. Raises OSError or RuntimeError, and leaves what it had written, if it cannot."""
     whole = {name: tensor.cpu().contiguous() for name, tensor in tensors.items()}
-    save_file(whole, path, metadata={"format": "pt"})
+    try:
+        save_file(whole, path, metadata={"format": "pt"})
+    except SafetensorError as error:
+        raise RuntimeError(str(error)) from error
 
 
-def _sharded(index: Path) -> dict[str, Tensor]:
+def stored_names(directory: Path) -> list[str]:
+    """The tensors' names, from headers alone; empty for a pickle, or for a broken file, which its loader will name."""
+    try:
+        if (directory / SINGLE).exists():
+            with safe_open(directory / SINGLE, framework="pt") as stored:
+                return list(stored.offset_keys())
+        if (directory / INDEX).exists():
+            section = Fields.read(directory / INDEX).section("weight_map")
+            return [] if section is None else list(section.values)
+    except (OSError, SafetensorError, ConfigError):
+        return []
+    return []
+
+
+def _inside(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    """Those whose names begin with the prefix; all if there are none."""
+    return {name: tensor for name, tensor in tensors.items() if name.startswith(prefix)} or tensors
+
+
+def _sharded(index: Path, prefix: str) -> dict[str, Tensor]:
     section = Fields.read(index).section("weight_map")
-    names = sorted({str(name) for name in section.values.values()}) if section is not None else []
-    if not names:
+    files = {} if section is None else {str(name): str(file) for name, file in section.values.items()}
+    if not files:
         raise WeightsError(f"{index}: weight_map must name a file for each tensor")
+    inside = {file for name, file in files.items() if name.startswith(prefix)} or set(files.values())
     tensors: dict[str, Tensor] = {}
-    for name in names:
-        tensors |= _tensors(index.parent / name)
+    for file in sorted(inside):
+        tensors |= _tensors(index.parent / file, prefix)
     return tensors
 
 
-def _tensors(path: Path) -> dict[str, Tensor]:
+def _tensors(path: Path, prefix: str) -> dict[str, Tensor]:
     try:
-        return load_file(path) if path.suffix == ".safetensors" else _unpickled(path)
+        if path.suffix != ".safetensors":
+            return _unpickled(path)
+        with safe_open(path, framework="pt") as stored:
+            names = list(stored.offset_keys())
+            inside = [name for name in names if name.startswith(prefix)] or names
+            return {name: stored.get_tensor(name) for name in inside}
     except FileNotFoundError as error:
         raise WeightsError(f"{path}: not there; the download may be incomplete") from error
-    except SafetensorError as error:
+    except (OSError, SafetensorError) as error:
         raise WeightsError(f"{path}: not a whole safetensors file ({error})") from error
 
 
 def _unpickled(path: Path) -> dict[str, Tensor]:
     try:
         found = torch.load(path, map_location="cpu", weights_only=True)
-    except (pickle.UnpicklingError, RuntimeError, EOFError, zipfile.BadZipFile, ValueError) as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise WeightsError(f"{path}: not a whole file of tensors alone ({reason})") from error
+    except Exception as error:  # on a damaged file the reader may fail in any way
+        raise WeightsError(
+            f"{path}: not a whole file of tensors alone: it is cut off or damaged, or holds code, which is never run"
+        ) from error
     if not isinstance(found, dict) or not all(isinstance(tensor, Tensor) for tensor in found.values()):
         raise WeightsError(f"{path}: holds other things than tensors by name")
-    return found
+    return {str(name): tensor for name, tensor in found.items()}

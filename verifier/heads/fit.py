@@ -1,6 +1,8 @@
-"""Does a head belong to its target? How often its first guess is the target's own most likely token."""
+"""Does a head belong to its target? Where its first guess is the target's own most likely token."""
 
 from __future__ import annotations
+
+import math
 
 from torch import Tensor
 
@@ -12,19 +14,19 @@ from verifier.heads.eagle import EagleHead
 from verifier.heads.medusa import MedusaHeads
 
 
-def medusa_agreement(heads: MedusaHeads, features: Features, wanted: Tensor) -> float:
-    """The share of positions whose first head names the target's choice one token later.
+def medusa_hits(heads: MedusaHeads, features: Features, wanted: Tensor) -> Tensor:
+    """bool[R - 1]: whether the first head, at each position, names the target's choice one token later.
 
     features: of a text's R positions. wanted: int64[R], the target's most likely token after each.
     """
     guesses = heads(features["final"], 0).argmax(dim=-1)
-    return _share(guesses if heads.token_map is None else heads.token_map[guesses], wanted)
+    return _hits(guesses if heads.token_map is None else heads.token_map[guesses], wanted)
 
 
-def eagle_agreement(
+def eagle_hits(
     head: EagleHead, features: Features, tokens: Tensor, wanted: Tensor, table: PageTable, store: KVStore
-) -> float:
-    """The share of positions whose row names the target's choice, each row made of the true feature before it.
+) -> Tensor:
+    """bool[R - 1]: whether each row, made of the true feature before it, names the target's choice.
 
     tokens: int64[R]. table: a sequence whose R pages are reserved; nothing in ``store`` counts as filled by this.
     """
@@ -34,10 +36,16 @@ def eagle_agreement(
     batch = ForwardBatch.build([Rows(table, tokens[1:], 1)], head.group, None)
     logits, _ = head(batch, head.fuse(features)[:-1], store)
     guesses = logits.argmax(dim=-1)
-    return _share(guesses if head.token_ids is None else head.token_ids[guesses], wanted)
+    return _hits(guesses if head.token_ids is None else head.token_ids[guesses], wanted)
 
 
-def _share(guesses: Tensor, wanted: Tensor) -> float:
+def clearly_better(hits: Tensor, others: Tensor) -> bool:
+    """Whether ``others`` has more hits than chance would give it: two deviations of a sign test where they differ."""
+    won, lost = int((others & ~hits).sum()), int((hits & ~others).sum())
+    return won - lost > 2 * math.sqrt(won + lost)
+
+
+def _hits(guesses: Tensor, wanted: Tensor) -> Tensor:
     """Guess i is about the token that the target chose at row i + 1."""
     rows = len(wanted) - 1
-    return float((guesses[:rows] == wanted[1:]).float().mean())
+    return guesses[:rows] == wanted[1:]

@@ -5,10 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
-from safetensors import SafetensorError, safe_open
-
 from verifier.heads.eagle_config import is_eagle3
-from verifier.model.checkpoint import SINGLE
+from verifier.heads.files import stored_names
 from verifier.model.fields import Fields
 
 Kind = Literal["medusa", "eagle"]
@@ -24,15 +22,17 @@ def kind_of(directory: Path) -> Kind | None:
         return "medusa"
     if any(directory.glob("medusa_lm_head.*")):
         return "medusa"
-    if is_eagle3(fields) or (fields.get("num_hidden_layers") == 1 and _has_mixer(directory)):
+    if fields.get("speculators_model_type") is not None or is_eagle3(fields) or _has_mixer(directory, fields):
         return "eagle"
     return None
 
 
-def _has_mixer(directory: Path) -> bool:
-    """Whether there is ``fc.weight``, which a model of one layer has not. A broken file is for its loader to name."""
-    try:
-        with safe_open(directory / SINGLE, framework="pt") as tensors:
-            return "fc.weight" in tensors.offset_keys()
-    except (OSError, SafetensorError):
-        return not (directory / SINGLE).exists()
+def _has_mixer(directory: Path, fields: Fields) -> bool:
+    """Whether there is the matrix that mixes feature and embedding, which no model has.
+
+    A pickle is not opened for that: models are not read from pickles, so one layer tells enough.
+    """
+    names = stored_names(directory)
+    if names:
+        return "fc.weight" in names
+    return bool(fields.get("num_hidden_layers") == 1)

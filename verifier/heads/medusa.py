@@ -32,6 +32,8 @@ _PREFIX = re.compile(r"^(medusa_heads?\.)+")
 _VLLM_BLOCK = re.compile(r"^blocks\.(\d+)\.layers\.(\d+)\.(weight|bias)$")
 _VLLM_OUTPUT = re.compile(r"^lm_heads\.(\d+)\.weight$")
 _SHARED = "lm_head.weight"
+#: How heads begin that lie in one file with the model they were trained with (Medusa-2).
+BESIDE_MODEL = "medusa_head."
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +80,7 @@ class _Loader:
     def __init__(self, directory: Path, target: Decoder) -> None:
         self.config = Fields.read(directory / "config.json")
         self.target = target
-        read = HeadTensors.read(directory)
+        read = HeadTensors.read(directory, prefix=BESIDE_MODEL)
         self.files = HeadTensors({_translated(name): tensor for name, tensor in read.tensors.items()}, read.where)
         self._translate_outputs()
         self.token_map = self._token_map()
@@ -166,8 +168,8 @@ class _Loader:
         return ids
 
     def _linear(self, weight: Tensor, bias: Tensor | None = None) -> Linear:
-        dtype = self.target.dtype
-        return Linear(weight.to(dtype), None if bias is None else bias.to(dtype))
+        device, dtype = self.target.embedding.device, self.target.dtype
+        return Linear(weight.to(device, dtype), None if bias is None else bias.to(device, dtype))
 
 
 def _translated(name: str) -> str:

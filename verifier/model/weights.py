@@ -78,15 +78,26 @@ def load(
     """
     checkpoint = Checkpoint.open(Path(directory))
     weights = allocate(config, dtype, device)
-    places = dict(_places(config, weights))
-    shapes = {name: tuple(place.shape) for name, place in places.items()}
-    checkpoint.check(shapes, optional={LM_HEAD: tuple(weights.lm_head.shape)})
+    places = _fitting(checkpoint, config, weights)
     total = sum(checkpoint.tensors[name].nbytes for name in places)
     with tqdm(total=total, unit="B", unit_scale=True, desc="weights", file=sys.stderr, disable=not progress) as bar:
         _read(checkpoint, places, bar)
     if config.tie_word_embeddings:
         _check_tied(checkpoint, weights.embed)
     return weights
+
+
+def check(checkpoint: Checkpoint, config: ModelConfig) -> None:
+    """Raise the WeightsError that :func:`load` would raise for the headers alone; no weight is read."""
+    _fitting(checkpoint, config, allocate(config, torch.bfloat16, "meta"))
+
+
+def _fitting(checkpoint: Checkpoint, config: ModelConfig, weights: ModelWeights) -> dict[str, Tensor]:
+    """Where each tensor goes, once it is certain that all are there and in the right shape."""
+    places = dict(_places(config, weights))
+    shapes = {name: tuple(place.shape) for name, place in places.items()}
+    checkpoint.check(shapes, optional={LM_HEAD: tuple(weights.lm_head.shape)})
+    return places
 
 
 def allocate(config: ModelConfig, dtype: torch.dtype, device: torch.device | str = "cpu") -> ModelWeights:
