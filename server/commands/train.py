@@ -1,7 +1,8 @@
-"""``foresay train``: make a head for any target, in a layout that other servers read too."""
+"""``foresay train``: make a drafter for any target, in a layout that other servers read too."""
 
 from __future__ import annotations
 
+import shlex
 import sys
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from collections.abc import Sequence
@@ -11,15 +12,39 @@ from typing import TYPE_CHECKING
 from server.commands.command import Command
 
 if TYPE_CHECKING:
-    from drafters.heads.lesson import Depth
+    import torch
 
-#: Heads of a Medusa set, and passes of the training-time test.
-_DEPTHS = {"medusa": 4, "eagle3": 6}
+    from drafters.heads.lesson import Depth
+    from server.training.settings import Settings
+    from server.training.work import Work
+    from verifier.model.config import ModelConfig
+
+#: Heads of a Medusa set, and passes of the training-time test; a draft model sees the true text at every depth.
+_DEPTHS = {"medusa": 4, "eagle3": 6, "draft": 1}
+_INTERRUPTED = 130
 
 
 def _count(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise ArgumentTypeError(f"must be a whole number of at least 1, got {text!r}")
+    return int(text)
+
+
+def _samples(text: str) -> int:
+    if not text.isdecimal() or int(text) < 2:
+        raise ArgumentTypeError(f"must be a whole number of at least 2, one of them to be held out, got {text!r}")
+    return int(text)
+
+
+def _seed(text: str) -> int:
+    if not text.isdecimal() or int(text) >= 10**9:
+        raise ArgumentTypeError(f"must be a whole number from 0 to 999999999, got {text!r}")
+    return int(text)
+
+
+def _width(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1 or int(text) % 8:
+        raise ArgumentTypeError(f"must be a multiple of 8, got {text!r}")
     return int(text)
 
 
@@ -44,15 +69,32 @@ def _temperatures(text: str) -> tuple[float, ...]:
 
 
 def _add_arguments(parser: ArgumentParser) -> None:
-    parser.usage = "foresay train {medusa,eagle3} --prompts PATH --out DIR [flags]"
-    add = parser.add_argument
-    add("kind", choices=sorted(_DEPTHS), help="medusa: independent heads; eagle3: one layer, run again for each token")
+    parser.usage = "foresay train {draft,eagle3,medusa} --prompts PATH --out DIR [flags]"
+    parser.add_argument(
+        "kind",
+        choices=sorted(_DEPTHS),
+        help="draft: a small model; eagle3: one layer on the target, run per token; medusa: independent heads",
+    )
+    _add_needed(parser)
+    _add_texts(parser)
+    _add_learning(parser)
+
+
+def _add_needed(parser: ArgumentParser) -> None:
+    add = parser.add_argument_group("what to make, from what").add_argument
     add("--target", default="bundled", help="bundled, a directory, or a Hugging Face hub id (default: bundled)")
     add(
         "--prompts", type=Path, required=True, metavar="PATH", help="what the target goes on from: .txt, .jsonl, folder"
     )
-    add("--out", type=Path, required=True, metavar="DIR", help="the head's folder; DIR.work holds an unfinished run")
-    add("--samples", type=_count, default=2000, metavar="N", help="texts the target writes (default: 2000)")
+    add("--out", type=Path, required=True, metavar="DIR", help="a new folder; DIR.work beside it holds unfinished work")
+    add("--layers", type=_count, metavar="N", help="draft: its layers (default: a quarter of the target's)")
+    add("--width", type=_width, metavar="H", help="draft: its width (default: half of the target's)")
+    add("--depth", type=_count, metavar="N", help="medusa: heads (4); eagle3: tokens it is trained ahead (6)")
+
+
+def _add_texts(parser: ArgumentParser) -> None:
+    add = parser.add_argument_group("the texts the target writes").add_argument
+    add("--samples", type=_samples, default=2000, metavar="N", help="how many (default: 2000)")
     add("--length", type=_count, default=256, metavar="TOKENS", help="tokens in each, prompt included (default: 256)")
     add(
         "--temperatures",
@@ -61,69 +103,139 @@ def _add_arguments(parser: ArgumentParser) -> None:
         metavar="T,T",
         help="what the target writes at, batch by batch in turn (default: 1,0)",
     )
+    add("--seed", type=_seed, default=0, metavar="S", help="of texts, order and first weights (default: 0)")
+
+
+def _add_learning(parser: ArgumentParser) -> None:
+    add = parser.add_argument_group("learning").add_argument
     add("--steps", type=_count, default=1500, metavar="N", help="training steps (default: 1500)")
     add("--batch", type=_count, default=8, metavar="N", help="texts in a step (default: 8)")
-    add("--rate", type=_rate, metavar="R", help="learning rate (default: 1 / width of the target, at most 0.004)")
-    add("--depth", type=_count, metavar="N", help="Medusa heads, or tokens that EAGLE-3 is trained ahead (4; 6)")
-    add("--seed", type=int, default=0, metavar="S", help="of texts, order and first weights (default: 0)")
+    add("--rate", type=_rate, metavar="R", help="learning rate (default: 1 / width of what learns, at most 0.004)")
     add("--device", choices=("auto", "cpu", "cuda"), default="auto", help="where to train (default: auto)")
 
 
 def run(config: None, arguments: Namespace) -> int:
     """Train; the table of held-out acceptance goes to stdout."""
-    import torch
-
     from server.build import BUNDLED
-    from server.training.run import Run, Settings
-    from server.training.teacher import Teacher
-    from spec.errors import ConfigurationError
+    from server.training.work import Work
     from verifier.model.config import ModelConfig
     from verifier.model.hub import resolve
 
     directory = BUNDLED / "target" if arguments.target == "bundled" else resolve(arguments.target)
     model = ModelConfig.from_directory(directory)
-    depth = arguments.depth or _DEPTHS[arguments.kind]
+    settings, device = _settings(arguments, model), _device(arguments.device)
+    work = Work(arguments.out, settings)
+    try:
+        depths = _trained(settings, directory, device, model, work)
+    except KeyboardInterrupt:
+        kept = f"; {work.path} keeps what is done, and the same command goes on with it" if work.begun else ""
+        print(f"foresay train: stopped{kept}", file=sys.stderr)
+        return _INTERRUPTED
+    finally:
+        work.close()
+    print(table(depths, settings.kind))
+    print(farewell(settings, work.out), file=sys.stderr)
+    return 0
+
+
+def _settings(arguments: Namespace, model: ModelConfig) -> Settings:
+    """What was asked for, or follows from the target. Raises ConfigurationError for what does not fit together."""
+    from server.training.settings import Settings
+    from server.training.shapes import default_layers, default_width
+    from spec.errors import ConfigurationError
+
+    kind = arguments.kind
+    for name, kinds in {"depth": ("eagle3", "medusa"), "layers": ("draft",), "width": ("draft",)}.items():
+        if getattr(arguments, name) is not None and kind not in kinds:
+            raise ConfigurationError(f"--{name} is for {' and '.join(kinds)} alone, not for {kind}")
+    depth = arguments.depth or _DEPTHS[kind]
     if not depth + 8 < arguments.length <= model.max_positions:
         raise ConfigurationError(
             f"--length must be above {depth + 8} and at most {model.max_positions}, the model's own"
         )
-    if arguments.device == "cuda" and not torch.cuda.is_available():
-        raise ConfigurationError("--device cuda: this machine has no CUDA device that PyTorch can use")
-    device = arguments.device if arguments.device != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
-    settings = Settings(
-        kind=arguments.kind,
+    width = arguments.width or default_width(model.hidden_size)
+    learning = width if kind == "draft" else model.hidden_size
+    return Settings(
+        kind=kind,
         target=arguments.target,
         prompts=str(arguments.prompts),
         samples=arguments.samples,
         length=arguments.length,
         steps=arguments.steps,
         batch=arguments.batch,
-        rate=arguments.rate or min(4e-3, 1.0 / model.hidden_size),
+        rate=arguments.rate or min(4e-3, 1.0 / learning),
         depth=depth,
         seed=arguments.seed,
         temperatures=arguments.temperatures,
+        layers=(arguments.layers or default_layers(model.num_layers)) if kind == "draft" else None,
+        width=width if kind == "draft" else None,
     )
-    out = arguments.out.absolute()
-    depths = Run(settings, Teacher(directory, device, torch.float32), out, progress=sys.stderr.isatty())()
-    print(table(depths))
-    print(f"saved in {out}; use it with --draft {arguments.kind}:{out}", file=sys.stderr)
-    return 0
 
 
-def table(depths: Sequence[Depth]) -> str:
+def _device(asked: str) -> str:
+    import torch
+
+    from spec.errors import ConfigurationError
+
+    if asked == "cuda" and not torch.cuda.is_available():
+        raise ConfigurationError("--device cuda: this machine has no CUDA device that PyTorch can use")
+    if asked != "auto":
+        return asked
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def _trained(settings: Settings, directory: Path, device: str, model: ModelConfig, work: Work) -> list[Depth]:
+    import torch
+    from transformers.utils import logging
+
+    from server.training.run import Run
+    from server.training.teacher import Teacher
+    from spec.errors import ForesayError
+
+    logging.set_verbosity_error()  # type: ignore[no-untyped-call]
+    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    # A CPU without bf16 instructions is several times faster in fp32; a GPU has them, and less memory.
+    dtype: torch.dtype = getattr(torch, model.dtype) if device == "cuda" else torch.float32
+    try:
+        return Run(settings, Teacher(directory, device, dtype), work)()
+    except (MemoryError, RuntimeError) as error:
+        if isinstance(error, RuntimeError) and "memory" not in str(error):
+            raise
+        raise ForesayError(
+            f"not enough memory for steps of {settings.batch} texts of {settings.length} tokens: "
+            f"remove {work.path}, and lower --batch or --length"
+        ) from error
+
+
+def table(depths: Sequence[Depth], kind: str) -> str:
     """Held-out acceptance by depth, given that everything before was right."""
     lines = ["depth   accepted at T=0   at T=1   cross-entropy"]
     for number, depth in enumerate(depths, start=1):
-        lines.append(f"{number:>5}   {depth.greedy:>15.1%}   {depth.sampled:>6.1%}   {depth.loss:>13.3f}")
+        name = "any" if kind == "draft" else str(number)
+        lines.append(f"{name:>5}   {depth.greedy:>15.1%}   {depth.sampled:>6.1%}   {depth.loss:>13.3f}")
     return "\n".join(lines)
+
+
+def farewell(settings: Settings, out: Path) -> str:
+    """How to use what was made, and how to see whether it is any good."""
+    target = "" if settings.target == "bundled" else f"{shlex.quote(settings.target)} "
+    draft = shlex.quote(str(out) if settings.kind == "draft" else f"{settings.kind}:{out}")
+    return "\n".join(
+        [
+            f"saved in {out}",
+            f"use it:    foresay serve {target}--draft {draft}",
+            f"check it:  foresay check {target}--draft {draft} --probe",
+        ]
+    )
 
 
 COMMAND = Command(
     name="train",
-    summary="train a Medusa set or an EAGLE-3 head for a target",
+    summary="train a draft model, an EAGLE-3 head or a Medusa set for a target",
     examples=(
         "foresay train eagle3 --prompts prompts.txt --out my-head",
-        "foresay train medusa --target HuggingFaceTB/SmolLM2-135M-Instruct --prompts chats.jsonl --out heads",
+        "foresay train draft --target HuggingFaceTB/SmolLM2-1.7B-Instruct --prompts chats.jsonl --out my-draft",
+        "foresay train medusa --target HuggingFaceTB/SmolLM2-135M-Instruct --prompts chats.jsonl --out my-heads",
     ),
     config=None,
     run=run,

@@ -1,117 +1,80 @@
-"""One training run, from prompts to a head's directory; killed at any time, the same command goes on.
-
-::
-
-    OUT.work/settings.json     what the run was started with; other settings are refused
-    OUT.work/text-0000.pt ...  what the target wrote, batch by batch
-    OUT.work/state.pt          weights, optimiser and step, every so often
-    OUT/                       the finished head; the work folder is removed then
+"""One training run, from prompts to a model's directory; killed at any time, the same command goes on.
 
 Every random choice is a function of the seed and of the step or batch number, so a run that was interrupted ends with
-the same weights as one that was not.
+the same weights as one that was not. What it keeps meanwhile: :mod:`server.training.work`.
 """
 
 from __future__ import annotations
 
-import json
 import math
-import sys
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
-from tqdm import tqdm
 
-from drafters.heads.eagle_model import EagleModel, EagleShape
+from drafters.heads.draft_model import DraftModel
+from drafters.heads.eagle_model import EagleModel
 from drafters.heads.lesson import Depth
 from drafters.heads.medusa_model import MedusaModel
 from server.training import files
+from server.training.progress import Progress
+from server.training.settings import Settings
+from server.training.shapes import draft_shape, draft_vocabulary, eagle_shape
 from server.training.teacher import Teacher
-from spec.errors import ConfigurationError
+from server.training.work import Work
+from spec.errors import ForesayError
 
-Model = MedusaModel | EagleModel
+Model = MedusaModel | EagleModel | DraftModel
 
 #: Texts written side by side, and seconds between two saved states.
 _WRITTEN_AT_ONCE = 128
 _SAVED_EVERY = 60.0
-#: One text in so many is held out to judge the head.
+#: One text in so many is held out to judge what was learned.
 _HELD_OUT = 20
-#: A draft vocabulary larger than this is cut to the tokens the target wrote most often.
-_LARGEST_VOCABULARY = 32_000
-
-
-@dataclass(frozen=True, slots=True)
-class Settings:
-    """What decides the result of a run. Counts are of texts, of tokens in one, of steps and of texts in a step.
-
-    temperatures: what the target writes at, batch by batch in turn.
-    """
-
-    kind: str
-    target: str
-    prompts: str
-    samples: int
-    length: int
-    steps: int
-    batch: int
-    rate: float
-    depth: int
-    seed: int
-    temperatures: tuple[float, ...] = (1.0, 0.0)
+_LEARNERS = {"medusa": "the Medusa heads learn", "eagle3": "the EAGLE-3 head learns", "draft": "the draft model learns"}
 
 
 class Run:
-    """The phases of a run, each resumable."""
+    """The phases of a run, each resumable. progress: whether they are shown on stderr."""
 
-    def __init__(self, settings: Settings, teacher: Teacher, out: Path, progress: bool = True) -> None:
-        self.settings, self.teacher, self.out = settings, teacher, out
-        self.work = out.with_name(out.name + ".work")
-        self._progress = progress
-        if (out / "config.json").exists():
-            raise ConfigurationError(f"--out {out}: holds a model already; name another folder")
-        self._claim()
-
-    def _claim(self) -> None:
-        """Take the work folder, or find it taken by this very run."""
-        path, ours = self.work / "settings.json", json.loads(json.dumps(asdict(self.settings)))
-        if path.exists():
-            theirs = json.loads(path.read_text(encoding="utf-8"))
-            other = next((key for key in ours if theirs.get(key) != ours[key]), None)
-            if other is not None:
-                raise ConfigurationError(
-                    f"{self.work}: belongs to a run with {other} {theirs.get(other)} instead of {ours[other]}; "
-                    "give the same settings to go on with it, or remove it"
-                )
-        files.write(path, lambda partial: partial.write_text(json.dumps(ours), encoding="utf-8"))
+    def __init__(self, settings: Settings, teacher: Teacher, work: Work, progress: bool = True) -> None:
+        self.settings, self.teacher = settings, teacher
+        self._work, self._progress = work, progress
 
     def __call__(self) -> list[Depth]:
-        """Write, learn, judge and publish; returns how the head does at each depth on held-out text."""
+        """Write, learn, judge and publish; returns how the model does at each depth on held-out text."""
         texts, length = self.texts(), self.settings.length
         held = packed(texts[::_HELD_OUT], length)
         learned = packed([text for number, text in enumerate(texts) if number % _HELD_OUT], length)
         model = self.model(learned).to(self.teacher.device)
         self.learn(model, learned)
         depths = self.judge(model, held)
-        name = "medusa_lm_head.safetensors" if isinstance(model, MedusaModel) else "model.safetensors"
-        config = model.config(self.settings.target)
-        files.publish(self.out, name, model.published(), config, self.teacher.stored_dtype)
-        files.remove(self.work)
+        self._publish(model)
+        self._work.remove()
         return depths
+
+    def _publish(self, model: Model) -> None:
+        teacher, config = self.teacher, model.config(self.settings.target)
+        parts: dict[str, files.Writer] = {}
+        if isinstance(model, DraftModel):
+            parts = {file.name: files.copy(file) for file in teacher.beside}
+            config |= teacher.special_tokens
+        name = "medusa_lm_head.safetensors" if isinstance(model, MedusaModel) else "model.safetensors"
+        parts[name] = files.weights(model.published(), teacher.stored_dtype)
+        parts["config.json"] = files.text({**config, "dtype": str(teacher.stored_dtype).removeprefix("torch.")})
+        files.publish(self._work.out, parts)
 
     def texts(self) -> list[Tensor]:
         """What the target wrote: int64[T] each."""
         prompts = self._prompts()
-        starts = range(0, len(prompts), _WRITTEN_AT_ONCE)
-        bar = self._bar("the target writes", len(starts))
-        texts = []
-        for number, start in enumerate(starts):
-            texts += self._batch(prompts[start : start + _WRITTEN_AT_ONCE], number)
-            bar.update()
-        bar.close()
+        batches = [prompts[start : start + _WRITTEN_AT_ONCE] for start in range(0, len(prompts), _WRITTEN_AT_ONCE)]
+        there = sum(len(batch) for number, batch in enumerate(batches) if self._work.text(number).exists())
+        texts: list[Tensor] = []
+        with Progress("the target writes", len(prompts), "texts", there, self._progress) as bar:
+            for number, batch in enumerate(batches):
+                texts += self._batch(batch, number, bar)
         return texts
 
     def _prompts(self) -> list[list[int]]:
@@ -121,42 +84,52 @@ class Run:
         order = torch.randperm(len(prompts), generator=generator).tolist()
         return sorted((prompts[order[i % len(order)]] for i in range(self.settings.samples)), key=len)
 
-    def _batch(self, prompts: list[list[int]], number: int) -> list[Tensor]:
-        path, settings = self.work / f"text-{number:04d}.pt", self.settings
+    def _batch(self, prompts: list[list[int]], number: int, bar: Progress) -> list[Tensor]:
+        path, settings, before = self._work.text(number), self.settings, bar.done
         if not path.exists():
-            generator = torch.Generator().manual_seed(settings.seed * 1_000_003 + number)
+            generator = torch.Generator(self.teacher.device).manual_seed(settings.seed * 1_000_003 + number)
             temperature = settings.temperatures[number % len(settings.temperatures)]
-            files.save(path, self.teacher.write(prompts, settings.length, temperature, generator))
-        texts: list[Tensor] = torch.load(path, weights_only=True)
+
+            def told(share: float) -> None:
+                bar.to(before + int(share * len(prompts)))
+
+            files.save(path, self.teacher.write(prompts, settings.length, temperature, generator, told))
+            bar.to(before + len(prompts))
+        texts: list[Tensor] = files.load(path)
         return texts
 
     def model(self, texts: Tensor) -> Model:
-        """A fresh head for the target."""
+        """A fresh model to learn from the target."""
         torch.manual_seed(self.settings.seed)
-        teacher = self.teacher
-        if self.settings.kind == "medusa":
-            return MedusaModel(teacher.lm_head, self.settings.depth)
+        teacher, settings = self.teacher, self.settings
+        if settings.kind == "medusa":
+            return MedusaModel(teacher.lm_head, settings.depth)
+        if settings.kind == "draft":
+            assert settings.layers is not None and settings.width is not None
+            return DraftModel(draft_shape(teacher.config, settings.layers, settings.width))
         ids = draft_vocabulary(texts, teacher.config.vocab_size)
         shape = eagle_shape(teacher.config, len(ids))
-        return EagleModel(shape, teacher.embedding, ids.to(teacher.device), teacher.lm_head, self.settings.depth)
+        return EagleModel(shape, teacher.embedding, ids.to(teacher.device), teacher.lm_head, settings.depth)
 
     def learn(self, model: Model, texts: Tensor) -> None:
         """All steps that are left."""
-        settings, path = self.settings, self.work / "state.pt"
+        settings, path = self.settings, self._work.state
         optimizer = torch.optim.AdamW(model.parameters(), lr=settings.rate, betas=(0.9, 0.95), weight_decay=0.01)
         first = self._resumed(model, optimizer, path)
-        bar = self._bar(f"the {settings.kind} head learns", settings.steps, first)
         saved = time.monotonic()
-        for step in range(first, settings.steps):
-            for group in optimizer.param_groups:
-                group["lr"] = settings.rate * rate_at(step, settings.steps)
-            bar.set_postfix(loss=f"{self._step(model, optimizer, texts, step):.3f}", refresh=False)
-            bar.update()
-            if time.monotonic() - saved > _SAVED_EVERY:
-                self._save(model, optimizer, path, step + 1)
-                saved = time.monotonic()
-        bar.close()
-        self._save(model, optimizer, path, settings.steps)
+        with Progress(_LEARNERS[settings.kind], settings.steps, "steps", first, self._progress) as bar:
+            for step in range(first, settings.steps):
+                for group in optimizer.param_groups:
+                    group["lr"] = settings.rate * rate_at(step, settings.steps)
+                loss = self._step(model, optimizer, texts, step)
+                if not math.isfinite(loss):
+                    raise ForesayError(f"step {step + 1}: the loss is {loss}; begin again with a lower --rate")
+                bar.to(step + 1, f"loss {loss:.3f}")
+                if time.monotonic() - saved > _SAVED_EVERY:
+                    self._save(model, optimizer, path, step + 1)
+                    saved = time.monotonic()
+        if first < settings.steps:
+            self._save(model, optimizer, path, settings.steps)
 
     @torch.enable_grad()
     def _step(self, model: Model, optimizer: torch.optim.Optimizer, texts: Tensor, step: int) -> float:
@@ -184,10 +157,13 @@ class Run:
         """The first step to do; weights and optimiser are brought up to it."""
         if not path.exists():
             return 0
-        state = torch.load(path, map_location=self.teacher.device, weights_only=True)
-        model.load_state_dict(state["model"])
-        optimizer.load_state_dict(state["optimizer"])
-        return int(state["step"])
+        state = files.load(path)
+        try:
+            model.load_state_dict(state["model"])
+            optimizer.load_state_dict(state["optimizer"])
+            return int(state["step"])
+        except (KeyError, TypeError, ValueError, RuntimeError) as error:
+            raise files.damaged(path) from error
 
     def _save(self, model: Model, optimizer: torch.optim.Optimizer, path: Path, step: int) -> None:
         files.save(path, {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": step})
@@ -198,9 +174,6 @@ class Run:
         parts = texts[: 4 * self.settings.batch].split(self.settings.batch)
         found = [model.judged(self.teacher.lesson(part, model.needs), generator) for part in parts]
         return [_mean([depths[number] for depths in found]) for number in range(len(found[0]))]
-
-    def _bar(self, text: str, total: int, first: int = 0) -> tqdm[Any]:
-        return tqdm(total=total, initial=first, desc=text, file=sys.stderr, disable=not self._progress)
 
 
 def _mean(depths: list[Depth]) -> Depth:
@@ -221,30 +194,3 @@ def packed(texts: Sequence[Tensor], length: int) -> Tensor:
     stream = torch.cat(list(texts))
     stream = stream.repeat(-(-length // len(stream)))
     return stream[: len(stream) // length * length].view(-1, length)
-
-
-def draft_vocabulary(texts: Tensor, vocab_size: int) -> Tensor:
-    """int64[V'], ascending: all tokens, or those that the target wrote most often."""
-    if vocab_size <= _LARGEST_VOCABULARY:
-        return torch.arange(vocab_size)
-    return texts.flatten().bincount(minlength=vocab_size).topk(_LARGEST_VOCABULARY).indices.sort().values
-
-
-def eagle_shape(config: Any, draft_vocab: int) -> EagleShape:
-    """A layer shaped like the target's own, which reads an early, a middle and a late layer."""
-    layers, heads = config.num_hidden_layers, config.num_attention_heads
-    chosen = (2, layers // 2, layers - 3) if layers >= 16 else (layers // 4, layers // 2, layers - 1)
-    rope = getattr(config, "rope_parameters", None) or {}
-    return EagleShape(
-        vocab_size=config.vocab_size,
-        draft_vocab_size=draft_vocab,
-        hidden_size=config.hidden_size,
-        intermediate_size=config.intermediate_size,
-        num_attention_heads=heads,
-        num_key_value_heads=getattr(config, "num_key_value_heads", None) or heads,
-        head_dim=getattr(config, "head_dim", None) or config.hidden_size // heads,
-        rms_norm_eps=config.rms_norm_eps,
-        rope_theta=float(rope.get("rope_theta") or getattr(config, "rope_theta", None) or 10_000.0),
-        max_position_embeddings=config.max_position_embeddings,
-        layers=chosen,
-    )

@@ -2,16 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
+from jinja2 import TemplateError
 from torch import Tensor
 
 from drafters.heads.lesson import Lesson
-from server.training.prompts import read_prompts
+from server.training.prompts import Messages, Prompt, read_prompts
 from spec.errors import ConfigurationError
+
+#: What makes a model directory's tokenizer and its habits, besides its weights and configuration.
+_BESIDE = (
+    "tokenizer*",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "merges.txt",
+    "*.jinja",
+    "chat_template.json",
+    "generation_config.json",
+)
 
 
 class Teacher:
@@ -21,20 +34,22 @@ class Teacher:
     """
 
     def __init__(self, directory: Path, device: str, dtype: torch.dtype) -> None:
-        from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
-
-        self.device = device
-        try:
-            self.stored_dtype: torch.dtype = AutoConfig.from_pretrained(directory).dtype or torch.float32
-            self.tokenizer = AutoTokenizer.from_pretrained(directory)
-            model: Any = AutoModelForCausalLM.from_pretrained(directory, dtype=dtype)
-        except (OSError, ValueError) as error:
-            raise ConfigurationError(
-                f"--target {directory}: cannot be loaded ({str(error).splitlines()[0]})"
-            ) from error
+        self.directory, self.device = directory, device
+        self.stored_dtype, self.tokenizer, model = _loaded(directory, dtype)
         self.model = model.to(device).eval()
         self.model.requires_grad_(False)
         self.config = self.model.config
+
+    @property
+    def beside(self) -> list[Path]:
+        """The files that a model of the same vocabulary shares with the target."""
+        return sorted({file for pattern in _BESIDE for file in self.directory.glob(pattern) if file.is_file()})
+
+    @property
+    def special_tokens(self) -> dict[str, object]:
+        """The ids that config.json names."""
+        names = ("bos_token_id", "eos_token_id", "pad_token_id")
+        return {name: getattr(self.config, name, None) for name in names}
 
     @property
     def embedding(self) -> Tensor:
@@ -49,20 +64,36 @@ class Teacher:
         return weight.float()
 
     def prompts(self, path: Path, length: int) -> list[list[int]]:
-        """The prompts as token ids, at most half of a text of ``length``; chats go through the model's own template."""
+        """The prompts as token ids, at most half of a text of ``length``; chats go through the model's own template.
+
+        Raises ConfigurationError naming file and line for a chat that the template refuses.
+        """
         found = [self._encoded(prompt) for prompt in read_prompts(path)]
         kept = [tokens[-(length // 2) :] for tokens in found if tokens]
         if not kept:
             raise ConfigurationError(f"--prompts {path}: every prompt is empty")
+        if max(map(max, kept)) >= self.config.vocab_size:
+            raise ConfigurationError(
+                f"--target {self.directory}: its tokenizer has tokens beyond the {self.config.vocab_size} of the model"
+            )
         return kept
 
-    def _encoded(self, prompt: str | list[dict[str, Any]]) -> list[int]:
-        if isinstance(prompt, str):
-            return list(self.tokenizer(prompt)["input_ids"])
+    def _encoded(self, prompt: Prompt) -> list[int]:
+        if isinstance(prompt.content, str):
+            return list(self.tokenizer(prompt.content, verbose=False)["input_ids"])
+        text = self._rendered(prompt.content, prompt.where)
+        return list(self.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
+
+    def _rendered(self, messages: Messages, where: str) -> str:
         if self.tokenizer.chat_template is None:
-            raise ConfigurationError("--prompts: holds chats, but the target has no chat template")
-        text = self.tokenizer.apply_chat_template(prompt, add_generation_prompt=True, tokenize=False)
-        return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
+            raise ConfigurationError(f"--prompts {where}: is a chat, but the target has no chat template")
+        try:
+            return str(self.tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False))
+        except (TemplateError, TypeError, ValueError, KeyError, AttributeError) as error:
+            reason = " ".join(str(error).split()) or type(error).__name__
+            raise ConfigurationError(
+                f"--prompts {where}: the target's chat template refuses these messages ({reason})"
+            ) from error
 
     @property
     def _end_tokens(self) -> list[int]:
@@ -72,11 +103,17 @@ class Teacher:
 
     @torch.inference_mode()
     def write(
-        self, prompts: Sequence[list[int]], length: int, temperature: float, generator: torch.Generator
+        self,
+        prompts: Sequence[list[int]],
+        length: int,
+        temperature: float,
+        generator: torch.Generator,
+        told: Callable[[float], None] = lambda share: None,
     ) -> list[Tensor]:
         """Each prompt and what the target goes on with: int64[T], at most ``length``, with the token that ends a text.
 
-        Prompts are cut to the shortest one: give those of like length together.
+        Prompts are cut to the shortest one: give those of like length together. generator: on the teacher's device.
+        told: how much of the texts is written, from 0 to 1.
         """
         from transformers import StaticCache
 
@@ -86,21 +123,26 @@ class Teacher:
         going = torch.ones_like(text[:, :1], dtype=torch.bool)
         # Appending to a growing cache would copy all of it at every token.
         out = self.model(text, past_key_values=StaticCache(config=self.config, max_cache_len=length), use_cache=True)
+        if out.logits[:, -1].isnan().any():
+            raise ConfigurationError(
+                f"--target {self.directory}: computes no numbers (NaN); its weights may be damaged"
+            )
         while text.shape[1] < length and going.any():
             drawn = _drawn(out.logits[:, -1], temperature, generator)
             text = torch.cat((text, drawn.masked_fill(~going, -1)), dim=1)
             going &= ~torch.isin(drawn, ends)
             out = self.model(drawn, past_key_values=out.past_key_values, use_cache=True)
+            told((text.shape[1] - shortest) / (length - shortest))
         return [row[row >= 0].clone() for row in text.cpu()]
 
     @torch.no_grad()
     def lesson(self, tokens: Tensor, needs: Sequence[str]) -> Lesson:
         """What the target thinks of texts, int64[B, T]. needs: features by name."""
         tokens = tokens.to(self.device)
-        out = self.model(tokens, output_hidden_states=True, use_cache=False)
+        out = self.model(tokens, output_hidden_states=bool(needs), use_cache=False)
         states = out.hidden_states
-        features = {name: states[-1 if name == "final" else int(name.removeprefix("layer."))] for name in needs}
-        return Lesson(tokens, features, out.logits)
+        places = {name: -1 if name == "final" else int(name.removeprefix("layer.")) for name in needs}
+        return Lesson(tokens, {name: states[place].float() for name, place in places.items()}, out.logits.float())
 
 
 def _drawn(logits: Tensor, temperature: float, generator: torch.Generator) -> Tensor:
@@ -108,4 +150,24 @@ def _drawn(logits: Tensor, temperature: float, generator: torch.Generator) -> Te
     if temperature == 0:
         return logits.argmax(dim=-1, keepdim=True)
     chances = (logits.float() / temperature).softmax(dim=-1)
-    return torch.multinomial(chances.cpu(), 1, generator=generator).to(logits.device)
+    return torch.multinomial(chances, 1, generator=generator)
+
+
+def _loaded(directory: Path, dtype: torch.dtype) -> tuple[torch.dtype, Any, Any]:
+    """The checkpoint's dtype, the tokenizer and the model. Raises ConfigurationError for what cannot be loaded."""
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+
+    part = "the configuration"
+    try:
+        stored: torch.dtype = AutoConfig.from_pretrained(directory).dtype or torch.float32
+        part = "the tokenizer (tokenizer.json, tokenizer_config.json)"
+        tokenizer = AutoTokenizer.from_pretrained(directory)
+        part = "the model"
+        loaded: Any = AutoModelForCausalLM.from_pretrained(directory, dtype=dtype, output_loading_info=True)
+    except Exception as error:  # broken files make transformers, tokenizers and safetensors raise errors of any kind
+        lines = str(error).splitlines() or [type(error).__name__]
+        raise ConfigurationError(f"--target {directory}: {part} cannot be loaded ({lines[0]})") from error
+    model, found = loaded
+    if missing := sorted(found["missing_keys"]):
+        raise ConfigurationError(f"--target {directory}: {missing[0]} is missing from its weights ({len(missing)} are)")
+    return stored, tokenizer, model

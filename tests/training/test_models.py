@@ -8,13 +8,15 @@ import random
 import pytest
 import torch
 from safetensors.torch import save_file
+from transformers import LlamaConfig
 
 from drafters.heads.eagle_model import EagleModel
 from drafters.heads.lesson import Lesson, judge
 from drafters.heads.loss import soft_cross_entropy
 from drafters.heads.medusa_model import MedusaModel
 from kvpaging import PageTable
-from server.training.run import eagle_shape, packed
+from server.training.run import packed
+from server.training.shapes import eagle_shape
 from server.training.teacher import Teacher
 from spec.protocols import FeatureRequest
 from tests.heads.plain import PlainEagle
@@ -66,7 +68,7 @@ def test_an_eagle_head_drafts_as_it_learned(decoder, teacher, tmp_path, draft) -
     stirred(model)
     publish(model, tmp_path, "model.safetensors")
     head = load_eagle(tmp_path, decoder)
-    assert head.config.aux == (2, 3, 4)
+    assert head.config.aux == (2, 3, 6)
     assert (head.token_ids is None) == (draft == 290)
     tokens = random_tokens(random.Random(2), 20, 290)
     lesson = teacher.lesson(torch.tensor([tokens]), model.needs)
@@ -190,3 +192,11 @@ def test_texts_are_packed_into_whole_rows() -> None:
     texts = [torch.arange(5), torch.arange(10, 14), torch.arange(20, 25)]
     assert packed(texts, 6).tolist() == [[0, 1, 2, 3, 4, 10], [11, 12, 13, 20, 21, 22]]
     assert packed(texts[:1], 6).tolist() == [[0, 1, 2, 3, 4, 0]], "too little text comes again"
+
+
+@pytest.mark.parametrize("layers", range(1, 20))
+def test_the_layers_of_a_shallow_target_are_read_as_they_were_meant(layers) -> None:
+    """A published list that begins with 1 names outputs, and ours names inputs."""
+    chosen = eagle_shape(LlamaConfig(num_hidden_layers=layers), 100).layers
+    assert chosen[0] != 1
+    assert 0 <= min(chosen) <= max(chosen) < layers or layers < 3

@@ -1,0 +1,145 @@
+"""A draft model that learns: a small Llama which learns its target's whole distribution, row by row.
+
+It sees the true text wherever it is asked, so one loss over all rows is the whole lesson, and how it does is the same
+at every depth.
+
+Legend: B texts, T rows, H width, N heads, D head dim, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from drafters.heads.lesson import Depth, Lesson, judge
+from drafters.heads.loss import soft_cross_entropy
+
+#: The deviation of an embedding's entries at the start.
+_EMBEDDED = 0.02
+
+
+@dataclass(frozen=True, slots=True)
+class DraftShape:
+    """The shape of a draft model, in config.json's words."""
+
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    head_dim: int
+    rms_norm_eps: float
+    rope_theta: float
+    max_position_embeddings: int
+
+
+class DraftModel(nn.Module):
+    """A Llama with input and output embedding in one, as transformers computes it."""
+
+    needs: tuple[str, ...] = ()
+
+    def __init__(self, shape: DraftShape) -> None:
+        super().__init__()
+        self.shape = shape
+        self.embed = nn.Parameter(_EMBEDDED * torch.randn(shape.vocab_size, shape.hidden_size))
+        self.layers = nn.ModuleList(_Layer(shape) for _ in range(shape.num_hidden_layers))
+        self.norm = nn.RMSNorm(shape.hidden_size, eps=shape.rms_norm_eps)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """int64[B, T] -> [B, T, H]: what the output matrix reads."""
+        state = functional.embedding(tokens, self.embed)
+        cos, sin = self._turns(tokens.shape[1])
+        for layer in self.layers:
+            state = layer(state, cos, sin)
+        hidden: Tensor = self.norm(state)
+        return hidden
+
+    def _turns(self, rows: int) -> tuple[Tensor, Tensor]:
+        """Cosine and sine of each position's angles: [T, D / 2]."""
+        half = self.shape.head_dim // 2
+        steps = torch.arange(half, device=self.embed.device, dtype=torch.float32)
+        positions = torch.arange(rows, device=self.embed.device)[:, None]
+        angles = positions * self.shape.rope_theta ** (-steps / half)
+        return angles.cos(), angles.sin()
+
+    def losses(self, lesson: Lesson) -> Iterator[Tensor]:
+        """One loss, over all rows."""
+        yield soft_cross_entropy(self(lesson.tokens), self.embed, lesson.logits.float().softmax(dim=-1))
+
+    @torch.no_grad()
+    def judged(self, lesson: Lesson, generator: torch.Generator) -> list[Depth]:
+        """How it does at any depth."""
+        return [judge(self(lesson.tokens) @ self.embed.T, lesson.logits, generator)]
+
+    def published(self) -> dict[str, Tensor]:
+        """The tensors by transformers' names."""
+        parts = {"q_proj": "self_attn", "k_proj": "self_attn", "v_proj": "self_attn", "o_proj": "self_attn"}
+        parts |= {"gate_proj": "mlp", "up_proj": "mlp", "down_proj": "mlp"}
+        tensors = {"model.embed_tokens.weight": self.embed.detach(), "model.norm.weight": self.norm.weight.detach()}
+        for name, parameter in self.layers.named_parameters():
+            number, module, kind = name.split(".")
+            inside = f"{parts[module]}.{module}" if module in parts else module
+            tensors[f"model.layers.{number}.{inside}.{kind}"] = parameter.detach()
+        return tensors
+
+    def config(self, target: str) -> dict[str, object]:
+        """The config.json beside them."""
+        return {
+            "architectures": ["LlamaForCausalLM"],
+            "model_type": "llama",
+            **{key: value for key, value in asdict(self.shape).items() if key != "rope_theta"},
+            "rope_parameters": {"rope_theta": self.shape.rope_theta, "rope_type": "default"},
+            "rope_theta": self.shape.rope_theta,
+            "hidden_act": "silu",
+            "attention_bias": False,
+            "mlp_bias": False,
+            "tie_word_embeddings": True,
+            "target_model": target,
+        }
+
+
+class _Layer(nn.Module):
+    """One decoder layer, by the names its tensors are published under."""
+
+    def __init__(self, shape: DraftShape) -> None:
+        super().__init__()
+        self.head_dim = shape.head_dim
+        self.group = shape.num_attention_heads // shape.num_key_value_heads
+        width, inner = shape.hidden_size, shape.intermediate_size
+        query, keys = shape.num_attention_heads * shape.head_dim, shape.num_key_value_heads * shape.head_dim
+        self.input_layernorm, self.post_attention_layernorm = (
+            nn.RMSNorm(width, eps=shape.rms_norm_eps) for _ in range(2)
+        )
+        self.q_proj, self.k_proj, self.v_proj = (nn.Linear(width, size, bias=False) for size in (query, keys, keys))
+        self.gate_proj, self.up_proj = (nn.Linear(width, inner, bias=False) for _ in range(2))
+        self.o_proj, self.down_proj = (nn.Linear(size, width, bias=False) for size in (query, inner))
+
+    def forward(self, state: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        """[B, T, H] -> [B, T, H]."""
+        state = state + self.o_proj(self._attend(self.input_layernorm(state), cos, sin))
+        inner = self.post_attention_layernorm(state)
+        out: Tensor = state + self.down_proj(functional.silu(self.gate_proj(inner)) * self.up_proj(inner))
+        return out
+
+    def _attend(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        query, key = (rotated(self._heads(project(x)), cos, sin) for project in (self.q_proj, self.k_proj))
+        key, value = (part.repeat_interleave(self.group, dim=1) for part in (key, self._heads(self.v_proj(x))))
+        seen = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
+        return seen.transpose(1, 2).flatten(2)
+
+    def _heads(self, x: Tensor) -> Tensor:
+        """[B, T, N * D] -> [B, N, T, D]."""
+        heads: Tensor = x.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
+        return heads
+
+
+def rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """[B, N, T, D], row t turned by the angles of position t (half-rotation layout)."""
+    a, b = x.chunk(2, dim=-1)
+    cos, sin = cos.to(x.dtype), sin.to(x.dtype)
+    return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1)

@@ -1,0 +1,27 @@
+"""What decides the result of a training run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What decides the result of a run. Counts are of texts, of tokens in one, of steps and of texts in a step.
+
+    temperatures: what the target writes at, batch by batch in turn. layers, width: of a draft model.
+    """
+
+    kind: str
+    target: str
+    prompts: str
+    samples: int
+    length: int
+    steps: int
+    batch: int
+    rate: float
+    depth: int
+    seed: int
+    temperatures: tuple[float, ...] = (1.0, 0.0)
+    layers: int | None = None
+    width: int | None = None

@@ -1,0 +1,81 @@
+"""Shapes of what is trained, made from the target's own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor, arange
+
+from drafters.heads.draft_model import DraftShape
+from drafters.heads.eagle_model import EagleShape
+
+#: A draft vocabulary larger than this is cut to the tokens the target wrote most often.
+LARGEST_VOCABULARY = 32_000
+#: A draft model's width is a multiple of this.
+WIDTH_STEP = 8
+
+
+def draft_vocabulary(texts: Tensor, vocab_size: int) -> Tensor:
+    """int64[V'], ascending: all tokens, or those that the target wrote most often."""
+    if vocab_size <= LARGEST_VOCABULARY:
+        return arange(vocab_size)
+    return texts.flatten().bincount(minlength=vocab_size).topk(LARGEST_VOCABULARY).indices.sort().values
+
+
+def eagle_shape(config: Any, draft_vocab: int) -> EagleShape:
+    """A layer shaped like the target's own, which reads the inputs of an early, a middle and a late layer."""
+    layers = config.num_hidden_layers
+    first = layers // 4
+    if first == 1:  # a list that begins with 1 is read as naming outputs
+        first = 2 if layers >= 6 else 0
+    chosen = (2, layers // 2, layers - 3) if layers >= 16 else (first, layers // 2, layers - 1)
+    return EagleShape(
+        draft_vocab_size=draft_vocab,
+        hidden_size=config.hidden_size,
+        intermediate_size=config.intermediate_size,
+        num_attention_heads=config.num_attention_heads,
+        num_key_value_heads=_kv_heads(config),
+        layers=chosen,
+        **_kept(config),
+    )
+
+
+def draft_shape(config: Any, layers: int, width: int) -> DraftShape:
+    """A Llama of so many layers, as wide as asked, with heads like the target's and about as many for its width."""
+    share = width / config.hidden_size
+    heads = max(1, round(config.num_attention_heads * share))
+    most = max(1, round(_kv_heads(config) * share))
+    return DraftShape(
+        hidden_size=width,
+        intermediate_size=max(1, round(config.intermediate_size * share / WIDTH_STEP)) * WIDTH_STEP,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        num_key_value_heads=next(count for count in range(most, 0, -1) if heads % count == 0),
+        **_kept(config),
+    )
+
+
+def default_layers(layers: int) -> int:
+    """A quarter of the target's."""
+    return max(1, layers // 4)
+
+
+def default_width(width: int) -> int:
+    """Half of the target's."""
+    return max(1, width // 2 // WIDTH_STEP) * WIDTH_STEP
+
+
+def _kept(config: Any) -> dict[str, Any]:
+    """What every draft shares with its target."""
+    rope = getattr(config, "rope_parameters", None) or {}
+    return {
+        "vocab_size": config.vocab_size,
+        "head_dim": getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads,
+        "rms_norm_eps": config.rms_norm_eps,
+        "rope_theta": float(rope.get("rope_theta") or getattr(config, "rope_theta", None) or 10_000.0),
+        "max_position_embeddings": config.max_position_embeddings,
+    }
+
+
+def _kv_heads(config: Any) -> int:
+    return int(getattr(config, "num_key_value_heads", None) or config.num_attention_heads)

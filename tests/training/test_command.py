@@ -1,0 +1,136 @@
+"""``foresay train``: what it prints, and the one line it says of what it cannot do."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from server.cli import main
+
+
+@pytest.mark.parametrize(
+    ("kind", "extra", "rows"), [("medusa", "--depth 2", ["1", "2"]), ("draft", "--width 32", ["any"])]
+)
+def test_the_command_trains_and_says_how_good_it_is(target, prompts, tmp_path, capsys, kind, extra, rows) -> None:
+    words = f"train {kind} --target {target} --prompts {prompts} --out {tmp_path}/my-own --samples 30 --length 20"
+    assert main([*words.split(), "--steps", "3", "--batch", "4", *extra.split()]) == 0
+    shown = capsys.readouterr()
+    out = shown.out.splitlines()
+    assert out[0].split() == ["depth", "accepted", "at", "T=0", "at", "T=1", "cross-entropy"]
+    assert [line.split()[0] for line in out[1:]] == rows
+    assert (tmp_path / "my-own" / "config.json").exists()
+    draft = f"{tmp_path}/my-own" if kind == "draft" else f"{kind}:{tmp_path}/my-own"
+    assert shown.err.splitlines() == [
+        f"saved in {tmp_path}/my-own",
+        f"use it:    foresay serve {target} --draft {draft}",
+        f"check it:  foresay check {target} --draft {draft} --probe",
+    ]
+
+
+def one_line(capsys, words: str, status: int) -> str:
+    """What a command that fails says on stderr."""
+    assert main(words.split()) == status
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("foresay train: ")
+    return str(line)
+
+
+@pytest.mark.parametrize(
+    ("extra", "status", "said"),
+    [
+        ("--length 600", 2, "--length must be above 12 and at most 512"),
+        ("--prompts /nowhere.txt", 2, "/nowhere.txt: cannot be read"),
+        ("--target /nowhere", 1, "/nowhere: no such directory"),
+        ("--width 64", 2, "--width is for draft alone, not for medusa"),
+        ("--out /dev/null/heads", 2, "--out /dev/null/heads: /dev/null/heads.work cannot be made (Not a directory)"),
+        pytest.param(
+            "--device cuda",
+            2,
+            "--device cuda: this machine has no CUDA device",
+            marks=pytest.mark.skipif(torch.cuda.is_available(), reason="there is one"),
+        ),
+    ],
+)
+def test_what_cannot_be_trained_is_said_in_one_line(target, prompts, tmp_path, capsys, extra, status, said) -> None:
+    words = f"train medusa --target {target} --prompts {prompts} --out {tmp_path}/head {extra}"
+    assert said in one_line(capsys, words, status)
+    assert list(tmp_path.iterdir()) == [], "nothing was begun, so nothing is left"
+
+
+def test_a_draft_model_has_no_depth(target, prompts, tmp_path, capsys) -> None:
+    words = f"train draft --target {target} --prompts {prompts} --out {tmp_path}/d --depth 3"
+    assert "--depth is for eagle3 and medusa alone, not for draft" in one_line(capsys, words, 2)
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (
+            "--samples 1",
+            "argument --samples: must be a whole number of at least 2, one of them to be held out",
+        ),
+        ("--width 12", "argument --width: must be a multiple of 8, got '12'"),
+        ("--steps 0", "argument --steps: must be a whole number of at least 1, got '0'"),
+        ("--rate 2", "argument --rate: must be a number between 0 and 1, got '2'"),
+        ("--seed -1", "argument --seed"),
+        ("--temperatures 1,x", "argument --temperatures: must be temperatures from 0 to 100"),
+    ],
+)
+def test_a_wrong_flag_is_named(tmp_path, capsys, flags, said) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(f"train draft --prompts p.txt --out {tmp_path}/d {flags}".split())
+    (line,) = capsys.readouterr().err.splitlines()
+    assert said in line
+
+
+def damaged(directory: Path, how: str) -> None:
+    """Spoil a target in one of several ways."""
+    weights, config = directory / "model.safetensors", directory / "config.json"
+    if how == "cut":
+        weights.write_bytes(weights.read_bytes()[:-5000])
+    elif how == "no weights":
+        weights.unlink()
+    elif how == "no tokenizer":
+        (directory / "tokenizer.json").unlink()
+    elif how == "bad tokenizer":
+        (directory / "tokenizer.json").write_text("{")
+    elif how == "a tensor less":
+        tensors = load_file(weights)
+        del tensors["model.layers.2.mlp.up_proj.weight"]
+        save_file(tensors, weights, metadata={"format": "pt"})
+    elif how == "no numbers":
+        save_file({name: tensor * torch.nan for name, tensor in load_file(weights).items()}, weights, {"format": "pt"})
+    elif how == "no causal model":
+        config.write_text(json.dumps({**json.loads(config.read_text()), "architectures": ["BertModel"]}))
+    else:
+        config.write_text("{")
+
+
+@pytest.mark.parametrize(
+    ("how", "said"),
+    [
+        ("cut", "the model cannot be loaded ("),
+        ("no weights", "the model cannot be loaded ("),
+        ("no tokenizer", "the tokenizer (tokenizer.json, tokenizer_config.json) cannot be loaded ("),
+        ("bad tokenizer", "the tokenizer (tokenizer.json, tokenizer_config.json) cannot be loaded ("),
+        ("a tensor less", "model.layers.2.mlp.up_proj.weight is missing from its weights (1 are)"),
+        ("no numbers", "computes no numbers (NaN)"),
+        ("no causal model", "config.json: architecture BertModel is not supported"),
+        ("bad config", "config.json"),
+    ],
+)
+def test_a_broken_target_is_named(target, prompts, tmp_path, capsys, how, said) -> None:
+    broken = tmp_path / "broken"
+    shutil.copytree(target, broken)
+    damaged(broken, how)
+    words = f"train eagle3 --target {broken} --prompts {prompts} --out {tmp_path}/head --samples 4 --length 20"
+    assert main(words.split()) in (1, 2)
+    (line,) = capsys.readouterr().err.splitlines()
+    assert str(broken) in line
+    assert said in line
+    assert list(tmp_path.iterdir()) == [broken]

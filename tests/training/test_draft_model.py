@@ -1,0 +1,124 @@
+"""A draft model that was trained is an ordinary small Llama, and a good one for its target."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig
+
+from drafters.heads.draft_model import DraftModel
+from drafters.heads.lesson import Lesson
+from server.build import build_engine
+from server.training.run import Run
+from server.training.settings import Settings
+from server.training.shapes import default_layers, default_width, draft_shape
+from server.training.teacher import Teacher
+from server.training.work import Work
+from tests.same_tokens.runs import assert_same, jobs_of
+from tests.same_tokens.test_directories import config, witnessed
+from tests.same_tokens.witness import run
+
+
+@pytest.fixture(scope="module")
+def teacher(target) -> Teacher:
+    return Teacher(target, "cpu", torch.float32)
+
+
+@pytest.fixture
+def settings(target, prompts) -> Settings:
+    return Settings("draft", str(target), str(prompts), 40, 24, 60, 4, 5e-3, 1, 0, layers=2, width=48)
+
+
+@pytest.fixture
+def trained(teacher, settings, tmp_path):
+    """What the run said, and its folder."""
+    depths = Run(settings, teacher, Work(tmp_path / "draft", settings), progress=False)()
+    return depths, tmp_path / "draft"
+
+
+def test_a_trained_draft_model_drafts(target, teacher, settings, trained, tmp_path) -> None:
+    """Held-out loss falls with more steps, and the text stays what it was."""
+    fewer = replace(settings, steps=1)
+    (first,) = Run(fewer, teacher, Work(tmp_path / "first", fewer), progress=False)()
+    ((ours,), directory) = trained
+    assert ours.loss < first.loss
+    engine = witnessed(build_engine(config(target, str(directory))))
+    assert engine.drafter is not None
+    assert engine.drafter.name == "draft_model"
+    jobs = jobs_of(290, (9, 30, 20), 16)
+    assert_same(run(witnessed(build_engine(config(target, "none"))), jobs), run(engine, jobs))
+
+
+def test_transformers_reads_what_was_written_bit_for_bit(target, trained) -> None:
+    _, directory = trained
+    loaded: Any = AutoModelForCausalLM.from_pretrained(directory, dtype="auto", output_loading_info=True)
+    model, found = loaded
+    assert not any(found.values())
+    stored = load_file(directory / "model.safetensors")
+    read = {name: tensor for name, tensor in model.state_dict().items() if name != "lm_head.weight"}
+    assert stored.keys() == read.keys()
+    assert all(torch.equal(stored[name], read[name]) for name in stored)
+    assert model.config.num_hidden_layers == 2
+    assert model.config.hidden_size == 48
+    for name in ("tokenizer.json", "tokenizer_config.json", "generation_config.json"):
+        assert (directory / name).read_bytes() == (target / name).read_bytes()
+    text = "the quick brown fox"
+    assert AutoTokenizer.from_pretrained(directory)(text) == AutoTokenizer.from_pretrained(target)(text)
+
+
+@pytest.mark.parametrize(("kv_heads", "layers"), [(4, 1), (2, 3)])
+def test_it_computes_what_transformers_computes(kv_heads, layers) -> None:
+    source = LlamaConfig(
+        vocab_size=120, hidden_size=64, intermediate_size=160, num_attention_heads=8, num_key_value_heads=2 * kv_heads
+    )
+    torch.manual_seed(1)
+    ours = DraftModel(draft_shape(source, layers, 32)).eval()
+    shape = ours.shape
+    assert (shape.num_attention_heads, shape.num_key_value_heads, shape.head_dim) == (4, kv_heads, 8)
+    with torch.no_grad():
+        for parameter in ours.parameters():
+            parameter.add_(0.2 * torch.randn(parameter.shape))
+    read: dict[str, Any] = {
+        key: value for key, value in ours.config("t").items() if key not in ("architectures", "target_model")
+    }
+    theirs = AutoModelForCausalLM.from_config(LlamaConfig(**read)).eval()
+    theirs.load_state_dict({**ours.published(), "lm_head.weight": ours.embed.detach()})
+    tokens = torch.randint(120, (2, 30), generator=torch.Generator().manual_seed(2))
+    with torch.no_grad():
+        wanted, given = theirs(tokens).logits, ours(tokens) @ ours.embed.T
+    assert torch.allclose(given, wanted, rtol=1e-4, atol=1e-4)
+    (loss,) = ours.losses(Lesson(tokens, {}, wanted))
+    entropy = -(wanted.softmax(-1) * wanted.log_softmax(-1)).sum(-1).mean()
+    assert float(loss.detach()) == pytest.approx(float(entropy), rel=1e-4)
+    (depth,) = ours.judged(Lesson(tokens, {}, wanted), torch.Generator().manual_seed(0))
+    assert depth.greedy == depth.sampled == 1.0
+
+
+@pytest.mark.parametrize(
+    ("width", "heads", "kv_heads", "layers", "head_dim", "wanted"),
+    [
+        (256, 4, 2, 8, 64, (2, 128, 2, 1)),
+        (1024, 16, 8, 28, 128, (7, 512, 8, 4)),
+        (576, 9, 3, 30, 64, (7, 288, 4, 2)),
+        (64, 8, 1, 3, 8, (1, 32, 4, 1)),
+    ],
+)
+def test_the_shape_it_has_when_none_is_asked_for(width, heads, kv_heads, layers, head_dim, wanted) -> None:
+    """A quarter of the layers, half of the width, and heads that divide among their keys."""
+    source = LlamaConfig(
+        hidden_size=width,
+        intermediate_size=3 * width,
+        num_attention_heads=heads,
+        num_key_value_heads=kv_heads,
+        num_hidden_layers=layers,
+        head_dim=head_dim,
+    )
+    shape = draft_shape(source, default_layers(source.num_hidden_layers), default_width(source.hidden_size))
+    found = (shape.num_hidden_layers, shape.hidden_size, shape.num_attention_heads, shape.num_key_value_heads)
+    assert found == wanted
+    assert shape.head_dim == source.head_dim
+    assert shape.intermediate_size == 3 * shape.hidden_size
