@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from tokenizers import Tokenizer
 
 from drafters.draft_model import DraftModelDrafter
 from drafters.ngram import NgramDrafter
 from kvpaging import KVStore, PagePool, PageTable, PrefixIndex
 from server.config import EngineConfig
 from server.heads import doubts, find_head, load_head
+from server.memory import machine_bytes, parameters, plan
+from server.unfit import Unfit
+from server.vocabulary import require_same
 from spec.budget import StepCost
 from spec.engine import Engine
 from spec.errors import ConfigurationError
@@ -40,9 +41,6 @@ BUNDLED_HEADS = ("medusa", "eagle3")
 #: Row counts the start-up measurement times, and when it stops going further (seconds of one pass).
 _MEASURED_ROWS = (2, 4, 8, 16, 32, 64, 128, 256)
 _MEASURE_PATIENCE = 0.4
-#: Share of the machine's memory that the KV cache takes when no size is given, and the most it takes.
-_KV_MEMORY_SHARE = 0.25
-_PROBE_TOKENS = 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,20 +82,9 @@ def choose_dtype(config: EngineConfig, model: ModelConfig) -> Choice:
     able = torch.cpu.get_capabilities()
     if able.get("avx512_bf16") or able.get("amx_bf16") or able.get("bf16"):
         return Choice("bfloat16", "the processor multiplies bf16")
-    if 4 * _parameters(model) < _memory_bytes() / 2:
+    if 4 * parameters(model) < machine_bytes() / 2:
         return Choice("float32", "the processor has no bf16 instructions, fp32 is faster")
     return Choice("bfloat16", "fp32 would take more than half of the memory")
-
-
-def _parameters(model: ModelConfig) -> int:
-    """The number of weights, near enough to plan memory with."""
-    heads = (2 * model.num_heads + 2 * model.num_kv_heads) * model.head_dim
-    layer = model.hidden_size * (heads + 3 * model.intermediate_size)
-    return model.num_layers * layer + 2 * model.vocab_size * model.hidden_size
-
-
-def _memory_bytes() -> int:
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def build_engine(
@@ -114,14 +101,12 @@ def build_engine(
     directory = target_directory(config)
     model = ModelConfig.from_directory(directory)
     dtype, draft = choose_dtype(config, model), choose_draft(config)
-    length = _max_model_len(config, model)
+    length = max_model_len(config, model)
     shape = draft_shape(config, draft)
-    head = find_head(draft.value)
+    head = find_head(draft.value, config.draft_layers)
     draft_directory = None if head or draft.value in ("none", "ngram") else _draft_directory(draft.value, directory)
     models = [model] if draft_directory is None else [model, ModelConfig.from_directory(draft_directory)]
-    pool = PagePool(
-        _pages(config, models, length, dtype.value, head.numbers_per_token(model) if head else 0), config.page_size
-    )
+    pool = PagePool(plan(config, length, dtype.value, models, head).pages, config.page_size)
     say("loading the target")
     verifier = _paged_model(directory, model, dtype.value, pool, length)
     drafter: Drafter | None = NgramDrafter() if draft.value == "ngram" else None
@@ -142,7 +127,7 @@ def build_engine(
     prefix = PrefixIndex(pool) if config.prefix_cache else None
     return Engine(
         info=_info(
-            config, model, dtype, Choice(_short(draft.value), draft.reason), exactness, pool, length, shape, cost
+            config, model, dtype, Choice(short_name(draft.value), draft.reason), exactness, pool, length, shape, cost
         ),
         pool=pool,
         prefix=prefix,
@@ -162,36 +147,23 @@ def draft_shape(config: EngineConfig, draft: Choice) -> TreeShape:
     return TreeShape.chain(config.draft_tokens)
 
 
-def _short(name: str) -> str:
+def short_name(name: str) -> str:
     """A model's name for people: ``bundled/draft`` instead of where the package lies."""
     path = Path(name.partition(":")[2] or name)
     return f"bundled/{path.name}" if path.is_relative_to(BUNDLED) else name
 
 
-def _max_model_len(config: EngineConfig, model: ModelConfig) -> int:
+def max_model_len(config: EngineConfig, model: ModelConfig) -> int:
+    """The longest text, prompt and output together; raises Unfit if more is asked for than the target holds."""
     wanted = config.max_model_len or model.max_positions
     if wanted > model.max_positions:
-        raise ConfigurationError(f"max_model_len is {wanted}, but the model holds at most {model.max_positions} tokens")
+        raise Unfit(
+            f"max_model_len is {wanted}, but the model holds at most {model.max_positions} tokens",
+            f"--max-model-len {model.max_positions} is the most",
+        )
     if config.max_model_len is None and config.kv_tokens is not None:
         return min(wanted, config.kv_tokens)
     return wanted
-
-
-def _pages(config: EngineConfig, models: list[ModelConfig], length: int, dtype: str, extra: int) -> int:
-    """Pages of the pool: ``kv_tokens`` if given, else all sequences at full length, within a share of the memory.
-
-    extra: numbers per token that others keep in the pages.
-    """
-    numbers = sum(2 * m.num_layers * m.num_kv_heads * m.head_dim for m in models) + extra
-    per_token = numbers * (4 if dtype == "float32" else 2)
-    affordable = int(_memory_bytes() * _KV_MEMORY_SHARE / per_token)
-    tokens = config.kv_tokens or min(config.max_seqs * length, affordable)
-    if tokens < length:
-        raise ConfigurationError(
-            f"the KV cache holds {tokens} tokens, fewer than max_model_len ({length}): lower --max-model-len"
-        )
-    scratch = config.max_seqs * (MAX_NODES + config.page_size)
-    return 1 + -(-(max(tokens, _PROBE_TOKENS) + scratch) // config.page_size)
 
 
 def _paged_model(directory: Path, config: ModelConfig, dtype: str, pool: PagePool, length: int) -> PagedModel:
@@ -204,19 +176,8 @@ def _paged_model(directory: Path, config: ModelConfig, dtype: str, pool: PagePoo
 def _draft_directory(draft: str, target: Path) -> Path:
     """The draft model's directory; raises if its vocabulary is not the target's."""
     directory = resolve(draft)
-    ours, theirs = _vocabulary(target), _vocabulary(directory)
-    if ours is not None and theirs is not None and ours != theirs:
-        same = sum(1 for token, index in theirs.items() if ours.get(token) == index)
-        raise ConfigurationError(
-            f"--draft {draft}: its vocabulary has {len(theirs)} tokens, the target's has {len(ours)}, "
-            f"and {same} of them agree; a draft model must share the target's vocabulary"
-        )
+    require_same(draft, target, directory)
     return directory
-
-
-def _vocabulary(directory: Path) -> dict[str, int] | None:
-    file = directory / "tokenizer.json"
-    return Tokenizer.from_file(str(file)).get_vocab(with_added_tokens=True) if file.exists() else None
 
 
 def _sizes(pool: PagePool, length: int) -> list[int]:

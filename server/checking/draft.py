@@ -1,0 +1,125 @@
+"""Who drafts, beside the target: nobody, the text itself, a smaller model, or a head."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from server.build import Choice, choose_draft, draft_shape
+from server.checking.files import look_at_files
+from server.checking.head import look_at_head
+from server.checking.origin import look_at_origin
+from server.checking.report import Notes
+from server.checking.target import Target, described, facts, named
+from server.config import EngineConfig
+from server.heads import Head, find_head
+from server.memory import parameters
+from server.vocabulary import overlap, require_same
+from verifier.model.config import FAMILIES, ModelConfig
+from verifier.model.hub import resolve
+
+#: A draft model with more than this share of the target's weights seldom pays.
+_LARGE = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """Who drafts. model: of a draft model. head: a head. positions: the longest text that either was made for."""
+
+    choice: Choice
+    model: ModelConfig | None = None
+    head: Head | None = None
+    positions: int | None = None
+
+
+def look_at_draft(notes: Notes, config: EngineConfig, target: Target | None) -> Draft | None:
+    """Note what there is to say of the drafter; None if it cannot be found, or not be looked at without a target."""
+    choice = notes.attempt("draft", "see foresay check --help", lambda: choose_draft(config))
+    if choice is None:
+        return None
+    counts = 'give numbers of nodes per level, such as "3,2,1", that add up to at most 63'
+    shape = notes.attempt("drafting", counts, lambda: draft_shape(config, choice))
+    if choice.value in ("none", "ngram") and config.draft_layers is None:
+        return _without_files(notes, choice)
+    # A list, since that there is no head is an answer too.
+    found = notes.attempt("draft", _which(config), lambda: [find_head(choice.value, config.draft_layers)])
+    if found is None or target is None:
+        return None
+    if found[0] is not None:
+        return Draft(choice, head=found[0], positions=look_at_head(notes, target, choice, found[0], shape))
+    return _look_at_model(notes, target, choice)
+
+
+def _which(config: EngineConfig) -> str:
+    if config.draft_layers is not None:
+        return "leave --draft-layers out, or name the folder of an EAGLE head with --draft"
+    return "name a directory with config.json and weights, or a hub id; medusa:PATH and eagle3:PATH are for heads alone"
+
+
+def _without_files(notes: Notes, choice: Choice) -> Draft:
+    if choice.value == "ngram":
+        notes.ok("draft", "ngram: looks for the last tokens earlier in the text; goes with every target", kind="ngram")
+    elif choice.reason == "asked for":
+        notes.ok("draft", "none: the target writes alone", kind="none")
+    else:
+        name = "name a smaller model of the target's family, a head, or ngram with --draft"
+        notes.warn("draft", "nobody drafts, so nothing is gained", name, kind="none")
+    return Draft(choice)
+
+
+def _look_at_model(notes: Notes, target: Target, choice: Choice) -> Draft | None:
+    wrong = "name a directory that holds config.json, the tokenizer and *.safetensors, or a hub id"
+    directory = notes.attempt("draft", wrong, lambda: resolve(choice.value))
+    if directory is None:
+        return None
+    other = f"take an unquantised model of a supported family ({', '.join(f.models for f in FAMILIES.values())})"
+    model = notes.attempt("draft", other, lambda: ModelConfig.from_directory(directory))
+    if model is not None:
+        look_at_files(notes, "draft", directory, model, target.dtype.value)
+        if not notes.failed("draft"):
+            _note_model(notes, target, choice, directory, model)
+    look_at_vocabulary(notes, choice.value, target.directory, directory)
+    return None if model is None else Draft(choice, model=model, positions=model.max_positions)
+
+
+def _note_model(notes: Notes, target: Target, choice: Choice, directory: Path, model: ModelConfig) -> None:
+    share = parameters(model) / parameters(target.model)
+    text = f"{described(model)} ({share:.0%} of the target's), {named(choice)}"
+    notes.ok("draft", text, kind="draft model", **facts(model))
+    look_at_origin(notes, "draft", directory, target)
+    if share > _LARGE:
+        notes.warn(
+            "draft",
+            f"the draft model has {share:.0%} as many weights as the target, so drafting is slow as well",
+            "name a smaller model of the family; --probe measures what this one gains",
+        )
+
+
+def look_at_vocabulary(notes: Notes, draft: str, target: Path, directory: Path) -> None:
+    """How many tokens two models share; where they do not, which."""
+    fetch = f"put the target's tokenizer.json into {directory}"
+    # A list, since that there is nothing to compare is an answer too.
+    found = notes.attempt("vocabulary", fetch, lambda: [overlap(target, directory)])
+    if found is None:
+        return
+    shared = found[0]
+    if shared is None:
+        here = target if not (target / "tokenizer.json").exists() else directory
+        notes.warn(
+            "vocabulary",
+            f"{here} has no tokenizer.json, so nobody knows whether both mean the same by their token ids",
+            f"put the model's tokenizer.json into {here}",
+        )
+    elif shared.whole:
+        notes.ok(
+            "vocabulary", f"all {shared.ours:,} tokens agree", target=shared.ours, draft=shared.theirs, same=shared.same
+        )
+    else:
+        notes.attempt("vocabulary", "", lambda: require_same(draft, target, directory))
+        _note_differences(notes, shared.examples)
+
+
+def _note_differences(notes: Notes, examples: tuple[str, ...]) -> None:
+    """Put where they differ into the fault that was just found."""
+    fault = notes.findings.pop()
+    notes.fail(fault.subject, f"{fault.text}; {', '.join(examples)}", fault.fix, examples=list(examples))

@@ -1,0 +1,59 @@
+"""The longest text, and the memory: what was asked for beside what there is."""
+
+from __future__ import annotations
+
+from server.build import max_model_len
+from server.checking.draft import Draft
+from server.checking.report import Notes
+from server.checking.target import Target
+from server.config import EngineConfig
+from server.memory import free_bytes, in_words, plan
+
+
+def look_at_context(notes: Notes, config: EngineConfig, target: Target, draft: Draft | None) -> int | None:
+    """Note how long a text may be; returns that, None where more is asked for than the target holds."""
+    length = notes.attempt("context", "lower --max-model-len", lambda: max_model_len(config, target.model))
+    if length is None:
+        return None
+    most, made = target.model.max_positions, None if draft is None else draft.positions
+    numbers = {"tokens": length, "target": most, "draft": made}
+    if made is not None and made < length:
+        notes.warn(
+            "context",
+            f"the drafter was made for texts of up to {made:,} tokens and the server takes {length:,}: "
+            "behind that its guesses will seldom be right",
+            f"--max-model-len {made} keeps texts within it; longer ones come out right as well, only slower",
+            **numbers,
+        )
+    else:
+        drafter = "" if made is None else f", the drafter's is {made:,}"
+        notes.ok("context", f"{length:,} tokens (the target's limit is {most:,}{drafter})", **numbers)
+    return length
+
+
+def look_at_memory(notes: Notes, config: EngineConfig, target: Target, draft: Draft | None, length: int) -> None:
+    """Note what weights and KV cache take of the machine's memory. Without a drafter, what the target takes alone."""
+    drafts = [draft.model] if draft is not None and draft.model is not None else []
+    head = None if draft is None or notes.failed("draft") else draft.head
+    smaller = "lower --max-model-len, --kv-tokens or --max-seqs, or name a smaller model"
+    found = notes.attempt(
+        "memory", smaller, lambda: plan(config, length, target.dtype.value, [target.model, *drafts], head)
+    )
+    if found is None:
+        return
+    free = free_bytes()
+    there = f"{in_words(found.machine)}" + ("" if free is None else f", {in_words(free)} of them free now")
+    text = f"{in_words(found.total)} of {there}: {found.described}"
+    facts = {
+        "weights": dict(found.weights),
+        "kv_cache": found.kv_bytes,
+        "kv_tokens": found.tokens,
+        "total": found.total,
+        "machine": found.machine,
+        "free": free,
+    }
+    if free is not None and found.total > free:
+        fix = "stop what else takes memory on this machine, or lower --kv-tokens"
+        notes.warn("memory", f"needs more than is free now: {text}", fix, **facts)
+    else:
+        notes.ok("memory", text, **facts)

@@ -1,0 +1,97 @@
+"""The target by itself: is it there, is it supported, are its files whole?"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from server.build import Choice, choose_dtype, short_name, target_directory
+from server.checking.files import look_at_files
+from server.checking.report import Notes
+from server.config import EngineConfig
+from server.memory import parameters
+from server.text import SamplingDefaults, Tokenizer
+from server.vocabulary import vocabulary
+from verifier.model.config import FAMILIES, ModelConfig
+
+_SUPPORTED = ", ".join(family.models for family in FAMILIES.values())
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A target whose configuration could be read. name: as it was given."""
+
+    name: str
+    directory: Path
+    model: ModelConfig
+    dtype: Choice
+
+
+def look_at_target(notes: Notes, config: EngineConfig) -> Target | None:
+    """Note what there is to say of the target; None if not even its configuration can be read."""
+    name = f"give the directory that holds {config.target}, or the hub id (OWNER/NAME) of a model you may download"
+    directory = notes.attempt("target", name, lambda: target_directory(config))
+    if directory is None:
+        return None
+    _look_at_texts(notes, directory)
+    other = f"take an unquantised model of a supported family ({_SUPPORTED}) with its own config.json"
+    model = notes.attempt("target", other, lambda: ModelConfig.from_directory(directory))
+    if model is None:
+        return None
+    dtype = choose_dtype(config, model)
+    look_at_files(notes, "target", directory, model, dtype.value)
+    if not notes.failed("target"):
+        notes.ok("target", f"{described(model)}, {dtype.value} ({dtype.reason})", **facts(model), dtype=dtype.value)
+    return Target(config.target, directory, model, dtype)
+
+
+def _look_at_texts(notes: Notes, directory: Path) -> None:
+    """What the server reads besides the model: tokenizer and recommended settings."""
+    fetch = f"put the tokenizer.json and tokenizer_config.json of the model's source into {directory}"
+    notes.attempt("tokenizer", fetch, lambda: vocabulary(directory))
+    if not notes.failed("tokenizer"):
+        notes.attempt("tokenizer", fetch, lambda: Tokenizer.load(directory))
+    settings = "fetch generation_config.json again, or remove it"
+    notes.attempt("target", settings, lambda: SamplingDefaults.read(directory))
+
+
+def described(model: ModelConfig) -> str:
+    """A model's shape for people."""
+    count = in_words(weights(model))
+    family = model.architecture.removesuffix("ForCausalLM")
+    return f"{family}, {layers(model.num_layers)} of {model.hidden_size}, {count} weights"
+
+
+def named(choice: Choice) -> str:
+    """Who drafts, and why if nobody asked for it."""
+    name = short_name(choice.value)
+    return name if choice.reason == "asked for" else f"{name} ({choice.reason})"
+
+
+def facts(model: ModelConfig) -> dict[str, int | str]:
+    """The same for scripts."""
+    return {
+        "architecture": model.architecture,
+        "layers": model.num_layers,
+        "hidden_size": model.hidden_size,
+        "vocab_size": model.vocab_size,
+        "weights": weights(model),
+    }
+
+
+def weights(model: ModelConfig) -> int:
+    """The number of weights in the files, near enough: a tied output head is not stored."""
+    return parameters(model) - model.vocab_size * model.hidden_size * model.tie_word_embeddings
+
+
+def layers(count: int) -> str:
+    """``1 layer``, ``8 layers``."""
+    return f"{count} layer{'' if count == 1 else 's'}"
+
+
+def in_words(count: int) -> str:
+    """A number of weights: ``7.3M``, ``8.0B``."""
+    for unit, size in (("B", 1e9), ("M", 1e6), ("k", 1e3)):
+        if count >= size:
+            return f"{count / size:.1f}{unit}"
+    return str(count)

@@ -1,0 +1,236 @@
+"""Real directories to check: sound ones, and what people have instead."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import load_file, save_file
+
+from server.config import EngineConfig
+from tests.heads.published import EAGLE, MEDUSA, make_eagle, make_medusa
+from tests.heads.writing import change_config
+from tests.same_tokens.test_directories import write_tokenizer
+from tests.verifier.families import make
+from tests.verifier.reading import load_decoder
+
+VOCABULARY = 290
+Break = Callable[[Path], object]
+
+
+def make_model(directory: Path, tokens: int = VOCABULARY, **shape: Any) -> Path:
+    """A random model with a tokenizer."""
+    make("llama2", directory, **shape)
+    write_tokenizer(directory, tokens)
+    (directory / "tokenizer_config.json").write_text('{"tokenizer_class": "PreTrainedTokenizerFast"}')
+    return directory
+
+
+def make_models(root: Path) -> Path:
+    """All of them in ``root``. Small models have two layers, since one layer without weights may be a head."""
+    make_model(root / "target", num_hidden_layers=6)
+    make_model(root / "draft", num_hidden_layers=2)
+    make_model(root / "other_vocabulary", tokens=280, num_hidden_layers=2)
+    make_model(root / "short", num_hidden_layers=2, max_position_embeddings=128)
+    make_model(root / "twin", num_hidden_layers=6)
+    make("llama2", root / "speechless", num_hidden_layers=2)
+    target = load_decoder(root / "target")
+    for layout in MEDUSA:
+        make_medusa(root / layout, target, layout)
+    for layout in EAGLE:
+        make_eagle(root / layout, target, layout)
+    make_eagle(root / "low_and_high", target, "safeailab", layers=[1, 20, 29])
+    wide = load_decoder(make_model(root / "wide", num_hidden_layers=6, hidden_size=96, intermediate_size=96))
+    make_medusa(root / "wide_medusa", wide, "authors")
+    make_eagle(root / "wide_eagle", wide, "safeailab")
+    return root
+
+
+@dataclass(frozen=True)
+class Case:
+    """Settings and what is to be said of them.
+
+    draft: a keyword, or a directory of ``models``, perhaps behind ``medusa:``. broken: what is done to a copy of it;
+    target_broken: to a copy of the target. said: words of the faults or warnings; none for a pair that is sound.
+    """
+
+    draft: str
+    said: tuple[str, ...] = ()
+    changes: dict[str, Any] = field(default_factory=dict)
+    broken: Break | None = None
+    target_broken: Break | None = None
+
+    def config(self, models: Path, space: Path) -> EngineConfig:
+        """Settings with real directories in them; broken copies lie in ``space``."""
+        prefix, _, name = self.draft.rpartition(":")
+        directory = _copy(models / name, space / "draft", self.broken) if (models / name).exists() else None
+        target = _copy(models / "target", space / "target", self.target_broken)
+        draft = name if directory is None else f"{prefix}:{directory}".lstrip(":")
+        base: dict[str, Any] = {"dtype": "float32", "kv_tokens": 640, "max_model_len": 256, "threads": 1}
+        return EngineConfig(**{**base, "target": str(target), "draft": draft, **self.changes})
+
+
+def _copy(source: Path, destination: Path, broken: Break | None) -> Path:
+    if broken is None:
+        return source
+    shutil.copytree(source, destination)
+    broken(destination)
+    return destination
+
+
+def cut(name: str) -> Break:
+    """Half of a file."""
+
+    def broken(directory: Path) -> None:
+        file = directory / name
+        file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
+
+    return broken
+
+
+def without(*names: str) -> Break:
+    """Files that are not there."""
+
+    def broken(directory: Path) -> None:
+        for name in names:
+            (directory / name).unlink()
+
+    return broken
+
+
+def says(**values: Any) -> Break:
+    """Other values in config.json."""
+    return lambda directory: change_config(directory, **values)
+
+
+def without_tensor(file: str, name: str) -> Break:
+    """A tensor that is not there."""
+
+    def broken(directory: Path) -> None:
+        tensors = load_file(directory / file)
+        del tensors[name]
+        save_file(tensors, directory / file, metadata={"format": "pt"})
+
+    return broken
+
+
+def swapped_tokens(directory: Path) -> None:
+    """A tokenizer of the same size, in which two tokens have each other's ids."""
+    file = directory / "tokenizer.json"
+    content = json.loads(file.read_text())
+    vocabulary = content["model"]["vocab"]
+    first, second = list(vocabulary)[100:102]
+    vocabulary[first], vocabulary[second] = vocabulary[second], vocabulary[first]
+    file.write_text(json.dumps(content))
+
+
+SOUND = {
+    "none": Case("none"),
+    "ngram": Case("ngram"),
+    "draft": Case("draft"),
+    "draft_tree": Case("draft", changes={"draft_tree": "3,2,1"}),
+    "half": Case("draft", changes={"dtype": "bfloat16"}),
+    "medusa_named": Case("medusa:authors", changes={"draft_tokens": 3}),
+    "eagle3_named": Case("eagle3:speculators"),
+    "eagle_named": Case("eagle:eagle1"),
+    "layers_named": Case("safeailab", changes={"draft_layers": "0,3,6"}),
+    **{layout: Case(layout, changes={"draft_tokens": 3}) for layout in (*MEDUSA, *EAGLE)},
+}
+
+DOUBTFUL = {
+    "nobody": Case("auto", ("nobody drafts",)),
+    "twin": Case("twin", ("the draft model has 100% as many weights",)),
+    "speechless": Case("speechless", ("has no tokenizer.json, so nobody knows",)),
+    "short_draft": Case("short", ("made for texts of up to 128 tokens and the server takes 256",)),
+    "short_head": Case("safeailab", ("made for texts of up to 100 tokens",), broken=says(max_position_embeddings=100)),
+    "few_heads": Case("authors", ("5 levels are asked for, but 3 heads reach 3 deep",), {"draft_tree": "4,3,2,1,1"}),
+    "head_of_another": Case(
+        "authors",
+        ("says that it was made for someone/target-7b",),
+        {"draft_tokens": 3},
+        says(base_model_name_or_path="someone/target-7b"),
+    ),
+    "speculators_of_another": Case(
+        "speculators",
+        ("made for meta/llama, which is not what",),
+        broken=says(speculators_config={"verifier": {"name_or_path": "meta/llama"}}),
+    ),
+    "head_with_tokenizer": Case(
+        "safeailab",
+        ("a tokenizer of 280 tokens lies beside the head",),
+        broken=lambda directory: write_tokenizer(directory, 280),
+    ),
+    "float16": Case("none", ("numbers beyond 65504 would not fit",), {"dtype": "float16"}),
+    "tied": Case("none", ("lm_head.weight is stored although",), target_broken=lambda directory: tie(directory)),
+}
+
+
+def tie(directory: Path) -> None:
+    """An output head that config.json ties to the embedding, stored beside it, and equal."""
+    tensors = load_file(directory / "model.safetensors")
+    tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].clone()
+    save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
+    change_config(directory, tie_word_embeddings=True)
+
+
+_FILE = "model.safetensors"
+FAULTY = {
+    "no_target": Case("ngram", ("/nowhere: no such directory",), {"target": "/nowhere"}),
+    "cut_target": Case("none", (f"{_FILE}: not a whole safetensors file",), target_broken=cut(_FILE)),
+    "no_weights": Case("draft", ("neither model.safetensors nor",), target_broken=without(_FILE)),
+    "other_weights": Case("none", ("the weights do not fit config.json",), target_broken=says(intermediate_size=96)),
+    "missing_tensor": Case(
+        "none", ("model.norm.weight is missing",), target_broken=without_tensor(_FILE, "model.norm.weight")
+    ),
+    "quantised": Case(
+        "none", ("quantised weights (gptq)",), target_broken=says(quantization_config={"quant_method": "gptq"})
+    ),
+    "unsupported": Case(
+        "draft", ("architecture GPT2LMHeadModel",), target_broken=says(architectures=["GPT2LMHeadModel"])
+    ),
+    "cut_config": Case("draft", ("config.json: not valid JSON",), target_broken=cut("config.json")),
+    "no_draft": Case("/nowhere", ("/nowhere: no such directory",)),
+    "no_medusa": Case("medusa:draft", ("holds no head",)),
+    "wrong_kind": Case("medusa:safeailab", ("holds eagle heads",)),
+    "draft_of_another_kind": Case(
+        "draft", ("architecture GPT2LMHeadModel",), broken=says(architectures=["GPT2LMHeadModel"])
+    ),
+    "cut_draft": Case("draft", ("not a whole safetensors file",), broken=cut(_FILE)),
+    "no_draft_weights": Case("draft", ("neither model.safetensors nor",), broken=without(_FILE)),
+    "cut_draft_tokenizer": Case("draft", ("tokenizer.json: not a whole tokenizer",), broken=cut("tokenizer.json")),
+    "other_vocabulary": Case(
+        "other_vocabulary",
+        ("has 280 tokens, the target's has 290, and 280 of them agree", "(280) is the target's alone"),
+    ),
+    "swapped_tokens": Case("draft", ("288 of them agree", "in the target and"), broken=swapped_tokens),
+    "wide_medusa": Case("wide_medusa", ("0.0.linear.weight has shape [96, 96], expected [64, 64]",)),
+    "wide_eagle": Case("wide_eagle", ("the target's is 64 wide where the head is 96",)),
+    "missing_layers": Case("low_and_high", ("is [1, 20, 29], but the target has 6 layers",)),
+    "named_layers": Case("safeailab", ("--draft-layers 2,4,9: the target has 6 layers",), {"draft_layers": "2,4,9"}),
+    "too_few_layers": Case("safeailab", ("--draft-layers names them",), {"draft_layers": "2,4"}),
+    "layers_of_eagle1": Case("eagle1", ("leave the flag out",), {"draft_layers": "2,3,4"}),
+    "layers_of_ngram": Case("ngram", ("is for EAGLE heads, but --draft is ngram",), {"draft_layers": "2,3,4"}),
+    "cut_head": Case("safeailab", ("not a whole safetensors file",), broken=cut(_FILE)),
+    "cut_pickle": Case("pickle", ("not a whole file of tensors alone",), broken=cut("medusa_lm_head.pt")),
+    "no_head_weights": Case("eagle3:safeailab", ("no weights of a head are there",), broken=without(_FILE)),
+    "head_without_norm": Case("speculators", ("norm.weight is missing",), broken=without_tensor(_FILE, "norm.weight")),
+    "head_without_map": Case("safeailab", ("d2t is missing",), broken=without_tensor(_FILE, "d2t")),
+    "head_of_other_tokens": Case("safeailab", ("made for a vocabulary of 512",), broken=says(vocab_size=512)),
+    "large_tree": Case("draft", ("at most 63 drafted nodes, got 80",), {"draft_tree": "40,40"}),
+    "long": Case("draft", ("max_model_len is 4096, but the model holds at most 512",), {"max_model_len": 4096}),
+    "small_cache": Case(
+        "draft", ("the KV cache holds 100 tokens, fewer than max_model_len (256)",), {"kv_tokens": 100}
+    ),
+    "large_cache": Case("draft", ("but this machine has",), {"kv_tokens": 10**12}),
+    "large_cache_of_a_head": Case("safeailab", ("but this machine has",), {"kv_tokens": 10**12}),
+    "several": Case(
+        "other_vocabulary",
+        ("not a whole safetensors file", "280 of them agree", "at most 63", "max_model_len is 4096"),
+        {"draft_tree": "40,40", "max_model_len": 4096, "kv_tokens": 8192},
+        broken=cut(_FILE),
+    ),
+}

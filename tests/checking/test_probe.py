@@ -1,0 +1,177 @@
+"""--probe on tiny pairs: it loads, writes, compares, and says what the numbers mean."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import msgspec
+import pytest
+
+from server.checking.advice import advice
+from server.checking.pair import _note_texts, check
+from server.checking.report import Depth, Measured, Notes
+from server.checking.summary import Twice, Written, measured
+from server.cli import main
+from spec.trace import Statistics
+from tests.checking.pairs import DOUBTFUL, FAULTY, SOUND
+
+
+@pytest.mark.parametrize("name", ["draft", "ngram", "medusa_named", "eagle3_named"])
+def test_a_pair_is_measured_at_both_temperatures(name, models, tmp_path) -> None:
+    report = check(SOUND[name].config(models, tmp_path), probe_seconds=0.5)
+    assert report.works
+    assert [one.temperature for one in report.probe] == [0.0, 1.0]
+    for one in report.probe:
+        assert one.runs >= 1
+        assert one.same_tokens
+        assert one.spread[0] <= one.speedup <= one.spread[1]
+        assert one.tokens_per_step >= 1
+    (texts,) = [finding for finding in report.findings if finding.subject == "texts"]
+    assert "the same with the drafter and without" in texts.text
+    assert report.verdict.endswith(".")
+    assert "this machine" in report.verdict
+
+
+def test_a_perfect_drafter_is_seen_to_be_right(models, tmp_path) -> None:
+    """The target as its own draft model: every draft of every depth is accepted."""
+    report = check(DOUBTFUL["twin"].config(models, tmp_path), probe_seconds=0.5)
+    for one in report.probe:
+        assert one.tokens_per_step > 3
+        assert one.depths == [Depth(depth=depth, accepted=1.0) for depth in range(1, 5)]
+
+
+def test_a_head_that_guesses_is_doubted(models, tmp_path) -> None:
+    report = check(SOUND["safeailab"].config(models, tmp_path), probe_seconds=0.1)
+    assert report.works
+    assert any(finding.subject == "probe" and finding.status == "warn" for finding in report.findings)
+
+
+def test_nothing_is_loaded_for_a_pair_that_cannot_work(models, tmp_path) -> None:
+    report = check(FAULTY["large_cache"].config(models, tmp_path), probe_seconds=0.1)
+    assert not report.works
+    assert report.probe == []
+
+
+def test_nobody_to_measure_is_said(models, tmp_path) -> None:
+    report = check(SOUND["none"].config(models, tmp_path), probe_seconds=0.1)
+    assert report.works
+    assert "there is nobody to measure" in [finding.text for finding in report.findings]
+
+
+def test_what_only_loading_tells_is_a_fault_then(models, tmp_path) -> None:
+    """A tied output head that differs from the embedding."""
+    from safetensors.torch import load_file, save_file
+
+    config = replace(DOUBTFUL["tied"], draft="ngram").config(models, tmp_path)
+    file = tmp_path / "target" / "model.safetensors"
+    tensors = load_file(file)
+    tensors["lm_head.weight"] += 1
+    save_file(tensors, file, metadata={"format": "pt"})
+    report = check(config, probe_seconds=0.1)
+    assert not report.works
+    assert "lm_head.weight differs from" in report.findings[-1].text
+
+
+def test_the_command_prints_what_was_measured(models, tmp_path, capsys, monkeypatch) -> None:
+    monkeypatch.setattr("server.commands.check.PROBE_SECONDS", 0.2)
+    config = SOUND["ngram"].config(models, tmp_path)
+    flags = ["check", config.target, "--draft", "ngram", "--dtype", "float32", "--threads", "1", "--probe"]
+    assert main(flags) == 0
+    out = capsys.readouterr().out
+    assert "speed-up" in out
+    assert "per step" in out
+    assert main([*flags, "--json"]) == 0
+    assert len(json.loads(capsys.readouterr().out)["probe"]) == 2
+
+
+def one(speedup: float, **changes: object) -> Measured:
+    base = Measured(
+        temperature=0.0,
+        runs=4,
+        tokens=400,
+        speedup=speedup,
+        spread=(0.9 * speedup, 1.1 * speedup),
+        drafted_speed=100.0 * speedup,
+        plain_speed=100.0,
+        tokens_per_step=2.5,
+        propose_share=0.2,
+        depths=[],
+        same_tokens=True,
+    )
+    return msgspec.structs.replace(base, **changes)
+
+
+@pytest.mark.parametrize(
+    ("numbers", "words"),
+    [
+        (
+            [one(1.6), one(1.3, temperature=1.0)],
+            "writes faster than the target alone: 1.60x at temperature 0 and 1.30x",
+        ),
+        ([one(0.7), one(0.6, tokens_per_step=1.1)], "slower than the target alone"),
+        ([one(0.7), one(0.6, tokens_per_step=1.1)], "writes only 1.10 tokens, so the drafter is seldom right"),
+        ([one(0.8, propose_share=0.6)], "drafting takes 60% of the time; use a smaller drafter, or draft less"),
+        (
+            [one(0.8)],
+            "checking the drafts costs more than they save; use --draft none, or draft less (--draft-tokens 2)",
+        ),
+        ([one(1.0)], "no faster than the target alone"),
+        ([one(1.5), one(0.9, temperature=1.0)], "gains at temperature 0 alone"),
+        ([one(1.5, spread=(0.4, 4.0))], "cannot be told"),
+    ],
+)
+def test_numbers_become_a_sentence(numbers, words) -> None:
+    sentence = advice(numbers, levels=4)
+    assert words in sentence
+    assert sentence.endswith(".")
+
+
+@pytest.mark.parametrize(("exact", "status"), [(True, "fail"), (False, "warn")])
+def test_a_changed_text_is_never_hidden(exact, status) -> None:
+    notes = Notes()
+    _note_texts(notes, [one(1.5, same_tokens=False)], exact, "rows differ")
+    assert [finding.status for finding in notes.findings] == [status]
+
+
+def statistics(accepted: list[int], speed: float) -> Statistics:
+    """Of a text whose steps drafted three tokens and accepted so many of them; the first had no drafts."""
+    steps, tokens = len(accepted), sum(accepted) + len(accepted)
+    return Statistics(
+        prompt_tokens=4,
+        cached_tokens=0,
+        completion_tokens=tokens,
+        steps=steps,
+        drafted=3 * (steps - 1),
+        accepted=tokens - steps,
+        drafted_per_depth=[steps - 1] * 3,
+        accepted_per_depth=[sum(number > depth for number in accepted) for depth in range(3)],
+        acceptance_histogram=[accepted.count(number) for number in range(4)],
+        num_spec_tokens=3,
+        discarded=0,
+        preemptions=0,
+        seconds={"propose": 1.0, "forward": 3.0},
+        time_to_first_token=0.1,
+        decode_seconds=tokens / speed,
+        decode_tokens_per_second=speed,
+        per_step_drafted=[0, *[3] * (steps - 1)],
+        per_step_accepted=accepted,
+    )
+
+
+def test_acceptance_counts_only_steps_that_came_so_far() -> None:
+    steps = ([0, 3, 2, 1, 0, 3, 1, 2], [0, 3, 3, 0, 2, 1, 3, 0])  # the last of each is cut short by the text's end
+    written = [Written(list(range(20)), statistics(accepted, 30.0)) for accepted in steps]
+    alone = [Written(list(range(20)), statistics([0] * 20, speed)) for speed in (10.0, 20.0)]
+    found = measured(0.0, [Twice(*both) for both in zip(written, alone, strict=True)])
+    assert [depth.accepted for depth in found.depths] == [0.833, 0.7, 0.714]
+    assert found.tokens_per_step == 2.5
+    assert found.speedup == pytest.approx(2.25)
+    assert found.spread == (1.5, 3.0)
+    assert found.propose_share == 0.25
+    assert found.same_tokens
+
+
+def test_another_token_is_noticed() -> None:
+    pair = Twice(Written([1, 2], statistics([0, 1], 9.0)), Written([1, 3], statistics([0, 1], 9.0)))
+    assert not measured(0.0, [pair]).same_tokens

@@ -1,0 +1,160 @@
+"""Models far larger than a test could load: sparse files with true headers and no numbers in them."""
+
+from __future__ import annotations
+
+import json
+import math
+import resource
+import struct
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from server.checking.pair import check
+from server.config import EngineConfig
+from server.heads import Head
+from server.memory import MemoryPlan, free_bytes, in_words, machine_bytes, parameters, plan
+from server.unfit import Unfit
+from tests.checking.pairs import make_model
+from tests.heads.writing import write_config
+from verifier.model.config import ModelConfig
+from verifier.model.weights import _places, allocate
+
+GIB = 1 << 30
+LLAMA_8B = {
+    "architectures": ["LlamaForCausalLM"],
+    "vocab_size": 128256,
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "max_position_embeddings": 8192,
+    "rms_norm_eps": 1e-5,
+    "dtype": "bfloat16",
+}
+
+
+def write_sparse(file: Path, shapes: dict[str, tuple[int, ...]], integers: tuple[str, ...] = ()) -> None:
+    """A safetensors file of these shapes in bf16 (int64 for ``integers``), all zeros, which take no room on a disk."""
+    header, at = {}, 0
+    for name, shape in shapes.items():
+        size = math.prod(shape) * (8 if name in integers else 2)
+        kind = "I64" if name in integers else "BF16"
+        header[name] = {"dtype": kind, "shape": list(shape), "data_offsets": [at, at + size]}
+        at += size
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    with file.open("wb") as out:
+        out.write(struct.pack("<Q", len(text)) + text)
+        out.truncate(8 + len(text) + at)
+
+
+@pytest.fixture(scope="module")
+def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A target of 8B and an EAGLE-3 head for it."""
+    root = tmp_path_factory.mktemp("large")
+    make_model(root / "target", num_hidden_layers=1)
+    write_config(root / "target", LLAMA_8B)
+    model = ModelConfig.from_directory(root / "target")
+    weights = allocate(model, torch.bfloat16, "meta")
+    write_sparse(
+        root / "target" / "model.safetensors", {name: tuple(place.shape) for name, place in _places(model, weights)}
+    )
+    head = {**LLAMA_8B, "architectures": ["LlamaForCausalLMEagle3"], "num_hidden_layers": 1, "draft_vocab_size": 32000}
+    write_config(root / "head", head)
+    layer = {
+        "self_attn.q_proj": (4096, 8192),
+        "self_attn.k_proj": (1024, 8192),
+        "self_attn.v_proj": (1024, 8192),
+        "self_attn.o_proj": (4096, 4096),
+        "mlp.gate_proj": (14336, 4096),
+        "mlp.up_proj": (14336, 4096),
+        "mlp.down_proj": (4096, 14336),
+        "input_layernorm": (4096,),
+        "hidden_norm": (4096,),
+        "post_attention_layernorm": (4096,),
+    }
+    shapes: dict[str, tuple[int, ...]] = {f"midlayer.{name}.weight": shape for name, shape in layer.items()}
+    shapes |= {"fc.weight": (4096, 3 * 4096), "norm.weight": (4096,), "lm_head.weight": (32000, 4096), "d2t": (32000,)}
+    write_sparse(root / "head" / "model.safetensors", shapes, integers=("d2t",))
+    return root
+
+
+def test_a_large_pair_is_judged_without_its_weights(large, monkeypatch) -> None:
+    monkeypatch.setattr("server.memory.machine_bytes", lambda: 64 * GIB)
+    before, begun = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.process_time()
+    report = check(EngineConfig(target=str(large / "target"), draft=str(large / "head"), dtype="bfloat16"))
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 600 * 1024
+    assert time.process_time() - begun < 20
+    assert report.works, report.findings
+    facts = {finding.subject: finding.facts for finding in report.findings if finding.facts}
+    assert facts["layers"]["layers"] == [2, 16, 29]
+    assert facts["vocabulary"] == {"target": 128256, "draft": 32000}
+    assert facts["memory"]["weights"]["target"] == pytest.approx(15 * GIB, rel=0.02)
+    assert facts["memory"]["weights"]["head"] == pytest.approx(0.8 * GIB, rel=0.1)
+
+
+def test_weights_alone_may_be_too_much(large, monkeypatch) -> None:
+    monkeypatch.setattr("server.memory.machine_bytes", lambda: 20 * GIB)
+    config = EngineConfig(target=str(large / "target"), draft="ngram", dtype="float32")
+    (fault,) = [finding for finding in check(config).findings if finding.status == "fail"]
+    assert "the weights alone would take 29.9 GiB (target 29.9 GiB), but this machine has 20.0 GiB" in fault.text
+    assert fault.fix == "Load them with --dtype bfloat16, or name a smaller model."
+
+
+def planned(model: ModelConfig, machine: int, head: Head | None = None, **settings: object) -> MemoryPlan:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("server.memory.machine_bytes", lambda: machine)
+        config = EngineConfig(**settings)  # type: ignore[arg-type]
+        return plan(config, config.max_model_len or model.max_positions, "bfloat16", [model], head)
+
+
+def test_the_cache_leaves_room_for_the_weights(large) -> None:
+    model = ModelConfig.from_directory(large / "target")
+    roomy = planned(model, 64 * GIB)
+    assert roomy.tokens == 4 * 8192
+    assert roomy.kv_bytes == roomy.pages * 16 * 2 * 32 * 8 * 128 * 2
+    tight = planned(model, 18 * GIB)
+    assert 8192 < tight.tokens < 4 * 8192
+    assert tight.total < 18 * GIB
+    with pytest.raises(Unfit, match=r"the KV cache holds \d+ tokens, fewer than max_model_len \(8192\)"):
+        planned(model, 16 * GIB)
+
+
+def test_the_cache_that_fits_is_named(large) -> None:
+    model = ModelConfig.from_directory(large / "target")
+    with pytest.raises(Unfit) as refused:
+        planned(model, 20 * GIB, kv_tokens=100_000)
+    assert "KV cache of 100,000 tokens" in refused.value.fault
+    fits = int(refused.value.remedy.split()[1])
+    assert planned(model, 20 * GIB, kv_tokens=fits).total <= 20 * GIB
+
+
+def test_a_head_is_counted_too(large) -> None:
+    model = ModelConfig.from_directory(large / "target")
+    head = Head("eagle", large / "head", "head")
+    assert planned(model, 64 * GIB, head).kv_bytes > planned(model, 64 * GIB).kv_bytes
+    assert set(planned(model, 64 * GIB, head).weights) == {"target", "head"}
+
+
+def test_parameters_are_near_the_truth(large) -> None:
+    model = ModelConfig.from_directory(large / "target")
+    assert parameters(model) == pytest.approx(8.03e9, rel=0.001)
+    assert parameters(replace(model, num_layers=1)) < parameters(model) / 5
+
+
+def test_this_machine_has_memory() -> None:
+    free = free_bytes()
+    assert machine_bytes() > GIB // 4
+    assert free is None or free > 0
+
+
+@pytest.mark.parametrize(
+    ("count", "words"), [(12, "12 bytes"), (14_700_000, "14.0 MiB"), (8 << 30, "8.0 GiB"), (300 << 20, "300 MiB")]
+)
+def test_bytes_in_words(count, words) -> None:
+    assert in_words(count) == words
