@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from drafters.growth import with_noise
 from spec.constrain import Ahead
 from spec.protocols import FeatureRequest, Rows
 from spec.sequence import Sequence
@@ -98,8 +99,12 @@ class _Growing:
 
 
 class DraftModelDrafter:
-    """Implements :class:`spec.protocols.Drafter` with a :class:`~verifier.paged_model.PagedModel`."""
+    """Implements :class:`spec.protocols.Drafter` with a :class:`~verifier.paged_model.PagedModel`.
 
+    shared_noise: whether drafts are sampled with the target's own noise; False is for comparison.
+    """
+
+    shared_noise: bool = True
     needs: FeatureRequest | None = None
 
     def __init__(self, model: PagedModel, vocab_size: int, name: str = "draft_model") -> None:
@@ -136,11 +141,8 @@ class DraftModelDrafter:
 
     def _children(self, g: _Growing, level: int, logits: Tensor) -> list[tuple[int, int, float]]:
         """The level's nodes: (parent, token, score), the best ``widths[level]`` over the whole frontier."""
-        width, sampling = g.shape.widths[level], g.sequence.sampling
-        noisy = logits = g.adjusted(logits)
-        if not sampling.greedy:
-            noise = g.sequence.noise.row(len(g.sequence.tokens) + level)
-            noisy = logits / sampling.temperature + noise[: self._vocab]
+        width = g.shape.widths[level]
+        noisy = with_noise(g.adjusted(logits), g.sequence, level, shared=self.shared_noise)
         if width == 1 and len(g.frontier) == 1:
             return [(g.frontier[0], int(noisy.argmax()), 0.0)]
         best = noisy.topk(min(width, self._vocab), dim=-1)

@@ -33,7 +33,12 @@ _CATCH_UP_ROWS = 256
 
 
 class EagleDrafter:
-    """Implements :class:`spec.protocols.Drafter`. Owns the two stores. dynamic: see :mod:`drafters.growth`."""
+    """Implements :class:`spec.protocols.Drafter`. Owns the two stores. dynamic: see :mod:`drafters.growth`.
+
+    shared_noise: whether drafts are sampled with the target's own noise; False is for comparison.
+    """
+
+    shared_noise: bool = True
 
     def __init__(self, head: EagleHead, pool: PagePool, dynamic: bool = True, name: str = "") -> None:
         layer = head.layer
@@ -136,7 +141,7 @@ class EagleDrafter:
     def _grow(self, g: Growing, logits: Tensor) -> list[int]:
         """Hang the children below the frontier; returns which of its rows they go on from."""
         ids = self.head.token_ids
-        noisy = with_noise(logits, g.sequence, g.depth, ids)
+        noisy = with_noise(logits, g.sequence, g.depth, ids, self.shared_noise)
         return g.add_level(*best_children(noisy, g.width, ids))
 
 

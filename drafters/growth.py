@@ -27,17 +27,23 @@ from spec.tree import DraftTree, TreeShape
 Level = tuple[list[int], list[float]]
 
 
-def with_noise(logits: Tensor, sequence: Sequence, depth: int, token_ids: Tensor | None = None) -> Tensor:
+def with_noise(
+    logits: Tensor, sequence: Sequence, depth: int, token_ids: Tensor | None = None, shared: bool = True
+) -> Tensor:
     """fp32[R, V']: logits at the request's temperature, plus the noise of the token drawn below depth ``depth``.
 
     token_ids: int64[V'], the target's id of each column; None where they are the same (columns past the target's
-    vocabulary are cut off).
+    vocabulary are cut off). shared: False leaves the noise out, for comparison.
     """
+    if token_ids is None:
+        logits = logits[:, : sequence.noise.vocab_size]
     if sequence.sampling.greedy:
-        return logits if token_ids is not None else logits[:, : sequence.noise.vocab_size]
-    noise = sequence.noise.row(len(sequence.tokens) + depth)
+        return logits
     scaled = logits / sequence.sampling.temperature
-    return scaled + noise[token_ids] if token_ids is not None else scaled[:, : len(noise)] + noise[: scaled.shape[1]]
+    if not shared:
+        return scaled
+    noise = sequence.noise.row(len(sequence.tokens) + depth)
+    return scaled + (noise[: scaled.shape[1]] if token_ids is None else noise[token_ids])
 
 
 def best_children(noisy: Tensor, count: int, token_ids: Tensor | None = None) -> tuple[Tensor, Tensor]:

@@ -30,8 +30,12 @@ class _Last:
 
 
 class MedusaDrafter:
-    """Implements :class:`spec.protocols.Drafter`. dynamic: see :mod:`drafters.growth`."""
+    """Implements :class:`spec.protocols.Drafter`. dynamic: see :mod:`drafters.growth`.
 
+    shared_noise: whether drafts are sampled with the target's own noise; False is for comparison.
+    """
+
+    shared_noise: bool = True
     needs: FeatureRequest | None = FeatureRequest(final=True)
 
     def __init__(self, heads: MedusaHeads, dynamic: bool = True, name: str = "medusa") -> None:
@@ -72,7 +76,7 @@ class MedusaDrafter:
 
     def _level(self, sequence: Sequence, shape: TreeShape, depth: int, logits: Tensor) -> Level:
         """The candidates of one depth; a chain needs only the first."""
-        noisy = with_noise(logits, sequence, depth, self.heads.token_map)
+        noisy = with_noise(logits, sequence, depth, self.heads.token_map, self.shared_noise)
         count = shape.nodes - 1 if self.dynamic else shape.widths[depth]
         tokens, chances = best_children(noisy, count, self.heads.token_map)
         return tokens[0].tolist(), chances[0].tolist()

@@ -134,3 +134,4 @@ def test_noise_is_that_of_the_position_and_of_the_targets_ids() -> None:
     assert torch.equal(with_noise(logits[:, :3], s, 1, ids), logits[:, :3] / 0.5 + noise[ids])
     assert torch.equal(with_noise(torch.cat((logits, logits), 1), s, 1), logits / 0.5 + noise)
     assert torch.equal(with_noise(logits, sequence([1], temperature=0.0), 1), logits)
+    assert torch.equal(with_noise(logits, s, 1, shared=False), logits / 0.5)
