@@ -19,7 +19,7 @@ from collections.abc import Sequence as Many
 import torch
 from torch import Tensor
 
-from drafters.growth import Growing, best_children, with_noise
+from drafters.growth import Growing
 from kvpaging import KVStore, PagePool
 from spec.features import Features
 from spec.protocols import FeatureRequest, Rows, Wanted
@@ -83,22 +83,18 @@ class EagleDrafter:
         growing = [Growing.below(s, shape, self.dynamic) for s, shape in zip(sequences, shapes, strict=True)]
         able = [g for g in growing if self._knows(g.sequence) and g.sequence.table.length]
         states: dict[str, Tensor] = {}
-        for depth in range(max((g.shape.levels for g in able), default=0)):
-            active = [g for g in able if g.shape.levels > depth]
-            rows = [self._with_root(g.sequence) if depth == 0 else _frontier(g) for g in active]
+        while active := [g for g in able if not g.done]:
+            rows = [g.frontier_rows() if g.depth else self._with_root(g.sequence) for g in active]
             hidden = [
-                self._true_features(g.sequence, part.base, g.sequence.table.length + 1)
-                if depth == 0
-                else states[g.sequence.id]
+                states[g.sequence.id]
+                if g.depth
+                else self._true_features(g.sequence, part.base, g.sequence.table.length + 1)
                 for g, part in zip(active, rows, strict=True)
             ]
             found = self._run(rows, hidden)
             for g, (logits, state) in zip(active, found, strict=True):
-                states[g.sequence.id] = state[self._grow(g, logits)]
-        return [
-            g.tree(self.name) if g in able and g.shape.levels else DraftTree.chain(g.tokens[:1], self.name)
-            for g in growing
-        ]
+                states[g.sequence.id] = state[g.grow(logits, self.shared_noise, self.head.token_ids)]
+        return [g.tree(self.name) for g in growing]
 
     def _knows(self, sequence: Sequence) -> bool:
         """Whether the features of all committed positions are there."""
@@ -137,18 +133,3 @@ class EagleDrafter:
                 self.store.mark(part.table, min(part.table.length, part.base + len(part.tokens)))
         spans = [slice(*batch.starts[index : index + 2]) for index in range(len(rows))]
         return [(logits[span], states[span]) for span in spans]
-
-    def _grow(self, g: Growing, logits: Tensor) -> list[int]:
-        """Hang the children below the frontier; returns which of its rows they go on from."""
-        ids = self.head.token_ids
-        noisy = with_noise(logits, g.sequence, g.depth, ids, self.shared_noise)
-        return g.add_level(*best_children(noisy, g.width, ids))
-
-
-def _frontier(g: Growing) -> Rows:
-    """The nodes that are expanded next, each in a row of its own."""
-    table = g.sequence.table
-    tokens = torch.tensor([g.tokens[node] for node in g.frontier])
-    if g.is_chain:
-        return Rows(table, tokens, table.length + g.depth)
-    return Rows(table, tokens, table.length, [g.rows[node] for node in g.frontier], [g.words[n] for n in g.frontier])

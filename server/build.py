@@ -115,9 +115,7 @@ def build_engine(
     drafter: Drafter | None = NgramDrafter() if draft.value == "ngram" else None
     if draft_directory is not None:
         say("loading the draft model")
-        drafter = DraftModelDrafter(
-            _paged_model(draft_directory, models[1], dtype.value, pool, length), model.vocab_size
-        )
+        drafter = DraftModelDrafter(_paged_model(draft_directory, models[1], dtype.value, pool, length))
     say("probing exactness")
     exactness = probe(verifier, pool)
     if head is not None:

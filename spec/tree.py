@@ -45,6 +45,11 @@ class TreeShape:
         """All nodes, the root among them."""
         return 1 + sum(self.widths)
 
+    @property
+    def is_chain(self) -> bool:
+        """Whether each level has one node."""
+        return self.nodes == self.levels + 1
+
     @classmethod
     def chain(cls, length: int) -> TreeShape:
         """A chain of ``length`` drafted tokens; 0 is plain decoding."""

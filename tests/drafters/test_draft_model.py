@@ -27,7 +27,7 @@ from tests.verifier.families import make
 from tests.verifier.reading import Reader, load_decoder, random_tokens
 from verifier.paged_model import PagedModel
 
-SHAPES = ["1,1,1", "3,2,1", "4,4,2,2,1", LARGEST]
+SHAPES = ["1,1,1", "3,2,1", "dynamic 4,4,2,2,1", "4,4,2,2,1", LARGEST, f"dynamic {LARGEST}"]
 
 
 @dataclass
@@ -40,12 +40,13 @@ class Watched:
     @classmethod
     def of(cls, pair: Pair, shape: str, **options: int | bool) -> Watched:
         made: list[PagedModel] = []
+        dynamic = shape.startswith("dynamic ")
 
         def drafter(pool: PagePool) -> DraftModelDrafter:
             made.append(paged(pair.draft, pool))
-            return DraftModelDrafter(made[0], pair.vocab_size)
+            return DraftModelDrafter(made[0], dynamic)
 
-        engine = engine_of(pair.target, drafter, TreeShape.parse(shape), **options)  # type: ignore[arg-type]
+        engine = engine_of(pair.target, drafter, TreeShape.parse(shape.removeprefix("dynamic ")), **options)  # type: ignore[arg-type]
         return cls(engine, made[0])
 
     @property
@@ -103,11 +104,11 @@ def test_its_rows_are_those_of_the_committed_text(pair, family, shape) -> None:
 
 
 @pytest.mark.parametrize("follows", [True, False])
-@pytest.mark.parametrize("shape", ["1,1,1", "4,4,2,2,1"])
+@pytest.mark.parametrize("shape", ["1,1,1", "4,4,2,2,1", "dynamic 4,4,2,2,1"])
 def test_its_rows_are_those_of_the_text_beside_grammars_and_forks(pair, monkeypatch, shape, follows) -> None:
     """Drafts are pruned, forced tokens added to them, and other nodes committed than were drafted."""
     if not follows:
-        monkeypatch.setattr(Ahead, "banned", lambda self, node, token: None)
+        monkeypatch.setattr(Ahead, "banned", lambda self, node, parent, token: None)
     models = pair("llama2")
     watched = Watched.of(models, shape, chunk=24)
     leaders = [
@@ -163,7 +164,7 @@ def test_long_text_is_caught_up_in_pieces(pair, monkeypatch, prompt) -> None:
     models = pair("llama2")
     pool = PagePool(64, 16)
     draft = paged(models.draft, pool)
-    drafter = DraftModelDrafter(draft, models.vocab_size)
+    drafter = DraftModelDrafter(draft)
     passes = watch_passes(monkeypatch, draft)
     table = PageTable(pool)
     table.reserve(prompt + 8)

@@ -22,8 +22,9 @@ from verifier.model.decoder import Decoder
 LARGEST = "6,14,18,14,8,3"
 CHAINS = [f"chain{k}" for k in range(1, 9)]
 TREES = ["3,2,1", "4,4,2,2,1", "1,3,3", LARGEST]
+DYNAMIC = ["dynamic 4,4,2,2,1", "dynamic 8,8", f"dynamic {LARGEST}"]
 #: ``garbage`` proposes random trees; ``truth`` too, with the right tokens hidden on a path of each.
-DRAFTERS = ["ngram", *CHAINS, *TREES, "garbage", "truth"]
+DRAFTERS = ["ngram", *CHAINS, *TREES, *DYNAMIC, "garbage", "truth"]
 
 SAMPLINGS = {
     "greedy": SamplingParams(temperature=0.0, top_k=3, min_p=0.2),
@@ -74,8 +75,8 @@ def _alone(job: Job) -> Job:
 def shape_of(drafter: str) -> TreeShape:
     if drafter.startswith("chain"):
         return TreeShape.chain(int(drafter.removeprefix("chain")))
-    if drafter in TREES:
-        return TreeShape.parse(drafter)
+    if drafter in TREES or drafter in DYNAMIC:
+        return TreeShape.parse(drafter.removeprefix("dynamic "))
     return {"none": ROOT_ONLY, "ngram": TreeShape.chain(5)}.get(drafter, TreeShape.parse("2,4,4,3,3,2,1"))
 
 
@@ -89,7 +90,7 @@ def drafting(pair: Pair, drafter: str, texts: Mapping[str, list[int]], **options
             return NgramDrafter(shortest=1)
         if drafter in ("garbage", "truth"):
             return RandomTrees(pair.vocab_size, known=texts if drafter == "truth" else None)
-        return pair.draft_model(pool)
+        return pair.draft_model(pool, dynamic=drafter in DYNAMIC)
 
     return engine_of(pair.target, made, shape_of(drafter), **options)  # type: ignore[arg-type]
 

@@ -131,20 +131,19 @@ def test_noise_is_shared_with_the_draw(pair, monkeypatch, kind) -> None:
     engine = engine_of(models.target, head_of(models, kind, "dynamic"), TreeShape.parse("8,8"))
     texts = run(engine, jobs)
     assert_same(expected_warm(models), texts)
-    add_noise_of_its_own(monkeypatch, kind)
+    add_noise_of_its_own(monkeypatch)
     alone = run(engine_of(models.target, head_of(models, kind, "dynamic"), TreeShape.parse("8,8")), jobs)
     assert accepted_per_step(texts) > 2 * accepted_per_step(alone)
 
 
-def add_noise_of_its_own(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
-    """Let the drafter add the noise of a seed of its own."""
-    module = {"medusa": "drafters.medusa", "eagle3": "drafters.eagle"}[kind]
+def add_noise_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let drafters add the noise of a seed of their own."""
 
     def other(logits, sequence, depth, token_ids=None, shared=True):
         noise = gumbel_row(12345, len(sequence.tokens) + depth, sequence.noise.vocab_size)
         return logits / sequence.sampling.temperature + (noise if token_ids is None else noise[token_ids])
 
-    monkeypatch.setattr(f"{module}.with_noise", other)
+    monkeypatch.setattr("drafters.growth.with_noise", other)
 
 
 @cache
