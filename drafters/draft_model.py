@@ -15,6 +15,7 @@ from collections.abc import Sequence as Many
 import torch
 from torch import Tensor
 
+from drafters.calibration import Calibration
 from drafters.growth import Growing
 from spec.protocols import FeatureRequest, Rows
 from spec.sequence import Sequence
@@ -35,14 +36,16 @@ class DraftModelDrafter:
     shared_noise: bool = True
     needs: FeatureRequest | None = None
 
-    def __init__(self, model: PagedModel, dynamic: bool = False, name: str = "draft_model") -> None:
+    def __init__(self, model: PagedModel, dynamic: bool = True, name: str = "draft_model") -> None:
         self.name, self.dynamic = name, dynamic
-        self._model = model
+        self._model, self.calibration = model, Calibration()
         self._grown: dict[str, Growing] = {}
 
     def propose(self, sequences: Many[Sequence], shapes: Many[TreeShape]) -> list[DraftTree]:
         """One tree per sequence, all sequences' frontiers in one pass per level."""
-        growing = [Growing.below(s, shape, self.dynamic) for s, shape in zip(sequences, shapes, strict=True)]
+        growing = [
+            Growing.below(s, shape, self.dynamic, self.calibration) for s, shape in zip(sequences, shapes, strict=True)
+        ]
         while active := [g for g in growing if not g.done]:
             rows = [g.frontier_rows() if g.depth else self._catch_up(g.sequence) for g in active]
             forward = self._model.run(rows)
@@ -74,10 +77,11 @@ class DraftModelDrafter:
             self._model.store.mark(table, stop)
 
     def committed(self, sequence: Sequence, path: list[int], moves: tuple[Tensor, Tensor] | None) -> None:
-        """Keep the rows of the accepted nodes that were expanded."""
+        """Keep the rows of the accepted nodes that were expanded; the calibration learns."""
         g = self._grown.pop(sequence.id, None)
         if g is None:
             return
+        g.learn(path)
         table, rows = sequence.table, g.rows_of(path)
         base = table.length - len(path)
         jumped = [(row, depth) for depth, row in enumerate(rows) if row != depth]

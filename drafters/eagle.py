@@ -7,7 +7,7 @@
     head's KV     nothing   r1    r2    r3 | r4  drafted         r4 is the root's; drafted rows are scratch
 
 All that is known of a text lies in its pages: the fused features in one store, the head's keys and values in another.
-So nothing is kept per sequence. Before it drafts, the head runs the committed rows it has not run yet with their true
+So nothing is kept of a sequence. Before it drafts, the head runs the committed rows it has not run yet with their true
 features, in one pass with the root; what it drafted is never kept. A text whose features nobody stored (pages from a
 time when another drafter was asked) gets no drafts until it is computed again.
 """
@@ -19,6 +19,7 @@ from collections.abc import Sequence as Many
 import torch
 from torch import Tensor
 
+from drafters.calibration import Calibration
 from drafters.growth import Growing
 from kvpaging import KVStore, PagePool
 from spec.features import Features
@@ -47,7 +48,8 @@ class EagleDrafter:
         self.dynamic = dynamic
         self.store = KVStore(pool, 1, layer.num_kv_heads, layer.head_dim, head.dtype)
         self.features = KVStore(pool, 1, 1, layer.hidden_size, head.dtype, value_dim=0)
-        self.head = head
+        self.head, self.calibration = head, Calibration()
+        self._grown: dict[str, Growing] = {}
 
     @property
     def trained_positions(self) -> int:
@@ -73,14 +75,19 @@ class EagleDrafter:
             self.store.mark(table, stop)
 
     def committed(self, sequence: Sequence, path: list[int], moves: tuple[Tensor, Tensor] | None) -> None:
-        """Drafted rows are not kept; the true ones are run before the next draft."""
+        """Drafted rows are not kept; the true ones are run before the next draft. The calibration learns."""
+        if grown := self._grown.pop(sequence.id, None):
+            grown.learn(path)
 
     def finished(self, sequence: Sequence) -> None:
         """Nothing outlives the sequence: its rows are in its pages."""
+        self._grown.pop(sequence.id, None)
 
     def propose(self, sequences: Many[Sequence], shapes: Many[TreeShape]) -> list[DraftTree]:
         """One tree per sequence, all sequences' frontiers in one pass per level."""
-        growing = [Growing.below(s, shape, self.dynamic) for s, shape in zip(sequences, shapes, strict=True)]
+        growing = [
+            Growing.below(s, shape, self.dynamic, self.calibration) for s, shape in zip(sequences, shapes, strict=True)
+        ]
         able = [g for g in growing if self._knows(g.sequence) and g.sequence.table.length]
         states: dict[str, Tensor] = {}
         while active := [g for g in able if not g.done]:
@@ -94,6 +101,7 @@ class EagleDrafter:
             found = self._run(rows, hidden)
             for g, (logits, state) in zip(active, found, strict=True):
                 states[g.sequence.id] = state[g.grow(logits, self.shared_noise, self.head.token_ids)]
+        self._grown.update((g.sequence.id, g) for g in growing if g.depth)
         return [g.tree(self.name) for g in growing]
 
     def _knows(self, sequence: Sequence) -> bool:

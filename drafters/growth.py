@@ -2,12 +2,12 @@
 
 ::
 
-    chance of a candidate   softmax of the draft's logits with the position's noise, calibrated
+    chance of a candidate   softmax of the draft's logits with the position's noise, calibrated (drafters.calibration)
     chance of a node        the product along its path
 
 A *static* tree keeps the best ``widths[d]`` candidates of each level. A *dynamic* one takes the shape's depth and size
 alone: every level goes on from its best few candidates, and of all candidates the best are kept in the end. A child is
-never likelier than its parent, so the best ones form a tree.
+never likelier than its parent, so the best ones form a tree. A *template* says which ranks are kept below which node.
 
 Candidates are numbered as they are found; the root is number 0. Those that are expanded get a row each, in order::
 
@@ -18,6 +18,8 @@ Candidates are numbered as they are found; the root is number 0. Those that are 
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence as Many
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -25,11 +27,17 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from drafters.calibration import Calibration, Floats, kind_of
 from drafters.candidates import adjusted, adjusts, best_children, by_path, with_noise
 from spec.constrain import Ahead
 from spec.protocols import Rows
 from spec.sequence import Sequence
+from spec.template import Template
 from spec.tree import DraftTree, TreeShape
+
+Tokens = NDArray[np.int64]
+#: The log chance of a chain's only candidate.
+_UNKNOWN = np.array([[np.nan]])
 
 
 @dataclass(slots=True, eq=False)
@@ -37,12 +45,15 @@ class Growing:
     """One sequence's tree while it grows, and until it is known what of it was accepted.
 
     breadth: how many nodes a dynamic level goes on from. scores: log chance of each candidate, along its path. rows,
-    words: the row of each expanded candidate, and its ancestors' rows as bits. frontier: what is expanded next.
+    words: the row of each expanded candidate, and its ancestors' rows as bits. frontier: what is expanded next. looked:
+    for each level what was expanded, and the tokens and uncalibrated log chances found below, [F, k] or [1, k] each.
+    kept: the candidates that are nodes of the tree. places: the candidates that stand for a template's nodes.
     """
 
     sequence: Sequence
     shape: TreeShape
     dynamic: bool
+    calibration: Calibration
     breadth: int
     tokens: list[int]
     parents: list[int] = field(default_factory=lambda: [-1])
@@ -50,20 +61,31 @@ class Growing:
     rows: dict[int, int] = field(default_factory=lambda: {0: 0})
     words: dict[int, int] = field(default_factory=lambda: {0: 1})
     frontier: list[int] = field(default_factory=lambda: [0])
+    looked: list[tuple[list[int], Tokens, Floats]] = field(default_factory=list)
     kept: list[int] = field(default_factory=lambda: [0])
+    places: dict[int, int] = field(default_factory=lambda: {0: 0})
     depth: int = 0
     grammar: Ahead | None = None
 
     @classmethod
-    def below(cls, sequence: Sequence, shape: TreeShape, dynamic: bool, free: bool = False) -> Growing:
+    def below(
+        cls, sequence: Sequence, shape: TreeShape, dynamic: bool, calibration: Calibration, free: bool = False
+    ) -> Growing:
         """A tree that is only a root. A chain has nothing to choose.
 
         free: expanding a node costs nothing, so all are. Otherwise the expanded ones fit into the rows of the shape.
         """
         most = shape.nodes - 1
         breadth = most if free else max(1, most // max(1, shape.levels - 1))
-        grammar = None if sequence.constraint is None else Ahead(sequence.constraint)
-        return cls(sequence, shape, dynamic and not shape.is_chain, breadth, [sequence.tokens[-1]], grammar=grammar)
+        dynamic = dynamic and shape.template is None and not shape.is_chain
+        grown = cls(sequence, shape, dynamic, calibration, breadth, [sequence.tokens[-1]])
+        grown.grammar = None if sequence.constraint is None else Ahead(sequence.constraint)
+        return grown
+
+    @property
+    def kind(self) -> int:
+        """The way of drawing, as the calibration tells them apart."""
+        return kind_of(self.sequence.sampling)
 
     @property
     def done(self) -> bool:
@@ -73,6 +95,8 @@ class Growing:
     @property
     def width(self) -> int:
         """How many children are looked at below each node of the frontier."""
+        if self.shape.template is not None:
+            return self.shape.template.reach(self.depth)
         return self.breadth if self.dynamic else self.shape.widths[self.depth]
 
     def frontier_rows(self) -> Rows:
@@ -120,33 +144,58 @@ class Growing:
 
     def _lengthen(self, noisy: Tensor, token_ids: Tensor | None) -> list[int]:
         """One more token of a chain. Nothing is chosen by its chance, so it is not computed."""
-        token = noisy[0].argmax()
-        if noisy[0, token] == -torch.inf:
+        column = noisy[0].argmax()
+        if noisy[0, column] == -torch.inf:
             self.frontier = []
-        else:
-            self._add([int(token if token_ids is None else token_ids[token])], [0.0], self.frontier, 1)
-        return [0] * len(self.frontier)
+            return []
+        token = int(column if token_ids is None else token_ids[column])
+        self.looked.append((self.frontier, np.array([[token]]), _UNKNOWN))
+        self._add([token], [0.0], self.frontier, [0])
+        return [0]
 
-    def _add_level(self, tokens: NDArray[np.int64], chances: NDArray[np.float64]) -> list[int]:
+    def _add_level(self, tokens: Tokens, chances: Floats) -> list[int]:
         """Add the best of the children found, [F, k] or [1, k] each."""
+        self.looked.append((self.frontier, tokens, chances))
+        chances = self.calibration.calibrated(self.kind, self.depth, chances)
         scores = chances + np.array([[self.scores[node]] for node in self.frontier])
         tokens = np.broadcast_to(tokens, scores.shape)
-        best = np.argsort(-scores, axis=None, kind="stable")[: self.shape.nodes - 1 if self.dynamic else self.width]
-        best = best[scores.flat[best] > -np.inf]
+        best, going = (
+            self._best(scores) if self.shape.template is None else self._by_template(self.shape.template, scores)
+        )
         froms: list[int] = (best // scores.shape[1]).tolist()
-        going = min(len(froms), self.breadth if self.dynamic else len(froms))
         parents = [self.frontier[index] for index in froms]
         self._add(tokens.flat[best].tolist(), scores.flat[best].tolist(), parents, going)
-        return froms[:going]
+        return [froms[index] for index in going]
 
-    def _add(self, tokens: list[int], scores: list[float], parents: list[int], going: int) -> None:
-        """Number new candidates; the first ``going`` of them are the next frontier."""
+    def _best(self, scores: Floats) -> tuple[Tokens, Many[int]]:
+        """The likeliest of the candidates, [F, k], as flat indices; and which of them are gone on from."""
+        count = self.shape.nodes - 1 if self.dynamic else self.width
+        best = np.argsort(-scores, axis=None, kind="stable")[:count]
+        best = best[scores.flat[best] > -np.inf]
+        return best, range(min(len(best), self.breadth) if self.dynamic else len(best))
+
+    def _by_template(self, template: Template, scores: Floats) -> tuple[Tokens, Many[int]]:
+        """The candidates that stand for the template's next level, as far as there are such."""
+        width, first = scores.shape[1], len(self.tokens)
+        best: list[int] = []
+        going: list[int] = []
+        for node in template.level(self.depth + 1):
+            parent, rank = self.places.get(template.parents[node]), template.ranks[node]
+            flat = -1 if parent is None or rank >= width else self.frontier.index(parent) * width + rank
+            if flat >= 0 and scores.flat[flat] > -np.inf:
+                self.places[node] = first + len(best)
+                going += [len(best)] if node in template.inner else []
+                best.append(flat)
+        return np.array(best, dtype=np.int64), going
+
+    def _add(self, tokens: list[int], scores: list[float], parents: list[int], going: Many[int]) -> None:
+        """Number new candidates; of them ``going`` are the next frontier."""
         first = len(self.tokens)
         self.tokens += tokens
         self.scores += scores
         self.parents += parents
         self.depth += 1
-        self.frontier = list(range(first, first + going))
+        self.frontier = [first + index for index in going]
         if self.depth < self.shape.levels:
             for node in self.frontier:
                 row = self.rows[node] = len(self.rows)
@@ -156,13 +205,30 @@ class Growing:
         """The finished tree."""
         if self.shape.is_chain:
             self.kept = list(range(len(self.tokens)))
-            return DraftTree.chain(self.tokens, drafter)
+            chances = self.calibration.chain(self.kind, len(self.tokens) - 1)
+            return DraftTree.chain(self.tokens, drafter, (1.0, *chances))
         # The likeliest, in the order found; of equal ones the earlier, so that a parent stays in.
         ranked = sorted(range(1, len(self.tokens)), key=lambda node: (-self.scores[node], node))
         self.kept = [0, *sorted(ranked[: self.shape.nodes - 1])]
         number = {node: index for index, node in enumerate(self.kept)} | {-1: -1}
         parents = [number[self.parents[node]] for node in self.kept]
-        return DraftTree.build([self.tokens[node] for node in self.kept], parents, drafter)
+        chances = tuple(math.exp(self.scores[node]) for node in self.kept)
+        return DraftTree.build([self.tokens[node] for node in self.kept], parents, drafter, chances)
+
+    def learn(self, path: list[int]) -> None:
+        """What came below each accepted node, of what was looked at there, is shown to the calibration.
+
+        path: nodes of the tree that were committed, their draws already in the sequence's tokens; -1 for tokens that
+        were no node, at the end.
+        """
+        first = len(self.sequence.tokens) - len(path)
+        for depth, (node, (expanded, tokens, chances)) in enumerate(zip(path, self.looked, strict=False)):
+            if node < 0 or self.kept[node] not in expanded:
+                break
+            row = expanded.index(self.kept[node]) % len(tokens)
+            (hits,) = np.nonzero(tokens[row] == self.sequence.tokens[first + depth])
+            self.calibration.saw(self.kind, depth, chances[row], int(hits[0]) if len(hits) else -1)
+        self.calibration.step()
 
     def rows_of(self, path: list[int]) -> list[int]:
         """The rows of a path's nodes, as far as they were expanded; -1 (no node of this tree) ends it."""

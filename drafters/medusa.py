@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from drafters.calibration import Calibration
 from drafters.growth import Growing
 from spec.features import Features
 from spec.protocols import FeatureRequest
@@ -40,7 +41,8 @@ class MedusaDrafter:
 
     def __init__(self, heads: MedusaHeads, dynamic: bool = True, name: str = "medusa") -> None:
         self.name, self.dynamic = name, dynamic
-        self.heads = heads
+        self.heads, self.calibration = heads, Calibration()
+        self._grown: dict[str, Growing] = {}
         self._last: dict[str, _Last] = {}
 
     def observe(self, sequence: Sequence, features: Features) -> None:
@@ -50,8 +52,12 @@ class MedusaDrafter:
     def propose(self, sequences: Many[Sequence], shapes: Many[TreeShape]) -> list[DraftTree]:
         """One tree per sequence, as deep as there are heads."""
         shapes = [shape.limited(len(self.heads)) for shape in shapes]
-        growing = [Growing.below(s, shape, self.dynamic, free=True) for s, shape in zip(sequences, shapes, strict=True)]
+        growing = [
+            Growing.below(s, shape, self.dynamic, self.calibration, free=True)
+            for s, shape in zip(sequences, shapes, strict=True)
+        ]
         self._grow([g for g in growing if self._knows(g.sequence)])
+        self._grown.update((g.sequence.id, g) for g in growing if g.depth)
         return [g.tree(self.name) for g in growing]
 
     def _grow(self, growing: list[Growing]) -> None:
@@ -70,8 +76,11 @@ class MedusaDrafter:
         """Nothing is cached."""
 
     def committed(self, sequence: Sequence, path: list[int], moves: tuple[Tensor, Tensor] | None) -> None:
-        """Nothing is cached."""
+        """Nothing is cached; the calibration learns."""
+        if grown := self._grown.pop(sequence.id, None):
+            grown.learn(path)
 
     def finished(self, sequence: Sequence) -> None:
         """Forget the hidden row."""
+        self._grown.pop(sequence.id, None)
         self._last.pop(sequence.id, None)

@@ -20,14 +20,14 @@ from spec.sampling import SamplingParams
 from spec.sequence import Sequence
 from spec.tree import TreeShape
 from tests.same_tokens.models import Pair, engine_of, paged
-from tests.same_tokens.runs import LARGEST, assert_same, jobs_of, plain
+from tests.same_tokens.runs import LARGEST, TEMPLATE, assert_same, jobs_of, plain
 from tests.same_tokens.witness import Job, poison, run
 from tests.spec.grammars import Automaton
 from tests.verifier.families import make
 from tests.verifier.reading import Reader, load_decoder, random_tokens
 from verifier.paged_model import PagedModel
 
-SHAPES = ["1,1,1", "3,2,1", "dynamic 4,4,2,2,1", "4,4,2,2,1", LARGEST, f"dynamic {LARGEST}"]
+SHAPES = ["1,1,1", "3,2,1", "dynamic 4,4,2,2,1", "4,4,2,2,1", LARGEST, f"dynamic {LARGEST}", "template"]
 
 
 @dataclass
@@ -46,7 +46,8 @@ class Watched:
             made.append(paged(pair.draft, pool))
             return DraftModelDrafter(made[0], dynamic)
 
-        engine = engine_of(pair.target, drafter, TreeShape.parse(shape.removeprefix("dynamic ")), **options)  # type: ignore[arg-type]
+        form = TEMPLATE if shape == "template" else TreeShape.parse(shape.removeprefix("dynamic "))
+        engine = engine_of(pair.target, drafter, form, **options)  # type: ignore[arg-type]
         return cls(engine, made[0])
 
     @property

@@ -33,7 +33,7 @@ def _cases() -> list:
     """Each family with six drafters, another chain and other trees from family to family; all others are slow."""
     cases = []
     for number, family in enumerate(FAMILIES):
-        turns = (kind[number % len(kind)] for kind in (CHAINS, TREES, DYNAMIC))
+        turns = (kind[number % len(kind)] for kind in (CHAINS, TREES, [*DYNAMIC, "template"]))
         quick = {"ngram", "garbage", "truth", *turns}
         cases += [pytest.param(family, d, marks=() if d in quick else pytest.mark.slow) for d in DRAFTERS]
     return cases

@@ -19,7 +19,7 @@ from tests.same_tokens.witness import Job, Text, run
 LENGTHS = (9, 1, 17, 33, 5, 40)
 everywhere = pytest.mark.parametrize("kind", KINDS)
 #: Every kind in every shape; in most tests all but these are slow.
-QUICK = {("medusa", "dynamic"), ("eagle3", "chain"), ("eagle3", "dynamic")}
+QUICK = {("medusa", "dynamic"), ("medusa", "template"), ("eagle3", "chain"), ("eagle3", "dynamic")}
 growing = pytest.mark.parametrize(
     ("kind", "shape"),
     [
@@ -32,7 +32,7 @@ growing = pytest.mark.parametrize(
 
 def engine_with(pair: Pair, kind: str, shape: str, texts: dict[str, list[int]], **options: int | bool) -> Engine:
     drafter = whispered(head_of(pair, kind, shape), texts)
-    return engine_of(pair.target, drafter, TreeShape.parse(SHAPES[shape]), **options)  # type: ignore[arg-type]
+    return engine_of(pair.target, drafter, SHAPES[shape], **options)  # type: ignore[arg-type]
 
 
 @cache
