@@ -7,7 +7,7 @@
     head's KV     nothing   r1    r2    r3 | r4  drafted         r4 is the root's; drafted rows are scratch
 
 All that is known of a text lies in its pages: the fused features in one store, the head's keys and values in another.
-So nothing is kept per sequence. Before it drafts, the head runs the committed rows it has not run yet with their true
+So nothing is kept of a sequence. Before it drafts, the head runs the committed rows it has not run yet with their true
 features, in one pass with the root; what it drafted is never kept. A text whose features nobody stored (pages from a
 time when another drafter was asked) gets no drafts until it is computed again.
 """
@@ -20,7 +20,8 @@ from collections.abc import Sequence as Many
 import torch
 from torch import Tensor
 
-from drafters.growth import Growing, best_children, with_noise
+from drafters.calibration import Calibration
+from drafters.growth import Growing
 from kvpaging import KVStore, PagePool
 from spec.features import Features
 from spec.protocols import FeatureRequest, Rows, Wanted
@@ -36,7 +37,12 @@ _CATCH_UP_ROWS = 256
 
 
 class EagleDrafter:
-    """Implements :class:`spec.protocols.Drafter`. Owns the two stores. dynamic: see :mod:`drafters.growth`."""
+    """Implements :class:`spec.protocols.Drafter`. Owns the two stores. dynamic: see :mod:`drafters.growth`.
+
+    shared_noise: whether drafts are sampled with the target's own noise; False is for comparison.
+    """
+
+    shared_noise: bool = True
 
     def __init__(self, head: EagleHead, pool: PagePool, dynamic: bool = True, name: str = "") -> None:
         layer = head.layer
@@ -45,7 +51,8 @@ class EagleDrafter:
         self.dynamic = dynamic
         self.store = KVStore(pool, layer.num_layers, layer.num_kv_heads, layer.head_dim, head.dtype)
         self.features = KVStore(pool, 1, 1, layer.hidden_size, head.dtype, value_dim=0)
-        self.head = head
+        self.head, self.calibration = head, Calibration()
+        self._grown: dict[str, Growing] = {}
         self._warned = False
 
     @property
@@ -83,32 +90,34 @@ class EagleDrafter:
             self.store.mark(table, stop)
 
     def committed(self, sequence: Sequence, path: list[int], moves: tuple[Tensor, Tensor] | None) -> None:
-        """Drafted rows are not kept; the true ones are run before the next draft."""
+        """Drafted rows are not kept; the true ones are run before the next draft. The calibration learns."""
+        if grown := self._grown.pop(sequence.id, None):
+            grown.learn(path)
 
     def finished(self, sequence: Sequence) -> None:
         """Nothing outlives the sequence: its rows are in its pages."""
+        self._grown.pop(sequence.id, None)
 
     def propose(self, sequences: Many[Sequence], shapes: Many[TreeShape]) -> list[DraftTree]:
         """One tree per sequence, all sequences' frontiers in one pass per level."""
-        growing = [Growing.below(s, shape, self.dynamic) for s, shape in zip(sequences, shapes, strict=True)]
+        growing = [
+            Growing.below(s, shape, self.dynamic, self.calibration) for s, shape in zip(sequences, shapes, strict=True)
+        ]
         able = [g for g in growing if self._knows(g.sequence) and g.sequence.table.length]
         states: dict[str, Tensor] = {}
-        for depth in range(max((g.shape.levels for g in able), default=0)):
-            active = [g for g in able if g.shape.levels > depth]
-            rows = [self._with_root(g.sequence) if depth == 0 else _frontier(g) for g in active]
+        while active := [g for g in able if not g.done]:
+            rows = [g.frontier_rows() if g.depth else self._with_root(g.sequence) for g in active]
             hidden = [
-                self._true_features(g.sequence, part.base, g.sequence.table.length + 1)
-                if depth == 0
-                else states[g.sequence.id]
+                states[g.sequence.id]
+                if g.depth
+                else self._true_features(g.sequence, part.base, g.sequence.table.length + 1)
                 for g, part in zip(active, rows, strict=True)
             ]
             found = self._run(rows, hidden)
             for g, (logits, state) in zip(active, found, strict=True):
-                states[g.sequence.id] = state[self._grow(g, logits)]
-        return [
-            g.tree(self.name) if g in able and g.shape.levels else DraftTree.chain(g.tokens[:1], self.name)
-            for g in growing
-        ]
+                states[g.sequence.id] = state[g.grow(logits, self.shared_noise, self.head.token_ids)]
+        self._grown.update((g.sequence.id, g) for g in growing if g.depth)
+        return [g.tree(self.name) for g in growing]
 
     def _knows(self, sequence: Sequence) -> bool:
         """Whether the features of all committed positions are there."""
@@ -147,18 +156,3 @@ class EagleDrafter:
                 self.store.mark(part.table, min(part.table.length, part.base + len(part.tokens)))
         spans = [slice(*batch.starts[index : index + 2]) for index in range(len(rows))]
         return [(logits[span], states[span]) for span in spans]
-
-    def _grow(self, g: Growing, logits: Tensor) -> list[int]:
-        """Hang the children below the frontier; returns which of its rows they go on from."""
-        ids = self.head.token_ids
-        noisy = with_noise(logits, g.sequence, g.depth, ids)
-        return g.add_level(*best_children(noisy, g.width, ids))
-
-
-def _frontier(g: Growing) -> Rows:
-    """The nodes that are expanded next, each in a row of its own."""
-    table = g.sequence.table
-    tokens = torch.tensor([g.tokens[node] for node in g.frontier])
-    if g.is_chain:
-        return Rows(table, tokens, table.length + g.depth)
-    return Rows(table, tokens, table.length, [g.rows[node] for node in g.frontier], [g.words[n] for n in g.frontier])

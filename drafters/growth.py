@@ -1,172 +1,240 @@
-"""How a tree grows: candidates with their chance to be hit, level by level, and which of them are kept.
+"""How a tree grows, for every drafter that has logits: level by level, the candidates of each and which are kept.
 
 ::
 
-    chance of a candidate   softmax of the draft's logits with the position's own noise, the noise the target draws with
+    chance of a candidate   softmax of the draft's logits with the position's noise, calibrated (drafters.calibration)
     chance of a node        the product along its path
 
 A *static* tree keeps the best ``widths[d]`` candidates of each level. A *dynamic* one takes the shape's depth and size
 alone: every level goes on from its best few candidates, and of all candidates the best are kept in the end. A child is
-never likelier than its parent, so the best ones form a tree.
+never likelier than its parent, so the best ones form a tree. A *template* says which ranks are kept below which node.
+
+Candidates are numbered as they are found; the root is number 0. Those that are expanded get a row each, in order::
+
+    candidates  0  1  2  3  4  5  6 ..      all that were looked at and might be kept
+    rows        0  1     2                  slots past the committed text, where a drafter with KV of its own runs them
+    nodes       0  1  2     3               the finished tree
 """
 
 from __future__ import annotations
 
-import heapq
-from collections.abc import Iterator
+import math
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
+from drafters.calibration import Calibration, Floats, kind_of
+from drafters.candidates import adjusted, adjusts, best_children, by_path, with_noise
+from spec.constrain import Ahead
+from spec.protocols import Rows
 from spec.sequence import Sequence
+from spec.template import Template
 from spec.tree import DraftTree, TreeShape
 
-#: (tokens, log chances) of one depth, best first.
-Level = tuple[list[int], list[float]]
-
-
-def with_noise(logits: Tensor, sequence: Sequence, depth: int, token_ids: Tensor | None = None) -> Tensor:
-    """fp32[R, V']: logits at the request's temperature, plus the noise of the token drawn below depth ``depth``.
-
-    token_ids: int64[V'], the target's id of each column; None where they are the same (columns past the target's
-    vocabulary are cut off).
-    """
-    if sequence.sampling.greedy:
-        return logits if token_ids is not None else logits[:, : sequence.noise.vocab_size]
-    noise = sequence.noise.row(len(sequence.tokens) + depth)
-    scaled = logits / sequence.sampling.temperature
-    return scaled + noise[token_ids] if token_ids is not None else scaled[:, : len(noise)] + noise[: scaled.shape[1]]
-
-
-def best_children(noisy: Tensor, count: int, token_ids: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """The likeliest tokens of each row: int64[R, k] ids of the target, fp32[R, k] log chances, best first."""
-    best = noisy.topk(min(count, noisy.shape[-1]), dim=-1)
-    chances = best.values - noisy.logsumexp(dim=-1, keepdim=True)
-    return (best.indices if token_ids is None else token_ids[best.indices]), chances
-
-
-def grow_independent(root: int, levels: Many[Level], shape: TreeShape, dynamic: bool) -> tuple[list[int], list[int]]:
-    """Tokens and parents of a tree whose candidates at a depth are the same below every node (Medusa heads).
-
-    levels: at most as many as the shape has.
-    """
-    return _best_first(root, levels, shape.nodes) if dynamic else _by_widths(root, levels, shape.widths)
-
-
-def _best_first(root: int, levels: Many[Level], nodes: int) -> tuple[list[int], list[int]]:
-    """The ``nodes - 1`` likeliest paths: the best node not yet in brings its next sibling and its first child."""
-    tokens, parents = [root], [-1]
-    heap = list(_entry(levels, 0, 0, 0, 0.0))
-    while heap and len(tokens) < nodes:
-        cost, parent, depth, rank, above = heapq.heappop(heap)
-        tokens.append(levels[depth][0][rank])
-        parents.append(parent)
-        for entry in (
-            *_entry(levels, parent, depth, rank + 1, above),
-            *_entry(levels, len(tokens) - 1, depth + 1, 0, cost),
-        ):
-            heapq.heappush(heap, entry)
-    return tokens, parents
-
-
-def _entry(
-    levels: Many[Level], parent: int, depth: int, rank: int, above: float
-) -> Iterator[tuple[float, int, int, int, float]]:
-    """(cost, parent, depth, rank, parent's cost) of a candidate, if there is such a one."""
-    if depth < len(levels) and rank < len(levels[depth][0]):
-        yield above - levels[depth][1][rank], parent, depth, rank, above
-
-
-def _by_widths(root: int, levels: Many[Level], widths: Many[int]) -> tuple[list[int], list[int]]:
-    """Level by level the likeliest candidates below the level before."""
-    tokens, parents, frontier = [root], [-1], [(0.0, 0)]
-    for (candidates, chances), width in zip(levels, widths, strict=False):
-        offered = (
-            (above - chance, node, token)
-            for above, node in frontier
-            for token, chance in zip(candidates[:width], chances, strict=False)
-        )
-        frontier = []
-        for cost, parent, token in heapq.nsmallest(width, offered):
-            frontier.append((cost, len(tokens)))
-            tokens.append(token)
-            parents.append(parent)
-    return tokens, parents
+Tokens = NDArray[np.int64]
+#: The log chance of a chain's only candidate.
+_UNKNOWN = np.array([[np.nan]])
 
 
 @dataclass(slots=True, eq=False)
 class Growing:
-    """A tree whose candidates depend on their path, while it grows.
+    """One sequence's tree while it grows, and until it is known what of it was accepted.
 
-    Candidates are numbered as they are found, the root is number 0; those that were expanded have a row of their own
-    past the committed text: its number is in ``rows``, the ancestors' rows are in ``words``.
+    breadth: how many nodes a dynamic level goes on from. scores: log chance of each candidate, along its path. rows,
+    words: the row of each expanded candidate, and its ancestors' rows as bits. frontier: what is expanded next. looked:
+    for each level what was expanded, and the tokens and uncalibrated log chances found below, [F, k] or [1, k] each.
+    kept: the candidates that are nodes of the tree. places: the candidates that stand for a template's nodes.
     """
 
     sequence: Sequence
     shape: TreeShape
     dynamic: bool
+    calibration: Calibration
+    breadth: int
     tokens: list[int]
     parents: list[int] = field(default_factory=lambda: [-1])
     scores: list[float] = field(default_factory=lambda: [0.0])
     rows: dict[int, int] = field(default_factory=lambda: {0: 0})
     words: dict[int, int] = field(default_factory=lambda: {0: 1})
     frontier: list[int] = field(default_factory=lambda: [0])
+    looked: list[tuple[list[int], Tokens, Floats]] = field(default_factory=list)
+    kept: list[int] = field(default_factory=lambda: [0])
+    places: dict[int, int] = field(default_factory=lambda: {0: 0})
     depth: int = 0
+    grammar: Ahead | None = None
 
     @classmethod
-    def below(cls, sequence: Sequence, shape: TreeShape, dynamic: bool) -> Growing:
-        """A tree that is only a root. A chain has nothing to choose."""
-        return cls(sequence, shape, dynamic and shape.nodes > shape.levels + 1, [sequence.tokens[-1]])
+    def below(
+        cls, sequence: Sequence, shape: TreeShape, dynamic: bool, calibration: Calibration, free: bool = False
+    ) -> Growing:
+        """A tree that is only a root. A chain has nothing to choose.
+
+        free: expanding a node costs nothing, so all are. Otherwise the expanded ones fit into the rows of the shape.
+        """
+        most = shape.nodes - 1
+        breadth = most if free else max(1, most // max(1, shape.levels - 1))
+        dynamic = dynamic and shape.template is None and not shape.is_chain
+        grown = cls(sequence, shape, dynamic, calibration, breadth, [sequence.tokens[-1]])
+        grown.grammar = None if sequence.constraint is None else Ahead(sequence.constraint)
+        return grown
 
     @property
-    def is_chain(self) -> bool:
-        """Whether each level has one node."""
-        return self.shape.nodes == self.shape.levels + 1
+    def kind(self) -> int:
+        """The way of drawing, as the calibration tells them apart."""
+        return kind_of(self.sequence.sampling)
+
+    @property
+    def done(self) -> bool:
+        """Whether no level is to come: all are there, or nothing may follow."""
+        return self.depth >= self.shape.levels or not self.frontier
 
     @property
     def width(self) -> int:
         """How many children are looked at below each node of the frontier."""
-        return self._breadth if self.dynamic else self.shape.widths[self.depth]
+        if self.shape.template is not None:
+            return self.shape.template.reach(self.depth)
+        return self.breadth if self.dynamic else self.shape.widths[self.depth]
 
-    @property
-    def _breadth(self) -> int:
-        """How many nodes a dynamic level goes on from: all expanded ones fit into the rows of the shape."""
-        return max(1, (self.shape.nodes - 1) // max(1, self.shape.levels - 1))
+    def frontier_rows(self) -> Rows:
+        """The rows of a forward pass that expands the frontier."""
+        table = self.sequence.table
+        tokens = torch.tensor([self.tokens[node] for node in self.frontier])
+        if self.shape.is_chain:
+            return Rows(table, tokens, table.length + self.depth)
+        rows, words = ([of[node] for node in self.frontier] for of in (self.rows, self.words))
+        return Rows(table, tokens, table.length, rows, words)
 
-    def add_level(self, tokens: Tensor, chances: Tensor) -> list[int]:
-        """Add the children found below the frontier, [F, k] each; returns the frontier's rows they go on from."""
-        scores = chances + torch.tensor([self.scores[node] for node in self.frontier])[:, None]
-        kept = self.shape.nodes - 1 if self.dynamic else self.width
-        best = scores.flatten().topk(min(kept, scores.numel()))
-        froms = (best.indices // scores.shape[1]).tolist()
+    def grow(self, logits: Tensor, shared_noise: bool, token_ids: Tensor | None = None) -> list[int]:
+        """Hang the next level below the frontier; returns which of its rows are gone on from.
+
+        logits: fp32[F, V'], a row for each node of the frontier, or one for all. token_ids: see
+        :mod:`drafters.candidates`.
+        """
+        if adjusts(self.sequence, self.depth):
+            logits = self._adjusted(logits, token_ids)
+        noisy = with_noise(logits, self.sequence, self.depth, token_ids, shared_noise)
+        if self.shape.is_chain:
+            return self._lengthen(noisy, token_ids)
+        tokens, chances = best_children(noisy, self.width, token_ids)
+        return self._add_level(tokens.numpy(), chances.double().numpy())
+
+    def _adjusted(self, logits: Tensor, token_ids: Tensor | None) -> Tensor:
+        nodes = self.frontier
+        if not by_path(self.sequence):
+            nodes = nodes[: len(logits)]
+        banned = [self._banned(node) for node in nodes]
+        paths = [self._path(node) for node in nodes]
+        return adjusted(logits.expand(len(nodes), -1), self.sequence, self.depth, paths, banned, token_ids)
+
+    def _banned(self, node: int) -> Tensor | None:
+        """bool[V]: what the grammar rules out after a node; None if it says nothing."""
+        return None if self.grammar is None else self.grammar.banned(node, self.parents[node], self.tokens[node])
+
+    def _path(self, node: int) -> list[int]:
+        """The tokens from below the root down to a node."""
+        path = []
+        while node:
+            path.append(self.tokens[node])
+            node = self.parents[node]
+        return path[::-1]
+
+    def _lengthen(self, noisy: Tensor, token_ids: Tensor | None) -> list[int]:
+        """One more token of a chain. Nothing is chosen by its chance, so it is not computed."""
+        column = noisy[0].argmax()
+        if noisy[0, column] == -torch.inf:
+            self.frontier = []
+            return []
+        token = int(column if token_ids is None else token_ids[column])
+        self.looked.append((self.frontier, np.array([[token]]), _UNKNOWN))
+        self._add([token], [0.0], self.frontier, [0])
+        return [0]
+
+    def _add_level(self, tokens: Tokens, chances: Floats) -> list[int]:
+        """Add the best of the children found, [F, k] or [1, k] each."""
+        self.looked.append((self.frontier, tokens, chances))
+        chances = self.calibration.calibrated(self.kind, self.depth, chances)
+        scores = chances + np.array([[self.scores[node]] for node in self.frontier])
+        tokens = np.broadcast_to(tokens, scores.shape)
+        best, going = (
+            self._best(scores) if self.shape.template is None else self._by_template(self.shape.template, scores)
+        )
+        froms: list[int] = (best // scores.shape[1]).tolist()
+        parents = [self.frontier[index] for index in froms]
+        self._add(tokens.flat[best].tolist(), scores.flat[best].tolist(), parents, going)
+        return [froms[index] for index in going]
+
+    def _best(self, scores: Floats) -> tuple[Tokens, Many[int]]:
+        """The likeliest of the candidates, [F, k], as flat indices; and which of them are gone on from."""
+        count = self.shape.nodes - 1 if self.dynamic else self.width
+        best = np.argsort(-scores, axis=None, kind="stable")[:count]
+        best = best[scores.flat[best] > -np.inf]
+        return best, range(min(len(best), self.breadth) if self.dynamic else len(best))
+
+    def _by_template(self, template: Template, scores: Floats) -> tuple[Tokens, Many[int]]:
+        """The candidates that stand for the template's next level, as far as there are such."""
+        width, first = scores.shape[1], len(self.tokens)
+        best: list[int] = []
+        going: list[int] = []
+        for node in template.level(self.depth + 1):
+            parent, rank = self.places.get(template.parents[node]), template.ranks[node]
+            flat = -1 if parent is None or rank >= width else self.frontier.index(parent) * width + rank
+            if flat >= 0 and scores.flat[flat] > -np.inf:
+                self.places[node] = first + len(best)
+                going += [len(best)] if node in template.inner else []
+                best.append(flat)
+        return np.array(best, dtype=np.int64), going
+
+    def _add(self, tokens: list[int], scores: list[float], parents: list[int], going: Many[int]) -> None:
+        """Number new candidates; of them ``going`` are the next frontier."""
         first = len(self.tokens)
-        self.tokens += tokens.flatten()[best.indices].tolist()
-        self.scores += best.values.tolist()
-        self.parents += [self.frontier[index] for index in froms]
+        self.tokens += tokens
+        self.scores += scores
+        self.parents += parents
         self.depth += 1
-        going = min(len(froms), self._breadth if self.dynamic else len(froms))
-        self.frontier = list(range(first, first + going))
+        self.frontier = [first + index for index in going]
         if self.depth < self.shape.levels:
-            self._give_rows()
-        return froms[:going]
-
-    def _give_rows(self) -> None:
-        for node in self.frontier:
-            row = self.rows[node] = len(self.rows)
-            self.words[node] = self.words[self.parents[node]] | 1 << row
+            for node in self.frontier:
+                row = self.rows[node] = len(self.rows)
+                self.words[node] = self.words[self.parents[node]] | 1 << row
 
     def tree(self, drafter: str) -> DraftTree:
         """The finished tree."""
-        if self.is_chain:
-            return DraftTree.chain(self.tokens, drafter)
-        kept = self._kept()
-        number = {node: index for index, node in enumerate(kept)} | {-1: -1}
-        parents = [number[self.parents[node]] for node in kept]
-        return DraftTree.build([self.tokens[node] for node in kept], parents, drafter)
-
-    def _kept(self) -> list[int]:
-        """The likeliest candidates, in the order found; of equal ones the earlier, so that a parent stays in."""
+        if self.shape.is_chain:
+            self.kept = list(range(len(self.tokens)))
+            chances = self.calibration.chain(self.kind, len(self.tokens) - 1)
+            return DraftTree.chain(self.tokens, drafter, (1.0, *chances))
+        # The likeliest, in the order found; of equal ones the earlier, so that a parent stays in.
         ranked = sorted(range(1, len(self.tokens)), key=lambda node: (-self.scores[node], node))
-        return [0, *sorted(ranked[: self.shape.nodes - 1])]
+        self.kept = [0, *sorted(ranked[: self.shape.nodes - 1])]
+        number = {node: index for index, node in enumerate(self.kept)} | {-1: -1}
+        parents = [number[self.parents[node]] for node in self.kept]
+        chances = tuple(math.exp(self.scores[node]) for node in self.kept)
+        return DraftTree.build([self.tokens[node] for node in self.kept], parents, drafter, chances)
+
+    def learn(self, path: list[int]) -> None:
+        """What came below each accepted node, of what was looked at there, is shown to the calibration.
+
+        path: nodes of the tree that were committed, their draws already in the sequence's tokens; -1 for tokens that
+        were no node, at the end.
+        """
+        first = len(self.sequence.tokens) - len(path)
+        for depth, (node, (expanded, tokens, chances)) in enumerate(zip(path, self.looked, strict=False)):
+            if node < 0 or self.kept[node] not in expanded:
+                break
+            row = expanded.index(self.kept[node]) % len(tokens)
+            (hits,) = np.nonzero(tokens[row] == self.sequence.tokens[first + depth])
+            self.calibration.saw(self.kind, depth, chances[row], int(hits[0]) if len(hits) else -1)
+        self.calibration.step()
+
+    def rows_of(self, path: list[int]) -> list[int]:
+        """The rows of a path's nodes, as far as they were expanded; -1 (no node of this tree) ends it."""
+        rows = []
+        for node in path:
+            if node < 0 or self.kept[node] not in self.rows:
+                break
+            rows.append(self.rows[self.kept[node]])
+        return rows

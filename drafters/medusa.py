@@ -13,7 +13,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from drafters.growth import Level, best_children, grow_independent, with_noise
+from drafters.calibration import Calibration
+from drafters.growth import Growing
 from spec.features import Features
 from spec.protocols import FeatureRequest
 from spec.sequence import Sequence
@@ -30,13 +31,18 @@ class _Last:
 
 
 class MedusaDrafter:
-    """Implements :class:`spec.protocols.Drafter`. dynamic: see :mod:`drafters.growth`."""
+    """Implements :class:`spec.protocols.Drafter`. dynamic: see :mod:`drafters.growth`.
 
+    shared_noise: whether drafts are sampled with the target's own noise; False is for comparison.
+    """
+
+    shared_noise: bool = True
     needs: FeatureRequest | None = FeatureRequest(final=True)
 
     def __init__(self, heads: MedusaHeads, dynamic: bool = True, name: str = "medusa") -> None:
         self.name, self.dynamic = name, dynamic
-        self.heads = heads
+        self.heads, self.calibration = heads, Calibration()
+        self._grown: dict[str, Growing] = {}
         self._last: dict[str, _Last] = {}
 
     def observe(self, sequence: Sequence, features: Features) -> None:
@@ -46,49 +52,35 @@ class MedusaDrafter:
     def propose(self, sequences: Many[Sequence], shapes: Many[TreeShape]) -> list[DraftTree]:
         """One tree per sequence, as deep as there are heads."""
         shapes = [shape.limited(len(self.heads)) for shape in shapes]
-        ready = [index for index, sequence in enumerate(sequences) if self._knows(sequence) and shapes[index].levels]
-        levels = self._levels([sequences[index] for index in ready], [shapes[index] for index in ready])
-        trees = [DraftTree.chain([sequence.tokens[-1]]) for sequence in sequences]
-        for index, found in zip(ready, levels, strict=True):
-            trees[index] = self._tree(sequences[index], found, shapes[index])
-        return trees
+        growing = [
+            Growing.below(s, shape, self.dynamic, self.calibration, free=True)
+            for s, shape in zip(sequences, shapes, strict=True)
+        ]
+        self._grow([g for g in growing if self._knows(g.sequence)])
+        self._grown.update((g.sequence.id, g) for g in growing if g.depth)
+        return [g.tree(self.name) for g in growing]
+
+    def _grow(self, growing: list[Growing]) -> None:
+        """Each depth's head is run once for all sequences."""
+        hidden = {g.sequence.id: self._last[g.sequence.id].hidden for g in growing}
+        while growing := [g for g in growing if not g.done]:
+            logits = self.heads(torch.stack([hidden[g.sequence.id] for g in growing]), growing[0].depth)
+            for row, g in zip(logits, growing, strict=True):
+                g.grow(row[None], self.shared_noise, self.heads.token_map)
 
     def _knows(self, sequence: Sequence) -> bool:
         last = self._last.get(sequence.id)
         return last is not None and last.length == sequence.table.length == len(sequence.tokens) - 1
 
-    def _levels(self, sequences: Many[Sequence], shapes: Many[TreeShape]) -> list[list[Level]]:
-        """The candidates of each depth, for each sequence."""
-        found: list[list[Level]] = [[] for _ in sequences]
-        if not sequences:
-            return found
-        hidden = torch.stack([self._last[sequence.id].hidden for sequence in sequences])
-        for depth in range(max(shape.levels for shape in shapes)):
-            logits = self.heads(hidden, depth)
-            for index, (sequence, shape) in enumerate(zip(sequences, shapes, strict=True)):
-                if depth < shape.levels:
-                    found[index].append(self._level(sequence, shape, depth, logits[index : index + 1]))
-        return found
-
-    def _level(self, sequence: Sequence, shape: TreeShape, depth: int, logits: Tensor) -> Level:
-        """The candidates of one depth; a chain needs only the first."""
-        noisy = with_noise(logits, sequence, depth, self.heads.token_map)
-        count = shape.nodes - 1 if self.dynamic else shape.widths[depth]
-        tokens, chances = best_children(noisy, count, self.heads.token_map)
-        return tokens[0].tolist(), chances[0].tolist()
-
-    def _tree(self, sequence: Sequence, levels: list[Level], shape: TreeShape) -> DraftTree:
-        if shape.nodes == shape.levels + 1:
-            return DraftTree.chain([sequence.tokens[-1], *(tokens[0] for tokens, _ in levels)], self.name)
-        tokens, parents = grow_independent(sequence.tokens[-1], levels, shape, self.dynamic)
-        return DraftTree.build(tokens, parents, self.name)
-
     def extend(self, sequence: Sequence) -> None:
         """Nothing is cached."""
 
     def committed(self, sequence: Sequence, path: list[int], moves: tuple[Tensor, Tensor] | None) -> None:
-        """Nothing is cached."""
+        """Nothing is cached; the calibration learns."""
+        if grown := self._grown.pop(sequence.id, None):
+            grown.learn(path)
 
     def finished(self, sequence: Sequence) -> None:
         """Forget the hidden row."""
+        self._grown.pop(sequence.id, None)
         self._last.pop(sequence.id, None)

@@ -112,14 +112,13 @@ def build_engine(
     drafter: Drafter | None = NgramDrafter() if draft.value == "ngram" else None
     if draft_directory is not None:
         say("loading the draft model")
-        drafter = DraftModelDrafter(
-            _paged_model(draft_directory, models[1], dtype.value, pool, length), model.vocab_size
-        )
+        draft_model = _paged_model(draft_directory, models[1], dtype.value, pool, length)
+        drafter = DraftModelDrafter(draft_model, config.draft_growth == "dynamic")
     say("probing exactness")
     exactness = probe(verifier, pool)
     if head is not None:
         say("loading the head")
-        drafter = heads = load_head(head, verifier, pool, tree=config.draft_tree is not None)
+        drafter = heads = load_head(head, verifier, pool, config.draft_growth == "dynamic")
         if against := doubts(head, heads, verifier, pool, directory):
             draft = Choice(draft.value, f"{draft.reason}, but {against}")
     say("measuring the step cost")
@@ -139,7 +138,7 @@ def build_engine(
 
 
 def draft_shape(config: EngineConfig, draft: Choice) -> TreeShape:
-    """The tree each step drafts: a given one, a chain of ``draft_tokens``, or the root alone."""
+    """The tree each step drafts: a given one (perhaps a template), a chain of ``draft_tokens``, or the root alone."""
     if draft.value == "none":
         return TreeShape()
     if config.draft_tree is not None:

@@ -25,7 +25,14 @@ Seconds = Annotated[float, Meta(gt=0)]
 Dtype = Literal["auto", "bfloat16", "float32", "float16"]
 ToolParser = Literal["auto", "none", "hermes", "qwen3_coder", "llama3", "mistral", "response_template"]
 ReasoningParser = Literal["auto", "none", "think"]
-Shape = Annotated[str, Meta(pattern=r"^[1-9][0-9]*(,[1-9][0-9]*)*$", extra={"expected": 'node counts such as "3,2,1"'})]
+Growth = Literal["dynamic", "static"]
+Shape = Annotated[
+    str,
+    Meta(
+        pattern=r"^([1-9][0-9]*(,[1-9][0-9]*)*|.*\.json)$",
+        extra={"expected": 'node counts such as "3,2,1", or a template (.json)'},
+    ),
+]
 LayerNumbers = Annotated[
     str, Meta(pattern=r"^[0-9]{1,4}(,[0-9]{1,4})*$", extra={"expected": 'layer numbers such as "2,16,29"'})
 ]
@@ -72,7 +79,11 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     draft_tokens: Annotated[int, Meta(ge=0, le=63), _about("tokens drafted ahead, as a chain", "drafting", "K")] = 4
     draft_tree: Annotated[
         Shape | None,
-        _about("draft a tree instead: nodes kept at each depth, for example 3,2,1", "drafting", "SHAPE"),
+        _about(
+            "draft a tree instead: nodes for each depth, for example 3,2,1, or a file of rank paths",
+            "drafting",
+            "SHAPE",
+        ),
     ] = None
     draft_layers: Annotated[
         LayerNumbers | None,
@@ -82,6 +93,14 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
             "LAYERS",
         ),
     ] = None
+    draft_growth: Annotated[
+        Growth,
+        _about(
+            "dynamic: keep the nodes likeliest to be hit, as many levels and nodes as the tree has; "
+            "static: keep so many at each depth",
+            "drafting",
+        ),
+    ] = "dynamic"
     max_seqs: Annotated[int, Meta(ge=1, le=256), _about("sequences decoded at the same time", "memory", "N")] = 4
     max_model_len: Annotated[
         Positive | None, _about("longest prompt plus output in tokens (the model's own limit)", "memory", "TOKENS")

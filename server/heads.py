@@ -92,12 +92,12 @@ def _named(draft: str) -> Head | None:
     return Head(kind, resolve(draft, extra=PATTERNS), draft) if kind else None
 
 
-def load_head(head: Head, verifier: PagedModel, pool: PagePool, tree: bool) -> MedusaDrafter | EagleDrafter:
-    """The drafter. tree: whether a tree's shape was asked for, and not a chain."""
+def load_head(head: Head, verifier: PagedModel, pool: PagePool, dynamic: bool) -> MedusaDrafter | EagleDrafter:
+    """The drafter. dynamic: how its trees grow, see :mod:`drafters.growth`."""
     target = verifier.decoder
     if head.kind == "medusa":
-        return MedusaDrafter(MedusaHeads.load(head.directory, target), dynamic=tree)
-    return EagleDrafter(load_eagle(head, verifier), pool, dynamic=tree)
+        return MedusaDrafter(MedusaHeads.load(head.directory, target), dynamic)
+    return EagleDrafter(load_eagle(head, verifier), pool, dynamic)
 
 
 def load_eagle(head: Head, verifier: PagedModel) -> EagleHead:

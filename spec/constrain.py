@@ -96,25 +96,34 @@ class Ahead:
     sequence: the drafts are only worse, and whether the text can go on is for the masks of the step to say.
     """
 
-    def __init__(self, guarded: Guarded) -> None:
+    def __init__(self, guarded: Guarded, seconds: float = _MOST_SECONDS) -> None:
         self._vocab_size = guarded.vocab_size
         self._at: dict[int, Constraint | None] = {0: None if guarded.error else guarded.constraint}
-        self._deadline = time.monotonic() + _MOST_SECONDS
+        self._left = seconds
 
-    def down(self, node: int, parent: int, token: int) -> None:
-        """A node was drafted below another; ask about it next, or never."""
-        above = self._at.get(parent)
+    def banned(self, node: int, parent: int, token: int) -> Tensor | None:
+        """bool[V]: what may not follow a node, which holds ``token``; None if nothing is known.
+
+        Parents are asked about before their children; the root is node 0.
+        """
+        if self._left <= 0:
+            return None
+        begun = time.perf_counter()
         try:
-            self._at[node] = below = None if above is None else above.fork()
-            if below is not None:
-                below.advance([token])
+            return self._banned(node, parent, token)
         except Exception:
             self._at[node] = None
+            return None
+        finally:
+            self._left -= time.perf_counter() - begun
 
-    def banned(self, node: int, token: int) -> Tensor | None:
-        """bool[V]: what may not follow a node, which holds ``token``; None if nothing is known."""
-        constraint = self._at.get(node)
-        if constraint is None or time.monotonic() > self._deadline:
+    def _banned(self, node: int, parent: int, token: int) -> Tensor | None:
+        constraint = self._at.get(node if node == 0 else parent)
+        if constraint is not None and node:
+            constraint = constraint.fork()
+            constraint.advance([token])
+        self._at[node] = constraint
+        if constraint is None:
             return None
         rows = Guarded(constraint, self._vocab_size).banned([token], [-1])
         return None if rows is None else rows[0]

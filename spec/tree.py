@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from spec.errors import ConfigurationError
+from spec.template import Template
 
 #: One ancestor word holds this many nodes, the root among them.
 MAX_NODES = 64
@@ -30,10 +31,12 @@ MAX_NODES = 64
 class TreeShape:
     """What the host fixes before a tree is drafted: how many nodes each level keeps.
 
-    ``widths[d]`` nodes are kept at depth ``d + 1``. Which parents they hang on is the drafter's choice.
+    ``widths[d]`` nodes are kept at depth ``d + 1``. Which parents they hang on is the drafter's choice, unless a
+    template says it.
     """
 
     widths: tuple[int, ...] = ()
+    template: Template | None = None
 
     @property
     def levels(self) -> int:
@@ -45,6 +48,11 @@ class TreeShape:
         """All nodes, the root among them."""
         return 1 + sum(self.widths)
 
+    @property
+    def is_chain(self) -> bool:
+        """Whether each level has one node, the likeliest."""
+        return self.template is None and self.nodes == self.levels + 1
+
     @classmethod
     def chain(cls, length: int) -> TreeShape:
         """A chain of ``length`` drafted tokens; 0 is plain decoding."""
@@ -52,10 +60,12 @@ class TreeShape:
 
     @classmethod
     def parse(cls, text: str) -> TreeShape:
-        """Read ``"3,2,1"``: three nodes at depth 1, two at depth 2, one at depth 3.
+        """Read ``"3,2,1"``: three nodes at depth 1, two at depth 2, one at depth 3; or the template in ``"FILE.json"``.
 
         Raises :class:`ConfigurationError` for anything else, or for more than 63 drafted nodes.
         """
+        if text.endswith(".json"):
+            return cls.of(Template.read(text))
         try:
             widths = tuple(int(part) for part in text.split(","))
         except ValueError:
@@ -66,9 +76,24 @@ class TreeShape:
             raise ConfigurationError(f"draft_tree may hold at most {MAX_NODES - 1} drafted nodes, got {sum(widths)}")
         return cls(widths)
 
+    @classmethod
+    def of(cls, template: Template) -> TreeShape:
+        """The shape that a template has; one of first choices alone is a chain."""
+        chain = len(template.ranks) == template.levels + 1 and not any(template.ranks)
+        return cls(template.widths, None if chain else template)
+
     def limited(self, levels: int) -> TreeShape:
         """The shape cut to at most ``levels`` levels."""
-        return self if levels >= self.levels else TreeShape(self.widths[: max(levels, 0)])
+        if levels >= self.levels:
+            return self
+        if self.template is None or levels <= 0:
+            return TreeShape(self.widths[: max(levels, 0)])
+        return _cut(self.template, levels)
+
+
+@lru_cache(maxsize=MAX_NODES)
+def _cut(template: Template, levels: int) -> TreeShape:
+    return TreeShape.of(template.limited(levels))
 
 
 ROOT_ONLY = TreeShape()
@@ -78,7 +103,8 @@ ROOT_ONLY = TreeShape()
 class DraftTree:
     """One sequence's proposed tokens. All tensors int64[N] on one device, N at most 64.
 
-    tokens[0] is the root. drafter: who proposed the others.
+    tokens[0] is the root. drafter: who proposed the others. chances: each node's chance to be accepted, as the drafter
+    sees it, the root's 1; empty if it does not say.
     """
 
     tokens: Tensor
@@ -87,12 +113,20 @@ class DraftTree:
     ancestors: Tensor
     drafter: str = ""
     is_chain: bool = field(default=False)
+    chances: tuple[float, ...] = ()
+
+    @property
+    def expected(self) -> float:
+        """How many drafted tokens the drafter expects to be accepted."""
+        return sum(self.chances[1:])
 
     def __len__(self) -> int:
         return self.tokens.shape[0]
 
     @classmethod
-    def build(cls, tokens: Sequence[int], parents: Sequence[int], drafter: str = "") -> DraftTree:
+    def build(
+        cls, tokens: Sequence[int], parents: Sequence[int], drafter: str = "", chances: tuple[float, ...] = ()
+    ) -> DraftTree:
         """A tree from host lists; ``parents[0]`` is -1 and every other parent comes before its child."""
         assert len(tokens) == len(parents) <= MAX_NODES, "a tree holds at most 64 nodes"
         depths, words = [0], [1]
@@ -103,13 +137,13 @@ class DraftTree:
         chain = all(parent == node - 1 for node, parent in enumerate(parents))
         signed = [w - (1 << 64) if w >> 63 else w for w in words]
         columns = [torch.tensor(list(column)) for column in (tokens, parents, depths, signed)]
-        return cls(columns[0], columns[1], columns[2], columns[3], drafter, chain)
+        return cls(columns[0], columns[1], columns[2], columns[3], drafter, chain, chances)
 
     @classmethod
-    def chain(cls, tokens: Sequence[int], drafter: str = "") -> DraftTree:
+    def chain(cls, tokens: Sequence[int], drafter: str = "", chances: tuple[float, ...] = ()) -> DraftTree:
         """A chain: the root, then each token the child of the one before."""
         parents, depths, ancestors = _chain_columns(len(tokens))
-        return cls(torch.tensor(list(tokens)), parents, depths, ancestors, drafter, is_chain=True)
+        return cls(torch.tensor(list(tokens)), parents, depths, ancestors, drafter, is_chain=True, chances=chances)
 
 
 @lru_cache(maxsize=MAX_NODES)

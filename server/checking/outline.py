@@ -28,4 +28,4 @@ def outline(model: ModelConfig, dtype: str) -> PagedModel:
 
 def outline_head(head: Head, model: ModelConfig, dtype: str) -> MedusaDrafter | EagleDrafter:
     """The head as it would be loaded for this target; raises what its loader raises."""
-    return load_head(head, outline(model, dtype), PagePool(2, 1), tree=False)
+    return load_head(head, outline(model, dtype), PagePool(2, 1), dynamic=False)

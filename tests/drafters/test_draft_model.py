@@ -20,14 +20,14 @@ from spec.sampling import SamplingParams
 from spec.sequence import Sequence
 from spec.tree import TreeShape
 from tests.same_tokens.models import Pair, engine_of, paged
-from tests.same_tokens.runs import LARGEST, assert_same, jobs_of, plain
+from tests.same_tokens.runs import LARGEST, TEMPLATE, assert_same, jobs_of, plain
 from tests.same_tokens.witness import Job, poison, run
 from tests.spec.grammars import Automaton
 from tests.verifier.families import make
 from tests.verifier.reading import Reader, load_decoder, random_tokens
 from verifier.paged_model import PagedModel
 
-SHAPES = ["1,1,1", "3,2,1", "4,4,2,2,1", LARGEST]
+SHAPES = ["1,1,1", "3,2,1", "dynamic 4,4,2,2,1", "4,4,2,2,1", LARGEST, f"dynamic {LARGEST}", "template"]
 
 
 @dataclass
@@ -40,12 +40,14 @@ class Watched:
     @classmethod
     def of(cls, pair: Pair, shape: str, **options: int | bool) -> Watched:
         made: list[PagedModel] = []
+        dynamic = shape.startswith("dynamic ")
 
         def drafter(pool: PagePool) -> DraftModelDrafter:
             made.append(paged(pair.draft, pool))
-            return DraftModelDrafter(made[0], pair.vocab_size)
+            return DraftModelDrafter(made[0], dynamic)
 
-        engine = engine_of(pair.target, drafter, TreeShape.parse(shape), **options)  # type: ignore[arg-type]
+        form = TEMPLATE if shape == "template" else TreeShape.parse(shape.removeprefix("dynamic "))
+        engine = engine_of(pair.target, drafter, form, **options)  # type: ignore[arg-type]
         return cls(engine, made[0])
 
     @property
@@ -103,11 +105,11 @@ def test_its_rows_are_those_of_the_committed_text(pair, family, shape) -> None:
 
 
 @pytest.mark.parametrize("follows", [True, False])
-@pytest.mark.parametrize("shape", ["1,1,1", "4,4,2,2,1"])
+@pytest.mark.parametrize("shape", ["1,1,1", "4,4,2,2,1", "dynamic 4,4,2,2,1"])
 def test_its_rows_are_those_of_the_text_beside_grammars_and_forks(pair, monkeypatch, shape, follows) -> None:
     """Drafts are pruned, forced tokens added to them, and other nodes committed than were drafted."""
     if not follows:
-        monkeypatch.setattr(Ahead, "banned", lambda self, node, token: None)
+        monkeypatch.setattr(Ahead, "banned", lambda self, node, parent, token: None)
     models = pair("llama2")
     watched = Watched.of(models, shape, chunk=24)
     leaders = [
@@ -163,7 +165,7 @@ def test_long_text_is_caught_up_in_pieces(pair, monkeypatch, prompt) -> None:
     models = pair("llama2")
     pool = PagePool(64, 16)
     draft = paged(models.draft, pool)
-    drafter = DraftModelDrafter(draft, models.vocab_size)
+    drafter = DraftModelDrafter(draft)
     passes = watch_passes(monkeypatch, draft)
     table = PageTable(pool)
     table.reserve(prompt + 8)

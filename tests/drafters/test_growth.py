@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import itertools
-import random
 
 import pytest
 import torch
 
-from drafters.growth import Growing, best_children, grow_independent, with_noise
+from drafters.calibration import Calibration
+from drafters.candidates import with_noise
+from drafters.growth import Growing
 from kvpaging import PagePool, PageTable
 from spec.noise import Noise
 from spec.sampling import SamplingParams
 from spec.sequence import Sequence
-from spec.tree import TreeShape
-
-TOKENS, CHANCES = [[5, 7, 9], [1, 2], [8]], [[-0.3, -1.5, -4.0], [-0.2, -2.0], [-0.1]]
-LEVELS = list(zip(TOKENS, CHANCES, strict=True))
+from spec.template import Template
+from spec.tree import DraftTree, TreeShape
 
 
 def sequence(tokens: list[int], temperature: float = 1.0, vocab: int = 40) -> Sequence:
@@ -31,34 +30,49 @@ def paths_of(tokens: list[int], parents: list[int]) -> set[tuple[int, ...]]:
     return set(paths[1:])
 
 
+def independent(levels: list[torch.Tensor], shape: TreeShape, dynamic: bool) -> DraftTree:
+    """A tree whose candidates are the same below every node of a depth. levels: fp32[V] of chances."""
+    g = Growing.below(sequence([3], temperature=0.0, vocab=len(levels[0])), shape, dynamic, Calibration(), free=True)
+    while not g.done:
+        g.grow(levels[g.depth].log()[None], True)
+    return g.tree("x")
+
+
+def level(**chances: float) -> torch.Tensor:
+    row = torch.full((10,), 1e-9)
+    for token, chance in chances.items():
+        row[int(token[1:])] = chance
+    return row
+
+
+LEVELS = [level(t5=0.7, t7=0.25, t9=0.05), level(t1=0.85, t2=0.15), level(t8=1.0)]
+
+
 def test_a_static_tree_keeps_so_many_of_each_level() -> None:
-    tokens, parents = grow_independent(3, LEVELS, TreeShape((2, 3, 1)), dynamic=False)
-    # Level 1: 5, 7. Level 2: 5-1 (-.5), 7-1 (-1.7), 5-2 (-2.3). Level 3: below 5-1.
-    assert tokens == [3, 5, 7, 1, 1, 2, 8]
-    assert parents == [-1, 0, 0, 1, 2, 1, 3]
+    tree = independent(LEVELS, TreeShape((2, 3, 1)), dynamic=False)
+    # Level 1: 5, 7. Level 2: 5-1 (.60), 7-1 (.21), 5-2 (.11). Level 3: below 5-1.
+    assert tree.tokens.tolist() == [3, 5, 7, 1, 1, 2, 8]
+    assert tree.parents.tolist() == [-1, 0, 0, 1, 2, 1, 3]
 
 
 def test_a_dynamic_tree_takes_the_likeliest_paths() -> None:
-    tokens, parents = grow_independent(3, LEVELS, TreeShape((2, 2, 1)), dynamic=True)
-    assert paths_of(tokens, parents) == {(5,), (5, 1), (5, 1, 8), (7,), (7, 1)}
+    tree = independent(LEVELS, TreeShape((2, 2, 1)), dynamic=True)
+    assert paths_of(tree.tokens.tolist(), tree.parents.tolist()) == {(5,), (5, 1), (5, 1, 8), (7,), (7, 1)}
 
 
-@pytest.mark.parametrize("nodes", [1, 4, 9, 20])
+@pytest.mark.parametrize("nodes", [2, 5, 10, 21, 64])
 def test_of_all_paths_the_dynamic_tree_holds_the_best(nodes) -> None:
-    rng = random.Random(nodes)
-    levels = []
-    for _ in range(3):
-        chances = sorted((-rng.expovariate(1) for _ in range(5)), reverse=True)
-        levels.append((rng.sample(range(50), 5), chances))
-    scored = {}
-    for depth in range(1, 4):
-        for ranks in itertools.product(range(5), repeat=depth):
-            path = tuple(levels[d][0][rank] for d, rank in enumerate(ranks))
-            scored[path] = sum(levels[d][1][rank] for d, rank in enumerate(ranks))
-    best = sorted(scored, key=scored.__getitem__, reverse=True)[:nodes]
-    shape = TreeShape((nodes, *(0, 0)))
-    tokens, parents = grow_independent(0, levels, shape, dynamic=True)
-    assert paths_of(tokens, parents) == set(best)
+    generator = torch.Generator().manual_seed(nodes)
+    levels = [(2 * torch.randn(8, generator=generator)).softmax(-1) for _ in range(3)]
+    logs = [row.log().double().tolist() for row in levels]
+    scored = {
+        path: sum(logs[depth][token] for depth, token in enumerate(path))
+        for length in range(1, 4)
+        for path in itertools.product(range(8), repeat=length)
+    }
+    best = sorted(scored, key=scored.__getitem__, reverse=True)[: nodes - 1]
+    tree = independent(levels, TreeShape((nodes - 1, *(0, 0))), dynamic=True)
+    assert paths_of(tree.tokens.tolist(), tree.parents.tolist()) == set(best)
 
 
 def conditional(path: tuple[int, ...], vocab: int) -> torch.Tensor:
@@ -68,14 +82,14 @@ def conditional(path: tuple[int, ...], vocab: int) -> torch.Tensor:
 
 def grown(shape: TreeShape, dynamic: bool, vocab: int = 40) -> tuple[Growing, dict[tuple[int, ...], float]]:
     """A tree over the made-up model, and the score of every path it looked at."""
-    g = Growing.below(sequence([1, 2], temperature=0.0), shape, dynamic)
+    g = Growing.below(sequence([1, 2], temperature=0.0), shape, dynamic, Calibration())
     path_of: dict[int, tuple[int, ...]] = {0: ()}
-    while g.depth < shape.levels:
+    while not g.done:
         logits = torch.stack([conditional(path_of[node], vocab) for node in g.frontier])
         assert len(g.frontier) <= shape.nodes
         before = len(g.tokens)
         rows = g.frontier
-        going = g.add_level(*best_children(logits, g.width))
+        going = g.grow(logits, True)
         for node in range(before, len(g.tokens)):
             path_of[node] = (*path_of[g.parents[node]], g.tokens[node])
         assert [g.parents[node] for node in g.frontier] == [rows[index] for index in going]
@@ -116,14 +130,99 @@ def test_expanded_nodes_fit_into_the_rows_of_the_shape(shape, dynamic) -> None:
         assert g.words[node] == above | 1 << row
 
 
-def test_equal_scores_keep_the_parent() -> None:
-    g = Growing.below(sequence([1]), TreeShape((1, 2)), dynamic=True)
-    g.dynamic = True
-    g.add_level(torch.tensor([[4, 5, 6]]), torch.tensor([[0.0, -1.0, -1.0]]))
-    g.add_level(torch.tensor([[7, 8, 9]] * len(g.frontier)), torch.zeros(len(g.frontier), 3))
+TEMPLATE = TreeShape.of(Template.of([[0], [2], [0, 1], [2, 0], [2, 3], [0, 1, 0], [1]]))
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_a_template_is_grown_as_it_is(dynamic) -> None:
+    """Rank r below a node is the r-th best candidate there, whatever its chance."""
+    g, scores = grown(TEMPLATE, dynamic)
     tree = g.tree("x")
-    assert tree.parents.tolist()[:2] == [-1, 0]
-    assert int(tree.tokens[1]) == 4
+    assert TEMPLATE.template is not None
+    assert tuple(tree.parents.tolist()) == TEMPLATE.template.parents
+    wanted: list[tuple[int, ...]] = [()]
+    for parent, rank in zip(TEMPLATE.template.parents[1:], TEMPLATE.template.ranks[1:], strict=True):
+        above = wanted[parent]
+        wanted.append((*above, int(conditional(above, 40).topk(5).indices[rank])))
+    assert paths_of(tree.tokens.tolist(), tree.parents.tolist()) == set(wanted[1:]) == set(scores)
+    expanded = [node for node in range(len(tree)) if node in tree.parents.tolist()]
+    assert sorted(g.rows) == expanded
+
+
+def test_a_template_goes_without_what_may_not_be_said() -> None:
+    """And without what is below it. Of the root's children only the two best are allowed."""
+    first = level(t4=0.6, t5=0.4).log()
+    first[first < -5] = -torch.inf
+    g = Growing.below(sequence([3], temperature=0.0, vocab=10), TEMPLATE, False, Calibration(), free=True)
+    g.grow(first[None], True)
+    g.grow(level(t7=0.9, t8=0.1).log()[None], True)
+    g.grow(level(t1=1.0).log()[None], True)
+    tree = g.tree("x")
+    assert tree.tokens.tolist() == [3, 4, 5, 8, 1]
+    assert tree.parents.tolist() == [-1, 0, 0, 1, 3]
+
+
+def test_a_vocabulary_smaller_than_the_ranks_of_a_template() -> None:
+    shape = TreeShape.of(Template.of([[0], [5], [5, 0], [0, 0]]))
+    tree = independent([torch.tensor([0.5, 0.3, 0.2])] * 2, shape, dynamic=False)
+    assert tree.parents.tolist() == [-1, 0, 1]
+
+
+def test_a_tree_says_what_it_expects() -> None:
+    """The chances along the path, and their sum: so many drafts should be accepted."""
+    tree = independent(LEVELS, TreeShape((2, 2, 1)), dynamic=True)
+    assert tree.chances == pytest.approx((1.0, 0.7, 0.25, 0.595, 0.2125, 0.595), abs=0.01)
+    assert tree.expected == pytest.approx(0.7 + 0.25 + 0.595 + 0.2125 + 0.595, abs=0.03)
+    assert independent(LEVELS, TreeShape.chain(2), dynamic=True).expected == pytest.approx(0.75)
+    assert TreeShape().is_chain
+
+
+def test_what_was_accepted_is_learnt() -> None:
+    """Below each accepted node that was expanded: which candidate came, whether or not it was in the tree."""
+    calibration = Calibration()
+    s = sequence([3], temperature=0.0, vocab=10)
+    g = Growing.below(s, TreeShape((2, 2, 1)), True, calibration, free=True)
+    while not g.done:
+        g.grow(LEVELS[g.depth].log()[None], True)
+    tree = g.tree("x")
+    (second,) = [node for node in range(6) if tree.tokens[node] == 7]
+    s.tokens += [7, 2]  # the draw below 7 is its second candidate, which is not in the tree
+    g.learn([0, second])
+    calibration.fit()
+    assert calibration.hits[0, :3, :3].tolist() == [[0, 1, 0], [0, 1, 0], [0, 0, 0]]
+    assert calibration.trials[0, :3, 0].tolist() == [1, 1, 0]
+    s.tokens += [9, 9]
+    g.learn([0, -1])
+    calibration.fit()
+    assert calibration.trials[0, :3, 0].tolist() == pytest.approx([1.98, 0.98, 0])
+    assert calibration.hits[0, 0, :3].tolist() == pytest.approx([0, 0.98, 1])
+
+
+def test_equal_scores_keep_the_parent() -> None:
+    """A child that is certain is as likely as its parent."""
+    tree = independent([level(t4=0.4, t5=0.3, t6=0.3), level(t7=1.0)], TreeShape((2, 2)), dynamic=True)
+    assert paths_of(tree.tokens.tolist(), tree.parents.tolist()) == {(4,), (4, 7), (5,), (6,)}
+
+
+def test_what_may_not_be_said_is_not_drafted() -> None:
+    """Three tokens are left of ten; the tree stays smaller than its shape."""
+    row = torch.full((10,), -torch.inf)
+    row[[1, 4, 8]] = torch.tensor([0.0, 1.0, 2.0])
+    for dynamic in (False, True):
+        g = Growing.below(
+            sequence([3], temperature=0.0, vocab=10), TreeShape((6, 2)), dynamic, Calibration(), free=True
+        )
+        g.grow(row[None], True)
+        g.grow(torch.full((1, 10), -torch.inf), True)
+        assert g.done
+        assert g.tree("x").tokens.tolist() == [3, 8, 4, 1]
+
+
+def test_nothing_follows_broken_logits() -> None:
+    g = Growing.below(sequence([3], temperature=0.0, vocab=10), TreeShape((3, 2)), True, Calibration())
+    assert g.grow(torch.full((1, 10), torch.nan), True) == []
+    assert g.done
+    assert g.tree("x").tokens.tolist() == [3]
 
 
 def test_noise_is_that_of_the_position_and_of_the_targets_ids() -> None:
@@ -134,3 +233,4 @@ def test_noise_is_that_of_the_position_and_of_the_targets_ids() -> None:
     assert torch.equal(with_noise(logits[:, :3], s, 1, ids), logits[:, :3] / 0.5 + noise[ids])
     assert torch.equal(with_noise(torch.cat((logits, logits), 1), s, 1), logits / 0.5 + noise)
     assert torch.equal(with_noise(logits, sequence([1], temperature=0.0), 1), logits)
+    assert torch.equal(with_noise(logits, s, 1, shared=False), logits / 0.5)

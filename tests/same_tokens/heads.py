@@ -17,6 +17,7 @@ from spec.sequence import Sequence as Running
 from spec.tree import DraftTree, TreeShape
 from tests.heads.published import make_eagle, make_medusa
 from tests.same_tokens.models import MakeDrafter, Pair
+from tests.same_tokens.runs import TEMPLATE
 from verifier.heads.eagle import EagleHead
 from verifier.heads.eagle_config import EagleConfig
 from verifier.heads.eagle_weights import EagleWeights
@@ -25,7 +26,13 @@ from verifier.model.decoder import Decoder
 
 KINDS = ["medusa", "eagle3", "eagle1"]
 #: How trees grow, and their shape.
-SHAPES = {"chain": "1,1,1", "static": "3,4,2", "dynamic": "3,4,2", "bush": "6,14,18,14"}
+SHAPES = {
+    "chain": TreeShape.chain(3),
+    "static": TreeShape((3, 4, 2)),
+    "dynamic": TreeShape((3, 4, 2)),
+    "template": TEMPLATE,
+    "bush": TreeShape((6, 14, 18, 14)),
+}
 
 
 def load_eagle(directory: Path, target: Decoder) -> EagleHead:

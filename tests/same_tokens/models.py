@@ -41,8 +41,8 @@ class Pair:
     def vocab_size(self) -> int:
         return self.target.config.vocab_size
 
-    def draft_model(self, pool: PagePool) -> DraftModelDrafter:
-        return DraftModelDrafter(paged(self.draft, pool), self.vocab_size)
+    def draft_model(self, pool: PagePool, dynamic: bool = False) -> DraftModelDrafter:
+        return DraftModelDrafter(paged(self.draft, pool), dynamic)
 
 
 def make_pair(family: str, directory: Path, dtype: torch.dtype, **shape: Any) -> Pair:

@@ -11,6 +11,7 @@ from kvpaging import PagePool
 from spec.engine import Engine
 from spec.protocols import Drafter
 from spec.sampling import SamplingParams
+from spec.template import Template
 from spec.tree import ROOT_ONLY, TreeShape
 from tests.same_tokens.models import Pair, engine_of
 from tests.same_tokens.proposers import RandomTrees
@@ -22,8 +23,13 @@ from verifier.model.decoder import Decoder
 LARGEST = "6,14,18,14,8,3"
 CHAINS = [f"chain{k}" for k in range(1, 9)]
 TREES = ["3,2,1", "4,4,2,2,1", "1,3,3", LARGEST]
+DYNAMIC = ["dynamic 4,4,2,2,1", "dynamic 8,8", f"dynamic {LARGEST}"]
+#: Ranks that are left out, leaves and inner nodes at every depth.
+TEMPLATE = TreeShape.of(
+    Template.of([[0], [1], [3], [0, 0], [0, 1], [0, 4], [3, 0], [0, 0, 0], [0, 1, 2], [3, 0, 0], [3, 0, 0, 1]])
+)
 #: ``garbage`` proposes random trees; ``truth`` too, with the right tokens hidden on a path of each.
-DRAFTERS = ["ngram", *CHAINS, *TREES, "garbage", "truth"]
+DRAFTERS = ["ngram", *CHAINS, *TREES, *DYNAMIC, "template", "garbage", "truth"]
 
 SAMPLINGS = {
     "greedy": SamplingParams(temperature=0.0, top_k=3, min_p=0.2),
@@ -74,9 +80,10 @@ def _alone(job: Job) -> Job:
 def shape_of(drafter: str) -> TreeShape:
     if drafter.startswith("chain"):
         return TreeShape.chain(int(drafter.removeprefix("chain")))
-    if drafter in TREES:
-        return TreeShape.parse(drafter)
-    return {"none": ROOT_ONLY, "ngram": TreeShape.chain(5)}.get(drafter, TreeShape.parse("2,4,4,3,3,2,1"))
+    if drafter in TREES or drafter in DYNAMIC:
+        return TreeShape.parse(drafter.removeprefix("dynamic "))
+    fixed = {"none": ROOT_ONLY, "ngram": TreeShape.chain(5), "template": TEMPLATE}
+    return fixed.get(drafter, TreeShape.parse("2,4,4,3,3,2,1"))
 
 
 def drafting(pair: Pair, drafter: str, texts: Mapping[str, list[int]], **options: int | bool) -> Engine:
@@ -89,7 +96,7 @@ def drafting(pair: Pair, drafter: str, texts: Mapping[str, list[int]], **options
             return NgramDrafter(shortest=1)
         if drafter in ("garbage", "truth"):
             return RandomTrees(pair.vocab_size, known=texts if drafter == "truth" else None)
-        return pair.draft_model(pool)
+        return pair.draft_model(pool, dynamic=drafter in DYNAMIC)
 
     return engine_of(pair.target, made, shape_of(drafter), **options)  # type: ignore[arg-type]
 

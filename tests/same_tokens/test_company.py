@@ -13,7 +13,7 @@ from tests.same_tokens.runs import assert_same, drafting, jobs_of, plain, sample
 from tests.same_tokens.witness import Job, Text, run
 
 FAMILIES = ["llama2", "smollm", "mistral", "qwen3"]
-DRAFTERS = ["none", "ngram", "chain4", "4,4,2,2,1", "truth"]
+DRAFTERS = ["none", "ngram", "chain4", "4,4,2,2,1", "dynamic 4,4,2,2,1", "truth"]
 #: Every drafter with one family, every family with the drafter that is accepted at all depths; the rest is slow.
 CASES = [
     pytest.param(family, drafter, marks=() if family == FAMILIES[0] or drafter == "truth" else pytest.mark.slow)

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tests.same_tokens.models import Pair
-from tests.same_tokens.runs import CHAINS, DRAFTERS, TREES, assert_same, drafting, jobs_of, plain, whole
+from tests.same_tokens.runs import CHAINS, DRAFTERS, DYNAMIC, TREES, assert_same, drafting, jobs_of, plain, whole
 from tests.same_tokens.witness import Text, run
 from tests.verifier.families import FAMILIES
 
@@ -30,10 +30,11 @@ def assert_same_tokens(pair: Pair, drafter: str) -> dict[str, Text]:
 
 
 def _cases() -> list:
-    """Each family with five drafters, another chain and another tree from family to family; all others are slow."""
+    """Each family with six drafters, another chain and other trees from family to family; all others are slow."""
     cases = []
     for number, family in enumerate(FAMILIES):
-        quick = {"ngram", "garbage", "truth", CHAINS[number % len(CHAINS)], TREES[number % len(TREES)]}
+        turns = (kind[number % len(kind)] for kind in (CHAINS, TREES, [*DYNAMIC, "template"]))
+        quick = {"ngram", "garbage", "truth", *turns}
         cases += [pytest.param(family, d, marks=() if d in quick else pytest.mark.slow) for d in DRAFTERS]
     return cases
 
@@ -43,7 +44,7 @@ def test_every_family_with_every_drafter(pair, family, drafter) -> None:
     assert_same_tokens(pair(family), drafter)
 
 
-@pytest.mark.parametrize("drafter", ["truth", "chain3", "4,4,2,2,1", "garbage"])
+@pytest.mark.parametrize("drafter", ["truth", "chain3", "4,4,2,2,1", "dynamic 4,4,2,2,1", "garbage"])
 @pytest.mark.parametrize("family", ["llama3", "smollm", "qwen2_window"])
 def test_bf16(pair, family, drafter) -> None:
     assert_same_tokens(pair(family, torch.bfloat16), drafter)
@@ -51,7 +52,7 @@ def test_bf16(pair, family, drafter) -> None:
 
 @pytest.mark.parametrize(
     ("drafter", "least", "most"),
-    [("chain4", 0.7, 3.0), ("3,2,1", 0.7, 3.0), ("truth", 0.7, 3.0), ("garbage", 0.0, 0.2)],
+    [("chain4", 0.7, 3.0), ("3,2,1", 0.7, 3.0), ("dynamic 8,8", 0.7, 2.0), ("truth", 0.7, 3.0), ("garbage", 0.0, 0.2)],
 )
 def test_drafts_are_sometimes_accepted_and_sometimes_not(pair, drafter, least, most) -> None:
     """Or this suite would show little. Tokens accepted per step, mean over all requests."""

@@ -19,7 +19,7 @@ from tests.same_tokens.witness import Job, Text, run
 LENGTHS = (9, 1, 17, 33, 5, 40)
 everywhere = pytest.mark.parametrize("kind", KINDS)
 #: Every kind in every shape; in most tests all but these are slow.
-QUICK = {("medusa", "dynamic"), ("eagle3", "chain"), ("eagle3", "dynamic")}
+QUICK = {("medusa", "dynamic"), ("medusa", "template"), ("eagle3", "chain"), ("eagle3", "dynamic")}
 growing = pytest.mark.parametrize(
     ("kind", "shape"),
     [
@@ -32,7 +32,7 @@ growing = pytest.mark.parametrize(
 
 def engine_with(pair: Pair, kind: str, shape: str, texts: dict[str, list[int]], **options: int | bool) -> Engine:
     drafter = whispered(head_of(pair, kind, shape), texts)
-    return engine_of(pair.target, drafter, TreeShape.parse(SHAPES[shape]), **options)  # type: ignore[arg-type]
+    return engine_of(pair.target, drafter, SHAPES[shape], **options)  # type: ignore[arg-type]
 
 
 @cache
@@ -108,6 +108,21 @@ def test_over_a_prefix_hit(pair, kind, shape) -> None:
     assert accepted_per_step({job.id: actual[job.id] for job in later}) > 0.4
 
 
+@pytest.mark.parametrize("kind", ["medusa", "eagle3", "draft_model"])
+@pytest.mark.parametrize("shape", ["1,1,1", "8,8"])
+def test_without_the_shared_noise_the_tokens_are_the_same_but_later(pair, kind, shape) -> None:
+    models = pair("llama2")
+    jobs = jobs_of(models.vocab_size, (20, 21, 22, 23), 60, ["warm"])
+    make = models.draft_model if kind == "draft_model" else head_of(models, kind, "dynamic")
+    texts = {}
+    for shared in (True, False):
+        engine = engine_of(models.target, make, TreeShape.parse(shape))
+        engine.drafter.shared_noise = shared  # type: ignore[union-attr]
+        texts[shared] = run(engine, jobs)
+        assert_same(expected_warm(models), texts[shared])
+    assert accepted_per_step(texts[True]) > 1.5 * accepted_per_step(texts[False])
+
+
 @pytest.mark.parametrize("kind", ["medusa", "eagle3"])
 def test_noise_is_shared_with_the_draw(pair, monkeypatch, kind) -> None:
     """Even a head that knows nothing is hit at temperature 1, since the noise decides much of the draw."""
@@ -116,20 +131,19 @@ def test_noise_is_shared_with_the_draw(pair, monkeypatch, kind) -> None:
     engine = engine_of(models.target, head_of(models, kind, "dynamic"), TreeShape.parse("8,8"))
     texts = run(engine, jobs)
     assert_same(expected_warm(models), texts)
-    add_noise_of_its_own(monkeypatch, kind)
+    add_noise_of_its_own(monkeypatch)
     alone = run(engine_of(models.target, head_of(models, kind, "dynamic"), TreeShape.parse("8,8")), jobs)
     assert accepted_per_step(texts) > 2 * accepted_per_step(alone)
 
 
-def add_noise_of_its_own(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
-    """Let the drafter add the noise of a seed of its own."""
-    module = {"medusa": "drafters.medusa", "eagle3": "drafters.eagle"}[kind]
+def add_noise_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let drafters add the noise of a seed of their own."""
 
-    def other(logits, sequence, depth, token_ids=None):
+    def other(logits, sequence, depth, token_ids=None, shared=True):
         noise = gumbel_row(12345, len(sequence.tokens) + depth, sequence.noise.vocab_size)
         return logits / sequence.sampling.temperature + (noise if token_ids is None else noise[token_ids])
 
-    monkeypatch.setattr(f"{module}.with_noise", other)
+    monkeypatch.setattr("drafters.growth.with_noise", other)
 
 
 @cache

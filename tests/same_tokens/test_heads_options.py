@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from spec.tree import TreeShape
 from tests.same_tokens import options
 from tests.same_tokens.heads import KINDS, SHAPES, head_of, whispered
 from tests.same_tokens.models import engine_of
@@ -23,7 +22,7 @@ def test_every_option(pair, kind, shape) -> None:
     jobs = options.arriving(groups[::2] if shape == "chain" else groups[1::2])
     wanted = plain(models.target, jobs)
     drafter = whispered(head_of(models, kind, shape), whole(jobs, wanted))
-    texts = run(engine_of(models.target, drafter, TreeShape.parse(SHAPES[shape]), max_seqs=4, chunk=11), jobs)
+    texts = run(engine_of(models.target, drafter, SHAPES[shape], max_seqs=4, chunk=11), jobs)
     assert_same(wanted, texts)
     assert sum(text.statistics.accepted for text in texts.values() if text.statistics) > 0
     assert any(job.fork_of for job in jobs)

@@ -88,7 +88,10 @@ def test_a_list_can_be_a_repeated_flag_or_a_toml_array(toml) -> None:
         ({"port": "http"}, "--port must be a whole number from 0 to 65535, got 'http'"),
         ({"port": 70000}, "--port must be a whole number from 0 to 65535, got 70000"),
         ({"dtype": "fp32"}, "--dtype must be one of auto, bfloat16, float16, float32, got 'fp32'"),
-        ({"draft_tree": "3,,1"}, "--draft-tree must be node counts such as \"3,2,1\", got '3,,1'"),
+        (
+            {"draft_tree": "3,,1"},
+            "--draft-tree must be node counts such as \"3,2,1\", or a template (.json), got '3,,1'",
+        ),
         ({"draft_tokens": -1}, "--draft-tokens must be a whole number from 0 to 63, got -1"),
         ({"prefix_cache": "maybe"}, "--prefix-cache must be true or false, got 'maybe'"),
         ({"kv_tokens": 0}, "--kv-tokens must be a whole number of at least 1, got 0"),

@@ -1,0 +1,176 @@
+"""From the chance a draft gives a candidate to the chance that it is hit, learnt while drafting.
+
+A draft's own softmax is no honest chance: where target and draft both take the likeliest token, the draft's first
+choice is hit far more often than its probability says, and its third less often. So each candidate's log-odds ``z`` are
+mapped, by depth, rank among its siblings and way of drawing, to::
+
+    log-odds of a hit, given that the parent was hit  =  slope * z + shift        (Platt scaling)
+
+What verification shows are trials: below every accepted node the token that came is one of the candidates, or none.
+Trials are counted in bins of ``z``, and every so many steps the lines are fitted to the counts: first one for all
+depths, held near the identity, then one for each depth, held near that one. So few trials change little. Older counts
+fade, so that the chances follow the text. All of it is a guess about speed: no token depends on it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Many
+
+import numpy as np
+from numpy.typing import NDArray
+
+from spec.sampling import SamplingParams
+from spec.tree import MAX_NODES
+
+Floats = NDArray[np.float64]
+
+#: Ways of drawing that differ in how often drafts are hit: temperature 0, up to 0.75, above.
+KINDS = 3
+#: Depths and ranks that are told apart; what is deeper or lower counts as the last.
+DEPTHS, GROUPS = 8, 4
+#: Ranks whose hits are counted, for templates.
+RANKS = 24
+#: Steps between fits (fewer in the beginning), and what is left of older counts then: about 6000 steps are remembered.
+FIT_EVERY, FIRST_FIT = 128, 16
+KEPT = 0.98
+#: How strongly the lines are held: about as many trials stand against what is seen.
+_HOLD_ALL, _HOLD_DEPTH = 4.0, 40.0
+_NEWTON_STEPS, _LONGEST_STEP = 4, 2.0
+_MOST_SLOPE = 4.0
+
+#: A line that changes nothing.
+IDENTITY = np.array([1.0, 0.0])
+#: Centres of the bins.
+_ODDS = np.linspace(-9.0, 9.0, 25)
+#: Where the curves have their knots: log chances of a candidate. Outside the bins they go straight on.
+_KNOT_ODDS = np.concatenate(([-900.0], _ODDS, [60.0]))
+_KNOTS = -np.logaddexp(0.0, -_KNOT_ODDS)
+#: The curves of all groups lie side by side, each so wide, the first group's on the right.
+_ROOM = 1000.0
+
+
+def kind_of(sampling: SamplingParams) -> int:
+    """Which way of drawing this is."""
+    return 0 if sampling.greedy else 1 if sampling.temperature <= 0.75 else 2
+
+
+class Calibration:
+    """The curves of one drafter, and the counts they are fitted to. active: False leaves chances as they are.
+
+    trials, hits: fp64[kind, depth, rank], how often a candidate of that rank was looked at below an accepted node, and
+    how often it was the token that came.
+    """
+
+    def __init__(self) -> None:
+        self.active = True
+        self.trials = np.zeros((KINDS, DEPTHS, RANKS))
+        self.hits = np.zeros((KINDS, DEPTHS, RANKS))
+        self._binned = np.zeros((2, KINDS, DEPTHS, GROUPS, len(_ODDS)))
+        self._lines = np.tile(IDENTITY, (KINDS, DEPTHS + 1, GROUPS, 1))
+        self._offsets = -_ROOM * np.minimum(np.arange(MAX_NODES), GROUPS - 1)
+        self._knots = (_KNOTS - _ROOM * np.arange(GROUPS)[::-1, None]).ravel()
+        self._curves = np.tile(_KNOTS, (KINDS, DEPTHS, GROUPS))
+        self._chains = [_chain(self.hits[kind], self.trials[kind]) for kind in range(KINDS)]
+        self._seen: list[list[tuple[int, Floats, int]]] = [[] for _ in range(KINDS)]
+        self._steps, self._fit_at = 0, FIRST_FIT
+
+    def calibrated(self, kind: int, depth: int, chances: Floats) -> Floats:
+        """[F, k] log chances of siblings, best first -> log chances to be hit, given that the parent is."""
+        if not self.active:
+            return chances
+        places = chances + self._offsets[: chances.shape[1]]
+        curves: Floats = np.interp(places, self._knots, self._curves[kind, min(depth, DEPTHS - 1)], left=-np.inf)
+        return curves
+
+    def saw(self, kind: int, depth: int, chances: Floats, hit: int) -> None:
+        """A trial below an accepted node: [k] log chances of the candidates (NaN if unknown), and which came, or -1."""
+        self._seen[kind].append((min(depth, DEPTHS - 1), chances, hit))
+
+    def step(self) -> None:
+        """A step is over: now and then, fit."""
+        self._steps += 1
+        if self._steps >= self._fit_at:
+            self._steps, self._fit_at = 0, min(2 * self._fit_at, FIT_EVERY)
+            self.fit()
+
+    def chain(self, kind: int, levels: int) -> tuple[float, ...]:
+        """[levels] the chance of each node of a chain to be hit, by how often first choices were."""
+        return self._chains[kind][:levels]
+
+    def accuracy(self, kind: int) -> list[list[float]]:
+        """[depth][rank] how often candidates were hit: what :func:`spec.template.best_template` is made from."""
+        trials = self.trials[kind]
+        rows: list[list[float]] = (self.hits[kind] / np.maximum(trials, 1e-9)).tolist()
+        return [row for row, seen in zip(rows, trials[:, 0], strict=True) if seen]
+
+    def fit(self) -> None:
+        """Take in what was seen and draw new curves."""
+        for kind, seen in enumerate(self._seen):
+            if seen:
+                self._seen[kind] = []
+                self._count(kind, seen)
+                self._draw(kind)
+
+    def _draw(self, kind: int) -> None:
+        """The curves of one way of drawing, from its counts."""
+        (trials, hits), lines = self._binned[:, kind], self._lines[kind]
+        lines[:1] = _fitted(trials.sum(0, keepdims=True), hits.sum(0, keepdims=True), lines[:1], IDENTITY, _HOLD_ALL)
+        lines[1:] = _fitted(trials, hits, lines[1:], lines[:1], _HOLD_DEPTH)
+        odds = lines[1:, :, :1] * _KNOT_ODDS + lines[1:, :, 1:]
+        self._curves[kind] = -np.logaddexp(0.0, -odds)[:, ::-1].reshape(DEPTHS, -1)
+
+    def _count(self, kind: int, seen: Many[tuple[int, Floats, int]]) -> None:
+        """Sort trials into the bins; what lay there fades."""
+        depths, rows, found = zip(*seen, strict=True)
+        lengths = np.array([len(row) for row in rows])
+        depth, chance = np.repeat(depths, lengths), np.concatenate(rows)
+        rank = np.arange(len(depth)) - np.repeat(lengths.cumsum() - lengths, lengths)
+        hit = rank == np.repeat(found, lengths)
+        odds = _log_odds(np.where(chance > -_ROOM, chance, -_ROOM))
+        place = np.rint((odds - _ODDS[0]) / (_ODDS[1] - _ODDS[0])).clip(0, len(_ODDS) - 1).astype(np.int64)
+        group, known, ranked = np.minimum(rank, GROUPS - 1), chance > -np.inf, rank < RANKS
+        binned = np.ravel_multi_index((depth, group, place), self._binned.shape[2:])
+        by_rank = np.ravel_multi_index((depth, np.minimum(rank, RANKS - 1)), self.trials.shape[1:])
+        for counts, cell, valid in (
+            (self.trials, by_rank, ranked),
+            (self.hits, by_rank, ranked & hit),
+            (self._binned[0], binned, known),
+            (self._binned[1], binned, known & hit),
+        ):
+            of_kind = counts[kind]
+            of_kind *= KEPT
+            of_kind += np.bincount(cell[valid], minlength=of_kind.size).reshape(of_kind.shape)
+        self._chains[kind] = _chain(self.hits[kind], self.trials[kind])
+
+
+def _chain(hits: Floats, trials: Floats) -> tuple[float, ...]:
+    """The chance of each node of the longest chain. hits, trials: [depth, rank]."""
+    rates = (hits[:, 0] + 0.5) / (trials[:, 0] + 1.0)
+    chances: list[float] = rates[np.minimum(np.arange(MAX_NODES), DEPTHS - 1)].cumprod().tolist()
+    return tuple(chances)
+
+
+def _log_odds(chance: Floats) -> Floats:
+    """Of a log chance; a certain one counts as almost certain."""
+    chance = np.minimum(chance, -1e-4)
+    odds: Floats = chance - np.log(-np.expm1(chance))
+    return odds
+
+
+def _fitted(trials: Floats, hits: Floats, lines: Floats, held: Floats, hold: float) -> Floats:
+    """Slope and shift of the lines that explain the counts best, held near others.
+
+    trials, hits: [.., bins]. lines: [.., 2], where to start. held: the same or broadcast to it. Newton's method on the
+    likelihood, all lines at once.
+    """
+    slope, shift = lines[..., 0], lines[..., 1]
+    for _ in range(_NEWTON_STEPS):
+        chance = 1.0 / (1.0 + np.exp(-(slope[..., None] * _ODDS + shift[..., None])))
+        missing, weight = hits - trials * chance, trials * chance * (1.0 - chance)
+        down_a = missing @ _ODDS - hold * (slope - held[..., 0])
+        down_b = missing.sum(-1) - hold * (shift - held[..., 1])
+        aa, ab, bb = weight @ _ODDS**2 + hold, weight @ _ODDS, weight.sum(-1) + hold
+        step = np.stack((bb * down_a - ab * down_b, aa * down_b - ab * down_a)) / (aa * bb - ab * ab)
+        step = step.clip(-_LONGEST_STEP, _LONGEST_STEP)
+        slope, shift = (slope + step[0]).clip(0.0, _MOST_SLOPE), shift + step[1]
+    return np.stack((slope, shift), axis=-1)

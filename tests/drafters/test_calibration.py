@@ -1,0 +1,144 @@
+"""Chances become honest from what is hit, slowly forget, and never turn the order of siblings of a rank around."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from drafters.calibration import DEPTHS, FIRST_FIT, FIT_EVERY, GROUPS, KINDS, RANKS, Calibration, kind_of
+from spec.sampling import SamplingParams
+
+
+def logistic(odds: np.ndarray) -> np.ndarray:
+    chances: np.ndarray = 1 / (1 + np.exp(-odds))
+    return chances
+
+
+def siblings(rng: np.random.Generator, count: int = 6) -> np.ndarray:
+    """Log chances of the likeliest tokens, best first."""
+    logits = np.sort(2.5 * rng.standard_normal(60))[::-1]
+    chances: np.ndarray = logits - np.log(np.exp(logits).sum())
+    return chances[:count]
+
+
+def feed(calibration: Calibration, slope: float, shift: float, steps: int, depth: int = 0, kind: int = 2, seed=0):
+    """Trials of a draft whose first choices are hit with log-odds ``slope * z + shift``, its others never."""
+    rng = np.random.default_rng(seed)
+    for _ in range(steps):
+        chances = siblings(rng)
+        odds = chances - np.log(-np.expm1(chances))
+        hit = 0 if rng.random() < logistic(slope * odds[0] + shift) else -1
+        calibration.saw(kind, depth, chances, hit)
+        calibration.step()
+
+
+def test_a_new_one_changes_nothing() -> None:
+    calibration, rng = Calibration(), np.random.default_rng(0)
+    chances = np.stack([siblings(rng) for _ in range(7)])
+    for depth in (0, 3, DEPTHS, 40):
+        assert calibration.calibrated(1, depth, chances) == pytest.approx(chances, abs=0.02)
+    assert calibration.chain(0, 3) == pytest.approx((0.5, 0.25, 0.125))
+
+
+@pytest.mark.parametrize(("slope", "shift"), [(1.0, 2.0), (0.6, 0.5), (1.5, -1.0)])
+def test_it_learns_how_often_candidates_are_hit(slope, shift) -> None:
+    calibration = Calibration()
+    feed(calibration, slope, shift, 3000)
+    for chance in (0.2, 0.4, 0.6, 0.8):
+        wanted = logistic(slope * np.log(chance / (1 - chance)) + shift)
+        first, second = np.exp(calibration.calibrated(2, 0, np.log([[chance, chance / 4]]))[0])
+        assert first == pytest.approx(wanted, abs=0.08)
+        assert second < 0.02
+        assert math.exp(calibration.calibrated(0, 0, np.log([[chance]]))[0, 0]) == pytest.approx(chance, abs=0.02)
+
+
+def test_a_depth_without_trials_follows_the_others() -> None:
+    calibration = Calibration()
+    feed(calibration, 1.0, 2.0, 2000, depth=1)
+    chances = np.log([[0.2]])
+    assert calibration.calibrated(2, 5, chances) == pytest.approx(calibration.calibrated(2, 1, chances), abs=0.05)
+
+
+def test_few_trials_change_little() -> None:
+    calibration = Calibration()
+    for _ in range(FIRST_FIT):
+        calibration.saw(2, 0, np.log([0.3, 0.2]), 0)
+        calibration.step()
+    first, second = np.exp(calibration.calibrated(2, 0, np.log([[0.3, 0.2]]))[0])
+    assert 0.4 < first < 0.95
+    assert 0.01 < second < 0.2
+
+
+def test_it_follows_a_text_that_changes() -> None:
+    calibration, chances = Calibration(), np.log([[0.3]])
+    feed(calibration, 1.0, 2.0, 8000)
+    before = math.exp(calibration.calibrated(2, 0, chances)[0, 0])
+    feed(calibration, 1.0, -1.0, 16000, seed=1)
+    after = math.exp(calibration.calibrated(2, 0, chances)[0, 0])
+    assert before == pytest.approx(logistic(np.log(3 / 7) + 2), abs=0.05)
+    assert after == pytest.approx(logistic(np.log(3 / 7) - 1), abs=0.06)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_whatever_it_sees_chances_stay_chances_in_order(seed) -> None:
+    """Impossible and certain candidates among them, and trials that are pure nonsense."""
+    calibration, rng = Calibration(), np.random.default_rng(seed)
+    for _ in range(700):
+        chances = np.sort(np.concatenate(([0.0, -np.inf, -500.0, 1e-7, np.nan], siblings(rng, 20))))[::-1]
+        calibration.saw(seed % KINDS, int(rng.integers(12)), chances, int(rng.integers(-1, 25)))
+        calibration.step()
+    raw = np.concatenate(([-np.inf, -400.0, -40.0], np.linspace(-12, 0, 60)))
+    for rank in range(GROUPS + 3):
+        grid = np.full((len(raw), rank + 1), -1.0)
+        grid[:, rank] = raw
+        curve = calibration.calibrated(seed % KINDS, seed, grid)[:, rank]
+        assert curve[0] == -np.inf
+        assert np.all(np.diff(curve[1:]) >= 0)
+        assert np.all(curve <= 0)
+
+
+def test_inactive_it_leaves_chances_alone_but_goes_on_learning() -> None:
+    calibration, chances = Calibration(), np.log([[0.3, 0.1]])
+    calibration.active = False
+    feed(calibration, 1.0, 2.0, 300)
+    assert calibration.calibrated(2, 0, chances) is chances
+    calibration.active = True
+    assert calibration.calibrated(2, 0, chances)[0, 0] > math.log(0.5)
+
+
+def test_it_counts_hits_by_rank() -> None:
+    calibration, rng = Calibration(), np.random.default_rng(0)
+    shares = np.array([0.5, 0.2, 0.1, 0.05])
+    for _ in range(4000):
+        hit = int(rng.choice(5, p=[*shares, 0.15]))
+        calibration.saw(0, 1, np.full(40, -3.0), hit if hit < 4 else -1)
+        calibration.step()
+    calibration.fit()
+    accuracy = calibration.hits[0, 1] / calibration.trials[0, 1]
+    assert accuracy.shape == (RANKS,)
+    assert accuracy[:4] == pytest.approx(shares, abs=0.03)
+    assert accuracy[4:].max() == 0
+
+
+def test_a_chain_goes_by_how_often_first_choices_were_hit() -> None:
+    """Their chances are not computed."""
+    calibration, rng = Calibration(), np.random.default_rng(0)
+    for _ in range(2000):
+        for depth, share in enumerate((0.8, 0.5, 0.25)):
+            calibration.saw(2, depth, np.array([np.nan]), 0 if rng.random() < share else -1)
+        calibration.step()
+    assert calibration.chain(2, 3) == pytest.approx((0.8, 0.4, 0.1), abs=0.03)
+    assert calibration.calibrated(2, 0, np.log([[0.3]])) == pytest.approx(np.log([[0.3]]), abs=0.02)
+
+
+def test_its_memory_is_bounded() -> None:
+    calibration = Calibration()
+    for _ in range(5):
+        feed(calibration, 1.0, 0.0, FIT_EVERY)
+        assert sum(len(seen) for seen in calibration._seen) <= FIT_EVERY
+
+
+def test_ways_of_drawing() -> None:
+    assert [kind_of(SamplingParams(temperature=t)) for t in (0.0, 0.2, 0.75, 0.8, 1.5)] == [0, 1, 1, 2, 2]

@@ -1,0 +1,162 @@
+"""Candidates are those of logits changed as the target's will be: nothing is drafted that may not be said."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence as Many
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from drafters.candidates import adjusted, adjusts, with_noise
+from kvpaging import PagePool, PageTable
+from spec.adjust import Adjustment, paths_of
+from spec.constrain import Ahead, Guarded
+from spec.decide import decide
+from spec.noise import Noise
+from spec.protocols import Drafter
+from spec.sampling import SamplingParams
+from spec.sequence import Sequence
+from spec.tree import DraftTree, TreeShape
+from tests.same_tokens.heads import SHAPES, head_of
+from tests.same_tokens.models import Pair, engine_of
+from tests.same_tokens.witness import Job, run
+from tests.spec.grammars import Automaton
+from tests.spec.trees import random_tree
+from tests.verifier.reading import random_tokens
+
+VOCAB = 300
+OPTIONS: list[dict[str, Any]] = [
+    {"repetition_penalty": 1.7},
+    {"frequency_penalty": 1.1, "presence_penalty": -0.6},
+    {"logit_bias": {3: 2.0, 4: -100.0, 9: 100.0}},
+    {"bad_words": [[5], [9, 9], [1, 2, 3]], "logit_bias": {9: 8.0}},
+    {"allowed_token_ids": [2, 4, 8, 16, 32], "presence_penalty": 2.0},
+    {"min_tokens": 6},
+]
+
+
+def sequence(temperature: float, **options: Any) -> Sequence:
+    params = SamplingParams(temperature=temperature, **options)
+    rng = random.Random(3)
+    prompt = [rng.randrange(40) for _ in range(20)]
+    s = Sequence("s", prompt, 20, params, PageTable(PagePool(4, 16)), Noise(3, VOCAB), 99, frozenset({7, 11}))
+    s.adjustment = Adjustment.of(params, prompt, VOCAB)
+    s.append([1, 2, 30])
+    return s
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+@pytest.mark.parametrize("options", OPTIONS, ids=lambda options: "+".join(options))
+def test_the_likeliest_candidate_is_the_draw_that_the_target_would_make_of_these_logits(options, temperature) -> None:
+    rng = random.Random(1)
+    for _ in range(10):
+        s = sequence(temperature, **options)
+        tree = random_tree(rng, 20, 40, root=30)
+        logits, banned = torch.randn(len(tree), VOCAB), torch.rand(len(tree), VOCAB) < 0.3
+        logits[:, [7, 11]] += 3
+        banned[:, [2, 7, 32]] = False
+        drawn = decide(s, tree, logits, banned)
+        paths = paths_of(tree.tokens.tolist(), tree.parents.tolist())
+        for node, depth in enumerate(tree.depths.tolist()):
+            assert adjusts(s, depth) == (s.adjustment is not None or depth < 3)
+            row = adjusted(logits[node : node + 1], s, depth, [paths[node]], [banned[node]])
+            assert int(with_noise(row, s, depth).argmax()) == int(drawn[node])
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=lambda options: "+".join(options))
+def test_other_vocabularies_are_changed_alike(options) -> None:
+    """Fewer or more columns than the target has tokens, or columns in another order."""
+    s, paths = sequence(1.0, **options), [[1, 2], [9]]
+    logits, ban = torch.randn(2, VOCAB), [torch.rand(VOCAB) < 0.3, None]
+    before = logits.clone()
+    whole = adjusted(logits, s, 1, paths, ban)
+    ids = torch.randperm(VOCAB)[:80]
+    assert torch.equal(adjusted(logits[:, ids], s, 1, paths, ban, ids), whole[:, ids])
+    assert torch.equal(adjusted(logits[:, :100], s, 1, paths, ban), whole[:, :100])
+    assert torch.equal(adjusted(torch.cat((logits, logits), 1), s, 1, paths, ban), whole)
+    assert torch.equal(before, logits)
+
+
+class Watch:
+    """Looks at every tree that another drafter proposes."""
+
+    def __init__(self, inner: Drafter) -> None:
+        self.inner, self.name, self.needs = inner, inner.name, inner.needs
+        self.seen: list[tuple[Sequence, DraftTree, list[bool] | None]] = []
+
+    def propose(self, sequences: Many[Sequence], shapes: Many[TreeShape]) -> list[DraftTree]:
+        trees = self.inner.propose(sequences, shapes)
+        for s, tree in zip(sequences, trees, strict=True):
+            legal = s.constraint.legal(tree.tokens.tolist(), tree.parents.tolist()) if s.constraint else None
+            self.seen.append((s, tree, legal))
+        return trees
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+    def committed(self, s: Sequence, path: list[int], moves: tuple[Tensor, Tensor] | None) -> None:
+        self.inner.committed(s, path, moves)
+
+
+def watched(models: Pair, kind: str, shape: str, **options: Any) -> list[tuple[Sequence, DraftTree, list[bool] | None]]:
+    """What is proposed for one request."""
+    grammar = options.pop("grammar", None)
+    params = SamplingParams(temperature=1.0, seed=4, max_tokens=50, **{"ignore_eos": True, **options})
+    job = Job("one", random_tokens(random.Random(7), 21, VOCAB), params, grammar=grammar)
+    make = models.draft_model if kind == "draft_model" else head_of(models, kind, shape)
+    engine = engine_of(models.target, lambda pool: Watch(make(pool)), SHAPES[shape])  # type: ignore[arg-type]
+    run(engine, [job])
+    assert isinstance(engine.drafter, Watch)
+    assert sum(len(tree) - 1 for _, tree, _ in engine.drafter.seen) > 30
+    return engine.drafter.seen
+
+
+everyone = pytest.mark.parametrize("kind", ["medusa", "eagle3", "eagle1", "draft_model"])
+
+
+@everyone
+@pytest.mark.parametrize("shape", ["chain", "static", "dynamic", "template"])
+def test_nothing_is_drafted_that_a_grammar_rules_out(pair, monkeypatch, kind, shape) -> None:
+    monkeypatch.setattr("drafters.growth.Ahead", partial(Ahead, seconds=60.0))  # this one is slow
+    grammar = Automaton(3, VOCAB, forcing=0.1)
+    for _, tree, legal in watched(pair("llama2"), kind, shape, grammar=grammar):
+        assert legal == [True] * len(tree)
+
+
+@everyone
+@pytest.mark.parametrize("shape", ["chain", "dynamic"])
+def test_nothing_is_drafted_that_may_not_be_said(pair, kind, shape) -> None:
+    """Wherever it stands, and after which tokens; and no end before its time."""
+    allowed = list(range(0, VOCAB, 5))
+    said = watched(
+        pair("llama2"), kind, shape, ignore_eos=False, min_tokens=50, allowed_token_ids=allowed, bad_words=[[10, 10]],
+        logit_bias={10: 6.0}, stop_token_ids=[0, 5],
+    )  # fmt: skip
+    together = 0
+    for _, tree, _ in said:
+        tokens, parents = tree.tokens.tolist(), tree.parents.tolist()
+        assert set(tokens[1:]) <= set(allowed) - {0, 5}
+        assert all((token, tokens[parent]) != (10, 10) for token, parent in zip(tokens[1:], parents[1:], strict=True))
+        together += 10 in tokens[1:]
+    assert together > len(said) / 3
+
+
+def test_a_slow_or_broken_grammar_is_not_asked_again() -> None:
+    class Broken(Automaton):
+        def fork(self) -> Automaton:
+            raise ValueError("never copied")
+
+    sound = Ahead(Guarded(Automaton(3, VOCAB), VOCAB), seconds=60.0)
+    first = sound.banned(0, -1, 5)
+    assert first is not None
+    token = int(first.logical_not().nonzero()[0])
+    assert sound.banned(1, 0, token) is not None
+    assert Ahead(Guarded(Automaton(3, VOCAB), VOCAB), seconds=0.0).banned(0, -1, 5) is None
+    broken = Ahead(Guarded(Broken(3, VOCAB), VOCAB), seconds=60.0)
+    assert broken.banned(0, -1, 5) is not None
+    assert broken.banned(1, 0, token) is None
+    assert broken.banned(2, 1, token) is None

@@ -1,0 +1,126 @@
+"""Templates: what a file may say, the numbers of the nodes, cutting, and the best one for measured accuracies."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import random
+from pathlib import Path
+
+import pytest
+
+from spec.errors import ConfigurationError
+from spec.template import MOST_PATHS, Template, best_template
+from spec.tree import TreeShape
+
+DRAWN = [[0], [0, 0], [0, 1], [1]]
+
+
+def test_the_drawing_in_the_docstring() -> None:
+    template = Template.of(DRAWN)
+    assert template.parents == (-1, 0, 0, 1, 1)
+    assert template.ranks == (0, 0, 1, 0, 1)
+    assert template.paths == [(), (0,), (1,), (0, 0), (0, 1)]
+    assert [list(template.level(depth)) for depth in range(3)] == [[0], [1, 2], [3, 4]]
+    assert (template.levels, template.widths, sorted(template.inner)) == (2, (2, 2), [0, 1])
+    assert [template.reach(0), template.reach(1)] == [2, 2]
+
+
+def test_the_order_of_paths_does_not_matter() -> None:
+    paths = [[0], [2], [5], [0, 0], [2, 1], [2, 1, 7]]
+    for seed in range(5):
+        assert Template.of(random.Random(seed).sample(paths, len(paths))) == Template.of(paths)
+    assert [Template.of(paths).reach(depth) for depth in range(3)] == [6, 2, 8]
+
+
+def read(file: Path, content: object) -> TreeShape:
+    file.write_text(content if isinstance(content, str) else json.dumps(content))
+    return TreeShape.parse(str(file))
+
+
+@pytest.mark.parametrize("form", [list, lambda paths: {"name": "mine", "choices": paths}])
+def test_a_file_of_paths_alone_or_under_choices(tmp_path, form) -> None:
+    shape = read(tmp_path / "tree.json", form(DRAWN))
+    assert shape.template == Template.of(DRAWN)
+    assert (shape.widths, shape.levels, shape.nodes, shape.is_chain) == ((2, 2), 2, 5, False)
+
+
+def test_the_largest() -> None:
+    assert TreeShape.of(Template.of([[rank] for rank in range(MOST_PATHS)])).nodes == 64
+
+
+def test_first_choices_alone_are_a_chain(tmp_path) -> None:
+    assert read(tmp_path / "tree.json", [[0], [0, 0], [0, 0, 0]]) == TreeShape.chain(3)
+    assert not read(tmp_path / "tree.json", [[0], [0, 1]]).is_chain
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        ([[0], [1, 0]], "the path [1, 0] is there, but not [1] above it"),
+        ([[0], [0, 0, 2], [0, 1]], "the path [0, 0, 2] is there, but not [0, 0] above it"),
+        ([[0], [1], [0]], "the path [0] stands there twice"),
+        ([[0], [-1]], "path number 2 is [-1], but a path is a list of ranks, counted from 0"),
+        ([[0], []], "path number 2 is [], but"),
+        ([[0], [True]], "path number 2 is [true], but"),
+        ([[0], [0.0]], "path number 2 is [0.0], but"),
+        ([[0], 3], "path number 2 is 3, but"),
+        ([[rank] for rank in range(64)], "a tree has 1 to 63 drafted nodes, got 64 paths"),
+        ([], "a tree has 1 to 63 drafted nodes, got 0 paths"),
+        ({"paths": DRAWN}, "must hold a list of rank paths such as [[0], [0, 0], [1]]"),
+        ("7", "must hold a list of rank paths"),
+        ("[[0], [1]", "is no JSON (Expecting"),
+    ],
+)
+def test_what_is_wrong_with_a_file_is_said(tmp_path, content, problem) -> None:
+    with pytest.raises(ConfigurationError) as raised:
+        read(tmp_path / "tree.json", content)
+    assert str(raised.value).startswith(f"--draft-tree {tmp_path / 'tree.json'}: ")
+    assert problem in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+def test_a_file_that_is_not_there_or_no_text(tmp_path) -> None:
+    with pytest.raises(ConfigurationError, match=r"gone\.json: cannot be read \(No such file"):
+        TreeShape.parse(str(tmp_path / "gone.json"))
+    (tmp_path / "bytes.json").write_bytes(b"\xff\xfe[")
+    with pytest.raises(ConfigurationError, match=r"bytes\.json: is no JSON"):
+        TreeShape.parse(str(tmp_path / "bytes.json"))
+
+
+@pytest.mark.parametrize("levels", range(-1, 6))
+def test_a_template_cut_to_fewer_levels(levels) -> None:
+    paths = [[0], [1], [0, 0], [1, 2], [0, 0, 0], [0, 0, 0, 3]]
+    cut = TreeShape.of(Template.of(paths)).limited(levels)
+    left = [path for path in paths if len(path) <= levels]
+    assert cut == (TreeShape.of(Template.of(left)) if left else TreeShape())
+    assert cut.levels == max(0, min(levels, 4))
+
+
+def value(path: tuple[int, ...], accuracy: list[list[float]]) -> float:
+    product = 1.0
+    for depth, rank in enumerate(path):
+        product *= accuracy[depth][rank]
+    return product
+
+
+@pytest.mark.parametrize("nodes", [1, 2, 7, 20, 63])
+def test_the_best_template_holds_the_likeliest_paths(nodes) -> None:
+    """No other tree of that size is expected to have more accepted; ranks need not be in the order of their share."""
+    rng = random.Random(nodes)
+    accuracy = [[rng.random() ** 3 for _ in range(6)] for _ in range(4)]
+    every = [path for depth in range(1, 5) for path in itertools.product(range(6), repeat=depth)]
+    best = sorted(every, key=lambda path: -value(path, accuracy))[:nodes]
+    assert set(best_template(accuracy, nodes).paths[1:]) == set(best)
+
+
+def test_what_was_never_right_is_not_drafted() -> None:
+    template = best_template([[0.5, 0.0, 0.1], [0.0, 0.0], [0.9]], 63)
+    assert template.paths == [(), (0,), (2,)]
+    with pytest.raises(ConfigurationError, match="measured accuracies: a tree has 1 to 63"):
+        best_template([[0.0]], 5)
+
+
+def test_a_written_template_is_read_back(tmp_path) -> None:
+    template = best_template([[0.6, 0.2, 0.1], [0.5, 0.2], [0.4]], 9)
+    assert read(tmp_path / "tree.json", template.paths[1:]).template == template
