@@ -46,7 +46,7 @@ class TokenEngine(Protocol):
 
 
 class Mailbox:
-    """The deltas of one request that its reader has not taken yet, merged into one; bounded by ``most`` tokens."""
+    """The deltas of one request that its reader has not taken yet; bounded by ``most`` tokens."""
 
     def __init__(
         self, engine: TokenEngine, request: Request, wake: asyncio.Event, most: int, spend: Callable[[int], None]
@@ -58,22 +58,24 @@ class Mailbox:
         self._wake = wake
         self._most = most
         self._spend = spend
-        self._pending: Delta | None = None
+        self._pending: list[Delta] = []
+        self._pending_tokens = 0
 
     def put(self, delta: Delta) -> None:
-        """Merge a delta into what is waiting. A reader too far behind loses the request."""
+        """Keep a delta for the reader. One too far behind loses the request."""
         if self.finished:
             return
         self.begun = True
         self._spend(len(delta.tokens))
-        self._pending = delta if self._pending is None else _merged(self._pending, delta)
+        self._pending.append(delta)
+        self._pending_tokens += len(delta.tokens)
         self._wake.set()
         if delta.finish_reason == "error":
             delta.finish_reason = None
             self.fail(EngineFailed(delta.error or "the engine gave up on this request"))
         elif delta.finish_reason is not None:
             self.finished = True
-        elif len(self._pending.tokens) > self._most:
+        elif self._pending_tokens > self._most:
             self._engine.cancel(self.request.id)
             self.fail(SlowReader(f"the client left more than {self._most} tokens unread"))
 
@@ -82,10 +84,10 @@ class Mailbox:
         self.finished, self.error = True, error
         self._wake.set()
 
-    def take(self) -> Delta | None:
-        """What is waiting, or None."""
-        delta, self._pending = self._pending, None
-        return delta
+    def take(self) -> list[Delta]:
+        """What is waiting, in the order it came."""
+        taken, self._pending, self._pending_tokens = self._pending, [], 0
+        return taken
 
     def abandon(self) -> None:
         """Nobody will read on: free the engine of the request if it is still running."""
@@ -135,6 +137,8 @@ class Generation:
     async def next(self, timeout: float | None = None) -> list[tuple[int, Delta]]:
         """The next deltas with the index of their request; empty if none came within ``timeout`` seconds.
 
+        Several of one request if the reader was slower than the engine: each is one step, with its own origin.
+
         Raises what a request failed with: :class:`~spec.errors.InvalidRequest`, :class:`~server.errors.ApiError`.
         """
         try:
@@ -143,8 +147,7 @@ class Generation:
         except TimeoutError:
             return []
         self._wake.clear()
-        taken = [(index, mailbox.take()) for index, mailbox in enumerate(self._mailboxes)]
-        batch = [(index, delta) for index, delta in taken if delta is not None]
+        batch = [(index, delta) for index, mailbox in enumerate(self._mailboxes) for delta in mailbox.take()]
         error = next((mailbox.error for mailbox in self._mailboxes if mailbox.error is not None), None)
         if error is not None:
             if not batch:
@@ -176,12 +179,3 @@ async def generate(engine: TokenEngine, request: Request) -> AsyncIterator[Delta
                 yield delta
                 if delta.finish_reason is not None:
                     return
-
-
-def _merged(first: Delta, second: Delta) -> Delta:
-    """One delta that says what both say. Reuses ``second``, whose end-of-request fields are the newer ones."""
-    second.tokens = first.tokens + second.tokens
-    if first.logprobs is not None:
-        second.logprobs = first.logprobs + (second.logprobs or [])
-    second.prompt_logprobs = first.prompt_logprobs or second.prompt_logprobs
-    return second

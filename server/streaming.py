@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
+from functools import reduce
+from itertools import groupby
+from operator import itemgetter
 from typing import ParamSpec, TypeVar
 
 import msgspec
@@ -114,9 +117,14 @@ def finished(answer: Answer) -> bool:
 
 
 def pieces_of(answer: Answer, generation: Generation, batch: list[tuple[int, Delta]]) -> Iterator[tuple[int, Piece]]:
-    """The text of a batch; tells the engine about stop strings found on the way."""
-    for index, delta in batch:
-        piece = answer.choices[index].take(delta)
-        if piece.finish_at is not None:
-            generation.finish(index, piece.finish_at)
-        yield index, piece
+    """The text of a batch, one piece for each choice in it; tells the engine about stop strings found on the way."""
+    for index, deltas in groupby(batch, key=itemgetter(0)):
+        yield index, reduce(merged, (_piece(answer, generation, index, delta) for _, delta in deltas))
+
+
+def _piece(answer: Answer, generation: Generation, index: int, delta: Delta) -> Piece:
+    """The text of one step of one choice."""
+    piece = answer.choices[index].take(delta)
+    if piece.finish_at is not None:
+        generation.finish(index, piece.finish_at)
+    return piece
