@@ -107,6 +107,7 @@ def _choices(
         skip_special_tokens=body.skip_special_tokens is not False,
         silent=scores_only(body),
     )
+    speculate = not (body.speculation and body.speculation.off)
     count = choices_of(body)
     check_choices(len(prompts), count)
     unique, salt = uuid.uuid4().hex, _salt(body)
@@ -115,7 +116,9 @@ def _choices(
         prompt = truncated(body, given, info.max_model_len - (params.max_tokens or 1))
         own = validation.capped(body, params, service.options.max_output_tokens, info.max_model_len - len(prompt))
         validation.check_prompt(prompt, field, own, info.vocab_size, info.max_model_len)
-        request = Request(id=f"{unique}-{index}", prompt=prompt, params=own, salt=salt, grammar=grammar)
+        request = Request(
+            id=f"{unique}-{index}", prompt=prompt, params=own, salt=salt, grammar=grammar, speculate=speculate
+        )
         context = prompt if follows else ()
         for one in forked(request, count):
             choices.append(Choice(one, text.tokenizer, options, info.eos_token_ids, context, parser(one.id)))

@@ -95,6 +95,7 @@ class Engine:
             leader=self._leader(request),
             # A prompt is scored once, by the leader of its choices.
             prompt_logprobs=None if params.prompt_logprobs is None or request.fork_of is not None else [None],
+            speculate=request.speculate,
         )
 
     def _limit(self, request: Request) -> int:

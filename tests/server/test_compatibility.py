@@ -144,6 +144,7 @@ VISIBLE: dict[str, tuple[Any, dict[str, Any]]] = {
     "request_id": ("mine", {}),
     "cache_salt": ("salt", {}),
     "spec_decode_metrics": ("none", {}),
+    "speculation": ({"off": True}, {}),
     "prompt": ("Tell me", {}),
     "echo": (True, {}),
     "logprobs": (1, {}),
