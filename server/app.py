@@ -26,12 +26,13 @@ from server.doors.route import ErrorShape
 from server.engine_client import EngineClient
 from server.errors import ApiError, described
 from server.gateway import access_log, malformed
+from server.gateway.caller import REQUEST_ID
 from server.gateway.gate import Gate
 from server.gateway.tls import context
 from server.parsers.dialect import Dialect
 from server.service import Service, ServiceOptions, Text
 from server.text import SamplingDefaults, Tokenizer
-from server.turns import REQUEST_ID, SERVICE
+from server.turns import SERVICE
 from server.wire.shared import ErrorBody, ErrorDetail
 from spec.errors import ConfigurationError, InvalidRequest
 from spec.request import EngineInfo
@@ -129,6 +130,7 @@ async def run_server(config: ServeConfig, on_ready: Callable[[EngineInfo, int], 
     """
     engine = EngineClient(config)
     service = Service(engine, ServiceOptions.of(config, model_name(config)))
+    engine.observe, engine.observe_status = service.telemetry.step, service.telemetry.startup.see
     gate, tls = Gate.of(config), context(config)
     if config.access_log:
         access_log.to_stderr()

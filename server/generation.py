@@ -9,10 +9,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from types import TracebackType
-from typing import Protocol, Self
+from typing import TYPE_CHECKING, Protocol, Self
 
 from server.errors import EngineFailed, SlowReader
 from spec.request import Delta, Request
+
+if TYPE_CHECKING:
+    from server.choice import Piece
 
 MOST_PENDING_TOKENS = 8192
 
@@ -42,6 +45,18 @@ class TokenEngine(Protocol):
 
     def finish(self, id: str, at_token: int) -> None:
         """End a request after its output token number ``at_token``; the last delta still comes."""
+        ...
+
+
+class Ledger(Protocol):
+    """Counts what becomes of one request."""
+
+    def kept(self, delta: Delta, piece: Piece) -> None:
+        """One step, and what of it is in the text."""
+        ...
+
+    def delivered(self, tokens: int) -> None:
+        """A chunk of so many tokens is handed on."""
         ...
 
 
@@ -99,7 +114,8 @@ class Mailbox:
 class Generation:
     """The running requests of one answer. Leaving the context cancels what is still running.
 
-    spend: called with the number of tokens of each delta, when it comes.
+    spend: called with the number of tokens of each delta, when it comes. ledgers: of the requests, for whoever makes
+    text of the deltas; none if nobody counts.
 
     ``async with Generation(engine, requests) as generation: batch = await generation.next()``
     """
@@ -110,8 +126,10 @@ class Generation:
         requests: Sequence[Request],
         most_pending: int = MOST_PENDING_TOKENS,
         spend: Callable[[int], None] = lambda tokens: None,
+        ledgers: Sequence[Ledger] = (),
     ) -> None:
         self._engine = engine
+        self._ledgers = ledgers
         self._wake = asyncio.Event()
         self._mailboxes = [Mailbox(engine, request, self._wake, most_pending, spend) for request in requests]
 
@@ -158,6 +176,16 @@ class Generation:
     def finish(self, index: int, at_token: int) -> None:
         """The text of request ``index`` ends after its output token number ``at_token``."""
         self._engine.finish(self._mailboxes[index].request.id, at_token)
+
+    def kept(self, index: int, delta: Delta, piece: Piece) -> None:
+        """Count what of a delta is in the text of request ``index``."""
+        if self._ledgers:
+            self._ledgers[index].kept(delta, piece)
+
+    def delivered(self, index: int, piece: Piece) -> None:
+        """Count a chunk of request ``index``."""
+        if self._ledgers:
+            self._ledgers[index].delivered(len(piece.token_ids))
 
     def abort(self, error: Exception) -> None:
         """End every running request with ``error``."""

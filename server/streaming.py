@@ -119,12 +119,15 @@ def finished(answer: Answer) -> bool:
 def pieces_of(answer: Answer, generation: Generation, batch: list[tuple[int, Delta]]) -> Iterator[tuple[int, Piece]]:
     """The text of a batch, one piece for each choice in it; tells the engine about stop strings found on the way."""
     for index, deltas in groupby(batch, key=itemgetter(0)):
-        yield index, reduce(merged, (_piece(answer, generation, index, delta) for _, delta in deltas))
+        piece = reduce(merged, (_piece(answer, generation, index, delta) for _, delta in deltas))
+        generation.delivered(index, piece)
+        yield index, piece
 
 
 def _piece(answer: Answer, generation: Generation, index: int, delta: Delta) -> Piece:
     """The text of one step of one choice."""
     piece = answer.choices[index].take(delta)
+    generation.kept(index, delta, piece)
     if piece.finish_at is not None:
         generation.finish(index, piece.finish_at)
     return piece

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable, Sequence
-from contextvars import ContextVar
 
 import msgspec
 from aiohttp import web
@@ -17,7 +16,7 @@ from server import conversation, tools, validation
 from server.answers.base import Answer
 from server.choice import Choice, TextOptions
 from server.forks import check_choices, forked
-from server.gateway.caller import CALLER
+from server.gateway.caller import CALLER, REQUEST_ID
 from server.grammars.answers import Beginning, chat_grammar
 from server.grammars.fields import wanted
 from server.options import bad_words, scores_only, truncated
@@ -32,8 +31,6 @@ from spec.errors import InvalidRequest
 from spec.request import Grammar, Request
 
 SERVICE = web.AppKey("service", Service)
-#: The id of the HTTP request that the running task serves.
-REQUEST_ID: ContextVar[str] = ContextVar("request_id")
 
 
 async def completion_choices(service: Service, body: CompletionRequest) -> list[Choice]:

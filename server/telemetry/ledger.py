@@ -1,0 +1,198 @@
+"""What becomes of one request, counted where its text is cut: the second's tally, and the request's own record."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import pairwise
+from typing import TYPE_CHECKING, NamedTuple
+
+from server.telemetry.history import History
+from server.telemetry.report import RequestDetail, RequestStep, RequestSummary, TokenText
+from server.telemetry.shapes import Shapes
+from server.telemetry.tally import Tally
+from spec.request import Delta, Request
+from spec.trace import Statistics
+
+if TYPE_CHECKING:  # whoever makes pieces counts them here
+    from server.choice import Piece
+
+#: Steps of one request that are kept to be shown; of a longer one only the beginning is.
+MOST_STEPS = 2048
+#: About what a step and a token take, in bytes.
+STEP_BYTES, TOKEN_BYTES = 240, 8
+#: Whose tree it is when a grammar forced all of it.
+GRAMMAR = "grammar"
+#: A tree without drafts.
+ROOT_ALONE = (-1,)
+
+#: step, drafter, drafted, accepted, forced among the accepted, kept, milliseconds
+Step = tuple[int, str, int, int, int, int, float]
+
+
+class Books(NamedTuple):
+    """What all ledgers of a server share. clock: seconds since 1970 that do not run backwards."""
+
+    history: History
+    shapes: Shapes
+    clock: Callable[[], float]
+
+
+class Ledger:
+    """One request's counts. All of them are of tokens that are in its text; ``drafted`` is of whatever was verified."""
+
+    def __init__(self, request: Request, tenant: str, request_id: str, books: Books) -> None:
+        self.id, self.tenant, self.request_id = request.id, tenant, request_id
+        self.prompt_tokens, self.leads = len(request.prompt), request.fork_of is None
+        self.began = books.clock()
+        self.ended: float | None = None
+        self.finish_reason: str | None = None
+        self.cached_tokens = self.tokens = self.runs = self.drafts = 0
+        self.drafted = self.accepted = self.discarded = 0
+        self.drafters: dict[str, int] = {}
+        self._first: float | None = None
+        self._last = 0.0
+        self._first_run = 0
+        self._steps: list[Step] = []
+        self._offsets: list[int] = []
+        self._text: list[str] = []
+        self._whole = True
+        self._history, self._shapes, self._clock = books
+
+    @property
+    def bytes(self) -> int:
+        """About how much memory it takes."""
+        said = sum(map(len, self._text))
+        return STEP_BYTES * (len(self._steps) + 4) + TOKEN_BYTES * len(self._offsets) + said
+
+    def kept(self, delta: Delta, piece: Piece) -> None:
+        """One step of this request, and what of it is in the text."""
+        now = self._clock()
+        tally = self._history.at(now)
+        if delta.cached_tokens > self.cached_tokens and self.leads:
+            tally.cached_tokens += delta.cached_tokens - self.cached_tokens
+            self.cached_tokens = delta.cached_tokens
+        if delta.tokens:
+            self._run(tally, delta, piece, now)
+        if piece.finish_reason is not None and self.finish_reason is None:
+            self.finish_reason = piece.finish_reason
+            self._over(tally, now, delta.statistics)
+
+    def delivered(self, tokens: int) -> None:
+        """A chunk of ``tokens`` goes out: the time since the one before is a chunk gap, and each token's share of it a
+        time per token. The first one ends the time to first token instead."""
+        if not tokens:
+            return
+        now = self._clock()
+        tally = self._history.at(now)
+        if self._first is None:
+            self._first, self._first_run = now, tokens
+            tally.times["time_to_first_token"].observe(now - self.began)
+        else:
+            gap = now - self._last
+            tally.chunk_gaps.observe(gap)
+            tally.token_times.observe(gap / tokens, tokens)
+        self._last = now
+
+    def failed(self, reason: str, error: bool) -> None:
+        """It ended without its last delta. reason: the code of its error, or why nobody reads on."""
+        if self.finish_reason is None:
+            now = self._clock()
+            tally = self._history.at(now)
+            if error:
+                tally.failed[reason] = tally.failed.get(reason, 0) + 1
+            self.finish_reason = "error" if error else "cancelled"
+            self._over(tally, now, None)
+
+    def summary(self) -> RequestSummary:
+        """The request in numbers."""
+        seconds = (self._clock() if self.ended is None else self.ended) - self.began
+        rest = self.tokens - self._first_run
+        decoding = self._last - self._first if self._first is not None else 0.0
+        return RequestSummary(
+            id=self.id,
+            request_id=self.request_id,
+            started=self.began,
+            prompt_tokens=self.prompt_tokens,
+            cached_tokens=self.cached_tokens,
+            output_tokens=self.tokens,
+            time_to_first_token=None if self._first is None else self._first - self.began,
+            seconds=seconds,
+            tokens_per_second=rest / decoding if decoding > 0 and rest > 0 else None,
+            steps=self.runs,
+            drafts=self.drafts,
+            drafted=self.drafted,
+            accepted=self.accepted,
+            discarded=self.discarded,
+            acceptance_rate=self.accepted / self.drafted if self.drafted else None,
+            tokens_per_step=self.tokens / self.runs if self.runs else None,
+            drafters=self.drafters,
+            finish_reason=self.finish_reason,
+        )
+
+    def detail(self) -> RequestDetail:
+        """The request step by step, and its text by origin; for the key that asked for it only."""
+        steps = [
+            RequestStep(number, drafter, drafted, accepted, kept, milliseconds)
+            for number, drafter, drafted, accepted, _, kept, milliseconds in self._steps
+        ]
+        return RequestDetail(summary=self.summary(), steps=steps, text=self._by_origin(), whole=self._whole)
+
+    def _run(self, tally: Tally, delta: Delta, piece: Piece, now: float) -> None:
+        """Count the tokens of one step."""
+        origin, kept = delta.origin, len(piece.token_ids)
+        if not self.runs and self.leads:
+            tally.prompt_tokens += self.prompt_tokens
+        if origin is None:
+            drafter, path, forced, number, spent = "", [], 0, 0, 0.0
+            shape = self._shapes.of(ROOT_ALONE)
+        else:
+            path, forced, number, spent = origin.path, origin.forced, origin.step, sum(origin.seconds.values())
+            shape = self._shapes.of(origin.parents)
+            drafter = origin.drafter or (GRAMMAR if forced else "")
+        drafted = len(shape.places) - 1
+        accepted = tally.run(drafter, shape, path, len(delta.tokens), kept)
+        tally.forced += forced
+        self.runs += 1
+        self.tokens += kept
+        self.discarded += len(delta.tokens) - kept
+        if drafted:
+            self.drafts += 1
+            self.drafted += drafted
+            self.accepted += accepted
+            self.drafters[drafter] = self.drafters.get(drafter, 0) + 1
+        if len(self._steps) < MOST_STEPS:
+            sure = sum(1 for node in path[:accepted] if node <= forced) if forced else 0
+            self._steps.append((number, drafter if drafted else "", drafted, accepted, sure, kept, 1000 * spent))
+            self._offsets += piece.offsets
+            self._text.append(piece.text)
+        else:
+            self._whole = False
+
+    def _over(self, tally: Tally, now: float, statistics: Statistics | None) -> None:
+        """Count a request that has ended; its parts in time only if it ran to its end."""
+        self.ended = now
+        reason = self.finish_reason or ""
+        tally.finished[reason] = tally.finished.get(reason, 0) + 1
+        times = tally.times
+        times["e2e_request_latency"].observe(now - self.began)
+        tally.lengths["request_prompt_tokens"].observe(self.prompt_tokens)
+        tally.lengths["request_generation_tokens"].observe(self.tokens)
+        if statistics is not None:
+            queue, first = statistics.seconds.get("queue", 0.0), statistics.time_to_first_token
+            times["request_queue_time"].observe(queue)
+            times["request_prefill_time"].observe(max(first - queue, 0.0))
+            times["request_decode_time"].observe(statistics.decode_seconds)
+            times["request_inference_time"].observe(max(first - queue, 0.0) + statistics.decode_seconds)
+        if self._first is not None and self.tokens > 1:
+            tally.mean_token_times.observe((now - self._first) / (self.tokens - 1))
+
+    def _by_origin(self) -> list[TokenText]:
+        """The text of each token with where it comes from."""
+        text = "".join(self._text)
+        spans = iter(pairwise([*self._offsets, len(text)]))
+        found = []
+        for _, drafter, _, accepted, sure, kept, _ in self._steps:
+            for place, (begin, end) in zip(range(kept), spans, strict=False):
+                who, depth = (drafter, place + 1) if place < accepted else ("", 0)
+                found.append(TokenText(text[begin:end], who, depth, place < sure))
+        return found
