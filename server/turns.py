@@ -103,6 +103,8 @@ def _choices(
         include_stop=bool(body.include_stop_str_in_output),
         skip_special_tokens=body.skip_special_tokens is not False,
         silent=scores_only(body),
+        by_token=bool(body.provenance) or body.stream_pacing == "even",
+        provenance=bool(body.provenance),
     )
     speculate = not (body.speculation and body.speculation.off)
     count = choices_of(body)

@@ -1,11 +1,12 @@
-"""Where the tokens of an answer come from, and how the steps went that made them, for clients that ask (``provenance``).
+"""Where the tokens of an answer come from, and how the steps went that made them, for clients that ask.
 
 Every token is told once and every step once, however a stream is cut into chunks: over a whole answer the counts of the
-steps add up to those of its ``metrics``, and the texts of the tokens are the text. docs/protocol.md describes the fields.
+steps add up to those of its ``metrics``, and the texts of the tokens are its text. Fields: docs/protocol.md.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Literal
 
 import msgspec
@@ -17,7 +18,7 @@ Source = Literal["draft", "grammar", "target"]
 
 
 class TokenProvenance(msgspec.Struct, kw_only=True):
-    """One token. step: the step that made it. depth: how far below the tree's root it was accepted; 0: the target's own.
+    """One token. step: that made it. depth: how far below the tree's root it was accepted; 0: the target's own.
 
     text, reasoning, arguments: what became certain with it of the answer's text, of what the model thinks, of the
     arguments of its calls; characters of several tokens, and what might have begun a stop string, are told with the
@@ -54,7 +55,15 @@ class StepProvenance(msgspec.Struct, kw_only=True):
 
 
 class Provenance(msgspec.Struct):
-    """Steps and tokens, in order. A step is told with its first token, or where that would be."""
+    """Steps and tokens, in order. No token is told before its step."""
 
     steps: list[StepProvenance]
     tokens: list[TokenProvenance]
+
+    @classmethod
+    def joined(cls, several: Iterable[Provenance | UnsetType]) -> Provenance | UnsetType:
+        """What all of them tell, one behind the other; unset if all are."""
+        told = [one for one in several if one is not UNSET]
+        if not told:
+            return UNSET
+        return cls([step for one in told for step in one.steps], [token for one in told for token in one.tokens])

@@ -113,6 +113,8 @@ VISIBLE: dict[str, tuple[Any, dict[str, Any]]] = {
     "stream": (True, {}),
     "stream_options": ({"include_usage": True}, {"stream": True}),
     "stream_interval": (5, {"stream": True}),
+    "stream_pacing": ("even", {"stream": True}),
+    "provenance": (True, {}),
     "max_tokens": (3, {}),
     "min_tokens": (2, {}),
     "temperature": (0.5, {}),
