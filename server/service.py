@@ -21,6 +21,7 @@ from server.gateway.pace import Pace
 from server.generation import MOST_PENDING_TOKENS, Generation, TokenEngine
 from server.parsers.dialect import Dialect
 from server.responses.state import Responses
+from server.telemetry.exposition import Exposition
 from server.telemetry.telemetry import Telemetry
 from server.text import SamplingDefaults, Tokenizer
 from server.wire.shared import MetricsLevel
@@ -103,6 +104,7 @@ class Service:
         self.created = int(time.time())
         self.pace = Pace()
         self.telemetry = Telemetry(options.model, engine)
+        self.exposition = Exposition(self.telemetry)
         self._running: dict[Generation, int] = {}
         self._idle = asyncio.Event()
         self._idle.set()

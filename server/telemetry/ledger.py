@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from server.telemetry.history import History
 from server.telemetry.report import RequestDetail, RequestStep, RequestSummary, TokenText
@@ -29,12 +30,16 @@ ROOT_ALONE = (-1,)
 Step = tuple[int, str, int, int, int, int, float]
 
 
-class Books(NamedTuple):
-    """What all ledgers of a server share. clock: seconds since 1970 that do not run backwards."""
+@dataclass(slots=True)
+class Books:
+    """What all ledgers of a server share. clock: seconds since 1970 that do not run backwards. delivered: the time up
+    to which delivering is counted: when the latest step came, or the latest text of it was handed on.
+    """
 
-    history: History
-    shapes: Shapes
     clock: Callable[[], float]
+    history: History = field(default_factory=History)
+    shapes: Shapes = field(default_factory=Shapes)
+    delivered: float = 0.0
 
 
 class Ledger:
@@ -56,7 +61,7 @@ class Ledger:
         self._offsets: list[int] = []
         self._text: list[str] = []
         self._whole = True
-        self._history, self._shapes, self._clock = books
+        self._books = books
 
     @property
     def bytes(self) -> int:
@@ -66,8 +71,8 @@ class Ledger:
 
     def kept(self, delta: Delta, piece: Piece) -> None:
         """One step of this request, and what of it is in the text."""
-        now = self._clock()
-        tally = self._history.at(now)
+        now = self._books.clock()
+        tally = self._books.history.at(now)
         if delta.cached_tokens > self.cached_tokens and self.leads:
             tally.cached_tokens += delta.cached_tokens - self.cached_tokens
             self.cached_tokens = delta.cached_tokens
@@ -82,8 +87,11 @@ class Ledger:
         time per token. The first one ends the time to first token instead."""
         if not tokens:
             return
-        now = self._clock()
-        tally = self._history.at(now)
+        books = self._books
+        now = books.clock()
+        tally = books.history.at(now)
+        tally.phases["deliver"] = tally.phases.get("deliver", 0.0) + now - (books.delivered or now)
+        books.delivered = now
         if self._first is None:
             self._first, self._first_run = now, tokens
             tally.times["time_to_first_token"].observe(now - self.began)
@@ -96,8 +104,8 @@ class Ledger:
     def failed(self, reason: str, error: bool) -> None:
         """It ended without its last delta. reason: the code of its error, or why nobody reads on."""
         if self.finish_reason is None:
-            now = self._clock()
-            tally = self._history.at(now)
+            now = self._books.clock()
+            tally = self._books.history.at(now)
             if error:
                 tally.failed[reason] = tally.failed.get(reason, 0) + 1
             self.finish_reason = "error" if error else "cancelled"
@@ -105,7 +113,7 @@ class Ledger:
 
     def summary(self) -> RequestSummary:
         """The request in numbers."""
-        seconds = (self._clock() if self.ended is None else self.ended) - self.began
+        seconds = (self._books.clock() if self.ended is None else self.ended) - self.began
         rest = self.tokens - self._first_run
         decoding = self._last - self._first if self._first is not None else 0.0
         return RequestSummary(
@@ -144,10 +152,10 @@ class Ledger:
             tally.prompt_tokens += self.prompt_tokens
         if origin is None:
             drafter, path, forced, number, spent = "", [], 0, 0, 0.0
-            shape = self._shapes.of(ROOT_ALONE)
+            shape = self._books.shapes.of(ROOT_ALONE)
         else:
             path, forced, number, spent = origin.path, origin.forced, origin.step, sum(origin.seconds.values())
-            shape = self._shapes.of(origin.parents)
+            shape = self._books.shapes.of(origin.parents)
             drafter = origin.drafter or (GRAMMAR if forced else "")
         drafted = len(shape.places) - 1
         accepted = tally.run(drafter, shape, path, len(delta.tokens), kept)

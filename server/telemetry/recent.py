@@ -38,6 +38,11 @@ class Recent:
         while self._bytes > self._most_bytes and self._over:
             self._drop(next(iter(self._over)))
 
+    @property
+    def running(self) -> int:
+        """How many run or wait, of all tenants."""
+        return len(self._running)
+
     def of(self, tenant: str) -> list[Ledger]:
         """What runs and what ran last, the newest first."""
         running = [ledger for ledger in self._running.values() if ledger.tenant == tenant]

@@ -15,13 +15,23 @@ class Quantiles(msgspec.Struct, frozen=True):
     p99: float | None = None
 
 
+class Gauges(msgspec.Struct, frozen=True):
+    """What is going on now: requests that run and that wait, and the shares of the KV pages that running requests use
+    and that only keep old text findable."""
+
+    running: int = 0
+    waiting: int = 0
+    kv_used: float = 0.0
+    kv_kept: float = 0.0
+
+
 class Live(msgspec.Struct, frozen=True, kw_only=True):
-    """The tiles. ``tokens_per_second`` is of the last 10 seconds, as far as the engine was busy; the others that are no
-    gauges of the last 60.
+    """The tiles. ``tokens_per_second`` is of the last 10 seconds, as far as the engine was busy; the others but the
+    gauges are of the last 60.
 
     speed_up: estimated, how many times faster than plain decoding: tokens per step of one request, times
     ``root_seconds`` over the mean seconds of a decoding step. root_seconds: of a step without drafts, measured live if
-    there were some, else at start-up. kv_used: share of the pages in use, those kept for prefixes not counted.
+    there were some, else at start-up.
     """
 
     tokens_per_second: float
@@ -33,10 +43,7 @@ class Live(msgspec.Struct, frozen=True, kw_only=True):
     speed_up: float | None
     root_seconds: float
     step_seconds: float | None
-    kv_used: float | None
-    kv_kept: float | None
-    running: int
-    waiting: int
+    gauges: Gauges
 
 
 class DrafterRates(msgspec.Struct, frozen=True, kw_only=True):

@@ -20,12 +20,10 @@ from server.errors import ApiError
 from server.gateway.caller import CALLER, REQUEST_ID
 from server.telemetry import views
 from server.telemetry.histogram import TOKEN_BOUNDS
-from server.telemetry.history import History
 from server.telemetry.ledger import Books, Ledger
 from server.telemetry.plain import PlainPace
 from server.telemetry.recent import Recent
-from server.telemetry.report import HistoryReport, Point, RequestDetail, RequestSummary, Server, Snapshot
-from server.telemetry.shapes import Shapes
+from server.telemetry.report import Gauges, HistoryReport, Point, RequestDetail, RequestSummary, Server, Snapshot
 from server.telemetry.startup import Startup
 from server.telemetry.tally import Tally, summed
 from server.telemetry.verdict import Verdict, judged
@@ -69,10 +67,10 @@ class Telemetry:
         self.startup = Startup(self.clock)
         self.http: dict[int, int] = {}
         self._engine = engine
-        self._history, self._recent = History(), Recent()
-        self._books = Books(self._history, Shapes(), self.clock)
+        self._books, self._recent = Books(self.clock), Recent()
+        self._history = self._books.history
         self._plain = PlainPace()
-        self._gauges = Tally()
+        self._last_step: StepTrace | None = None
 
     # -- counting ------------------------------------------------------------------------------------------------
 
@@ -81,8 +79,9 @@ class Telemetry:
         info = self._engine.info
         self._plain.see(trace)
         plain = self._plain.of(trace.sequences, info.root_seconds if info is not None else 0.0)
-        tally = self._gauges = self._history.at(self.clock())
-        tally.step(trace, plain)
+        self._books.delivered = now = self.clock()
+        self._last_step = trace
+        self._history.at(now).step(trace, plain)
 
     @contextmanager
     def watching(self, requests: Sequence[Request]) -> Iterator[list[Ledger]]:
@@ -121,9 +120,21 @@ class Telemetry:
         return self._engine
 
     @property
-    def gauges(self) -> Tally:
-        """The tally of the latest step, for its gauges. An engine that is not there has nothing running."""
-        return self._gauges if self._engine.status.state == "ready" else Tally()
+    def gauges(self) -> Gauges:
+        """What is going on now. Between steps the requests that are let in tell more than the latest step."""
+        present, last, info = self._recent.running, self._last_step, self._engine.info
+        if last is None or info is None or self._engine.status.state != "ready":
+            return Gauges(waiting=present)
+        room = info.kv_tokens / info.page_size
+        waiting = max(present - info.max_seqs, min(last.waiting, present))
+        used = min(1.0, last.pages / room) if present else 0.0
+        return Gauges(present - waiting, waiting, used, min(1.0, last.kept_pages / room))
+
+    @property
+    def plain_seconds(self) -> float:
+        """A decoding step of one request without drafts; 0 if nobody knows."""
+        info = self._engine.info
+        return self._plain.of(1, info.root_seconds if info is not None else 0.0)
 
     def totals(self) -> Tally:
         """Everything counted since the start."""
@@ -132,6 +143,10 @@ class Telemetry:
     def window(self, seconds: int) -> Tally:
         """What was counted in the last ``seconds``, at most ten minutes."""
         return self._history.window(self.clock(), seconds)
+
+    def between(self, begin: int, end: int) -> Tally:
+        """What was counted from second ``begin`` up to second ``end``, which is not among them."""
+        return summed([tally for tally in self._history.since(begin) if tally.second < end])
 
     def verdict(self, seconds: int = views.LIVE_SECONDS) -> Verdict:
         """Whether speculation paid in the last ``seconds``."""
@@ -142,11 +157,10 @@ class Telemetry:
         now, info = self.clock(), self._engine.info
         minute = self._history.since(int(now) - views.LIVE_SECONDS + 1)
         whole, totals = summed(minute), self.totals()
-        plain = self._plain.of(1, info.root_seconds if info is not None else 0.0)
         return Snapshot(
             now=now,
             server=self._server(now, info),
-            live=views.live(minute, now, info, plain, self.gauges),
+            live=views.live(minute, now, self.plain_seconds, self.gauges),
             drafters=views.drafters(whole),
             drafters_hour=views.drafters(self._history.hour(now)),
             nodes=views.nodes(whole),

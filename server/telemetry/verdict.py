@@ -27,11 +27,11 @@ class Verdict(msgspec.Struct, frozen=True):
 def judged(tally: Tally) -> Verdict:
     """What the decoding steps of a tally say."""
     speed_up = tally.speed_up
+    saved = 0.0 if speed_up is None else tally.plain_seconds - tally.decode_seconds
     if not tally.drafts:
-        return Verdict(None, speed_up, 0.0, "Nothing was drafted.")
+        return Verdict(None, speed_up, saved, "Nothing was drafted.")
     if speed_up is None or tally.decode_steps < FEWEST_STEPS:
-        return Verdict(None, speed_up, 0.0, "Too few steps to tell whether speculation pays.")
-    saved = tally.plain_seconds - tally.decode_seconds
+        return Verdict(None, speed_up, saved, "Too few steps to tell whether speculation pays.")
     if speed_up > 1 + MARGIN:
         return Verdict(True, speed_up, saved, f"Speculation pays: {speed_up:.2f} times the speed of plain decoding.")
     if speed_up >= 1 - MARGIN:

@@ -6,10 +6,9 @@ from collections.abc import Sequence
 
 from server.telemetry.histogram import Histogram
 from server.telemetry.history import busy_seconds
-from server.telemetry.report import DrafterRates, Live, Node, Point, Quantiles
+from server.telemetry.report import DrafterRates, Gauges, Live, Node, Point, Quantiles
 from server.telemetry.shapes import PLACES_PER_DEPTH
 from server.telemetry.tally import Tally, summed
-from spec.request import EngineInfo
 
 RATE_SECONDS = 10
 LIVE_SECONDS = 60
@@ -25,11 +24,10 @@ def quantiles(histogram: Histogram) -> Quantiles:
     return Quantiles(histogram.quantile(0.5), histogram.quantile(0.99))
 
 
-def live(minute: Sequence[Tally], now: float, info: EngineInfo | None, plain: float, gauges: Tally) -> Live:
+def live(minute: Sequence[Tally], now: float, plain: float, gauges: Gauges) -> Live:
     """The tiles. minute: the tallies of the last one. plain: seconds of a step without drafts."""
     recent = [tally for tally in minute if tally.second > now - RATE_SECONDS]
     whole = summed(minute)
-    pages = info.kv_tokens / info.page_size if info is not None else 0
     return Live(
         tokens_per_second=sum(tally.tokens for tally in recent) / _span(recent, now),
         time_to_first_token=quantiles(whole.times["time_to_first_token"]),
@@ -40,10 +38,7 @@ def live(minute: Sequence[Tally], now: float, info: EngineInfo | None, plain: fl
         speed_up=whole.speed_up,
         root_seconds=plain,
         step_seconds=ratio(whole.decode_seconds, whole.decode_steps),
-        kv_used=min(1.0, gauges.pages / pages) if pages else None,
-        kv_kept=min(1.0, gauges.kept_pages / pages) if pages else None,
-        running=gauges.running,
-        waiting=gauges.waiting,
+        gauges=gauges,
     )
 
 
