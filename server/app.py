@@ -20,7 +20,20 @@ from aiohttp import web
 
 from server import banner
 from server.config import ServeConfig
-from server.doors import about, chat, completions, messages, metrics, ollama, openapi, responses, route, tokens
+from server.dashboard.feed import Feed
+from server.doors import (
+    about,
+    chat,
+    completions,
+    dashboard,
+    messages,
+    metrics,
+    ollama,
+    openapi,
+    responses,
+    route,
+    tokens,
+)
 from server.doors.body import json_response
 from server.doors.route import ErrorShape
 from server.engine_client import EngineClient
@@ -44,7 +57,18 @@ CLOSING_SECONDS = 2.0
 log = logging.getLogger("foresay.server")
 
 #: Each has ``ROUTES``; those with errors of their own shape have ``ERRORS``.
-DOORS: tuple[ModuleType, ...] = (about, completions, chat, responses, tokens, messages, ollama, metrics, openapi)
+DOORS: tuple[ModuleType, ...] = (
+    about,
+    completions,
+    chat,
+    responses,
+    tokens,
+    messages,
+    ollama,
+    dashboard,
+    metrics,
+    openapi,
+)
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -55,6 +79,8 @@ def create_app(service: Service, gate: Gate | None = None) -> web.Application:
     middlewares = [access_log.record, _answer_errors, gate.admit]
     app = web.Application(middlewares=middlewares, client_max_size=gate.largest_body)
     app[SERVICE] = service
+    app[dashboard.FEED] = feed = Feed()
+    app.on_shutdown.append(feed.close)
     app.cleanup_ctx.extend([gate.life, Reporter(service.telemetry).life])
     app[route.DOORS] = DOORS
     app.on_response_prepare.extend([_name_request, gate.mark])
