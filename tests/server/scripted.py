@@ -124,7 +124,7 @@ class ScriptedEngine:
         """Where a run comes from: a chain was drafted, and accepted but for the last token of the run."""
         drafted = self.run - 1 if said or len(run) > 1 else 0
         self.steps += 1
-        return Origin(self.steps, "script", [*range(-1, drafted)], 0, [*range(1, len(run))], SECONDS)
+        return Origin(self.steps, "script" if drafted else "", [*range(-1, drafted)], 0, [*range(1, len(run))], SECONDS)
 
     def script_of(self, request: Request) -> Sequence[int]:
         """What to say to this request, over and over."""
