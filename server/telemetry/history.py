@@ -59,6 +59,8 @@ class History:
 
     def minutes(self, now: float) -> list[Tally]:
         """The minutes of the last hour, the running one as far as its seconds are over."""
+        if self.running.second < int(now):
+            self._close(int(now))
         return [tally for tally in self._minutes if tally.second > now - 60 * (MINUTES + 1)]
 
     def window(self, now: float, seconds: int) -> Tally:

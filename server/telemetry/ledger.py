@@ -77,7 +77,9 @@ class Ledger:
             tally.cached_tokens += delta.cached_tokens - self.cached_tokens
             self.cached_tokens = delta.cached_tokens
         if delta.tokens:
-            self._run(tally, delta, piece, now)
+            self._run(tally, delta, piece)
+        if piece.text and self._whole:
+            self._text.append(piece.text)
         if piece.finish_reason is not None and self.finish_reason is None:
             self.finish_reason = piece.finish_reason
             self._over(tally, now, delta.statistics)
@@ -145,7 +147,7 @@ class Ledger:
         ]
         return RequestDetail(summary=self.summary(), steps=steps, text=self._by_origin(), whole=self._whole)
 
-    def _run(self, tally: Tally, delta: Delta, piece: Piece, now: float) -> None:
+    def _run(self, tally: Tally, delta: Delta, piece: Piece) -> None:
         """Count the tokens of one step."""
         origin, kept = delta.origin, len(piece.token_ids)
         if not self.runs and self.leads:
@@ -172,7 +174,6 @@ class Ledger:
             sure = sum(1 for node in path[:accepted] if node <= forced) if forced else 0
             self._steps.append((number, drafter if drafted else "", drafted, accepted, sure, kept, 1000 * spent))
             self._offsets += piece.offsets
-            self._text.append(piece.text)
         else:
             self._whole = False
 
