@@ -37,10 +37,10 @@ class History:
         return self.running
 
     def total(self) -> Tally:
-        """Everything since the start, the running second included; without shapes. Not to be written to."""
+        """Everything since the start, the running second included."""
         total = Tally()
         total.add(self._total)
-        total.add(self.running, trees=False)
+        total.add(self.running)
         return total
 
     def since(self, second: int) -> list[Tally]:
@@ -51,7 +51,7 @@ class History:
                 break
             found.append(tally)
         found.reverse()
-        return [*found, self.running] if not self._empty and self.running.second >= second else found
+        return [*found, self.running.settle()] if not self._empty and self.running.second >= second else found
 
     def seconds(self, now: float) -> list[Tally]:
         """The seconds of the last ten minutes that are over."""
@@ -78,7 +78,7 @@ class History:
             return
         self._empty = True
         self._seconds.append(over)
-        self._total.add(over, trees=False)
+        self._total.add(over)
         minute = over.second - over.second % 60
         if not self._minutes or self._minutes[-1].second != minute:
             self._minutes.append(Tally(minute))

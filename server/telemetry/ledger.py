@@ -11,8 +11,8 @@ from server.telemetry.history import History
 from server.telemetry.report import RequestDetail, RequestStep, RequestSummary, TokenText
 from server.telemetry.shapes import Shapes
 from server.telemetry.tally import Tally
-from spec.request import Delta, Request
-from spec.trace import Statistics
+from spec.request import Delta, Origin, Request
+from spec.trace import Statistics, StepTrace
 
 if TYPE_CHECKING:  # whoever makes pieces counts them here
     from server.choice import Piece
@@ -23,23 +23,26 @@ MOST_STEPS = 2048
 STEP_BYTES, TOKEN_BYTES = 240, 8
 #: Whose tree it is when a grammar forced all of it.
 GRAMMAR = "grammar"
-#: A tree without drafts.
-ROOT_ALONE = (-1,)
+#: Of tokens that came without one.
+NOWHERE = Origin(0, "", [-1], 0, [], {})
 
-#: step, drafter, drafted, accepted, forced among the accepted, kept, milliseconds
+#: step, drafter, drafted, accepted, forced among the accepted, kept, seconds
 Step = tuple[int, str, int, int, int, int, float]
 
 
 @dataclass(slots=True)
 class Books:
     """What all ledgers of a server share. clock: seconds since 1970 that do not run backwards. delivered: the time up
-    to which delivering is counted: when the latest step came, or the latest text of it was handed on.
+    to which delivering is counted: when the latest step came, or the latest text of it was handed on. step,
+    step_seconds: the latest one.
     """
 
     clock: Callable[[], float]
     history: History = field(default_factory=History)
     shapes: Shapes = field(default_factory=Shapes)
     delivered: float = 0.0
+    step: StepTrace | None = None
+    step_seconds: float = 0.0
 
 
 class Ledger:
@@ -142,37 +145,41 @@ class Ledger:
     def detail(self) -> RequestDetail:
         """The request step by step, and its text by origin; for the key that asked for it only."""
         steps = [
-            RequestStep(number, drafter, drafted, accepted, kept, milliseconds)
-            for number, drafter, drafted, accepted, _, kept, milliseconds in self._steps
+            RequestStep(number, drafter, drafted, accepted, kept, 1000 * seconds)
+            for number, drafter, drafted, accepted, _, kept, seconds in self._steps
         ]
         return RequestDetail(summary=self.summary(), steps=steps, text=self._by_origin(), whole=self._whole)
 
     def _run(self, tally: Tally, delta: Delta, piece: Piece) -> None:
         """Count the tokens of one step."""
-        origin, kept = delta.origin, len(piece.token_ids)
+        origin, made, kept = delta.origin or NOWHERE, len(delta.tokens), len(piece.token_ids)
+        path, forced, books = origin.path, origin.forced, self._books
+        shape = books.shapes.of(origin.parents)
+        drafted, accepted = shape.drafted, min(len(path), kept)
+        drafter = origin.drafter or (GRAMMAR if forced else "")
+        run = drafter, shape, path[accepted - 1] if accepted else 0, kept
+        tally.new_runs[run] = tally.new_runs.get(run, 0) + 1
         if not self.runs and self.leads:
             tally.prompt_tokens += self.prompt_tokens
-        if origin is None:
-            drafter, path, forced, number, spent = "", [], 0, 0, 0.0
-            shape = self._books.shapes.of(ROOT_ALONE)
-        else:
-            path, forced, number, spent = origin.path, origin.forced, origin.step, sum(origin.seconds.values())
-            shape = self._books.shapes.of(origin.parents)
-            drafter = origin.drafter or (GRAMMAR if forced else "")
-        drafted = len(shape.places) - 1
-        accepted = tally.run(drafter, shape, path, len(delta.tokens), kept)
-        tally.forced += forced
         self.runs += 1
         self.tokens += kept
-        self.discarded += len(delta.tokens) - kept
+        if made != kept:
+            self.discarded += made - kept
+            tally.discarded += made - kept
         if drafted:
             self.drafts += 1
             self.drafted += drafted
             self.accepted += accepted
             self.drafters[drafter] = self.drafters.get(drafter, 0) + 1
+        sure = 0
+        if forced:
+            tally.forced += forced
+            sure = sum(1 for node in path[:accepted] if node <= forced)
         if len(self._steps) < MOST_STEPS:
-            sure = sum(1 for node in path[:accepted] if node <= forced) if forced else 0
-            self._steps.append((number, drafter if drafted else "", drafted, accepted, sure, kept, 1000 * spent))
+            latest = books.step
+            same = latest is not None and latest.number == origin.step
+            seconds = books.step_seconds if same else sum(origin.seconds.values())
+            self._steps.append((origin.step, drafter if drafted else "", drafted, accepted, sure, kept, seconds))
             self._offsets += piece.offsets
         else:
             self._whole = False

@@ -26,5 +26,5 @@ class PlainPace:
 
     def of(self, sequences: int, at_start: float) -> float:
         """Of a step with so many sequences. at_start: measured at start-up, with one; 0 if nobody did."""
-        seen, mean = self._live.get(sequences, (0, 0.0))
-        return mean if seen >= TRUSTED else at_start
+        live = self._live.get(sequences)
+        return live[1] if live is not None and live[0] >= TRUSTED else at_start

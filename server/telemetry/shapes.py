@@ -6,28 +6,43 @@ from collections.abc import Sequence
 
 #: Trees grown by their chances have ever new shapes; more than these are not remembered at once.
 MOST_SHAPES = 1024
-#: A node's place: its depth times this, plus its rank among the nodes of its depth. A tree has at most 64 nodes.
-PLACES_PER_DEPTH = 64
+#: A tree has at most 64 nodes, so ranks and depths fit in 6 bits each.
+BITS = 6
+MASK = (1 << BITS) - 1
+
+
+def link(depth: int, rank: int, parent: int) -> int:
+    """A place in a tree as one number: depth, rank among the nodes of its depth, and its parent's rank."""
+    return (depth << BITS | rank) << BITS | parent
+
+
+def unlink(number: int) -> tuple[int, int, int]:
+    """Depth, rank and the parent's rank of a place."""
+    return number >> 2 * BITS, number >> BITS & MASK, number & MASK
 
 
 class Shape:
-    """One shape. per_depth[d]: its nodes of depth d + 1. places[n]: of node n (the root's is 0).
+    """One shape, made of the parents of its nodes as in :class:`~spec.request.Origin`.
 
-    parents: as in :class:`~spec.request.Origin`.
+    drafted: its nodes below the root. per_depth[d]: those of depth d + 1. links[n]: the place of node n + 1. trails[n]:
+    the places on the way from the root to node n, that of node n included.
     """
 
-    __slots__ = ("parents", "per_depth", "places")
+    __slots__ = ("drafted", "links", "per_depth", "trails")
 
     def __init__(self, parents: Sequence[int]) -> None:
-        self.parents = tuple(parents)
-        depths = [0] * len(parents)
+        self.drafted = len(parents) - 1
         self.per_depth: list[int] = []
-        self.places = [0] * len(parents)
-        for node, parent in enumerate(self.parents[1:], start=1):
-            depths[node] = depth = depths[parent] + 1
+        self.links: list[int] = []
+        self.trails: list[tuple[int, ...]] = [()]
+        ranks = [0]
+        for parent in parents[1:]:
+            depth = len(self.trails[parent]) + 1
             self.per_depth.extend([0] * (depth - len(self.per_depth)))
-            self.places[node] = depth * PLACES_PER_DEPTH + self.per_depth[depth - 1]
+            ranks.append(self.per_depth[depth - 1])
             self.per_depth[depth - 1] += 1
+            self.links.append(link(depth, ranks[-1], ranks[parent]))
+            self.trails.append((*self.trails[parent], self.links[-1]))
 
 
 class Shapes:

@@ -6,14 +6,13 @@ since the start, so nothing is counted twice on the path of a step.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Self, TypeVar
+from collections.abc import Sequence
+from typing import Self
 
+from server.telemetry.drafting import Drafting, Places, Run, add
 from server.telemetry.histogram import LENGTH_BOUNDS, REQUEST_BOUNDS, RUN_BOUNDS, TOKEN_BOUNDS, Histogram
-from server.telemetry.shapes import Shape
 from spec.trace import StepTrace
 
-K = TypeVar("K")
 #: Of a request, as vLLM names them: their histograms hold seconds.
 REQUEST_TIMES: tuple[str, ...] = (
     *("time_to_first_token", "e2e_request_latency", "request_queue_time", "request_prefill_time"),
@@ -23,65 +22,27 @@ REQUEST_TIMES: tuple[str, ...] = (
 REQUEST_LENGTHS = ("request_prompt_tokens", "request_generation_tokens")
 
 
-class Drafting:
-    """One drafter's trees: how many, their nodes, and the accepted ones whose tokens are in the text; by depth too."""
-
-    __slots__ = ("accepted", "accepted_per_depth", "drafted", "drafted_per_depth", "drafts")
-
-    def __init__(self) -> None:
-        self.drafts = self.drafted = self.accepted = 0
-        self.drafted_per_depth: list[int] = []
-        self.accepted_per_depth: list[int] = []
-
-    def count(self, per_depth: Sequence[int], drafted: int, accepted: int) -> None:
-        """One tree, and how many of its nodes were taken: one of each depth down to there."""
-        self.drafts += 1
-        self.drafted += drafted
-        self.accepted += accepted
-        if len(per_depth) > len(self.drafted_per_depth):
-            self._deepen(len(per_depth))
-        for depth, nodes in enumerate(per_depth):
-            self.drafted_per_depth[depth] += nodes
-        for depth in range(accepted):
-            self.accepted_per_depth[depth] += 1
-
-    def add(self, other: Self) -> None:
-        """Count what the other one has counted."""
-        self.drafts += other.drafts
-        self.drafted += other.drafted
-        self.accepted += other.accepted
-        self._deepen(len(other.drafted_per_depth))
-        for depth, (drafted, accepted) in enumerate(
-            zip(other.drafted_per_depth, other.accepted_per_depth, strict=True)
-        ):
-            self.drafted_per_depth[depth] += drafted
-            self.accepted_per_depth[depth] += accepted
-
-    def _deepen(self, depths: int) -> None:
-        for counts in (self.drafted_per_depth, self.accepted_per_depth):
-            counts.extend([0] * (depths - len(counts)))
-
-
 class Tally:
     """Everything counted in one span. second: where it begins, in seconds since 1970.
 
-    Of steps: steps, emitted (tokens the engine wrote), phases (seconds), preemptions; gauges as after the last step;
-    decode_*, propose_seconds, forward_seconds: of steps that read no prompt; plain_seconds: what plain decoding would
-    have taken for what these emitted, estimated. Of runs (a step of one request that wrote text): runs, tokens,
-    discarded (written past the end of a text), drafting, trees, taken (accepted nodes by place). Of requests: the rest.
+    Of steps: steps, emitted (tokens the engine wrote), phases (seconds), preemptions, the latest one for its gauges;
+    decode_*, propose_seconds: of steps that read no prompt; plain_seconds: what plain decoding would
+    have taken for what these emitted, estimated. Of runs (a step of one request that wrote text): new_runs, and what
+    :meth:`settle` makes of them: runs, tokens, run_lengths, drafting, places; discarded (tokens behind the end of a
+    text) and forced (drafts). Of requests: the rest.
     """
 
     def __init__(self, second: int = 0) -> None:
         self.second = second
         self.steps = self.emitted = self.preemptions = 0
         self.decode_steps = self.decode_sequences = self.decode_emitted = self.decode_rows = 0
-        self.decode_seconds = self.propose_seconds = self.forward_seconds = self.plain_seconds = 0.0
-        self.running = self.waiting = self.pages = self.kept_pages = 0
+        self.decode_seconds = self.propose_seconds = self.plain_seconds = 0.0
+        self.latest: StepTrace | None = None
         self.phases: dict[str, float] = {}
         self.runs = self.tokens = self.discarded = self.forced = 0
+        self.new_runs: dict[Run, int] = {}
         self.drafting: dict[str, Drafting] = {}
-        self.trees: dict[Shape, int] = {}
-        self.taken: dict[int, int] = {}
+        self.places = Places()
         self.prompt_tokens = self.cached_tokens = 0
         self.finished: dict[str, int] = {}
         self.failed: dict[str, int] = {}
@@ -119,18 +80,18 @@ class Tally:
         drafted = self.drafted
         return self.accepted / drafted if drafted else None
 
-    def step(self, trace: StepTrace, plain: float) -> None:
-        """One step of the engine. plain: seconds it would take without drafts; 0 if nobody knows."""
+    def step(self, trace: StepTrace, plain: float) -> float:
+        """One step of the engine; returns its seconds. plain: what it would take without drafts; 0 if nobody knows."""
         phases, total = self.phases, 0.0
         for phase, seconds in trace.seconds.items():
             phases[phase] = phases.get(phase, 0.0) + seconds
             total += seconds
         self.steps += 1
         self.emitted += trace.emitted
-        self.preemptions += trace.preemptions
-        self.running, self.waiting = trace.running, trace.waiting
-        self.pages, self.kept_pages = trace.pages, trace.kept_pages
+        self.latest = trace
         self.step_seconds.observe(total)
+        if trace.preemptions:
+            self.preemptions += trace.preemptions
         if not trace.prefill_rows:
             self.decode_steps += 1
             self.decode_seconds += total
@@ -138,45 +99,39 @@ class Tally:
             self.decode_emitted += trace.emitted
             self.decode_rows += trace.rows
             self.propose_seconds += trace.seconds.get("propose", 0.0)
-            self.forward_seconds += trace.seconds.get("forward", 0.0)
             self.plain_seconds += plain * trace.emitted / trace.sequences
+        return total
 
-    def run(self, drafter: str, shape: Shape, path: Sequence[int], emitted: int, kept: int) -> int:
-        """One run of ``emitted`` tokens, of which the text kept the first ones; returns how many kept were drafted."""
-        drafted, accepted = len(shape.places) - 1, min(len(path), kept)
-        self.runs += 1
-        self.tokens += kept
-        self.discarded += emitted - kept
+    def settle(self) -> Self:
+        """Work out what is to be known of the runs so far. To be called before reading."""
+        if self.new_runs:
+            runs, self.new_runs = self.new_runs, {}
+            for (drafter, shape, last, kept), times in runs.items():
+                self._settle(times, kept)
+                if shape.drafted:
+                    self.drafting.setdefault(drafter, Drafting()).count(shape, len(shape.trails[last]), times)
+                    self.places.count(shape, last, times)
+        return self
+
+    def _settle(self, runs: int, kept: int) -> None:
+        self.runs += runs
+        self.tokens += kept * runs
         if kept:
-            self.run_lengths.observe(kept)
-        if drafted:
-            drafting = self.drafting.get(drafter)
-            if drafting is None:
-                drafting = self.drafting[drafter] = Drafting()
-            drafting.count(shape.per_depth, drafted, accepted)
-            self.trees[shape] = self.trees.get(shape, 0) + 1
-            taken = self.taken
-            for node in path[:accepted]:
-                place = shape.places[node]
-                taken[place] = taken.get(place, 0) + 1
-        return accepted
+            self.run_lengths.observe(kept, runs)
 
-    def add(self, later: Self, trees: bool = True) -> None:
-        """Count what a later tally has counted. trees: their shapes too, which are too many to keep for ever."""
+    def add(self, later: Self) -> None:
+        """Count what a later tally has counted."""
+        later.settle()
         for name in _SUMS:
             setattr(self, name, getattr(self, name) + getattr(later, name))
         for counts, more in ((self.finished, later.finished), (self.failed, later.failed)):
-            _add(counts, more)
+            add(counts, more)
         for phase, seconds in later.phases.items():
             self.phases[phase] = self.phases.get(phase, 0.0) + seconds
         for name, drafting in later.drafting.items():
             self.drafting.setdefault(name, Drafting()).add(drafting)
-        if trees:
-            _add(self.trees, later.trees)
-            _add(self.taken, later.taken)
-        if later.steps:
-            self.running, self.waiting = later.running, later.waiting
-            self.pages, self.kept_pages = later.pages, later.kept_pages
+        self.places.add(later.places)
+        self.latest = later.latest or self.latest
         for mine, theirs in zip(self.histograms(), later.histograms(), strict=True):
             if any(theirs.counts):
                 mine.add(theirs)
@@ -189,14 +144,9 @@ class Tally:
 
 _SUMS = (
     *("steps", "emitted", "preemptions", "decode_steps", "decode_sequences", "decode_emitted", "decode_rows"),
-    *("decode_seconds", "propose_seconds", "forward_seconds", "plain_seconds"),
+    *("decode_seconds", "propose_seconds", "plain_seconds"),
     *("runs", "tokens", "discarded", "forced", "prompt_tokens", "cached_tokens"),
 )
-
-
-def _add(counts: dict[K, int], more: Mapping[K, int]) -> None:
-    for key, count in more.items():
-        counts[key] = counts.get(key, 0) + count
 
 
 def summed(tallies: Sequence[Tally]) -> Tally:

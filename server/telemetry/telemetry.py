@@ -70,18 +70,19 @@ class Telemetry:
         self._books, self._recent = Books(self.clock), Recent()
         self._history = self._books.history
         self._plain = PlainPace()
-        self._last_step: StepTrace | None = None
 
     # -- counting ------------------------------------------------------------------------------------------------
 
     def step(self, trace: StepTrace) -> None:
         """Count a step of the engine. To be told of every one; costs microseconds."""
         info = self._engine.info
-        self._plain.see(trace)
+        if not trace.drafted:
+            self._plain.see(trace)
         plain = self._plain.of(trace.sequences, info.root_seconds if info is not None else 0.0)
-        self._books.delivered = now = self.clock()
-        self._last_step = trace
-        self._history.at(now).step(trace, plain)
+        books = self._books
+        books.delivered = now = books.clock()
+        books.step_seconds = books.history.at(now).step(trace, plain)
+        books.step = trace
 
     @contextmanager
     def watching(self, requests: Sequence[Request]) -> Iterator[list[Ledger]]:
@@ -122,7 +123,7 @@ class Telemetry:
     @property
     def gauges(self) -> Gauges:
         """What is going on now. Between steps the requests that are let in tell more than the latest step."""
-        present, last, info = self._recent.running, self._last_step, self._engine.info
+        present, last, info = self._recent.running, self._books.step, self._engine.info
         if last is None or info is None or self._engine.status.state != "ready":
             return Gauges(waiting=present)
         room = info.kv_tokens / info.page_size

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from server.telemetry.histogram import Histogram
 from server.telemetry.history import busy_seconds
 from server.telemetry.report import DrafterRates, Gauges, Live, Node, Point, Quantiles
-from server.telemetry.shapes import PLACES_PER_DEPTH
+from server.telemetry.shapes import link, unlink
 from server.telemetry.tally import Tally, summed
 
 RATE_SECONDS = 10
@@ -71,24 +71,15 @@ def drafters(tally: Tally) -> list[DrafterRates]:
 
 def nodes(tally: Tally) -> list[Node]:
     """The places of the trees, depth by depth. A place that had several parents is told with the one it had most."""
-    drafted: dict[int, int] = {}
-    parents: dict[int, dict[int, int]] = {}
-    for shape, times in tally.trees.items():
-        for node, place in enumerate(shape.places[1:], start=1):
-            drafted[place] = drafted.get(place, 0) + times
-            ranks = parents.setdefault(place, {})
-            rank = shape.places[shape.parents[node]] % PLACES_PER_DEPTH
-            ranks[rank] = ranks.get(rank, 0) + times
-    return [
-        Node(
-            place // PLACES_PER_DEPTH,
-            place % PLACES_PER_DEPTH,
-            max(parents[place], key=lambda rank: parents[place][rank]),
-            drafted[place],
-            tally.taken.get(place, 0),
-        )
-        for place in sorted(drafted)
-    ]
+    parents: dict[tuple[int, int], dict[int, int]] = {}
+    for number, times in tally.places.drafted.items():
+        depth, rank, parent = unlink(number)
+        parents.setdefault((depth, rank), {})[parent] = times
+    found = []
+    for (depth, rank), drafted in sorted(parents.items()):
+        taken = sum(tally.places.taken.get(link(depth, rank, parent), 0) for parent in drafted)
+        found.append(Node(depth, rank, max(drafted, key=drafted.__getitem__), sum(drafted.values()), taken))
+    return found
 
 
 def accepted_per_depth(tally: Tally) -> list[int]:
@@ -103,6 +94,7 @@ def accepted_per_depth(tally: Tally) -> list[int]:
 
 def point(tally: Tally, seconds: int) -> Point:
     """One bucket of a chart."""
+    latest = tally.latest
     return Point(
         at=tally.second,
         seconds=seconds,
@@ -123,10 +115,10 @@ def point(tally: Tally, seconds: int) -> Point:
         accepted_per_depth=accepted_per_depth(tally),
         chunk_gaps=list(tally.chunk_gaps.counts),
         token_times=list(tally.token_times.counts),
-        running=tally.running,
-        waiting=tally.waiting,
-        pages=tally.pages,
-        kept_pages=tally.kept_pages,
+        running=latest.running if latest else 0,
+        waiting=latest.waiting if latest else 0,
+        pages=latest.pages if latest else 0,
+        kept_pages=latest.kept_pages if latest else 0,
         finished=sum(tally.finished.values()),
         failed=sum(tally.failed.values()),
     )

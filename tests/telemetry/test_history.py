@@ -16,7 +16,8 @@ START = 1_700_000_000
 
 
 def run(tally: Tally, kept: int = 2) -> None:
-    tally.run("d", SHAPE, [1], 2, kept)
+    entry = "d", SHAPE, 1, kept
+    tally.new_runs[entry] = tally.new_runs.get(entry, 0) + 1
     tally.steps += 1
 
 

@@ -10,7 +10,7 @@ import pytest
 from server.choice import Piece
 from server.telemetry.histogram import Histogram
 from server.telemetry.ledger import MOST_STEPS, Books, Ledger
-from server.telemetry.shapes import PLACES_PER_DEPTH, Shape, Shapes
+from server.telemetry.shapes import Shape, Shapes, unlink
 from server.telemetry.views import nodes
 from spec.request import Delta, Origin, Request
 from spec.sampling import SamplingParams
@@ -113,15 +113,9 @@ def test_the_places_of_a_tree() -> None:
     #    1   2
     #   3 4  5
     shape = Shape([-1, 0, 0, 1, 1, 2])
-    assert shape.per_depth == [2, 3]
-    assert [divmod(place, PLACES_PER_DEPTH) for place in shape.places] == [
-        (0, 0),
-        (1, 0),
-        (1, 1),
-        (2, 0),
-        (2, 1),
-        (2, 2),
-    ]
+    assert (shape.drafted, shape.per_depth) == (5, [2, 3])
+    assert [unlink(place) for place in shape.links] == [(1, 0, 0), (1, 1, 0), (2, 0, 0), (2, 1, 0), (2, 2, 1)]
+    assert [unlink(place) for place in shape.trails[5]] == [(1, 1, 0), (2, 2, 1)]
     shapes = Shapes()
     assert shapes.of([-1, 0]) is shapes.of([-1, 0]) is not shapes.of([-1, 0, 1])
 
