@@ -15,7 +15,11 @@ const headers = () => (key() ? { Authorization: `Bearer ${key()}` } : {});
 export async function ask(path, options = {}) {
   for (;;) {
     const sent = key();
-    const response = await fetch(new URL(path, ROOT), { ...options, headers: { ...headers(), ...options.headers }, cache: "no-store" });
+    const response = await fetch(new URL(path, ROOT), {
+      ...options,
+      headers: { ...headers(), ...options.headers },
+      cache: "no-store",
+    });
     if (response.ok) return response;
     if (response.status !== 401) throw new Error(await complaint(response));
     if (sent === key()) await askForKey(sent !== null);
@@ -33,7 +37,8 @@ async function complaint(response) {
 /** Ask for a key, one dialog however many requests want it. wrong: whether the one we had was refused. */
 function askForKey(wrong) {
   asking ??= new Promise((resolve) => {
-    const dialog = byId("key"), field = byId("key-value");
+    const dialog = byId("key"),
+      field = byId("key-value");
     byId("key-wrong").textContent = wrong ? "The server does not know this key. Please check it." : "";
     field.value = "";
     field.toggleAttribute("aria-invalid", wrong);

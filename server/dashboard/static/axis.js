@@ -7,7 +7,8 @@ export function ticks(most, wanted = 4) {
   const power = 10 ** Math.floor(Math.log10(rough));
   const step = [1, 2, 2.5, 5, 10].find((factor) => factor * power >= rough - 1e-12) * power;
   const marks = [];
-  for (let index = 0; marks.length === 0 || marks.at(-1) < most - 1e-9; index++) marks.push(Number((index * step).toPrecision(6)));
+  for (let index = 0; marks.length === 0 || marks.at(-1) < most - 1e-9; index++)
+    marks.push(Number((index * step).toPrecision(6)));
   return marks;
 }
 

@@ -48,7 +48,8 @@ export class ColouredText {
   _choose(index) {
     this.place.children[this.chosen]?.classList.remove("chosen");
     this.chosen = index;
-    const token = this.tokens[index], span = this.place.children[index];
+    const token = this.tokens[index],
+      span = this.place.children[index];
     span?.classList.add("chosen");
     const step = token?.step === undefined ? "" : `, step ${token.step}`;
     this.told.textContent = token ? `${JSON.stringify(token.text)}: ${who(token)}${step}` : "";
@@ -66,10 +67,17 @@ export class ColouredText {
 
 /** What the colours mean, for the drafters that are there. */
 export function key(drafters, forced = false) {
-  const shades = (name) => html("span", { class: "shades", "aria-hidden": "true" },
-    [1, 2, 3, 4].map((depth) => html("i", { class: `t c-${colourOf(name)} d${depth}` })));
-  return html("ul", { class: "legend" },
+  const shades = (name) =>
+    html(
+      "span",
+      { class: "shades", "aria-hidden": "true" },
+      [1, 2, 3, 4].map((depth) => html("i", { class: `t c-${colourOf(name)} d${depth}` })),
+    );
+  return html(
+    "ul",
+    { class: "legend" },
     html("li", {}, html("i", { class: "swatch own" }), "the target's own"),
-    drafters.map((name) => html("li", {}, shades(name), `${name}, deeper is darker`)),
-    forced ? html("li", {}, html("i", { class: "swatch c-grammar" }), "grammar") : null);
+    drafters.map((name) => html("li", {}, shades(name), `${name}, deeper is stronger`)),
+    forced ? html("li", {}, html("i", { class: "swatch c-grammar" }), "grammar") : null,
+  );
 }

@@ -10,7 +10,10 @@ export async function follow(since, take, lost) {
   for (let wait = 500; ; wait = Math.min(2 * wait, 8000)) {
     const quiet = new AbortController();
     let timer = null;
-    const listen = () => { clearTimeout(timer); timer = setTimeout(() => quiet.abort(), SILENCE); };
+    const listen = () => {
+      clearTimeout(timer);
+      timer = setTimeout(() => quiet.abort(), SILENCE);
+    };
     try {
       listen();
       const response = await ask(`dashboard/feed?since=${since()}`, { signal: quiet.signal });

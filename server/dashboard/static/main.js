@@ -13,7 +13,9 @@ import { SPANS, Timeline } from "./timeline.js";
 
 const state = { snapshot: null, bounds: [] };
 const timeline = new Timeline();
-const times = overTime(timeline, state), spreads = spread(timeline, state), drafting = drafters(state);
+const times = overTime(timeline, state),
+  spreads = spread(timeline, state),
+  drafting = drafters(state);
 const requests = new Requests(byId("requests"));
 
 byId("over-time").append(...times.map((chart) => chart.element));
@@ -31,7 +33,7 @@ function draw() {
   drafting.draw();
 }
 
-// -- what the server tells ---------------------------------------------------------------------------------------------
+// -- what the server tells ------------------------------------------------------------------------------------------
 
 let finished = -1;
 
@@ -46,8 +48,13 @@ function take({ snapshot, points }) {
 }
 
 function tellStatus({ status, message }) {
-  const words = { ready: "", loading: `Loading: ${message}`, down: `The engine is down: ${message}`, failed: `The engine cannot start: ${message}`,
-    draining: "The server is going away: what runs is finished, nothing new is taken." };
+  const words = {
+    ready: "",
+    loading: `Loading: ${message}`,
+    down: `The engine is down: ${message}`,
+    failed: `The engine cannot start: ${message}`,
+    draining: "The server is going away: what runs is finished, nothing new is taken.",
+  };
   notice(words[status] ?? `${status}: ${message}`, status === "loading" ? "" : "bad");
 }
 
@@ -59,18 +66,31 @@ async function refreshRequests() {
   }
 }
 
-// -- what the reader chooses -------------------------------------------------------------------------------------------
+// -- what the reader chooses ----------------------------------------------------------------------------------------
 
 const label = (span) => (span < 3600 ? `${span / 60} min` : "1 h");
 
 for (const span of SPANS) {
-  const button = html("button", { type: "button", role: "radio", "data-span": span, onclick: () => { timeline.choose(span); if (state.snapshot) draw(); } }, label(span));
+  const button = html(
+    "button",
+    {
+      type: "button",
+      role: "radio",
+      "data-span": span,
+      onclick: () => {
+        timeline.choose(span);
+        if (state.snapshot) draw();
+      },
+    },
+    label(span),
+  );
   byId("span").append(button);
 }
 byId("span").addEventListener("keydown", (event) => {
   const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
   if (!step) return;
-  const buttons = [...byId("span").children], next = buttons[(buttons.indexOf(event.target) + step + buttons.length) % buttons.length];
+  const buttons = [...byId("span").children],
+    next = buttons[(buttons.indexOf(event.target) + step + buttons.length) % buttons.length];
   next.click();
   next.focus();
 });
@@ -86,10 +106,14 @@ function showSpans() {
 byId("theme").addEventListener("click", () => {
   const theme = document.documentElement.dataset.theme === "dark" ? "light" : "dark";
   document.documentElement.dataset.theme = theme;
-  try { localStorage.setItem("foresay-theme", theme); } catch { /* not kept, then */ }
+  try {
+    localStorage.setItem("foresay-theme", theme);
+  } catch {
+    /* not kept, then */
+  }
 });
 
-// -- begin -------------------------------------------------------------------------------------------------------------
+// -- begin ----------------------------------------------------------------------------------------------------------
 
 async function begin() {
   const { snapshot, history } = await (await ask("dashboard/state")).json();

@@ -4,7 +4,11 @@
   const dark = matchMedia("(prefers-color-scheme: dark)");
   const apply = () => {
     let chosen = null;
-    try { chosen = localStorage.getItem("foresay-theme"); } catch { /* storage may be forbidden */ }
+    try {
+      chosen = localStorage.getItem("foresay-theme");
+    } catch {
+      /* storage may be forbidden */
+    }
     document.documentElement.dataset.theme = chosen ?? (dark.matches ? "dark" : "light");
   };
   apply();

@@ -1,6 +1,7 @@
 // A chart over the time axis: panels one above the other that share it, a legend that tells the values, a cursor.
 //
-// A panel has { label, unit, height, top(bins), marks?, lines(bin) -> [{ key, at }], stack(bin) -> [{ key, size }], base? }.
+// A panel has { unit, height, top(bins), marks?, text?(mark), base?, level?() -> { at, text },
+// lines?(bin) -> [{ key, at }], stack?(bin) -> [{ key, size }] }.
 // The keys are those of the legend: { key, name, colour, value(bin) }.
 
 import { ages, label, scale, ticks } from "./axis.js";
@@ -8,7 +9,11 @@ import { onPointing, point, pointedAt } from "./cursor.js";
 import { html, onWidth, svg } from "./elements.js";
 import { clock } from "./format.js";
 
-const LEFT = 40, RIGHT = 8, TOP = 8, BOTTOM = 20, GAP = 14;
+const LEFT = 40,
+  RIGHT = 8,
+  TOP = 8,
+  BOTTOM = 20,
+  GAP = 14;
 
 export class TimeChart {
   constructor(timeline, { id, title, note, panels, legend }) {
@@ -16,17 +21,36 @@ export class TimeChart {
     this.values = new Map(legend.map((entry) => [entry.key, html("b")]));
     this.when = html("span", { class: "when" });
     this.svg = svg("svg", { tabindex: 0, role: "img", class: "plot" });
-    this.element = html("section", { class: "card chart", id, "aria-label": title },
-      html("h3", {}, title, this.when), html("p", { class: "note" }, note),
-      html("ul", { class: "legend" }, legend.map((entry) => html("li", {},
-        html("i", { class: `swatch ${entry.dashed ? "dashed" : ""} c-${entry.colour}` }), entry.name, " ", this.values.get(entry.key)))),
-      this.svg);
+    this.element = html(
+      "section",
+      { class: "card chart", id, "aria-label": title },
+      html("h3", {}, title, this.when),
+      html("p", { class: "note" }, note),
+      html(
+        "ul",
+        { class: "legend" },
+        legend.map((entry) =>
+          html(
+            "li",
+            {},
+            html("i", { class: `swatch ${entry.dashed ? "dashed" : ""} c-${entry.colour}` }),
+            entry.name,
+            " ",
+            this.values.get(entry.key),
+          ),
+        ),
+      ),
+      this.svg,
+    );
     this.svg.addEventListener("pointermove", (event) => this._pointAt(event.offsetX));
     this.svg.addEventListener("pointerleave", () => point(null));
     this.svg.addEventListener("blur", () => point(null));
     this.svg.addEventListener("keydown", (event) => this._key(event));
     this.title = title;
-    onWidth(this.svg, (width) => { this.width = width; this.draw(); });
+    onWidth(this.svg, (width) => {
+      this.width = width;
+      this.draw();
+    });
     onPointing(() => this._drawCursor());
   }
 
@@ -48,7 +72,8 @@ export class TimeChart {
       parts.push(this._panel(panel, top, top + panel.height));
       top += panel.height + GAP;
     }
-    if (!this.bins.length) parts.push(svg("text", { x: LEFT + inner / 2, y: height / 2, class: "empty" }, "no steps in this time"));
+    if (!this.bins.length)
+      parts.push(svg("text", { x: LEFT + inner / 2, y: height / 2, class: "empty" }, "no steps in this time"));
     this.line = svg("line", { class: "cursor", y1: TOP, y2: height - BOTTOM });
     this.svg.replaceChildren(...parts, this.line);
     this._drawCursor();
@@ -57,9 +82,21 @@ export class TimeChart {
   _times(height) {
     const { now } = this.timeline;
     const marks = ages(this.timeline.span);
-    return svg("g", { class: "axis" }, marks.map(([age, text], index) => svg("text", {
-      x: this.x(now - age), y: height - 5, "text-anchor": index === 0 ? "end" : index === marks.length - 1 ? "start" : "middle",
-    }, text)));
+    return svg(
+      "g",
+      { class: "axis" },
+      marks.map(([age, text], index) =>
+        svg(
+          "text",
+          {
+            x: this.x(now - age),
+            y: height - 5,
+            "text-anchor": index === 0 ? "end" : index === marks.length - 1 ? "start" : "middle",
+          },
+          text,
+        ),
+      ),
+    );
   }
 
   _panel(panel, top, bottom) {
@@ -70,8 +107,15 @@ export class TimeChart {
       svg("text", { class: "mark", x: LEFT - 6, y: y(mark) + 3.5 }, panel.text?.(mark) ?? label(mark)),
     ]);
     const unit = svg("text", { class: "unit", x: LEFT + 4, y: top + 9 }, panel.unit);
-    return svg("g", {}, grid, panel.stack ? this._stack(panel, y) : null, panel.lines ? this._lines(panel, y) : null,
-      panel.level ? this._level(panel.level(), y, marks.at(-1)) : null, unit);
+    return svg(
+      "g",
+      {},
+      grid,
+      panel.stack ? this._stack(panel, y) : null,
+      panel.lines ? this._lines(panel, y) : null,
+      panel.level ? this._level(panel.level(), y, marks.at(-1)) : null,
+      unit,
+    );
   }
 
   /** Columns of stacked parts. */
@@ -92,7 +136,8 @@ export class TimeChart {
 
   /** A line in steps, broken where there was nothing; filled down to the panel's base, if it has one. */
   _lines(panel, y) {
-    const paths = new Map(), areas = new Map();
+    const paths = new Map(),
+      areas = new Map();
     let last = null;
     for (const bin of this.bins) {
       const [left, right] = this._edges(bin, 0);
@@ -102,7 +147,10 @@ export class TimeChart {
         const path = paths.get(key);
         paths.set(key, `${path ?? ""}${path && follows ? "L" : "M"}${left} ${y(at).toFixed(1)}H${right}`);
         if (panel.base === undefined) continue;
-        areas.set(key, `${areas.get(key) ?? ""}M${left} ${y(panel.base)}V${y(at).toFixed(1)}H${right}V${y(panel.base)}Z`);
+        areas.set(
+          key,
+          `${areas.get(key) ?? ""}M${left} ${y(panel.base)}V${y(at).toFixed(1)}H${right}V${y(panel.base)}Z`,
+        );
       }
       last = bin.at + this.size;
     }
@@ -114,12 +162,15 @@ export class TimeChart {
 
   _level({ at, text }, y, most) {
     if (!(at > 0 && at <= most)) return null;
-    return [svg("line", { class: "level", x1: LEFT, x2: this.width - RIGHT, y1: y(at), y2: y(at) }),
-      svg("text", { class: "level-text after", x: LEFT + 4, y: y(at) - 4 }, text)];
+    return [
+      svg("line", { class: "level", x1: LEFT, x2: this.width - RIGHT, y1: y(at), y2: y(at) }),
+      svg("text", { class: "level-text after", x: LEFT + 4, y: y(at) - 4 }, text),
+    ];
   }
 
   _edges(bin, inset) {
-    const left = Math.max(LEFT, this.x(bin.at)), right = Math.min(this.width - RIGHT, this.x(bin.at + this.size));
+    const left = Math.max(LEFT, this.x(bin.at)),
+      right = Math.min(this.width - RIGHT, this.x(bin.at + this.size));
     return [(left + inset).toFixed(1), Math.max(right - inset, left + inset + 0.8).toFixed(1)];
   }
 
@@ -127,7 +178,7 @@ export class TimeChart {
     return this.legend.find((entry) => entry.key === key)?.colour ?? "nobody";
   }
 
-  // -- the cursor ----------------------------------------------------------------------------------------------
+  // -- the cursor ---------------------------------------------------------------------------------------------------
 
   /** The bin pointed at; the last one while nobody points. */
   _current() {
@@ -138,15 +189,21 @@ export class TimeChart {
 
   _drawCursor() {
     if (!this.line) return;
-    const at = pointedAt(), bin = this._current();
+    const at = pointedAt(),
+      bin = this._current();
     const shown = at !== null && at >= this.timeline.from;
     this.line.classList.toggle("shown", shown);
     if (shown) for (const name of ["x1", "x2"]) this.line.setAttribute(name, this.x(Math.min(at, this.timeline.now)));
     this.when.textContent = at === null ? "" : clock(at);
     for (const entry of this.legend) this.values.get(entry.key).textContent = bin ? entry.value(bin) : "";
-    this.svg.setAttribute("aria-label", `${this.title}: ` + (bin
-      ? `${clock(bin.at)}, ${this.legend.map((entry) => `${entry.name} ${entry.value(bin)}`).join(", ")}`
-      : "nothing at this time") + ". Arrow keys move in time.");
+    this.svg.setAttribute(
+      "aria-label",
+      `${this.title}: ` +
+        (bin
+          ? `${clock(bin.at)}, ${this.legend.map((entry) => `${entry.name} ${entry.value(bin)}`).join(", ")}`
+          : "nothing at this time") +
+        ". Arrow keys move in time.",
+    );
   }
 
   _pointAt(x) {

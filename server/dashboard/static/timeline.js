@@ -9,7 +9,10 @@ export const SPANS = [60, 180, 600, 3600];
 const added = (into, counts) => {
   for (const [key, value] of Object.entries(counts)) into[key] = (into[key] ?? 0) + value;
 };
-const addedLists = (into, counts) => counts.forEach((value, index) => { into[index] = (into[index] ?? 0) + value; });
+const addedLists = (into, counts) =>
+  counts.forEach((value, index) => {
+    into[index] = (into[index] ?? 0) + value;
+  });
 
 /** Everything counted in these points, as one point. */
 export function sum(points) {
