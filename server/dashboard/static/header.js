@@ -71,11 +71,7 @@ const TILES = [
     "KV pages",
     ({ gauges }) => pair(share(gauges.kv_used, 1), gauges.kv_kept ? `${percent(gauges.kv_kept, 1)} kept` : "in use"),
   ],
-  [
-    "Requests",
-    ({ gauges }) =>
-      pair([count(gauges.running), gauges.running === 1 ? "runs" : "run"], `${count(gauges.waiting)} waiting`),
-  ],
+  ["Requests", ({ gauges }) => pair([count(gauges.running), "running"], `${count(gauges.waiting)} waiting`)],
 ];
 
 export function showTiles({ live }) {

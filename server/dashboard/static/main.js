@@ -35,7 +35,7 @@ function draw() {
 
 // -- what the server tells ------------------------------------------------------------------------------------------
 
-let finished = -1;
+let listed = false;
 
 function take({ snapshot, points }) {
   state.snapshot = snapshot;
@@ -43,8 +43,8 @@ function take({ snapshot, points }) {
   tellStatus(snapshot.server);
   draw();
   const over = points.reduce((sum, point) => sum + point.finished + point.failed, 0);
-  if (over > 0 || finished < 0) refreshRequests();
-  finished = over;
+  if (over > 0 || !listed || snapshot.live.gauges.running > 0) refreshRequests();
+  listed = true;
 }
 
 function tellStatus({ status, message }) {
@@ -53,7 +53,6 @@ function tellStatus({ status, message }) {
     loading: `Loading: ${message}`,
     down: `The engine is down: ${message}`,
     failed: `The engine cannot start: ${message}`,
-    draining: "The server is going away: what runs is finished, nothing new is taken.",
   };
   notice(words[status] ?? `${status}: ${message}`, status === "loading" ? "" : "bad");
 }
@@ -121,7 +120,7 @@ async function begin() {
   timeline.begin(history);
   take({ snapshot, points: [] });
   document.documentElement.dataset.ready = "yes";
-  const since = () => (timeline.seconds.at(-1)?.at ?? Math.floor(timeline.now)) + 1;
+  const since = () => (timeline.seconds.length ? timeline.seconds.at(-1).at + 1 : Math.floor(history.now));
   follow(since, take, () => notice("The connection to the server was lost; trying again.", "bad"));
 }
 

@@ -113,7 +113,7 @@ export class TimeChart {
       grid,
       panel.stack ? this._stack(panel, y) : null,
       panel.lines ? this._lines(panel, y) : null,
-      panel.level ? this._level(panel.level(), y, marks.at(-1)) : null,
+      panel.level && this.bins.length ? this._level(panel.level(), y, marks.at(-1)) : null,
       unit,
     );
   }

@@ -37,7 +37,7 @@ export class TreeChart {
       "section",
       { class: "card chart", id: "tree", "aria-label": "Draft tree" },
       html("h3", {}, "Draft tree"),
-      html("p", { class: "note" }, "Each node as dark as it was often accepted, in the last minute."),
+      html("p", { class: "note" }, "Each node shaded by how often it was accepted in the last minute."),
       this.svg,
       this.told,
     );
