@@ -11,6 +11,7 @@ from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import Collector
 
 import foresay
+from server.errors import EngineFailed
 from server.telemetry.families import Families, Series, by, one
 from server.telemetry.report import Gauges
 from server.telemetry.tally import Tally
@@ -170,7 +171,10 @@ def _requests(families: Families, totals: Tally) -> Iterator[Metric]:
         keep=[0],
     )
     yield from families.counter(
-        "request_errors", "Requests that were let in and failed, by the error's code.", by(totals.failed), ["code"]
+        "request_errors",
+        "Requests that were let in and failed, by the error's code.",
+        by({EngineFailed.code: 0} | totals.failed),
+        ["code"],
     )
     for name, histogram in totals.times.items():
         yield from families.histogram(f"{name}_seconds", ABOUT_TIMES[name], histogram)
