@@ -160,17 +160,17 @@ def test_what_goes_wrong_is_told_behind_all_that_came_before() -> None:
         batches: list[Any] = [[(0, run_of([1]))], [(0, run_of([2, 3, 4]))], EngineFailed("broken")]
 
         async def arrivals(timeout: float | None) -> Batch:
-            await asyncio.sleep(0.01)
+            await asyncio.sleep(1.0 if len(batches) > 1 else 0.001)
             batch = batches.pop(0)
             if isinstance(batch, Exception):
                 raise batch
             return list(batch)
 
         evenly = Evenly(arrivals)
-        tokens = [token for _ in range(3) for _, piece in await evenly(1.0) for token in piece.token_ids]
+        tokens = [token for _ in range(3) for _, piece in await evenly(9.0) for token in piece.token_ids]
         assert tokens == [1, 2, 3, 4]
         with pytest.raises(EngineFailed, match="broken"):
-            await evenly(1.0)
+            await evenly(9.0)
 
     clock.run(play())
 

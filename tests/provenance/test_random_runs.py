@@ -139,3 +139,14 @@ async def test_nothing_is_told_to_those_who_do_not_ask(path: str) -> None:
                 assert "provenance" not in body
         refused = await client.post(f"/v1/{path}", json=ask | {"provenance": "yes"})
         assert refused.status == 400 and (await refused.json())["error"]["param"] == "provenance"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_token_that_nobody_wanted_is_discarded(stream: bool) -> None:
+    ask: Json = {"prompt": "Once", "echo": True, "max_tokens": 0, "provenance": True, "stream": stream}
+    async with served(Drafting(ids_of(STORY, TOKENIZER)), TOKENIZER) as client:
+        body = await (await client.post("/v1/completions", json=ask)).text()
+    bodies = [json.loads(event[6:]) for event in body.split("\n\n")[:-2]] if stream else [json.loads(body)]
+    told = joined([one["provenance"] for body in bodies for one in body["choices"] if "provenance" in one])
+    assert [step["discarded"] for step in told["steps"]] == [1]
+    assert told["tokens"] == []

@@ -92,20 +92,33 @@ async def test_a_socket_that_is_read_late(tokenizer: Any, seed: int) -> None:
     check(response["provenance"], script, STORY, response["metrics"])
 
 
+async def late(engine: Drafting, tokenizer: Any, pacing: Any, count: int) -> list[Json]:
+    """The chunks of a completion whose reader comes when all is over."""
+    options = TextOptions(stop=("fox.",), by_token=True, provenance=True)
+    requests = [Request(id=f"r{n}", prompt=[5], params=SamplingParams(max_tokens=400)) for n in range(count)]
+    choices = [Choice(request, tokenizer, options, [END]) for request in requests]
+    shown = AnswerOptions(provenance=True, pacing=pacing, return_token_ids=True, metrics_level="detailed")
+    answer = CompletionAnswer(Origin(id="1", model="toy", fingerprint="fs", exact=True), choices, shown)
+    async with Generation(engine, requests) as generation:
+        while engine._tasks:
+            await asyncio.sleep(0.001)
+        batch = await delivery(answer, generation)(None)
+    chunks: list[Json] = msgspec.to_builtins([one for index, piece in batch for one in answer.chunks(index, piece)])
+    return chunks
+
+
+@pytest.mark.parametrize("pacing", ["at_once", "even"])
+async def test_choices_that_end_together_have_one_last_chunk(tokenizer: Any, pacing: Any) -> None:
+    chunks = await late(Drafting(ids_of(STORY, tokenizer)), tokenizer, pacing, count=3)
+    ended = [chunk["choices"][0]["finish_reason"] is not None for chunk in chunks]
+    assert sum(ended) == 3
+    assert [place for place, chunk in enumerate(chunks) if "metrics" in chunk] == [len(chunks) - 1]
+
+
 @pytest.mark.parametrize("pacing", ["at_once", "even"])
 async def test_steps_that_wait_for_the_writer_are_one_chunk_that_tells_them_all(tokenizer: Any, pacing: Any) -> None:
     script = ids_of(STORY, tokenizer)
-    engine = Drafting(script, 4)
-    options = TextOptions(stop=("fox.",), by_token=True, provenance=True)
-    request = Request(id="r", prompt=[5], params=SamplingParams(max_tokens=400))
-    choice = Choice(request, tokenizer, options, [END])
-    shown = AnswerOptions(provenance=True, pacing=pacing, return_token_ids=True, metrics_level="detailed")
-    answer = CompletionAnswer(Origin(id="1", model="toy", fingerprint="fs", exact=True), [choice], shown)
-    async with Generation(engine, [request]) as generation:
-        while engine._tasks:
-            await asyncio.sleep(0.001)
-        ((index, piece),) = await delivery(answer, generation)(None)
-    _, chunk = msgspec.to_builtins(answer.chunks(index, piece))
+    _, chunk = await late(Drafting(script, 4), tokenizer, pacing, count=1)
     (said,) = chunk["choices"]
     assert said["text"] == STORY[: STORY.index("fox.")]
     steps = said["provenance"]["steps"]
