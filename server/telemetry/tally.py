@@ -26,8 +26,8 @@ class Tally:
     """Everything counted in one span. second: where it begins, in seconds since 1970.
 
     Of steps: steps, emitted (tokens the engine wrote), phases (seconds), preemptions, the latest one for its gauges;
-    decode_*, propose_seconds: of steps that read no prompt; plain_seconds: what plain decoding would
-    have taken for what these emitted, estimated. Of runs (a step of one request that wrote text): new_runs, and what
+    decode_*, propose_seconds: of steps that read no prompt and where nobody had switched speculation off; plain_seconds:
+    what plain decoding would have taken for what these emitted, estimated. Of runs (a step of one request that wrote text): new_runs, and what
     :meth:`settle` makes of them: runs, tokens, run_lengths, drafting, places; discarded (tokens behind the end of a
     text) and forced (drafts). Of requests: the rest.
     """
@@ -92,7 +92,7 @@ class Tally:
         self.step_seconds.observe(total)
         if trace.preemptions:
             self.preemptions += trace.preemptions
-        if not trace.prefill_rows:
+        if not trace.prefill_rows and not trace.plain:
             self.decode_steps += 1
             self.decode_seconds += total
             self.decode_sequences += trace.sequences

@@ -161,7 +161,7 @@ class Telemetry:
         return Snapshot(
             now=now,
             server=self._server(now, info),
-            live=views.live(minute, now, self.plain_seconds, self.gauges),
+            live=views.live(minute, whole, now, self.plain_seconds, self.gauges),
             drafters=views.drafters(whole),
             drafters_hour=views.drafters(self._history.hour(now)),
             nodes=views.nodes(whole),

@@ -8,7 +8,7 @@ from server.telemetry.histogram import Histogram
 from server.telemetry.history import busy_seconds
 from server.telemetry.report import DrafterRates, Gauges, Live, Node, Point, Quantiles
 from server.telemetry.shapes import link, unlink
-from server.telemetry.tally import Tally, summed
+from server.telemetry.tally import Tally
 
 RATE_SECONDS = 10
 LIVE_SECONDS = 60
@@ -24,10 +24,9 @@ def quantiles(histogram: Histogram) -> Quantiles:
     return Quantiles(histogram.quantile(0.5), histogram.quantile(0.99))
 
 
-def live(minute: Sequence[Tally], now: float, plain: float, gauges: Gauges) -> Live:
-    """The tiles. minute: the tallies of the last one. plain: seconds of a step without drafts."""
+def live(minute: Sequence[Tally], whole: Tally, now: float, plain: float, gauges: Gauges) -> Live:
+    """The tiles. minute, whole: the tallies of the last one, and their sum. plain: seconds of a step without drafts."""
     recent = [tally for tally in minute if tally.second > now - RATE_SECONDS]
-    whole = summed(minute)
     return Live(
         tokens_per_second=sum(tally.tokens for tally in recent) / _span(recent, now),
         time_to_first_token=quantiles(whole.times["time_to_first_token"]),
