@@ -253,6 +253,7 @@ class Engine:
             pages=self.pool.num_pages - 1 - self.pool.available,
             kept_pages=self.pool.idle,
             preemptions=len(self.scheduler.preempted),
+            plain=sum(not work.sequence.speculate for work in plan.works),
         )
 
     def check(self) -> None:

@@ -26,10 +26,10 @@ class Tally:
     """Everything counted in one span. second: where it begins, in seconds since 1970.
 
     Of steps: steps, emitted (tokens the engine wrote), phases (seconds), preemptions, the latest one for its gauges;
-    decode_*, propose_seconds: of steps that read no prompt and where nobody had switched speculation off; plain_seconds:
-    what plain decoding would have taken for what these emitted, estimated. Of runs (a step of one request that wrote text): new_runs, and what
-    :meth:`settle` makes of them: runs, tokens, run_lengths, drafting, places; discarded (tokens behind the end of a
-    text) and forced (drafts). Of requests: the rest.
+    decode_*, propose_seconds: of steps that read no prompt and in which no request had switched speculation off;
+    plain_seconds: what plain decoding would have taken for what these emitted, estimated. Of runs (a step of one
+    request that wrote text): new_runs, and what :meth:`settle` makes of them: runs, tokens, run_lengths, drafting,
+    places; discarded (tokens behind the end of a text) and forced (drafts). Of requests: the rest.
     """
 
     def __init__(self, second: int = 0) -> None:

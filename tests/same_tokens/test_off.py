@@ -77,3 +77,18 @@ def test_what_a_grammar_forces_is_not_put_in_front_either(pair) -> None:
     assert_same(expected, texts)
     assert texts
     assert all(drafted(text) == 0 for text in texts.values() if text.statistics)
+
+
+def test_the_trace_tells_how_many_switched_it_off(pair) -> None:
+    models = pair("llama2")
+    jobs = jobs_of(models.vocab_size, (9, 12, 7), 8)
+    engine = drafting(models, "chain2", {}, max_seqs=4)
+    for index, job in enumerate(jobs):
+        engine.add((Off.of(job) if index else job).request())
+    told = []
+    while engine.has_work:
+        engine.step()
+        if engine.trace is not None and not engine.trace.prefill_rows:
+            told.append((engine.trace.sequences, engine.trace.plain))
+    assert max(told) == (3, 2)
+    assert all(plain <= sequences for sequences, plain in told)
