@@ -16,7 +16,7 @@ from server import conversation, tools, validation
 from server.answers.base import Answer
 from server.choice import Choice, TextOptions
 from server.forks import check_choices, forked
-from server.gateway.caller import CALLER, REQUEST_ID
+from server.gateway.caller import CALLER
 from server.grammars.answers import Beginning, chat_grammar
 from server.grammars.fields import wanted
 from server.options import bad_words, scores_only, truncated

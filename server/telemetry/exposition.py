@@ -115,7 +115,11 @@ def _positions(drafter: str, per_depth: list[int]) -> list[Series]:
 
 def _estimates(families: Families, telemetry: Telemetry, totals: Tally) -> Iterator[Metric]:
     """Whether it pays."""
-    yield from families.counter("decode_seconds", "Time in steps that read no prompt.", one(totals.decode_seconds))
+    yield from families.counter(
+        "decode_seconds",
+        "Time in steps that read no prompt and in which nobody had switched speculation off.",
+        one(totals.decode_seconds),
+    )
     yield from families.counter(
         "spec_decode_plain_seconds",
         "Estimate of the time that plain decoding would have taken for the same tokens as those steps.",
