@@ -96,7 +96,7 @@ async def test_the_official_client_is_not_disturbed(client: openai.AsyncOpenAI, 
     plain = await client.chat.completions.create(**ask)
     assert whole.choices[0].message == plain.choices[0].message
     told: Any = whole.choices[0].model_extra
-    metrics: Any = whole.metrics  # type: ignore[attr-defined]
+    metrics: Any = whole.metrics
     content = whole.choices[0].message.content or ""
     check(told["provenance"], told["token_ids"], content, metrics)
     async with client.chat.completions.stream(**ask, extra_body=extra) as stream:

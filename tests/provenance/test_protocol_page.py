@@ -6,14 +6,15 @@ import re
 from typing import get_args
 
 from server.wire.provenance import Source, StepProvenance, TokenProvenance
-from tests.provenance import transcript
+from tests.provenance.transcript import BEGIN, telling
+from tests.responses import transcript
 
 PAGE = transcript.PAGE.read_text("utf-8")
 SECTION = PAGE.partition("\n## Where tokens come from\n")[2].partition("\n## ")[0]
 
 
 async def test_the_transcript_is_current() -> None:
-    assert transcript.renewed(PAGE, await transcript.telling(), transcript.BEGIN) == PAGE
+    assert transcript.renewed(PAGE, await telling(), BEGIN) == PAGE
 
 
 def fields_of(table: str) -> list[str]:
