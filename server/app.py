@@ -20,18 +20,34 @@ from aiohttp import web
 
 from server import banner
 from server.config import ServeConfig
-from server.doors import about, chat, completions, messages, ollama, openapi, responses, route, tokens
+from server.dashboard.feed import Feed
+from server.doors import (
+    about,
+    chat,
+    completions,
+    dashboard,
+    messages,
+    metrics,
+    ollama,
+    openapi,
+    responses,
+    route,
+    tokens,
+)
 from server.doors.body import json_response
 from server.doors.route import ErrorShape
 from server.engine_client import EngineClient
 from server.errors import ApiError, described
 from server.gateway import access_log, malformed
+from server.gateway.caller import REQUEST_ID
 from server.gateway.gate import Gate
 from server.gateway.tls import context
 from server.parsers.dialect import Dialect
 from server.service import Service, ServiceOptions, Text
+from server.telemetry import log as speculation_log
+from server.telemetry.log import Reporter
 from server.text import SamplingDefaults, Tokenizer
-from server.turns import REQUEST_ID, SERVICE
+from server.turns import SERVICE
 from server.wire.shared import ErrorBody, ErrorDetail
 from spec.errors import ConfigurationError, InvalidRequest
 from spec.request import EngineInfo
@@ -41,7 +57,18 @@ CLOSING_SECONDS = 2.0
 log = logging.getLogger("foresay.server")
 
 #: Each has ``ROUTES``; those with errors of their own shape have ``ERRORS``.
-DOORS: tuple[ModuleType, ...] = (about, completions, chat, responses, tokens, messages, ollama, openapi)
+DOORS: tuple[ModuleType, ...] = (
+    about,
+    completions,
+    chat,
+    responses,
+    tokens,
+    messages,
+    ollama,
+    dashboard,
+    metrics,
+    openapi,
+)
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -52,7 +79,9 @@ def create_app(service: Service, gate: Gate | None = None) -> web.Application:
     middlewares = [access_log.record, _answer_errors, gate.admit]
     app = web.Application(middlewares=middlewares, client_max_size=gate.largest_body)
     app[SERVICE] = service
-    app.cleanup_ctx.append(gate.life)
+    app[dashboard.FEED] = feed = Feed()
+    app.on_shutdown.append(feed.close)
+    app.cleanup_ctx.extend([gate.life, Reporter(service.telemetry).life])
     app[route.DOORS] = DOORS
     app.on_response_prepare.extend([_name_request, gate.mark])
     for door in DOORS:
@@ -129,9 +158,12 @@ async def run_server(config: ServeConfig, on_ready: Callable[[EngineInfo, int], 
     """
     engine = EngineClient(config)
     service = Service(engine, ServiceOptions.of(config, model_name(config)))
+    engine.observe, engine.observe_status = service.telemetry.step, service.telemetry.startup.see
     gate, tls = Gate.of(config), context(config)
     if config.access_log:
         access_log.to_stderr()
+    if config.log_stats:
+        speculation_log.to_stderr()
     # Without handler_cancellation a client that leaves during a long prefill would be noticed at the first write only.
     runner = web.AppRunner(
         create_app(service, gate),

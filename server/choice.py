@@ -8,7 +8,9 @@ import msgspec
 
 from server.detokenize import Detokenizer, StopSearch
 from server.parts import OutputParser, Part, PlainText, ToolCallPart, joined
+from server.provenance import Said, step_of, tokens_of
 from server.text import Tokenizer
+from server.wire.provenance import StepProvenance, TokenProvenance
 from server.wire.shared import FinishReason
 from spec.request import Delta, Request, TokenLogprobs
 from spec.trace import Statistics
@@ -16,13 +18,16 @@ from spec.trace import Statistics
 
 class TextOptions(msgspec.Struct, frozen=True, kw_only=True):
     """How the text of a choice is made from its tokens. stop: strings that end it. silent: there shall be no tokens;
-    the one that the engine writes all the same is dropped.
+    the one that the engine writes all the same is dropped. by_token: keep what each token adds apart. provenance: say
+    where the tokens come from; that needs ``by_token``.
     """
 
     stop: tuple[str, ...] = ()
     include_stop: bool = False
     skip_special_tokens: bool = True
     silent: bool = False
+    by_token: bool = False
+    provenance: bool = False
 
 
 class Piece(msgspec.Struct, kw_only=True):
@@ -30,6 +35,7 @@ class Piece(msgspec.Struct, kw_only=True):
 
     text: as the model wrote it; parts: the same, split by the choice's parser. logprobs: one entry per token, if asked
     for. offsets: for each token, the characters of text that were whole before it. prompt_logprobs: once, if asked for.
+    said: what each token adds, if that is kept apart. steps, tokens: their provenance, if asked for.
     """
 
     text: str = ""
@@ -40,19 +46,27 @@ class Piece(msgspec.Struct, kw_only=True):
     prompt_logprobs: list[TokenLogprobs | None] | None = None
     finish_reason: FinishReason | None = None
     finish_at: int | None = None
+    said: list[Said] = []
+    steps: list[StepProvenance] = []
+    tokens: list[TokenProvenance] = []
 
 
-def merged(first: Piece, second: Piece) -> Piece:
-    """One piece that adds what both add, one behind the other."""
+def merged(pieces: Sequence[Piece]) -> Piece:
+    """One piece that adds what all of them add, one behind the other."""
+    if len(pieces) == 1:
+        return pieces[0]
     return Piece(
-        text=first.text + second.text,
-        parts=joined(first.parts + second.parts),
-        token_ids=first.token_ids + second.token_ids,
-        logprobs=first.logprobs + second.logprobs,
-        offsets=first.offsets + second.offsets,
-        prompt_logprobs=first.prompt_logprobs or second.prompt_logprobs,
-        finish_reason=second.finish_reason,
-        finish_at=second.finish_at,
+        text="".join(piece.text for piece in pieces),
+        parts=joined([part for piece in pieces for part in piece.parts]),
+        token_ids=[token for piece in pieces for token in piece.token_ids],
+        logprobs=[entry for piece in pieces for entry in piece.logprobs],
+        offsets=[offset for piece in pieces for offset in piece.offsets],
+        prompt_logprobs=next((one.prompt_logprobs for one in pieces if one.prompt_logprobs is not None), None),
+        finish_reason=pieces[-1].finish_reason,
+        finish_at=pieces[-1].finish_at,
+        said=[said for piece in pieces for said in piece.said],
+        steps=[step for piece in pieces for step in piece.steps],
+        tokens=[token for piece in pieces for token in piece.tokens],
     )
 
 
@@ -97,25 +111,35 @@ class Choice:
 
     def take(self, delta: Delta) -> Piece:
         """Turn a delta into the piece of text that became certain with it."""
+        made = len(delta.tokens)
         if self._options.silent:
             delta = _silenced(delta)
         piece = Piece(prompt_logprobs=delta.prompt_logprobs)
         self.cached_tokens = max(self.cached_tokens, delta.cached_tokens)
-        if not self._cut:
-            self._feed(delta, piece)
+        begins = self._feed(delta, piece) if not self._cut else []
         if delta.finish_reason is not None:
             self._finish(delta, piece)
+        if self._options.by_token:
+            piece.said = _said(piece, begins)
+        if self._options.provenance and delta.origin is not None:
+            piece.steps = [step_of(delta.origin, len(piece.token_ids), made)]
+            piece.tokens = tokens_of(delta.origin, piece.token_ids, piece.said, piece.logprobs)
         piece.parts = joined(piece.parts)
         self._called = self._called or any(isinstance(part, ToolCallPart) for part in piece.parts)
         if piece.finish_reason == "stop" and self._called:
             self.finish_reason = piece.finish_reason = "tool_calls"
         return piece
 
-    def _feed(self, delta: Delta, piece: Piece) -> None:
-        """Feed tokens one by one, as plain decoding would, up to the one that completes a stop string."""
-        count = 0
+    def _feed(self, delta: Delta, piece: Piece) -> list[tuple[int, int]]:
+        """Feed tokens one by one, as plain decoding would, up to the one that completes a stop string.
+
+        Returns where in the piece's text and parts each token begins, if what they add is kept apart.
+        """
+        count, begins = 0, []
         for count, token in enumerate(delta.tokens, start=1):
             self.completion_tokens += 1
+            if self._options.by_token:
+                begins.append((len(piece.text), len(piece.parts)))
             piece.offsets.append(self._length)
             last = count == len(delta.tokens) and delta.finish_reason == "stop" and delta.stop_token == token
             if last and not self._options.include_stop:
@@ -131,6 +155,7 @@ class Choice:
                 break
         piece.token_ids = delta.tokens[:count]
         piece.logprobs = (delta.logprobs or [])[:count]
+        return begins
 
     def _mark(self, token: int, piece: Piece) -> None:
         """A marker ends the text before it: nothing of that is held back."""
@@ -173,3 +198,12 @@ def _silenced(delta: Delta) -> Delta:
     """A delta without its tokens: the answer ends because it may have none."""
     reason: FinishReason | None = None if delta.finish_reason is None else "length"
     return msgspec.structs.replace(delta, tokens=[], logprobs=None, stop_token=None, finish_reason=reason)
+
+
+def _said(piece: Piece, begins: Sequence[tuple[int, int]]) -> list[Said]:
+    """What each token of a piece adds; what came out at the end of the answer belongs to the last one."""
+    ends = [*begins[1:], (len(piece.text), len(piece.parts))]
+    return [
+        Said(piece.text[text:end_of_text], piece.parts[part:end_of_parts])
+        for (text, part), (end_of_text, end_of_parts) in zip(begins, ends, strict=False)
+    ]

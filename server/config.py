@@ -139,6 +139,12 @@ class ServeConfig(EngineConfig, frozen=True, kw_only=True):
     access_log: Annotated[
         bool, _about("a line on stderr for each request: path, status, time, tokens, key; never text", "server")
     ] = False
+    log_stats: Annotated[
+        bool,
+        _about(
+            "every 10 s, a line on stderr about what was drafted and accepted, with a warning if it costs", "server"
+        ),
+    ] = True
     ssl_certfile: Annotated[
         str | None, _about("serve HTTPS with this certificate chain (PEM); needs --ssl-keyfile", "server", "FILE")
     ] = None

@@ -84,13 +84,14 @@ class Channel(asyncio.Protocol):
 class EngineClient:
     """A :class:`~server.generation.TokenEngine` that runs in a process of its own.
 
-    observe: told of every step of the engine; must not block.
+    observe, observe_status: told of every step of the engine, and of every change of its status; must not block.
     """
 
     def __init__(self, config: EngineConfig) -> None:
         self.status = EngineStatus("loading", "starting the engine process")
         self.info: EngineInfo | None = None  # of the engine that was ready last
         self.observe: Callable[[StepTrace], None] | None = None
+        self.observe_status: Callable[[EngineStatus], None] | None = None
         self.process_id: int | None = None
         self._config = config
         self._sinks: dict[str, Sink] = {}
@@ -257,6 +258,8 @@ class EngineClient:
 
     def _set(self, status: EngineStatus) -> None:
         self.status = status
+        if self.observe_status is not None:
+            self.observe_status(status)
         self._changed.set()
 
 

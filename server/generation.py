@@ -9,10 +9,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from types import TracebackType
-from typing import Protocol, Self
+from typing import TYPE_CHECKING, Protocol, Self
 
 from server.errors import EngineFailed, SlowReader
 from spec.request import Delta, Request
+
+if TYPE_CHECKING:
+    from server.choice import Piece
 
 MOST_PENDING_TOKENS = 8192
 
@@ -45,8 +48,20 @@ class TokenEngine(Protocol):
         ...
 
 
+class Ledger(Protocol):
+    """Counts what becomes of one request."""
+
+    def kept(self, delta: Delta, piece: Piece) -> None:
+        """One step, and what of it is in the text."""
+        ...
+
+    def delivered(self, tokens: int) -> None:
+        """A chunk of so many tokens is handed on."""
+        ...
+
+
 class Mailbox:
-    """The deltas of one request that its reader has not taken yet, merged into one; bounded by ``most`` tokens."""
+    """The deltas of one request that its reader has not taken yet; bounded by ``most`` tokens."""
 
     def __init__(
         self, engine: TokenEngine, request: Request, wake: asyncio.Event, most: int, spend: Callable[[int], None]
@@ -58,22 +73,24 @@ class Mailbox:
         self._wake = wake
         self._most = most
         self._spend = spend
-        self._pending: Delta | None = None
+        self._pending: list[Delta] = []
+        self._pending_tokens = 0
 
     def put(self, delta: Delta) -> None:
-        """Merge a delta into what is waiting. A reader too far behind loses the request."""
+        """Keep a delta for the reader. One too far behind loses the request."""
         if self.finished:
             return
         self.begun = True
         self._spend(len(delta.tokens))
-        self._pending = delta if self._pending is None else _merged(self._pending, delta)
+        self._pending.append(delta)
+        self._pending_tokens += len(delta.tokens)
         self._wake.set()
         if delta.finish_reason == "error":
             delta.finish_reason = None
             self.fail(EngineFailed(delta.error or "the engine gave up on this request"))
         elif delta.finish_reason is not None:
             self.finished = True
-        elif len(self._pending.tokens) > self._most:
+        elif self._pending_tokens > self._most:
             self._engine.cancel(self.request.id)
             self.fail(SlowReader(f"the client left more than {self._most} tokens unread"))
 
@@ -82,10 +99,10 @@ class Mailbox:
         self.finished, self.error = True, error
         self._wake.set()
 
-    def take(self) -> Delta | None:
-        """What is waiting, or None."""
-        delta, self._pending = self._pending, None
-        return delta
+    def take(self) -> list[Delta]:
+        """What is waiting, in the order it came."""
+        taken, self._pending, self._pending_tokens = self._pending, [], 0
+        return taken
 
     def abandon(self) -> None:
         """Nobody will read on: free the engine of the request if it is still running."""
@@ -97,7 +114,8 @@ class Mailbox:
 class Generation:
     """The running requests of one answer. Leaving the context cancels what is still running.
 
-    spend: called with the number of tokens of each delta, when it comes.
+    spend: called with the number of tokens of each delta, when it comes. ledgers: of the requests, for whoever makes
+    text of the deltas; none if nobody counts.
 
     ``async with Generation(engine, requests) as generation: batch = await generation.next()``
     """
@@ -108,8 +126,10 @@ class Generation:
         requests: Sequence[Request],
         most_pending: int = MOST_PENDING_TOKENS,
         spend: Callable[[int], None] = lambda tokens: None,
+        ledgers: Sequence[Ledger] = (),
     ) -> None:
         self._engine = engine
+        self._ledgers = ledgers
         self._wake = asyncio.Event()
         self._mailboxes = [Mailbox(engine, request, self._wake, most_pending, spend) for request in requests]
 
@@ -135,6 +155,8 @@ class Generation:
     async def next(self, timeout: float | None = None) -> list[tuple[int, Delta]]:
         """The next deltas with the index of their request; empty if none came within ``timeout`` seconds.
 
+        Several of one request if the reader was slower than the engine: each is one step, with its own origin.
+
         Raises what a request failed with: :class:`~spec.errors.InvalidRequest`, :class:`~server.errors.ApiError`.
         """
         try:
@@ -143,8 +165,7 @@ class Generation:
         except TimeoutError:
             return []
         self._wake.clear()
-        taken = [(index, mailbox.take()) for index, mailbox in enumerate(self._mailboxes)]
-        batch = [(index, delta) for index, delta in taken if delta is not None]
+        batch = [(index, delta) for index, mailbox in enumerate(self._mailboxes) for delta in mailbox.take()]
         error = next((mailbox.error for mailbox in self._mailboxes if mailbox.error is not None), None)
         if error is not None:
             if not batch:
@@ -155,6 +176,16 @@ class Generation:
     def finish(self, index: int, at_token: int) -> None:
         """The text of request ``index`` ends after its output token number ``at_token``."""
         self._engine.finish(self._mailboxes[index].request.id, at_token)
+
+    def kept(self, index: int, delta: Delta, piece: Piece) -> None:
+        """Count what of a delta is in the text of request ``index``."""
+        if self._ledgers:
+            self._ledgers[index].kept(delta, piece)
+
+    def delivered(self, index: int, piece: Piece) -> None:
+        """Count a chunk of request ``index``."""
+        if self._ledgers:
+            self._ledgers[index].delivered(len(piece.token_ids))
 
     def abort(self, error: Exception) -> None:
         """End every running request with ``error``."""
@@ -176,12 +207,3 @@ async def generate(engine: TokenEngine, request: Request) -> AsyncIterator[Delta
                 yield delta
                 if delta.finish_reason is not None:
                     return
-
-
-def _merged(first: Delta, second: Delta) -> Delta:
-    """One delta that says what both say. Reuses ``second``, whose end-of-request fields are the newer ones."""
-    second.tokens = first.tokens + second.tokens
-    if first.logprobs is not None:
-        second.logprobs = first.logprobs + (second.logprobs or [])
-    second.prompt_logprobs = first.prompt_logprobs or second.prompt_logprobs
-    return second

@@ -21,6 +21,8 @@ from server.gateway.pace import Pace
 from server.generation import MOST_PENDING_TOKENS, Generation, TokenEngine
 from server.parsers.dialect import Dialect
 from server.responses.state import Responses
+from server.telemetry.exposition import Exposition
+from server.telemetry.telemetry import Telemetry
 from server.text import SamplingDefaults, Tokenizer
 from server.wire.shared import MetricsLevel
 from spec.request import EngineInfo, Request
@@ -101,6 +103,8 @@ class Service:
         self.responses = Responses()
         self.created = int(time.time())
         self.pace = Pace()
+        self.telemetry = Telemetry(options.model, engine)
+        self.exposition = Exposition(self.telemetry)
         self._running: dict[Generation, int] = {}
         self._idle = asyncio.Event()
         self._idle.set()
@@ -148,8 +152,8 @@ class Service:
         """
         if self.running + len(requests) > self.options.most_running:
             raise self._queue_full(len(requests))
-        with admitted(requests) as spend:
-            generation = Generation(self.engine, requests, self.options.most_pending_tokens, spend)
+        with admitted(requests) as spend, self.telemetry.watching(requests) as ledgers:
+            generation = Generation(self.engine, requests, self.options.most_pending_tokens, spend, ledgers)
             with self._present(generation, len(requests)), self._deadlines(generation):
                 async with generation:
                     yield generation

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
+from itertools import groupby
+from operator import itemgetter
 from typing import ParamSpec, TypeVar
 
 import msgspec
@@ -13,6 +15,7 @@ from server.answers.base import Answer
 from server.choice import Piece, merged
 from server.errors import ApiError, described
 from server.generation import Generation
+from server.pacing import Arrivals, Batch, Evenly
 from server.sse import EventStream
 from spec.errors import InvalidRequest
 from spec.request import Delta
@@ -49,7 +52,7 @@ class Paced:
     def take(self, index: int, piece: Piece) -> Piece | None:
         """What of a choice is due with this piece; None if it is to wait."""
         if index in self._held:
-            piece = merged(self._held.pop(index), piece)
+            piece = merged([self._held.pop(index), piece])
         ended = piece.finish_reason is not None
         if ended or index not in self._begun or len(piece.token_ids) >= self._interval:
             self._begun.add(index)
@@ -76,12 +79,13 @@ async def _stream(events: EventStream, answer: Answer, generation: Generation, p
 
 async def _paced(events: EventStream, answer: Answer, generation: Generation, ping: float, paced: Paced) -> None:
     unopened = set(range(len(answer.choices)))
+    arrivals = delivery(answer, generation)
     while not finished(answer):
-        batch = await generation.next(ping if events.started else min(ping, HEADERS_AFTER_SECONDS))
+        batch = await arrivals(ping if events.started else min(ping, HEADERS_AFTER_SECONDS))
         due = sorted(unopened & {index for index, _ in batch} if batch else unopened)
         unopened.difference_update(due)
         chunks = [chunk for index in due for chunk in answer.opening(index)]
-        for index, piece in pieces_of(answer, generation, batch):
+        for index, piece in batch:
             ready = paced.take(index, piece)
             if ready is not None:
                 chunks += await _unhurried([ready], answer.chunks, index, ready)
@@ -113,10 +117,27 @@ def finished(answer: Answer) -> bool:
     return all(choice.finished for choice in answer.choices)
 
 
+def delivery(answer: Answer, generation: Generation) -> Arrivals:
+    """What to call for the next pieces, at the time that the client wants them."""
+
+    async def arrivals(timeout: float | None) -> Batch:
+        return list(pieces_of(answer, generation, await generation.next(timeout)))
+
+    return Evenly(arrivals) if answer.options.pacing == "even" else arrivals
+
+
 def pieces_of(answer: Answer, generation: Generation, batch: list[tuple[int, Delta]]) -> Iterator[tuple[int, Piece]]:
-    """The text of a batch; tells the engine about stop strings found on the way."""
-    for index, delta in batch:
-        piece = answer.choices[index].take(delta)
-        if piece.finish_at is not None:
-            generation.finish(index, piece.finish_at)
+    """The text of a batch, one piece for each choice in it; tells the engine about stop strings found on the way."""
+    for index, deltas in groupby(batch, key=itemgetter(0)):
+        piece = merged([_piece(answer, generation, index, delta) for _, delta in deltas])
+        generation.delivered(index, piece)
         yield index, piece
+
+
+def _piece(answer: Answer, generation: Generation, index: int, delta: Delta) -> Piece:
+    """The text of one step of one choice."""
+    piece = answer.choices[index].take(delta)
+    generation.kept(index, delta, piece)
+    if piece.finish_at is not None:
+        generation.finish(index, piece.finish_at)
+    return piece

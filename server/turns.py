@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable, Sequence
-from contextvars import ContextVar
 
 import msgspec
 from aiohttp import web
@@ -32,8 +31,6 @@ from spec.errors import InvalidRequest
 from spec.request import Grammar, Request
 
 SERVICE = web.AppKey("service", Service)
-#: The id of the HTTP request that the running task serves.
-REQUEST_ID: ContextVar[str] = ContextVar("request_id")
 
 
 async def completion_choices(service: Service, body: CompletionRequest) -> list[Choice]:
@@ -106,7 +103,10 @@ def _choices(
         include_stop=bool(body.include_stop_str_in_output),
         skip_special_tokens=body.skip_special_tokens is not False,
         silent=scores_only(body),
+        by_token=bool(body.provenance) or body.stream_pacing == "even",
+        provenance=bool(body.provenance),
     )
+    speculate = not (body.speculation and body.speculation.off)
     count = choices_of(body)
     check_choices(len(prompts), count)
     unique, salt = uuid.uuid4().hex, _salt(body)
@@ -115,7 +115,9 @@ def _choices(
         prompt = truncated(body, given, info.max_model_len - (params.max_tokens or 1))
         own = validation.capped(body, params, service.options.max_output_tokens, info.max_model_len - len(prompt))
         validation.check_prompt(prompt, field, own, info.vocab_size, info.max_model_len)
-        request = Request(id=f"{unique}-{index}", prompt=prompt, params=own, salt=salt, grammar=grammar)
+        request = Request(
+            id=f"{unique}-{index}", prompt=prompt, params=own, salt=salt, grammar=grammar, speculate=speculate
+        )
         context = prompt if follows else ()
         for one in forked(request, count):
             choices.append(Choice(one, text.tokenizer, options, info.eos_token_ids, context, parser(one.id)))

@@ -95,6 +95,7 @@ class Engine:
             leader=self._leader(request),
             # A prompt is scored once, by the leader of its choices.
             prompt_logprobs=None if params.prompt_logprobs is None or request.fork_of is not None else [None],
+            speculate=request.speculate,
         )
 
     def _limit(self, request: Request) -> int:
@@ -252,6 +253,7 @@ class Engine:
             pages=self.pool.num_pages - 1 - self.pool.available,
             kept_pages=self.pool.idle,
             preemptions=len(self.scheduler.preempted),
+            plain=sum(not work.sequence.speculate for work in plan.works),
         )
 
     def check(self) -> None:

@@ -56,6 +56,8 @@ class Scheduler:
         return StepPlan([work for work in works if work.sequence not in self.preempted])
 
     def _decode(self, sequence: Sequence, decoding: int) -> Work:
+        if not sequence.speculate:
+            return Work(sequence, 0, ROOT_ONLY)
         shape = self.shape.limited(sequence.most_levels)
         if sequence.constraint is None:
             return Work(sequence, 0, shape)

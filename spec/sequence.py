@@ -24,7 +24,8 @@ class Sequence:
     ``table.length == len(tokens) - 1``: the last token is the root, whose KV is not stored yet.
     limit: the most tokens (prompt and output) it may reach. stop_ids: tokens that end it. adjustment: what it changes
     about its logits. constraint: the grammar of its output. leader: the sequence whose prompt KV it waits for.
-    prompt_logprobs: entries of the prompt's tokens so far; None if they are not asked for.
+    prompt_logprobs: entries of the prompt's tokens so far; None if they are not asked for. speculate: whether more than
+    the root may be verified in a step.
     """
 
     id: str
@@ -41,6 +42,7 @@ class Sequence:
     constraint: Guarded | None = None
     leader: Sequence | None = None
     prompt_logprobs: list[TokenLogprobs | None] | None = None
+    speculate: bool = True
     trace: SequenceTrace = field(default_factory=SequenceTrace)
     cached_tokens: int = 0
     finish_reason: FinishReason | None = None

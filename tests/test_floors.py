@@ -23,6 +23,7 @@ FLOORS: dict[str, frozenset[str]] = {
     "drafters": frozenset({"torch", "numpy", "msgspec", "verifier", "spec", "kvpaging"}),
     "server": frozenset(
         {"torch", "numpy", "msgspec", "aiohttp", "jinja2", "llguidance", "rich", "tokenizers", "tqdm", "transformers"}
+        | {"prometheus_client"}
         | {"foresay", "drafters", "verifier", "spec", "kvpaging"}
     ),
     "foresay": frozenset({"server", "spec"}),

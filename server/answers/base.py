@@ -17,7 +17,8 @@ from server.choice import Choice, Piece
 from server.logprobs import Speller
 from server.sse import EVENTS, Framing
 from server.wire.logprobs import PromptLogprobs
-from server.wire.shared import ErrorBody, GenerationRequest, Metrics, MetricsLevel, Usage
+from server.wire.provenance import Provenance
+from server.wire.shared import ErrorBody, GenerationRequest, Metrics, MetricsLevel, Pacing, Usage
 from spec.request import TokenLogprobs
 
 
@@ -36,7 +37,8 @@ class AnswerOptions(msgspec.Struct, frozen=True, kw_only=True):
     """What the client wants to see beside the text. usage, metrics_level: in whole answers and in final chunks.
 
     logprobs, prompt_logprobs: how many of the likeliest tokens to list beside each token; None: no entries at all.
-    tokens_as_ids: spell the tokens of those entries as ids. stream_interval: fewest tokens of a chunk.
+    tokens_as_ids: spell the tokens of those entries as ids. stream_interval: fewest tokens of a chunk. pacing: when the
+    tokens of a run go out. provenance: where the tokens come from.
     """
 
     stream: bool = False
@@ -48,6 +50,8 @@ class AnswerOptions(msgspec.Struct, frozen=True, kw_only=True):
     prompt_logprobs: int | None = None
     tokens_as_ids: bool = False
     stream_interval: int = 1
+    pacing: Pacing = "at_once"
+    provenance: bool = False
 
     @classmethod
     def of(cls, request: GenerationRequest, metrics_level: MetricsLevel) -> AnswerOptions:
@@ -63,6 +67,8 @@ class AnswerOptions(msgspec.Struct, frozen=True, kw_only=True):
             prompt_logprobs=request.prompt_logprobs,
             tokens_as_ids=bool(request.return_tokens_as_token_ids),
             stream_interval=options.stream_interval(request),
+            pacing=request.stream_pacing or "at_once",
+            provenance=bool(request.provenance),
         )
 
 
@@ -111,6 +117,7 @@ class BaseAnswer:
         places = {choice.request.id: place for place, choice in enumerate(choices)}
         self._leaders = [places[choice.request.fork_of or choice.request.id] for choice in choices]
         self._prompts: dict[int, list[TokenLogprobs | None]] = {}
+        self._unclosed = len(choices)
 
     def broken(self, error: ErrorBody) -> msgspec.Struct:
         """The error as OpenAI sends it."""
@@ -126,12 +133,21 @@ class BaseAnswer:
         return statistics.metrics(self.choices, self.options.metrics_level, self.origin.exact) or UNSET
 
     def _closes(self, piece: Piece) -> bool:
-        """Whether the chunk of this piece is the answer's last one."""
-        ended = piece.finish_reason is not None and all(choice.finished for choice in self.choices)
-        return ended and not self.options.include_usage
+        """Whether the chunk of this piece is the answer's last one. To be asked once for each piece, in order."""
+        if piece.finish_reason is None:
+            return False
+        self._unclosed -= 1
+        return not self._unclosed and not self.options.include_usage
 
     def _ids(self, pieces: Sequence[Piece]) -> list[int] | UnsetType:
         return [token for piece in pieces for token in piece.token_ids] if self.options.return_token_ids else UNSET
+
+    def _provenance(self, pieces: Sequence[Piece]) -> Provenance | UnsetType:
+        """Where the tokens of these pieces come from."""
+        if not self.options.provenance:
+            return UNSET
+        steps = [step for piece in pieces for step in piece.steps]
+        return Provenance(steps, [token for piece in pieces for token in piece.tokens])
 
     def _note_prompt(self, index: int, piece: Piece) -> None:
         """Keep the prompt's logprobs: the first choice of a prompt has them, with its first token, for all of them."""

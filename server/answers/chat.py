@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from server import statistics
 from server.answers.base import AnswerOptions, BaseAnswer, Origin
@@ -13,6 +14,7 @@ from server.choice import Choice, Piece
 from server.parts import Part, ReasoningPart
 from server.wire.chat import ChatChoice, ChatChunk, ChatChunkChoice, ChatCompletion, ChatDelta
 from server.wire.logprobs import ChatLogprobs
+from server.wire.provenance import Provenance
 
 
 class ChatAnswer(BaseAnswer):
@@ -40,7 +42,9 @@ class ChatAnswer(BaseAnswer):
             deltas = [ChatDelta(content="")]
         said = [self._chunk(index, delta) for delta in deltas]
         if said:  # what there is per token goes with the first of them
-            said[0].choices[0].token_ids, said[0].choices[0].logprobs = self._ids([piece]), self._logprobs([piece])
+            first = said[0].choices[0]
+            first.token_ids, first.logprobs = self._ids([piece]), self._logprobs([piece])
+            first.provenance = self._provenance([piece])
             if piece.prompt_logprobs is not None:
                 said[0].prompt_logprobs = self._prompt_logprobs(index)
         chunks: list[msgspec.Struct] = [*said]
@@ -81,7 +85,15 @@ class ChatAnswer(BaseAnswer):
     def _has_token_fields(self, piece: Piece) -> bool:
         """Whether a chunk is due, though nothing is said yet."""
         ids = self.options.return_token_ids and piece.token_ids
-        return bool(ids or piece.logprobs or piece.prompt_logprobs)
+        return bool(ids or piece.logprobs or piece.prompt_logprobs or piece.steps or piece.tokens)
+
+    def _provenance(self, pieces: Sequence[Piece]) -> Provenance | UnsetType:
+        """As always, without the thoughts that the client does not want to see."""
+        provenance = super()._provenance(pieces)
+        if not self._include_reasoning and provenance is not UNSET:
+            for token in provenance.tokens:
+                token.reasoning = UNSET
+        return provenance
 
     def _logprobs(self, pieces: Sequence[Piece]) -> ChatLogprobs | None:
         if self.options.logprobs is None:
@@ -98,6 +110,7 @@ class ChatAnswer(BaseAnswer):
             stop_reason=choice.stop_reason,
             seed=choice.seed,
             token_ids=self._ids(pieces),
+            provenance=self._provenance(pieces),
         )
 
     def _chunk(self, index: int, delta: ChatDelta) -> ChatChunk:

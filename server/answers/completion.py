@@ -38,8 +38,7 @@ class CompletionAnswer(BaseAnswer):
         """One chunk; the last one of a choice carries its finish reason."""
         self._note_prompt(index, piece)
         chunks = [] if self._introduced[index] else self._introduction(index)
-        shown = piece.text or piece.logprobs or (self.options.return_token_ids and piece.token_ids)
-        if shown or piece.finish_reason is not None:
+        if self._shows(piece) or piece.finish_reason is not None:
             chunk = self._chunk([self._said(index, [piece])], self._usage())
             chunks.append(self._final(chunk) if self._closes(piece) else chunk)
         return chunks
@@ -60,6 +59,11 @@ class CompletionAnswer(BaseAnswer):
         return self._final(self._chunk(choices, statistics.usage(self.choices)))
 
     # -- inside --------------------------------------------------------------------------------------------------
+
+    def _shows(self, piece: Piece) -> bool:
+        """Whether there is anything to say of a piece."""
+        ids = self.options.return_token_ids and piece.token_ids
+        return bool(piece.text or piece.logprobs or piece.steps or piece.tokens or ids)
 
     def _introduction(self, index: int) -> list[msgspec.Struct]:
         """The chunk in front of a choice's first token, if there is anything to say."""
@@ -91,6 +95,7 @@ class CompletionAnswer(BaseAnswer):
             text="".join(piece.text for piece in pieces),
             logprobs=self._logprobs(index, pieces),
             token_ids=self._ids(pieces),
+            provenance=self._provenance(pieces),
         )
         if any(piece.finish_reason is not None for piece in pieces):
             ended = self.choices[index]

@@ -42,6 +42,10 @@ class ItemInProgress(Protocol):
         """The item grows by a part that it takes."""
         ...
 
+    def nothing(self) -> ResponseEvent:
+        """The item grows by nothing: an event for what there is to say of tokens without text."""
+        ...
+
     def closing(self, status: ItemStatus, logprobs: list[ChatTokenLogprob]) -> list[ResponseEvent]:
         """The item ends. logprobs: of tokens whose text was never shown."""
         ...
@@ -75,11 +79,16 @@ class MessageInProgress:
         assert isinstance(part, TextPart)
         self._part.text += part.text
         self._part.logprobs += logprobs
-        return [
-            events.OutputTextDelta(
-                item_id=self.item.id, output_index=self._place, content_index=0, delta=part.text, logprobs=logprobs
-            )
-        ]
+        return [self._delta(part.text, logprobs)]
+
+    def nothing(self) -> ResponseEvent:
+        """An empty delta."""
+        return self._delta("", [])
+
+    def _delta(self, text: str, logprobs: list[ChatTokenLogprob]) -> events.OutputTextDelta:
+        return events.OutputTextDelta(
+            item_id=self.item.id, output_index=self._place, content_index=0, delta=text, logprobs=logprobs
+        )
 
     def closing(self, status: ItemStatus, logprobs: list[ChatTokenLogprob]) -> list[ResponseEvent]:
         """Text, part and message are done."""
@@ -119,9 +128,15 @@ class ReasoningInProgress:
         """A delta."""
         assert isinstance(part, ReasoningPart)
         self._part.text += part.text
-        return [
-            events.ReasoningTextDelta(item_id=self.item.id, output_index=self._place, content_index=0, delta=part.text)
-        ]
+        return [self._delta(part.text)]
+
+    def nothing(self) -> ResponseEvent:
+        """An empty delta."""
+        return self._delta("")
+
+    def _delta(self, text: str) -> events.ReasoningTextDelta:
+        place = self._place
+        return events.ReasoningTextDelta(item_id=self.item.id, output_index=place, content_index=0, delta=text)
 
     def closing(self, status: ItemStatus, logprobs: list[ChatTokenLogprob]) -> list[ResponseEvent]:
         """Text, part and item are done."""
@@ -154,9 +169,14 @@ class CallInProgress:
         """More of the arguments, if there are more."""
         assert isinstance(part, ToolCallPart)
         self.item.arguments += part.arguments
-        if not part.arguments:
-            return []
-        return [events.ArgumentsDelta(item_id=self.item.id, output_index=self._place, delta=part.arguments)]
+        return [self._delta(part.arguments)] if part.arguments else []
+
+    def nothing(self) -> ResponseEvent:
+        """An empty delta."""
+        return self._delta("")
+
+    def _delta(self, arguments: str) -> events.ArgumentsDelta:
+        return events.ArgumentsDelta(item_id=self.item.id, output_index=self._place, delta=arguments)
 
     def closing(self, status: ItemStatus, logprobs: list[ChatTokenLogprob]) -> list[ResponseEvent]:
         """Arguments and call are done."""

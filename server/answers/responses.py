@@ -24,7 +24,8 @@ from server.parts import Part, ReasoningPart, TextPart, ToolCallPart
 from server.sse import NAMED_EVENTS
 from server.wire import response_events as events
 from server.wire.logprobs import ChatTokenLogprob
-from server.wire.response_events import ResponseEvent
+from server.wire.provenance import Provenance
+from server.wire.response_events import ItemDelta, ResponseEvent
 from server.wire.responses import (
     IncompleteDetails,
     InputTokensDetails,
@@ -73,6 +74,7 @@ class ResponseAnswer(BaseAnswer):
         self._stream_id = msgspec.UNSET if stream_id is None else stream_id
         self._item: ItemInProgress | None = None
         self._logprobs: list[ChatTokenLogprob] = []
+        self._told, self._untold = Provenance([], []), Provenance([], [])
         self._next = 0
 
     @property
@@ -91,6 +93,7 @@ class ResponseAnswer(BaseAnswer):
     def chunks(self, index: int, piece: Piece) -> list[msgspec.Struct]:
         """The events of a piece."""
         self._logprobs += self._speller.chat(piece.logprobs).content
+        self._note_provenance(piece)
         said: list[ResponseEvent] = []
         for part in piece.parts:
             if self._item is None or not self._item.takes(part):
@@ -98,6 +101,7 @@ class ResponseAnswer(BaseAnswer):
                 self._item = self._begun(part)
                 said += self._item.opening()
             said += self._item.more(part, self._taken_logprobs(part))
+        self._tell(said)
         return self._numbered(said)
 
     def closing(self) -> list[msgspec.Struct]:
@@ -107,6 +111,9 @@ class ResponseAnswer(BaseAnswer):
         if not self.response.output and self._item is None:
             self._item = self._begun(TextPart(""))
             said += self._item.opening()
+        if self._item is not None and (self._untold.steps or self._untold.tokens):
+            said.append(self._item.nothing())
+            self._tell(said)
         said += self._close("completed" if complete else "incomplete")
         if complete:
             self.response.completed_at = int(time.time())
@@ -155,6 +162,17 @@ class ResponseAnswer(BaseAnswer):
         taken, self._logprobs = self._logprobs, []
         return taken if isinstance(part, TextPart) else []
 
+    def _note_provenance(self, piece: Piece) -> None:
+        for provenance in (self._told, self._untold):
+            provenance.steps += piece.steps
+            provenance.tokens += piece.tokens
+
+    def _tell(self, said: Sequence[ResponseEvent]) -> None:
+        """Let the first event that adds to an item tell what was not told yet."""
+        growing = next((event for event in said if isinstance(event, ItemDelta)), None)
+        if growing is not None and (self._untold.steps or self._untold.tokens):
+            growing.provenance, self._untold = self._untold, Provenance([], [])
+
     def _close(self, status: ItemStatus) -> list[ResponseEvent]:
         """Finish the item in progress, if there is one."""
         if self._item is None:
@@ -179,6 +197,8 @@ class ResponseAnswer(BaseAnswer):
         if choice.finished:
             response.seed = choice.seed
         response.system_fingerprint, response.metrics = self.origin.fingerprint, self._metrics()
+        if self.options.provenance:
+            response.provenance = self._told
         return response
 
     def _snapshot(self) -> Response:

@@ -9,6 +9,7 @@ from aiohttp import web
 
 import foresay
 from server.config import ServeConfig
+from server.dashboard.assets import PAGE, served, wants_page
 from server.doors.body import json_response
 from server.doors.route import Route
 from server.engine_client import unavailable
@@ -22,7 +23,9 @@ HIDDEN = "(hidden)"
 
 
 async def index(request: web.Request) -> web.Response:
-    """What this is and where things are."""
+    """What this is and where things are. Browsers get the dashboard."""
+    if wants_page(request):
+        return served(request, PAGE)
     service = request.app[SERVICE]
     routes = sorted({route.resource.canonical for route in request.app.router.routes() if route.resource})
     model, status = service.options.model, _state(service)

@@ -8,8 +8,9 @@ from server import validation
 from server.answers.base import AnswerOptions
 from server.answers.chat import ChatAnswer
 from server.doors.route import Route, Stream
+from server.gateway.caller import REQUEST_ID
 from server.sse import EVENTS
-from server.turns import REQUEST_ID, SERVICE, answered, chat_choices
+from server.turns import SERVICE, answered, chat_choices
 from server.wire.chat import ChatChunk, ChatCompletion, ChatRequest
 from server.wire.shared import ErrorBody
 

@@ -10,9 +10,10 @@ from server.answers.completion import CompletionAnswer
 from server.choice import Choice
 from server.doors.route import Route, Stream
 from server.echo import Echo, echoed
+from server.gateway.caller import REQUEST_ID
 from server.service import Text
 from server.sse import EVENTS
-from server.turns import REQUEST_ID, SERVICE, answered, completion_choices
+from server.turns import SERVICE, answered, completion_choices
 from server.wire.completions import Completion, CompletionRequest
 from server.wire.shared import ErrorBody
 

@@ -12,7 +12,8 @@ from server.doors.body import json_response
 from server.doors.route import ErrorShape, Route, Stream
 from server.foreign.messages import Conversation, drawing
 from server.foreign.words import in_words
-from server.turns import REQUEST_ID, SERVICE, answered, chat_choices, chat_prompt
+from server.gateway.caller import REQUEST_ID
+from server.turns import SERVICE, answered, chat_choices, chat_prompt
 from server.wire.messages import (
     EVENTS,
     AssistantTurn,

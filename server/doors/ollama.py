@@ -17,9 +17,10 @@ from server.doors.route import ErrorShape, Route, Stream
 from server.errors import ModelNotFound
 from server.foreign import ollama
 from server.foreign.words import in_words
+from server.gateway.caller import REQUEST_ID
 from server.service import Service, Text
 from server.sse import LINES
-from server.turns import REQUEST_ID, SERVICE, answered, chat_choices, completion_choices
+from server.turns import SERVICE, answered, chat_choices, completion_choices
 from server.wire.about import Version
 from server.wire.completions import CompletionRequest
 from server.wire.ollama import (

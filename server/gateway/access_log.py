@@ -10,9 +10,9 @@ from collections.abc import Awaitable, Callable
 from aiohttp import web
 
 from server.gateway.admission import METER, Meter
-from server.gateway.caller import CALLER
+from server.gateway.caller import CALLER, REQUEST_ID
 from server.gateway.credentials import opens_socket
-from server.turns import REQUEST_ID
+from server.turns import SERVICE
 
 #: As nginx says that the client left before the answer was complete.
 CLIENT_LEFT = 499
@@ -43,6 +43,7 @@ async def record(request: web.Request, handler: Handler) -> web.StreamResponse:
         status = response.status
         return response
     finally:
+        request.app[SERVICE].telemetry.answered(status)
         if log.isEnabledFor(logging.INFO):
             log.info("%s", line(request, status, 1000 * (time.monotonic() - began), meter))
 

@@ -21,3 +21,5 @@ class Caller(msgspec.Struct, frozen=True):
 ANYONE = Caller()
 #: Set by the gateway for each HTTP request and each WebSocket connection.
 CALLER: ContextVar[Caller] = ContextVar("caller", default=ANYONE)
+#: The id of the HTTP request, or of the one that opened the WebSocket, that the running task serves.
+REQUEST_ID: ContextVar[str] = ContextVar("request_id")

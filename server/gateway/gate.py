@@ -24,7 +24,11 @@ from server.gateway.origins import Origins
 
 LARGEST_BODY = 64 << 20
 #: What tells nothing but the model's name and whether it runs; probes and load balancers have no key.
-OPEN_PATHS = frozenset({"/", "/health", "/ready", "/ping", "/openapi.json"})
+OPEN_PATHS = frozenset({"/", "/health", "/ready", "/ping", "/openapi.json", "/dashboard"})
+#: The files that the dashboard is made of.
+OPEN_FOLDER = "/dashboard/static/"
+#: What a browser may read under the server's own names only: the prompts of its user are in there.
+OWN_NAMES_ONLY = "/dashboard/"
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -51,6 +55,8 @@ class Gate:
         """Let the request through to its door, with CALLER set, or refuse it."""
         CALLER.set(ANYONE)
         self.origins.check(request)
+        if request.path.startswith(OWN_NAMES_ONLY):
+            self.origins.check_host(request)
         preflight = self.origins.preflight(request)
         if preflight is not None:
             return preflight
@@ -85,7 +91,7 @@ class Gate:
     def _caller(self, request: web.Request) -> Caller:
         if not self.keychain.needed:
             return self.keychain.anyone
-        if request.path in OPEN_PATHS:
+        if request.path in OPEN_PATHS or request.path.startswith(OPEN_FOLDER):
             return ANYONE
         key = presented(request)
         if key is None:

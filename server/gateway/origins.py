@@ -41,6 +41,19 @@ class Origins:
             "to let them in, start it with --cors-origin and that origin"
         )
 
+    def check_host(self, request: web.Request) -> None:
+        """Raise :class:`Forbidden` if the server was asked under a name that somebody else could point at this machine.
+
+        A page of that name could then read the answer, and its request would have no origin.
+        """
+        host = request.headers.get("Host", "").lower()
+        if self._keyed or self._is_ours(host) or any(self.allows(f"{way}://{host}") for way in ("http", "https")):
+            return
+        raise Forbidden(
+            f"The dashboard is not shown under the name {host[:200]}; "
+            "start the server with an API key, or with --cors-origin and the origin that browsers see"
+        )
+
     def allows(self, origin: str) -> bool:
         """Whether pages of ``origin``, which is another than the server's, are let in."""
         return ANY in self._allowed or origin.lower() in self._allowed

@@ -14,11 +14,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import msgspec
+from msgspec import UNSET
 
 from server.responses.codec import Codec
-from server.wire.response_events import ArgumentsDelta, DeltaEvent, OutputTextDelta, ReasoningTextDelta
+from server.wire.provenance import Provenance
+from server.wire.response_events import ItemDelta
 
-DELTAS = (OutputTextDelta, ReasoningTextDelta, ArgumentsDelta)
 #: What a message counts besides its text.
 MESSAGE_BYTES = 256
 
@@ -26,23 +27,26 @@ MESSAGE_BYTES = 256
 class _Merged:
     """Deltas of one part, waiting."""
 
-    def __init__(self, event: DeltaEvent) -> None:
+    def __init__(self, event: ItemDelta) -> None:
         self.first, self.last = event, event
         self.texts = [event.delta]
         self.logprobs = list(getattr(event, "logprobs", ()))
+        self.provenance = [event.provenance]
 
-    def add(self, event: DeltaEvent) -> None:
+    def add(self, event: ItemDelta) -> None:
         self.last = event
         self.texts.append(event.delta)
         self.logprobs += getattr(event, "logprobs", ())
+        self.provenance.append(event.provenance)
 
-    def event(self) -> DeltaEvent:
+    def event(self) -> ItemDelta:
         """One delta that says it all, with the number of the last."""
         if self.last is self.first:
             return self.first
         changes: dict[str, Any] = {"delta": "".join(self.texts), "sequence_number": self.last.sequence_number}
         if self.logprobs:
             changes["logprobs"] = self.logprobs
+        changes["provenance"] = Provenance.joined(self.provenance)
         return msgspec.structs.replace(self.first, **changes)
 
 
@@ -65,7 +69,7 @@ class Outbox:
     def put(self, response_id: str, events: Sequence[msgspec.Struct]) -> None:
         """Add events of one response (or of none: "")."""
         for event in events:
-            if isinstance(event, DELTAS):
+            if isinstance(event, ItemDelta):
                 self._put_delta(response_id, event)
             else:
                 self._tails.pop(response_id, None)
@@ -76,9 +80,9 @@ class Outbox:
             self._empty.clear()
             self._filled.set()
 
-    def _put_delta(self, response_id: str, event: DeltaEvent) -> None:
+    def _put_delta(self, response_id: str, event: ItemDelta) -> None:
         tail = self._tails.get(response_id)
-        self.bytes += len(event.delta) + MESSAGE_BYTES * len(getattr(event, "logprobs", ()))
+        self.bytes += len(event.delta) + MESSAGE_BYTES * (len(getattr(event, "logprobs", ())) + _told(event))
         if tail is not None and _continues(tail.first, event):
             tail.add(event)
             return
@@ -104,5 +108,10 @@ class Outbox:
         await self._empty.wait()
 
 
-def _continues(first: DeltaEvent, event: DeltaEvent) -> bool:
+def _told(event: ItemDelta) -> int:
+    """How many tokens and steps its provenance tells of."""
+    return 0 if event.provenance is UNSET else len(event.provenance.tokens) + len(event.provenance.steps)
+
+
+def _continues(first: ItemDelta, event: ItemDelta) -> bool:
     return type(first) is type(event) and first.item_id == event.item_id

@@ -17,15 +17,15 @@ from server.choice import Choice
 from server.errors import ApiError, described
 from server.gateway.caller import CALLER
 from server.generation import Generation
+from server.pacing import Arrivals, Batch
 from server.responses.items import given_items
 from server.responses.store import PreviousResponseNotFound, Record, ResponseStore
 from server.responses.translate import chat_request, renamed
 from server.service import Service
-from server.streaming import Paced, finished, pieces_of
+from server.streaming import Paced, delivery, finished
 from server.turns import chat_choices
 from server.wire.responses import InputItem, Reasoning, Response, ResponseRequest, TextFormat, TextOptions
 from spec.errors import ContextLengthExceeded, InvalidRequest
-from spec.request import Delta
 
 
 class Turn:
@@ -91,12 +91,13 @@ class Turn:
         """Events, as many at once as an engine step gives. The first wait for the engine, but no longer than
         ``patience`` seconds, so that what the engine refuses is told as an error and not as a failed response.
         """
-        batch = await _next(generation, patience)
+        arrivals = delivery(self.answer, generation)
+        batch = await _next(arrivals, patience)
         paced = Paced(self.answer.options.stream_interval)
         opening = self.answer.opening(0)
         while True:
             said, opening = opening, []
-            for _, piece in pieces_of(self.answer, generation, batch):
+            for _, piece in batch:
                 self._said += piece.token_ids
                 ready = paced.take(0, piece) if self.generates else None
                 said += [] if ready is None else self.answer.chunks(0, ready)
@@ -105,7 +106,7 @@ class Turn:
                 return
             if said:
                 yield said
-            batch = await _next(generation)
+            batch = await _next(arrivals)
 
     def _fail(self, error: ApiError | InvalidRequest) -> None:
         if self.begun and not self.answer.over:
@@ -146,6 +147,8 @@ async def prepared(
         metrics_level=body.spec_decode_metrics or service.options.metrics_level,
         tokens_as_ids=bool(body.return_tokens_as_token_ids),
         stream_interval=options.stream_interval(body),
+        pacing=body.stream_pacing or "at_once",
+        provenance=bool(body.provenance),
     )
     origin = service.origin(uuid.uuid4().hex, info)
     response = _response(body, origin.id, origin.model, choice)
@@ -237,10 +240,10 @@ def _response(body: ResponseRequest, id: str, model: str, choice: Choice) -> Res
     )
 
 
-async def _next(generation: Generation, timeout: float | None = None) -> list[tuple[int, Delta]]:
-    """As :meth:`Generation.next`; what the engine refuses is told by the field's name here."""
+async def _next(arrivals: Arrivals, timeout: float | None = None) -> Batch:
+    """What arrives; what the engine refuses is told by the field's name here."""
     try:
-        return await generation.next(timeout)
+        return await arrivals(timeout)
     except InvalidRequest as error:
         raise renamed(error) from None
 

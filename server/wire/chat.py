@@ -8,6 +8,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from server.wire.logprobs import ChatLogprobs, PromptLogprobs
+from server.wire.provenance import Provenance
 from server.wire.shared import FinishReason, GenerationRequest, Metrics, Usage
 from server.wire.tools import Tool, ToolCall, ToolCallDelta, ToolChoice
 
@@ -81,6 +82,7 @@ class ChatChoice(msgspec.Struct, kw_only=True):
     stop_reason: str | int | None = None
     seed: int | UnsetType = UNSET
     token_ids: list[int] | UnsetType = UNSET
+    provenance: Provenance | UnsetType = UNSET
 
 
 class ChatCompletion(msgspec.Struct, kw_only=True):
@@ -117,6 +119,7 @@ class ChatChunkChoice(msgspec.Struct, kw_only=True):
     stop_reason: str | int | UnsetType | None = UNSET
     seed: int | UnsetType = UNSET
     token_ids: list[int] | UnsetType = UNSET
+    provenance: Provenance | UnsetType = UNSET
 
 
 class ChatChunk(msgspec.Struct, kw_only=True):

@@ -8,6 +8,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from server.wire.logprobs import CompletionLogprobs, PromptLogprobs
+from server.wire.provenance import Provenance
 from server.wire.shared import FinishReason, GenerationRequest, Metrics, Usage
 
 
@@ -33,6 +34,7 @@ class CompletionChoice(msgspec.Struct, kw_only=True):
     token_ids: list[int] | UnsetType = UNSET
     prompt_token_ids: list[int] | UnsetType = UNSET
     prompt_logprobs: PromptLogprobs | UnsetType = UNSET
+    provenance: Provenance | UnsetType = UNSET
 
 
 class Completion(msgspec.Struct, kw_only=True):

@@ -13,6 +13,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from server.wire.logprobs import ChatTokenLogprob
+from server.wire.provenance import Provenance
 from server.wire.responses import (
     OutputItem,
     OutputText,
@@ -101,11 +102,17 @@ class ContentPartDone(Placed, kw_only=True, tag="response.content_part.done"):
     part: OutputText | ReasoningText
 
 
-class OutputTextDelta(Placed, kw_only=True, tag="response.output_text.delta"):
+class ItemDelta(Placed, kw_only=True):
+    """An event that adds to an item. provenance: of the tokens since the last such event, if asked for."""
+
+    delta: str
+    provenance: Provenance | UnsetType = UNSET
+
+
+class OutputTextDelta(ItemDelta, kw_only=True, tag="response.output_text.delta"):
     """More text."""
 
     content_index: int
-    delta: str
     logprobs: list[ChatTokenLogprob] = []
 
 
@@ -117,11 +124,10 @@ class OutputTextDone(Placed, kw_only=True, tag="response.output_text.done"):
     logprobs: list[ChatTokenLogprob] = []
 
 
-class ReasoningTextDelta(Placed, kw_only=True, tag="response.reasoning_text.delta"):
+class ReasoningTextDelta(ItemDelta, kw_only=True, tag="response.reasoning_text.delta"):
     """More reasoning."""
 
     content_index: int
-    delta: str
 
 
 class ReasoningTextDone(Placed, kw_only=True, tag="response.reasoning_text.done"):
@@ -131,10 +137,8 @@ class ReasoningTextDone(Placed, kw_only=True, tag="response.reasoning_text.done"
     text: str
 
 
-class ArgumentsDelta(Placed, kw_only=True, tag="response.function_call_arguments.delta"):
+class ArgumentsDelta(ItemDelta, kw_only=True, tag="response.function_call_arguments.delta"):
     """More of a call's arguments."""
-
-    delta: str
 
 
 class ArgumentsDone(Placed, kw_only=True, tag="response.function_call_arguments.done"):
@@ -161,7 +165,6 @@ ResponseEvent = (
     | ArgumentsDelta
     | ArgumentsDone
 )
-DeltaEvent = OutputTextDelta | ReasoningTextDelta | ArgumentsDelta
 
 # -- only over a WebSocket -----------------------------------------------------------------------------------------
 

@@ -12,6 +12,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from server.wire.logprobs import ChatTokenLogprob
+from server.wire.provenance import Provenance
 from server.wire.shared import GenerationRequest, Metrics
 
 Status = Literal["in_progress", "completed", "incomplete", "failed", "cancelled"]
@@ -229,7 +230,9 @@ class IncompleteDetails(msgspec.Struct):
 
 
 class Response(msgspec.Struct, kw_only=True):
-    """A response, running or over. seed: gives the same text again. metrics: how it was made; both once it is over."""
+    """A response, running or over. seed: gives the same text again. metrics: how it was made. provenance: all of it, if
+    asked for. These once it is over.
+    """
 
     id: str
     object: str = "response"
@@ -262,6 +265,7 @@ class Response(msgspec.Struct, kw_only=True):
     seed: int | UnsetType = UNSET
     system_fingerprint: str | UnsetType = UNSET
     metrics: Metrics | UnsetType = UNSET
+    provenance: Provenance | UnsetType = UNSET
 
 
 class DeletedResponse(msgspec.Struct):

@@ -16,6 +16,7 @@ from server.wire.structured import ResponseFormat, StructuredOutputs
 
 FinishReason = Literal["stop", "length", "tool_calls"]
 MetricsLevel = Literal["none", "summary", "detailed"]
+Pacing = Literal["at_once", "even"]
 
 # -- requests ------------------------------------------------------------------------------------------------------
 
@@ -25,6 +26,12 @@ class StreamOptions(msgspec.Struct, kw_only=True):
 
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
+
+
+class Speculation(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """How this request is drafted for; its text is the same in any case. off: decode plainly, one token a step."""
+
+    off: bool | None = None
 
 
 class GenerationRequest(msgspec.Struct, kw_only=True):
@@ -50,6 +57,7 @@ class GenerationRequest(msgspec.Struct, kw_only=True):
     request_id: str | None = None
     cache_salt: str | None = None
     spec_decode_metrics: MetricsLevel | None = None
+    speculation: Speculation | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     repetition_penalty: float | None = None
@@ -62,6 +70,8 @@ class GenerationRequest(msgspec.Struct, kw_only=True):
     prompt_logprobs: int | None = None
     return_tokens_as_token_ids: bool | None = None
     stream_interval: int | None = None
+    stream_pacing: Pacing | None = None
+    provenance: bool | None = None
     truncate_prompt_tokens: int | None = None
     spaces_between_special_tokens: bool | None = None
     response_format: ResponseFormat | None = None

@@ -61,8 +61,10 @@ def test_every_reference_leads_somewhere() -> None:
     assert found <= set(SCHEMAS)
 
 
-#: Routes that OpenAPI has no words for: the WebSocket, which the description names, and answers to browsers' questions.
-UNDOCUMENTED = {("GET", "/v1/responses"), (hdrs.METH_OPTIONS, "/{tail}")}
+#: Routes that OpenAPI has no words for: the WebSocket, which the description names, answers to browsers' questions, and
+#: the dashboard's files and feed.
+PAGE = {("GET", path) for path in ("/dashboard", "/dashboard/static/{name}", "/dashboard/feed")}
+UNDOCUMENTED = {("GET", "/v1/responses"), (hdrs.METH_OPTIONS, "/{tail}")} | PAGE
 
 
 async def test_every_route_is_in_it(tokenizer):

@@ -86,11 +86,11 @@ async def conversation() -> str:
     return "\n".join(lines.lines).strip()
 
 
-def renewed(page: str, lines: str) -> str:
-    """The page with this transcript in it."""
-    before, _, rest = page.partition(BEGIN)
+def renewed(page: str, lines: str, begin: str = BEGIN) -> str:
+    """The page with this transcript in it, behind the comment ``begin``."""
+    before, _, rest = page.partition(begin)
     _, _, after = rest.partition(END)
-    return f"{before}{BEGIN}```text\n{lines}\n```\n{END}{after}"
+    return f"{before}{begin}```text\n{lines}\n```\n{END}{after}"
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from server.generation import Sink
 from server.parsers.dialect import Dialect
 from server.service import Service, ServiceOptions, Text
 from server.text import SamplingDefaults, Tokenizer
-from spec.request import Delta, EngineInfo, FinishReason, Request, TokenLogprobs
+from spec.request import Delta, EngineInfo, FinishReason, Origin, Request, TokenLogprobs
 from spec.trace import SequenceTrace
 
 END = 0
@@ -38,6 +38,10 @@ INFO = EngineInfo(
 )
 
 
+#: Of every step, by phase.
+SECONDS = {"propose": 0.0005, "forward": 0.002}
+
+
 class ScriptedEngine:
     """Says the same tokens to every request, ``run`` of them per step, a step every ``pause`` seconds.
 
@@ -50,7 +54,7 @@ class ScriptedEngine:
         self.info: EngineInfo | None = INFO
         self.tokens, self.run, self.pause, self.fail_after = list(tokens), run, pause, fail_after
         self.requests: list[Request] = []
-        self.emitted = 0
+        self.emitted = self.steps = 0
         self.cancelled: list[str] = []
         self.warm: list[tuple[list[int], str]] = []
         self.refusal: Exception | None = None
@@ -86,12 +90,12 @@ class ScriptedEngine:
                 self._tasks.pop(request.id)
                 sink.fail(EngineFailed("the script breaks here"))
                 return
-            before = said
+            before, origin = said, None
             run, reason, stop_token = self._next_run(request, said, limit)
             if reason is None or run:
                 said += len(run)
-                drafted = list(range(1, self.run)) if before or len(run) > 1 else []
-                trace.record(drafted, max(0, len(run) - 1), len(run))
+                origin = self.origin(before, run)
+                trace.record(depths_of(origin.parents), len(origin.path), len(run))
             else:
                 trace.cut(said - self._finish[request.id])
                 said = self._finish[request.id]
@@ -110,10 +114,17 @@ class ScriptedEngine:
                     logprobs=logprobs_of(request, run, before),
                     prompt_logprobs=None if before else prompt_logprobs_of(request),
                     statistics=last,
+                    origin=origin,
                 )
             )
             if reason is not None:
                 return
+
+    def origin(self, said: int, run: list[int]) -> Origin:
+        """Where a run comes from: a chain was drafted, and accepted but for the last token of the run."""
+        drafted = self.run - 1 if said or len(run) > 1 else 0
+        self.steps += 1
+        return Origin(self.steps, "script" if drafted else "", [*range(-1, drafted)], 0, [*range(1, len(run))], SECONDS)
 
     def script_of(self, request: Request) -> Sequence[int]:
         """What to say to this request, over and over."""
@@ -136,6 +147,14 @@ class ScriptedEngine:
             if said + len(run) >= limit:
                 return run, "length", None
         return run, None, None
+
+
+def depths_of(parents: Sequence[int]) -> list[int]:
+    """How far each node of a tree is below the root; without the root."""
+    depths = [0]
+    for parent in parents[1:]:
+        depths.append(depths[parent] + 1)
+    return depths[1:]
 
 
 def logprobs_of(request: Request, run: list[int], said: int) -> list[TokenLogprobs] | None:

@@ -12,7 +12,7 @@ from server.config import EngineConfig, ServeConfig
 from server.errors import EngineFailed, SlowReader
 from server.generation import Generation, Sink, generate
 from spec.errors import InvalidRequest
-from spec.request import Delta, Request, TokenLogprobs
+from spec.request import Delta, Request
 from spec.sampling import SamplingParams
 from tests.server.scripted import INFO, ScriptedEngine
 
@@ -59,7 +59,7 @@ async def test_closing_the_iterator_cancels_the_request():
     assert engine.cancelled == ["r"]
 
 
-async def test_deltas_nobody_took_become_one():
+async def test_deltas_nobody_took_come_together_each_as_it_was():
     engine = HandEngine()
     async with Generation(engine, [request("a"), request("b")]) as generation:
         engine.sinks["a"].put(delta("a", [1], cached_tokens=16))
@@ -68,23 +68,13 @@ async def test_deltas_nobody_took_become_one():
         engine.sinks["a"].put(delta("a", [4], cached_tokens=16, finish_reason="length"))
         batch = await generation.next()
         assert [(index, one.tokens, one.finish_reason) for index, one in batch] == [
-            (0, [1, 2, 3, 4], "length"),
+            (0, [1], None),
+            (0, [2, 3], None),
+            (0, [4], "length"),
             (1, [9], "stop"),
         ]
         assert await generation.next(timeout=0.01) == []
     assert engine.cancelled == []
-
-
-async def test_deltas_nobody_took_keep_all_their_logprobs():
-    engine = HandEngine()
-    async with Generation(engine, [request("a")]) as generation:
-        entries = [TokenLogprobs(token, -0.5 * token, [(token, -0.5 * token)]) for token in range(4)]
-        prompt = [None, entries[3]]
-        engine.sinks["a"].put(delta("a", [0], logprobs=entries[:1], prompt_logprobs=prompt))
-        engine.sinks["a"].put(delta("a", [1, 2], logprobs=entries[1:3]))
-        engine.sinks["a"].put(delta("a", [], finish_reason="stop"))
-        [(_, one)] = await generation.next()
-    assert (one.tokens, one.logprobs, one.prompt_logprobs) == ([0, 1, 2], entries[:3], prompt)
 
 
 async def test_what_is_still_running_is_cancelled():
@@ -108,8 +98,8 @@ async def test_an_error_comes_after_the_tokens_before_it():
     async with Generation(engine, [request("a")]) as generation:
         engine.sinks["a"].put(delta("a", [1]))
         engine.sinks["a"].put(delta("a", [2], finish_reason="error", error="not a number"))
-        [(_, last)] = await generation.next()
-        assert (last.tokens, last.finish_reason) == ([1, 2], None)
+        batch = await generation.next()
+        assert [(one.tokens, one.finish_reason) for _, one in batch] == [([1], None), ([2], None)]
         with pytest.raises(EngineFailed, match="not a number"):
             await generation.next()
     assert engine.cancelled == []
@@ -121,8 +111,7 @@ async def test_a_reader_too_far_behind_loses_the_request():
         for token in range(10):
             engine.sinks["a"].put(delta("a", [token]))
         assert engine.cancelled == ["a"]
-        [(_, kept)] = await generation.next()
-        assert kept.tokens == [0, 1, 2, 3, 4]
+        assert [one.tokens for _, one in await generation.next()] == [[0], [1], [2], [3], [4]]
         with pytest.raises(SlowReader):
             await generation.next()
 

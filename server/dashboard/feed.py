@@ -1,0 +1,102 @@
+"""The page's feed: one event a second with everything that changes, to whoever reads it.
+
+Each reader has a task of its own that waits for it. While a reader does not read, nothing is made for it, nothing piles
+up but what its socket holds, and nobody else notices; after a while it is hung up on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+import msgspec
+from aiohttp import web
+
+from server.errors import Busy
+from server.gateway.caller import CALLER
+from server.service import Service
+from server.sse import EVENTS
+from server.telemetry.report import HistoryReport, Point, Snapshot
+
+MOST_READERS = 64
+STALL_SECONDS = 20.0
+#: After the full second, so that the second is over for whoever counts.
+LATE = 0.05
+
+_encoder = msgspec.json.Encoder()
+
+
+class State(msgspec.Struct, frozen=True):
+    """``GET /dashboard/state``: what the page begins with."""
+
+    snapshot: Snapshot
+    history: HistoryReport
+
+
+class Frame(msgspec.Struct, frozen=True):
+    """One event. points: the seconds that are over since the last one."""
+
+    snapshot: msgspec.Raw
+    points: list[Point]
+
+
+class TooManyReaders(Busy):
+    """No more pages."""
+
+    code = "too_many_readers"
+
+
+class Feed:
+    """All readers of one server's feed."""
+
+    def __init__(self, stall: float = STALL_SECONDS) -> None:
+        self.readers = 0
+        self._stall = stall
+        self._closing = asyncio.Event()
+        self._made: tuple[int, msgspec.Raw] = -1, msgspec.Raw()
+
+    async def close(self, app: web.Application) -> None:
+        """End all streams: the server goes away."""
+        self._closing.set()
+
+    async def serve(self, http: web.Request, service: Service, after: int) -> web.StreamResponse:
+        """Write events until the reader leaves, its key is taken away, or the server goes. after: the last second it
+        knows.
+        """
+        if self.readers >= MOST_READERS:
+            raise TooManyReaders(f"{MOST_READERS} pages are open already", retry_after=10)
+        response = web.StreamResponse(headers={"Content-Type": EVENTS.content_type, "Cache-Control": "no-store"})
+        await response.prepare(http)
+        self.readers += 1
+        try:
+            await self._write(response, service, after)
+        except (TimeoutError, ConnectionError):
+            if http.transport is not None:
+                http.transport.abort()  # what it has not read by now it never will
+        finally:
+            self.readers -= 1
+        return response
+
+    async def _write(self, response: web.StreamResponse, service: Service, after: int) -> None:
+        allowance, telemetry = CALLER.get().allowance, service.telemetry
+        while not self._closing.is_set() and not allowance.revoked:
+            points = telemetry.points(after)
+            after = points[-1].at if points else after
+            frame = Frame(self._snapshot(service), points)
+            async with asyncio.timeout(self._stall):
+                await response.write(EVENTS.encode(frame))
+            await self._pause(1.0 + LATE - telemetry.clock() % 1.0)
+        await response.write_eof()
+
+    def _snapshot(self, service: Service) -> msgspec.Raw:
+        """Everything but the points, as JSON: made once for all readers of a second."""
+        second = int(service.telemetry.clock())
+        if self._made[0] != second:
+            self._made = second, msgspec.Raw(_encoder.encode(service.telemetry.snapshot()))
+        return self._made[1]
+
+    async def _pause(self, seconds: float) -> None:
+        try:
+            async with asyncio.timeout(seconds):
+                await self._closing.wait()
+        except TimeoutError:
+            return

@@ -1,0 +1,117 @@
+// Who runs: the header, the notice below it, the tiles, the footer.
+
+import { byId, html } from "./elements.js";
+import { count, number, percent, span, time, timeParts } from "./format.js";
+
+const fact = (text, title, kind) => html("li", { title, class: kind }, text);
+const base = (path) => path.replace(/\/+$/, "").split("/").at(-1) || path;
+
+function shape(widths) {
+  if (!widths.length) return "no drafts";
+  return widths.every((width) => width === 1) ? `chain of ${widths.length}` : `tree ${widths.join(",")}`;
+}
+
+function facts(server) {
+  if (server.exact === null) return [fact(server.status, server.message)];
+  return [
+    fact(shape(server.draft_shape), "How far and how wide each step drafts"),
+    server.exact
+      ? fact("exact", server.exact_reason || "The text is that of plain decoding, bit for bit", "good")
+      : fact("not exact", server.exact_reason, "warn"),
+    fact(`${server.dtype} on ${server.device}`, "Numbers and device"),
+    fact(`up ${span(server.uptime)}`, `since ${new Date(1000 * server.started).toLocaleString("en-GB")}`),
+  ];
+}
+
+function speed(live) {
+  const known = live.speed_up !== null;
+  const class_ = !known ? "big unknown" : live.speed_up >= 1 ? "big good" : "big warn";
+  return [
+    html("b", { class: class_ }, known ? `${number(live.speed_up)}×` : "–"),
+    html("span", {}, "speed-up now", html("small", {}, "estimated")),
+  ];
+}
+
+export function showHeader({ server, live, verdict }) {
+  byId("pair").replaceChildren(
+    html("b", {}, base(server.target || server.model)),
+    html("span", { class: "arrow", "aria-label": "drafted by" }, "←"),
+    html(
+      "b",
+      { class: "drafter", title: server.drafter_reason },
+      server.drafter && server.drafter !== "none" ? base(server.drafter) : "nobody",
+    ),
+  );
+  byId("facts").replaceChildren(...facts(server));
+  byId("speed").replaceChildren(...speed(live));
+  byId("speed").title =
+    live.speed_up === null
+      ? "Nothing has run in the last minute"
+      : `${number(live.tokens_per_step)} tokens per step, ${time(live.step_seconds)} per step; ` +
+        `a step that drafts nothing takes ${time(live.root_seconds)}`;
+  byId("verdict").textContent = verdict;
+  document.title =
+    live.speed_up === null ? `Foresay: ${server.model}` : `${number(live.speed_up)}× · Foresay: ${server.model}`;
+}
+
+// -- tiles ----------------------------------------------------------------------------------------------------------
+
+const pair = ([value, unit], rest) => ({ value, unit, rest });
+const share = (value, digits) => percent(value, digits).split(" ");
+const quantiles = ({ p50, p99 }) => pair(timeParts(p50), p99 === null ? "" : `p99 ${time(p99)}`);
+
+const TILES = [
+  ["Throughput", (live) => pair([number(live.tokens_per_second), "tok/s"], `last 10 s`)],
+  ["Tokens per step", (live) => pair([number(live.tokens_per_step), ""], "plain is 1")],
+  ["Acceptance", (live) => pair(share(live.acceptance_rate), "of drafted tokens")],
+  ["Time per token", (live) => quantiles(live.time_per_token)],
+  ["Chunk gap", (live) => quantiles(live.chunk_gap)],
+  ["First token", (live) => quantiles(live.time_to_first_token)],
+  [
+    "KV pages",
+    ({ gauges }) => pair(share(gauges.kv_used, 1), gauges.kv_kept ? `${percent(gauges.kv_kept, 1)} kept` : "in use"),
+  ],
+  ["Requests", ({ gauges }) => pair([count(gauges.running), "running"], `${count(gauges.waiting)} waiting`)],
+];
+
+export function showTiles({ live }) {
+  byId("tiles").replaceChildren(
+    ...TILES.map(([name, read]) => {
+      const { value, unit, rest } = read(live);
+      return html(
+        "li",
+        { "data-tile": name },
+        html("span", { class: "name" }, name),
+        html("span", { class: "value" }, html("b", {}, value), unit ? html("small", {}, ` ${unit}`) : null),
+        html("span", { class: "rest" }, rest),
+      );
+    }),
+  );
+}
+
+// -- notice and footer ----------------------------------------------------------------------------------------------
+
+/** A line across the page; none if there is nothing to say. */
+export function notice(text, kind = "") {
+  const place = byId("notice");
+  place.hidden = !text;
+  place.className = `notice ${kind}`;
+  if (place.textContent !== text) place.textContent = text;
+}
+
+export function showFooter({ server, totals }) {
+  const said = Object.entries(totals).map(([name, value]) =>
+    html(
+      "li",
+      { "data-total": name },
+      html("b", {}, count(value)),
+      ` ${name.replace("spec_decode_", "").replace("num_", "").replaceAll("_", " ")}`,
+    ),
+  );
+  byId("footer").replaceChildren(
+    html("span", {}, `Foresay ${server.version}, since its start:`),
+    html("ul", {}, said),
+    html("a", { href: "metrics" }, "/metrics"),
+    html("a", { href: "openapi.json" }, "/openapi.json"),
+  );
+}

@@ -1,0 +1,78 @@
+"""The page that shows what speculation does, and what fills it."""
+
+from __future__ import annotations
+
+from aiohttp import web
+
+from server.dashboard.assets import PAGE, served
+from server.dashboard.feed import Feed, State
+from server.doors.body import json_response
+from server.doors.route import Route
+from server.errors import ApiError
+from server.gateway.caller import CALLER
+from server.telemetry.report import RequestDetail, RequestSummary
+from server.turns import SERVICE
+from spec.errors import InvalidRequest
+
+FEED: web.AppKey[Feed] = web.AppKey("feed", Feed)
+
+
+class RequestNotFound(ApiError):
+    """No such request of this key is kept."""
+
+    status, type, code = 404, "invalid_request_error", "request_not_found"
+
+
+async def page(http: web.Request) -> web.Response:
+    """The page. It asks for a key itself if the server wants one."""
+    return served(http, PAGE)
+
+
+async def static(http: web.Request) -> web.Response:
+    """What the page is made of."""
+    return served(http, http.match_info["name"])
+
+
+async def state(http: web.Request) -> web.Response:
+    """What the engine did and does: the numbers of the dashboard and their history. Of all keys together, no text."""
+    telemetry = http.app[SERVICE].telemetry
+    return json_response(State(telemetry.snapshot(), telemetry.history()))
+
+
+async def feed(http: web.Request) -> web.StreamResponse:
+    """The same as it changes, an event a second. ``since``: the first second that is news."""
+    given = http.query.get("since", "0")
+    if not given.isdecimal() or len(given) > 12:
+        raise InvalidRequest("since", f"since must be a number of seconds since 1970, got {given!r}")
+    return await http.app[FEED].serve(http, http.app[SERVICE], int(given) - 1)
+
+
+async def requests(http: web.Request) -> web.Response:
+    """The last requests of the key that asks, the newest first."""
+    return json_response(http.app[SERVICE].telemetry.requests(CALLER.get().tenant))
+
+
+async def request(http: web.Request) -> web.Response:
+    """One request of the key that asks: each of its steps, and its text with the origin of every token."""
+    id = http.match_info["request_id"]
+    detail = http.app[SERVICE].telemetry.request(CALLER.get().tenant, id)
+    if detail is None:
+        raise RequestNotFound(f"Request {id[:200]!r} is not kept: it was another key's, or it had to make room")
+    return json_response(detail)
+
+
+ROUTES = [
+    web.get("/dashboard", page),
+    web.get("/dashboard/static/{name}", static),
+    web.get("/dashboard/feed", feed, allow_head=False),
+    Route("GET", "/dashboard/state", state, answer=State),
+    Route("GET", "/dashboard/requests", requests, answer=list[RequestSummary]),
+    Route(
+        "GET",
+        "/dashboard/requests/{request_id}",
+        request,
+        answer=RequestDetail,
+        errors=(401, 403, 404),
+        parameters=(("request_id", "the id of a request in that list"),),
+    ),
+]

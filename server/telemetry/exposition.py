@@ -1,0 +1,223 @@
+"""The text of ``/metrics``: everything telemetry has counted, in Prometheus' words. docs/metrics.md describes each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import Metric
+from prometheus_client.exposition import choose_encoder
+from prometheus_client.process_collector import ProcessCollector
+from prometheus_client.registry import Collector
+
+import foresay
+from server.errors import EngineFailed
+from server.telemetry.families import Families, Series, by, one
+from server.telemetry.report import Gauges
+from server.telemetry.tally import Tally
+from server.telemetry.telemetry import Telemetry
+
+#: How vLLM calls the ends of requests. Its tools count ``stop`` and ``length``.
+FINISHED = {"cancelled": "abort", "tool_calls": "stop"}
+ABOUT_TIMES = {
+    "time_to_first_token": "From letting a request in to handing on its first tokens.",
+    "e2e_request_latency": "From letting a request in to its end.",
+    "request_queue_time": "How long a request waited in the engine for its turn.",
+    "request_prefill_time": "From a request's turn to its first token.",
+    "request_decode_time": "From a request's first token to its last.",
+    "request_inference_time": "From a request's turn to its last token.",
+}
+ABOUT_LENGTHS = {
+    "request_prompt_tokens": "Tokens of a request's prompt.",
+    "request_generation_tokens": "Tokens of a request's text.",
+}
+
+
+class Exposition(Collector):
+    """Telemetry as Prometheus asks for it."""
+
+    def __init__(self, telemetry: Telemetry) -> None:
+        self._telemetry = telemetry
+        self._registry = CollectorRegistry(auto_describe=False)
+        self._registry.register(self)
+        ProcessCollector(registry=self._registry)
+
+    def text(self, accept: str) -> tuple[bytes, str]:
+        """The metrics and their content type, in the format that the Accept header asks for."""
+        encode, content_type = choose_encoder(accept)
+        return encode(self._registry), content_type
+
+    def describe(self) -> list[Metric]:
+        """Nothing: what there is depends on what has happened."""
+        return []
+
+    def collect(self) -> Iterator[Metric]:
+        """All families."""
+        telemetry, totals = self._telemetry, self._telemetry.totals()
+        families = Families(telemetry.model)
+        yield from _speculation(families, totals)
+        yield from _estimates(families, telemetry, totals)
+        yield from _steps(families, totals)
+        yield from _requests(families, totals)
+        yield from _gauges(families, telemetry.gauges)
+        yield from _server(families, telemetry)
+
+
+def _speculation(families: Families, totals: Tally) -> Iterator[Metric]:
+    """What was drafted and what became of it."""
+    drafting = sorted(totals.drafting.items())
+    whose, where = ["drafter"], ["drafter", "position"]
+    yield from families.counter(
+        "spec_decode_num_drafts",
+        "Trees with at least one drafted token that were verified.",
+        [((name,), counts.drafts) for name, counts in drafting],
+        whose,
+    )
+    yield from families.counter(
+        "spec_decode_num_draft_tokens",
+        "Drafted tokens that were verified.",
+        [((name,), counts.drafted) for name, counts in drafting],
+        whose,
+    )
+    yield from families.counter(
+        "spec_decode_num_accepted_tokens",
+        "Drafted tokens that were accepted and are in a text.",
+        [((name,), counts.accepted) for name, counts in drafting],
+        whose,
+    )
+    yield from families.counter(
+        "spec_decode_num_draft_tokens_per_pos",
+        "Drafted tokens that were verified, by how deep in the tree (0: right behind the text).",
+        [series for name, counts in drafting for series in _positions(name, counts.drafted_per_depth)],
+        where,
+    )
+    yield from families.counter(
+        "spec_decode_num_accepted_tokens_per_pos",
+        "Drafted tokens that were accepted and are in a text, by how deep in the tree (0: right behind the text).",
+        [series for name, counts in drafting for series in _positions(name, counts.accepted_per_depth)],
+        where,
+        keep=[1],
+    )
+    yield from families.counter(
+        "spec_decode_num_forced_tokens", "Drafted tokens that a grammar forced.", one(totals.forced)
+    )
+    yield from families.counter(
+        "spec_decode_num_discarded_tokens", "Tokens made behind the end of a text.", one(totals.discarded)
+    )
+    yield from families.histogram(
+        "spec_decode_tokens_per_step", "Tokens that a step added to one request's text.", totals.run_lengths
+    )
+
+
+def _positions(drafter: str, per_depth: list[int]) -> list[Series]:
+    return [((drafter, str(position)), count) for position, count in enumerate(per_depth)]
+
+
+def _estimates(families: Families, telemetry: Telemetry, totals: Tally) -> Iterator[Metric]:
+    """Whether it pays."""
+    yield from families.counter(
+        "decode_seconds",
+        "Time in steps that read no prompt and in which nobody had switched speculation off.",
+        one(totals.decode_seconds),
+    )
+    yield from families.counter(
+        "spec_decode_plain_seconds",
+        "Estimate of the time that plain decoding would have taken for the same tokens as those steps.",
+        one(totals.plain_seconds),
+    )
+    speed_up = telemetry.window(60).speed_up
+    yield from families.gauge(
+        "spec_decode_speed_up",
+        "Estimate of the speed over plain decoding in the last minute; without decoding there is none.",
+        [] if speed_up is None else one(speed_up),
+    )
+    yield from families.gauge(
+        "plain_step_seconds", "A decoding step of one request without drafts.", one(telemetry.plain_seconds)
+    )
+
+
+def _steps(families: Families, totals: Tally) -> Iterator[Metric]:
+    """The engine's steps, and how their tokens came out of the server."""
+    yield from families.counter("engine_steps", "Steps of the engine.", one(totals.steps))
+    yield from families.counter(
+        "step_phase_seconds", "Time in steps by phase; deliver: in the server.", by(totals.phases), ["phase"]
+    )
+    yield from families.histogram("step_seconds", "A whole step of the engine.", totals.step_seconds)
+    yield from families.histogram(
+        "inter_chunk_latency_seconds", "Between two chunks of one text, of however many tokens.", totals.chunk_gaps
+    )
+    yield from families.histogram(
+        "time_per_output_token_seconds",
+        "Each token's share of the gap before its chunk: one observation for every token but those of first chunks.",
+        totals.token_times,
+    )
+    yield from families.counter("num_preemptions", "Requests that had to give back their KV.", one(totals.preemptions))
+
+
+def _requests(families: Families, totals: Tally) -> Iterator[Metric]:
+    """What clients asked for and got."""
+    yield from families.counter("prompt_tokens", "Tokens of prompts.", one(totals.prompt_tokens))
+    cached = "Tokens of prompts whose KV was there already."
+    yield from families.counter("prompt_tokens_cached", cached, one(totals.cached_tokens))
+    yield from families.counter(
+        "prefix_cache_queries", "Tokens of prompts that were looked up in the prefix cache.", one(totals.prompt_tokens)
+    )
+    yield from families.counter("prefix_cache_hits", cached, one(totals.cached_tokens))
+    yield from families.counter("generation_tokens", "Tokens of texts.", one(totals.tokens))
+    finished = {"stop": 0, "length": 0, "abort": 0, "error": 0}
+    for reason, count in totals.finished.items():
+        finished[FINISHED.get(reason, reason)] += count
+    yield from families.counter(
+        "request_success",
+        "Requests that are over, by how they ended; abort: the client left or cancelled.",
+        by(finished),
+        ["finished_reason"],
+        keep=[0],
+    )
+    yield from families.counter(
+        "request_errors",
+        "Requests that were let in and failed, by the error's code.",
+        by({EngineFailed.code: 0} | totals.failed),
+        ["code"],
+    )
+    for name, histogram in totals.times.items():
+        yield from families.histogram(f"{name}_seconds", ABOUT_TIMES[name], histogram)
+    yield from families.histogram(
+        "request_time_per_output_token_seconds",
+        "A request's mean time per token behind the first one.",
+        totals.mean_token_times,
+    )
+    for name, histogram in totals.lengths.items():
+        yield from families.histogram(name, ABOUT_LENGTHS[name], histogram)
+
+
+def _gauges(families: Families, now: Gauges) -> Iterator[Metric]:
+    """What is going on now."""
+    yield from families.gauge("num_requests_running", "Requests that run.", one(now.running))
+    yield from families.gauge("num_requests_waiting", "Requests that wait for their turn.", one(now.waiting))
+    yield from families.gauge(
+        "kv_cache_usage_perc", "Share of the KV pages that running requests use; 1 is all of them.", one(now.kv_used)
+    )
+    yield from families.gauge(
+        "kv_cache_kept_perc", "Share of the KV pages that only keep old text findable.", one(now.kv_kept)
+    )
+
+
+def _server(families: Families, telemetry: Telemetry) -> Iterator[Metric]:
+    """The server itself."""
+    status, info = telemetry.engine.status, telemetry.engine.info
+    yield from families.gauge("engine_up", "1 if the engine takes requests.", one(status.state == "ready"))
+    yield from families.counter(
+        "engine_restarts", "Times the engine process was started again.", one(telemetry.startup.restarts)
+    )
+    yield from families.gauge(
+        "startup_time_seconds", "The engine's last start by phase.", by(telemetry.startup.seconds), ["phase"]
+    )
+    responses = {str(status): count for status, count in telemetry.http.items()}
+    yield from families.counter(
+        "http_responses", "HTTP responses; 499: the client left; 101: a WebSocket closed.", by(responses), ["status"]
+    )
+    if info is not None:
+        known = {"version": foresay.__version__, "target": info.target, "drafter": info.drafter, "dtype": info.dtype}
+        known |= {"device": info.device, "exact": "yes" if info.exact else "no"}
+        yield from families.gauge("build_info", "What runs.", [(list(known.values()), 1)], list(known))

@@ -1,0 +1,214 @@
+"""What becomes of one request, counted where its text is cut: the second's tally, and the request's own record."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+from server.telemetry.history import History
+from server.telemetry.report import RequestDetail, RequestStep, RequestSummary, TokenText
+from server.telemetry.shapes import Shapes
+from server.telemetry.tally import Tally
+from spec.request import Delta, Origin, Request
+from spec.trace import Statistics, StepTrace
+
+if TYPE_CHECKING:  # whoever makes pieces counts them here
+    from server.choice import Piece
+
+#: Steps of one request that are kept to be shown; of a longer one only the beginning is.
+MOST_STEPS = 2048
+#: About what a step and a token take, in bytes.
+STEP_BYTES, TOKEN_BYTES = 240, 8
+#: Whose tree it is when a grammar forced all of it.
+GRAMMAR = "grammar"
+#: Of tokens that came without one.
+NOWHERE = Origin(0, "", [-1], 0, [], {})
+
+#: step, drafter, drafted, accepted, forced among the accepted, kept, seconds
+Step = tuple[int, str, int, int, int, int, float]
+
+
+@dataclass(slots=True)
+class Books:
+    """What all ledgers of a server share. clock: seconds since 1970 that do not run backwards. delivered: the time up
+    to which delivering is counted: when the latest step came, or the latest text of it was handed on. step,
+    step_seconds: the latest one.
+    """
+
+    clock: Callable[[], float]
+    history: History = field(default_factory=History)
+    shapes: Shapes = field(default_factory=Shapes)
+    delivered: float = 0.0
+    step: StepTrace | None = None
+    step_seconds: float = 0.0
+
+
+class Ledger:
+    """One request's counts. All of them are of tokens that are in its text; ``drafted`` is of whatever was verified."""
+
+    def __init__(self, request: Request, tenant: str, request_id: str, books: Books) -> None:
+        self.id, self.tenant, self.request_id = request.id, tenant, request_id
+        self.prompt_tokens, self.leads = len(request.prompt), request.fork_of is None
+        self.began = books.clock()
+        self.ended: float | None = None
+        self.finish_reason: str | None = None
+        self.cached_tokens = self.tokens = self.runs = self.drafts = 0
+        self.drafted = self.accepted = self.discarded = 0
+        self.drafters: dict[str, int] = {}
+        self._first: float | None = None
+        self._last = 0.0
+        self._first_run = 0
+        self._steps: list[Step] = []
+        self._offsets: list[int] = []
+        self._text: list[str] = []
+        self._whole = True
+        self._books = books
+
+    @property
+    def bytes(self) -> int:
+        """About how much memory it takes."""
+        said = sum(map(len, self._text))
+        return STEP_BYTES * (len(self._steps) + 4) + TOKEN_BYTES * len(self._offsets) + said
+
+    def kept(self, delta: Delta, piece: Piece) -> None:
+        """One step of this request, and what of it is in the text."""
+        now = self._books.clock()
+        tally = self._books.history.at(now)
+        if delta.cached_tokens > self.cached_tokens and self.leads:
+            tally.cached_tokens += delta.cached_tokens - self.cached_tokens
+            self.cached_tokens = delta.cached_tokens
+        if delta.tokens:
+            self._run(tally, delta, piece)
+        if piece.text and self._whole:
+            self._text.append(piece.text)
+        if piece.finish_reason is not None and self.finish_reason is None:
+            self.finish_reason = piece.finish_reason
+            self._over(tally, now, delta.statistics)
+
+    def delivered(self, tokens: int) -> None:
+        """A chunk of ``tokens`` goes out: the time since the one before is a chunk gap, and each token's share of it a
+        time per token. The first one ends the time to first token instead."""
+        if not tokens:
+            return
+        books = self._books
+        now = books.clock()
+        tally = books.history.at(now)
+        tally.phases["deliver"] = tally.phases.get("deliver", 0.0) + now - (books.delivered or now)
+        books.delivered = now
+        if self._first is None:
+            self._first, self._first_run = now, tokens
+            tally.times["time_to_first_token"].observe(now - self.began)
+        else:
+            gap = now - self._last
+            tally.chunk_gaps.observe(gap)
+            tally.token_times.observe(gap / tokens, tokens)
+        self._last = now
+
+    def failed(self, reason: str, error: bool) -> None:
+        """It ended without its last delta. reason: the code of its error, or why nobody reads on."""
+        if self.finish_reason is None:
+            now = self._books.clock()
+            tally = self._books.history.at(now)
+            if error:
+                tally.failed[reason] = tally.failed.get(reason, 0) + 1
+            self.finish_reason = "error" if error else "cancelled"
+            self._over(tally, now, None)
+
+    def summary(self) -> RequestSummary:
+        """The request in numbers."""
+        seconds = (self._books.clock() if self.ended is None else self.ended) - self.began
+        rest = self.tokens - self._first_run
+        decoding = self._last - self._first if self._first is not None else 0.0
+        return RequestSummary(
+            id=self.id,
+            request_id=self.request_id,
+            started=self.began,
+            prompt_tokens=self.prompt_tokens,
+            cached_tokens=self.cached_tokens,
+            output_tokens=self.tokens,
+            time_to_first_token=None if self._first is None else self._first - self.began,
+            seconds=seconds,
+            tokens_per_second=rest / decoding if decoding > 0 and rest > 0 else None,
+            steps=self.runs,
+            drafts=self.drafts,
+            drafted=self.drafted,
+            accepted=self.accepted,
+            discarded=self.discarded,
+            acceptance_rate=self.accepted / self.drafted if self.drafted else None,
+            tokens_per_step=self.tokens / self.runs if self.runs else None,
+            drafters=self.drafters,
+            finish_reason=self.finish_reason,
+        )
+
+    def detail(self) -> RequestDetail:
+        """The request step by step, and its text by origin; for the key that asked for it only."""
+        steps = [
+            RequestStep(number, drafter, drafted, accepted, kept, 1000 * seconds)
+            for number, drafter, drafted, accepted, _, kept, seconds in self._steps
+        ]
+        return RequestDetail(summary=self.summary(), steps=steps, text=self._by_origin(), whole=self._whole)
+
+    def _run(self, tally: Tally, delta: Delta, piece: Piece) -> None:
+        """Count the tokens of one step."""
+        origin, made, kept = delta.origin or NOWHERE, len(delta.tokens), len(piece.token_ids)
+        path, forced, books = origin.path, origin.forced, self._books
+        shape = books.shapes.of(origin.parents)
+        drafted, accepted = shape.drafted, min(len(path), kept)
+        drafter = origin.drafter or (GRAMMAR if forced else "")
+        run = drafter, shape, path[accepted - 1] if accepted else 0, kept
+        tally.new_runs[run] = tally.new_runs.get(run, 0) + 1
+        if not self.runs and self.leads:
+            tally.prompt_tokens += self.prompt_tokens
+        self.runs += 1
+        self.tokens += kept
+        if made != kept:
+            self.discarded += made - kept
+            tally.discarded += made - kept
+        if drafted:
+            self.drafts += 1
+            self.drafted += drafted
+            self.accepted += accepted
+            self.drafters[drafter] = self.drafters.get(drafter, 0) + 1
+        sure = 0
+        if forced:
+            tally.forced += forced
+            sure = sum(1 for node in path[:accepted] if node <= forced)
+        if len(self._steps) < MOST_STEPS:
+            latest = books.step
+            same = latest is not None and latest.number == origin.step
+            seconds = books.step_seconds if same else sum(origin.seconds.values())
+            self._steps.append((origin.step, drafter if drafted else "", drafted, accepted, sure, kept, seconds))
+            self._offsets += piece.offsets
+        else:
+            self._whole = False
+
+    def _over(self, tally: Tally, now: float, statistics: Statistics | None) -> None:
+        """Count a request that has ended; its parts in time only if it ran to its end."""
+        self.ended = now
+        reason = self.finish_reason or ""
+        tally.finished[reason] = tally.finished.get(reason, 0) + 1
+        times = tally.times
+        times["e2e_request_latency"].observe(now - self.began)
+        tally.lengths["request_prompt_tokens"].observe(self.prompt_tokens)
+        tally.lengths["request_generation_tokens"].observe(self.tokens)
+        if statistics is not None:
+            queue, first = statistics.seconds.get("queue", 0.0), statistics.time_to_first_token
+            times["request_queue_time"].observe(queue)
+            times["request_prefill_time"].observe(max(first - queue, 0.0))
+            times["request_decode_time"].observe(statistics.decode_seconds)
+            times["request_inference_time"].observe(max(first - queue, 0.0) + statistics.decode_seconds)
+        if self._first is not None and self.tokens > 1:
+            tally.mean_token_times.observe((now - self._first) / (self.tokens - 1))
+
+    def _by_origin(self) -> list[TokenText]:
+        """The text of each token with where it comes from."""
+        text = "".join(self._text)
+        spans = iter(pairwise([*self._offsets, len(text)]))
+        found = []
+        for _, drafter, _, accepted, sure, kept, _ in self._steps:
+            for place, (begin, end) in zip(range(kept), spans, strict=False):
+                who, depth = (drafter, place + 1) if place < accepted else ("", 0)
+                found.append(TokenText(text[begin:end], who, depth, place < sure))
+        return found

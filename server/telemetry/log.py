@@ -1,0 +1,87 @@
+"""For people: how speculation went, every 10 seconds in which something was drafted, and a warning if it costs.
+
+The first is worded as vLLM words it, with the time saved behind it, so that what reads vLLM's log reads this one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sys
+from collections.abc import AsyncIterator
+from typing import TYPE_CHECKING
+
+from aiohttp import web
+
+from server.telemetry.tally import Tally
+from server.telemetry.verdict import judged
+from server.telemetry.views import accepted_per_depth
+
+if TYPE_CHECKING:
+    from server.telemetry.telemetry import Telemetry
+
+EVERY_SECONDS = 10
+#: A server that goes on losing says so this often.
+WARN_EVERY_SECONDS = 300.0
+log = logging.getLogger("foresay.speculation")
+
+
+def to_stderr() -> None:
+    """Write the lines to stderr, with the time in front."""
+    lines = logging.StreamHandler(sys.stderr)
+    lines.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s", "%Y-%m-%dT%H:%M:%S%z"))
+    log.addHandler(lines)
+    log.setLevel(logging.INFO)
+    log.propagate = False
+
+
+def line(tally: Tally, seconds: float) -> str:
+    """What was drafted and accepted in so many seconds."""
+    drafts, drafted, accepted = tally.drafts, tally.drafted, tally.accepted
+    positions = ", ".join(f"{count / drafts:.3f}" for count in accepted_per_depth(tally))
+    verdict = judged(tally)
+    speed = "" if verdict.speed_up is None else f", {verdict.speed_up:.2f}x of plain decoding"
+    return (
+        f"SpecDecoding metrics: Mean acceptance length: {1 + accepted / drafts:.2f}, "
+        f"Accepted throughput: {accepted / seconds:.2f} tokens/s, "
+        f"Drafted throughput: {drafted / seconds:.2f} tokens/s, "
+        f"Accepted: {accepted} tokens, Drafted: {drafted} tokens, Per-position acceptance rate: {positions}, "
+        f"Avg Draft acceptance rate: {100 * accepted / drafted:.1f}%, "
+        f"Time saved: {verdict.saved_seconds:.2f} s (estimated{speed})"
+    )
+
+
+class Reporter:
+    """Logs how speculation goes, and warns when it costs time: at once, and then now and again while it stays so."""
+
+    def __init__(self, telemetry: Telemetry) -> None:
+        self._telemetry = telemetry
+        self._reported = int(telemetry.clock())
+        self._next_warning = 0.0
+
+    def report(self) -> None:
+        """Log the seconds since the last report that are over, if anything was drafted in them."""
+        now = int(self._telemetry.clock())
+        tally, seconds = self._telemetry.between(self._reported, now), max(now - self._reported, 1)
+        self._reported = now
+        if not tally.drafts:
+            return
+        log.info("%s", line(tally, seconds))
+        verdict = judged(tally)
+        if verdict.pays is False and now >= self._next_warning:
+            log.warning("%s", verdict.sentence)
+            self._next_warning = now + WARN_EVERY_SECONDS
+        elif verdict.pays:
+            self._next_warning = 0.0
+
+    async def life(self, app: web.Application) -> AsyncIterator[None]:
+        """Report while the server runs."""
+        reporting = asyncio.create_task(self._run())
+        yield
+        reporting.cancel()
+        await asyncio.gather(reporting, return_exceptions=True)
+
+    async def _run(self) -> None:
+        while True:
+            await asyncio.sleep(EVERY_SECONDS)
+            self.report()

@@ -1,0 +1,157 @@
+"""What was counted in a span of time; tallies of neighbouring spans add up.
+
+The tally of the running second is the only one that is written to. When the second is over it is folded into the totals
+since the start, so nothing is counted twice on the path of a step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Self
+
+from server.telemetry.drafting import Drafting, Places, Run, add
+from server.telemetry.histogram import LENGTH_BOUNDS, REQUEST_BOUNDS, RUN_BOUNDS, TOKEN_BOUNDS, Histogram
+from spec.trace import StepTrace
+
+#: Of a request, as vLLM names them: their histograms hold seconds.
+REQUEST_TIMES: tuple[str, ...] = (
+    *("time_to_first_token", "e2e_request_latency", "request_queue_time", "request_prefill_time"),
+    *("request_decode_time", "request_inference_time"),
+)
+#: Of a request: their histograms hold tokens.
+REQUEST_LENGTHS = ("request_prompt_tokens", "request_generation_tokens")
+
+
+class Tally:
+    """Everything counted in one span. second: where it begins, in seconds since 1970.
+
+    Of steps: steps, emitted (tokens the engine wrote), phases (seconds), preemptions, the latest one for its gauges;
+    decode_*, propose_seconds: of steps that read no prompt and in which no request had switched speculation off;
+    plain_seconds: what plain decoding would have taken for what these emitted, estimated. Of runs (a step of one
+    request that wrote text): new_runs, and what :meth:`settle` makes of them: runs, tokens, run_lengths, drafting,
+    places; discarded (tokens behind the end of a text) and forced (drafts). Of requests: the rest.
+    """
+
+    def __init__(self, second: int = 0) -> None:
+        self.second = second
+        self.steps = self.emitted = self.preemptions = 0
+        self.decode_steps = self.decode_sequences = self.decode_emitted = self.decode_rows = 0
+        self.decode_seconds = self.propose_seconds = self.plain_seconds = 0.0
+        self.latest: StepTrace | None = None
+        self.phases: dict[str, float] = {}
+        self.runs = self.tokens = self.discarded = self.forced = 0
+        self.new_runs: dict[Run, int] = {}
+        self.drafting: dict[str, Drafting] = {}
+        self.places = Places()
+        self.prompt_tokens = self.cached_tokens = 0
+        self.finished: dict[str, int] = {}
+        self.failed: dict[str, int] = {}
+        self.step_seconds = Histogram(TOKEN_BOUNDS)
+        self.run_lengths = Histogram(RUN_BOUNDS)
+        self.chunk_gaps = Histogram(TOKEN_BOUNDS)
+        self.token_times = Histogram(TOKEN_BOUNDS)
+        self.mean_token_times = Histogram(TOKEN_BOUNDS)
+        self.times = {name: Histogram(REQUEST_BOUNDS) for name in REQUEST_TIMES}
+        self.lengths = {name: Histogram(LENGTH_BOUNDS) for name in REQUEST_LENGTHS}
+
+    @property
+    def drafted(self) -> int:
+        """Drafted nodes, of all drafters."""
+        return sum(drafting.drafted for drafting in self.drafting.values())
+
+    @property
+    def accepted(self) -> int:
+        """Accepted nodes, of all drafters."""
+        return sum(drafting.accepted for drafting in self.drafting.values())
+
+    @property
+    def drafts(self) -> int:
+        """Trees with at least one drafted node, of all drafters."""
+        return sum(drafting.drafts for drafting in self.drafting.values())
+
+    @property
+    def speed_up(self) -> float | None:
+        """How many times faster than plain decoding, estimated; None if nothing was decoded or nobody knows."""
+        return self.plain_seconds / self.decode_seconds if self.plain_seconds and self.decode_seconds else None
+
+    @property
+    def acceptance_rate(self) -> float | None:
+        """The share of drafted nodes that was accepted."""
+        drafted = self.drafted
+        return self.accepted / drafted if drafted else None
+
+    def step(self, trace: StepTrace, plain: float) -> float:
+        """One step of the engine; returns its seconds. plain: what it would take without drafts; 0 if nobody knows."""
+        phases, total = self.phases, 0.0
+        for phase, seconds in trace.seconds.items():
+            phases[phase] = phases.get(phase, 0.0) + seconds
+            total += seconds
+        self.steps += 1
+        self.emitted += trace.emitted
+        self.latest = trace
+        self.step_seconds.observe(total)
+        if trace.preemptions:
+            self.preemptions += trace.preemptions
+        if not trace.prefill_rows and not trace.plain:
+            self.decode_steps += 1
+            self.decode_seconds += total
+            self.decode_sequences += trace.sequences
+            self.decode_emitted += trace.emitted
+            self.decode_rows += trace.rows
+            self.propose_seconds += trace.seconds.get("propose", 0.0)
+            self.plain_seconds += plain * trace.emitted / trace.sequences
+        return total
+
+    def settle(self) -> Self:
+        """Work out what is to be known of the runs so far. To be called before reading."""
+        if self.new_runs:
+            runs, self.new_runs = self.new_runs, {}
+            for (drafter, shape, last, kept), times in runs.items():
+                self._settle(times, kept)
+                if shape.drafted:
+                    self.drafting.setdefault(drafter, Drafting()).count(shape, len(shape.trails[last]), times)
+                    self.places.count(shape, last, times)
+        return self
+
+    def _settle(self, runs: int, kept: int) -> None:
+        self.runs += runs
+        self.tokens += kept * runs
+        if kept:
+            self.run_lengths.observe(kept, runs)
+
+    def add(self, later: Self) -> None:
+        """Count what a later tally has counted."""
+        later.settle()
+        for name in _SUMS:
+            setattr(self, name, getattr(self, name) + getattr(later, name))
+        for counts, more in ((self.finished, later.finished), (self.failed, later.failed)):
+            add(counts, more)
+        for phase, seconds in later.phases.items():
+            self.phases[phase] = self.phases.get(phase, 0.0) + seconds
+        for name, drafting in later.drafting.items():
+            self.drafting.setdefault(name, Drafting()).add(drafting)
+        self.places.add(later.places)
+        self.latest = later.latest or self.latest
+        for mine, theirs in zip(self.histograms(), later.histograms(), strict=True):
+            if any(theirs.counts):
+                mine.add(theirs)
+
+    def histograms(self) -> list[Histogram]:
+        """All of them, in a fixed order."""
+        gaps = [self.step_seconds, self.run_lengths, self.chunk_gaps, self.token_times, self.mean_token_times]
+        return [*gaps, *self.times.values(), *self.lengths.values()]
+
+
+_SUMS = (
+    *("steps", "emitted", "preemptions", "decode_steps", "decode_sequences", "decode_emitted", "decode_rows"),
+    *("decode_seconds", "propose_seconds", "plain_seconds"),
+    *("runs", "tokens", "discarded", "forced", "prompt_tokens", "cached_tokens"),
+)
+
+
+def summed(tallies: Sequence[Tally]) -> Tally:
+    """One tally of them all; begins where the first one does."""
+    total = Tally(tallies[0].second if tallies else 0)
+    for tally in tallies:
+        total.add(tally)
+    return total

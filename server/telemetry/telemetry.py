@@ -1,0 +1,231 @@
+"""Everything one server counts, owned by its :class:`~server.service.Service`; one thread, the event loop's.
+
+::
+
+    EngineClient.observe ── step(trace) ──┐
+    Service.generation ── watching() ── Ledger.kept, delivered ──┴── History ── snapshot, history, totals, window
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Protocol
+
+import foresay
+from server.engine_client import EngineStatus
+from server.errors import ApiError
+from server.gateway.caller import CALLER, REQUEST_ID
+from server.telemetry import views
+from server.telemetry.histogram import TOKEN_BOUNDS
+from server.telemetry.ledger import Books, Ledger
+from server.telemetry.plain import PlainPace
+from server.telemetry.recent import Recent
+from server.telemetry.report import Gauges, HistoryReport, Point, RequestDetail, RequestSummary, Server, Snapshot
+from server.telemetry.startup import Startup
+from server.telemetry.tally import Tally, summed
+from server.telemetry.verdict import Verdict, judged
+from spec.errors import InvalidRequest
+from spec.request import EngineInfo, Request
+from spec.trace import StepTrace
+
+#: Errors that are no failure: somebody asked for the end.
+ASKED_FOR = frozenset({"cancelled"})
+#: What raises where the client has left.
+LEFT = (asyncio.CancelledError, GeneratorExit, ConnectionError)
+
+
+class Watched(Protocol):
+    """What telemetry looks up of the engine."""
+
+    @property
+    def status(self) -> EngineStatus:
+        """What it is doing."""
+        ...
+
+    @property
+    def info(self) -> EngineInfo | None:
+        """What is running."""
+        ...
+
+
+def steady_clock() -> Callable[[], float]:
+    """Seconds since 1970 that do not run backwards when somebody sets the clock."""
+    offset = time.time() - time.monotonic()
+    return lambda: time.monotonic() + offset
+
+
+class Telemetry:
+    """What the engine did and what clients got. http: responses by status."""
+
+    def __init__(self, model: str, engine: Watched, clock: Callable[[], float] | None = None) -> None:
+        self.model = model
+        self.clock = clock or steady_clock()
+        self.started = self.clock()
+        self.startup = Startup(self.clock)
+        self.http: dict[int, int] = {}
+        self._engine = engine
+        self._books, self._recent = Books(self.clock), Recent()
+        self._history = self._books.history
+        self._plain = PlainPace()
+
+    # -- counting ------------------------------------------------------------------------------------------------
+
+    def step(self, trace: StepTrace) -> None:
+        """Count a step of the engine. To be told of every one; costs microseconds."""
+        info = self._engine.info
+        if not trace.drafted:
+            self._plain.see(trace)
+        plain = self._plain.of(trace.sequences, info.root_seconds if info is not None else 0.0)
+        books = self._books
+        books.delivered = now = books.clock()
+        books.step_seconds = books.history.at(now).step(trace, plain)
+        books.step = trace
+
+    @contextmanager
+    def watching(self, requests: Sequence[Request]) -> Iterator[list[Ledger]]:
+        """Count what becomes of these requests; whoever has not ended by the end of the context has failed, or was left
+        alone by its client."""
+        tenant, request_id = CALLER.get().tenant, REQUEST_ID.get("")
+        ledgers = [Ledger(request, tenant, request_id, self._books) for request in requests]
+        for ledger in ledgers:
+            self._recent.begin(ledger)
+        reason, failed = "cancelled", False
+        try:
+            yield ledgers
+        except LEFT:
+            raise
+        except (ApiError, InvalidRequest) as error:
+            reason = error.code or "invalid_request"
+            failed = reason not in ASKED_FOR
+            raise
+        except Exception:
+            reason, failed = "internal_error", True
+            raise
+        finally:
+            for ledger in ledgers:
+                ledger.failed(reason, failed)
+                self._recent.end(ledger)
+
+    def answered(self, status: int) -> None:
+        """Count an HTTP response."""
+        self.http[status] = self.http.get(status, 0) + 1
+
+    # -- telling -------------------------------------------------------------------------------------------------
+
+    @property
+    def engine(self) -> Watched:
+        """The engine that is counted."""
+        return self._engine
+
+    @property
+    def gauges(self) -> Gauges:
+        """What is going on now. Between steps the requests that are let in tell more than the latest step."""
+        present, last, info = self._recent.running, self._books.step, self._engine.info
+        if last is None or info is None or self._engine.status.state != "ready":
+            return Gauges(waiting=present)
+        room = info.kv_tokens / info.page_size
+        waiting = max(present - info.max_seqs, min(last.waiting, present))
+        used = min(1.0, last.pages / room) if present else 0.0
+        return Gauges(present - waiting, waiting, used, min(1.0, last.kept_pages / room))
+
+    @property
+    def plain_seconds(self) -> float:
+        """A decoding step of one request without drafts; 0 if nobody knows."""
+        info = self._engine.info
+        return self._plain.of(1, info.root_seconds if info is not None else 0.0)
+
+    def totals(self) -> Tally:
+        """Everything counted since the start."""
+        return self._history.total()
+
+    def window(self, seconds: int) -> Tally:
+        """What was counted in the last ``seconds``, at most ten minutes."""
+        return self._history.window(self.clock(), seconds)
+
+    def between(self, begin: int, end: int) -> Tally:
+        """What was counted from second ``begin`` up to second ``end``, which is not among them."""
+        return summed([tally for tally in self._history.since(begin) if tally.second < end])
+
+    def verdict(self, seconds: int = views.LIVE_SECONDS) -> Verdict:
+        """Whether speculation paid in the last ``seconds``."""
+        return judged(self.window(seconds))
+
+    def snapshot(self) -> Snapshot:
+        """Header, tiles, drafters and tree, as of now."""
+        now, info = self.clock(), self._engine.info
+        minute = self._history.since(int(now) - views.LIVE_SECONDS + 1)
+        whole, totals = summed(minute), self.totals()
+        return Snapshot(
+            now=now,
+            server=self._server(now, info),
+            live=views.live(minute, whole, now, self.plain_seconds, self.gauges),
+            drafters=views.drafters(whole),
+            drafters_hour=views.drafters(self._history.hour(now)),
+            nodes=views.nodes(whole),
+            totals=_counters(totals),
+            startup=dict(self.startup.seconds),
+            verdict=judged(whole).sentence,
+        )
+
+    def history(self) -> HistoryReport:
+        """All charts. Seconds without any activity are left out; the running second comes when it is over."""
+        now = self.clock()
+        return HistoryReport(
+            now=now,
+            bounds=list(TOKEN_BOUNDS),
+            seconds=[views.point(tally, 1) for tally in self._history.seconds(now)],
+            minutes=[views.point(tally, 60) for tally in self._history.minutes(now)],
+        )
+
+    def points(self, after: int) -> list[Point]:
+        """The seconds after second ``after`` that are over."""
+        now = int(self.clock())
+        return [views.point(tally, 1) for tally in self._history.since(after + 1) if tally.second < now]
+
+    def requests(self, tenant: str) -> list[RequestSummary]:
+        """The tenant's requests that run and the last 100 that are over, the newest first. No text."""
+        return [ledger.summary() for ledger in self._recent.of(tenant)]
+
+    def request(self, tenant: str, id: str) -> RequestDetail | None:
+        """One request of the tenant with its steps and text; None if there is none of this id."""
+        ledger = self._recent.find(tenant, id)
+        return None if ledger is None else ledger.detail()
+
+    def _server(self, now: float, info: EngineInfo | None) -> Server:
+        status = self._engine.status
+        known = Server(
+            model=self.model,
+            status=status.state,
+            message=status.message,
+            version=foresay.__version__,
+            started=self.started,
+            uptime=now - self.started,
+            restarts=self.startup.restarts,
+        )
+        return known if info is None else _with_engine(known, info)
+
+
+def _with_engine(known: Server, info: EngineInfo) -> Server:
+    names = [name for name in Server.__struct_fields__ if name in EngineInfo.__struct_fields__]
+    told = {name: getattr(known, name) for name in Server.__struct_fields__} | {n: getattr(info, n) for n in names}
+    return Server(**told | {"draft_shape": list(info.draft_shape)})
+
+
+def _counters(totals: Tally) -> dict[str, int]:
+    """The counters that the page shows, by the names they have in /metrics without ``foresay:`` and ``_total``."""
+    return {
+        "generation_tokens": totals.tokens,
+        "prompt_tokens": totals.prompt_tokens,
+        "prompt_tokens_cached": totals.cached_tokens,
+        "engine_steps": totals.steps,
+        "spec_decode_num_drafts": totals.drafts,
+        "spec_decode_num_draft_tokens": totals.drafted,
+        "spec_decode_num_accepted_tokens": totals.accepted,
+        "spec_decode_num_discarded_tokens": totals.discarded,
+        "requests": sum(totals.finished.values()),
+        "request_errors": sum(totals.failed.values()),
+        "num_preemptions": totals.preemptions,
+    }

@@ -1,0 +1,123 @@
+"""Tallies as the structs of :mod:`server.telemetry.report`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from server.telemetry.histogram import Histogram
+from server.telemetry.history import busy_seconds
+from server.telemetry.report import DrafterRates, Gauges, Live, Node, Point, Quantiles
+from server.telemetry.shapes import link, unlink
+from server.telemetry.tally import Tally
+
+RATE_SECONDS = 10
+LIVE_SECONDS = 60
+
+
+def ratio(part: float, whole: float) -> float | None:
+    """``part / whole``; None if there is no whole."""
+    return part / whole if whole else None
+
+
+def quantiles(histogram: Histogram) -> Quantiles:
+    """The two that are shown."""
+    return Quantiles(histogram.quantile(0.5), histogram.quantile(0.99))
+
+
+def live(minute: Sequence[Tally], whole: Tally, now: float, plain: float, gauges: Gauges) -> Live:
+    """The tiles. minute, whole: the tallies of the last one, and their sum. plain: seconds of a step without drafts."""
+    recent = [tally for tally in minute if tally.second > now - RATE_SECONDS]
+    return Live(
+        tokens_per_second=sum(tally.tokens for tally in recent) / _span(recent, now),
+        time_to_first_token=quantiles(whole.times["time_to_first_token"]),
+        time_per_token=quantiles(whole.token_times),
+        chunk_gap=quantiles(whole.chunk_gaps),
+        acceptance_rate=whole.acceptance_rate,
+        tokens_per_step=ratio(whole.tokens, whole.runs),
+        speed_up=whole.speed_up,
+        root_seconds=plain,
+        step_seconds=ratio(whole.decode_seconds, whole.decode_steps),
+        gauges=gauges,
+    )
+
+
+def _span(recent: Sequence[Tally], now: float) -> float:
+    """The seconds in which the engine was busy; of the running one what has passed. Not so little that it misleads."""
+    busy = float(busy_seconds(recent))
+    if recent and recent[-1].steps and recent[-1].second == int(now):
+        busy -= 1.0 - (now - int(now))
+    return max(busy, 0.5)
+
+
+def drafters(tally: Tally) -> list[DrafterRates]:
+    """Each drafter's trees, who made most of them first."""
+    rows = [
+        DrafterRates(
+            drafter=name,
+            drafts=drafting.drafts,
+            drafted=drafting.drafted,
+            accepted=drafting.accepted,
+            share=drafting.drafts / tally.drafts,
+            acceptance_rate=ratio(drafting.accepted, drafting.drafted),
+            tokens_per_step=ratio(drafting.drafts + drafting.accepted, drafting.drafts),
+            drafted_per_depth=list(drafting.drafted_per_depth),
+            accepted_per_depth=list(drafting.accepted_per_depth),
+        )
+        for name, drafting in tally.drafting.items()
+    ]
+    return sorted(rows, key=lambda row: (-row.drafts, row.drafter))
+
+
+def nodes(tally: Tally) -> list[Node]:
+    """The places of the trees, depth by depth. A place that had several parents is told with the one it had most."""
+    parents: dict[tuple[int, int], dict[int, int]] = {}
+    for number, times in tally.places.drafted.items():
+        depth, rank, parent = unlink(number)
+        parents.setdefault((depth, rank), {})[parent] = times
+    found = []
+    for (depth, rank), drafted in sorted(parents.items()):
+        taken = sum(tally.places.taken.get(link(depth, rank, parent), 0) for parent in drafted)
+        found.append(Node(depth, rank, max(drafted, key=drafted.__getitem__), sum(drafted.values()), taken))
+    return found
+
+
+def accepted_per_depth(tally: Tally) -> list[int]:
+    """Accepted nodes by depth, of all drafters."""
+    depths = max((len(drafting.accepted_per_depth) for drafting in tally.drafting.values()), default=0)
+    total = [0] * depths
+    for drafting in tally.drafting.values():
+        for depth, accepted in enumerate(drafting.accepted_per_depth):
+            total[depth] += accepted
+    return total
+
+
+def point(tally: Tally, seconds: int) -> Point:
+    """One bucket of a chart."""
+    latest = tally.latest
+    return Point(
+        at=tally.second,
+        seconds=seconds,
+        steps=tally.steps,
+        tokens=tally.tokens,
+        emitted=tally.emitted,
+        runs=tally.runs,
+        drafts=tally.drafts,
+        drafted=tally.drafted,
+        accepted=tally.accepted,
+        discarded=tally.discarded,
+        tokens_per_step=ratio(tally.tokens, tally.runs),
+        acceptance_rate=tally.acceptance_rate,
+        tree_nodes=ratio(tally.drafted, tally.drafts),
+        speed_up=tally.speed_up,
+        phases=dict(tally.phases),
+        drafters={name: drafting.drafts for name, drafting in tally.drafting.items()},
+        accepted_per_depth=accepted_per_depth(tally),
+        chunk_gaps=list(tally.chunk_gaps.counts),
+        token_times=list(tally.token_times.counts),
+        running=latest.running if latest else 0,
+        waiting=latest.waiting if latest else 0,
+        pages=latest.pages if latest else 0,
+        kept_pages=latest.kept_pages if latest else 0,
+        finished=sum(tally.finished.values()),
+        failed=sum(tally.failed.values()),
+    )

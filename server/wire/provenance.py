@@ -1,0 +1,69 @@
+"""Where the tokens of an answer come from, and how the steps went that made them, for clients that ask.
+
+Every token is told once and every step once, however a stream is cut into chunks: over a whole answer the counts of the
+steps add up to those of its ``metrics``, and the texts of the tokens are its text. Fields: docs/protocol.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Literal
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+#: ``draft``: proposed by a drafter and accepted. ``grammar``: drafted because a grammar allowed nothing else, and
+#: accepted. ``target``: the target's own, drawn behind the last accepted token.
+Source = Literal["draft", "grammar", "target"]
+
+
+class TokenProvenance(msgspec.Struct, kw_only=True):
+    """One token. step: that made it. depth: how far below the tree's root it was accepted; 0: the target's own.
+
+    text, reasoning, arguments: what became certain with it of the answer's text, of what the model thinks, of the
+    arguments of its calls; characters of several tokens, and what might have begun a stop string, are told with the
+    token that makes them certain. drafter: who proposed it; logprob: if log-probabilities were asked for.
+    """
+
+    id: int
+    text: str
+    reasoning: str | UnsetType = UNSET
+    arguments: str | UnsetType = UNSET
+    step: int
+    origin: Source
+    drafter: str | UnsetType = UNSET
+    depth: int
+    logprob: float | UnsetType = UNSET
+
+
+class StepProvenance(msgspec.Struct, kw_only=True):
+    """One step's part in this answer. step: the engine's number of it. drafter: who proposed the tree, if somebody did.
+
+    nodes: of the tree, its root included. drafted: nodes below the root; forced: those of them that a grammar forced.
+    accepted: drafted tokens that are in the answer. discarded: tokens made behind the answer's end. ms: the step's
+    milliseconds by phase; all answers that ran in it share them.
+    """
+
+    step: int
+    drafter: str | None
+    nodes: int
+    drafted: int
+    forced: int
+    accepted: int
+    discarded: int
+    ms: dict[str, float]
+
+
+class Provenance(msgspec.Struct):
+    """Steps and tokens, in order. No token is told before its step."""
+
+    steps: list[StepProvenance]
+    tokens: list[TokenProvenance]
+
+    @classmethod
+    def joined(cls, several: Iterable[Provenance | UnsetType]) -> Provenance | UnsetType:
+        """What all of them tell, one behind the other; unset if all are."""
+        told = [one for one in several if one is not UNSET]
+        if not told:
+            return UNSET
+        return cls([step for one in told for step in one.steps], [token for one in told for token in one.tokens])

@@ -1,0 +1,118 @@
+"""The page in a real browser that can reach nothing but the server."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from playwright.async_api import Locator, Page, Request, Route, WebSocket, async_playwright
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+SWITCHES = [
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--no-first-run",
+]
+PATIENCE = 60_000
+
+needs_chromium = pytest.mark.skipif(
+    CHROMIUM is None and not os.environ.get("CI"), reason="needs Chromium (apt install chromium)"
+)
+
+
+class Visit:
+    """One open page. tried: addresses beyond the server that it asked for; complaints: what its console said."""
+
+    def __init__(self, page: Page, url: str) -> None:
+        self.page, self.url = page, url
+        self.tried: list[str] = []
+        self.complaints: list[str] = []
+        self.sockets: list[str] = []
+        page.set_default_timeout(PATIENCE)
+        page.on("request", self._requested)
+        page.on("websocket", self._opened)
+        page.on("pageerror", lambda error: self.complaints.append(str(error)))
+        page.on("console", lambda line: self.complaints.append(line.text) if line.type == "error" else None)
+
+    def _requested(self, request: Request) -> None:
+        if not request.url.startswith(self.url):
+            self.tried.append(request.url)
+
+    def _opened(self, socket: WebSocket) -> None:
+        self.sockets.append(socket.url)
+        if not socket.url.startswith(self.url.replace("http", "ws", 1)):
+            self.tried.append(socket.url)
+
+    async def go(self, path: str = "/") -> None:
+        await self.page.goto(self.url + path)
+
+    async def ready(self) -> None:
+        await self.page.wait_for_selector("html[data-ready=yes]", state="attached")
+
+    async def run(self, mode: str = "on", **fields: object) -> None:
+        """Ask something in the playground and wait for the answer."""
+        await self.choose(mode)
+        for name, value in fields.items():
+            await self.page.fill(f"[name={name}]", str(value))
+        await self.page.click("#playground button.main")
+        await self.page.wait_for_selector("#playground form[data-busy=false]")
+
+    async def choose(self, mode: str) -> None:
+        await self.page.check(f"#playground input[value={mode}]", force=True)
+
+    async def counts(self, answer: Locator) -> tuple[int, int, int]:
+        """Tokens, drafted and accepted ones, as the response itself counted them."""
+        tokens, drafted, accepted = [
+            int(await answer.get_attribute(f"data-{name}") or -1) for name in ("tokens", "drafted", "accepted")
+        ]
+        return tokens, drafted, accepted
+
+    async def tokens(self, answer: Locator) -> list[tuple[str, int]]:
+        """The tokens of an answer as they are shown: text and the depth that the colour tells, 0 for the target's."""
+        spans = await answer.locator(".coloured span").evaluate_all("all => all.map(s => [s.textContent, s.className])")
+        return [(text, depth_of(classes)) for text, classes in spans]
+
+    async def painted(self, chart: str) -> float:
+        """Square pixels of a chart that have a colour which means something."""
+        marks = f"#{chart} svg :is(.fill, .line, .shade)"
+        area = "all => all.map(m => m.getBBox()).reduce((sum, box) => sum + Math.max(box.width, 1) * box.height, 0)"
+        found: float = await self.page.locator(marks).evaluate_all(area)
+        return found
+
+    async def keep_picture(self, name: str, folder: Path) -> None:
+        """A screenshot among the artefacts."""
+        place = Path(os.environ.get("TEST_ARTEFACTS") or folder)
+        await self.page.screenshot(path=place / f"dashboard-{name}.png", full_page=True)
+
+
+def depth_of(classes: str) -> int:
+    found = [name for name in classes.split() if len(name) == 2 and name[0] == "d"]
+    return int(found[0][1]) if found else 0
+
+
+@asynccontextmanager
+async def visiting(url: str, **context: Any) -> AsyncIterator[Visit]:
+    """The page of the server at ``url``. Whatever else the browser asks for is refused, and a failure in the end."""
+
+    async def refuse(route: Route) -> None:
+        await (route.continue_() if route.request.url.startswith(url) else route.abort())
+
+    async with async_playwright() as play:
+        browser = await play.chromium.launch(executable_path=CHROMIUM, args=SWITCHES)
+        try:
+            opened = await browser.new_context(**{"viewport": {"width": 1480, "height": 980}} | context)
+            await opened.route("**/*", refuse)
+            visit = Visit(await opened.new_page(), url)
+            yield visit
+            assert visit.tried == []
+        finally:
+            await browser.close()

@@ -1,0 +1,230 @@
+"""The feed and the data behind the page: an event a second, to those who may, at nobody's cost."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import time
+from collections.abc import AsyncIterator
+from itertools import pairwise
+from typing import Any
+
+import msgspec
+import pytest
+
+from server.dashboard import feed as feeds
+from server.dashboard.feed import Feed
+from server.doors.dashboard import FEED
+from server.gateway.gate import Gate
+from server.gateway.keychain import Keychain
+from server.gateway.origins import Origins
+from spec.trace import StepTrace
+from tests.gateway.guarded import ALICE, BOB, bearer, guarded
+from tests.server.scripted import END, ScriptedEngine, served
+
+ASK = {"prompt": "Tell", "max_tokens": 12, "ignore_eos": True}
+REBOUND = {"Host": "attacker.example:8000"}
+
+
+async def events(response) -> AsyncIterator[dict[str, Any]]:
+    async for line in response.content:
+        if line.startswith(b"data: "):
+            yield json.loads(line[6:])
+
+
+async def test_an_event_at_once_and_then_one_a_second(tokenizer):
+    engine = ScriptedEngine(tokenizer.encode("once upon a time"), run=3)
+    async with served(engine, tokenizer) as client:
+        state = await (await client.get("/dashboard/state")).json()
+        since = int(state["snapshot"]["now"])
+        async with client.get(f"/dashboard/feed?since={since}") as response:
+            assert response.content_type == "text/event-stream"
+            assert "Content-Encoding" not in response.headers
+            began, frames = time.monotonic(), []
+            assert (await client.post("/v1/completions", json=ASK)).status == 200
+            async for frame in events(response):
+                frames.append(frame)
+                if len(frames) == 4:
+                    break
+        assert 1.9 < time.monotonic() - began < 8
+        times = [frame["snapshot"]["now"] for frame in frames]
+        assert all(later - earlier > 0.5 for earlier, later in pairwise(times[1:]))
+        points = [point for frame in frames for point in frame["points"]]
+        assert [point["at"] for point in points] == sorted({point["at"] for point in points})
+        assert sum(point["tokens"] for point in points) == ASK["max_tokens"]
+        totals = frames[-1]["snapshot"]["totals"]
+        assert totals["generation_tokens"] == ASK["max_tokens"]
+        again = await (await client.get("/dashboard/state")).json()
+        assert again["history"]["seconds"][-len(points) :] == points
+
+
+async def test_who_comes_back_gets_what_it_missed(tokenizer):
+    async with served(ScriptedEngine(tokenizer.encode("once upon"), run=2), tokenizer) as client:
+        await client.post("/v1/completions", json=ASK)
+        await asyncio.sleep(1.1)
+        async with client.get("/dashboard/feed?since=0") as response:
+            first = await anext(events(response))
+        assert sum(point["tokens"] for point in first["points"]) == ASK["max_tokens"]
+        after = first["points"][-1]["at"] + 1
+        async with client.get(f"/dashboard/feed?since={after}") as response:
+            assert (await anext(events(response)))["points"] == []
+
+
+@pytest.mark.parametrize("since", ["x", "-1", "1.5", "9" * 13, "²"])
+async def test_since_is_a_second(tokenizer, since):
+    async with served(ScriptedEngine([END]), tokenizer) as client:
+        response = await client.get("/dashboard/feed", params={"since": since})
+        assert (response.status, (await response.json())["error"]["param"]) == (400, "since")
+
+
+# -- who may -----------------------------------------------------------------------------------------------------------
+
+
+async def test_requests_and_their_text_are_told_to_their_own_key_only(tokenizer):
+    engine = ScriptedEngine(tokenizer.encode("the fox is secret"), run=3)
+    async with guarded(engine, tokenizer, Gate(Keychain([ALICE, BOB]))) as client:
+        await client.post("/v1/completions", json=ASK, headers=bearer(ALICE))
+        (one,) = await (await client.get("/dashboard/requests", headers=bearer(ALICE))).json()
+        path = f"/dashboard/requests/{one['id']}"
+        mine = await client.get(path, headers=bearer(ALICE))
+        detail = await mine.json()
+        assert "secret" in "".join(run[0] for run in detail["text"])
+        assert sum(step[4] for step in detail["steps"]) == one["output_tokens"] == ASK["max_tokens"]
+        assert await (await client.get("/dashboard/requests", headers=bearer(BOB))).json() == []
+        others = await client.get(path, headers=bearer(BOB))
+        assert (others.status, (await others.json())["error"]["code"]) == (404, "request_not_found")
+        for shared in ("state", "feed?since=0"):
+            async with client.get(f"/dashboard/{shared}", headers=bearer(BOB)) as response:
+                told = await response.content.readuntil(b"}}") if "feed" in shared else await response.read()
+            assert b"secret" not in told
+            assert one["id"].encode() not in told
+
+
+@pytest.mark.parametrize("path", ["state", "feed", "requests", "requests/x"])
+async def test_a_page_whose_name_was_pointed_here_is_told_nothing(tokenizer, path):
+    """DNS rebinding: to the browser the request is one of the page's own, and has no origin."""
+    async with served(ScriptedEngine([END]), tokenizer) as client:
+        response = await client.get(f"/dashboard/{path}", headers=REBOUND)
+        assert (response.status, (await response.json())["error"]["code"]) == (403, "origin_not_allowed")
+        crossing = await client.get(f"/dashboard/{path}", headers={"Origin": "http://attacker.example"})
+        assert crossing.status == 403
+
+
+async def test_names_that_were_let_in_and_keys_make_it_welcome(tokenizer):
+    engine = ScriptedEngine([END])
+    async with guarded(engine, tokenizer, Gate(origins=Origins(["http://attacker.example:8000"]))) as client:
+        assert (await client.get("/dashboard/state", headers=REBOUND)).status == 200
+    async with guarded(engine, tokenizer, Gate(Keychain([ALICE]))) as client:
+        assert (await client.get("/dashboard/state", headers=REBOUND | bearer(ALICE))).status == 200
+    async with guarded(engine, tokenizer, Gate(origins=Origins(host="attacker.example"))) as client:
+        assert (await client.get("/dashboard/state", headers=REBOUND)).status == 200
+
+
+async def test_a_key_that_is_taken_away_ends_the_feed(tokenizer):
+    keychain = Keychain([ALICE])
+    async with (
+        guarded(ScriptedEngine([END]), tokenizer, Gate(keychain)) as client,
+        client.get("/dashboard/feed", headers=bearer(ALICE)) as response,
+    ):
+        await anext(events(response))
+        caller = keychain.caller(ALICE)
+        assert caller is not None
+        caller.allowance.revoked = True
+        async with asyncio.timeout(5):
+            await response.read()  # to its orderly end
+
+
+# -- at whose cost -----------------------------------------------------------------------------------------------------
+
+
+def deaf_client(client, path: str) -> socket.socket:
+    """Asks and then reads nothing; its buffer is small."""
+    connection = socket.socket()
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    connection.connect((client.host, client.port))
+    connection.sendall(f"GET {path} HTTP/1.1\r\nHost: {client.host}\r\n\r\n".encode())
+    return connection
+
+
+async def test_a_reader_that_stops_reading_holds_nobody_up_and_is_hung_up_on(tokenizer, monkeypatch):
+    engine = ScriptedEngine(tokenizer.encode("once upon a time"), run=2)
+    made = 0
+
+    def much(self, service):
+        nonlocal made
+        made += 1
+        return msgspec.Raw(b'"%s"' % (b"x" * 8_000_000))  # no socket holds that much
+
+    async with served(engine, tokenizer) as client:
+        assert client.app is not None
+        app_feed = client.app[FEED]
+        monkeypatch.setattr(app_feed, "_stall", 2.0)
+        with monkeypatch.context() as patch:
+            patch.setattr(Feed, "_snapshot", much)
+            deaf = deaf_client(client, "/dashboard/feed")
+            await until(lambda: made == 1)
+        async with client.get("/dashboard/feed") as response:
+            await anext(events(response))
+            assert app_feed.readers == 2
+            began = time.monotonic()
+            answer = await (await client.post("/v1/completions", json=ASK)).json()
+            assert answer["usage"]["completion_tokens"] == ASK["max_tokens"]
+            assert time.monotonic() - began < 1.0
+            await anext(events(response))
+            await until(lambda: app_feed.readers == 1)
+        await until(lambda: app_feed.readers == 0)
+        assert made == 1, "nothing is made for a reader that does not read"
+        deaf.close()
+
+
+async def until(true, seconds: float = 10.0) -> None:
+    async with asyncio.timeout(seconds):
+        while not true():
+            await asyncio.sleep(0.02)
+
+
+async def test_there_is_a_limit_to_readers(tokenizer, monkeypatch):
+    monkeypatch.setattr(feeds, "MOST_READERS", 1)
+    async with served(ScriptedEngine([END]), tokenizer) as client:
+        async with client.get("/dashboard/feed") as response:
+            await anext(events(response))
+            second = await client.get("/dashboard/feed")
+            assert (second.status, (await second.json())["error"]["code"]) == (429, "too_many_readers")
+            assert second.headers["Retry-After"] == "10"
+        assert client.app is not None
+        app_feed = client.app[FEED]
+        await until(lambda: app_feed.readers == 0)
+
+
+async def test_the_end_of_the_server_is_the_end_of_the_feed(tokenizer):
+    async with served(ScriptedEngine([END]), tokenizer) as client, client.get("/dashboard/feed") as response:
+        await anext(events(response))
+        assert client.app is not None
+        began = time.monotonic()
+        await client.app.shutdown()
+        await response.read()
+        assert time.monotonic() - began < 0.9
+
+
+async def test_a_second_of_the_feed_costs_little(tokenizer):
+    """An hour of minutes and ten minutes of seconds, with trees: what one event a second takes from the streams."""
+    services = []
+    trace = StepTrace(
+        number=1, rows=7, sequences=1, prefill_rows=0, drafted=6, accepted=2, emitted=3, seconds={"forward": 0.01}
+    )
+    async with served(ScriptedEngine([END]), tokenizer, services.append) as client:
+        telemetry = services[0].telemetry
+        real, clock = telemetry.clock, [telemetry.clock() - 3700.0]
+        telemetry.clock = lambda: clock[0]
+        for _ in range(3700):
+            clock[0] += 1.0
+            telemetry.step(trace)
+        telemetry.clock = real
+        assert (await client.get("/dashboard/state")).status == 200
+        taken = []
+        for _ in range(5):
+            began = time.thread_time()
+            feeds._encoder.encode(telemetry.snapshot())
+            taken.append(time.thread_time() - began)
+    assert min(taken) < 0.02

@@ -1,0 +1,241 @@
+"""The dashboard in a browser, of a real server with the bundled pair."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+import aiohttp
+import pytest
+from playwright.async_api import expect
+
+from tests.dashboard.browsing import needs_chromium, visiting
+from tests.server.live import LiveServer
+
+pytestmark = [needs_chromium, pytest.mark.slow]
+
+KEY = "sk-page-0123456789abcdef"
+CHARTS = ("tokens-per-step", "time-per-step", "choices", "load", "by-depth", "chunk-gaps", "token-times", "tree")
+COUNTED = {
+    "generation_tokens": "generation_tokens_total",
+    "spec_decode_num_draft_tokens": "spec_decode_num_draft_tokens_total",
+    "spec_decode_num_accepted_tokens": "spec_decode_num_accepted_tokens_total",
+}
+
+
+@pytest.fixture(scope="module")
+def url(tmp_path_factory) -> Iterator[str]:
+    log = tmp_path_factory.mktemp("serve") / "log"
+    with LiveServer(log, "--draft-tree", "3,2,1", "--threads", "1") as server:
+        yield server.wait_for_url()
+
+
+@pytest.fixture(scope="module")
+def guarded_url(tmp_path_factory) -> Iterator[str]:
+    log = tmp_path_factory.mktemp("guarded") / "log"
+    with LiveServer(log, "--api-key", KEY, "--threads", "1") as server:
+        yield server.wait_for_url()
+
+
+async def scraped(url: str) -> dict[str, float]:
+    """The counters of /metrics, labels added up."""
+    async with aiohttp.ClientSession() as session, session.get(f"{url}/metrics") as response:
+        lines = re.findall(r"^foresay:(\w+?)(?:\{.*\})? ([\d.e+-]+)$", await response.text(), re.MULTILINE)
+    found: dict[str, float] = {}
+    for name, value in lines:
+        found[name] = found.get(name, 0.0) + float(value)
+    return found
+
+
+async def test_the_playground_fills_the_charts_and_all_numbers_agree(url, tmp_path):
+    async with visiting(url) as visit:
+        page = visit.page
+        await visit.go()
+        await visit.ready()
+        before = await scraped(url)
+        await visit.run(max_output_tokens=60, temperature=0.8, seed=3)
+        assert len(visit.sockets) == 1
+        answer = page.locator(".answer")
+        count, drafted, accepted = await visit.counts(answer)
+        tokens = await visit.tokens(answer)
+        assert 0 <= count - len(tokens) <= 1, "all tokens but the one that ends the text are shown"
+        assert 0 <= accepted - sum(1 for _, depth in tokens if depth) <= 1
+        assert drafted > accepted > 0
+        after = await scraped(url)
+        grown = {name: after[counter] - before.get(counter, 0) for name, counter in COUNTED.items()}
+        assert tuple(grown.values()) == (count, drafted, accepted)
+        for name, counter in COUNTED.items():
+            shown = page.locator(f"#footer li[data-total={name}] b")
+            await expect(shown).to_have_text(f"{after[counter]:,.0f}")
+        for chart in CHARTS:
+            await page.wait_for_selector(f"#{chart} .fill, #{chart} .line, #{chart} .shade", state="attached")
+            assert await visit.painted(chart) > 20, chart
+        await expect(page.locator("#speed b")).to_have_text(re.compile(r"^[\d.]+×$"))
+        await expect(page.locator("#pair")).to_contain_text("bundled")
+        await visit.keep_picture("light", tmp_path)
+        assert visit.complaints == []
+
+
+async def test_a_request_is_shown_with_its_steps_and_its_coloured_text(url, tmp_path):
+    async with visiting(url) as visit:
+        page = visit.page
+        await visit.go("/dashboard")
+        await visit.ready()
+        await visit.run(max_output_tokens=40, temperature=0.8, seed=4)
+        said = await visit.tokens(page.locator(".answer"))
+        row = page.locator("#requests tr[data-id]").first
+        (count, _, _) = await visit.counts(page.locator(".answer"))
+        await expect(row.locator("td").nth(2)).to_have_text(str(count))
+        await row.locator("button").focus()
+        await page.keyboard.press("Enter")
+        detail = page.locator("#request-detail")
+        await detail.locator(".coloured span").first.wait_for()
+        assert await visit.tokens(detail) == said
+        steps = await detail.locator(".strip .step").count()
+        assert steps == await page.locator(".answer .strip .step").count()
+        first = detail.locator(".coloured")
+        await first.focus()
+        await page.keyboard.press("ArrowRight")
+        assert (await detail.locator(".told").last.inner_text()).startswith(f'"{said[0][0]}":'.replace("\n", "\\n"))
+        await visit.keep_picture("request", tmp_path)
+        await page.keyboard.press("Escape")
+        await row.locator("button").click()
+        await expect(detail).to_be_empty()
+
+
+async def test_comparing_shows_equal_texts(url, tmp_path):
+    async with visiting(url, color_scheme="dark") as visit:
+        await visit.go()
+        await visit.ready()
+        await visit.run("compare", max_output_tokens=48, temperature=1)
+        await expect(visit.page.locator(".outcome")).to_have_text(
+            re.compile(r"^Same text,? (but )?in [\d.]+ m?s instead")
+        )
+        drafted, plain = visit.page.locator(".answer").nth(0), visit.page.locator(".answer").nth(1)
+        assert [text for text, _ in await visit.tokens(drafted)] == [text for text, _ in await visit.tokens(plain)]
+        assert {depth for _, depth in await visit.tokens(plain)} == {0}
+        assert any(depth for _, depth in await visit.tokens(drafted))
+        count = (await visit.counts(drafted))[0]
+        assert await visit.counts(plain) == (count, 0, 0)
+        assert await plain.locator(".strip .step").count() == count > await drafted.locator(".strip .step").count()
+        await visit.page.wait_for_timeout(1500)
+        await visit.keep_picture("dark", tmp_path)
+
+
+async def test_light_and_dark_and_what_was_chosen_stays(url):
+    background = "getComputedStyle(document.body).backgroundColor"
+    shades = {}
+    for scheme in ("light", "dark"):
+        async with visiting(url, color_scheme=scheme) as visit:
+            await visit.go()
+            await visit.ready()
+            shades[scheme] = await visit.page.evaluate(background)
+            await visit.page.click("#theme")
+            other = await visit.page.evaluate(background)
+            assert other != shades[scheme]
+            await visit.page.reload()
+            assert await visit.page.evaluate(background) == other
+    assert (
+        sum(map(int, re.findall(r"\d+", shades["dark"])))
+        < 150
+        < 600
+        < sum(map(int, re.findall(r"\d+", shades["light"])))
+    )
+
+
+async def test_a_reload_loses_nothing(url):
+    columns = "#time-per-step .c-verify.fill"
+    count = "all => all.map(path => path.getAttribute('d').split('M').length - 1).reduce((a, b) => a + b, 0)"
+    async with visiting(url) as visit:
+        page = visit.page
+        await visit.go()
+        await visit.ready()
+        await visit.run(max_output_tokens=30)
+        await page.wait_for_selector(columns, state="attached")
+        await page.click("#span button[data-span='3600']")
+        before = await page.locator(columns).evaluate_all(count)
+        rows = page.locator("#requests tr[data-id]")
+        await expect(rows).not_to_have_count(0)
+        kept = await rows.count()
+        await page.reload()
+        await visit.ready()
+        await page.click("#span button[data-span='3600']")
+        assert await page.locator(columns).evaluate_all(count) >= before > 0
+        await expect(rows).to_have_count(kept)
+
+
+async def test_the_charts_can_be_read_with_the_keyboard(url):
+    async with visiting(url) as visit:
+        page = visit.page
+        await visit.go()
+        await visit.ready()
+        await visit.run(max_output_tokens=30)
+        chart = page.locator("#time-per-step svg")
+        await page.wait_for_selector("#time-per-step .fill", state="attached")
+        await page.wait_for_timeout(1200)
+        await chart.focus()
+        for _ in range(12):
+            await page.keyboard.press("ArrowLeft")
+            if "nothing" not in (await chart.get_attribute("aria-label") or ""):
+                break
+        assert re.search(r"verify [\d.]+ m?s", await chart.get_attribute("aria-label") or "")
+        await expect(page.locator("#time-per-step .when")).to_have_text(re.compile(r"^\d\d:\d\d:\d\d$"))
+        await expect(page.locator("#load .when")).to_have_text(re.compile(r"^\d\d:\d\d:\d\d$"))
+        depth = page.locator("#by-depth svg")
+        await depth.focus()
+        await page.keyboard.press("ArrowRight")
+        await expect(page.locator("#by-depth .when")).to_have_text(re.compile(r"^depth 1: \d+ % now"))
+
+
+async def test_a_phone_shows_all_of_it(url, tmp_path):
+    async with visiting(url, viewport={"width": 390, "height": 844}, has_touch=True, is_mobile=True) as visit:
+        await visit.go()
+        await visit.ready()
+        await visit.run(max_output_tokens=20)
+        await visit.page.wait_for_timeout(1500)
+        assert await visit.page.evaluate("document.documentElement.scrollWidth") == 390
+        for chart in CHARTS:
+            box = await visit.page.locator(f"#{chart} svg").bounding_box()
+            assert box is not None
+            assert 280 < box["width"] <= 390, chart
+        await visit.keep_picture("phone", tmp_path)
+
+
+async def test_what_the_server_does_not_like_is_said_and_stopping_works(url):
+    async with visiting(url) as visit:
+        outcome = visit.page.locator(".outcome")
+        await visit.go()
+        await visit.ready()
+        await visit.run(top_p=0)
+        await expect(outcome).to_have_text(re.compile("^Nothing came of it: top_p must be"))
+        await visit.page.fill("[name=top_p]", "")
+        await visit.page.fill("[name=max_output_tokens]", "900")
+        await visit.page.click("#playground button.main")
+        await visit.page.locator(".coloured span").nth(3).wait_for()
+        await visit.page.click("#playground button.quiet")
+        await expect(outcome).to_have_text(re.compile("^(Stopped.)?$"))
+        await visit.page.wait_for_selector("#playground form[data-busy=false]")
+
+
+async def test_a_key_is_asked_for_once_and_a_wrong_one_told_so(guarded_url, tmp_path):
+    async with visiting(guarded_url) as visit:
+        page = visit.page
+        await visit.go()
+        dialog, field = page.locator("dialog#key"), page.locator("#key-value")
+        await expect(dialog).to_be_visible()
+        await expect(page.locator("#key-wrong")).to_be_empty()
+        await field.fill("sk-wrong-0123456789abcdef")
+        await page.keyboard.press("Enter")
+        await expect(page.locator("#key-wrong")).to_have_text(re.compile("does not know this key"))
+        await visit.keep_picture("key", tmp_path)
+        await field.fill(KEY)
+        await page.keyboard.press("Enter")
+        await visit.ready()
+        await expect(dialog).to_be_hidden()
+        await visit.run(max_output_tokens=12)
+        assert await visit.tokens(page.locator(".answer"))
+        await expect(page.locator("#requests tr[data-id]")).to_have_count(1)
+        await page.reload()
+        await visit.ready()
+        await expect(dialog).to_be_hidden()
+        assert await page.evaluate("localStorage.length") == 0

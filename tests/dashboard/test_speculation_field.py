@@ -1,0 +1,57 @@
+"""``speculation`` in a request reaches the engine through every door that has it."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from server.telemetry.tally import Tally
+from spec.trace import StepTrace
+from tests.server.scripted import END, ScriptedEngine, served
+
+ASKS = {
+    "/v1/chat/completions": {"messages": [{"role": "user", "content": "Tell"}]},
+    "/v1/completions": {"prompt": "Tell"},
+    "/v1/responses": {"input": "Tell"},
+}
+
+
+@pytest.mark.parametrize("path", ASKS)
+@pytest.mark.parametrize(
+    ("given", "speculates"),
+    [({}, True), ({"speculation": None}, True), ({"speculation": {}}, True)]
+    + [({"speculation": {"off": off}}, not off) for off in (True, False, None)],
+)
+async def test_it_reaches_the_engine(tokenizer, path, given, speculates):
+    engine = ScriptedEngine([*tokenizer.encode("once"), END])
+    async with served(engine, tokenizer) as client:
+        response = await client.post(path, json=ASKS[path] | given)
+        assert response.status == 200, await response.text()
+    (request,) = engine.requests
+    assert request.speculate is speculates
+
+
+@pytest.mark.parametrize("path", ASKS)
+@pytest.mark.parametrize("wrong", [{"speculation": {"on": True}}, {"speculation": True}, {"speculation": {"off": 1}}])
+async def test_what_it_does_not_know_is_refused(tokenizer, path, wrong):
+    engine = ScriptedEngine([END])
+    async with served(engine, tokenizer) as client:
+        response = await client.post(path, json=ASKS[path] | wrong)
+        assert response.status == 400
+        assert (await response.json())["error"]["param"].startswith("speculation")
+    assert engine.requests == []
+
+
+def test_plain_steps_that_were_asked_for_say_nothing_of_whether_speculation_pays():
+    step = StepTrace(
+        number=1, rows=5, sequences=1, prefill_rows=0, drafted=4, accepted=2, emitted=3, seconds={"forward": 0.02}
+    )
+    in_vain = msgspec.structs.replace(step, rows=1, drafted=0, accepted=0, emitted=1)
+    tally = Tally()
+    tally.step(step, plain=0.01)
+    assert tally.speed_up == pytest.approx(1.5)
+    tally.step(msgspec.structs.replace(in_vain, plain=1), plain=0.01)
+    assert tally.speed_up == pytest.approx(1.5)
+    assert (tally.steps, tally.decode_steps) == (2, 1)
+    tally.step(in_vain, plain=0.01)
+    assert tally.speed_up == pytest.approx(1.0)

@@ -1,0 +1,158 @@
+"""The real server with the bundled pair: what is told adds up to what the answer says of itself, at every door."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+import aiohttp
+import openai
+import pytest
+
+from tests.provenance.drafting import Json, check, check_counts, check_steps, joined
+from tests.provenance.test_random_runs import ALL
+from tests.server.live import LiveServer, openai_client
+
+EXTRA: Json = {"provenance": True, "return_token_ids": True, "spec_decode_metrics": "detailed"}
+ASK: Json = {"seed": 3, "max_tokens": 40}
+CHAT: Json = {"messages": [{"role": "user", "content": "Tell me a story about a fox."}]}
+SCHEMA: Json = {
+    "type": "object",
+    "properties": {"name": {"enum": ["Reynard the fox", "Isengrim the wolf"]}, "happy": {"type": "boolean"}},
+    "required": ["name", "happy"],
+    "additionalProperties": False,
+}
+
+
+@pytest.fixture(scope="module")
+def url(tmp_path_factory) -> Iterator[str]:
+    with LiveServer(tmp_path_factory.mktemp("serve") / "log", "--max-seqs", "4") as server:
+        yield server.wait_for_url()
+
+
+@pytest.fixture
+async def client(url) -> AsyncIterator[openai.AsyncOpenAI]:
+    async with openai_client(url) as client:
+        yield client
+
+
+class Rooted:
+    """An HTTP client that knows the server's address, as the tests' own server has one."""
+
+    def __init__(self, session: aiohttp.ClientSession, url: str) -> None:
+        self._session, self._url = session, url
+
+    def post(self, path: str, **options: Any) -> Any:
+        return self._session.post(self._url + path, **options)
+
+    def ws_connect(self, path: str, **options: Any) -> Any:
+        return self._session.ws_connect(self._url + path, **options)
+
+
+async def posted(url: str, path: str, ask: Json) -> Json:
+    async with aiohttp.ClientSession() as session, session.post(url + path, json=ask) as answer:
+        assert answer.status == 200, await answer.text()
+        body: Json = await answer.json()
+        return body
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"temperature": 0},
+        {"stop": [" the", "."]},
+        {"stop": ["e"], "min_tokens": 20},
+        {"n": 3},
+        {"n": 2, "stop": "a", "seed": 8},
+        {"max_tokens": 1},
+        {"stream_pacing": "even"},
+        {"speculation": {"off": True}},
+    ],
+)
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+async def test_whole_answers(url: str, path: str, fields: Json) -> None:
+    prompt: Json = CHAT | {"logprobs": True} if "chat" in path else {"prompt": "Once upon a time", "logprobs": 1}
+    body = await posted(url, path, ASK | EXTRA | prompt | fields)
+    for choice in body["choices"]:
+        told = choice["provenance"]
+        check_steps(told)
+        assert [token["id"] for token in told["tokens"]] == choice["token_ids"]
+        text = choice["message"]["content"] if "chat" in path else choice["text"]
+        assert "".join(token["text"] for token in told["tokens"]) == text
+        entries = choice["logprobs"].get("content") or [{"logprob": x} for x in choice["logprobs"]["token_logprobs"]]
+        assert [token["logprob"] for token in told["tokens"]] == [entry["logprob"] for entry in entries]
+        assert all({"propose", "forward", "draw", "commit"} <= set(step["ms"]) for step in told["steps"])
+    if "speculation" in fields:
+        assert all(step["drafted"] == 0 for choice in body["choices"] for step in choice["provenance"]["steps"])
+    check_counts([choice["provenance"] for choice in body["choices"]], body["metrics"])
+
+
+@pytest.mark.parametrize("pacing", ["at_once", "even"])
+async def test_the_official_client_is_not_disturbed(client: openai.AsyncOpenAI, pacing: str) -> None:
+    ask: Any = {"model": "bundled", **CHAT, "seed": 3, "max_tokens": 100, "stop": ["."]}
+    extra = EXTRA | {"stream_pacing": pacing}
+    whole = await client.chat.completions.create(**ask, extra_body=extra)
+    plain = await client.chat.completions.create(**ask)
+    assert whole.choices[0].message == plain.choices[0].message
+    told: Any = whole.choices[0].model_extra
+    metrics: Any = whole.metrics
+    content = whole.choices[0].message.content or ""
+    check(told["provenance"], told["token_ids"], content, metrics)
+    async with client.chat.completions.stream(**ask, extra_body=extra) as stream:
+        events = [event async for event in stream]
+        final = await stream.get_final_completion()
+    assert final.choices[0].message.content == content
+    chunks: Any = [event.chunk for event in events if event.type == "chunk"]
+    extras = [choice.model_extra for chunk in chunks for choice in chunk.choices]
+    parts = [one["provenance"] for one in extras if "provenance" in one]
+    check(joined(parts), told["token_ids"], content, chunks[-1].metrics)
+
+
+async def test_forced_tokens_are_told_as_such(url: str) -> None:
+    schema: Json = {"type": "json_schema", "json_schema": {"name": "beast", "schema": SCHEMA}}
+    body = await posted(url, "/v1/chat/completions", ASK | EXTRA | CHAT | {"response_format": schema})
+    choice = body["choices"][0]
+    told = choice["provenance"]
+    check(told, choice["token_ids"], choice["message"]["content"], body["metrics"])
+    kinds = {token["origin"] for token in told["tokens"]}
+    assert {"grammar", "target"} <= kinds
+    assert sum(step["forced"] for step in told["steps"]) > 5
+
+
+@pytest.mark.parametrize("protocol", sorted(ALL))
+@pytest.mark.parametrize("fields", [{}, {"stop": ["a "]}, {"stream_pacing": "even"}])
+async def test_responses(url: str, protocol: str, fields: Json) -> None:
+    ask: Json = {"input": "Tell me a story about a fox.", "provenance": True, "spec_decode_metrics": "detailed"}
+    ask |= {"seed": 3, "max_output_tokens": 40} | fields
+    async with aiohttp.ClientSession() as session:
+        events = await ALL[protocol](Rooted(session, url), ask)
+    whole = await posted(url, "/v1/responses", ask)
+    response = events[-1]["response"]
+    text = response["output"][0]["content"][0]["text"]
+    assert text == whole["output"][0]["content"][0]["text"]
+    for one in (response, whole):
+        check(one["provenance"], None, text, one["metrics"])
+    deltas = [event for event in events if "delta" in event]
+    for delta in deltas:
+        told = delta.get("provenance", {"tokens": []})
+        assert "".join(token["text"] for token in told["tokens"]) == delta["delta"]
+    assert joined([delta["provenance"] for delta in deltas if "provenance" in delta]) == response["provenance"]
+    ids = [[token["id"] for token in one["provenance"]["tokens"]] for one in (response, whole)]
+    assert ids[0] == ids[1] and len(ids[0]) == response["usage"]["output_tokens"]
+
+
+async def test_the_official_client_reads_responses(client: openai.AsyncOpenAI) -> None:
+    ask: Any = {"model": "bundled", "input": "Tell me a story about a fox."}
+    async with client.responses.stream(**ask, extra_body={"seed": 3, "provenance": True}) as stream:
+        events: Any = [event async for event in stream]
+        final: Any = await stream.get_final_response()
+    assert final.output_text == "".join(event.delta for event in events if event.type == "response.output_text.delta")
+    tokens = final.model_extra["provenance"]["tokens"]
+    assert "".join(token["text"] for token in tokens) == final.output_text
+
+
+async def test_other_doors_ignore_the_fields(url: str) -> None:
+    ask: Json = CHAT | {"provenance": True, "stream_pacing": "even", "max_tokens": 4, "model": "bundled"}
+    for path, more in (("/v1/messages", {}), ("/api/chat", {"stream": False})):
+        assert "provenance" not in await posted(url, path, ask | more)

@@ -1,0 +1,245 @@
+"""``stream_pacing: "even"``: the same text and events, with the tokens of a run spread over the time to the next."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+from itertools import pairwise
+from typing import Any
+
+import pytest
+
+from server.choice import Choice, Piece, TextOptions, merged
+from server.errors import EngineFailed
+from server.generation import Generation
+from server.pacing import Batch, Evenly, Spread, split
+from server.parts import TextPart
+from server.provenance import Said
+from spec.request import Delta, Request
+from spec.sampling import SamplingParams
+from tests.provenance import clock
+from tests.provenance.drafting import Drafting, Json, bare, ids_of, joined
+from tests.responses.serving import STORY, serving
+from tests.server.scripted import END, ScriptedEngine, served
+
+STEP = 0.030
+
+
+def run_of(tokens: list[int], **fields: Any) -> Piece:
+    said = [Said(f"{token} ", [TextPart(f"{token} ")]) for token in tokens]
+    return Piece(token_ids=tokens, text="".join(one.text for one in said), said=said, **fields)
+
+
+def due(spread: Spread, now: float) -> list[int]:
+    piece = spread.due(now)
+    return [] if piece is None else piece.token_ids
+
+
+def test_a_run_is_spread_over_the_time_that_the_last_one_took() -> None:
+    spread = Spread()
+    spread.arrive(0.0, run_of([1]))
+    assert (due(spread, 0.0), spread.next_due) == ([1], None)
+    spread.arrive(0.3, run_of([2, 3, 4]))
+    assert due(spread, 0.3) == [2]
+    assert spread.next_due == pytest.approx(0.4)
+    assert due(spread, 0.39) == []
+    assert due(spread, 0.41) == [3]
+    assert (due(spread, 0.51), spread.next_due) == ([4], None)
+
+
+def test_the_first_run_of_all_goes_out_at_once() -> None:
+    spread = Spread()
+    spread.arrive(0.0, run_of([1, 2, 3]))
+    assert due(spread, 0.0) == [1, 2, 3]
+
+
+def test_what_is_left_goes_out_with_the_next_run() -> None:
+    spread = Spread()
+    spread.arrive(0.0, run_of([1]))
+    spread.arrive(1.0, run_of([2, 3, 4, 5]))
+    assert due(spread, 1.0) == [1, 2]
+    spread.arrive(1.1, run_of([6, 7]))
+    assert due(spread, 1.1) == [3, 4, 5, 6]
+
+
+@pytest.mark.parametrize("ending", [{"finish_reason": "stop"}, {"finish_at": 5}])
+def test_nothing_waits_at_the_end_of_the_text(ending: Json) -> None:
+    spread = Spread()
+    spread.arrive(0.0, run_of([1]))
+    spread.arrive(1.0, run_of([2, 3]))
+    assert due(spread, 1.0) == [1, 2]
+    spread.arrive(1.2, run_of([4, 5, 6], **ending))
+    piece = spread.due(1.2)
+    assert piece is not None and piece.token_ids == [3, 4, 5, 6]
+    assert (piece.finish_reason, piece.finish_at) == (ending.get("finish_reason"), ending.get("finish_at"))
+
+
+def test_split_pieces_are_the_piece(tokenizer: Any) -> None:
+    options = TextOptions(stop=("fox",), by_token=True, provenance=True)
+    request = Request(id="r", prompt=[5], params=SamplingParams(logprobs=1))
+    choice = Choice(request, tokenizer, options, [END])
+    engine = Drafting(tokenizer.encode("Once a naïve 🦊 fo"))
+    tokens = engine.tokens
+    delta = Delta(id="r", tokens=tokens, finish_reason="length", origin=engine.origin(0, tokens), seed=4)
+    whole = choice.take(delta)
+    pieces = split(whole)
+    assert len(pieces) == len(tokens)
+    assert "".join(piece.text for piece in pieces) == whole.text == "Once a naïve 🦊 fo"
+    assert merged(pieces) == whole
+
+
+def arrivals_of(script: list[tuple[float, int]]) -> dict[int, float]:
+    """When each of the tokens 0, 1, 2 .. goes out, if runs arrive at these times with so many tokens."""
+    times: dict[int, float] = {}
+
+    async def play() -> None:
+        loop = asyncio.get_running_loop()
+        queue: asyncio.Queue[Piece] = asyncio.Queue()
+
+        async def engine() -> None:
+            token = 0
+            for place, (at, count) in enumerate(script):
+                await asyncio.sleep(at - loop.time())
+                tokens, token = list(range(token, token + count)), token + count
+                queue.put_nowait(run_of(tokens, finish_reason="stop" if place == len(script) - 1 else None))
+
+        async def arrivals(timeout: float | None) -> Batch:
+            try:
+                async with asyncio.timeout(timeout):
+                    return [(0, await queue.get())]
+            except TimeoutError:
+                return []
+
+        running = asyncio.create_task(engine())
+        evenly, over = Evenly(arrivals), False
+        while not over:
+            for _, piece in await evenly(15.0):
+                times.update(dict.fromkeys(piece.token_ids, loop.time()))
+                over = piece.finish_reason is not None
+        await running
+
+    clock.run(play())
+    return times
+
+
+def test_steps_of_one_length_give_even_gaps() -> None:
+    times = arrivals_of([(STEP * step, 1 if not step else 3) for step in range(40)])
+    gaps = [times[token + 1] - times[token] for token in range(1, len(times) - 4)]
+    assert len(gaps) > 100
+    assert max(abs(gap - STEP / 3) for gap in gaps) < 1e-6
+
+
+def test_no_token_is_later_than_the_next_run_and_none_earlier_than_its_own() -> None:
+    source = random.Random(5)
+    for _ in range(50):
+        script, at = [], 0.0
+        for _ in range(60):
+            script.append((at, source.randint(1, 6)))
+            at += source.choice([0.001, 0.01, 0.03, 0.03, 0.03, 0.5])
+        times = arrivals_of(script)
+        token = 0
+        for (came, count), (following, _) in pairwise([*script, script[-1]]):
+            for _ in range(count):
+                assert came - 1e-6 <= times[token] <= following + 1e-6
+                token += 1
+        assert sorted(times.values()) == list(times.values()) and len(times) == token
+        assert times[token - 1] == pytest.approx(script[-1][0])
+
+
+def test_runs_that_change_in_length_give_smaller_gaps_than_bursts() -> None:
+    source = random.Random(1)
+    script = [(STEP * step + source.uniform(0, 0.2 * STEP), source.randint(1, 6)) for step in range(200)]
+    times = list(arrivals_of(script).values())
+    gaps = [b - a for a, b in pairwise(times)]
+    assert sum(gap < 1e-4 for gap in gaps) < 0.1 * len(gaps), "in bursts, two of three tokens come with another"
+    assert times[-1] == pytest.approx(script[-1][0]), "and nothing is lost: the text is over when it was"
+
+
+def test_what_goes_wrong_is_told_behind_all_that_came_before() -> None:
+    async def play() -> None:
+        batches: list[Any] = [[(0, run_of([1]))], [(0, run_of([2, 3, 4]))], EngineFailed("broken")]
+
+        async def arrivals(timeout: float | None) -> Batch:
+            await asyncio.sleep(1.0 if len(batches) > 1 else 0.001)
+            batch = batches.pop(0)
+            if isinstance(batch, Exception):
+                raise batch
+            return list(batch)
+
+        evenly = Evenly(arrivals)
+        tokens = [token for _ in range(3) for _, piece in await evenly(9.0) for token in piece.token_ids]
+        assert tokens == [1, 2, 3, 4]
+        with pytest.raises(EngineFailed, match="broken"):
+            await evenly(9.0)
+
+    clock.run(play())
+
+
+def test_silence_is_told_after_the_timeout() -> None:
+    async def play() -> float:
+        async with Generation(ScriptedEngine([5], pause=100.0), [request()]) as generation:
+
+            async def arrivals(timeout: float | None) -> Batch:
+                assert await generation.next(timeout) == []
+                return []
+
+            assert await Evenly(arrivals)(15.0) == []
+            return asyncio.get_running_loop().time()
+
+    assert clock.run(play()) == pytest.approx(15.0)
+
+
+def request() -> Request:
+    return Request(id="r", prompt=[1], params=SamplingParams())
+
+
+def telling(events: list[Json]) -> Json:
+    """What a stream says, however it is cut into deltas."""
+    kinds = [event["type"] for event in events]
+    once = [kind for place, kind in enumerate(kinds) if place == 0 or kinds[place - 1] != kind]
+    text = "".join(event["delta"] for event in events if "delta" in event)
+    told = joined([event["provenance"] for event in events if "provenance" in event])
+    return {"events": once, "text": text, "told": bare(told), "output": events[-1]["response"]["output"][0]["content"]}
+
+
+async def response(tokenizer: Any, pacing: str, stop: str | None) -> list[Json]:
+    events: list[Json] = []
+    engine = Drafting(ids_of(STORY, tokenizer), seed=3, pause=0.01)
+    async with serving(engine, tokenizer) as (http, _), http.ws_connect("/v1/responses") as socket:
+        create = {"type": "response.create", "input": "Tell", "provenance": True, "stop": stop}
+        await socket.send_json(create | {"stream_pacing": pacing})
+        while not events or events[-1]["type"] != "response.completed":
+            events.append(await socket.receive_json(timeout=10))
+    return events
+
+
+@pytest.mark.parametrize("stop", [None, "fox"])
+async def test_text_and_events_over_a_websocket_are_the_same(tokenizer: Any, stop: str | None) -> None:
+    at_once, even = await response(tokenizer, "at_once", stop), await response(tokenizer, "even", stop)
+    assert telling(even) == telling(at_once)
+    assert len(even) > len(at_once)
+
+
+async def chat(tokenizer: Any, pacing: str, count: int) -> list[tuple[str, str | None]]:
+    ask: Json = {"messages": [{"role": "user", "content": "x"}], "stream": True, "n": count, "stop": "was"}
+    async with served(Drafting(ids_of(STORY, tokenizer), seed=3, pause=0.01), tokenizer) as client:
+        answer = await client.post("/v1/chat/completions", json=ask | {"stream_pacing": pacing})
+        events = (await answer.text()).split("\n\n")[:-2]
+    chunks = [json.loads(event.removeprefix("data: ")) for event in events]
+    assert "metrics" in chunks[-1] and not any("metrics" in chunk for chunk in chunks[:-1])
+    choices = [chunk["choices"][0] for chunk in chunks]
+    mine = [[one for one in choices if one["index"] == index] for index in range(count)]
+    return [("".join(one["delta"].get("content", "") for one in own), own[-1]["finish_reason"]) for own in mine]
+
+
+async def test_text_and_endings_of_several_choices_are_the_same(tokenizer: Any) -> None:
+    expected = [(STORY[: STORY.index("was")], "stop")] * 3
+    assert await chat(tokenizer, "at_once", 3) == await chat(tokenizer, "even", 3) == expected
+
+
+async def test_an_unknown_pacing_is_refused(tokenizer: Any) -> None:
+    async with served(ScriptedEngine([END]), tokenizer) as client:
+        answer = await client.post("/v1/completions", json={"prompt": "x", "stream_pacing": "slow"})
+        assert answer.status == 400
+        assert (await answer.json())["error"]["param"] == "stream_pacing"

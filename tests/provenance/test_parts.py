@@ -1,0 +1,90 @@
+"""Thoughts and calls: the text of each token is told as what it became."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from tests.provenance.drafting import Drafting, Json, check, check_steps, ids_of, joined
+from tests.responses.serving import serving
+from tests.server.scripted import served
+
+TOOL: Json = {"name": "look", "parameters": {"type": "object", "properties": {"at": {"type": "string"}}}}
+CALL = '<tool_call>{"name": "look", "arguments": {"at": "the fox"}}</tool_call>'
+SCRIPT = f"<think>Where is it?</think>I look. {CALL}"
+CHAT: Json = {
+    "messages": [{"role": "user", "content": "Look!"}],
+    "tools": [{"type": "function", "function": TOOL}],
+    "provenance": True,
+    "return_token_ids": True,
+    "spec_decode_metrics": "detailed",
+}
+FIELDS = {"text": "content", "reasoning": "reasoning_content"}
+
+
+def said(field: str, told: Json) -> str:
+    return "".join(token.get(field, "") for token in told["tokens"])
+
+
+@pytest.mark.parametrize("seed", range(6))
+async def test_a_whole_chat(able: Any, seed: int) -> None:
+    script = ids_of(SCRIPT, able)
+    async with served(Drafting(script, seed), able) as client:
+        body = await (await client.post("/v1/chat/completions", json=CHAT)).json()
+    (choice,) = body["choices"]
+    message, told = choice["message"], choice["provenance"]
+    assert message["reasoning_content"] == "Where is it?"
+    check(told, script, message["content"], body["metrics"])
+    check(told, choice["token_ids"], message["reasoning_content"], body["metrics"], "reasoning")
+    arguments = message["tool_calls"][0]["function"]["arguments"]
+    assert said("arguments", told) == arguments == '{"at": "the fox"}'
+
+
+@pytest.mark.parametrize("pacing", ["at_once", "even"])
+@pytest.mark.parametrize("seed", range(6))
+async def test_a_streamed_chat(able: Any, seed: int, pacing: str) -> None:
+    script = ids_of(SCRIPT, able)
+    ask = CHAT | {"stream": True, "stream_pacing": pacing}
+    async with served(Drafting(script, seed), able) as client:
+        events = (await (await client.post("/v1/chat/completions", json=ask)).text()).split("\n\n")[:-2]
+    choices = [json.loads(event.removeprefix("data: "))["choices"][0] for event in events]
+    told = joined([choice["provenance"] for choice in choices if "provenance" in choice])
+    check_steps(told)
+    assert [token["id"] for token in told["tokens"]] == script
+    for field, name in FIELDS.items():
+        assert said(field, told) == "".join(choice["delta"].get(name, "") for choice in choices)
+    calls = [call for choice in choices for call in choice["delta"].get("tool_calls", [])]
+    assert said("arguments", told) == "".join(call["function"]["arguments"] for call in calls)
+
+
+async def test_thoughts_that_are_not_shown_are_not_told(able: Any) -> None:
+    script = ids_of(SCRIPT, able)
+    for fields in ({}, {"stream": True}):
+        async with served(Drafting(script), able) as client:
+            ask = CHAT | {"include_reasoning": False} | fields
+            body = await (await client.post("/v1/chat/completions", json=ask)).text()
+        assert '"provenance"' in body and '"arguments"' in body
+        assert '"reasoning' not in body.replace('"reasoning_tokens"', "") and "Where" not in body
+
+
+@pytest.mark.parametrize("seed", range(6))
+async def test_the_items_of_a_response(able: Any, seed: int) -> None:
+    script = ids_of(SCRIPT, able)
+    ask: Json = {"input": "Look!", "tools": [{"type": "function", **TOOL}], "provenance": True}
+    events = []
+    async with (
+        serving(Drafting(script, seed), able) as (http, _),
+        http.ws_connect("/v1/responses") as socket,
+    ):
+        await socket.send_json({"type": "response.create", "spec_decode_metrics": "detailed"} | ask)
+        while not events or events[-1]["type"] != "response.completed":
+            events.append(await socket.receive_json(timeout=10))
+    response = events[-1]["response"]
+    thought, message, call = response["output"]
+    told = response["provenance"]
+    check(told, script, message["content"][0]["text"], response["metrics"])
+    assert said("reasoning", told) == thought["content"][0]["text"] == "Where is it?"
+    assert said("arguments", told) == call["arguments"] == '{"at": "the fox"}'
+    assert joined([event["provenance"] for event in events if "provenance" in event]) == told

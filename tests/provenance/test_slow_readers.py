@@ -1,0 +1,127 @@
+"""Whoever reads slowly gets fewer and longer deltas, in which no step and no token is missing."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import msgspec
+import pytest
+
+from server.answers.base import AnswerOptions, Origin
+from server.answers.completion import CompletionAnswer
+from server.choice import Choice, TextOptions
+from server.generation import Generation
+from server.responses.codec import codec_of
+from server.responses.outbox import Outbox
+from server.responses.state import SocketLimits
+from server.streaming import delivery
+from server.wire.provenance import Provenance, StepProvenance, TokenProvenance
+from server.wire.response_events import OutputTextDelta
+from spec.request import Request
+from spec.sampling import SamplingParams
+from tests.provenance.drafting import Drafting, Json, check, ids_of, joined
+from tests.responses.bare import Bare
+from tests.responses.serving import serving
+from tests.server.scripted import END
+
+STORY = "Once upon a time there was a fox. " * 20
+
+
+def delta(number: int, told: bool = True) -> OutputTextDelta:
+    step = StepProvenance(
+        step=number, drafter=None, nodes=1, drafted=0, forced=0, accepted=0, discarded=0, ms={"forward": 1.0}
+    )
+    token = TokenProvenance(id=number, text="a", step=number, origin="target", depth=0)
+    event = OutputTextDelta(item_id="m", output_index=0, content_index=0, delta="a", sequence_number=number)
+    if told:
+        event.provenance = Provenance([step], [token])
+    return event
+
+
+async def test_deltas_that_wait_become_one_that_tells_it_all() -> None:
+    outbox = Outbox(codec_of(None), 1 << 20)
+    events = [delta(1), delta(2), delta(3, told=False), delta(4)]
+    outbox.put("a", events)
+    (message,) = await outbox.take()
+    said = json.loads(message)
+    assert said["delta"] == "aaaa"
+    assert [step["step"] for step in said["provenance"]["steps"]] == [1, 2, 4]
+    assert [token["id"] for token in said["provenance"]["tokens"]] == [1, 2, 4]
+    first = events[0].provenance
+    assert isinstance(first, Provenance) and len(first.steps) == 1, "what is kept for reading again stays as it was"
+    outbox.put("a", [delta(5, told=False), delta(6, told=False)])
+    (message,) = await outbox.take()
+    assert "provenance" not in json.loads(message)
+
+
+async def test_what_is_told_counts_for_what_may_wait() -> None:
+    outbox, plain = Outbox(codec_of(None), 1 << 20), Outbox(codec_of(None), 1 << 20)
+    for number in range(100):
+        outbox.put("a", [delta(number)])
+        plain.put("a", [delta(number, told=False)])
+    written = sum(len(message) for message in await outbox.take())
+    outbox.put("a", [delta(number) for number in range(100)])
+    assert outbox.bytes > written > 10 * plain.bytes
+
+
+@pytest.mark.parametrize("seed", range(3))
+async def test_a_socket_that_is_read_late(tokenizer: Any, seed: int) -> None:
+    """Its first event is so large that the writer is stuck at once."""
+    script = ids_of(STORY, tokenizer)
+    engine = Drafting(script, seed, pause=0.001)
+    limits = SocketLimits(behind=60.0)
+    async with (
+        serving(engine, tokenizer, limits, send_buffer=2048) as (http, _),
+        await Bare.connect(int(http.port or 0), 2048) as bare,
+    ):
+        create: Json = {"input": "x", "provenance": True, "spec_decode_metrics": "detailed", "max_output_tokens": 400}
+        await bare.create(**create, user="x" * 60_000)
+        while engine._tasks or not engine.requests:
+            await asyncio.sleep(0.01)
+        events: list[Json] = []
+        while not events or events[-1]["type"] != "response.completed":
+            events.append(json.loads((await bare.read())[1]))
+    response = events[-1]["response"]
+    deltas = [event for event in events if event["type"] == "response.output_text.delta"]
+    steps = len(response["provenance"]["steps"])
+    assert len(deltas) < steps, "they were to be merged"
+    assert max(len(event["provenance"]["steps"]) for event in deltas) > 5
+    assert joined([event["provenance"] for event in deltas]) == response["provenance"]
+    check(response["provenance"], script, STORY, response["metrics"])
+
+
+async def late(engine: Drafting, tokenizer: Any, pacing: Any, count: int) -> list[Json]:
+    """The chunks of a completion whose reader comes when all is over."""
+    options = TextOptions(stop=("fox.",), by_token=True, provenance=True)
+    requests = [Request(id=f"r{n}", prompt=[5], params=SamplingParams(max_tokens=400)) for n in range(count)]
+    choices = [Choice(request, tokenizer, options, [END]) for request in requests]
+    shown = AnswerOptions(provenance=True, pacing=pacing, return_token_ids=True, metrics_level="detailed")
+    answer = CompletionAnswer(Origin(id="1", model="toy", fingerprint="fs", exact=True), choices, shown)
+    async with Generation(engine, requests) as generation:
+        while engine._tasks:
+            await asyncio.sleep(0.001)
+        batch = await delivery(answer, generation)(None)
+    chunks: list[Json] = msgspec.to_builtins([one for index, piece in batch for one in answer.chunks(index, piece)])
+    return chunks
+
+
+@pytest.mark.parametrize("pacing", ["at_once", "even"])
+async def test_choices_that_end_together_have_one_last_chunk(tokenizer: Any, pacing: Any) -> None:
+    chunks = await late(Drafting(ids_of(STORY, tokenizer)), tokenizer, pacing, count=3)
+    ended = [chunk["choices"][0]["finish_reason"] is not None for chunk in chunks]
+    assert sum(ended) == 3
+    assert [place for place, chunk in enumerate(chunks) if "metrics" in chunk] == [len(chunks) - 1]
+
+
+@pytest.mark.parametrize("pacing", ["at_once", "even"])
+async def test_steps_that_wait_for_the_writer_are_one_chunk_that_tells_them_all(tokenizer: Any, pacing: Any) -> None:
+    script = ids_of(STORY, tokenizer)
+    _, chunk = await late(Drafting(script, 4), tokenizer, pacing, count=1)
+    (said,) = chunk["choices"]
+    assert said["text"] == STORY[: STORY.index("fox.")]
+    steps = said["provenance"]["steps"]
+    assert sum(step["discarded"] for step in steps) == len(script) - len(said["token_ids"])
+    assert sum(not step["accepted"] and step["drafted"] > 0 for step in steps) > 10, "the engine never heard of the end"
+    check(said["provenance"], said["token_ids"], said["text"], chunk["metrics"])

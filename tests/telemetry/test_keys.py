@@ -1,0 +1,67 @@
+"""Metrics need a key where there are keys, and what one key asked is shown to no other."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from aiohttp.test_utils import TestClient, TestServer
+
+from server.app import create_app
+from server.gateway.gate import Gate
+from server.gateway.keychain import Keychain
+from server.service import Service, ServiceOptions, Text
+from server.telemetry.report import HistoryReport, Snapshot
+from server.text import SamplingDefaults, Tokenizer
+from tests.gateway.guarded import ALICE, BOB, bearer
+from tests.provenance.drafting import Drafting, ids_of
+
+ANSWER = "Once upon a fox there was"
+QUESTION = "naïve tart"
+KEYS = Keychain([ALICE, BOB])
+
+
+@pytest.fixture
+async def service(tokenizer: Tokenizer) -> Service:
+    """After a request of Alice's and one of Bob's."""
+    engine = Drafting(ids_of(ANSWER, tokenizer), seed=3)
+    service = Service(engine, ServiceOptions(model="toy"), Text(tokenizer, SamplingDefaults()))
+    async with client_of(service) as client:
+        for key in (ALICE, BOB):
+            ask = {"prompt": QUESTION if key == ALICE else "Bob", "max_tokens": 60}
+            response = await client.post("/v1/completions", json=ask, headers=bearer(key) | {"X-Request-Id": key[3:6]})
+            assert response.status == 200
+    return service
+
+
+def client_of(service: Service) -> TestClient:
+    return TestClient(TestServer(create_app(service, Gate(KEYS))))
+
+
+async def test_metrics_need_a_key_and_tell_no_text(service: Service) -> None:
+    async with client_of(service) as client:
+        assert (await client.get("/metrics")).status == 401
+        assert (await client.get("/metrics", headers=bearer("sk-eve-0123456789abcdef"))).status == 401
+        response = await client.get("/metrics", headers=bearer(BOB))
+        text = await response.text()
+    assert response.status == 200 and "foresay:generation_tokens_total" in text
+    hidden = (QUESTION, ANSWER, "fox", ALICE, BOB, "ali")
+    assert [word for word in hidden if word in text] == []
+
+
+def test_requests_are_shown_to_their_key_alone(service: Service) -> None:
+    telemetry = service.telemetry
+    alice, bob = (caller.tenant for key in (ALICE, BOB) if (caller := KEYS.caller(key)) is not None)
+    for tenant, other, request_id in ((alice, bob, "ali"), (bob, alice, "bob")):
+        [summary] = telemetry.requests(tenant)
+        assert (summary.request_id, summary.finish_reason) == (request_id, "stop")
+        detail = telemetry.request(tenant, summary.id)
+        assert detail is not None and "".join(token.text for token in detail.text) == ANSWER
+        assert telemetry.request(other, summary.id) is None
+    assert telemetry.requests("") == telemetry.requests("eve") == []
+
+
+def test_what_everybody_sees_holds_no_text(service: Service) -> None:
+    for report, kind in ((service.telemetry.snapshot(), Snapshot), (service.telemetry.history(), HistoryReport)):
+        encoded = msgspec.json.encode(report)
+        assert msgspec.json.decode(encoded, type=kind) == report
+        assert b"fox" not in encoded and QUESTION.encode() not in encoded and b"ali" not in encoded

@@ -1,0 +1,172 @@
+"""One request's ledger beside the engine's own trace of it: the same counts, whatever was cut off."""
+
+from __future__ import annotations
+
+import random
+from itertools import count
+
+import pytest
+
+from server.choice import Piece
+from server.telemetry.histogram import Histogram
+from server.telemetry.ledger import MOST_STEPS, Books, Ledger
+from server.telemetry.shapes import Shape, Shapes, unlink
+from server.telemetry.views import nodes
+from spec.request import Delta, Origin, Request
+from spec.sampling import SamplingParams
+from spec.trace import SequenceTrace, Statistics
+
+
+def ledger(books: Books, id: str = "r", prompt: int = 3) -> Ledger:
+    return Ledger(Request(id=id, prompt=[1] * prompt, params=SamplingParams()), "", "", books)
+
+
+def ticking(step: float = 0.001) -> Books:
+    """Books whose clock goes on by ``step`` each time it is read."""
+    ticks = count()
+    return Books(lambda: 1_000_000.0 + step * next(ticks))
+
+
+def random_origin(dice: random.Random, number: int) -> Origin:
+    """A random tree and a path down from its root."""
+    parents, path = [-1], [0]
+    for node in range(1, dice.randint(1, 12)):
+        parents.append(dice.randrange(node))
+        if parents[node] == path[-1] and dice.random() < 0.6:
+            path.append(node)
+    return Origin(number, dice.choice(["big", "small"]), parents, 0, path[1:], {"forward": 0.001})
+
+
+def depths_of(parents: list[int]) -> list[int]:
+    """Of the nodes below the root."""
+    depths = [0]
+    for parent in parents[1:]:
+        depths.append(depths[parent] + 1)
+    return depths[1:]
+
+
+def run_randomly(dice: random.Random, books: Books, id: str) -> tuple[Ledger, Statistics]:
+    """A request of random steps whose text ends somewhere in them; what the ledger says, and what the engine says."""
+    entry, trace = ledger(books, id), SequenceTrace()
+    steps, surplus, emitted = dice.randint(1, 12), dice.randint(0, 15), 0
+    origins = [random_origin(dice, number) for number in range(1, steps + 1)]
+    runs = [len(origin.path) + 1 for origin in origins]
+    total = max(sum(runs) - surplus, 1)
+    for origin, run in zip(origins, runs, strict=True):
+        trace.record(depths_of(origin.parents), len(origin.path), run)
+        kept = max(0, min(run, total - emitted))
+        emitted += run
+        piece = Piece(text="x" * kept, token_ids=[7] * kept, offsets=list(range(kept)))
+        entry.kept(Delta(id=id, tokens=[7] * run, origin=origin), piece)
+        entry.delivered(kept)
+    trace.cut(emitted - total)
+    statistics = trace.statistics(3, 0, total, 0)
+    entry.kept(Delta(id=id, tokens=[], finish_reason="stop", statistics=statistics), Piece(finish_reason="stop"))
+    return entry, statistics
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_random_runs_count_as_the_engine_counts_them(seed: int) -> None:
+    dice, books = random.Random(seed), ticking(step=0.02)
+    all_statistics = []
+    for number in range(6):
+        entry, statistics = run_randomly(dice, books, str(number))
+        summary = entry.summary()
+        assert (summary.steps, summary.drafted, summary.accepted) == (
+            statistics.steps,
+            statistics.drafted,
+            statistics.accepted,
+        )
+        assert (summary.output_tokens, summary.discarded) == (statistics.completion_tokens, statistics.discarded)
+        assert [step.accepted for step in entry.detail().steps] == statistics.per_step_accepted
+        assert [step.drafted for step in entry.detail().steps] == statistics.per_step_drafted
+        all_statistics.append(statistics)
+    totals = books.history.total()
+    for field in ("drafted_per_depth", "accepted_per_depth"):
+        assert summed(getattr(drafting, field) for drafting in totals.drafting.values()) == summed(
+            getattr(statistics, field) for statistics in all_statistics
+        )
+    assert totals.drafts == sum(1 for one in all_statistics for drafted in one.per_step_drafted if drafted)
+    assert totals.discarded == sum(one.discarded for one in all_statistics)
+    assert totals.finished == {"stop": 6}
+    tree = nodes(books.history.window(1_000_000_000.0, 1_000_000_000))
+    assert sum(node.drafted for node in tree) == totals.drafted
+    assert sum(node.accepted for node in tree) == totals.accepted
+    by_depth = [sum(node.accepted for node in tree if node.depth == depth) for depth in range(1, 13)]
+    assert by_depth[: len(summed(one.accepted_per_depth for one in all_statistics))] == summed(
+        one.accepted_per_depth for one in all_statistics
+    )
+
+
+def summed(lists: object) -> list[int]:
+    """Lists added up place by place; the longest one sets the length."""
+    total: list[int] = []
+    for one in lists:  # type: ignore[attr-defined]
+        total.extend([0] * (len(one) - len(total)))
+        for index, value in enumerate(one):
+            total[index] += value
+    return total
+
+
+def test_the_places_of_a_tree() -> None:
+    #      0
+    #    1   2
+    #   3 4  5
+    shape = Shape([-1, 0, 0, 1, 1, 2])
+    assert (shape.drafted, shape.per_depth) == (5, [2, 3])
+    assert [unlink(place) for place in shape.links] == [(1, 0, 0), (1, 1, 0), (2, 0, 0), (2, 1, 0), (2, 2, 1)]
+    assert [unlink(place) for place in shape.trails[5]] == [(1, 1, 0), (2, 2, 1)]
+    shapes = Shapes()
+    assert shapes.of([-1, 0]) is shapes.of([-1, 0]) is not shapes.of([-1, 0, 1])
+
+
+def test_the_text_of_a_request_by_origin() -> None:
+    entry = ledger(ticking())
+    forced = Origin(4, "ngram", [-1, 0, 1, 2], 1, [1, 2], {"forward": 0.002, "draw": 0.001})
+    first = Origin(3, "", [-1], 0, [], {"forward": 0.004})
+    entry.kept(Delta(id="r", tokens=[5], origin=first), Piece(text="Once", token_ids=[5], offsets=[0]))
+    text = Piece(text=" upon a ti", token_ids=[6, 7, 8], offsets=[4, 9, 11])
+    entry.kept(Delta(id="r", tokens=[6, 7, 8], origin=forced), text)
+    entry.kept(Delta(id="r", tokens=[], finish_reason="length"), Piece(text="me", finish_reason="length"))
+    detail = entry.detail()
+    assert [(one.text, one.drafter, one.depth, one.forced) for one in detail.text] == [
+        ("Once", "", 0, False),
+        (" upon", "ngram", 1, True),
+        (" a", "ngram", 2, False),
+        (" time", "", 0, False),
+    ]
+    assert [(one.step, one.drafter, one.drafted, one.accepted, one.tokens) for one in detail.steps] == [
+        (3, "", 0, 0, 1),
+        (4, "ngram", 3, 2, 3),
+    ]
+    assert [one.milliseconds for one in detail.steps] == pytest.approx([4.0, 3.0])
+    assert detail.whole and detail.summary.finish_reason == "length"
+    assert (detail.summary.drafters, detail.summary.drafted, detail.summary.accepted) == ({"ngram": 1}, 3, 2)
+
+
+def test_of_a_long_request_the_beginning_is_kept() -> None:
+    entry, origin = ledger(ticking()), Origin(1, "", [-1], 0, [], {})
+    for number in range(MOST_STEPS + 5):
+        entry.kept(Delta(id="r", tokens=[5], origin=origin), Piece(text="a", token_ids=[5], offsets=[number]))
+    detail = entry.detail()
+    assert (len(detail.steps), len(detail.text), detail.whole) == (MOST_STEPS, MOST_STEPS, False)
+    assert detail.summary.output_tokens == MOST_STEPS + 5
+
+
+def test_gaps_between_chunks_and_the_time_of_a_token() -> None:
+    now = [100.0]
+    entry = ledger(Books(lambda: now[0]))
+    for at, tokens in ((100.5, 1), (100.5036, 3), (100.5036, 0), (100.5095, 2)):
+        now[0] = at
+        entry.delivered(tokens)
+    totals = entry._books.history.total()
+    assert totals.times["time_to_first_token"].sum == pytest.approx(0.5)
+    assert (totals.chunk_gaps.count, totals.token_times.count) == (2, 5)
+    assert totals.chunk_gaps.sum == pytest.approx(totals.token_times.sum) == pytest.approx(0.0095)
+    assert counted(totals.chunk_gaps) == {0.004: 1, 0.0065: 1}
+    assert counted(totals.token_times) == {0.0015: 3, 0.003: 2}
+
+
+def counted(histogram: Histogram) -> dict[float, int]:
+    bounds = [*histogram.bounds, float("inf")]
+    return {bound: times for bound, times in zip(bounds, histogram.counts, strict=True) if times}

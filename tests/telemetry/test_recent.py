@@ -1,0 +1,53 @@
+"""Requests are kept by key, and no key sees another's."""
+
+from __future__ import annotations
+
+from itertools import count
+
+from server.choice import Piece
+from server.telemetry.ledger import Books, Ledger
+from server.telemetry.recent import MOST_PER_TENANT, Recent
+from spec.request import Delta, Request
+from spec.sampling import SamplingParams
+
+
+def ledger(tenant: str, id: str, text: str = "") -> Ledger:
+    ticks = count(1_000.0)
+    entry = Ledger(Request(id=id, prompt=[1], params=SamplingParams()), tenant, "", Books(lambda: next(ticks)))
+    entry.kept(Delta(id=id, tokens=[1]), Piece(text=text, token_ids=[1], offsets=[0]))
+    return entry
+
+
+def keep(recent: Recent, *ledgers: Ledger) -> None:
+    for entry in ledgers:
+        recent.begin(entry)
+        recent.end(entry)
+
+
+def ids(recent: Recent, tenant: str) -> list[str]:
+    return [entry.id for entry in recent.of(tenant)]
+
+
+def test_each_key_sees_its_own_the_newest_first_and_what_runs_before_that() -> None:
+    recent = Recent()
+    keep(recent, ledger("a", "1"), ledger("b", "2"), ledger("a", "3"))
+    recent.begin(ledger("a", "4"))
+    assert (ids(recent, "a"), ids(recent, "b"), ids(recent, "c")) == (["4", "3", "1"], ["2"], [])
+    assert recent.find("a", "2") is None and recent.find("b", "4") is None
+    assert recent.find("b", "2") is not None and recent.find("a", "4") is not None
+    assert recent.running == 1
+
+
+def test_the_oldest_of_a_key_makes_room() -> None:
+    recent = Recent()
+    keep(recent, ledger("b", "b"), *(ledger("a", str(number)) for number in range(MOST_PER_TENANT + 3)))
+    assert len(ids(recent, "a")) == MOST_PER_TENANT
+    assert recent.find("a", "2") is None and recent.find("a", "3") is not None
+    assert ids(recent, "b") == ["b"]
+
+
+def test_the_memory_of_all_keys_is_bounded() -> None:
+    recent = Recent(most_bytes=100_000)
+    keep(recent, *(ledger(str(number), str(number), text="x" * 9_000) for number in range(40)))
+    kept = [number for number in range(40) if ids(recent, str(number))]
+    assert kept == list(range(40 - len(kept), 40)) and 5 <= len(kept) <= 11
