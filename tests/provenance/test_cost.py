@@ -1,4 +1,4 @@
-"""What it costs to tell: processor time of one delta of four tokens, from the engine's record to bytes for the client."""
+"""What it costs to tell: processor time of a delta of four tokens, from the engine's record to bytes for the client."""
 
 from __future__ import annotations
 
