@@ -127,7 +127,7 @@ def _parameter(place: str, name: str, kind: str, about: str) -> dict[str, Any]:
 def _success(route: Route, known: dict[Any, Any]) -> dict[str, Any]:
     content: dict[str, Any] = {}
     if route.answer is None and route.stream is None:
-        content["application/json"] = {"schema": {"type": "object"}}
+        content[route.media] = {"schema": {"type": "object" if route.media == "application/json" else "string"}}
     if route.answer is not None:
         content["application/json"] = {"schema": known[route.answer]}
     if route.stream is not None:

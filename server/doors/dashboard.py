@@ -20,7 +20,7 @@ FEED: web.AppKey[Feed] = web.AppKey("feed", Feed)
 class RequestNotFound(ApiError):
     """No such request of this key is kept."""
 
-    status, type, code = 404, "invalid_request_error", "request_not_found"
+    status, type, code, param = 404, "invalid_request_error", "request_not_found", "request_id"
 
 
 async def page(http: web.Request) -> web.Response:

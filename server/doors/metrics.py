@@ -14,4 +14,4 @@ async def metrics(request: web.Request) -> web.Response:
     return web.Response(body=body, headers={"Content-Type": content_type})
 
 
-ROUTES = [Route("GET", "/metrics", metrics)]
+ROUTES = [Route("GET", "/metrics", metrics, media="text/plain")]

@@ -34,8 +34,8 @@ class Stream:
 class Route(web.AbstractRouteDef):
     """One method of one path.
 
-    body: the struct of the request; None if there is none. answer: of the response with status 200; None for whatever
-    is no JSON. stream: of the response when a stream is asked for. errors: statuses besides 200 (chosen by whether
+    body: the struct of the request; None if there is none. answer: of the response with status 200; None where there is
+    no struct of it, it is of the type ``media`` then. stream: of the response when a stream is asked for. errors: statuses besides 200 (chosen by whether
     there is a body). parameters: what the variables in the path mean. query: name, JSON type and meaning of what may
     follow the path. The summary is the handler's docstring.
     """
@@ -49,6 +49,7 @@ class Route(web.AbstractRouteDef):
     errors: tuple[int, ...] | None = None
     parameters: tuple[tuple[str, str], ...] = ()
     query: tuple[tuple[str, str, str], ...] = ()
+    media: str = "application/json"
 
     def register(self, router: web.UrlDispatcher) -> list[web.AbstractRoute]:
         """Add the route; a GET answers HEAD too."""
