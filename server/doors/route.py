@@ -35,9 +35,9 @@ class Route(web.AbstractRouteDef):
     """One method of one path.
 
     body: the struct of the request; None if there is none. answer: of the response with status 200; None where there is
-    no struct of it, it is of the type ``media`` then. stream: of the response when a stream is asked for. errors: statuses besides 200 (chosen by whether
-    there is a body). parameters: what the variables in the path mean. query: name, JSON type and meaning of what may
-    follow the path. The summary is the handler's docstring.
+    no struct of it, and it is of the type ``media``. stream: of the response when a stream is asked for. errors:
+    statuses besides 200 (chosen by whether there is a body). parameters: what the variables in the path mean. query:
+    name, JSON type and meaning of what may follow the path. The summary is the handler's docstring.
     """
 
     method: str
