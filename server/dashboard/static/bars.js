@@ -10,7 +10,7 @@ const LEFT = 40,
   HEIGHT = 178;
 
 /** bars: [{ label, told, parts: [{ size, colour }] }]; sizes from 0 up, marks: of the value axis, foot: under the bars,
- * lines: [{ at, text }], in bars from the left. */
+ * lines: [{ at, name, value }], in bars from the left. */
 export class BarChart {
   constructor({ id, title, note, legend = [], empty, foot }) {
     Object.assign(this, { empty, foot, title, width: 0, data: { bars: [] }, chosen: null });
@@ -73,24 +73,17 @@ export class BarChart {
         ),
       ),
       ...bars.map((bar, index) => this._bar(bar, index, LEFT + index * slot, slot, y)),
-      ...lines.map((line, row) => this._line(line, LEFT + line.at * slot, row, middle, bottom)),
+      ...lines.map((line, row) => this._line(line, LEFT + line.at * slot, row, bottom)),
       svg("text", { class: "foot", x: middle, y: HEIGHT - 4 }, this.foot),
     );
     this._tell();
   }
 
-  _line({ text }, x, row, middle, bottom) {
-    const left = x > middle;
-    return svg(
-      "g",
-      {},
-      svg("line", { class: "level", x1: x, x2: x, y1: TOP, y2: bottom }),
-      svg(
-        "text",
-        { class: left ? "level-text" : "level-text after", x: x + (left ? -4 : 4), y: TOP + 9 + 14 * row },
-        text,
-      ),
-    );
+  /** A line across the bars, its name beside it: left of the first one, right of the others if there is room. */
+  _line({ name }, x, row, bottom) {
+    const after = row > 0 && x + 30 < this.width;
+    const text = { class: after ? "level-text after" : "level-text", x: x + (after ? 4 : -4), y: TOP + 9 };
+    return svg("g", {}, svg("line", { class: "level", x1: x, x2: x, y1: TOP, y2: bottom }), svg("text", text, name));
   }
 
   _bar(bar, index, left, slot, y) {
@@ -131,8 +124,11 @@ export class BarChart {
 
   _tell() {
     const bar = this.chosen === null ? null : this.data.bars[this.chosen];
-    this.told.textContent = bar ? bar.told : "";
-    const all = this.data.bars.map((one) => one.told).join("; ");
+    const figures = (this.data.lines ?? []).map(({ name, value }) => html("span", {}, name, " ", html("b", {}, value)));
+    this.told.replaceChildren(...(bar ? [bar.told] : figures));
+    const all = [...(this.data.lines ?? []), ...this.data.bars]
+      .map((one) => one.told ?? `${one.name} ${one.value}`)
+      .join("; ");
     this.svg.setAttribute("aria-label", `${this.title}: ${bar ? bar.told : all || this.empty}`);
   }
 

@@ -44,7 +44,25 @@ export class Requests {
     this.list = [];
     this.open = null;
     this.body = html("tbody");
-    this.detail = html("div", { class: "detail", id: "request-detail", "aria-live": "polite" });
+    this.detail = html("div", { class: "detail", id: "request-detail" });
+    this.table = html(
+      "div",
+      { class: "scroll list", tabindex: 0, role: "region", "aria-label": "Recent requests" },
+      html(
+        "table",
+        { class: "requests" },
+        html(
+          "thead",
+          {},
+          html(
+            "tr",
+            {},
+            COLUMNS.map(([name]) => html("th", { scope: "col" }, name)),
+          ),
+        ),
+        this.body,
+      ),
+    );
     place.append(
       html("h3", { id: "requests-title" }, "Recent requests"),
       html(
@@ -52,31 +70,21 @@ export class Requests {
         { class: "note" },
         "Those of your key. Choose one to see its steps and where each token of its text came from.",
       ),
-      html(
-        "div",
-        { class: "scroll", tabindex: 0, role: "region", "aria-label": "Recent requests" },
-        html(
-          "table",
-          { class: "requests" },
-          html(
-            "thead",
-            {},
-            html(
-              "tr",
-              {},
-              COLUMNS.map(([name]) => html("th", { scope: "col" }, name)),
-            ),
-          ),
-          this.body,
-        ),
-      ),
+      this.table,
       this.detail,
     );
-    this.show([]);
+    this._draw();
   }
 
   show(list) {
+    if (JSON.stringify(list) === JSON.stringify(this.list)) return; // a row that is being clicked stays where it is
     this.list = list;
+    this._draw();
+  }
+
+  _draw() {
+    const { list } = this;
+    const scrolled = this.table.scrollTop;
     const focused = document.activeElement?.closest?.("tr")?.dataset.id;
     this.body.replaceChildren(
       ...(list.length
@@ -89,7 +97,8 @@ export class Requests {
             ),
           ]),
     );
-    if (focused) this.body.querySelector(`tr[data-id="${CSS.escape(focused)}"] button`)?.focus();
+    this.table.scrollTop = scrolled;
+    if (focused) this.body.querySelector(`tr[data-id="${CSS.escape(focused)}"] button`)?.focus({ preventScroll: true });
   }
 
   _row(one) {
@@ -114,13 +123,15 @@ export class Requests {
   /** Show a request's steps and text, or nothing if it was shown. */
   async choose(id) {
     this.open = this.open === id ? null : id;
-    this.show(this.list);
+    this._draw();
     this.detail.replaceChildren();
     if (this.open === null) return;
     try {
       const response = await ask(`dashboard/requests/${encodeURIComponent(id)}`);
       const detail = await response.json();
-      if (this.open === id) this.detail.replaceChildren(...shown(detail).filter(Boolean));
+      if (this.open !== id) return;
+      this.detail.replaceChildren(...shown(detail).filter(Boolean));
+      this.detail.scrollIntoView({ block: "nearest" });
     } catch (error) {
       this.detail.replaceChildren(html("p", { class: "wrong" }, error.message));
     }

@@ -68,7 +68,7 @@ function histogram(counts, bounds) {
     [0.99, "p99"],
   ].map(([share, name]) => {
     const { place, value } = quantile(counts, bounds, share);
-    return { at: place - from, text: `${name} ${time(value)}` };
+    return { at: place - from, name, value: time(value) };
   });
   return { bars, lines, text: (mark) => `${Number((100 * mark).toPrecision(2))} %` };
 }
