@@ -134,7 +134,7 @@ def test_nothing_is_drafted_that_may_not_be_said(pair, kind, shape) -> None:
     allowed = list(range(0, VOCAB, 5))
     said = watched(
         pair("llama2"), kind, shape, ignore_eos=False, min_tokens=50, allowed_token_ids=allowed, bad_words=[[10, 10]],
-        logit_bias={10: 6.0}, stop_token_ids=[0, 5],
+        logit_bias={10: 60.0}, stop_token_ids=[0, 5],
     )  # fmt: skip
     together = 0
     for _, tree, _ in said:

@@ -45,6 +45,7 @@ class Stepping:
     def __init__(self) -> None:
         self.running: dict[str, Constraint | None] = {}
         self.cancelled: list[str] = []
+        self.trace = None
 
     @property
     def has_work(self) -> bool:
