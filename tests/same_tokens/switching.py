@@ -12,6 +12,9 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
+from drafters.draft_model import DraftModelDrafter
+from drafters.eagle import EagleDrafter
+from drafters.medusa import MedusaDrafter
 from drafters.ngram import NgramDrafter
 from kvpaging import PagePool
 from spec.features import Features, reader_of
@@ -23,10 +26,14 @@ from tests.same_tokens.models import MakeDrafter, Pair
 
 
 def makers(pair: Pair) -> dict[str, MakeDrafter]:
-    """Every kind of drafter, by name; heads both with static and with dynamic trees."""
+    """Every kind of drafter, by name, both with static and with dynamic trees."""
     heads = {"medusa": "dynamic", "medusa_static": "static", "eagle3": "dynamic", "eagle1": "static"}
     made: dict[str, MakeDrafter] = {name: head_of(pair, name.partition("_")[0], shape) for name, shape in heads.items()}
-    return made | {"ngram": lambda pool: NgramDrafter(shortest=1), "draft_model": pair.draft_model}
+    return made | {
+        "ngram": lambda pool: NgramDrafter(shortest=1),
+        "draft_model": pair.draft_model,
+        "draft_dynamic": lambda pool: pair.draft_model(pool, dynamic=True),
+    }
 
 
 def switching(pair: Pair, known: Mapping[str, list[int]], seed: int = 0) -> MakeDrafter:
@@ -115,12 +122,15 @@ class Switching:
 class Compared(Switching):
     """Takes turns between members that rest, beside others that draft in every step.
 
-    What a rested one proposes must be what its restless twin does.
+    What a rested one proposes must be what its restless twin does. Twins see other trials, so nothing is calibrated.
     """
 
     def __init__(self, rested: Mapping[str, Drafter], restless: Mapping[str, Drafter], seed: int = 0) -> None:
         super().__init__({**rested, **{f"{name}, restless": member for name, member in restless.items()}}, seed)
         self._names, self._restless = list(rested), restless
+        for member in self.members.values():
+            if isinstance(member, DraftModelDrafter | MedusaDrafter | EagleDrafter):
+                member.calibration.active = False
         self.compared: Counter[str] = Counter()
 
     def propose(self, sequences: Sequence[Running], shapes: Sequence[TreeShape]) -> list[DraftTree]:

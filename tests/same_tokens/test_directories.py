@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
+from drafters.draft_model import DraftModelDrafter
 from server.build import build_engine
 from server.config import EngineConfig
 from spec.engine import Engine
 from spec.errors import ConfigurationError
+from spec.tree import TreeShape
 from tests.same_tokens.models import Pair
-from tests.same_tokens.runs import assert_same, jobs_of, plain
+from tests.same_tokens.runs import TEMPLATE, assert_same, jobs_of, plain
 from tests.same_tokens.witness import Text, Witness, run
 from tests.verifier.families import make
 
@@ -48,7 +51,10 @@ def directory(pair) -> Path:
     checkpoints: Pair = pair("smollm")
     for checkpoint in (checkpoints.directory, checkpoints.draft_directory):
         write_tokenizer(checkpoint, 290)
-    return checkpoints.directory.parent
+    root = checkpoints.directory.parent
+    assert TEMPLATE.template is not None
+    (root / "template.json").write_text(json.dumps(TEMPLATE.template.paths[1:]))
+    return root
 
 
 @pytest.fixture(scope="module")
@@ -64,11 +70,14 @@ def expected(pair, directory) -> dict[str, Text]:
         ("draft", {"draft_tokens": 1}),
         ("draft", {"draft_tokens": 6}),
         ("draft", {"draft_tree": "4,4,2,2,1"}),
+        ("draft", {"draft_tree": "4,4,2,2,1", "draft_growth": "static"}),
+        ("draft", {"draft_tree": "template.json"}),
         ("draft", {"draft_tree": "3,2,1", "max_seqs": 1}),
         ("draft", {"draft_tree": "3,2,1", "prefix_cache": False}),
     ],
 )
-def test_every_way_to_draft(directory, expected, draft, changes) -> None:
+def test_every_way_to_draft(directory, monkeypatch, expected, draft, changes) -> None:
+    monkeypatch.chdir(directory)
     where = str(directory / "draft") if draft == "draft" else draft
     engine = witnessed(build_engine(config(directory / "target", where, **changes)))
     assert engine.info.exact, engine.info.exact_reason
@@ -83,3 +92,16 @@ def test_a_draft_of_another_vocabulary_is_refused(directory, tmp_path) -> None:
     write_tokenizer(tmp_path, 280)
     with pytest.raises(ConfigurationError, match=r"280 tokens, the target's has 290"):
         build_engine(config(directory / "target", str(tmp_path)))
+
+
+def test_how_trees_grow_is_the_drafters_to_know(directory) -> None:
+    def drafter(**changes) -> tuple[DraftModelDrafter, TreeShape]:
+        engine = build_engine(config(directory / "target", str(directory / "draft"), **changes))
+        assert isinstance(engine.drafter, DraftModelDrafter)
+        return engine.drafter, engine.scheduler.shape
+
+    assert drafter()[0].dynamic
+    assert not drafter(draft_growth="static")[0].dynamic
+    assert drafter(draft_tree=str(directory / "template.json"))[1] == TEMPLATE
+    with pytest.raises(ConfigurationError, match=r"--draft-tree gone\.json: cannot be read"):
+        drafter(draft_tree="gone.json")
