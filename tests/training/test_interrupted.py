@@ -101,8 +101,9 @@ def test_no_room_for_the_model(words, full) -> None:
 def test_an_interrupt_says_how_to_go_on(words, tmp_path) -> None:
     longer = [*words, "--steps", "100000"]
     going = subprocess.Popen(
-        longer, cwd=ROOT, env=ALONE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True, text=True
-    )
+        longer, cwd=ROOT, env=ALONE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True, text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a job in the background ignores it
+    )  # fmt: skip
     deadline = time.monotonic() + 120
     while not (tmp_path / "draft.work" / "text-0000.pt").exists() and time.monotonic() < deadline:
         time.sleep(0.05)
