@@ -159,6 +159,7 @@ async def run_server(config: ServeConfig, on_ready: Callable[[EngineInfo, int], 
     engine = EngineClient(config)
     service = Service(engine, ServiceOptions.of(config, model_name(config)))
     engine.observe, engine.observe_status = service.telemetry.step, service.telemetry.startup.see
+    engine.observe_shadow = service.telemetry.shadowed
     gate, tls = Gate.of(config), context(config)
     if config.access_log:
         access_log.to_stderr()

@@ -3,27 +3,29 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
 import torch
 
 from drafters.draft_model import DraftModelDrafter
-from drafters.ngram import NgramDrafter
 from kvpaging import KVStore, PagePool, PageTable, PrefixIndex
 from server.config import EngineConfig
 from server.heads import doubts, find_head, load_head
+from server.lookup import LOOKUPS
 from server.memory import machine_bytes, parameters, plan
+from server.rehearsal import root_seconds
 from server.unfit import Unfit
 from server.vocabulary import require_same
 from spec.budget import StepCost
 from spec.engine import Engine
 from spec.errors import ConfigurationError
+from spec.observer import Observer
 from spec.protocols import Drafter, Rows
 from spec.request import EngineInfo
 from spec.scheduler import Scheduler
-from spec.trace import StepTrace
 from spec.tree import MAX_NODES, TreeShape
 from verifier.model.config import ModelConfig
 from verifier.model.decoder import Decoder
@@ -87,10 +89,8 @@ def choose_dtype(config: EngineConfig, model: ModelConfig) -> Choice:
     return Choice("bfloat16", "fp32 would take more than half of the memory")
 
 
-def build_engine(
-    config: EngineConfig, progress: Progress | None = None, observe: Callable[[StepTrace], None] | None = None
-) -> Engine:
-    """Load the models, plan the memory, prove exactness, measure the step cost.
+def build_engine(config: EngineConfig, progress: Progress | None = None, observers: Sequence[Observer] = ()) -> Engine:
+    """Load the models, plan the memory, prove exactness, measure the step cost. observers: of the engine.
 
     Raises :class:`ConfigurationError` (or a loader's error) saying what does not fit and which flag changes it.
     """
@@ -104,12 +104,12 @@ def build_engine(
     length = max_model_len(config, model)
     shape = draft_shape(config, draft)
     head = find_head(draft.value, config.draft_layers)
-    draft_directory = None if head or draft.value in ("none", "ngram") else _draft_directory(draft.value, directory)
+    draft_directory = None if head or draft.value in ("none", *LOOKUPS) else _draft_directory(draft.value, directory)
     models = [model] if draft_directory is None else [model, ModelConfig.from_directory(draft_directory)]
     pool = PagePool(plan(config, length, dtype.value, models, head).pages, config.page_size)
     say("loading the target")
     verifier = _paged_model(directory, model, dtype.value, pool, length)
-    drafter: Drafter | None = NgramDrafter() if draft.value == "ngram" else None
+    drafter: Drafter | None = LOOKUPS[draft.value]() if draft.value in LOOKUPS else None
     if draft_directory is not None:
         say("loading the draft model")
         draft_model = _paged_model(draft_directory, models[1], dtype.value, pool, length)
@@ -123,17 +123,18 @@ def build_engine(
             draft = Choice(draft.value, f"{draft.reason}, but {against}")
     say("measuring the step cost")
     cost = StepCost.measure(lambda rows: _time_rows(verifier, pool, rows), _sizes(pool, length), _MEASURE_PATIENCE)
+    named = Choice(short_name(draft.value), draft.reason)
+    info = _info(config, model, dtype, named, exactness, pool, length, shape)
+    info = msgspec.structs.replace(info, root_seconds=root_seconds(info, verifier, pool, cost))
     prefix = PrefixIndex(pool) if config.prefix_cache else None
     return Engine(
-        info=_info(
-            config, model, dtype, Choice(short_name(draft.value), draft.reason), exactness, pool, length, shape, cost
-        ),
+        info=info,
         pool=pool,
         prefix=prefix,
         verifier=verifier,
         drafter=drafter,
         scheduler=Scheduler(pool, prefix, shape, cost, config.max_seqs),
-        observe=observe,
+        observers=observers,
     )
 
 
@@ -209,7 +210,6 @@ def _info(
     pool: PagePool,
     length: int,
     shape: TreeShape,
-    cost: StepCost,
 ) -> EngineInfo:
     scratch = config.max_seqs * (MAX_NODES + config.page_size)
     return EngineInfo(
@@ -228,5 +228,4 @@ def _info(
         draft_shape=shape.widths,
         vocab_size=model.vocab_size,
         eos_token_ids=model.eos_token_ids,
-        root_seconds=cost.seconds(1),
     )

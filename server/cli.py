@@ -11,7 +11,7 @@ from argparse import SUPPRESS, ArgumentParser, BooleanOptionalAction, Namespace,
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from server.commands import bench, chat, check, config, generate, keys, serve, train, version
+from server.commands import bench, chat, check, config, generate, keys, replay, serve, train, version
 from server.commands.command import Command
 from server.load_config import load, nearest
 from server.settings import Setting, settings_of
@@ -26,6 +26,7 @@ COMMANDS: dict[str, Command] = {
         check.COMMAND,
         bench.COMMAND,
         train.COMMAND,
+        replay.COMMAND,
         config.COMMAND,
         keys.COMMAND,
         version.COMMAND,

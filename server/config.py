@@ -101,6 +101,26 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
             "drafting",
         ),
     ] = "dynamic"
+    shadow: Annotated[
+        str | None,
+        _about(
+            "a drafter that needs no model (ngram, or ngram:6 for 6 tokens ahead) drafts beside the one in use, "
+            "unverified, and what would have been accepted is counted",
+            "watching",
+            "DRAFT",
+        ),
+    ] = None
+    trace: Annotated[
+        str | None,
+        _about(
+            "append every step to this file (trees, draws, acceptance, times; no text), for foresay replay",
+            "watching",
+            "FILE",
+        ),
+    ] = None
+    trace_text: Annotated[
+        bool, _about("write token ids into the trace too, so that lookup drafters can be replayed", "watching")
+    ] = False
     max_seqs: Annotated[int, Meta(ge=1, le=256), _about("sequences decoded at the same time", "memory", "N")] = 4
     max_model_len: Annotated[
         Positive | None, _about("longest prompt plus output in tokens (the model's own limit)", "memory", "TOKENS")
@@ -256,6 +276,8 @@ def check(config: EngineConfig) -> None:
         _check_server(config)
     if isinstance(config, SamplingConfig) and config.min_tokens > config.max_tokens:
         raise ConfigurationError(f"min_tokens ({config.min_tokens}) must be at most max_tokens ({config.max_tokens})")
+    if config.trace_text and config.trace is None:
+        raise ConfigurationError("trace_text writes token ids into the trace, but no trace is set (--trace FILE)")
     if config.max_model_len is not None and config.kv_tokens is not None and config.kv_tokens < config.max_model_len:
         raise ConfigurationError(
             f"kv_tokens ({config.kv_tokens}) must be at least max_model_len ({config.max_model_len}), "

@@ -27,7 +27,7 @@ from server.errors import EngineFailed, Unavailable
 from server.generation import Sink
 from spec.errors import ConfigurationError, ContextLengthExceeded, InvalidRequest
 from spec.request import Delta, EngineInfo, Request
-from spec.trace import StepTrace
+from spec.trace import ShadowReport, StepTrace
 
 FIRST_BACKOFF = 0.5
 LONGEST_BACKOFF = 30.0
@@ -84,13 +84,15 @@ class Channel(asyncio.Protocol):
 class EngineClient:
     """A :class:`~server.generation.TokenEngine` that runs in a process of its own.
 
-    observe, observe_status: told of every step of the engine, and of every change of its status; must not block.
+    observe, observe_shadow, observe_status: told of every step of the engine, of what its shadow drafter would have
+    done, and of every change of its status; must not block.
     """
 
     def __init__(self, config: EngineConfig) -> None:
         self.status = EngineStatus("loading", "starting the engine process")
         self.info: EngineInfo | None = None  # of the engine that was ready last
         self.observe: Callable[[StepTrace], None] | None = None
+        self.observe_shadow: Callable[[ShadowReport], None] | None = None
         self.observe_status: Callable[[EngineStatus], None] | None = None
         self.process_id: int | None = None
         self._config = config
@@ -139,7 +141,7 @@ class EngineClient:
 
     def finish(self, id: str, at_token: int) -> None:
         """End a request after its output token number ``at_token``; the last delta still comes."""
-        if id in self._sinks and self._channel is not None:
+        if self._channel is not None:  # perhaps the last delta came already: then it is for who observes the engine
             self._channel.send(frames.Finish(id, at_token))
 
     def keep_warm(self, tokens: list[int], salt: str) -> None:
@@ -231,6 +233,9 @@ class EngineClient:
                 self._failure = frame
             case frames.Rejected(id, param, message, code):
                 self._reject(id, param, message, code)
+            case frames.Shadowed(report):
+                if self.observe_shadow is not None:
+                    self.observe_shadow(report)
             case frames.Inspected():
                 self._inspections.pop(0).set_result(frame)
 

@@ -14,6 +14,7 @@ import signal
 import socket
 import sys
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from server import frames
 from server.config import EngineConfig
@@ -23,6 +24,10 @@ from spec.engine import Engine
 from spec.errors import ForesayError, InvalidRequest
 from spec.protocols import Constraint
 from spec.request import EngineInfo, Request
+
+if TYPE_CHECKING:  # the models come after the first frame
+    from drafters.shadow import Shadow
+    from server.watchers import Watchers
 
 READ_BYTES = 1 << 18
 #: What reading or writing raises when the server is not there any more.
@@ -77,10 +82,14 @@ class Link:
 
 
 class Loop:
-    """Feeds one engine from one link. compiler: makes constraints of grammars; None if the model has none."""
+    """Feeds one engine from one link. compiler: makes constraints of grammars; None if the model has none. shadow: an
+    observer of the engine whose reports the server gets."""
 
-    def __init__(self, engine: Engine, link: Link, compiler: GrammarCompiler | None = None) -> None:
+    def __init__(
+        self, engine: Engine, link: Link, compiler: GrammarCompiler | None = None, shadow: Shadow | None = None
+    ) -> None:
         self._engine = engine
+        self._shadow = shadow
         self._link = link
         self._pending = Pending(compiler, link.wake)
         self._stopped = False
@@ -96,6 +105,14 @@ class Loop:
                 deltas = self._engine.step()
                 if deltas or self._engine.trace is not None:
                     self._link.send(frames.Deltas(deltas, self._engine.trace))
+            self._observe()
+
+    def _observe(self) -> None:
+        """Nobody waits for tokens now: note what happened, and what a shadow would have had accepted."""
+        self._engine.tell()
+        if self._shadow is not None:
+            for report in self._shadow.reports():
+                self._link.send(frames.Shadowed(report))
 
     def _apply(self, frame: frames.UpFrame) -> None:
         match frame:
@@ -141,12 +158,15 @@ def started(link: Link) -> EngineConfig:
             return frame.config
 
 
-def built(config: EngineConfig, link: Link) -> Engine | None:
-    """The engine, or None after telling the server why there is none. The link is told what is being loaded."""
+def built(config: EngineConfig, link: Link) -> tuple[Engine, Watchers] | None:
+    """The engine and who watches it, or None after telling the server why there is none. The link is told what is being
+    loaded."""
     from server.build import build_engine
+    from server.watchers import Watchers
 
     try:
-        return build_engine(config, lambda phase: link.send(frames.Loading(phase)))
+        watchers = Watchers.of(config)
+        return build_engine(config, lambda phase: link.send(frames.Loading(phase)), watchers.observers), watchers
     except ForesayError as error:
         link.send(frames.Failed(str(error), building=True))
     except GONE:
@@ -171,20 +191,24 @@ def grammar_compiler(config: EngineConfig, info: EngineInfo) -> GrammarCompiler 
 def serve(link: Link) -> int:
     """Build the engine the first frame asks for, say so, and run it; returns the exit status."""
     config = started(link)
-    engine = built(config, link)
-    if engine is None:
+    parts = built(config, link)
+    if parts is None:
         return 2
+    engine, watchers = parts
+    watchers.started(engine)
     compiler = grammar_compiler(config, engine.info)
     gc.freeze()  # what was loaded stays; a full collection would otherwise look through all of it in mid-stream
     link.send(frames.Ready(engine.info))
     try:
-        Loop(engine, link, compiler).run()
+        Loop(engine, link, compiler, watchers.shadow).run()
     except GONE:
         raise
     except Exception as error:
         log.exception("a step failed")
         link.send(frames.Failed(f"the engine process failed ({type(error).__name__}: {error})"))
         return 1
+    finally:
+        watchers.close()
     return 0
 
 

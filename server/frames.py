@@ -3,7 +3,7 @@
 ::
 
     server -> engine   Start (once), Add, Cancel, Finish, KeepWarm, Inspect, Stop
-    engine -> server   Loading .. Ready | Failed, then Deltas (one per step), Rejected, Inspected
+    engine -> server   Loading .. Ready | Failed, then Deltas (one per step), Rejected, Inspected, Shadowed
 
 A frame is a four-byte big-endian length and that many bytes of MessagePack.
 """
@@ -16,7 +16,7 @@ import msgspec
 
 from server.config import EngineConfig
 from spec.request import Delta, EngineInfo, Request
-from spec.trace import StepTrace
+from spec.trace import ShadowReport, StepTrace
 
 HEADER_BYTES = 4
 
@@ -104,8 +104,14 @@ class Inspected(msgspec.Struct, tag="inspected"):
     busy: bool
 
 
+class Shadowed(msgspec.Struct, tag="shadowed"):
+    """A request is over: what the shadow drafter would have done for it."""
+
+    report: ShadowReport
+
+
 UpFrame = Start | Add | Cancel | Finish | KeepWarm | Inspect | Stop
-DownFrame = Loading | Ready | Failed | Deltas | Rejected | Inspected
+DownFrame = Loading | Ready | Failed | Deltas | Rejected | Inspected | Shadowed
 
 _encoder = msgspec.msgpack.Encoder()
 _up_decoder = msgspec.msgpack.Decoder(UpFrame)

@@ -24,6 +24,7 @@ from server.grammars.fields import of_outputs, refuse_lengths
 from server.load_config import load
 from server.options import MOST_CHOICES, spelled_words
 from server.text import Tokenizer
+from server.watchers import Watchers
 from server.wire.structured import StructuredOutputs
 from spec.errors import ForesayError, InvalidRequest
 from spec.request import Delta, EngineInfo, Grammar, Request, TokenLogprobs
@@ -164,7 +165,9 @@ class Engine:
     def _start(self, config: EngineConfig, progress: Progress | None) -> None:
         self._directory = target_directory(config)
         self.tokenizer = Tokenizer.load(self._directory)
-        self._engine = build_engine(config, progress)
+        self._watchers = Watchers.of(config)
+        self._engine = build_engine(config, progress, self._watchers.observers)
+        self._watchers.started(self._engine)
         self._seed = config.seed
         self._streams: dict[str, TextStream] = {}
         self._numbers = count()
@@ -186,6 +189,8 @@ class Engine:
         """Cancel what still runs. The memory goes with the last reference to the engine."""
         for stream in list(self._streams.values()):
             stream.close()
+        self._engine.tell()
+        self._watchers.close()
 
     @overload
     def generate(
@@ -289,6 +294,7 @@ class Engine:
                 if delta.finish_reason is not None:
                     del self._streams[delta.id]
                 stream.take(delta)
+        self._engine.tell()
 
     def cut(self, id: str, at_token: int) -> None:
         """The text of a request ended in its output token number ``at_token``."""

@@ -33,6 +33,11 @@ class StepCost:
                 break
         return cls(rows, seconds)
 
+    @property
+    def points(self) -> list[tuple[int, float]]:
+        """The measured points: rows, seconds."""
+        return list(zip(self._rows, self._seconds, strict=True))
+
     def seconds(self, rows: float) -> float:
         """The expected time of a pass over ``rows`` rows; beyond the last point in proportion to it."""
         index = bisect.bisect_left(self._rows, rows)

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Sequence as Many
 
 from kvpaging import PagePool, PageTable, PrefixIndex
 from spec.adjust import Adjustment
 from spec.constrain import Guarded
 from spec.errors import ContextLengthExceeded, InvalidRequest
 from spec.noise import Noise
+from spec.observer import Observer, Observers
 from spec.protocols import Constraint, Drafter, Verifier
 from spec.request import Delta, EngineInfo, FinishReason, Origin, Request
 from spec.sampling import SEED_RANGE
@@ -36,14 +37,14 @@ class Engine:
         verifier: Verifier,
         drafter: Drafter | None,
         scheduler: Scheduler,
-        observe: Callable[[StepTrace], None] | None = None,
+        observers: Many[Observer] = (),
     ) -> None:
         self.info, self.pool, self.prefix = info, pool, prefix
         self.drafter, self.scheduler = drafter, scheduler
         self.runner = EagerRunner(verifier, drafter)
         self.steps = 0
         self.trace: StepTrace | None = None
-        self._observe = observe
+        self._observers = Observers(observers)
         self._sequences: dict[str, Sequence] = {}
         self._ended: list[Delta] = []
 
@@ -64,6 +65,7 @@ class Engine:
             raise InvalidRequest(request.grammar.param, f"{request.grammar.param}: this engine compiles no grammars")
         self._sequences[request.id] = sequence = self._sequence(request, constraint)
         self.scheduler.add(sequence)
+        self._observers.note(lambda observer: observer.begun(sequence))
 
     def _leader(self, request: Request) -> Sequence | None:
         """Whose prompt KV the request will share; None if there is nobody."""
@@ -117,6 +119,7 @@ class Engine:
 
     def cancel(self, request_id: str) -> None:
         """Stop a request at once; unknown ids (already finished ones) are no error."""
+        self.tell()
         sequence = self._sequences.get(request_id)
         if sequence is not None:
             self._end(sequence, "cancelled")
@@ -124,10 +127,12 @@ class Engine:
     def finish(self, request_id: str, at_token: int) -> None:
         """A stop string ended the text with output token number ``at_token``: what came after is discarded.
 
-        The last delta (reason "stop") follows with the next step. Unknown ids are no error.
+        The last delta (reason "stop") follows with the next step, unless the request has ended by itself already.
         """
+        self.tell()
         sequence = self._sequences.get(request_id)
         if sequence is None:
+            self._observers.note(lambda observer: observer.cut(request_id, at_token))
             return
         keep = sequence.prompt_length + min(max(at_token, 0), sequence.output_length)
         sequence.trace.cut(len(sequence.tokens) - keep)
@@ -141,8 +146,14 @@ class Engine:
         if self.prefix is not None:
             self.prefix.keep_warm(tokens, salt)
 
+    def tell(self) -> None:
+        """Tell the observers what happened. To be called when what a step emitted is on its way; if nobody does, it is
+        done before anything else happens."""
+        self._observers.tell()
+
     def step(self) -> list[Delta]:
         """Run one step for all that can run; returns what it emitted. ``trace`` tells about it afterwards."""
+        self.tell()
         self.trace = None
         begun = time.perf_counter()
         plan = self.scheduler.plan()
@@ -156,13 +167,12 @@ class Engine:
             work.sequence.trace.started = work.sequence.trace.started or begun
         ticket = self.runner.submit(plan)
         verdicts = self.runner.collect(ticket)
-        seconds = planned | ticket.watch.seconds
+        seconds, place = planned | ticket.watch.seconds, self._observers.noted
         deltas += [delta for verdict in verdicts if (delta := self._settle(verdict, seconds)) is not None]
         self.scheduler.settle()
         self.steps += 1
-        self.trace = self._trace(plan, verdicts, seconds)
-        if self._observe is not None:
-            self._observe(self.trace)
+        self.trace = trace = self._trace(plan, verdicts, seconds)
+        self._observers.note(lambda observer: observer.stepped(trace, verdicts), place)
         return deltas
 
     def _settle(self, verdict: Verdict, seconds: dict[str, float]) -> Delta | None:
@@ -226,6 +236,7 @@ class Engine:
             self._publish(sequence)
         self.scheduler.remove(sequence)
         self._forget_drafts(sequence)
+        self._observers.note(lambda observer: observer.ended(sequence))
 
     def _forget_drafts(self, sequence: Sequence) -> None:
         if self.drafter is not None:

@@ -96,7 +96,7 @@ class Delta(msgspec.Struct, kw_only=True):
 class EngineInfo(msgspec.Struct, kw_only=True, frozen=True):
     """What is running, for banner, /health and reports.
 
-    root_seconds: one pass without drafts, as measured at start-up; 0 if nobody measured.
+    root_seconds: a whole step without drafts, as measured at start-up; 0 if nobody measured.
     """
 
     target: str

@@ -24,9 +24,15 @@ from spec.sequence import Sequence
 from spec.step import StepPlan, Work
 from spec.tree import MAX_NODES, ROOT_ONLY, TreeShape
 
+#: After so many steps with drafts one goes without, so that somebody knows what drafting is to be compared with.
+PLAIN_EVERY = 256
+
 
 class Scheduler:
-    """Owns the waiting and the running sequences; reserves the pages a plan needs."""
+    """Owns the waiting and the running sequences; reserves the pages a plan needs.
+
+    plain_every: see :data:`PLAIN_EVERY`; 0: never.
+    """
 
     def __init__(
         self,
@@ -36,9 +42,11 @@ class Scheduler:
         cost: StepCost,
         max_seqs: int,
         max_chunk: int = 256,
+        plain_every: int = PLAIN_EVERY,
     ) -> None:
         self.pool, self.prefix, self.shape, self.cost = pool, prefix, shape, cost
-        self.max_seqs, self.max_chunk = max_seqs, max_chunk
+        self.max_seqs, self.max_chunk, self.plain_every = max_seqs, max_chunk, plain_every
+        self._with_drafts = 0
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []
         self.forks: list[Sequence] = []
@@ -50,10 +58,22 @@ class Scheduler:
         self._admit()
         works: list[Work] = []
         decoding = [s for s in self.running if not s.pending]
+        plain = self._is_plain(decoding)
         for sequence in decoding:
-            self._schedule(sequence, self._decode(sequence, len(decoding)), works)
+            work = Work(sequence, 0, ROOT_ONLY) if plain else self._decode(sequence, len(decoding))
+            self._schedule(sequence, work, works)
         self._schedule_prefill(works)
         return StepPlan([work for work in works if work.sequence not in self.preempted])
+
+    def _is_plain(self, decoding: list[Sequence]) -> bool:
+        """Whether this step goes without drafts; not while a prompt is read, whose rows would blur what it takes."""
+        if not self.shape.levels or not any(sequence.speculate for sequence in decoding):
+            return False
+        self._with_drafts += 1
+        if not self.plain_every or self._with_drafts <= self.plain_every or len(decoding) < len(self.running):
+            return False
+        self._with_drafts = 0
+        return True
 
     def _decode(self, sequence: Sequence, decoding: int) -> Work:
         if not sequence.speculate:

@@ -84,11 +84,13 @@ class Ticket:
 class Verdict:
     """What a step did for one sequence: emitted tokens (none for a prefill chunk) and where they came from.
 
-    tree: what was verified; path: the accepted nodes below the root whose tokens went out.
+    tree: what was verified; drawn: int64[N], the draw at each of its nodes; path: the accepted nodes below the root
+    whose tokens went out.
     """
 
     work: Work
     tree: DraftTree | None = None
+    drawn: Tensor | None = None
     path: list[int] = field(default_factory=list)
     emitted: list[int] = field(default_factory=list)
     accepted: int = 0
@@ -173,6 +175,7 @@ class EagerRunner:
         return Verdict(
             work,
             draft.tree,
+            drawn,
             acceptance.path[1 : len(emitted) + 1],
             emitted,
             accepted=min(acceptance.accepted, len(emitted)),

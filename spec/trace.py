@@ -62,6 +62,24 @@ class StepTrace(msgspec.Struct, kw_only=True):
     plain: int = 0
 
 
+class ShadowReport(msgspec.Struct, frozen=True):
+    """What a shadow would have done for one request that is over.
+
+    steps: those behind the one that computed the prompt, as they would have been; tokens: what these emitted. drafts:
+    the steps in which it had something to propose. By depth from 1 on. seconds: what drafting took.
+    """
+
+    drafter: str
+    tokens: int
+    steps: int
+    drafts: int
+    drafted: int
+    accepted: int
+    drafted_per_depth: list[int]
+    accepted_per_depth: list[int]
+    seconds: float
+
+
 class Stopwatch:
     """Splits a stretch of time into named phases: each ``lap`` ends the phase it names."""
 

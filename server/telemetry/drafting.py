@@ -39,13 +39,19 @@ class Drafting:
 
     def add(self, other: Self) -> None:
         """Count what the other one has counted."""
-        self.drafts += other.drafts
-        self.drafted += other.drafted
-        self.accepted += other.accepted
-        self._deepen(len(other.drafted_per_depth))
-        for depth, drafted in enumerate(other.drafted_per_depth):
-            self.drafted_per_depth[depth] += drafted
-            self.accepted_per_depth[depth] += other.accepted_per_depth[depth]
+        self.sum(other.drafts, other.drafted, other.accepted, other.drafted_per_depth, other.accepted_per_depth)
+
+    def sum(
+        self, drafts: int, drafted: int, accepted: int, drafted_per_depth: list[int], accepted_per_depth: list[int]
+    ) -> None:
+        """Count trees that somebody has counted."""
+        self.drafts += drafts
+        self.drafted += drafted
+        self.accepted += accepted
+        self._deepen(len(drafted_per_depth))
+        for depth, pair in enumerate(zip(drafted_per_depth, accepted_per_depth, strict=True)):
+            self.drafted_per_depth[depth] += pair[0]
+            self.accepted_per_depth[depth] += pair[1]
 
     def _deepen(self, depths: int) -> None:
         for counts in (self.drafted_per_depth, self.accepted_per_depth):

@@ -56,6 +56,7 @@ class Exposition(Collector):
         telemetry, totals = self._telemetry, self._telemetry.totals()
         families = Families(telemetry.model)
         yield from _speculation(families, totals)
+        yield from _shadows(families, totals)
         yield from _estimates(families, telemetry, totals)
         yield from _steps(families, totals)
         yield from _requests(families, totals)
@@ -107,6 +108,26 @@ def _speculation(families: Families, totals: Tally) -> Iterator[Metric]:
     yield from families.histogram(
         "spec_decode_tokens_per_step", "Tokens that a step added to one request's text.", totals.run_lengths
     )
+
+
+def _shadows(families: Families, totals: Tally) -> Iterator[Metric]:
+    """What drafters beside the one in use would have done for the requests that are over."""
+    shadows = sorted(totals.shadows.items())
+    whose = ["drafter"]
+    for name, about, counts in (
+        ("steps", "Steps that a shadow drafter would have made.", [s.steps for _, s in shadows]),
+        ("tokens", "Tokens that these steps would have emitted.", [s.tokens for _, s in shadows]),
+        ("drafts", "Steps in which a shadow had something to propose.", [s.drafting.drafts for _, s in shadows]),
+        ("draft_tokens", "Tokens that a shadow proposed.", [s.drafting.drafted for _, s in shadows]),
+        (
+            "accepted_tokens",
+            "Proposed tokens that would have been accepted.",
+            [s.drafting.accepted for _, s in shadows],
+        ),
+        ("draft_seconds", "Time that a shadow took to draft.", [s.seconds for _, s in shadows]),
+    ):
+        series = [((drafter,), count) for (drafter, _), count in zip(shadows, counts, strict=True)]
+        yield from families.counter(f"shadow_{name}", about, series, whose)
 
 
 def _positions(drafter: str, per_depth: list[int]) -> list[Series]:

@@ -60,6 +60,22 @@ class DrafterRates(msgspec.Struct, frozen=True, kw_only=True):
     accepted_per_depth: list[int]
 
 
+class ShadowRates(msgspec.Struct, frozen=True, kw_only=True):
+    """What a shadow drafter would have had accepted, of requests that are over. tokens_per_step: of the steps behind
+    the one that computes the prompt. milliseconds: what drafting took it, per step."""
+
+    drafter: str
+    steps: int
+    drafts: int
+    drafted: int
+    accepted: int
+    acceptance_rate: float | None
+    tokens_per_step: float | None
+    milliseconds: float | None
+    drafted_per_depth: list[int]
+    accepted_per_depth: list[int]
+
+
 class Node(msgspec.Struct, frozen=True):
     """One place of a tree. rank: among the nodes of its depth, from 0 on. parent: the rank of its parent, one depth up.
     drafted: how often there was one; accepted: how often it was taken."""
@@ -141,15 +157,17 @@ class Server(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
-    """The whole page but its charts. drafters: in the last minute; drafters_hour: in the last hour. nodes: of the last
-    minute, by depth and rank, of all shapes together. totals: counters since the start, as in /metrics. startup:
-    seconds of each phase of the engine's last start. verdict: one sentence: does speculation pay, and if not, why."""
+    """The whole page but its charts. drafters: in the last minute; drafters_hour, shadows: in the last hour. nodes: of
+    the last minute, by depth and rank, of all shapes together. totals: counters since the start, as in /metrics.
+    startup: seconds of each phase of the engine's last start. verdict: one sentence: does speculation pay, and if not,
+    why."""
 
     now: float
     server: Server
     live: Live
     drafters: list[DrafterRates]
     drafters_hour: list[DrafterRates]
+    shadows: list[ShadowRates]
     nodes: list[Node]
     totals: dict[str, int]
     startup: dict[str, float]

@@ -11,6 +11,7 @@ from typing import Self
 
 from server.telemetry.drafting import Drafting, Places, Run, add
 from server.telemetry.histogram import LENGTH_BOUNDS, REQUEST_BOUNDS, RUN_BOUNDS, TOKEN_BOUNDS, Histogram
+from server.telemetry.shadows import Shadowing
 from spec.trace import StepTrace
 
 #: Of a request, as vLLM names them: their histograms hold seconds.
@@ -29,7 +30,8 @@ class Tally:
     decode_*, propose_seconds: of steps that read no prompt and in which no request had switched speculation off;
     plain_seconds: what plain decoding would have taken for what these emitted, estimated. Of runs (a step of one
     request that wrote text): new_runs, and what :meth:`settle` makes of them: runs, tokens, run_lengths, drafting,
-    places; discarded (tokens behind the end of a text) and forced (drafts). Of requests: the rest.
+    places; discarded (tokens behind the end of a text) and forced (drafts). shadows: of drafters beside the one in use.
+    Of requests: the rest.
     """
 
     def __init__(self, second: int = 0) -> None:
@@ -43,6 +45,7 @@ class Tally:
         self.new_runs: dict[Run, int] = {}
         self.drafting: dict[str, Drafting] = {}
         self.places = Places()
+        self.shadows: dict[str, Shadowing] = {}
         self.prompt_tokens = self.cached_tokens = 0
         self.finished: dict[str, int] = {}
         self.failed: dict[str, int] = {}
@@ -131,6 +134,8 @@ class Tally:
         for name, drafting in later.drafting.items():
             self.drafting.setdefault(name, Drafting()).add(drafting)
         self.places.add(later.places)
+        for name, shadowing in later.shadows.items():
+            self.shadows.setdefault(name, Shadowing()).add(shadowing)
         self.latest = later.latest or self.latest
         for mine, theirs in zip(self.histograms(), later.histograms(), strict=True):
             if any(theirs.counts):

@@ -24,12 +24,13 @@ from server.telemetry.ledger import Books, Ledger
 from server.telemetry.plain import PlainPace
 from server.telemetry.recent import Recent
 from server.telemetry.report import Gauges, HistoryReport, Point, RequestDetail, RequestSummary, Server, Snapshot
+from server.telemetry.shadows import Shadowing
 from server.telemetry.startup import Startup
 from server.telemetry.tally import Tally, summed
 from server.telemetry.verdict import Verdict, judged
 from spec.errors import InvalidRequest
 from spec.request import EngineInfo, Request
-from spec.trace import StepTrace
+from spec.trace import ShadowReport, StepTrace
 
 #: Errors that are no failure: somebody asked for the end.
 ASKED_FOR = frozenset({"cancelled"})
@@ -83,6 +84,11 @@ class Telemetry:
         books.delivered = now = books.clock()
         books.step_seconds = books.history.at(now).step(trace, plain)
         books.step = trace
+
+    def shadowed(self, report: ShadowReport) -> None:
+        """Count what the shadow drafter would have done for a request."""
+        tally = self._history.at(self.clock())
+        tally.shadows.setdefault(report.drafter, Shadowing()).count(report)
 
     @contextmanager
     def watching(self, requests: Sequence[Request]) -> Iterator[list[Ledger]]:
@@ -164,6 +170,7 @@ class Telemetry:
             live=views.live(minute, whole, now, self.plain_seconds, self.gauges),
             drafters=views.drafters(whole),
             drafters_hour=views.drafters(self._history.hour(now)),
+            shadows=views.shadows(self._history.hour(now)),
             nodes=views.nodes(whole),
             totals=_counters(totals),
             startup=dict(self.startup.seconds),

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from server.telemetry.histogram import Histogram
 from server.telemetry.history import busy_seconds
-from server.telemetry.report import DrafterRates, Gauges, Live, Node, Point, Quantiles
+from server.telemetry.report import DrafterRates, Gauges, Live, Node, Point, Quantiles, ShadowRates
 from server.telemetry.shapes import link, unlink
 from server.telemetry.tally import Tally
 
@@ -66,6 +66,25 @@ def drafters(tally: Tally) -> list[DrafterRates]:
         for name, drafting in tally.drafting.items()
     ]
     return sorted(rows, key=lambda row: (-row.drafts, row.drafter))
+
+
+def shadows(tally: Tally) -> list[ShadowRates]:
+    """What the drafters beside the one in use would have had accepted."""
+    return [
+        ShadowRates(
+            drafter=name,
+            steps=shadow.steps,
+            drafts=shadow.drafting.drafts,
+            drafted=shadow.drafting.drafted,
+            accepted=shadow.drafting.accepted,
+            acceptance_rate=ratio(shadow.drafting.accepted, shadow.drafting.drafted),
+            tokens_per_step=ratio(shadow.tokens, shadow.steps),
+            milliseconds=ratio(1000 * shadow.seconds, shadow.steps),
+            drafted_per_depth=list(shadow.drafting.drafted_per_depth),
+            accepted_per_depth=list(shadow.drafting.accepted_per_depth),
+        )
+        for name, shadow in sorted(tally.shadows.items())
+    ]
 
 
 def nodes(tally: Tally) -> list[Node]:

@@ -21,11 +21,13 @@ from kvpaging import KVStore, PagePool, PageTable, PrefixIndex, store_rows
 from spec.budget import StepCost
 from spec.engine import Engine
 from spec.noise import gumbel_row
+from spec.observer import Observer
 from spec.protocols import Constraint, Drafter, FeatureRequest, Forward, Rows
 from spec.request import Delta, EngineInfo, FinishReason, Request, TokenLogprobs
 from spec.sampling import SamplingParams
 from spec.scheduler import Scheduler
 from spec.sequence import Sequence
+from spec.step import Verdict
 from spec.trace import Statistics, StepTrace
 from spec.tree import DraftTree, TreeShape
 from tests.spec.grammars import Automaton
@@ -331,6 +333,16 @@ class Answer:
         return Plain(self.tokens, self.last.finish_reason or "error", self.last.stop_token)
 
 
+class Traces(Observer):
+    """Keeps the traces of all steps."""
+
+    def __init__(self, traces: list[StepTrace]) -> None:
+        self.traces = traces
+
+    def stepped(self, trace: StepTrace, verdicts: Many[Verdict]) -> None:
+        self.traces.append(trace)
+
+
 class House:
     """An engine around a table, that is checked after every step."""
 
@@ -348,6 +360,7 @@ class House:
         eos: Many[int] = (),
         cost: StepCost | None = None,
         max_chunk: int = 256,
+        observers: Many[Observer] = (),
     ) -> None:
         self.model, self.pool = model, PagePool(pages, page_size)
         self.prefix = PrefixIndex(self.pool) if prefix else None
@@ -363,7 +376,7 @@ class House:
             verifier=self.verifier,
             drafter=drafter,
             scheduler=self.scheduler,
-            observe=self.traces.append,
+            observers=[Traces(self.traces), *observers],
         )
 
     def add(
@@ -376,15 +389,25 @@ class House:
         *,
         fork_of: str | None = None,
         grammar: Constraint | None = None,
+        speculate: bool = True,
     ) -> None:
         """Queue a request."""
-        request = Request(id=id, prompt=prompt, params=sampling, salt=salt, forced=forced, fork_of=fork_of)
+        request = Request(
+            id=id,
+            prompt=prompt,
+            params=sampling,
+            salt=salt,
+            forced=forced,
+            fork_of=fork_of,
+            speculate=speculate,
+        )
         self.engine.add(request, grammar)
         self.answers[id] = Answer()
 
     def step(self) -> list[Delta]:
         """One step, with the ledger proved and the deltas sorted to their answers."""
         deltas = self.engine.step()
+        self.engine.tell()
         self.engine.check()
         for delta in deltas:
             self.answers[delta.id].deltas.append(delta)

@@ -1,0 +1,74 @@
+"""A drafter that drafts beside the one in use, unverified: what would have been accepted had it been asked."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence as Many
+
+from spec.observer import Observer
+from spec.protocols import Drafter
+from spec.sequence import Sequence
+from spec.step import Verdict
+from spec.trace import ShadowReport, StepTrace
+from spec.tree import TreeShape
+from spec.walk import Walk
+
+
+class Shadow(Observer):
+    """Walks along with every sequence that may speculate. drafter: one that needs no model, nor the target's features.
+
+    It drafts when the tokens of a step are on their way, and proposes from committed text alone, so it can change
+    nothing but the time of the next step.
+    """
+
+    def __init__(self, drafter: Drafter, shape: TreeShape) -> None:
+        assert drafter.needs is None, "a shadow is not shown the target's features"
+        self.drafter, self.shape = drafter, shape
+        self._walks: dict[str, Walk] = {}
+        self._seconds: dict[str, float] = {}
+        self._reports: list[ShadowReport] = []
+
+    def reports(self) -> list[ShadowReport]:
+        """Those of the requests that ended since the last call."""
+        reports, self._reports = self._reports, []
+        return reports
+
+    def stepped(self, trace: StepTrace, verdicts: Many[Verdict]) -> None:
+        """Go on as far as the new tokens lead."""
+        for verdict in verdicts:
+            sequence = verdict.work.sequence
+            if verdict.emitted and sequence.speculate:
+                # The step that computes the prompt drafts nothing, whoever drafts.
+                self._follow(sequence, verdict.emitted if verdict.work.lead else [])
+
+    def _follow(self, sequence: Sequence, first: Many[int]) -> None:
+        begun = time.perf_counter()
+        walk = self._walks.get(sequence.id)
+        if walk is None:
+            walk = self._walks[sequence.id] = Walk(self.drafter, self.shape, sequence, first)
+        walk.follow(sequence.tokens)
+        self._seconds[sequence.id] = self._seconds.get(sequence.id, 0.0) + time.perf_counter() - begun
+
+    def ended(self, sequence: Sequence) -> None:
+        """Take the last steps, and report the request."""
+        walk = self._walks.pop(sequence.id, None)
+        if walk is None:
+            return
+        walk.follow(sequence.tokens, over=True)
+        walk.cut(len(sequence.tokens))
+        walk.close()
+        self._reports.append(self._report(walk, sequence, self._seconds.pop(sequence.id)))
+
+    def _report(self, walk: Walk, sequence: Sequence, seconds: float) -> ShadowReport:
+        trace = walk.trace
+        return ShadowReport(
+            drafter=self.drafter.name,
+            tokens=walk.length - walk.begun,
+            steps=len(trace.per_step_drafted),
+            drafts=sum(drafted > 0 for drafted in trace.per_step_drafted),
+            drafted=sum(trace.per_step_drafted),
+            accepted=sum(trace.per_step_accepted),
+            drafted_per_depth=trace.drafted_per_depth,
+            accepted_per_depth=trace.accepted_per_depth,
+            seconds=seconds,
+        )

@@ -1,0 +1,29 @@
+"""Drafters that need no model: they look in texts for what may come next."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from drafters.ngram import NgramDrafter
+from spec.errors import ConfigurationError
+from spec.protocols import Drafter
+from spec.tree import MAX_NODES, TreeShape
+
+#: By the name that flags give them.
+LOOKUPS: dict[str, Callable[[], Drafter]] = {"ngram": NgramDrafter}
+
+
+def lookup(text: str, flag: str, tokens: int) -> tuple[Drafter, TreeShape]:
+    """The drafter that ``"ngram"`` or ``"ngram:6"`` names, and how far ahead it drafts; ``tokens`` if it does not say.
+
+    Raises ConfigurationError, naming ``flag``, for anything else.
+    """
+    name, colon, count = text.partition(":")
+    if name not in LOOKUPS:
+        known = " or ".join(LOOKUPS)
+        raise ConfigurationError(f'{flag} {text}: expected {known}, a drafter that needs no model (or "{known}:6")')
+    if colon and not (count.isdecimal() and 0 < int(count) < MAX_NODES):
+        raise ConfigurationError(
+            f"{flag} {text}: expected a number of tokens from 1 to {MAX_NODES - 1} behind the colon"
+        )
+    return LOOKUPS[name](), TreeShape.chain(int(count) if colon else tokens)

@@ -1,0 +1,54 @@
+"""Lookup drafters on recorded texts: exact, since a text does not depend on who drafts it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+
+from kvpaging import PagePool, PageTable
+from server.lookup import LOOKUPS
+from server.replay.outcome import Outcome
+from server.replay.ways import Way
+from server.tracing.reader import Told
+from spec.errors import ConfigurationError
+from spec.noise import Noise
+from spec.sampling import SamplingParams
+from spec.sequence import Sequence
+from spec.walk import Walk
+
+
+def judge(way: Way, requests: Iterable[Told]) -> Outcome:
+    """Draft again, with one drafter for all requests. Raises ConfigurationError if the trace has no text."""
+    assert way.shape is not None, "a lookup drafter is told how far ahead to draft"
+    drafter, outcome, seconds = LOOKUPS[way.source](), Outcome(), 0.0
+    for told in requests:
+        text, prompt = told.output(), told.begin.tokens
+        if text is None or prompt is None:
+            raise ConfigurationError(
+                f"--draft {way.text}: the trace holds no tokens to look up; record one with --trace-text"
+            )
+        # The step that computes the prompt drafts nothing, whoever drafts.
+        first = text[: told.parts[0].emitted] if told.parts[0].lead else []
+        walk = Walk(drafter, way.shape, _sequence(told, prompt), first)
+        begun = time.perf_counter()
+        walk.follow([*prompt, *text], over=True)
+        seconds += time.perf_counter() - begun
+        walk.close()
+        for drafted, accepted in zip(walk.trace.per_step_drafted, walk.trace.per_step_accepted, strict=True):
+            outcome.count(drafted, drafted, accepted)
+    outcome.seconds = seconds
+    return outcome
+
+
+def _sequence(told: Told, prompt: list[int]) -> Sequence:
+    """The request as far as a lookup drafter looks at it."""
+    return Sequence(
+        id=told.begin.id,
+        tokens=prompt,
+        prompt_length=len(prompt),
+        sampling=SamplingParams(),
+        table=PageTable(PagePool(2)),
+        noise=Noise(0, 1),
+        limit=told.begin.limit,
+        stop_ids=frozenset(),
+    )

@@ -1,0 +1,48 @@
+"""Whoever watches an engine because the settings say so: the trace and the shadow."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from drafters.shadow import Shadow
+from server.config import EngineConfig
+from server.lookup import lookup
+from server.tracing.lines import Lines
+from server.tracing.writer import TraceWriter
+from spec.engine import Engine
+from spec.observer import Observer
+
+#: How far ahead a shadow drafts where the drafter in use drafts nothing and the setting does not say.
+_TOKENS = 4
+
+
+@dataclass(slots=True)
+class Watchers:
+    """What one engine is watched by."""
+
+    trace: TraceWriter | None = None
+    shadow: Shadow | None = None
+
+    @classmethod
+    def of(cls, config: EngineConfig) -> Watchers:
+        """As the settings say. Raises ConfigurationError for a trace that cannot be written, or an unknown shadow."""
+        shadow = None
+        if config.shadow is not None:
+            shadow = Shadow(*lookup(config.shadow, "--shadow", config.draft_tokens or _TOKENS))
+        trace = None if config.trace is None else TraceWriter(Lines(config.trace), config.trace_text)
+        return cls(trace, shadow)
+
+    @property
+    def observers(self) -> list[Observer]:
+        """Those that there are."""
+        return [observer for observer in (self.trace, self.shadow) if observer is not None]
+
+    def started(self, engine: Engine) -> None:
+        """The engine is ready."""
+        if self.trace is not None:
+            self.trace.started(engine.info, engine.scheduler.cost)
+
+    def close(self) -> None:
+        """The engine is gone."""
+        if self.trace is not None:
+            self.trace.close()

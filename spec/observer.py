@@ -1,0 +1,57 @@
+"""Whoever is shown what the engine does, when nobody waits for its tokens.
+
+The engine notes what happens and tells it later: :meth:`Observers.tell` is for the moment after the tokens of a step
+went out. What is told is in order, and every event sees the sequence as it was when the event happened: the engine
+tells before it changes anything again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from collections.abc import Sequence as Many
+
+from spec.sequence import Sequence
+from spec.step import Verdict
+from spec.trace import StepTrace
+
+
+class Observer:
+    """Overrides what it wants to know. It must not change what it is shown."""
+
+    def begun(self, sequence: Sequence) -> None:
+        """A request was queued: its tokens are the prompt."""
+
+    def stepped(self, trace: StepTrace, verdicts: Many[Verdict]) -> None:
+        """A step is over; the tokens it emitted are the last ones of their sequences."""
+
+    def ended(self, sequence: Sequence) -> None:
+        """A sequence is over, and this is its text."""
+
+    def cut(self, id: str, at_token: int) -> None:
+        """A sequence that had ended before ends, as was found later, with its output token number ``at_token``."""
+
+
+class Observers:
+    """What was noted for some observers and not told yet. Costs nothing where nobody observes."""
+
+    def __init__(self, observers: Many[Observer]) -> None:
+        self._observers = observers
+        self._untold: list[Callable[[Observer], None]] = []
+
+    def note(self, event: Callable[[Observer], None], place: int | None = None) -> None:
+        """Remember an event. place: before which noted one; behind all of them if None."""
+        if self._observers:
+            self._untold.insert(len(self._untold) if place is None else place, event)
+
+    @property
+    def noted(self) -> int:
+        """How many events are not told yet."""
+        return len(self._untold)
+
+    def tell(self) -> None:
+        """Tell what was noted."""
+        if self._untold:
+            events, self._untold = self._untold, []
+            for event in events:
+                for observer in self._observers:
+                    event(observer)

@@ -1,0 +1,87 @@
+"""What a drafter without a model would have had accepted on a text that is known.
+
+A text does not depend on who drafts it (promise 1), and a drafter that looks things up in the text needs nothing else
+to draft. So its steps can be replayed exactly: at each root it proposes, the text says what is accepted, and the next
+root is one past that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Many
+from dataclasses import replace
+
+from spec.protocols import Drafter
+from spec.sequence import Sequence
+from spec.trace import SequenceTrace
+from spec.tree import DraftTree, TreeShape
+
+
+class Walk:
+    """One sequence as it would go with another drafter, some tokens behind what is known of it.
+
+    sequence: whose output it is; the drafter is shown a copy of it, as it was then. shape: what is asked for in each
+    step. first: the beginning of the output that no drafter drafts, since it comes with the prompt. begun: tokens,
+    prompt included, before its first step. trace: the steps so far.
+    """
+
+    def __init__(self, drafter: Drafter, shape: TreeShape, sequence: Sequence, first: Many[int]) -> None:
+        self.trace = SequenceTrace()
+        self._drafter, self._shape = drafter, shape
+        self._copy = replace(sequence, tokens=[*sequence.tokens[: sequence.prompt_length], *first])
+        self._tree: DraftTree | None = None
+        self.begun = len(self._copy.tokens)
+
+    @property
+    def length(self) -> int:
+        """Tokens that its steps so far have emitted, with the prompt."""
+        return len(self._copy.tokens)
+
+    def follow(self, tokens: Many[int], over: bool = False) -> None:
+        """Take all steps that ``tokens`` (the prompt and what is known of the output) decide. over: no more will come,
+        so that what is not there was not written."""
+        copy = self._copy
+        while self.length < len(tokens):
+            tree = self._tree = self._tree or self._proposed()
+            known = tokens[self.length : self.length + _deepest(tree) + 1]
+            if len(known) <= _deepest(tree) and not over:
+                return
+            accepted = _accepted(tree, known)
+            emitted = known[: accepted + 1]
+            self.trace.record(tree.depths.tolist()[1:], accepted, len(emitted))
+            copy.tokens.extend(emitted)
+            self._tree = None
+
+    def cut(self, length: int) -> None:
+        """The text ended with its token number ``length``, prompt included: steps may have gone past that."""
+        surplus = self.length - length
+        if surplus > 0:
+            self.trace.cut(surplus)
+            del self._copy.tokens[length:]
+
+    def close(self) -> None:
+        """Drop what the drafter keeps of the sequence."""
+        self._drafter.finished(self._copy)
+
+    def _proposed(self) -> DraftTree:
+        """The tree at this root, as deep as could be emitted."""
+        shape = self._shape.limited(self._copy.most_levels)
+        if not shape.levels:
+            return DraftTree.chain([self._copy.tokens[-1]])
+        return self._drafter.propose([self._copy], [shape])[0]
+
+
+def _deepest(tree: DraftTree) -> int:
+    return int(tree.depths[-1]) if tree.is_chain else int(tree.depths.max())
+
+
+def _accepted(tree: DraftTree, known: Many[int]) -> int:
+    """How many of the known tokens are a path from the root."""
+    children = {}
+    for node, (parent, token) in enumerate(zip(tree.parents.tolist(), tree.tokens.tolist(), strict=True)):
+        children[parent, token] = node
+    node = 0
+    for depth, token in enumerate(known):
+        if (node, token) not in children:
+            return depth
+        node = children[node, token]
+    return len(known)

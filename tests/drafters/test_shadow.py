@@ -1,0 +1,73 @@
+"""A shadow counts what its drafter would have done: the same that it does when it drafts itself."""
+
+from __future__ import annotations
+
+import pytest
+
+from drafters.ngram import NgramDrafter
+from drafters.shadow import Shadow
+from spec.sampling import SamplingParams
+from spec.trace import ShadowReport, Statistics
+from spec.tree import TreeShape
+from tests.spec.tables import Guesser, House, TableModel
+
+#: With four tokens in all, lookups find something, and are right now and then.
+PROMPTS = ([1, 2, 3, 4] * 4, [5, 6, 5, 6, 5, 6, 7], [9] * 6)
+
+
+def figures(one: ShadowReport | Statistics) -> tuple[object, ...]:
+    """What a shadow and a drafter have both counted; a step that computed the prompt drafted nothing."""
+    return one.drafted, one.accepted, one.drafted_per_depth, one.accepted_per_depth
+
+
+def model_of(seed: int) -> TableModel:
+    return TableModel(seed, vocab_size=4)
+
+
+def runs(house: House, temperature: float, stop: tuple[int, ...] = ()) -> list[Statistics]:
+    for number, prompt in enumerate(PROMPTS):
+        params = SamplingParams(max_tokens=60, min_tokens=30, seed=number, temperature=temperature, stop_token_ids=stop)
+        house.add(str(number), [token % 4 for token in prompt], params)
+    answers = house.run()
+    return [answer.statistics for _, answer in sorted(answers.items())]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("levels", [1, 4])
+@pytest.mark.parametrize("stop", [(), (3,)])
+def test_what_a_shadow_counts_is_what_happens_when_it_drafts(temperature, levels, stop) -> None:
+    model = model_of(3)
+    drafting = House(model, NgramDrafter(), (1,) * levels)
+    wanted = runs(drafting, temperature, stop)
+    shadow = Shadow(NgramDrafter(), TreeShape.chain(levels))
+    besides = House(model, Guesser(model, 0.7, full=True), (2, 2, 1), observers=[shadow])
+    runs(besides, temperature, stop)
+    reports = shadow.reports()
+    assert sum(statistics.drafted for statistics in wanted) > 20
+    assert sum(statistics.accepted for statistics in wanted) > 10
+    assert sorted(map(figures, reports)) == sorted(map(figures, wanted))
+    assert sorted(r.steps for r in reports) == sorted(s.steps - 1 for s in wanted)
+    assert sum(r.tokens for r in reports) == sum(s.completion_tokens - 1 for s in wanted)
+    assert shadow.reports() == [], "each is told once"
+
+
+def test_a_text_cut_short_counts_as_far_as_it_goes() -> None:
+    shadow = Shadow(NgramDrafter(), TreeShape.chain(4))
+    house = House(model_of(3), Guesser(model_of(3), 1.0, full=True), (1, 1, 1), observers=[shadow])
+    house.add("one", [1, 2] * 6, SamplingParams(max_tokens=60, temperature=0.0))
+    for _ in range(8):
+        house.step()
+    house.engine.finish("one", 9)
+    house.run()
+    (report,) = shadow.reports()
+    assert report.tokens == 8
+    assert report.accepted + report.steps >= report.tokens
+    assert report.accepted == sum(report.accepted_per_depth) <= 8
+
+
+def test_requests_that_switch_speculation_off_have_no_shadow() -> None:
+    shadow = Shadow(NgramDrafter(), TreeShape.chain(4))
+    house = House(model_of(3), observers=[shadow])
+    house.add("off", [1, 2] * 6, SamplingParams(max_tokens=20, temperature=0.0), speculate=False)
+    house.run()
+    assert shadow.reports() == []
