@@ -31,7 +31,7 @@ class TextOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Piece(msgspec.Struct, kw_only=True):
-    """What a delta adds to the answer. finish_at: the engine must end the request after this output token.
+    """What a delta adds to the answer. finish_at: the text ends with this output token.
 
     text: as the model wrote it; parts: the same, split by the choice's parser. logprobs: one entry per token, if asked
     for. offsets: for each token, the characters of text that were whole before it. prompt_logprobs: once, if asked for.
@@ -151,7 +151,7 @@ class Choice:
             self.reasoning_tokens += self._parser.thinking
             self._cut = self._cut or self._parser.complete
             if self._cut:
-                piece.finish_at = self.completion_tokens if delta.finish_reason is None else None
+                piece.finish_at = self.completion_tokens
                 break
         piece.token_ids = delta.tokens[:count]
         piece.logprobs = (delta.logprobs or [])[:count]

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -15,10 +16,16 @@ def tokenizer() -> Tokenizer:
 
 
 @pytest.fixture(scope="module")
-def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
-    """The bundled pair behind a real server."""
-    flags = ("--threads", "1", "--kv-tokens", "8192", "--max-seqs", "4")
-    with LiveServer(tmp_path_factory.mktemp("serve") / "log", *flags) as server:
+def trace_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the server traces its steps."""
+    return tmp_path_factory.mktemp("trace") / "trace.jsonl"
+
+
+@pytest.fixture(scope="module")
+def live(tmp_path_factory: pytest.TempPathFactory, trace_file: Path) -> Iterator[LiveServer]:
+    """The bundled pair behind a real server, watched in every way there is."""
+    flags = ("--threads", "1", "--kv-tokens", "8192", "--max-seqs", "4", "--shadow", "ngram:3", "--trace-text")
+    with LiveServer(tmp_path_factory.mktemp("serve") / "log", *flags, "--trace", str(trace_file)) as server:
         yield server
 
 

@@ -21,8 +21,21 @@ function row(name, now, hour) {
   );
 }
 
+/** A drafter beside the one in use: what would have been accepted, of the requests that ended in the last hour. */
+function shadowRow(rates) {
+  const shown = row(rates.drafter, rates, rates);
+  shown.className = "shadow";
+  shown.firstChild.append(" (shadow)");
+  shown.title = `drafts unverified, ${number(rates.milliseconds)} ms a step`;
+  return shown;
+}
+
+const SHADOW_NOTE =
+  "A shadow drafts beside them, unverified: what it would have had accepted, in the requests that ended in the last hour.";
+
 export function drafters(state) {
   const body = html("tbody"),
+    beside = html("p", { class: "note", hidden: true }, SHADOW_NOTE),
     tree = new TreeChart();
   const table = html(
     "section",
@@ -47,17 +60,20 @@ export function drafters(state) {
         body,
       ),
     ),
+    beside,
   );
   const draw = () => {
     if (!state.snapshot) return;
-    const { drafters: now, drafters_hour: hour, nodes } = state.snapshot;
+    const { drafters: now, drafters_hour: hour, shadows, nodes } = state.snapshot;
     const names = [...new Set([...now, ...hour].map((one) => one.drafter))].sort();
     const find = (rates, name) => rates.find((one) => one.drafter === name);
     body.replaceChildren(
       ...(names.length
         ? names.map((name) => row(name, find(now, name), find(hour, name)))
         : [html("tr", {}, html("td", { colspan: HEADS.length, class: "none" }, "nothing drafted in the last hour"))]),
+      ...shadows.map(shadowRow),
     );
+    beside.hidden = !shadows.length;
     tree.show(
       nodes,
       now.reduce((all, one) => all + one.drafts, 0),
