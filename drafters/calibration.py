@@ -8,7 +8,8 @@ mapped, by depth, rank among its siblings and way of drawing, to::
 
 What verification shows are trials: below every accepted node the token that came is one of the candidates, or none.
 Trials are counted in bins of ``z``, and every so many steps the lines are fitted to the counts: first one for all
-depths, held near the identity, then one for each depth, held near that one. So few trials change little. Older counts
+depths, held near where it began, then one for each depth, held near that one. So few trials change little. The lines
+begin at the identity, but for first choices, which any draft worth its time hits more often than it says. Older counts
 fade, so that the chances follow the text. All of it is a guess about speed: no token depends on it.
 """
 
@@ -37,9 +38,9 @@ KEPT = 0.98
 _HOLD_ALL, _HOLD_DEPTH = 4.0, 40.0
 _NEWTON_STEPS, _LONGEST_STEP = 4, 2.0
 _MOST_SLOPE = 4.0
-
-#: A line that changes nothing.
-IDENTITY = np.array([1.0, 0.0])
+#: Where the lines begin, slope and shift by way of drawing and rank: about half of what drafts were measured to need.
+BEGINNING = np.tile([1.0, 0.0], (KINDS, GROUPS, 1))
+BEGINNING[0, 0, 1], BEGINNING[2, 0, 1] = 1.5, 0.5
 #: Centres of the bins.
 _ODDS = np.linspace(-9.0, 9.0, 25)
 #: Where the curves have their knots: log chances of a candidate. Outside the bins they go straight on.
@@ -66,12 +67,12 @@ class Calibration:
         self.trials = np.zeros((KINDS, DEPTHS, RANKS))
         self.hits = np.zeros((KINDS, DEPTHS, RANKS))
         self._binned = np.zeros((2, KINDS, DEPTHS, GROUPS, len(_ODDS)))
-        self._lines = np.tile(IDENTITY, (KINDS, DEPTHS + 1, GROUPS, 1))
+        self._lines = np.repeat(BEGINNING[:, None], DEPTHS + 1, axis=1)
         self._offsets = -_ROOM * np.minimum(np.arange(MAX_NODES), GROUPS - 1)
         self._knots = (_KNOTS - _ROOM * np.arange(GROUPS)[::-1, None]).ravel()
-        self._curves = np.tile(_KNOTS, (KINDS, DEPTHS, GROUPS))
+        self._curves = np.stack([_curves(lines[1:]) for lines in self._lines])
         self._chains = [_chain(self.hits[kind], self.trials[kind]) for kind in range(KINDS)]
-        self._seen: list[list[tuple[int, Floats, int]]] = [[] for _ in range(KINDS)]
+        self._seen: list[list[tuple[int, Floats, NDArray[np.bool_]]]] = [[] for _ in range(KINDS)]
         self._steps, self._fit_at = 0, FIRST_FIT
 
     def calibrated(self, kind: int, depth: int, chances: Floats) -> Floats:
@@ -82,8 +83,8 @@ class Calibration:
         curves: Floats = np.interp(places, self._knots, self._curves[kind, min(depth, DEPTHS - 1)], left=-np.inf)
         return curves
 
-    def saw(self, kind: int, depth: int, chances: Floats, hit: int) -> None:
-        """A trial below an accepted node: [k] log chances of the candidates (NaN if unknown), and which came, or -1."""
+    def saw(self, kind: int, depth: int, chances: Floats, hit: NDArray[np.bool_]) -> None:
+        """A trial below an accepted node: [k] log chances of the candidates (NaN if unknown), and which one came."""
         self._seen[kind].append((min(depth, DEPTHS - 1), chances, hit))
 
     def step(self) -> None:
@@ -114,18 +115,18 @@ class Calibration:
     def _draw(self, kind: int) -> None:
         """The curves of one way of drawing, from its counts."""
         (trials, hits), lines = self._binned[:, kind], self._lines[kind]
-        lines[:1] = _fitted(trials.sum(0, keepdims=True), hits.sum(0, keepdims=True), lines[:1], IDENTITY, _HOLD_ALL)
+        together = trials.sum(0, keepdims=True), hits.sum(0, keepdims=True)
+        lines[:1] = _fitted(*together, lines[:1], BEGINNING[kind], _HOLD_ALL)
         lines[1:] = _fitted(trials, hits, lines[1:], lines[:1], _HOLD_DEPTH)
-        odds = lines[1:, :, :1] * _KNOT_ODDS + lines[1:, :, 1:]
-        self._curves[kind] = -np.logaddexp(0.0, -odds)[:, ::-1].reshape(DEPTHS, -1)
+        self._curves[kind] = _curves(lines[1:])
 
-    def _count(self, kind: int, seen: Many[tuple[int, Floats, int]]) -> None:
+    def _count(self, kind: int, seen: Many[tuple[int, Floats, NDArray[np.bool_]]]) -> None:
         """Sort trials into the bins; what lay there fades."""
-        depths, rows, found = zip(*seen, strict=True)
+        depths, rows, hits = zip(*seen, strict=True)
         lengths = np.array([len(row) for row in rows])
         depth, chance = np.repeat(depths, lengths), np.concatenate(rows)
         rank = np.arange(len(depth)) - np.repeat(lengths.cumsum() - lengths, lengths)
-        hit = rank == np.repeat(found, lengths)
+        hit = np.concatenate(hits)
         odds = _log_odds(np.where(chance > -_ROOM, chance, -_ROOM))
         place = np.rint((odds - _ODDS[0]) / (_ODDS[1] - _ODDS[0])).clip(0, len(_ODDS) - 1).astype(np.int64)
         group, known, ranked = np.minimum(rank, GROUPS - 1), chance > -np.inf, rank < RANKS
@@ -141,6 +142,13 @@ class Calibration:
             of_kind *= KEPT
             of_kind += np.bincount(cell[valid], minlength=of_kind.size).reshape(of_kind.shape)
         self._chains[kind] = _chain(self.hits[kind], self.trials[kind])
+
+
+def _curves(lines: Floats) -> Floats:
+    """Log chances at the knots, [depth, group * knot]; the first group on the right. lines: [depth, group, 2]."""
+    odds = lines[..., :1] * _KNOT_ODDS + lines[..., 1:]
+    curves: Floats = -np.logaddexp(0.0, -odds)[:, ::-1].reshape(len(lines), -1)
+    return curves
 
 
 def _chain(hits: Floats, trials: Floats) -> tuple[float, ...]:

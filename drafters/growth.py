@@ -36,6 +36,8 @@ from spec.template import Template
 from spec.tree import DraftTree, TreeShape
 
 Tokens = NDArray[np.int64]
+#: A dynamic tree looks at no fewer children of a node, if it has as many nodes. Looking costs little.
+_LEAST_LOOKED = 8
 #: The log chance of a chain's only candidate.
 _UNKNOWN = np.array([[np.nan]])
 
@@ -97,7 +99,9 @@ class Growing:
         """How many children are looked at below each node of the frontier."""
         if self.shape.template is not None:
             return self.shape.template.reach(self.depth)
-        return self.breadth if self.dynamic else self.shape.widths[self.depth]
+        if self.dynamic:
+            return min(self.shape.nodes - 1, max(self.breadth, _LEAST_LOOKED))
+        return self.shape.widths[self.depth]
 
     def frontier_rows(self) -> Rows:
         """The rows of a forward pass that expands the frontier."""
@@ -158,20 +162,20 @@ class Growing:
         self.looked.append((self.frontier, tokens, chances))
         chances = self.calibration.calibrated(self.kind, self.depth, chances)
         scores = chances + np.array([[self.scores[node]] for node in self.frontier])
-        tokens = np.broadcast_to(tokens, scores.shape)
         best, going = (
             self._best(scores) if self.shape.template is None else self._by_template(self.shape.template, scores)
         )
+        found = tokens.take(best if tokens.shape == scores.shape else best % scores.shape[1])
         froms: list[int] = (best // scores.shape[1]).tolist()
         parents = [self.frontier[index] for index in froms]
-        self._add(tokens.flat[best].tolist(), scores.flat[best].tolist(), parents, going)
+        self._add(found.tolist(), scores.take(best).tolist(), parents, going)
         return [froms[index] for index in going]
 
     def _best(self, scores: Floats) -> tuple[Tokens, Many[int]]:
         """The likeliest of the candidates, [F, k], as flat indices; and which of them are gone on from."""
         count = self.shape.nodes - 1 if self.dynamic else self.width
         best = np.argsort(-scores, axis=None, kind="stable")[:count]
-        best = best[scores.flat[best] > -np.inf]
+        best = best[scores.take(best) > -np.inf]
         return best, range(min(len(best), self.breadth) if self.dynamic else len(best))
 
     def _by_template(self, template: Template, scores: Floats) -> tuple[Tokens, Many[int]]:
@@ -226,8 +230,7 @@ class Growing:
             if node < 0 or self.kept[node] not in expanded:
                 break
             row = expanded.index(self.kept[node]) % len(tokens)
-            (hits,) = np.nonzero(tokens[row] == self.sequence.tokens[first + depth])
-            self.calibration.saw(self.kind, depth, chances[row], int(hits[0]) if len(hits) else -1)
+            self.calibration.saw(self.kind, depth, chances[row], tokens[row] == self.sequence.tokens[first + depth])
         self.calibration.step()
 
     def rows_of(self, path: list[int]) -> list[int]:

@@ -23,6 +23,12 @@ def siblings(rng: np.random.Generator, count: int = 6) -> np.ndarray:
     return chances[:count]
 
 
+def came(count: int, rank: int) -> np.ndarray:
+    """Which of ``count`` candidates came; -1: none of them."""
+    hit: np.ndarray = np.arange(count) == rank
+    return hit
+
+
 def feed(calibration: Calibration, slope: float, shift: float, steps: int, depth: int = 0, kind: int = 2, seed=0):
     """Trials of a draft whose first choices are hit with log-odds ``slope * z + shift``, its others never."""
     rng = np.random.default_rng(seed)
@@ -30,15 +36,20 @@ def feed(calibration: Calibration, slope: float, shift: float, steps: int, depth
         chances = siblings(rng)
         odds = chances - np.log(-np.expm1(chances))
         hit = 0 if rng.random() < logistic(slope * odds[0] + shift) else -1
-        calibration.saw(kind, depth, chances, hit)
+        calibration.saw(kind, depth, chances, came(6, hit))
         calibration.step()
 
 
-def test_a_new_one_changes_nothing() -> None:
+def test_a_new_one_changes_little() -> None:
+    """Only first choices are taken for better than they say."""
     calibration, rng = Calibration(), np.random.default_rng(0)
     chances = np.stack([siblings(rng) for _ in range(7)])
     for depth in (0, 3, DEPTHS, 40):
         assert calibration.calibrated(1, depth, chances) == pytest.approx(chances, abs=0.02)
+        for kind in (0, 2):
+            found = calibration.calibrated(kind, depth, chances)
+            assert found[:, 1:] == pytest.approx(chances[:, 1:], abs=0.02)
+            assert np.all(found[:, 0] > chances[:, 0])
     assert calibration.chain(0, 3) == pytest.approx((0.5, 0.25, 0.125))
 
 
@@ -51,7 +62,7 @@ def test_it_learns_how_often_candidates_are_hit(slope, shift) -> None:
         first, second = np.exp(calibration.calibrated(2, 0, np.log([[chance, chance / 4]]))[0])
         assert first == pytest.approx(wanted, abs=0.08)
         assert second < 0.02
-        assert math.exp(calibration.calibrated(0, 0, np.log([[chance]]))[0, 0]) == pytest.approx(chance, abs=0.02)
+        assert math.exp(calibration.calibrated(1, 0, np.log([[chance]]))[0, 0]) == pytest.approx(chance, abs=0.02)
 
 
 def test_a_depth_without_trials_follows_the_others() -> None:
@@ -64,7 +75,7 @@ def test_a_depth_without_trials_follows_the_others() -> None:
 def test_few_trials_change_little() -> None:
     calibration = Calibration()
     for _ in range(FIRST_FIT):
-        calibration.saw(2, 0, np.log([0.3, 0.2]), 0)
+        calibration.saw(2, 0, np.log([0.3, 0.2]), came(2, 0))
         calibration.step()
     first, second = np.exp(calibration.calibrated(2, 0, np.log([[0.3, 0.2]]))[0])
     assert 0.4 < first < 0.95
@@ -87,7 +98,7 @@ def test_whatever_it_sees_chances_stay_chances_in_order(seed) -> None:
     calibration, rng = Calibration(), np.random.default_rng(seed)
     for _ in range(700):
         chances = np.sort(np.concatenate(([0.0, -np.inf, -500.0, 1e-7, np.nan], siblings(rng, 20))))[::-1]
-        calibration.saw(seed % KINDS, int(rng.integers(12)), chances, int(rng.integers(-1, 25)))
+        calibration.saw(seed % KINDS, int(rng.integers(12)), chances, came(25, int(rng.integers(-1, 25))))
         calibration.step()
     raw = np.concatenate(([-np.inf, -400.0, -40.0], np.linspace(-12, 0, 60)))
     for rank in range(GROUPS + 3):
@@ -113,7 +124,7 @@ def test_it_counts_hits_by_rank() -> None:
     shares = np.array([0.5, 0.2, 0.1, 0.05])
     for _ in range(4000):
         hit = int(rng.choice(5, p=[*shares, 0.15]))
-        calibration.saw(0, 1, np.full(40, -3.0), hit if hit < 4 else -1)
+        calibration.saw(0, 1, np.full(40, -3.0), came(40, hit if hit < 4 else -1))
         calibration.step()
     calibration.fit()
     accuracy = calibration.hits[0, 1] / calibration.trials[0, 1]
@@ -127,10 +138,10 @@ def test_a_chain_goes_by_how_often_first_choices_were_hit() -> None:
     calibration, rng = Calibration(), np.random.default_rng(0)
     for _ in range(2000):
         for depth, share in enumerate((0.8, 0.5, 0.25)):
-            calibration.saw(2, depth, np.array([np.nan]), 0 if rng.random() < share else -1)
+            calibration.saw(2, depth, np.array([np.nan]), came(1, 0 if rng.random() < share else -1))
         calibration.step()
     assert calibration.chain(2, 3) == pytest.approx((0.8, 0.4, 0.1), abs=0.03)
-    assert calibration.calibrated(2, 0, np.log([[0.3]])) == pytest.approx(np.log([[0.3]]), abs=0.02)
+    assert calibration.calibrated(2, 0, np.log([[0.3]])) == Calibration().calibrated(2, 0, np.log([[0.3]]))
 
 
 def test_its_memory_is_bounded() -> None:

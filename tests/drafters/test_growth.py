@@ -23,6 +23,12 @@ def sequence(tokens: list[int], temperature: float = 1.0, vocab: int = 40) -> Se
     return Sequence("s", tokens, 1, SamplingParams(temperature=temperature), table, Noise(3, vocab), 99, frozenset())
 
 
+def uncalibrated() -> Calibration:
+    calibration = Calibration()
+    calibration.active = False
+    return calibration
+
+
 def paths_of(tokens: list[int], parents: list[int]) -> set[tuple[int, ...]]:
     paths: list[tuple[int, ...]] = [()]
     for token, parent in zip(tokens[1:], parents[1:], strict=True):
@@ -32,7 +38,7 @@ def paths_of(tokens: list[int], parents: list[int]) -> set[tuple[int, ...]]:
 
 def independent(levels: list[torch.Tensor], shape: TreeShape, dynamic: bool) -> DraftTree:
     """A tree whose candidates are the same below every node of a depth. levels: fp32[V] of chances."""
-    g = Growing.below(sequence([3], temperature=0.0, vocab=len(levels[0])), shape, dynamic, Calibration(), free=True)
+    g = Growing.below(sequence([3], temperature=0.0, vocab=len(levels[0])), shape, dynamic, uncalibrated(), free=True)
     while not g.done:
         g.grow(levels[g.depth].log()[None], True)
     return g.tree("x")
@@ -82,7 +88,7 @@ def conditional(path: tuple[int, ...], vocab: int) -> torch.Tensor:
 
 def grown(shape: TreeShape, dynamic: bool, vocab: int = 40) -> tuple[Growing, dict[tuple[int, ...], float]]:
     """A tree over the made-up model, and the score of every path it looked at."""
-    g = Growing.below(sequence([1, 2], temperature=0.0), shape, dynamic, Calibration())
+    g = Growing.below(sequence([1, 2], temperature=0.0), shape, dynamic, uncalibrated())
     path_of: dict[int, tuple[int, ...]] = {0: ()}
     while not g.done:
         logits = torch.stack([conditional(path_of[node], vocab) for node in g.frontier])
@@ -153,7 +159,7 @@ def test_a_template_goes_without_what_may_not_be_said() -> None:
     """And without what is below it. Of the root's children only the two best are allowed."""
     first = level(t4=0.6, t5=0.4).log()
     first[first < -5] = -torch.inf
-    g = Growing.below(sequence([3], temperature=0.0, vocab=10), TEMPLATE, False, Calibration(), free=True)
+    g = Growing.below(sequence([3], temperature=0.0, vocab=10), TEMPLATE, False, uncalibrated(), free=True)
     g.grow(first[None], True)
     g.grow(level(t7=0.9, t8=0.1).log()[None], True)
     g.grow(level(t1=1.0).log()[None], True)
@@ -179,7 +185,7 @@ def test_a_tree_says_what_it_expects() -> None:
 
 def test_what_was_accepted_is_learnt() -> None:
     """Below each accepted node that was expanded: which candidate came, whether or not it was in the tree."""
-    calibration = Calibration()
+    calibration = uncalibrated()
     s = sequence([3], temperature=0.0, vocab=10)
     g = Growing.below(s, TreeShape((2, 2, 1)), True, calibration, free=True)
     while not g.done:
@@ -210,7 +216,7 @@ def test_what_may_not_be_said_is_not_drafted() -> None:
     row[[1, 4, 8]] = torch.tensor([0.0, 1.0, 2.0])
     for dynamic in (False, True):
         g = Growing.below(
-            sequence([3], temperature=0.0, vocab=10), TreeShape((6, 2)), dynamic, Calibration(), free=True
+            sequence([3], temperature=0.0, vocab=10), TreeShape((6, 2)), dynamic, uncalibrated(), free=True
         )
         g.grow(row[None], True)
         g.grow(torch.full((1, 10), -torch.inf), True)
@@ -219,7 +225,7 @@ def test_what_may_not_be_said_is_not_drafted() -> None:
 
 
 def test_nothing_follows_broken_logits() -> None:
-    g = Growing.below(sequence([3], temperature=0.0, vocab=10), TreeShape((3, 2)), True, Calibration())
+    g = Growing.below(sequence([3], temperature=0.0, vocab=10), TreeShape((3, 2)), True, uncalibrated())
     assert g.grow(torch.full((1, 10), torch.nan), True) == []
     assert g.done
     assert g.tree("x").tokens.tolist() == [3]
