@@ -17,7 +17,7 @@ def tokenizer() -> Tokenizer:
 @pytest.fixture(scope="module")
 def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
     """The bundled pair behind a real server."""
-    flags = ("--threads", "1", "--kv-tokens", "8192", "--max-seqs", "4")
+    flags = ("--threads", "1", "--kv-tokens", "8192", "--max-seqs", "4", "--self-check", "1")
     with LiveServer(tmp_path_factory.mktemp("serve") / "log", *flags) as server:
         yield server
 
