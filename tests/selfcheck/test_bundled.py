@@ -85,6 +85,7 @@ async def test_re_runs_leave_the_numbers_of_the_traffic_alone(engine: Engine) ->
             assert getattr(before, name) == getattr(after, name), name
         assert before.step_seconds.counts == after.step_seconds.counts
         assert engine.pool.idle == kept, "no page of it stays"
+        assert telemetry.plain_seconds != engine.info.root_seconds, "but what a plain step takes is learnt from them"
         [summary] = telemetry.requests("")
         assert summary.output_tokens == 20
         scrape = Scrape(await (await client.get("/metrics")).text())
@@ -92,6 +93,19 @@ async def test_re_runs_leave_the_numbers_of_the_traffic_alone(engine: Engine) ->
         assert scrape.sum("foresay:self_check_requests_total") == 1
         assert scrape.sum("foresay:self_check_tokens_total") == 20
         assert scrape.sum("foresay:self_check_mismatch_total") == scrape.sum("foresay:self_check_skipped_total") == 0
+
+
+async def test_a_request_in_the_middle_of_a_re_run_is_served_and_the_re_run_made_later(engine: Engine) -> None:
+    async with serving(engine) as (client, service, stepped):
+        counts = service.telemetry.self_check
+        await asked(client, prompt="Once upon a time", max_tokens=60, temperature=1, ignore_eos=True)
+        await until(lambda: len(stepped.checks) == 1)
+        body = await asked(client, prompt="The king said", max_tokens=10, temperature=1, ignore_eos=True)
+        assert (body["usage"]["completion_tokens"], counts.checked) == (10, 0)
+        await until(lambda: counts.checked == 2)
+        assert counts == SelfCheckCounts(share=1.0, checked=2, tokens=70)
+        assert [again.params.max_tokens for again in stepped.checks] == [60, 60, 10]
+    engine.check()
 
 
 async def test_a_broken_accept_rule_is_found(
