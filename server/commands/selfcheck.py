@@ -37,7 +37,7 @@ def run(config: SamplingConfig, arguments: Namespace) -> int:
     from server.selfcheck.prompts import check, rows, sentence
     from server.training.progress import Progress
 
-    prompts = _prompts(arguments.prompts)
+    prompts = prompts_of(arguments.prompts)
     samplings = _samplings(config)
     with (
         Engine.from_config(config, loading()) as engine,
@@ -48,7 +48,8 @@ def run(config: SamplingConfig, arguments: Namespace) -> int:
     return 1 if report.mismatches else 0
 
 
-def _prompts(path: str | None) -> list[Prompt]:
+def prompts_of(path: str | None) -> list[Prompt]:
+    """What ``--prompts`` says; raises ConfigurationError for a file of no use."""
     from server.commands.bench import PROMPTS
     from server.training.prompts import Prompt, read_prompts
 

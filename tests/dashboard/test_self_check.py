@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import pytest
 from playwright.async_api import Page, expect
@@ -29,7 +30,7 @@ async def shade(page: Page) -> str:
     return colour
 
 
-async def test_the_header_says_how_many_differ_and_warns(tokenizer: Tokenizer) -> None:
+async def test_the_header_says_how_many_differ_and_warns(tokenizer: Tokenizer, tmp_path: Path) -> None:
     engine = Diverging(tokenizer.encode("once upon a time there was a fox"), run=3)
     engine.place = 1000
     async with (
@@ -51,6 +52,7 @@ async def test_the_header_says_how_many_differ_and_warns(tokenizer: Tokenizer) -
         await expect(said).to_have_text("self-check: 2 answers, 1 differs")
         assert await shade(visit.page) != good
         assert await visit.page.locator("#facts .check.bad").count() == 1
+        await visit.keep_picture("self-check", tmp_path)
         assert visit.complaints == []
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 
 from foresay import Engine, SamplingParams
 from server.cli import main
+from server.commands.selfcheck import prompts_of
 from server.selfcheck.answer import Difference
 from server.selfcheck.prompts import check, rows, sentence
 from server.training.prompts import Prompt
@@ -113,6 +115,20 @@ def test_the_command_fails_when_tokens_differ(
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 1 + 4 * 2 + 1
     assert "although this engine claims to be exact" in lines[-1]
+
+
+def test_standard_input_is_a_file_of_prompts() -> None:
+    reading, writing = os.pipe()
+    os.write(writing, b"The fox\nThe owl\n")
+    os.close(writing)
+    kept = os.dup(0)
+    try:
+        os.dup2(reading, 0)
+        assert [prompt.content for prompt in prompts_of("-")] == ["The fox", "The owl"]
+    finally:
+        os.dup2(kept, 0)
+        os.close(kept)
+        os.close(reading)
 
 
 @pytest.mark.parametrize(
