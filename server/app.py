@@ -81,7 +81,7 @@ def create_app(service: Service, gate: Gate | None = None) -> web.Application:
     app[SERVICE] = service
     app[dashboard.FEED] = feed = Feed()
     app.on_shutdown.append(feed.close)
-    app.cleanup_ctx.extend([gate.life, Reporter(service.telemetry).life])
+    app.cleanup_ctx.extend([gate.life, Reporter(service.telemetry).life, service.self_check.life])
     app[route.DOORS] = DOORS
     app.on_response_prepare.extend([_name_request, gate.mark])
     for door in DOORS:

@@ -11,7 +11,7 @@ from argparse import SUPPRESS, ArgumentParser, BooleanOptionalAction, Namespace,
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from server.commands import bench, chat, check, config, generate, keys, replay, serve, train, version
+from server.commands import bench, chat, check, config, generate, keys, replay, selfcheck, serve, train, version
 from server.commands.command import Command
 from server.load_config import load, nearest
 from server.settings import Setting, settings_of
@@ -24,6 +24,7 @@ COMMANDS: dict[str, Command] = {
         generate.COMMAND,
         chat.COMMAND,
         check.COMMAND,
+        selfcheck.COMMAND,
         bench.COMMAND,
         train.COMMAND,
         replay.COMMAND,

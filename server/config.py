@@ -165,6 +165,16 @@ class ServeConfig(EngineConfig, frozen=True, kw_only=True):
             "every 10 s, a line on stderr about what was drafted and accepted, with a warning if it costs", "server"
         ),
     ] = True
+    self_check: Annotated[
+        float,
+        Meta(ge=0, le=1),
+        _about(
+            "decode this share of the finished requests again, plainly, when nobody is waiting, and count those whose "
+            "tokens differ; 1 is all of them",
+            "server",
+            "P",
+        ),
+    ] = 0.0
     ssl_certfile: Annotated[
         str | None, _about("serve HTTPS with this certificate chain (PEM); needs --ssl-keyfile", "server", "FILE")
     ] = None

@@ -321,9 +321,10 @@ class Engine:
             params = msgspec.structs.replace(params, seed=secrets.randbits(32) if self._seed is None else self._seed)
         grammar = None if structured is None else _grammar(structured, params)
         request = Request(id=str(next(self._numbers)), prompt=prompt, params=params, grammar=grammar)
-        return [self._run(one, stop) for one in forked(request, n)]
+        return [self.run(one, stop) for one in forked(request, n)]
 
-    def _run(self, request: Request, stop: Sequence[str]) -> TextStream:
+    def run(self, request: Request, stop: Sequence[str] = ()) -> TextStream:
+        """Begin a request as it is; its id must not be that of one that runs."""
         constraint = None if request.grammar is None else self._compiler.compile(request.grammar)
         stream = TextStream(self, request, stop)
         self._engine.add(request, constraint)

@@ -21,6 +21,7 @@ from server.gateway.pace import Pace
 from server.generation import MOST_PENDING_TOKENS, Generation, TokenEngine
 from server.parsers.dialect import Dialect
 from server.responses.state import Responses
+from server.selfcheck.check import SelfCheck
 from server.telemetry.exposition import Exposition
 from server.telemetry.telemetry import Telemetry
 from server.text import SamplingDefaults, Tokenizer
@@ -54,7 +55,7 @@ class ServiceOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     model: the name they use. most_running: requests running and waiting. seed: of requests that bring none.
     ping_seconds: between the comments in a stream that has nothing to say. config: what the server was started with.
-    max_output_tokens, max_body_bytes, request_timeout, first_token_timeout: the settings of these names.
+    max_output_tokens, max_body_bytes, request_timeout, first_token_timeout, self_check: the settings of these names.
     """
 
     model: str
@@ -68,6 +69,7 @@ class ServiceOptions(msgspec.Struct, frozen=True, kw_only=True):
     max_body_bytes: int = 64 << 20
     request_timeout: float | None = None
     first_token_timeout: float | None = None
+    self_check: float = 0.0
 
     @classmethod
     def of(cls, config: ServeConfig, model: str) -> ServiceOptions:
@@ -81,6 +83,7 @@ class ServiceOptions(msgspec.Struct, frozen=True, kw_only=True):
             max_body_bytes=config.max_body_bytes,
             request_timeout=config.request_timeout,
             first_token_timeout=config.first_token_timeout,
+            self_check=config.self_check,
         )
 
 
@@ -108,6 +111,8 @@ class Service:
         self._running: dict[Generation, int] = {}
         self._idle = asyncio.Event()
         self._idle.set()
+        counts = self.telemetry.self_check
+        self.self_check = SelfCheck(engine, options.self_check, counts, self._idle, lambda: self.refusal() is None)
 
     @property
     def running(self) -> int:
@@ -153,7 +158,7 @@ class Service:
         if self.running + len(requests) > self.options.most_running:
             raise self._queue_full(len(requests))
         with admitted(requests) as spend, self.telemetry.watching(requests) as ledgers:
-            generation = Generation(self.engine, requests, self.options.most_pending_tokens, spend, ledgers)
+            generation = Generation(self.self_check, requests, self.options.most_pending_tokens, spend, ledgers)
             with self._present(generation, len(requests)), self._deadlines(generation):
                 async with generation:
                     yield generation

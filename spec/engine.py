@@ -98,6 +98,7 @@ class Engine:
             # A prompt is scored once, by the leader of its choices.
             prompt_logprobs=None if params.prompt_logprobs is None or request.fork_of is not None else [None],
             speculate=request.speculate,
+            aside=request.aside,
         )
 
     def _limit(self, request: Request) -> int:
@@ -244,7 +245,7 @@ class Engine:
 
     def _publish(self, sequence: Sequence) -> None:
         """Index the full pages of final text: the prompt once it is computed, and everything at the end."""
-        if self.prefix is not None:
+        if self.prefix is not None and not sequence.aside:
             self.prefix.publish(sequence.table, sequence.tokens, sequence.salt)
 
     def _trace(self, plan: StepPlan, verdicts: list[Verdict], seconds: dict[str, float]) -> StepTrace:
@@ -265,6 +266,7 @@ class Engine:
             kept_pages=self.pool.idle,
             preemptions=len(self.scheduler.preempted),
             plain=sum(not work.sequence.speculate for work in plan.works),
+            aside=sum(work.sequence.aside for work in plan.works),
         )
 
     def check(self) -> None:

@@ -138,7 +138,8 @@ class Scheduler:
 
     def _start(self, sequence: Sequence) -> None:
         # Rows whose logits are wanted have to be computed, whoever knows their KV.
-        if self.prefix is not None and not sequence.table.length and not sequence.scoring:
+        reusing = not sequence.scoring and not sequence.aside
+        if self.prefix is not None and not sequence.table.length and reusing:
             pages = self.prefix.match(sequence.tokens, sequence.salt)
             found = len(pages) * self.pool.page_size
             sequence.table.adopt(pages, found)

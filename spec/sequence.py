@@ -25,7 +25,7 @@ class Sequence:
     limit: the most tokens (prompt and output) it may reach. stop_ids: tokens that end it. adjustment: what it changes
     about its logits. constraint: the grammar of its output. leader: the sequence whose prompt KV it waits for.
     prompt_logprobs: entries of the prompt's tokens so far; None if they are not asked for. speculate: whether more than
-    the root may be verified in a step.
+    the root may be verified in a step. aside: whether KV is neither taken from others nor left to them.
     """
 
     id: str
@@ -43,6 +43,7 @@ class Sequence:
     leader: Sequence | None = None
     prompt_logprobs: list[TokenLogprobs | None] | None = None
     speculate: bool = True
+    aside: bool = False
     trace: SequenceTrace = field(default_factory=SequenceTrace)
     cached_tokens: int = 0
     finish_reason: FinishReason | None = None

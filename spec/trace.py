@@ -43,7 +43,8 @@ class StepTrace(msgspec.Struct, kw_only=True):
 
     mask: pruning by grammars, and what is left of computing their masks once the forward pass is done. running,
     waiting: sequences after the step. pages, kept_pages: of the KV cache in use, and those that only keep old text
-    findable. preemptions: in this step. plain: sequences whose requests switched speculation off.
+    findable. preemptions: in this step. plain: sequences whose requests switched speculation off. aside: those
+    that run beside the traffic.
     """
 
     number: int
@@ -60,6 +61,7 @@ class StepTrace(msgspec.Struct, kw_only=True):
     kept_pages: int = 0
     preemptions: int = 0
     plain: int = 0
+    aside: int = 0
 
 
 class ShadowReport(msgspec.Struct, frozen=True):

@@ -14,6 +14,7 @@ import foresay
 from server.errors import EngineFailed
 from server.telemetry.families import Families, Series, by, one
 from server.telemetry.report import Gauges
+from server.telemetry.self_check import self_check
 from server.telemetry.tally import Tally
 from server.telemetry.telemetry import Telemetry
 
@@ -62,6 +63,7 @@ class Exposition(Collector):
         yield from _requests(families, totals)
         yield from _gauges(families, telemetry.gauges)
         yield from _server(families, telemetry)
+        yield from self_check(families, telemetry.self_check)
 
 
 def _speculation(families: Families, totals: Tally) -> Iterator[Metric]:

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import msgspec
 
+from server.telemetry.self_check import SelfCheckCounts
+
 
 class Quantiles(msgspec.Struct, frozen=True):
     """The middle, and what one in a hundred exceeds."""
@@ -172,6 +174,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     totals: dict[str, int]
     startup: dict[str, float]
     verdict: str
+    self_check: SelfCheckCounts
 
 
 class RequestSummary(msgspec.Struct, frozen=True, kw_only=True):

@@ -12,6 +12,7 @@ import asyncio
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from copy import copy
 from typing import Protocol
 
 import foresay
@@ -24,6 +25,7 @@ from server.telemetry.ledger import Books, Ledger
 from server.telemetry.plain import PlainPace
 from server.telemetry.recent import Recent
 from server.telemetry.report import Gauges, HistoryReport, Point, RequestDetail, RequestSummary, Server, Snapshot
+from server.telemetry.self_check import SelfCheckCounts
 from server.telemetry.shadows import Shadowing
 from server.telemetry.startup import Startup
 from server.telemetry.tally import Tally, summed
@@ -59,7 +61,7 @@ def steady_clock() -> Callable[[], float]:
 
 
 class Telemetry:
-    """What the engine did and what clients got. http: responses by status."""
+    """What the engine did and what clients got. http: responses by status. self_check: what re-runs found."""
 
     def __init__(self, model: str, engine: Watched, clock: Callable[[], float] | None = None) -> None:
         self.model = model
@@ -67,6 +69,7 @@ class Telemetry:
         self.started = self.clock()
         self.startup = Startup(self.clock)
         self.http: dict[int, int] = {}
+        self.self_check = SelfCheckCounts()
         self._engine = engine
         self._books, self._recent = Books(self.clock), Recent()
         self._history = self._books.history
@@ -75,10 +78,12 @@ class Telemetry:
     # -- counting ------------------------------------------------------------------------------------------------
 
     def step(self, trace: StepTrace) -> None:
-        """Count a step of the engine. To be told of every one; costs microseconds."""
+        """Count a step of the engine. To be told of every one; costs microseconds. Of re-runs only the pace counts."""
         info = self._engine.info
         if not trace.drafted:
             self._plain.see(trace)
+        if trace.aside:
+            return
         plain = self._plain.of(trace.sequences, info.root_seconds if info is not None else 0.0)
         books = self._books
         books.delivered = now = books.clock()
@@ -175,6 +180,7 @@ class Telemetry:
             totals=_counters(totals),
             startup=dict(self.startup.seconds),
             verdict=judged(whole).sentence,
+            self_check=copy(self.self_check),
         )
 
     def history(self) -> HistoryReport:

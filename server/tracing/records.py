@@ -30,7 +30,7 @@ class Start(msgspec.Struct, tag="start", tag_field="is", kw_only=True):
 
 class Begin(msgspec.Struct, tag="begin", tag_field="is", kw_only=True):
     """A request was queued. prompt: its tokens, counted; tokens: themselves. limit: tokens that it may reach, with the
-    prompt. speculate: false if the request switched it off."""
+    prompt. speculate: false if the request switched it off. aside: the server asks for itself, to check an answer."""
 
     id: str
     at: float
@@ -39,6 +39,7 @@ class Begin(msgspec.Struct, tag="begin", tag_field="is", kw_only=True):
     temperature: float
     speculate: bool = True
     grammar: bool = False
+    aside: bool = False
     tokens: list[int] | None = None
 
 

@@ -52,6 +52,7 @@ class TraceWriter(Observer):
                 temperature=sequence.sampling.temperature,
                 speculate=sequence.speculate,
                 grammar=sequence.constraint is not None,
+                aside=sequence.aside,
                 tokens=list(sequence.tokens) if self._text else None,
             )
         )

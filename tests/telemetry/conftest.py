@@ -24,8 +24,9 @@ def trace_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def live(tmp_path_factory: pytest.TempPathFactory, trace_file: Path) -> Iterator[LiveServer]:
     """The bundled pair behind a real server, watched in every way there is."""
-    flags = ("--threads", "1", "--kv-tokens", "8192", "--max-seqs", "4", "--shadow", "ngram:3", "--trace-text")
-    with LiveServer(tmp_path_factory.mktemp("serve") / "log", *flags, "--trace", str(trace_file)) as server:
+    flags = ("--threads", "1", "--kv-tokens", "8192", "--max-seqs", "4", "--self-check", "1")
+    watched = ("--shadow", "ngram:3", "--trace", str(trace_file), "--trace-text")
+    with LiveServer(tmp_path_factory.mktemp("serve") / "log", *flags, *watched) as server:
         yield server
 
 

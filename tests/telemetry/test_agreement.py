@@ -41,7 +41,12 @@ class Seen:
 
     @property
     def told(self) -> list[Told]:
-        return list(self.session.requests.values())
+        return asked(self.session)
+
+
+def asked(session: Session) -> list[Told]:
+    """The requests that came from clients."""
+    return [told for told in session.requests.values() if not told.begin.aside]
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +63,8 @@ async def _seen(url: str, trace_file: Path) -> Seen:
         while True:  # the last line is written behind the last answer
             trace = read(trace_file)
             (lived,) = trace.sessions
-            if len(lived.requests) == choices(bodies) and all(told.end for told in lived.requests.values()):
+            told = asked(lived)
+            if len(told) == choices(bodies) and all(one.end for one in told):
                 assert trace.broken == 0
                 return Seen(bodies, scrape, lived)
             await asyncio.sleep(0.05)

@@ -97,6 +97,18 @@ def test_steps_phases_and_gauges(scrape: Scrape, sums: Sums) -> None:
     assert "loading_the_target" in startup
 
 
+async def test_every_answer_is_decoded_again_and_no_other_metric_knows(url: str, scrape: Scrape, sums: Sums) -> None:
+    async with asyncio.timeout(60):
+        while (now := await scraped(url)).sum("foresay:self_check_requests_total") < sums.choices:
+            await asyncio.sleep(0.2)
+    assert now.sum("foresay:self_check_requests_total") == sums.choices
+    assert now.sum("foresay:self_check_tokens_total") >= sums.output > 0
+    assert now.sum("foresay:self_check_mismatch_total") == now.sum("foresay:self_check_skipped_total") == 0
+    sums.check(now)
+    for name in ("engine_steps_total", "step_seconds_sum", "step_phase_seconds_total", "decode_seconds_total"):
+        assert now.sum(f"foresay:{name}") == scrape.sum(f"foresay:{name}"), name
+
+
 def test_vllm_bench_reads_the_counters(scrape: Scrape) -> None:
     counters, positions = bench_counters(scrape.text)
     assert all(counters.values())

@@ -5,7 +5,7 @@ import { html } from "./elements.js";
 import { count, number, percent } from "./format.js";
 import { TreeChart } from "./tree.js";
 
-const HEADS = ["drafter", "trees", "accepted", "tokens per step", "last hour"];
+const HEADS = ["drafter", "trees", "accepted", "per step", "last hour"];
 
 function row(name, now, hour) {
   const bar = html("span", { class: "meter", "aria-hidden": "true" }, html("span", { class: `c-${colourOf(name)}` }));

@@ -11,13 +11,25 @@ function shape(widths) {
   return widths.every((width) => width === 1) ? `chain of ${widths.length}` : `tree ${widths.join(",")}`;
 }
 
-function facts(server) {
+/** What the re-runs found; nothing where nobody asked for any. */
+function selfCheck({ share, checked, tokens, mismatches, waiting, skipped }) {
+  if (!share && !checked) return [];
+  const how = `${percent(share, share < 0.1 ? 1 : 0)} of the answers are decoded again plainly in idle time`;
+  const told = `${how}: ${count(tokens)} tokens compared, ${count(waiting)} waiting, ${count(skipped)} skipped`;
+  if (!checked) return [fact("self-check: no answers yet", told, "check")];
+  const answers = checked === 1 ? "1 answer" : `${count(checked)} answers`;
+  const differ = mismatches === 1 ? "1 differs" : `${count(mismatches)} differ`;
+  return [fact(`self-check: ${answers}, ${differ}`, told, mismatches ? "check bad" : "check good")];
+}
+
+function facts(server, checks) {
   if (server.exact === null) return [fact(server.status, server.message)];
   return [
     fact(shape(server.draft_shape), "How far and how wide each step drafts"),
     server.exact
       ? fact("exact", server.exact_reason || "The text is that of plain decoding, bit for bit", "good")
       : fact("not exact", server.exact_reason, "warn"),
+    ...selfCheck(checks),
     fact(`${server.dtype} on ${server.device}`, "Numbers and device"),
     fact(`up ${span(server.uptime)}`, `since ${new Date(1000 * server.started).toLocaleString("en-GB")}`),
   ];
@@ -32,7 +44,7 @@ function speed(live) {
   ];
 }
 
-export function showHeader({ server, live, verdict }) {
+export function showHeader({ server, live, verdict, self_check: checks }) {
   byId("pair").replaceChildren(
     html("b", {}, base(server.target || server.model)),
     html("span", { class: "arrow", "aria-label": "drafted by" }, "←"),
@@ -42,7 +54,7 @@ export function showHeader({ server, live, verdict }) {
       server.drafter && server.drafter !== "none" ? base(server.drafter) : "nobody",
     ),
   );
-  byId("facts").replaceChildren(...facts(server));
+  byId("facts").replaceChildren(...facts(server, checks));
   byId("speed").replaceChildren(...speed(live));
   byId("speed").title =
     live.speed_up === null

@@ -1,0 +1,52 @@
+"""A text that was written, and the request that writes it again plainly."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from spec.request import Request
+
+
+class Answer(msgspec.Struct, frozen=True):
+    """request: with the seed that was drawn with. tokens: what was written, as far as it is in the text.
+
+    request_id: the ``X-Request-Id`` of the HTTP request it came with; empty if it came otherwise.
+    """
+
+    request: Request
+    tokens: list[int]
+    request_id: str = ""
+
+    def plainly(self, id: str) -> Request:
+        """The request, called ``id``, that writes these tokens again: one a step, from no KV that is there already.
+
+        A fork is repeated by its own seed. What is only reported (logprobs) is left out.
+        """
+        asked, length = self.request, len(self.tokens)
+        params = msgspec.structs.replace(
+            asked.params,
+            max_tokens=length,
+            min_tokens=min(asked.params.min_tokens, length),
+            logprobs=None,
+            prompt_logprobs=None,
+        )
+        return Request(id=id, prompt=asked.prompt, params=params, grammar=asked.grammar, speculate=False, aside=True)
+
+
+class Difference(msgspec.Struct, frozen=True):
+    """Where a text differs from plain decoding. position: of the output token, from 0 on. written: the token in the
+    text. plain: the one that plain decoding writes there; None if it ends before."""
+
+    position: int
+    written: int
+    plain: int | None
+
+
+def difference(written: Sequence[int], plain: Sequence[int], begin: int = 0) -> Difference | None:
+    """The first difference, if there is one. plain: what plain decoding wrote from position ``begin`` on, so far."""
+    for position, token in enumerate(plain, start=begin):
+        if token != written[position]:
+            return Difference(position, written[position], token)
+    return None

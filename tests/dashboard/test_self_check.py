@@ -1,0 +1,67 @@
+"""What the page says about answers that were decoded again plainly."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from playwright.async_api import Page, expect
+
+from server.selfcheck import check
+from server.text import Tokenizer
+from tests.dashboard.browsing import needs_chromium, visiting
+from tests.selfcheck.checking import Diverging
+from tests.server.scripted import served
+
+pytestmark = [needs_chromium, pytest.mark.slow]
+
+ASK = {"prompt": "Tell", "max_tokens": 12, "ignore_eos": True}
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(check, "QUIET_SECONDS", 0.03)
+
+
+async def shade(page: Page) -> str:
+    """The colour of what the header says about checks."""
+    colour: str = await page.locator("#facts .check").evaluate("one => getComputedStyle(one).color")
+    return colour
+
+
+async def test_the_header_says_how_many_differ_and_warns(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    engine = Diverging(tokenizer.encode("once upon a time there was a fox"), run=3)
+    engine.place = 1000
+    async with (
+        served(engine, tokenizer, self_check=1.0) as client,
+        visiting(str(client.make_url("")).rstrip("/")) as visit,
+    ):
+        await visit.go()
+        await visit.ready()
+        said = visit.page.locator("#facts .check")
+        await expect(said).to_have_text("self-check: no answers yet")
+        assert (await client.post("/v1/completions", json=ASK)).status == 200
+        await expect(said).to_have_text("self-check: 1 answer, 0 differ")
+        await expect(said).to_have_attribute(
+            "title", re.compile(r"^100 % .*: 12 tokens compared, 0 waiting, 0 skipped$")
+        )
+        good = await shade(visit.page)
+        engine.place = 5
+        assert (await client.post("/v1/completions", json=ASK)).status == 200
+        await expect(said).to_have_text("self-check: 2 answers, 1 differs")
+        assert await shade(visit.page) != good
+        assert await visit.page.locator("#facts .check.bad").count() == 1
+        await visit.keep_picture("self-check", tmp_path)
+        assert visit.complaints == []
+
+
+async def test_nothing_is_said_where_nobody_asked_for_it(tokenizer: Tokenizer) -> None:
+    engine = Diverging(tokenizer.encode("once upon a time"), run=3)
+    async with served(engine, tokenizer) as client, visiting(str(client.make_url("")).rstrip("/")) as visit:
+        await visit.go()
+        await visit.ready()
+        assert (await client.post("/v1/completions", json=ASK)).status == 200
+        await expect(visit.page.locator("#footer li[data-total=generation_tokens] b")).to_have_text("12")
+        await expect(visit.page.locator("#facts li")).not_to_have_count(0)
+        assert await visit.page.locator("#facts .check").count() == 0

@@ -1,0 +1,98 @@
+"""A self-check without a server: requests go through it to an engine, and what it counts can be waited for."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+from aiohttp import web
+
+from server.selfcheck.check import CheckedEngine, SelfCheck
+from server.telemetry.self_check import SelfCheckCounts
+from spec.request import Delta, Request
+from spec.sampling import SamplingParams
+from tests.server.scripted import ScriptedEngine
+
+PATIENCE = 60.0
+
+
+def request(id: str, **fields: object) -> Request:
+    """A request; fields: of it, and of its sampling."""
+    own = {name: fields.pop(name) for name in list(fields) if name in Request.__struct_fields__}
+    given = {"prompt": [5, 6, 7], "params": SamplingParams(**{"max_tokens": 12, **fields})} | own  # type: ignore[arg-type]
+    return Request(id=id, **given)  # type: ignore[arg-type]
+
+
+class Reader:
+    """A sink that keeps what it gets."""
+
+    def __init__(self) -> None:
+        self.tokens: list[int] = []
+        self.error: Exception | None = None
+        self.over = asyncio.Event()
+
+    def put(self, delta: Delta) -> None:
+        self.tokens += delta.tokens
+        if delta.finish_reason is not None:
+            self.over.set()
+
+    def fail(self, error: Exception) -> None:
+        self.error = error
+        self.over.set()
+
+
+class Checking:
+    """The self-check, its counts, and the event that a service would keep."""
+
+    def __init__(self, engine: CheckedEngine, share: float, chance: Callable[[], float]) -> None:
+        self.counts, self.idle, self.taking = SelfCheckCounts(), asyncio.Event(), True
+        self.idle.set()
+        self.check = SelfCheck(engine, share, self.counts, self.idle, lambda: self.taking, chance)
+
+    def begin(self, asked: Request) -> Reader:
+        """A client's request."""
+        self.idle.clear()
+        reader = Reader()
+        self.check.add(asked, reader)
+        return reader
+
+    async def ask(self, *asked: Request) -> list[Reader]:
+        """Clients' requests, all at once, to their ends."""
+        readers = [self.begin(one) for one in asked]
+        for reader in readers:
+            await asyncio.wait_for(reader.over.wait(), PATIENCE)
+        self.idle.set()
+        return readers
+
+    async def settled(self, answers: int) -> None:
+        """Wait until so many have been checked or skipped."""
+        await until(lambda: self.counts.checked + self.counts.skipped >= answers)
+
+
+@asynccontextmanager
+async def checking(
+    engine: CheckedEngine, share: float = 1.0, chance: Callable[[], float] = lambda: 0.0
+) -> AsyncIterator[Checking]:
+    """A self-check that runs. chance: what it draws for each request."""
+    place = Checking(engine, share, chance)
+    async with asynccontextmanager(place.check.life)(web.Application()):
+        yield place
+
+
+async def until(true: Callable[[], bool]) -> None:
+    """Wait for something."""
+    async with asyncio.timeout(PATIENCE):
+        while not true():
+            await asyncio.sleep(0.005)
+
+
+class Diverging(ScriptedEngine):
+    """Plain decoding says something else from output position ``place`` on."""
+
+    place = 5
+
+    def script_of(self, request: Request) -> list[int]:
+        if request.speculate:
+            return self.tokens
+        return [*self.tokens[: self.place], *(token + 1 for token in self.tokens[self.place :])]

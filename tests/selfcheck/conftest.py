@@ -1,0 +1,18 @@
+from __future__ import annotations
+
+import pytest
+
+from server.selfcheck import check
+from server.text import Tokenizer
+from tests.server.conftest import byte_level_tokenizer
+
+
+@pytest.fixture(scope="session")
+def tokenizer() -> Tokenizer:
+    return byte_level_tokenizer()
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Idle time begins soon."""
+    monkeypatch.setattr(check, "QUIET_SECONDS", 0.03)

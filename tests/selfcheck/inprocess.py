@@ -1,0 +1,78 @@
+"""The real engine on this event loop, so that a test can break it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from server.build import BUNDLED, build_engine
+from server.config import EngineConfig
+from server.engine_client import EngineStatus
+from server.generation import Sink
+from server.grammars.compiler import GrammarCompiler
+from spec.accept import Acceptance
+from spec.engine import Engine
+from spec.request import EngineInfo, Request
+from spec.trace import StepTrace
+
+
+def bundled() -> Engine:
+    """The bundled pair, a tree drafted in each step."""
+    return build_engine(
+        EngineConfig(draft_tree="3,2,1", dtype="float32", kv_tokens=2048, max_model_len=512, max_seqs=2, threads=1)
+    )
+
+
+def first_child(tree, drawn) -> Acceptance:
+    """An accept rule that takes the first draft at every depth, whatever the target drew."""
+    parents, path = tree.parents.tolist(), [0]
+    while path[-1] in parents:
+        path.append(parents.index(path[-1]))
+    tokens = tree.tokens.tolist()
+    return Acceptance(path, [*(tokens[node] for node in path[1:]), int(drawn[path[-1]])])
+
+
+class SteppedEngine:
+    """Steps while there is work. observe: told of every step."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.status = EngineStatus("ready")
+        self.info: EngineInfo | None = engine.info
+        self.observe: Callable[[StepTrace], None] = lambda trace: None
+        self.engine = engine
+        self.checks: list[Request] = []
+        self._compiler = GrammarCompiler.load(BUNDLED / "target", engine.info.vocab_size, engine.info.eos_token_ids)
+        self._sinks: dict[str, Sink] = {}
+        self._stepping: asyncio.Task[None] | None = None
+
+    def add(self, request: Request, sink: Sink) -> None:
+        if request.aside:
+            self.checks.append(request)
+        constraint = None
+        if request.grammar is not None:
+            assert self._compiler is not None
+            constraint = self._compiler.compile(request.grammar)
+        self.engine.add(request, constraint)
+        self._sinks[request.id] = sink
+        if self._stepping is None or self._stepping.done():
+            self._stepping = asyncio.create_task(self._step())
+
+    def cancel(self, id: str) -> None:
+        self._sinks.pop(id, None)
+        self.engine.cancel(id)
+
+    def finish(self, id: str, at_token: int) -> None:
+        self.engine.finish(id, at_token)
+
+    def keep_warm(self, tokens: list[int], salt: str) -> None:
+        self.engine.keep_warm(tokens, salt)
+
+    async def _step(self) -> None:
+        while self.engine.has_work:
+            deltas = self.engine.step()
+            if self.engine.trace is not None:
+                self.observe(self.engine.trace)
+            for delta in deltas:
+                if (sink := self._sinks.get(delta.id)) is not None:
+                    sink.put(delta)
+            await asyncio.sleep(0)

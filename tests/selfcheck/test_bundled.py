@@ -1,0 +1,173 @@
+"""The bundled pair behind a real server in this process: its answers are those of plain decoding, and when they are not
+the self-check says so. The numbers about traffic know nothing of re-runs."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+from aiohttp.test_utils import TestClient, TestServer
+
+from kvpaging import KVStore
+from server.app import create_app, load_text
+from server.config import ServeConfig
+from server.service import Service, ServiceOptions
+from server.telemetry.self_check import SelfCheckCounts
+from spec import step
+from spec.engine import Engine
+from tests.selfcheck.checking import until
+from tests.selfcheck.inprocess import SteppedEngine, bundled, first_child
+from tests.telemetry.scraping import Scrape
+
+ASKS: list[dict[str, Any]] = [
+    {"prompt": "Once upon a time there was a fox who lived in a house. " * 2, "max_tokens": 24, "temperature": 0},
+    {"prompt": "Once upon a time there was a fox who lived in a house. " * 2, "max_tokens": 24, "temperature": 1},
+    {"prompt": "The king said", "max_tokens": 30, "temperature": 0.9, "seed": 4, "stop": [" the"]},
+    {"prompt": "The king said", "max_tokens": 12, "temperature": 1, "seed": 6, "n": 2, "logprobs": 2},
+    {"prompt": "Tell me", "max_tokens": 20, "temperature": 1, "structured_outputs": {"regex": "[a-c]{9,14}!"}},
+    {"prompt": "One", "max_tokens": 16, "temperature": 1, "frequency_penalty": 1.5, "min_tokens": 16, "top_k": 40},
+]
+
+pytestmark = pytest.mark.usefixtures("impatient")
+
+
+@pytest.fixture(scope="module")
+def engine() -> Engine:
+    return bundled()
+
+
+@asynccontextmanager
+async def serving(engine: Engine, share: float = 1.0) -> AsyncIterator[tuple[TestClient, Service, SteppedEngine]]:
+    stepped = SteppedEngine(engine)
+    options = ServiceOptions(model="bundled", seed=11, self_check=share)
+    service = Service(stepped, options, load_text(ServeConfig()))
+    stepped.observe = service.telemetry.step
+    async with TestClient(TestServer(create_app(service))) as client:
+        yield client, service, stepped
+
+
+async def asked(client: TestClient, id: str = "one", **ask: Any) -> dict[str, Any]:
+    async with client.post("/v1/completions", json=ask, headers={"X-Request-Id": id}) as response:
+        body: dict[str, Any] = await response.json()
+        assert response.status == 200, body
+        return body
+
+
+async def test_all_kinds_of_answers_are_those_of_plain_decoding(engine: Engine) -> None:
+    async with serving(engine) as (client, service, stepped):
+        tokens, choices = 0, 0
+        for ask in ASKS:
+            body = await asked(client, **ask)
+            tokens += body["usage"]["completion_tokens"]
+            choices += len(body["choices"])
+        counts = service.telemetry.self_check
+        await until(lambda: counts.checked == choices)
+        assert (counts.mismatches, counts.skipped, counts.waiting) == (0, 0, 0)
+        # A stop string in the very last step leaves what that step wrote behind it.
+        assert tokens <= counts.tokens <= tokens + 3
+        assert all(not again.speculate and again.fork_of is None for again in stepped.checks)
+        assert len({again.params.seed for again in stepped.checks if len(again.prompt) < 6}) == 4
+    engine.check()
+
+
+async def test_re_runs_leave_the_numbers_of_the_traffic_alone(engine: Engine) -> None:
+    async with serving(engine) as (client, service, _):
+        telemetry, counts = service.telemetry, service.telemetry.self_check
+        await asked(client, prompt="The old king", max_tokens=20, temperature=1)
+        before, kept = telemetry.totals(), engine.pool.idle
+        await until(lambda: counts.checked == 1)
+        after = telemetry.totals()
+        for name in ("steps", "emitted", "tokens", "runs", "decode_seconds", "prompt_tokens", "phases", "finished"):
+            assert getattr(before, name) == getattr(after, name), name
+        assert before.step_seconds.counts == after.step_seconds.counts
+        assert engine.pool.idle == kept, "no page of it stays"
+        assert telemetry.plain_seconds != engine.info.root_seconds, "but what a plain step takes is learnt from them"
+        [summary] = telemetry.requests("")
+        assert summary.output_tokens == 20
+        scrape = Scrape(await (await client.get("/metrics")).text())
+        assert scrape.sum("foresay:request_success_total") == 1
+        assert scrape.sum("foresay:self_check_requests_total") == 1
+        assert scrape.sum("foresay:self_check_tokens_total") == 20
+        assert scrape.sum("foresay:self_check_mismatch_total") == scrape.sum("foresay:self_check_skipped_total") == 0
+
+
+async def test_a_request_in_the_middle_of_a_re_run_is_served_and_the_re_run_made_later(engine: Engine) -> None:
+    async with serving(engine) as (client, service, stepped):
+        counts = service.telemetry.self_check
+        await asked(client, prompt="Once upon a time", max_tokens=60, temperature=1, ignore_eos=True)
+        await until(lambda: len(stepped.checks) == 1)
+        body = await asked(client, prompt="The king said", max_tokens=10, temperature=1, ignore_eos=True)
+        assert (body["usage"]["completion_tokens"], counts.checked) == (10, 0)
+        await until(lambda: counts.checked == 2)
+        assert counts == SelfCheckCounts(share=1.0, checked=2, tokens=70)
+        assert [again.params.max_tokens for again in stepped.checks] == [60, 60, 10]
+    engine.check()
+
+
+async def test_a_broken_accept_rule_is_found(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(step, "accept", first_child)
+    async with serving(engine) as (client, service, _):
+        counts = service.telemetry.self_check
+        with caplog.at_level(logging.WARNING, "foresay.selfcheck"):
+            body = await asked(client, "found", prompt="Once upon a time", max_tokens=40, temperature=1)
+            await until(lambda: counts.checked == 1)
+        assert counts.mismatches == 1
+        assert 0 < counts.tokens <= 40
+        state = await (await client.get("/dashboard/state")).json()
+        scrape = Scrape(await (await client.get("/metrics")).text())
+    assert state["snapshot"]["self_check"]["mismatches"] == scrape.sum("foresay:self_check_mismatch_total") == 1
+    [line] = caplog.messages
+    assert re.match(r"self-check: request \w+-0 \(X-Request-Id found, seed 11\) has token \d+ at output position", line)
+    assert line.endswith("on this machine, which claims to be exact")
+    assert not {word for word in body["choices"][0]["text"].split() if len(word) > 4} & set(line.split())
+
+
+async def test_without_a_share_the_counters_are_there_and_nothing_runs(engine: Engine) -> None:
+    async with serving(engine, share=0.0) as (client, service, stepped):
+        await asked(client, prompt="One day", max_tokens=5)
+        scrape = Scrape(await (await client.get("/metrics")).text())
+        state = await (await client.get("/dashboard/state")).json()
+        assert stepped.checks == [] and len(service.self_check.backlog) == 0
+    for name in ("requests", "tokens", "mismatch", "skipped"):
+        assert scrape.samples[f"foresay:self_check_{name}_total"] == {frozenset({("model_name", "bundled")}): 0.0}
+    nothing = {"share": 0.0, "checked": 0, "tokens": 0, "mismatches": 0, "waiting": 0, "skipped": 0}
+    assert state["snapshot"]["self_check"] == nothing
+
+
+def test_the_counts_are_what_a_page_is_told() -> None:
+    assert SelfCheckCounts.__struct_fields__ == ("share", "checked", "tokens", "mismatches", "waiting", "skipped")
+
+
+async def test_kept_kv_that_went_bad_is_found(engine: Engine) -> None:
+    """The re-run takes none of it, or both would be wrong in the same way."""
+    ask: dict[str, Any] = {
+        "prompt": "In a land far away there lived a miller with his three sons and a cat. ",
+        "max_tokens": 24,
+    }
+    async with serving(engine) as (client, service, _):
+        counts = service.telemetry.self_check
+        first = await asked(client, **ask)
+        await until(lambda: counts.checked == 1)
+        assert counts.mismatches == 0
+        spoil_kept_pages(engine)
+        second = await asked(client, **ask)
+        assert second["usage"]["prompt_tokens_details"]["cached_tokens"] > 0
+        assert second["choices"][0]["text"] != first["choices"][0]["text"]
+        await until(lambda: counts.checked == 2)
+        assert counts.mismatches == 1
+    assert engine.prefix is not None
+    engine.prefix.evict(len(engine.prefix))
+
+
+def spoil_kept_pages(engine: Engine) -> None:
+    """Turn the values in all pages that are kept for reuse around."""
+    for store in engine.pool.stores:
+        assert isinstance(store, KVStore)
+        by_page = store.values.unflatten(1, (-1, engine.pool.page_size))
+        by_page[:, sorted(engine.prefix or ())] *= -1

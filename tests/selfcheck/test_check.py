@@ -1,0 +1,205 @@
+"""The server's self-check with an engine whose tokens are written down: who is picked, when it runs, what it counts."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+
+import pytest
+
+from server.errors import EngineFailed, Unavailable
+from server.generation import Sink
+from server.selfcheck import check
+from server.selfcheck.backlog import MOST_ANSWERS
+from server.telemetry.self_check import SelfCheckCounts
+from spec.request import Request
+from tests.selfcheck.checking import Diverging, Reader, checking, request, until
+from tests.server.scripted import END, ScriptedEngine
+
+TOKENS = [40, 41, 42, 43, 44, 45, 46, 47, 48]
+
+pytestmark = pytest.mark.usefixtures("impatient")
+
+
+def checks(engine: ScriptedEngine) -> list[Request]:
+    return [one for one in engine.requests if one.aside]
+
+
+async def test_every_answer_is_compared_token_by_token() -> None:
+    engine = ScriptedEngine(TOKENS, run=3)
+    async with checking(engine) as place:
+        await place.ask(request("a"), request("b", max_tokens=20, seed=5))
+        await place.ask(request("c", max_tokens=1))
+        await place.settled(3)
+    assert place.counts == SelfCheckCounts(share=1.0, checked=3, tokens=12 + 20 + 1)
+    for asked, again in zip(engine.requests[:3], checks(engine), strict=True):
+        assert (again.prompt, again.params.max_tokens) == (asked.prompt, asked.params.max_tokens)
+        assert not again.speculate
+    assert [again.params.seed for again in checks(engine)] == [7, 5, 7], "the one that was drawn, the one asked for"
+
+
+async def test_a_difference_is_counted_and_warned_of_without_a_text(caplog: pytest.LogCaptureFixture) -> None:
+    async with checking(Diverging(TOKENS, run=3)) as place:
+        with caplog.at_level(logging.WARNING, "foresay.selfcheck"):
+            await place.ask(request("cmpl-1", seed=3, max_tokens=9))
+            await place.settled(1)
+    assert place.counts == SelfCheckCounts(share=1.0, checked=1, tokens=6, mismatches=1)
+    assert caplog.messages == [
+        "self-check: request cmpl-1 (X-Request-Id -, seed 3) has token 45 at output position 5, "
+        "plain decoding writes 46, on this machine, which claims to be exact"
+    ]
+
+
+async def test_a_plain_text_that_ends_before_is_a_difference(caplog: pytest.LogCaptureFixture) -> None:
+    class Ending(ScriptedEngine):
+        def script_of(self, request: Request) -> list[int]:
+            return self.tokens if request.speculate else [*self.tokens[:4], END]
+
+    async with checking(Ending(TOKENS, run=2)) as place:
+        with caplog.at_level(logging.WARNING, "foresay.selfcheck"):
+            await place.ask(request("a", max_tokens=9))
+            await place.settled(1)
+    assert (place.counts.mismatches, place.counts.tokens) == (1, 5)
+    assert "has token 44 at output position 4, plain decoding writes 0" in caplog.text
+
+
+async def test_the_share_that_was_asked_for_is_picked() -> None:
+    engine = ScriptedEngine(TOKENS, run=9)
+    async with checking(engine, 0.25, random.Random(8).random) as place:
+        for number in range(200):
+            await place.ask(request(f"r{number}", max_tokens=9))
+            if number % 40 == 39:
+                await until(lambda: not place.counts.waiting)
+    drawn = random.Random(8)
+    expected = sum(drawn.random() < 0.25 for _ in range(200))
+    assert 30 < expected < 70
+    assert (place.counts.checked, len(checks(engine))) == (expected, expected)
+
+
+async def test_without_a_share_nothing_is_kept_and_nothing_runs() -> None:
+    seen: list[Sink] = []
+
+    class Watched(ScriptedEngine):
+        def add(self, request: Request, sink: Sink) -> None:
+            seen.append(sink)
+            super().add(request, sink)
+
+    engine = Watched(TOKENS)
+    async with checking(engine, 0.0) as place:
+        before = asyncio.all_tasks()
+        readers = await place.ask(*(request(f"r{number}") for number in range(20)))
+        assert len(asyncio.all_tasks()) == len(before)
+        await asyncio.sleep(0.1)
+    assert seen == readers, "nothing stands between the engine and the reader"
+    assert (len(place.check.backlog), place.counts) == (0, SelfCheckCounts())
+    assert checks(engine) == []
+
+
+async def test_it_waits_until_nobody_needs_the_engine() -> None:
+    engine = ScriptedEngine(TOKENS, run=9, pause=0.02)
+    async with checking(engine) as place:
+        running = place.begin(request("long", max_tokens=200))
+        short = place.begin(request("short", max_tokens=3))
+        await short.over.wait()
+        await asyncio.sleep(0.1)
+        assert (checks(engine), place.counts.waiting) == ([], 1)
+        await running.over.wait()
+        place.idle.set()
+        await place.settled(2)
+    assert [len(again.prompt) for again in checks(engine)] == [3, 3]
+
+
+async def test_it_waits_until_nothing_has_come_for_a_moment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(check, "QUIET_SECONDS", 0.4)
+    engine = ScriptedEngine(TOKENS, run=9)
+    async with checking(engine) as place:
+        for number in range(6):
+            await place.ask(request(f"r{number}"))
+            await asyncio.sleep(0.15)
+        assert (checks(engine), place.counts.waiting) == ([], 6)
+        await place.settled(6)
+
+
+async def test_a_request_that_comes_ends_the_re_run_first_and_it_is_made_later() -> None:
+    engine = ScriptedEngine(TOKENS, run=1, pause=0.005)
+    async with checking(engine) as place:
+        await place.ask(request("a", max_tokens=60))
+        for number in range(3):
+            while len(checks(engine)) <= number:
+                await asyncio.sleep(0.005)
+            again = checks(engine)[-1].id
+            await asyncio.sleep(0.03)
+            reader = place.begin(request(f"b{number}", max_tokens=2))
+            assert engine.cancelled[-1] == again, "cancelled before the request is handed to the engine"
+            assert engine.requests[-1].id == f"b{number}"
+            await reader.over.wait()
+            assert place.counts.checked == 0
+            place.idle.set()
+        await place.settled(4)
+    assert place.counts == SelfCheckCounts(share=1.0, checked=4, tokens=60 + 3 * 2)
+    ids = [again.id for again in checks(engine)]
+    assert len(set(ids)) == len(ids), "nothing that is still under way can be taken for the next one"
+
+
+async def test_cancelled_and_failed_requests_are_not_checked() -> None:
+    engine = ScriptedEngine(TOKENS, run=2, pause=0.01)
+    async with checking(engine) as place:
+        place.begin(request("gone"))
+        await asyncio.sleep(0.03)
+        place.check.cancel("gone")
+        engine.fail_after = 4
+        [broken] = await place.ask(request("broken"))
+        assert isinstance(broken.error, EngineFailed)
+        engine.fail_after = None
+        await place.ask(request("good"))
+        await place.settled(1)
+    assert (place.counts.checked, [again.params.max_tokens for again in checks(engine)]) == (1, [12])
+
+
+async def test_a_re_run_that_dies_with_the_engine_is_skipped(caplog: pytest.LogCaptureFixture) -> None:
+    engine = ScriptedEngine(TOKENS, run=2)
+    async with checking(engine) as place:
+        engine.pause = 0.01
+        await place.ask(request("a"), request("b"))
+        engine.fail_after = 6
+        await place.settled(1)
+        engine.fail_after = None
+        await place.settled(2)
+    assert place.counts == SelfCheckCounts(share=1.0, checked=1, tokens=12, skipped=1)
+    assert caplog.messages == []
+
+
+async def test_while_no_engine_is_there_the_answers_wait() -> None:
+    class Down(ScriptedEngine):
+        down = False
+
+        def add(self, request: Request, sink: Sink) -> None:
+            if self.down:
+                raise Unavailable("The engine is down", "engine_down")
+            super().add(request, sink)
+
+    engine = Down(TOKENS)
+    async with checking(engine) as place:
+        place.taking = False
+        await place.ask(request("a"))
+        await asyncio.sleep(0.1)
+        assert (checks(engine), place.counts.waiting) == ([], 1)
+        place.taking, engine.down = True, True  # it dies between the look and the request
+        await asyncio.sleep(0.1)
+        assert (place.counts.waiting, place.counts.skipped) == (1, 0)
+        with pytest.raises(Unavailable):
+            place.check.add(request("b"), Reader())
+        engine.down = False
+        await place.settled(1)
+    assert place.counts == SelfCheckCounts(share=1.0, checked=1, tokens=12)
+
+
+async def test_too_many_answers_are_skipped() -> None:
+    engine = ScriptedEngine(TOKENS, run=9)
+    async with checking(engine) as place:
+        await place.ask(*(request(f"r{number}", prompt=[number]) for number in range(100)))
+        assert (place.counts.waiting, place.counts.skipped) == (MOST_ANSWERS, 100 - MOST_ANSWERS)
+        await until(lambda: not place.counts.waiting)
+    assert (place.counts.checked, place.counts.skipped) == (MOST_ANSWERS, 100 - MOST_ANSWERS)
+    assert [again.prompt for again in checks(engine)] == [[number] for number in range(100)][-MOST_ANSWERS:]
