@@ -7,15 +7,17 @@ from collections.abc import Sequence as Many
 from functools import partial
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 from torch import Tensor
 
-from drafters.candidates import adjusted, adjusts, with_noise
+from drafters.candidates import adjusted, adjusts, filtered, with_noise
 from kvpaging import PagePool, PageTable
 from spec.adjust import Adjustment, paths_of
 from spec.constrain import Ahead, Guarded
 from spec.decide import decide
+from spec.draw import draw
 from spec.noise import Noise
 from spec.protocols import Drafter
 from spec.sampling import SamplingParams
@@ -160,3 +162,31 @@ def test_a_slow_or_broken_grammar_is_not_asked_again() -> None:
     assert broken.banned(0, -1, 5) is not None
     assert broken.banned(1, 0, token) is None
     assert broken.banned(2, 1, token) is None
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"top_k": 7},
+        {"top_p": 0.8},
+        {"top_p": 0.3, "min_p": 0.02},
+        {"min_p": 0.1},
+        {"top_k": 40, "top_p": 0.95, "temperature": 0.6},
+    ],
+)
+def test_with_filters_the_best_candidate_is_what_the_target_would_draw(options: dict[str, Any]) -> None:
+    s = sequence(**{"temperature": 1.0, **options})
+    logits = torch.randn(40, VOCAB, generator=torch.Generator().manual_seed(5)) * 2.5
+    without = msgspec.structs.replace(s.sampling, top_k=0, top_p=1.0, min_p=0.0)
+    differ = 0
+    for depth in range(20):
+        noise = s.noise.row(len(s.tokens) + depth).expand(40, -1)
+        drawn = draw(logits, s.sampling, noise)
+        assert with_noise(logits, s, depth).argmax(dim=-1).tolist() == drawn.tolist()
+        differ += int((drawn != draw(logits, without, noise)).sum())
+    assert differ > 0, "the filters change some draws"
+
+
+def test_top_p_that_needs_very_many_tokens_takes_nothing_out() -> None:
+    flat = torch.randn(3, 5000, generator=torch.Generator().manual_seed(1)) * 0.1
+    assert filtered(flat, SamplingParams(top_p=0.99)).equal(flat)

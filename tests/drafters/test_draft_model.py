@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 
@@ -194,10 +195,11 @@ def running(models: Pair, tokens: list[int], table: PageTable, temperature: floa
     )
 
 
-def with_itself(pair: Pair, shape: str, temperature: float, steps: int) -> list[int]:
+def with_itself(pair: Pair, shape: str, temperature: float, steps: int, **filters: float) -> list[int]:
     """Tokens accepted in each step when the target is its own draft model; the text is checked too."""
     levels = shape.count(",") + 1
     params = SamplingParams(temperature=temperature, seed=5, ignore_eos=True, max_tokens=1 + steps * (levels + 1))
+    params = msgspec.structs.replace(params, **filters)
     jobs = [Job("one", random_tokens(random.Random(7), 21, pair.vocab_size), params)]
     itself = replace(pair, draft=pair.target)
     texts = run(engine_of(pair.target, itself.draft_model, TreeShape.parse(shape)), jobs)
@@ -212,6 +214,11 @@ def test_a_chain_by_the_target_itself_is_always_right(pair, length, temperature)
     """Draft and target add the same noise to the same logits."""
     shape = ",".join("1" * length)
     assert with_itself(pair("qwen3"), shape, temperature, steps=4) == [0] + [length] * 4
+
+
+@pytest.mark.parametrize("filters", [{"top_k": 5}, {"top_p": 0.7}, {"min_p": 0.1}, {"top_k": 30, "top_p": 0.5}])
+def test_filters_leave_it_right(pair, filters) -> None:
+    assert with_itself(pair("qwen3"), "1,1,1,1", 1.0, steps=8, **filters) == [0] + [4] * 8
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
