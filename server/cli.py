@@ -61,16 +61,22 @@ def build_parser(command: Command) -> Parser:
     examples = "\n".join(f"  {line}" for line in command.examples)
     parser = Parser(
         prog=f"foresay {command.name}",
-        usage=f"foresay {command.name} {'[TARGET] ' if command.config else ''}[flags]",
         description=command.summary[0].upper() + command.summary[1:] + ".",
         epilog=f"examples:\n{examples}{_EVERYWHERE if command.config else ''}",
         formatter_class=RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
     command.add_arguments(parser)
+    parser.usage = " ".join([parser.prog, *_positionals(command, parser), "[flags]"])
     if command.config is not None:
         _add_settings(parser, settings_of(command.config))
     return parser
+
+
+def _positionals(command: Command, parser: Parser) -> list[str]:
+    """What is given without a flag, as the usage line names it."""
+    named = [action.metavar or action.dest.upper() for action in parser._actions if not action.option_strings]
+    return [*(["[TARGET]"] if command.config else []), *map(str, named)]
 
 
 _EVERYWHERE = """
