@@ -56,7 +56,8 @@ def undisturbed(target, prompts, tmp_path_factory) -> bytes:
     """The weights that the command ends with."""
     out = tmp_path_factory.mktemp("undisturbed") / "draft"
     assert foresay(command(target, prompts, out)).status == 0
-    return (out / "model.safetensors").read_bytes()
+    weights: bytes = (out / "model.safetensors").read_bytes()
+    return weights
 
 
 def said(ended: Ended) -> str:
