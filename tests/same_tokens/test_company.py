@@ -9,8 +9,8 @@ from functools import cache
 import pytest
 
 from tests.same_tokens.models import Pair
-from tests.same_tokens.runs import assert_same, drafting, jobs_of, plain, sampled, whole
-from tests.same_tokens.witness import Job, Text, run
+from tests.same_tokens.runs import assert_same, drafting, jobs_of, plain, returning, whole
+from tests.same_tokens.witness import Text, run
 
 FAMILIES = ["llama2", "smollm", "mistral", "qwen3"]
 DRAFTERS = ["none", "ngram", "chain4", "4,4,2,2,1", "dynamic 4,4,2,2,1", "truth"]
@@ -71,16 +71,7 @@ def test_preemption(pair, family, drafter) -> None:
 def test_over_a_prefix_hit(pair, family, drafter) -> None:
     """The same prompts again, and as the beginnings of longer chats, with pages that earlier requests computed."""
     models = pair(family)
-    first = jobs_of(models.vocab_size, (50, 33, 17), 16, ["warm", "greedy", "cool_filtered"])
-    texts = plain(models.target, first)
-    turns = [
-        Job(f"{job.id}-{turn}", job.prompt + texts[job.id].tokens + [turn] * 9, sampled(name, seed=turn, max_tokens=10))
-        for job in first
-        for turn, name in enumerate(("greedy", "cool", "warm_filtered"), start=7)
-    ]
-    again = [replace(job, id=f"{job.id}-again") for job in first]
-    later = [replace(job, arrives=60 + index) for index, job in enumerate([*again, *turns])]
-    texts |= plain(models.target, later)
+    first, later, texts = returning(models)
     jobs = [*first, *later]
     actual = run(drafting(models, drafter, whole(jobs, texts), prefix=True), jobs)
     assert_same(texts, actual)

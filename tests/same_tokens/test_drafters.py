@@ -13,7 +13,7 @@ from tests.same_tokens.witness import Text, run
 from tests.verifier.families import FAMILIES
 
 LENGTHS = (9, 1, 17, 33, 5, 40)
-MAX_TOKENS = 18
+MAX_TOKENS = 12
 
 
 @cache
