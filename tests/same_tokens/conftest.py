@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import cache
 
 import pytest
@@ -14,15 +14,6 @@ WIDE = {
     "wide1536": {"hidden_size": 320, "intermediate_size": 1536, "head_dim": 64},
     "wide3072": {"hidden_size": 512, "intermediate_size": 3072, "head_dim": 64},
 }
-
-
-@pytest.fixture(scope="session", autouse=True)
-def one_thread() -> Iterator[None]:
-    """Tiny models gain nothing from threads, and lose much of their time to them on a busy machine."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="session")
