@@ -73,12 +73,15 @@ def plain(target: Decoder, jobs: Sequence[Job], *, tokens: int = 1024, page_size
 
 
 @cache
-def returning(pair: Pair) -> tuple[list[Job], list[Job], dict[str, Text]]:
-    """Requests; later ones, the same again and the beginnings of longer chats; and the texts of all."""
+def returning(pair: Pair, max_tokens: int = 10) -> tuple[list[Job], list[Job], dict[str, Text]]:
+    """Requests; later ones, the same again and the beginnings of longer chats; and the texts of all.
+
+    max_tokens: of what follows in the longer chats.
+    """
     first = jobs_of(pair.vocab_size, (50, 33, 17), 16, ["warm", "greedy", "cool_filtered"])
     texts = plain(pair.target, first)
     turns = [
-        Job(f"{job.id}-{turn}", job.prompt + texts[job.id].tokens + [turn] * 9, sampled(name, seed=turn, max_tokens=10))
+        Job(f"{job.id}-{turn}", job.prompt + texts[job.id].tokens + [turn] * 9, sampled(name, turn, max_tokens))
         for job in first
         for turn, name in enumerate(("greedy", "cool", "warm_filtered"), start=7)
     ]
