@@ -4,7 +4,8 @@
 # make bench      measure this machine        ARGS="..."   is handed to the command
 #
 # PYTHON names the interpreter that .venv is made from (3.11 or newer). The tests run in WORKERS processes of one thread
-# each: two threads that must wait for each other on busy cores are slower than one.
+# each: two threads that must wait for each other on busy cores are slower than one. Files that take long come first
+# (tests/conftest.py), an order that pytest-xdist is to keep.
 
 PYTHON ?= python3
 VENV   ?= .venv
@@ -12,7 +13,7 @@ ARGS   ?=
 WORKERS ?= 2
 
 BIN := $(VENV)/bin
-TEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
+TEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
 .PHONY: serve bench test quick check format clean

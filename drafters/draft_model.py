@@ -76,7 +76,7 @@ class DraftModelDrafter:
             self._model.run([Rows(table, self._known(sequence.tokens[filled:stop]), filled, wanted="none")])
             self._model.store.mark(table, stop)
 
-    def committed(self, sequence: Sequence, path: list[int], moves: tuple[Tensor, Tensor] | None) -> None:
+    def committed(self, sequence: Sequence, path: list[int]) -> None:
         """Keep the rows of the accepted nodes that were expanded; the calibration learns."""
         g = self._grown.pop(sequence.id, None)
         if g is None:

@@ -89,7 +89,7 @@ class EagleDrafter:
                 self._run([self._text(sequence, start, stop, "none")], [self._true_features(sequence, start, stop)])
             self.store.mark(table, stop)
 
-    def committed(self, sequence: Sequence, path: list[int], moves: tuple[Tensor, Tensor] | None) -> None:
+    def committed(self, sequence: Sequence, path: list[int]) -> None:
         """Drafted rows are not kept; the true ones are run before the next draft. The calibration learns."""
         if grown := self._grown.pop(sequence.id, None):
             grown.learn(path)

@@ -75,7 +75,7 @@ class MedusaDrafter:
     def extend(self, sequence: Sequence) -> None:
         """Nothing is cached."""
 
-    def committed(self, sequence: Sequence, path: list[int], moves: tuple[Tensor, Tensor] | None) -> None:
+    def committed(self, sequence: Sequence, path: list[int]) -> None:
         """Nothing is cached; the calibration learns."""
         if grown := self._grown.pop(sequence.id, None):
             grown.learn(path)

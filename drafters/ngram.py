@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Many
 
-from torch import Tensor
-
 from spec.protocols import FeatureRequest
 from spec.sequence import Sequence
 from spec.tree import DraftTree, TreeShape
@@ -62,7 +60,7 @@ class NgramDrafter:
     def extend(self, sequence: Sequence) -> None:
         """Nothing to do: the index reads committed tokens when it is asked."""
 
-    def committed(self, sequence: Sequence, path: list[int], moves: tuple[Tensor, Tensor] | None) -> None:
+    def committed(self, sequence: Sequence, path: list[int]) -> None:
         """Nothing to do: the index reads committed tokens when it is asked."""
 
     def finished(self, sequence: Sequence) -> None:

@@ -109,13 +109,12 @@ class Drafter(Protocol):
         """A prefill chunk was committed: bring the drafter's own state up to it."""
         ...
 
-    def committed(self, sequence: Sequence, path: list[int], moves: tuple[Tensor, Tensor] | None) -> None:
+    def committed(self, sequence: Sequence, path: list[int]) -> None:
         """This path of the last proposed tree was committed: keep what of the drafter's own rows is still true.
 
         path: one node for each committed token, from the root on; -1 for tokens that were no node of the tree (others
         may add to what the drafter proposed), which come last. Nothing was proposed if the step computed the prompt, if
         all drafts were forced by a grammar, or if another drafter was asked: the path is then 0 and perhaps -1s.
-        moves: of the drafter's own rows.
         """
         ...
 

@@ -162,15 +162,12 @@ class EagerRunner:
         acceptance = accept(draft.tree, drawn)
         emitted = _emit(sequence, acceptance, logits)
         path = acceptance.path[: len(emitted)]
-        own = draft.proposed(path)
-        moves, own_moves = _moves(sequence, path), None
-        if draft.origin is not None:
-            own_moves = _moves(sequence, [node for node in own if node >= 0])
+        moves = _moves(sequence, path)
         table.commit(len(path))
         self.verifier.committed(table, moves)
         self._show(work, path, features)
         if self.drafter is not None and path:
-            self.drafter.committed(sequence, own, moves if draft.origin is None else own_moves)
+            self.drafter.committed(sequence, draft.proposed(path))
         sequence.noise.forget_before(len(sequence.tokens))
         return Verdict(
             work,

@@ -16,26 +16,18 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from drafters.heads.lesson import Depth, Lesson, judge
+from drafters.heads.llama import LlamaShape
 from drafters.heads.loss import soft_cross_entropy
 
 #: The deviation of an embedding's entries at the start.
 _EMBEDDED = 0.02
 
 
-@dataclass(frozen=True, slots=True)
-class DraftShape:
-    """The shape of a draft model, in config.json's words."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DraftShape(LlamaShape):
+    """The shape of a draft model."""
 
-    vocab_size: int
-    hidden_size: int
-    intermediate_size: int
     num_hidden_layers: int
-    num_attention_heads: int
-    num_key_value_heads: int
-    head_dim: int
-    rms_norm_eps: float
-    rope_theta: float
-    max_position_embeddings: int
 
 
 class DraftModel(nn.Module):
@@ -53,19 +45,10 @@ class DraftModel(nn.Module):
     def forward(self, tokens: Tensor) -> Tensor:
         """int64[B, T] -> [B, T, H]: what the output matrix reads."""
         state = functional.embedding(tokens, self.embed)
-        cos, sin = self._turns(tokens.shape[1])
         for layer in self.layers:
-            state = layer(state, cos, sin)
+            state = layer(state)
         hidden: Tensor = self.norm(state)
         return hidden
-
-    def _turns(self, rows: int) -> tuple[Tensor, Tensor]:
-        """Cosine and sine of each position's angles: [T, D / 2]."""
-        half = self.shape.head_dim // 2
-        steps = torch.arange(half, device=self.embed.device, dtype=torch.float32)
-        positions = torch.arange(rows, device=self.embed.device)[:, None]
-        angles = positions * self.shape.rope_theta ** (-steps / half)
-        return angles.cos(), angles.sin()
 
     def losses(self, lesson: Lesson) -> Iterator[Tensor]:
         """One loss, over all rows."""
@@ -108,8 +91,7 @@ class _Layer(nn.Module):
 
     def __init__(self, shape: DraftShape) -> None:
         super().__init__()
-        self.head_dim = shape.head_dim
-        self.group = shape.num_attention_heads // shape.num_key_value_heads
+        self.shape = shape
         width, inner = shape.hidden_size, shape.intermediate_size
         query, keys = shape.num_attention_heads * shape.head_dim, shape.num_key_value_heads * shape.head_dim
         self.input_layernorm, self.post_attention_layernorm = (
@@ -119,27 +101,16 @@ class _Layer(nn.Module):
         self.gate_proj, self.up_proj = (nn.Linear(width, inner, bias=False) for _ in range(2))
         self.o_proj, self.down_proj = (nn.Linear(size, width, bias=False) for size in (query, inner))
 
-    def forward(self, state: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    def forward(self, state: Tensor) -> Tensor:
         """[B, T, H] -> [B, T, H]."""
-        state = state + self.o_proj(self._attend(self.input_layernorm(state), cos, sin))
+        state = state + self.o_proj(self._attend(self.input_layernorm(state)))
         inner = self.post_attention_layernorm(state)
         out: Tensor = state + self.down_proj(functional.silu(self.gate_proj(inner)) * self.up_proj(inner))
         return out
 
-    def _attend(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        query, key = (rotated(self._heads(project(x)), cos, sin) for project in (self.q_proj, self.k_proj))
-        key, value = (part.repeat_interleave(self.group, dim=1) for part in (key, self._heads(self.v_proj(x))))
+    def _attend(self, x: Tensor) -> Tensor:
+        heads, group = self.shape.heads, self.shape.group
+        query, key = (self.shape.turned(heads(project(x))) for project in (self.q_proj, self.k_proj))
+        key, value = (part.repeat_interleave(group, dim=1) for part in (key, heads(self.v_proj(x))))
         seen = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
         return seen.transpose(1, 2).flatten(2)
-
-    def _heads(self, x: Tensor) -> Tensor:
-        """[B, T, N * D] -> [B, N, T, D]."""
-        heads: Tensor = x.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
-        return heads
-
-
-def rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """[B, N, T, D], row t turned by the angles of position t (half-rotation layout)."""
-    a, b = x.chunk(2, dim=-1)
-    cos, sin = cos.to(x.dtype), sin.to(x.dtype)
-    return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1)

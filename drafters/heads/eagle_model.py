@@ -19,26 +19,18 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from drafters.heads.lesson import Depth, Lesson, judge
+from drafters.heads.llama import LlamaShape
 from drafters.heads.loss import soft_cross_entropy
 
 #: How much less each pass counts than the one before.
 DECAY = 0.8
 
 
-@dataclass(frozen=True, slots=True)
-class EagleShape:
-    """The shape of a head, in config.json's words. layers: the target's layers whose inputs it reads."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EagleShape(LlamaShape):
+    """The shape of a head. layers: the target's layers whose inputs it reads."""
 
-    vocab_size: int
     draft_vocab_size: int
-    hidden_size: int
-    intermediate_size: int
-    num_attention_heads: int
-    num_key_value_heads: int
-    head_dim: int
-    rms_norm_eps: float
-    rope_theta: float
-    max_position_embeddings: int
     layers: tuple[int, ...]
 
 
@@ -114,10 +106,10 @@ class EagleModel(nn.Module):
         return out
 
     def _attend(self, mixed: Tensor, number: int, chain: list[tuple[Tensor, Tensor]]) -> Tensor:
-        group = self.shape.num_attention_heads // self.shape.num_key_value_heads
-        query = self._rotated(self._heads(self.q_proj(mixed)), number)
-        key = self._rotated(self._heads(self.k_proj(mixed)), number).repeat_interleave(group, dim=1)
-        value = self._heads(self.v_proj(mixed)).repeat_interleave(group, dim=1)
+        heads, group = self.shape.heads, self.shape.group
+        # Row t of this pass stands at position t + number.
+        query, key = (self.shape.turned(heads(project(mixed)), number) for project in (self.q_proj, self.k_proj))
+        key, value = (part.repeat_interleave(group, dim=1) for part in (key, heads(self.v_proj(mixed))))
         chain.append((key, value))
         query = query * self.shape.head_dim**-0.5
         first_keys, first_values = chain[0]
@@ -130,22 +122,6 @@ class EagleModel(nn.Module):
         for index, (_, values) in enumerate(chain[1:]):
             total = total + weights[..., rows + index : rows + index + 1] * values
         return total.transpose(1, 2).flatten(2)
-
-    def _heads(self, x: Tensor) -> Tensor:
-        """[B, T, N * D] -> [B, N, T, D]."""
-        heads: Tensor = x.unflatten(-1, (-1, self.shape.head_dim)).transpose(1, 2)
-        return heads
-
-    def _rotated(self, x: Tensor, number: int) -> Tensor:
-        """Row t of pass ``number`` stands at position t + number (half-rotation layout)."""
-        half = self.shape.head_dim // 2
-        steps = torch.arange(half, device=x.device, dtype=torch.float32)
-        angles = torch.arange(number, number + x.shape[2], device=x.device)[:, None] * (
-            self.shape.rope_theta ** (-steps / half)
-        )
-        cos, sin = angles.cos().to(x.dtype), angles.sin().to(x.dtype)
-        a, b = x[..., :half], x[..., half:]
-        return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1)
 
     def published(self) -> dict[str, Tensor]:
         """The tensors by the authors' names."""

@@ -13,18 +13,7 @@ from torch import Tensor
 from drafters.heads.lesson import Lesson
 from server.training.prompts import Messages, Prompt, read_prompts
 from spec.errors import ConfigurationError
-
-#: What makes a model directory's tokenizer and its habits, besides its weights and configuration.
-_BESIDE = (
-    "tokenizer*",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "vocab.json",
-    "merges.txt",
-    "*.jinja",
-    "chat_template.json",
-    "generation_config.json",
-)
+from verifier.model.hub import BESIDE
 
 
 class Teacher:
@@ -43,7 +32,7 @@ class Teacher:
     @property
     def beside(self) -> list[Path]:
         """The files that a model of the same vocabulary shares with the target."""
-        return sorted({file for pattern in _BESIDE for file in self.directory.glob(pattern) if file.is_file()})
+        return sorted({file for pattern in BESIDE for file in self.directory.glob(pattern) if file.is_file()})
 
     @property
     def special_tokens(self) -> dict[str, object]:

@@ -86,7 +86,11 @@ def write_heads(kind: str, teacher: Teacher, path: Path) -> MedusaModel | EagleM
         made = MedusaModel(teacher.lm_head, 2)
     else:
         ids, width = torch.arange(0, VOCAB, 2), teacher.config.hidden_size
-        shape = EagleShape(VOCAB, len(ids), width, 40, 2, 1, 16, 1e-5, 10_000.0, 64, layers=(0, 1, 2))
+        shape = EagleShape(
+            vocab_size=VOCAB, draft_vocab_size=len(ids), hidden_size=width, intermediate_size=40,
+            num_attention_heads=2, num_key_value_heads=1, head_dim=16, rms_norm_eps=1e-5, rope_theta=10_000.0,
+            max_position_embeddings=64, layers=(0, 1, 2),
+        )  # fmt: skip
         made = EagleModel(shape, teacher.embedding, ids, teacher.lm_head, passes=3)
     with torch.no_grad():
         for parameter in made.parameters():

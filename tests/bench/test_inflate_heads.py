@@ -32,7 +32,11 @@ def head(kind: str, target: Path, token_ids: torch.Tensor) -> MedusaModel | Eagl
     if kind == "medusa":
         made = MedusaModel(matrix, 3)
     else:
-        shape = EagleShape(VOCAB, len(token_ids), 32, 40, 2, 1, 16, 1e-5, 10_000.0, 64, layers=(0, 1, 2))
+        shape = EagleShape(
+            vocab_size=VOCAB, draft_vocab_size=len(token_ids), hidden_size=32, intermediate_size=40,
+            num_attention_heads=2, num_key_value_heads=1, head_dim=16, rms_norm_eps=1e-5, rope_theta=10_000.0,
+            max_position_embeddings=64, layers=(0, 1, 2),
+        )  # fmt: skip
         made = EagleModel(shape, matrix, token_ids, matrix, passes=3)
     for parameter in made.parameters():
         low, high = (0.3, 1.7) if parameter.ndim == 1 else (-0.3, 0.3)

@@ -4,31 +4,19 @@ from __future__ import annotations
 
 import functools
 import http.server
-import os
-import shutil
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from playwright.async_api import async_playwright
 
+from tests.dashboard.browsing import CHROMIUM, SWITCHES, needs_chromium
 from tests.server.live import LiveServer
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-SWITCHES = [
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-    "--no-first-run",
-]
 
-pytestmark = pytest.mark.skipif(
-    CHROMIUM is None and not os.environ.get("CI"), reason="needs Chromium (apt install chromium)"
-)
+pytestmark = needs_chromium
 
 
 class _Quiet(http.server.SimpleHTTPRequestHandler):
@@ -53,8 +41,6 @@ def url(page_origin, tmp_path_factory) -> Iterator[str]:
 
 
 async def test_a_page_of_another_origin_streams_both_ways(page_origin, url):
-    from playwright.async_api import async_playwright
-
     async with async_playwright() as play:
         browser = await play.chromium.launch(executable_path=CHROMIUM, args=SWITCHES)
         page = await browser.new_page()

@@ -6,22 +6,13 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.server.live import LiveServer
-
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = ROOT / "examples"
 GUIDELLM = Path(sys.prefix) / "guidellm" / "bin" / "guidellm"
-
-
-@pytest.fixture(scope="module")
-def url(tmp_path_factory) -> Iterator[str]:
-    with LiveServer(tmp_path_factory.mktemp("serve") / "log", "--max-seqs", "4") as server:
-        yield server.wait_for_url()
 
 
 def run(url: str, *command: str, **more: str) -> str:

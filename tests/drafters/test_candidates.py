@@ -10,7 +10,6 @@ from typing import Any
 import msgspec
 import pytest
 import torch
-from torch import Tensor
 
 from drafters.candidates import adjusted, adjusts, filtered, with_noise
 from kvpaging import PagePool, PageTable
@@ -100,8 +99,8 @@ class Watch:
     def __getattr__(self, name: str) -> Any:
         return getattr(self.inner, name)
 
-    def committed(self, s: Sequence, path: list[int], moves: tuple[Tensor, Tensor] | None) -> None:
-        self.inner.committed(s, path, moves)
+    def committed(self, s: Sequence, path: list[int]) -> None:
+        self.inner.committed(s, path)
 
 
 def watched(models: Pair, kind: str, shape: str, **options: Any) -> list[tuple[Sequence, DraftTree, list[bool] | None]]:

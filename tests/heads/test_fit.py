@@ -67,7 +67,11 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
         torch.manual_seed(0)
         teach_target(made)
         teach(made, MedusaModel(model.lm_head.weight.detach(), 1), "medusa")
-        shape = EagleShape(290, 290, 64, 160, 4, 4, 16, 1e-5, 10_000.0, 512, LAYERS)
+        shape = EagleShape(
+            vocab_size=290, draft_vocab_size=290, hidden_size=64, intermediate_size=160,
+            num_attention_heads=4, num_key_value_heads=4, head_dim=16, rms_norm_eps=1e-5, rope_theta=10_000.0,
+            max_position_embeddings=512, layers=LAYERS,
+        )  # fmt: skip
         embed = model.model.embed_tokens.weight.detach()
         teach(made, EagleModel(shape, embed, torch.arange(290), model.lm_head.weight.detach(), 2), "eagle3")
     return made

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import aiohttp
@@ -11,7 +10,6 @@ import pytest
 
 from tests.provenance.drafting import Json, check, check_counts, check_steps, joined
 from tests.provenance.test_random_runs import ALL
-from tests.server.live import LiveServer, openai_client
 
 EXTRA: Json = {"provenance": True, "return_token_ids": True, "spec_decode_metrics": "detailed"}
 ASK: Json = {"seed": 3, "max_tokens": 40}
@@ -22,18 +20,6 @@ SCHEMA: Json = {
     "required": ["name", "happy"],
     "additionalProperties": False,
 }
-
-
-@pytest.fixture(scope="module")
-def url(tmp_path_factory) -> Iterator[str]:
-    with LiveServer(tmp_path_factory.mktemp("serve") / "log", "--max-seqs", "4") as server:
-        yield server.wait_for_url()
-
-
-@pytest.fixture
-async def client(url) -> AsyncIterator[openai.AsyncOpenAI]:
-    async with openai_client(url) as client:
-        yield client
 
 
 class Rooted:

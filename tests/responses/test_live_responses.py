@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import openai
 import pytest
 from websockets.exceptions import ConnectionClosed
 
-from tests.server.live import LiveServer, openai_client
+from tests.server.live import LiveServer
 
 ASK: dict[str, Any] = {"model": "bundled", "input": "Tell me a story about a fox.", "extra_body": {"seed": 3}}
 LAST = ("response.completed", "response.incomplete", "response.failed", "error")
@@ -27,12 +27,6 @@ def server(tmp_path_factory) -> Iterator[LiveServer]:
 @pytest.fixture(scope="module")
 def url(server) -> str:
     return str(server.wait_for_url())
-
-
-@pytest.fixture
-async def client(url) -> AsyncIterator[openai.AsyncOpenAI]:
-    async with openai_client(url) as client:
-        yield client
 
 
 def test_the_synchronous_client(url):

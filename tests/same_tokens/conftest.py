@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import cache
 
 import pytest
@@ -16,22 +16,15 @@ WIDE = {
 }
 
 
-@pytest.fixture(scope="session", autouse=True)
-def one_thread() -> Iterator[None]:
-    """Tiny models gain nothing from threads, and lose much of their time to them on a busy machine."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 @pytest.fixture(scope="session")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Pair]:
-    """Targets with a draft model each, made once: by family, or ``wide1536`` and ``wide3072``."""
+    """Targets with a draft model each, made once: by family, or ``wide1536`` and ``wide3072``; layers: of both."""
 
     @cache
-    def made(name: str, dtype: torch.dtype = torch.float32) -> Pair:
-        shape = {"num_hidden_layers": 2, "max_position_embeddings": 1024, **WIDE[name]} if name in WIDE else {}
+    def made(name: str, dtype: torch.dtype = torch.float32, layers: int = 3) -> Pair:
+        shape = {"num_hidden_layers": layers}
+        if name in WIDE:
+            shape = {"num_hidden_layers": 2, "max_position_embeddings": 1024, **WIDE[name]}
         family = name if name in FAMILIES else "llama3"
         return make_pair(family, tmp_path_factory.mktemp(name), dtype, **shape)
 

@@ -6,8 +6,6 @@ import random
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from torch import Tensor
-
 from drafters.eagle import EagleDrafter
 from drafters.medusa import MedusaDrafter
 from kvpaging import PagePool
@@ -101,8 +99,8 @@ class Whisper:
     def extend(self, sequence: Running) -> None:
         self.inner.extend(sequence)
 
-    def committed(self, sequence: Running, path: list[int], moves: tuple[Tensor, Tensor] | None) -> None:
-        self.inner.committed(sequence, path, moves)
+    def committed(self, sequence: Running, path: list[int]) -> None:
+        self.inner.committed(sequence, path)
 
     def finished(self, sequence: Running) -> None:
         self.inner.finished(sequence)

@@ -5,8 +5,6 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping, Sequence
 
-from torch import Tensor
-
 from spec.protocols import FeatureRequest
 from spec.sequence import Sequence as Running
 from spec.tree import DraftTree, TreeShape
@@ -50,7 +48,7 @@ class RandomTrees:
 
     def extend(self, sequence: Running) -> None: ...
 
-    def committed(self, sequence: Running, path: list[int], moves: tuple[Tensor, Tensor] | None) -> None: ...
+    def committed(self, sequence: Running, path: list[int]) -> None: ...
 
     def finished(self, sequence: Running) -> None: ...
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import cache
 
 from drafters.ngram import NgramDrafter
 from kvpaging import PagePool
@@ -69,6 +70,24 @@ def plain(target: Decoder, jobs: Sequence[Job], *, tokens: int = 1024, page_size
         target, lambda pool: None, ROOT_ONLY, max_seqs=1, chunk=tokens, tokens=tokens, page_size=page_size
     )
     return run(engine, [_alone(job) for job in jobs])
+
+
+@cache
+def returning(pair: Pair, max_tokens: int = 10) -> tuple[list[Job], list[Job], dict[str, Text]]:
+    """Requests; later ones, the same again and the beginnings of longer chats; and the texts of all.
+
+    max_tokens: of what follows in the longer chats.
+    """
+    first = jobs_of(pair.vocab_size, (50, 33, 17), 16, ["warm", "greedy", "cool_filtered"])
+    texts = plain(pair.target, first)
+    turns = [
+        Job(f"{job.id}-{turn}", job.prompt + texts[job.id].tokens + [turn] * 9, sampled(name, turn, max_tokens))
+        for job in first
+        for turn, name in enumerate(("greedy", "cool", "warm_filtered"), start=7)
+    ]
+    again = [replace(job, id=f"{job.id}-again") for job in first]
+    later = [replace(job, arrives=60 + index) for index, job in enumerate([*again, *turns])]
+    return first, later, texts | plain(pair.target, later)
 
 
 def _alone(job: Job) -> Job:

@@ -10,7 +10,6 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 import torch
-from torch import Tensor
 
 from drafters.draft_model import DraftModelDrafter
 from drafters.eagle import EagleDrafter
@@ -103,15 +102,15 @@ class Switching:
         for member in self.members.values():
             member.extend(sequence)
 
-    def committed(self, sequence: Running, path: list[int], moves: tuple[Tensor, Tensor] | None) -> None:
+    def committed(self, sequence: Running, path: list[int]) -> None:
         last = self._last.pop(sequence.id, "none")
         self.accepted[last] += sum(node > 0 for node in path)
         for name, member in self.members.items():
             if name == last:
-                member.committed(sequence, path, moves)
+                member.committed(sequence, path)
             else:
                 # To those who had proposed nothing, all but the root came from elsewhere.
-                member.committed(sequence, [0, *(-1 for _ in path[1:])], None)
+                member.committed(sequence, [0, *(-1 for _ in path[1:])])
 
     def finished(self, sequence: Running) -> None:
         self._last.pop(sequence.id, None)

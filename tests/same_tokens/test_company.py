@@ -9,8 +9,8 @@ from functools import cache
 import pytest
 
 from tests.same_tokens.models import Pair
-from tests.same_tokens.runs import assert_same, drafting, jobs_of, plain, sampled, whole
-from tests.same_tokens.witness import Job, Text, run
+from tests.same_tokens.runs import assert_same, drafting, jobs_of, plain, returning, whole
+from tests.same_tokens.witness import Text, run
 
 FAMILIES = ["llama2", "smollm", "mistral", "qwen3"]
 DRAFTERS = ["none", "ngram", "chain4", "4,4,2,2,1", "dynamic 4,4,2,2,1", "truth"]
@@ -31,7 +31,7 @@ def expected(pair: Pair, lengths: tuple[int, ...], max_tokens: int) -> dict[str,
 @everywhere
 def test_others_come_and_go(pair, family, drafter) -> None:
     """Twelve requests for four places, arriving and being cancelled at random moments."""
-    models, rng = pair(family), random.Random(family)
+    models, rng = pair(family, layers=2), random.Random(family)
     lengths = (5, 30, 12, 47, 1, 20, 9, 64, 3, 16, 33, 8)
     texts = expected(models, lengths, 16)
     arrivals = [rng.randrange(20) for _ in lengths]
@@ -48,7 +48,7 @@ def test_others_come_and_go(pair, family, drafter) -> None:
 @pytest.mark.parametrize("chunk", [7, 48])
 def test_prompts_longer_than_a_chunk(pair, family, drafter, chunk) -> None:
     """While others decode, a prompt comes in pieces of as many rows as they have, or of ``chunk`` rows."""
-    models = pair(family)
+    models = pair(family, layers=2)
     lengths = (3, 150, 20, 97, 65)
     texts = expected(models, lengths, 12)
     jobs = [replace(job, arrives=4 * index) for index, job in enumerate(jobs_of(models.vocab_size, lengths, 12))]
@@ -70,17 +70,8 @@ def test_preemption(pair, family, drafter) -> None:
 @everywhere
 def test_over_a_prefix_hit(pair, family, drafter) -> None:
     """The same prompts again, and as the beginnings of longer chats, with pages that earlier requests computed."""
-    models = pair(family)
-    first = jobs_of(models.vocab_size, (50, 33, 17), 16, ["warm", "greedy", "cool_filtered"])
-    texts = plain(models.target, first)
-    turns = [
-        Job(f"{job.id}-{turn}", job.prompt + texts[job.id].tokens + [turn] * 9, sampled(name, seed=turn, max_tokens=10))
-        for job in first
-        for turn, name in enumerate(("greedy", "cool", "warm_filtered"), start=7)
-    ]
-    again = [replace(job, id=f"{job.id}-again") for job in first]
-    later = [replace(job, arrives=60 + index) for index, job in enumerate([*again, *turns])]
-    texts |= plain(models.target, later)
+    models = pair(family, layers=2)
+    first, later, texts = returning(models)
     jobs = [*first, *later]
     actual = run(drafting(models, drafter, whole(jobs, texts), prefix=True), jobs)
     assert_same(texts, actual)
@@ -88,7 +79,7 @@ def test_over_a_prefix_hit(pair, family, drafter) -> None:
 
 
 def test_salts_keep_prefixes_apart(pair) -> None:
-    models = pair("llama2")
+    models = pair("llama2", layers=2)
     jobs = [
         replace(job, id=f"{job.id}-{index}", salt=salt, arrives=20 * index)
         for index, salt in enumerate(("", "other", "other"))
@@ -104,7 +95,7 @@ def test_salts_keep_prefixes_apart(pair) -> None:
 @pytest.mark.parametrize("page_size", [8, 32, 64])
 def test_page_sizes(pair, page_size, drafter) -> None:
     """Pages are the blocks of attention, so the bits are those of plain decoding with pages of the same size."""
-    models = pair("qwen3")
+    models = pair("qwen3", layers=2)
     jobs = jobs_of(models.vocab_size, (20, 70, 33), 20)
     texts = plain(models.target, jobs, page_size=page_size)
     assert_same(texts, run(drafting(models, drafter, whole(jobs, texts), page_size=page_size), jobs))

@@ -13,7 +13,7 @@ from tests.same_tokens.witness import Text, run
 from tests.verifier.families import FAMILIES
 
 LENGTHS = (9, 1, 17, 33, 5, 40)
-MAX_TOKENS = 18
+MAX_TOKENS = 12
 
 
 @cache
@@ -41,22 +41,22 @@ def _cases() -> list:
 
 @pytest.mark.parametrize(("family", "drafter"), _cases())
 def test_every_family_with_every_drafter(pair, family, drafter) -> None:
-    assert_same_tokens(pair(family), drafter)
+    assert_same_tokens(pair(family, layers=2), drafter)
 
 
 @pytest.mark.parametrize("drafter", ["truth", "chain3", "4,4,2,2,1", "dynamic 4,4,2,2,1", "garbage"])
 @pytest.mark.parametrize("family", ["llama3", "smollm", "qwen2_window"])
 def test_bf16(pair, family, drafter) -> None:
-    assert_same_tokens(pair(family, torch.bfloat16), drafter)
+    assert_same_tokens(pair(family, torch.bfloat16, layers=2), drafter)
 
 
 @pytest.mark.parametrize(
     ("drafter", "least", "most"),
-    [("chain4", 0.7, 3.0), ("3,2,1", 0.7, 3.0), ("dynamic 8,8", 0.7, 2.0), ("truth", 0.7, 3.0), ("garbage", 0.0, 0.2)],
+    [("chain4", 0.5, 3.0), ("3,2,1", 0.5, 3.0), ("dynamic 8,8", 0.5, 2.0), ("truth", 0.5, 3.0), ("garbage", 0.0, 0.2)],
 )
 def test_drafts_are_sometimes_accepted_and_sometimes_not(pair, drafter, least, most) -> None:
     """Or this suite would show little. Tokens accepted per step, mean over all requests."""
-    texts = assert_same_tokens(pair("llama2"), drafter).values()
+    texts = assert_same_tokens(pair("llama2", layers=2), drafter).values()
     totals = [text.statistics for text in texts if text.statistics is not None]
     mean = sum(total.accepted for total in totals) / sum(total.steps for total in totals)
     assert least <= mean <= most

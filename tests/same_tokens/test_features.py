@@ -44,7 +44,7 @@ class Recorder(RandomTrees):
     def extend(self, sequence: Sequence) -> None:
         self.order.append("extend")
 
-    def committed(self, sequence: Sequence, path: list[int], moves: tuple[Tensor, Tensor] | None) -> None:
+    def committed(self, sequence: Sequence, path: list[int]) -> None:
         self.order.append("committed")
 
 

@@ -13,8 +13,8 @@ from spec.noise import gumbel_row
 from spec.tree import TreeShape
 from tests.same_tokens.heads import KINDS, SHAPES, Whisper, head_of, whispered
 from tests.same_tokens.models import Pair, engine_of
-from tests.same_tokens.runs import assert_same, jobs_of, plain, sampled, whole
-from tests.same_tokens.witness import Job, Text, run
+from tests.same_tokens.runs import assert_same, jobs_of, plain, returning, whole
+from tests.same_tokens.witness import Text, run
 
 LENGTHS = (9, 1, 17, 33, 5, 40)
 everywhere = pytest.mark.parametrize("kind", KINDS)
@@ -90,17 +90,7 @@ def test_preemption(pair, kind, shape) -> None:
 def test_over_a_prefix_hit(pair, kind, shape) -> None:
     """The same prompts again, and as the beginnings of longer chats. Drafts go on from what the pages know."""
     models = pair("llama2")
-    first = jobs_of(models.vocab_size, (50, 33, 17), 16, ["warm", "greedy", "cool_filtered"])
-    texts = plain(models.target, first)
-    turns = [
-        Job(f"{job.id}-{turn}", job.prompt + texts[job.id].tokens + [turn] * 9, sampled(name, seed=turn, max_tokens=10))
-        for job in first
-        for turn, name in enumerate(("greedy", "cool", "warm_filtered"), start=7)
-    ]
-    later = [
-        replace(job, arrives=60 + i) for i, job in enumerate([*(replace(j, id=f"{j.id}-again") for j in first), *turns])
-    ]
-    texts |= plain(models.target, later)
+    first, later, texts = returning(models)
     jobs = [*first, *later]
     actual = run(engine_with(models, kind, shape, whole(jobs, texts), prefix=True), jobs)
     assert_same(texts, actual)

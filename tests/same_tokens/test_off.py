@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cache
 
 import pytest
 
 from spec.request import Request
+from tests.same_tokens.models import Pair
 from tests.same_tokens.options import jobs as option_jobs
 from tests.same_tokens.runs import assert_same, drafting, jobs_of, plain, whole
 from tests.same_tokens.witness import Job, Text, run
@@ -34,15 +36,20 @@ def drafted(text: Text) -> int:
     return text.statistics.drafted
 
 
+@cache
+def expected(pair: Pair) -> dict[str, Text]:
+    return plain(pair.target, jobs_of(pair.vocab_size, LENGTHS, TOKENS))
+
+
 @pytest.mark.parametrize("max_seqs", [1, 4], ids=["alone", "together"])
 @pytest.mark.parametrize("drafter", ["ngram", "chain4", "4,4,2,2,1", "truth"])
 def test_every_other_request_switches_it_off(pair, drafter, max_seqs) -> None:
     models = pair("llama2")
     asked = jobs_of(models.vocab_size, LENGTHS, TOKENS)
-    expected = plain(models.target, asked)
+    wanted = expected(models)
     jobs = [Off.of(job) if index % 2 else job for index, job in enumerate(asked)]
-    texts = run(drafting(models, drafter, whole(jobs, expected), max_seqs=max_seqs), jobs)
-    assert_same(expected, texts)
+    texts = run(drafting(models, drafter, whole(jobs, wanted), max_seqs=max_seqs), jobs)
+    assert_same(wanted, texts)
     for job in jobs:
         text = texts[job.id]
         if isinstance(job, Off):
@@ -59,10 +66,10 @@ def test_a_conversation_may_switch_back_and_forth(pair) -> None:
     said = plain(models.target, [first])[first.id].tokens
     second = replace(first, id="second", prompt=first.prompt + said, arrives=100)
     third = replace(second, id="third", prompt=[*second.prompt, 7, 8, 9], arrives=200)
-    expected = plain(models.target, [first, second, third])
+    wanted = plain(models.target, [first, second, third])
     engine = drafting(models, "chain4", {}, prefix=True)
     texts = run(engine, [Off.of(first), second, Off.of(third)])
-    assert_same(expected, texts)
+    assert_same(wanted, texts)
     assert drafted(texts["second"]) > 0
     assert texts["second"].cached_tokens > 0
 
@@ -72,9 +79,9 @@ def test_what_a_grammar_forces_is_not_put_in_front_either(pair) -> None:
     jobs = [
         job for group in option_jobs(models.vocab_size, TOKENS).values() for job in group if job.grammar is not None
     ]
-    expected = plain(models.target, jobs)
+    wanted = plain(models.target, jobs)
     texts = run(drafting(models, "chain4", {}), [Off.of(replace(job, fork_of=None)) for job in jobs])
-    assert_same(expected, texts)
+    assert_same(wanted, texts)
     assert texts
     assert all(drafted(text) == 0 for text in texts.values() if text.statistics)
 

@@ -15,10 +15,10 @@ from spec.protocols import Drafter
 from spec.tree import TreeShape
 from tests.same_tokens import options
 from tests.same_tokens.models import Pair, engine_of
-from tests.same_tokens.runs import assert_same, jobs_of, plain, sampled, whole
+from tests.same_tokens.runs import assert_same, jobs_of, plain, returning, whole
 from tests.same_tokens.switching import Compared, Switching, makers, switching
 from tests.same_tokens.test_heads import accepted_per_step
-from tests.same_tokens.witness import Job, Text, run
+from tests.same_tokens.witness import Text, run
 
 #: The most that is drafted; each turn draws a shape within it.
 MOST = TreeShape.parse("4,6,4,2")
@@ -85,28 +85,15 @@ def test_preemption(pair, seed) -> None:
     assert_all_took_part(engine)
 
 
-def chats(models: Pair) -> tuple[list[Job], dict[str, Text]]:
-    """Three prompts, the same again, and each text as the beginning of longer chats; and what comes of them."""
-    first = jobs_of(models.vocab_size, (50, 33, 17), 16, ["warm", "greedy", "cool_filtered"])
-    texts = plain(models.target, first)
-    turns = [
-        Job(f"{job.id}-{turn}", job.prompt + texts[job.id].tokens + [turn] * 9, sampled(name, seed=turn, max_tokens=16))
-        for job in first
-        for turn, name in enumerate(("greedy", "cool", "warm_filtered"), start=7)
-    ]
-    later = [replace(job, id=f"{job.id}-again") for job in first] + turns
-    jobs = [*first, *(replace(job, arrives=60 + index) for index, job in enumerate(later))]
-    return jobs, texts | plain(models.target, later)
-
-
 @seeds
 def test_over_a_prefix_hit(pair, seed) -> None:
     """Pages that one drafter filled and another did not are shared."""
     models = pair("llama2")
-    jobs, texts = chats(models)
+    first, later, texts = returning(models, 16)
+    jobs = [*first, *later]
     actual = run(engine_with(models, whole(jobs, texts), seed, prefix=True), jobs)
     assert_same(texts, actual)
-    assert all(actual[job.id].cached_tokens > 0 for job in jobs if job.arrives)
+    assert all(actual[job.id].cached_tokens > 0 for job in later)
 
 
 def test_every_option(pair) -> None:
@@ -139,7 +126,8 @@ def test_a_rested_drafter_has_caught_up(pair, condition) -> None:
     if max_tokens:
         jobs, texts = jobs_of(models.vocab_size, lengths, max_tokens), expected(models, lengths, max_tokens)
     else:
-        jobs, texts = chats(models)
+        first, later, texts = returning(models, 16)
+        jobs = [*first, *later]
 
     def made(pool: PagePool) -> Drafter:
         rested, restless = ({name: make(pool) for name, make in makers(models).items()} for _ in range(2))

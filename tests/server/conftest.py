@@ -6,6 +6,8 @@ from tokenizers import Tokenizer as Backend
 from transformers import PreTrainedTokenizerFast
 
 from server.text import Tokenizer
+from tests.server.scripted import END
+from tests.server.wire import STORY
 
 TEMPLATE = (
     "{% for message in messages %}<|{{ message.role }}|>{{ message.content }}<|end|>{% endfor %}"
@@ -52,3 +54,9 @@ def tokenizer() -> Tokenizer:
 @pytest.fixture(scope="session")
 def sentencepiece() -> Tokenizer:
     return sentencepiece_tokenizer()
+
+
+@pytest.fixture
+def script(tokenizer) -> list[int]:
+    """The tokens of the story and the end token."""
+    return [*tokenizer.encode(STORY), END]

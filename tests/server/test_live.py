@@ -6,7 +6,7 @@ import asyncio
 import os
 import random
 import signal
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from typing import Any
 
 import aiohttp
@@ -22,18 +22,6 @@ from tests.server.live import LiveServer, openai_client, status_of
 
 MODEL = "bundled"
 ASK = [{"role": "user", "content": "Tell me a story about a fox."}]
-
-
-@pytest.fixture(scope="module")
-def url(tmp_path_factory) -> Iterator[str]:
-    with LiveServer(tmp_path_factory.mktemp("serve") / "log", "--max-seqs", "4") as server:
-        yield server.wait_for_url()
-
-
-@pytest.fixture
-async def client(url) -> AsyncIterator[openai.AsyncOpenAI]:
-    async with openai_client(url) as client:
-        yield client
 
 
 async def test_completions_streamed_or_not(client):

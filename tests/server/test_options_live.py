@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import aiohttp
 import openai
 import pytest
-
-from tests.server.live import LiveServer, openai_client
 
 MODEL = "bundled"
 PROMPT = "Once upon a time there was a fox"
@@ -24,18 +22,6 @@ CHAT: dict[str, Any] = {
 }
 IDS = {"return_token_ids": True, "ignore_eos": True}
 LEAST = -9999.0
-
-
-@pytest.fixture(scope="module")
-def url(tmp_path_factory) -> Iterator[str]:
-    with LiveServer(tmp_path_factory.mktemp("options") / "log", "--max-seqs", "4") as server:
-        yield server.wait_for_url()
-
-
-@pytest.fixture
-async def client(url) -> AsyncIterator[openai.AsyncOpenAI]:
-    async with openai_client(url) as client:
-        yield client
 
 
 @pytest.fixture(scope="module")

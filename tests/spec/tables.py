@@ -268,8 +268,8 @@ class Guesser:
         assert sequence.pending
         assert sequence.id not in self._trees
 
-    def committed(self, sequence: Sequence, path: list[int], moves: tuple[Tensor, Tensor] | None) -> None:
-        """The path must be the text that was committed, the moves those that make it contiguous."""
+    def committed(self, sequence: Sequence, path: list[int]) -> None:
+        """The path must be the text that was committed."""
         tree = self._trees.pop(sequence.id, None)
         start = sequence.table.length - len(path)
         assert sequence.table.length == len(sequence.tokens) - 1
@@ -278,12 +278,6 @@ class Guesser:
         tokens = [sequence.tokens[start]] if tree is None else tree.tokens[own].tolist()
         assert tokens == sequence.tokens[start : start + len(own)]
         assert sequence.constraint is not None or own == path
-        slots = sequence.table.slots(start, start + own[-1] + 1)
-        jumped = [(node, depth) for depth, node in enumerate(own) if node != depth]
-        assert (moves is None) == (not jumped)
-        if moves is not None:
-            source, destination = ([int(slots[place]) for place in places] for places in zip(*jumped, strict=True))
-            assert (moves[0].tolist(), moves[1].tolist()) == (source, destination)
 
     def finished(self, sequence: Sequence) -> None:
         """Told once at the end, and at each preemption."""

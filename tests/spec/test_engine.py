@@ -116,7 +116,6 @@ def test_noise_of_the_wrong_position_is_noticed(monkeypatch: pytest.MonkeyPatch)
 def test_rows_that_are_not_moved_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     sampling = SamplingParams(seed=9, max_tokens=40)
     _answer(sampling)
-    monkeypatch.setattr(Guesser, "committed", lambda self, sequence, path, moves: None)
     monkeypatch.setattr(spec.step, "_moves", lambda sequence, path: None)
     with pytest.raises(AssertionError, match="a row of another text"):
         _answer(sampling)

@@ -10,15 +10,6 @@ from tests.same_tokens.test_directories import write_tokenizer
 from tests.verifier.families import make
 
 
-@pytest.fixture(scope="session", autouse=True)
-def one_thread() -> Iterator[None]:
-    """Tiny models gain nothing from threads, and lose much of their time to them on a busy machine."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 @pytest.fixture(autouse=True)
 def gradients() -> Iterator[None]:
     """An engine built by another test has switched them off."""

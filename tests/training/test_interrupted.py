@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import resource
 import signal
 import subprocess
 import sys
@@ -13,11 +11,13 @@ from pathlib import Path
 
 import pytest
 
+from server.training.settings import Settings
+from tests.training.forking import Ended, attempt, exit_status, foresay
+
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).resolve().parents[2]
 GO_ON = "once that is put right, the same command goes on"
-ALONE = {**os.environ, "OMP_NUM_THREADS": "1"}
 
 
 def contents(directory: Path) -> dict[str, bytes]:
@@ -27,53 +27,59 @@ def contents(directory: Path) -> dict[str, bytes]:
 @pytest.mark.parametrize("kind", ["draft", "eagle3", "medusa"])
 def test_killed_again_and_again_it_ends_with_the_same_weights(target, prompts, tmp_path, kind) -> None:
     """While texts are written, between steps, and at every file of the finished model."""
-    words = [sys.executable, "-m", "tests.training.dying", kind, str(target), str(prompts), str(tmp_path)]
-    ended = subprocess.run(words, cwd=ROOT, env=ALONE, capture_output=True, text=True, check=False)
-    assert ended.returncode == 0, ended.stderr
-    assert int(ended.stdout) >= 4
+    settings = Settings(kind, str(target), str(prompts), 40, 24, 5, 4, 5e-3, 2, 0, layers=1, width=32)
+    assert exit_status(attempt, settings, tmp_path / "whole", 0) == 0
+    kills = 0
+    while (status := exit_status(attempt, settings, tmp_path / "killed", kills + 1)) == -signal.SIGKILL:
+        kills += 1
+    assert status == 0
+    assert kills >= 4
     whole = contents(tmp_path / "whole")
     assert "config.json" in whole
     assert contents(tmp_path / "killed") == whole
     assert sorted(path.name for path in tmp_path.iterdir()) == ["killed", "whole"]
 
 
+def command(target: Path, prompts: Path, out: Path) -> list[str]:
+    """It trains a small draft model."""
+    words = f"train draft --target {target} --prompts {prompts} --out {out} --layers 2 --width 64"
+    return f"{words} --samples 40 --length 24 --steps 4 --batch 4".split()
+
+
 @pytest.fixture
 def words(target, prompts, tmp_path) -> list[str]:
-    """A command that trains a small draft model into ``tmp_path/draft``."""
-    command = f"train draft --target {target} --prompts {prompts} --out {tmp_path}/draft --layers 2 --width 64"
-    command += " --samples 40 --length 24 --steps 4 --batch 4"
-    return [sys.executable, "-m", "server.cli", *command.split()]
+    return command(target, prompts, tmp_path / "draft")
 
 
-def trained(words: list[str], largest_file: int = resource.RLIM_INFINITY) -> subprocess.CompletedProcess[str]:
-    """The command's end, in a process that can make no file larger than so many bytes."""
-    limited = ["prlimit", f"--fsize={largest_file}"] if largest_file >= 0 else []
-    return subprocess.run([*limited, *words], cwd=ROOT, env=ALONE, capture_output=True, text=True, check=False)
+@pytest.fixture(scope="module")
+def undisturbed(target, prompts, tmp_path_factory) -> bytes:
+    """The weights that the command ends with."""
+    out = tmp_path_factory.mktemp("undisturbed") / "draft"
+    assert foresay(command(target, prompts, out)).status == 0
+    weights: bytes = (out / "model.safetensors").read_bytes()
+    return weights
 
 
-def said(ended: subprocess.CompletedProcess[str]) -> str:
+def said(ended: Ended) -> str:
     """The one line on stderr of a command that failed."""
-    assert ended.returncode == 1, ended.stderr
-    assert ended.stdout == ""
-    (line,) = ended.stderr.splitlines()
+    assert ended.status == 1, ended.err
+    assert ended.out == ""
+    (line,) = ended.err.splitlines()
     return line
 
 
 @pytest.mark.parametrize(("largest", "file"), [(500, "text-0000.pt"), (100_000, "state.pt")])
-def test_no_room_for_the_work(words, tmp_path, largest, file) -> None:
+def test_no_room_for_the_work(words, undisturbed, tmp_path, largest, file) -> None:
     """Nothing is left half-written, and with room again the run goes on to the same weights."""
     place = tmp_path / "draft.work" / file
-    line = said(trained(words, largest))
+    line = said(foresay(words, largest))
     assert line == f"foresay train: {place}: cannot be written (File too large); {GO_ON}"
     assert not (tmp_path / "draft").exists()
     assert not list(tmp_path.rglob("*.partial"))
     assert (tmp_path / "draft.work").exists() == (file == "state.pt"), "the texts are kept, if there are any"
-    assert trained(words).returncode == 0
+    assert foresay(words).status == 0
     assert not (tmp_path / "draft.work").exists()
-    weights = (tmp_path / "draft" / "model.safetensors").read_bytes()
-    other = [word.replace(str(tmp_path / "draft"), str(tmp_path / "other")) for word in words]
-    assert trained(other).returncode == 0
-    assert (tmp_path / "other" / "model.safetensors").read_bytes() == weights
+    assert (tmp_path / "draft" / "model.safetensors").read_bytes() == undisturbed
 
 
 @pytest.fixture
@@ -89,31 +95,32 @@ def full(tmp_path) -> Iterator[Path]:
 
 
 def test_no_room_for_the_model(words, full) -> None:
-    line = said(trained(words))
+    line = said(foresay(words))
     where = f"{full}/model.safetensors: cannot be written (No space left on device)"
     assert line == f"foresay train: {where}; {GO_ON}"
     assert list(full.iterdir()) == []
     subprocess.run(["mount", "-o", "remount,size=8m", str(full)], check=True)
-    assert trained(words).returncode == 0
+    assert foresay(words).status == 0
     assert {"config.json", "model.safetensors", "tokenizer.json"} <= set(contents(full))
 
 
 def test_an_interrupt_says_how_to_go_on(words, tmp_path) -> None:
     longer = [*words, "--steps", "100000"]
     going = subprocess.Popen(
-        longer, cwd=ROOT, env=ALONE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True, text=True,
+        [sys.executable, "-m", "server.cli", *longer],
+        cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True, text=True,
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a job in the background ignores it
     )  # fmt: skip
     deadline = time.monotonic() + 120
     while not (tmp_path / "draft.work" / "text-0000.pt").exists() and time.monotonic() < deadline:
         time.sleep(0.05)
-    other = trained(longer)
+    other = foresay(longer)
     going.send_signal(signal.SIGINT)
     out, err = going.communicate(timeout=60)
     assert going.returncode == 130
     assert out == ""
     kept = f"{tmp_path}/draft.work keeps what is done, and the same command goes on with it"
     assert err == f"foresay train: stopped; {kept}\n"
-    assert other.returncode == 2, "two processes in one folder would spoil each other's work"
-    assert "another process is training it" in other.stderr
+    assert other.status == 2, "two processes in one folder would spoil each other's work"
+    assert "another process is training it" in other.err
     assert (tmp_path / "draft.work" / "text-0000.pt").exists()

@@ -7,12 +7,9 @@ from pathlib import Path
 
 from verifier.model.errors import ModelNotFound
 
-# "model*" leaves out the second copy of all weights that some repositories carry as consolidated.safetensors.
-PATTERNS = [
-    "config.json",
+#: A model's tokenizer and its habits, which every model of the same vocabulary may share.
+BESIDE = [
     "generation_config.json",
-    "model*.safetensors",
-    "model.safetensors.index.json",
     "tokenizer*",
     "special_tokens_map.json",
     "added_tokens.json",
@@ -21,6 +18,8 @@ PATTERNS = [
     "*.jinja",
     "chat_template.json",
 ]
+# "model*" leaves out the second copy of all weights that some repositories carry as consolidated.safetensors.
+PATTERNS = ["config.json", "model*.safetensors", "model.safetensors.index.json", *BESIDE]
 
 _OFFLINE = "download it where there is a connection, copy the directory here and name that"
 

@@ -1,0 +1,95 @@
+"""Errors over HTTP: before an answer, in a stream, of one choice of several."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+
+from server.errors import EngineFailed
+from spec.errors import InvalidRequest
+from tests.server.scripted import END, ScriptedEngine, served
+from tests.server.wire import ASK, events, post
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "status", "param", "code"),
+    [
+        ("completions", {"prompt": "x", "temperature": 3}, 400, "temperature", None),
+        ("completions", {"prompt": "x", "best_of": 2}, 400, "best_of", None),
+        ("completions", {}, 400, "prompt", None),
+        ("completions", {"prompt": ""}, 400, "prompt", None),
+        ("completions", {"prompt": "x", "max_tokens": 600}, 400, "prompt", "context_length_exceeded"),
+        ("completions", {"prompt": "x", "model": "gpt-9"}, 404, "model", "model_not_found"),
+        ("chat/completions", {"messages": []}, 400, "messages", None),
+        ("chat/completions", ASK | {"tools": [{"type": "function"}]}, 400, "tools[0].function", None),
+        ("chat/completions", ASK | {"model": "toy", "stop": [""]}, 400, "stop", None),
+    ],
+)
+async def test_errors_have_openais_body(tokenizer, path, fields, status, param, code):
+    engine = ScriptedEngine([END])
+    async with served(engine, tokenizer) as client:
+        for stream in (False, True):
+            response = await post(client, path, **fields, stream=stream)
+            body = await response.json()
+            assert response.status == status
+            assert set(body) == {"error"}
+            assert set(body["error"]) == {"message", "type", "param", "code"}
+            assert (body["error"]["param"], body["error"]["code"]) == (param, code)
+            assert body["error"]["type"] == "invalid_request_error"
+    assert engine.requests == []
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_what_the_engine_refuses_is_a_400_even_for_a_stream(tokenizer, stream):
+    engine = ScriptedEngine([END])
+    engine.refusal = InvalidRequest("prompt", "no such prompt")
+    async with served(engine, tokenizer) as client:
+        response = await post(client, "completions", prompt="x", stream=stream)
+        assert response.status == 400
+        assert (await response.json())["error"]["message"] == "no such prompt"
+
+
+async def test_an_error_in_a_stream_is_its_last_event(tokenizer):
+    engine = ScriptedEngine(tokenizer.encode("abcdef"), fail_after=3)
+    async with served(engine, tokenizer) as client:
+        *chunks, error = await events(await post(client, "chat/completions", **ASK, stream=True))
+        assert "".join(chunk["choices"][0]["delta"]["content"] for chunk in chunks) == "abc"
+        assert error == {
+            "error": {
+                "message": "the script breaks here",
+                "type": "engine_error",
+                "param": None,
+                "code": "engine_error",
+            }
+        }
+        whole = await post(client, "chat/completions", **ASK)
+        assert whole.status == 500
+        assert (await whole.json()) == error
+
+
+async def test_requests_that_find_no_route_or_fit_no_body(tokenizer):
+    async with served(ScriptedEngine([END]), tokenizer) as client:
+        for method, path, status in (("GET", "/v2", 404), ("GET", "/v1/completions", 405)):
+            response = await client.request(method, path)
+            assert response.status == status
+            assert (await response.json())["error"]["type"] == "invalid_request_error"
+        large = await client.post("/v1/completions", data=io.BytesIO(b" " * (65 << 20)))
+        assert large.status == 413
+        assert "error" in await large.json()
+
+
+async def test_one_broken_choice_ends_the_answer_and_frees_the_others(tokenizer):
+    engine = ScriptedEngine(tokenizer.encode("abc"), pause=0.01)
+    plain_say = engine._say
+
+    async def say(request, sink):
+        if request.id.endswith("-1"):
+            sink.fail(EngineFailed("only this one"))
+        await plain_say(request, sink)
+
+    engine._say = say  # type: ignore[method-assign]
+    async with served(engine, tokenizer) as client:
+        response = await post(client, "completions", prompt=["a", "b"], max_tokens=200)
+        assert response.status == 500
+    assert sorted(name[-2:] for name in engine.cancelled) == ["-0"]

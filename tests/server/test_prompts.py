@@ -1,0 +1,66 @@
+"""What becomes of a prompt and its settings on the way from HTTP to the engine."""
+
+from __future__ import annotations
+
+from server.text import SamplingDefaults
+from tests.server.scripted import END, ScriptedEngine, served
+from tests.server.wire import ASK, post
+
+
+async def test_prompts_as_token_ids(tokenizer):
+    engine = ScriptedEngine(tokenizer.encode("abc"))
+    async with served(engine, tokenizer) as client:
+        one = await (await post(client, "completions", prompt=[50, 51], max_tokens=3, echo=True)).json()
+        two = await (await post(client, "completions", prompt=[[50], [51, 52]], max_tokens=3)).json()
+        bad = await (await post(client, "completions", prompt=[50, 330])).json()
+    assert [request.prompt for request in engine.requests] == [[50, 51], [50], [51, 52]]
+    assert one["choices"][0]["text"] == tokenizer.decode([50, 51]) + "abc"
+    assert [choice["text"] for choice in two["choices"]] == ["abc", "abc"]
+    assert bad["error"]["param"] == "prompt"
+
+
+async def test_the_chat_template_makes_the_prompt(tokenizer):
+    engine = ScriptedEngine([END])
+    messages = [
+        {"role": "developer", "content": "Be kind."},
+        {"role": "user", "content": [{"type": "text", "text": "Hi"}]},
+    ]
+    async with served(engine, tokenizer) as client:
+        await post(client, "chat/completions", messages=messages)
+        await post(client, "chat/completions", messages=messages, add_generation_prompt=False)
+        going = [*messages, {"role": "assistant", "content": "Well"}]
+        await post(client, "chat/completions", messages=going, continue_final_message=True)
+        both = {"continue_final_message": True, "add_generation_prompt": True}
+        clash = await (await post(client, "chat/completions", messages=going, **both)).json()
+    texts = [tokenizer.decode(request.prompt, skip_special_tokens=False) for request in engine.requests]
+    opening = "<|system|>Be kind.<|end|><|user|>Hi<|end|>"
+    assert texts == [opening + "<|assistant|>", opening, opening + "<|assistant|>Well"]
+    assert clash["error"]["param"] == "continue_final_message"
+
+
+async def test_template_arguments_and_refusals(tokenizer, sentencepiece):
+    async with served(ScriptedEngine([END]), sentencepiece) as client:
+        body = await (await post(client, "chat/completions", **ASK)).json()
+        assert "no chat template" in body["error"]["message"]
+    async with served(ScriptedEngine([END]), tokenizer) as client:
+        bad = await (await post(client, "chat/completions", **ASK, chat_template_kwargs={"tokenize": True})).json()
+        assert bad["error"]["param"] == "chat_template_kwargs"
+        assert (await post(client, "chat/completions", **ASK, chat_template_kwargs={"thinking": True})).status == 200
+
+
+async def test_the_models_recommendations_and_the_request_reach_the_engine(tokenizer):
+    engine = ScriptedEngine([END])
+    async with served(engine, tokenizer, defaults=SamplingDefaults(temperature=0.6, top_k=20), seed=11) as client:
+        await post(client, "completions", prompt="x", cache_salt="mine")
+        await post(client, "completions", prompt="x", temperature=0, seed=5)
+    first, second = engine.requests
+    assert (first.params.temperature, first.params.top_k, first.params.seed, first.salt) == (0.6, 20, 11, "mine")
+    assert (second.params.temperature, second.params.seed) == (0, 5)
+
+
+async def test_long_prompts_are_tokenized_beside_the_event_loop(tokenizer):
+    engine = ScriptedEngine([END])
+    async with served(engine, tokenizer) as client:
+        body = await (await post(client, "completions", prompt="Once upon a time " * 2000)).json()
+    assert body["error"]["code"] == "context_length_exceeded"
+    assert body["error"]["param"] == "prompt"
