@@ -150,14 +150,15 @@ class Service:
         return Origin(id=request_id, model=self.options.model, fingerprint=fingerprint, exact=info.exact)
 
     @asynccontextmanager
-    async def generation(self, requests: Sequence[Request]) -> AsyncIterator[Generation]:
+    async def generation(self, requests: Sequence[Request], keeps_text: bool = True) -> AsyncIterator[Generation]:
         """Run requests; :class:`QueueFull` if there is no room, and whatever the caller's limits or the engine refuse.
 
-        Every door comes through here, so limits and time limits are kept here.
+        Every door comes through here, so limits and time limits are kept here. keeps_text: whether their text may be
+        kept for the dashboard, where their key can read it again.
         """
         if self.running + len(requests) > self.options.most_running:
             raise self._queue_full(len(requests))
-        with admitted(requests) as spend, self.telemetry.watching(requests) as ledgers:
+        with admitted(requests) as spend, self.telemetry.watching(requests, keeps_text) as ledgers:
             generation = Generation(self.self_check, requests, self.options.most_pending_tokens, spend, ledgers)
             with self._present(generation, len(requests)), self._deadlines(generation):
                 async with generation:
@@ -190,7 +191,7 @@ class Service:
 
     async def drain(self, seconds: float) -> None:
         """Take no more requests, let the running ones finish for ``seconds``, then end them with an error."""
-        self.draining = True
+        self.draining = self.telemetry.draining = True
         self.responses.drain()
         for patience in (seconds, 1.0):
             try:

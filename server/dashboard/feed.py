@@ -16,13 +16,12 @@ from server.gateway.caller import CALLER
 from server.service import Service
 from server.sse import EVENTS
 from server.telemetry.report import HistoryReport, Point, Snapshot
+from server.telemetry.telemetry import Telemetry
 
 MOST_READERS = 64
 STALL_SECONDS = 20.0
 #: After the full second, so that the second is over for whoever counts.
 LATE = 0.05
-
-_encoder = msgspec.json.Encoder()
 
 
 class State(msgspec.Struct, frozen=True):
@@ -52,7 +51,7 @@ class Feed:
         self.readers = 0
         self._stall = stall
         self._closing = asyncio.Event()
-        self._made: tuple[int, msgspec.Raw] = -1, msgspec.Raw()
+        self._making: tuple[int, asyncio.Task[msgspec.Raw]] | None = None
 
     async def close(self, app: web.Application) -> None:
         """End all streams: the server goes away."""
@@ -79,20 +78,19 @@ class Feed:
     async def _write(self, response: web.StreamResponse, service: Service, after: int) -> None:
         allowance, telemetry = CALLER.get().allowance, service.telemetry
         while not self._closing.is_set() and not allowance.revoked:
-            points = telemetry.points(after)
-            after = points[-1].at if points else after
-            frame = Frame(self._snapshot(service), points)
+            points, after = await telemetry.points(after)
+            frame = Frame(await self._snapshot(telemetry), points)
             async with asyncio.timeout(self._stall):
                 await response.write(EVENTS.encode(frame))
             await self._pause(1.0 + LATE - telemetry.clock() % 1.0)
         await response.write_eof()
 
-    def _snapshot(self, service: Service) -> msgspec.Raw:
+    async def _snapshot(self, telemetry: Telemetry) -> msgspec.Raw:
         """Everything but the points, as JSON: made once for all readers of a second."""
-        second = int(service.telemetry.clock())
-        if self._made[0] != second:
-            self._made = second, msgspec.Raw(_encoder.encode(service.telemetry.snapshot()))
-        return self._made[1]
+        second = int(telemetry.clock())
+        if self._making is None or self._making[0] != second:
+            self._making = second, asyncio.create_task(_encoded(telemetry))
+        return await asyncio.shield(self._making[1])  # others wait for it too
 
     async def _pause(self, seconds: float) -> None:
         try:
@@ -100,3 +98,7 @@ class Feed:
                 await self._closing.wait()
         except TimeoutError:
             return
+
+
+async def _encoded(telemetry: Telemetry) -> msgspec.Raw:
+    return msgspec.Raw(msgspec.json.encode(await telemetry.snapshot()))

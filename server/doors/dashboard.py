@@ -36,7 +36,7 @@ async def static(http: web.Request) -> web.Response:
 async def state(http: web.Request) -> web.Response:
     """What the engine did and does: the numbers of the dashboard and their history. Of all keys together, no text."""
     telemetry = http.app[SERVICE].telemetry
-    return json_response(State(telemetry.snapshot(), telemetry.history()))
+    return json_response(State(await telemetry.snapshot(), await telemetry.history()))
 
 
 async def feed(http: web.Request) -> web.StreamResponse:

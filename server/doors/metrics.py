@@ -10,7 +10,7 @@ from server.turns import SERVICE
 
 async def metrics(request: web.Request) -> web.Response:
     """Counters, gauges and histograms, for Prometheus."""
-    body, content_type = request.app[SERVICE].exposition.text(request.headers.get("Accept", ""))
+    body, content_type = await request.app[SERVICE].exposition.text(request.headers.get("Accept", ""))
     return web.Response(body=body, headers={"Content-Type": content_type})
 
 

@@ -108,15 +108,16 @@ class Socket:
         self._outbox = Outbox(self._codec, limits.outbox_bytes)
         tasks = [asyncio.create_task(one) for one in (self._read(), self._pump(), self._keep_house())]
         self._state.sockets.add(self)
-        try:
-            if len(self._state.sockets) > limits.most:
-                self._refuse(ConnectionLimit(f"{limits.most} WebSockets are open already"), None)
-                self.close(FULL)
-            ends: list[asyncio.Future[Any]] = [*tasks, self._closing]
-            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            self._state.sockets.discard(self)
-            await self._end(tasks)
+        with self._service.telemetry.connected():
+            try:
+                if len(self._state.sockets) > limits.most:
+                    self._refuse(ConnectionLimit(f"{limits.most} WebSockets are open already"), None)
+                    self.close(FULL)
+                ends: list[asyncio.Future[Any]] = [*tasks, self._closing]
+                await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                self._state.sockets.discard(self)
+                await self._end(tasks)
         return ws
 
     async def _end(self, tasks: list[asyncio.Task[None]]) -> None:

@@ -73,7 +73,8 @@ class Turn:
         try:
             if self._cancelled:
                 raise Cancelled
-            async with self._service.generation([self.answer.choices[0].request]) as generation:
+            request, stored = self.answer.choices[0].request, self.record.response.store
+            async with self._service.generation([request], keeps_text=stored) as generation:
                 self._generation = generation
                 yield generation
         except InvalidRequest as error:

@@ -6,15 +6,17 @@ event loop's thread, with plain numbers; nothing here waits, and nothing is form
 What the page asks, all structs of :mod:`server.telemetry.report`, ready for ``msgspec.json.encode``:
 
 =====================================  ================================================================================
-``telemetry.snapshot()``               ``Snapshot``: ``Server`` (header), ``Live`` (tiles), ``DrafterRates`` of the last
+``await telemetry.snapshot()``         ``Snapshot``: ``Server`` (header), ``Live`` (tiles), ``DrafterRates`` of the last
                                        minute and hour (acceptance by drafter and depth), ``Node`` (the tree's places
                                        and how often each was accepted), counters since the start, a verdict in words
-``telemetry.history()``                ``HistoryReport``: a ``Point`` for each active second of the last ten minutes and
+``await telemetry.history()``          ``HistoryReport``: a ``Point`` for each active second of the last ten minutes and
                                        each active minute of the last hour, with the bounds of its two histograms
-``telemetry.points(after)``            the ``Point`` of each second behind ``after`` that is over: what a feed sends
+``await telemetry.points(after)``      the ``Point`` of each second behind ``after`` that is over: what a feed sends
 ``telemetry.requests(tenant)``         ``RequestSummary`` of one key's requests, running and over, the newest first
 ``telemetry.request(tenant, id)``      ``RequestDetail``: its ``RequestStep`` strip and its text as ``TokenText``
 =====================================  ================================================================================
+
+Those to be awaited do their work in slices, between which the streams have their turn.
 
 ``tenant`` is ``CALLER.get().tenant``: texts are told to the key that asked for them and to nobody else.
 

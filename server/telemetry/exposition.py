@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from prometheus_client import CollectorRegistry
 from prometheus_client.core import Metric
-from prometheus_client.exposition import choose_encoder
 from prometheus_client.process_collector import ProcessCollector
-from prometheus_client.registry import Collector
 
 import foresay
 from server.errors import EngineFailed
+from server.telemetry.encoding import Formats
 from server.telemetry.families import Families, Series, by, one
+from server.telemetry.reading import Reading
 from server.telemetry.report import Gauges
 from server.telemetry.self_check import self_check
+from server.telemetry.slices import Slices
 from server.telemetry.tally import Tally
 from server.telemetry.telemetry import Telemetry
 
@@ -31,39 +31,40 @@ ABOUT_TIMES = {
 ABOUT_LENGTHS = {
     "request_prompt_tokens": "Tokens of a request's prompt.",
     "request_generation_tokens": "Tokens of a request's text.",
+    "request_params_max_tokens": "The most tokens that a request could have.",
 }
 
 
-class Exposition(Collector):
-    """Telemetry as Prometheus asks for it."""
+class Exposition:
+    """Telemetry as Prometheus asks for it, told piece by piece: between two pieces the streams have their turn."""
 
     def __init__(self, telemetry: Telemetry) -> None:
         self._telemetry = telemetry
-        self._registry = CollectorRegistry(auto_describe=False)
-        self._registry.register(self)
-        ProcessCollector(registry=self._registry)
+        self._families = Families(telemetry.model)
+        self._process = ProcessCollector(registry=None)
+        self._formats = Formats()
 
-    def text(self, accept: str) -> tuple[bytes, str]:
+    async def text(self, accept: str) -> tuple[bytes, str]:
         """The metrics and their content type, in the format that the Accept header asks for."""
-        encode, content_type = choose_encoder(accept)
-        return encode(self._registry), content_type
-
-    def describe(self) -> list[Metric]:
-        """Nothing: what there is depends on what has happened."""
-        return []
+        texts, content_type = self._formats.chosen(accept)
+        pieces, slices = [], Slices()
+        for family in self.collect():
+            pieces.append(texts.of(family))
+            await slices.pause()
+        return b"".join([*pieces, texts.end]), content_type
 
     def collect(self) -> Iterator[Metric]:
-        """All families."""
-        telemetry, totals = self._telemetry, self._telemetry.totals()
-        families = Families(telemetry.model)
-        yield from _speculation(families, totals)
-        yield from _shadows(families, totals)
-        yield from _estimates(families, telemetry, totals)
-        yield from _steps(families, totals)
-        yield from _requests(families, totals)
-        yield from _gauges(families, telemetry.gauges)
-        yield from _server(families, telemetry)
-        yield from self_check(families, telemetry.self_check)
+        """All families; what they tell is read before the first one."""
+        reading, families = Reading.of(self._telemetry), self._families
+        yield from _speculation(families, reading.totals)
+        yield from _shadows(families, reading.totals)
+        yield from _estimates(families, reading)
+        yield from _steps(families, reading.totals)
+        yield from _requests(families, reading.totals)
+        yield from _gauges(families, reading.gauges)
+        yield from _server(families, reading)
+        yield from self_check(families, reading.self_check)
+        yield from self._process.collect()
 
 
 def _speculation(families: Families, totals: Tally) -> Iterator[Metric]:
@@ -136,8 +137,9 @@ def _positions(drafter: str, per_depth: list[int]) -> list[Series]:
     return [((drafter, str(position)), count) for position, count in enumerate(per_depth)]
 
 
-def _estimates(families: Families, telemetry: Telemetry, totals: Tally) -> Iterator[Metric]:
+def _estimates(families: Families, reading: Reading) -> Iterator[Metric]:
     """Whether it pays."""
+    totals = reading.totals
     yield from families.counter(
         "decode_seconds",
         "Time in steps that read no prompt and in which nobody had switched speculation off.",
@@ -148,14 +150,13 @@ def _estimates(families: Families, telemetry: Telemetry, totals: Tally) -> Itera
         "Estimate of the time that plain decoding would have taken for the same tokens as those steps.",
         one(totals.plain_seconds),
     )
-    speed_up = telemetry.window(60).speed_up
     yield from families.gauge(
         "spec_decode_speed_up",
         "Estimate of the speed over plain decoding in the last minute; without decoding there is none.",
-        [] if speed_up is None else one(speed_up),
+        [] if reading.speed_up is None else one(reading.speed_up),
     )
     yield from families.gauge(
-        "plain_step_seconds", "A decoding step of one request without drafts.", one(telemetry.plain_seconds)
+        "plain_step_seconds", "A decoding step of one request without drafts.", one(reading.plain_seconds)
     )
 
 
@@ -166,6 +167,9 @@ def _steps(families: Families, totals: Tally) -> Iterator[Metric]:
         "step_phase_seconds", "Time in steps by phase; deliver: in the server.", by(totals.phases), ["phase"]
     )
     yield from families.histogram("step_seconds", "A whole step of the engine.", totals.step_seconds)
+    yield from families.histogram(
+        "iteration_tokens", "Tokens of a step: read of prompts, and written.", totals.step_tokens
+    )
     yield from families.histogram(
         "inter_chunk_latency_seconds", "Between two chunks of one text, of however many tokens.", totals.chunk_gaps
     )
@@ -212,6 +216,7 @@ def _requests(families: Families, totals: Tally) -> Iterator[Metric]:
     )
     for name, histogram in totals.lengths.items():
         yield from families.histogram(name, ABOUT_LENGTHS[name], histogram)
+    yield from families.histogram("request_params_n", "Choices that a prompt was to have.", totals.choices)
 
 
 def _gauges(families: Families, now: Gauges) -> Iterator[Metric]:
@@ -226,21 +231,25 @@ def _gauges(families: Families, now: Gauges) -> Iterator[Metric]:
     )
 
 
-def _server(families: Families, telemetry: Telemetry) -> Iterator[Metric]:
+def _server(families: Families, reading: Reading) -> Iterator[Metric]:
     """The server itself."""
-    status, info = telemetry.engine.status, telemetry.engine.info
-    yield from families.gauge("engine_up", "1 if the engine takes requests.", one(status.state == "ready"))
-    yield from families.counter(
-        "engine_restarts", "Times the engine process was started again.", one(telemetry.startup.restarts)
-    )
+    up = reading.status.state == "ready"
+    yield from families.gauge("engine_up", "1 if the engine takes requests.", one(up))
+    yield from families.counter("engine_restarts", "Times the engine process was started again.", one(reading.restarts))
     yield from families.gauge(
-        "startup_time_seconds", "The engine's last start by phase.", by(telemetry.startup.seconds), ["phase"]
+        "startup_time_seconds", "The engine's last start by phase.", by(reading.startup), ["phase"]
     )
-    responses = {str(status): count for status, count in telemetry.http.items()}
+    responses = {str(status): count for status, count in reading.http.items()}
     yield from families.counter(
         "http_responses", "HTTP responses; 499: the client left; 101: a WebSocket closed.", by(responses), ["status"]
     )
-    if info is not None:
+    yield from families.gauge("websocket_connections_active", "WebSockets that are open.", one(reading.websockets))
+    yield from families.histogram(
+        "websocket_connection_duration_seconds",
+        "How long WebSockets that are closed were open.",
+        reading.websocket_seconds,
+    )
+    if (info := reading.info) is not None:
         known = {"version": foresay.__version__, "target": info.target, "drafter": info.drafter, "dtype": info.dtype}
         known |= {"device": info.device, "exact": "yes" if info.exact else "no"}
         yield from families.gauge("build_info", "What runs.", [(list(known.values()), 1)], list(known))

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import operator
 from bisect import bisect_left
 from collections.abc import Sequence
-from typing import Self
 
 #: Upper bounds in seconds of what passes between two chunks or two tokens: a small model on a CPU needs less than a
 #: millisecond for a token, a large one on a busy machine a second.
@@ -16,34 +16,44 @@ TOKEN_BOUNDS = (
 REQUEST_BOUNDS = (0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
 #: Tokens that one step emitted for one request.
 RUN_BOUNDS = (1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 10.0, 12.0, 16.0, 24.0, 32.0, 64.0)
+#: How long WebSockets stay open.
+SOCKET_BOUNDS = (0.1, 1.0, 10.0, 60.0, 300.0, 600.0, 1800.0, 3600.0, 14400.0, 86400.0)
+#: Choices that a request asks for.
+CHOICE_BOUNDS = (1.0, 2.0, 4.0, 8.0, 16.0)
 #: Tokens of a prompt or an answer.
 LENGTH_BOUNDS = (1.0, 4.0, 16.0, 64.0, 256.0, 1024.0, 4096.0, 16384.0, 65536.0)
 
 
 class Histogram:
-    """How many values fell at or below each bound and above the one before; the last count is of those beyond all."""
+    """How many values fell at or below each bound and above the one before; the last count is of those beyond all.
+    count, sum: of all values."""
 
-    __slots__ = ("bounds", "counts", "sum")
+    __slots__ = ("bounds", "count", "counts", "sum")
 
     def __init__(self, bounds: Sequence[float]) -> None:
         self.bounds = bounds
+        self.count = 0
         self.counts = [0] * (len(bounds) + 1)
         self.sum = 0.0
 
-    @property
-    def count(self) -> int:
-        """How many values there were."""
-        return sum(self.counts)
-
     def observe(self, value: float, times: int = 1) -> None:
         """Count a value ``times`` times."""
+        self.count += times
         self.counts[bisect_left(self.bounds, value)] += times
         self.sum += value * times
 
-    def add(self, other: Self) -> None:
+    def add(self, other: Histogram) -> None:
         """Count what the other one, with the same bounds, has counted."""
-        self.counts = [mine + theirs for mine, theirs in zip(self.counts, other.counts, strict=True)]
-        self.sum += other.sum
+        if other.count:
+            self.count += other.count
+            self.counts = list(map(operator.add, self.counts, other.counts))
+            self.sum += other.sum
+
+    def copy(self) -> Histogram:
+        """The same, by itself."""
+        copied = Histogram(self.bounds)
+        copied.add(self)
+        return copied
 
     def quantile(self, share: float) -> float | None:
         """The value that ``share`` of all values do not exceed, guessed linearly within its bucket; None without any.

@@ -46,11 +46,17 @@ class Books:
 
 
 class Ledger:
-    """One request's counts. All of them are of tokens that are in its text; ``drafted`` is of whatever was verified."""
+    """One request's counts. All of them are of tokens that are in its text; ``drafted`` is of whatever was verified.
 
-    def __init__(self, request: Request, tenant: str, request_id: str, books: Books) -> None:
+    choices: that were asked for with it. keeps_text: whether its text may be shown later.
+    """
+
+    def __init__(
+        self, request: Request, tenant: str, request_id: str, books: Books, choices: int = 1, keeps_text: bool = True
+    ) -> None:
         self.id, self.tenant, self.request_id = request.id, tenant, request_id
         self.prompt_tokens, self.leads = len(request.prompt), request.fork_of is None
+        self.max_tokens, self.choices, self.keeps_text = request.params.max_tokens, choices, keeps_text
         self.began = books.clock()
         self.ended: float | None = None
         self.finish_reason: str | None = None
@@ -81,7 +87,7 @@ class Ledger:
             self.cached_tokens = delta.cached_tokens
         if delta.tokens:
             self._run(tally, delta, piece)
-        if piece.text and self._whole:
+        if piece.text and self._whole and self.keeps_text:
             self._text.append(piece.text)
         if piece.finish_reason is not None and self.finish_reason is None:
             self.finish_reason = piece.finish_reason
@@ -148,7 +154,8 @@ class Ledger:
             RequestStep(number, drafter, drafted, accepted, kept, 1000 * seconds)
             for number, drafter, drafted, accepted, _, kept, seconds in self._steps
         ]
-        return RequestDetail(summary=self.summary(), steps=steps, text=self._by_origin(), whole=self._whole)
+        text = self._by_origin()
+        return RequestDetail(self.summary(), steps, text, whole=self._whole, text_kept=self.keeps_text)
 
     def _run(self, tally: Tally, delta: Delta, piece: Piece) -> None:
         """Count the tokens of one step."""
@@ -180,7 +187,8 @@ class Ledger:
             same = latest is not None and latest.number == origin.step
             seconds = books.step_seconds if same else sum(origin.seconds.values())
             self._steps.append((origin.step, drafter if drafted else "", drafted, accepted, sure, kept, seconds))
-            self._offsets += piece.offsets
+            if self.keeps_text:
+                self._offsets += piece.offsets
         else:
             self._whole = False
 
@@ -193,6 +201,10 @@ class Ledger:
         times["e2e_request_latency"].observe(now - self.began)
         tally.lengths["request_prompt_tokens"].observe(self.prompt_tokens)
         tally.lengths["request_generation_tokens"].observe(self.tokens)
+        if self.max_tokens is not None:
+            tally.lengths["request_params_max_tokens"].observe(self.max_tokens)
+        if self.leads:
+            tally.choices.observe(self.choices)
         if statistics is not None:
             queue, first = statistics.seconds.get("queue", 0.0), statistics.time_to_first_token
             times["request_queue_time"].observe(queue)

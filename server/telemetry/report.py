@@ -135,7 +135,8 @@ class HistoryReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Server(msgspec.Struct, frozen=True, kw_only=True):
-    """The header. exact: whether the text is bit for bit that of plain decoding. root_seconds: at start-up."""
+    """The header. status: the engine's (ready, loading, down, failed), or draining: the server is about to stop.
+    exact: whether the text is bit for bit that of plain decoding. root_seconds: at start-up."""
 
     model: str
     status: str
@@ -226,10 +227,12 @@ class TokenText(msgspec.Struct, frozen=True, array_like=True):
     forced: bool
 
 
-class RequestDetail(msgspec.Struct, frozen=True, kw_only=True):
-    """One request of the asking key. whole: false if it was so long that only its beginning is kept."""
+class RequestDetail(msgspec.Struct, frozen=True):
+    """One request of the asking key. whole: false if it was so long that only its beginning is kept. text_kept: false
+    if its client wanted nothing stored; then there is no text."""
 
     summary: RequestSummary
     steps: list[RequestStep]
     text: list[TokenText]
     whole: bool
+    text_kept: bool

@@ -9,8 +9,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Self
 
+import msgspec
+
 from server.telemetry.drafting import Drafting, Places, Run, add
-from server.telemetry.histogram import LENGTH_BOUNDS, REQUEST_BOUNDS, RUN_BOUNDS, TOKEN_BOUNDS, Histogram
+from server.telemetry.histogram import (
+    CHOICE_BOUNDS,
+    LENGTH_BOUNDS,
+    REQUEST_BOUNDS,
+    RUN_BOUNDS,
+    TOKEN_BOUNDS,
+    Histogram,
+)
 from server.telemetry.shadows import Shadowing
 from spec.trace import StepTrace
 
@@ -20,7 +29,7 @@ REQUEST_TIMES: tuple[str, ...] = (
     *("request_decode_time", "request_inference_time"),
 )
 #: Of a request: their histograms hold tokens.
-REQUEST_LENGTHS = ("request_prompt_tokens", "request_generation_tokens")
+REQUEST_LENGTHS = ("request_prompt_tokens", "request_generation_tokens", "request_params_max_tokens")
 
 
 class Tally:
@@ -31,7 +40,7 @@ class Tally:
     plain_seconds: what plain decoding would have taken for what these emitted, estimated. Of runs (a step of one
     request that wrote text): new_runs, and what :meth:`settle` makes of them: runs, tokens, run_lengths, drafting,
     places; discarded (tokens behind the end of a text) and forced (drafts). shadows: of drafters beside the one in use.
-    Of requests: the rest.
+    Of requests: the rest. told: the JSON of its point, once it was asked for.
     """
 
     def __init__(self, second: int = 0) -> None:
@@ -40,6 +49,7 @@ class Tally:
         self.decode_steps = self.decode_sequences = self.decode_emitted = self.decode_rows = 0
         self.decode_seconds = self.propose_seconds = self.plain_seconds = 0.0
         self.latest: StepTrace | None = None
+        self.told: msgspec.Raw | None = None
         self.phases: dict[str, float] = {}
         self.runs = self.tokens = self.discarded = self.forced = 0
         self.new_runs: dict[Run, int] = {}
@@ -50,12 +60,14 @@ class Tally:
         self.finished: dict[str, int] = {}
         self.failed: dict[str, int] = {}
         self.step_seconds = Histogram(TOKEN_BOUNDS)
+        self.step_tokens = Histogram(LENGTH_BOUNDS)
         self.run_lengths = Histogram(RUN_BOUNDS)
         self.chunk_gaps = Histogram(TOKEN_BOUNDS)
         self.token_times = Histogram(TOKEN_BOUNDS)
         self.mean_token_times = Histogram(TOKEN_BOUNDS)
         self.times = {name: Histogram(REQUEST_BOUNDS) for name in REQUEST_TIMES}
         self.lengths = {name: Histogram(LENGTH_BOUNDS) for name in REQUEST_LENGTHS}
+        self.choices = Histogram(CHOICE_BOUNDS)
 
     @property
     def drafted(self) -> int:
@@ -93,6 +105,7 @@ class Tally:
         self.emitted += trace.emitted
         self.latest = trace
         self.step_seconds.observe(total)
+        self.step_tokens.observe(trace.prefill_rows + trace.emitted)
         if trace.preemptions:
             self.preemptions += trace.preemptions
         if not trace.prefill_rows and not trace.plain:
@@ -125,6 +138,7 @@ class Tally:
     def add(self, later: Self) -> None:
         """Count what a later tally has counted."""
         later.settle()
+        self.told = None
         for name in _SUMS:
             setattr(self, name, getattr(self, name) + getattr(later, name))
         for counts, more in ((self.finished, later.finished), (self.failed, later.failed)):
@@ -138,13 +152,12 @@ class Tally:
             self.shadows.setdefault(name, Shadowing()).add(shadowing)
         self.latest = later.latest or self.latest
         for mine, theirs in zip(self.histograms(), later.histograms(), strict=True):
-            if any(theirs.counts):
-                mine.add(theirs)
+            mine.add(theirs)
 
     def histograms(self) -> list[Histogram]:
         """All of them, in a fixed order."""
-        gaps = [self.step_seconds, self.run_lengths, self.chunk_gaps, self.token_times, self.mean_token_times]
-        return [*gaps, *self.times.values(), *self.lengths.values()]
+        steps = [self.step_seconds, self.step_tokens, self.run_lengths, self.chunk_gaps, self.token_times]
+        return [*steps, self.mean_token_times, *self.times.values(), *self.lengths.values(), self.choices]
 
 
 _SUMS = (

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from copy import copy
@@ -20,7 +21,7 @@ from server.engine_client import EngineStatus
 from server.errors import ApiError
 from server.gateway.caller import CALLER, REQUEST_ID
 from server.telemetry import views
-from server.telemetry.histogram import TOKEN_BOUNDS
+from server.telemetry.histogram import SOCKET_BOUNDS, TOKEN_BOUNDS, Histogram
 from server.telemetry.ledger import Books, Ledger
 from server.telemetry.plain import PlainPace
 from server.telemetry.recent import Recent
@@ -34,6 +35,8 @@ from spec.errors import InvalidRequest
 from spec.request import EngineInfo, Request
 from spec.trace import ShadowReport, StepTrace
 
+#: What the page says of a server that is about to stop.
+DRAINING = "what runs is finished, nothing new is taken"
 #: Errors that are no failure: somebody asked for the end.
 ASKED_FOR = frozenset({"cancelled"})
 #: What raises where the client has left.
@@ -61,7 +64,9 @@ def steady_clock() -> Callable[[], float]:
 
 
 class Telemetry:
-    """What the engine did and what clients got. http: responses by status. self_check: what re-runs found."""
+    """What the engine did and what clients got. http: responses by status. websockets: open ones; websocket_seconds:
+    how long the others were. draining: no more requests are taken. self_check: what re-runs found.
+    """
 
     def __init__(self, model: str, engine: Watched, clock: Callable[[], float] | None = None) -> None:
         self.model = model
@@ -70,6 +75,8 @@ class Telemetry:
         self.startup = Startup(self.clock)
         self.http: dict[int, int] = {}
         self.self_check = SelfCheckCounts()
+        self.websockets, self.websocket_seconds = 0, Histogram(SOCKET_BOUNDS)
+        self.draining = False
         self._engine = engine
         self._books, self._recent = Books(self.clock), Recent()
         self._history = self._books.history
@@ -96,11 +103,14 @@ class Telemetry:
         tally.shadows.setdefault(report.drafter, Shadowing()).count(report)
 
     @contextmanager
-    def watching(self, requests: Sequence[Request]) -> Iterator[list[Ledger]]:
+    def watching(self, requests: Sequence[Request], keeps_text: bool = True) -> Iterator[list[Ledger]]:
         """Count what becomes of these requests; whoever has not ended by the end of the context has failed, or was left
-        alone by its client."""
+        alone by its client. keeps_text: whether what they say may be shown to their key later."""
         tenant, request_id = CALLER.get().tenant, REQUEST_ID.get("")
-        ledgers = [Ledger(request, tenant, request_id, self._books) for request in requests]
+        forks = Counter(request.fork_of for request in requests)
+        ledgers = [
+            Ledger(request, tenant, request_id, self._books, 1 + forks[request.id], keeps_text) for request in requests
+        ]
         for ledger in ledgers:
             self._recent.begin(ledger)
         reason, failed = "cancelled", False
@@ -119,6 +129,17 @@ class Telemetry:
             for ledger in ledgers:
                 ledger.failed(reason, failed)
                 self._recent.end(ledger)
+
+    @contextmanager
+    def connected(self) -> Iterator[None]:
+        """Count a WebSocket while it is open."""
+        self.websockets += 1
+        began = self.clock()
+        try:
+            yield
+        finally:
+            self.websockets -= 1
+            self.websocket_seconds.observe(self.clock() - began)
 
     def answered(self, status: int) -> None:
         """Count an HTTP response."""
@@ -164,18 +185,20 @@ class Telemetry:
         """Whether speculation paid in the last ``seconds``."""
         return judged(self.window(seconds))
 
-    def snapshot(self) -> Snapshot:
+    async def snapshot(self) -> Snapshot:
         """Header, tiles, drafters and tree, as of now."""
+        hour = self._history.hour(self.clock())
+        await asyncio.sleep(0)  # that was half of the work, and streams wait
         now, info = self.clock(), self._engine.info
-        minute = self._history.since(int(now) - views.LIVE_SECONDS + 1)
-        whole, totals = summed(minute), self.totals()
+        recent = self._history.since(int(now) - views.RATE_SECONDS + 1)
+        whole, totals = self.window(views.LIVE_SECONDS), self.totals()
         return Snapshot(
             now=now,
             server=self._server(now, info),
-            live=views.live(minute, whole, now, self.plain_seconds, self.gauges),
+            live=views.live(recent, whole, now, self.plain_seconds, self.gauges),
             drafters=views.drafters(whole),
-            drafters_hour=views.drafters(self._history.hour(now)),
-            shadows=views.shadows(self._history.hour(now)),
+            drafters_hour=views.drafters(hour),
+            shadows=views.shadows(hour),
             nodes=views.nodes(whole),
             totals=_counters(totals),
             startup=dict(self.startup.seconds),
@@ -183,20 +206,22 @@ class Telemetry:
             self_check=copy(self.self_check),
         )
 
-    def history(self) -> HistoryReport:
-        """All charts. Seconds without any activity are left out; the running second comes when it is over."""
+    async def history(self) -> HistoryReport:
+        """All charts, for ``msgspec.json.encode``. Seconds without any activity are left out; the running second comes
+        when it is over."""
         now = self.clock()
         return HistoryReport(
             now=now,
             bounds=list(TOKEN_BOUNDS),
-            seconds=[views.point(tally, 1) for tally in self._history.seconds(now)],
-            minutes=[views.point(tally, 60) for tally in self._history.minutes(now)],
+            minutes=await views.points(self._history.minutes(now), 60),
+            seconds=await views.points(self._history.seconds(now), 1),
         )
 
-    def points(self, after: int) -> list[Point]:
-        """The seconds after second ``after`` that are over."""
+    async def points(self, after: int) -> tuple[list[Point], int]:
+        """The seconds after second ``after`` that are over, for ``msgspec.json.encode``, and the last one of them."""
         now = int(self.clock())
-        return [views.point(tally, 1) for tally in self._history.since(after + 1) if tally.second < now]
+        over = [tally for tally in self._history.since(after + 1) if tally.second < now]
+        return await views.points(over, 1), over[-1].second if over else after
 
     def requests(self, tenant: str) -> list[RequestSummary]:
         """The tenant's requests that run and the last 100 that are over, the newest first. No text."""
@@ -211,8 +236,8 @@ class Telemetry:
         status = self._engine.status
         known = Server(
             model=self.model,
-            status=status.state,
-            message=status.message,
+            status="draining" if self.draining else status.state,
+            message=DRAINING if self.draining else status.message,
             version=foresay.__version__,
             started=self.started,
             uptime=now - self.started,

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import cast
+
+import msgspec
 
 from server.telemetry.histogram import Histogram
 from server.telemetry.history import busy_seconds
 from server.telemetry.report import DrafterRates, Gauges, Live, Node, Point, Quantiles, ShadowRates
 from server.telemetry.shapes import link, unlink
+from server.telemetry.slices import Slices
 from server.telemetry.tally import Tally
 
 RATE_SECONDS = 10
@@ -24,9 +28,9 @@ def quantiles(histogram: Histogram) -> Quantiles:
     return Quantiles(histogram.quantile(0.5), histogram.quantile(0.99))
 
 
-def live(minute: Sequence[Tally], whole: Tally, now: float, plain: float, gauges: Gauges) -> Live:
-    """The tiles. minute, whole: the tallies of the last one, and their sum. plain: seconds of a step without drafts."""
-    recent = [tally for tally in minute if tally.second > now - RATE_SECONDS]
+def live(recent: Sequence[Tally], whole: Tally, now: float, plain: float, gauges: Gauges) -> Live:
+    """The tiles. recent: the last ``RATE_SECONDS``. whole: the last ``LIVE_SECONDS``, summed up. plain: seconds of a
+    step without drafts."""
     return Live(
         tokens_per_second=sum(tally.tokens for tally in recent) / _span(recent, now),
         time_to_first_token=quantiles(whole.times["time_to_first_token"]),
@@ -108,6 +112,17 @@ def accepted_per_depth(tally: Tally) -> list[int]:
         for depth, accepted in enumerate(drafting.accepted_per_depth):
             total[depth] += accepted
     return total
+
+
+async def points(tallies: Sequence[Tally], seconds: int) -> list[Point]:
+    """Buckets of a chart, each as the JSON of its :class:`Point`: made once, as what is over changes no more."""
+    slices, found = Slices(), []
+    for tally in tallies:
+        if tally.told is None:
+            await slices.pause()
+            tally.told = msgspec.Raw(msgspec.json.encode(point(tally, seconds)))
+        found.append(tally.told)
+    return cast("list[Point]", found)
 
 
 def point(tally: Tally, seconds: int) -> Point:

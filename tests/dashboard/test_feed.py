@@ -19,7 +19,6 @@ from server.doors.dashboard import FEED
 from server.gateway.gate import Gate
 from server.gateway.keychain import Keychain
 from server.gateway.origins import Origins
-from spec.trace import StepTrace
 from tests.gateway.guarded import ALICE, BOB, bearer, guarded
 from tests.server.scripted import END, ScriptedEngine, served
 
@@ -101,6 +100,66 @@ async def test_requests_and_their_text_are_told_to_their_own_key_only(tokenizer)
             assert one["id"].encode() not in told
 
 
+@pytest.mark.parametrize("store", [False, True, None])
+async def test_text_that_is_not_to_be_stored_is_not_kept(tokenizer, store):
+    asked = {"input": "Tell", "max_output_tokens": 12, "ignore_eos": True, "store": store}
+    async with served(ScriptedEngine(tokenizer.encode("the fox is secret"), run=3), tokenizer) as client:
+        http = await client.post("/v1/responses", json=asked)
+        async with client.ws_connect("/v1/responses") as socket:
+            await socket.send_json({"type": "response.create", **asked})
+            while (await socket.receive_json(timeout=10))["type"] != "response.incomplete":
+                pass
+        assert (http.status, (await http.json())["store"]) == (200, store is not False)
+        listed = await (await client.get("/dashboard/requests")).json()
+        for one in listed:
+            detail = await (await client.get(f"/dashboard/requests/{one['id']}")).json()
+            assert detail["text_kept"] is (store is not False)
+            assert sum(step[4] for step in detail["steps"]) == one["output_tokens"] == 12
+            assert ("secret" in "".join(run[0] for run in detail["text"])) is (store is not False)
+            assert bool(detail["text"]) is (store is not False)
+    assert len(listed) == 2
+
+
+async def test_a_server_that_drains_says_so(tokenizer):
+    engine, services = ScriptedEngine(tokenizer.encode("abc"), pause=0.3), []
+    async with served(engine, tokenizer, services.append) as client, client.get("/dashboard/feed") as response:
+        told = events(response)
+        running = asyncio.create_task(client.post("/v1/completions", json=ASK))
+        await until(lambda: engine.requests)
+        assert (await anext(told))["snapshot"]["server"]["status"] == "ready"
+        draining = asyncio.create_task(services[0].drain(10))
+        server = (await anext(told))["snapshot"]["server"]
+        assert (server["status"], server["message"]) == ("draining", "what runs is finished, nothing new is taken")
+        state = await (await client.get("/dashboard/state")).json()
+        assert state["snapshot"]["server"]["status"] == "draining"
+        assert (await running).status == 200
+        await draining
+
+
+async def test_an_event_is_made_once_for_all_readers(tokenizer, monkeypatch):
+    services, made = [], []
+    async with served(ScriptedEngine([END]), tokenizer, services.append) as client:
+        telemetry = services[0].telemetry
+        snapshot = telemetry.snapshot
+
+        async def counted():
+            made.append(telemetry.clock())
+            return await snapshot()
+
+        monkeypatch.setattr(telemetry, "snapshot", counted)
+        responses = [await client.get("/dashboard/feed") for _ in range(8)]
+        await asyncio.gather(*(third(events(response)) for response in responses))
+        assert 3 <= len(made) < len(responses)
+        for response in responses:
+            response.close()
+
+
+async def third(frames):
+    for _ in range(2):
+        await anext(frames)
+    return await anext(frames)
+
+
 @pytest.mark.parametrize("path", ["state", "feed", "requests", "requests/x"])
 async def test_a_page_whose_name_was_pointed_here_is_told_nothing(tokenizer, path):
     """DNS rebinding: to the browser the request is one of the page's own, and has no origin."""
@@ -151,7 +210,7 @@ async def test_a_reader_that_stops_reading_holds_nobody_up_and_is_hung_up_on(tok
     engine = ScriptedEngine(tokenizer.encode("once upon a time"), run=2)
     made = 0
 
-    def much(self, service):
+    async def much(self, telemetry):
         nonlocal made
         made += 1
         return msgspec.Raw(b'"%s"' % (b"x" * 8_000_000))  # no socket holds that much
@@ -205,26 +264,3 @@ async def test_the_end_of_the_server_is_the_end_of_the_feed(tokenizer):
         await client.app.shutdown()
         await response.read()
         assert time.monotonic() - began < 0.9
-
-
-async def test_a_second_of_the_feed_costs_little(tokenizer):
-    """An hour of minutes and ten minutes of seconds, with trees: what one event a second takes from the streams."""
-    services = []
-    trace = StepTrace(
-        number=1, rows=7, sequences=1, prefill_rows=0, drafted=6, accepted=2, emitted=3, seconds={"forward": 0.01}
-    )
-    async with served(ScriptedEngine([END]), tokenizer, services.append) as client:
-        telemetry = services[0].telemetry
-        real, clock = telemetry.clock, [telemetry.clock() - 3700.0]
-        telemetry.clock = lambda: clock[0]
-        for _ in range(3700):
-            clock[0] += 1.0
-            telemetry.step(trace)
-        telemetry.clock = real
-        assert (await client.get("/dashboard/state")).status == 200
-        taken = []
-        for _ in range(5):
-            began = time.thread_time()
-            feeds._encoder.encode(telemetry.snapshot())
-            taken.append(time.thread_time() - began)
-    assert min(taken) < 0.02

@@ -239,3 +239,34 @@ async def test_a_key_is_asked_for_once_and_a_wrong_one_told_so(guarded_url, tmp_
         await visit.ready()
         await expect(dialog).to_be_hidden()
         assert await page.evaluate("localStorage.length") == 0
+
+
+async def test_text_that_was_not_to_be_stored_is_told_so(url):
+    async with aiohttp.ClientSession() as session:
+        asked = {"input": "Tell me a story.", "max_output_tokens": 20, "store": False, "ignore_eos": True}
+        async with session.post(f"{url}/v1/responses", json=asked) as response:
+            assert response.status == 200
+    async with visiting(url) as visit:
+        detail = visit.page.locator("#request-detail")
+        await visit.go()
+        await visit.ready()
+        await visit.page.locator("#requests tr[data-id] button").first.click()
+        await expect(detail.locator(".note")).to_have_text("Its text was not kept: store is false.")
+        assert await detail.locator(".strip .step").count() > 1
+        await expect(detail.locator(".coloured")).to_have_count(0)
+
+
+async def test_a_server_that_drains_says_so(tmp_path):
+    with LiveServer(tmp_path / "log", "--threads", "1", "--drain-seconds", "30") as server:
+        url = server.wait_for_url()
+        async with visiting(url) as visit, aiohttp.ClientSession() as session:
+            await visit.go()
+            await visit.ready()
+            await expect(visit.page.locator("#facts")).not_to_contain_text("draining")
+            asked = {"prompt": ["Tell"] * 32, "max_tokens": 1000, "ignore_eos": True, "stream": True}
+            async with session.post(f"{url}/v1/completions", json=asked) as response:
+                assert response.status == 200
+                server.terminate()
+                await expect(visit.page.locator("#facts li.warn")).to_have_text("draining")
+                await expect(visit.page.locator("#notice")).to_contain_text("The server is shutting down")
+                await visit.keep_picture("draining", tmp_path)

@@ -19,6 +19,7 @@ from tests.telemetry.scraping import Scrape, Sums
 
 TOKENIZER = byte_level_tokenizer()
 STORY = "Once upon a fox there was a 🦊🐍. The fox said: 'naïve tart' and 世界 ended."
+ACTIVE, DURATION = "vllm:websocket_connections_active", "vllm:websocket_connection_duration_seconds"
 STOPS = ["fox", " the", ".", "🐍", "d: 'n", "world", "x t", "世", "ended!"]
 
 asked = some.fixed_dictionaries(
@@ -91,6 +92,30 @@ async def test_a_request_that_fails_is_counted_by_its_code() -> None:
     assert scrape.by("foresay:request_errors_total", "code") == {"engine_error": 1}
     assert scrape.by("vllm:request_success_total", "finished_reason")["error"] == 1
     assert scrape.by("foresay:http_responses_total", "status") == {"500": 1}
+
+
+async def test_what_requests_ask_for_is_counted_once_for_all_choices_of_a_prompt() -> None:
+    engine = Drafting(ids_of(STORY, TOKENIZER))
+    async with served(engine, TOKENIZER) as client:
+        for ask in ({"prompt": ["x", "y"], "n": 3, "max_tokens": 7}, {"prompt": "x", "max_tokens": 30}):
+            assert (await client.post("/v1/completions", json=ask)).status == 200
+        scrape = Scrape(await (await client.get("/metrics")).text())
+    for prefix in ("foresay:", "vllm:"):
+        sums = {name: scrape.sum(f"{prefix}request_params_{name}") for name in ("n_sum", "n_count", "max_tokens_sum")}
+        assert sums == {"n_sum": 3 + 3 + 1, "n_count": 3, "max_tokens_sum": 6 * 7 + 30}
+    assert {dict(labels)["engine"] for labels in scrape.samples["vllm:request_params_n_count"]} == {"0"}
+
+
+async def test_websockets_are_counted_while_they_are_open_and_timed_when_they_are_not() -> None:
+    async with served(Drafting(ids_of(STORY, TOKENIZER)), TOKENIZER) as client:
+        async with client.ws_connect("/v1/responses"), client.ws_connect("/v1/responses"):
+            during = Scrape(await (await client.get("/metrics")).text())
+            await asyncio.sleep(0.2)
+        async with asyncio.timeout(10):
+            while (after := Scrape(await (await client.get("/metrics")).text())).sum(ACTIVE):
+                await asyncio.sleep(0.02)
+    assert (during.sum(ACTIVE), during.sum(f"{DURATION}_count")) == (2, 0)
+    assert after.sum(f"{DURATION}_count") == 2 and 0.4 <= after.sum(f"{DURATION}_sum") < 20
 
 
 async def until_over(telemetry: Telemetry) -> None:

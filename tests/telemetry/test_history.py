@@ -39,6 +39,25 @@ def test_the_seconds_of_ten_minutes_the_minutes_of_an_hour_and_everything() -> N
     assert history.total().tokens == 2 * len(at)
 
 
+def test_sums_of_long_and_short_spans_are_those_of_seconds() -> None:
+    history, dice, now = History(), random.Random(2), float(START)
+    counted: dict[int, int] = {}
+    for _ in range(4000):
+        now += dice.choice([0.1, 0.4, 1.0, 1.0, 2.0, 7.0, 95.0] if dice.random() < 0.1 else [0.1, 0.4, 1.0])
+        run(history.at(now))
+        counted[int(now)] = counted.get(int(now), 0) + 1
+        if dice.random() < 0.05:
+            seconds = dice.randint(1, SECONDS)
+            begin = int(now) - seconds
+            within = sum(runs for second, runs in counted.items() if second > begin)
+            window = history.window(now, seconds)
+            assert (window.runs, window.steps, window.run_lengths.count) == (within, within, within)
+            hour = int(now) - 60 * MINUTES
+            first = hour - hour % 60
+            over = sum(runs for second, runs in counted.items() if first <= second < int(now))
+            assert history.hour(now).runs == over
+
+
 def test_the_running_second_is_in_the_totals_and_not_in_the_charts() -> None:
     history = History()
     run(history.at(START + 0.1))

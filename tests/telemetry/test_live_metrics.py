@@ -159,7 +159,7 @@ def test_the_page_about_metrics_lists_what_there_is(scrape: Scrape) -> None:
     marked = {name + suffixes[kind] for name, _, mark, kind in rows if mark}
     assert aliases == marked | {"foresay:inter_token_latency_seconds_count"}
     for name, labels, _, kind in rows:
-        has = {label for have in scrape.samples[name + suffixes[kind]] for label, _ in have} - {"model_name"}
+        has = {label for have in scrape.samples[name + suffixes[kind]] for label, _ in have} - {"model_name", "engine"}
         assert has == set(re.findall(r"\w+", labels)), name
 
 

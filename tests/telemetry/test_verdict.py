@@ -136,14 +136,14 @@ def test_a_handful_of_steps_says_nothing() -> None:
     assert run.telemetry.verdict().sentence == "Too few steps to tell whether speculation pays."
 
 
-def test_steps_without_drafts_are_measured_as_they_happen() -> None:
+async def test_steps_without_drafts_are_measured_as_they_happen() -> None:
     run = Run()
     run.steps(TRUSTED - 1, 0, 0.0, 0.02, drafted=0)
     assert run.telemetry.plain_seconds == 0.01
     run.steps(1, 0, 0.5, 0.02, drafted=0)  # what it looked for in vain is not plain decoding's time
     assert run.telemetry.plain_seconds == pytest.approx(0.02)
     run.steps(30, 3, 0.005, 0.025)
-    live = run.telemetry.snapshot().live
+    live = (await run.telemetry.snapshot()).live
     assert live.root_seconds == pytest.approx(0.02)
     plain, spent = 30 * 4 * 0.02 + 0.02 + 2 * 0.01, 30 * 0.03 + 3 * 0.02 + 0.5
     assert live.speed_up == pytest.approx(plain / spent)

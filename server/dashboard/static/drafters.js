@@ -31,7 +31,7 @@ function shadowRow(rates) {
 }
 
 const SHADOW_NOTE =
-  "A shadow drafts beside them, unverified: what it would have had accepted, in the requests that ended in the last hour.";
+  "A shadow drafts beside them, unverified: what it would have had accepted, in requests that ended in the last hour.";
 
 export function drafters(state) {
   const body = html("tbody"),

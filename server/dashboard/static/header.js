@@ -25,6 +25,7 @@ function selfCheck({ share, checked, tokens, mismatches, waiting, skipped }) {
 function facts(server, checks) {
   if (server.exact === null) return [fact(server.status, server.message)];
   return [
+    ...(server.status === "ready" ? [] : [fact(server.status, server.message, "warn")]),
     fact(shape(server.draft_shape), "How far and how wide each step drafts"),
     server.exact
       ? fact("exact", server.exact_reason || "The text is that of plain decoding, bit for bit", "good")

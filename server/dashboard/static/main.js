@@ -53,8 +53,9 @@ function tellStatus({ status, message }) {
     loading: `Loading: ${message}`,
     down: `The engine is down: ${message}`,
     failed: `The engine cannot start: ${message}`,
+    draining: `The server is shutting down: ${message}.`,
   };
-  notice(words[status] ?? `${status}: ${message}`, status === "loading" ? "" : "bad");
+  notice(words[status] ?? `${status}: ${message}`, ["loading", "draining"].includes(status) ? "" : "bad");
 }
 
 async function refreshRequests() {

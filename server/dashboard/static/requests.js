@@ -17,15 +17,18 @@ const COLUMNS = [
   ["end", (one) => one.finish_reason ?? "running"],
 ];
 
+const NOT_KEPT = "Its text was not kept: store is false.";
 const STEP = ["step", "drafter", "drafted", "accepted", "tokens", "milliseconds"];
 const RUN = ["text", "drafter", "depth", "forced"];
 const named = (names) => (values) => Object.fromEntries(names.map((name, index) => [name, values[index]]));
 
 function shown(detail) {
-  const steps = new StepStrip("Steps of this request"),
-    text = new ColouredText("Text of this request, coloured by origin");
-  const runs = detail.text.map(named(RUN));
+  const steps = new StepStrip("Steps of this request");
   steps.show(detail.steps.map(named(STEP)));
+  const whole = detail.whole ? null : html("p", { class: "note" }, "Only the beginning of this request was kept.");
+  if (!detail.text_kept) return [steps.element, html("p", { class: "note" }, NOT_KEPT), whole];
+  const text = new ColouredText("Text of this request, coloured by origin");
+  const runs = detail.text.map(named(RUN));
   text.add(runs);
   const names = [...new Set(runs.filter((run) => run.depth && !run.forced).map((run) => run.drafter))];
   return [
@@ -35,7 +38,7 @@ function shown(detail) {
     ),
     steps.element,
     text.element,
-    detail.whole ? null : html("p", { class: "note" }, "Only the beginning of this request was kept."),
+    whole,
   ];
 }
 

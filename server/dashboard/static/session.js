@@ -18,7 +18,7 @@ export class Session {
     await this._open();
     return new Promise((resolve, reject) => {
       this.running = { resolve, reject, more };
-      this.socket.send(JSON.stringify({ type: "response.create", store: false, provenance: true, ...fields }));
+      this.socket.send(JSON.stringify({ type: "response.create", provenance: true, ...fields }));
     });
   }
 

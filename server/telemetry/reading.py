@@ -1,0 +1,52 @@
+"""What ``/metrics`` tells, read at one instant: its text takes several turns of the event loop."""
+
+from __future__ import annotations
+
+from copy import copy
+
+import msgspec
+
+from server.engine_client import EngineStatus
+from server.telemetry.histogram import Histogram
+from server.telemetry.report import Gauges
+from server.telemetry.self_check import SelfCheckCounts
+from server.telemetry.tally import Tally
+from server.telemetry.telemetry import Telemetry
+from spec.request import EngineInfo
+
+
+class Reading(msgspec.Struct, frozen=True):
+    """What the families of one scrape are made from. speed_up: of the last minute. restarts, startup: of the engine.
+    http: responses by status. websockets, websocket_seconds: those open, and how long the others were.
+    """
+
+    totals: Tally
+    gauges: Gauges
+    speed_up: float | None
+    plain_seconds: float
+    status: EngineStatus
+    info: EngineInfo | None
+    restarts: int
+    startup: dict[str, float]
+    http: dict[int, int]
+    websockets: int
+    websocket_seconds: Histogram
+    self_check: SelfCheckCounts
+
+    @classmethod
+    def of(cls, telemetry: Telemetry) -> Reading:
+        """As of now."""
+        return cls(
+            totals=telemetry.totals(),
+            gauges=telemetry.gauges,
+            speed_up=telemetry.window(60).speed_up,
+            plain_seconds=telemetry.plain_seconds,
+            status=telemetry.engine.status,
+            info=telemetry.engine.info,
+            restarts=telemetry.startup.restarts,
+            startup=dict(telemetry.startup.seconds),
+            http=dict(telemetry.http),
+            websockets=telemetry.websockets,
+            websocket_seconds=telemetry.websocket_seconds.copy(),
+            self_check=copy(telemetry.self_check),
+        )

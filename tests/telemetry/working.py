@@ -1,0 +1,85 @@
+"""Telemetry of a server that has worked for a while, and how long one piece of work holds the event loop."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Coroutine, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+from server.choice import Piece
+from server.telemetry.ledger import Ledger
+from server.telemetry.telemetry import Telemetry
+from spec.request import Delta, Origin, Request
+from spec.sampling import SamplingParams
+from spec.trace import StepTrace
+from tests.telemetry.test_verdict import Engine
+
+T = TypeVar("T")
+PARENTS = [-1, *(0,) * 4, *(1,) * 3, *(2,) * 3, *(5,) * 3, *(8,) * 3, *(11,) * 2]
+PATHS: list[list[int]] = [[], [1], [1, 5], [1, 5, 11], [2], [2, 8]]
+SECONDS = {"plan": 1e-5, "propose": 2e-3, "forward": 5e-3, "draw": 1e-4, "commit": 1e-4}
+PER_SECOND = 6
+
+
+class Working:
+    """A server whose time goes by as it works."""
+
+    def __init__(self, seconds: int) -> None:
+        self.now = 1_700_000_000.0
+        self.telemetry = Telemetry("toy", Engine(), lambda: self.now)
+        self._dice, self._steps = random.Random(1), 0
+        for _ in range(seconds):
+            self.second()
+
+    def second(self) -> None:
+        """A request that takes a second."""
+        with self._request() as ledger:
+            for _ in range(PER_SECOND):
+                self.now += 1 / PER_SECOND
+                self._step(ledger)
+
+    @contextmanager
+    def _request(self) -> Iterator[Ledger]:
+        request = Request(id=str(self._steps), prompt=[1] * 30, params=SamplingParams())
+        with self.telemetry.watching([request]) as [ledger]:
+            yield ledger
+            ledger.kept(Delta(id=request.id, tokens=[], finish_reason="stop"), Piece(finish_reason="stop"))
+
+    def _step(self, ledger: Ledger) -> None:
+        self._steps += 1
+        path = self._dice.choice(PATHS)
+        tokens = [5] * (len(path) + 1)
+        trace = StepTrace(
+            number=self._steps,
+            rows=len(PARENTS),
+            sequences=1,
+            prefill_rows=0,
+            drafted=len(PARENTS) - 1,
+            accepted=len(path),
+            emitted=len(tokens),
+            seconds=SECONDS,
+            running=1,
+        )
+        self.telemetry.step(trace)
+        origin = Origin(self._steps, "draft_model", PARENTS, 0, path, SECONDS)
+        ledger.kept(
+            Delta(id=ledger.id, tokens=tokens, origin=origin),
+            Piece(text="x" * len(tokens), token_ids=tokens, offsets=list(range(len(tokens)))),
+        )
+        ledger.delivered(len(tokens))
+
+
+def driven(work: Coroutine[Any, Any, T]) -> tuple[T, list[float]]:
+    """The result of work that waits for nothing but its next turn, and the CPU seconds of each of its turns."""
+    slices: list[float] = []
+    while True:
+        begun = time.thread_time()
+        try:
+            work.send(None)
+        except StopIteration as end:
+            slices.append(time.thread_time() - begun)
+            result: T = end.value
+            return result, slices
+        slices.append(time.thread_time() - begun)
