@@ -110,6 +110,7 @@ def test_the_shadow_walked_along_every_text_that_may_be_drafted_for(seen: Seen) 
     )
     by = {name: seen.scrape.sum(f"foresay:shadow_{name}_total", drafter="ngram") for name in ("tokens", "steps")}
     assert by["tokens"] == pytest.approx(tokens, abs=30), "a cut in a run that has ended already comes too late"
-    assert 0 < by["steps"] <= by["tokens"]
+    # A stop string may be found when a step behind it is walked already; of that step no token counts.
+    assert 0 < by["steps"] <= by["tokens"] + len(seen.told)
     drafted = seen.scrape.sum("foresay:shadow_draft_tokens_total")
     assert 0 < seen.scrape.sum("foresay:shadow_accepted_tokens_total") <= drafted
