@@ -7,12 +7,15 @@ tells before it changes anything again.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from collections.abc import Sequence as Many
 
 from spec.sequence import Sequence
 from spec.step import Verdict
 from spec.trace import StepTrace
+
+log = logging.getLogger("foresay.engine")
 
 
 class Observer:
@@ -35,7 +38,7 @@ class Observers:
     """What was noted for some observers and not told yet. Costs nothing where nobody observes."""
 
     def __init__(self, observers: Many[Observer]) -> None:
-        self._observers = observers
+        self._observers = list(observers)
         self._untold: list[Callable[[Observer], None]] = []
 
     def note(self, event: Callable[[Observer], None], place: int | None = None) -> None:
@@ -49,9 +52,16 @@ class Observers:
         return len(self._untold)
 
     def tell(self) -> None:
-        """Tell what was noted."""
+        """Tell what was noted. An observer that fails is told no more: no text shall end because of who looked on."""
         if self._untold:
             events, self._untold = self._untold, []
+            for observer in list(self._observers):
+                self._tell(observer, events)
+
+    def _tell(self, observer: Observer, events: Many[Callable[[Observer], None]]) -> None:
+        try:
             for event in events:
-                for observer in self._observers:
-                    event(observer)
+                event(observer)
+        except Exception:
+            log.exception("%s failed, and is told no more", type(observer).__name__)
+            self._observers.remove(observer)

@@ -174,3 +174,16 @@ def test_events_are_told_in_order_and_after_the_tokens() -> None:
     house.engine.cancel("a")
     house.engine.tell()
     assert order.seen == ["begun a", "step 1", "step 2", "ended a"]
+
+
+class Failing(Observer):
+    def stepped(self, trace, verdicts) -> None:
+        raise ValueError("it looked too closely")
+
+
+def test_an_observer_that_fails_harms_nobody(caplog: pytest.LogCaptureFixture) -> None:
+    house = House(TableModel(5), observers=[Failing(), order := Order()])
+    assert len(house.answer([1, 2], SamplingParams(max_tokens=5, seed=1)).tokens) == 5
+    assert order.seen == ["begun only", *(f"step {number}" for number in range(1, 6)), "ended only"]
+    (record,) = caplog.records
+    assert "Failing failed" in record.message
