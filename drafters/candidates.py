@@ -59,7 +59,8 @@ def filtered(scaled: Tensor, sampling: SamplingParams) -> Tensor:
     if sampling.top_p < 1.0:
         shares = (best - scaled.logsumexp(dim=-1, keepdim=True)).exp()
         needed = (shares.cumsum(dim=-1) - shares < sampling.top_p).sum(dim=-1, keepdim=True)
-        last = best.gather(-1, needed - 1)
+        # In a row of nothing but minus infinity or NaN nothing is needed; what comes of it is left to whoever looks.
+        last = best.gather(-1, needed.clamp_(min=1) - 1)
         least = least.maximum(last.masked_fill(needed == best.shape[-1], -math.inf))
     return scaled.masked_fill(scaled < least, -math.inf)
 

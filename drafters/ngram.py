@@ -12,6 +12,9 @@ from spec.protocols import FeatureRequest
 from spec.sequence import Sequence
 from spec.tree import DraftTree, TreeShape
 
+#: Tokens that are taken in at once, so that no step waits long: about a millisecond.
+_MOST_READ = 256
+
 
 class _Index:
     """Where each n-gram was last followed by something: n-gram -> position after it."""
@@ -22,12 +25,16 @@ class _Index:
         self._read = 0
 
     def read(self, tokens: list[int]) -> None:
-        """Take in the tokens since the last call; the very last one has no follower yet, so its n-grams wait."""
-        for end in range(self._read, len(tokens)):
+        """Take in tokens since the last call; the very last one has no follower yet, so its n-grams wait.
+
+        No more than ``_MOST_READ`` of them: a long text that comes at once is known after some steps.
+        """
+        stop = min(len(tokens), self._read + _MOST_READ)
+        for end in range(self._read, stop):
             for size in self._sizes:
                 if size <= end:
                     self._after[tuple(tokens[end - size : end])] = end
-        self._read = len(tokens)
+        self._read = stop
 
     def continuation(self, tokens: list[int], length: int) -> list[int]:
         """Up to ``length`` tokens that followed the longest known n-gram at the end of ``tokens``."""
@@ -53,12 +60,17 @@ class NgramDrafter:
         return [self._chain(sequence, shape.levels) for sequence, shape in zip(sequences, shapes, strict=True)]
 
     def _chain(self, sequence: Sequence, levels: int) -> DraftTree:
-        index = self._indices.setdefault(sequence.id, _Index(self._sizes))
-        index.read(sequence.tokens)
+        index = self._read(sequence)
         return DraftTree.chain([sequence.tokens[-1], *index.continuation(sequence.tokens, levels)], self.name)
 
     def extend(self, sequence: Sequence) -> None:
-        """Nothing to do: the index reads committed tokens when it is asked."""
+        """Take in some of the prompt."""
+        self._read(sequence)
+
+    def _read(self, sequence: Sequence) -> _Index:
+        index = self._indices.setdefault(sequence.id, _Index(self._sizes))
+        index.read(sequence.tokens)
+        return index
 
     def committed(self, sequence: Sequence, path: list[int]) -> None:
         """Nothing to do: the index reads committed tokens when it is asked."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Sequence as Many
 
 from spec.observer import Observer
@@ -13,9 +14,13 @@ from spec.trace import ShadowReport, StepTrace
 from spec.tree import TreeShape
 from spec.walk import Walk
 
+#: Of an engine that nobody asks for reports only the last ones are kept.
+_MOST_REPORTS = 1024
+
 
 class Shadow(Observer):
-    """Walks along with every sequence that may speculate. drafter: one that needs no model, nor the target's features.
+    """Walks along with every sequence that may speculate and has no grammar (that would prune drafts and force others).
+    drafter: one that needs no model, nor the target's features.
 
     It drafts when the tokens of a step are on their way, and proposes from committed text alone, so it can change
     nothing but the time of the next step.
@@ -26,18 +31,23 @@ class Shadow(Observer):
         self.drafter, self.shape = drafter, shape
         self._walks: dict[str, Walk] = {}
         self._seconds: dict[str, float] = {}
-        self._reports: list[ShadowReport] = []
+        self._reports: deque[ShadowReport] = deque(maxlen=_MOST_REPORTS)
 
     def reports(self) -> list[ShadowReport]:
-        """Those of the requests that ended since the last call."""
-        reports, self._reports = self._reports, []
+        """Those of the requests that ended since the last call, at most the last thousand or so."""
+        reports = list(self._reports)
+        self._reports.clear()
         return reports
 
     def stepped(self, trace: StepTrace, verdicts: Many[Verdict]) -> None:
         """Go on as far as the new tokens lead."""
         for verdict in verdicts:
             sequence = verdict.work.sequence
-            if verdict.emitted and sequence.speculate:
+            if not sequence.speculate or sequence.constraint is not None:
+                continue
+            if not verdict.emitted:
+                self.drafter.extend(sequence)  # a chunk of the prompt
+            else:
                 # The step that computes the prompt drafts nothing, whoever drafts.
                 self._follow(sequence, verdict.emitted if verdict.work.lead else [])
 
@@ -54,12 +64,13 @@ class Shadow(Observer):
         walk = self._walks.pop(sequence.id, None)
         if walk is None:
             return
+        begun = time.perf_counter()
         walk.follow(sequence.tokens, over=True)
         walk.cut(len(sequence.tokens))
         walk.close()
-        self._reports.append(self._report(walk, sequence, self._seconds.pop(sequence.id)))
+        self._reports.append(self._report(walk, self._seconds.pop(sequence.id) + time.perf_counter() - begun))
 
-    def _report(self, walk: Walk, sequence: Sequence, seconds: float) -> ShadowReport:
+    def _report(self, walk: Walk, seconds: float) -> ShadowReport:
         trace = walk.trace
         return ShadowReport(
             drafter=self.drafter.name,

@@ -239,6 +239,7 @@ async def _load(service: Service, engine: EngineClient, config: ServeConfig) -> 
     """Load the tokenizer while the engine process loads the models."""
     text, info = await asyncio.gather(asyncio.to_thread(load_text, config), engine.until_ready())
     service.text = text
+    gc.collect()
     gc.freeze()  # what was loaded stays; a full collection would look through all of it while streams wait
     return info
 

@@ -125,7 +125,8 @@ def build_engine(config: EngineConfig, progress: Progress | None = None, observe
     cost = StepCost.measure(lambda rows: _time_rows(verifier, pool, rows), _sizes(pool, length), _MEASURE_PATIENCE)
     named = Choice(short_name(draft.value), draft.reason)
     info = _info(config, model, dtype, named, exactness, pool, length, shape)
-    info = msgspec.structs.replace(info, root_seconds=root_seconds(info, verifier, pool, cost))
+    more = tuple(cost.seconds(sequences) - cost.seconds(1) for sequences in range(1, config.max_seqs + 1))
+    info = msgspec.structs.replace(info, root_seconds=root_seconds(info, verifier, pool, cost), more_seconds=more)
     prefix = PrefixIndex(pool) if config.prefix_cache else None
     return Engine(
         info=info,

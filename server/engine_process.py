@@ -164,6 +164,7 @@ def built(config: EngineConfig, link: Link) -> tuple[Engine, Watchers] | None:
     from server.build import build_engine
     from server.watchers import Watchers
 
+    watchers = Watchers()
     try:
         watchers = Watchers.of(config)
         return build_engine(config, lambda phase: link.send(frames.Loading(phase)), watchers.observers), watchers
@@ -174,6 +175,7 @@ def built(config: EngineConfig, link: Link) -> tuple[Engine, Watchers] | None:
     except Exception as error:
         log.exception("the engine could not be built")
         link.send(frames.Failed(f"{type(error).__name__}: {error}", building=True))
+    watchers.close()
     return None
 
 

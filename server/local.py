@@ -29,7 +29,7 @@ from server.wire.structured import StructuredOutputs
 from spec.errors import ForesayError, InvalidRequest
 from spec.request import Delta, EngineInfo, Grammar, Request, TokenLogprobs
 from spec.sampling import SamplingParams
-from spec.trace import Statistics
+from spec.trace import ShadowReport, Statistics
 
 Prompt = str | Sequence[int]
 #: What an output must match; a mapping has the fields of the other.
@@ -166,7 +166,11 @@ class Engine:
         self._directory = target_directory(config)
         self.tokenizer = Tokenizer.load(self._directory)
         self._watchers = Watchers.of(config)
-        self._engine = build_engine(config, progress, self._watchers.observers)
+        try:
+            self._engine = build_engine(config, progress, self._watchers.observers)
+        except BaseException:
+            self._watchers.close()
+            raise
         self._watchers.started(self._engine)
         self._seed = config.seed
         self._streams: dict[str, TextStream] = {}
@@ -295,6 +299,10 @@ class Engine:
                     del self._streams[delta.id]
                 stream.take(delta)
         self._engine.tell()
+
+    def shadowed(self) -> list[ShadowReport]:
+        """What the drafter of ``shadow`` would have done for the requests that ended since the last call."""
+        return [] if self._watchers.shadow is None else self._watchers.shadow.reports()
 
     def cut(self, id: str, at_token: int) -> None:
         """The text of a request ended in its output token number ``at_token``."""

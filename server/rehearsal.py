@@ -36,9 +36,9 @@ def root_seconds(info: EngineInfo, verifier: Verifier, pool: PagePool, cost: Ste
     tokens = min(_STEPS, info.max_model_len - 1)
     engine.add(Request(id="rehearsal", prompt=[0], params=SamplingParams(max_tokens=tokens, seed=0, ignore_eos=True)))
     times: list[float] = []
-    while engine.has_work and sum(times) < _PATIENCE:
+    while engine.has_work and (len(times) < 2 or sum(times) < _PATIENCE):
         engine.step()
         assert engine.trace is not None, "there is a request to step for"
         times.append(sum(engine.trace.seconds.values()))
     engine.cancel("rehearsal")
-    return median(times)
+    return median(times[1:] or times)  # the first one warms up

@@ -21,7 +21,7 @@ from server.gateway.pace import Pace
 from server.generation import MOST_PENDING_TOKENS, Generation, TokenEngine
 from server.parsers.dialect import Dialect
 from server.responses.state import Responses
-from server.selfcheck.check import SelfCheck
+from server.selfcheck.check import SelfCheck, Unpicked
 from server.telemetry.exposition import Exposition
 from server.telemetry.telemetry import Telemetry
 from server.text import SamplingDefaults, Tokenizer
@@ -154,12 +154,13 @@ class Service:
         """Run requests; :class:`QueueFull` if there is no room, and whatever the caller's limits or the engine refuse.
 
         Every door comes through here, so limits and time limits are kept here. keeps_text: whether their text may be
-        kept for the dashboard, where their key can read it again.
+        kept, for the dashboard, where their key can read it again, and for the self-check.
         """
         if self.running + len(requests) > self.options.most_running:
             raise self._queue_full(len(requests))
         with admitted(requests) as spend, self.telemetry.watching(requests, keeps_text) as ledgers:
-            generation = Generation(self.self_check, requests, self.options.most_pending_tokens, spend, ledgers)
+            engine = self.self_check if keeps_text else Unpicked(self.self_check)
+            generation = Generation(engine, requests, self.options.most_pending_tokens, spend, ledgers)
             with self._present(generation, len(requests)), self._deadlines(generation):
                 async with generation:
                     yield generation

@@ -12,7 +12,7 @@ from server.tracing.writer import TraceWriter
 from spec.engine import Engine
 from spec.observer import Observer
 
-#: How far ahead a shadow drafts where the drafter in use drafts nothing and the setting does not say.
+#: How far ahead a shadow drafts where --draft-tokens is 0 and the setting does not say.
 _TOKENS = 4
 
 

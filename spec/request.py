@@ -98,7 +98,8 @@ class Delta(msgspec.Struct, kw_only=True):
 class EngineInfo(msgspec.Struct, kw_only=True, frozen=True):
     """What is running, for banner, /health and reports.
 
-    root_seconds: a whole step without drafts, as measured at start-up; 0 if nobody measured.
+    root_seconds: a whole step of one sequence without drafts, as measured at start-up; 0 if nobody measured.
+    more_seconds: what each number of sequences from 1 on adds to that, from the cost of their rows.
     """
 
     target: str
@@ -117,3 +118,4 @@ class EngineInfo(msgspec.Struct, kw_only=True, frozen=True):
     vocab_size: int
     eos_token_ids: tuple[int, ...]
     root_seconds: float = 0.0
+    more_seconds: tuple[float, ...] = ()

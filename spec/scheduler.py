@@ -28,6 +28,10 @@ from spec.tree import MAX_NODES, ROOT_ONLY, TreeShape
 PLAIN_EVERY = 256
 
 
+#: Rows of a prompt read at once for a sequence beside the traffic: whoever comes next waits for no more.
+_ASIDE_CHUNK = 32
+
+
 class Scheduler:
     """Owns the waiting and the running sequences; reserves the pages a plan needs.
 
@@ -90,7 +94,7 @@ class Scheduler:
         rows = sum(work.nodes for work in works)
         left = self.cost.chunk(rows, self.max_chunk)
         for sequence in [s for s in self.running if s.pending]:
-            lead = min(sequence.pending, left)
+            lead = min(sequence.pending, left, _ASIDE_CHUNK if sequence.aside else left)
             if lead <= 0:
                 return
             # The root is one more row; it goes along when the chunk ends right before it.

@@ -155,7 +155,7 @@ class EagerRunner:
         if drawn is None:
             self.verifier.committed(table, None)
             self._show(work, [], features)
-            if self.drafter is not None:
+            if self.drafter is not None and sequence.speculate:
                 self.drafter.extend(sequence)
             return Verdict(work)
         logits = _of_nodes(work, logits)

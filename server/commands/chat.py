@@ -13,6 +13,7 @@ from spec.errors import InvalidRequest
 
 if TYPE_CHECKING:
     from server.local import Completion, Engine
+    from spec.trace import ShadowReport
 
 GREETING = (
     "/reset begins anew, /stats tells about the last answer, /quit (or Ctrl-D) ends; Ctrl-C cuts an answer short."
@@ -32,6 +33,7 @@ class Conversation:
         self._opening = [{"role": "system", "content": system}] if system else []
         self._messages = list(self._opening)
         self._last: Completion | None = None
+        self._shadowed: list[ShadowReport] = []
 
     def obey(self, line: str) -> bool:
         """Answer a line or follow a command; False when the conversation is over."""
@@ -58,10 +60,11 @@ class Conversation:
             print(f"{error} (/reset begins anew)", file=sys.stderr)
             return
         self._last = write_out(stream)
+        self._shadowed = self._engine.shadowed()
         self._messages = [*asked, {"role": "assistant", "content": self._last.text}]
 
     def _show_statistics(self) -> None:
-        from server.commands.progress import summary
+        from server.commands.progress import shadow_summary, summary
 
         if self._last is None or self._last.statistics is None:
             print("nothing to tell yet", file=sys.stderr)
@@ -72,6 +75,8 @@ class Conversation:
         depths = zip(statistics.accepted_per_depth, statistics.drafted_per_depth, strict=True)
         rates = ", ".join(f"{accepted / drafted:.2f}" for accepted, drafted in depths if drafted)
         print(f"{cached} | accepted per depth: {rates or 'nothing was drafted'}", file=sys.stderr)
+        for report in self._shadowed:
+            print(shadow_summary(report), file=sys.stderr)
 
 
 def run(config: SamplingConfig, arguments: Namespace) -> int:

@@ -35,7 +35,7 @@ def run(config: SamplingConfig, arguments: Namespace) -> int:
     """Generate, and print the text or the JSON line."""
     prompt = _prompt(arguments.prompt)
 
-    from server.commands.progress import dim, loading, summary
+    from server.commands.progress import dim, loading, shadow_summary, summary
     from server.local import Engine
 
     with Engine.from_config(config, loading()) as engine:
@@ -47,6 +47,8 @@ def run(config: SamplingConfig, arguments: Namespace) -> int:
         if completion.statistics is not None:
             line = summary(completion.statistics, completion.finish_reason, completion.seed, completion.exact)
             print(dim(line), file=sys.stderr)
+        for report in engine.shadowed():
+            print(dim(shadow_summary(report)), file=sys.stderr)
     return 0
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 
-from spec.trace import Statistics
+from spec.trace import ShadowReport, Statistics
 
 
 def loading() -> Callable[..., None]:
@@ -38,6 +38,13 @@ def summary(statistics: Statistics, finish_reason: str, seed: int, exact: bool) 
     parts.append(f"seed {seed}")
     parts.append("exact" if exact else "not exact")
     return " | ".join(parts)
+
+
+def shadow_summary(report: ShadowReport) -> str:
+    """One line about what a shadow drafter would have done."""
+    steps = f"{report.tokens / report.steps:.2f} tokens per step" if report.steps else "no steps"
+    share = f"{report.accepted / report.drafted:.0%} of {report.drafted} drafted accepted" if report.drafted else ""
+    return f"with {report.drafter} (shadow): {', '.join(filter(None, (steps, share)))}"
 
 
 def _per_step(statistics: Statistics) -> float:

@@ -39,7 +39,7 @@ def run(config: None, arguments: Namespace) -> int:
     asked = None if arguments.draft is None else [parse(text) for text in arguments.draft]
     trace = read(Path(arguments.file))
     if trace.broken:
-        print(f"{arguments.file}: {trace.broken} broken lines were left out", file=sys.stderr)
+        print(f"{arguments.file}: left out, since they are broken: {trace.broken} of its lines", file=sys.stderr)
     sessions = _alike(trace)
     if not any(session.requests for session in sessions):
         raise ConfigurationError(f"{arguments.file}: holds no request")
@@ -55,7 +55,7 @@ def _alike(trace: Trace) -> list[Session]:
     same = [s for s in trace.sessions if all(s.start.engine.get(k) == last.get(k) for k in ("target", "drafter"))]
     left_out = len(trace.sessions) - len(same)
     if left_out:
-        print(f"{left_out} engines with another target or drafter were left out", file=sys.stderr)
+        print(f"left out, with other models: {left_out} of {len(trace.sessions)} runs", file=sys.stderr)
     return same
 
 

@@ -13,6 +13,7 @@ import msgspec
 from server.commands.command import Command
 from server.commands.generate import sampling_params
 from server.config import SamplingConfig
+from spec.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from server.selfcheck.prompts import Report
@@ -37,6 +38,8 @@ def run(config: SamplingConfig, arguments: Namespace) -> int:
     from server.selfcheck.prompts import check, rows, sentence
     from server.training.progress import Progress
 
+    if config.shadow is not None:
+        raise ConfigurationError("selfcheck compares the drafter in use with plain decoding: --shadow has no part")
     prompts = prompts_of(arguments.prompts)
     samplings = _samplings(config)
     with (

@@ -16,12 +16,18 @@ from spec.sampling import SamplingParams
 from spec.sequence import Sequence
 from spec.walk import Walk
 
+#: Tokens of a prompt that the engine reads in a step, about: a drafter is shown as many at a time.
+_CHUNK = 256
+
 
 def judge(way: Way, requests: Iterable[Told]) -> Outcome:
-    """Draft again, with one drafter for all requests. Raises ConfigurationError if the trace has no text."""
+    """Draft again, with one drafter for all requests but those with a grammar, which prunes what is drafted and forces
+    more. Raises ConfigurationError if the trace has no text."""
     assert way.shape is not None, "a lookup drafter is told how far ahead to draft"
     drafter, outcome, seconds = LOOKUPS[way.source](), Outcome(), 0.0
     for told in requests:
+        if told.begin.grammar:
+            continue
         text, prompt = told.output(), told.begin.tokens
         if text is None or prompt is None:
             raise ConfigurationError(
@@ -29,7 +35,9 @@ def judge(way: Way, requests: Iterable[Told]) -> Outcome:
             )
         # The step that computes the prompt drafts nothing, whoever drafts.
         first = text[: told.parts[0].emitted] if told.parts[0].lead else []
-        walk = Walk(drafter, way.shape, _sequence(told, prompt), first)
+        walk = Walk(drafter, way.shape, sequence := _sequence(told, prompt), first)
+        for _ in range(len(prompt) // _CHUNK):
+            drafter.extend(sequence)
         begun = time.perf_counter()
         walk.follow([*prompt, *text], over=True)
         seconds += time.perf_counter() - begun

@@ -12,12 +12,14 @@ from spec.request import Request
 class Answer(msgspec.Struct, frozen=True):
     """request: with the seed that was drawn with. tokens: what was written, as far as it is in the text.
 
-    request_id: the ``X-Request-Id`` of the HTTP request it came with; empty if it came otherwise.
+    request_id: the ``X-Request-Id`` of the HTTP request it came with; empty if it came otherwise. tries: re-runs that
+    were begun and had to make way.
     """
 
     request: Request
     tokens: list[int]
     request_id: str = ""
+    tries: int = 0
 
     def plainly(self, id: str) -> Request:
         """The request, called ``id``, that writes these tokens again: one a step, from no KV that is there already.

@@ -35,12 +35,6 @@ class Backlog:
         self._packed.append(packed)
         self._added(packed)
 
-    def put_back(self, answer: Answer) -> None:
-        """Keep an answer that was taken: it is the next again, and the first to give way."""
-        packed = msgspec.msgpack.encode(answer)
-        self._packed.appendleft(packed)
-        self._added(packed)
-
     def take(self) -> Answer:
         """The oldest. IndexError if there is none."""
         answer: Answer = msgspec.msgpack.decode(self._popped(), type=Answer)

@@ -19,6 +19,7 @@ from collections.abc import AsyncIterator, Callable
 from itertools import count
 from typing import Protocol
 
+import msgspec
 from aiohttp import web
 
 from server.errors import Unavailable
@@ -32,6 +33,8 @@ from spec.request import EngineInfo, Request
 
 #: Nobody has asked for anything for so long: whoever sends the next request is not kept waiting between two of theirs.
 QUIET_SECONDS = 0.5
+#: A re-run that had to make way so often is given up.
+MOST_TRIES = 3
 log = logging.getLogger("foresay.selfcheck")
 
 
@@ -69,11 +72,15 @@ class SelfCheck:
     # -- TokenEngine ---------------------------------------------------------------------------------------------
 
     def add(self, request: Request, sink: Sink) -> None:
-        """Begin a client's request. A re-run makes way."""
-        self._requests += 1
-        self._interrupt()
+        """Begin a client's request, which may be picked. A re-run makes way."""
         if request.forced is None and self._chance() < self._share:
             sink = Recorder(request, sink, self._keep)
+        self.pass_by(request, sink)
+
+    def pass_by(self, request: Request, sink: Sink) -> None:
+        """Begin a client's request of which nothing may be kept. A re-run makes way."""
+        self._requests += 1
+        self._interrupt()
         self._engine.add(request, sink)
 
     def cancel(self, id: str) -> None:
@@ -101,7 +108,16 @@ class SelfCheck:
             seen = self._requests
             await asyncio.sleep(QUIET_SECONDS)
             while self.backlog and self._free() and self._requests == seen:
-                await self._check(self.backlog.take())
+                await self._guarded(self.backlog.take())
+
+    async def _guarded(self, answer: Answer) -> None:
+        """A fault of ours in one check is no reason to check nothing any more in silence."""
+        try:
+            await self._check(answer)
+        except Exception:
+            log.exception("self-check: the answer to request %s could not be checked", answer.request.id)
+            self._counts.skipped += 1
+            self._tell()
 
     def _free(self) -> bool:
         """Whether nobody needs the engine, and it is there."""
@@ -113,7 +129,7 @@ class SelfCheck:
         try:
             self._engine.add(rerun.request, rerun)
         except Unavailable:
-            self.backlog.put_back(answer)
+            self.backlog.put(answer)
             await asyncio.sleep(QUIET_SECONDS)
             return
         self._rerun = rerun
@@ -124,9 +140,9 @@ class SelfCheck:
             self._engine.cancel(rerun.request.id)
         if outcome == "compared":
             self._compared(rerun)
-        elif outcome == "interrupted":
-            self.backlog.put_back(answer)
-        else:  # it may be what killed the engine: once is enough
+        elif outcome == "interrupted" and answer.tries + 1 < MOST_TRIES:
+            self.backlog.put(msgspec.structs.replace(answer, tries=answer.tries + 1))  # others may be shorter
+        else:  # too long for the breaks there are; or it may be what killed the engine: then once is enough
             self._counts.skipped += 1
         self._tell()
 
@@ -154,12 +170,19 @@ class SelfCheck:
         self.backlog.dropped = 0
 
 
+class Unpicked:
+    """The engine behind a self-check, for requests of which nothing may be kept."""
+
+    def __init__(self, check: SelfCheck) -> None:
+        self.add, self.cancel, self.finish = check.pass_by, check.cancel, check.finish
+
+
 def sentence(answer: Answer, found: Difference, info: EngineInfo | None) -> str:
-    """What the log says about a difference: token ids, no text."""
+    """What the log says about a difference: where it is, nothing of the text."""
     request = answer.request
-    plain = "plain decoding ends there" if found.plain is None else f"plain decoding writes {found.plain}"
+    plain = "plain decoding ends before it" if found.plain is None else "plain decoding writes another token"
     claim = "which claims to be exact" if info is None or info.exact else f"which is not exact: {info.exact_reason}"
     return (
-        f"self-check: request {request.id} (X-Request-Id {answer.request_id or '-'}, seed {request.params.seed}) has "
-        f"token {found.written} at output position {found.position}, {plain}, on this machine, {claim}"
+        f"self-check: request {request.id} (X-Request-Id {answer.request_id or '-'}, seed {request.params.seed}) "
+        f"differs at output position {found.position}: {plain}, on this machine, {claim}"
     )

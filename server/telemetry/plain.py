@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from statistics import median
 
+from spec.request import EngineInfo
 from spec.trace import StepTrace
 
 #: After so many live steps they are trusted more than the measurement at start-up.
@@ -30,6 +31,10 @@ class PlainPace:
         if len(live) >= TRUSTED:
             self._middle[trace.sequences] = median(live)
 
-    def of(self, sequences: int, at_start: float) -> float:
-        """Of a step with so many sequences. at_start: measured at start-up, with one; 0 if nobody did."""
-        return self._middle.get(sequences, at_start)
+    def of(self, sequences: int, info: EngineInfo | None) -> float:
+        """Of a step with so many sequences: as it was live, else as measured at start-up; 0 if nobody knows."""
+        live = self._middle.get(sequences)
+        if live is not None or info is None or not info.root_seconds:
+            return live or 0.0
+        known = info.more_seconds
+        return info.root_seconds + (known[min(sequences, len(known)) - 1] if known else 0.0)

@@ -32,6 +32,11 @@ def self_check(families: Families, counts: SelfCheckCounts) -> Iterator[Metric]:
     yield from families.counter(
         "self_check_mismatch", "Requests whose tokens differ from plain decoding.", one(counts.mismatches)
     )
+    yield from families.gauge(
+        "self_check_waiting",
+        "Requests that wait to be decoded again.",
+        one(counts.waiting),
+    )
     yield from families.counter(
         "self_check_skipped", "Requests that were picked but had to give way, or were lost.", one(counts.skipped)
     )

@@ -86,12 +86,11 @@ class Telemetry:
 
     def step(self, trace: StepTrace) -> None:
         """Count a step of the engine. To be told of every one; costs microseconds. Of re-runs only the pace counts."""
-        info = self._engine.info
         if not trace.drafted:
             self._plain.see(trace)
         if trace.aside:
             return
-        plain = self._plain.of(trace.sequences, info.root_seconds if info is not None else 0.0)
+        plain = self._plain.of(trace.sequences, self._engine.info)
         books = self._books
         books.delivered = now = books.clock()
         books.step_seconds = books.history.at(now).step(trace, plain)
@@ -166,8 +165,7 @@ class Telemetry:
     @property
     def plain_seconds(self) -> float:
         """A decoding step of one request without drafts; 0 if nobody knows."""
-        info = self._engine.info
-        return self._plain.of(1, info.root_seconds if info is not None else 0.0)
+        return self._plain.of(1, self._engine.info)
 
     def totals(self) -> Tally:
         """Everything counted since the start."""

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from bench.http import Answer, ServerFailed
-from bench.watched import Watcher, check_same, knows_trace, summarise
-from server.config import ServeConfig
+from bench.watched import Watcher, check_same, summarise
 from tests.server.live import LiveServer
 
 
@@ -34,8 +33,9 @@ def test_another_text_is_a_failure() -> None:
         check_same([answer(1.0, "b")], [answer(1.0)])
 
 
-def test_whether_the_server_can_write_a_trace() -> None:
-    assert knows_trace() == hasattr(ServeConfig(), "trace")
+def test_a_run_that_nobody_watched_says_nothing() -> None:
+    with pytest.raises(ServerFailed, match="nobody watched"):
+        Watcher(1, deaf=False).check()
 
 
 def test_watchers_watch_a_real_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -47,5 +47,6 @@ def test_watchers_watch_a_real_server(tmp_path: Path, monkeypatch: pytest.Monkey
             with watcher.watching():
                 while watcher.scrapes < 3:
                     time.sleep(0.05)
+            watcher.check()
             assert watcher.scrape_bytes > 3 * 10_000
             assert (watcher.feed_bytes > 1000) is not deaf

@@ -19,6 +19,7 @@ from spec.decide import decide
 from spec.draw import draw
 from spec.noise import Noise
 from spec.protocols import Drafter
+from spec.request import Request
 from spec.sampling import SamplingParams
 from spec.sequence import Sequence
 from spec.tree import DraftTree, TreeShape
@@ -184,6 +185,30 @@ def test_with_filters_the_best_candidate_is_what_the_target_would_draw(options: 
         assert with_noise(logits, s, depth).argmax(dim=-1).tolist() == drawn.tolist()
         differ += int((drawn != draw(logits, without, noise)).sum())
     assert differ > 0, "the filters change some draws"
+
+
+@pytest.mark.parametrize("value", [-torch.inf, torch.nan])
+def test_filters_live_with_rows_that_hold_nothing(value: float) -> None:
+    rows = torch.full((2, 50), value)
+    rows[1] = torch.arange(50.0)
+    kept = filtered(rows, SamplingParams(top_p=0.5, min_p=0.1, top_k=9))
+    assert kept[0].equal(rows[0]) or bool((kept[0] == -torch.inf).all()) or bool(kept[0].isnan().all())
+    assert kept[1].isfinite().sum() < 9
+
+
+@pytest.mark.parametrize("shape", ["1,1,1", "3,2,1"])
+def test_a_text_after_which_the_draft_may_say_nothing_is_no_failure(pair, shape) -> None:
+    """One allowed token that may not come twice: the target ends with an error of its own, the engine goes on."""
+    models = pair("qwen3")
+    odd = SamplingParams(seed=1, max_tokens=6, top_p=0.9, allowed_token_ids=(5,), bad_words=((5, 5),), ignore_eos=True)
+    sound = SamplingParams(seed=1, max_tokens=6, top_p=0.9, ignore_eos=True)
+    engine = engine_of(models.target, models.draft_model, TreeShape.parse(shape), max_seqs=2)
+    engine.add(Request(id="odd", prompt=[3, 4], params=odd))
+    engine.add(Request(id="sound", prompt=[3, 4], params=sound))
+    ends = {}
+    while engine.has_work:
+        ends |= {delta.id: delta.finish_reason for delta in engine.step() if delta.finish_reason}
+    assert ends == {"odd": "error", "sound": "length"}
 
 
 def test_top_p_that_needs_very_many_tokens_takes_nothing_out() -> None:

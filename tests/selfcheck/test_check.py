@@ -46,8 +46,8 @@ async def test_a_difference_is_counted_and_warned_of_without_a_text(caplog: pyte
             await place.settled(1)
     assert place.counts == SelfCheckCounts(share=1.0, checked=1, tokens=6, mismatches=1)
     assert caplog.messages == [
-        "self-check: request cmpl-1 (X-Request-Id -, seed 3) has token 45 at output position 5, "
-        "plain decoding writes 46, on this machine, which claims to be exact"
+        "self-check: request cmpl-1 (X-Request-Id -, seed 3) differs at output position 5: "
+        "plain decoding writes another token, on this machine, which claims to be exact"
     ]
 
 
@@ -61,7 +61,7 @@ async def test_a_plain_text_that_ends_before_is_a_difference(caplog: pytest.LogC
             await place.ask(request("a", max_tokens=9))
             await place.settled(1)
     assert (place.counts.mismatches, place.counts.tokens) == (1, 5)
-    assert "has token 44 at output position 4, plain decoding writes 0" in caplog.text
+    assert "differs at output position 4: plain decoding writes another token" in caplog.text
 
 
 async def test_the_share_that_was_asked_for_is_picked() -> None:

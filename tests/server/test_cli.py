@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import resource
 import subprocess
 import sys
@@ -11,6 +12,7 @@ import pytest
 
 from server.cli import COMMANDS, build_parser, main
 from server.settings import settings_of
+from server.tracing.reader import read
 
 ROOT = Path(__file__).resolve().parents[2]
 HEAVY = {"torch", "transformers", "aiohttp", "rich", "triton", "numpy"}
@@ -96,6 +98,9 @@ def test_help_shows_every_setting_and_its_default(name: str, capsys: pytest.Capt
         (["generate"], "foresay generate: the following arguments are required: --prompt"),
         (["generate", "--prompt", ""], "--prompt must be text that is not empty"),
         (["config", "shwo"], "invalid choice: 'shwo'"),
+        (["bench", "--shadow", "ngram"], "bench measures without --shadow and --trace"),
+        (["selfcheck", "--shadow", "ngram"], "--shadow has no part"),
+        (["serve", "--trace-text"], "but no trace is set (--trace FILE)"),
     ],
 )
 def test_wrong_usage_is_one_line_and_status_2(
@@ -215,3 +220,14 @@ def test_bench_reports_both_ways_and_the_same_tokens(capsys: pytest.CaptureFixtu
     assert report["on"]["tokens_per_second"] > 0
     assert report["off"]["tokens_per_step"] == 1.0
     assert report["speedup"] > 0
+
+
+def test_generate_tells_what_a_shadow_would_have_done_and_traces(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trace = tmp_path / "trace"
+    flags = ["--shadow", "ngram:3", "--trace", str(trace), "--max-tokens", "30", "--threads", "1", "--temperature", "0"]
+    assert main(["generate", "--prompt", "the fox and the fox and the fox and", *flags]) == 0
+    assert re.search(r"with ngram \(shadow\): \d\.\d\d tokens per step, \d+% of \d+ drafted", capsys.readouterr().err)
+    (session,) = read(trace).sessions
+    assert [told.kept for told in session.requests.values()] == [30]

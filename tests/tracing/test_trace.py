@@ -120,18 +120,18 @@ def test_a_broken_line_is_counted_and_left_out(tmp_path: Path, traced: Traced) -
     traced().answer([1], SamplingParams(max_tokens=3, seed=1))
     with (tmp_path / "trace").open("ab") as file:
         file.write(b'{"is":"step","num')
+    traced().answer([1], SamplingParams(max_tokens=4, seed=1))
     trace = read(tmp_path / "trace")
     assert trace.broken == 1
-    assert trace.sessions[0].requests["only"].kept == 3
+    assert [session.requests["only"].kept for session in trace.sessions] == [3, 4]
 
 
 @pytest.mark.parametrize(
-    ("content", "says"),
-    [("", "is no trace"), ("hello\n", "is no trace"), ('{"is":"end","id":"1","at":1,"reason":"","tokens":1}\n', "no")],
+    "content", ["", "hello\n", '{"is":"end","id":"1","at":1,"reason":"","tokens":1}\n', "{}\n", "\0\n"]
 )
-def test_what_is_no_trace(tmp_path: Path, content: str, says: str) -> None:
+def test_what_is_no_trace(tmp_path: Path, content: str) -> None:
     (tmp_path / "file").write_text(content)
-    with pytest.raises(ConfigurationError, match=says):
+    with pytest.raises(ConfigurationError, match="is no trace"):
         read(tmp_path / "file")
     with pytest.raises(ConfigurationError, match="cannot be read"):
         read(tmp_path / "nothing")

@@ -121,7 +121,9 @@ export class Playground {
   _judge(first, second, seed) {
     const [drafted, plain] = [first, second].map(textOf);
     if (drafted !== plain) {
-      const place = [...drafted].findIndex((character, index) => character !== [...plain][index]);
+      const [ours, theirs] = [[...drafted], [...plain]];
+      const found = ours.findIndex((character, index) => character !== theirs[index]),
+        place = found < 0 ? ours.length : found;
       const why =
         first.metrics?.exact === false
           ? "This server said it would not be exact here."
