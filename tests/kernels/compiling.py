@@ -26,18 +26,25 @@ class Compiled:
 
 
 def compile_kernel(
-    kernel: Any, arguments: dict[str, str], constants: dict[str, Any], folder: Path, capability: int, warps: int = 4
+    kernel: Any,
+    arguments: dict[str, str],
+    constants: dict[str, Any],
+    folder: Path,
+    capability: int,
+    warps: int = 4,
+    **options: Any,
 ) -> Compiled:
     """Compile for ``sm_<capability>``.
 
-    arguments: the type of each argument that is no constexpr, such as "*bf16" or "i32". Pointers and int32 arguments
-    count as divisible by 16, as torch's tensors and the widths of models are. folder: where the binary is written.
+    arguments: the type of each argument that is no constexpr, such as "*bf16" or "i32". Pointers count as
+    aligned to 16 bytes, as torch's tensors are. folder: where the binary is written.
+    options: those of the launch.
     """
     signature = {name: arguments.get(name, "constexpr") for name in kernel.arg_names}
     even = [n for n, name in enumerate(kernel.arg_names) if arguments.get(name, "fp32")[0] == "*"]
     attributes = {(n,): [["tt.divisibility", 16]] for n in even}
     source = ASTSource(kernel, signature, constexprs=constants, attrs=attributes)
-    made = triton.compile(source, target=GPUTarget("cuda", capability, 32), options={"num_warps": warps})
+    made = triton.compile(source, target=GPUTarget("cuda", capability, 32), options={"num_warps": warps, **options})
     binary = folder / f"{kernel.__name__}.{capability}.cubin"
     binary.write_bytes(made.asm["cubin"])
     usage = _resource_usage(binary)
