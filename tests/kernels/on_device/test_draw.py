@@ -125,8 +125,10 @@ def test_rows_nothing_can_be_drawn_from(sampling, device) -> None:
 
 def test_a_flat_row_has_more_likelier_tokens_than_the_list_holds(device) -> None:
     logits = rows_of([0.01] * 3, 8500)
-    rows = [SamplingParams(top_p=0.1), SamplingParams(top_k=600, top_p=0.5), SamplingParams(min_p=0.99)]
-    assert_drawn_alike(logits, asked(rows), device)
+    logits[1, 8200:] += 0.1
+    rows = [SamplingParams(top_p=0.1), SamplingParams(top_p=0.02), SamplingParams(top_k=600, top_p=0.5)]
+    drawn = assert_drawn_alike(logits, asked(rows), device)
+    assert drawn[1] >= 8200, "the search goes over all of the row, not only over its first 8192 tokens"
 
 
 @pytest.mark.usefixtures("small_blocks")

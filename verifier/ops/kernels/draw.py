@@ -234,7 +234,7 @@ def search(
             mass += tl.sum(tl.where(above, weight, 0.0), axis=0)
             possible = above & (scaled >= least) & (weight >= min_p)
             noisy, first = first_largest(tl.where(possible, scaled + gumbel(key, ids), -_INFINITY), ids)
-            better = (noisy > best) | ((noisy == best) & (first < following))
+            better = noisy > best  # tiles of a whole row go up in ids, so the first of equals stays
             following = tl.where(better, first, following)
             best = tl.where(better, noisy, best)
         stands = (count < k) & (pivot >= least) & (tl.exp(pivot - top) >= min_p)
