@@ -132,6 +132,15 @@ def test_a_flat_row_has_more_likelier_tokens_than_the_list_holds(device) -> None
 
 
 @pytest.mark.usefixtures("small_blocks")
+def test_rows_of_which_little_is_allowed(device) -> None:
+    logits = rows_of([1.0] * 4, 600)
+    logits[:, :500] = -math.inf
+    logits[2:, 502:] = -math.inf
+    rows = [SamplingParams(top_k=k, top_p=p) for k, p in ((3, 0.8), (3, 1.0), (3, 0.7), (5, 0.3))]
+    assert min(assert_drawn_alike(logits, asked(rows), device)) >= 500
+
+
+@pytest.mark.usefixtures("small_blocks")
 def test_the_ends_of_every_range(device) -> None:
     ends = [
         SamplingParams(temperature=1e-29),

@@ -7,11 +7,9 @@
 Top-k, top-p and min-p each keep the tokens from some logit upwards. So if the winner among all tokens is filtered out,
 every survivor is likelier than the winner: the next winner is the largest noisy logit among the *likelier* tokens, and
 so on until one stands. As the loser of a round was drawn from what is left, a round halves the mass of what must go, on
-average; there are seldom more than three. The likelier tokens are few as a rule, and ``weigh`` lists them, at most CAP
-per block; where a block overflows, ``settle`` goes over the whole row.
-
-Top-k with top-p asks for the mass of the top k besides, so ``weigh`` then lists enough tokens to hold them: all that
-reach the k-th largest of the blocks' maxima.
+average. ``weigh`` lists the likelier tokens, at most CAP per block; where a block overflows, as it may in a flat row,
+``settle`` goes over the whole row. With top-k it lists fewer, and enough to hold the top k, whose mass top-p asks for:
+the tokens that reach the k-th largest of the blocks' maxima.
 
 No atomics, and every sum in an order fixed by the vocabulary's size: a row's draw does not depend on other rows.
 """
@@ -152,14 +150,12 @@ def weigh(
         start = logits + row * vocab_size
         pivot = tl.div_rn(tl.load(start + winner), heat)
         if (pivot < top) & (broken == 0):
-            least = tl.full((), _INFINITY, tl.float32)
-            if by_k & by_p:
-                least = kth_largest(of_blocks, k)
             ids = block * BLOCK + tl.arange(0, BLOCK)
-            inside = ids < vocab_size
-            scaled = tl.div_rn(tl.load(start + ids, inside, -_INFINITY), heat)
+            scaled = tl.div_rn(tl.load(start + ids, ids < vocab_size, -_INFINITY), heat)
             above = scaled > pivot
-            kept = above | ((scaled >= least) & inside)
+            kept = above
+            if by_k & (by_p | (k <= blocks)):
+                kept = (scaled >= kth_largest(of_blocks, k)) & (scaled > -_INFINITY)
             place = tl.cumsum(kept.to(tl.int32), axis=0) - 1
             at = row * blocks + block
             tl.store(likelier + at * CAP + place, ids, kept & (place < CAP))
@@ -186,18 +182,20 @@ def least_of_top_k(start, listed, likelier, heat, k, top, tiles, whole, vocab_si
     low, high = ordered(tl.full((), -_INFINITY, tl.float32)), ordered(top)
     while low < high:
         middle = low + (high - low + 1) // 2
-        count = 0
-        for tile in range(tiles):
+        count, tile = 0, 0
+        while tile < tiles:
             _, scaled = candidates(start, listed, likelier, heat, tile, whole, vocab_size, blocks, MERGE, CAP)
             count += tl.sum((scaled >= unordered(middle)).to(tl.int32), axis=0)
+            tile += 1
         if count >= k:
             low = middle
         else:
             high = middle - 1
-    least, mass = unordered(low), 0.0
-    for tile in range(tiles):
+    least, mass, tile = unordered(low), 0.0, 0
+    while tile < tiles:
         _, scaled = candidates(start, listed, likelier, heat, tile, whole, vocab_size, blocks, MERGE, CAP)
         mass += tl.sum(tl.where(scaled >= least, tl.exp(scaled - top), 0.0), axis=0)
+        tile += 1
     return least, mass
 
 
@@ -224,9 +222,9 @@ def search(
     """The first winner that stands: fewer than k tokens are likelier, and weigh less than enough; it weighs min_p."""
     pivot, searching = tl.div_rn(tl.load(start + winner), heat), 1
     while searching == 1:
-        count, mass = 0, 0.0
+        count, mass, tile = 0, 0.0, 0
         best, following = tl.full((), -_INFINITY, tl.float32), tl.full((), _NO_TOKEN, tl.int32)
-        for tile in range(tiles):
+        while tile < tiles:
             ids, scaled = candidates(start, listed, likelier, heat, tile, whole, vocab_size, blocks, MERGE, CAP)
             above = scaled > pivot
             weight = tl.exp(scaled - top)
@@ -237,6 +235,7 @@ def search(
             better = noisy > best  # tiles of a whole row go up in ids, so the first of equals stays
             following = tl.where(better, first, following)
             best = tl.where(better, noisy, best)
+            tile += 1
         stands = (count < k) & (pivot >= least) & (tl.exp(pivot - top) >= min_p)
         if stands & ((mass < enough) | (count == 0)):
             searching = 0
@@ -336,8 +335,9 @@ def draw_rows(logits: Tensor, sampling: RowSampling) -> Tensor:
     assert logits.is_contiguous() and logits.dtype == torch.float32, "fp32 rows, one behind the other"
     block = block_of(vocab_size)
     blocks = triton.cdiv(vocab_size, block)
-    floats = logits.new_empty(4, rows, blocks)
-    words = logits.new_empty(3 + CAP, rows, blocks, dtype=torch.int32)
+    size = triton.cdiv(rows * blocks, 4) * 4  # each array begins on 16 bytes: Triton compiles anew for other pointers
+    floats = logits.new_empty(4, size)
+    words = logits.new_empty(3 + CAP, size, dtype=torch.int32)
     drawn = logits.new_empty(rows, dtype=torch.int64)
     noisy_tops, tops, masses, masses_above = floats.unbind(0)
     winners, counts, listed = words[:3].unbind(0)
