@@ -10,20 +10,23 @@ import pytest
 from tests.kernels.compiling import CAPABILITIES, compile_kernel
 from verifier.ops.kernels import draw
 
-FLOATS = ("logits", "temperature", "top_ps", "min_ps", "noisy_tops", "tops", "masses", "masses_above")
-WORDS = ("winners", "counts", "listed", "likelier", "top_ks")
+FLOATS = ("logits", "temperature", "top_ps", "min_ps", "floats")
+WORDS = ("words", "top_ks")
 LONGS = ("seeds", "positions", "drawn")
 TYPES = dict.fromkeys(FLOATS, "*fp32") | dict.fromkeys(WORDS, "*i32") | dict.fromkeys(LONGS, "*i64")
-SIZES = {"vocab_size": "i32", "blocks": "i32"}
+SIZES = {"size": "i32", "vocab_size": "i32", "blocks": "i32"}
 KERNELS: list[tuple[Any, int, dict[str, int], int]] = [
     (draw.scan, 4, {"BLOCK": 1024}, 64),
-    (draw.weigh, draw.WEIGH_WARPS, {"BLOCK": 1024, "MERGE": draw.MERGE, "CAP": draw.CAP}, 64),
-    (draw.settle, draw.SETTLE_WARPS, {"MERGE": draw.MERGE, "CAP": draw.CAP}, 128),
+    (draw.weigh, draw.WEIGH_WARPS, {"ROUND": 0, "BLOCK": 1024, "MERGE": draw.MERGE, "CAP": draw.CAP}, 64),
+    (draw.weigh, draw.WEIGH_WARPS, {"ROUND": 1, "BLOCK": 1024, "MERGE": draw.MERGE, "CAP": draw.CAP}, 64),
+    (draw.settle, draw.SETTLE_WARPS, {"MERGE": draw.MERGE, "TILE": draw.TILE, "CAP": draw.CAP}, 128),
 ]
 
 
 @pytest.mark.parametrize("capability", CAPABILITIES)
-@pytest.mark.parametrize(("kernel", "warps", "constants", "registers"), KERNELS, ids=("scan", "weigh", "settle"))
+@pytest.mark.parametrize(
+    ("kernel", "warps", "constants", "registers"), KERNELS, ids=("scan", "weigh", "weigh again", "settle")
+)
 def test_draw(kernel, warps, constants, registers, capability, tmp_path) -> None:
     arguments = {name: kind for name, kind in (TYPES | SIZES).items() if name in kernel.arg_names}
     made = compile_kernel(kernel, arguments, constants, tmp_path, capability, warps)

@@ -132,6 +132,21 @@ def test_a_flat_row_has_more_likelier_tokens_than_the_list_holds(device) -> None
 
 
 @pytest.mark.usefixtures("small_blocks")
+def test_top_p_asks_for_a_share_of_what_top_k_keeps(device) -> None:
+    logits = rows_of([0.1] * 12, 300) - 30  # all below zero, where floats are ordered the other way round
+    logits[:, 50:57] += 3.3  # two fifths of the mass
+    assert_drawn_alike(logits, asked([SamplingParams(top_k=7, top_p=0.5)] * 12), device)
+
+
+@pytest.mark.usefixtures("small_blocks")
+def test_more_rounds_than_the_grid_weighs(device) -> None:
+    """A tenth of a thousandth of the mass stays: the tail is halved again and again."""
+    logits = rows_of([1.0] * 3, 700)
+    rows = [SamplingParams(top_p=1e-4), SamplingParams(min_p=0.9), SamplingParams(top_p=0.01, min_p=0.5)]
+    assert_drawn_alike(logits, asked(rows), device)
+
+
+@pytest.mark.usefixtures("small_blocks")
 def test_rows_of_which_little_is_allowed(device) -> None:
     logits = rows_of([1.0] * 4, 600)
     logits[:, :500] = -math.inf

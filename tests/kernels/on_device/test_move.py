@@ -12,23 +12,22 @@ from verifier.ops.kernels import move
 pytestmark = pytest.mark.gpu
 PAGE = 4
 SLOTS = 12 * PAGE
-GARBAGE = 1 << 40
 
 
 def cache(layers: int, heads: int, dim: int, dtype: torch.dtype) -> Tensor:
     return torch.randn(layers, SLOTS, heads, dim, generator=torch.Generator().manual_seed(dim)).to(dtype)
 
 
-def padded(rows: list[list[int]], width: int) -> Tensor:
-    """int64[B, width]; what is behind a row is no slot at all."""
-    return torch.tensor([row + [GARBAGE] * (width - len(row)) for row in rows])
+def padded(rows: list[list[int]], width: int, rest: int) -> Tensor:
+    """int64[B, width]; what is behind a row is a slot that must be left alone."""
+    return torch.tensor([row + [rest] * (width - len(row)) for row in rows])
 
 
 def assert_moved_alike(
     keys: Tensor, values: Tensor, sources: list[list[int]], destinations: list[list[int]], device: torch.device
 ) -> None:
     width = max(len(row) for row in sources) + 2
-    index = (padded(sources, width), padded(destinations, width), torch.tensor([len(row) for row in sources]))
+    index = (padded(sources, width, 2), padded(destinations, width, 45), torch.tensor([len(row) for row in sources]))
     moved = [tensor.to(device, copy=True) for tensor in (keys, values)]
     move.move_paths(moved[0], moved[1], *(tensor.to(device) for tensor in index))
     op.move_paths(keys, values, *index)

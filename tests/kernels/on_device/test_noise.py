@@ -12,7 +12,8 @@ from verifier.ops.kernels import noise
 
 pytestmark = pytest.mark.gpu
 VOCAB = 70_001
-KEYS = [(0, 0), (1, 5), (-1, 77), (2**63 - 1, 2**40), (-(2**63), 131_071), (0x9E3779B97F4A7C1, 3)]
+# The last two hold a token of the smallest uniform numbers, where 1 - u is 1, and one of the largest.
+KEYS = [(0, 0), (1, 5), (-1, 77), (2**63 - 1, 2**40), (-(2**63), 131_071), (0x9E3779B97F4A7C1, 3), (86, 9), (271, 9)]
 
 
 @triton.jit

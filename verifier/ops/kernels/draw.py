@@ -1,15 +1,18 @@
-"""The draw at every row in three launches, without sorting or copying the vocabulary.
+"""The draw at every row in four launches, without sorting or copying the vocabulary.
 
-    scan    rows x blocks   each block's largest ``logit / T + noise``, largest ``logit / T``, and mass
-    weigh   rows x blocks   how many tokens are likelier than the row's winner, their mass, and which they are
-    settle  rows            the winner stands, or the search among the likelier tokens
+    scan     rows x blocks   each block's largest ``logit / T + noise``, largest ``logit / T``, and mass
+    weigh 0  rows x blocks   the mass of the tokens likelier than the row's winner, and the next winner among them
+    weigh 1  rows x blocks   the same of the next winner, where the first is filtered out
+    settle   rows            the first winner that stands
 
 Top-k, top-p and min-p each keep the tokens from some logit upwards. So if the winner among all tokens is filtered out,
 every survivor is likelier than the winner: the next winner is the largest noisy logit among the *likelier* tokens, and
 so on until one stands. As the loser of a round was drawn from what is left, a round halves the mass of what must go, on
-average. ``weigh`` lists the likelier tokens, at most CAP per block; where a block overflows, as it may in a flat row,
-``settle`` goes over the whole row. With top-k it lists fewer, and enough to hold the top k, whose mass top-p asks for:
-the tokens that reach the k-th largest of the blocks' maxima.
+average. What two rounds leave open, ``settle`` goes on with, with one program per row.
+
+Top-k counts the likelier tokens, and top-p after it asks for the mass of the top k. So ``weigh`` lists a few tokens
+that hold them, those that reach the k-th largest of the blocks' maxima, at most CAP per block, and ``settle`` searches
+that list; where a block has more, it goes over the whole row.
 
 No atomics, and every sum in an order fixed by the vocabulary's size: a row's draw does not depend on other rows.
 """
@@ -34,11 +37,20 @@ _NO_TOKEN = tl.constexpr(0x7FFFFFFF)
 _INFINITY = tl.constexpr(float("inf"))
 _BROKEN = tl.constexpr(-1)
 
-#: Blocks of one row that are merged at once, and likelier tokens listed per block.
+#: Blocks of one row that are merged at once, and tokens listed per block.
 MERGE, CAP = 256, 32
-#: Of ``settle``: with fewer, the 8192 candidates of a tile do not fit into registers.
-SETTLE_WARPS = 16
-WEIGH_WARPS = 8
+#: Winners that are weighed by the whole grid before one program goes on alone.
+ROUNDS = 2
+#: Tokens that the search takes at once. Twice as many do not fit into the registers of 16 warps, or of any number.
+TILE = 4096
+SETTLE_WARPS, WEIGH_WARPS = 16, 8
+
+# What the launches hand on, per row and block: planes of ``size`` numbers, and each round has its own. ``size`` follows
+# from the number of rows, so nothing is compiled by its value.
+_TOPS, _MASSES, _NOISY, _ABOVE = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2), tl.constexpr(3)
+_LISTED, _COUNTS, _WINNERS = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
+_FLOATS, _WORDS = 3 + 2 * ROUNDS, 3 + ROUNDS
+_LIST = tl.constexpr(_WORDS)
 
 
 @triton.jit
@@ -68,10 +80,8 @@ def unordered(bits):
     return tl.where(low < 0, low ^ 0x7FFFFFFF, low).to(tl.float32, bitcast=True)
 
 
-@triton.jit
-def scan(
-    logits, temperature, seeds, positions, noisy_tops, winners, tops, masses, vocab_size, blocks, BLOCK: tl.constexpr
-):
+@triton.jit(do_not_specialize=["size"])
+def scan(logits, temperature, seeds, positions, floats, words, size, vocab_size, blocks, BLOCK: tl.constexpr):
     """One block of one row: the winner and its noisy value, the largest scaled logit (NaN if broken), and the mass."""
     row, block = tl.program_id(0).to(tl.int64), tl.program_id(1)
     ids = block * BLOCK + tl.arange(0, BLOCK)
@@ -86,23 +96,52 @@ def scan(
     best, winner = first_largest(noisy, ids)
     top = tl.max(scaled, axis=0)
     at = row * blocks + block
-    tl.store(noisy_tops + at, best)
-    tl.store(winners + at, winner)
-    tl.store(tops + at, tl.where(broken == 1, float("nan"), top))
-    tl.store(masses + at, tl.sum(tl.exp(scaled - tl.where(top == -_INFINITY, 0.0, top)), axis=0))
+    tl.store(floats + size * _NOISY + at, best)
+    tl.store(words + size * _WINNERS + at, winner)
+    tl.store(floats + size * _TOPS + at, tl.where(broken == 1, float("nan"), top))
+    mass = tl.sum(tl.exp(scaled - tl.where(top == -_INFINITY, 0.0, top)), axis=0)
+    tl.store(floats + size * _MASSES + at, mass)
 
 
 @triton.jit
-def merged(noisy_tops, winners, tops, row, blocks, MERGE: tl.constexpr):
-    """Of a whole row: the winner, the largest scaled logit of each block and of all, and whether it is broken."""
-    inside = tl.arange(0, MERGE) < blocks
-    at = row * blocks + tl.arange(0, MERGE)
-    noisy = tl.load(noisy_tops + at, inside, -_INFINITY)
-    _, winner = first_largest(noisy, tl.load(winners + at, inside, _NO_TOKEN))
-    of_blocks = tl.load(tops + at, inside, -_INFINITY)
-    broken = tl.max((of_blocks != of_blocks).to(tl.int32), axis=0)
+def tops_of(floats, size, row, blocks, MERGE: tl.constexpr):
+    """The largest scaled logit of each block and of the row, and whether the row is broken."""
+    at = tl.arange(0, MERGE)
+    of_blocks = tl.load(floats + size * _TOPS + row * blocks + at, at < blocks, -_INFINITY)
+    broken = tl.max((of_blocks != of_blocks).to(tl.int32), axis=0) == 1
     of_blocks = tl.where(of_blocks != of_blocks, -_INFINITY, of_blocks)
-    return winner, of_blocks, tl.max(of_blocks, axis=0), broken == 1
+    return of_blocks, tl.max(of_blocks, axis=0), broken
+
+
+@triton.jit
+def winner_of(floats, words, size, row, blocks, ROUND: tl.constexpr, MERGE: tl.constexpr):
+    """The winner of a round: the lowest id of the largest noisy logit."""
+    at, inside = row * blocks + tl.arange(0, MERGE), tl.arange(0, MERGE) < blocks
+    noisy = tl.load(floats + size * (_NOISY + 2 * ROUND) + at, inside, -_INFINITY)
+    _, winner = first_largest(noisy, tl.load(words + size * (_WINNERS + ROUND) + at, inside, _NO_TOKEN))
+    return winner
+
+
+@triton.jit
+def sum_of(plane, row, blocks, MERGE: tl.constexpr):
+    """The sum of one plane's numbers of a row."""
+    at = tl.arange(0, MERGE)
+    return tl.sum(tl.load(plane + row * blocks + at, at < blocks, 0), axis=0)
+
+
+@triton.jit
+def total_of(floats, of_blocks, top, size, row, blocks, MERGE: tl.constexpr):
+    """The mass of the whole row, the likeliest token's being 1."""
+    at = tl.arange(0, MERGE)
+    masses = tl.load(floats + size * _MASSES + row * blocks + at, at < blocks, 0.0)
+    return tl.sum(masses * tl.exp(of_blocks - top), axis=0)
+
+
+@triton.jit
+def stands_of(floats, pivot, top, enough, min_p, size, row, blocks, ROUND: tl.constexpr, MERGE: tl.constexpr):
+    """Whether the winner of a round passes top-p and min-p. pivot: its scaled logit. enough: p times the row's mass."""
+    above = sum_of(floats + size * (_ABOVE + 2 * ROUND), row, blocks, MERGE)
+    return (tl.exp(pivot - top) >= min_p) & (above < enough)
 
 
 @triton.jit
@@ -118,56 +157,74 @@ def kth_largest(values, k):
     return unordered(low)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["size"])
 def weigh(
     logits,
     temperature,
     top_ks,
     top_ps,
     min_ps,
-    noisy_tops,
-    winners,
-    tops,
-    counts,
-    masses,
-    listed,
-    likelier,
+    seeds,
+    positions,
+    floats,
+    words,
+    size,
     vocab_size,
     blocks,
+    ROUND: tl.constexpr,
     BLOCK: tl.constexpr,
     MERGE: tl.constexpr,
     CAP: tl.constexpr,
 ):
-    """One block of one row: count and mass of the tokens likelier than the winner, and the list for the search.
+    """One block of one row: mass of the tokens likelier than the round's winner, and the next winner among them.
 
-    Nothing is written where no filter can touch the winner: it is the likeliest, or there is no filter.
+    Nothing is written where nothing can touch the winner: it is the likeliest, no filter is on, or an earlier stands.
     """
     row, block = tl.program_id(0).to(tl.int64), tl.program_id(1)
     heat, k, p = tl.load(temperature + row), tl.load(top_ks + row), tl.load(top_ps + row)
+    min_p = tl.load(min_ps + row)
     by_k, by_p = (k > 0) & (k < vocab_size), p < 1.0
-    if (heat >= _COLDEST) & (by_k | by_p | (tl.load(min_ps + row) > 0.0)):
-        winner, of_blocks, top, broken = merged(noisy_tops, winners, tops, row, blocks, MERGE)
+    if (heat >= _COLDEST) & (by_k | by_p | (min_p > 0.0)):
+        of_blocks, top, broken = tops_of(floats, size, row, blocks, MERGE)
         start = logits + row * vocab_size
-        pivot = tl.div_rn(tl.load(start + winner), heat)
-        if (pivot < top) & (broken == 0):
+        pivot = tl.div_rn(tl.load(start + winner_of(floats, words, size, row, blocks, 0, MERGE)), heat)
+        wanted = (pivot < top) & (broken == 0)
+        if ROUND == 1:
+            wanted &= by_k == 0
+            if wanted:
+                enough = tl.full((), _INFINITY, tl.float32)
+                if by_p:
+                    enough = p * total_of(floats, of_blocks, top, size, row, blocks, MERGE)
+                wanted = stands_of(floats, pivot, top, enough, min_p, size, row, blocks, 0, MERGE) == 0
+            if wanted:
+                pivot = tl.div_rn(tl.load(start + winner_of(floats, words, size, row, blocks, 1, MERGE)), heat)
+                wanted = pivot < top
+        if wanted:
             ids = block * BLOCK + tl.arange(0, BLOCK)
             scaled = tl.div_rn(tl.load(start + ids, ids < vocab_size, -_INFINITY), heat)
-            above = scaled > pivot
-            kept = above
-            if by_k & (by_p | (k <= blocks)):
-                kept = (scaled >= kth_largest(of_blocks, k)) & (scaled > -_INFINITY)
-            place = tl.cumsum(kept.to(tl.int32), axis=0) - 1
+            above, weight = scaled > pivot, tl.exp(scaled - top)
             at = row * blocks + block
-            tl.store(likelier + at * CAP + place, ids, kept & (place < CAP))
-            tl.store(listed + at, tl.sum(kept.to(tl.int32), axis=0))
-            tl.store(counts + at, tl.sum(above.to(tl.int32), axis=0))
-            tl.store(masses + at, tl.sum(tl.where(above, tl.exp(scaled - top), 0.0), axis=0))
+            tl.store(floats + size * (_ABOVE + 2 * ROUND) + at, tl.sum(tl.where(above, weight, 0.0), axis=0))
+            if by_k:
+                tl.store(words + size * _COUNTS + at, tl.sum(above.to(tl.int32), axis=0))
+                kept = above
+                if by_p | (k <= blocks):
+                    kept = (scaled >= kth_largest(of_blocks, k)) & (scaled > -_INFINITY)
+                place = tl.cumsum(kept.to(tl.int32), axis=0) - 1
+                tl.store(words + size * _LIST + at * CAP + place, ids, kept & (place < CAP))
+                tl.store(words + size * _LISTED + at, tl.sum(kept.to(tl.int32), axis=0))
+            else:
+                key = noise_key(tl.load(seeds + row), tl.load(positions + row))
+                noisy = tl.where(above & (weight >= min_p), scaled + gumbel(key, ids), -_INFINITY)
+                best, winner = first_largest(noisy, ids)
+                tl.store(floats + size * (_NOISY + 2 * ROUND + 2) + at, best)
+                tl.store(words + size * (_WINNERS + ROUND + 1) + at, winner)
 
 
 @triton.jit
-def candidates(start, listed, likelier, heat, tile, whole, vocab_size, blocks, MERGE: tl.constexpr, CAP: tl.constexpr):
+def candidates(start, listed, likelier, heat, tile, whole, vocab_size, blocks, TILE: tl.constexpr, CAP: tl.constexpr):
     """Ids and scaled logits of one tile of the search: the listed tokens, or a piece of the whole row."""
-    at = tile * (MERGE * CAP) + tl.arange(0, MERGE * CAP)
+    at = tile * TILE + tl.arange(0, TILE)
     ids, inside = at, at < vocab_size
     if whole == 0:
         inside = at // CAP < blocks
@@ -177,14 +234,14 @@ def candidates(start, listed, likelier, heat, tile, whole, vocab_size, blocks, M
 
 
 @triton.jit
-def least_of_top_k(start, listed, likelier, heat, k, top, tiles, whole, vocab_size, blocks, MERGE, CAP):
+def least_of_top_k(start, listed, likelier, heat, k, top, tiles, whole, vocab_size, blocks, TILE, CAP):
     """The k-th largest scaled logit of the row, and the mass of all tokens that reach it."""
     low, high = ordered(tl.full((), -_INFINITY, tl.float32)), ordered(top)
     while low < high:
         middle = low + (high - low + 1) // 2
         count, tile = 0, 0
         while tile < tiles:
-            _, scaled = candidates(start, listed, likelier, heat, tile, whole, vocab_size, blocks, MERGE, CAP)
+            _, scaled = candidates(start, listed, likelier, heat, tile, whole, vocab_size, blocks, TILE, CAP)
             count += tl.sum((scaled >= unordered(middle)).to(tl.int32), axis=0)
             tile += 1
         if count >= k:
@@ -193,7 +250,7 @@ def least_of_top_k(start, listed, likelier, heat, k, top, tiles, whole, vocab_si
             high = middle - 1
     least, mass, tile = unordered(low), 0.0, 0
     while tile < tiles:
-        _, scaled = candidates(start, listed, likelier, heat, tile, whole, vocab_size, blocks, MERGE, CAP)
+        _, scaled = candidates(start, listed, likelier, heat, tile, whole, vocab_size, blocks, TILE, CAP)
         mass += tl.sum(tl.where(scaled >= least, tl.exp(scaled - top), 0.0), axis=0)
         tile += 1
     return least, mass
@@ -216,7 +273,7 @@ def search(
     whole,
     vocab_size,
     blocks,
-    MERGE,
+    TILE,
     CAP,
 ):
     """The first winner that stands: fewer than k tokens are likelier, and weigh less than enough; it weighs min_p."""
@@ -225,7 +282,7 @@ def search(
         count, mass, tile = 0, 0.0, 0
         best, following = tl.full((), -_INFINITY, tl.float32), tl.full((), _NO_TOKEN, tl.int32)
         while tile < tiles:
-            ids, scaled = candidates(start, listed, likelier, heat, tile, whole, vocab_size, blocks, MERGE, CAP)
+            ids, scaled = candidates(start, listed, likelier, heat, tile, whole, vocab_size, blocks, TILE, CAP)
             above = scaled > pivot
             weight = tl.exp(scaled - top)
             count += tl.sum(above.to(tl.int32), axis=0)
@@ -245,7 +302,7 @@ def search(
     return winner
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["size"])
 def settle(
     logits,
     temperature,
@@ -254,73 +311,81 @@ def settle(
     min_ps,
     seeds,
     positions,
-    noisy_tops,
-    winners,
-    tops,
-    masses,
-    counts,
-    masses_above,
-    listed,
-    likelier,
+    floats,
+    words,
     drawn,
+    size,
     vocab_size,
     blocks,
     MERGE: tl.constexpr,
+    TILE: tl.constexpr,
     CAP: tl.constexpr,
 ):
-    """One row: its winner if that stands, else what the search finds; ``BROKEN`` if the row is."""
+    """One row: the first of the winners that stands, or what the search finds; ``BROKEN`` if the row is."""
     row = tl.program_id(0).to(tl.int64)
     heat, k, p = tl.load(temperature + row), tl.load(top_ks + row), tl.load(top_ps + row)
     min_p = tl.load(min_ps + row)
     by_k, by_p = (k > 0) & (k < vocab_size), p < 1.0
     k = tl.where(by_k, k, vocab_size)
-    winner, of_blocks, top, broken = merged(noisy_tops, winners, tops, row, blocks, MERGE)
-    token = winner
+    of_blocks, top, broken = tops_of(floats, size, row, blocks, MERGE)
+    token = winner_of(floats, words, size, row, blocks, 0, MERGE)
+    start = logits + row * vocab_size
+    pivot = tl.div_rn(tl.load(start + token), divisor_of(heat))
     if broken | (top == -_INFINITY):
         token = tl.full((), _BROKEN, tl.int32)
-    elif (heat >= _COLDEST) & (by_k | by_p | (min_p > 0.0)):
-        start = logits + row * vocab_size
-        scaled = tl.div_rn(tl.load(start + winner), heat)
-        if scaled < top:
-            at = row * blocks + tl.arange(0, MERGE)
-            inside = tl.arange(0, MERGE) < blocks
-            total = tl.sum(tl.load(masses + at, inside, 0.0) * tl.exp(of_blocks - top), axis=0)
-            count = tl.sum(tl.load(counts + at, inside, 0), axis=0)
-            above = tl.sum(tl.load(masses_above + at, inside, 0.0), axis=0)
-            weight = tl.exp(scaled - top)
+    elif (heat >= _COLDEST) & (by_k | by_p | (min_p > 0.0)) & (pivot < top):
+        searching, whole, tiles = 1, 1, tl.cdiv(vocab_size, TILE)
+        least, enough = tl.full((), -_INFINITY, tl.float32), tl.full((), _INFINITY, tl.float32)
+        listed, likelier = words + size * _LISTED + row * blocks, words + size * _LIST + row * blocks * CAP
+        if by_k:
+            count = sum_of(words + size * _COUNTS, row, blocks, MERGE)
+            above = sum_of(floats + size * _ABOVE, row, blocks, MERGE)
+            weight = tl.exp(pivot - top)
             # What top-k keeps weighs at least what is known to be in it.
-            surely = p * tl.where(by_k, above + weight, total)
-            if (count >= k) | (weight < min_p) | (by_p & (above >= surely)):
-                mine, list_of_row = listed + row * blocks, likelier + row * blocks * CAP
-                whole = (tl.max(tl.load(listed + at, inside, 0), axis=0) > CAP).to(tl.int32)
-                tiles = tl.where(whole == 1, tl.cdiv(vocab_size, MERGE * CAP), 1)
-                least, enough = tl.full((), -_INFINITY, tl.float32), tl.full((), _INFINITY, tl.float32)
+            if (count < k) & (weight >= min_p) & ((p >= 1.0) | (above < p * (above + weight))):
+                searching = 0
+            else:
+                at = tl.arange(0, MERGE)
+                if tl.max(tl.load(listed + at, at < blocks, 0), axis=0) <= CAP:
+                    whole, tiles = 0, tl.cdiv(blocks * CAP, TILE)
                 if by_p:
-                    if by_k:
-                        least, total = least_of_top_k(
-                            start, mine, list_of_row, heat, k, top, tiles, whole, vocab_size, blocks, MERGE, CAP
-                        )
-                    enough = p * total
-                key = noise_key(tl.load(seeds + row), tl.load(positions + row))
-                token = search(
-                    start,
-                    mine,
-                    list_of_row,
-                    heat,
-                    key,
-                    k,
-                    min_p,
-                    least,
-                    enough,
-                    winner,
-                    top,
-                    tiles,
-                    whole,
-                    vocab_size,
-                    blocks,
-                    MERGE,
-                    CAP,
-                )
+                    least, mass = least_of_top_k(
+                        start, listed, likelier, heat, k, top, tiles, whole, vocab_size, blocks, TILE, CAP
+                    )
+                    enough = p * mass
+        else:
+            if by_p:
+                enough = p * total_of(floats, of_blocks, top, size, row, blocks, MERGE)
+            if stands_of(floats, pivot, top, enough, min_p, size, row, blocks, 0, MERGE):
+                searching = 0
+            else:
+                token = winner_of(floats, words, size, row, blocks, 1, MERGE)
+                pivot = tl.div_rn(tl.load(start + token), heat)
+                if (pivot == top) | stands_of(floats, pivot, top, enough, min_p, size, row, blocks, 1, MERGE):
+                    searching = 0
+                else:
+                    token = winner_of(floats, words, size, row, blocks, 2, MERGE)
+        if searching == 1:
+            key = noise_key(tl.load(seeds + row), tl.load(positions + row))
+            token = search(
+                start,
+                listed,
+                likelier,
+                heat,
+                key,
+                k,
+                min_p,
+                least,
+                enough,
+                token,
+                top,
+                tiles,
+                whole,
+                vocab_size,
+                blocks,
+                TILE,
+                CAP,
+            )
     tl.store(drawn + row, token.to(tl.int64))
 
 
@@ -335,36 +400,16 @@ def draw_rows(logits: Tensor, sampling: RowSampling) -> Tensor:
     assert logits.is_contiguous() and logits.dtype == torch.float32, "fp32 rows, one behind the other"
     block = block_of(vocab_size)
     blocks = triton.cdiv(vocab_size, block)
-    size = triton.cdiv(rows * blocks, 4) * 4  # each array begins on 16 bytes: Triton compiles anew for other pointers
-    floats = logits.new_empty(4, size)
-    words = logits.new_empty(3 + CAP, size, dtype=torch.int32)
+    size = triton.cdiv(rows * blocks, 4) * 4
+    floats = logits.new_empty(_FLOATS, size)
+    words = logits.new_empty(_WORDS + CAP, size, dtype=torch.int32)
     drawn = logits.new_empty(rows, dtype=torch.int64)
-    noisy_tops, tops, masses, masses_above = floats.unbind(0)
-    winners, counts, listed = words[:3].unbind(0)
-    likelier = words[3:]
     if rows:
-        s, sizes = sampling, (vocab_size, blocks)
-        scanned = (noisy_tops, winners, tops)
-        weighed = (counts, masses_above, listed, likelier)
-        filters = (s.top_k, s.top_p, s.min_p)
-        grid = (rows, blocks)
-        scan[grid](logits, s.temperature, s.seeds, s.positions, *scanned, masses, *sizes, block)
-        weigh[grid](
-            logits, s.temperature, *filters, *scanned, *weighed, *sizes, block, MERGE, CAP, num_warps=WEIGH_WARPS
-        )
-        settle[(rows,)](
-            logits,
-            s.temperature,
-            *filters,
-            s.seeds,
-            s.positions,
-            *scanned,
-            masses,
-            *weighed,
-            drawn,
-            *sizes,
-            MERGE,
-            CAP,
-            num_warps=SETTLE_WARPS,
-        )
+        s, sizes = sampling, (size, vocab_size, blocks)
+        noise = (s.seeds, s.positions)
+        asked = (logits, s.temperature, s.top_k, s.top_p, s.min_p, *noise)
+        scan[(rows, blocks)](logits, s.temperature, *noise, floats, words, *sizes, block)
+        for turn in range(ROUNDS):
+            weigh[(rows, blocks)](*asked, floats, words, *sizes, turn, block, MERGE, CAP, num_warps=WEIGH_WARPS)
+        settle[(rows,)](*asked, floats, words, drawn, *sizes, MERGE, TILE, CAP, num_warps=SETTLE_WARPS)
     return drawn
