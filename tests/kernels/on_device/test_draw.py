@@ -139,11 +139,11 @@ def test_top_p_asks_for_a_share_of_what_top_k_keeps(device) -> None:
 
 
 @pytest.mark.usefixtures("small_blocks")
-def test_more_rounds_than_the_grid_weighs(device) -> None:
-    """A tenth of a thousandth of the mass stays: the tail is halved again and again."""
-    logits = rows_of([1.0] * 3, 700)
-    rows = [SamplingParams(top_p=1e-4), SamplingParams(min_p=0.9), SamplingParams(top_p=0.01, min_p=0.5)]
-    assert_drawn_alike(logits, asked(rows), device)
+def test_one_round_two_and_many(device) -> None:
+    """Of some rows the second winner stands; of some a ten-thousandth of the mass stays, halving after halving."""
+    rows = [SamplingParams(top_p=p) for p in (0.7, 0.6, 0.5, 0.5, 0.4, 0.3, 0.2, 0.1, 1e-4)]
+    rows += [SamplingParams(min_p=0.9), SamplingParams(top_p=0.01, min_p=0.5)]
+    assert_drawn_alike(rows_of([1.0] * len(rows), 700), asked(rows), device)
 
 
 @pytest.mark.usefixtures("small_blocks")

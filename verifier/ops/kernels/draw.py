@@ -398,6 +398,7 @@ def draw_rows(logits: Tensor, sampling: RowSampling) -> Tensor:
     """As :func:`verifier.ops.draw.draw_rows`."""
     rows, vocab_size = logits.shape
     assert logits.is_contiguous() and logits.dtype == torch.float32, "fp32 rows, one behind the other"
+    assert logits.data_ptr() % 16 == 0, "other alignments are compiled otherwise, and may sum in another order"
     block = block_of(vocab_size)
     blocks = triton.cdiv(vocab_size, block)
     size = triton.cdiv(rows * blocks, 4) * 4

@@ -52,6 +52,8 @@ def add_rms_norm(x: Tensor, y: Tensor, weight: Tensor, eps: float) -> Tensor:
 def _launch(x: Tensor, y: Tensor, weight: Tensor, out: Tensor, eps: float, add: bool) -> None:
     width = x.shape[-1]
     rows = x.numel() // width
+    # Triton compiles other code for other alignments, and it may sum in another order.
+    assert x.data_ptr() % 16 == 0, "rows begin on 16 bytes, as every new tensor does"
     if rows:
         norm_rows[(rows,)](x, y, weight, out, eps, width, block(width), ADD=add, num_warps=warps(width))
 

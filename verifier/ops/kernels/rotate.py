@@ -100,6 +100,7 @@ def rotate_and_store(
     count, rows = qkv.shape[1] // dim - 2 * groups, len(qkv)
     whole = (qkv, cos, signed_sin, keys, values, slots)
     assert all(tensor.is_contiguous() for tensor in whole), "rows lie one behind the other"
+    assert qkv.data_ptr() % 16 == 0, "other alignments are compiled otherwise, and may sum in another order"
     queries = qkv.new_empty(rows, count, dim)
     if rows:
         rotate_and_store_rows[(rows, triton.cdiv(count + 2 * groups, _HEADS))](
