@@ -17,6 +17,7 @@ ROOT = Path(__file__).resolve().parents[2]
 FILES = sorted((Path(__file__).parent / "on_device").glob("test_*.py"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("file", FILES, ids=lambda path: path.stem)
 def test_in_the_interpreter(file: Path) -> None:
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(file)]

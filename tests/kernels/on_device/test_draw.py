@@ -133,9 +133,9 @@ def test_a_flat_row_has_more_likelier_tokens_than_the_list_holds(device) -> None
 
 @pytest.mark.usefixtures("small_blocks")
 def test_top_p_asks_for_a_share_of_what_top_k_keeps(device) -> None:
-    logits = rows_of([0.1] * 12, 300) - 30  # all below zero, where floats are ordered the other way round
+    logits = rows_of([0.1] * 8, 300) - 30  # all below zero, where floats are ordered the other way round
     logits[:, 50:57] += 3.3  # two fifths of the mass
-    assert_drawn_alike(logits, asked([SamplingParams(top_k=7, top_p=0.5)] * 12), device)
+    assert_drawn_alike(logits, asked([SamplingParams(top_k=7, top_p=0.5)] * 8), device)
 
 
 @pytest.mark.usefixtures("small_blocks")
@@ -173,12 +173,9 @@ def test_a_row_is_drawn_alike_alone_and_in_company(device) -> None:
     rows = [SamplingParams(**filters) for filters in FILTERS]
     logits, sampling = rows_of([2.0] * len(rows), 500), asked(rows)
     together = draw.draw_rows(logits.to(device), on(device, sampling)).tolist()
-    backwards = list(reversed(range(len(rows))))
-    again = draw.draw_rows(logits[backwards].to(device), on(device, sampling, backwards)).tolist()
-    assert again[::-1] == together
-    for row in (0, 3, 6):
-        alone = draw.draw_rows(logits[row : row + 1].to(device), on(device, sampling, [row]))
-        assert alone.tolist() == [together[row]]
+    for some in ([4, 3, 2, 1, 0], [5]):
+        again = draw.draw_rows(logits[some].to(device), on(device, sampling, some)).tolist()
+        assert again == [together[row] for row in some]
 
 
 def test_blocks_cover_any_vocabulary_and_stay_few() -> None:

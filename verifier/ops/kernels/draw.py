@@ -239,10 +239,10 @@ def least_of_top_k(start, listed, likelier, heat, k, top, tiles, whole, vocab_si
     low, high = ordered(tl.full((), -_INFINITY, tl.float32)), ordered(top)
     while low < high:
         middle = low + (high - low + 1) // 2
-        count, tile = 0, 0
+        threshold, count, tile = unordered(middle), 0, 0
         while tile < tiles:
             _, scaled = candidates(start, listed, likelier, heat, tile, whole, vocab_size, blocks, TILE, CAP)
-            count += tl.sum((scaled >= unordered(middle)).to(tl.int32), axis=0)
+            count += tl.sum((scaled >= threshold).to(tl.int32), axis=0)
             tile += 1
         if count >= k:
             low = middle
