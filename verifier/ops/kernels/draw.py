@@ -27,21 +27,20 @@ import triton.language as tl
 from torch import Tensor
 
 from verifier.ops.kernels.noise import gumbel, noise_key
+from verifier.ops.kernels.search import INFINITY, NO_TOKEN, first_largest, kth_largest, least_of_top_k, search
 
 if TYPE_CHECKING:
     from verifier.ops.draw import RowSampling
 
 #: Below this temperature the draw is greedy, as in spec/sampling.py.
 _COLDEST = tl.constexpr(1e-30)
-_NO_TOKEN = tl.constexpr(0x7FFFFFFF)
-_INFINITY = tl.constexpr(float("inf"))
 _BROKEN = tl.constexpr(-1)
 
 #: Blocks of one row that are merged at once, and tokens listed per block.
 MERGE, CAP = 256, 32
 #: Winners that are weighed by the whole grid before one program goes on alone.
 ROUNDS = 2
-#: Tokens that the search takes at once. Twice as many do not fit into the registers of 16 warps, or of any number.
+#: Tokens that the search takes at once. Twice as many do not fit into the registers of 16 or 32 warps.
 TILE = 4096
 SETTLE_WARPS, WEIGH_WARPS = 16, 8
 
@@ -59,37 +58,16 @@ def divisor_of(temperature):
     return tl.where(temperature < _COLDEST, 1.0, temperature)
 
 
-@triton.jit
-def first_largest(values, ids):
-    """The largest value, and the lowest id that has it."""
-    best = tl.max(values, axis=0)
-    return best, tl.min(tl.where(values == best, ids, _NO_TOKEN), axis=0)
-
-
-@triton.jit
-def ordered(value):
-    """int64 in the order of the fp32 values; the same operation on the low 32 bits leads back."""
-    bits = value.to(tl.int32, bitcast=True)
-    return tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits).to(tl.int64)
-
-
-@triton.jit
-def unordered(bits):
-    """The fp32 value of an :func:`ordered` number."""
-    low = bits.to(tl.int32)
-    return tl.where(low < 0, low ^ 0x7FFFFFFF, low).to(tl.float32, bitcast=True)
-
-
 @triton.jit(do_not_specialize=["size"])
 def scan(logits, temperature, seeds, positions, floats, words, size, vocab_size, blocks, BLOCK: tl.constexpr):
     """One block of one row: the winner and its noisy value, the largest scaled logit (NaN if broken), and the mass."""
     row, block = tl.program_id(0).to(tl.int64), tl.program_id(1)
     ids = block * BLOCK + tl.arange(0, BLOCK)
     heat = tl.load(temperature + row)
-    raw = tl.load(logits + row * vocab_size + ids, ids < vocab_size, -_INFINITY)
-    bad = (raw != raw) | (raw == _INFINITY)
+    raw = tl.load(logits + row * vocab_size + ids, ids < vocab_size, -INFINITY)
+    bad = (raw != raw) | (raw == INFINITY)
     broken = tl.max(bad.to(tl.int32), axis=0)
-    scaled = tl.div_rn(tl.where(bad, -_INFINITY, raw), divisor_of(heat))
+    scaled = tl.div_rn(tl.where(bad, -INFINITY, raw), divisor_of(heat))
     noisy = scaled
     if heat >= _COLDEST:
         noisy = scaled + gumbel(noise_key(tl.load(seeds + row), tl.load(positions + row)), ids)
@@ -99,7 +77,7 @@ def scan(logits, temperature, seeds, positions, floats, words, size, vocab_size,
     tl.store(floats + size * _NOISY + at, best)
     tl.store(words + size * _WINNERS + at, winner)
     tl.store(floats + size * _TOPS + at, tl.where(broken == 1, float("nan"), top))
-    mass = tl.sum(tl.exp(scaled - tl.where(top == -_INFINITY, 0.0, top)), axis=0)
+    mass = tl.sum(tl.exp(scaled - tl.where(top == -INFINITY, 0.0, top)), axis=0)
     tl.store(floats + size * _MASSES + at, mass)
 
 
@@ -107,9 +85,9 @@ def scan(logits, temperature, seeds, positions, floats, words, size, vocab_size,
 def tops_of(floats, size, row, blocks, MERGE: tl.constexpr):
     """The largest scaled logit of each block and of the row, and whether the row is broken."""
     at = tl.arange(0, MERGE)
-    of_blocks = tl.load(floats + size * _TOPS + row * blocks + at, at < blocks, -_INFINITY)
+    of_blocks = tl.load(floats + size * _TOPS + row * blocks + at, at < blocks, -INFINITY)
     broken = tl.max((of_blocks != of_blocks).to(tl.int32), axis=0) == 1
-    of_blocks = tl.where(of_blocks != of_blocks, -_INFINITY, of_blocks)
+    of_blocks = tl.where(of_blocks != of_blocks, -INFINITY, of_blocks)
     return of_blocks, tl.max(of_blocks, axis=0), broken
 
 
@@ -117,8 +95,8 @@ def tops_of(floats, size, row, blocks, MERGE: tl.constexpr):
 def winner_of(floats, words, size, row, blocks, ROUND: tl.constexpr, MERGE: tl.constexpr):
     """The winner of a round: the lowest id of the largest noisy logit."""
     at, inside = row * blocks + tl.arange(0, MERGE), tl.arange(0, MERGE) < blocks
-    noisy = tl.load(floats + size * (_NOISY + 2 * ROUND) + at, inside, -_INFINITY)
-    _, winner = first_largest(noisy, tl.load(words + size * (_WINNERS + ROUND) + at, inside, _NO_TOKEN))
+    noisy = tl.load(floats + size * (_NOISY + 2 * ROUND) + at, inside, -INFINITY)
+    _, winner = first_largest(noisy, tl.load(words + size * (_WINNERS + ROUND) + at, inside, NO_TOKEN))
     return winner
 
 
@@ -142,19 +120,6 @@ def stands_of(floats, pivot, top, enough, min_p, size, row, blocks, ROUND: tl.co
     """Whether the winner of a round passes top-p and min-p. pivot: its scaled logit. enough: p times the row's mass."""
     above = sum_of(floats + size * (_ABOVE + 2 * ROUND), row, blocks, MERGE)
     return (tl.exp(pivot - top) >= min_p) & (above < enough)
-
-
-@triton.jit
-def kth_largest(values, k):
-    """The k-th largest of a tile, by bisection over the bits; minus infinity if there are fewer."""
-    low, high = ordered(tl.full((), -_INFINITY, tl.float32)), ordered(tl.max(values, axis=0))
-    while low < high:
-        middle = low + (high - low + 1) // 2
-        if tl.sum((values >= unordered(middle)).to(tl.int32), axis=0) >= k:
-            low = middle
-        else:
-            high = middle - 1
-    return unordered(low)
 
 
 @triton.jit(do_not_specialize=["size"])
@@ -192,7 +157,7 @@ def weigh(
         if ROUND == 1:
             wanted &= by_k == 0
             if wanted:
-                enough = tl.full((), _INFINITY, tl.float32)
+                enough = tl.full((), INFINITY, tl.float32)
                 if by_p:
                     enough = p * total_of(floats, of_blocks, top, size, row, blocks, MERGE)
                 wanted = stands_of(floats, pivot, top, enough, min_p, size, row, blocks, 0, MERGE) == 0
@@ -201,7 +166,7 @@ def weigh(
                 wanted = pivot < top
         if wanted:
             ids = block * BLOCK + tl.arange(0, BLOCK)
-            scaled = tl.div_rn(tl.load(start + ids, ids < vocab_size, -_INFINITY), heat)
+            scaled = tl.div_rn(tl.load(start + ids, ids < vocab_size, -INFINITY), heat)
             above, weight = scaled > pivot, tl.exp(scaled - top)
             at = row * blocks + block
             tl.store(floats + size * (_ABOVE + 2 * ROUND) + at, tl.sum(tl.where(above, weight, 0.0), axis=0))
@@ -209,97 +174,16 @@ def weigh(
                 tl.store(words + size * _COUNTS + at, tl.sum(above.to(tl.int32), axis=0))
                 kept = above
                 if by_p | (k <= blocks):
-                    kept = (scaled >= kth_largest(of_blocks, k)) & (scaled > -_INFINITY)
+                    kept = (scaled >= kth_largest(of_blocks, k)) & (scaled > -INFINITY)
                 place = tl.cumsum(kept.to(tl.int32), axis=0) - 1
                 tl.store(words + size * _LIST + at * CAP + place, ids, kept & (place < CAP))
                 tl.store(words + size * _LISTED + at, tl.sum(kept.to(tl.int32), axis=0))
             else:
                 key = noise_key(tl.load(seeds + row), tl.load(positions + row))
-                noisy = tl.where(above & (weight >= min_p), scaled + gumbel(key, ids), -_INFINITY)
+                noisy = tl.where(above & (weight >= min_p), scaled + gumbel(key, ids), -INFINITY)
                 best, winner = first_largest(noisy, ids)
                 tl.store(floats + size * (_NOISY + 2 * ROUND + 2) + at, best)
                 tl.store(words + size * (_WINNERS + ROUND + 1) + at, winner)
-
-
-@triton.jit
-def candidates(start, listed, likelier, heat, tile, whole, vocab_size, blocks, TILE: tl.constexpr, CAP: tl.constexpr):
-    """Ids and scaled logits of one tile of the search: the listed tokens, or a piece of the whole row."""
-    at = tile * TILE + tl.arange(0, TILE)
-    ids, inside = at, at < vocab_size
-    if whole == 0:
-        inside = at // CAP < blocks
-        inside &= at % CAP < tl.load(listed + at // CAP, inside, 0)
-        ids = tl.load(likelier + at, inside, 0)
-    return ids, tl.div_rn(tl.load(start + ids, inside, -_INFINITY), heat)
-
-
-@triton.jit
-def least_of_top_k(start, listed, likelier, heat, k, top, tiles, whole, vocab_size, blocks, TILE, CAP):
-    """The k-th largest scaled logit of the row, and the mass of all tokens that reach it."""
-    low, high = ordered(tl.full((), -_INFINITY, tl.float32)), ordered(top)
-    while low < high:
-        middle = low + (high - low + 1) // 2
-        threshold, count, tile = unordered(middle), 0, 0
-        while tile < tiles:
-            _, scaled = candidates(start, listed, likelier, heat, tile, whole, vocab_size, blocks, TILE, CAP)
-            count += tl.sum((scaled >= threshold).to(tl.int32), axis=0)
-            tile += 1
-        if count >= k:
-            low = middle
-        else:
-            high = middle - 1
-    least, mass, tile = unordered(low), 0.0, 0
-    while tile < tiles:
-        _, scaled = candidates(start, listed, likelier, heat, tile, whole, vocab_size, blocks, TILE, CAP)
-        mass += tl.sum(tl.where(scaled >= least, tl.exp(scaled - top), 0.0), axis=0)
-        tile += 1
-    return least, mass
-
-
-@triton.jit
-def search(
-    start,
-    listed,
-    likelier,
-    heat,
-    key,
-    k,
-    min_p,
-    least,
-    enough,
-    winner,
-    top,
-    tiles,
-    whole,
-    vocab_size,
-    blocks,
-    TILE,
-    CAP,
-):
-    """The first winner that stands: fewer than k tokens are likelier, and weigh less than enough; it weighs min_p."""
-    pivot, searching = tl.div_rn(tl.load(start + winner), heat), 1
-    while searching == 1:
-        count, mass, tile = 0, 0.0, 0
-        best, following = tl.full((), -_INFINITY, tl.float32), tl.full((), _NO_TOKEN, tl.int32)
-        while tile < tiles:
-            ids, scaled = candidates(start, listed, likelier, heat, tile, whole, vocab_size, blocks, TILE, CAP)
-            above = scaled > pivot
-            weight = tl.exp(scaled - top)
-            count += tl.sum(above.to(tl.int32), axis=0)
-            mass += tl.sum(tl.where(above, weight, 0.0), axis=0)
-            possible = above & (scaled >= least) & (weight >= min_p)
-            noisy, first = first_largest(tl.where(possible, scaled + gumbel(key, ids), -_INFINITY), ids)
-            better = noisy > best  # tiles of a whole row go up in ids, so the first of equals stays
-            following = tl.where(better, first, following)
-            best = tl.where(better, noisy, best)
-            tile += 1
-        stands = (count < k) & (pivot >= least) & (tl.exp(pivot - top) >= min_p)
-        if stands & ((mass < enough) | (count == 0)):
-            searching = 0
-        else:
-            winner = following
-            pivot = tl.div_rn(tl.load(start + winner), heat)
-    return winner
 
 
 @triton.jit(do_not_specialize=["size"])
@@ -331,11 +215,11 @@ def settle(
     token = winner_of(floats, words, size, row, blocks, 0, MERGE)
     start = logits + row * vocab_size
     pivot = tl.div_rn(tl.load(start + token), divisor_of(heat))
-    if broken | (top == -_INFINITY):
+    if broken | (top == -INFINITY):
         token = tl.full((), _BROKEN, tl.int32)
     elif (heat >= _COLDEST) & (by_k | by_p | (min_p > 0.0)) & (pivot < top):
         searching, whole, tiles = 1, 1, tl.cdiv(vocab_size, TILE)
-        least, enough = tl.full((), -_INFINITY, tl.float32), tl.full((), _INFINITY, tl.float32)
+        least, enough = tl.full((), -INFINITY, tl.float32), tl.full((), INFINITY, tl.float32)
         listed, likelier = words + size * _LISTED + row * blocks, words + size * _LIST + row * blocks * CAP
         if by_k:
             count = sum_of(words + size * _COUNTS, row, blocks, MERGE)
