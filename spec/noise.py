@@ -43,11 +43,8 @@ def _scrambled_ids(vocab_size: int) -> Tensor:
     return _shift_xor(x, 13)
 
 
-def gumbel_row(seed: int, position: int, vocab_size: int) -> Tensor:
-    """fp32[V]: standard Gumbel noise for every token at one absolute position.
-
-    Always computed over the whole vocabulary, one row a call: so the bits cannot depend on who asks.
-    """
+def noise_bits(seed: int, position: int, vocab_size: int) -> Tensor:
+    """int32[V]: 31 random bits for every token at one absolute position."""
     key = mix64(mix64(seed & _MASK64) ^ position)
     x = _scrambled_ids(vocab_size) ^ _signed(key & 0xFFFFFFFF)
     x.mul_(_signed(0xC2B2AE3D))
@@ -57,7 +54,15 @@ def gumbel_row(seed: int, position: int, vocab_size: int) -> Tensor:
     _shift_xor(x, 15)
     x.mul_(_signed(0x165667B1))
     _shift_xor(x, 16)
-    uniform = x.bitwise_and_(0x7FFFFFFF).to(torch.float32)
+    return x.bitwise_and_(0x7FFFFFFF)
+
+
+def gumbel_row(seed: int, position: int, vocab_size: int) -> Tensor:
+    """fp32[V]: standard Gumbel noise for every token at one absolute position.
+
+    Always computed over the whole vocabulary, one row a call: so the bits cannot depend on who asks.
+    """
+    uniform = noise_bits(seed, position, vocab_size).to(torch.float32)
     uniform.mul_(2.0**-31).add_(2.0**-32).clamp_(max=_LARGEST_UNIFORM)
     return uniform.neg_().log1p_().neg_().log_().neg_()
 

@@ -16,6 +16,10 @@ def silu_mul(gate_up: Tensor) -> Tensor:
 
     The halves are strided views, so each row is a loop of its own: no row's bits depend on its neighbours.
     """
+    if gate_up.is_cuda:
+        from verifier.ops.kernels import activation
+
+        return activation.silu_mul(gate_up)
     rows = max(1, 2 * (_SERIAL - 1) // gate_up.shape[-1])
     if len(gate_up) <= rows:
         return _silu_mul(gate_up)

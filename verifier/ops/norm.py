@@ -1,4 +1,4 @@
-"""Root-mean-square norm."""
+"""Root-mean-square norm, alone or behind a residual addition."""
 
 from __future__ import annotations
 
@@ -12,8 +12,24 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
     x: [..., D], weight: [D] of the same dtype. Each row's result depends on that row alone.
     """
+    if x.is_cuda:
+        from verifier.ops.kernels import norm
+
+        return norm.rms_norm(x, weight, eps)
     if x.dtype == torch.float32:
         return functional.rms_norm(x, (x.shape[-1],), weight, eps)
     wide = x.float()
     scale = wide.square().mean(-1, keepdim=True).add_(eps).rsqrt_()
     return wide.mul_(scale).to(x.dtype).mul_(weight)
+
+
+def add_rms_norm(x: Tensor, y: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """``x += y``, then the norm of the sum as :func:`rms_norm` has it.
+
+    x, y: [R, D], contiguous; x is the residual stream and is changed in place. Returns [R, D].
+    """
+    if x.is_cuda:
+        from verifier.ops.kernels import norm
+
+        return norm.add_rms_norm(x, y, weight, eps)
+    return rms_norm(x.add_(y), weight, eps)

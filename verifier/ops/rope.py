@@ -1,9 +1,12 @@
-"""Rotary position embedding of queries and keys."""
+"""Rotary position embedding of queries and keys, alone or on the way from the qkv product to the KV store."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
+
+from kvpaging.ops import store_rows
+from verifier.ops.norm import rms_norm
 
 
 def rotate(heads: Tensor, cos: Tensor, signed_sin: Tensor) -> Tensor:
@@ -15,3 +18,36 @@ def rotate(heads: Tensor, cos: Tensor, signed_sin: Tensor) -> Tensor:
     half = heads.shape[-1] // 2
     swapped = torch.cat((heads[..., half:], heads[..., :half]), dim=-1)
     return swapped.mul_(signed_sin).addcmul_(heads, cos)
+
+
+def rotate_and_store(
+    qkv: Tensor,
+    cos: Tensor,
+    signed_sin: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    slots: Tensor,
+    query_norm: Tensor | None = None,
+    key_norm: Tensor | None = None,
+    eps: float = 0.0,
+) -> Tensor:
+    """Norm the heads where the model does, rotate queries and keys, and store keys and values in their slots.
+
+    qkv: [R, (Q + 2 G) * D], queries, keys, values. cos, signed_sin: [R, 1, D] as :func:`rotate` takes them. keys,
+    values: [slots, G, D], one layer of a store, written in place. slots: int64 [R], distinct but for padding rows,
+    which all go to slots of page 0. query_norm, key_norm: [D], both or neither. All of one dtype and contiguous.
+    Returns the rotated queries, [R, Q, D].
+    """
+    if qkv.is_cuda:
+        from verifier.ops.kernels import rotate as kernels
+
+        return kernels.rotate_and_store(qkv, cos, signed_sin, keys, values, slots, query_norm, key_norm, eps)
+    groups, dim = keys.shape[-2:]
+    heads = qkv.view(len(qkv), -1, dim)
+    turning, value = heads[:, :-groups], heads[:, -groups:]
+    if query_norm is not None and key_norm is not None:
+        query = rms_norm(turning[:, :-groups], query_norm, eps)
+        turning = torch.cat((query, rms_norm(turning[:, -groups:], key_norm, eps)), dim=1)
+    turned = rotate(turning, cos, signed_sin)
+    store_rows(keys, values, slots, turned[:, -groups:], value)
+    return turned[:, :-groups]

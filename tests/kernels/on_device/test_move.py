@@ -1,0 +1,70 @@
+"""Moving the rows of accepted paths in one launch: all read, then all written."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from verifier.ops import move as op
+from verifier.ops.kernels import move
+
+pytestmark = pytest.mark.gpu
+PAGE = 4
+SLOTS = 12 * PAGE
+
+
+def cache(layers: int, heads: int, dim: int, dtype: torch.dtype) -> Tensor:
+    return torch.randn(layers, SLOTS, heads, dim, generator=torch.Generator().manual_seed(dim)).to(dtype)
+
+
+def padded(rows: list[list[int]], width: int, rest: int) -> Tensor:
+    """int64[B, width]; what is behind a row is a slot that must be left alone."""
+    return torch.tensor([row + [rest] * (width - len(row)) for row in rows])
+
+
+def assert_moved_alike(
+    keys: Tensor, values: Tensor, sources: list[list[int]], destinations: list[list[int]], device: torch.device
+) -> None:
+    width = max(len(row) for row in sources) + 2
+    index = (padded(sources, width, 2), padded(destinations, width, 45), torch.tensor([len(row) for row in sources]))
+    moved = [tensor.to(device, copy=True) for tensor in (keys, values)]
+    move.move_paths(moved[0], moved[1], *(tensor.to(device) for tensor in index))
+    op.move_paths(keys, values, *index)
+    assert torch.equal(moved[0].cpu(), keys) and torch.equal(moved[1].cpu(), values)
+
+
+@pytest.mark.parametrize(
+    ("sources", "destinations"),
+    [
+        ([[9, 11, 14]], [[9, 10, 11]]),
+        ([[5, 6, 7, 4]], [[4, 5, 6, 7]]),
+        ([[20, 21]], [[21, 20]]),
+        ([[8, 40, 13, 14], [], [17]], [[8, 9, 39, 40], [], [16]]),
+    ],
+    ids=["a path moves down", "a cycle", "a swap", "three sequences over page borders"],
+)
+@pytest.mark.parametrize("heads", [(1, 3), (2, 64), (3, 50)], ids=str)
+def test_rows_are_read_before_any_is_written(heads, sources, destinations, dtype, device) -> None:
+    keys = cache(2, heads[0], heads[1], dtype)
+    assert_moved_alike(keys, keys.flip(1), sources, destinations, device)
+
+
+@pytest.mark.parametrize("value_dim", [0, 3])
+def test_values_may_be_narrower_than_keys_or_of_no_width(value_dim, device) -> None:
+    keys, values = cache(1, 1, 70, torch.float32), cache(1, 1, value_dim, torch.float32)
+    assert_moved_alike(keys, values, [[30, 33]], [[30, 31]], device)
+
+
+def test_a_random_permutation_of_64_rows(device) -> None:
+    keys, values = torch.randn(1, 80, 1, 8), torch.randn(1, 80, 1, 8)
+    generator = torch.Generator().manual_seed(3)
+    sources, destinations = (torch.randperm(64, generator=generator)[None] + 16 for _ in range(2))
+    moved = [tensor.to(device, copy=True) for tensor in (keys, values)]
+    index = [tensor.to(device) for tensor in (sources, destinations, torch.tensor([64]))]
+    move.move_paths(moved[0], moved[1], index[0], index[1], index[2])
+    wanted = keys.clone()
+    wanted[:, destinations[0]] = keys[:, sources[0]]
+    assert torch.equal(moved[0].cpu(), wanted)
+    op.move_paths(keys, values, sources, destinations, torch.tensor([64]))
+    assert torch.equal(moved[0].cpu(), keys) and torch.equal(moved[1].cpu(), values)

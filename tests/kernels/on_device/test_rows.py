@@ -1,0 +1,122 @@
+"""Norm, activation and rotation with the KV store: the kernels against the references, and each row by itself."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from verifier.ops import activation as activation_op
+from verifier.ops import norm as norm_op
+from verifier.ops import rope as rope_op
+from verifier.ops.kernels import activation, norm, rotate
+
+# In the interpreter exp() is numpy's, which warns where it gives infinity, as it is meant to far below zero.
+pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore:overflow encountered in exp:RuntimeWarning")]
+ROWS = 5
+
+
+def noise(device: torch.device, *shape: int, dtype: torch.dtype) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape))).to(device, dtype)
+
+
+def close(result: Tensor, wanted: Tensor, ulps: float = 2.0) -> bool:
+    """Within a few units in the last place of the dtype; a reduction's order may move a rounding."""
+    eps = torch.finfo(wanted.dtype).eps
+    return torch.allclose(result.cpu().double(), wanted.cpu().double(), rtol=ulps * eps, atol=ulps * eps)
+
+
+@pytest.mark.parametrize("width", [1, 96, 128, 576, 1000, 4096])
+def test_norm(width, dtype, device) -> None:
+    x, weight = noise(device, ROWS, width, dtype=dtype), noise(device, width, dtype=dtype)
+    result = norm.rms_norm(x, weight, 1e-5)
+    assert close(result, norm_op.rms_norm(x.cpu(), weight.cpu(), 1e-5), ulps=4.0)
+    for row in range(ROWS):
+        assert torch.equal(norm.rms_norm(x[row : row + 1].clone(), weight, 1e-5), result[row : row + 1])
+
+
+@pytest.mark.parametrize("width", [96, 1000])
+def test_norm_behind_a_residual_addition(width, dtype, device) -> None:
+    x, y = noise(device, ROWS, width, dtype=dtype), noise(device, ROWS, width, dtype=dtype).flip(0)
+    weight = noise(device, width, dtype=dtype)
+    stream, plain = x.clone(), x.cpu()
+    result = norm.add_rms_norm(stream, y, weight, 1e-6)
+    wanted = norm_op.add_rms_norm(plain, y.cpu(), weight.cpu(), 1e-6)
+    assert torch.equal(stream.cpu(), plain), "the stream carries the rounded sum"
+    assert close(result, wanted, ulps=4.0)
+    assert torch.equal(norm.rms_norm(stream, weight, 1e-6), result), "one launch, the same bits as two"
+
+
+def test_norm_of_heads_that_lie_among_others(dtype, device) -> None:
+    x, weight = noise(device, ROWS, 6, 64, dtype=dtype), noise(device, 64, dtype=dtype)
+    assert close(norm.rms_norm(x[:, 1:5], weight, 1e-5), norm_op.rms_norm(x.cpu()[:, 1:5], weight.cpu(), 1e-5), 4.0)
+
+
+@pytest.mark.parametrize("inner", [1, 100, 1024, 1537])
+def test_activation(inner, dtype, device) -> None:
+    x = noise(device, ROWS, 2 * inner, dtype=dtype) * 4
+    result = activation.silu_mul(x)
+    assert close(result, activation_op.silu_mul(x.cpu()), ulps=6.0)
+    assert torch.equal(activation.silu_mul(x[3:4].clone()), result[3:4])
+
+
+def test_activation_far_out_is_zero_or_the_identity(dtype, device) -> None:
+    x = torch.tensor([[-200.0, 200.0, 2.0, 3.0]], dtype=dtype, device=device)
+    assert activation.silu_mul(x).tolist() == [[0.0, 600.0]]
+
+
+class _Attention:
+    """Rows of a qkv product whose slots cross pages of 4; the last two are padding and go to page 0."""
+
+    def __init__(self, device: torch.device, dtype: torch.dtype, queries: int, groups: int, dim: int) -> None:
+        heads = queries + 2 * groups
+        self.qkv = noise(device, ROWS + 2, heads * dim, dtype=dtype)
+        angle = noise(device, ROWS + 2, 1, dim // 2, dtype=torch.float32) * 3
+        self.cos = torch.cat((angle, angle), dim=-1).cos().to(dtype)
+        self.sin = torch.cat((-angle, angle), dim=-1).sin().to(dtype)
+        self.slots = torch.tensor([11, 4, 7, 8, 19, 0, 1], device=device)
+        self.keys = torch.full((24, groups, dim), 7.0, dtype=dtype, device=device)
+        self.values = self.keys.clone()
+        self.norms: list[Tensor | None] = list(noise(device, 2, dim, dtype=dtype))
+
+    def inputs(self, device: torch.device | None = None) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+        keys, values = (t.to(device, copy=True) for t in (self.keys, self.values))
+        return self.qkv.to(device), self.cos.to(device), self.sin.to(device), keys, values, self.slots.to(device)
+
+
+@pytest.mark.parametrize("normed", [False, True])
+@pytest.mark.parametrize("heads", [(4, 2, 64), (9, 3, 96), (6, 1, 16), (8, 8, 128)], ids=str)
+def test_rotation_and_store(heads, normed, dtype, device) -> None:
+    case = _Attention(device, dtype, *heads)
+    q_norm, k_norm = case.norms if normed else (None, None)
+    ours, plain = case.inputs(), case.inputs(torch.device("cpu"))
+    result = rotate.rotate_and_store(*ours, q_norm, k_norm, 1e-6)
+    q_norm, k_norm = (None if n is None else n.cpu() for n in (q_norm, k_norm))
+    wanted = rope_op.rotate_and_store(*plain, q_norm, k_norm, 1e-6)
+    # Next to a rounding border the norm's last bit moves the product by one unit of a factor of size 4.
+    loose = 16.0 if normed else 6.0
+    assert result.shape == wanted.shape and close(result, wanted, loose)
+    assert close(ours[3], plain[3], loose)
+    assert torch.equal(ours[4].cpu(), plain[4]), "values are copied"
+    untouched = [slot for slot in range(24) if slot not in case.slots.tolist()]
+    assert (ours[3][untouched] == 7.0).all() and (ours[4][untouched] == 7.0).all()
+
+
+def test_a_row_is_rotated_and_stored_alike_alone_and_in_company(dtype, device) -> None:
+    case = _Attention(device, dtype, 9, 3, 64)
+    together = case.inputs()
+    result = rotate.rotate_and_store(*together, case.norms[0], case.norms[1], 1e-6)
+    for row in range(ROWS):
+        part = slice(row, row + 1)
+        keys, values = case.inputs()[3:5]
+        qkv, cos, sin, slots = (tensor[part].clone() for tensor in (case.qkv, case.cos, case.sin, case.slots))
+        query = rotate.rotate_and_store(qkv, cos, sin, keys, values, slots, case.norms[0], case.norms[1], 1e-6)
+        slot = case.slots[row]
+        assert torch.equal(query[0], result[row])
+        assert torch.equal(keys[slot], together[3][slot]) and torch.equal(values[slot], together[4][slot])
+
+
+def test_no_rows_is_no_launch(device) -> None:
+    empty = torch.empty(0, 64, device=device)
+    assert norm.rms_norm(empty, torch.ones(64, device=device), 1e-5).shape == (0, 64)
+    assert activation.silu_mul(empty).shape == (0, 32)

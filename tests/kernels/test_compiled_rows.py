@@ -1,0 +1,45 @@
+"""The row kernels compile for the GPUs we name, in bf16, and no register spills."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.kernels.compiling import CAPABILITIES, Compiled, compile_kernel
+from verifier.ops.kernels import activation, norm, rotate
+
+pytestmark = pytest.mark.parametrize("capability", CAPABILITIES)
+
+
+def bf16(*names: str) -> dict[str, str]:
+    return dict.fromkeys(names, "*bf16")
+
+
+def fits(made: Compiled, registers: int) -> bool:
+    """Whether nothing spills and so few registers are used that as many programs stay resident as were meant to."""
+    return made.stack == 0 and made.registers <= registers
+
+
+@pytest.mark.parametrize(("width", "add"), [(576, True), (4096, True), (8192, False)])
+def test_norm(width, add, capability, tmp_path) -> None:
+    arguments = bf16("x", "y", "weight", "out") | {"eps": "fp32"}
+    constants = {"WIDTH": width, "BLOCK": norm.block(width), "ADD": add}
+    made = compile_kernel(norm.norm_rows, arguments, constants, tmp_path, capability, norm.warps(width))
+    assert fits(made, registers=64)
+    assert "rsqrt.approx" not in made.ptx, "the root is rounded as torch's"
+
+
+def test_activation(capability, tmp_path) -> None:
+    made = compile_kernel(
+        activation.silu_mul_rows, bf16("gate_up", "out"), {"INNER": 14336, "BLOCK": 1024}, tmp_path, capability
+    )
+    assert fits(made, registers=32)
+
+
+@pytest.mark.parametrize(("dim", "block"), [(64, 32), (96, 64), (128, 64), (256, 128)])
+def test_rotation_and_store(dim, block, capability, tmp_path) -> None:
+    arguments = bf16("qkv", "cos", "signed_sin", "query_weight", "key_weight", "queries", "keys", "values")
+    constants = {"QUERIES": 32, "GROUPS": 8, "DIM": dim, "HALF": dim // 2, "BLOCK": block, "HEADS": 8, "NORM": True}
+    made = compile_kernel(
+        rotate.rotate_and_store_rows, arguments | {"slots": "*i64", "eps": "fp32"}, constants, tmp_path, capability
+    )
+    assert fits(made, registers=64)

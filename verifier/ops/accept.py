@@ -1,0 +1,69 @@
+"""The accept rule for several sequences at once, without a number on the host.
+
+What :func:`spec.accept.accept` says of one tree, for trees padded to one size: so that it can be part of a captured
+graph. Stop ids and length limits stay with the host, which cuts the emitted run.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from spec.accept import accept
+from spec.tree import DraftTree
+
+#: What fills the places behind a path.
+NO_NODE = -1
+
+
+@dataclass(frozen=True, slots=True)
+class AcceptedPaths:
+    """The accepted paths of B sequences; int64 throughout.
+
+    lengths: [B], nodes on the path, 1 more than accepted drafts; 0 for a sequence without nodes. paths: [B, N], node
+    ids from the root down. emitted: [B, N], the tokens to append, the bonus token last. sources: [B, N], the slots of
+    the path's nodes, which the compaction moves down to the first ``lengths`` slots. All filled up with ``NO_NODE``.
+    """
+
+    lengths: Tensor
+    paths: Tensor
+    emitted: Tensor
+    sources: Tensor
+
+    @classmethod
+    def empty(cls, tokens: Tensor) -> AcceptedPaths:
+        """Room for the paths of trees whose tokens are [B, N]."""
+        return cls(tokens.new_zeros(len(tokens)), *(torch.full_like(tokens, NO_NODE) for _ in range(3)))
+
+
+def accept_paths(
+    tokens: Tensor, parents: Tensor, ancestors: Tensor, drawn: Tensor, nodes: Tensor, slots: Tensor
+) -> AcceptedPaths:
+    """The path that the draws take through each tree.
+
+    tokens, parents, ancestors: int64[B, N], the trees as :class:`~spec.tree.DraftTree` has them, N at most 64. drawn:
+    int64[B, N], the target's draw at every node. slots: int64[B, N], where the nodes' keys are. nodes: int64[B], how
+    many nodes each tree has; what is behind them is not looked at, and 0 is a sequence that is only padding.
+    """
+    if tokens.is_cuda:
+        from verifier.ops.kernels import accept as kernels
+
+        return kernels.accept_paths(tokens, parents, ancestors, drawn, nodes, slots)
+    found = AcceptedPaths.empty(tokens)
+    for row, count in enumerate(nodes.tolist()):
+        if count:
+            part, depths = slice(count), tokens.new_empty(0)  # the rule does not read depths
+            tree = DraftTree(tokens[row, part], parents[row, part], depths, ancestors[row, part])
+            taken = accept(tree, drawn[row])
+            _write(found, row, taken.path, taken.emitted, slots[row])
+    return found
+
+
+def _write(found: AcceptedPaths, row: int, path: list[int], emitted: list[int], slots: Tensor) -> None:
+    length = len(path)
+    found.lengths[row] = length
+    found.paths[row, :length] = torch.tensor(path)
+    found.emitted[row, :length] = torch.tensor(emitted)
+    found.sources[row, :length] = slots[path]

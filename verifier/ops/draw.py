@@ -1,0 +1,78 @@
+"""The draw at every row of a pass, each row with sampling parameters, seed and position of its own.
+
+What :func:`spec.draw.draw` does for the nodes of one request, for the nodes of several requests at once and without a
+number on the host: so that it can be part of a captured graph.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Many
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from spec.draw import draw
+from spec.noise import gumbel_row
+from spec.sampling import SamplingParams
+
+_SIGNED = 1 << 63
+
+
+@dataclass(frozen=True, slots=True)
+class RowSampling:
+    """How each of N rows is drawn; all tensors [N], on the device of the logits.
+
+    temperature, top_p, min_p: fp32. top_k: int32, 0 or less is off. seeds: int64, the bits of the request's seed.
+    positions: int64, the absolute position of the token being drawn.
+    """
+
+    temperature: Tensor
+    top_k: Tensor
+    top_p: Tensor
+    min_p: Tensor
+    seeds: Tensor
+    positions: Tensor
+
+    @classmethod
+    def of(
+        cls, rows: Many[SamplingParams], seeds: Many[int], positions: Many[int], device: torch.device | str = "cpu"
+    ) -> RowSampling:
+        """One entry per row in each argument; a seed is any integer, taken modulo 2**64."""
+
+        def column(values: Many[float], dtype: torch.dtype) -> Tensor:
+            return torch.tensor(values, dtype=dtype, device=device)
+
+        return cls(
+            temperature=column([r.temperature for r in rows], torch.float32),
+            top_k=column([r.top_k for r in rows], torch.int32),
+            top_p=column([r.top_p for r in rows], torch.float32),
+            min_p=column([r.min_p for r in rows], torch.float32),
+            seeds=column([(seed + _SIGNED) % (2 * _SIGNED) - _SIGNED for seed in seeds], torch.int64),
+            positions=column(positions, torch.int64),
+        )
+
+
+def draw_rows(logits: Tensor, sampling: RowSampling) -> Tensor:
+    """Draw one token per row, under the contract of :func:`spec.draw.draw`.
+
+    logits: fp32[N, V]. Returns int64[N], ``BROKEN`` for a row that holds NaN, plus infinity or nothing finite.
+    """
+    if logits.is_cuda:
+        from verifier.ops.kernels import draw as kernels
+
+        return kernels.draw_rows(logits, sampling)
+    drawn = [_draw_row(row, sampling, n) for n, row in enumerate(logits.split(1))]
+    return torch.cat(drawn) if drawn else torch.empty(0, dtype=torch.int64)
+
+
+def _draw_row(row: Tensor, sampling: RowSampling, n: int) -> Tensor:
+    asked = SamplingParams(
+        temperature=float(sampling.temperature[n]),
+        top_k=int(sampling.top_k[n]),
+        top_p=float(sampling.top_p[n]),
+        min_p=float(sampling.min_p[n]),
+    )
+    if asked.greedy:
+        return draw(row, asked, None)
+    return draw(row, asked, gumbel_row(int(sampling.seeds[n]), int(sampling.positions[n]), row.shape[1])[None])

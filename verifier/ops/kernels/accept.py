@@ -1,0 +1,69 @@
+"""The accepted path of each sequence's tree in one launch: one program per sequence, one lane per node."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from verifier.ops.accept import AcceptedPaths
+
+#: One ancestor word holds this many nodes.
+_WORD = 64
+
+
+@triton.jit
+def walk_trees(
+    tokens,
+    parents,
+    ancestors,
+    drawn,
+    counts,
+    slots,
+    lengths,
+    paths,
+    emitted,
+    sources,
+    WIDTH: tl.constexpr,
+    WORD: tl.constexpr,
+):
+    """The words of spec/accept.py: bit i of ``match`` says that token i is the draw at its parent."""
+    sequence = tl.program_id(0)
+    node = tl.arange(0, WORD)
+    real = node < tl.load(counts + sequence)
+    at = sequence * WIDTH + node
+    parent = tl.load(parents + at, real & (node > 0), 0)
+    at_parent = tl.load(drawn + sequence * WIDTH + parent, real, -1)
+    match = (node == 0) | (tl.load(tokens + at, real, -1) == at_parent)
+    bits = tl.full((WORD,), 1, tl.int64) << node.to(tl.int64)
+    matched = tl.sum(tl.where(real & match, bits, 0), axis=0)
+    word = tl.load(ancestors + at, real, -1)
+    # Siblings differ, so the accepted nodes are one path, and the deepest of them has the highest number.
+    deepest = tl.max(tl.where(real & ((word & ~matched) == 0), node, -1), axis=0)
+    path_word = tl.sum(tl.where(node == deepest, word, 0), axis=0)
+    on_path = (path_word & bits) != 0
+    length = tl.sum(on_path.to(tl.int32), axis=0)
+    place = sequence * WIDTH + tl.cumsum(on_path.to(tl.int32), axis=0) - 1
+    tl.store(paths + place, node.to(tl.int64), on_path)
+    tl.store(emitted + place, tl.load(drawn + at, on_path, 0), on_path)
+    tl.store(sources + place, tl.load(slots + at, on_path, 0), on_path)
+    behind = (node >= length) & (node < WIDTH)
+    tl.store(paths + at, tl.full((WORD,), -1, tl.int64), behind)
+    tl.store(emitted + at, tl.full((WORD,), -1, tl.int64), behind)
+    tl.store(sources + at, tl.full((WORD,), -1, tl.int64), behind)
+    tl.store(lengths + sequence, length.to(tl.int64))
+
+
+def accept_paths(
+    tokens: Tensor, parents: Tensor, ancestors: Tensor, drawn: Tensor, nodes: Tensor, slots: Tensor
+) -> AcceptedPaths:
+    """As :func:`verifier.ops.accept.accept_paths`."""
+    sequences, width = tokens.shape
+    assert width <= _WORD, "a tree holds at most 64 nodes"
+    whole = (tokens, parents, ancestors, drawn, nodes, slots)
+    assert all(tensor.is_contiguous() for tensor in whole), "sequences lie one behind the other"
+    found = AcceptedPaths(tokens.new_empty(sequences), *(tokens.new_empty(sequences, width) for _ in range(3)))
+    if sequences:
+        results = (found.lengths, found.paths, found.emitted, found.sources)
+        walk_trees[(sequences,)](*whole, *results, width, _WORD, num_warps=2)
+    return found

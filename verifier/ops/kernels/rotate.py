@@ -1,0 +1,125 @@
+"""From the rows of the qkv product to rotated queries and stored keys and values, in one launch.
+
+A program takes one row and a few of its heads, queries, keys and values alike; a head is held as its two halves, which
+is what the rotation mixes.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from verifier.ops.kernels.norm import inverse_rms
+
+_HEADS = 8
+
+
+@triton.jit
+def rotate_and_store_rows(
+    qkv,
+    cos,
+    signed_sin,
+    query_weight,
+    key_weight,
+    queries,
+    keys,
+    values,
+    slots,
+    eps,
+    QUERIES: tl.constexpr,
+    GROUPS: tl.constexpr,
+    DIM: tl.constexpr,
+    HALF: tl.constexpr,
+    BLOCK: tl.constexpr,
+    HEADS: tl.constexpr,
+    NORM: tl.constexpr,
+):
+    """The heads of one row, HEADS of them a program; HALF of a head in BLOCK columns."""
+    row = tl.program_id(0).to(tl.int64)
+    heads = (tl.program_id(1) * HEADS + tl.arange(0, HEADS))[:, None]
+    columns = tl.arange(0, BLOCK)[None, :]
+    inside = (heads < QUERIES + 2 * GROUPS) & (columns < HALF)
+    start = qkv + row * ((QUERIES + 2 * GROUPS) * DIM) + heads * DIM + columns
+    low = tl.load(start, inside, 0.0)
+    high = tl.load(start + HALF, inside, 0.0)
+    kind: tl.constexpr = low.dtype
+    slot = tl.load(slots + row)
+
+    plain = slot * (GROUPS * DIM) + (heads - QUERIES - GROUPS) * DIM + columns
+    is_value = inside & (heads >= QUERIES + GROUPS)
+    tl.store(values + plain, low, is_value)
+    tl.store(values + plain + HALF, high, is_value)
+
+    wide_low, wide_high = low.to(tl.float32), high.to(tl.float32)
+    whole = columns < HALF
+    if NORM:
+        squares = tl.sum(wide_low * wide_low, axis=1) + tl.sum(wide_high * wide_high, axis=1)
+        scale = inverse_rms(squares, DIM, eps)[:, None]
+        of_query = tl.load(query_weight + columns, whole, 0.0).to(tl.float32)
+        of_key = tl.load(key_weight + columns, whole, 0.0).to(tl.float32)
+        weight_low = tl.where(heads < QUERIES, of_query, of_key)
+        of_query = tl.load(query_weight + HALF + columns, whole, 0.0).to(tl.float32)
+        of_key = tl.load(key_weight + HALF + columns, whole, 0.0).to(tl.float32)
+        weight_high = tl.where(heads < QUERIES, of_query, of_key)
+        wide_low = ((wide_low * scale).to(kind).to(tl.float32) * weight_low).to(kind).to(tl.float32)
+        wide_high = ((wide_high * scale).to(kind).to(tl.float32) * weight_high).to(kind).to(tl.float32)
+
+    turn = row * DIM + columns
+    cos_low = tl.load(cos + turn, whole, 0.0).to(tl.float32)
+    cos_high = tl.load(cos + turn + HALF, whole, 0.0).to(tl.float32)
+    sin_low = tl.load(signed_sin + turn, whole, 0.0).to(tl.float32)
+    sin_high = tl.load(signed_sin + turn + HALF, whole, 0.0).to(tl.float32)
+    # As the reference: the product with the sine is rounded, the sum with the other product once.
+    turned_low = ((wide_high * sin_low).to(kind).to(tl.float32) + wide_low * cos_low).to(kind)
+    turned_high = ((wide_low * sin_high).to(kind).to(tl.float32) + wide_high * cos_high).to(kind)
+
+    query = row * (QUERIES * DIM) + heads * DIM + columns
+    is_query = inside & (heads < QUERIES)
+    tl.store(queries + query, turned_low, is_query)
+    tl.store(queries + query + HALF, turned_high, is_query)
+    key = slot * (GROUPS * DIM) + (heads - QUERIES) * DIM + columns
+    is_key = inside & (heads >= QUERIES) & (heads < QUERIES + GROUPS)
+    tl.store(keys + key, turned_low, is_key)
+    tl.store(keys + key + HALF, turned_high, is_key)
+
+
+def rotate_and_store(
+    qkv: Tensor,
+    cos: Tensor,
+    signed_sin: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    slots: Tensor,
+    query_norm: Tensor | None = None,
+    key_norm: Tensor | None = None,
+    eps: float = 0.0,
+) -> Tensor:
+    """As :func:`verifier.ops.rope.rotate_and_store`."""
+    groups, dim = keys.shape[-2:]
+    count, rows = qkv.shape[1] // dim - 2 * groups, len(qkv)
+    whole = (qkv, cos, signed_sin, keys, values, slots)
+    assert all(tensor.is_contiguous() for tensor in whole), "rows lie one behind the other"
+    assert qkv.data_ptr() % 16 == 0, "other alignments are compiled otherwise, and may sum in another order"
+    queries = qkv.new_empty(rows, count, dim)
+    if rows:
+        rotate_and_store_rows[(rows, triton.cdiv(count + 2 * groups, _HEADS))](
+            qkv,
+            cos,
+            signed_sin,
+            qkv if query_norm is None else query_norm,
+            qkv if key_norm is None else key_norm,
+            queries,
+            keys,
+            values,
+            slots,
+            eps,
+            QUERIES=count,
+            GROUPS=groups,
+            DIM=dim,
+            HALF=dim // 2,
+            BLOCK=triton.next_power_of_2(dim // 2),
+            HEADS=_HEADS,
+            NORM=query_norm is not None,
+        )
+    return queries
