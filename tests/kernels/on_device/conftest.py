@@ -1,0 +1,28 @@
+"""Where the kernels of these tests run: on a GPU, or in Triton's interpreter on the CPU."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import torch
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+# The interpreter keeps bf16 as raw integers, and truncates where a GPU rounds.
+DTYPES = [torch.float32, torch.float16] if INTERPRETED else [torch.float32, torch.float16, torch.bfloat16]
+
+
+@pytest.fixture
+def device() -> torch.device:
+    if INTERPRETED:
+        return torch.device("cpu")
+    if torch.cuda.is_available():
+        return torch.device("cuda")
+    pytest.skip("needs a CUDA device; tests/kernels/test_interpreter.py runs this in Triton's interpreter")
+
+
+@pytest.fixture(params=DTYPES, ids=str)
+def dtype(request: pytest.FixtureRequest) -> torch.dtype:
+    """The dtypes of activations."""
+    kind: torch.dtype = request.param
+    return kind

@@ -1,0 +1,137 @@
+"""Paged attention: the kernels against the reference, and the bits of a row in every company it may meet."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.kernels.paged import Bench, Sequence
+from verifier.ops import tree_attention as op
+from verifier.ops.kernels.chunk_attention import chunk_attention
+from verifier.ops.kernels.tree_attention import tree_attention
+
+pytestmark = pytest.mark.gpu
+SCALE = 0.2
+#: The dtype of a served model; Triton's interpreter cannot multiply in bf16.
+SERVED = torch.float16 if os.environ.get("TRITON_INTERPRET") == "1" else torch.bfloat16
+
+
+def kernel(query: Tensor, keys: Tensor, values: Tensor, rows: op.PagedRows, **options: Any) -> Tensor:
+    launch = chunk_attention if rows.words is None else tree_attention
+    return launch(query, keys, values, rows, SCALE, **options)
+
+
+def reference(query: Tensor, keys: Tensor, values: Tensor, rows: op.PagedRows, **options: Any) -> Tensor:
+    moved: dict[str, Any] = {n: x.cpu() for n in op.PagedRows.__slots__ if isinstance(x := getattr(rows, n), Tensor)}
+    there = op.PagedRows(**moved, page_size=rows.page_size)
+    return op.tree_attention(query.cpu(), keys.cpu(), values.cpu(), there, SCALE, **options)
+
+
+def check(bench: Bench, sequences: list[Sequence], *, chain: bool = False, padding: int = 0, **options: Any) -> None:
+    """The kernels give what the reference gives, and zeros in padding rows."""
+    query, keys, values, rows = bench.lay_out(sequences, padding=padding, chain=chain)
+    result = kernel(query, keys, values, rows, **options).cpu()
+    options.pop("whole_splits", None)
+    wanted = reference(query, keys, values, rows, **options)
+    error = (result.double() - wanted.double()).abs().max()
+    assert error < {torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}[bench.dtype], float(error)
+    assert not result[len(query) - padding :].any(), "padding rows are zeros"
+
+
+def run(bench: Bench, sequences: list[Sequence], **options: Any) -> Tensor:
+    layout = {name: options.pop(name) for name in ("padding", "spare_pages", "chain") if name in options}
+    return kernel(*bench.lay_out(sequences, **layout), **options)
+
+
+@pytest.mark.parametrize(
+    ("groups", "group", "width", "page_size"),
+    [(2, 1, 64, 16), (1, 2, 96, 32), (1, 4, 128, 64), (1, 8, 64, 128), (1, 1, 256, 256), (3, 3, 80, 24)],
+)
+def test_heads_widths_and_pages(groups, group, width, page_size, dtype, device) -> None:
+    bench = Bench(groups, group, width, page_size, dtype, device)
+    sequences = [bench.sequence(0, 1), bench.sequence(100, 5), bench.sequence(63, 3, reach=1)]
+    check(bench, sequences, padding=2)
+    check(bench, sequences, chain=True, padding=2)
+
+
+def test_borders_of_pages_and_blocks(device) -> None:
+    bench = Bench(1, 1, 64, 16, SERVED, device)
+    check(bench, [bench.sequence(length, 2) for length in (0, 1, 15, 16, 63, 64, 65, 127, 128)])
+
+
+@pytest.mark.parametrize(("length", "reach"), [(0, 1), (40, 6)], ids=["a_chain", "a_tree"])
+def test_the_largest_tree(length, reach, device) -> None:
+    bench = Bench(1, 1, 64, 16, SERVED, device)
+    check(bench, [bench.sequence(length, 64, reach)])
+
+
+@pytest.mark.parametrize("whole_splits", [False, True])
+def test_more_than_one_split(whole_splits, device) -> None:
+    bench = Bench(1, 2, 64, 16, SERVED, device)
+    check(bench, [bench.sequence(1020, 6), bench.sequence(2060, 1)], whole_splits=whole_splits)
+
+
+@pytest.mark.parametrize("window", [1, 20, 100])
+@pytest.mark.parametrize("chain", [False, True], ids=["trees", "chunks"])
+def test_a_sliding_window(window, chain, device) -> None:
+    bench = Bench(1, 2, 64, 16, SERVED, device)
+    check(bench, [bench.sequence(150, 5), bench.sequence(30, 2)], window=window, chain=chain)
+
+
+@pytest.mark.parametrize("first", [1, 80])
+@pytest.mark.parametrize("chain", [False, True], ids=["trees", "chunks"])
+def test_positions_before_the_first_are_not_seen(first, chain, device) -> None:
+    bench = Bench(1, 2, 64, 16, SERVED, device)
+    check(bench, [bench.sequence(150, 5), bench.sequence(0, 1)], first=first, chain=chain)
+    check(bench, [bench.sequence(20, 70 if chain else 20, reach=1)], first=first, window=50, chain=chain)
+
+
+def test_a_window_over_whole_splits(device) -> None:
+    bench = Bench(1, 1, 64, 32, SERVED, device)
+    check(bench, [bench.sequence(2100, 3)], window=1100, whole_splits=True)
+
+
+def test_a_chunk_of_several_tiles(device) -> None:
+    bench = Bench(1, 3, 64, 16, SERVED, device)
+    check(bench, [bench.sequence(10, 60, reach=1), bench.sequence(1000, 40, reach=1)], chain=True)
+
+
+@pytest.mark.parametrize(("length", "group"), [(5, 2), (60, 3), (1020, 1)])
+def test_a_row_has_the_same_bits_in_a_tree_alone_and_in_a_chunk(length, group, device) -> None:
+    bench = Bench(1, group, 64, 16, SERVED, device, seed=length)
+    tree = bench.sequence(length, 12)
+    in_tree = run(bench, [tree])
+    depths = [len(tree.path(node)) for node in range(12)]
+    for node in (0, depths.index(max(depths)), 11):
+        depth = depths[node]
+        assert torch.equal(run(bench, [tree.compacted(node)])[0], in_tree[node]), "alone, its path compacted"
+        path = tree.compacted(node, roots=depth)
+        assert torch.equal(run(bench, [path]), in_tree[tree.path(node)]), "a chain"
+        assert torch.equal(run(bench, [path], chain=True), in_tree[tree.path(node)]), "a chunk"
+
+
+def test_a_row_has_the_same_bits_in_any_company(device) -> None:
+    bench = Bench(1, 1, 64, 32, SERVED, device)
+    own, others = bench.sequence(1090, 3), [bench.sequence(200, 6), bench.sequence(0, 1), bench.sequence(64, 2)]
+    alone = run(bench, [own], whole_splits=False)
+    for whole_splits in (False, True):
+        after = run(bench, [*others, own], padding=3, whole_splits=whole_splits)
+        assert torch.equal(after[9:12], alone), "behind other sequences"
+        before = run(bench, [own, *others], spare_pages=20, whole_splits=whole_splits)
+        assert torch.equal(before[:3], alone), "before other sequences, in a wider table"
+
+
+def test_a_row_has_the_same_bits_in_chunks_of_any_size(device) -> None:
+    bench = Bench(1, 2, 64, 16, SERVED, device)
+    text = bench.sequence(0, 1100, reach=1)
+    whole = run(bench, [text], chain=True)
+    for begin, end in ((0, 1), (63, 130), (1000, 1100)):
+        count = end - begin
+        part = Sequence(begin, [-1, *range(count - 1)], text.keys[:end], text.values[:end], text.query[begin:end])
+        assert torch.equal(run(bench, [part], chain=True), whole[begin:end])
+    last = Sequence(1099, [-1], text.keys, text.values, text.query[-1:])
+    assert torch.equal(run(bench, [last]), whole[-1:])

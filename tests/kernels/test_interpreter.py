@@ -1,0 +1,26 @@
+"""Every kernel against its reference in Triton's interpreter, which needs no GPU.
+
+The interpreter is chosen when triton is imported, so the tests of ``on_device`` run in a process of their own. Where
+there is a GPU, pytest also runs them as they are, compiled.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+FILES = sorted((Path(__file__).parent / "on_device").glob("test_*.py"))
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda path: path.stem)
+def test_in_the_interpreter(file: Path) -> None:
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(file)]
+    environment = os.environ | {"TRITON_INTERPRET": "1"}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert " passed" in done.stdout and "skipped" not in done.stdout, done.stdout
