@@ -70,13 +70,29 @@ def products(code: str) -> set[str]:
     return set(re.findall(r"(?:mma\.sync|wgmma\.mma_async)[\w.]+", code))
 
 
+#: What a partial and a fold are made of besides MMAs; ``rn`` keeps the assembler from fusing a product into a sum.
+ARITHMETIC = {"mul.rn.f32", "sub.rn.f32", "fma.rn.f32", "ex2.approx.ftz.f32", "max.f32"}
+
+
+def arithmetic(code: str) -> set[str]:
+    """The other instructions that compute in floats."""
+    return set(
+        re.findall(r"\b(?:add|sub|mul|mad|fma|div|rcp|ex2|lg2|min|max|redux)(?:\.\w+)*\.f(?:16|32)(?:x2)?\b", code)
+    )
+
+
 @pytest.mark.parametrize("capability", CAPABILITIES)
 @pytest.mark.parametrize("variant", VARIANTS, ids=str)
 def test_trees_and_chunks_multiply_by_the_same_instructions(variant, capability, tmp_path) -> None:
-    """Decode, tails of trees and prefill: one tile of 64 stacked rows and 64 keys, so one instruction per product."""
+    """Decode, tails of trees and prefill: one tile of 64 stacked rows and 64 keys, so one instruction per product.
+
+    And no sum but those of MMAs and of written multiply-adds: a reduction over threads would need additions.
+    """
     made = variant.compiled(tmp_path, capability)
     assert products(made["tree_partials"].ptx) == products(made["chunk_rows"].ptx) == expected(variant, capability)
     assert not products(made["tree_merge"].ptx)
+    assert arithmetic(made["tree_partials"].ptx) == ARITHMETIC
+    assert arithmetic(made["tree_merge"].ptx) == arithmetic(made["chunk_rows"].ptx) == ARITHMETIC | {"div.full.f32"}
     for name, kernel in made.items():
         assert kernel.shared <= {80: 163, 90: 227}[capability] * 1024, name
     assert made["tree_merge"].stack == 0
