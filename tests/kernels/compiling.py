@@ -36,8 +36,8 @@ def compile_kernel(
 ) -> Compiled:
     """Compile for ``sm_<capability>``.
 
-    arguments: the type of each argument that is no constexpr, such as "*bf16" or "i32". Pointers and int32 arguments
-    count as divisible by 16, as torch's tensors and the widths of models are. folder: where the binary is written.
+    arguments: the type of each argument that is no constexpr, such as "*bf16" or "i32". Pointers count as
+    aligned to 16 bytes, as torch's tensors are. folder: where the binary is written.
     options: those of the launch.
     """
     signature = {name: arguments.get(name, "constexpr") for name in kernel.arg_names}

@@ -18,32 +18,34 @@ from verifier.ops.tree_attention import PagedRows
 
 @dataclass(frozen=True)
 class Variant:
-    """What the kernels are compiled for anew: head dim, query heads of a kv head, page size, window, dtype."""
+    """What the kernels are compiled for anew. group: query heads of a kv head. sequences: of the batch."""
 
     width: int
     group: int
     page_size: int
     window: int | None
     dtype: torch.dtype
+    sequences: int
 
     def __str__(self) -> str:
         kind = str(self.dtype).removeprefix("torch.")
-        return f"{self.width}-group{self.group}-page{self.page_size}-window{self.window}-{kind}"
+        return f"{self.width}-group{self.group}-page{self.page_size}-window{self.window}-{kind}-{self.sequences}"
 
-    def arguments(self, rows: int, sequences: int, *, text: bool) -> tuple[Tensor, Tensor, Tensor, PagedRows, float]:
+    def arguments(self, *, text: bool) -> tuple[Tensor, Tensor, Tensor, PagedRows, float]:
         def blank(*shape: int, dtype: torch.dtype = torch.int32) -> Tensor:
             return torch.empty(shape, dtype=dtype, device="meta")
 
         store = blank(64 * self.page_size, 8, self.width, dtype=self.dtype)
-        tables, lengths, offsets = blank(sequences, 63), blank(sequences), blank(sequences + 1)
+        rows, count = 8 * self.sequences, self.sequences
+        tables, lengths, offsets = blank(count, 63), blank(count), blank(count + 1)
         where = PagedRows(tables, self.page_size, lengths, offsets)
         if not text:
             where.words, where.depths = blank(rows, dtype=torch.int64), blank(rows)
         return blank(rows, 8 * self.group, self.width, dtype=self.dtype), store, store, where, 0.1
 
-    def compiled(self, folder: Path, capability: int, rows: int = 8, sequences: int = 2) -> dict[str, Compiled]:
+    def compiled(self, folder: Path, capability: int) -> dict[str, Compiled]:
         """Both launches of trees and the one of chunks."""
-        tree, text = (self.arguments(rows, sequences, text=text) for text in (False, True))
+        tree, text = (self.arguments(text=text) for text in (False, True))
         names = ("tree_partials", "tree_merge")
         made = compile_launches(
             tree_attention, names, lambda: tree_attention.tree_attention(*tree, self.window), folder, capability
@@ -58,10 +60,10 @@ class Variant:
 
 
 VARIANTS = [
-    Variant(128, 4, 16, None, torch.bfloat16),
-    Variant(64, 8, 256, 4096, torch.float16),
-    Variant(96, 1, 64, None, torch.bfloat16),
-    Variant(256, 2, 128, 1024, torch.bfloat16),
+    Variant(128, 4, 16, None, torch.bfloat16, 1),
+    Variant(64, 8, 256, 4096, torch.float16, 4),
+    Variant(96, 1, 64, None, torch.bfloat16, 2),
+    Variant(256, 2, 128, 1024, torch.bfloat16, 1),
 ]
 
 

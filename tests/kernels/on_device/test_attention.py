@@ -66,7 +66,9 @@ def test_heads_widths_and_pages(groups, group, width, page_size, device) -> None
 
 def test_borders_of_pages_and_blocks(device) -> None:
     bench = Bench(1, 1, 64, 16, torch.float32, device)
-    check(bench, [bench.sequence(length, 2) for length in (0, 1, 15, 16, 63, 64, 65, 127, 128)])
+    sequences = [bench.sequence(length, 2) for length in (0, 1, 15, 16, 63, 64, 65, 127, 128)]
+    without_rows = bench.sequence(30, 0)
+    check(bench, [*sequences[:4], without_rows, *sequences[4:]])
 
 
 @pytest.mark.parametrize(("length", "reach"), [(0, 1), (40, 6)], ids=["a_chain", "a_tree"])
