@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 import torch
 from torch import Tensor
@@ -11,6 +13,8 @@ from verifier.ops.kernels import linear
 
 # In the interpreter exp() is numpy's, which warns where it gives infinity, as it is meant to far below zero.
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore:overflow encountered in exp:RuntimeWarning")]
+#: Where bits are compared: results of 16 bits hide most of what another order of sums does to 32.
+EXACT = torch.float32 if os.environ.get("TRITON_INTERPRET") == "1" else torch.bfloat16
 
 
 @pytest.fixture
@@ -62,9 +66,9 @@ def test_in_one_segment(rows, inner, outer, dtype, device) -> None:
 
 
 @pytest.mark.parametrize("programs", [1, 264], ids=["one_segment", "segments"])
-def test_a_row_has_the_same_bits_among_any_number_of_rows(programs, dtype, device, monkeypatch) -> None:
+def test_a_row_has_the_same_bits_among_any_number_of_rows(programs, device, monkeypatch) -> None:
     monkeypatch.setattr(linear, "_PROGRAMS", programs)
-    x, weight, bias, stream = case(device, dtype, 70, 1100, 96)
+    x, weight, bias, stream = case(device, EXACT, 70, 1100, 96)
     product, gated = linear.linear(x, weight, bias, stream), linear.gated_linear(x, weight, bias)
     for rows in (slice(0, 1), slice(17, 19), slice(60, 66), slice(69, 70)):
         part = x[rows].clone()
