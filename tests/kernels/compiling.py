@@ -48,11 +48,7 @@ def compile_kernel(
     binary = folder / f"{kernel.__name__}.{capability}.cubin"
     binary.write_bytes(made.asm["cubin"])
     usage = _resource_usage(binary)
-    done = Compiled(made.asm["ptx"], usage["REG"], usage["STACK"] + usage["LOCAL"], made.metadata.shared)
-    print(
-        f"{kernel.__name__} sm_{capability}: {done.registers} registers, {done.stack} B stack, {done.shared} B shared"
-    )
-    return done
+    return Compiled(made.asm["ptx"], usage["REG"], usage["STACK"] + usage["LOCAL"], made.metadata.shared)
 
 
 def _resource_usage(binary: Path) -> dict[str, int]:

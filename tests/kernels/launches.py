@@ -1,4 +1,4 @@
-"""What a launcher would launch, compiled instead of run: no GPU, and tensors without storage."""
+"""What a launcher would launch, compiled instead of run: no GPU, and tensors without storage. Prints what came out."""
 
 from __future__ import annotations
 
@@ -37,6 +37,8 @@ class Launches:
         types = {name: _type(value) for name, value in values.items() if name not in constants}
         made = compile_kernel(self.kernel, types, constants, self.folder, self.capability, num_warps, **options)
         self.kept[self.kernel.__name__] = made
+        size = f"{made.registers} registers, {made.stack} B stack, {made.shared} B shared"
+        print(f"{self.kernel.__name__} sm_{self.capability}: {size}")
 
 
 def _type(value: Any) -> str:
