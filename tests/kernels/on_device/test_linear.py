@@ -1,0 +1,85 @@
+"""Skinny linears: the kernels against the reference, and a row's bits among any number of rows."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import torch
+from torch import Tensor
+
+from verifier.ops import linear as op
+from verifier.ops.kernels import linear
+
+# In the interpreter exp() is numpy's, which warns where it gives infinity, as it is meant to far below zero.
+pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore:overflow encountered in exp:RuntimeWarning")]
+#: Where bits are compared: results of 16 bits hide most of what another order of sums does to 32.
+EXACT = torch.float32 if os.environ.get("TRITON_INTERPRET") == "1" else torch.bfloat16
+
+
+@pytest.fixture
+def one_segment(monkeypatch) -> None:
+    """As with a weight so tall that one program for each of its tiles is enough."""
+    monkeypatch.setattr(linear, "_PROGRAMS", 1)
+
+
+def noise(device: torch.device, *shape: int, dtype: torch.dtype) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape))).to(device, dtype)
+
+
+def close(result: Tensor, wanted: Tensor) -> bool:
+    """Within roundings of the dtype, and those of long sums in fp32."""
+    eps = torch.finfo(wanted.dtype).eps
+    return torch.allclose(result.cpu().double(), wanted.cpu().double(), rtol=4 * eps, atol=8 * eps + 1e-5)
+
+
+SHAPES = [(1, 128, 64), (3, 100, 70), (64, 200, 130), (65, 1100, 64), (2, 1536, 33)]
+
+
+def case(device: torch.device, dtype: torch.dtype, rows: int, inner: int, outer: int) -> tuple[Tensor, ...]:
+    x, weight = noise(device, rows, inner, dtype=dtype), noise(device, outer, inner, dtype=dtype) / inner**0.5
+    return x, weight, noise(device, outer, dtype=dtype), noise(device, rows, outer, dtype=dtype)
+
+
+def check_all(device: torch.device, dtype: torch.dtype, rows: int, inner: int, outer: int) -> None:
+    x, weight, bias, stream = case(device, dtype, rows, inner, outer)
+    on_cpu = [part.cpu() for part in (x, weight, bias, stream)]
+    assert close(linear.linear(x, weight), op.linear(*on_cpu[:2]))
+    whole = linear.linear(x, weight, bias)
+    assert close(whole, op.linear(*on_cpu[:3]))
+    assert torch.equal(linear.linear(x, weight, bias, stream), whole + stream), "one launch, the same bits as two"
+    if outer % 2 == 0:
+        assert close(linear.gated_linear(x, weight, bias), op.gated_linear(*on_cpu[:3]))
+
+
+@pytest.mark.parametrize(("rows", "inner", "outer"), SHAPES)
+def test_in_segments(rows, inner, outer, dtype, device) -> None:
+    assert inner <= 512 or linear.segments_of(outer, inner)[0] > 1
+    check_all(device, dtype, rows, inner, outer)
+
+
+@pytest.mark.usefixtures("one_segment")
+@pytest.mark.parametrize(("rows", "inner", "outer"), SHAPES)
+def test_in_one_segment(rows, inner, outer, dtype, device) -> None:
+    assert linear.segments_of(outer, inner)[0] == 1
+    check_all(device, dtype, rows, inner, outer)
+
+
+@pytest.mark.parametrize("programs", [1, 264], ids=["one_segment", "segments"])
+def test_a_row_has_the_same_bits_among_any_number_of_rows(programs, device, monkeypatch) -> None:
+    monkeypatch.setattr(linear, "_PROGRAMS", programs)
+    x, weight, bias, stream = case(device, EXACT, 70, 1100, 96)
+    product, gated = linear.linear(x, weight, bias, stream), linear.gated_linear(x, weight, bias)
+    for rows in (slice(0, 1), slice(17, 19), slice(60, 66), slice(69, 70)):
+        part = x[rows].clone()
+        assert torch.equal(linear.linear(part, weight, bias, stream[rows].clone()), product[rows])
+        assert torch.equal(linear.gated_linear(part, weight, bias), gated[rows])
+
+
+@pytest.mark.parametrize(
+    ("outer", "inner"), [(4096, 4096), (6144, 4096), (28672, 4096), (4096, 14336), (128256, 4096), (576, 1536), (8, 8)]
+)
+def test_segments_cover_the_inner_width_in_whole_blocks(outer, inner) -> None:
+    segments, length = linear.segments_of(outer, inner)
+    assert length % linear.BLOCK_K == 0
+    assert (segments - 1) * length < inner <= segments * length

@@ -1,0 +1,111 @@
+"""The attention kernels compiled for GPUs that are not here, and the code they become."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.kernels.compiling import CAPABILITIES, Compiled
+from tests.kernels.launches import compile_launches
+from verifier.ops.kernels import chunk_attention, tree_attention
+from verifier.ops.tree_attention import PagedRows
+
+
+@dataclass(frozen=True)
+class Variant:
+    """What the kernels are compiled for anew. group: query heads of a kv head. sequences: of the batch."""
+
+    width: int
+    group: int
+    page_size: int
+    window: int | None
+    dtype: torch.dtype
+    sequences: int
+
+    def __str__(self) -> str:
+        kind = str(self.dtype).removeprefix("torch.")
+        return f"{self.width}-group{self.group}-page{self.page_size}-window{self.window}-{kind}-{self.sequences}"
+
+    def arguments(self, *, text: bool) -> tuple[Tensor, Tensor, Tensor, PagedRows, float]:
+        def blank(*shape: int, dtype: torch.dtype = torch.int32) -> Tensor:
+            return torch.empty(shape, dtype=dtype, device="meta")
+
+        store = blank(64 * self.page_size, 8, self.width, dtype=self.dtype)
+        rows, count = 8 * self.sequences, self.sequences
+        tables, lengths, offsets = blank(count, 63), blank(count), blank(count + 1)
+        where = PagedRows(tables, self.page_size, lengths, offsets)
+        if not text:
+            where.words, where.depths = blank(rows, dtype=torch.int64), blank(rows)
+        return blank(rows, 8 * self.group, self.width, dtype=self.dtype), store, store, where, 0.1
+
+    def compiled(self, folder: Path, capability: int) -> dict[str, Compiled]:
+        """Both launches of trees and the one of chunks."""
+        tree, text = (self.arguments(text=text) for text in (False, True))
+        names = ("tree_partials", "tree_merge")
+        made = compile_launches(
+            tree_attention, names, lambda: tree_attention.tree_attention(*tree, self.window), folder, capability
+        )
+        return made | compile_launches(
+            chunk_attention,
+            ("chunk_rows",),
+            lambda: chunk_attention.chunk_attention(*text, self.window),
+            folder,
+            capability,
+        )
+
+
+VARIANTS = [
+    Variant(128, 4, 16, None, torch.bfloat16, 1),
+    Variant(64, 8, 256, 4096, torch.float16, 4),
+    Variant(96, 1, 64, None, torch.bfloat16, 2),
+    Variant(256, 2, 128, 1024, torch.bfloat16, 1),
+]
+
+
+def products(code: str) -> set[str]:
+    """The matrix instructions of a kernel."""
+    return set(re.findall(r"(?:mma\.sync|wgmma\.mma_async)[\w.]+", code))
+
+
+#: What a partial and a fold are made of besides MMAs; ``rn`` keeps the assembler from fusing a product into a sum.
+ARITHMETIC = {"mul.rn.f32", "sub.rn.f32", "fma.rn.f32", "ex2.approx.ftz.f32", "max.f32"}
+
+
+def arithmetic(code: str) -> set[str]:
+    """The other instructions that compute in floats."""
+    return set(
+        re.findall(r"\b(?:add|sub|mul|mad|fma|div|rcp|ex2|lg2|min|max|redux)(?:\.\w+)*\.f(?:16|32)(?:x2)?\b", code)
+    )
+
+
+@pytest.mark.parametrize("capability", CAPABILITIES)
+@pytest.mark.parametrize("variant", VARIANTS, ids=str)
+def test_trees_and_chunks_multiply_by_the_same_instructions(variant, capability, tmp_path) -> None:
+    """Decode, tails of trees and prefill: one tile of 64 stacked rows and 64 keys, so one instruction per product.
+
+    And no sum but those of MMAs and of written multiply-adds: a reduction over threads would need additions.
+    """
+    made = variant.compiled(tmp_path, capability)
+    assert products(made["tree_partials"].ptx) == products(made["chunk_rows"].ptx) == expected(variant, capability)
+    assert not products(made["tree_merge"].ptx)
+    assert arithmetic(made["tree_partials"].ptx) == ARITHMETIC
+    assert arithmetic(made["tree_merge"].ptx) == arithmetic(made["chunk_rows"].ptx) == ARITHMETIC | {"div.full.f32"}
+    for name, kernel in made.items():
+        assert kernel.shared <= {80: 163, 90: 227}[capability] * 1024, name
+    assert made["tree_merge"].stack == 0
+    if capability == 90 and variant.width <= 128:
+        assert made["tree_partials"].stack == 0, "the kernel of every decoding step spills no register"
+
+
+def expected(variant: Variant, capability: int) -> set[str]:
+    """Scores over 64 keys, sums over 16 columns of ones, values over at most 128 columns."""
+    kind = {torch.float16: "f16", torch.bfloat16: "bf16"}[variant.dtype]
+    if capability == 80:
+        return {f"mma.sync.aligned.m16n8k16.row.col.f32.{kind}.{kind}.f32"}
+    columns = {64, 16, 64 if variant.width == 64 else 128}
+    return {f"wgmma.mma_async.sync.aligned.m64n{count}k16.f32.{kind}.{kind}" for count in columns}

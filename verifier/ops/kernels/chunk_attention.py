@@ -1,0 +1,91 @@
+"""Attention of prompt chunks in Triton: rows of a text, one launch, no partials in memory.
+
+Blocks and splits are those of :mod:`verifier.ops.kernels.key_blocks`, and so are the bits.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from verifier.ops.kernels.key_blocks import (
+    INTEGERS,
+    LOG2_E,
+    OPTIONS,
+    block_partial,
+    divided,
+    empty,
+    fold,
+    load_queries,
+    rows_at,
+    shape_constants,
+    slots_of,
+    tile_constants,
+    tile_sequence,
+    tiles_of,
+)
+from verifier.ops.tree_attention import PagedRows
+
+
+@triton.jit(do_not_specialize=INTEGERS)
+def chunk_rows(query, keys, values, out, tables, lengths, offsets, count, table_stride, first, scale,
+               GROUP: tl.constexpr, H: tl.constexpr, D: tl.constexpr, WIDE: tl.constexpr, C: tl.constexpr,
+               PAGE: tl.constexpr, WINDOW: tl.constexpr, SEQUENCES: tl.constexpr, BLOCK: tl.constexpr,
+               SPLIT: tl.constexpr, TILE: tl.constexpr):  # fmt: skip
+    """Grid (tiles, G, D / C): rows of chains at ``length ..``, each over all positions up to its own."""
+    head, first_column = tl.program_id(1), tl.program_id(2) * C
+    sequence, place = tile_sequence(offsets, tl.program_id(0), GROUP, TILE, SEQUENCES, count)
+    if sequence >= count:
+        return
+    length, begin_row = tl.load(lengths + sequence), tl.load(offsets + sequence)
+    stacked = place * TILE + tl.arange(0, TILE)
+    rows, heads = begin_row + stacked // GROUP, head * GROUP + stacked % GROUP
+    live = rows < tl.load(offsets + sequence + 1)
+    own = length + stacked // GROUP
+    low, last = first, tl.max(tl.where(live, own, 0), axis=0)
+    if WINDOW > 0:
+        low = tl.maximum(first, length + place * TILE // GROUP - WINDOW + 1)
+    asked = load_queries(query, rows, heads, live, H, D, WIDE)
+    largest, sums, mixed = empty(TILE, C)
+    for split in tl.range(low // (BLOCK * SPLIT), last // (BLOCK * SPLIT) + 1):
+        split_largest, split_sums, split_mixed = empty(TILE, C)
+        begin = tl.maximum(split * SPLIT, low // BLOCK)
+        for block in tl.range(begin, tl.minimum(split * SPLIT + SPLIT, last // BLOCK + 1)):
+            positions = block * BLOCK + tl.arange(0, BLOCK)
+            inside = (positions >= low) & (positions <= last)
+            slots = slots_of(tables, sequence, table_stride, positions, inside, PAGE)
+            visible = inside[None, :] & (positions[None, :] <= own[:, None])
+            if WINDOW > 0:
+                visible = visible & (positions[None, :] > own[:, None] - WINDOW)
+            keyed = rows_at(keys, slots, head, inside, 0, H // GROUP, D, WIDE)
+            valued = rows_at(values, slots, head, inside, first_column, H // GROUP, D, C)
+            top, more, weighted = block_partial(asked, keyed, valued, visible, scale)
+            split_largest, split_sums, split_mixed = fold(split_largest, split_sums, split_mixed, top, more, weighted)
+        largest, sums, mixed = fold(largest, sums, mixed, split_largest, split_sums, split_mixed)
+    columns = first_column + tl.arange(0, C)
+    where = (rows.to(tl.int64) * H + heads)[:, None] * D + columns[None, :]
+    result = divided(mixed, sums).to(out.dtype.element_ty)
+    tl.store(out + where, result, mask=live[:, None] & (columns < D)[None, :])
+
+
+def chunk_attention(
+    query: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    rows: PagedRows,
+    scale: float,
+    window: int | None = None,
+    first: int = 0,
+) -> Tensor:
+    """As :func:`verifier.ops.tree_attention.tree_attention`, for rows without words."""
+    out = torch.zeros_like(query)  # no program writes the padding rows
+    shape, tile = shape_constants(query, keys, rows, window), tile_constants(query, keys, rows)
+    grid = (tiles_of(query, keys, rows), keys.shape[1], triton.cdiv(query.shape[2], tile["C"]))
+    count, stride = rows.tables.shape
+    chunk_rows[grid](
+        query, keys, values, out, rows.tables, rows.lengths, rows.offsets, count, stride, first,
+        scale * LOG2_E, **shape, **tile, **OPTIONS,
+    )  # fmt: skip
+    return out

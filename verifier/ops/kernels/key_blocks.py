@@ -1,0 +1,148 @@
+"""Key blocks: what the attention kernels have in common, and why a row has the same bits in each of them.
+
+    position  0 .. 63   64 .. 127   ...        1024 ..                        length
+    block     |   0   |     1     | ... |  15  |  16   | ...  | committed rest + a row's own path |
+    split     |                0               |                  1 ...
+
+A *block* is the keys of positions ``64j .. 64j+63``; its partial (largest score, sum of weights, weighted values) is
+a function of one row's query and of those keys in order of position. A *split* folds the partials of 16 blocks in
+order, and the result folds the splits in order. Which program forms which part of that sum is free; the sum is not.
+docs/latency.md has the whole argument.
+
+Legend: S sequences, R rows, H query heads, G kv heads, D head dim, M stacked rows, B keys of a block, C value columns.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from verifier.ops.tree_attention import PagedRows
+
+#: Keys of a block.
+BLOCK = 64
+#: Blocks of a split.
+SPLIT = 16
+#: Stacked rows (row x query head of one kv head) of a tile, in every kernel: one shape, so one kind of MMA.
+TILE = 64
+#: Columns of values a program mixes; wider heads are cut into such parts.
+VALUE_COLUMNS = 128
+#: How every kernel here is launched. Fused multiply-adds are written where they are meant: a compiler that fuses others
+#: may do so in one kernel and not in the next.
+OPTIONS = {"num_warps": 4, "num_stages": 3, "enable_fp_fusion": False}
+LOG2_E = 1.4426950408889634
+#: Numbers that change from batch to batch: a kernel is not compiled again for those that are 1 or even.
+INTEGERS = ("R", "count", "table_stride", "tiles", "parts", "whole_splits", "first")
+
+
+@triton.jit
+def block_partial(query, keys, values, visible, scale):
+    """Largest score, sum of weights and weighted values of one block: fp32[M], fp32[M], fp32[M, C].
+
+    query: [M, D]. keys: [B, D]. values: [B, C]. visible: bool[M, B] or [1, B]. scale includes log2(e).
+    All sums are MMAs, that of the weights too (against ones), so no order is left to a reduction over threads.
+    """
+    scores = tl.dot(query, tl.trans(keys), input_precision="ieee") * scale
+    scores = tl.where(visible, scores, float("-inf"))
+    largest = tl.max(scores, axis=1)
+    from_zero = tl.where(largest == float("-inf"), 0.0, largest)
+    weights = tl.exp2(scores - from_zero[:, None]).to(values.dtype)
+    ones = tl.full([keys.shape[0], 16], 1.0, values.dtype)
+    sums = tl.max(tl.dot(weights, ones, input_precision="ieee"), axis=1)
+    return largest, sums, tl.dot(weights, values, input_precision="ieee")
+
+
+@triton.jit
+def fold(largest, sums, mixed, next_largest, next_sums, next_mixed):
+    """What a running partial is once the next one is added; an empty one (largest -inf, zeros) changes no bit."""
+    top = tl.maximum(largest, next_largest)
+    from_zero = tl.where(top == float("-inf"), 0.0, top)
+    old = tl.exp2(largest - from_zero)
+    new = tl.exp2(next_largest - from_zero)
+    sums = tl.fma(sums, old, next_sums * new)
+    mixed = tl.fma(mixed, tl.broadcast_to(old[:, None], mixed.shape), next_mixed * new[:, None])
+    return top, sums, mixed
+
+
+@triton.jit
+def empty(M: tl.constexpr, C: tl.constexpr):
+    """The partial of no keys at all."""
+    return tl.full([M], float("-inf"), tl.float32), tl.full([M], 0.0, tl.float32), tl.full([M, C], 0.0, tl.float32)
+
+
+@triton.jit
+def slots_of(tables, sequence, table_stride, places, inside, PAGE: tl.constexpr):
+    """int64: the slots of places (committed positions, or length + node) of a sequence; 0 outside."""
+    pages = tl.load(tables + sequence * table_stride + places // PAGE, mask=inside, other=0)
+    return pages.to(tl.int64) * PAGE + places % PAGE
+
+
+@triton.jit
+def rows_at(base, slots, head, inside, first_column, G: tl.constexpr, D: tl.constexpr, C: tl.constexpr):
+    """[B, C]: columns of one kv head's rows, zeros outside: a weight of zero does not stop NaN."""
+    columns = first_column + tl.arange(0, C)
+    where = slots[:, None] * (G * D) + head * D + columns[None, :]
+    return tl.load(base + where, mask=inside[:, None] & (columns < D)[None, :], other=0.0)
+
+
+@triton.jit
+def tile_sequence(offsets, tile, GROUP: tl.constexpr, TILE: tl.constexpr, SEQUENCES: tl.constexpr, count):
+    """Which sequence the tile with this number belongs to, and its number there. Past the last: sequence >= count."""
+    ids = tl.arange(0, SEQUENCES)
+    begin = tl.load(offsets + ids, mask=ids < count, other=0)
+    end = tl.load(offsets + ids + 1, mask=ids < count, other=0)
+    tiles = ((end - begin) * GROUP + TILE - 1) // TILE
+    upto = tl.cumsum(tiles, axis=0)
+    sequence = tl.sum(((upto <= tile) & (ids < count)).to(tl.int32), axis=0)
+    return sequence, tile - tl.sum(tl.where(ids < sequence, tiles, 0), axis=0)
+
+
+@triton.jit
+def row_sequence(offsets, row, SEQUENCES: tl.constexpr, count):
+    """Which sequence a row belongs to; past the last row: ``count``."""
+    ids = tl.arange(0, SEQUENCES)
+    end = tl.load(offsets + ids + 1, mask=ids < count, other=0)
+    return tl.sum(((end <= row) & (ids < count)).to(tl.int32), axis=0)
+
+
+@triton.jit
+def load_queries(query, rows, heads, live, H: tl.constexpr, D: tl.constexpr, WIDE: tl.constexpr):
+    """[M, WIDE]: queries of stacked rows, zeros where a row is not live and behind D."""
+    columns = tl.arange(0, WIDE)
+    where = (rows.to(tl.int64) * H + heads)[:, None] * D + columns[None, :]
+    return tl.load(query + where, mask=live[:, None] & (columns < D)[None, :], other=0.0)
+
+
+@triton.jit
+def divided(mixed, sums):
+    """Weighted values over the sum of weights; zeros for a row that sees nothing."""
+    return mixed / tl.where(sums > 0.0, sums, 1.0)[:, None]
+
+
+def shape_constants(query: Tensor, keys: Tensor, rows: PagedRows, window: int | None) -> dict[str, int]:
+    """The constants that all kernels here share."""
+    heads, width = query.shape[1:]
+    return {
+        "H": heads,
+        "D": width,
+        "WIDE": triton.next_power_of_2(width),
+        "WINDOW": window or 0,
+        "SEQUENCES": triton.next_power_of_2(len(rows.lengths)),
+        "BLOCK": BLOCK,
+        "SPLIT": SPLIT,
+    }
+
+
+def tile_constants(query: Tensor, keys: Tensor, rows: PagedRows) -> dict[str, int]:
+    """The constants of kernels that read keys and values: query heads of a kv head, value columns, page size."""
+    group = query.shape[1] // keys.shape[1]
+    assert group <= TILE, f"{group} query heads share a kv head; a tile holds {TILE}"
+    columns: int = min(triton.next_power_of_2(query.shape[2]), VALUE_COLUMNS)
+    return {"GROUP": group, "C": columns, "PAGE": rows.page_size, "TILE": TILE}
+
+
+def tiles_of(query: Tensor, keys: Tensor, rows: PagedRows) -> int:
+    """The most tiles that so many rows of so many sequences fill."""
+    stacked = len(query) * (query.shape[1] // keys.shape[1])
+    return -(-stacked // TILE) + len(rows.lengths) - 1

@@ -1,0 +1,238 @@
+"""Paged tree attention in Triton, in two launches.
+
+    partials   a program for each committed split or block of a tile of rows, and for each row's own tail blocks,
+               which touch uncommitted slots: those are gathered for that row, in path order
+    merge      for each head of a row: blocks into splits, splits into the result, in order
+
+Blocks and splits are those of :mod:`verifier.ops.kernels.key_blocks`. Legend: N partials of a row, the rest as there.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from verifier.ops.kernels.key_blocks import (
+    BLOCK,
+    INTEGERS,
+    LOG2_E,
+    OPTIONS,
+    SPLIT,
+    block_partial,
+    divided,
+    empty,
+    fold,
+    load_queries,
+    row_sequence,
+    rows_at,
+    shape_constants,
+    slots_of,
+    tile_constants,
+    tile_sequence,
+    tiles_of,
+)
+from verifier.ops.tree_attention import PagedRows
+
+#: Most nodes of a tree: bits of an ancestor word.
+NODES = 64
+#: Blocks that the uncommitted positions of a row may touch.
+TAILS = (BLOCK - 1 + NODES - 1) // BLOCK + 1
+#: Contexts up to this many positions are read block by block where the rows fit one tile: more programs, more partials.
+_FINE_POSITIONS = 8192
+
+
+@triton.jit
+def _keep(stats, partials, part, rows, heads, live, largest, sums, mixed, first_column, R, H: tl.constexpr,
+          D: tl.constexpr, C: tl.constexpr):  # fmt: skip
+    """Store a partial of each stacked row. stats: fp32[N, R, H, 2]. partials: fp32[N, R, H, D]."""
+    at = (part.to(tl.int64) * R + rows) * H + heads
+    tl.store(stats + at * 2, largest, mask=live)
+    tl.store(stats + at * 2 + 1, sums, mask=live)
+    columns = first_column + tl.arange(0, C)
+    tl.store(partials + at[:, None] * D + columns[None, :], mixed, mask=live[:, None] & (columns < D)[None, :])
+
+
+@triton.jit
+def _path_places(word, length, positions):
+    """Where the keys of a row's positions lie: the k-th node of its path, in order, is seen at ``length + k``."""
+    bits = tl.arange(0, 64)
+    taken = ((word >> bits.to(tl.int64)) & 1).to(tl.int32)
+    rank = tl.cumsum(taken, axis=0) - taken
+    mine = (taken == 1)[None, :] & (rank[None, :] == (positions - length)[:, None])
+    nodes = tl.sum(tl.where(mine, bits[None, :], 0), axis=1)
+    return tl.where(positions < length, positions, length + nodes)
+
+
+@triton.jit
+def _committed(query, keys, values, tables, lengths, offsets, depths, stats, partials, tile, part, head, first_column,
+               R, count, table_stride, whole_splits, first, scale, GROUP: tl.constexpr, H: tl.constexpr,
+               D: tl.constexpr, WIDE: tl.constexpr, C: tl.constexpr, PAGE: tl.constexpr, WINDOW: tl.constexpr,
+               SEQUENCES: tl.constexpr, BLOCK: tl.constexpr, SPLIT: tl.constexpr, TILE: tl.constexpr):  # fmt: skip
+    """Partials of committed blocks: a whole split for ``part < whole_splits``, one block for each part behind."""
+    sequence, place = tile_sequence(offsets, tile, GROUP, TILE, SEQUENCES, count)
+    if sequence >= count:
+        return
+    length = tl.load(lengths + sequence)
+    begin_row = tl.load(offsets + sequence)
+    folded = tl.minimum(length // (BLOCK * SPLIT), whole_splits) * SPLIT
+    begin = tl.where(part < whole_splits, part * SPLIT, folded + part - whole_splits)
+    end = tl.where(part < whole_splits, begin + SPLIT, begin + 1)
+    stacked = place * TILE + tl.arange(0, TILE)
+    rows, heads = begin_row + stacked // GROUP, head * GROUP + stacked % GROUP
+    live = rows < tl.load(offsets + sequence + 1)
+    own = length + tl.load(depths + rows, mask=live, other=0)
+    idle = (end * BLOCK > length) | (end * BLOCK <= first)
+    if WINDOW > 0:
+        idle = idle | (end * BLOCK <= tl.min(tl.where(live, own, 2147483647), axis=0) - WINDOW + 1)
+    if idle:
+        return
+    asked = load_queries(query, rows, heads, live, H, D, WIDE)
+    largest, sums, mixed = empty(TILE, C)
+    for block in tl.range(begin, end):
+        positions = block * BLOCK + tl.arange(0, BLOCK)
+        inside = positions >= first
+        slots = slots_of(tables, sequence, table_stride, positions, inside, PAGE)
+        visible = inside[None, :]
+        if WINDOW > 0:
+            visible = visible & (positions[None, :] > own[:, None] - WINDOW)
+        keyed = rows_at(keys, slots, head, inside, 0, H // GROUP, D, WIDE)
+        valued = rows_at(values, slots, head, inside, first_column, H // GROUP, D, C)
+        top, more, weighted = block_partial(asked, keyed, valued, visible, scale)
+        largest, sums, mixed = fold(largest, sums, mixed, top, more, weighted)
+    _keep(stats, partials, part, rows, heads, live, largest, sums, mixed, first_column, R, H, D, C)
+
+
+@triton.jit
+def _tail(query, keys, values, tables, lengths, offsets, words, depths, stats, partials, row, tail, head, first_column,
+          R, count, table_stride, whole_splits, first, scale, GROUP: tl.constexpr, H: tl.constexpr,
+          D: tl.constexpr, WIDE: tl.constexpr, C: tl.constexpr, PAGE: tl.constexpr, WINDOW: tl.constexpr,
+          SEQUENCES: tl.constexpr, BLOCK: tl.constexpr, SPLIT: tl.constexpr, TILE: tl.constexpr):  # fmt: skip
+    """The partial of one block that touches uncommitted positions: one row over its own keys, in path order."""
+    sequence = row_sequence(offsets, row, SEQUENCES, count)
+    if sequence >= count:
+        return
+    length = tl.load(lengths + sequence)
+    own = length + tl.load(depths + row)
+    block = length // BLOCK + tail
+    if block * BLOCK > own:
+        return
+    positions = block * BLOCK + tl.arange(0, BLOCK)
+    inside = (positions <= own) & (positions >= first)
+    if WINDOW > 0:
+        inside = inside & (positions > own - WINDOW)
+    places = _path_places(tl.load(words + row), length, positions)
+    slots = slots_of(tables, sequence, table_stride, places, inside, PAGE)
+    stacked = tl.arange(0, TILE)
+    rows, heads, live = row + stacked * 0, head * GROUP + stacked, stacked < GROUP
+    asked = load_queries(query, rows, heads, live, H, D, WIDE)
+    keyed = rows_at(keys, slots, head, inside, 0, H // GROUP, D, WIDE)
+    valued = rows_at(values, slots, head, inside, first_column, H // GROUP, D, C)
+    largest, sums, mixed = block_partial(asked, keyed, valued, inside[None, :], scale)
+    folded = tl.minimum(length // (BLOCK * SPLIT), whole_splits) * SPLIT
+    _keep(stats, partials, whole_splits + block - folded, rows, heads, live, largest, sums, mixed, first_column, R, H,
+          D, C)  # fmt: skip
+
+
+@triton.jit(do_not_specialize=INTEGERS)
+def tree_partials(query, keys, values, tables, lengths, offsets, words, depths, stats, partials, R, count, table_stride,
+                  tiles, parts, whole_splits, first, scale, GROUP: tl.constexpr, H: tl.constexpr,
+                  D: tl.constexpr, WIDE: tl.constexpr, C: tl.constexpr, PAGE: tl.constexpr, WINDOW: tl.constexpr,
+                  SEQUENCES: tl.constexpr, BLOCK: tl.constexpr, SPLIT: tl.constexpr, TILE: tl.constexpr,
+                  TAILS: tl.constexpr):  # fmt: skip
+    """Grid (tiles * parts + R * TAILS, G, D / C): committed parts of the tiles first, then the rows' tails."""
+    program, head, first_column = tl.program_id(0), tl.program_id(1), tl.program_id(2) * C
+    if program < tiles * parts:
+        _committed(query, keys, values, tables, lengths, offsets, depths, stats, partials, program % tiles,
+                   program // tiles, head, first_column, R, count, table_stride, whole_splits, first,
+                   scale, GROUP, H, D, WIDE, C, PAGE, WINDOW, SEQUENCES, BLOCK, SPLIT, TILE)  # fmt: skip
+    else:
+        own = program - tiles * parts
+        _tail(query, keys, values, tables, lengths, offsets, words, depths, stats, partials, own // TAILS, own % TAILS,
+              head, first_column, R, count, table_stride, whole_splits, first, scale, GROUP, H, D, WIDE, C,
+              PAGE, WINDOW, SEQUENCES, BLOCK, SPLIT, TILE)  # fmt: skip
+
+
+@triton.jit
+def _kept(stats, partials, part, head_row, stride, columns, D: tl.constexpr):
+    """One stored partial of one head of one row, as tensors of one row."""
+    at = tl.cast(stride, tl.int64) * part + head_row
+    one = tl.arange(0, 1)
+    mixed = tl.load(partials + at * D + columns, mask=columns < D, other=0.0)
+    return tl.load(stats + at * 2 + one), tl.load(stats + at * 2 + 1 + one), mixed[None, :]
+
+
+@triton.jit(do_not_specialize=INTEGERS)
+def tree_merge(stats, partials, out, lengths, offsets, depths, R, count, whole_splits, first, H: tl.constexpr,
+               D: tl.constexpr, WIDE: tl.constexpr, WINDOW: tl.constexpr, SEQUENCES: tl.constexpr,
+               BLOCK: tl.constexpr, SPLIT: tl.constexpr):  # fmt: skip
+    """Grid (R, H): the partials of one head of one row, blocks into splits and splits into the result, in order."""
+    row, head = tl.program_id(0), tl.program_id(1)
+    columns = tl.arange(0, WIDE)
+    head_row = row * H + head
+    sequence = row_sequence(offsets, row, SEQUENCES, count)
+    largest, sums, mixed = empty(1, WIDE)
+    if sequence < count:
+        length = tl.load(lengths + sequence)
+        own = length + tl.load(depths + row)
+        low = first
+        if WINDOW > 0:
+            low = tl.maximum(first, own - WINDOW + 1)
+        whole = tl.minimum(length // (BLOCK * SPLIT), whole_splits)
+        for split in tl.range(low // (BLOCK * SPLIT), whole, loop_unroll_factor=8):
+            top, more, weighted = _kept(stats, partials, split, head_row, R * H, columns, D)
+            largest, sums, mixed = fold(largest, sums, mixed, top, more, weighted)
+        for split in tl.range(tl.maximum(whole, low // (BLOCK * SPLIT)), own // (BLOCK * SPLIT) + 1):
+            split_largest, split_sums, split_mixed = empty(1, WIDE)
+            begin = tl.maximum(split * SPLIT, low // BLOCK)
+            end = tl.minimum(split * SPLIT + SPLIT, own // BLOCK + 1)
+            for block in tl.range(begin, end, loop_unroll_factor=8):
+                part = whole_splits + block - whole * SPLIT
+                top, more, weighted = _kept(stats, partials, part, head_row, R * H, columns, D)
+                split_largest, split_sums, split_mixed = fold(
+                    split_largest, split_sums, split_mixed, top, more, weighted
+                )
+            largest, sums, mixed = fold(largest, sums, mixed, split_largest, split_sums, split_mixed)
+    result = divided(mixed, sums).to(out.dtype.element_ty)
+    tl.store(out + head_row.to(tl.int64) * D + columns[None, :], result, mask=(columns < D)[None, :])
+
+
+def tree_attention(
+    query: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    rows: PagedRows,
+    scale: float,
+    window: int | None = None,
+    first: int = 0,
+    whole_splits: bool | None = None,
+) -> Tensor:
+    """As :func:`verifier.ops.tree_attention.tree_attention`, for rows with words.
+
+    whole_splits: whether a program takes a split or one block; None: by the size of rows and tables. It decides no bit.
+    """
+    assert rows.words is not None and rows.depths is not None, "rows of a text go to chunk_attention"
+    count, stride = rows.tables.shape
+    total, heads, width = query.shape
+    shape, tile = shape_constants(query, keys, rows, window), tile_constants(query, keys, rows)
+    capacity = stride * rows.page_size
+    tiles = tiles_of(query, keys, rows)
+    if whole_splits is None:
+        whole_splits = tiles > count or capacity > _FINE_POSITIONS
+    whole = capacity // (BLOCK * SPLIT) if whole_splits else 0
+    parts = whole + (SPLIT if whole_splits else capacity // BLOCK)
+    stats = query.new_empty(parts + TAILS, total, heads, 2, dtype=torch.float32)
+    partials = query.new_empty(parts + TAILS, total, heads, width, dtype=torch.float32)
+    out = torch.empty_like(query)
+    grid = (tiles * parts + total * TAILS, keys.shape[1], triton.cdiv(width, tile["C"]))
+    tree_partials[grid](
+        query, keys, values, rows.tables, rows.lengths, rows.offsets, rows.words, rows.depths, stats, partials, total,
+        count, stride, tiles, parts, whole, first, scale * LOG2_E, **shape, **tile, TAILS=TAILS,
+        **OPTIONS,
+    )  # fmt: skip
+    tree_merge[(total, heads)](
+        stats, partials, out, rows.lengths, rows.offsets, rows.depths, total, count, whole, first, **shape,
+        **OPTIONS | {"num_warps": 1},
+    )  # fmt: skip
+    return out

@@ -1,0 +1,93 @@
+"""Attention of many sequences' rows over their pages, from static tensors: what a captured step calls.
+
+The eager step on a CPU calls :func:`verifier.ops.attention.attend` for each sequence; this one has the whole batch in
+one call, reads lengths, page tables and trees from tensors only, and a row's bits depend on its own path alone
+(docs/latency.md).
+
+Legend: S sequences, R rows, H query heads, G kv heads, D head dim, P pages of a table.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+
+
+@dataclass(slots=True)
+class PagedRows:
+    """Where rows and their keys are. All tensors on one device; nothing of their content decides a shape.
+
+    tables: int32[S, P], page ids; entries no row reaches may hold anything. page_size: slots of a page.
+    lengths: int32[S], committed tokens: their keys are in slots 0 .. length - 1 of the sequence.
+    offsets: int32[S + 1]: rows offsets[s] .. offsets[s + 1] - 1 are those of sequence s, rows behind are padding.
+    words: int64[R], ancestor words (bit i: node i, kept in slot length + i, is the row or above it); or None: the rows
+        are those of a text, one behind the other, kept in slots length, length + 1 and so on.
+    depths: int32[R], nodes above each row, which is at position length + depth. Not read where words is None.
+    """
+
+    tables: Tensor
+    page_size: int
+    lengths: Tensor
+    offsets: Tensor
+    words: Tensor | None = None
+    depths: Tensor | None = None
+
+
+def tree_attention(
+    query: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    rows: PagedRows,
+    scale: float,
+    window: int | None = None,
+    first: int = 0,
+) -> Tensor:
+    """Attention of every row over the committed tokens of its sequence and its own path. Returns [R, H, D] like query.
+
+    query: [R, H, D], contiguous. keys, values: [slots, G, D], one layer of a store, the rows' own stored beforehand.
+    window: how many positions a row sees, its own included; None: all. first: positions below are not seen.
+    A row that sees nothing, and a padding row, gives zeros.
+    """
+    if query.is_cuda:
+        return _on_gpu(query, keys, values, rows, scale, window, first)
+    out = torch.zeros_like(query)
+    for sequence, (begin, end) in enumerate(pairwise(rows.offsets.tolist())):
+        for row in range(begin, end):
+            seen = _places(rows, sequence, row - begin, row)
+            seen = seen[max(first, len(seen) - window if window else 0) :]
+            slots = rows.tables[sequence, seen // rows.page_size].long() * rows.page_size + seen % rows.page_size
+            out[row] = _softmax_attention(query[row], keys[slots], values[slots], scale)
+    return out
+
+
+def _on_gpu(
+    query: Tensor, keys: Tensor, values: Tensor, rows: PagedRows, scale: float, window: int | None, first: int
+) -> Tensor:
+    from verifier.ops.kernels.chunk_attention import chunk_attention
+    from verifier.ops.kernels.tree_attention import tree_attention
+
+    kernel = chunk_attention if rows.words is None else tree_attention
+    assert query.is_contiguous() and keys.is_contiguous() and values.is_contiguous(), "rows lie one behind the other"
+    return kernel(query, keys, values, rows, scale, window, first)
+
+
+def _places(rows: PagedRows, sequence: int, order: int, row: int) -> Tensor:
+    """int64[N]: where the keys that a row may see lie in its sequence, in order of position."""
+    length = int(rows.lengths[sequence])
+    if rows.words is None:
+        return torch.arange(length + order + 1)
+    word = int(rows.words[row])
+    return torch.tensor([*range(length), *(length + node for node in range(64) if word >> node & 1)])
+
+
+def _softmax_attention(query: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tensor:
+    """[H, D] of one row, whose keys and values are [N, G, D]; sums in fp32."""
+    heads, width = query.shape
+    if not len(keys):
+        return torch.zeros_like(query)
+    stacked = query.float().view(keys.shape[1], -1, width)
+    weights = (stacked @ keys.float().permute(1, 2, 0) * scale).softmax(dim=-1)
+    return (weights @ values.float().transpose(0, 1)).view(heads, width).to(query.dtype)
