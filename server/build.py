@@ -74,7 +74,7 @@ def choose_draft(config: EngineConfig) -> Choice:
         return Choice(config.draft, "asked for")
     if config.target == "bundled":
         return Choice(str(BUNDLED / "draft"), "comes with the bundled target")
-    return Choice("none", "no --draft given: name a smaller model of the same family, or ngram")
+    return Choice("none", "no --draft given: name a smaller model of the same family, ngram or suffix")
 
 
 def choose_dtype(config: EngineConfig, model: ModelConfig) -> Choice:

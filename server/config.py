@@ -67,7 +67,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
         str,
         _about(
             "who proposes tokens: auto (the bundled draft for the bundled target, otherwise none), none, ngram, "
-            "a draft model as a directory or hub id, heads (medusa:PATH, eagle3:PATH), or the bundled heads "
+            "suffix, a draft model as a directory or hub id, heads (medusa:PATH, eagle3:PATH), or the bundled heads "
             "(medusa, eagle3)",
             "models",
             "DRAFT",
@@ -104,8 +104,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     shadow: Annotated[
         str | None,
         _about(
-            "a drafter that needs no model (ngram, or ngram:6 for 6 tokens ahead) drafts beside the one in use, "
-            "unverified, and what would have been accepted is counted",
+            "a drafter that needs no model (ngram, suffix, or suffix:6 for 6 tokens ahead) drafts beside the one in "
+            "use, unverified, and what would have been accepted is counted",
             "watching",
             "DRAFT",
         ),

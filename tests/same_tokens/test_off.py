@@ -35,7 +35,7 @@ def drafted(text: Text) -> int:
 
 
 @pytest.mark.parametrize("max_seqs", [1, 4], ids=["alone", "together"])
-@pytest.mark.parametrize("drafter", ["ngram", "chain4", "4,4,2,2,1", "truth"])
+@pytest.mark.parametrize("drafter", ["ngram", "suffix", "chain4", "4,4,2,2,1", "truth"])
 def test_every_other_request_switches_it_off(pair, drafter, max_seqs) -> None:
     models = pair("llama2")
     asked = jobs_of(models.vocab_size, LENGTHS, TOKENS)
