@@ -99,8 +99,9 @@ class SuffixDrafter:
         if running.grown is not None and self.learning:
             running.grown.teach(trust, tokens[running.length :])
         running.grown, running.length = None, len(tokens)
-        found = Found.of(tokens, [running.own, *running.answers.texts], 1 if shape.is_chain else _LENGTHS)
-        if not found.lengths or not shape.levels:
+        most = 1 if shape.is_chain else _LENGTHS
+        found = Found.of(tokens, [running.own, *running.answers.texts], most, shape.levels)
+        if not shape.levels or not found.runs or not found.runs[0]:
             return DraftTree.chain(tokens[-1:], self.name)
         if shape.is_chain:
             grown = running.grown = grow_chain(tokens[-1], found, shape.levels, trust, LEAST_CHANCE)

@@ -2,9 +2,9 @@
 
 ::
 
-    places     p  q  r                 of the longest context, in the sequence itself and in earlier answers
-    votes      x  x  y                 what followed there; the latest place counts most
-    nodes      x: 2 of 3  y: 1 of 3    each with the places that agree, one further on: they vote below it
+    places     p     q     r           of the longest context, in the sequence itself and in earlier answers
+    runs       x a b x a c y a b       what followed there; the latest place counts most
+    nodes      x: 2 of 3   y: 1 of 3   below each vote the runs that agree so far
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 from drafters.suffix.contexts import END, MOST_PLACES, Contexts, Match
 from drafters.suffix.trust import SHORTER, Trust, cell_of, kind_of
 
-#: A text and a place in it.
-Spot = tuple[list[int], int]
+#: What followed a place.
+Run = list[int]
 #: What the latest place's vote counts, the one before it, and so on.
 _WEIGHTS = tuple((1 + age) ** -0.5 for age in range(MOST_PLACES))
 
@@ -58,44 +58,55 @@ class Grown:
 
 @dataclass(slots=True)
 class Found:
-    """Where the end of a text stood before. lengths: of the contexts, the longest first; spots: of each, at most
-    ``MOST_PLACES`` in all texts, the first text's latest place first."""
+    """What followed where the end of a text stood before. lengths: of the contexts, the longest first; runs: of each,
+    at most ``MOST_PLACES`` from all texts, that of the first text's latest place first."""
 
     lengths: list[int]
-    spots: list[list[Spot]]
+    runs: list[list[Run]]
 
     @classmethod
-    def of(cls, tokens: list[int], texts: Many[Contexts], most: int) -> Found:
-        """Look the end of ``tokens`` up in all texts; ``most`` lengths at most."""
+    def of(cls, tokens: list[int], texts: Many[Contexts], most: int, levels: int) -> Found:
+        """Look the end of ``tokens`` up in all texts. most: lengths of context; levels: tokens of each run."""
         matches = [text.matches(tokens) for text in texts]
-        lengths = sorted({length for found in matches for length, _ in found}, reverse=True)[:most]
-        return cls(lengths, [_spots(texts, matches, length) for length in lengths])
+        if most == 1:
+            lengths = [max((found[-1][0] for found in matches if found), default=0)]
+        else:
+            lengths = sorted({length for found in matches for length, _ in found}, reverse=True)[:most]
+        return cls(lengths, [_runs(texts, matches, length, levels) for length in lengths])
 
 
-def _spots(texts: Many[Contexts], matches: Many[list[Match]], length: int) -> list[Spot]:
-    """Where at least ``length`` tokens of context match."""
-    spots: list[Spot] = []
+def _runs(texts: Many[Contexts], matches: Many[list[Match]], length: int, levels: int) -> list[Run]:
+    """What followed where at least ``length`` tokens of context match."""
+    runs: list[Run] = []
     for text, found in zip(texts, matches, strict=True):
-        for least, places in found:
-            if least >= length:
-                spots += [(text.tokens, place) for place in places[: -MOST_PLACES - 1 : -1]]
-                break
-    return spots[:MOST_PLACES]
+        if not found or found[-1][0] < length:
+            continue
+        places = next(places for known, places in found if known >= length)
+        runs += [_run(text.tokens, place, levels) for place in places[: len(runs) - MOST_PLACES - 1 : -1]]
+    return runs
+
+
+def _run(text: list[int], place: int, levels: int) -> Run:
+    """``levels`` tokens from a place on; where the text ends, it is thought to repeat what followed."""
+    run = text[place : place + levels]
+    return run if len(run) == levels else (run * levels)[:levels]
 
 
 def grow_chain(root: int, found: Found, levels: int, trust: Trust, least: float) -> Grown:
     """The token with most votes at each level, until the chance of all of them to be right falls below ``least``."""
     grown, chance = Grown([root]), 1.0
-    length, spots = found.lengths[0], found.spots[0]
+    length, runs = found.lengths[0], found.runs[0]
     for depth in range(levels):
-        voters = _votes(spots, depth)
-        token, (_, agreeing) = max(voters.items(), key=lambda item: item[1][0])
-        cell = cell_of(length + depth, kind_of(len(agreeing), len(spots)))
+        voters, token = len(runs), runs[0][depth]
+        if voters > 1:
+            votes = _votes(runs, depth)
+            if len(votes) > 1:
+                token, (_, runs) = max(votes.items(), key=_weight)
+        cell = cell_of(length + depth, kind_of(len(runs), voters))
         chance *= trust.chances[cell]
         if token == END or chance < least:
             break
         grown.add(token, depth, chance, cell)
-        spots = agreeing
     return grown
 
 
@@ -105,55 +116,53 @@ def grow_tree(root: int, found: Found, levels: int, nodes: int, trust: Trust, le
     Below the root come what followed the longest context and, in what chance that leaves, what followed shorter ones.
     """
     grown = Grown([root])
-    # Minus the chance, a number that decides between equals, token, parent, depth, cell, the places that agree.
-    heap: list[tuple[float, int, int, int, int, int, list[Spot]]] = []
+    # Minus the chance, a number that decides between equals, token, parent, depth, cell, the runs that agree.
+    heap: list[tuple[float, int, int, int, int, int, list[Run]]] = []
     length, pushed = found.lengths[0], 0
 
-    def push(spots: list[Spot], parent: int, depth: int) -> set[int]:
+    def push(runs: list[Run], parent: int, depth: int) -> set[int]:
         nonlocal pushed
-        votes = _votes(spots, depth)
+        votes = _votes(runs, depth)
         for token, (_, agreeing) in votes.items():
-            cell = cell_of(length + depth, kind_of(len(agreeing), len(spots)))
+            cell = cell_of(length + depth, kind_of(len(agreeing), len(runs)))
             chance = grown.chances[parent] * trust.chances[cell]
             if token != END and chance >= least:
                 pushed += 1
                 heapq.heappush(heap, (-chance, pushed, token, parent, depth + 1, cell, agreeing))
         return set(votes)
 
-    known = push(found.spots[0], 0, 0)
+    known = push(found.runs[0], 0, 0)
     left = max(0.0, 1.0 + sum(entry[0] for entry in heap))
-    for shorter, spots in zip(found.lengths[1:], found.spots[1:], strict=True):
-        for token, (_, agreeing) in _votes(spots, 0).items():
+    for shorter, runs in zip(found.lengths[1:], found.runs[1:], strict=True):
+        for token, (_, agreeing) in _votes(runs, 0).items():
             chance = left * trust.chances[cell := cell_of(shorter, SHORTER)]
             if token not in known and token != END and chance >= least:
                 pushed += 1
                 heapq.heappush(heap, (-chance, pushed, token, 0, 1, cell, agreeing))
             known.add(token)
     while heap and len(grown.tokens) < nodes:
-        chance, _, token, parent, depth, cell, spots = heapq.heappop(heap)
+        chance, _, token, parent, depth, cell, runs = heapq.heappop(heap)
         node = grown.add(token, parent, -chance, cell)
         if depth < levels:
-            push(spots, node, depth)
+            push(runs, node, depth)
     return grown
 
 
-def _votes(spots: list[Spot], depth: int) -> dict[int, tuple[float, list[Spot]]]:
-    """What followed the places, ``depth`` tokens on: the weight of each token, and the places that say so."""
-    if len(spots) == 1:
-        return {_token(*spots[0], depth): (1.0, spots)}
-    votes: dict[int, tuple[float, list[Spot]]] = {}
-    for weight, spot in zip(_WEIGHTS, spots, strict=False):
-        token = _token(*spot, depth)
-        before = votes.get(token)
-        if before is None:
-            votes[token] = weight, [spot]
+def _votes(runs: list[Run], depth: int) -> dict[int, tuple[float, list[Run]]]:
+    """What followed, ``depth`` tokens on: the weight of each token, and the runs that have it."""
+    tokens = [run[depth] for run in runs]
+    if tokens.count(tokens[0]) == len(tokens):
+        return {tokens[0]: (1.0, runs)}
+    votes: dict[int, tuple[float, list[Run]]] = {}
+    for token, weight, run in zip(tokens, _WEIGHTS, runs, strict=False):
+        if token in votes:
+            before, agreeing = votes[token]
+            agreeing.append(run)
+            votes[token] = before + weight, agreeing
         else:
-            before[1].append(spot)
-            votes[token] = before[0] + weight, before[1]
+            votes[token] = weight, [run]
     return votes
 
 
-def _token(text: list[int], place: int, depth: int) -> int:
-    """What stands ``depth`` tokens behind a place; where the text ends, it is thought to repeat itself."""
-    here = place + depth
-    return text[here] if here < len(text) else text[place + depth % (len(text) - place)]
+def _weight(vote: tuple[int, tuple[float, list[Run]]]) -> float:
+    return vote[1][0]
