@@ -11,7 +11,9 @@ import msgspec
 import torch
 
 from drafters.draft_model import DraftModelDrafter
+from drafters.suffix.drafter import SuffixDrafter
 from kvpaging import KVStore, PagePool, PageTable, PrefixIndex
+from server import draft_history
 from server.config import EngineConfig
 from server.heads import doubts, find_head, load_head
 from server.lookup import LOOKUPS
@@ -110,6 +112,9 @@ def build_engine(config: EngineConfig, progress: Progress | None = None, observe
     say("loading the target")
     verifier = _paged_model(directory, model, dtype.value, pool, length)
     drafter: Drafter | None = LOOKUPS[draft.value]() if draft.value in LOOKUPS else None
+    if config.draft_history is not None:
+        say("reading the draft history")
+        drafter = SuffixDrafter(draft_history.read(config.draft_history, model.vocab_size))
     if draft_directory is not None:
         say("loading the draft model")
         draft_model = _paged_model(draft_directory, models[1], dtype.value, pool, length)

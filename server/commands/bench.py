@@ -40,7 +40,9 @@ def run(config: BenchConfig, arguments: Namespace) -> int:
     from server.local import Engine
 
     config = msgspec.structs.replace(config, seed=0 if config.seed is None else config.seed)
-    plain = msgspec.structs.replace(config, draft="none", draft_tree=None, shadow=None, trace=None, trace_text=False)
+    plain = msgspec.structs.replace(
+        config, draft="none", draft_tree=None, draft_history=None, shadow=None, trace=None, trace_text=False
+    )
     prompts = tuple(arguments.prompt or PROMPTS)
     with Engine.from_config(config, loading()) as drafted, Engine.from_config(plain, loading()) as bare:
         if drafted.info.drafter == bare.info.drafter:
