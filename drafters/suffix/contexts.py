@@ -15,13 +15,15 @@ from __future__ import annotations
 
 #: Tokens of context that are told apart.
 MOST_CONTEXT = 16
-#: The latest places that a node remembers, at least; twice as many at most.
+#: The latest places that a node remembers.
 MOST_PLACES = 16
+#: Tables that the tree's edges are spread over. A table of them all would take milliseconds whenever it outgrew itself.
+_TABLES = 64
 #: Parts texts that are kept one after the other; no token has this id.
 END = (1 << 31) - 1
 
 #: How many tokens match, and where they stood before, the latest place last.
-Match = tuple[int, list[int]]
+Match = tuple[int, tuple[int, ...]]
 
 
 class Contexts:
@@ -32,9 +34,11 @@ class Contexts:
 
     def __init__(self, tokens: list[int]) -> None:
         self.tokens, self.taken = tokens, 1
-        # By node << 32 | token: the node below, or ~place where one place alone goes on like this.
-        self._below: dict[int, int] = {}
-        self._depths, self._places = [0], [[0]]
+        # By node << 32 | token, in table (node ^ token) % 64: the node below, or ~place if it is one place alone.
+        self._below: list[dict[int, int]] = [{} for _ in range(_TABLES)]
+        # Tuples, since the collector of cycles looks at lists again and again.
+        self._depths: list[int] = [0]
+        self._places: list[tuple[int, ...]] = [(0,)]
 
     @property
     def behind(self) -> int:
@@ -55,10 +59,11 @@ class Contexts:
         node = depth = 0
         limit = min(len(text), MOST_CONTEXT)
         while depth < limit:
-            child = self._below.get(node << 32 | text[-1 - depth])
+            token = text[-1 - depth]
+            child = self._below[(node ^ token) % _TABLES].get(node << 32 | token)
             if child is None:
                 break
-            places, deepest = ([~child], ~child) if child < 0 else (self._places[child], self._depths[child])
+            places, deepest = ((~child,), ~child) if child < 0 else (self._places[child], self._depths[child])
             depth = self._common(text, len(text), places[-1], depth + 1, min(deepest, limit))
             found.append((depth, places))
             if child < 0 or depth < deepest:
@@ -68,8 +73,12 @@ class Contexts:
 
     def dispose(self, most: int) -> None:
         """Give back the memory of ``most`` entries: all at once would take long. Of no use for anything else then."""
-        for _ in range(min(most, len(self._below))):
-            self._below.popitem()
+        if self._below:
+            table = self._below[-1]
+            for _ in range(min(most, len(table))):
+                table.popitem()
+            if not table:
+                self._below.pop()
         del self._places[-most:], self._depths[-most:]
 
     @property
@@ -78,39 +87,38 @@ class Contexts:
         return not (self._below or self._places)
 
     def _add(self, place: int) -> None:
-        below, tokens = self._below, self.tokens
+        tables, tokens = self._below, self.tokens
         limit = min(place, MOST_CONTEXT)
         node = depth = 0
         while depth < limit:
-            key = node << 32 | tokens[place - 1 - depth]
+            token = tokens[place - 1 - depth]
+            below, key = tables[(node ^ token) % _TABLES], node << 32 | token
             child = below.get(key)
             if child is None:
                 below[key] = ~place
                 return
             if child < 0:
-                known = [~child]
+                known: tuple[int, ...] = (~child,)
                 deepest = min(~child, MOST_CONTEXT)
             else:
                 known, deepest = self._places[child], self._depths[child]
             depth = self._common(tokens, place, known[-1], depth + 1, min(deepest, limit))
             if child < 0 or depth < deepest:
-                self._branch(key, child, depth, known, place)
+                below[key] = self._branch(child, depth, known, place)
                 return
-            known.append(place)
-            if len(known) > 2 * MOST_PLACES:
-                del known[:MOST_PLACES]
+            self._places[child] = (*known[1 - MOST_PLACES :], place)
             node = child
 
-    def _branch(self, key: int, child: int, depth: int, known: list[int], place: int) -> None:
-        """Put a node of this depth between a child and its parent, where another place goes another way."""
-        node, tokens, other = len(self._places), self.tokens, known[-1]
+    def _branch(self, child: int, depth: int, known: tuple[int, ...], place: int) -> int:
+        """A node of this depth, to stand between a child and its parent where another place goes another way."""
+        node = len(self._places)
         self._depths.append(depth)
-        self._places.append([*known, place])
-        self._below[key] = node
-        if depth < min(other, MOST_CONTEXT):
-            self._below[node << 32 | tokens[other - 1 - depth]] = child
-        if depth < min(place, MOST_CONTEXT):
-            self._below[node << 32 | tokens[place - 1 - depth]] = ~place
+        self._places.append((*known[1 - MOST_PLACES :], place))
+        for at, below in ((known[-1], child), (place, ~place)):
+            if depth < min(at, MOST_CONTEXT):
+                token = self.tokens[at - 1 - depth]
+                self._below[(node ^ token) % _TABLES][node << 32 | token] = below
+        return node
 
     def _common(self, text: list[int], end: int, place: int, known: int, most: int) -> int:
         """How many tokens before ``end`` of a text are those before a place: at least ``known``, ``most`` at most."""
