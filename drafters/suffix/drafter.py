@@ -22,7 +22,7 @@ from spec.sequence import Sequence
 from spec.tree import DraftTree, TreeShape
 
 #: What is less likely than this to be accepted is not drafted. Lower drafts more and has hardly more accepted.
-LEAST_CHANCE = 0.015
+LEAST_CHANCE = 0.01
 #: Lengths of context that a tree looks at.
 _LENGTHS = 4
 

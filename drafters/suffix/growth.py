@@ -19,7 +19,7 @@ from drafters.suffix.trust import SHORTER, Trust, cell_of, kind_of
 #: What followed a place.
 Run = list[int]
 #: What the latest place's vote counts, the one before it, and so on.
-_WEIGHTS = tuple((1 + age) ** -0.5 for age in range(MOST_PLACES))
+_WEIGHTS = tuple((1 + age) ** -0.75 for age in range(MOST_PLACES))
 
 
 @dataclass(slots=True)

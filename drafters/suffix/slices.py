@@ -13,15 +13,17 @@ PIECE = 16
 
 
 class Slices:
-    """Hands out one slice a step. seconds: how long it is."""
+    """Hands out one slice a step. seconds: how long it is. One piece is taken in however late it is."""
 
     def __init__(self, seconds: float = SLICE) -> None:
         self._seconds, self._until = seconds, 0.0
+        self._owed = True
         self._seen: set[str] = set()
 
     def begin(self) -> None:
         """A step begins: drafts are asked for."""
         self._until = time.perf_counter() + self._seconds
+        self._owed = True
         self._seen.clear()
 
     def extend(self, id: str) -> None:
@@ -32,8 +34,9 @@ class Slices:
 
     def take(self, text: Contexts) -> bool:
         """Take in of a text as much as there is time for; whether that is all of it."""
-        while text.behind > 0 and time.perf_counter() < self._until:
+        while text.behind > 0 and (self._owed or time.perf_counter() < self._until):
             text.take(PIECE)
+            self._owed = False
         return text.behind <= 0
 
     def dispose(self, text: Contexts) -> bool:

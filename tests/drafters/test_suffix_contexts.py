@@ -14,7 +14,7 @@ import pytest
 from drafters.suffix.contexts import MOST_CONTEXT, MOST_PLACES, Contexts
 from drafters.suffix.drafter import SuffixDrafter
 from drafters.suffix.history import History
-from drafters.suffix.slices import Slices
+from drafters.suffix.slices import PIECE, Slices
 from spec.tree import TreeShape
 from spec.walk import Walk
 from tests.drafters.texts import sequence
@@ -175,7 +175,12 @@ def test_prefill_takes_in_too_and_several_sequences_share_a_slice() -> None:
 def test_a_slice_ends_in_time() -> None:
     slices, text = Slices(0.0), Contexts(list(range(1000)))
     slices.begin()
-    assert not slices.take(text) and text.taken == 1
+    assert not slices.take(text) and text.taken == 1 + PIECE, "one piece, however late it is"
+    assert not slices.take(text) and text.taken == 1 + PIECE
+    slices.extend("one")
+    assert not slices.take(text) and text.taken == 1 + PIECE, "a chunk of the same step"
+    slices.extend("one")
+    assert not slices.take(text) and text.taken == 1 + 2 * PIECE, "the next step"
     slices = Slices(1e9)
     slices.begin()
     assert slices.take(text) and text.behind == 0
