@@ -12,6 +12,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, field
+from itertools import count
 
 from drafters.suffix.contexts import END, MOST_PLACES, Contexts, Match
 from drafters.suffix.trust import SHORTER, Trust, cell_of, kind_of
@@ -116,35 +117,34 @@ def grow_tree(root: int, found: Found, levels: int, nodes: int, trust: Trust, le
     Below the root come what followed the longest context and, in what chance that leaves, what followed shorter ones.
     """
     grown = Grown([root])
-    # Minus the chance, a number that decides between equals, token, parent, depth, cell, the runs that agree.
-    heap: list[tuple[float, int, int, int, int, int, list[Run]]] = []
-    length, pushed = found.lengths[0], 0
+    # Minus the chance, a number that decides between equals, token, parent, cell, depth, context, the runs that agree.
+    heap: list[tuple[float, int, int, int, int, int, int, list[Run]]] = []
+    numbers = count()
 
-    def push(runs: list[Run], parent: int, depth: int) -> set[int]:
-        nonlocal pushed
+    def push(token: int, parent: int, chance: float, cell: int, depth: int, length: int, runs: list[Run]) -> None:
+        if token != END and chance >= least:
+            heapq.heappush(heap, (-chance, next(numbers), token, parent, cell, depth, length, runs))
+
+    def expand(node: int, depth: int, length: int, runs: list[Run]) -> set[int]:
         votes = _votes(runs, depth)
         for token, (_, agreeing) in votes.items():
-            cell = cell_of(length + depth, kind_of(len(agreeing), len(runs)))
-            chance = grown.chances[parent] * trust.chances[cell]
-            if token != END and chance >= least:
-                pushed += 1
-                heapq.heappush(heap, (-chance, pushed, token, parent, depth + 1, cell, agreeing))
+            cell = cell_of(length, kind_of(len(agreeing), len(runs)))
+            push(token, node, grown.chances[node] * trust.chances[cell], cell, depth + 1, length + 1, agreeing)
         return set(votes)
 
-    known = push(found.runs[0], 0, 0)
+    known = expand(0, 0, found.lengths[0], found.runs[0])
     left = max(0.0, 1.0 + sum(entry[0] for entry in heap))
-    for shorter, runs in zip(found.lengths[1:], found.runs[1:], strict=True):
+    for length, runs in zip(found.lengths[1:], found.runs[1:], strict=True):
+        cell = cell_of(length, SHORTER)
         for token, (_, agreeing) in _votes(runs, 0).items():
-            chance = left * trust.chances[cell := cell_of(shorter, SHORTER)]
-            if token not in known and token != END and chance >= least:
-                pushed += 1
-                heapq.heappush(heap, (-chance, pushed, token, 0, 1, cell, agreeing))
-            known.add(token)
+            if token not in known:
+                push(token, 0, left * trust.chances[cell], cell, 1, length + 1, agreeing)
+                known.add(token)
     while heap and len(grown.tokens) < nodes:
-        chance, _, token, parent, depth, cell, runs = heapq.heappop(heap)
+        chance, _, token, parent, cell, depth, length, runs = heapq.heappop(heap)
         node = grown.add(token, parent, -chance, cell)
         if depth < levels:
-            push(runs, node, depth)
+            expand(node, depth, length, runs)
     return grown
 
 
