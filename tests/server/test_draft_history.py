@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import random
 import stat
+import urllib.request
 from pathlib import Path
 
 import pytest
@@ -17,6 +19,7 @@ from server.draft_history import MAGIC, HistoryWriter, read, write
 from server.local import Engine
 from spec.errors import ConfigurationError
 from spec.sampling import SamplingParams
+from tests.server.live import LiveServer
 
 VOCAB = 1000
 
@@ -155,6 +158,44 @@ def test_a_place_that_is_gone_does_not_stop_the_engine(tmp_path, caplog) -> None
         running.generate("Once upon a time", max_tokens=8)
         folder.rmdir()
     assert "cannot be written" in caplog.text
+
+
+def asked(url: str, key: str) -> tuple[str, int]:
+    """What the server writes for this key, and how many drafts were accepted in it."""
+    body = {"model": "bundled", "prompt": "Once upon a time", "max_tokens": 60, "seed": 5, "ignore_eos": True}
+    headers = {"Authorization": f"Bearer {key}", "Content-Type": "application/json"}
+    request = urllib.request.Request(f"{url}/v1/completions", json.dumps(body).encode(), headers)
+    with urllib.request.urlopen(request, timeout=60) as response:
+        answer = json.load(response)
+    return answer["choices"][0]["text"], answer["metrics"]["speculative_decoding"]["num_accepted_draft_tokens"]
+
+
+def test_a_server_drafts_from_the_answers_of_the_same_key_alone(tmp_path, file) -> None:
+    keys = ("a-long-key-of-the-first", "a-long-key-of-the-second")
+    flags = [
+        "--draft",
+        "suffix",
+        "--draft-tokens",
+        "8",
+        "--draft-history",
+        file,
+        "--threads",
+        "1",
+        "--kv-tokens",
+        "2048",
+    ]
+    flags += [part for key in keys for part in ("--api-key", key)]
+    with LiveServer(tmp_path / "first.log", *flags) as server:
+        url = server.wait_for_url()
+        (text, before), (again, repeated), (others, apart) = (asked(url, keys[n]) for n in (0, 0, 1))
+        server.terminate()
+        assert server.process.wait(30) == 0, server.output
+    assert text == again == others
+    assert before == apart < 20 < 45 < repeated
+    data = Path(file).read_bytes()
+    assert not any(key.encode() in data for key in keys)
+    with LiveServer(tmp_path / "second.log", *flags) as server:
+        assert asked(server.wait_for_url(), keys[0]) == (text, repeated)
 
 
 @pytest.mark.parametrize("draft", ["ngram", "none", "auto"])
