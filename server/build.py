@@ -11,7 +11,9 @@ import msgspec
 import torch
 
 from drafters.draft_model import DraftModelDrafter
+from drafters.suffix.drafter import SuffixDrafter
 from kvpaging import KVStore, PagePool, PageTable, PrefixIndex
+from server import draft_history
 from server.config import EngineConfig
 from server.heads import doubts, find_head, load_head
 from server.lookup import LOOKUPS
@@ -74,7 +76,7 @@ def choose_draft(config: EngineConfig) -> Choice:
         return Choice(config.draft, "asked for")
     if config.target == "bundled":
         return Choice(str(BUNDLED / "draft"), "comes with the bundled target")
-    return Choice("none", "no --draft given: name a smaller model of the same family, or ngram")
+    return Choice("none", "no --draft given: name a smaller model of the same family, ngram or suffix")
 
 
 def choose_dtype(config: EngineConfig, model: ModelConfig) -> Choice:
@@ -110,6 +112,9 @@ def build_engine(config: EngineConfig, progress: Progress | None = None, observe
     say("loading the target")
     verifier = _paged_model(directory, model, dtype.value, pool, length)
     drafter: Drafter | None = LOOKUPS[draft.value]() if draft.value in LOOKUPS else None
+    if config.draft_history is not None:
+        say("reading the draft history")
+        drafter = SuffixDrafter(draft_history.read(config.draft_history, model.vocab_size))
     if draft_directory is not None:
         say("loading the draft model")
         draft_model = _paged_model(draft_directory, models[1], dtype.value, pool, length)

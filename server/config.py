@@ -67,7 +67,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
         str,
         _about(
             "who proposes tokens: auto (the bundled draft for the bundled target, otherwise none), none, ngram, "
-            "a draft model as a directory or hub id, heads (medusa:PATH, eagle3:PATH), or the bundled heads "
+            "suffix, a draft model as a directory or hub id, heads (medusa:PATH, eagle3:PATH), or the bundled heads "
             "(medusa, eagle3)",
             "models",
             "DRAFT",
@@ -101,11 +101,20 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
             "drafting",
         ),
     ] = "dynamic"
+    draft_history: Annotated[
+        str | None,
+        _about(
+            "a file in which --draft suffix keeps the answers it looks things up in, across restarts: token ids of "
+            "answers, and of the ends of prompts (forgotten at the end)",
+            "drafting",
+            "FILE",
+        ),
+    ] = None
     shadow: Annotated[
         str | None,
         _about(
-            "a drafter that needs no model (ngram, or ngram:6 for 6 tokens ahead) drafts beside the one in use, "
-            "unverified, and what would have been accepted is counted",
+            "a drafter that needs no model (ngram, suffix, or suffix:6 for 6 tokens ahead) drafts beside the one in "
+            "use, unverified, and what would have been accepted is counted",
             "watching",
             "DRAFT",
         ),
@@ -286,6 +295,11 @@ def check(config: EngineConfig) -> None:
         _check_server(config)
     if isinstance(config, SamplingConfig) and config.min_tokens > config.max_tokens:
         raise ConfigurationError(f"min_tokens ({config.min_tokens}) must be at most max_tokens ({config.max_tokens})")
+    if config.draft_history is not None and config.draft != "suffix":
+        raise ConfigurationError(
+            f"draft_history is what the suffix drafter remembers, but draft is {config.draft}: set --draft suffix, or "
+            "leave --draft-history out"
+        )
     if config.trace_text and config.trace is None:
         raise ConfigurationError("trace_text writes token ids into the trace, but no trace is set (--trace FILE)")
     if config.max_model_len is not None and config.kv_tokens is not None and config.kv_tokens < config.max_model_len:

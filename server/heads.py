@@ -8,6 +8,7 @@ from pathlib import Path
 from drafters.eagle import EagleDrafter
 from drafters.medusa import MedusaDrafter
 from kvpaging import PagePool
+from server.lookup import LOOKUPS
 from server.trial import misfit
 from spec.errors import ConfigurationError
 from verifier.heads.eagle import EagleHead
@@ -85,7 +86,7 @@ def _named(draft: str) -> Head | None:
             held = f"holds {found} heads" if found else "holds no head"
             raise ConfigurationError(f"--draft {draft}: {directory} {held}")
         return Head(found, directory, draft)
-    if draft in ("none", "ngram"):
+    if draft in ("none", *LOOKUPS):
         return None
     kind = kind_of(resolve(draft))
     # Of a hub repository only a model's files were fetched so far; heads may be stored as others.

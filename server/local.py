@@ -143,7 +143,8 @@ class TextStream:
 class Engine:
     """A target, a drafter and a KV cache in this process. Not to be shared between threads.
 
-    target: ``"bundled"``, a directory or a hub id. draft: ``"auto"``, ``"none"``, ``"ngram"``, a directory or a hub id.
+    target: ``"bundled"``, a directory or a hub id. draft: ``"auto"``, ``"none"``, ``"ngram"``, ``"suffix"``, a
+    directory or a hub id.
     settings: any other field of :class:`~server.config.EngineConfig`, such as ``draft_tokens=6``.
     progress: called with what is being loaded and, where known, how much of it (0 to 1).
     Raises :class:`~spec.errors.ConfigurationError` for settings or models that do not fit together.

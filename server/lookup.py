@@ -5,23 +5,24 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from drafters.ngram import NgramDrafter
+from drafters.suffix.drafter import SuffixDrafter
 from spec.errors import ConfigurationError
 from spec.protocols import Drafter
 from spec.tree import MAX_NODES, TreeShape
 
 #: By the name that flags give them.
-LOOKUPS: dict[str, Callable[[], Drafter]] = {"ngram": NgramDrafter}
+LOOKUPS: dict[str, Callable[[], Drafter]] = {"ngram": NgramDrafter, "suffix": SuffixDrafter}
 
 
 def lookup(text: str, flag: str, tokens: int) -> tuple[Drafter, TreeShape]:
-    """The drafter that ``"ngram"`` or ``"ngram:6"`` names, and how far ahead it drafts; ``tokens`` if it does not say.
+    """The drafter that ``"ngram"`` or ``"suffix:6"`` names, and how far ahead it drafts; ``tokens`` if it does not say.
 
     Raises ConfigurationError, naming ``flag``, for anything else.
     """
     name, colon, count = text.partition(":")
     if name not in LOOKUPS:
         known = " or ".join(LOOKUPS)
-        raise ConfigurationError(f'{flag} {text}: expected {known}, a drafter that needs no model (or "{known}:6")')
+        raise ConfigurationError(f'{flag} {text}: expected {known}, a drafter that needs no model (or "ngram:6")')
     if colon and not (count.isdecimal() and 0 < int(count) < MAX_NODES):
         raise ConfigurationError(
             f"{flag} {text}: expected a number of tokens from 1 to {MAX_NODES - 1} behind the colon"

@@ -57,7 +57,8 @@ def require_same(draft: str, target: Path, other: Path) -> None:
         raise Unfit(
             f"--draft {draft}: its vocabulary has {found.theirs} tokens, the target's has {found.ours}, "
             f"and {found.same} of them agree",
-            "a draft model must share the target's vocabulary; name a smaller model of the target's family, or ngram",
+            "a draft model must share the target's vocabulary; name a smaller model of the target's family, ngram or "
+            "suffix",
         )
 
 

@@ -1,4 +1,4 @@
-"""Whoever watches an engine because the settings say so: the trace and the shadow."""
+"""Whoever watches an engine because the settings say so: the trace, the shadow, the draft history."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from drafters.shadow import Shadow
 from server.config import EngineConfig
+from server.draft_history import HistoryWriter
 from server.lookup import lookup
 from server.tracing.lines import Lines
 from server.tracing.writer import TraceWriter
@@ -22,6 +23,7 @@ class Watchers:
 
     trace: TraceWriter | None = None
     shadow: Shadow | None = None
+    history: HistoryWriter | None = None
 
     @classmethod
     def of(cls, config: EngineConfig) -> Watchers:
@@ -30,19 +32,24 @@ class Watchers:
         if config.shadow is not None:
             shadow = Shadow(*lookup(config.shadow, "--shadow", config.draft_tokens or _TOKENS))
         trace = None if config.trace is None else TraceWriter(Lines(config.trace), config.trace_text)
-        return cls(trace, shadow)
+        history = None if config.draft_history is None else HistoryWriter(config.draft_history)
+        return cls(trace, shadow, history)
 
     @property
     def observers(self) -> list[Observer]:
         """Those that there are."""
-        return [observer for observer in (self.trace, self.shadow) if observer is not None]
+        return [observer for observer in (self.trace, self.shadow, self.history) if observer is not None]
 
     def started(self, engine: Engine) -> None:
         """The engine is ready."""
         if self.trace is not None:
             self.trace.started(engine.info, engine.scheduler.cost)
+        if self.history is not None:
+            self.history.started(engine)
 
     def close(self) -> None:
         """The engine is gone."""
         if self.trace is not None:
             self.trace.close()
+        if self.history is not None:
+            self.history.close()

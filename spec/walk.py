@@ -59,7 +59,8 @@ class Walk:
             del self._copy.tokens[length:]
 
     def close(self) -> None:
-        """Drop what the drafter keeps of the sequence."""
+        """The text is whole: drop what the drafter keeps of the sequence alone."""
+        self._copy.finish_reason = self._copy.finish_reason or "stop"
         self._drafter.finished(self._copy)
 
     def _proposed(self) -> DraftTree:

@@ -13,11 +13,17 @@ from server.checking.report import Notes
 from server.checking.target import Target, described, facts, named
 from server.config import EngineConfig
 from server.heads import Head, find_head
+from server.lookup import LOOKUPS
 from server.memory import parameters
 from server.vocabulary import overlap, require_same
 from verifier.model.config import FAMILIES, ModelConfig
 from verifier.model.hub import resolve
 
+#: What the drafters that need no model do.
+_LOOKS = {
+    "ngram": "looks for the last tokens earlier in the text",
+    "suffix": "looks for the last tokens earlier in the text and in earlier answers",
+}
 #: A draft model with more than this share of the target's weights seldom pays.
 _LARGE = 0.5
 
@@ -39,7 +45,7 @@ def look_at_draft(notes: Notes, config: EngineConfig, target: Target | None) -> 
         return None
     counts = 'give numbers of nodes per level, such as "3,2,1", that add up to at most 63'
     shape = notes.attempt("drafting", counts, lambda: draft_shape(config, choice))
-    if choice.value in ("none", "ngram") and config.draft_layers is None:
+    if choice.value in ("none", *LOOKUPS) and config.draft_layers is None:
         return _without_files(notes, choice)
     # A list, since that there is no head is an answer too.
     found = notes.attempt("draft", _which(config), lambda: [find_head(choice.value, config.draft_layers)])
@@ -57,12 +63,12 @@ def _which(config: EngineConfig) -> str:
 
 
 def _without_files(notes: Notes, choice: Choice) -> Draft:
-    if choice.value == "ngram":
-        notes.ok("draft", "ngram: looks for the last tokens earlier in the text; goes with every target", kind="ngram")
+    if choice.value in _LOOKS:
+        notes.ok("draft", f"{choice.value}: {_LOOKS[choice.value]}; goes with every target", kind=choice.value)
     elif choice.reason == "asked for":
         notes.ok("draft", "none: the target writes alone", kind="none")
     else:
-        name = "name a smaller model of the target's family, a head, or ngram with --draft"
+        name = "name a smaller model of the target's family, a head, ngram or suffix with --draft"
         notes.warn("draft", "nobody drafts, so nothing is gained", name, kind="none")
     return Draft(choice)
 

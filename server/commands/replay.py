@@ -22,8 +22,8 @@ def _add_arguments(parser: ArgumentParser) -> None:
         action="append",
         metavar="WAY",
         help="a way of drafting to evaluate; may be given several times: none, recorded (as it was), recorded:4 "
-        "(a chain), recorded:3,2,1 (a tree), recorded@8 (the 8 likeliest nodes), ngram:4 (needs --trace-text). "
-        "Default: a table of the usual ones",
+        "(a chain), recorded:3,2,1 (a tree), recorded@8 (the 8 likeliest nodes), ngram:4 or suffix:4 (these "
+        "need --trace-text). Default: a table of the usual ones",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of the table")
 

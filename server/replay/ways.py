@@ -25,7 +25,7 @@ class Way:
 
 
 def parse(text: str) -> Way:
-    """Read ``none``, ``recorded``, ``recorded:4``, ``recorded:3,2,1``, ``recorded@8``, ``ngram`` or ``ngram:6``.
+    """Read ``none``, ``recorded``, ``recorded:4``, ``recorded:3,2,1``, ``recorded@8``, ``ngram`` or ``suffix:6``.
 
     Raises ConfigurationError saying what is known, for anything else.
     """

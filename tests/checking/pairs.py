@@ -131,6 +131,7 @@ def swapped_tokens(directory: Path) -> None:
 SOUND = {
     "none": Case("none"),
     "ngram": Case("ngram"),
+    "suffix": Case("suffix"),
     "draft": Case("draft"),
     "draft_tree": Case("draft", changes={"draft_tree": "3,2,1"}),
     "half": Case("draft", changes={"dtype": "bfloat16"}),

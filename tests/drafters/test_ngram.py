@@ -5,32 +5,8 @@ from __future__ import annotations
 import pytest
 
 from drafters.ngram import NgramDrafter
-from kvpaging import PagePool, PageTable
-from spec.noise import Noise
-from spec.sampling import SamplingParams
-from spec.sequence import Sequence
 from spec.tree import TreeShape
-
-
-def sequence(text: str, name: str = "one") -> Sequence:
-    return Sequence(
-        id=name,
-        tokens=[ord(letter) for letter in text],
-        prompt_length=1,
-        sampling=SamplingParams(),
-        table=PageTable(PagePool(2)),
-        noise=Noise(0, 128),
-        limit=1000,
-        stop_ids=frozenset(),
-    )
-
-
-def proposed(drafter: NgramDrafter, running: Sequence, levels: int = 4) -> str:
-    """What is drafted behind the root."""
-    (tree,) = drafter.propose([running], [TreeShape.chain(levels)])
-    assert tree.is_chain
-    assert tree.tokens[0] == running.tokens[-1]
-    return "".join(map(chr, tree.tokens[1:].tolist()))
+from tests.drafters.texts import proposed, sequence
 
 
 @pytest.mark.parametrize(

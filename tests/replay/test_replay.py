@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from drafters.ngram import NgramDrafter
+from drafters.suffix.drafter import SuffixDrafter
 from server.cli import main
+from server.lookup import LOOKUPS
 from server.replay import lookups, recorded
 from server.replay.cost import Cost
 from server.replay.evaluate import evaluate, largest
@@ -34,18 +38,25 @@ def file(tmp_path: Path) -> Path:
     return tmp_path / "trace.jsonl"
 
 
-def ran(drafter: Drafter, shape: tuple[int, ...], file: Path | None = None, text: bool = True) -> list[Statistics]:
+def ran(
+    drafter: Drafter,
+    shape: tuple[int, ...],
+    file: Path | None = None,
+    text: bool = True,
+    max_seqs: int = 4,
+    tokens: int = 250,
+) -> list[Statistics]:
     """Statistics of some requests, traced if a file is given."""
     with contextlib.ExitStack() as closing:
         observers = []
         if file is not None:
             observers = [TraceWriter(Lines(str(file)), text)]
             closing.callback(observers[0].close)
-        house = House(MODEL, drafter, shape, max_model_len=400, pages=400, observers=observers)
+        house = House(MODEL, drafter, shape, max_model_len=400, pages=400, max_seqs=max_seqs, observers=observers)
         if observers:
             observers[0].started(house.engine.info, COST)
         for number in range(4):
-            house.add(str(number), [number, 1, 2, 3], SamplingParams(max_tokens=250, seed=number))
+            house.add(str(number), [number, 1, 2, 3], SamplingParams(max_tokens=tokens, seed=number))
         return [answer.statistics for _, answer in sorted(house.run().items())]
 
 
@@ -75,10 +86,15 @@ def test_the_recorded_way_is_what_happened(file: Path) -> None:
 
 
 @pytest.mark.parametrize("levels", [2, 5])
-def test_lookups_on_a_trace_do_what_they_do_when_they_draft(file: Path, levels: int) -> None:
-    ran(guesser(), (3, 2, 1), file)
-    statistics = ran(NgramDrafter(), (1,) * levels)
-    outcome = lookups.judge(parse(f"ngram:{levels}"), requests(file))
+@pytest.mark.parametrize("name", LOOKUPS)
+def test_lookups_on_a_trace_do_what_they_do_when_they_draft(
+    file: Path, name: str, levels: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One request after the other, since some look at earlier answers, and over before a step drafts nothing at all."""
+    monkeypatch.setitem(LOOKUPS, "suffix", partial(SuffixDrafter, slice_seconds=math.inf))
+    ran(guesser(), (3, 2, 1), file, max_seqs=1, tokens=70)
+    statistics = ran(LOOKUPS[name](), (1,) * levels, max_seqs=1, tokens=70)
+    outcome = lookups.judge(parse(f"{name}:{levels}"), requests(file))
     assert outcome.steps == sum(one.steps - 1 for one in statistics)
     assert (outcome.drafted, outcome.accepted) == (
         sum(one.drafted for one in statistics),

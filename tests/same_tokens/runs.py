@@ -8,6 +8,7 @@ from dataclasses import replace
 from functools import cache
 
 from drafters.ngram import NgramDrafter
+from drafters.suffix.drafter import SuffixDrafter
 from kvpaging import PagePool
 from spec.engine import Engine
 from spec.protocols import Drafter
@@ -30,7 +31,7 @@ TEMPLATE = TreeShape.of(
     Template.of([[0], [1], [3], [0, 0], [0, 1], [0, 4], [3, 0], [0, 0, 0], [0, 1, 2], [3, 0, 0], [3, 0, 0, 1]])
 )
 #: ``garbage`` proposes random trees; ``truth`` too, with the right tokens hidden on a path of each.
-DRAFTERS = ["ngram", *CHAINS, *TREES, *DYNAMIC, "template", "garbage", "truth"]
+DRAFTERS = ["ngram", "suffix", "suffix tree", *CHAINS, *TREES, *DYNAMIC, "template", "garbage", "truth"]
 
 SAMPLINGS = {
     "greedy": SamplingParams(temperature=0.0, top_k=3, min_p=0.2),
@@ -101,7 +102,7 @@ def shape_of(drafter: str) -> TreeShape:
         return TreeShape.chain(int(drafter.removeprefix("chain")))
     if drafter in TREES or drafter in DYNAMIC:
         return TreeShape.parse(drafter.removeprefix("dynamic "))
-    fixed = {"none": ROOT_ONLY, "ngram": TreeShape.chain(5), "template": TEMPLATE}
+    fixed = {"none": ROOT_ONLY, "ngram": TreeShape.chain(5), "suffix": TreeShape.chain(7), "template": TEMPLATE}
     return fixed.get(drafter, TreeShape.parse("2,4,4,3,3,2,1"))
 
 
@@ -113,6 +114,8 @@ def drafting(pair: Pair, drafter: str, texts: Mapping[str, list[int]], **options
             return None
         if drafter == "ngram":
             return NgramDrafter(shortest=1)
+        if drafter.startswith("suffix"):
+            return SuffixDrafter()
         if drafter in ("garbage", "truth"):
             return RandomTrees(pair.vocab_size, known=texts if drafter == "truth" else None)
         return pair.draft_model(pool, dynamic=drafter in DYNAMIC)

@@ -5,6 +5,7 @@ All are told what was committed. Only the one that proposed is told which nodes 
 
 from __future__ import annotations
 
+import math
 import random
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -15,6 +16,7 @@ from drafters.draft_model import DraftModelDrafter
 from drafters.eagle import EagleDrafter
 from drafters.medusa import MedusaDrafter
 from drafters.ngram import NgramDrafter
+from drafters.suffix.drafter import SuffixDrafter
 from kvpaging import PagePool
 from spec.features import Features, reader_of
 from spec.protocols import Drafter, FeatureRequest
@@ -30,6 +32,7 @@ def makers(pair: Pair) -> dict[str, MakeDrafter]:
     made: dict[str, MakeDrafter] = {name: head_of(pair, name.partition("_")[0], shape) for name, shape in heads.items()}
     return made | {
         "ngram": lambda pool: NgramDrafter(shortest=1),
+        "suffix": lambda pool: SuffixDrafter(slice_seconds=math.inf),
         "draft_model": pair.draft_model,
         "draft_dynamic": lambda pool: pair.draft_model(pool, dynamic=True),
     }
@@ -130,6 +133,8 @@ class Compared(Switching):
         for member in self.members.values():
             if isinstance(member, DraftModelDrafter | MedusaDrafter | EagleDrafter):
                 member.calibration.active = False
+            elif isinstance(member, SuffixDrafter):
+                member.learning = False
         self.compared: Counter[str] = Counter()
 
     def propose(self, sequences: Sequence[Running], shapes: Sequence[TreeShape]) -> list[DraftTree]:

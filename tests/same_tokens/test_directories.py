@@ -67,6 +67,8 @@ def expected(pair, directory) -> dict[str, Text]:
     [
         ("none", {}),
         ("ngram", {}),
+        ("suffix", {"draft_tokens": 8}),
+        ("suffix", {"draft_tree": "3,2,1"}),
         ("draft", {"draft_tokens": 1}),
         ("draft", {"draft_tokens": 6}),
         ("draft", {"draft_tree": "4,4,2,2,1"}),

@@ -30,11 +30,11 @@ def assert_same_tokens(pair: Pair, drafter: str) -> dict[str, Text]:
 
 
 def _cases() -> list:
-    """Each family with six drafters, another chain and other trees from family to family; all others are slow."""
+    """Each family with eight drafters, another chain and other trees from family to family; all others are slow."""
     cases = []
     for number, family in enumerate(FAMILIES):
         turns = (kind[number % len(kind)] for kind in (CHAINS, TREES, [*DYNAMIC, "template"]))
-        quick = {"ngram", "garbage", "truth", *turns}
+        quick = {"ngram", "suffix", "suffix tree", "garbage", "truth", *turns}
         cases += [pytest.param(family, d, marks=() if d in quick else pytest.mark.slow) for d in DRAFTERS]
     return cases
 

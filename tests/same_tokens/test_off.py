@@ -42,7 +42,7 @@ def expected(pair: Pair) -> dict[str, Text]:
 
 
 @pytest.mark.parametrize("max_seqs", [1, 4], ids=["alone", "together"])
-@pytest.mark.parametrize("drafter", ["ngram", "chain4", "4,4,2,2,1", "truth"])
+@pytest.mark.parametrize("drafter", ["ngram", "suffix", "chain4", "4,4,2,2,1", "truth"])
 def test_every_other_request_switches_it_off(pair, drafter, max_seqs) -> None:
     models = pair("llama2")
     asked = jobs_of(models.vocab_size, LENGTHS, TOKENS)

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from kvpaging import PagePool
+from server.lookup import LOOKUPS
 from spec.engine import Engine
 from spec.protocols import Drafter
 from spec.tree import TreeShape
@@ -39,7 +40,7 @@ def assert_all_took_part(engine: Engine) -> None:
     drafter = engine.drafter
     assert isinstance(drafter, Switching)
     assert all(drafter.asked[name] for name in drafter.members), drafter.asked
-    assert all(drafter.accepted[name] for name in drafter.members if name != "ngram"), drafter.accepted
+    assert all(drafter.accepted[name] for name in drafter.members if name not in LOOKUPS), drafter.accepted
 
 
 @seeds
@@ -137,6 +138,6 @@ def test_a_rested_drafter_has_caught_up(pair, condition) -> None:
     assert_same(texts, run(engine, jobs))
     drafter = engine.drafter
     assert isinstance(drafter, Compared)
-    assert all(drafter.compared[name] > 3 for name in makers(models) if name != "ngram"), drafter.compared
+    assert all(drafter.compared[name] > 3 for name in makers(models) if name not in LOOKUPS), drafter.compared
     # A draft model that reads the text as it is agrees with most of the target's draws.
     assert drafter.accepted["draft_model"] > drafter.asked["draft_model"] / 2

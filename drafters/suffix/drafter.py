@@ -1,0 +1,110 @@
+"""The suffix drafter: what followed the longest context that ends the text, in it or in earlier answers.
+
+Costs no model. Where the last tokens of a sequence, up to 16 of them, stood before is looked up in its own text and in
+what was answered before under the same salt; the places found vote, and the draft is as long as its chance to be right
+is good (reference: algorithms, 3.10). Text is taken in a slice at each step, so that a long prompt holds up nobody:
+what is not taken in yet is not found yet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Many
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from drafters.suffix.contexts import MOST_CONTEXT, Contexts
+from drafters.suffix.growth import Found, Grown, grow_chain, grow_tree
+from drafters.suffix.history import Answers, History
+from drafters.suffix.slices import SLICE, Slices
+from spec.protocols import FeatureRequest
+from spec.sequence import Sequence
+from spec.tree import DraftTree, TreeShape
+
+#: What is less likely than this to be accepted is not drafted. Lower drafts more and has hardly more accepted.
+LEAST_CHANCE = 0.01
+#: Lengths of context that a tree looks at.
+_LENGTHS = 4
+
+
+@dataclass(slots=True, eq=False)
+class _Running:
+    """What is kept of a sequence: its text, its salt's answers, and the last draft with the length it was made at."""
+
+    own: Contexts
+    answers: Answers
+    grown: Grown | None = None
+    length: int = 0
+
+
+class SuffixDrafter:
+    """Chains, and trees where places disagree; implements :class:`spec.protocols.Drafter`.
+
+    history: earlier answers, to begin with and to add to. slice_seconds: of each step, for taking in text. learning:
+    False leaves the chances as they begin, for comparison.
+    """
+
+    name = "suffix"
+    needs: FeatureRequest | None = None
+
+    def __init__(self, history: History | None = None, slice_seconds: float = SLICE) -> None:
+        self.history = History() if history is None else history
+        self.learning = True
+        self._slices = Slices(slice_seconds)
+        self._running: dict[str, _Running] = {}
+
+    def propose(self, sequences: Many[Sequence], shapes: Many[TreeShape]) -> list[DraftTree]:
+        """A draft per sequence, empty where nothing matches: a tree of at most the shape's levels and nodes."""
+        self._slices.begin()
+        running = [self._of(sequence) for sequence in sequences]
+        for one in sorted(running, key=lambda one: one.own.behind):
+            self._slices.take(one.own)
+        self._catch_up()
+        return [self._tree(*parts) for parts in zip(running, sequences, shapes, strict=True)]
+
+    def extend(self, sequence: Sequence) -> None:
+        """Take in a slice of the prompt, all of which is known, while the target computes it."""
+        self._slices.extend(sequence.id)
+        self._slices.take(self._of(sequence).own)
+        self._catch_up()
+
+    def committed(self, sequence: Sequence, path: list[int], moves: tuple[Tensor, Tensor] | None) -> None:
+        """Nothing to do: what was committed is read when a draft is asked for."""
+
+    def finished(self, sequence: Sequence) -> None:
+        """Keep the answer, if it is one: a preempted sequence comes back, and what is not to leave a trace does not."""
+        running = self._running.pop(sequence.id, None)
+        if running is not None:
+            self.history.dropped.append(running.own)
+        if sequence.finished and sequence.finish_reason != "error" and sequence.speculate and not sequence.aside:
+            self.history.add(sequence.salt, sequence.tokens[max(0, sequence.prompt_length - MOST_CONTEXT) :])
+
+    def _of(self, sequence: Sequence) -> _Running:
+        running = self._running.get(sequence.id)
+        if running is None:
+            running = _Running(Contexts(sequence.tokens), self.history.of(sequence.salt))
+            self._running[sequence.id] = running
+        return running
+
+    def _catch_up(self) -> None:
+        """With what is left of the slice: earlier answers, and memory to give back."""
+        behind, dropped = self.history.behind, self.history.dropped
+        while behind and self._slices.take(behind[0]):
+            del behind[0]
+        while dropped and self._slices.dispose(dropped[-1]):
+            dropped.pop()
+
+    def _tree(self, running: _Running, sequence: Sequence, shape: TreeShape) -> DraftTree:
+        tokens, trust = sequence.tokens, running.answers.trust
+        if running.grown is not None and self.learning:
+            running.grown.teach(trust, tokens[running.length :])
+        running.grown, running.length = None, len(tokens)
+        most = 1 if shape.is_chain else _LENGTHS
+        found = Found.of(tokens, [running.own, *running.answers.texts], most, shape.levels)
+        if not shape.levels or not found.runs or not found.runs[0]:
+            return DraftTree.chain(tokens[-1:], self.name)
+        if shape.is_chain:
+            grown = running.grown = grow_chain(tokens[-1], found, shape.levels, trust, LEAST_CHANCE)
+            return DraftTree.chain(grown.tokens, self.name, tuple(grown.chances))
+        grown = running.grown = grow_tree(tokens[-1], found, shape.levels, shape.nodes, trust, LEAST_CHANCE)
+        return DraftTree.build(grown.tokens, grown.parents, self.name, tuple(grown.chances))

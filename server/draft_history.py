@@ -1,0 +1,164 @@
+"""The file that lets the suffix drafter remember earlier answers across restarts (``--draft-history``).
+
+::
+
+    foresay draft history 1       what it is, a line
+    16 bytes                      BLAKE2b of the rest
+    MessagePack                   Stored: texts by salt, salts as hashes under a key that is the file's own
+
+It holds token ids: of answers, and of the last 16 tokens of the prompt before each. So it is for its owner's eyes only.
+It is written whole beside the old one, which it then takes the place of.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from hashlib import blake2b
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from drafters.suffix.contexts import END
+from drafters.suffix.drafter import SuffixDrafter
+from drafters.suffix.history import History, Texts
+from spec.engine import Engine
+from spec.errors import ConfigurationError
+from spec.observer import Observer
+from spec.sequence import Sequence
+
+MAGIC, DIGEST_BYTES = b"foresay draft history 1\n", 16
+#: Seconds between two writes while the engine runs.
+EVERY = 300.0
+#: Tokens packed at once by the thread that writes, and how long it then lets others run.
+_PIECE, _REST = 4096, 0.001
+log = logging.getLogger("foresay.engine")
+
+
+class Stored(msgspec.Struct):
+    """What the file holds. texts: by the hash of their salt, the quietest first: each its texts, the oldest first, as
+    little-endian int32."""
+
+    vocab_size: int
+    key: bytes
+    texts: list[tuple[bytes, list[bytes]]]
+
+
+def read(path: str, vocab_size: int) -> History:
+    """The history in a file; an empty one if there is no file yet.
+
+    Raises ConfigurationError for a place that cannot be read or written, a file of another kind, a damaged one, or one
+    of a target with another vocabulary.
+    """
+    place = Path(path).expanduser()
+    if not os.access(place.parent, os.W_OK | os.X_OK):
+        raise ConfigurationError(f"--draft-history {path}: no file can be written in {place.parent}")
+    try:
+        data = place.read_bytes()
+    except FileNotFoundError:
+        return History()
+    except OSError as error:
+        raise ConfigurationError(f"--draft-history {path}: cannot be read ({error.strerror})") from None
+    if not data.startswith(MAGIC):
+        raise ConfigurationError(f"--draft-history {path}: is no draft history; name another file")
+    head = len(MAGIC) + DIGEST_BYTES
+    try:
+        if _digest(data[head:]) != data[len(MAGIC) : head]:
+            raise ValueError("the checksum differs")
+        stored = msgspec.msgpack.decode(data[head:], type=Stored)
+        texts = [(salt, [_unpacked(text, stored.vocab_size) for text in kept]) for salt, kept in stored.texts]
+    except ValueError as error:  # msgspec's are
+        raise ConfigurationError(f"--draft-history {path}: is damaged ({error}); move it away to start anew") from None
+    if stored.vocab_size != vocab_size:
+        raise ConfigurationError(
+            f"--draft-history {path}: was written with a target of {stored.vocab_size} tokens, this one has "
+            f"{vocab_size}; name another file for it"
+        )
+    history = History(key=stored.key)
+    for salt, kept in texts:
+        history.restore(salt, kept)
+    return history
+
+
+def write(path: str, texts: Texts, key: bytes, vocab_size: int, rest: float = 0) -> None:
+    """Write :meth:`History.texts`. rest: seconds between pieces, for a thread beside the engine. Raises OSError."""
+    packed = [(salt, [_packed(text, rest) for text in kept]) for salt, kept in texts]
+    body = msgspec.msgpack.encode(Stored(vocab_size, key, packed))
+    place = Path(path).expanduser()
+    partial = place.with_name(f"{place.name}.{os.getpid()}.partial")
+    descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(MAGIC + _digest(body) + body)
+            file.flush()
+            os.fsync(descriptor)
+        os.replace(partial, place)
+    except OSError:
+        partial.unlink(missing_ok=True)
+        raise
+
+
+def _packed(tokens: list[int], rest: float) -> bytes:
+    """A text may grow meanwhile: as long as it is now."""
+    packed = bytearray()
+    for begin in range(0, end := len(tokens), _PIECE):
+        packed += np.array(tokens[begin : min(begin + _PIECE, end)], "<i4").tobytes()
+        time.sleep(rest)
+    return bytes(packed)
+
+
+def _unpacked(text: bytes, vocab_size: int) -> list[int]:
+    tokens = np.frombuffer(text, "<i4")
+    if not ((tokens >= 0) & ((tokens < vocab_size) | (tokens == END))).all():
+        raise ValueError(f"it holds tokens that are none of the {vocab_size}")
+    unpacked: list[int] = tokens.tolist()
+    return unpacked
+
+
+def _digest(body: bytes) -> bytes:
+    return blake2b(body, digest_size=DIGEST_BYTES).digest()
+
+
+class HistoryWriter(Observer):
+    """Writes the history of an engine's drafter now and then, in a thread, and at the end. every: seconds between."""
+
+    def __init__(self, path: str, every: float = EVERY) -> None:
+        self._path, self._every = path, every
+        self._history: History | None = None
+        self._vocab_size = self._written = 0
+        self._at = time.monotonic()
+        self._thread: threading.Thread | None = None
+
+    def started(self, engine: Engine) -> None:
+        """The engine is ready."""
+        assert isinstance(engine.drafter, SuffixDrafter), "the settings were checked"
+        self._history, self._vocab_size = engine.drafter.history, engine.info.vocab_size
+        self._written = self._history.changes
+
+    def ended(self, sequence: Sequence) -> None:
+        """Answers are added when sequences end: write, if the last time is long ago."""
+        history = self._history
+        due = time.monotonic() - self._at >= self._every and (self._thread is None or not self._thread.is_alive())
+        if history is not None and due and history.changes != self._written:
+            self._at, self._written = time.monotonic(), history.changes
+            # The texts only grow, so the thread may read them.
+            given = (history.texts(), history.key, _REST)
+            self._thread = threading.Thread(target=self._write, args=given, name="draft history", daemon=True)
+            self._thread.start()
+
+    def close(self) -> None:
+        """Write what is new."""
+        if self._thread is not None:
+            self._thread.join()
+        if self._history is not None and self._history.changes != self._written:
+            self._write(self._history.texts(), self._history.key)
+            self._written = self._history.changes
+
+    def _write(self, texts: Texts, key: bytes, rest: float = 0.0) -> None:
+        try:
+            write(self._path, texts, key, self._vocab_size, rest)
+        except OSError as error:
+            log.warning("--draft-history %s: cannot be written (%s)", self._path, error.strerror)

@@ -1,0 +1,203 @@
+"""Suffix lookup on literal texts: a token is a letter."""
+
+from __future__ import annotations
+
+import math
+import random
+from dataclasses import replace
+
+import pytest
+
+from drafters.suffix.drafter import SuffixDrafter
+from spec.sequence import Sequence
+from spec.tree import TreeShape
+from tests.drafters.texts import answered, draft, letters, proposed, sequence
+
+
+def suffix() -> SuffixDrafter:
+    """One that has always taken in everything."""
+    return SuffixDrafter(slice_seconds=math.inf)
+
+
+def children(drafter: SuffixDrafter, running: Sequence, widths: tuple[int, ...]) -> dict[str, float]:
+    """The paths of a drafted tree, as letters, and their chances."""
+    tree = draft(drafter, running, TreeShape(widths))
+    paths = [""]
+    for token, parent in zip(tree.tokens[1:].tolist(), tree.parents[1:].tolist(), strict=True):
+        paths.append(paths[parent] + chr(token))
+    assert len(set(paths)) == len(paths), "siblings differ"
+    return dict(zip(paths, tree.chances, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("text", "drafted"),
+    [
+        ("abcdefab", "cdef"),  # what followed "ab"
+        ("abXXabYYab", "YYab"),  # once each: the most recent time
+        ("abXcabXdabYeab", "Xdab"),  # twice X, once Y; of the two, the later goes on
+        ("abcXabYYabc", "XabY"),  # a longer match decides before a more recent one
+        ("xyzpqxyzab", ""),  # never seen
+        ("abab", "abab"),  # the text has no more, so it is thought to repeat itself
+        ("aaaa", "aaaa"),
+        ("ab", ""),
+        ("a", ""),
+    ],
+)
+def test_it_proposes_what_mostly_followed_the_longest_context(text, drafted) -> None:
+    assert proposed(suffix(), sequence(text)) == drafted
+
+
+def test_the_longest_context_counts_up_to_sixteen_tokens() -> None:
+    """Of two places the later is taken, unless one of them has more than the other and no more than 16 count."""
+    known, other = "abcdefghijklmnop", "Xbcdefghijklmnop"
+    assert proposed(suffix(), sequence(f"{known}1{other}2{known}"), 1) == "1"
+    assert proposed(suffix(), sequence(f"Y{known}1Z{known}2Y{known}"), 1) == "2"
+
+
+@pytest.mark.parametrize(("levels", "drafted"), [(1, "c"), (3, "cde"), (6, "cdefgh")])
+def test_a_chain_is_at_most_as_deep_as_its_shape(levels, drafted) -> None:
+    assert proposed(suffix(), sequence("abcdefghijab"), levels) == drafted
+
+
+def test_a_chain_ends_where_it_is_hardly_right() -> None:
+    """A context of one token is worth a few; one of sixteen is worth many."""
+    rng = random.Random(1)
+    text = "".join(map(chr, rng.sample(range(200, 900), 200)))
+    short, long = proposed(suffix(), sequence(text + text[0]), 60), proposed(suffix(), sequence(text + text[:20]), 60)
+    assert text.startswith(text[0] + short) and text[20:].startswith(long)
+    assert 2 <= len(short) < len(long) <= 60
+
+
+def test_chances_fall_along_a_chain() -> None:
+    tree = draft(suffix(), sequence("abcdefghabcd"), TreeShape.chain(4))
+    assert tree.chances[0] == 1.0
+    assert list(tree.chances) == sorted(tree.chances, reverse=True)
+    assert 0 < tree.expected < 4
+
+
+def test_a_tree_holds_what_followed_each_time() -> None:
+    paths = children(suffix(), sequence("abXcabXcabYdab"), (4, 4, 4))
+    assert {"X", "Y", "Xc", "Yd", "Xca"} <= set(paths)
+    assert paths["X"] > paths["Y"] and paths["X"] > paths["Xc"]
+
+
+def test_a_tree_holds_what_followed_shorter_contexts_too() -> None:
+    """The longest says 1; "c" alone was followed by 2."""
+    assert set(children(suffix(), sequence("abc1_c2_abc"), (4,))) == {"", "1", "2"}
+
+
+@pytest.mark.parametrize("widths", [(3, 2), (1, 2, 1), (2, 2, 2, 2, 2)])
+def test_a_tree_is_at_most_as_large_as_its_shape(widths) -> None:
+    rng, drafter = random.Random(2), suffix()
+    running = sequence([rng.randrange(3) for _ in range(300)])
+    tree = draft(drafter, running, TreeShape(widths))
+    assert int(tree.depths.max()) <= len(widths) and 2 < len(tree) <= 1 + sum(widths)
+
+
+def test_misses_make_it_draft_less_and_hits_more() -> None:
+    """Two letters are always followed by two others, or by what they never were followed by before."""
+    rng, lengths = random.Random(3), {}
+    for right in (True, False):
+        drafter, running = suffix(), sequence("")
+        for step in range(80):
+            running.tokens += [300, 301]
+            drafted = draft(drafter, running, TreeShape.chain(8)) if step else None
+            running.tokens += [302, 303, 304, 305] if right else [rng.randrange(10**6) + 1000 for _ in range(4)]
+        assert drafted is not None
+        lengths[right] = drafted.expected
+    assert lengths[False] < 0.5 < 2 < lengths[True]
+
+
+def test_looking_twice_changes_nothing() -> None:
+    drafter, running = suffix(), sequence("abcdefab")
+    assert [proposed(drafter, running) for _ in range(3)] == ["cdef"] * 3
+
+
+def test_each_token_read_as_it_comes_gives_what_the_whole_text_gives() -> None:
+    drafter, running = suffix(), sequence("a")
+    drafter.learning = False
+    for letter in "bracadabra abracadabra, abraham: abrac":
+        running.tokens.append(ord(letter))
+        assert proposed(drafter, running) == proposed(suffix(), running)
+
+
+def test_running_sequences_do_not_share_what_they_say() -> None:
+    trees = suffix().propose([sequence("abcdab", "one"), sequence("xyab", "two")], [TreeShape.chain(2)] * 2)
+    assert [len(tree) for tree in trees] == [3, 1]
+
+
+def test_choices_of_one_prompt_go_their_own_ways() -> None:
+    drafter, first = suffix(), sequence("abcdab", "r-0", prompt=6)
+    second = replace(first, id="r-1", tokens=list(first.tokens))
+    first.tokens += letters("cXab")
+    second.tokens += letters("cYab")
+    assert [proposed(drafter, one, 2) for one in (first, second)] == ["cX", "cY"]
+    first.finish_reason = "stop"
+    drafter.finished(first)
+    second.tokens += letters("cX")
+    assert proposed(drafter, second, 2) == "ab", "as the other, which is over, went on"
+
+
+def test_an_answer_is_found_by_later_requests() -> None:
+    drafter = suffix()
+    answered(drafter, "??abcdef", prompt=2)
+    assert proposed(drafter, sequence("xyab")) == "cdef"
+    assert proposed(drafter, sequence("xyabZab", "other"), 1) == "Z", "its own text comes first"
+
+
+def test_an_answer_ends_where_it_ends() -> None:
+    """Nothing is drafted beyond it, nor the beginning of the next one."""
+    drafter = suffix()
+    answered(drafter, "?abcd", "first")
+    answered(drafter, "?efgh", "second")
+    assert proposed(drafter, sequence("xyab")) == "cd"
+
+
+def test_the_end_of_the_prompt_leads_to_the_answer_and_the_rest_is_not_kept() -> None:
+    drafter = suffix()
+    text = "secret: 1234567 " + "q" * 16 + "answer"
+    answered(drafter, text, prompt=len(text) - 6)
+    assert proposed(drafter, sequence("_" + "q" * 16), 6) == "answer"
+    assert proposed(drafter, sequence("_secret")) == ""
+
+
+@pytest.mark.parametrize(
+    ("changes", "kept"),
+    [
+        ({"finish_reason": "stop"}, True),
+        ({"finish_reason": "cancelled"}, True),
+        ({"finish_reason": None}, False),  # preempted: it comes back
+        ({"finish_reason": "error"}, False),
+        ({"finish_reason": "stop", "aside": True}, False),
+        ({"finish_reason": "stop", "speculate": False}, False),
+    ],
+)
+def test_which_texts_are_kept(changes, kept) -> None:
+    drafter = suffix()
+    drafter.finished(replace(sequence("?abcdef"), **changes))
+    assert proposed(drafter, sequence("xyab", "later")) == ("cdef" if kept else "")
+
+
+def test_nothing_is_looked_up_across_salts() -> None:
+    drafter = suffix()
+    answered(drafter, "?abcdef", salt="key-one")
+    assert proposed(drafter, sequence("xyab", "theirs", salt="key-two")) == ""
+    assert proposed(drafter, sequence("xyab", "nobody's")) == ""
+    assert proposed(drafter, sequence("xyab", "ours", salt="key-one")) == "cdef"
+
+
+def test_a_text_that_was_cut_is_kept_as_far_as_it_goes() -> None:
+    drafter, running = suffix(), sequence("?abcdefXYZ")
+    assert proposed(drafter, running) == ""
+    del running.tokens[5:]
+    running.finish_reason = "stop"
+    drafter.finished(running)
+    assert proposed(drafter, sequence("xyab", "later")) == "cd"
+
+
+def test_a_finished_sequence_is_forgotten() -> None:
+    """The same id may come again, with another text."""
+    drafter = suffix()
+    assert proposed(drafter, sequence("abcdab")) == "cdab"
+    drafter.finished(sequence("abcdab"))
+    assert proposed(drafter, sequence("xyab")) == ""

@@ -1,0 +1,187 @@
+"""The places of contexts, what they cost, and how well they foretell, against looking everywhere."""
+
+from __future__ import annotations
+
+import random
+import time
+import tracemalloc
+from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import pairwise
+
+import pytest
+
+from drafters.suffix.contexts import MOST_CONTEXT, MOST_PLACES, Contexts
+from drafters.suffix.drafter import SuffixDrafter
+from drafters.suffix.history import History
+from drafters.suffix.slices import PIECE, Slices
+from spec.tree import TreeShape
+from spec.walk import Walk
+from tests.drafters.texts import sequence
+
+#: Tokens of history at which costs are stated.
+LONG = 100_000
+
+
+def texts(seed: int) -> list[int]:
+    """Random texts that repeat themselves: few tokens, pieces copied from before, now and then one over and over."""
+    rng, text = random.Random(seed), [0]
+    tokens = rng.choice([1, 2, 3, 8, 50])
+    while len(text) < 400:
+        begin = rng.randrange(len(text))
+        piece = text[begin : begin + rng.randint(1, 40)] if rng.random() < 0.5 else [rng.randrange(tokens)]
+        text += piece * rng.choice([1, 1, 1, 5])
+    return text
+
+
+def common(text: list[int], place: int, query: list[int]) -> int:
+    """How many tokens before a place are those that end the query, up to 16."""
+    length = 0
+    while length < min(place, len(query), MOST_CONTEXT) and text[place - 1 - length] == query[-1 - length]:
+        length += 1
+    return length
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_every_place_of_every_context_is_found(seed) -> None:
+    """The nodes passed are those where places part; with each come the latest of all places that agree so far."""
+    text = texts(seed)
+    rng, contexts = random.Random(seed), Contexts(text)
+    while contexts.behind > 0:
+        contexts.take(rng.randint(1, 50))
+        end = contexts.taken
+        begin = rng.randrange(end)
+        query = rng.choice([text[:end], text[begin : begin + 30], [*text[begin : begin + 20], 99]])
+        lengths = {place: common(text, place, query) for place in range(1, end)}
+        found = contexts.matches(query)
+        longest = max(lengths.values(), default=0)
+        assert (found[-1][0] if found else 0) == longest
+        assert all(a[0] < b[0] for a, b in pairwise(found))
+        for length, places in found:
+            agreeing = [place for place, known in lengths.items() if known >= length]
+            assert list(places) == agreeing[-len(places) :]
+            assert len(places) == len(agreeing) or len(places) >= MOST_PLACES
+
+
+def rightmost(text: list[int], levels: int) -> list[int]:
+    """What followed the latest place of the longest context, found by looking at every place."""
+    best, where = 0, 0
+    for place in range(1, len(text)):
+        if text[place - 1] == text[-1] and (length := common(text, place, text)) >= best:
+            best, where = length, place
+    return text[where : where + levels] if best else []
+
+
+def edits(rng: random.Random) -> tuple[list[int], list[int]]:
+    """A prompt with repeated phrases, and an output that copies most of it."""
+    phrases = [[rng.randrange(20, 400) for _ in range(rng.randint(3, 9))] for _ in range(12)]
+    prompt = [token for _ in range(40) for token in (*rng.choice(phrases), rng.randrange(20))]
+    output = [token if rng.random() < 0.93 else rng.randrange(400) for token in prompt]
+    return prompt, output
+
+
+@pytest.mark.parametrize("levels", [4, 8, 16])
+def test_it_accepts_what_the_rightmost_longest_match_does_and_drafts_less(levels) -> None:
+    rng, ours, theirs = random.Random(levels), [0, 0], [0, 0]
+    for number in range(6):
+        prompt, output = edits(rng)
+        whole, at = prompt + output, len(prompt)
+        walk = Walk(SuffixDrafter(slice_seconds=1e9), TreeShape.chain(levels), sequence(prompt, str(number), at), [])
+        walk.follow(whole, over=True)
+        ours[0] += sum(walk.trace.per_step_accepted)
+        ours[1] += sum(walk.trace.per_step_drafted)
+        while at < len(whole):
+            drafted = rightmost(whole[:at], levels)
+            hits = next((i for i, (a, b) in enumerate(zip(drafted, whole[at:], strict=False)) if a != b), None)
+            accepted = min(len(drafted), len(whole) - at) if hits is None else hits
+            theirs = [theirs[0] + accepted, theirs[1] + len(drafted)]
+            at += accepted + 1
+    assert theirs[0] > 500
+    assert ours[0] >= 0.98 * theirs[0] and ours[1] <= theirs[1]
+
+
+def long_text(rng: random.Random, length: int = LONG) -> list[int]:
+    """Words of a few tokens, frequent and rare ones."""
+    words = [[rng.randrange(20_000) for _ in range(rng.randint(1, 5))] for _ in range(3000)]
+    text: list[int] = []
+    while len(text) < length:
+        text += words[min(int(rng.paretovariate(0.7)), len(words)) - 1]
+    return text[:length]
+
+
+def cpu(run: Callable[[], object]) -> float:
+    begun = time.thread_time()
+    run()
+    return time.thread_time() - begun
+
+
+def measured() -> Iterator[tuple[SuffixDrafter, list[int]]]:
+    """A drafter with so much history, and a text like it."""
+    rng, drafter = random.Random(5), SuffixDrafter(History(2 * LONG, 2 * LONG), slice_seconds=1e9)
+    text = long_text(rng, LONG + 5000)
+    drafter.history.add("", text[:LONG])
+    yield drafter, text[LONG - 3000 :]
+
+
+def test_taking_in_and_proposing_cost_little_with_much_history() -> None:
+    """The promise is 20 us a token and 50 us a draft; ten times that may pass on a busy machine."""
+    ((drafter, text),) = measured()
+    (history,) = drafter.history.behind
+    assert cpu(lambda: history.take(LONG)) / LONG < 200e-6
+    running = sequence(text[:1000])
+    drafter.propose([running], [TreeShape.chain(8)])
+    times = []
+    for token in text[1000:3000]:
+        running.tokens.append(token)
+        times.append(cpu(lambda: drafter.propose([running], [TreeShape.chain(8)])))
+    assert sorted(times)[len(times) // 2] < 500e-6
+
+
+def test_memory_is_bounded_by_the_tokens_taken_in() -> None:
+    text = long_text(random.Random(6), 20_000)
+    tracemalloc.start()
+    try:
+        contexts = Contexts([*text, *text])
+        before = tracemalloc.get_traced_memory()[0]
+        contexts.take(len(contexts.tokens))
+        grown = tracemalloc.get_traced_memory()[0] - before
+    finally:
+        tracemalloc.stop()
+    assert 10 < grown / len(contexts.tokens) < 400, "bytes a token"
+
+
+def test_a_long_prompt_holds_nobody_up() -> None:
+    """Each step takes in a slice: in the middle one step costs less than a millisecond, and all of it is taken in."""
+    drafter, running = SuffixDrafter(), sequence(long_text(random.Random(7)))
+    times: list[float] = []
+    own = drafter._of(running).own
+    while own.behind > 0 and len(times) < LONG:
+        times.append(cpu(lambda: drafter.propose([running], [TreeShape.chain(8)])))
+    assert own.behind == 0
+    assert len(times) > LONG * 0.5e-6 / 1e-3
+    assert sorted(times)[len(times) // 2] < 1e-3
+    assert sorted(times)[int(len(times) * 0.9)] < 2e-3
+
+
+def test_prefill_takes_in_too_and_several_sequences_share_a_slice() -> None:
+    drafter = SuffixDrafter()
+    running = [sequence(long_text(random.Random(n)), str(n)) for n in range(3)]
+    for _ in range(5):
+        times = [cpu(partial(drafter.extend, one)) for one in running]
+        assert sum(times) < 2e-3
+    assert drafter._of(running[0]).own.taken > 500
+
+
+def test_a_slice_ends_in_time() -> None:
+    slices, text = Slices(0.0), Contexts(list(range(1000)))
+    slices.begin()
+    assert not slices.take(text) and text.taken == 1 + PIECE, "one piece, however late it is"
+    assert not slices.take(text) and text.taken == 1 + PIECE
+    slices.extend("one")
+    assert not slices.take(text) and text.taken == 1 + PIECE, "a chunk of the same step"
+    slices.extend("one")
+    assert not slices.take(text) and text.taken == 1 + 2 * PIECE, "the next step"
+    slices = Slices(1e9)
+    slices.begin()
+    assert slices.take(text) and text.behind == 0
+    assert slices.dispose(text) and text.disposed

@@ -1,0 +1,51 @@
+"""Sequences for lookup drafters: a token is a letter."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from kvpaging import PagePool, PageTable
+from spec.noise import Noise
+from spec.protocols import Drafter
+from spec.sampling import SamplingParams
+from spec.sequence import Sequence
+from spec.tree import DraftTree, TreeShape
+
+
+def letters(text: str) -> list[int]:
+    return [ord(letter) for letter in text]
+
+
+def sequence(text: str | Iterable[int], name: str = "one", prompt: int = 1, salt: str = "") -> Sequence:
+    return Sequence(
+        id=name,
+        tokens=letters(text) if isinstance(text, str) else list(text),
+        prompt_length=prompt,
+        sampling=SamplingParams(),
+        table=PageTable(PagePool(2)),
+        noise=Noise(0, 128),
+        limit=1 << 30,
+        stop_ids=frozenset(),
+        salt=salt,
+    )
+
+
+def draft(drafter: Drafter, running: Sequence, shape: TreeShape) -> DraftTree:
+    """What is drafted for one sequence; its root is the last token."""
+    (tree,) = drafter.propose([running], [shape])
+    assert tree.tokens[0] == running.tokens[-1]
+    return tree
+
+
+def proposed(drafter: Drafter, running: Sequence, levels: int = 4) -> str:
+    """The chain behind the root, as letters."""
+    tree = draft(drafter, running, TreeShape.chain(levels))
+    assert tree.is_chain
+    return "".join(map(chr, tree.tokens[1:].tolist()))
+
+
+def answered(drafter: Drafter, text: str, name: str = "earlier", prompt: int = 1, salt: str = "") -> None:
+    """A request that was answered to its end."""
+    over = sequence(text, name, prompt, salt)
+    over.finish_reason = "stop"
+    drafter.finished(over)
