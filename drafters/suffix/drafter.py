@@ -11,8 +11,6 @@ from __future__ import annotations
 from collections.abc import Sequence as Many
 from dataclasses import dataclass
 
-from torch import Tensor
-
 from drafters.suffix.contexts import MOST_CONTEXT, Contexts
 from drafters.suffix.growth import Found, Grown, grow_chain, grow_tree
 from drafters.suffix.history import Answers, History
@@ -68,7 +66,7 @@ class SuffixDrafter:
         self._slices.take(self._of(sequence).own)
         self._catch_up()
 
-    def committed(self, sequence: Sequence, path: list[int], moves: tuple[Tensor, Tensor] | None) -> None:
+    def committed(self, sequence: Sequence, path: list[int]) -> None:
         """Nothing to do: what was committed is read when a draft is asked for."""
 
     def finished(self, sequence: Sequence) -> None:
