@@ -7,9 +7,10 @@ Rounds of the same requests, one after the other, streamed in two ways, whicheve
            server with --trace
 
 A round's ratio is tokens per second on over off. Whether a trace is written is decided when a server starts: so there
-are two servers then, of which one works at a time. Reader and scraper take bytes off their sockets and look at none of
-them; with ``--deaf`` the reader of the feed asks for all that the server remembers and takes nothing. Both ways must
-say the same text.
+are two servers, of which one works at a time. One of two equal processes may be some percent faster as long as it
+lives, so there are several such pairs, one after the other. Reader and scraper take bytes off their sockets and look at
+none of them; with ``--deaf`` the reader of the feed asks for all that the server remembers and takes nothing. Both ways
+must say the same text.
 """
 
 from __future__ import annotations
@@ -93,12 +94,17 @@ class Watcher:
 
 
 @contextmanager
-def servers(flags: list[str]) -> Iterator[tuple[int, int]]:
+def servers(flags: list[str], plain_first: bool) -> Iterator[tuple[int, int]]:
     """The ports of two servers: for off, and for on, which writes a trace."""
     with ExitStack() as stack:
-        plain = stack.enter_context(server(flags))
         folder = stack.enter_context(TemporaryDirectory())
-        yield plain, stack.enter_context(server([*flags, "--trace", str(Path(folder) / "trace")]))
+        tracing = [*flags, "--trace", str(Path(folder) / "trace")]
+        first, second = (stack.enter_context(server(own)) for own in _ordered(flags, tracing, plain_first))
+        yield (first, second) if plain_first else (second, first)
+
+
+def _ordered(plain: list[str], tracing: list[str], plain_first: bool) -> tuple[list[str], list[str]]:
+    return (plain, tracing) if plain_first else (tracing, plain)
 
 
 def answers(port: int, asked: list[dict[str, Any]], **more: Any) -> list[Answer]:
@@ -106,11 +112,13 @@ def answers(port: int, asked: list[dict[str, Any]], **more: Any) -> list[Answer]
     return [exchange(port, body | more) for body in asked]
 
 
-def measure(plain: int, watched: int, watcher: Watcher, args: argparse.Namespace) -> list[list[tuple[Answer, Answer]]]:
-    """The (on, off) answers of every round, the first round thrown away."""
+def measure(
+    plain: int, watched: int, watcher: Watcher, args: argparse.Namespace, begin: int
+) -> list[list[tuple[Answer, Answer]]]:
+    """The (on, off) answers of every round, the first round thrown away. begin: the number of the first one."""
     texts = [prompt.text for prompt in prompts.load(args.prompts, args.limit)]
     rounds = []
-    for number in range(args.rounds + 1):
+    for number in range(begin, begin + args.rounds + 1):
         common = {"max_tokens": args.max_tokens, "temperature": args.temperature, "seed": args.seed + number}
         asked = [{"prompt": text, "ignore_eos": True, "stream": True} | common for text in texts]
         pair: dict[bool, list[Answer]] = {}
@@ -151,8 +159,9 @@ def main() -> None:
     parser.add_argument("--target", default="bundled")
     parser.add_argument("--draft", help="the draft model's directory; by default the server chooses")
     parser.add_argument("--deaf", action="store_true", help="the reader of the feed never reads")
-    parser.add_argument("--rounds", type=int, default=10)
-    parser.add_argument("--limit", type=int, default=8, help="prompts in a round")
+    parser.add_argument("--starts", type=int, default=6, help="pairs of servers")
+    parser.add_argument("--rounds", type=int, default=2, help="rounds with each pair")
+    parser.add_argument("--limit", type=int, default=6, help="prompts in a round")
     parser.add_argument("--max-tokens", type=int, default=256)
     parser.add_argument("--temperature", type=float, default=1.0)
     parser.add_argument("--seed", type=int, default=0)
@@ -162,16 +171,22 @@ def main() -> None:
     args = parser.parse_args()
     flags = [args.target, "--threads", str(args.threads), "--no-prefix-cache", "--no-log-stats"]
     flags += ["--draft", args.draft] if args.draft else []
-    with servers(flags) as (plain, watched):
-        watcher = Watcher(watched, args.deaf)
-        rounds = measure(plain, watched, watcher, args)
-        watcher.check()
-        summary = summarise(rounds, args.max_tokens)
+    rounds, watchers = [], []
+    for start in range(args.starts):
+        with servers(flags, plain_first=start % 2 == 0) as (plain, watched):
+            watchers.append(Watcher(watched, args.deaf))
+            rounds += measure(plain, watched, watchers[-1], args, start * (args.rounds + 1))
+            watchers[-1].check()
+    summary = summarise(rounds, args.max_tokens)
     record.table("watched against not watched", ["figure", "value"], [[k, v] for k, v in summary.items()])
     names = {"target": Path(args.target).name, "draft": Path(args.draft).name if args.draft else "auto"}
-    watching = {"trace": True, "feed": "deaf" if args.deaf else "read", "feed_bytes": watcher.feed_bytes}
-    watching |= {"scrapes": watcher.scrapes, "scrape_bytes": watcher.scrape_bytes}
-    shape = {name: getattr(args, name) for name in ("rounds", "limit", "max_tokens", "temperature", "seed")}
+    watching = {
+        "trace": True,
+        "feed": "deaf" if args.deaf else "read",
+        "feed_bytes": sum(watcher.feed_bytes for watcher in watchers),
+    }
+    watching |= {name: sum(getattr(watcher, name) for watcher in watchers) for name in ("scrapes", "scrape_bytes")}
+    shape = {name: getattr(args, name) for name in ("starts", "rounds", "limit", "max_tokens", "temperature", "seed")}
     record.finish(
         "watched", {**names, **shape, "server_threads": args.threads, **watching, **summary}, not args.no_save
     )
