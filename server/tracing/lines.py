@@ -1,6 +1,6 @@
 """A file that lines are appended to, and whose failure stops nothing else.
 
-They are handed to the system about once a second, which copies them: on a disk of this machine that takes microseconds.
+They are handed to the system about once a second, which copies them: on a local disk that takes microseconds.
 A file system that makes writers wait (over a network, say) makes the next step wait too.
 """
 
