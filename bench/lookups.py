@@ -122,7 +122,8 @@ def walked(drafter: Drafter, shape: TreeShape, asked: list[Asked]) -> tuple[int,
     """Steps, drafted and accepted tokens of all requests, one after the other."""
     steps = drafted = accepted = 0
     for number, (prompt, output) in enumerate(asked):
-        walk = Walk(drafter, shape, sequence_of(number, prompt), [])
+        walk = Walk(drafter, shape, sequence_of(number, prompt))
+        walk.begin([])
         walk.follow([*prompt, *output], over=True)
         walk.close()
         steps += len(walk.trace.per_step_drafted)

@@ -43,38 +43,46 @@ class Shadow(Observer):
         """Go on as far as the new tokens lead."""
         for verdict in verdicts:
             sequence = verdict.work.sequence
-            if not sequence.speculate or sequence.constraint is not None:
-                continue
-            if not verdict.emitted:
-                self.drafter.extend(sequence)  # a chunk of the prompt
-            else:
-                # The step that computes the prompt drafts nothing, whoever drafts.
-                self._follow(sequence, verdict.emitted if verdict.work.lead else [])
+            if sequence.speculate and sequence.constraint is None:
+                begun = time.perf_counter()
+                self._follow(verdict, sequence)
+                self._charge(sequence.id, begun)
 
-    def _follow(self, sequence: Sequence, first: Many[int]) -> None:
-        begun = time.perf_counter()
+    def _follow(self, verdict: Verdict, sequence: Sequence) -> None:
         walk = self._walks.get(sequence.id)
         if walk is None:
-            walk = self._walks[sequence.id] = Walk(self.drafter, self.shape, sequence, first)
+            walk = self._walks[sequence.id] = Walk(self.drafter, self.shape, sequence)
+        if not verdict.emitted:
+            walk.read()
+            return
+        if walk.begun is None:
+            # The step that computes the prompt drafts nothing, whoever drafts.
+            walk.begin(verdict.emitted if verdict.work.lead else [])
         walk.follow(sequence.tokens)
-        self._seconds[sequence.id] = self._seconds.get(sequence.id, 0.0) + time.perf_counter() - begun
+
+    def _charge(self, id: str, begun: float) -> None:
+        self._seconds[id] = self._seconds.get(id, 0.0) + time.perf_counter() - begun
 
     def ended(self, sequence: Sequence) -> None:
-        """Take the last steps, and report the request."""
+        """Take the last steps, and report the request, if it had any."""
         walk = self._walks.pop(sequence.id, None)
         if walk is None:
             return
         begun = time.perf_counter()
-        walk.follow(sequence.tokens, over=True)
-        walk.cut(len(sequence.tokens))
+        if walk.begun is not None:
+            walk.follow(sequence.tokens, over=True)
+            walk.cut(len(sequence.tokens))
         walk.close()
-        self._reports.append(self._report(walk, self._seconds.pop(sequence.id) + time.perf_counter() - begun))
+        self._charge(sequence.id, begun)
+        seconds = self._seconds.pop(sequence.id)
+        if walk.begun is not None:
+            self._reports.append(self._report(walk, seconds))
 
     def _report(self, walk: Walk, seconds: float) -> ShadowReport:
         trace = walk.trace
         return ShadowReport(
             drafter=self.drafter.name,
-            tokens=walk.length - walk.begun,
+            tokens=walk.emitted,
             steps=len(trace.per_step_drafted),
             drafts=sum(drafted > 0 for drafted in trace.per_step_drafted),
             drafted=sum(trace.per_step_drafted),

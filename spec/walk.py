@@ -19,22 +19,36 @@ from spec.tree import DraftTree, TreeShape
 class Walk:
     """One sequence as it would go with another drafter, some tokens behind what is known of it.
 
-    sequence: whose output it is; the drafter is shown a copy of it, as it was then. shape: what is asked for in each
-    step. first: the beginning of the output that no drafter drafts, since it comes with the prompt. begun: tokens,
-    prompt included, before its first step. trace: the steps so far.
+    sequence: whose output it is. The drafter is shown a copy alone, from the prompt on, since the sequence itself may
+    be ahead of the walk. shape: what is asked for in each step. trace: the steps so far. begun: tokens, prompt
+    included, before the first of them; None until :meth:`begin`.
     """
 
-    def __init__(self, drafter: Drafter, shape: TreeShape, sequence: Sequence, first: Many[int]) -> None:
+    def __init__(self, drafter: Drafter, shape: TreeShape, sequence: Sequence) -> None:
         self.trace = SequenceTrace()
+        self.begun: int | None = None
         self._drafter, self._shape = drafter, shape
-        self._copy = replace(sequence, tokens=[*sequence.tokens[: sequence.prompt_length], *first])
+        self._copy = replace(sequence, tokens=sequence.tokens[: sequence.prompt_length])
         self._tree: DraftTree | None = None
-        self.begun = len(self._copy.tokens)
+
+    def read(self) -> None:
+        """A chunk of the prompt was computed."""
+        self._drafter.extend(self._copy)
+
+    def begin(self, first: Many[int]) -> None:
+        """The prompt is computed. first: the beginning of the output that came with it, which no drafter drafts."""
+        self._copy.tokens.extend(first)
+        self.begun = self.length
 
     @property
     def length(self) -> int:
         """Tokens that its steps so far have emitted, with the prompt."""
         return len(self._copy.tokens)
+
+    @property
+    def emitted(self) -> int:
+        """Tokens that its steps so far have emitted."""
+        return 0 if self.begun is None else max(self.length - self.begun, 0)
 
     def follow(self, tokens: Many[int], over: bool = False) -> None:
         """Take all steps that ``tokens`` (the prompt and what is known of the output) decide. over: no more will come,

@@ -33,11 +33,11 @@ def judge(way: Way, requests: Iterable[Told]) -> Outcome:
             raise ConfigurationError(
                 f"--draft {way.text}: the trace holds no tokens to look up; record one with --trace-text"
             )
-        # The step that computes the prompt drafts nothing, whoever drafts.
-        first = text[: told.parts[0].emitted] if told.parts[0].lead else []
-        walk = Walk(drafter, way.shape, sequence := _sequence(told, prompt), first)
+        walk = Walk(drafter, way.shape, _sequence(told, prompt))
         for _ in range(len(prompt) // _CHUNK):
-            drafter.extend(sequence)
+            walk.read()
+        # The step that computes the prompt drafts nothing, whoever drafts.
+        walk.begin(text[: told.parts[0].emitted] if told.parts[0].lead else [])
         begun = time.perf_counter()
         walk.follow([*prompt, *text], over=True)
         seconds += time.perf_counter() - begun

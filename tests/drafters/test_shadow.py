@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
 from drafters.ngram import NgramDrafter
 from drafters.shadow import Shadow
+from drafters.suffix.drafter import SuffixDrafter
 from spec.sampling import SamplingParams
 from spec.trace import ShadowReport, Statistics
 from spec.tree import TreeShape
@@ -32,15 +35,23 @@ def runs(house: House, temperature: float, stop: tuple[int, ...] = ()) -> list[S
     return [answer.statistics for _, answer in sorted(answers.items())]
 
 
+def suffix() -> SuffixDrafter:
+    """One that takes in all at once, so that nothing depends on the clock."""
+    return SuffixDrafter(slice_seconds=math.inf)
+
+
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("levels", [1, 4])
 @pytest.mark.parametrize("stop", [(), (3,)])
-def test_what_a_shadow_counts_is_what_happens_when_it_drafts(temperature, levels, stop) -> None:
+@pytest.mark.parametrize(("make", "chunk"), [(NgramDrafter, 256), (NgramDrafter, 3), (suffix, 256), (suffix, 3)])
+def test_what_a_shadow_counts_is_what_happens_when_it_drafts(temperature, levels, stop, make, chunk) -> None:
+    """With prompts read in chunks too: the shadow is never shown what the text says next. One request at a time, since
+    earlier answers are looked up too."""
     model = model_of(3)
-    drafting = House(model, NgramDrafter(), (1,) * levels)
+    drafting = House(model, make(), (1,) * levels, max_chunk=chunk, max_seqs=1)
     wanted = runs(drafting, temperature, stop)
-    shadow = Shadow(NgramDrafter(), TreeShape.chain(levels))
-    besides = House(model, Guesser(model, 0.7, full=True), (2, 2, 1), observers=[shadow])
+    shadow = Shadow(make(), TreeShape.chain(levels))
+    besides = House(model, Guesser(model, 0.7, full=True), (2, 2, 1), observers=[shadow], max_chunk=chunk, max_seqs=1)
     runs(besides, temperature, stop)
     reports = shadow.reports()
     assert sum(statistics.drafted for statistics in wanted) > 20
@@ -63,6 +74,19 @@ def test_a_text_cut_short_counts_as_far_as_it_goes() -> None:
     assert report.tokens == 8
     assert report.accepted + report.steps >= report.tokens
     assert report.accepted == sum(report.accepted_per_depth) <= 8
+
+
+def test_a_request_that_leaves_before_its_first_token_leaves_nothing() -> None:
+    drafter = NgramDrafter()
+    shadow = Shadow(drafter, TreeShape.chain(4))
+    house = House(model_of(3), observers=[shadow], max_chunk=3)
+    house.add("gone", [1, 2] * 6, SamplingParams(max_tokens=20))
+    house.step()
+    assert drafter._indices
+    house.engine.cancel("gone")
+    house.run()
+    house.engine.tell()
+    assert (shadow.reports(), drafter._indices, shadow._walks, shadow._seconds) == ([], {}, {}, {})
 
 
 def test_requests_that_switch_speculation_off_have_no_shadow() -> None:

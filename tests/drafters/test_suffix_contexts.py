@@ -86,7 +86,8 @@ def test_it_accepts_what_the_rightmost_longest_match_does_and_drafts_less(levels
     for number in range(6):
         prompt, output = edits(rng)
         whole, at = prompt + output, len(prompt)
-        walk = Walk(SuffixDrafter(slice_seconds=1e9), TreeShape.chain(levels), sequence(prompt, str(number), at), [])
+        walk = Walk(SuffixDrafter(slice_seconds=1e9), TreeShape.chain(levels), sequence(prompt, str(number), at))
+        walk.begin([])
         walk.follow(whole, over=True)
         ours[0] += sum(walk.trace.per_step_accepted)
         ours[1] += sum(walk.trace.per_step_drafted)

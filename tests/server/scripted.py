@@ -15,6 +15,7 @@ from server.generation import Sink
 from server.parsers.dialect import Dialect
 from server.service import Service, ServiceOptions, Text
 from server.text import SamplingDefaults, Tokenizer
+from server.tracing.reader import depths_of
 from spec.request import Delta, EngineInfo, FinishReason, Origin, Request, TokenLogprobs
 from spec.trace import SequenceTrace
 
@@ -95,7 +96,7 @@ class ScriptedEngine:
             if reason is None or run:
                 said += len(run)
                 origin = self.origin(before, run)
-                trace.record(depths_of(origin.parents), len(origin.path), len(run))
+                trace.record(depths_of(origin.parents)[1:], len(origin.path), len(run))
             else:
                 trace.cut(said - self._finish[request.id])
                 said = self._finish[request.id]
@@ -147,14 +148,6 @@ class ScriptedEngine:
             if said + len(run) >= limit:
                 return run, "length", None
         return run, None, None
-
-
-def depths_of(parents: Sequence[int]) -> list[int]:
-    """How far each node of a tree is below the root; without the root."""
-    depths = [0]
-    for parent in parents[1:]:
-        depths.append(depths[parent] + 1)
-    return depths[1:]
 
 
 def logprobs_of(request: Request, run: list[int], said: int) -> list[TokenLogprobs] | None:
