@@ -12,7 +12,8 @@ from drafters.suffix.drafter import SuffixDrafter
 from spec.sampling import SamplingParams
 from spec.trace import ShadowReport, Statistics
 from spec.tree import TreeShape
-from tests.spec.tables import Guesser, House, TableModel
+from tests.spec.house import House
+from tests.spec.tables import Guesser, TableModel
 
 #: With four tokens in all, lookups find something, and are right now and then.
 PROMPTS = ([1, 2, 3, 4] * 4, [5, 6, 5, 6, 5, 6, 7], [9] * 6)

@@ -27,7 +27,8 @@ from spec.errors import ConfigurationError
 from spec.protocols import Drafter
 from spec.sampling import SamplingParams
 from spec.trace import Statistics
-from tests.spec.tables import Guesser, House, TableModel
+from tests.spec.house import House
+from tests.spec.tables import Guesser, TableModel
 
 MODEL = TableModel(3, vocab_size=4)
 COST = StepCost([1, 8, 64], [0.010, 0.010, 0.030])

@@ -12,8 +12,9 @@ import torch
 
 from spec.adjust import Adjustment, _Penalties, paths_of
 from spec.sampling import SamplingParams
+from tests.spec.house import House
 from tests.spec.laws import reference_adjust
-from tests.spec.tables import Guesser, House, TableModel, plain
+from tests.spec.tables import Guesser, TableModel, plain
 from tests.spec.trees import ancestors, random_tree
 
 VOCAB = 32

@@ -20,7 +20,8 @@ from spec.sampling import SamplingParams
 from spec.sequence import Sequence
 from spec.tree import DraftTree, TreeShape
 from tests.spec.grammars import Automaton, Odd
-from tests.spec.tables import Answer, Guesser, House, Plain, TableModel, plain
+from tests.spec.house import Answer, House
+from tests.spec.tables import Guesser, Plain, TableModel, plain
 
 VOCAB, END = 32, 30
 PROMPT = [3, 1, 4, 1, 5]

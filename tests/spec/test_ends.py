@@ -9,7 +9,8 @@ import msgspec
 import pytest
 
 from spec.sampling import SamplingParams
-from tests.spec.tables import Answer, Guesser, House, Plain, TableModel, plain
+from tests.spec.house import Answer, House
+from tests.spec.tables import Guesser, Plain, TableModel, plain
 
 PROMPT = [3, 1, 4]
 COUNT = 14

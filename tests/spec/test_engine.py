@@ -13,7 +13,8 @@ from spec.errors import ContextLengthExceeded, InvalidRequest
 from spec.noise import Noise
 from spec.request import Request
 from spec.sampling import SamplingParams
-from tests.spec.tables import Answer, Guesser, House, Plain, TableModel, plain
+from tests.spec.house import Answer, House
+from tests.spec.tables import Guesser, Plain, TableModel, plain
 
 SHAPES = {
     "chain of 1": (1,),

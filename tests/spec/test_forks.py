@@ -9,7 +9,8 @@ import pytest
 
 from spec.errors import InvalidRequest
 from spec.sampling import SamplingParams
-from tests.spec.tables import Guesser, House, TableModel, plain
+from tests.spec.house import House
+from tests.spec.tables import Guesser, TableModel, plain
 
 PROMPT = [7, 3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5]
 

@@ -14,7 +14,8 @@ from spec.logprobs import IMPOSSIBLE, logprobs_of
 from spec.request import TokenLogprobs
 from spec.sampling import SamplingParams
 from spec.score import logprobs_of_run
-from tests.spec.tables import Answer, Guesser, House, TableModel, plain
+from tests.spec.house import Answer, House
+from tests.spec.tables import Guesser, TableModel, plain
 
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5]
 

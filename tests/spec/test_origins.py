@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from spec.sampling import SamplingParams
-from tests.spec.tables import Guesser, House, TableModel
+from tests.spec.house import House
+from tests.spec.tables import Guesser, TableModel
 
 
 @pytest.mark.parametrize("right", [0.0, 0.5, 1.0])

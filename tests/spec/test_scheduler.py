@@ -9,7 +9,8 @@ import pytest
 
 from spec.budget import StepCost
 from spec.sampling import SamplingParams
-from tests.spec.tables import Guesser, House, TableModel, plain
+from tests.spec.house import House
+from tests.spec.tables import Guesser, TableModel, plain
 
 COST = StepCost([1, 4, 8, 32, 64, 256], [1.0, 1.0, 1.2, 2.0, 3.0, 9.0])
 

@@ -12,6 +12,7 @@ from server.telemetry.histogram import Histogram
 from server.telemetry.ledger import MOST_STEPS, Books, Ledger
 from server.telemetry.shapes import Shape, Shapes, unlink
 from server.telemetry.views import nodes
+from server.tracing.reader import depths_of
 from spec.request import Delta, Origin, Request
 from spec.sampling import SamplingParams
 from spec.trace import SequenceTrace, Statistics
@@ -37,14 +38,6 @@ def random_origin(dice: random.Random, number: int) -> Origin:
     return Origin(number, dice.choice(["big", "small"]), parents, 0, path[1:], {"forward": 0.001})
 
 
-def depths_of(parents: list[int]) -> list[int]:
-    """Of the nodes below the root."""
-    depths = [0]
-    for parent in parents[1:]:
-        depths.append(depths[parent] + 1)
-    return depths[1:]
-
-
 def run_randomly(dice: random.Random, books: Books, id: str) -> tuple[Ledger, Statistics]:
     """A request of random steps whose text ends somewhere in them; what the ledger says, and what the engine says."""
     entry, trace = ledger(books, id), SequenceTrace()
@@ -53,7 +46,7 @@ def run_randomly(dice: random.Random, books: Books, id: str) -> tuple[Ledger, St
     runs = [len(origin.path) + 1 for origin in origins]
     total = max(sum(runs) - surplus, 1)
     for origin, run in zip(origins, runs, strict=True):
-        trace.record(depths_of(origin.parents), len(origin.path), run)
+        trace.record(depths_of(origin.parents)[1:], len(origin.path), run)
         kept = max(0, min(run, total - emitted))
         emitted += run
         piece = Piece(text="x" * kept, token_ids=[7] * kept, offsets=list(range(kept)))

@@ -19,7 +19,8 @@ from spec.observer import Observer
 from spec.request import Request
 from spec.sampling import SamplingParams
 from spec.sequence import Sequence
-from tests.spec.tables import Guesser, House, TableModel
+from tests.spec.house import House
+from tests.spec.tables import Guesser, TableModel
 
 COST = StepCost([1, 64], [0.01, 0.02])
 
