@@ -10,21 +10,34 @@ from kvpaging import KVStore, PageTable
 from spec.protocols import FeatureRequest, Forward, Rows
 from verifier.batch import ForwardBatch
 from verifier.model.decoder import Decoder
+from verifier.model.paged_pass import paged_pass
+from verifier.paged_rows import StaticRows
 
 
 class PagedModel:
-    """Implements :class:`spec.protocols.Verifier`. Owns its KV store; page tables belong to the sequences."""
+    """Implements :class:`spec.protocols.Verifier`. Owns its KV store; page tables belong to the sequences.
 
-    def __init__(self, decoder: Decoder, store: KVStore, max_positions: int) -> None:
+    static: whether passes read static tensors, as on a GPU they have to; None: by the device.
+    """
+
+    def __init__(self, decoder: Decoder, store: KVStore, max_positions: int, static: bool | None = None) -> None:
         self.decoder, self.store = decoder, store
+        self.static = store.keys.device.type != "cpu" if static is None else static
         self.vocab_size = decoder.config.vocab_size
         self.max_positions = max_positions
 
     def run(self, rows: Many[Rows], features: FeatureRequest | None = None) -> Forward:
         """One forward pass over ragged rows of several sequences: trees, chains and prefill chunks mixed."""
+        if self.static:
+            return self._run_static(rows, features)
         batch = ForwardBatch.build(rows, self.decoder.group, self.decoder.window)
         logits, taken = self.decoder(batch, self.store, features)
         return Forward(logits, batch.starts, taken)
+
+    def _run_static(self, rows: Many[Rows], features: FeatureRequest | None) -> Forward:
+        static = StaticRows.of(rows, self.store.keys.device)
+        logits, taken = paged_pass(self.decoder, static, self.store, features)
+        return Forward(logits, list(static.starts), static.in_order(taken))
 
     def committed(self, table: PageTable, moves: tuple[Tensor, Tensor] | None) -> None:
         """Accepted rows move down to be contiguous; everything up to the table's length is then valid."""

@@ -27,7 +27,9 @@ from verifier.ops.rope import rotate
 
 
 @dataclass(slots=True)
-class _Layer:
+class Layer:
+    """The weights of one layer, packed. windowed: whether a sliding window hides what is far behind."""
+
     qkv: Linear
     output: Linear
     gate_up: Linear
@@ -39,7 +41,7 @@ class _Layer:
     windowed: bool
 
     @classmethod
-    def of(cls, weights: LayerWeights, windowed: bool) -> _Layer:
+    def of(cls, weights: LayerWeights, windowed: bool) -> Layer:
         return cls(
             qkv=Linear(weights.qkv, weights.qkv_bias),
             output=Linear(weights.o, weights.o_bias),
@@ -62,13 +64,13 @@ class Decoder:
         self.group = config.num_heads // config.num_kv_heads
         self.window = config.sliding_window if any(config.sliding_layers) else None
         self._embed = weights.embed
-        self._scale = config.head_dim**-0.5
-        self._rope = RopeTable(config, max_positions)
-        self._layers = []
+        self.scale = config.head_dim**-0.5
+        self.rope = RopeTable(config, max_positions)
+        self.layers = []
         for index in range(len(weights.layers)):  # packed one by one, so that no second copy of the model stands
-            self._layers.append(_Layer.of(weights.layers[index], config.sliding_layers[index]))
+            self.layers.append(Layer.of(weights.layers[index], config.sliding_layers[index]))
             weights.layers[index] = None  # type: ignore[call-overload]
-        self._final_norm = weights.final_norm
+        self.final_norm = weights.final_norm
         self._head = Linear(weights.lm_head)
 
     @property
@@ -89,7 +91,7 @@ class Decoder:
     @property
     def linears(self) -> list[Linear]:
         """Every matrix of the model, the output head last."""
-        inside = [m for layer in self._layers for m in (layer.qkv, layer.output, layer.gate_up, layer.down)]
+        inside = [m for layer in self.layers for m in (layer.qkv, layer.output, layer.gate_up, layer.down)]
         return [*inside, self._head]
 
     @torch.inference_mode()
@@ -102,34 +104,34 @@ class Decoder:
         """
         asked = features or FeatureRequest()
         x = functional.embedding(batch.tokens, self._embed)
-        cos, sin = self._rope.rows(batch.positions, x.dtype)
+        cos, sin = self.rope.rows(batch.positions, x.dtype)
         taken: dict[str, Tensor] = {}
-        for index, layer in enumerate(self._layers):
+        for index, layer in enumerate(self.layers):
             if index in asked.layers:
                 taken[f"layer.{index}"] = x[: batch.live].clone()
             x = self._attention(index, layer, x, cos, sin, batch, store)
             inner = silu_mul(layer.gate_up(rms_norm(x, layer.post_norm, self.config.rms_norm_eps)))
             x = x + layer.down(inner)
-        if len(self._layers) in asked.layers:
-            taken[f"layer.{len(self._layers)}"] = x[: batch.live]
+        if len(self.layers) in asked.layers:
+            taken[f"layer.{len(self.layers)}"] = x[: batch.live]
         if asked.final:
-            taken["final"] = rms_norm(x[: batch.live], self._final_norm, self.config.rms_norm_eps)
+            taken["final"] = rms_norm(x[: batch.live], self.final_norm, self.config.rms_norm_eps)
         return self._logits(x, batch.wanted), taken
 
     def _attention(
-        self, index: int, layer: _Layer, x: Tensor, cos: Tensor, sin: Tensor, batch: ForwardBatch, store: KVStore
+        self, index: int, layer: Layer, x: Tensor, cos: Tensor, sin: Tensor, batch: ForwardBatch, store: KVStore
     ) -> Tensor:
         """x plus the attention of one layer, [R, H]; the rows' keys and values are stored on the way."""
         query, key, value = self._project(layer, rms_norm(x, layer.input_norm, self.config.rms_norm_eps), cos, sin)
         keys, values = store.keys[index], store.values[index]
         store_rows(keys, values, batch.slots, key[: batch.live], value[: batch.live])
-        mixed = [attend(query[s.rows], keys, values, s, self._scale, layer.windowed) for s in batch.segments]
+        mixed = [attend(query[s.rows], keys, values, s, self.scale, layer.windowed) for s in batch.segments]
         if len(mixed) == 1 and batch.live == len(x):
             return x + layer.output(mixed[0].to(x.dtype))
         padding = mixed[0].new_zeros(len(x) - batch.live, mixed[0].shape[1])
         return x + layer.output(torch.cat([*mixed, padding]).to(x.dtype))
 
-    def _project(self, layer: _Layer, x: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def _project(self, layer: Layer, x: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Rotated queries [R, Q, D], rotated keys [R, G, D], values [R, G, D]."""
         c = self.config
         heads = layer.qkv(x).view(len(x), c.num_heads + 2 * c.num_kv_heads, c.head_dim)
@@ -146,5 +148,5 @@ class Decoder:
         if not len(wanted):
             return x.new_empty(0, self._head.out_features, dtype=torch.float32)
         rows = x if len(wanted) == len(x) else x[wanted if len(wanted) > 1 else wanted.expand(2)]
-        logits = self._head(rms_norm(rows, self._final_norm, self.config.rms_norm_eps))
+        logits = self._head(rms_norm(rows, self.final_norm, self.config.rms_norm_eps))
         return logits[: len(wanted)].float()

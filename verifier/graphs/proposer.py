@@ -1,0 +1,92 @@
+"""Drafting inside a captured step: what a drafter has to be able to do, and the tree it hands over.
+
+Everything but :meth:`Proposer.prepare` and :meth:`Proposer.collected` is captured: it may launch what it likes, but
+shapes are fixed, no number is read on the host, and inputs are the tensors of the
+:class:`~verifier.graphs.state.StepState` or tensors that live as long as the proposer.
+
+Legend: S sequences, N nodes of a tree, R rows of the pass (S * N, perhaps padding), H hidden width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Many
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from spec.features import Features
+from spec.protocols import FeatureRequest
+from spec.sequence import Sequence
+from spec.tree import DraftTree, TreeShape
+from verifier.graphs.state import StepState
+from verifier.ops.accept import AcceptedPaths
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceTree:
+    """One tree for each sequence. tokens, parents, ancestors: int64[S, N] as :class:`~spec.tree.DraftTree` has them.
+
+    depths: int32[S, N]. counts: int64[S], how many nodes there are really; what is behind them is padding. chain:
+    whether each node is the child of the one before, in every tree, so that accepted rows need no move.
+    """
+
+    tokens: Tensor
+    parents: Tensor
+    ancestors: Tensor
+    depths: Tensor
+    counts: Tensor
+    chain: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """What a step came to, on the device, before the state moves on.
+
+    paths: what was accepted. slots: int64[S, N], where the KV of each node was written; the accepted rows now are in
+    the first ``paths.lengths`` of them. features: the target's, of all rows [R, H], those of the trees first.
+    """
+
+    tree: DeviceTree
+    paths: AcceptedPaths
+    slots: Tensor
+    features: Features
+
+
+class Proposer(Protocol):
+    """Whoever proposes inside a captured step.
+
+    shape: of its trees, always the same. needs: what it reads of the target. reach: how much of a text's end it reads,
+    the root among it. host: whether the trees are made by the host beforehand, so that no step can run ahead.
+    """
+
+    name: str
+    shape: TreeShape
+    needs: FeatureRequest | None
+    reach: int
+    host: bool
+
+    def propose(self, state: StepState) -> DeviceTree:
+        """Captured: a tree below every root. Rows of its own go to slots past ``state.lengths``."""
+        ...
+
+    def committed(self, state: StepState, taken: Taken) -> None:
+        """Captured: bring own caches up to the accepted paths. ``state`` is still as it was for :meth:`propose`."""
+        ...
+
+    def prepare(self, sequences: Many[Sequence]) -> bool:
+        """Host: make what :meth:`propose` reads complete for sequences that join. False: not possible now."""
+        ...
+
+    def collected(self, sequence: Sequence, tree: DraftTree, path: list[int]) -> None:
+        """Host: this path of a captured step's tree was committed to ``sequence.table``: set marks, learn."""
+        ...
+
+
+def chain_columns(sequences: int, nodes: int, device: torch.device | str) -> tuple[Tensor, Tensor, Tensor]:
+    """Parents and ancestors, int64[S, N], and depths, int32[S, N], of chains."""
+    tree = DraftTree.chain([0] * nodes)
+    columns = (tree.parents, tree.ancestors, tree.depths.int())
+    parents, ancestors, depths = (c.expand(sequences, nodes).contiguous().to(device) for c in columns)
+    return parents, ancestors, depths
