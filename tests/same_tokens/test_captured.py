@@ -54,9 +54,9 @@ def accepted(texts: dict[str, Text]) -> int:
 @pytest.mark.parametrize("family", ["llama3", "qwen2_window"])
 def test_a_draft_model_in_every_shape(pair, family, shape, max_seqs, careful) -> None:
     made = pair(family, layers=2)
-    runner, texts = check(made, draft_model(made), SHAPES[shape], careful, max_seqs=max_seqs)
+    runner, texts = check(made, draft_model(made), SHAPES[shape], careful, max_seqs=max_seqs, max_tokens=24)
     assert isinstance(runner, GraphRunner)
-    assert runner.counts["launched"] > 10
+    assert runner.counts["launched"] >= 5
     assert accepted(texts) > 10
 
 
@@ -105,7 +105,7 @@ def test_trees_from_the_host(pair, drafter) -> None:
         return RandomTrees(made.vocab_size, known=known if drafter == "truth" else None)
 
     runner, texts = check(made, make, TreeShape.parse("2,4,4,3"))
-    assert runner.counts["launched"] > 10
+    assert runner.counts["launched"] >= 5
     assert runner.counts["dropped"] == 0
     if drafter == "truth":
         assert accepted(texts) > 10

@@ -174,7 +174,7 @@ class GraphRunner:
         captured, sequences = launched.captured, launched.sequences
         if not self.run_ahead or captured.proposer.host:
             return False
-        if any(s.most_levels < captured.proposer.shape.levels for s in sequences):
+        if any(s.most_levels <= captured.proposer.shape.levels for s in sequences):
             return False  # this step may be the text's last
         return _reserved(sequences, _reach(captured))
 
