@@ -21,10 +21,13 @@ class PagedModel:
         self.max_positions = max_positions
 
     def run(self, rows: Many[Rows], features: FeatureRequest | None = None) -> Forward:
-        """One forward pass over ragged rows of several sequences: trees, chains and prefill chunks mixed."""
-        batch = ForwardBatch.build(rows, self.decoder.group, self.decoder.window)
+        """One forward pass over ragged rows of several sequences: trees, chains and prefill chunks mixed.
+
+        Logits come to the host, where they are drawn from; features stay on the model's device.
+        """
+        batch = ForwardBatch.build(rows, self.decoder.group, self.decoder.window, self.decoder.device)
         logits, taken = self.decoder(batch, self.store, features)
-        return Forward(logits, batch.starts, taken)
+        return Forward(logits.cpu(), batch.starts, taken)
 
     def committed(self, table: PageTable, moves: tuple[Tensor, Tensor] | None) -> None:
         """Accepted rows move down to be contiguous; everything up to the table's length is then valid."""
