@@ -46,7 +46,7 @@ class Simulated(Tensor):
 
     @staticmethod
     def __new__(cls, values: Tensor) -> Simulated:
-        made = Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
+        made = Tensor._make_wrapper_subclass(  
             cls,
             values.shape,
             dtype=values.dtype,
@@ -217,7 +217,7 @@ def _tensors_from_numbers() -> Iterator[None]:
     def tensor(data: Any, *, device: Any = None, **rest: Any) -> Tensor:
         return made(data, **rest) if device is None else made(data, **rest).to(device)
 
-    torch.tensor = tensor
+    torch.tensor = tensor  # type: ignore[assignment]
     try:
         yield
     finally:

@@ -16,6 +16,7 @@ from tests.same_tokens.witness import Text
 from tests.simulated.device import DEVICE, NotOnTheDevice, simulated
 from tests.simulated.graph import StandInGraph, captured
 from tests.verifier.reading import load_decoder
+from verifier.graphs.runner import GraphRunner
 
 LENGTHS = (9, 2, 17, 33)
 MAX_TOKENS = 20
@@ -53,6 +54,7 @@ def test_the_same_tokens(elsewhere, shape, max_seqs) -> None:
         engine = captured_engine(moved, drafter, tree, max_seqs=max_seqs, capture=captured)
         texts = run_freely(engine, jobs_of(made.vocab_size, LENGTHS, MAX_TOKENS))
     assert_same(expected(made), texts)
+    assert isinstance(engine.runner, GraphRunner)
     assert engine.runner.counts["launched"] >= 5
 
 
