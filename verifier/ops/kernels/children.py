@@ -131,10 +131,8 @@ def merge_lists(lists, blocks, rounds, LENGTH: tl.constexpr, MOST: tl.constexpr,
         merged = tl.where(lane == turn, largest, merged)
         first = (heads == largest) & (largest > _NOTHING)
         taken += first.to(tl.int32)
-        heads = tl.where(first, _NOTHING, heads)
-        heads = tl.maximum(
-            heads, tl.load(lists + block * LENGTH + taken, first & (taken < LENGTH) & (taken < rounds), _NOTHING)
-        )
+        following = tl.load(lists + block * LENGTH + taken, first & (taken < rounds), _NOTHING)
+        heads = tl.where(first, following, heads)
         turn += 1
     return merged
 
