@@ -46,7 +46,7 @@ class Simulated(Tensor):
 
     @staticmethod
     def __new__(cls, values: Tensor) -> Simulated:
-        made = Tensor._make_wrapper_subclass(  
+        made = Tensor._make_wrapper_subclass(
             cls,
             values.shape,
             dtype=values.dtype,
