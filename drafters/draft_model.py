@@ -1,4 +1,4 @@
-"""A smaller model of the same vocabulary proposes, level by level, a chain or a tree (:mod:`drafters.growth`).
+"""A smaller model proposes, level by level, a chain or a tree (:mod:`drafters.growth`).
 
 It adds the *same* position-keyed noise to its logits as the target's draw will (at the request's temperature), so the
 likeliest child of a node is the draft's own shared-noise draw, and the next ones are the runners-up of that draw:
@@ -30,14 +30,17 @@ class DraftModelDrafter:
     """Implements :class:`spec.protocols.Drafter` with a :class:`~verifier.paged_model.PagedModel`.
 
     dynamic: see :mod:`drafters.growth`. shared_noise: whether drafts are sampled with the target's own noise; False is
-    for comparison.
+    for comparison. token_ids: int64[V'], the target's id of each of its logits; None where they are the same. It reads
+    the target's ids in any case.
     """
 
     shared_noise: bool = True
     needs: FeatureRequest | None = None
 
-    def __init__(self, model: PagedModel, dynamic: bool = True, name: str = "draft_model") -> None:
-        self.name, self.dynamic = name, dynamic
+    def __init__(
+        self, model: PagedModel, dynamic: bool = True, name: str = "draft_model", token_ids: Tensor | None = None
+    ) -> None:
+        self.name, self.dynamic, self.token_ids = name, dynamic, token_ids
         self._model, self.calibration = model, Calibration()
         self._grown: dict[str, Growing] = {}
 
@@ -50,7 +53,7 @@ class DraftModelDrafter:
             rows = [g.frontier_rows() if g.depth else self._catch_up(g.sequence) for g in active]
             forward = self._model.run(rows)
             for index, g in enumerate(active):
-                g.grow(forward.of(index), self.shared_noise)
+                g.grow(forward.of(index), self.shared_noise, self.token_ids)
         self._grown.update((g.sequence.id, g) for g in growing if g.depth)
         return [g.tree(self.name) for g in growing]
 

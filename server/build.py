@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import msgspec
@@ -19,8 +19,8 @@ from server.heads import doubts, find_head, load_head
 from server.lookup import LOOKUPS
 from server.memory import machine_bytes, parameters, plan
 from server.rehearsal import root_seconds
+from server.translation import Translation, translation
 from server.unfit import Unfit
-from server.vocabulary import require_same
 from spec.budget import StepCost
 from spec.engine import Engine
 from spec.errors import ConfigurationError
@@ -106,8 +106,11 @@ def build_engine(config: EngineConfig, progress: Progress | None = None, observe
     length = max_model_len(config, model)
     shape = draft_shape(config, draft)
     head = find_head(draft.value, config.draft_layers)
-    draft_directory = None if head or draft.value in ("none", *LOOKUPS) else _draft_directory(draft.value, directory)
-    models = [model] if draft_directory is None else [model, ModelConfig.from_directory(draft_directory)]
+    draft_directory = None if head or draft.value in ("none", *LOOKUPS) else resolve(draft.value)
+    models, translated = [model], None
+    if draft_directory is not None:
+        models.append(ModelConfig.from_directory(draft_directory))
+        translated = translation(draft.value, directory, model, draft_directory, models[1])
     pool = PagePool(plan(config, length, dtype.value, models, head).pages, config.page_size)
     say("loading the target")
     verifier = _paged_model(directory, model, dtype.value, pool, length)
@@ -117,8 +120,11 @@ def build_engine(config: EngineConfig, progress: Progress | None = None, observe
         drafter = SuffixDrafter(draft_history.read(config.draft_history, model.vocab_size))
     if draft_directory is not None:
         say("loading the draft model")
-        draft_model = _paged_model(draft_directory, models[1], dtype.value, pool, length)
-        drafter = DraftModelDrafter(draft_model, config.draft_growth == "dynamic")
+        draft_model = _paged_model(draft_directory, models[1], dtype.value, pool, length, translated)
+        token_ids = None if translated is None else translated.token_ids
+        drafter = DraftModelDrafter(draft_model, config.draft_growth == "dynamic", token_ids=token_ids)
+        if translated is not None:
+            draft = Choice(draft.value, f"{draft.reason}, knows {translated.described}")
     say("probing exactness")
     exactness = probe(verifier, pool)
     if head is not None:
@@ -172,18 +178,22 @@ def max_model_len(config: EngineConfig, model: ModelConfig) -> int:
     return wanted
 
 
-def _paged_model(directory: Path, config: ModelConfig, dtype: str, pool: PagePool, length: int) -> PagedModel:
+def _paged_model(
+    directory: Path,
+    config: ModelConfig,
+    dtype: str,
+    pool: PagePool,
+    length: int,
+    translated: Translation | None = None,
+) -> PagedModel:
+    """translated: the target's ids for those of a draft model, which then reads them."""
     weights = load(directory, config, getattr(torch, dtype))
+    if translated is not None:
+        weights.translate(translated.read, translated.columns)
+        config = replace(config, vocab_size=len(translated.read))
     decoder = Decoder(config, weights, length + MAX_NODES)
     store = KVStore(pool, config.num_layers, config.num_kv_heads, config.head_dim, decoder.dtype)
     return PagedModel(decoder, store, length)
-
-
-def _draft_directory(draft: str, target: Path) -> Path:
-    """The draft model's directory; raises if its vocabulary is not the target's."""
-    directory = resolve(draft)
-    require_same(draft, target, directory)
-    return directory
 
 
 def _sizes(pool: PagePool, length: int) -> list[int]:

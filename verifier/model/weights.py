@@ -63,6 +63,10 @@ class ModelWeights:
     final_norm: Tensor
     lm_head: Tensor
 
+    def translate(self, read: Tensor, columns: Tensor) -> None:
+        """Give the model other token ids: token i is read as ``read[i]`` was, and logit j is that of ``columns[j]``."""
+        self.embed, self.lm_head = self.embed[read], self.lm_head[columns]
+
 
 def load(
     directory: str | Path,
