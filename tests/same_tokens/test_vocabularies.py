@@ -12,6 +12,7 @@ import torch
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
+from bench.vocabularies import renumbered
 from drafters.draft_model import DraftModelDrafter
 from kvpaging import PagePool
 from server.build import BUNDLED, build_engine
@@ -26,7 +27,6 @@ from tests.same_tokens.vocabularies import (
     Noted,
     Translated,
     order_without,
-    renumbered,
     translated,
     write_marked,
     write_sentencepiece,
