@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
@@ -19,7 +19,7 @@ from server.heads import doubts, find_head, load_head
 from server.lookup import LOOKUPS
 from server.memory import machine_bytes, parameters, plan
 from server.rehearsal import root_seconds
-from server.translation import Translation, translation
+from server.translation import translation
 from server.unfit import Unfit
 from spec.budget import StepCost
 from spec.engine import Engine
@@ -120,10 +120,12 @@ def build_engine(config: EngineConfig, progress: Progress | None = None, observe
         drafter = SuffixDrafter(draft_history.read(config.draft_history, model.vocab_size))
     if draft_directory is not None:
         say("loading the draft model")
-        draft_model = _paged_model(draft_directory, models[1], dtype.value, pool, length, translated)
-        token_ids = None if translated is None else translated.token_ids
-        drafter = DraftModelDrafter(draft_model, config.draft_growth == "dynamic", token_ids=token_ids)
-        if translated is not None:
+        dynamic, columns = config.draft_growth == "dynamic", None if translated is None else translated.columns
+        draft_model = _paged_model(draft_directory, models[1], dtype.value, pool, length, columns)
+        if translated is None:
+            drafter = DraftModelDrafter(draft_model, dynamic)
+        else:
+            drafter = DraftModelDrafter(draft_model, dynamic, read=translated.read, token_ids=translated.token_ids)
             draft = Choice(draft.value, f"{draft.reason}, knows {translated.described}")
     say("probing exactness")
     exactness = probe(verifier, pool)
@@ -184,13 +186,12 @@ def _paged_model(
     dtype: str,
     pool: PagePool,
     length: int,
-    translated: Translation | None = None,
+    columns: torch.Tensor | None = None,
 ) -> PagedModel:
-    """translated: the target's ids for those of a draft model, which then reads them."""
+    """columns: int64[V'], the only tokens of which logits are wanted; None for all."""
     weights = load(directory, config, getattr(torch, dtype))
-    if translated is not None:
-        weights.translate(translated.read, translated.columns)
-        config = replace(config, vocab_size=len(translated.read))
+    if columns is not None:
+        weights.lm_head = weights.lm_head[columns]
     decoder = Decoder(config, weights, length + MAX_NODES)
     store = KVStore(pool, config.num_layers, config.num_kv_heads, config.head_dim, decoder.dtype)
     return PagedModel(decoder, store, length)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
@@ -14,11 +15,13 @@ from tokenizers.models import WordLevel
 
 from bench.vocabularies import renumbered
 from drafters.draft_model import DraftModelDrafter
-from kvpaging import PagePool
+from kvpaging import PagePool, PageTable
 from server.build import BUNDLED, build_engine
 from server.config import EngineConfig
 from server.spelling import Spelling
 from spec.errors import ConfigurationError
+from spec.tree import TreeShape
+from tests.drafters.test_draft_model import running
 from tests.same_tokens import options
 from tests.same_tokens.models import MakeDrafter, Pair, engine_of, make_pair, paged
 from tests.same_tokens.runs import assert_same, drafting, jobs_of, plain, replace_params, shape_of, whole
@@ -27,12 +30,13 @@ from tests.same_tokens.vocabularies import (
     Noted,
     Translated,
     order_without,
-    translated,
+    with_columns,
     write_marked,
     write_sentencepiece,
 )
 from tests.same_tokens.witness import Job, Text, run
 from tests.verifier.families import make
+from tests.verifier.reading import Reader, load_decoder, random_tokens
 
 VOCAB = 300
 #: The end-of-text token of the random models.
@@ -65,8 +69,9 @@ def jobs(max_tokens: int = 16) -> list[Job]:
     return jobs_of(VOCAB, (9, 33, 1, 17, 20, 5), max_tokens)
 
 
-@pytest.mark.parametrize(("gone", "least"), [(0.0, 0.3), (0.3, 0.01)])
-@pytest.mark.parametrize("drafter", DRAFTERS)
+@pytest.mark.parametrize(
+    ("drafter", "gone", "least"), [("chain4", 0.0, 0.3), *((drafter, 0.3, 0.01) for drafter in DRAFTERS)]
+)
 def test_the_same_tokens_and_some_drafts_right(same, other, drafter, gone, least) -> None:
     """To a random model every token that stands in for another is a wrong one, so few drafts are right then."""
     expected = plain(same.target, jobs())
@@ -91,14 +96,35 @@ def proposed(pair: Pair, make: MakeDrafter, drafter: str) -> list[tuple[str, lis
     return engine.drafter.trees
 
 
-@pytest.mark.parametrize("drafter", DRAFTERS)
+@pytest.mark.parametrize("drafter", ["chain4", "dynamic 4,4,2,2,1", "template"])
 def test_a_vocabulary_in_another_order_gives_the_very_same_drafts(same, other, drafter) -> None:
-    """At every temperature: the noise, too, is that of the target's tokens."""
+    """At every temperature."""
     permuted, dynamic = other(0.0), drafter.startswith("dynamic")
     assert permuted.translation.share == 1.0
     assert permuted.translation.columns.tolist() != list(range(VOCAB))
     ours = proposed(same, lambda pool: permuted.draft_model(pool, dynamic), drafter)
     assert ours == proposed(same, lambda pool: same.draft_model(pool, dynamic), drafter)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_draft_is_its_own_draw_with_the_noise_of_the_targets_tokens(same, other, temperature) -> None:
+    """Computed here in the draft model's own ids, from its checkpoint as it is."""
+    fewer, pool = other(0.3), PagePool(32, 16)
+    made, reader = fewer.translation, Reader(load_decoder(fewer.draft_directory))
+    tokens = random_tokens(random.Random(1), 20, VOCAB)
+    table = PageTable(pool)
+    table.reserve(24)
+    table.commit(19)
+    sequence = running(same, tokens, table, temperature)
+    (tree,) = fewer.draft_model(pool).propose([sequence], [TreeShape.chain(3)])
+    own, expected = made.read[torch.tensor(tokens)].tolist(), []
+    for position in range(20, 23):
+        noise = sequence.noise.row(position)[made.token_ids] * temperature
+        best = int((reader.alone(own)[-1][made.columns] + noise).argmax())
+        own.append(int(made.columns[best]))
+        expected.append(int(made.token_ids[best]))
+    assert tree.tokens[1:].tolist() == expected
+    assert not torch.equal(made.token_ids, torch.arange(len(made.token_ids)))
 
 
 @pytest.mark.parametrize("drafter", ["chain4", "dynamic 4,4,2,2,1"])
@@ -107,7 +133,7 @@ def test_a_smaller_vocabulary_drafts_like_the_same_model_restricted_to_it(same, 
     fewer, dynamic = other(0.3), drafter.startswith("dynamic")
     tokenizer = Tokenizer.from_file(str(same.directory / "tokenizer.json"))
     spelling = Spelling(tokenizer)
-    kept = {id for id in range(VOCAB) if id in order_without(VOCAB, 0.3, [END])}
+    kept = set(order_without(VOCAB, 0.3, [END]))
     texts = {spelling.raw(id): id for id in sorted(kept)}
     read = [
         id
@@ -116,11 +142,13 @@ def test_a_smaller_vocabulary_drafts_like_the_same_model_restricted_to_it(same, 
         for id in range(VOCAB)
     ]
     ids = torch.tensor(sorted(kept))
-    restricted = translated(same.draft_directory, torch.tensor(read), ids, torch.float32)
+    restricted = with_columns(same.draft_directory, ids, torch.float32)
+
+    def model(pool: PagePool) -> DraftModelDrafter:
+        return DraftModelDrafter(paged(restricted, pool), dynamic, read=torch.tensor(read), token_ids=ids)
+
     ours = proposed(same, lambda pool: fewer.draft_model(pool, dynamic), drafter)
-    assert ours == proposed(
-        same, lambda pool: DraftModelDrafter(paged(restricted, pool), dynamic, token_ids=ids), drafter
-    )
+    assert ours == proposed(same, model, drafter)
 
 
 @pytest.mark.parametrize("drafter", ["chain4", "4,4,2,2,1"])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -71,19 +71,20 @@ class Translated(Pair):
         ours, theirs = ModelConfig.from_directory(pair.directory), ModelConfig.from_directory(draft)
         made = translation("draft", pair.directory, ours, draft, theirs)
         assert made is not None
-        decoder = translated(draft, made.read, made.columns, pair.draft.dtype)
+        decoder = with_columns(draft, made.columns, pair.draft.dtype)
         return cls(pair.directory, draft, pair.target, decoder, made)
 
     def draft_model(self, pool: PagePool, dynamic: bool = False) -> DraftModelDrafter:
-        return DraftModelDrafter(paged(self.draft, pool), dynamic, token_ids=self.translation.token_ids)
+        made = self.translation
+        return DraftModelDrafter(paged(self.draft, pool), dynamic, read=made.read, token_ids=made.token_ids)
 
 
-def translated(directory: Path, read: Tensor, columns: Tensor, dtype: torch.dtype) -> Decoder:
-    """A checkpoint's decoder with other token ids."""
+def with_columns(directory: Path, columns: Tensor, dtype: torch.dtype) -> Decoder:
+    """A checkpoint's decoder that has logits of these tokens alone."""
     config = ModelConfig.from_directory(directory)
     weights = load(directory, config, dtype, progress=False)
-    weights.translate(read, columns)
-    return Decoder(replace(config, vocab_size=len(read)), weights, config.max_positions + 64)
+    weights.lm_head = weights.lm_head[columns]
+    return Decoder(config, weights, config.max_positions + 64)
 
 
 class Noted:

@@ -55,17 +55,14 @@ class LayerWeights:
 class ModelWeights:
     """All weights of a decoder, in one dtype on one device.
 
-    embed: (V, H).  final_norm: (H,).  lm_head: (V, H), the very tensor ``embed`` where the two are tied.
+    embed: (V, H).  final_norm: (H,).  lm_head: (V, H), the very tensor ``embed`` where the two are tied; of a draft
+    model only the rows that the target knows.
     """
 
     embed: Tensor
     layers: list[LayerWeights]
     final_norm: Tensor
     lm_head: Tensor
-
-    def translate(self, read: Tensor, columns: Tensor) -> None:
-        """Give the model other token ids: token i is read as ``read[i]`` was, and logit j is that of ``columns[j]``."""
-        self.embed, self.lm_head = self.embed[read], self.lm_head[columns]
 
 
 def load(
