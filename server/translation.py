@@ -26,7 +26,7 @@ from server.unfit import Unfit
 from server.vocabulary import overlap
 from verifier.model.config import ModelConfig
 
-#: A draft model that has less than this share of the target's tokens is refused. With a tenth, the usual ones, the bundled
+#: A draft model with less than this share of the target's tokens is refused. With a tenth, the usual ones, the bundled
 #: one still came to 1.3 tokens a step; with less, little is left but single bytes.
 LEAST_SHARE = 0.05
 
