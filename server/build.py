@@ -11,6 +11,8 @@ import msgspec
 import torch
 
 from drafters.draft_model import DraftModelDrafter
+from drafters.prediction import PredictionDrafter
+from drafters.routed import RoutedDrafter
 from drafters.suffix.drafter import SuffixDrafter
 from kvpaging import KVStore, PagePool, PageTable, PrefixIndex
 from server import draft_history
@@ -138,7 +140,7 @@ def build_engine(config: EngineConfig, progress: Progress | None = None, observe
         pool=pool,
         prefix=prefix,
         verifier=verifier,
-        drafter=drafter,
+        drafter=RoutedDrafter(PredictionDrafter(cost), drafter, shape),
         scheduler=Scheduler(pool, prefix, shape, cost, config.max_seqs),
         observers=observers,
     )

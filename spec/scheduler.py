@@ -27,7 +27,9 @@ from spec.tree import MAX_NODES, ROOT_ONLY, TreeShape
 #: After so many steps with drafts one goes without, so that somebody knows what drafting is to be compared with.
 PLAIN_EVERY = 256
 
-
+#: As deep a draft may be where the request brought a prediction: beyond, a row costs more than one more token is worth,
+#: even if all is accepted but one in fifty.
+PREDICTED_LEVELS = 32
 #: Rows of a prompt read at once for a sequence beside the traffic: whoever comes next waits for no more.
 _ASIDE_CHUNK = 32
 
@@ -71,7 +73,7 @@ class Scheduler:
 
     def _is_plain(self, decoding: list[Sequence]) -> bool:
         """Whether this step goes without drafts; not while a prompt is read, whose rows would blur what it takes."""
-        if not self.shape.levels or not any(sequence.speculate for sequence in decoding):
+        if not any(sequence.speculate and self.levels_of(sequence) for sequence in decoding):
             return False
         self._with_drafts += 1
         if not self.plain_every or self._with_drafts <= self.plain_every or len(decoding) < len(self.running):
@@ -79,10 +81,19 @@ class Scheduler:
         self._with_drafts = 0
         return True
 
+    def levels_of(self, sequence: Sequence) -> int:
+        """The deepest that is ever drafted for a sequence: what has a prediction may go far ahead along it."""
+        return max(self.shape.levels, PREDICTED_LEVELS) if sequence.prediction else self.shape.levels
+
+    def _shape_of(self, sequence: Sequence) -> TreeShape:
+        """The most that is drafted for a sequence now."""
+        most = sequence.most_levels
+        return self.shape.limited(most).deepened(min(self.levels_of(sequence), most))
+
     def _decode(self, sequence: Sequence, decoding: int) -> Work:
         if not sequence.speculate:
             return Work(sequence, 0, ROOT_ONLY)
-        shape = self.shape.limited(sequence.most_levels)
+        shape = self._shape_of(sequence)
         if sequence.constraint is None:
             return Work(sequence, 0, shape)
         most = MAX_NODES - 1
@@ -138,7 +149,7 @@ class Scheduler:
         """Pages it still lacks for its tokens so far and one tree; a last page that is shared will be copied."""
         table, pool = sequence.table, self.pool
         copied = bool(table.length % pool.page_size) and pool.references(table.pages[-1]) > 1
-        return pool.pages_for(len(sequence.tokens) + self.shape.nodes) - len(table.pages) + copied
+        return pool.pages_for(len(sequence.tokens) + self._shape_of(sequence).nodes) - len(table.pages) + copied
 
     def _start(self, sequence: Sequence) -> None:
         # Rows whose logits are wanted have to be computed, whoever knows their KV.
