@@ -16,6 +16,7 @@ from drafters.suffix.growth import Grown
 from drafters.suffix.trust import Trust
 from spec.budget import StepCost
 from spec.protocols import FeatureRequest
+from spec.request import PREDICTION
 from spec.sequence import Sequence
 from spec.tree import DraftTree, TreeShape
 
@@ -55,7 +56,7 @@ class PredictionDrafter:
     begin, for comparison.
     """
 
-    name = "prediction"
+    name = PREDICTION
     needs: FeatureRequest | None = None
 
     def __init__(self, cost: StepCost | None = None) -> None:

@@ -9,6 +9,9 @@ import msgspec
 from spec.sampling import SamplingParams
 from spec.trace import Statistics
 
+#: What the drafter of a request's own prediction is called.
+PREDICTION = "prediction"
+
 FinishReason = Literal["stop", "length", "cancelled", "error"]
 
 
