@@ -23,6 +23,8 @@ KINDS = 4
 MOST = 8
 #: So many tokens in common are no accident, near and far: where they are is where the text is.
 SURE = (3, 6)
+#: Tokens that are made searchable at once, so that no step waits long: well below a millisecond.
+_SLICE = 8192
 #: As far ahead of where the text should be, a place is near.
 _REACH = 64
 
@@ -59,9 +61,9 @@ class Alignment:
     """
 
     def __init__(self, prediction: Many[int], begins: int) -> None:
-        self.tokens = list(prediction)
+        self.tokens = prediction
         self.places: list[Place] = []
-        self._known = np.array(self.tokens, dtype=np.int32)
+        self._known = np.empty(0, dtype=np.int32)
         self._read = begins
         self._at = Place(0, NEAR, 0)
         #: Where the text was for certain, and how long it was then.
@@ -70,8 +72,13 @@ class Alignment:
     def follow(self, text: Many[int], chances: Many[float]) -> None:
         """Read on. chances: of a place to be right, by :meth:`Place.cell`.
 
-        What is found depends on the text and the chances alone, not on how often it is asked for.
+        What is found depends on the text and the chances alone, not on how often it is asked for, once all of the
+        prediction can be searched: of a long one a slice more each time.
         """
+        taken = len(self._known)
+        if taken < len(self.tokens):
+            more = np.array(self.tokens[taken : taken + _SLICE], dtype=np.int32)
+            self._known = np.concatenate((self._known, more))
         for length in range(self._read, len(text)):
             at, kind, common = self._at
             came = at < len(self.tokens) and self.tokens[at] == text[length]

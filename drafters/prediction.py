@@ -109,7 +109,7 @@ class PredictionDrafter:
         return DraftTree.build(tokens, parents, self.name, tuple(grown.chances[:nodes]))
 
 
-def grow(root: int, prediction: list[int], places: Many[Place], shape: TreeShape, trust: Trust) -> Grown:
+def grow(root: int, prediction: Many[int], places: Many[Place], shape: TreeShape, trust: Trust) -> Grown:
     """What follows at the places, the likeliest tokens first; places that agree share their nodes."""
     grown, children = Grown([root]), dict[tuple[int, int], int]()
     # Smallest first: minus the chance; then the order of the places; parent, depth.
