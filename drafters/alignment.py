@@ -24,7 +24,7 @@ MOST = 8
 #: So many tokens in common are no accident, near and far: where they are is where the text is.
 SURE = (3, 6)
 #: Tokens that are made searchable at once, so that no step waits long: well below a millisecond.
-_SLICE = 8192
+_SLICE = 4096
 #: As far ahead of where the text should be, a place is near.
 _REACH = 64
 

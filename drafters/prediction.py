@@ -10,6 +10,8 @@ from __future__ import annotations
 import heapq
 from collections.abc import Sequence as Many
 from dataclasses import dataclass
+from itertools import accumulate
+from operator import mul
 
 from drafters.alignment import FAR, INSERTED, KINDS, MOST, NEAR, REPLACED, Alignment, Place, cell_of
 from drafters.suffix.growth import Grown
@@ -105,12 +107,17 @@ class PredictionDrafter:
                 speed = expected / self._cost.seconds(count)
                 if speed > best:
                     best, nodes = speed, count
-        tokens, parents = grown.tokens[:nodes], grown.parents[:nodes]
-        return DraftTree.build(tokens, parents, self.name, tuple(grown.chances[:nodes]))
+        tokens, chances = grown.tokens[:nodes], tuple(grown.chances[:nodes])
+        parents = grown.parents[:nodes]
+        if parents == list(range(-1, nodes - 1)):
+            return DraftTree.chain(tokens, self.name, chances)
+        return DraftTree.build(tokens, parents, self.name, chances)
 
 
 def grow(root: int, prediction: Many[int], places: Many[Place], shape: TreeShape, trust: Trust) -> Grown:
     """What follows at the places, the likeliest tokens first; places that agree share their nodes."""
+    if len(places) == 1:
+        return _grow_chain(root, prediction, places[0], shape, trust)
     grown, children = Grown([root]), dict[tuple[int, int], int]()
     # Smallest first: minus the chance; then the order of the places; parent, depth.
     heap = [(-trust.chances[place.cell(0)], order, 0, 0) for order, place in enumerate(places)]
@@ -128,3 +135,12 @@ def grow(root: int, prediction: Many[int], places: Many[Place], shape: TreeShape
             if -next_chance >= LEAST_CHANCE:
                 heapq.heappush(heap, (next_chance, order, node, further))
     return grown
+
+
+def _grow_chain(root: int, prediction: Many[int], place: Place, shape: TreeShape, trust: Trust) -> Grown:
+    """The same for one place, in less time: that of most steps."""
+    tokens = [root, *prediction[place.at : place.at + shape.levels]]
+    cells = [0, *(place.cell(depth) for depth in range(len(tokens) - 1))]
+    chances = list(accumulate((trust.chances[cell] for cell in cells[1:]), mul, initial=1.0))
+    nodes = next((node for node, chance in enumerate(chances) if node > 1 and chance < LEAST_CHANCE), len(tokens))
+    return Grown(tokens[:nodes], list(range(-1, nodes - 1)), chances[:nodes], cells[:nodes])
