@@ -70,12 +70,15 @@ def edits(paths: Sequence[Path], rate: float, tokenizer: Path, seed: int = 0, ch
     return [Edited(name, ids(text), ids(edited(text, rng, rate))) for name, text in texts]
 
 
-def walked(make: Callable[[], Drafter], shape: TreeShape, asked: Sequence[Edited], predicted: bool) -> list[str]:
-    """A row of the table: tokens per step, drafted tokens per step, and which share of them was accepted."""
+def walked(make: Callable[[], Drafter], shape: TreeShape, asked: Sequence[Edited], predicted: int | None) -> list[str]:
+    """A row of the table: tokens per step, drafted tokens per step, and which share of them was accepted.
+
+    predicted: 0 for the text that is edited, 1 for the next one; None for nothing.
+    """
     steps = drafted = accepted = 0
     for number, one in enumerate(asked):
         sequence = sequence_of(number, one.text)
-        sequence.prediction = one.text if predicted else None
+        sequence.prediction = None if predicted is None else asked[(number + predicted) % len(asked)].text
         walk = Walk(make(), shape, sequence)
         walk.begin(one.answer[:1])
         walk.follow([*one.text, *one.answer], over=True)
@@ -99,12 +102,13 @@ def main() -> None:
     def suffix() -> SuffixDrafter:
         return SuffixDrafter(slice_seconds=FOREVER)
 
-    ways: dict[str, tuple[Callable[[], Drafter], TreeShape, bool]] = {
-        "ngram, 8": (NgramDrafter, chain, False),
-        "suffix, 8": (suffix, chain, False),
-        "suffix, 16": (suffix, TreeShape.chain(16), False),
-        "prediction": (lambda: PredictionDrafter(cost), deep, True),
-        "prediction, then suffix": (lambda: RoutedDrafter(PredictionDrafter(cost), suffix(), chain), deep, True),
+    ways: dict[str, tuple[Callable[[], Drafter], TreeShape, int | None]] = {
+        "ngram, 8": (NgramDrafter, chain, None),
+        "suffix, 8": (suffix, chain, None),
+        "suffix, 16": (suffix, TreeShape.chain(16), None),
+        "prediction": (lambda: PredictionDrafter(cost), deep, 0),
+        "prediction of another text": (lambda: PredictionDrafter(cost), deep, 1),
+        "prediction, then suffix": (lambda: RoutedDrafter(PredictionDrafter(cost), suffix(), chain), deep, 0),
     }
     for rate in args.rates:
         asked = edits(args.texts, rate, BUNDLED / "target")
