@@ -24,6 +24,8 @@ from spec.tree import DraftTree, TreeShape
 
 #: What is less likely than this to be accepted is not drafted, however little a row costs.
 LEAST_CHANCE = 0.02
+#: Tokens that are read at once, at most, of an output that nobody followed.
+MOST_READ = 64
 #: What is believed in the beginning of a place's token, by kind and length from 1 on.
 FIRST = {
     NEAR: (0.60, 0.84, 0.88, 0.92, 0.94, 0.94, 0.95, 0.97),
@@ -87,7 +89,9 @@ class PredictionDrafter:
             return DraftTree.chain(tokens[-1:], self.name)
         running = self._running.get(sequence.id)
         if running is None:
-            running = _Running(Alignment(sequence.prediction, sequence.prompt_length), Trust(_beginning()))
+            # One that was preempted comes back with all it had said.
+            begins = max(sequence.prompt_length, len(tokens) - MOST_READ)
+            running = _Running(Alignment(sequence.prediction, begins), Trust(_beginning()))
             self._running[sequence.id] = running
         if running.grown is not None and self.learning:
             running.grown.teach(running.trust, tokens[running.length :])

@@ -160,6 +160,16 @@ def test_sequences_and_their_predictions_are_kept_apart() -> None:
     assert first(draft(drafter, again, TreeShape.chain(3))) == "__"
 
 
+def test_one_that_was_preempted_is_found_again() -> None:
+    rng, drafter = random.Random(4), PredictionDrafter()
+    text = "".join(rng.choice(string.ascii_letters) for _ in range(900))
+    output = running(text[:300] + "!" + text[300:600], text)
+    assert first(draft(drafter, output, TreeShape.chain(8))) == text[600:608]
+    drafter.finished(output)
+    output.tokens += letters(text[600:603])
+    assert first(draft(drafter, output, TreeShape.chain(8))) == text[603:611]
+
+
 def test_a_long_prediction_holds_up_nobody() -> None:
     """Processor time of a draft of 32 in step, and of one that looks in a prediction of 100,000 tokens."""
     rng = random.Random(1)
