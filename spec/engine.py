@@ -23,6 +23,7 @@ from spec.scheduler import Scheduler
 from spec.sequence import Sequence
 from spec.step import EagerRunner, StepPlan, Verdict
 from spec.trace import Statistics, StepTrace
+from spec.tree import MAX_NODES
 
 
 class Engine:
@@ -44,7 +45,8 @@ class Engine:
         self.runner = EagerRunner(verifier, drafter)
         self.steps = 0
         self.trace: StepTrace | None = None
-        self._observers = Observers(observers)
+        budget = scheduler.budget
+        self._observers = Observers([*([] if budget is None else [budget]), *observers])
         self._sequences: dict[str, Sequence] = {}
         self._ended: list[Delta] = []
 
@@ -98,6 +100,8 @@ class Engine:
             # A prompt is scored once, by the leader of its choices.
             prompt_logprobs=None if params.prompt_logprobs is None or request.fork_of is not None else [None],
             speculate=request.speculate,
+            draft_method=request.draft_method,
+            most_drafted=MAX_NODES if request.most_drafted is None else request.most_drafted,
             aside=request.aside,
         )
 
@@ -219,7 +223,15 @@ class Engine:
         """Where the emitted tokens of this step come from. Called before the step is counted."""
         tree = verdict.tree
         assert tree is not None, "whoever emits has a tree"
-        return Origin(self.steps + 1, tree.drafter, tree.parents.tolist(), verdict.forced, verdict.path, seconds)
+        return Origin(
+            step=self.steps + 1,
+            drafter=tree.drafter,
+            parents=tree.parents.tolist(),
+            forced=verdict.forced,
+            path=verdict.path,
+            seconds=seconds,
+            sources=[tree.sources[node] for node in verdict.path] if tree.sources else [],
+        )
 
     def _statistics(self, sequence: Sequence) -> Statistics:
         levels = self.scheduler.shape.levels
@@ -267,6 +279,8 @@ class Engine:
             preemptions=len(self.scheduler.preempted),
             plain=sum(not work.sequence.speculate for work in plan.works),
             aside=sum(work.sequence.aside for work in plan.works),
+            choice=plan.choice,
+            news=plan.news,
         )
 
     def check(self) -> None:

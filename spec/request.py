@@ -30,6 +30,8 @@ class Request(msgspec.Struct, kw_only=True):
     with the same prompt, whose prompt KV this one shares; only that one scores the prompt (``prompt_logprobs``).
     forced: recorded output tokens that replace the draws (every pass is still computed), for measurements. speculate:
     false decodes plainly, one token a step: nothing is drafted, and nothing that a grammar forces is put in front.
+    draft_method: the one drafter that may draft, of several; "" for whichever is best. most_drafted: the deepest draft;
+    None for no limit but the engine's.
     aside: beside the traffic: it takes no KV that others left and leaves none, and its steps are told apart."""
 
     id: str
@@ -40,6 +42,8 @@ class Request(msgspec.Struct, kw_only=True):
     fork_of: str | None = None
     forced: list[int] | None = None
     speculate: bool = True
+    draft_method: str = ""
+    most_drafted: int | None = None
     aside: bool = False
 
 
@@ -60,7 +64,7 @@ class Origin(msgspec.Struct, array_like=True, frozen=True):
     step: the engine's number of the step. drafter: who proposed the tree. parents: of its nodes, the root's is -1; the
     first ``forced`` nodes below the root were forced by a grammar. path: the accepted nodes whose tokens went out, from
     depth 1 on; what follows them in the run is the target's own token. seconds: the step's, by phase (all sequences of
-    a step share it).
+    a step share it). sources: who proposed each node of the path, where several drafters made the tree.
     """
 
     step: int
@@ -69,6 +73,7 @@ class Origin(msgspec.Struct, array_like=True, frozen=True):
     forced: int
     path: list[int]
     seconds: dict[str, float]
+    sources: list[str] = []
 
 
 class Delta(msgspec.Struct, kw_only=True):
@@ -99,7 +104,8 @@ class EngineInfo(msgspec.Struct, kw_only=True, frozen=True):
     """What is running, for banner, /health and reports.
 
     root_seconds: a whole step of one sequence without drafts, as measured at start-up; 0 if nobody measured.
-    more_seconds: what each number of sequences from 1 on adds to that, from the cost of their rows.
+    more_seconds: what each number of sequences from 1 on adds to that, from the cost of their rows. drafters: among
+    whom is chosen, and how much, at every step; empty where ``draft_shape`` is what is drafted in every one.
     """
 
     target: str
@@ -119,3 +125,4 @@ class EngineInfo(msgspec.Struct, kw_only=True, frozen=True):
     eos_token_ids: tuple[int, ...]
     root_seconds: float = 0.0
     more_seconds: tuple[float, ...] = ()
+    drafters: tuple[str, ...] = ()

@@ -104,7 +104,8 @@ class DraftTree:
     """One sequence's proposed tokens. All tensors int64[N] on one device, N at most 64.
 
     tokens[0] is the root. drafter: who proposed the others. chances: each node's chance to be accepted, as the drafter
-    sees it, the root's 1; empty if it does not say.
+    sees it, the root's 1; empty if it does not say. sources: who proposed each node, where several did, the root's "".
+    parts: what each of them proposed.
     """
 
     tokens: Tensor
@@ -114,6 +115,8 @@ class DraftTree:
     drafter: str = ""
     is_chain: bool = field(default=False)
     chances: tuple[float, ...] = ()
+    sources: tuple[str, ...] = ()
+    parts: tuple[DraftTree, ...] = ()
 
     @property
     def expected(self) -> float:

@@ -1,0 +1,279 @@
+"""The budget: which drafters, how much of each, at every step, by what was measured; no draft is one of the ways.
+
+::
+
+    plan      whoever looks things up says what it would draft       found nodes, with the chances they have had so far
+              weigh found nodes, each model's levels, both, neither  most expected tokens per second
+    stepped   what came tells of all that was proposed, verified or not; what the step took corrects the costs
+
+A model that is not worth it is asked all the same now and then, for at most :data:`PROBING` of the time, so that it is
+noticed when it would be.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence as Many
+from dataclasses import dataclass, field
+
+from spec.budget.cost import StepCost
+from spec.budget.found import Found, learn_chain
+from spec.budget.leader import Leader
+from spec.budget.members import Member, Record
+from spec.budget.mixed import Mixed, Share, Why, shape_of, shares_of
+from spec.budget.weigh import Offer, Taken, weigh, weigh_pinned
+from spec.observer import Observer
+from spec.sequence import Sequence
+from spec.step import Verdict
+from spec.trace import StepTrace
+from spec.tree import MAX_NODES, ROOT_ONLY, TreeShape
+
+#: The share of the time that may be lost with asking who is not expected to be worth it.
+PROBING = 0.01
+#: Levels of such a draft, and how many steps pass before the cost curve is read again.
+_PROBE_LEVELS, _REREAD = 3, 16
+#: What is left of a step in the pace of a sequence after one more.
+_PACE_KEPT = 0.9
+#: Phases of a step that do not depend on who drafted.
+_OF_THE_TARGET = ("forward", "draw", "commit")
+#: A member that took part in less than this share of the last steps (some hundred) is at rest.
+_RESTING, _REMEMBERED = 0.05, 0.99
+
+
+@dataclass(slots=True, eq=False)
+class _Case:
+    """One sequence. length: of its text when found was; records: by member. seconds: expected of the step planned;
+    came, spent: tokens and seconds of the last steps."""
+
+    records: dict[str, Record]
+    found: Found = field(default_factory=Found)
+    length: int = -1
+    seconds: float = 0.0
+    came: float = 0.0
+    spent: float = 0.0
+
+    def pace(self, plain: float) -> float:
+        """Tokens in a second of late; at least one in a step that takes ``plain``, as without drafts."""
+        return max(self.came / self.spent if self.spent else 0.0, 1.0 / plain)
+
+    def stepped(self, tokens: int) -> None:
+        """So many came of the step planned."""
+        self.came = _PACE_KEPT * self.came + tokens
+        self.spent = _PACE_KEPT * self.spent + self.seconds
+
+
+class Budget(Observer):
+    """Owns what is known of costs and of how often drafts are right. An observer of its engine, to learn.
+
+    members: who can be asked. cost: of whole steps without drafting, by their rows. pinned: the shape of every draft;
+    then only who drafts it is chosen. timed: False takes the costs as they are given, for texts that are replayed.
+    why: of the last plan; None if nothing could be drafted.
+    """
+
+    def __init__(
+        self, members: Many[Member], cost: StepCost, pinned: TreeShape | None = None, timed: bool = True
+    ) -> None:
+        self.members = {member.name: member for member in members}
+        self.cost, self.pinned, self.timed = cost, pinned, timed
+        self.why: Why | None = None
+        self.leader = Leader()
+        self._looking = [member for member in members if member.looks]
+        self._models = [member for member in members if not member.looks]
+        self._cases: dict[str, _Case] = {}
+        self._table: list[float] = []
+        self._planned = self._sequences = 0
+        self._allowance = self._least_loss = 0.0
+
+    @property
+    def shape(self) -> TreeShape:
+        """The largest that it plans, about."""
+        if self.pinned is not None:
+            return self.pinned
+        return TreeShape.chain(max(member.levels for member in self.members.values()))
+
+    @property
+    def choice(self) -> str:
+        """Who drafts in the step last planned."""
+        return "none" if self.why is None else self.why.choice
+
+    def resting(self, name: str) -> bool:
+        """Whether a member is asked so seldom that what was written need not be shown to it at once."""
+        return self.members[name].asked < _RESTING
+
+    # -- learning ------------------------------------------------------------------------------------------------
+
+    def stepped(self, trace: StepTrace, verdicts: Many[Verdict]) -> None:
+        """See what was right, and what the step took."""
+        for verdict in verdicts:
+            case = self._cases.get(verdict.work.sequence.id)
+            if case is not None and verdict.emitted and verdict.tree is not None:
+                self._learn(case, verdict)
+        if self.timed and not trace.prefill_rows and not trace.aside and verdicts:
+            self._time(trace, verdicts)
+
+    def _learn(self, case: _Case, verdict: Verdict) -> None:
+        tree, emitted = verdict.tree, verdict.emitted
+        assert tree is not None, "whoever emits has a tree"
+        current = case.length == len(verdict.work.sequence.tokens) - len(emitted)
+        missed = case.found.learn(emitted) if current else False
+        if current:
+            case.stepped(len(emitted))
+        for part in tree.parts or (tree,):
+            record = case.records.get(part.drafter)
+            if record is not None and not record.member.looks and len(part) > 1:
+                hit = learn_chain(record.rates, part, emitted)
+                if missed:
+                    record.beside.saw(0, hit)
+
+    def _time(self, trace: StepTrace, verdicts: Many[Verdict]) -> None:
+        """Correct the costs."""
+        context = sum(len(verdict.work.sequence.tokens) for verdict in verdicts)
+        seconds = sum(spent for phase, spent in trace.seconds.items() if phase in _OF_THE_TARGET)
+        self.cost.saw(trace.rows, trace.rows / len(verdicts), context, seconds)
+        asked = {share.drafter for v in verdicts for share in shares_of(v.work.shape) if share.tree is None}
+        if len(asked) == 1:
+            name = asked.pop()
+            levels = max(s.shape.levels for v in verdicts for s in shares_of(v.work.shape) if s.drafter == name)
+            self.members[name].cost.saw(levels, trace.seconds.get("propose", 0.0))
+
+    def ended(self, sequence: Sequence) -> None:
+        """Forget the sequence; what it showed stays with the members."""
+        self._cases.pop(sequence.id, None)
+
+    # -- planning ------------------------------------------------------------------------------------------------
+
+    def plan(self, sequences: Many[Sequence]) -> list[TreeShape]:
+        """What is to be drafted for each of these sequences, all that decode in the next step."""
+        able = [s for s in sequences if s.speculate and s.most_levels > 0]
+        self.why, self.leader.news = None, ""
+        if not able:
+            return [ROOT_ONLY] * len(sequences)
+        cases = [self._case(sequence) for sequence in able]
+        self._look(able, cases)
+        offers = [self._offer(*pair) for pair in zip(able, cases, strict=True)]
+        seconds = self._seconds(len(able), sum(len(sequence.tokens) for sequence in able))
+
+        def drafting(name: str, levels: int) -> float:
+            return self._draft_seconds(name, levels, able, cases)
+
+        if self.pinned is None:
+            ways = weigh(offers, seconds, drafting, sum(case.pace(seconds[1]) for case in cases))
+        else:
+            ways = weigh_pinned(offers, seconds, drafting, self.pinned.levels, self.pinned.nodes - 1)
+        way, probe = self._probed(ways, offers, able, cases)
+        looked = "+".join(dict.fromkeys(name for case in cases for name in case.found.names))
+        self.why = why = Why((way, *(other for other in ways if other.kind != way.kind)), looked, probe)
+        self.leader.see(why)
+        self._count(way, cases)
+        for case in cases:
+            case.seconds = way.seconds
+        shapes = {
+            sequence.id: self._shape(sequence, case, way, index, why)
+            for index, (sequence, case) in enumerate(zip(able, cases, strict=True))
+        }
+        return [shapes.get(sequence.id, ROOT_ONLY) for sequence in sequences]
+
+    def _case(self, sequence: Sequence) -> _Case:
+        case = self._cases.get(sequence.id)
+        if case is None:
+            case = self._cases[sequence.id] = _Case({m.name: Record.of(m, sequence) for m in self._allowed(sequence)})
+        return case
+
+    def _allowed(self, sequence: Sequence) -> list[Member]:
+        members = self.members.values()
+        return [m for m in members if sequence.draft_method in ("", m.name)]
+
+    def _look(self, able: Many[Sequence], cases: Many[_Case]) -> None:
+        """Ask whoever looks things up."""
+        for sequence, case in zip(able, cases, strict=True):
+            case.found, case.length = Found(), len(sequence.tokens)
+        for member in self._looking:
+            asked = [pair for pair in zip(able, cases, strict=True) if member.name in pair[1].records]
+            if asked:
+                shapes = [TreeShape.chain(min(member.levels, sequence.most_levels)) for sequence, _ in asked]
+                trees = member.drafter.propose([sequence for sequence, _ in asked], shapes)
+                for (_, case), tree in zip(asked, trees, strict=True):
+                    case.found.add(case.records[member.name], tree)
+
+    def _offer(self, sequence: Sequence, case: _Case) -> Offer:
+        models, beside = {}, {}
+        found, first = case.found.chances, case.found.first
+        for member in self._models:
+            record = case.records.get(member.name)
+            if record is not None:
+                alone = models[member.name] = record.chain(sequence.most_levels)
+                if found:
+                    beside[member.name] = record.behind_wrong(alone)
+        return Offer(found, first, models, beside)
+
+    def _seconds(self, sequences: int, context: int) -> list[float]:
+        """Of the next step, by its rows."""
+        self._planned += 1
+        if sequences != self._sequences or self._planned % _REREAD == 0:
+            self._sequences = sequences
+            most = min(sequences * MAX_NODES, 4 * MAX_NODES)
+            self._table = [
+                seconds + self.cost.behind(rows / sequences, context)
+                for rows, seconds in enumerate(self.cost.expected(most))
+            ]
+        return self._table
+
+    def _draft_seconds(self, name: str, levels: int, able: Many[Sequence], cases: Many[_Case]) -> float:
+        rested = max(
+            (
+                len(sequence.tokens) - record.drafted_at
+                for sequence, case in zip(able, cases, strict=True)
+                if (record := case.records.get(name)) is not None
+            ),
+            default=0,
+        )
+        return self.members[name].cost.seconds(levels, rested)
+
+    def _probed(
+        self, ways: list[Taken], offers: list[Offer], able: Many[Sequence], cases: Many[_Case]
+    ) -> tuple[Taken, bool]:
+        """The best way, or one that is not, to see how a model does, if there is time saved up for what that loses."""
+        best = ways[0]
+        self._allowance += PROBING * best.seconds
+        if self._allowance < self._least_loss:
+            return best, False
+        self._least_loss = math.inf
+        for member in sorted(self._models, key=lambda member: member.asked):
+            if member.name == best.model or not any(offer.models.get(member.name) for offer in offers):
+                continue
+            way = self._probe(member, best, offers, able, cases)
+            loss = max(0.0, way.seconds - way.tokens / best.pace)
+            if loss <= self._allowance:
+                self._allowance, self._least_loss = self._allowance - loss, 0.0
+                return way, True
+            self._least_loss = min(self._least_loss, loss)
+        self._allowance = min(self._allowance, self._least_loss)
+        return best, False
+
+    def _probe(
+        self, member: Member, best: Taken, offers: list[Offer], able: Many[Sequence], cases: Many[_Case]
+    ) -> Taken:
+        """A few levels of a model beside what is taken anyway; of what they bring nothing is expected."""
+        levels = tuple(min(_PROBE_LEVELS, len(offer.models.get(member.name, ()))) for offer in offers)
+        rows = len(able) + sum(best.found) + sum(levels)
+        drafting = self._draft_seconds(member.name, max(levels), able, cases)
+        table = self._table
+        seconds = best.seconds + table[min(rows, len(table) - 1)] - table[min(rows - sum(levels), len(table) - 1)]
+        return Taken(member.name, best.found, levels, best.tokens, seconds + drafting)
+
+    def _count(self, way: Taken, cases: Many[_Case]) -> None:
+        """Remember who took part."""
+        for member in self.members.values():
+            part = way.model == member.name or (member.looks and any(member.name in case.found.names for case in cases))
+            member.asked = _REMEMBERED * member.asked + (1 - _REMEMBERED) * part
+
+    def _shape(self, sequence: Sequence, case: _Case, way: Taken, index: int, why: Why) -> TreeShape:
+        shares = []
+        if way.found[index]:
+            tree = case.found.best(way.found[index])
+            shares.append(Share(tree.drafter, shape_of(tree), tree))
+        if way.levels[index]:
+            case.records[way.model].drafted_at = len(sequence.tokens)
+            shape = TreeShape.chain(way.levels[index]) if self.pinned is None else self.pinned
+            shares.append(Share(way.model, shape))
+        return Mixed.sharing(shares, why)
