@@ -11,16 +11,13 @@ import msgspec
 import torch
 
 from drafters.draft_model import DraftModelDrafter
-from drafters.suffix.drafter import SuffixDrafter
 from kvpaging import KVStore, PagePool, PageTable, PrefixIndex
-from server import draft_history
 from server.config import EngineConfig
-from server.heads import doubts, find_head, load_head
-from server.lookup import LOOKUPS
+from server.drafting import DEFAULT_TOKENS, Drafting, Drafts, named_in, pinned
+from server.heads import doubts, load_head
 from server.memory import machine_bytes, parameters, plan
-from server.rehearsal import root_seconds
+from server.rehearsal import Rehearsal
 from server.unfit import Unfit
-from server.vocabulary import require_same
 from spec.budget import StepCost
 from spec.engine import Engine
 from spec.errors import ConfigurationError
@@ -42,6 +39,8 @@ Progress = Callable[[str], None]
 BUNDLED = Path(__file__).parent / "bundled"
 #: Heads that come with the bundled target, by what ``--draft`` calls them.
 BUNDLED_HEADS = ("medusa", "eagle3")
+#: Drafters that every target has.
+AUTO = ("ngram", "suffix")
 #: Row counts the start-up measurement times, and when it stops going further (seconds of one pass).
 _MEASURED_ROWS = (2, 4, 8, 16, 32, 64, 128, 256)
 _MEASURE_PATIENCE = 0.4
@@ -61,22 +60,31 @@ def target_directory(config: EngineConfig) -> Path:
 
 
 def choose_draft(config: EngineConfig) -> Choice:
-    """Who drafts: ``auto`` is the bundled draft for the bundled target, otherwise nobody.
+    """Who drafts, in one word or several with commas between them: ``auto`` is all that there is.
 
     Raises ConfigurationError for a bundled head (``medusa``, ``eagle3``) with another target.
     """
-    if config.draft in BUNDLED_HEADS:
-        if config.target != "bundled":
-            raise ConfigurationError(
-                f"--draft {config.draft}: the bundled head fits the bundled target alone; name the folder of one that "
-                f"was trained for {config.target} (--draft {config.draft}:PATH), or make one with foresay train"
-            )
-        return Choice(f"{config.draft}:{BUNDLED / config.draft}", "comes with the bundled target")
-    if config.draft != "auto":
-        return Choice(config.draft, "asked for")
-    if config.target == "bundled":
-        return Choice(str(BUNDLED / "draft"), "comes with the bundled target")
-    return Choice("none", "no --draft given: name a smaller model of the same family, ngram or suffix")
+    if config.draft == "auto":
+        if config.target == "bundled":
+            return Choice(",".join((str(BUNDLED / "draft"), *AUTO)), "all there is for the bundled target")
+        return Choice(
+            ",".join(AUTO), "need no model; name a smaller model of the same family with --draft to gain more"
+        )
+    parts = [_found_draft(config, part) for part in named_in(config.draft)]
+    bundled = len(parts) == 1 and config.draft in BUNDLED_HEADS
+    return Choice(",".join(parts), "comes with the bundled target" if bundled else "asked for")
+
+
+def _found_draft(config: EngineConfig, part: str) -> str:
+    """What one name stands for."""
+    if part not in BUNDLED_HEADS:
+        return str(BUNDLED / "draft") if part == "bundled" else part
+    if config.target != "bundled":
+        raise ConfigurationError(
+            f"--draft {part}: the bundled head fits the bundled target alone; name the folder of one that "
+            f"was trained for {config.target} (--draft {part}:PATH), or make one with foresay train"
+        )
+    return f"{part}:{BUNDLED / part}"
 
 
 def choose_dtype(config: EngineConfig, model: ModelConfig) -> Choice:
@@ -104,53 +112,58 @@ def build_engine(config: EngineConfig, progress: Progress | None = None, observe
     model = ModelConfig.from_directory(directory)
     dtype, draft = choose_dtype(config, model), choose_draft(config)
     length = max_model_len(config, model)
-    shape = draft_shape(config, draft)
-    head = find_head(draft.value, config.draft_layers)
-    draft_directory = None if head or draft.value in ("none", *LOOKUPS) else _draft_directory(draft.value, directory)
-    models = [model] if draft_directory is None else [model, ModelConfig.from_directory(draft_directory)]
-    pool = PagePool(plan(config, length, dtype.value, models, head).pages, config.page_size)
+    drafts = Drafts.of(config, draft.value, directory)
+    pinned(config)  # a shape that cannot be should be refused before anything is loaded
+    models = [model] if drafts.directory is None else [model, ModelConfig.from_directory(drafts.directory)]
+    pool = PagePool(plan(config, length, dtype.value, models, drafts.head).pages, config.page_size)
     say("loading the target")
     verifier = _paged_model(directory, model, dtype.value, pool, length)
-    drafter: Drafter | None = LOOKUPS[draft.value]() if draft.value in LOOKUPS else None
-    if config.draft_history is not None:
-        say("reading the draft history")
-        drafter = SuffixDrafter(draft_history.read(config.draft_history, model.vocab_size))
-    if draft_directory is not None:
+    drafters: list[Drafter] = []
+    if drafts.directory is not None:
         say("loading the draft model")
-        draft_model = _paged_model(draft_directory, models[1], dtype.value, pool, length)
-        drafter = DraftModelDrafter(draft_model, config.draft_growth == "dynamic")
+        draft_model = _paged_model(drafts.directory, models[1], dtype.value, pool, length)
+        drafters.append(DraftModelDrafter(draft_model, config.draft_growth == "dynamic"))
     say("probing exactness")
     exactness = probe(verifier, pool)
-    if head is not None:
+    if drafts.head is not None:
         say("loading the head")
-        drafter = heads = load_head(head, verifier, pool, config.draft_growth == "dynamic")
-        if against := doubts(head, heads, verifier, pool, directory):
+        heads = load_head(drafts.head, verifier, pool, config.draft_growth == "dynamic")
+        drafters.append(heads)
+        if against := doubts(drafts.head, heads, verifier, pool, directory):
             draft = Choice(draft.value, f"{draft.reason}, but {against}")
+    if config.draft_history is not None:
+        say("reading the draft history")
+    drafters += drafts.lookup_drafters(config, model.vocab_size)
     say("measuring the step cost")
     cost = StepCost.measure(lambda rows: _time_rows(verifier, pool, rows), _sizes(pool, length), _MEASURE_PATIENCE)
-    named = Choice(short_name(draft.value), draft.reason)
-    info = _info(config, model, dtype, named, exactness, pool, length, shape)
+    named = Choice(", ".join(map(short_name, named_in(draft.value))), draft.reason)
+    info = _info(config, model, dtype, named, exactness, pool, length)
     more = tuple(cost.seconds(sequences) - cost.seconds(1) for sequences in range(1, config.max_seqs + 1))
-    info = msgspec.structs.replace(info, root_seconds=root_seconds(info, verifier, pool, cost), more_seconds=more)
+    drafting = Drafting.of(config, drafters, info, verifier, pool, say)
+    info = msgspec.structs.replace(
+        info,
+        draft_shape=drafting.shape.widths,
+        root_seconds=Rehearsal(info, verifier, pool).root_seconds(),
+        more_seconds=more,
+        drafters=() if drafting.budget is None else tuple(drafting.budget.members),
+    )
     prefix = PrefixIndex(pool) if config.prefix_cache else None
     return Engine(
         info=info,
         pool=pool,
         prefix=prefix,
         verifier=verifier,
-        drafter=drafter,
-        scheduler=Scheduler(pool, prefix, shape, cost, config.max_seqs),
+        drafter=drafting.drafter,
+        scheduler=Scheduler(pool, prefix, drafting.shape, cost, config.max_seqs, budget=drafting.budget),
         observers=observers,
     )
 
 
 def draft_shape(config: EngineConfig, draft: Choice) -> TreeShape:
-    """The tree each step drafts: a given one (perhaps a template), a chain of ``draft_tokens``, or the root alone."""
+    """The tree each step drafts where it is always the same: a given one, a chain, or the root alone."""
     if draft.value == "none":
         return TreeShape()
-    if config.draft_tree is not None:
-        return TreeShape.parse(config.draft_tree)
-    return TreeShape.chain(config.draft_tokens)
+    return pinned(config) or TreeShape.chain(DEFAULT_TOKENS)
 
 
 def short_name(name: str) -> str:
@@ -177,13 +190,6 @@ def _paged_model(directory: Path, config: ModelConfig, dtype: str, pool: PagePoo
     decoder = Decoder(config, weights, length + MAX_NODES)
     store = KVStore(pool, config.num_layers, config.num_kv_heads, config.head_dim, decoder.dtype)
     return PagedModel(decoder, store, length)
-
-
-def _draft_directory(draft: str, target: Path) -> Path:
-    """The draft model's directory; raises if its vocabulary is not the target's."""
-    directory = resolve(draft)
-    require_same(draft, target, directory)
-    return directory
 
 
 def _sizes(pool: PagePool, length: int) -> list[int]:
@@ -215,7 +221,6 @@ def _info(
     exactness: Exactness,
     pool: PagePool,
     length: int,
-    shape: TreeShape,
 ) -> EngineInfo:
     scratch = config.max_seqs * (MAX_NODES + config.page_size)
     return EngineInfo(
@@ -231,7 +236,7 @@ def _info(
         page_size=pool.page_size,
         max_model_len=length,
         max_seqs=config.max_seqs,
-        draft_shape=shape.widths,
+        draft_shape=(),
         vocab_size=model.vocab_size,
         eos_token_ids=model.eos_token_ids,
     )
