@@ -33,7 +33,7 @@ PROBING = 0.01
 #: Levels of such a draft, and how many steps pass before the cost curve is read again.
 _PROBE_LEVELS, _REREAD = 3, 16
 #: What is left of a step in the pace of a sequence after one more.
-_PACE_KEPT = 0.9
+_PACE_KEPT = 0.8
 #: Phases of a step that do not depend on who drafted.
 _OF_THE_TARGET = ("forward", "draw", "commit")
 #: A member that took part in less than this share of the last steps (some hundred) is at rest.
@@ -247,6 +247,8 @@ class Budget(Observer):
                 self._allowance, self._least_loss = self._allowance - loss, 0.0
                 return way, True
             self._least_loss = min(self._least_loss, loss)
+        if self._least_loss == math.inf:  # all take part already
+            self._allowance = self._least_loss = 0.0
         self._allowance = min(self._allowance, self._least_loss)
         return best, False
 
