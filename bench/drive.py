@@ -1,7 +1,8 @@
 """Engines in this process, one per way of decoding, and one request at a time through them.
 
 A way of decoding is written as ``none``, ``ngram``, ``ngram:8`` (levels), ``draft:4`` (a chain of four) or
-``draft:3,2,1`` (a tree: nodes kept per level). ``medusa`` and ``eagle3`` take chains and trees as ``draft`` does.
+``draft:3,2,1`` (a tree: nodes kept per level). ``suffix`` is written as ``ngram`` is; ``medusa`` and ``eagle3`` take
+chains and trees as ``draft`` does. ``auto`` chooses at every step among all that have a directory, ngram and suffix.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import msgspec
 
 from server.build import build_engine, target_directory
 from server.config import EngineConfig
+from server.drafting import DEFAULT_TOKENS
 from spec.engine import Engine
 from spec.request import Delta, Request
 from spec.sampling import SamplingParams
@@ -65,6 +67,8 @@ class Options:
 
     def drafter(self, name: str) -> str:
         """What the engine calls the drafter of a way of decoding."""
+        if name == "auto":
+            return ",".join([*(self.drafter(one) for one in FROM_DIRECTORY if getattr(self, one)), "ngram", "suffix"])
         if name not in FROM_DIRECTORY:
             return name
         directory = str(getattr(self, name))
@@ -116,8 +120,12 @@ class Run:
 def engine_config(mode: str, options: Options) -> EngineConfig:
     """The configuration that decodes in the way ``mode`` says. The prefix cache is off: rounds repeat prompts."""
     name, _, size = mode.partition(":")
-    if name not in ("none", "ngram", *FROM_DIRECTORY) or (size and not size.replace(",", "").isdigit()):
-        raise BadMode(f"{mode!r} is none of: none, ngram, ngram:8, draft:4, draft:3,2,1, medusa:6,8,6, eagle3:4,6,6")
+    known = name in ("none", "ngram", "suffix", "auto", *FROM_DIRECTORY) and not (name == "auto" and size)
+    if not known or (size and not size.replace(",", "").isdigit()):
+        raise BadMode(
+            f"{mode!r} is none of: none, auto, ngram, ngram:8, suffix:8, draft:4, draft:3,2,1, medusa:6,8,6, "
+            "eagle3:4,6,6"
+        )
     if not options.has(mode):
         raise BadMode(f"{mode!r} needs --{name} DIR")
     config = EngineConfig(
@@ -131,7 +139,9 @@ def engine_config(mode: str, options: Options) -> EngineConfig:
     )
     if "," in size:
         return msgspec.structs.replace(config, draft_tree=size)
-    return msgspec.structs.replace(config, draft_tokens=int(size)) if size else config
+    if name == "auto":
+        return config
+    return msgspec.structs.replace(config, draft_tokens=int(size or DEFAULT_TOKENS))
 
 
 def build(mode: str, options: Options) -> Engine:
@@ -161,12 +171,15 @@ def target_of(engine: Engine) -> PagedModel:
     return target
 
 
-def request(prompt: Sequence[int], params: SamplingParams, forced: Sequence[int] | None = None) -> Request:
+def request(
+    prompt: Sequence[int], params: SamplingParams, forced: Sequence[int] | None = None, salt: str = ""
+) -> Request:
     """A request with a fresh id."""
     return Request(
         id=f"bench-{next(_numbers)}",
         prompt=list(prompt),
         params=params,
+        salt=salt,
         forced=None if forced is None else list(forced),
     )
 

@@ -145,7 +145,8 @@ def build_engine(config: EngineConfig, progress: Progress | None = None, observe
         draft_shape=drafting.shape.widths,
         root_seconds=Rehearsal(info, verifier, pool).root_seconds(),
         more_seconds=more,
-        drafters=() if drafting.budget is None else tuple(drafting.budget.members),
+        drafters=tuple(drafter.name for drafter in drafters),
+        chosen=drafting.budget is not None,
     )
     prefix = PrefixIndex(pool) if config.prefix_cache else None
     return Engine(

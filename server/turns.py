@@ -23,6 +23,7 @@ from server.options import bad_words, scores_only, truncated
 from server.options import choices as choices_of
 from server.parts import OutputParser, PlainText
 from server.service import Service
+from server.speculation import wishes
 from server.streaming import collect, stream
 from server.wire.chat import ChatRequest
 from server.wire.completions import CompletionRequest
@@ -106,7 +107,7 @@ def _choices(
         by_token=bool(body.provenance) or body.stream_pacing == "even",
         provenance=bool(body.provenance),
     )
-    speculate = not (body.speculation and body.speculation.off)
+    drafted = wishes(body.speculation, info)
     count = choices_of(body)
     check_choices(len(prompts), count)
     unique, salt = uuid.uuid4().hex, _salt(body)
@@ -115,9 +116,7 @@ def _choices(
         prompt = truncated(body, given, info.max_model_len - (params.max_tokens or 1))
         own = validation.capped(body, params, service.options.max_output_tokens, info.max_model_len - len(prompt))
         validation.check_prompt(prompt, field, own, info.vocab_size, info.max_model_len)
-        request = Request(
-            id=f"{unique}-{index}", prompt=prompt, params=own, salt=salt, grammar=grammar, speculate=speculate
-        )
+        request = Request(id=f"{unique}-{index}", prompt=prompt, params=own, salt=salt, grammar=grammar, **drafted)
         context = prompt if follows else ()
         for one in forked(request, count):
             choices.append(Choice(one, text.tokenizer, options, info.eos_token_ids, context, parser(one.id)))

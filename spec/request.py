@@ -104,8 +104,8 @@ class EngineInfo(msgspec.Struct, kw_only=True, frozen=True):
     """What is running, for banner, /health and reports.
 
     root_seconds: a whole step of one sequence without drafts, as measured at start-up; 0 if nobody measured.
-    more_seconds: what each number of sequences from 1 on adds to that, from the cost of their rows. drafters: among
-    whom is chosen, and how much, at every step; empty where ``draft_shape`` is what is drafted in every one.
+    more_seconds: what each number of sequences from 1 on adds to that, from the cost of their rows. drafters: by
+    name. chosen: whether who drafts, and how much, is chosen at every step; ``draft_shape`` is the most then.
     """
 
     target: str
@@ -126,3 +126,4 @@ class EngineInfo(msgspec.Struct, kw_only=True, frozen=True):
     root_seconds: float = 0.0
     more_seconds: tuple[float, ...] = ()
     drafters: tuple[str, ...] = ()
+    chosen: bool = False

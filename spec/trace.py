@@ -38,6 +38,10 @@ class Statistics(msgspec.Struct, kw_only=True):
     forced: int = 0
 
 
+#: How the news of a budget begin that drafts nothing.
+NOT_PAYING = "speculation does not pay now"
+
+
 class Weighed(msgspec.Struct, frozen=True, array_like=True):
     """One way of drafting that was weighed for a step. drafter: "" drafts nothing. nodes: drafted ones. tokens:
     expected to come out, all sequences together; ms: expected of the step, drafting included."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from spec.budget.mixed import Why
+from spec.trace import NOT_PAYING
 
 #: What one step counts among the last ones, and by how much a new leader must be ahead.
 _STEP, _AHEAD = 1 / 64, 0.2
@@ -30,5 +31,5 @@ def told(why: Why) -> str:
     chosen, *others = why.weighed
     against = "; ".join(map(str, others)) or "nobody has anything to propose"
     if not chosen.drafter:
-        return f"speculation does not pay now: {chosen}; {against}" if others else f"no draft: {against}"
+        return f"{NOT_PAYING}: {chosen}; {against}" if others else f"no draft: {against}"
     return f"{chosen}; {against}"

@@ -1,4 +1,4 @@
-"""The same tokens while a budget chooses: drafters alone and mixed in one tree, none, and another choice at any step."""
+"""The same tokens while a budget chooses: drafters alone, several in one tree, none, another choice at any step."""
 
 from __future__ import annotations
 
