@@ -51,19 +51,22 @@ class Drafts:
         """
         parts = named_in(named)
         lookups = tuple(part for part in parts if part in LOOKUPS)
-        heads, models = [], []
+        heads: list[Head] = []
+        models: list[str] = []
         for part in parts:
             if part in LOOKUPS or part == "none":
                 continue
-            layers = config.draft_layers if len(parts) == 1 or "eagle" in part else None
-            head = find_head(part, layers)
+            head = find_head(part, config.draft_layers) if len(parts) == 1 else find_head(part)
             if head is not None:
                 heads.append(head)
             else:
                 models.append(part)
-        for several, what in ((heads, "head"), (models, "draft model")):
-            if len(several) > 1:
+        for several, what in ((len(heads), "head"), (len(models), "draft model")):
+            if several > 1:
                 raise ConfigurationError(f"--draft {named}: names two of one kind; one {what} can draft, not several")
+        if config.draft_layers is not None:
+            named_head = heads[0].asked if heads else parts[0]
+            heads = [head for head in [find_head(named_head, config.draft_layers)] if head is not None]
         directory = resolve(models[0]) if models else None
         if directory is not None:
             require_same(models[0], target, directory)

@@ -90,7 +90,9 @@ class Rehearsal:
     def curve(self) -> StepCost:
         """Seconds of a whole step by its rows, drafting left out, and what context adds."""
         points = self._points or [(1, 1.0)]
-        return StepCost(*zip(*points, strict=True), *self._context())
+        per_token, per_row_token = self._context()
+        rows, seconds = [rows for rows, _ in points], [seconds for _, seconds in points]
+        return StepCost(rows, seconds, per_token, per_row_token)
 
     def _context(self) -> tuple[float, float]:
         """Seconds that each token of context adds to a pass, and to each of its rows."""

@@ -66,7 +66,10 @@ def _look_at_several(
     notes: Notes, config: EngineConfig, target: Target | None, choice: Choice, parts: tuple[str, ...]
 ) -> Draft | None:
     """Each on its own; together they are what is loaded."""
-    found = [look_at_draft(notes, msgspec.structs.replace(config, draft=part), target) for part in parts]
+    found = []
+    for part in parts:
+        layers = config.draft_layers if "eagle" in part else None
+        found.append(look_at_draft(notes, msgspec.structs.replace(config, draft=part, draft_layers=layers), target))
     drafts = [draft for draft in found if draft is not None]
     if len(drafts) < len(parts):
         return None
@@ -91,11 +94,8 @@ def _which(config: EngineConfig) -> str:
 def _without_files(notes: Notes, choice: Choice) -> Draft:
     if choice.value in _LOOKS:
         notes.ok("draft", f"{choice.value}: {_LOOKS[choice.value]}; goes with every target", kind=choice.value)
-    elif choice.reason == "asked for":
-        notes.ok("draft", "none: the target writes alone", kind="none")
     else:
-        name = "name a smaller model of the target's family, a head, ngram or suffix with --draft"
-        notes.warn("draft", "nobody drafts, so nothing is gained", name, kind="none")
+        notes.ok("draft", "none: the target writes alone", kind="none")
     return Draft(choice)
 
 

@@ -13,15 +13,16 @@ noticed when it would be.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, field
 
 from spec.budget.cost import StepCost
-from spec.budget.found import Found, learn_chain
+from spec.budget.found import Found
 from spec.budget.leader import Leader
 from spec.budget.members import Member, Record
 from spec.budget.mixed import Mixed, Share, Why, shape_of, shares_of
-from spec.budget.weigh import Offer, Taken, weigh, weigh_pinned
+from spec.budget.weigh import DraftSeconds, Offer, Taken, weigh, weigh_pinned
 from spec.observer import Observer
 from spec.sequence import Sequence
 from spec.step import Verdict
@@ -81,7 +82,7 @@ class Budget(Observer):
         self._models = [member for member in members if not member.looks]
         self._cases: dict[str, _Case] = {}
         self._table: list[float] = []
-        self._planned = self._sequences = 0
+        self._planned = self._sequences = self._turn = 0
         self._allowance = self._least_loss = 0.0
 
     @property
@@ -121,7 +122,7 @@ class Budget(Observer):
         for part in tree.parts or (tree,):
             record = case.records.get(part.drafter)
             if record is not None and not record.member.looks and len(part) > 1:
-                hit = learn_chain(record.rates, part, emitted)
+                hit = record.learn(part, emitted)
                 if missed:
                     record.beside.saw(0, hit)
 
@@ -133,8 +134,12 @@ class Budget(Observer):
         asked = {share.drafter for v in verdicts for share in shares_of(v.work.shape) if share.tree is None}
         if len(asked) == 1:
             name = asked.pop()
-            levels = max(s.shape.levels for v in verdicts for s in shares_of(v.work.shape) if s.drafter == name)
-            self.members[name].cost.saw(levels, trace.seconds.get("propose", 0.0))
+            shape = max(
+                (s.shape for v in verdicts for s in shares_of(v.work.shape) if s.drafter == name),
+                key=lambda shape: shape.nodes,
+            )
+            more = shape.nodes - 1 - shape.levels
+            self.members[name].cost.saw(shape.levels, trace.seconds.get("propose", 0.0), more)
 
     def ended(self, sequence: Sequence) -> None:
         """Forget the sequence; what it showed stays with the members."""
@@ -153,14 +158,16 @@ class Budget(Observer):
         offers = [self._offer(*pair) for pair in zip(able, cases, strict=True)]
         seconds = self._seconds(len(able), sum(len(sequence.tokens) for sequence in able))
 
-        def drafting(name: str, levels: int) -> float:
-            return self._draft_seconds(name, levels, able, cases)
+        rested = {member.name: self._rested(member.name, able, cases) for member in self._models}
+
+        def drafting(name: str, levels: int, nodes: int) -> float:
+            return self.members[name].cost.seconds(levels, rested[name] + nodes - levels)
 
         if self.pinned is None:
             ways = weigh(offers, seconds, drafting, sum(case.pace(seconds[1]) for case in cases))
         else:
             ways = weigh_pinned(offers, seconds, drafting, self.pinned.levels, self.pinned.nodes - 1)
-        way, probe = self._probed(ways, offers, able, cases)
+        way, probe = self._probed(ways, offers, drafting)
         looked = "+".join(dict.fromkeys(name for case in cases for name in case.found.names))
         self.why = why = Why((way, *(other for other in ways if other.kind != way.kind)), looked, probe)
         self.leader.see(why)
@@ -196,7 +203,7 @@ class Budget(Observer):
                     case.found.add(case.records[member.name], tree)
 
     def _offer(self, sequence: Sequence, case: _Case) -> Offer:
-        models, beside = {}, {}
+        models, beside, trees = {}, {}, {}
         found, first = case.found.chances, case.found.first
         for member in self._models:
             record = case.records.get(member.name)
@@ -204,7 +211,9 @@ class Budget(Observer):
                 alone = models[member.name] = record.chain(sequence.most_levels)
                 if found:
                     beside[member.name] = record.behind_wrong(alone)
-        return Offer(found, first, models, beside)
+                if self.pinned is None and (bushes := record.bushes(sequence.most_levels)):
+                    trees[member.name] = bushes
+        return Offer(found, first, models, beside, trees)
 
     def _seconds(self, sequences: int, context: int) -> list[float]:
         """Of the next step, by its rows."""
@@ -218,20 +227,15 @@ class Budget(Observer):
             ]
         return self._table
 
-    def _draft_seconds(self, name: str, levels: int, able: Many[Sequence], cases: Many[_Case]) -> float:
-        rested = max(
-            (
-                len(sequence.tokens) - record.drafted_at
-                for sequence, case in zip(able, cases, strict=True)
-                if (record := case.records.get(name)) is not None
-            ),
-            default=0,
+    @staticmethod
+    def _rested(name: str, able: Many[Sequence], cases: Many[_Case]) -> int:
+        """Tokens that were written since a member last drafted, of the sequence where these are most."""
+        return max(
+            len(sequence.tokens) - case.records[name].drafted_at if name in case.records else 0
+            for sequence, case in zip(able, cases, strict=True)
         )
-        return self.members[name].cost.seconds(levels, rested)
 
-    def _probed(
-        self, ways: list[Taken], offers: list[Offer], able: Many[Sequence], cases: Many[_Case]
-    ) -> tuple[Taken, bool]:
+    def _probed(self, ways: list[Taken], offers: list[Offer], drafting: DraftSeconds) -> tuple[Taken, bool]:
         """The best way, or one that is not, to see how a model does, if there is time saved up for what that loses."""
         best = ways[0]
         self._allowance += PROBING * best.seconds
@@ -239,29 +243,39 @@ class Budget(Observer):
             return best, False
         self._least_loss = math.inf
         for member in sorted(self._models, key=lambda member: member.asked):
-            if member.name == best.model or not any(offer.models.get(member.name) for offer in offers):
-                continue
-            way = self._probe(member, best, offers, able, cases)
-            loss = max(0.0, way.seconds - way.tokens / best.pace)
-            if loss <= self._allowance:
-                self._allowance, self._least_loss = self._allowance - loss, 0.0
-                return way, True
-            self._least_loss = min(self._least_loss, loss)
+            for way in self._probes(member, best, offers, drafting):
+                loss = max(0.0, way.seconds - way.tokens / best.pace)
+                if loss <= self._allowance:
+                    self._allowance, self._least_loss = self._allowance - loss, 0.0
+                    return way, True
+                self._least_loss = min(self._least_loss, loss)
         if self._least_loss == math.inf:  # all take part already
             self._allowance = self._least_loss = 0.0
         self._allowance = min(self._allowance, self._least_loss)
         return best, False
 
-    def _probe(
-        self, member: Member, best: Taken, offers: list[Offer], able: Many[Sequence], cases: Many[_Case]
-    ) -> Taken:
-        """A few levels of a model beside what is taken anyway; of what they bring nothing is expected."""
-        levels = tuple(min(_PROBE_LEVELS, len(offer.models.get(member.name, ()))) for offer in offers)
-        rows = len(able) + sum(best.found) + sum(levels)
-        drafting = self._draft_seconds(member.name, max(levels), able, cases)
-        table = self._table
-        seconds = best.seconds + table[min(rows, len(table) - 1)] - table[min(rows - sum(levels), len(table) - 1)]
-        return Taken(member.name, best.found, levels, best.tokens, seconds + drafting)
+    def _probes(self, member: Member, best: Taken, offers: list[Offer], drafting: DraftSeconds) -> Iterator[Taken]:
+        """What would show how a member does: a few levels of a chain beside what is taken anyway, of which nothing is
+        expected; for one that drafts chains already, a tree in its place."""
+        name, rows = member.name, len(offers) + sum(best.found)
+        table, last = self._table, len(self._table) - 1
+        able = [bool(offer.models.get(name)) for offer in offers]
+        if not any(able):
+            return
+        if name == best.model:
+            shapes = [shape for shape, _ in member.trees] if best.tree is None and self.pinned is None else []
+            self._turn += 1
+            for shape in shapes[self._turn % len(shapes) :][:1] if shapes else ():
+                taken = [shape in offer.trees.get(name, ()) for offer in offers]
+                if any(taken):
+                    levels = tuple(shape.levels if one else 0 for one in taken)
+                    nodes = shape.nodes - 1
+                    seconds = table[min(rows + nodes * sum(taken), last)] + drafting(name, shape.levels, nodes)
+                    yield Taken(name, best.found, levels, best.tokens, seconds, shape)
+            return
+        levels = tuple(min(_PROBE_LEVELS, len(offer.models.get(name, ()))) for offer in offers)
+        seconds = best.seconds + table[min(rows + sum(levels), last)] - table[min(rows, last)]
+        yield Taken(name, best.found, levels, best.tokens, seconds + drafting(name, max(levels), max(levels)))
 
     def _count(self, way: Taken, cases: Many[_Case]) -> None:
         """Remember who took part."""
@@ -276,6 +290,6 @@ class Budget(Observer):
             shares.append(Share(tree.drafter, shape_of(tree), tree))
         if way.levels[index]:
             case.records[way.model].drafted_at = len(sequence.tokens)
-            shape = TreeShape.chain(way.levels[index]) if self.pinned is None else self.pinned
-            shares.append(Share(way.model, shape))
+            shape = way.tree or self.pinned or TreeShape.chain(way.levels[index])
+            shares.append(Share(way.model, shape.limited(sequence.most_levels)))
         return Mixed.sharing(shares, why)

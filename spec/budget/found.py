@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 
 from spec.budget.members import Record
 from spec.budget.merge import merge
-from spec.budget.rates import OwnRates
 from spec.tree import DraftTree
 
 #: What is less likely than this is no candidate.
@@ -79,19 +78,6 @@ class Found:
             looked.record.run = 0 if ended else run + right
             missed = missed and not right
         return missed
-
-
-def learn_chain(rates: OwnRates, tree: DraftTree, emitted: Many[int]) -> bool:
-    """What came says how deep a model was right; returns whether it was at depth 1."""
-    first = False
-    depths = range(len(tree)) if tree.is_chain else tree.depths.tolist()
-    hits: dict[int, bool] = {}
-    for node, hit in _trials(tree, emitted):
-        hits[depths[node]] = hits.get(depths[node], False) or hit
-    for depth, hit in hits.items():
-        rates.saw(depth - 1, hit)
-        first = first or (depth == 1 and hit)
-    return first
 
 
 def _trials(tree: DraftTree, emitted: Many[int]) -> Iterator[tuple[int, bool]]:

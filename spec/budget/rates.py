@@ -37,6 +37,10 @@ class Rates:
         if self._chained and cell + 1 < len(self.chances):
             self._learn(cell + 1)
 
+    def held(self, cell: int, guess: float) -> float:
+        """The chance of a cell whose guess is better known elsewhere."""
+        return (self.hits[cell] + _GUESSED * guess) / (self.trials[cell] + _GUESSED)
+
     def _guess(self, cell: int) -> float:
         if not self._chained or not cell:
             return self._guesses[cell]
@@ -54,10 +58,15 @@ class OwnRates:
 
     def chance(self, cell: int) -> float:
         """The chance that the next draft of this cell is right."""
+        return self._near(cell, self._all.chances[cell])
+
+    def held(self, cell: int, guess: float) -> float:
+        """The same where the guess is better known elsewhere."""
+        return self._near(cell, self._all.held(cell, guess))
+
+    def _near(self, cell: int, of_all: float) -> float:
         trials = self._trials.get(cell)
-        if trials is None:
-            return self._all.chances[cell]
-        return (self._hits[cell] + _HELD * self._all.chances[cell]) / (trials + _HELD)
+        return of_all if trials is None else (self._hits[cell] + _HELD * of_all) / (trials + _HELD)
 
     def saw(self, cell: int, hit: bool) -> None:
         """A draft of this cell was right, or not."""

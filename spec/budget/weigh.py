@@ -21,7 +21,7 @@ from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, field
 
-from spec.tree import MAX_NODES
+from spec.tree import MAX_NODES, TreeShape
 
 #: Tokens that drafting must bring more than none; chances are only estimates, and the best looks better than it is.
 EDGE = 0.02
@@ -35,25 +35,37 @@ class Offer:
 
     found: the chances of nodes that were looked up, likeliest first. first: that one of them at depth 1 comes; a model
     is of no use then. models: by name, the chance of each level's node of a chain, alone. beside: the same where what
-    was looked up is wrong at depth 1, as chances of the model alone.
+    was looked up is wrong at depth 1, as chances of the model alone. trees: by name and shape, how many nodes are
+    expected to be accepted.
     """
 
     found: Many[float] = ()
     first: float = 0.0
     models: Mapping[str, Many[float]] = field(default_factory=dict)
     beside: Mapping[str, Many[float]] = field(default_factory=dict)
+    trees: Mapping[str, Mapping[TreeShape, float]] = field(default_factory=dict)
+
+    def tree(self, model: str, shape: TreeShape, looked: bool) -> float:
+        """What a tree brings; looked: beside what was found."""
+        tokens = self.trees.get(model, {}).get(shape, 0.0)
+        if not (looked and self.found and tokens):
+            return tokens
+        alone, beside = self.models.get(model), self.beside.get(model)
+        return tokens * (1.0 - self.first) * (beside[0] / alone[0] if alone and beside else 1.0)
 
 
 @dataclass(frozen=True, slots=True)
 class Taken:
     """One way of drafting at its best size. model: "" for what was found alone. found, levels: of each sequence, how
-    many found nodes and how many of the model's levels. tokens, seconds: expected of the step."""
+    many found nodes and how many of the model's levels. tokens, seconds: expected of the step. tree: the model's shape
+    if it is no chain."""
 
     model: str
     found: tuple[int, ...]
     levels: tuple[int, ...]
     tokens: float
     seconds: float
+    tree: TreeShape | None = None
 
     @property
     def pace(self) -> float:
@@ -67,7 +79,9 @@ class Taken:
     @property
     def nodes(self) -> int:
         """Drafted ones, of all sequences."""
-        return sum(self.found) + sum(self.levels)
+        if self.tree is None:
+            return sum(self.found) + sum(self.levels)
+        return sum(self.found) + (self.tree.nodes - 1) * sum(map(bool, self.levels))
 
     @property
     def kind(self) -> tuple[str, bool]:
@@ -75,8 +89,8 @@ class Taken:
         return self.model, any(self.found)
 
 
-#: Seconds of a draft: by the model's name and levels.
-DraftSeconds = Callable[[str, int], float]
+#: Seconds of a draft: by the model's name, levels and nodes.
+DraftSeconds = Callable[[str, int, int], float]
 
 
 def weigh(
@@ -96,6 +110,8 @@ def weigh(
     for model in {name: None for offer in offers for name in offer.models}:
         for beside in (False, True) if looked else (False,):
             ways += scale.deepest(offers, model, beside, draft_seconds)
+            for shape in {shape: None for offer in offers for shape in offer.trees.get(model, ())}:
+                ways.append(scale.tree(offers, model, shape, beside, draft_seconds))
     kinds: dict[tuple[str, bool], Taken] = {}
     for way in ways:
         known = kinds.get(way.kind)
@@ -120,7 +136,7 @@ def weigh_pinned(
         ways.append(Taken("", found, none, count + brought, _of_rows(seconds, count + sum(found))))
     for model in {name: None for offer in offers for name in offer.models}:
         chains = [offer.models.get(model, ())[:levels] for offer in offers]
-        taken = _of_rows(seconds, count + nodes * sum(map(bool, chains))) + draft_seconds(model, levels)
+        taken = _of_rows(seconds, count + nodes * sum(map(bool, chains))) + draft_seconds(model, levels, nodes)
         ways.append(Taken(model, none, tuple(map(len, chains)), count + sum(map(sum, chains)), taken))
     ways.sort(key=lambda way: -way.pace)
     return [*ways, Taken("", none, none, float(count), seconds[count])]
@@ -143,13 +159,24 @@ class _Scale:
         ways: list[Taken] = []
         best = -math.inf
         for levels in range(1, max(len(offer.models.get(model, ())) for offer in offers) + 1):
-            way = self.best(offers, model, levels, beside, draft_seconds(model, levels))
+            way = self.best(offers, model, levels, beside, draft_seconds(model, levels, levels))
             ways.append(way)
             value = way.value(self.pace)
             if value < best - _FALLEN:
                 break
             best = max(best, value)
         return ways
+
+    def tree(
+        self, offers: Many[Offer], model: str, shape: TreeShape, looked: bool, draft_seconds: DraftSeconds
+    ) -> Taken:
+        """A whole tree for each sequence that may have one, beside the best of what was found, or alone."""
+        gains = [offer.tree(model, shape, looked) for offer in offers]
+        rows = (shape.nodes - 1) * sum(map(bool, gains))
+        rest = _Scale(self.seconds[min(rows, len(self.seconds) - len(offers) - 1) :], self.pace, self.most)
+        found = rest.best(offers, "", 0, looked, draft_seconds(model, shape.levels, shape.nodes - 1))
+        levels = tuple(shape.levels if gain else 0 for gain in gains)
+        return Taken(model, found.found, levels, found.tokens + sum(gains), found.seconds, shape)
 
     def best(self, offers: Many[Offer], model: str, levels: int, looked: bool, drafting: float) -> Taken:
         """The likeliest nodes of all sequences, as many as are worth most. looked: whether found ones take part."""

@@ -143,7 +143,6 @@ SOUND = {
 }
 
 DOUBTFUL = {
-    "nobody": Case("auto", ("nobody drafts",)),
     "twin": Case("twin", ("the draft model has 100% as many weights",)),
     "speechless": Case("speechless", ("has no tokenizer.json, so nobody knows",)),
     "short_draft": Case("short", ("made for texts of up to 128 tokens and the server takes 256",)),

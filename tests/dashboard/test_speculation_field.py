@@ -46,7 +46,7 @@ async def test_it_reaches_the_engine(tokenizer, path, given, speculates):
 async def test_who_drafts_and_how_far(tokenizer, path, given, wanted):
     engine = ScriptedEngine([*tokenizer.encode("once"), END])
     async with served(engine, tokenizer) as client:
-        response = await client.post(path, json=ASKS[path] | {"speculation": given})
+        response = await client.post(path, json={**ASKS[path], "speculation": given})
         assert response.status == 200, await response.text()
     (request,) = engine.requests
     assert (request.speculate, request.draft_method, request.most_drafted) == wanted

@@ -76,7 +76,7 @@ def members_of(pair: Pair, known: Mapping[str, list[int]], pool: PagePool) -> li
     cost = DraftCost(0.05, 0.05, 0.01)
     heads = [whispered(head_of(pair, name, "dynamic"), known)(pool) for name in ("medusa", "eagle3")]
     models: list[Drafter | None] = [pair.draft_model(pool, dynamic=True), *heads]
-    looking = [NgramDrafter(shortest=1), SuffixDrafter(slice_seconds=math.inf)]
+    looking: list[Drafter] = [NgramDrafter(shortest=1), SuffixDrafter(slice_seconds=math.inf)]
     return [Member.model(one, cost) for one in models if one is not None] + [Member.looking(one) for one in looking]
 
 
