@@ -32,7 +32,7 @@ import numpy as np
 
 from bench import record
 from bench.drive import Options, RequestFailed, add_arguments, build_all, request, run, warm_up
-from bench.forced import FIRST_TEXT_ID, copy_heavy, fresh
+from bench.forced import FIRST_TEXT_ID, Recorded, copy_heavy, fresh
 from bench.lookups import requests
 from server.build import BUNDLED
 from spec.engine import Engine
@@ -42,8 +42,8 @@ FIXED = ("ngram:4", "ngram:8", "suffix:8", "suffix:16", "draft:2", "draft:4")
 #: auto / none of each workload, and its lower bound where one is asked for; auto / best fixed of all.
 GOALS = {"fresh": (0.98, 0.95), "edits": (2.2, 0.0), "dialogue": (1.5, 0.0), "repeated": (1.5, 0.0)}
 BEST_GOAL = 0.97
-#: Of recorded texts: the end of a prompt that is kept, the beginning of an answer, the shortest answer that counts.
-PROMPT, ANSWER, SHORTEST = 256, 128, 32
+#: Of recorded texts: the end of a prompt that is kept, and the shortest answer that counts.
+PROMPT, SHORTEST = 256, 32
 #: Answers that a round of the repeated ones writes, and where in them they begin: past what is always the same.
 REPEATED, BEGIN = 3, 512
 
@@ -76,31 +76,34 @@ class Verdict:
 def workloads(args: argparse.Namespace, vocab: int) -> dict[str, Workload]:
     """Those whose texts are there, without end."""
     rng, most = random.Random(args.seed), min(vocab, 4096)
-    made: dict[str, Workload] = {"fresh": _made(fresh, most, rng), "edits": _made(copy_heavy, most, rng)}
+    length: int = args.tokens
+    made: dict[str, Workload] = {
+        "fresh": _made(fresh, most, rng, length),
+        "edits": _made(copy_heavy, most, rng, length),
+    }
     for file in sorted(args.traces.glob("*.json*")) if args.traces else ():
         if file.suffix == ".json":
-            asked = [(prompt[-PROMPT:], output) for prompt, output in requests(file, 20, ANSWER)]
-            kept = [one for one in asked if len(one[1]) >= SHORTEST and one[0]]
+            asked = [(prompt[-PROMPT:], output) for prompt, output in requests(file, 20, length)]
+            kept = [one for one in asked if len(one[1]) >= min(SHORTEST, length) and one[0]]
             made["dialogue"] = ([one] for one in cycle(kept))
         else:
-            made["repeated"] = _repeated(renamed(list(requests(file, 8, BEGIN + ANSWER)), vocab), rng)
+            made["repeated"] = _repeated(renamed(list(requests(file, 8, BEGIN + length)), vocab), rng, length)
     return made
 
 
-def _made(make: Callable[[str, int, random.Random, int], Any], vocab: int, rng: random.Random) -> Workload:
+def _made(
+    make: Callable[[str, int, random.Random, int], Recorded], vocab: int, rng: random.Random, length: int
+) -> Workload:
     while True:
-        text = make("", vocab, rng, ANSWER)
+        text = make("", vocab, rng, length)
         yield [(text.prompt, text.output)]
 
 
-def _repeated(asked: list[Asked], rng: random.Random) -> Workload:
-    """Some of the answers, each from a little further on than the one before."""
+def _repeated(asked: list[Asked], rng: random.Random, length: int) -> Workload:
+    """Some of the answers in random order, from the same place on."""
     while True:
         chosen = rng.sample(asked, min(REPEATED, len(asked)))
-        yield [
-            ([*prompt, *output[: BEGIN // 2]][-PROMPT:], output[BEGIN // 2 : BEGIN // 2 + ANSWER])
-            for prompt, output in chosen
-        ]
+        yield [([*prompt, *output[:BEGIN]][-PROMPT:], output[BEGIN : BEGIN + length]) for prompt, output in chosen]
 
 
 def renamed(asked: list[Asked], vocab: int) -> list[Asked]:
@@ -202,6 +205,7 @@ def main() -> None:
     parser.add_argument("--fixed", nargs="+", default=FIXED, help=f"default: {' '.join(FIXED)}")
     parser.add_argument("--workloads", nargs="+", choices=sorted(GOALS), default=sorted(GOALS))
     parser.add_argument("--rounds", type=int, default=24)
+    parser.add_argument("--tokens", type=int, default=128, help="of each answer")
     parser.add_argument("--minutes", type=float, default=10.0)
     args = parser.parse_args()
     engines = build_all(["none", *args.fixed, "auto"], Options.of(args))
