@@ -44,7 +44,8 @@ class RequestFailed(RuntimeError):
 class Options:
     """What all engines of one benchmark share. threads None leaves the choice to the engine.
 
-    draft, medusa, eagle3: directories.
+    draft, medusa, eagle3: directories. prefix_cache: whether prompts that start alike are
+    computed once; rounds mostly repeat them.
     """
 
     target: str
@@ -54,6 +55,7 @@ class Options:
     kv_tokens: int = 4096
     medusa: str | None = None
     eagle3: str | None = None
+    prefix_cache: bool = False
 
     @classmethod
     def of(cls, args: argparse.Namespace) -> Self:
@@ -118,7 +120,7 @@ class Run:
 
 
 def engine_config(mode: str, options: Options) -> EngineConfig:
-    """The configuration that decodes in the way ``mode`` says. The prefix cache is off: rounds repeat prompts."""
+    """The configuration that decodes in the way ``mode`` says."""
     name, _, size = mode.partition(":")
     known = name in ("none", "ngram", "suffix", "auto", *FROM_DIRECTORY) and not (name == "auto" and size)
     if not known or (size and not size.replace(",", "").isdigit()):
@@ -135,7 +137,7 @@ def engine_config(mode: str, options: Options) -> EngineConfig:
         threads=options.threads,
         kv_tokens=options.kv_tokens,
         max_seqs=1,
-        prefix_cache=False,
+        prefix_cache=options.prefix_cache,
     )
     if "," in size:
         return msgspec.structs.replace(config, draft_tree=size)

@@ -101,24 +101,24 @@ class Rehearsal:
             return 0.0, 0.0
         table = PageTable(self._pool)
         table.reserve(length + _MORE)
+        table.commit(length)
         try:
-            short = [self._pass(table, 0, rows) for rows in (_FEW, _MORE)]
-            table.commit(length)
-            long = [self._pass(table, length, rows) for rows in (_FEW, _MORE)]
+            # Short and long in turns, so that whatever else the machine does meets them alike.
+            times = [
+                [self._pass(table, base, rows) for base in (0, length) for rows in (_FEW, _MORE)] for _ in range(5)
+            ]
         finally:
             table.release()
-        few, more = (max(0.0, far - near) / length for far, near in zip(long, short, strict=True))
+        fastest = [min(column) for column in zip(*times, strict=True)]
+        few, more = (max(0.0, fastest[2 + i] - fastest[i]) / length for i in range(2))
         per_row = max(0.0, more - few) / (_MORE - _FEW)
         return max(0.0, few - _FEW * per_row), per_row
 
     def _pass(self, table: PageTable, base: int, rows: int) -> float:
-        """The fastest of three passes of the target behind so many tokens."""
-        tokens, times = torch.zeros(rows, dtype=torch.int64), []
-        for _ in range(3):
-            begun = time.perf_counter()
-            self._verifier.run([Rows(table, tokens, base)])
-            times.append(time.perf_counter() - begun)
-        return min(times)
+        """Seconds of a pass of the target behind so many tokens."""
+        begun = time.perf_counter()
+        self._verifier.run([Rows(table, torch.zeros(rows, dtype=torch.int64), base)])
+        return time.perf_counter() - begun
 
     def draft_cost(self, drafter: Drafter) -> DraftCost:
         """What a chain of this drafter takes, and what each token it has to catch up with adds to that."""

@@ -111,7 +111,7 @@ def _speculation(families: Families, totals: Tally) -> Iterator[Metric]:
     yield from families.counter(
         "spec_decode_num_choices",
         "Steps by who was to draft in them, as the budget chose (none: nobody).",
-        [((choice,), steps) for choice, steps in sorted(totals.chosen.items())],
+        [((choice,), steps) for choice, steps in sorted(({"none": 0} | totals.chosen).items())],
         ["choice"],
     )
     yield from families.histogram(

@@ -98,8 +98,9 @@ class Budget(Observer):
         return "none" if self.why is None else self.why.choice
 
     def resting(self, name: str) -> bool:
-        """Whether a member is asked so seldom that what was written need not be shown to it at once."""
-        return self.members[name].asked < _RESTING
+        """Whether a model is asked so seldom that what was written need not be shown to it at once."""
+        member = self.members[name]
+        return not member.looks and member.asked < _RESTING
 
     # -- learning ------------------------------------------------------------------------------------------------
 

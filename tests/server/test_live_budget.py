@@ -25,7 +25,7 @@ def trace(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def url(tmp_path_factory: pytest.TempPathFactory, trace: Path) -> Iterator[str]:
     log = tmp_path_factory.mktemp("serve") / "log"
     with LiveServer(log, "--draft", "auto", "--max-model-len", "256", "--trace", str(trace)) as server:
-        yield server.url
+        yield server.wait_for_url()
 
 
 def fetched(url: str, body: dict[str, Any] | None = None) -> Any:
