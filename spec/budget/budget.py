@@ -6,61 +6,34 @@
               weigh found nodes, each model's levels, both, neither  most expected tokens per second
     stepped   what came tells of all that was proposed, verified or not; what the step took corrects the costs
 
-A model that is not worth it is asked all the same now and then, for at most :data:`PROBING` of the time, so that it is
-noticed when it would be.
+A model that is not worth it is asked all the same now and then (:mod:`spec.budget.probes`), so that it is noticed when
+it would be.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator
 from collections.abc import Sequence as Many
-from dataclasses import dataclass, field
 
+from spec.budget.case import Case
 from spec.budget.cost import StepCost
 from spec.budget.found import Found
 from spec.budget.leader import Leader
 from spec.budget.members import Member, Record
 from spec.budget.mixed import Mixed, Share, Why, shape_of, shares_of
-from spec.budget.weigh import DraftSeconds, Offer, Taken, weigh, weigh_pinned
+from spec.budget.probes import Probes
+from spec.budget.weigh import Offer, Taken, weigh, weigh_pinned
 from spec.observer import Observer
 from spec.sequence import Sequence
 from spec.step import Verdict
 from spec.trace import StepTrace
 from spec.tree import MAX_NODES, ROOT_ONLY, TreeShape
 
-#: The share of the time that may be lost with asking who is not expected to be worth it.
-PROBING = 0.01
-#: Levels of such a draft, and how many steps pass before the cost curve is read again.
-_PROBE_LEVELS, _REREAD = 3, 16
-#: What is left of a step in the pace of a sequence after one more.
-_PACE_KEPT = 0.8
+#: How many steps pass before the cost curve is read again.
+_REREAD = 16
 #: Phases of a step that do not depend on who drafted.
 _OF_THE_TARGET = ("forward", "draw", "commit")
 #: A member that took part in less than this share of the last steps (some hundred) is at rest.
 _RESTING, _REMEMBERED = 0.05, 0.99
-
-
-@dataclass(slots=True, eq=False)
-class _Case:
-    """One sequence. length: of its text when found was; records: by member. seconds: expected of the step planned;
-    came, spent: tokens and seconds of the last steps."""
-
-    records: dict[str, Record]
-    found: Found = field(default_factory=Found)
-    length: int = -1
-    seconds: float = 0.0
-    came: float = 0.0
-    spent: float = 0.0
-
-    def pace(self, plain: float) -> float:
-        """Tokens in a second of late; at least one in a step that takes ``plain``, as without drafts."""
-        return max(self.came / self.spent if self.spent else 0.0, 1.0 / plain)
-
-    def stepped(self, tokens: int) -> None:
-        """So many came of the step planned."""
-        self.came = _PACE_KEPT * self.came + tokens
-        self.spent = _PACE_KEPT * self.spent + self.seconds
 
 
 class Budget(Observer):
@@ -80,10 +53,10 @@ class Budget(Observer):
         self.leader = Leader()
         self._looking = [member for member in members if member.looks]
         self._models = [member for member in members if not member.looks]
-        self._cases: dict[str, _Case] = {}
+        self._cases: dict[str, Case] = {}
         self._table: list[float] = []
-        self._planned = self._sequences = self._turn = 0
-        self._allowance = self._least_loss = 0.0
+        self._planned = self._sequences = 0
+        self._probes = Probes()
 
     @property
     def shape(self) -> TreeShape:
@@ -113,7 +86,7 @@ class Budget(Observer):
         if self.timed and not trace.prefill_rows and not trace.aside and verdicts:
             self._time(trace, verdicts)
 
-    def _learn(self, case: _Case, verdict: Verdict) -> None:
+    def _learn(self, case: Case, verdict: Verdict) -> None:
         tree, emitted = verdict.tree, verdict.emitted
         assert tree is not None, "whoever emits has a tree"
         current = case.length == len(verdict.work.sequence.tokens) - len(emitted)
@@ -168,7 +141,8 @@ class Budget(Observer):
             ways = weigh(offers, seconds, drafting, sum(case.pace(seconds[1]) for case in cases))
         else:
             ways = weigh_pinned(offers, seconds, drafting, self.pinned.levels, self.pinned.nodes - 1)
-        way, probe = self._probed(ways, offers, drafting)
+        way = self._probes.due(self._models, ways[0], offers, drafting, self._table, self.pinned is not None)
+        probe = way is not ways[0]
         looked = "+".join(dict.fromkeys(name for case in cases for name in case.found.names))
         self.why = why = Why((way, *(other for other in ways if other.kind != way.kind)), looked, probe)
         self.leader.see(why)
@@ -181,17 +155,17 @@ class Budget(Observer):
         }
         return [shapes.get(sequence.id, ROOT_ONLY) for sequence in sequences]
 
-    def _case(self, sequence: Sequence) -> _Case:
+    def _case(self, sequence: Sequence) -> Case:
         case = self._cases.get(sequence.id)
         if case is None:
-            case = self._cases[sequence.id] = _Case({m.name: Record.of(m, sequence) for m in self._allowed(sequence)})
+            case = self._cases[sequence.id] = Case({m.name: Record.of(m, sequence) for m in self._allowed(sequence)})
         return case
 
     def _allowed(self, sequence: Sequence) -> list[Member]:
         members = self.members.values()
         return [m for m in members if sequence.draft_method in ("", m.name)]
 
-    def _look(self, able: Many[Sequence], cases: Many[_Case]) -> None:
+    def _look(self, able: Many[Sequence], cases: Many[Case]) -> None:
         """Ask whoever looks things up."""
         for sequence, case in zip(able, cases, strict=True):
             case.found, case.length = Found(), len(sequence.tokens)
@@ -203,7 +177,7 @@ class Budget(Observer):
                 for (_, case), tree in zip(asked, trees, strict=True):
                     case.found.add(case.records[member.name], tree)
 
-    def _offer(self, sequence: Sequence, case: _Case) -> Offer:
+    def _offer(self, sequence: Sequence, case: Case) -> Offer:
         models, beside, trees = {}, {}, {}
         found, first = case.found.chances, case.found.first
         for member in self._models:
@@ -229,62 +203,20 @@ class Budget(Observer):
         return self._table
 
     @staticmethod
-    def _rested(name: str, able: Many[Sequence], cases: Many[_Case]) -> int:
+    def _rested(name: str, able: Many[Sequence], cases: Many[Case]) -> int:
         """Tokens that were written since a member last drafted, of the sequence where these are most."""
         return max(
             len(sequence.tokens) - case.records[name].drafted_at if name in case.records else 0
             for sequence, case in zip(able, cases, strict=True)
         )
 
-    def _probed(self, ways: list[Taken], offers: list[Offer], drafting: DraftSeconds) -> tuple[Taken, bool]:
-        """The best way, or one that is not, to see how a model does, if there is time saved up for what that loses."""
-        best = ways[0]
-        self._allowance += PROBING * best.seconds
-        if self._allowance < self._least_loss:
-            return best, False
-        self._least_loss = math.inf
-        for member in sorted(self._models, key=lambda member: member.asked):
-            for way in self._probes(member, best, offers, drafting):
-                loss = max(0.0, way.seconds - way.tokens / best.pace)
-                if loss <= self._allowance:
-                    self._allowance, self._least_loss = self._allowance - loss, 0.0
-                    return way, True
-                self._least_loss = min(self._least_loss, loss)
-        if self._least_loss == math.inf:  # all take part already
-            self._allowance = self._least_loss = 0.0
-        self._allowance = min(self._allowance, self._least_loss)
-        return best, False
-
-    def _probes(self, member: Member, best: Taken, offers: list[Offer], drafting: DraftSeconds) -> Iterator[Taken]:
-        """What would show how a member does: a few levels of a chain beside what is taken anyway, of which nothing is
-        expected; for one that drafts chains already, a tree in its place."""
-        name, rows = member.name, len(offers) + sum(best.found)
-        table, last = self._table, len(self._table) - 1
-        able = [bool(offer.models.get(name)) for offer in offers]
-        if not any(able):
-            return
-        if name == best.model:
-            shapes = [shape for shape, _ in member.trees] if best.tree is None and self.pinned is None else []
-            self._turn += 1
-            for shape in shapes[self._turn % len(shapes) :][:1] if shapes else ():
-                taken = [shape in offer.trees.get(name, ()) for offer in offers]
-                if any(taken):
-                    levels = tuple(shape.levels if one else 0 for one in taken)
-                    nodes = shape.nodes - 1
-                    seconds = table[min(rows + nodes * sum(taken), last)] + drafting(name, shape.levels, nodes)
-                    yield Taken(name, best.found, levels, best.tokens, seconds, shape)
-            return
-        levels = tuple(min(_PROBE_LEVELS, len(offer.models.get(name, ()))) for offer in offers)
-        seconds = best.seconds + table[min(rows + sum(levels), last)] - table[min(rows, last)]
-        yield Taken(name, best.found, levels, best.tokens, seconds + drafting(name, max(levels), max(levels)))
-
-    def _count(self, way: Taken, cases: Many[_Case]) -> None:
+    def _count(self, way: Taken, cases: Many[Case]) -> None:
         """Remember who took part."""
         for member in self.members.values():
             part = way.model == member.name or (member.looks and any(member.name in case.found.names for case in cases))
             member.asked = _REMEMBERED * member.asked + (1 - _REMEMBERED) * part
 
-    def _shape(self, sequence: Sequence, case: _Case, way: Taken, index: int, why: Why) -> TreeShape:
+    def _shape(self, sequence: Sequence, case: Case, way: Taken, index: int, why: Why) -> TreeShape:
         shares = []
         if way.found[index]:
             tree = case.found.best(way.found[index])

@@ -9,7 +9,7 @@ from server.telemetry.tally import Tally
 from spec.trace import StepTrace
 from tests.server.scripted import END, ScriptedEngine, served
 
-ASKS = {
+ASKS: dict[str, dict[str, object]] = {
     "/v1/chat/completions": {"messages": [{"role": "user", "content": "Tell"}]},
     "/v1/completions": {"prompt": "Tell"},
     "/v1/responses": {"input": "Tell"},

@@ -15,9 +15,10 @@ from drafters.combined import CombinedDrafter
 from drafters.ngram import NgramDrafter
 from drafters.suffix.drafter import SuffixDrafter
 from spec.budget import StepCost
-from spec.budget.budget import PROBING, Budget
+from spec.budget.budget import Budget
 from spec.budget.cost import DraftCost
 from spec.budget.members import Member
+from spec.budget.probes import PROBING
 from spec.protocols import FeatureRequest
 from spec.sampling import SamplingParams
 from spec.sequence import Sequence as Running
