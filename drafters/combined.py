@@ -54,8 +54,24 @@ class CombinedDrafter:
 
     def _merged(self, sequence: Sequence, trees: list[DraftTree], shape: TreeShape) -> DraftTree:
         merged = merge(trees, most=shape.nodes)
+        if self._budget.pinned is None and not all(tree.is_chain for tree in trees):
+            merged = self._cut(sequence, merged, shape)
         self._asked[sequence.id] = _numbers(trees, merged)
         return merged.tree
+
+    def _cut(self, sequence: Sequence, merged: Merged, shape: TreeShape) -> Merged:
+        """Without the nodes that are not worth their rows, as their drafter sees their chances now."""
+        tree = merged.tree
+        models = [share for share in shares_of(shape) if share.tree is None]
+        if not models or len(tree.chances) != len(tree):
+            return merged
+        found = sum(len(share.tree) - 1 for share in shares_of(shape) if share.tree is not None)
+        worth = 1 + self._budget.worth(sequence, tree.chances[1:], found)
+        if worth >= len(tree):
+            return merged
+        cut = merge([tree], most=worth)
+        places = cut.numbers[0]
+        return Merged(cut.tree, [[places[node] if node >= 0 else -1 for node in own] for own in merged.numbers])
 
     def extend(self, sequence: Sequence) -> None:
         """To all but those at rest: they catch up when they are asked."""

@@ -56,6 +56,7 @@ class Budget(Observer):
         self._cases: dict[str, Case] = {}
         self._table: list[float] = []
         self._planned = self._sequences = 0
+        self._pace = 0.0
         self._probes = Probes()
 
     @property
@@ -137,8 +138,9 @@ class Budget(Observer):
         def drafting(name: str, levels: int, nodes: int) -> float:
             return self.members[name].cost.seconds(levels, rested[name] + nodes - levels)
 
+        self._pace = sum(case.pace(seconds[1]) for case in cases)
         if self.pinned is None:
-            ways = weigh(offers, seconds, drafting, sum(case.pace(seconds[1]) for case in cases))
+            ways = weigh(offers, seconds, drafting, self._pace)
         else:
             ways = weigh_pinned(offers, seconds, drafting, self.pinned.levels, self.pinned.nodes - 1)
         way = self._probes.due(self._models, ways[0], offers, drafting, self._table, self.pinned is not None)
@@ -148,12 +150,29 @@ class Budget(Observer):
         self.leader.see(why)
         self._count(way, cases)
         for case in cases:
-            case.seconds = way.seconds
+            case.seconds, case.bush = way.seconds, None
         shapes = {
             sequence.id: self._shape(sequence, case, way, index, why)
             for index, (sequence, case) in enumerate(zip(able, cases, strict=True))
         }
         return [shapes.get(sequence.id, ROOT_ONLY) for sequence in sequences]
+
+    def worth(self, sequence: Sequence, chances: Many[float], found: int) -> int:
+        """How many of a model's tree and the ``found`` nodes beside it are worth their rows, now that all are there.
+
+        chances: of each drafted node of the whole.
+        """
+        case, rows, last = self._cases[sequence.id], self._sequences, len(self._table) - 1
+        best, count, value = 0.0, 0, 0.0
+        for taken, chance in enumerate(sorted(chances, reverse=True)[: last - rows], start=1):
+            value += chance
+            worth = value - self._pace * (self._table[rows + taken] - self._table[rows])
+            if worth > best:
+                best, count = worth, taken
+        if case.bush is not None:
+            planned = min(rows + found + round(case.bush.kept), last)
+            case.kept(max(0, count - found), self._table[planned] - self._table[min(rows + count, last)])
+        return count
 
     def _case(self, sequence: Sequence) -> Case:
         case = self._cases.get(sequence.id)
@@ -223,6 +242,8 @@ class Budget(Observer):
             shares.append(Share(tree.drafter, shape_of(tree), tree))
         if way.levels[index]:
             case.records[way.model].drafted_at = len(sequence.tokens)
+            bushes = self.members[way.model].bushes
+            case.bush = next((bush for bush in bushes if bush.shape is way.tree), None)
             shape = way.tree or self.pinned or TreeShape.chain(way.levels[index])
             shares.append(Share(way.model, shape.limited(sequence.most_levels)))
         return Mixed.sharing(shares, why)

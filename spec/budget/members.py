@@ -38,9 +38,23 @@ _RUN_GUESSES = (0.15, 0.4, 0.55, 0.7, 0.8, 0.9, 0.95)
 
 
 @dataclass(slots=True, eq=False)
+class Bush:
+    """A tree that a model can be asked for. kept: how many of its nodes were worth verifying lately."""
+
+    shape: TreeShape
+    rates: Rates
+    kept: float
+
+    @classmethod
+    def of(cls, shape: TreeShape) -> Bush:
+        """Nothing is known of it."""
+        return cls(shape, Rates([_MODEL_GUESS] * shape.levels), shape.nodes - 1)
+
+
+@dataclass(slots=True, eq=False)
 class Member:
     """One drafter. levels: the most it drafts. rates: of all sequences; beside: see the module. asked: how often it was
-    lately asked, of the steps that might have. trees: shapes beside chains, each with its rates.
+    lately asked, of the steps that might have. bushes: what it can be asked for beside chains.
     """
 
     drafter: Drafter
@@ -50,7 +64,7 @@ class Member:
     rates: Rates = field(default_factory=lambda: Rates(_CLAIM_GUESSES + _RUN_GUESSES))
     beside: Rates = field(default_factory=lambda: Rates([_BESIDE_GUESS]))
     asked: float = 1.0
-    trees: list[tuple[TreeShape, Rates]] = field(default_factory=list)
+    bushes: list[Bush] = field(default_factory=list)
 
     @property
     def name(self) -> str:
@@ -65,9 +79,8 @@ class Member:
     @classmethod
     def model(cls, drafter: Drafter, cost: DraftCost, levels: int = MODEL_LEVELS) -> Member:
         """One that computes."""
-        shapes = [tree.limited(levels) for tree in TREES]
-        trees = [(shape, Rates([_MODEL_GUESS] * shape.levels)) for shape in shapes]
-        return cls(drafter, False, levels, cost, Rates([_MODEL_GUESS] * levels, chained=True), trees=trees)
+        bushes = [Bush.of(tree.limited(levels)) for tree in TREES]
+        return cls(drafter, False, levels, cost, Rates([_MODEL_GUESS] * levels, chained=True), bushes=bushes)
 
 
 @dataclass(slots=True, eq=False)
@@ -85,7 +98,7 @@ class Record:
     @classmethod
     def of(cls, member: Member, sequence: Sequence) -> Record:
         """Nothing yet."""
-        trees = [OwnRates(rates) for _, rates in member.trees]
+        trees = [OwnRates(bush.rates) for bush in member.bushes]
         rates, beside = OwnRates(member.rates), OwnRates(member.beside)
         return cls(member, rates, beside, drafted_at=len(sequence.tokens), trees=trees)
 
@@ -97,18 +110,18 @@ class Record:
             chances.append(chance)
         return chances
 
-    def bushes(self, levels: int) -> dict[TreeShape, float]:
-        """Of each tree no deeper than ``levels``, how many of its nodes are expected to be accepted."""
+    def bushes(self, levels: int) -> dict[TreeShape, tuple[float, float]]:
+        """Of each tree no deeper than ``levels``, how many nodes are expected to be accepted, and to be verified."""
         if self.rates.chance(0) < _LEAST_FOR_TREES:
             return {}
         found = {}
-        for (shape, _), rates, missed in zip(self.member.trees, self.trees, _STILL_MISSED, strict=True):
-            if shape.levels <= levels:
+        for bush, rates, missed in zip(self.member.bushes, self.trees, _STILL_MISSED, strict=True):
+            if bush.shape.levels <= levels:
                 chance, tokens = 1.0, 0.0
-                for depth in range(shape.levels):
+                for depth in range(bush.shape.levels):
                     chance *= rates.held(depth, 1.0 - (1.0 - self.rates.chance(depth)) * missed)
                     tokens += chance
-                found[shape] = tokens
+                found[bush.shape] = tokens, bush.kept
         return found
 
     def learn(self, tree: DraftTree, emitted: Many[int]) -> bool:
@@ -124,8 +137,8 @@ class Record:
 
     def _rates_of(self, tree: DraftTree) -> OwnRates | None:
         """Of the smallest of the trees that it fits: a drafter may fill a shape in its own way, or not to the end."""
-        for (shape, _), rates in zip(self.member.trees, self.trees, strict=True):
-            if len(tree) <= shape.nodes:
+        for bush, rates in zip(self.member.bushes, self.trees, strict=True):
+            if len(tree) <= bush.shape.nodes:
                 return rates
         return None
 

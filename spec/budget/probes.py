@@ -76,9 +76,9 @@ def _trees(
     member: Member, best: Taken, offers: Many[Offer], drafting: DraftSeconds, seconds: Many[float], turn: int
 ) -> Iterator[Taken]:
     """For one that drafts chains, one of its trees instead, in turns. It is expected to bring what the chain does."""
-    if best.tree is not None or not member.trees:
+    if best.tree is not None or not member.bushes:
         return
-    shape, _ = member.trees[turn % len(member.trees)]
+    shape = member.bushes[turn % len(member.bushes)].shape
     levels = tuple(shape.levels if shape in offer.trees.get(member.name, ()) else 0 for offer in offers)
     if any(levels):
         rows = len(offers) + sum(best.found) + (shape.nodes - 1) * sum(map(bool, levels))

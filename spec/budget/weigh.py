@@ -36,22 +36,22 @@ class Offer:
     found: the chances of nodes that were looked up, likeliest first. first: that one of them at depth 1 comes; a model
     is of no use then. models: by name, the chance of each level's node of a chain, alone. beside: the same where what
     was looked up is wrong at depth 1, as chances of the model alone. trees: by name and shape, how many nodes are
-    expected to be accepted.
+    expected to be accepted, and how many to be verified, once their chances are known.
     """
 
     found: Many[float] = ()
     first: float = 0.0
     models: Mapping[str, Many[float]] = field(default_factory=dict)
     beside: Mapping[str, Many[float]] = field(default_factory=dict)
-    trees: Mapping[str, Mapping[TreeShape, float]] = field(default_factory=dict)
+    trees: Mapping[str, Mapping[TreeShape, tuple[float, float]]] = field(default_factory=dict)
 
-    def tree(self, model: str, shape: TreeShape, looked: bool) -> float:
-        """What a tree brings; looked: beside what was found."""
-        tokens = self.trees.get(model, {}).get(shape, 0.0)
+    def tree(self, model: str, shape: TreeShape, looked: bool) -> tuple[float, float]:
+        """What a tree brings, and its nodes that are verified; looked: beside what was found."""
+        tokens, nodes = self.trees.get(model, {}).get(shape, (0.0, 0.0))
         if not (looked and self.found and tokens):
-            return tokens
+            return tokens, nodes
         alone, beside = self.models.get(model), self.beside.get(model)
-        return tokens * (1.0 - self.first) * (beside[0] / alone[0] if alone and beside else 1.0)
+        return tokens * (1.0 - self.first) * (beside[0] / alone[0] if alone and beside else 1.0), nodes
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,8 +171,8 @@ class _Scale:
         self, offers: Many[Offer], model: str, shape: TreeShape, looked: bool, draft_seconds: DraftSeconds
     ) -> Taken:
         """A whole tree for each sequence that may have one, beside the best of what was found, or alone."""
-        gains = [offer.tree(model, shape, looked) for offer in offers]
-        rows = (shape.nodes - 1) * sum(map(bool, gains))
+        trees = [offer.tree(model, shape, looked) for offer in offers]
+        gains, rows = [tokens for tokens, _ in trees], round(sum(nodes for _, nodes in trees))
         rest = _Scale(self.seconds[min(rows, len(self.seconds) - len(offers) - 1) :], self.pace, self.most)
         found = rest.best(offers, "", 0, looked, draft_seconds(model, shape.levels, shape.nodes - 1))
         levels = tuple(shape.levels if gain else 0 for gain in gains)
