@@ -13,13 +13,14 @@ it would be.
 from __future__ import annotations
 
 from collections.abc import Sequence as Many
+from dataclasses import replace
 
 from spec.budget.case import Case
 from spec.budget.cost import StepCost
 from spec.budget.found import Found
 from spec.budget.leader import Leader
 from spec.budget.members import Member, Record
-from spec.budget.mixed import Mixed, Share, Why, shape_of, shares_of
+from spec.budget.mixed import Mixed, Share, Why, drafted_by, shape_of, shares_of
 from spec.budget.probes import Probes
 from spec.budget.weigh import Offer, Taken, weigh, weigh_pinned
 from spec.observer import Observer
@@ -28,6 +29,8 @@ from spec.step import Verdict
 from spec.trace import StepTrace
 from spec.tree import MAX_NODES, ROOT_ONLY, TreeShape
 
+#: How often a level of a tree is hit below a node that came, about: by what a level costs it says when to stop.
+_NEXT = 0.7
 #: How many steps pass before the cost curve is read again.
 _REREAD = 16
 #: Phases of a step that do not depend on who drafted.
@@ -94,10 +97,12 @@ class Budget(Observer):
         missed = case.found.learn(emitted) if current else False
         if current:
             case.stepped(len(emitted))
+        if case.bush is not None:
+            case.grew(max(drafted_by(name, tree) for name in case.records if not self.members[name].looks)[0])
         for part in tree.parts or (tree,):
             record = case.records.get(part.drafter)
             if record is not None and not record.member.looks and len(part) > 1:
-                hit = record.learn(part, emitted)
+                hit = record.learn(part, emitted, verdict.accepted)
                 if missed:
                     record.beside.saw(0, hit)
 
@@ -109,12 +114,8 @@ class Budget(Observer):
         asked = {share.drafter for v in verdicts for share in shares_of(v.work.shape) if share.tree is None}
         if len(asked) == 1:
             name = asked.pop()
-            shape = max(
-                (s.shape for v in verdicts for s in shares_of(v.work.shape) if s.drafter == name),
-                key=lambda shape: shape.nodes,
-            )
-            more = shape.nodes - 1 - shape.levels
-            self.members[name].cost.saw(shape.levels, trace.seconds.get("propose", 0.0), more)
+            levels, nodes = max((drafted_by(name, v.tree) for v in verdicts if v.tree is not None), default=(0, 0))
+            self.members[name].cost.saw(levels, trace.seconds.get("propose", 0.0), max(0, nodes - levels))
 
     def ended(self, sequence: Sequence) -> None:
         """Forget the sequence; what it showed stays with the members."""
@@ -135,7 +136,7 @@ class Budget(Observer):
 
         rested = {member.name: self._rested(member.name, able, cases) for member in self._models}
 
-        def drafting(name: str, levels: int, nodes: int) -> float:
+        def drafting(name: str, levels: float, nodes: float) -> float:
             return self.members[name].cost.seconds(levels, rested[name] + nodes - levels)
 
         self._pace = sum(case.pace(seconds[1]) for case in cases)
@@ -245,5 +246,7 @@ class Budget(Observer):
             bushes = self.members[way.model].bushes
             case.bush = next((bush for bush in bushes if bush.shape is way.tree), None)
             shape = way.tree or self.pinned or TreeShape.chain(way.levels[index])
+            if case.bush is not None:
+                shape = replace(shape, least=self._pace * self.members[way.model].cost.of_a_level / _NEXT)
             shares.append(Share(way.model, shape.limited(sequence.most_levels)))
         return Mixed.sharing(shares, why)

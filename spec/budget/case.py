@@ -15,8 +15,9 @@ _KEPT_STEP = 0.1
 
 @dataclass(slots=True, eq=False)
 class Case:
-    """One sequence. length: of its text when found was; records: by member. seconds: expected of the step planned; bush: the tree a model was asked for in it;
-    came, spent: tokens and seconds of the last steps."""
+    """One sequence. length: of its text when found was; records: by member. seconds: expected of the step planned.
+    bush: the tree a model was asked for in it. came, spent: tokens and seconds of the last steps.
+    """
 
     records: dict[str, Record]
     found: Found = field(default_factory=Found)
@@ -35,6 +36,11 @@ class Case:
         if self.bush is not None:
             self.bush.kept += _KEPT_STEP * (nodes - self.bush.kept)
         self.seconds -= saved
+
+    def grew(self, levels: int) -> None:
+        """The model's tree has so many levels."""
+        if self.bush is not None:
+            self.bush.levels += _KEPT_STEP * (levels - self.bush.levels)
 
     def stepped(self, tokens: int) -> None:
         """So many came of the step planned."""

@@ -117,11 +117,16 @@ class DraftCost:
     token: float = 0.0
     _factor: float = field(default=1.0)
 
-    def seconds(self, levels: int, rested: int = 0) -> float:
+    def seconds(self, levels: float, rested: float = 0) -> float:
         """What a draft of so many levels is expected to take, ``rested`` tokens after the last one."""
         return self._factor * (self.start + levels * self.level + rested * self.token)
 
-    def saw(self, levels: int, seconds: float, rested: int = 0) -> None:
+    @property
+    def of_a_level(self) -> float:
+        """Seconds of one level more."""
+        return self._factor * self.level
+
+    def saw(self, levels: float, seconds: float, rested: float = 0) -> None:
         """A draft took so many seconds."""
         expected = self.seconds(levels, rested)
         if expected <= 0:

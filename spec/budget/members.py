@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 
 from spec.budget.cost import DraftCost
 from spec.budget.rates import OwnRates, Rates
+from spec.budget.weigh import Grove
 from spec.protocols import Drafter
 from spec.sequence import Sequence
 from spec.tree import DraftTree, TreeShape
@@ -29,6 +30,8 @@ _MODEL_GUESS, _BESIDE_GUESS = 0.6, 0.4
 #: where the chain does, before anybody knows.
 TREES = (TreeShape((3, 2, 1)), TreeShape((4, 4, 3, 3)), TreeShape((6, 6, 5, 5, 5, 4)))
 _STILL_MISSED = (0.7, 0.6, 0.5)
+#: What is taken to be verified of a tree, and how far it is taken to grow, before anybody knows.
+_KEPT, _GROWN = 0.8, 0.9
 #: A model whose chain begins rightly more seldom is offered no trees.
 _LEAST_FOR_TREES = 0.15
 _CLAIM_EDGES = (0.1, 0.2, 0.35, 0.5, 0.65, 0.8, 0.9, 0.96)
@@ -39,16 +42,18 @@ _RUN_GUESSES = (0.15, 0.4, 0.55, 0.7, 0.8, 0.9, 0.95)
 
 @dataclass(slots=True, eq=False)
 class Bush:
-    """A tree that a model can be asked for. kept: how many of its nodes were worth verifying lately."""
+    """A tree that a model can be asked for. kept: how many of its nodes were worth verifying lately; levels: how many
+    it was grown by."""
 
     shape: TreeShape
     rates: Rates
     kept: float
+    levels: float
 
     @classmethod
     def of(cls, shape: TreeShape) -> Bush:
         """Nothing is known of it."""
-        return cls(shape, Rates([_MODEL_GUESS] * shape.levels), shape.nodes - 1)
+        return cls(shape, Rates([_MODEL_GUESS] * shape.levels), _KEPT * (shape.nodes - 1), _GROWN * shape.levels)
 
 
 @dataclass(slots=True, eq=False)
@@ -110,8 +115,8 @@ class Record:
             chances.append(chance)
         return chances
 
-    def bushes(self, levels: int) -> dict[TreeShape, tuple[float, float]]:
-        """Of each tree no deeper than ``levels``, how many nodes are expected to be accepted, and to be verified."""
+    def bushes(self, levels: int) -> dict[TreeShape, Grove]:
+        """What is expected of each tree no deeper than ``levels``."""
         if self.rates.chance(0) < _LEAST_FOR_TREES:
             return {}
         found = {}
@@ -121,18 +126,21 @@ class Record:
                 for depth in range(bush.shape.levels):
                     chance *= rates.held(depth, 1.0 - (1.0 - self.rates.chance(depth)) * missed)
                     tokens += chance
-                found[bush.shape] = tokens, bush.kept
+                found[bush.shape] = Grove(tokens, bush.kept, bush.levels)
         return found
 
-    def learn(self, tree: DraftTree, emitted: Many[int]) -> bool:
-        """What came says how deep the model was right; returns whether it was at depth 1."""
+    def learn(self, tree: DraftTree, emitted: Many[int], accepted: int) -> bool:
+        """What came says how deep the model was right; returns whether it was at depth 1.
+
+        accepted: nodes, of what was verified; what came of nodes that were cut off is no merit of the tree.
+        """
         hits, first = followed(tree, emitted)
         for depth, hit in enumerate(first):
             self.rates.saw(depth, hit)
         if not tree.is_chain:
             rates = self._rates_of(tree)
-            for depth, hit in enumerate(hits if rates is not None else ()):
-                rates.saw(depth, hit)  # type: ignore[union-attr]
+            for depth, hit in enumerate(hits[: accepted + 1] if rates is not None else ()):
+                rates.saw(depth, hit and depth < accepted)  # type: ignore[union-attr]
         return bool(hits and hits[0])
 
     def _rates_of(self, tree: DraftTree) -> OwnRates | None:

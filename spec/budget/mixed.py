@@ -64,7 +64,7 @@ class Mixed(TreeShape):
             if width:
                 widths.append(width)
             left -= width
-        return cls(tuple(widths), None, tuple(shares), why)
+        return cls(tuple(widths), shares=tuple(shares), why=why)
 
     def limited(self, levels: int) -> TreeShape:
         """The shape cut to at most ``levels`` levels."""
@@ -85,3 +85,9 @@ def shape_of(tree: DraftTree) -> TreeShape:
         return TreeShape.chain(len(tree) - 1)
     counts = Counter(tree.depths.tolist())
     return TreeShape(tuple(counts[depth] for depth in range(1, max(counts) + 1)))
+
+
+def drafted_by(name: str, tree: DraftTree) -> tuple[int, int]:
+    """How many levels and nodes a drafter proposed, of what became this tree."""
+    part = next((part for part in tree.parts or (tree,) if part.drafter == name), None)
+    return (0, 0) if part is None else (int(part.depths.max()), len(part) - 1)

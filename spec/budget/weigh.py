@@ -20,6 +20,7 @@ import math
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from spec.tree import MAX_NODES, TreeShape
 
@@ -29,29 +30,37 @@ EDGE = 0.02
 _FALLEN = 0.05
 
 
+class Grove(NamedTuple):
+    """What is expected of a tree: accepted nodes, verified ones once their chances are known, and levels drafted."""
+
+    tokens: float = 0.0
+    nodes: float = 0.0
+    levels: float = 0.0
+
+
 @dataclass(frozen=True, slots=True)
 class Offer:
     """What could be drafted for one sequence.
 
     found: the chances of nodes that were looked up, likeliest first. first: that one of them at depth 1 comes; a model
     is of no use then. models: by name, the chance of each level's node of a chain, alone. beside: the same where what
-    was looked up is wrong at depth 1, as chances of the model alone. trees: by name and shape, how many nodes are
-    expected to be accepted, and how many to be verified, once their chances are known.
+    was looked up is wrong at depth 1, as chances of the model alone. trees: by name and shape.
     """
 
     found: Many[float] = ()
     first: float = 0.0
     models: Mapping[str, Many[float]] = field(default_factory=dict)
     beside: Mapping[str, Many[float]] = field(default_factory=dict)
-    trees: Mapping[str, Mapping[TreeShape, tuple[float, float]]] = field(default_factory=dict)
+    trees: Mapping[str, Mapping[TreeShape, Grove]] = field(default_factory=dict)
 
-    def tree(self, model: str, shape: TreeShape, looked: bool) -> tuple[float, float]:
-        """What a tree brings, and its nodes that are verified; looked: beside what was found."""
-        tokens, nodes = self.trees.get(model, {}).get(shape, (0.0, 0.0))
-        if not (looked and self.found and tokens):
-            return tokens, nodes
+    def tree(self, model: str, shape: TreeShape, looked: bool) -> Grove:
+        """What is expected of a tree; looked: beside what was found."""
+        grove = self.trees.get(model, {}).get(shape, Grove())
+        if not (looked and self.found and grove.tokens):
+            return grove
         alone, beside = self.models.get(model), self.beside.get(model)
-        return tokens * (1.0 - self.first) * (beside[0] / alone[0] if alone and beside else 1.0), nodes
+        missed = (1.0 - self.first) * (beside[0] / alone[0] if alone and beside else 1.0)
+        return grove._replace(tokens=missed * grove.tokens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +99,7 @@ class Taken:
 
 
 #: Seconds of a draft: by the model's name, levels and nodes.
-DraftSeconds = Callable[[str, int, int], float]
+DraftSeconds = Callable[[str, float, float], float]
 
 
 def weigh(
@@ -172,9 +181,10 @@ class _Scale:
     ) -> Taken:
         """A whole tree for each sequence that may have one, beside the best of what was found, or alone."""
         trees = [offer.tree(model, shape, looked) for offer in offers]
-        gains, rows = [tokens for tokens, _ in trees], round(sum(nodes for _, nodes in trees))
+        gains, rows = [grove.tokens for grove in trees], round(sum(grove.nodes for grove in trees))
+        deepest = max(grove.levels for grove in trees)
         rest = _Scale(self.seconds[min(rows, len(self.seconds) - len(offers) - 1) :], self.pace, self.most)
-        found = rest.best(offers, "", 0, looked, draft_seconds(model, shape.levels, shape.nodes - 1))
+        found = rest.best(offers, "", 0, looked, draft_seconds(model, deepest, shape.nodes - 1))
         levels = tuple(shape.levels if gain else 0 for gain in gains)
         return Taken(model, found.found, levels, found.tokens + sum(gains), found.seconds, shape)
 
