@@ -1,7 +1,8 @@
 """Engines in this process, one per way of decoding, and one request at a time through them.
 
 A way of decoding is written as ``none``, ``ngram``, ``ngram:8`` (levels), ``draft:4`` (a chain of four) or
-``draft:3,2,1`` (a tree: nodes kept per level). ``suffix`` takes levels, ``medusa`` and ``eagle3`` chains and trees.
+``draft:3,2,1`` (a tree: nodes kept per level). ``suffix`` is written as ``ngram`` is; ``medusa`` and ``eagle3`` take
+chains and trees as ``draft`` does. ``auto`` chooses at every step among all that have a directory, ngram and suffix.
 ``prediction`` is ``none`` for requests that bring one, ``prediction+suffix:8`` another way below it.
 """
 
@@ -19,6 +20,7 @@ import msgspec
 
 from server.build import build_engine, target_directory
 from server.config import EngineConfig
+from server.drafting import DEFAULT_TOKENS
 from spec.engine import Engine
 from spec.request import Delta, Request
 from spec.sampling import SamplingParams
@@ -47,7 +49,8 @@ class RequestFailed(RuntimeError):
 class Options:
     """What all engines of one benchmark share. threads None leaves the choice to the engine.
 
-    draft, medusa, eagle3: directories.
+    draft, medusa, eagle3: directories. prefix_cache: whether prompts that start alike are
+    computed once; rounds mostly repeat them.
     """
 
     target: str
@@ -57,6 +60,7 @@ class Options:
     kv_tokens: int = 4096
     medusa: str | None = None
     eagle3: str | None = None
+    prefix_cache: bool = False
 
     @classmethod
     def of(cls, args: argparse.Namespace) -> Self:
@@ -70,6 +74,8 @@ class Options:
 
     def drafter(self, name: str) -> str:
         """What the engine calls the drafter of a way of decoding."""
+        if name == "auto":
+            return ",".join([*(self.drafter(one) for one in FROM_DIRECTORY if getattr(self, one)), "ngram", "suffix"])
         if name not in FROM_DIRECTORY:
             return name
         directory = str(getattr(self, name))
@@ -119,10 +125,14 @@ class Run:
 
 
 def engine_config(mode: str, options: Options) -> EngineConfig:
-    """The configuration that decodes in the way ``mode`` says. The prefix cache is off: rounds repeat prompts."""
+    """The configuration that decodes in the way ``mode`` says."""
     name, _, size = (mode.removeprefix(f"{PREDICTED}+") if mode != PREDICTED else "none").partition(":")
-    if name not in ("none", "ngram", "suffix", *FROM_DIRECTORY) or (size and not size.replace(",", "").isdigit()):
-        raise BadMode(f"{mode!r} is none of: none, ngram, ngram:8, draft:4, draft:3,2,1, medusa:6,8,6, eagle3:4,6,6")
+    known = name in ("none", "ngram", "suffix", "auto", *FROM_DIRECTORY) and not (name == "auto" and size)
+    if not known or (size and not size.replace(",", "").isdigit()):
+        raise BadMode(
+            f"{mode!r} is none of: none, auto, ngram, ngram:8, suffix:8, draft:4, draft:3,2,1, medusa:6,8,6, "
+            "eagle3:4,6,6"
+        )
     if not options.has(mode):
         raise BadMode(f"{mode!r} needs --{name} DIR")
     config = EngineConfig(
@@ -132,11 +142,13 @@ def engine_config(mode: str, options: Options) -> EngineConfig:
         threads=options.threads,
         kv_tokens=options.kv_tokens,
         max_seqs=1,
-        prefix_cache=False,
+        prefix_cache=options.prefix_cache,
     )
     if "," in size:
         return msgspec.structs.replace(config, draft_tree=size)
-    return msgspec.structs.replace(config, draft_tokens=int(size)) if size else config
+    if name == "auto":
+        return config
+    return msgspec.structs.replace(config, draft_tokens=int(size or DEFAULT_TOKENS))
 
 
 def build(mode: str, options: Options) -> Engine:
@@ -171,12 +183,14 @@ def request(
     params: SamplingParams,
     forced: Sequence[int] | None = None,
     prediction: Sequence[int] | None = None,
+    salt: str = "",
 ) -> Request:
     """A request with a fresh id."""
     return Request(
         id=f"bench-{next(_numbers)}",
         prompt=list(prompt),
         params=params,
+        salt=salt,
         forced=None if forced is None else list(forced),
         prediction=None if prediction is None else list(prediction),
     )

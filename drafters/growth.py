@@ -91,8 +91,15 @@ class Growing:
 
     @property
     def done(self) -> bool:
-        """Whether no level is to come: all are there, or nothing may follow."""
-        return self.depth >= self.shape.levels or not self.frontier
+        """Whether no level is to come: all are there, nothing may follow, or what it hangs on is too unlikely."""
+        return self.depth >= self.shape.levels or not self.frontier or self._fades
+
+    @property
+    def _fades(self) -> bool:
+        """A chain knows no chances as it grows."""
+        if not self.shape.least or self.shape.is_chain:
+            return False
+        return sum(math.exp(self.scores[node]) for node in self.frontier) < self.shape.least
 
     @property
     def width(self) -> int:

@@ -138,6 +138,8 @@ def _shape(info: EngineInfo) -> str:
     widths = info.draft_shape
     if not widths:
         return ""
+    if info.chosen:
+        return f", chosen at every step, up to {len(widths)} tokens ahead"
     if set(widths) == {1}:
         return f", {len(widths)} tokens ahead"
     return f", a tree of {','.join(map(str, widths))}"

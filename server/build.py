@@ -11,18 +11,14 @@ import msgspec
 import torch
 
 from drafters.draft_model import DraftModelDrafter
-from drafters.prediction import PredictionDrafter
-from drafters.routed import RoutedDrafter
-from drafters.suffix.drafter import SuffixDrafter
 from kvpaging import KVStore, PagePool, PageTable, PrefixIndex
-from server import draft_history
 from server.config import EngineConfig
 from server.device import Device, find_device, synchronize
+from server.drafting import DEFAULT_TOKENS, Drafting, Drafts, named_in, pinned
 from server.graphs import capture_of, graph_runner
-from server.heads import doubts, find_head, load_head
-from server.lookup import LOOKUPS
+from server.heads import doubts, load_head
 from server.memory import MemoryPlan, parameters, plan
-from server.rehearsal import root_seconds
+from server.rehearsal import Rehearsal
 from server.translation import translation
 from server.unfit import Unfit
 from spec.budget import StepCost
@@ -46,6 +42,8 @@ Progress = Callable[[str], None]
 BUNDLED = Path(__file__).parent / "bundled"
 #: Heads that come with the bundled target, by what ``--draft`` calls them.
 BUNDLED_HEADS = ("medusa", "eagle3")
+#: Drafters that every target has.
+AUTO = ("ngram", "suffix")
 #: Row counts the start-up measurement times, and when it stops going further (seconds of one pass).
 _MEASURED_ROWS = (2, 4, 8, 16, 32, 64, 128, 256)
 _MEASURE_PATIENCE = 0.4
@@ -65,22 +63,31 @@ def target_directory(config: EngineConfig) -> Path:
 
 
 def choose_draft(config: EngineConfig) -> Choice:
-    """Who drafts: ``auto`` is the bundled draft for the bundled target, otherwise nobody.
+    """Who drafts, in one word or several with commas between them: ``auto`` is all that there is.
 
     Raises ConfigurationError for a bundled head (``medusa``, ``eagle3``) with another target.
     """
-    if config.draft in BUNDLED_HEADS:
-        if config.target != "bundled":
-            raise ConfigurationError(
-                f"--draft {config.draft}: the bundled head fits the bundled target alone; name the folder of one that "
-                f"was trained for {config.target} (--draft {config.draft}:PATH), or make one with foresay train"
-            )
-        return Choice(f"{config.draft}:{BUNDLED / config.draft}", "comes with the bundled target")
-    if config.draft != "auto":
-        return Choice(config.draft, "asked for")
-    if config.target == "bundled":
-        return Choice(str(BUNDLED / "draft"), "comes with the bundled target")
-    return Choice("none", "no --draft given: name a smaller model of the same family, ngram or suffix")
+    if config.draft == "auto":
+        if config.target == "bundled":
+            return Choice(",".join((str(BUNDLED / "draft"), *AUTO)), "all there is for the bundled target")
+        return Choice(
+            ",".join(AUTO), "need no model; name a smaller model of the same family with --draft to gain more"
+        )
+    parts = [_found_draft(config, part) for part in named_in(config.draft)]
+    bundled = len(parts) == 1 and config.draft in BUNDLED_HEADS
+    return Choice(",".join(parts), "comes with the bundled target" if bundled else "asked for")
+
+
+def _found_draft(config: EngineConfig, part: str) -> str:
+    """What one name stands for."""
+    if part not in BUNDLED_HEADS:
+        return str(BUNDLED / "draft") if part == "bundled" else part
+    if config.target != "bundled":
+        raise ConfigurationError(
+            f"--draft {part}: the bundled head fits the bundled target alone; name the folder of one that "
+            f"was trained for {config.target} (--draft {part}:PATH), or make one with foresay train"
+        )
+    return f"{part}:{BUNDLED / part}"
 
 
 def choose_dtype(config: EngineConfig, model: ModelConfig, device: Device) -> Choice:
@@ -109,68 +116,74 @@ def build_engine(config: EngineConfig, progress: Progress | None = None, observe
     model = ModelConfig.from_directory(directory)
     dtype, draft = choose_dtype(config, model, device), choose_draft(config)
     length = max_model_len(config, model)
-    shape = draft_shape(config, draft)
-    head = find_head(draft.value, config.draft_layers)
-    draft_directory = None if head or draft.value in ("none", *LOOKUPS) else resolve(draft.value)
+    drafts = Drafts.of(config, draft.value)
+    pinned(config)  # a shape that cannot be should be refused before anything is loaded
     models, translated = [model], None
-    if draft_directory is not None:
-        models.append(ModelConfig.from_directory(draft_directory))
-        translated = translation(draft.value, directory, model, draft_directory, models[1])
-    memory = plan(config, length, dtype.value, models, head, device)
+    if drafts.directory is not None:
+        models.append(ModelConfig.from_directory(drafts.directory))
+        translated = translation(drafts.model, directory, model, drafts.directory, models[1])
+    memory = plan(config, length, dtype.value, models, drafts.head, device)
     pool = PagePool(memory.pages, config.page_size)
     say("loading the target")
     verifier = _paged_model(directory, model, dtype.value, pool, length, device)
-    drafter: Drafter | None = LOOKUPS[draft.value]() if draft.value in LOOKUPS else None
-    if config.draft_history is not None:
-        say("reading the draft history")
-        drafter = SuffixDrafter(draft_history.read(config.draft_history, model.vocab_size))
-    if draft_directory is not None:
+    drafters: list[Drafter] = []
+    if drafts.directory is not None:
         say("loading the draft model")
         dynamic, columns = config.draft_growth == "dynamic", None if translated is None else translated.columns
-        draft_model = _paged_model(draft_directory, models[1], dtype.value, pool, length, device, columns)
+        draft_model = _paged_model(drafts.directory, models[1], dtype.value, pool, length, device, columns)
         if translated is None:
-            drafter = DraftModelDrafter(draft_model, dynamic)
+            drafters.append(DraftModelDrafter(draft_model, dynamic))
         else:
-            drafter = DraftModelDrafter(draft_model, dynamic, read=translated.read, token_ids=translated.token_ids)
+            read, token_ids = translated.read, translated.token_ids
+            drafters.append(DraftModelDrafter(draft_model, dynamic, read=read, token_ids=token_ids))
             draft = Choice(draft.value, f"{draft.reason}, knows {translated.described}")
     say("probing exactness")
     exactness = probe(verifier, pool)
-    if head is not None:
+    if drafts.head is not None:
         say("loading the head")
-        drafter = heads = load_head(head, verifier, pool, config.draft_growth == "dynamic")
-        if against := doubts(head, heads, verifier, pool, directory):
+        heads = load_head(drafts.head, verifier, pool, config.draft_growth == "dynamic")
+        drafters.append(heads)
+        if against := doubts(drafts.head, heads, verifier, pool, directory):
             draft = Choice(draft.value, f"{draft.reason}, but {against}")
+    if config.draft_history is not None:
+        say("reading the draft history")
+    drafters += drafts.lookup_drafters(config, model.vocab_size)
     say("measuring the step cost")
     cost = StepCost.measure(lambda rows: _time_rows(verifier, pool, rows), _sizes(pool, length), _MEASURE_PATIENCE)
-    named = Choice(short_name(draft.value), draft.reason)
-    info = _info(config, model, dtype, named, exactness, memory, length, shape, device)
+    named = Choice(", ".join(map(short_name, named_in(draft.value))), draft.reason)
+    info = _info(config, model, dtype, named, exactness, memory, length, device)
     more = tuple(cost.seconds(sequences) - cost.seconds(1) for sequences in range(1, config.max_seqs + 1))
-    routed, runner = RoutedDrafter(PredictionDrafter(cost), drafter, shape), None
+    drafting = Drafting.of(config, drafters, info, verifier, pool, cost, device.is_gpu, say)
+    runner = None
     if device.is_gpu:
         capture = capture_of(config.graphs)
-        runner = graph_runner(verifier, routed, shape, pool, length, config.max_seqs, capture, say)
-    alone = root_seconds(info, verifier, pool, cost, runner)
-    info = msgspec.structs.replace(info, root_seconds=alone, more_seconds=more)
+        runner = graph_runner(verifier, drafting.drafter, drafting.shape, pool, length, config.max_seqs, capture, say)
+    info = msgspec.structs.replace(
+        info,
+        draft_shape=drafting.shape.widths,
+        root_seconds=Rehearsal(info, verifier, pool, runner).root_seconds(),
+        more_seconds=more,
+        drafters=tuple(drafter.name for drafter in drafters),
+        chosen=drafting.budget is not None,
+    )
     prefix = PrefixIndex(pool) if config.prefix_cache else None
     return Engine(
         info=info,
         pool=pool,
         prefix=prefix,
         verifier=verifier,
-        drafter=routed,
-        scheduler=Scheduler(pool, prefix, shape, cost, config.max_seqs),
+        drafter=drafting.drafter,
+        scheduler=Scheduler(pool, prefix, drafting.shape, cost, config.max_seqs, budget=drafting.budget),
         observers=observers,
         runner=runner,
     )
 
 
 def draft_shape(config: EngineConfig, draft: Choice) -> TreeShape:
-    """The tree each step drafts: a given one (perhaps a template), a chain of ``draft_tokens``, or the root alone."""
+    """The tree each step drafts where it is always the same: a given one, a chain, or the root alone."""
     if draft.value == "none":
         return TreeShape()
-    if config.draft_tree is not None:
-        return TreeShape.parse(config.draft_tree)
-    return TreeShape.chain(config.draft_tokens)
+    return pinned(config) or TreeShape.chain(DEFAULT_TOKENS)
 
 
 def short_name(name: str) -> str:
@@ -241,7 +254,6 @@ def _info(
     exactness: Exactness,
     memory: MemoryPlan,
     length: int,
-    shape: TreeShape,
     device: Device,
 ) -> EngineInfo:
     scratch = config.max_seqs * (MAX_NODES + config.page_size)
@@ -258,7 +270,7 @@ def _info(
         page_size=config.page_size,
         max_model_len=length,
         max_seqs=config.max_seqs,
-        draft_shape=shape.widths,
+        draft_shape=(),
         vocab_size=model.vocab_size,
         eos_token_ids=model.eos_token_ids,
         memory=memory.described,

@@ -163,10 +163,14 @@ class Choice:
 
     def _count_predicted(self, origin: Origin, kept: int) -> None:
         """Count what was drafted of the prediction; only what is in the text was accepted."""
-        if origin.drafter == PREDICTION:
+        if not origin.predicted:
+            return
+        if origin.sources:
+            accepted = origin.sources[:kept].count(PREDICTION)
+        else:
             accepted = sum(node > origin.forced for node in origin.path[:kept])
-            self.accepted_prediction_tokens += accepted
-            self.rejected_prediction_tokens += len(origin.parents) - 1 - origin.forced - accepted
+        self.accepted_prediction_tokens += accepted
+        self.rejected_prediction_tokens += origin.predicted - accepted
 
     def _mark(self, token: int, piece: Piece) -> None:
         """A marker ends the text before it: nothing of that is held back."""

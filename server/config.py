@@ -68,9 +68,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     draft: Annotated[
         str,
         _about(
-            "who proposes tokens: auto (the bundled draft for the bundled target, otherwise none), none, ngram, "
-            "suffix, a draft model as a directory or hub id, heads (medusa:PATH, eagle3:PATH), or the bundled heads "
-            "(medusa, eagle3)",
+            "who proposes tokens: auto (all there is: ngram and suffix, and the bundled draft model for the bundled "
+            "target), none, ngram, suffix, a draft model as a directory, hub id or bundled, heads (medusa:PATH, "
+            "eagle3:PATH), the bundled heads (medusa, eagle3), or several with commas between them",
             "models",
             "DRAFT",
         ),
@@ -88,7 +88,12 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     graphs: Annotated[
         bool, _about("capture whole steps in CUDA graphs at start-up; on a CPU there are none", "models")
     ] = True
-    draft_tokens: Annotated[int, Meta(ge=0, le=63), _about("tokens drafted ahead, as a chain", "drafting", "K")] = 4
+    draft_tokens: Annotated[
+        Annotated[int, Meta(ge=0, le=63)] | None,
+        _about(
+            "draft a chain of so many tokens in every step (chosen at each step, by what was measured)", "drafting", "K"
+        ),
+    ] = None
     draft_tree: Annotated[
         Shape | None,
         _about(
@@ -311,7 +316,7 @@ def check(config: EngineConfig) -> None:
         _check_server(config)
     if isinstance(config, SamplingConfig) and config.min_tokens > config.max_tokens:
         raise ConfigurationError(f"min_tokens ({config.min_tokens}) must be at most max_tokens ({config.max_tokens})")
-    if config.draft_history is not None and config.draft != "suffix":
+    if config.draft_history is not None and not {"suffix", "auto"} & set(config.draft.split(",")):
         raise ConfigurationError(
             f"draft_history is what the suffix drafter remembers, but draft is {config.draft}: set --draft suffix, or "
             "leave --draft-history out"

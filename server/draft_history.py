@@ -22,6 +22,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
+from drafters.combined import CombinedDrafter
 from drafters.routed import configured
 from drafters.suffix.contexts import END
 from drafters.suffix.drafter import SuffixDrafter
@@ -136,6 +137,8 @@ class HistoryWriter(Observer):
     def started(self, engine: Engine) -> None:
         """The engine is ready."""
         drafter = configured(engine.drafter)
+        if isinstance(drafter, CombinedDrafter):
+            drafter = drafter.members["suffix"]
         assert isinstance(drafter, SuffixDrafter), "the settings were checked"
         self._history, self._vocab_size = drafter.history, engine.info.vocab_size
         self._written = self._history.changes

@@ -57,7 +57,7 @@ def _token(origin: Origin, place: int, token: int, parts: Sequence[Part]) -> Tok
     if source != "target":
         told.depth = place + 1
     if source == "draft":
-        told.drafter = origin.drafter
+        told.drafter = origin.sources[place] if origin.sources else origin.drafter
     for part in parts:
         _say(told, part)
     return told

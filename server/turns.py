@@ -24,6 +24,7 @@ from server.options import choices as choices_of
 from server.parts import OutputParser, PlainText
 from server.prediction import prediction_of
 from server.service import Service
+from server.speculation import wishes
 from server.streaming import collect, stream
 from server.wire.chat import ChatRequest
 from server.wire.completions import CompletionRequest
@@ -113,7 +114,7 @@ def _choices(
         by_token=bool(body.provenance) or body.stream_pacing == "even",
         provenance=bool(body.provenance),
     )
-    speculate = not (body.speculation and body.speculation.off)
+    drafted = wishes(body.speculation, info)
     count = choices_of(body)
     check_choices(len(prompts), count)
     unique, salt = uuid.uuid4().hex, _salt(body)
@@ -129,7 +130,7 @@ def _choices(
             salt=salt,
             grammar=grammar,
             prediction=predicted,
-            speculate=speculate,
+            **drafted,
         )
         context = prompt if follows else ()
         for one in forked(request, count):

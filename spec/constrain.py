@@ -17,7 +17,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 import numpy as np
@@ -172,7 +172,9 @@ def graft(constraint: Guarded, forced: Sequence[int], tree: DraftTree, most: int
     for node in range(1, len(tokens)):
         if legal[node]:
             grown.add(node, parents[node], tokens[node], most)
-    return Draft(DraftTree.build(grown.tokens, grown.parents, tree.drafter), grown.origin, len(forced))
+    sources = tuple(tree.sources[node] if node > 0 else "" for node in grown.origin) if tree.sources else ()
+    built = DraftTree.build(grown.tokens, grown.parents, tree.drafter)
+    return Draft(replace(built, sources=sources, parts=tree.parts), grown.origin, len(forced))
 
 
 class _Grown:

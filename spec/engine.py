@@ -17,12 +17,13 @@ from spec.errors import ContextLengthExceeded, InvalidRequest
 from spec.noise import Noise
 from spec.observer import Observer, Observers
 from spec.protocols import Constraint, Drafter, Verifier
-from spec.request import Delta, EngineInfo, FinishReason, Origin, Request
+from spec.request import PREDICTION, Delta, EngineInfo, FinishReason, Origin, Request
 from spec.sampling import SEED_RANGE
 from spec.scheduler import Scheduler
 from spec.sequence import Sequence
 from spec.step import EagerRunner, StepPlan, StepRunner, Verdict
 from spec.trace import Statistics, StepTrace
+from spec.tree import MAX_NODES
 
 
 class Engine:
@@ -45,7 +46,8 @@ class Engine:
         self.runner = runner or EagerRunner(verifier, drafter)
         self.steps = 0
         self.trace: StepTrace | None = None
-        self._observers = Observers(observers)
+        budget = scheduler.budget
+        self._observers = Observers([*([] if budget is None else [budget]), *observers])
         self._sequences: dict[str, Sequence] = {}
         self._ended: list[Delta] = []
 
@@ -100,6 +102,8 @@ class Engine:
             # A prompt is scored once, by the leader of its choices.
             prompt_logprobs=None if params.prompt_logprobs is None or request.fork_of is not None else [None],
             speculate=request.speculate,
+            draft_method=request.draft_method,
+            most_drafted=MAX_NODES if request.most_drafted is None else request.most_drafted,
             aside=request.aside,
         )
 
@@ -222,7 +226,18 @@ class Engine:
         """Where the emitted tokens of this step come from. Called before the step is counted."""
         tree = verdict.tree
         assert tree is not None, "whoever emits has a tree"
-        return Origin(self.steps + 1, tree.drafter, tree.parents.tolist(), verdict.forced, verdict.path, seconds)
+        return Origin(
+            step=self.steps + 1,
+            drafter=tree.drafter,
+            parents=tree.parents.tolist(),
+            forced=verdict.forced,
+            path=verdict.path,
+            seconds=seconds,
+            sources=[tree.sources[node] for node in verdict.path] if tree.sources else [],
+            predicted=tree.sources.count(PREDICTION)
+            if tree.sources
+            else (len(tree) - 1 - verdict.forced) * (tree.drafter == PREDICTION),
+        )
 
     def _statistics(self, sequence: Sequence) -> Statistics:
         levels = self.scheduler.levels_of(sequence)
@@ -270,6 +285,8 @@ class Engine:
             preemptions=len(self.scheduler.preempted),
             plain=sum(not work.sequence.speculate for work in plan.works),
             aside=sum(work.sequence.aside for work in plan.works),
+            choice=plan.choice,
+            news=plan.news,
         )
 
     def check(self) -> None:

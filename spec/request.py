@@ -33,8 +33,9 @@ class Request(msgspec.Struct, kw_only=True):
     with the same prompt, whose prompt KV this one shares; only that one scores the prompt (``prompt_logprobs``).
     forced: recorded output tokens that replace the draws (every pass is still computed), for measurements. prediction:
     what the output will probably be, for drafts only. speculate: false decodes plainly, one token a step: nothing is
-    drafted, and nothing that a grammar forces is put in front. aside: beside the traffic: it takes no KV that others
-    left and leaves none, and its steps are told apart."""
+    drafted, and nothing that a grammar forces is put in front. draft_method: the one drafter that may draft, of
+    several; "" for whichever is best. most_drafted: the deepest draft; None for no limit but the engine's. aside:
+    beside the traffic: it takes no KV that others left and leaves none, and its steps are told apart."""
 
     id: str
     prompt: list[int]
@@ -45,6 +46,8 @@ class Request(msgspec.Struct, kw_only=True):
     forced: list[int] | None = None
     prediction: list[int] | None = None
     speculate: bool = True
+    draft_method: str = ""
+    most_drafted: int | None = None
     aside: bool = False
 
 
@@ -65,7 +68,8 @@ class Origin(msgspec.Struct, array_like=True, frozen=True):
     step: the engine's number of the step. drafter: who proposed the tree. parents: of its nodes, the root's is -1; the
     first ``forced`` nodes below the root were forced by a grammar. path: the accepted nodes whose tokens went out, from
     depth 1 on; what follows them in the run is the target's own token. seconds: the step's, by phase (all sequences of
-    a step share it).
+    a step share it). sources: who proposed each node of the path, where several drafters made the tree. predicted: how
+    many nodes come from the request's own prediction.
     """
 
     step: int
@@ -74,6 +78,8 @@ class Origin(msgspec.Struct, array_like=True, frozen=True):
     forced: int
     path: list[int]
     seconds: dict[str, float]
+    sources: list[str] = []
+    predicted: int = 0
 
 
 class Delta(msgspec.Struct, kw_only=True):
@@ -105,7 +111,8 @@ class EngineInfo(msgspec.Struct, kw_only=True, frozen=True):
 
     memory: what the engine holds, by parts, in words; empty if nobody said.
     root_seconds: a whole step of one sequence without drafts, as measured at start-up; 0 if nobody measured.
-    more_seconds: what each number of sequences from 1 on adds to that, from the cost of their rows.
+    more_seconds: what each number of sequences from 1 on adds to that, from the cost of their rows. drafters: by
+    name. chosen: whether who drafts, and how much, is chosen at every step; ``draft_shape`` is the most then.
     """
 
     target: str
@@ -126,3 +133,5 @@ class EngineInfo(msgspec.Struct, kw_only=True, frozen=True):
     memory: str = ""
     root_seconds: float = 0.0
     more_seconds: tuple[float, ...] = ()
+    drafters: tuple[str, ...] = ()
+    chosen: bool = False

@@ -21,6 +21,7 @@ from collections.abc import Callable
 
 from kvpaging import OutOfPages, PagePool, PrefixIndex
 from spec.budget import StepCost
+from spec.budget.budget import Budget
 from spec.sequence import Sequence
 from spec.step import StepPlan, Work
 from spec.tree import MAX_NODES, ROOT_ONLY, TreeShape
@@ -39,7 +40,8 @@ _ASIDE_CHUNK = 32
 class Scheduler:
     """Owns the waiting and the running sequences; reserves the pages a plan needs.
 
-    plain_every: see :data:`PLAIN_EVERY`; 0: never.
+    shape: what is drafted for each sequence, unless a budget says it, then the most that is. plain_every: see
+    :data:`PLAIN_EVERY`; 0: never.
     """
 
     def __init__(
@@ -51,9 +53,11 @@ class Scheduler:
         max_seqs: int,
         max_chunk: int = MAX_CHUNK,
         plain_every: int = PLAIN_EVERY,
+        budget: Budget | None = None,
     ) -> None:
         self.pool, self.prefix, self.shape, self.cost = pool, prefix, shape, cost
         self.max_seqs, self.max_chunk, self.plain_every = max_seqs, max_chunk, plain_every
+        self.budget = budget
         self._with_drafts = 0
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []
@@ -67,11 +71,14 @@ class Scheduler:
         works: list[Work] = []
         decoding = [s for s in self.running if not s.pending]
         plain = self._is_plain(decoding)
-        for sequence in decoding:
-            work = Work(sequence, 0, ROOT_ONLY) if plain else self._decode(sequence, len(decoding))
+        for sequence, shape in zip(decoding, self._shapes(decoding, plain), strict=True):
+            work = Work(sequence, 0, ROOT_ONLY) if plain else self._decode(sequence, shape, len(decoding))
             self._schedule(sequence, work, works)
         self._schedule_prefill(works)
-        return StepPlan([work for work in works if work.sequence not in self.preempted])
+        kept = [work for work in works if work.sequence not in self.preempted]
+        if self.budget is None or plain or not decoding:
+            return StepPlan(kept)
+        return StepPlan(kept, self.budget.choice, self.budget.leader.news)
 
     def _is_plain(self, decoding: list[Sequence]) -> bool:
         """Whether this step goes without drafts; not while a prompt is read, whose rows would blur what it takes."""
@@ -92,10 +99,15 @@ class Scheduler:
         most = sequence.most_levels
         return self.shape.limited(most).deepened(min(self.levels_of(sequence), most))
 
-    def _decode(self, sequence: Sequence, decoding: int) -> Work:
+    def _shapes(self, decoding: list[Sequence], plain: bool) -> list[TreeShape]:
+        """What is to be drafted for each."""
+        if self.budget is not None and not plain:
+            return self.budget.plan(decoding)
+        return [self._shape_of(sequence) for sequence in decoding]
+
+    def _decode(self, sequence: Sequence, shape: TreeShape, decoding: int) -> Work:
         if not sequence.speculate:
             return Work(sequence, 0, ROOT_ONLY)
-        shape = self._shape_of(sequence)
         if sequence.constraint is None:
             return Work(sequence, 0, shape)
         most = MAX_NODES - 1

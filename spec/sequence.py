@@ -11,6 +11,7 @@ from spec.noise import Noise
 from spec.request import FinishReason, TokenLogprobs
 from spec.sampling import SamplingParams
 from spec.trace import SequenceTrace
+from spec.tree import MAX_NODES
 
 if TYPE_CHECKING:
     from spec.constrain import Guarded
@@ -25,8 +26,9 @@ class Sequence:
     limit: the most tokens (prompt and output) it may reach. stop_ids: tokens that end it. prediction: what the request
     expects as output. adjustment: what it changes about its logits. constraint: the grammar of its output. leader: the
     sequence whose prompt KV it waits for. prompt_logprobs: entries of the prompt's tokens so far; None if they are not
-    asked for. speculate: whether more than the root may be verified in a step. aside: whether KV is neither taken from
-    others nor left to them.
+    asked for. speculate: whether more than the root may be verified in a step. draft_method: who may draft, by name; ""
+    for anybody. most_drafted: the deepest draft that is asked for. aside: whether KV is neither taken from others nor
+    left to them.
     """
 
     id: str
@@ -45,6 +47,8 @@ class Sequence:
     leader: Sequence | None = None
     prompt_logprobs: list[TokenLogprobs | None] | None = None
     speculate: bool = True
+    draft_method: str = ""
+    most_drafted: int = MAX_NODES
     aside: bool = False
     trace: SequenceTrace = field(default_factory=SequenceTrace)
     cached_tokens: int = 0
@@ -64,8 +68,8 @@ class Sequence:
 
     @property
     def most_levels(self) -> int:
-        """The deepest draft that could still be emitted: the bonus token fills the last place."""
-        return self.limit - len(self.tokens) - 1
+        """The deepest draft that is wanted and could still be emitted: the bonus token fills the last place."""
+        return min(self.limit - len(self.tokens) - 1, self.most_drafted)
 
     @property
     def scoring(self) -> bool:

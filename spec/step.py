@@ -59,9 +59,12 @@ class Work:
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """Who runs in a step and how large each tree may be. Pages are reserved."""
+    """Who runs in a step and how large each tree may be. Pages are reserved. choice, news: see
+    :class:`~spec.trace.StepTrace`."""
 
     works: list[Work]
+    choice: str = ""
+    news: str = ""
 
 
 @dataclass(slots=True)

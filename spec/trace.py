@@ -38,13 +38,32 @@ class Statistics(msgspec.Struct, kw_only=True):
     forced: int = 0
 
 
+#: How the news of a budget begin that drafts nothing.
+NOT_PAYING = "speculation does not pay now"
+
+
+class Weighed(msgspec.Struct, frozen=True, array_like=True):
+    """One way of drafting that was weighed for a step. drafter: "" drafts nothing. nodes: drafted ones. tokens:
+    expected to come out, all sequences together; ms: expected of the step, drafting included."""
+
+    drafter: str
+    nodes: int
+    tokens: float
+    ms: float
+
+    def __str__(self) -> str:
+        what = f"{self.drafter} of {self.nodes}" if self.drafter else "no draft"
+        return f"{what}: {self.tokens:.2f} tokens in {self.ms:.2f} ms"
+
+
 class StepTrace(msgspec.Struct, kw_only=True):
     """One step of the engine. seconds: by phase (plan, propose, mask, forward, draw, commit).
 
     mask: pruning by grammars, and what is left of computing their masks once the forward pass is done. running,
     waiting: sequences after the step. pages, kept_pages: of the KV cache in use, and those that only keep old text
     findable. preemptions: in this step. plain: sequences whose requests switched speculation off. aside: those
-    that run beside the traffic.
+    that run beside the traffic. choice: who drafts, where a budget chooses. news: in words, if it is another one now
+    than for some time before, and why.
     """
 
     number: int
@@ -62,6 +81,8 @@ class StepTrace(msgspec.Struct, kw_only=True):
     preemptions: int = 0
     plain: int = 0
     aside: int = 0
+    choice: str = ""
+    news: str = ""
 
 
 class ShadowReport(msgspec.Struct, frozen=True):

@@ -32,11 +32,12 @@ class TreeShape:
     """What the host fixes before a tree is drafted: how many nodes each level keeps.
 
     ``widths[d]`` nodes are kept at depth ``d + 1``. Which parents they hang on is the drafter's choice, unless a
-    template says it.
+    template says it. least: no further level is drafted once the chances of the nodes it would hang on add up to less.
     """
 
     widths: tuple[int, ...] = ()
     template: Template | None = None
+    least: float = 0.0
 
     @property
     def levels(self) -> int:
@@ -87,7 +88,7 @@ class TreeShape:
         if levels >= self.levels:
             return self
         if self.template is None or levels <= 0:
-            return TreeShape(self.widths[: max(levels, 0)])
+            return TreeShape(self.widths[: max(levels, 0)], least=self.least)
         return _cut(self.template, levels)
 
     def deepened(self, levels: int) -> TreeShape:
@@ -110,7 +111,8 @@ class DraftTree:
     """One sequence's proposed tokens. All tensors int64[N] on one device, N at most 64.
 
     tokens[0] is the root. drafter: who proposed the others. chances: each node's chance to be accepted, as the drafter
-    sees it, the root's 1; empty if it does not say.
+    sees it, the root's 1; empty if it does not say. sources: who proposed each node, where several did, the root's "".
+    parts: what each of them proposed.
     """
 
     tokens: Tensor
@@ -120,6 +122,8 @@ class DraftTree:
     drafter: str = ""
     is_chain: bool = field(default=False)
     chances: tuple[float, ...] = ()
+    sources: tuple[str, ...] = ()
+    parts: tuple[DraftTree, ...] = ()
 
     @property
     def expected(self) -> float:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
+
 from server.build import Choice, choose_draft, draft_shape
 from server.checking.files import look_at_files
 from server.checking.head import look_at_head
@@ -12,6 +14,7 @@ from server.checking.origin import look_at_origin
 from server.checking.report import Notes
 from server.checking.target import Target, described, facts, named
 from server.config import EngineConfig
+from server.drafting import named_in
 from server.heads import Head, find_head
 from server.lookup import LOOKUPS
 from server.memory import parameters
@@ -46,6 +49,9 @@ def look_at_draft(notes: Notes, config: EngineConfig, target: Target | None) -> 
     choice = notes.attempt("draft", "see foresay check --help", lambda: choose_draft(config))
     if choice is None:
         return None
+    parts = named_in(choice.value)
+    if len(parts) > 1:
+        return _look_at_several(notes, config, target, choice, parts)
     counts = 'give numbers of nodes per level, such as "3,2,1", that add up to at most 63'
     shape = notes.attempt("drafting", counts, lambda: draft_shape(config, choice))
     if choice.value in ("none", *LOOKUPS) and config.draft_layers is None:
@@ -59,6 +65,29 @@ def look_at_draft(notes: Notes, config: EngineConfig, target: Target | None) -> 
     return _look_at_model(notes, target, choice)
 
 
+def _look_at_several(
+    notes: Notes, config: EngineConfig, target: Target | None, choice: Choice, parts: tuple[str, ...]
+) -> Draft | None:
+    """Each on its own; together they are what is loaded."""
+    found = []
+    for part in parts:
+        layers = config.draft_layers if "eagle" in part else None
+        found.append(look_at_draft(notes, msgspec.structs.replace(config, draft=part, draft_layers=layers), target))
+    drafts = [draft for draft in found if draft is not None]
+    if len(drafts) < len(parts):
+        return None
+    for field, what in (("model", "draft model"), ("head", "head")):
+        if sum(getattr(draft, field) is not None for draft in drafts) > 1:
+            notes.fail("draft", f"{config.draft} names several of a kind", f"name one {what}; lookups go with it")
+            return None
+    return Draft(
+        choice,
+        model=next((draft.model for draft in drafts if draft.model is not None), None),
+        head=next((draft.head for draft in drafts if draft.head is not None), None),
+        positions=min((draft.positions for draft in drafts if draft.positions is not None), default=None),
+    )
+
+
 def _which(config: EngineConfig) -> str:
     if config.draft_layers is not None:
         return "leave --draft-layers out, or name the folder of an EAGLE head with --draft"
@@ -68,11 +97,8 @@ def _which(config: EngineConfig) -> str:
 def _without_files(notes: Notes, choice: Choice) -> Draft:
     if choice.value in _LOOKS:
         notes.ok("draft", f"{choice.value}: {_LOOKS[choice.value]}; goes with every target", kind=choice.value)
-    elif choice.reason == "asked for":
-        notes.ok("draft", "none: the target writes alone", kind="none")
     else:
-        name = "name a smaller model of the target's family, a head, ngram or suffix with --draft"
-        notes.warn("draft", "nobody drafts, so nothing is gained", name, kind="none")
+        notes.ok("draft", "none: the target writes alone", kind="none")
     return Draft(choice)
 
 

@@ -17,6 +17,7 @@ from server.build import build_engine, target_directory
 from server.checking.summary import Twice, Written
 from server.commands.progress import loading
 from server.config import EngineConfig
+from server.drafting import DEFAULT_TOKENS, pinned
 from server.text import Tokenizer
 from spec.engine import Engine
 from spec.errors import ForesayError
@@ -56,7 +57,11 @@ def probe(config: EngineConfig, seconds: float) -> Probed:
 
     Raises what loading raises, and ProbeFailed.
     """
-    drafted = build_engine(msgspec.structs.replace(config, prefix_cache=False), loading())
+    config = msgspec.structs.replace(config, prefix_cache=False)
+    if "," not in config.draft and config.draft != "auto" and pinned(config) is None:
+        # One drafter in one shape, so that its acceptance by depth can be told.
+        config = msgspec.structs.replace(config, draft_tokens=DEFAULT_TOKENS)
+    drafted = build_engine(config, loading())
     plain = _plain(drafted)
     prompts = _prompts(config, drafted.info)
     length = _tokens(plain, drafted, prompts, seconds)

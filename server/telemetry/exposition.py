@@ -108,6 +108,12 @@ def _speculation(families: Families, totals: Tally) -> Iterator[Metric]:
     yield from families.counter(
         "spec_decode_num_discarded_tokens", "Tokens made behind the end of a text.", one(totals.discarded)
     )
+    yield from families.counter(
+        "spec_decode_num_choices",
+        "Steps by who was to draft in them, as the budget chose (none: nobody).",
+        [((choice,), steps) for choice, steps in sorted(({"none": 0} | totals.chosen).items())],
+        ["choice"],
+    )
     yield from families.histogram(
         "spec_decode_tokens_per_step", "Tokens that a step added to one request's text.", totals.run_lengths
     )

@@ -16,6 +16,7 @@ from aiohttp import web
 from server.telemetry.tally import Tally
 from server.telemetry.verdict import judged
 from server.telemetry.views import accepted_per_depth
+from spec.trace import NOT_PAYING
 
 if TYPE_CHECKING:
     from server.telemetry.telemetry import Telemetry
@@ -58,12 +59,14 @@ class Reporter:
         self._telemetry = telemetry
         self._reported = int(telemetry.clock())
         self._next_warning = 0.0
+        self._next_choice_warning = 0.0
 
     def report(self) -> None:
         """Log the seconds since the last report that are over, if anything was drafted in them."""
         now = int(self._telemetry.clock())
         tally, seconds = self._telemetry.between(self._reported, now), max(now - self._reported, 1)
         self._reported = now
+        self._tell_choice(tally, now)
         if not tally.drafts:
             return
         log.info("%s", line(tally, seconds))
@@ -73,6 +76,16 @@ class Reporter:
             self._next_warning = now + WARN_EVERY_SECONDS
         elif verdict.pays:
             self._next_warning = 0.0
+
+    def _tell_choice(self, tally: Tally, now: int) -> None:
+        """Say who drafts most of the time now, if that is another one than before; a warning if nobody does."""
+        if not tally.news:
+            return
+        level = logging.WARNING if tally.news.startswith(NOT_PAYING) else logging.INFO
+        if level == logging.INFO or now >= self._next_choice_warning:
+            log.log(level, "Drafting, as it was weighed: %s", tally.news)
+        if level == logging.WARNING:
+            self._next_choice_warning = now + WARN_EVERY_SECONDS
 
     async def life(self, app: web.Application) -> AsyncIterator[None]:
         """Report while the server runs."""

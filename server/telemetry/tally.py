@@ -39,7 +39,8 @@ class Tally:
     decode_*, propose_seconds: of steps that read no prompt and in which no request had switched speculation off;
     plain_seconds: what plain decoding would have taken for what these emitted, estimated. Of runs (a step of one
     request that wrote text): new_runs, and what :meth:`settle` makes of them: runs, tokens, run_lengths, drafting,
-    places; discarded (tokens behind the end of a text) and forced (drafts). shadows: of drafters beside the one in use.
+    places; discarded (tokens behind the end of a text) and forced (drafts). chosen: steps by what the budget chose,
+    where there is one; news: of the last change of who leads. shadows: of drafters beside the one in use.
     Of requests: the rest. told: the JSON of its point, once it was asked for.
     """
 
@@ -55,6 +56,8 @@ class Tally:
         self.new_runs: dict[Run, int] = {}
         self.drafting: dict[str, Drafting] = {}
         self.places = Places()
+        self.chosen: dict[str, int] = {}
+        self.news = ""
         self.shadows: dict[str, Shadowing] = {}
         self.prompt_tokens = self.cached_tokens = 0
         self.finished: dict[str, int] = {}
@@ -108,6 +111,9 @@ class Tally:
         self.step_tokens.observe(trace.prefill_rows + trace.emitted)
         if trace.preemptions:
             self.preemptions += trace.preemptions
+        if trace.choice:
+            self.chosen[trace.choice] = self.chosen.get(trace.choice, 0) + 1
+            self.news = trace.news or self.news
         if not trace.prefill_rows and not trace.plain:
             self.decode_steps += 1
             self.decode_seconds += total
@@ -141,8 +147,10 @@ class Tally:
         self.told = None
         for name in _SUMS:
             setattr(self, name, getattr(self, name) + getattr(later, name))
-        for counts, more in ((self.finished, later.finished), (self.failed, later.failed)):
+        counted = ((self.finished, later.finished), (self.failed, later.failed), (self.chosen, later.chosen))
+        for counts, more in counted:
             add(counts, more)
+        self.news = later.news or self.news
         for phase, seconds in later.phases.items():
             self.phases[phase] = self.phases.get(phase, 0.0) + seconds
         for name, drafting in later.drafting.items():

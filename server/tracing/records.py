@@ -67,8 +67,20 @@ class Part(msgspec.Struct, kw_only=True, omit_defaults=True):
     draws: list[int] | None = None
 
 
+class Choice(msgspec.Struct, kw_only=True):
+    """Why a step drafted what it did: who does, whether only to be seen (``probe``), and all that was weighed, the
+    choice first: drafter, nodes, tokens expected of the step, milliseconds expected of it."""
+
+    drafter: str
+    probe: bool
+    weighed: list[tuple[str, int, float, float]]
+
+
 class Step(msgspec.Struct, tag="step", tag_field="is", kw_only=True):
-    """One step of the engine. at: when it was written down. ms: milliseconds by phase. rows: computed by the target."""
+    """One step of the engine. at: when it was written down. ms: milliseconds by phase. rows: computed by the target.
+
+    choice: of the budget, if there is one and the step could draft.
+    """
 
     number: int
     at: float
@@ -78,6 +90,7 @@ class Step(msgspec.Struct, tag="step", tag_field="is", kw_only=True):
     waiting: int
     pages: int
     parts: list[Part]
+    choice: Choice | None = None
 
 
 class End(msgspec.Struct, tag="end", tag_field="is", kw_only=True):

@@ -9,8 +9,9 @@ import msgspec
 
 import foresay
 from server.tracing.lines import Lines
-from server.tracing.records import VERSION, Begin, Cut, End, Part, Record, Start, Step
+from server.tracing.records import VERSION, Begin, Choice, Cut, End, Part, Record, Start, Step
 from spec.budget import StepCost
+from spec.budget.mixed import Mixed
 from spec.observer import Observer
 from spec.request import EngineInfo
 from spec.sequence import Sequence
@@ -69,6 +70,7 @@ class TraceWriter(Observer):
                 waiting=trace.waiting,
                 pages=trace.pages,
                 parts=[self._part(verdict) for verdict in verdicts],
+                choice=_choice(verdicts),
             )
         )
 
@@ -118,3 +120,14 @@ class TraceWriter(Observer):
 
     def _write(self, record: Record) -> None:
         self._lines.append(self._encoder.encode(record))
+
+
+def _choice(verdicts: Many[Verdict]) -> Choice | None:
+    """What the budget weighed, which is the same for all sequences of a step."""
+    for verdict in verdicts:
+        shape = verdict.work.shape
+        if isinstance(shape, Mixed) and shape.why is not None:
+            why = shape.why
+            weighed = [(one.drafter, one.nodes, round(one.tokens, 3), round(one.ms, 3)) for one in why.weighed]
+            return Choice(drafter=why.choice, probe=why.probe, weighed=weighed)
+    return None

@@ -29,9 +29,15 @@ class StreamOptions(msgspec.Struct, kw_only=True):
 
 
 class Speculation(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """How this request is drafted for; its text is the same in any case. off: decode plainly, one token a step."""
+    """How this request is drafted for; its text is the same in any case. off: decode plainly, one token a step.
+
+    method: who drafts, one of the server's drafters, auto (whichever is best at each step) or none; max_tokens: the
+    deepest draft.
+    """
 
     off: bool | None = None
+    method: str | None = None
+    max_tokens: int | None = None
 
 
 class PredictionPart(msgspec.Struct, kw_only=True):

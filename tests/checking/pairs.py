@@ -158,7 +158,6 @@ SOUND = {
 }
 
 DOUBTFUL = {
-    "nobody": Case("auto", ("nobody drafts",)),
     "twin": Case("twin", ("the draft model has 100% as many weights",)),
     "speechless": Case("speechless", ("has no tokenizer.json, so nobody knows",)),
     "small_vocabulary": Case("draft", ("with 144 of the target's 290 tokens, 50%",), broken=knows(144)),

@@ -9,7 +9,7 @@ from server.telemetry.tally import Tally
 from spec.trace import StepTrace
 from tests.server.scripted import END, ScriptedEngine, served
 
-ASKS = {
+ASKS: dict[str, dict[str, object]] = {
     "/v1/chat/completions": {"messages": [{"role": "user", "content": "Tell"}]},
     "/v1/completions": {"prompt": "Tell"},
     "/v1/responses": {"input": "Tell"},
@@ -29,6 +29,52 @@ async def test_it_reaches_the_engine(tokenizer, path, given, speculates):
         assert response.status == 200, await response.text()
     (request,) = engine.requests
     assert request.speculate is speculates
+
+
+@pytest.mark.parametrize("path", ASKS)
+@pytest.mark.parametrize(
+    ("given", "wanted"),
+    [
+        ({}, (True, "", None)),
+        ({"method": "ngram"}, (True, "ngram", None)),
+        ({"method": "auto", "max_tokens": 3}, (True, "", 3)),
+        ({"method": "draft_model", "max_tokens": 63, "off": False}, (True, "draft_model", 63)),
+        ({"method": "none"}, (False, "", None)),
+        ({"max_tokens": 0}, (False, "", 0)),
+    ],
+)
+async def test_who_drafts_and_how_far(tokenizer, path, given, wanted):
+    engine = ScriptedEngine([*tokenizer.encode("once"), END])
+    async with served(engine, tokenizer) as client:
+        response = await client.post(path, json={**ASKS[path], "speculation": given})
+        assert response.status == 200, await response.text()
+    (request,) = engine.requests
+    assert (request.speculate, request.draft_method, request.most_drafted) == wanted
+
+
+@pytest.mark.parametrize(
+    ("given", "param", "says"),
+    [
+        (
+            {"method": "eagle3"},
+            "speculation.method",
+            'speculation.method must be one of auto, none, draft_model, ngram on this server, got "eagle3"',
+        ),
+        ({"max_tokens": 64}, "speculation.max_tokens", "speculation.max_tokens must be from 0 to 63, got 64"),
+        ({"max_tokens": -1}, "speculation.max_tokens", "speculation.max_tokens must be from 0 to 63, got -1"),
+        ({"off": True, "method": "ngram"}, "speculation.off", "leave method out, or off"),
+        ({"off": True, "max_tokens": 4}, "speculation.off", "leave max_tokens out, or off"),
+    ],
+)
+async def test_what_cannot_be_drafted_is_refused(tokenizer, given, param, says):
+    engine = ScriptedEngine([END])
+    async with served(engine, tokenizer) as client:
+        response = await client.post("/v1/completions", json={"prompt": "Tell", "speculation": given})
+        assert response.status == 400
+        error = (await response.json())["error"]
+    assert error["param"] == param
+    assert says in error["message"]
+    assert engine.requests == []
 
 
 @pytest.mark.parametrize("path", ASKS)

@@ -23,6 +23,8 @@ class LiveServer:
 
     def __init__(self, log: Path, *flags: str) -> None:
         self._log = log
+        if "--draft" not in flags:
+            flags = ("--draft", "bundled", "--draft-tokens", "4", *flags)
         command = [sys.executable, "-m", "server.cli", "serve", "--port", "0", *flags]
         with log.open("wb") as errors:
             self.process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=errors)

@@ -34,6 +34,8 @@ INFO = EngineInfo(
     max_model_len=512,
     max_seqs=4,
     draft_shape=(1, 1, 1),
+    drafters=("draft_model", "ngram"),
+    chosen=True,
     vocab_size=330,
     eos_token_ids=(END,),
 )

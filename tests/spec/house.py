@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from kvpaging import PagePool, PrefixIndex
 from spec.budget import StepCost
+from spec.budget.budget import Budget
 from spec.engine import Engine
 from spec.observer import Observer
 from spec.protocols import Constraint, Drafter
@@ -89,12 +90,14 @@ class House:
         cost: StepCost | None = None,
         max_chunk: int = 256,
         observers: Many[Observer] = (),
+        budget: Budget | None = None,
     ) -> None:
         self.model, self.pool = model, PagePool(pages, page_size)
         self.prefix = PrefixIndex(self.pool) if prefix else None
         self.verifier = TableVerifier(model, self.pool, max_model_len)
         cost = cost or StepCost([1, 1000], [1.0, 1.0])
-        self.scheduler = Scheduler(self.pool, self.prefix, TreeShape(tuple(shape)), cost, max_seqs, max_chunk)
+        widths = TreeShape(tuple(shape))
+        self.scheduler = Scheduler(self.pool, self.prefix, widths, cost, max_seqs, max_chunk, budget=budget)
         self.traces: list[StepTrace] = []
         self.answers: dict[str, Answer] = {}
         self.engine = Engine(

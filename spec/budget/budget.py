@@ -1,0 +1,254 @@
+"""The budget: which drafters, how much of each, at every step, by what was measured; no draft is one of the ways.
+
+::
+
+    plan      whoever looks things up says what it would draft       found nodes, with the chances they have had so far
+              weigh found nodes, each model's levels, both, neither  most expected tokens per second
+    stepped   what came tells of all that was proposed, verified or not; what the step took corrects the costs
+
+A model that is not worth it is asked all the same now and then (:mod:`spec.budget.probes`), so that it is noticed when
+it would be.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Many
+from dataclasses import replace
+
+from spec.budget.case import Case
+from spec.budget.cost import StepCost
+from spec.budget.found import Found
+from spec.budget.leader import Leader
+from spec.budget.members import Member, Record
+from spec.budget.mixed import Mixed, Share, Why, drafted_by, shape_of, shares_of
+from spec.budget.probes import Probes
+from spec.budget.weigh import Offer, Taken, weigh, weigh_pinned
+from spec.observer import Observer
+from spec.request import PREDICTION
+from spec.sequence import Sequence
+from spec.step import Verdict
+from spec.trace import StepTrace
+from spec.tree import MAX_NODES, ROOT_ONLY, TreeShape
+
+#: How often a level of a tree is hit below a node that came, about: by what a level costs it says when to stop.
+_NEXT = 0.7
+#: How many steps pass before the cost curve is read again.
+_REREAD = 16
+#: Phases of a step that do not depend on who drafted.
+_OF_THE_TARGET = ("forward", "draw", "commit")
+#: A member that took part in less than this share of the last steps (some hundred) is at rest.
+_RESTING, _REMEMBERED = 0.05, 0.99
+
+
+class Budget(Observer):
+    """Owns what is known of costs and of how often drafts are right. An observer of its engine, to learn.
+
+    members: who can be asked. cost: of whole steps without drafting, by their rows. pinned: the shape of every draft;
+    then only who drafts it is chosen. timed: False takes the costs as they are given, for texts that are replayed.
+    why: of the last plan; None if nothing could be drafted.
+    """
+
+    def __init__(
+        self, members: Many[Member], cost: StepCost, pinned: TreeShape | None = None, timed: bool = True
+    ) -> None:
+        self.members = {member.name: member for member in members}
+        self.cost, self.pinned, self.timed = cost, pinned, timed
+        self.why: Why | None = None
+        self.leader = Leader()
+        self._looking = [member for member in members if member.looks]
+        self._models = [member for member in members if not member.looks]
+        self._cases: dict[str, Case] = {}
+        self._table: list[float] = []
+        self._planned = self._sequences = 0
+        self._pace = 0.0
+        self._probes = Probes()
+
+    @property
+    def shape(self) -> TreeShape:
+        """The largest that it plans, about."""
+        if self.pinned is not None:
+            return self.pinned
+        return TreeShape.chain(max(m.levels for m in self.members.values() if m.name != PREDICTION))
+
+    @property
+    def choice(self) -> str:
+        """Who drafts in the step last planned."""
+        return "none" if self.why is None else self.why.choice
+
+    def resting(self, name: str) -> bool:
+        """Whether a model is asked so seldom that what was written need not be shown to it at once."""
+        member = self.members[name]
+        return not member.looks and member.asked < _RESTING
+
+    # -- learning ------------------------------------------------------------------------------------------------
+
+    def stepped(self, trace: StepTrace, verdicts: Many[Verdict]) -> None:
+        """See what was right, and what the step took."""
+        for verdict in verdicts:
+            case = self._cases.get(verdict.work.sequence.id)
+            if case is not None and verdict.emitted and verdict.tree is not None:
+                self._learn(case, verdict)
+        if self.timed and not trace.prefill_rows and not trace.aside and verdicts:
+            self._time(trace, verdicts)
+
+    def _learn(self, case: Case, verdict: Verdict) -> None:
+        tree, emitted = verdict.tree, verdict.emitted
+        assert tree is not None, "whoever emits has a tree"
+        current = case.length == len(verdict.work.sequence.tokens) - len(emitted)
+        missed = case.found.learn(emitted) if current else False
+        if current:
+            case.stepped(len(emitted))
+        if case.bush is not None:
+            case.grew(max(drafted_by(name, tree) for name in case.records if not self.members[name].looks)[0])
+        for part in tree.parts or (tree,):
+            record = case.records.get(part.drafter)
+            if record is not None and not record.member.looks and len(part) > 1:
+                hit = record.learn(part, emitted, verdict.accepted)
+                if missed:
+                    record.beside.saw(0, hit)
+
+    def _time(self, trace: StepTrace, verdicts: Many[Verdict]) -> None:
+        """Correct the costs."""
+        context = sum(len(verdict.work.sequence.tokens) for verdict in verdicts)
+        seconds = sum(spent for phase, spent in trace.seconds.items() if phase in _OF_THE_TARGET)
+        self.cost.saw(trace.rows, trace.rows / len(verdicts), context, seconds)
+        asked = {share.drafter for v in verdicts for share in shares_of(v.work.shape) if share.tree is None}
+        if len(asked) == 1:
+            name = asked.pop()
+            levels, nodes = max((drafted_by(name, v.tree) for v in verdicts if v.tree is not None), default=(0, 0))
+            self.members[name].cost.saw(levels, trace.seconds.get("propose", 0.0), max(0, nodes - levels))
+
+    def ended(self, sequence: Sequence) -> None:
+        """Forget the sequence; what it showed stays with the members."""
+        self._cases.pop(sequence.id, None)
+
+    # -- planning ------------------------------------------------------------------------------------------------
+
+    def plan(self, sequences: Many[Sequence]) -> list[TreeShape]:
+        """What is to be drafted for each of these sequences, all that decode in the next step."""
+        able = [s for s in sequences if s.speculate and s.most_levels > 0]
+        self.why, self.leader.news = None, ""
+        if not able:
+            return [ROOT_ONLY] * len(sequences)
+        cases = [self._case(sequence) for sequence in able]
+        self._look(able, cases)
+        offers = [self._offer(*pair) for pair in zip(able, cases, strict=True)]
+        seconds = self._seconds(len(able), sum(len(sequence.tokens) for sequence in able))
+
+        rested = {member.name: self._rested(member.name, able, cases) for member in self._models}
+
+        def drafting(name: str, levels: float, nodes: float) -> float:
+            return self.members[name].cost.seconds(levels, rested[name] + nodes - levels)
+
+        self._pace = sum(case.pace(seconds[1]) for case in cases)
+        if self.pinned is None:
+            ways = weigh(offers, seconds, drafting, self._pace)
+        else:
+            ways = weigh_pinned(offers, seconds, drafting, self.pinned.levels, self.pinned.nodes - 1)
+        way = self._probes.due(self._models, ways[0], offers, drafting, self._table, self.pinned is not None)
+        probe = way is not ways[0]
+        looked = "+".join(dict.fromkeys(name for case in cases for name in case.found.names))
+        self.why = why = Why((way, *(other for other in ways if other.kind != way.kind)), looked, probe)
+        self.leader.see(why)
+        self._count(way, cases)
+        for case in cases:
+            case.seconds, case.bush = way.seconds, None
+        shapes = {
+            sequence.id: self._shape(sequence, case, way, index, why)
+            for index, (sequence, case) in enumerate(zip(able, cases, strict=True))
+        }
+        return [shapes.get(sequence.id, ROOT_ONLY) for sequence in sequences]
+
+    def worth(self, sequence: Sequence, chances: Many[float], found: int) -> int:
+        """How many of a model's tree and the ``found`` nodes beside it are worth their rows, now that all are there.
+
+        chances: of each drafted node of the whole.
+        """
+        case, rows, last = self._cases[sequence.id], self._sequences, len(self._table) - 1
+        best, count, value = 0.0, 0, 0.0
+        for taken, chance in enumerate(sorted(chances, reverse=True)[: last - rows], start=1):
+            value += chance
+            worth = value - self._pace * (self._table[rows + taken] - self._table[rows])
+            if worth > best:
+                best, count = worth, taken
+        if case.bush is not None:
+            planned = min(rows + found + round(case.bush.kept), last)
+            case.kept(max(0, count - found), self._table[planned] - self._table[min(rows + count, last)])
+        return count
+
+    def _case(self, sequence: Sequence) -> Case:
+        case = self._cases.get(sequence.id)
+        if case is None:
+            case = self._cases[sequence.id] = Case({m.name: Record.of(m, sequence) for m in self._allowed(sequence)})
+        return case
+
+    def _allowed(self, sequence: Sequence) -> list[Member]:
+        """Who may draft; what a request predicts itself is drafted whatever it says of others."""
+        named = [m for m in self.members.values() if m.name != PREDICTION and sequence.draft_method in ("", m.name)]
+        return named + ([self.members[PREDICTION]] if sequence.prediction and PREDICTION in self.members else [])
+
+    def _look(self, able: Many[Sequence], cases: Many[Case]) -> None:
+        """Ask whoever looks things up."""
+        for sequence, case in zip(able, cases, strict=True):
+            case.found, case.length = Found(), len(sequence.tokens)
+        for member in self._looking:
+            asked = [pair for pair in zip(able, cases, strict=True) if member.name in pair[1].records]
+            if asked:
+                shapes = [TreeShape.chain(min(member.levels, sequence.most_levels)) for sequence, _ in asked]
+                trees = member.drafter.propose([sequence for sequence, _ in asked], shapes)
+                for (_, case), tree in zip(asked, trees, strict=True):
+                    case.found.add(case.records[member.name], tree)
+
+    def _offer(self, sequence: Sequence, case: Case) -> Offer:
+        models, beside, trees = {}, {}, {}
+        found, first = case.found.chances, case.found.first
+        for member in self._models:
+            record = case.records.get(member.name)
+            if record is not None:
+                alone = models[member.name] = record.chain(sequence.most_levels)
+                if found:
+                    beside[member.name] = record.behind_wrong(alone)
+                if self.pinned is None and (bushes := record.bushes(sequence.most_levels)):
+                    trees[member.name] = bushes
+        return Offer(found, first, models, beside, trees)
+
+    def _seconds(self, sequences: int, context: int) -> list[float]:
+        """Of the next step, by its rows."""
+        self._planned += 1
+        if sequences != self._sequences or self._planned % _REREAD == 0:
+            self._sequences = sequences
+            most = min(sequences * MAX_NODES, 4 * MAX_NODES)
+            self._table = [
+                seconds + self.cost.behind(rows / sequences, context)
+                for rows, seconds in enumerate(self.cost.expected(most))
+            ]
+        return self._table
+
+    @staticmethod
+    def _rested(name: str, able: Many[Sequence], cases: Many[Case]) -> int:
+        """Tokens that were written since a member last drafted, of the sequence where these are most."""
+        return max(
+            len(sequence.tokens) - case.records[name].drafted_at if name in case.records else 0
+            for sequence, case in zip(able, cases, strict=True)
+        )
+
+    def _count(self, way: Taken, cases: Many[Case]) -> None:
+        """Remember who took part."""
+        for member in self.members.values():
+            part = way.model == member.name or (member.looks and any(member.name in case.found.names for case in cases))
+            member.asked = _REMEMBERED * member.asked + (1 - _REMEMBERED) * part
+
+    def _shape(self, sequence: Sequence, case: Case, way: Taken, index: int, why: Why) -> TreeShape:
+        shares = []
+        if way.found[index]:
+            tree = case.found.best(way.found[index])
+            shares.append(Share(tree.drafter, shape_of(tree), tree))
+        if way.levels[index]:
+            case.records[way.model].drafted_at = len(sequence.tokens)
+            bushes = self.members[way.model].bushes
+            case.bush = next((bush for bush in bushes if bush.shape is way.tree), None)
+            shape = way.tree or self.pinned or TreeShape.chain(way.levels[index])
+            if case.bush is not None:
+                shape = replace(shape, least=self._pace * self.members[way.model].cost.of_a_level / _NEXT)
+            shares.append(Share(way.model, shape.limited(sequence.most_levels)))
+        return Mixed.sharing(shares, why)

@@ -1,0 +1,48 @@
+"""What the budget knows of one sequence that runs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from spec.budget.found import Found
+from spec.budget.members import Bush, Record
+
+#: What is left of a step in the pace of a sequence after one more.
+_PACE_KEPT = 0.8
+#: How far one tree moves what is expected of the next.
+_KEPT_STEP = 0.1
+
+
+@dataclass(slots=True, eq=False)
+class Case:
+    """One sequence. length: of its text when found was; records: by member. seconds: expected of the step planned.
+    bush: the tree a model was asked for in it. came, spent: tokens and seconds of the last steps.
+    """
+
+    records: dict[str, Record]
+    found: Found = field(default_factory=Found)
+    length: int = -1
+    seconds: float = 0.0
+    bush: Bush | None = None
+    came: float = 0.0
+    spent: float = 0.0
+
+    def pace(self, plain: float) -> float:
+        """Tokens in a second of late; at least one in a step that takes ``plain``, as without drafts."""
+        return max(self.came / self.spent if self.spent else 0.0, 1.0 / plain)
+
+    def kept(self, nodes: int, saved: float) -> None:
+        """Of a model's tree so many nodes are verified, which takes so much less than was planned."""
+        if self.bush is not None:
+            self.bush.kept += _KEPT_STEP * (nodes - self.bush.kept)
+        self.seconds -= saved
+
+    def grew(self, levels: int) -> None:
+        """The model's tree has so many levels."""
+        if self.bush is not None:
+            self.bush.levels += _KEPT_STEP * (levels - self.bush.levels)
+
+    def stepped(self, tokens: int) -> None:
+        """So many came of the step planned."""
+        self.came = _PACE_KEPT * self.came + tokens
+        self.spent = _PACE_KEPT * self.spent + self.seconds

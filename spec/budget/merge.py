@@ -1,0 +1,97 @@
+"""Several trees with one root become one, cut to a size by what its nodes are worth.
+
+::
+
+    suffix    7 ── 3 ── 5          merged    7 ─┬─ 3 ─┬─ 5        3 was proposed twice and belongs to the first
+    model     7 ── 3 ── 8                       │     └─ 8
+    ngram     7 ── 9                            └─ 9              siblings are distinct
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Many
+from dataclasses import dataclass, replace
+
+from spec.tree import MAX_NODES, DraftTree
+
+#: The chance of a node whose drafter says none, given its parent.
+_UNTOLD = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Merged:
+    """numbers: for each tree that went in, the node each of its nodes became; -1 for one that was left out."""
+
+    tree: DraftTree
+    numbers: list[list[int]]
+
+
+def merge(trees: Many[DraftTree], most: int = MAX_NODES) -> Merged:
+    """One tree of at most ``most`` nodes, the likeliest; of a node that several proposed the larger chance counts."""
+    if len(trees) == 1 and len(trees[0]) <= most:
+        return Merged(trees[0], [list(range(len(trees[0])))])
+    if len(trees) == 1 and trees[0].is_chain:
+        return Merged(_shortened(trees[0], most), [[*range(most), *[-1] * (len(trees[0]) - most)]])
+    union = _Union(int(trees[0].tokens[0]))
+    numbers = [union.add(tree) for tree in trees]
+    places = union.best(min(most, MAX_NODES))
+    tree = DraftTree.build(
+        [union.tokens[node] for node in places],
+        [-1, *(places[union.parents[node]] for node in list(places)[1:])],
+        "+".join(dict.fromkeys(tree.drafter for tree in trees if len(tree) > 1)),
+        tuple(union.chances[node] for node in places),
+    )
+    sources = tuple(union.sources[node] for node in places)
+    parts = tuple(part for tree in trees for part in tree.parts or (tree,))
+    return Merged(
+        replace(tree, sources=sources, parts=parts),
+        [[places.get(node, -1) for node in of_tree] for of_tree in numbers],
+    )
+
+
+def _shortened(chain: DraftTree, nodes: int) -> DraftTree:
+    """The beginning of a chain."""
+    tokens = chain.tokens[:nodes].tolist()
+    return replace(DraftTree.chain(tokens, chain.drafter, chain.chances[:nodes]), sources=chain.sources[:nodes])
+
+
+class _Union:
+    """All nodes of all trees, in the order they came."""
+
+    def __init__(self, root: int) -> None:
+        self.tokens, self.parents, self.chances, self.sources = [root], [-1], [1.0], [""]
+        self._children: dict[tuple[int, int], int] = {}
+
+    def add(self, tree: DraftTree) -> list[int]:
+        """Hang a tree in; returns what number each of its nodes has here."""
+        tokens, parents, places = tree.tokens.tolist(), tree.parents.tolist(), [0]
+        chances = tree.chances if len(tree.chances) == len(tokens) else _untold(parents)
+        sources = tree.sources or [tree.drafter] * len(tokens)
+        for token, parent, chance, source in zip(tokens[1:], parents[1:], chances[1:], sources[1:], strict=True):
+            below = (places[parent], token)
+            place = self._children.get(below)
+            if place is None:
+                place = self._children[below] = len(self.tokens)
+                self.tokens.append(token)
+                self.parents.append(below[0])
+                self.chances.append(chance)
+                self.sources.append(source)
+            else:
+                self.chances[place] = max(self.chances[place], chance)
+            places.append(place)
+        return places
+
+    def best(self, most: int) -> dict[int, int]:
+        """The likeliest nodes in their order, each with its place among them."""
+        kept = list(range(len(self.tokens)))
+        if len(kept) > most:
+            # Of equal ones the earlier, so that a parent stays in.
+            kept = sorted(sorted(kept, key=lambda node: (-self.chances[node], node))[:most])
+        return {node: place for place, node in enumerate(kept)}
+
+
+def _untold(parents: Many[int]) -> list[float]:
+    chances = [1.0]
+    for parent in parents[1:]:
+        chances.append(chances[parent] * _UNTOLD)
+    return chances

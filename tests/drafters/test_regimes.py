@@ -1,0 +1,196 @@
+"""The budget on texts whose kind is known: what it chooses, how soon it changes its mind, what it loses by trying.
+
+Draws are forced and costs are invented (those of a 135M-class target on two cores), so that only the choice is tested.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import pytest
+
+from drafters.combined import CombinedDrafter
+from drafters.ngram import NgramDrafter
+from drafters.suffix.drafter import SuffixDrafter
+from spec.budget import StepCost
+from spec.budget.budget import Budget
+from spec.budget.cost import DraftCost
+from spec.budget.members import Member
+from spec.budget.probes import PROBING
+from spec.protocols import FeatureRequest
+from spec.sampling import SamplingParams
+from spec.sequence import Sequence as Running
+from spec.tree import DraftTree, TreeShape
+from tests.spec.house import House
+from tests.spec.tables import TableModel
+
+#: Seconds by rows of a step, and of a draft.
+CURVE = StepCost([1, 2, 4, 8, 16, 32, 64], [0.006, 0.0061, 0.0064, 0.0070, 0.0085, 0.012, 0.019])
+DRAFT = DraftCost(0.0002, 0.0006, 0.00002)
+WORDS = 1024
+#: A text that is written after a prompt, as long as that.
+Text = list[int]
+
+
+class Foresight:
+    """Implements :class:`spec.protocols.Drafter`: knows the text, and says each token rightly with a chance of its own.
+
+    chance: by position.
+    """
+
+    needs: FeatureRequest | None = None
+
+    def __init__(self, text: Text, chance: Callable[[int], float], name: str = "draft_model") -> None:
+        self.name, self._text, self._chance = name, text, chance
+        self.asked = 0
+
+    def propose(self, sequences: Sequence[Running], shapes: Sequence[TreeShape]) -> list[DraftTree]:
+        self.asked += 1
+        return [
+            DraftTree.chain([s.tokens[-1], *(self._said(len(s.tokens) + d) for d in range(shape.levels))], self.name)
+            for s, shape in zip(sequences, shapes, strict=True)
+        ]
+
+    def _said(self, position: int) -> int:
+        if position < len(self._text) and random.Random(f"{self.name}/{position}").random() < self._chance(position):
+            return self._text[position]
+        return 0
+
+    def extend(self, sequence: Running) -> None:
+        """Nothing is kept."""
+
+    def committed(self, sequence: Running, path: list[int]) -> None:
+        """Nothing is kept."""
+
+    def finished(self, sequence: Running) -> None:
+        """Nothing is kept."""
+
+
+@dataclass
+class Step:
+    """What one step was to do, at which length of the text, and the milliseconds it would take."""
+
+    at: int
+    choice: str
+    probe: bool
+    ms: float
+
+
+class Noted(Budget):
+    """Keeps what it planned."""
+
+    def __init__(self, members: Sequence[Member]) -> None:
+        super().__init__(members, CURVE, timed=False)
+        self.steps: list[Step] = []
+
+    def plan(self, sequences: Sequence[Running]) -> list[TreeShape]:
+        shapes = super().plan(sequences)
+        if self.why is not None:
+            ms = self.why.weighed[0].ms
+            self.steps.append(Step(len(sequences[0].tokens), self.choice, self.why.probe, ms))
+        return shapes
+
+
+def wrote(
+    text: Text, prompt: int, *, model: Foresight, again: int = 1, cost: DraftCost = DRAFT
+) -> tuple[Noted, list[int]]:
+    """The budget after writing the text, ``again`` times, and how many steps each took. cost: of the model."""
+    budget = Noted([Member.model(model, cost), Member.looking(NgramDrafter()), Member.looking(SuffixDrafter())])
+    house = House(
+        TableModel(0, WORDS), CombinedDrafter(budget), pages=600, max_model_len=2048, prefix=False, budget=budget
+    )
+    sampling = SamplingParams(seed=0, max_tokens=len(text) - prompt, ignore_eos=True)
+    steps = []
+    for number in range(again):
+        before = len(house.traces)
+        house.add(f"r{number}", text[:prompt], sampling, forced=text[prompt:], salt=str(number))
+        assert house.run()[f"r{number}"].tokens == text[prompt:]
+        steps.append(len(house.traces) - before)
+    return budget, steps
+
+
+def prose(rng: random.Random, length: int) -> Text:
+    return [rng.randrange(1, WORDS) for _ in range(length)]
+
+
+def share(steps: Sequence[Step], begin: int, end: int, wanted: Callable[[str], bool]) -> float:
+    """Of the steps at these lengths of the text, how many chose as wanted."""
+    chosen = [step.choice for step in steps if begin <= step.at < end and not step.probe]
+    return sum(map(wanted, chosen)) / len(chosen)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_change_of_regime_moves_the_choice_within_30_tokens(seed: int) -> None:
+    """Prose, which a draft model guesses well; a block quoted from the prompt; prose again."""
+    rng = random.Random(seed)
+    quoted = prose(rng, 150)
+    prompt = prose(rng, 40) + quoted + prose(rng, 40)
+    text = prompt + prose(rng, 120) + quoted + prose(rng, 150)
+    first = len(prompt)
+    block, after = first + 120, first + 120 + 150
+    budget, _ = wrote(text, first, model=Foresight(text, lambda position: 0.7))
+    assert share(budget.steps, first + 30, block, lambda choice: choice == "draft_model") > 0.9
+    assert share(budget.steps, block + 30, after - 5, lambda choice: "suffix" in choice or "ngram" in choice) > 0.9
+    assert share(budget.steps, after + 30, len(text), lambda choice: choice == "draft_model") > 0.9
+
+
+def test_where_nothing_helps_nothing_is_drafted_and_trying_costs_little() -> None:
+    rng = random.Random(5)
+    text = rng.sample(range(1, WORDS), 700)
+    model = Foresight(text, lambda position: 0.0)
+    budget, steps = wrote(text, 100, model=model, again=3)
+    plain, spent = CURVE.seconds(1) * 1000, sum(step.ms for step in budget.steps)
+    assert sum(steps) > 3 * 590
+    assert spent < (1 + PROBING + 0.01) * plain * len(budget.steps)
+    assert model.asked > 30
+    assert share(budget.steps[200:], 0, 2000, lambda choice: choice == "none") == 1.0
+    assert budget.leader.name == "none"
+
+
+def test_who_is_at_rest_is_noticed_when_it_would_help() -> None:
+    """A model that was of no use for 300 tokens knows the next 500."""
+    rng = random.Random(6)
+    text = rng.sample(range(1, WORDS), 900)
+    budget, steps = wrote(text, 100, model=Foresight(text, lambda position: 0.9 * (position > 400)))
+    assert share(budget.steps, 200, 400, lambda choice: choice == "none") > 0.9
+    assert share(budget.steps, 700, 900, lambda choice: choice == "draft_model") > 0.9
+    assert steps[0] < 550
+
+
+def test_two_that_know_different_halves_are_asked_together() -> None:
+    """What is looked up is wrong now and then, and a cheap model knows those places: both go into one tree."""
+    rng = random.Random(7)
+    said = prose(rng, 300)
+    text = said + [token if rng.random() < 0.75 else rng.randrange(1, WORDS) for token in said]
+    changed = [text[position] != said[position - 300] for position in range(300, 600)]
+    model = Foresight(text, lambda position: 0.95 * changed[position - 300] if position >= 300 else 0.0)
+    budget, steps = wrote(text, 300, model=model, cost=DraftCost(0.00005, 0.0001, 0.0))
+    alone, _ = wrote(text, 300, model=Foresight(text, lambda position: 0.0), cost=DRAFT)
+    assert share(budget.steps, 330, 600, lambda choice: "+draft_model" in choice) > 0.3
+    assert steps[0] < 0.92 * len(alone.steps)
+
+
+def test_news_come_with_reasons_and_not_at_every_step() -> None:
+    rng = random.Random(8)
+    quoted = prose(rng, 400)
+    text = quoted + quoted
+    told: list[str] = []
+
+    class Heard(Noted):
+        def plan(self, sequences: Sequence[Running]) -> list[TreeShape]:
+            shapes = super().plan(sequences)
+            told.append(self.leader.news)
+            return shapes
+
+    budget = Heard([Member.looking(SuffixDrafter())])
+    house = House(TableModel(0, WORDS), CombinedDrafter(budget), pages=600, max_model_len=2048, budget=budget)
+    house.add("r", text[:400], SamplingParams(seed=0, max_tokens=400, ignore_eos=True), forced=text[400:])
+    house.run()
+    news = [line for line in told if line]
+    assert 1 <= len(news) <= 3
+    assert "suffix of" in news[-1]
+    assert "no draft: 1.00 tokens in 6.00 ms" in news[-1]
+    assert {trace.choice for trace in house.traces if not trace.prefill_rows} >= {"suffix"}
+    assert [trace.news for trace in house.traces if trace.news] == news

@@ -1,0 +1,172 @@
+"""The same tokens while a budget chooses: drafters alone, several in one tree, none, another choice at any step."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import pytest
+
+from drafters.combined import CombinedDrafter
+from drafters.ngram import NgramDrafter
+from drafters.suffix.drafter import SuffixDrafter
+from kvpaging import PagePool, PrefixIndex
+from spec.budget import StepCost
+from spec.budget.budget import Budget
+from spec.budget.cost import DraftCost
+from spec.budget.members import Member
+from spec.budget.mixed import Mixed, Share, shape_of, shares_of
+from spec.engine import Engine
+from spec.protocols import Drafter
+from spec.scheduler import Scheduler
+from spec.sequence import Sequence as Running
+from spec.tree import TreeShape
+from tests.same_tokens import options
+from tests.same_tokens.heads import head_of, whispered
+from tests.same_tokens.models import Pair, engine_of
+from tests.same_tokens.runs import assert_same, jobs_of, plain, returning, whole
+from tests.same_tokens.witness import run
+
+MOST = TreeShape.parse("4,6,4,2")
+seeds = pytest.mark.parametrize("seed", [3, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (1, 2))])
+
+
+class Reckless(Budget):
+    """Chooses at random, by the seed and the state of the sequence: nobody, one, or several into one tree, chains and
+    trees. made: how often each mix was asked for."""
+
+    def __init__(self, members: Sequence[Member], seed: int) -> None:
+        super().__init__(members, StepCost([1, 64], [1.0, 1.5]), timed=False)
+        self._seed = seed
+        self.made: Counter[str] = Counter()
+
+    def plan(self, sequences: Sequence[Running]) -> list[TreeShape]:
+        super().plan(sequences)
+        return [self._random(sequence) for sequence in sequences]
+
+    def resting(self, name: str) -> bool:
+        """At random too: whether a prompt is shown to a member or left for later."""
+        return random.Random(f"{self._seed}/{self._planned}/{name}").random() < 0.5
+
+    def _random(self, sequence: Running) -> TreeShape:
+        rng = random.Random(f"{self._seed}/{sequence.id}/{len(sequence.tokens)}")
+        levels = min(MOST.levels, sequence.most_levels)
+        if levels <= 0 or not sequence.speculate:
+            return Mixed.sharing(())
+        chosen = rng.sample(list(self.members), rng.choice((0, 1, 1, 2, 3)))
+        self.made["+".join(sorted(chosen))] += 1
+        return Mixed.sharing([self._share(rng, sequence, self.members[name], levels) for name in chosen])
+
+    def _share(self, rng: random.Random, sequence: Running, member: Member, levels: int) -> Share:
+        depth = rng.randint(1, levels)
+        shape = TreeShape.chain(depth)
+        if rng.random() < 0.7:
+            shape = TreeShape(tuple(rng.randint(1, width) for width in MOST.widths[:depth]))
+        if not member.looks:
+            return Share(member.name, shape)
+        tree = member.drafter.propose([sequence], [shape])[0]
+        return Share(member.name, shape_of(tree), tree)
+
+
+def members_of(pair: Pair, known: Mapping[str, list[int]], pool: PagePool) -> list[Member]:
+    """A draft model, heads that are told the truth, and who looks things up."""
+    cost = DraftCost(0.05, 0.05, 0.01)
+    heads = [whispered(head_of(pair, name, "dynamic"), known)(pool) for name in ("medusa", "eagle3")]
+    models: list[Drafter | None] = [pair.draft_model(pool, dynamic=True), *heads]
+    looking: list[Drafter] = [NgramDrafter(shortest=1), SuffixDrafter(slice_seconds=math.inf)]
+    return [Member.model(one, cost) for one in models if one is not None] + [Member.looking(one) for one in looking]
+
+
+def engine_with(pair: Pair, texts: Mapping[str, list[int]], seed: int | None, **changes: int | bool) -> Engine:
+    """An engine whose budget chooses at random, or by what it costs and brings (seed None)."""
+    made: list[Budget] = []
+
+    def drafter(pool: PagePool) -> Drafter:
+        members = members_of(pair, texts, pool)
+        curve = StepCost([1, 64], [1.0, 1.5])
+        made.append(Budget(members, curve, timed=False) if seed is None else Reckless(members, seed))
+        return CombinedDrafter(made[0])
+
+    engine = engine_of(pair.target, drafter, MOST, **changes)  # type: ignore[arg-type]
+    old = engine.scheduler
+    scheduler = Scheduler(old.pool, old.prefix, MOST, old.cost, old.max_seqs, old.max_chunk, budget=made[0])
+    rebuilt = Engine(
+        info=engine.info,
+        pool=engine.pool,
+        prefix=engine.prefix,
+        verifier=engine.runner.verifier,
+        drafter=engine.drafter,
+        scheduler=scheduler,
+    )
+    rebuilt.runner = engine.runner
+    assert old.prefix is None or isinstance(old.prefix, PrefixIndex)
+    return rebuilt
+
+
+def assert_mixed(engine: Engine) -> None:
+    """Nobody, each alone, and several together were asked, and more than one of them had something accepted."""
+    budget = engine.scheduler.budget
+    assert isinstance(budget, Reckless)
+    assert budget.made[""]
+    assert all(budget.made[name] for name in budget.members), budget.made
+    assert sum(count for names, count in budget.made.items() if "+" in names) > 20
+
+
+@seeds
+def test_alone(pair, seed) -> None:
+    models, lengths = pair("llama2"), (9, 1, 17, 33, 5, 40)
+    jobs = jobs_of(models.vocab_size, lengths, 40)
+    texts = plain(models.target, jobs)
+    engine = engine_with(models, whole(jobs, texts), seed, max_seqs=1)
+    actual = run(engine, jobs)
+    assert_same(texts, actual)
+    assert_mixed(engine)
+    statistics = [text.statistics for text in actual.values() if text.statistics]
+    assert sum(one.accepted for one in statistics) > 0.3 * sum(one.steps for one in statistics)
+
+
+@seeds
+def test_preemption(pair, seed) -> None:
+    models, lengths = pair("llama2"), (30, 33, 31, 20)
+    jobs = jobs_of(models.vocab_size, lengths, 90)
+    texts = plain(models.target, jobs)
+    actual = run(engine_with(models, whole(jobs, texts), seed, tokens=192), jobs)
+    assert_same(texts, actual)
+    assert sum(text.statistics.preemptions for text in actual.values() if text.statistics) > 0
+
+
+@seeds
+def test_over_a_prefix_hit(pair, seed) -> None:
+    models = pair("llama2")
+    first, later, texts = returning(models, 16)
+    jobs = [*first, *later]
+    actual = run(engine_with(models, whole(jobs, texts), seed, prefix=True), jobs)
+    assert_same(texts, actual)
+    assert all(actual[job.id].cached_tokens > 0 for job in later)
+
+
+@seeds
+def test_in_a_batch_with_every_option(pair, seed) -> None:
+    """Grammars, forks, penalties and all else; prompts come in chunks."""
+    models = pair("llama2")
+    jobs = options.arriving(list(options.jobs(models.vocab_size, 24).values())[::3])
+    wanted = plain(models.target, jobs)
+    texts = run(engine_with(models, whole(jobs, wanted), seed, chunk=11), jobs)
+    assert_same(wanted, texts)
+    assert any(text.statistics.forced for text in texts.values() if text.statistics)
+
+
+def test_as_it_chooses_itself(pair) -> None:
+    """By costs and chances, in a batch; the drafters, who know the text, are asked and pay."""
+    models, lengths = pair("llama2"), (9, 20, 17, 33)
+    jobs = [replace(job, arrives=3 * at) for at, job in enumerate(jobs_of(models.vocab_size, lengths, 60))]
+    texts = plain(models.target, jobs)
+    engine = engine_with(models, whole(jobs, texts), None, chunk=16)
+    actual = run(engine, jobs)
+    assert_same(texts, actual)
+    statistics = [text.statistics for text in actual.values() if text.statistics]
+    assert sum(one.accepted for one in statistics) > 0.5 * sum(one.steps for one in statistics)
+    assert shares_of(None) == ()

@@ -1,0 +1,80 @@
+"""A server that chooses who drafts: the same text whoever a request asks for, and what it says of its choices."""
+
+from __future__ import annotations
+
+import json
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.server.live import LiveServer
+
+ASK = {"model": "bundled", "prompt": "Once upon a time there was", "max_tokens": 40, "temperature": 1, "seed": 4}
+
+
+@pytest.fixture(scope="module")
+def trace(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("budget") / "steps.jsonl"
+
+
+@pytest.fixture(scope="module")
+def url(tmp_path_factory: pytest.TempPathFactory, trace: Path) -> Iterator[str]:
+    log = tmp_path_factory.mktemp("serve") / "log"
+    with LiveServer(log, "--draft", "auto", "--max-model-len", "256", "--trace", str(trace)) as server:
+        yield server.wait_for_url()
+
+
+def fetched(url: str, body: dict[str, Any] | None = None) -> Any:
+    data = None if body is None else json.dumps(body).encode()
+    asked = urllib.request.Request(url, data, {"Content-Type": "application/json"})
+    with urllib.request.urlopen(asked, timeout=120) as response:
+        text = response.read().decode()
+    return json.loads(text) if text.startswith("{") else text
+
+
+def said(url: str, **speculation: object) -> dict[str, Any]:
+    body = ASK | {"speculation": speculation, "spec_decode_metrics": "detailed", "provenance": True}
+    answer: dict[str, Any] = fetched(f"{url}/v1/completions", body)
+    return answer
+
+
+def test_the_text_is_the_same_whoever_drafts(url: str) -> None:
+    plain = said(url, off=True)
+    text = plain["choices"][0]["text"]
+    assert plain["metrics"]["speculative_decoding"]["num_draft_tokens"] == 0
+    for asked in ({}, {"method": "draft_model"}, {"method": "suffix"}, {"method": "ngram", "max_tokens": 2}):
+        answer = said(url, **asked)
+        assert answer["choices"][0]["text"] == text, asked
+        drafters = {step["drafter"] for step in answer["choices"][0]["provenance"]["steps"] if step["drafted"]}
+        assert drafters <= ({asked["method"]} if asked else drafters)
+
+
+def test_no_draft_is_deeper_than_asked_for(url: str) -> None:
+    for most in (1, 2):
+        told = said(url, method="draft_model", max_tokens=most)
+        assert all(token["depth"] <= most for token in told["choices"][0]["provenance"]["tokens"])
+
+
+def test_a_drafter_that_is_not_there_is_refused(url: str) -> None:
+    with pytest.raises(urllib.error.HTTPError) as refused:
+        said(url, method="medusa")
+    error = json.loads(refused.value.read())["error"]
+    assert error["message"].startswith("speculation.method must be one of auto, none, draft_model, ngram, suffix")
+
+
+def test_choices_are_counted_and_written_down_with_their_reasons(url: str, trace: Path) -> None:
+    said(url)
+    counted = [line for line in fetched(f"{url}/metrics").splitlines() if "spec_decode_num_choices_total{" in line]
+    assert sum(float(line.rsplit(" ", 1)[1]) for line in counted) > 3
+    steps = [json.loads(line) for line in trace.read_text().splitlines() if '"is":"step"' in line]
+    told = [step["choice"] for step in steps if step["choice"] is not None]
+    assert told
+    for choice in told:
+        names = [drafter for drafter, _, _, _ in choice["weighed"]]
+        assert "" in names
+        assert names[0] == choice["drafter"].removeprefix("none")
+        assert all(tokens >= 1 and ms > 0 for _, _, tokens, ms in choice["weighed"])

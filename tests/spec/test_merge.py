@@ -1,0 +1,71 @@
+"""Several trees become one."""
+
+from __future__ import annotations
+
+import random
+
+from spec.budget.merge import merge
+from spec.tree import DraftTree
+
+
+def paths(tree: DraftTree) -> list[tuple[int, ...]]:
+    """The tokens from below the root to each node."""
+    found: list[tuple[int, ...]] = [()]
+    tokens, parents = tree.tokens.tolist(), tree.parents.tolist()
+    for token, parent in zip(tokens[1:], parents[1:], strict=True):
+        found.append((*found[parent], token))
+    return found
+
+
+def test_a_node_that_two_proposed_belongs_to_the_first() -> None:
+    suffix = DraftTree.chain([7, 3, 5], "suffix", (1.0, 0.6, 0.5))
+    model = DraftTree.chain([7, 3, 8, 9], "model", (1.0, 0.8, 0.4, 0.1))
+    ngram = DraftTree.chain([7, 2], "ngram", (1.0, 0.2))
+    merged = merge([suffix, model, ngram])
+    assert merged.tree.tokens.tolist() == [7, 3, 5, 8, 9, 2]
+    assert merged.tree.parents.tolist() == [-1, 0, 1, 1, 3, 0]
+    assert merged.tree.sources == ("", "suffix", "suffix", "model", "model", "ngram")
+    assert merged.tree.chances == (1.0, 0.8, 0.5, 0.4, 0.1, 0.2)
+    assert merged.tree.drafter == "suffix+model+ngram"
+    assert merged.numbers == [[0, 1, 2], [0, 1, 3, 4], [0, 5]]
+
+
+def test_the_least_likely_nodes_go() -> None:
+    suffix = DraftTree.chain([7, 3, 5], "suffix", (1.0, 0.6, 0.5))
+    model = DraftTree.chain([7, 4, 8], "model", (1.0, 0.55, 0.1))
+    merged = merge([suffix, model], most=4)
+    assert paths(merged.tree) == [(), (3,), (3, 5), (4,)]
+    assert merged.numbers == [[0, 1, 2], [0, 3, -1]]
+    cut = merge([merged.tree], most=3).tree
+    assert paths(cut) == [(), (3,), (4,)] or paths(cut) == [(), (3,), (3, 5)]
+    assert len(cut.sources) == 3
+
+
+def test_random_trees() -> None:
+    """The union of the paths, siblings distinct, at most 64 nodes, and each tree finds its own nodes again."""
+    rng = random.Random(1)
+    for _ in range(200):
+        trees, most = [random_tree(rng, name) for name in "abc"[: rng.randint(1, 3)]], rng.choice((64, 40, 9))
+        merged = merge(trees, most)
+        kept = paths(merged.tree)
+        assert len(kept) == len(set(kept)) <= most
+        union = {path for tree in trees for path in paths(tree)}
+        assert set(kept) <= union
+        assert len(kept) == min(most, len(union))
+        for tree, numbers in zip(trees, merged.numbers, strict=True):
+            for path, place in zip(paths(tree), numbers, strict=True):
+                assert (path in kept) == (place >= 0)
+                assert place < 0 or kept[place] == path
+
+
+def random_tree(rng: random.Random, name: str) -> DraftTree:
+    tokens, parents, chances = [0], [-1], [1.0]
+    children: set[tuple[int, int]] = set()
+    for _ in range(rng.randint(0, 30)):
+        parent, token = rng.randrange(len(tokens)), rng.randrange(4)
+        if (parent, token) not in children:
+            children.add((parent, token))
+            tokens.append(token)
+            parents.append(parent)
+            chances.append(chances[parent] * rng.random())
+    return DraftTree.build(tokens, parents, name, tuple(chances))

@@ -1,0 +1,94 @@
+"""What is believed of a draft's chance, from nothing seen to much."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from spec.budget.cost import DraftCost, StepCost
+from spec.budget.rates import OwnRates, Rates
+
+
+def test_before_anything_was_seen_the_guess_holds() -> None:
+    rates = OwnRates(Rates([0.3, 0.9]))
+    assert [rates.chance(0), rates.chance(1)] == [0.3, 0.9]
+
+
+@pytest.mark.parametrize("truth", [0.05, 0.5, 0.95])
+def test_what_is_seen_often_is_believed(truth: float) -> None:
+    rng, all_of_them = random.Random(4), Rates([0.5])
+    believed = []
+    for _ in range(40):
+        own = OwnRates(all_of_them)
+        for _ in range(50):
+            own.saw(0, rng.random() < truth)
+        believed.append(own.chance(0))
+    assert sum(believed) / len(believed) == pytest.approx(truth, abs=0.06)
+    assert all_of_them.chances[0] == pytest.approx(truth, abs=0.08)
+
+
+def test_a_sequence_is_taken_as_it_is_and_a_new_one_like_the_others() -> None:
+    shared = Rates([0.5])
+    for _ in range(30):
+        OwnRates(shared).saw(0, True)
+    odd = OwnRates(shared)
+    for _ in range(10):
+        odd.saw(0, False)
+    assert odd.chance(0) < 0.35
+    assert OwnRates(shared).chance(0) > 0.7
+
+
+def test_a_change_is_seen_within_a_few_trials() -> None:
+    own = OwnRates(Rates([0.5]))
+    for _ in range(100):
+        own.saw(0, True)
+    assert own.chance(0) > 0.9
+    for _ in range(10):
+        own.saw(0, False)
+    assert own.chance(0) < 0.5
+
+
+def test_what_one_depth_shows_is_the_guess_of_the_next() -> None:
+    rates = Rates([0.6, 0.6, 0.6], chained=True)
+    for _ in range(30):
+        rates.saw(0, False)
+    assert rates.chances[0] < 0.1
+    assert rates.chances[1] < 0.12
+    assert rates.chances[2] < 0.14
+    apart = Rates([0.6, 0.6, 0.6])
+    apart.saw(0, False)
+    assert apart.chances[1:] == [0.6, 0.6]
+
+
+def test_steps_correct_the_curve_near_their_rows() -> None:
+    cost = StepCost([1, 8, 64], [1.0, 1.0, 4.0])
+    for _ in range(200):
+        cost.saw(8, 8, 0, 2.0)
+    after = cost.expected(64)
+    assert after[8] == pytest.approx(2.0, rel=0.02)
+    assert after[1] == 1.0
+    assert after[64] == 4.0
+    for _ in range(200):
+        cost.saw(1, 1, 0, 3.0)
+    assert cost.expected(64)[8] >= cost.expected(64)[1] == pytest.approx(3.0, rel=0.02)
+    assert cost.points == [(1, 1.0), (8, 1.0), (64, 4.0)]
+
+
+def test_one_step_that_was_held_up_hardly_counts() -> None:
+    cost, draft = StepCost([1], [1.0]), DraftCost(0.1, 0.1)
+    cost.saw(1, 1, 0, 1000.0)
+    draft.saw(4, 1000.0)
+    assert cost.expected(1)[1] < 1.05
+    assert draft.seconds(4) < 0.53
+
+
+def test_context_adds_to_a_step_and_more_to_more_rows() -> None:
+    cost = StepCost([1, 2], [1.0, 1.0], per_token=0.001, per_row_token=0.0001)
+    assert cost.behind(1, 1000) == pytest.approx(1.1)
+    assert cost.behind(11, 1000) == pytest.approx(2.1)
+
+
+def test_who_rested_pays_for_what_was_written_meanwhile() -> None:
+    cost = DraftCost(0.1, 0.2, 0.01)
+    assert cost.seconds(3, rested=50) == pytest.approx(0.1 + 0.6 + 0.5)

@@ -1,0 +1,116 @@
+"""The choice against trying everything."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Sequence
+
+import pytest
+
+from spec.budget.weigh import EDGE, Offer, Taken, weigh, weigh_pinned
+
+
+def offers_of(rng: random.Random, sequences: int) -> list[Offer]:
+    """Random chances, that fall along a chain."""
+
+    def chain(most: int) -> list[float]:
+        chances, chance = [], 1.0
+        for _ in range(rng.randint(0, most)):
+            chance *= rng.uniform(0.3, 1.0)
+            chances.append(chance)
+        return chances
+
+    made = []
+    for _ in range(sequences):
+        found, models = chain(3), {name: chain(3) for name in ("small", "head")}
+        beside = {name: [0.6 * chance for chance in chances] for name, chances in models.items()}
+        made.append(Offer(found, found[0] if found else 0.0, models, beside if found else {}))
+    return made
+
+
+def tried(offers: Sequence[Offer], seconds: Sequence[float], drafting: dict[str, float], pace: float) -> float:
+    """The most that any way of drafting is worth."""
+    best = -1e9
+    for looked, model in itertools.product((False, True), ("", *drafting)):
+        found = [range(len(offer.found) + 1) if looked else range(1) for offer in offers]
+        gains = [
+            [(1 - offer.first) * chance for chance in offer.beside.get(model, ())]
+            if looked and offer.found
+            else list(offer.models.get(model, ()))
+            for offer in offers
+        ]
+        levels = [range(len(gain) + 1) if model else range(1) for gain in gains]
+        for counts in itertools.product(*found):
+            for deep in itertools.product(*levels):
+                tokens = len(offers) + sum(sum(o.found[:n]) for o, n in zip(offers, counts, strict=True))
+                tokens += sum(sum(gain[:n]) for gain, n in zip(gains, deep, strict=True))
+                spent = seconds[len(offers) + sum(counts) + sum(deep)] + max(deep) * drafting.get(model, 0.0)
+                best = max(best, tokens - pace * spent)
+    return best
+
+
+@pytest.mark.parametrize("sequences", [1, 2])
+def test_as_good_as_the_best_of_all(sequences: int) -> None:
+    rng = random.Random(sequences)
+    drafted = 0
+    for _ in range(150):
+        offers, slope = offers_of(rng, sequences), rng.uniform(0.0, 0.3)
+        seconds = [1.0 + slope * rows for rows in range(20)]
+        drafting = {"small": rng.uniform(0.0, 0.4), "head": rng.uniform(0.0, 0.4)}
+        pace = sequences * rng.uniform(0.7, 2.0)
+        way = weigh(offers, seconds, lambda name, levels, nodes: drafting[name] * levels, pace)[0]  # noqa: B023
+        wanted = tried(offers, seconds, drafting, pace)
+        plain = sequences - pace * seconds[sequences]
+        if way.nodes:
+            assert way.value(pace) == pytest.approx(wanted)
+        else:
+            assert wanted <= plain + EDGE * sequences
+        drafted += way.nodes > 0
+    assert 40 < drafted < 150
+
+
+def test_a_staircase_is_climbed_to_its_edge() -> None:
+    """Rows 5 to 8 cost the same: the fifth is worth little, all four together are."""
+    seconds = [1.0] * 5 + [1.5] * 4 + [9.0] * 20
+    way = weigh([Offer([0.95 - 0.1 * n for n in range(9)], 0.95)], seconds, lambda name, levels, nodes: 0.0, pace=1.5)[
+        0
+    ]
+    assert way.found == (7,)
+
+
+def test_nodes_go_where_the_next_one_is_worth_most() -> None:
+    offers = [Offer([0.9, 0.8, 0.7], 0.9), Offer([0.6, 0.2], 0.6), Offer()]
+    seconds = [1.0 + 0.5 * rows for rows in range(20)]
+    assert weigh(offers, seconds, lambda name, levels, nodes: 0.0, pace=1.3)[0].found == (3, 0, 0)
+    assert weigh(offers, seconds, lambda name, levels, nodes: 0.0, pace=1.0)[0].found == (3, 1, 0)
+
+
+def test_no_draft_is_always_weighed() -> None:
+    ways = weigh([Offer([0.01], 0.01)], [0.0, 1.0, 2.0], lambda name, levels, nodes: 0.0, pace=1.0)
+    assert ways[0] == Taken("", (0,), (0,), 1.0, 1.0)
+    assert weigh([Offer(), Offer()], [1.0, 1.0, 1.0], lambda name, levels, nodes: 0.0, pace=2.0)[0].tokens == 2.0
+
+
+def test_a_model_beside_what_was_found_helps_where_that_is_wrong() -> None:
+    alone = [0.6, 0.4]
+    unsure = Offer([0.5, 0.45], 0.5, {"small": alone}, {"small": alone})
+    sure = Offer([0.98, 0.96], 0.98, {"small": alone}, {"small": alone})
+    seconds = [1.0 + 0.02 * rows for rows in range(20)]
+    kinds = [
+        weigh([offer], seconds, lambda name, levels, nodes: 0.1 * levels, pace=1.0)[0].kind for offer in (unsure, sure)
+    ]
+    assert kinds == [("small", True), ("", True)]
+
+
+def test_a_pinned_shape_is_drafted_by_whoever_is_best_at_it() -> None:
+    offer = Offer([0.5, 0.3], 0.5, {"small": [0.9, 0.8, 0.7, 0.6]}, {"small": [0.5]})
+    seconds = [1.0 + 0.1 * rows for rows in range(20)]
+    dear, cheap = (
+        weigh_pinned([offer], seconds, lambda name, levels, nodes: price, 3, 3)[0]  # noqa: B023
+        for price in (2.0, 0.1)
+    )
+    assert (dear.kind, dear.found) == (("", True), (2,))
+    assert (cheap.kind, cheap.levels) == (("small", False), (3,))
+    assert cheap.tokens == pytest.approx(3.4)
+    assert not weigh_pinned([Offer()], seconds, lambda name, levels, nodes: 0.0, 3, 3)[0].nodes
