@@ -38,7 +38,7 @@ class DraftModelDrafter:
 
     def __init__(self, model: PagedModel, dynamic: bool = True, name: str = "draft_model") -> None:
         self.name, self.dynamic = name, dynamic
-        self._model, self.calibration = model, Calibration()
+        self.model, self.calibration = model, Calibration()
         self._grown: dict[str, Growing] = {}
 
     def propose(self, sequences: Many[Sequence], shapes: Many[TreeShape]) -> list[DraftTree]:
@@ -48,7 +48,7 @@ class DraftModelDrafter:
         ]
         while active := [g for g in growing if not g.done]:
             rows = [g.frontier_rows() if g.depth else self._catch_up(g.sequence) for g in active]
-            forward = self._model.run(rows)
+            forward = self.model.run(rows)
             for index, g in enumerate(active):
                 g.grow(forward.of(index), self.shared_noise)
         self._grown.update((g.sequence.id, g) for g in growing if g.depth)
@@ -63,18 +63,18 @@ class DraftModelDrafter:
 
     def _known(self, tokens: list[int]) -> Tensor:
         """int64[R]: the tokens, those past this model's vocabulary (the target's padding) as its last one."""
-        return torch.tensor(tokens).clamp_(max=self._model.vocab_size - 1)
+        return torch.tensor(tokens).clamp_(max=self.model.vocab_size - 1)
 
     def _filled(self, sequence: Sequence) -> int:
-        return sequence.table.length - self._model.missing(sequence.table)
+        return sequence.table.length - self.model.missing(sequence.table)
 
     def extend(self, sequence: Sequence) -> None:
         """Compute KV for committed tokens that have none, at most ``_CATCH_UP_ROWS`` of them."""
         table, filled = sequence.table, self._filled(sequence)
         stop = min(table.length, filled + _CATCH_UP_ROWS)
         if stop > filled:
-            self._model.run([Rows(table, self._known(sequence.tokens[filled:stop]), filled, wanted="none")])
-            self._model.store.mark(table, stop)
+            self.model.run([Rows(table, self._known(sequence.tokens[filled:stop]), filled, wanted="none")])
+            self.model.store.mark(table, stop)
 
     def committed(self, sequence: Sequence, path: list[int]) -> None:
         """Keep the rows of the accepted nodes that were expanded; the calibration learns."""
@@ -88,8 +88,8 @@ class DraftModelDrafter:
         if jumped:
             slots = table.slots(base, base + max(rows) + 1)
             sources, destinations = zip(*jumped, strict=True)
-            self._model.store.move(slots[torch.tensor(sources)], slots[torch.tensor(destinations)])
-        self._model.store.mark(table, base + len(rows))
+            self.model.store.move(slots[torch.tensor(sources)], slots[torch.tensor(destinations)])
+        self.model.store.mark(table, base + len(rows))
 
     def finished(self, sequence: Sequence) -> None:
         """Nothing outlives the sequence: its rows are in its pages."""

@@ -87,9 +87,9 @@ class PageTable:
         if offset and self.pool.references(self.pages[whole]) == 1:
             self.pool.clamp(self.pages[whole], offset)
 
-    def trim(self) -> None:
-        """Release the pages past ceil(length / page_size)."""
-        self._shrink(self.pool.pages_for(self.length))
+    def trim(self, ahead: int = 0) -> None:
+        """Release the pages past ceil((length + ahead) / page_size). ahead: rows that may still be written."""
+        self._shrink(self.pool.pages_for(self.length + ahead))
 
     def fork(self) -> PageTable:
         """A second sequence with the same text, sharing all its pages. Both need `reserve` before they write again."""

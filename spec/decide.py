@@ -3,27 +3,32 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from collections.abc import Sequence as Many
 
 import torch
 from torch import Tensor
 
 from spec.adjust import paths_of
-from spec.draw import BROKEN, draw
+from spec.draw import BROKEN
+from spec.noise import Noise
+from spec.sampling import SamplingParams
 from spec.sequence import Sequence
 from spec.tree import DraftTree
 
+#: :meth:`spec.protocols.Verifier.draw`.
+Draw = Callable[[Tensor, SamplingParams, Noise, Many[int]], Tensor]
 
-def decide(sequence: Sequence, tree: DraftTree, logits: Tensor, banned: Tensor | None) -> Tensor:
-    """int64[N]: the draw at every node; ``BROKEN`` where none can be made.
+
+def decide(draw: Draw, sequence: Sequence, tree: DraftTree, logits: Tensor, banned: Tensor | None) -> Tensor:
+    """int64[N], on the host: the draw at every node; ``BROKEN`` where none can be made.
 
     logits: fp32[N, V], the raw rows of the nodes; left as they are. banned: bool[N, V], what a grammar rules out.
     """
     # The token drawn at depth d sits one position past the node: tokens are numbered from 0, the root is the last.
     positions = [len(sequence.tokens) + depth for depth in tree.depths.tolist()]
     adjusted = _adjusted(sequence, tree, positions, logits, banned)
-    noise = None if sequence.sampling.greedy else sequence.noise.rows(positions)
-    drawn = draw(adjusted, sequence.sampling, noise)
+    drawn = draw(adjusted, sequence.sampling, sequence.noise, positions)
     if sequence.forced is None:
         return drawn
     return torch.tensor([_recorded(sequence, *pair) for pair in zip(positions, drawn.tolist(), strict=True)])
@@ -42,9 +47,10 @@ def _adjusted(
         paths = paths_of(tree.tokens.tolist(), tree.parents.tolist()) if adjustment.by_path else []
         adjustment.apply(logits, sequence.tokens, paths)
     if banned is not None:
-        logits.masked_fill_(banned, -math.inf)
+        logits.masked_fill_(banned.to(logits.device), -math.inf)
     if early:
-        logits[torch.tensor(early)[:, None], torch.tensor(sorted(sequence.stop_ids))] = -math.inf
+        rows, stops = torch.tensor(early)[:, None], torch.tensor(sorted(sequence.stop_ids))
+        logits[rows.to(logits.device), stops.to(logits.device)] = -math.inf
     return logits
 
 

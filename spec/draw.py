@@ -17,11 +17,13 @@ Contract of the filters (order: top-k, top-p, min-p; ties stay in):
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
+from spec.noise import Noise
 from spec.sampling import SamplingParams
 
 #: What is drawn from a row that holds NaN or nothing finite. No token and no child of a node has this id.
@@ -46,6 +48,11 @@ def draw(logits: Tensor, sampling: SamplingParams, noise: Tensor | None) -> Tens
         winners = _draw_with_noise(scaled, sampling, noise)
     sound = logits.gather(-1, winners[:, None]).squeeze(-1).isfinite()
     return winners.where(sound, BROKEN)
+
+
+def draw_at(logits: Tensor, sampling: SamplingParams, noise: Noise, positions: Sequence[int]) -> Tensor:
+    """:func:`draw` of the tokens at these absolute positions, one for each row, with the noise of a sequence."""
+    return draw(logits, sampling, None if sampling.greedy else noise.rows(positions))
 
 
 def _draw_with_noise(scaled: Tensor, sampling: SamplingParams, noise: Tensor) -> Tensor:

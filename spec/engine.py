@@ -21,7 +21,7 @@ from spec.request import Delta, EngineInfo, FinishReason, Origin, Request
 from spec.sampling import SEED_RANGE
 from spec.scheduler import Scheduler
 from spec.sequence import Sequence
-from spec.step import EagerRunner, StepPlan, Verdict
+from spec.step import EagerRunner, StepPlan, StepRunner, Verdict
 from spec.trace import Statistics, StepTrace
 
 
@@ -38,10 +38,11 @@ class Engine:
         drafter: Drafter | None,
         scheduler: Scheduler,
         observers: Many[Observer] = (),
+        runner: StepRunner | None = None,
     ) -> None:
         self.info, self.pool, self.prefix = info, pool, prefix
         self.drafter, self.scheduler = drafter, scheduler
-        self.runner = EagerRunner(verifier, drafter)
+        self.runner = runner or EagerRunner(verifier, drafter)
         self.steps = 0
         self.trace: StepTrace | None = None
         self._observers = Observers(observers)
@@ -170,7 +171,7 @@ class Engine:
         verdicts = self.runner.collect(ticket)
         seconds, place = planned | ticket.watch.seconds, self._observers.noted
         deltas += [delta for verdict in verdicts if (delta := self._settle(verdict, seconds)) is not None]
-        self.scheduler.settle()
+        self.scheduler.settle(self.runner.ahead)
         self.steps += 1
         self.trace = trace = self._trace(plan, verdicts, seconds)
         self._observers.note(lambda observer: observer.stepped(trace, verdicts), place)
@@ -271,4 +272,6 @@ class Engine:
 
     def check(self) -> None:
         """Prove the page ledger; raises AssertionError if a page is lost or held twice."""
+        self.runner.rest()
+        self.scheduler.settle(self.runner.ahead)
         self.pool.check([s.table for s in self._sequences.values()], at_rest=True)

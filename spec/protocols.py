@@ -9,6 +9,8 @@ from typing import Literal, Protocol
 from torch import Tensor
 
 from kvpaging import PageTable
+from spec.noise import Noise
+from spec.sampling import SamplingParams
 from spec.sequence import Sequence
 from spec.tree import DraftTree, TreeShape
 
@@ -81,6 +83,13 @@ class Verifier(Protocol):
 
     def run(self, rows: Many[Rows], features: FeatureRequest | None = None) -> Forward:
         """One forward pass over ragged rows; stores their KV; never changes a page table."""
+        ...
+
+    def draw(self, logits: Tensor, sampling: SamplingParams, noise: Noise, positions: Many[int]) -> Tensor:
+        """int64[N], on the host: a token from each row, under the contract of :func:`spec.draw.draw`.
+
+        logits: fp32[N, V], raw rows of a pass or changed ones. noise: of the sequence. positions: of the drawn tokens.
+        """
         ...
 
     def committed(self, table: PageTable, moves: tuple[Tensor, Tensor] | None) -> None:

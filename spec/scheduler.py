@@ -17,6 +17,7 @@ fork goes on as a request of its own.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 
 from kvpaging import OutOfPages, PagePool, PrefixIndex
 from spec.budget import StepCost
@@ -190,10 +191,10 @@ class Scheduler:
             self._queue_fork(fork)
         sequence.table.release()
 
-    def settle(self) -> None:
-        """After a step: give back the pages that no committed token needs."""
+    def settle(self, ahead: Callable[[Sequence], int]) -> None:
+        """After a step: give back the pages that no committed token needs. ahead: rows that may still be written."""
         for sequence in self.running:
-            sequence.table.trim()
+            sequence.table.trim(ahead(sequence))
 
     @property
     def most_tokens(self) -> int:

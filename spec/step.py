@@ -15,14 +15,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from spec.accept import Acceptance, accept
+from spec.commit import Run, emit, moves
 from spec.constrain import Draft, Guarded, MaskThread, graft
 from spec.decide import decide, why_nothing
-from spec.draw import BROKEN
 from spec.features import Features, by_sequence, of_path, reader_of
 from spec.protocols import Drafter, Rows, Verifier, Wanted
 from spec.request import TokenLogprobs
@@ -66,18 +66,24 @@ class StepPlan:
 
 @dataclass(slots=True)
 class Ticket:
-    """A submitted step, its lists in the order of the plan's works.
+    """A submitted step."""
+
+    plan: StepPlan
+    watch: Stopwatch
+
+
+@dataclass(slots=True)
+class EagerTicket(Ticket):
+    """One that was run op by op; its lists are in the order of the plan's works.
 
     logits: fp32[W, V], the raw rows that were wanted; those of the tree's nodes are the last N. drawn: int64[N].
     features: of all rows.
     """
 
-    plan: StepPlan
     drafts: list[Draft]
     logits: list[Tensor]
     drawn: list[Tensor | None]
     features: list[Features]
-    watch: Stopwatch
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +104,42 @@ class Verdict:
     forced: int = 0
     logprobs: list[TokenLogprobs] | None = None
 
+    @classmethod
+    def of(
+        cls,
+        work: Work,
+        tree: DraftTree,
+        drawn: Tensor,
+        run: Run,
+        forced: int = 0,
+        logprobs: list[TokenLogprobs] | None = None,
+    ) -> Verdict:
+        """The verdict on a tree whose run went out."""
+        depths = tree.depths.tolist()[1:]
+        return cls(work, tree, drawn, run.taken, run.emitted, run.accepted, depths, forced, logprobs)
+
+
+class StepRunner(Protocol):
+    """Runs steps: what the engine calls. A step is submitted and then collected; one at a time."""
+
+    verifier: Verifier
+
+    def submit(self, plan: StepPlan) -> Ticket:
+        """Begin a step."""
+        ...
+
+    def collect(self, ticket: Ticket) -> list[Verdict]:
+        """Wait for it and commit: afterwards every sequence's tokens, pages and caches agree again."""
+        ...
+
+    def ahead(self, sequence: Sequence) -> int:
+        """Rows past the committed length that may still be written: pages that must not be given back yet."""
+        ...
+
+    def rest(self) -> None:
+        """Let go of whatever runs ahead of the plan."""
+        ...
+
 
 class EagerRunner:
     """Runs steps one after the other, op by op."""
@@ -106,7 +148,7 @@ class EagerRunner:
         self.verifier, self.drafter = verifier, drafter
         self._masks = MaskThread()
 
-    def submit(self, plan: StepPlan) -> Ticket:
+    def submit(self, plan: StepPlan) -> EagerTicket:
         """Propose, run the forward pass and draw."""
         watch = Stopwatch()
         trees = self._propose(plan.works)
@@ -126,17 +168,25 @@ class EagerRunner:
             banned = masks.result()
             watch.lap("mask")
         logits = [forward.of(index) for index in range(len(plan.works))]
-        drawn = [_drawn(*parts) for parts in zip(plan.works, drafts, logits, banned, strict=True)]
+        drawn = [self._drawn(*parts) for parts in zip(plan.works, drafts, logits, banned, strict=True)]
         watch.lap("draw")
         features = by_sequence(forward.features, [len(part.tokens) for part in rows])
-        return Ticket(plan, drafts, logits, drawn, features, watch)
+        return EagerTicket(plan, watch, drafts, logits, drawn, features)
 
     def collect(self, ticket: Ticket) -> list[Verdict]:
         """Accept and commit: afterwards every sequence's tokens, pages and caches agree again."""
+        assert isinstance(ticket, EagerTicket), "who submitted a step collects it"
         parts = zip(ticket.plan.works, ticket.drafts, ticket.logits, ticket.drawn, ticket.features, strict=True)
         verdicts = [self._commit(*part) for part in parts]
         ticket.watch.lap("commit")
         return verdicts
+
+    def ahead(self, sequence: Sequence) -> int:
+        """Nothing runs ahead."""
+        return 0
+
+    def rest(self) -> None:
+        """Nothing runs ahead."""
 
     def _propose(self, works: list[Work]) -> list[DraftTree]:
         trees = [DraftTree.chain([work.sequence.tokens[-1]]) for work in works]
@@ -146,6 +196,12 @@ class EagerRunner:
             for i, tree in zip(indices, self.drafter.propose(sequences, shapes), strict=True):
                 trees[i] = tree
         return trees
+
+    def _drawn(self, work: Work, draft: Draft, logits: Tensor, banned: Tensor | None) -> Tensor | None:
+        """int64[N]: the draw at every node; None where nothing is drawn."""
+        if work.shape is None:
+            return None
+        return decide(self.verifier.draw, work.sequence, draft.tree, _of_nodes(work, logits), banned)
 
     def _commit(self, work: Work, draft: Draft, logits: Tensor, drawn: Tensor | None, features: Features) -> Verdict:
         sequence, table = work.sequence, work.sequence.table
@@ -159,27 +215,16 @@ class EagerRunner:
                 self.drafter.extend(sequence)
             return Verdict(work)
         logits = _of_nodes(work, logits)
-        acceptance = accept(draft.tree, drawn)
-        emitted = _emit(sequence, acceptance, logits)
-        path = acceptance.path[: len(emitted)]
-        moves = _moves(sequence, path)
-        table.commit(len(path))
-        self.verifier.committed(table, moves)
-        self._show(work, path, features)
-        if self.drafter is not None and path:
-            self.drafter.committed(sequence, draft.proposed(path))
+        run = emit(sequence, draft.tree, drawn, lambda: why_nothing(sequence, logits[0]))
+        moved = moves(sequence, run.path)
+        table.commit(len(run.path))
+        self.verifier.committed(table, moved)
+        self._show(work, run.path, features)
+        if self.drafter is not None and run.path:
+            self.drafter.committed(sequence, draft.proposed(run.path))
         sequence.noise.forget_before(len(sequence.tokens))
-        return Verdict(
-            work,
-            draft.tree,
-            drawn,
-            acceptance.path[1 : len(emitted) + 1],
-            emitted,
-            accepted=min(acceptance.accepted, len(emitted)),
-            depths=draft.tree.depths.tolist()[1:],
-            forced=draft.forced,
-            logprobs=logprobs_of_run(sequence, logits, path, emitted),
-        )
+        probed = logprobs_of_run(sequence, logits, run.path, run.emitted)
+        return Verdict.of(work, draft.tree, drawn, run, draft.forced, probed)
 
     def _show(self, work: Work, path: list[int], features: Features) -> None:
         """Hand the features of what was just committed to a drafter that reads them."""
@@ -213,43 +258,6 @@ def _rows(work: Work, tree: DraftTree) -> Rows:
     return Rows(work.sequence.table, torch.tensor(chunk), base, wanted=wanted)
 
 
-def _drawn(work: Work, draft: Draft, logits: Tensor, banned: Tensor | None) -> Tensor | None:
-    """int64[N]: the draw at every node; None where nothing is drawn."""
-    if work.shape is None:
-        return None
-    return decide(work.sequence, draft.tree, _of_nodes(work, logits), banned)
-
-
 def _of_nodes(work: Work, logits: Tensor) -> Tensor:
     """The rows of the tree's nodes: behind a chunk the root's alone."""
     return logits[-1:] if work.lead else logits
-
-
-def _emit(sequence: Sequence, acceptance: Acceptance, logits: Tensor) -> list[int]:
-    """Append what was drawn on the path and tell the grammar; whatever is wrong ends this sequence alone."""
-    constraint = sequence.constraint
-    if constraint is not None and constraint.error:
-        sequence.fail(constraint.error)
-        return []
-    # A broken draw is no child, so it is the last of its run: what came before it stands, and the next step, whose root
-    # that node is, draws the same again.
-    sound = [token for token in acceptance.emitted if token != BROKEN]
-    emitted = sequence.append(sound)
-    if not emitted:
-        sequence.fail(why_nothing(sequence, logits[0]))
-    elif constraint is not None and not sequence.finished:
-        constraint.advance(emitted)
-        if constraint.error:
-            sequence.fail(constraint.error)
-    return emitted
-
-
-def _moves(sequence: Sequence, path: list[int]) -> tuple[Tensor, Tensor] | None:
-    """Source and destination slots that make the accepted path contiguous; None if it is already (any chain)."""
-    jumped = [(node, depth) for depth, node in enumerate(path) if node != depth]
-    if not jumped:
-        return None
-    base = sequence.table.length
-    slots = sequence.table.slots(base, base + path[-1] + 1)
-    nodes, depths = zip(*jumped, strict=True)
-    return slots[torch.tensor(nodes)], slots[torch.tensor(depths)]

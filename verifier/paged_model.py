@@ -7,10 +7,14 @@ from collections.abc import Sequence as Many
 from torch import Tensor
 
 from kvpaging import KVStore, PageTable
+from spec.draw import draw_at
+from spec.noise import Noise
 from spec.protocols import FeatureRequest, Forward, Rows
+from spec.sampling import SamplingParams
 from verifier.batch import ForwardBatch
 from verifier.model.decoder import Decoder
 from verifier.model.paged_pass import paged_pass
+from verifier.ops.draw import RowSampling, draw_rows
 from verifier.paged_rows import StaticRows
 
 
@@ -38,6 +42,14 @@ class PagedModel:
         static = StaticRows.of(rows, self.store.keys.device)
         logits, taken = paged_pass(self.decoder, static, self.store, features)
         return Forward(logits, list(static.starts), static.in_order(taken))
+
+    def draw(self, logits: Tensor, sampling: SamplingParams, noise: Noise, positions: Many[int]) -> Tensor:
+        """int64[N], on the host. On a GPU the kernel that captured steps draw with, whose noise is its own."""
+        if logits.device.type == "cpu":
+            return draw_at(logits, sampling, noise, positions)
+        count = len(positions)
+        rows = RowSampling.of([sampling] * count, [noise.seed] * count, positions, logits.device)
+        return draw_rows(logits, rows).cpu()
 
     def committed(self, table: PageTable, moves: tuple[Tensor, Tensor] | None) -> None:
         """Accepted rows move down to be contiguous; everything up to the table's length is then valid."""

@@ -16,7 +16,7 @@ from spec.engine import Engine
 from spec.protocols import Drafter, Verifier
 from spec.request import Delta, Request, TokenLogprobs
 from spec.sampling import SamplingParams
-from spec.step import EagerRunner, Ticket, Verdict
+from spec.step import EagerRunner, EagerTicket, Ticket, Verdict
 from spec.trace import Statistics
 from tests.spec.grammars import Automaton
 
@@ -29,13 +29,14 @@ class Witness(EagerRunner):
         self.bits: dict[tuple[str, int], int] = {}
 
     def collect(self, ticket: Ticket) -> list[Verdict]:
+        assert isinstance(ticket, EagerTicket)
         verdicts = super().collect(ticket)
         for index, verdict in enumerate(verdicts):
             if verdict.emitted:
                 self._note(verdict, ticket, index)
         return verdicts
 
-    def _note(self, verdict: Verdict, ticket: Ticket, index: int) -> None:
+    def _note(self, verdict: Verdict, ticket: EagerTicket, index: int) -> None:
         drawn, tree, sequence = ticket.drawn[index], ticket.drafts[index].tree, verdict.work.sequence
         assert isinstance(drawn, Tensor)
         logits, path = ticket.logits[index][-len(tree) :], accept(tree, drawn).path

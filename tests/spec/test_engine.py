@@ -117,7 +117,7 @@ def test_noise_of_the_wrong_position_is_noticed(monkeypatch: pytest.MonkeyPatch)
 def test_rows_that_are_not_moved_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     sampling = SamplingParams(seed=9, max_tokens=40)
     _answer(sampling)
-    monkeypatch.setattr(spec.step, "_moves", lambda sequence, path: None)
+    monkeypatch.setattr(spec.step, "moves", lambda sequence, path: None)
     with pytest.raises(AssertionError, match="a row of another text"):
         _answer(sampling)
 

@@ -45,6 +45,7 @@ class StepState:
         self.live = torch.zeros(sequences, dtype=torch.int64, device=device)
         self.recent = torch.zeros(sequences, reach, dtype=torch.int64, device=device)
         self._sampling: dict[int, RowSampling] = {}
+        self._offsets: dict[int, Tensor] = {}
 
     @property
     def size(self) -> int:
@@ -55,6 +56,12 @@ class StepState:
     def roots(self) -> Tensor:
         """int64[S]: the last committed token of each, whose KV is not stored yet."""
         return self.recent[:, -1]
+
+    def offsets(self, count: int) -> Tensor:
+        """int32[S + 1]: where the rows of each sequence begin if each has ``count``."""
+        if count not in self._offsets:
+            self._offsets[count] = (torch.arange(self.size + 1, dtype=torch.int32) * count).to(self.device)
+        return self._offsets[count]
 
     def sampling(self, depths: Tensor) -> RowSampling:
         """How the tokens below nodes of these depths are drawn, N rows for each sequence.

@@ -12,11 +12,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from spec.draw import draw
+from spec.draw import BROKEN, draw
 from spec.noise import gumbel_row
 from spec.sampling import SamplingParams
 
 _SIGNED = 1 << 63
+#: Below this temperature the draw is greedy, as in spec/sampling.py.
+COLDEST = 1e-30
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,26 +55,36 @@ class RowSampling:
         )
 
 
-def draw_rows(logits: Tensor, sampling: RowSampling) -> Tensor:
+def draw_rows(logits: Tensor, sampling: RowSampling, token_ids: Tensor | None = None) -> Tensor:
     """Draw one token per row, under the contract of :func:`spec.draw.draw`.
 
-    logits: fp32[N, V]. Returns int64[N], ``BROKEN`` for a row that holds NaN, plus infinity or nothing finite.
+    logits: fp32[N, V]. token_ids: int64[V], which token of the target each column is, for a drafter that has a
+    vocabulary of its own; None where they are the same. The noise is that of the target's tokens, and ties go to the
+    first column. Returns int64[N], tokens of the target, ``BROKEN`` for a row that holds NaN, plus infinity or nothing
+    finite.
     """
     if logits.is_cuda:
         from verifier.ops.kernels import draw as kernels
 
-        return kernels.draw_rows(logits, sampling)
-    drawn = [_draw_row(row, sampling, n) for n, row in enumerate(logits.split(1))]
+        return kernels.draw_rows(logits, sampling, token_ids)
+    drawn = [_draw_row(row, sampling, n, token_ids) for n, row in enumerate(logits.split(1))]
     return torch.cat(drawn) if drawn else torch.empty(0, dtype=torch.int64)
 
 
-def _draw_row(row: Tensor, sampling: RowSampling, n: int) -> Tensor:
+def _draw_row(row: Tensor, sampling: RowSampling, n: int, token_ids: Tensor | None) -> Tensor:
     asked = SamplingParams(
         temperature=float(sampling.temperature[n]),
         top_k=int(sampling.top_k[n]),
         top_p=float(sampling.top_p[n]),
         min_p=float(sampling.min_p[n]),
     )
-    if asked.greedy:
-        return draw(row, asked, None)
-    return draw(row, asked, gumbel_row(int(sampling.seeds[n]), int(sampling.positions[n]), row.shape[1])[None])
+    noise = None if asked.greedy else noise_of(sampling, n, row.shape[1], token_ids)[None]
+    drawn = draw(row, asked, noise)
+    return drawn if token_ids is None else token_ids[drawn].where(drawn != BROKEN, BROKEN)
+
+
+def noise_of(sampling: RowSampling, n: int, columns: int, token_ids: Tensor | None = None) -> Tensor:
+    """fp32[V]: the noise of row n at each column; a token's noise does not depend on the size of the vocabulary."""
+    vocab_size = columns if token_ids is None else int(token_ids.max()) + 1
+    noise = gumbel_row(int(sampling.seeds[n]), int(sampling.positions[n]), vocab_size)
+    return noise if token_ids is None else noise[token_ids]

@@ -1,0 +1,89 @@
+"""A draft model inside a captured step.
+
+::
+
+    text        ... p-1  root          before it drafts: one pass over the last committed token and the root
+    slots      length-1  length        (the former's row is there already unless it was the tree's last leaf)
+    levels      length + node          a pass for each further level, over its expanded nodes
+
+After the step the rows of accepted nodes move down as the target's do: they lie in the same slots.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Many
+
+import torch
+from torch import Tensor
+
+from drafters.captured.growth import DeviceGrowth, Plan
+from drafters.captured.learning import learn
+from drafters.draft_model import DraftModelDrafter
+from spec.protocols import FeatureRequest
+from spec.sequence import Sequence
+from spec.tree import DraftTree, TreeShape
+from verifier.graphs.proposer import DeviceTree, Taken
+from verifier.graphs.rows import Nodes, chain_words, rows_of
+from verifier.graphs.state import StepState
+from verifier.model.paged_pass import paged_pass
+from verifier.ops.move import move_paths
+from verifier.paged_rows import StaticRows
+
+#: The last committed token and the root.
+_REACH = 2
+
+
+class CapturedDraftModel:
+    """Implements :class:`verifier.graphs.proposer.Proposer`. drafter: the eager one, whose model and store it shares."""
+
+    needs: FeatureRequest | None = None
+    reach: int = _REACH
+    host: bool = False
+
+    def __init__(self, drafter: DraftModelDrafter, shape: TreeShape, sequences: int) -> None:
+        self.drafter, self.shape, self.name = drafter, shape, drafter.name
+        model = drafter.model
+        device = model.store.keys.device
+        self._model, self._plan = model, Plan(shape, sequences, device)
+        self._text = chain_words(sequences, _REACH, device)
+        self._roots = torch.arange(_REACH - 1, sequences * _REACH, _REACH).to(device)
+
+    def propose(self, state: StepState) -> DeviceTree:
+        """A tree below every root: a pass for each level."""
+        growth = DeviceGrowth(self._plan, state)
+        numbers, words, depths = self._text
+        end = Nodes(self._known(state.recent[:, -_REACH:]), numbers, words, depths)
+        growth.grow(self._logits(rows_of(state, end, back=_REACH - 1, wanted=self._roots)[0]))
+        for _ in range(1, self.shape.levels):
+            nodes = growth.expanded()
+            growth.grow(self._logits(rows_of(state, nodes._replace(tokens=self._known(nodes.tokens)))[0]))
+        return growth.tree()
+
+    def _logits(self, rows: StaticRows) -> Tensor:
+        """fp32[W, V], columns past the target's vocabulary cut off."""
+        return paged_pass(self._model.decoder, rows, self._model.store)[0]
+
+    def _known(self, tokens: Tensor) -> Tensor:
+        """Tokens past this model's vocabulary (the target's padding) as its last one."""
+        return tokens.clamp(max=self._model.vocab_size - 1)
+
+    def committed(self, state: StepState, taken: Taken) -> None:
+        """Rows of accepted nodes move down. A leaf has none; the next step computes it before it drafts."""
+        if not taken.tree.chain:
+            store = self._model.store
+            move_paths(store.keys, store.values, taken.paths.sources, taken.slots, taken.paths.lengths)
+
+    def prepare(self, sequences: Many[Sequence]) -> bool:
+        """Catch up until all but the last committed token are there; a text of one token has none."""
+        for sequence in sequences:
+            while self._model.missing(sequence.table) > _REACH - 1:
+                self.drafter.extend(sequence)
+        return all(sequence.table.length >= _REACH - 1 for sequence in sequences)
+
+    def collected(self, sequence: Sequence, tree: DraftTree, path: list[int]) -> None:
+        """Mark the rows that are there: of the path's nodes all but a leaf."""
+        table = sequence.table
+        inner = set(tree.parents.tolist())
+        rows = sum(node in inner for node in path) if len(tree) > 1 else 0
+        self._model.store.mark(table, table.length - len(path) + rows)
+        learn(self.drafter.calibration, sequence, tree, path)

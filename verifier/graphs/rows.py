@@ -1,0 +1,72 @@
+"""Rows of a captured pass: nodes below the committed texts of a bucket's sequences, the same number for each."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from verifier.graphs.state import StepState
+from verifier.ops.lay_out import lay_out
+from verifier.ops.tree_attention import PagedRows
+from verifier.paged_rows import Group, StaticRows
+
+
+class Nodes(NamedTuple):
+    """F nodes of each sequence that one pass computes.
+
+    tokens: int64[S, F]. numbers: int64[S, F], which node each is: its slot past the text. words: int64[S, F], its path.
+    depths: int32[S, F].
+    """
+
+    tokens: Tensor
+    numbers: Tensor
+    words: Tensor
+    depths: Tensor
+
+
+def rows_of(state: StepState, nodes: Nodes, back: int = 0, wanted: Tensor | None = None) -> tuple[StaticRows, Tensor]:
+    """The rows of a pass, and int64[S, F], the slot of each.
+
+    back: the nodes hang so far above the end of the text: the last ``back`` committed tokens are among them. wanted:
+    int64[W], the rows whose logits are needed; None: all.
+    """
+    size, count = nodes.tokens.shape
+    lengths = state.lengths if not back else (state.lengths - back).clamp(min=0)
+    positions, slots = lay_out(state.tables, state.page_size, lengths, nodes.depths, nodes.numbers, state.live)
+    rows = size * count
+    # A CPU's products have other bits for a single row.
+    short = 1 if rows == 1 and state.device.type == "cpu" else 0
+    paged = PagedRows(
+        tables=state.tables,
+        page_size=state.page_size,
+        lengths=lengths,
+        offsets=state.offsets(count),
+        words=_padded(nodes.words.flatten(), short),
+        depths=_padded(nodes.depths.flatten(), short),
+    )
+    static = StaticRows(
+        tokens=_padded(nodes.tokens.flatten(), short),
+        positions=_padded(positions, short),
+        slots=_padded(slots, short),
+        groups=(Group(slice(0, rows + short), paged),),
+        live=rows,
+        wanted=wanted,
+    )
+    return static, slots.view(size, count)
+
+
+def _padded(values: Tensor, short: int) -> Tensor:
+    return functional.pad(values, (0, short)) if short else values
+
+
+def chain_words(sequences: int, count: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+    """Numbers and words, int64[S, F], and depths, int32[S, F], of the first ``count`` nodes of chains."""
+    numbers = torch.arange(count, dtype=torch.int64)
+    words = torch.tensor([-1 if node == 63 else (2 << node) - 1 for node in range(count)], dtype=torch.int64)
+    numbers, words, depths = (
+        column.expand(sequences, count).contiguous().to(device) for column in (numbers, words, numbers.int())
+    )
+    return numbers, words, depths

@@ -1,0 +1,20 @@
+"""The last tokens of each sequence, moved on by what a step emitted, without a number on the host."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def gather_recent(recent: Tensor, emitted: Tensor, lengths: Tensor) -> Tensor:
+    """The last T tokens after the first ``lengths[s]`` of the emitted ones came behind them.
+
+    recent: int64[S, T]. emitted: int64[S, N]; what is behind a sequence's length is not looked at. lengths: int64[S], 0
+    to N. Returns int64[S, T], a new tensor.
+    """
+    if recent.is_cuda:
+        from verifier.ops.kernels import recent as kernels
+
+        return kernels.gather_recent(recent, emitted, lengths)
+    places = torch.arange(recent.shape[1], device=recent.device) + lengths[:, None]
+    return torch.cat([recent, emitted], dim=1).gather(1, places)
