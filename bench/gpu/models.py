@@ -60,6 +60,12 @@ def store_for(pool: PagePool, decoder: Decoder, device: Device) -> KVStore:
     return KVStore(pool, config.num_layers, config.num_kv_heads, config.head_dim, decoder.dtype, device.torch)
 
 
+def scribble(store: KVStore) -> None:
+    """Random keys and values everywhere, as of long texts: a cache of zeros would hide what reading it costs."""
+    store.keys.normal_()
+    store.values.normal_()
+
+
 def paged(pool: PagePool, decoder: Decoder, device: Device) -> PagedModel:
     """A decoder with a store on the pool, its passes over static rows on every device."""
     return PagedModel(decoder, store_for(pool, decoder, device), decoder.max_positions - 64, static=True)
