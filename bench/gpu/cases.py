@@ -1,4 +1,4 @@
-"""Every op of ``verifier/ops`` at the shapes of a model: fresh inputs, the call, what it has to give, the bytes it moves.
+"""Every op of ``verifier/ops`` at a model's shapes: fresh inputs, the call, what it has to give, the bytes it moves.
 
 Legend: R rows, H hidden width, Q query heads, G kv heads, D head dim, I inner width, V vocabulary.
 """
@@ -271,7 +271,9 @@ class Cases:
 
         moved = 2 * 2 * c.num_layers * nodes * c.num_kv_heads * c.head_dim * self.item
         taken: Callable[..., Tensor] = lambda store, sources, _: store[:, :, sources[0]].clone()  # noqa: E731
-        return Case(f"move_paths {nodes} rows x {c.num_layers} layers", make, run, taken, moved, limit=0.0, written=written)
+        return Case(
+            f"move_paths {nodes} rows x {c.num_layers} layers", make, run, taken, moved, limit=0.0, written=written
+        )
 
 
 def _drawn(logits: Tensor, *columns: Tensor) -> Tensor:

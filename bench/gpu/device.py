@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import time
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -27,8 +28,8 @@ class Device:
     def __init__(self, kind: str) -> None:
         if kind == "cuda" and not torch.cuda.is_available():
             raise NoGpu(
-                f"python -m bench.gpu needs an NVIDIA GPU, and torch {torch.__version__} finds none: run it on a machine "
-                "that has one, or rehearse it with --device cpu --tiny"
+                f"python -m bench.gpu needs an NVIDIA GPU, and torch {torch.__version__} finds none: run it on a "
+                "machine that has one, or rehearse it with --device cpu --tiny"
             )
         self.torch = torch.device(kind)
         self.cuda = kind == "cuda"
@@ -70,7 +71,7 @@ class Device:
             call()
             mark.record()
         self.synchronize()
-        return [begin.elapsed_time(end) / 1e3 for begin, end in zip(marks, marks[1:], strict=False)]
+        return [begin.elapsed_time(end) / 1e3 for begin, end in pairwise(marks)]
 
     def captured(self, call: Call) -> Call:
         """The call as one graph launch, where there are graphs; what it returns is written in place by each replay."""

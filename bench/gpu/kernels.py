@@ -117,3 +117,11 @@ def show(results: Sequence[Result]) -> None:
 def as_json(results: Sequence[Result]) -> list[dict[str, Any]]:
     """For the record."""
     return [asdict(result) for result in results]
+
+
+def show_library(compared: Sequence[dict[str, Any]]) -> None:
+    """The table of products beside the library's."""
+    rows = [
+        [f"{c['weight']}, {c['rows']} rows", c["ours_us"], c["library_us"], c["ours_over_library"]] for c in compared
+    ]
+    record.table("skinny linears beside the library's", ["weight", "ours us", "library us", "ratio"], rows)

@@ -23,9 +23,7 @@ BUNDLED = Path(server.__file__).parent / "bundled"
 
 def sizes_of(config: ModelConfig) -> Shape:
     """The source's shape as inflation wants it."""
-    return Shape(
-        config.num_layers, config.hidden_size, config.num_heads, config.num_kv_heads, config.intermediate_size
-    )
+    return Shape(config.num_layers, config.hidden_size, config.num_heads, config.num_kv_heads, config.intermediate_size)
 
 
 def inflated(

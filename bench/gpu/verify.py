@@ -17,6 +17,7 @@ from bench import record
 from bench.gpu.clock import Clock
 from bench.gpu.device import Device
 from bench.gpu.floor import step_bytes
+from bench.stats import percentile
 from spec.sampling import SamplingParams
 from verifier.graphs.proposer import chain_columns
 from verifier.graphs.rows import Nodes, chain_words, rows_of
@@ -126,3 +127,21 @@ def row_factor(timed: Sequence[Timed], rows: int) -> float | None:
     shortest = min((t.context for t in timed), default=0)
     one, many = found.get((shortest, 1)), found.get((shortest, rows))
     return many / one if one and many else None
+
+
+def steadiness(device: Device, target: PagedModel, context: int, steps: int, clock: Clock) -> dict[str, float]:
+    """Percentiles of the time of a one-row step, over as many steps as a third of the time left allows."""
+    call = device.captured(VerifyStep(target, 1, context))
+    once = median(device.sample(call, 0.05))
+    count = max(10, min(steps, int(clock.left / 3 / once)))
+    taken = device.seconds(call, count)
+    p50, p99 = percentile(taken, 50), percentile(taken, 99)
+    return {"steps": count, "p50_ms": 1e3 * p50, "p99_ms": 1e3 * p99, "p99_over_p50": p99 / p50}
+
+
+def temperature(device: Device, target: PagedModel, context: int, patience: float) -> dict[str, float]:
+    """A one-row step at temperature 1 over one at 0, timed in turns."""
+    calls = [device.captured(VerifyStep(target, 1, context, SamplingParams(temperature=t, seed=1))) for t in (0.0, 1.0)]
+    rounds = [[median(device.sample(call, patience / 4)) for call in calls] for _ in range(4)]
+    cold, warm = (median(taken) for taken in zip(*rounds, strict=True))
+    return {"t0_ms": 1e3 * cold, "t1_ms": 1e3 * warm, "ratio": median(after / before for before, after in rounds)}
