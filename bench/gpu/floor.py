@@ -54,17 +54,17 @@ def kv_bytes_per_token(config: ModelConfig, itemsize: int = 2) -> int:
     return 2 * itemsize * config.num_layers * config.num_kv_heads * config.head_dim
 
 
-def step_bytes(config: ModelConfig, context: int, itemsize: int = 2) -> int:
+def step_bytes(config: ModelConfig, context: float, itemsize: int = 2) -> float:
     """Bytes that a step of one sequence reads at this context."""
     return weight_bytes(config, itemsize) + context * kv_bytes_per_token(config, itemsize)
 
 
-def draft_model_bytes(config: ModelConfig, passes: int, context: int, itemsize: int = 2) -> int:
+def draft_model_bytes(config: ModelConfig, passes: int, context: float, itemsize: int = 2) -> float:
     """Bytes that a draft loop of so many passes reads."""
     return passes * step_bytes(config, context, itemsize)
 
 
-def eagle_bytes(shape: EagleShape, passes: int, context: int, itemsize: int = 2) -> int:
+def eagle_bytes(shape: EagleShape, passes: int, context: float, itemsize: int = 2) -> float:
     """Bytes that a draft loop of so many passes of an EAGLE-3 head reads, keys and values of its one layer included."""
     kept = 2 * shape.kv_heads * shape.head_dim * context
     return itemsize * (shape.step_weights + passes * (shape.pass_weights + kept))

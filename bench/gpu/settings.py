@@ -17,8 +17,9 @@ class Settings:
     """One way of running the benchmark.
 
     models: measured in this order. bar: the one that the bars are about. draft: the shape of the draft model. eagle: of
-    the head. rows, contexts: of verifying steps. patience: seconds spent on each timing. steps: as many for p99 over
-    p50. tests: pytest's selection. tests_limit: seconds.
+    the head. rows, contexts: of verifying steps. patience: seconds spent on each timing. steps: as many for p99 over p50.
+    tests: pytest's selection. tests_limit: seconds. tokens: of each answer. positions: the longest text. block: whole
+    steps in a row. levels: of drafted chains.
     """
 
     models: tuple[ModelShape, ...]
@@ -34,6 +35,8 @@ class Settings:
     tests_limit: float
     tokens: int
     positions: int
+    block: int
+    levels: tuple[int, ...]
 
 
 def full() -> Settings:
@@ -53,6 +56,8 @@ def full() -> Settings:
         tests_limit=100.0,
         tokens=256,
         positions=shapes.POSITIONS,
+        block=100,
+        levels=(3, 5, 7),
     )
 
 
@@ -72,4 +77,6 @@ def tiny() -> Settings:
         tests_limit=60.0,
         tokens=12,
         positions=512,
+        block=8,
+        levels=(3, 5),
     )
