@@ -49,8 +49,8 @@ class EagleDrafter:
         self.name = name or ("eagle3" if head.config.generation == 3 else "eagle")
         self.needs: FeatureRequest | None = head.config.needs
         self.dynamic = dynamic
-        self.store = KVStore(pool, layer.num_layers, layer.num_kv_heads, layer.head_dim, head.dtype)
-        self.features = KVStore(pool, 1, 1, layer.hidden_size, head.dtype, value_dim=0)
+        self.store = KVStore(pool, layer.num_layers, layer.num_kv_heads, layer.head_dim, head.dtype, head.device)
+        self.features = KVStore(pool, 1, 1, layer.hidden_size, head.dtype, head.device, value_dim=0)
         self.head, self.calibration = head, Calibration()
         self._grown: dict[str, Growing] = {}
         self._warned = False
@@ -149,8 +149,9 @@ class EagleDrafter:
 
     def _run(self, rows: list[Rows], hidden: list[Tensor]) -> list[tuple[Tensor, Tensor]]:
         """Logits and states of the wanted rows, by sequence. Committed rows that were run are marked."""
-        batch = ForwardBatch.build(rows, self.head.group, None)
+        batch = ForwardBatch.build(rows, self.head.group, None, self.head.device)
         logits, states = self.head(batch, torch.cat(hidden), self.store)
+        logits = logits.cpu()  # trees grow on the host; states stay where the head is
         for part in rows:
             if part.base < part.table.length:
                 self.store.mark(part.table, min(part.table.length, part.base + len(part.tokens)))

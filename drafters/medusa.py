@@ -64,7 +64,7 @@ class MedusaDrafter:
         """Each depth's head is run once for all sequences."""
         hidden = {g.sequence.id: self._last[g.sequence.id].hidden for g in growing}
         while growing := [g for g in growing if not g.done]:
-            logits = self.heads(torch.stack([hidden[g.sequence.id] for g in growing]), growing[0].depth)
+            logits = self.heads(torch.stack([hidden[g.sequence.id] for g in growing]), growing[0].depth).cpu()
             for row, g in zip(logits, growing, strict=True):
                 g.grow(row[None], self.shared_noise, self.heads.token_map)
 

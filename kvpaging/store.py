@@ -66,8 +66,9 @@ class KVStore:
         table.full[self] = max(full, length // size)
 
     def move(self, source: Tensor, destination: Tensor) -> None:
-        """Move rows between slots in every layer, as if at once. Both int64 [N], on the store's device."""
-        move_rows(self.keys, self.values, source, destination)
+        """Move rows between slots in every layer, as if at once. Both int64 [N], on any device."""
+        device = self.keys.device
+        move_rows(self.keys, self.values, source.to(device), destination.to(device))
 
     def reset(self, page: int) -> None:
         """Start a page's new life: none of its rows are valid."""

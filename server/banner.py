@@ -34,6 +34,7 @@ def rows(info: EngineInfo, url: str) -> list[Row]:
             "KV cache",
             f"{info.kv_tokens:,} tokens in pages of {info.page_size}, up to {info.max_seqs} sequences at once",
         ),
+        *([("memory", info.memory)] if info.memory else []),
         ("context", f"{info.max_model_len:,} tokens"),
         ("URL", f"{url}/v1"),
     ]

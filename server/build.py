@@ -15,9 +15,10 @@ from drafters.suffix.drafter import SuffixDrafter
 from kvpaging import KVStore, PagePool, PageTable, PrefixIndex
 from server import draft_history
 from server.config import EngineConfig
+from server.device import Device, find_device, synchronize
 from server.heads import doubts, find_head, load_head
 from server.lookup import LOOKUPS
-from server.memory import machine_bytes, parameters, plan
+from server.memory import MemoryPlan, parameters, plan
 from server.rehearsal import root_seconds
 from server.unfit import Unfit
 from server.vocabulary import require_same
@@ -79,14 +80,15 @@ def choose_draft(config: EngineConfig) -> Choice:
     return Choice("none", "no --draft given: name a smaller model of the same family, ngram or suffix")
 
 
-def choose_dtype(config: EngineConfig, model: ModelConfig) -> Choice:
-    """``auto``: bf16 where the processor multiplies it natively, else fp32 if it fits in half of the memory."""
+def choose_dtype(config: EngineConfig, model: ModelConfig, device: Device) -> Choice:
+    """``auto``: bf16 where the device multiplies it natively; else fp16 on a GPU, and fp32 on a CPU if it fits."""
     if config.dtype != "auto":
         return Choice(config.dtype, "asked for")
-    able = torch.cpu.get_capabilities()
-    if able.get("avx512_bf16") or able.get("amx_bf16") or able.get("bf16"):
-        return Choice("bfloat16", "the processor multiplies bf16")
-    if 4 * parameters(model) < machine_bytes() / 2:
+    if device.has_bf16:
+        return Choice("bfloat16", f"the {'GPU' if device.is_gpu else 'processor'} multiplies bf16")
+    if device.is_gpu:
+        return Choice("float16", "the GPU has no bf16 instructions")
+    if 4 * parameters(model) < device.total / 2:
         return Choice("float32", "the processor has no bf16 instructions, fp32 is faster")
     return Choice("bfloat16", "fp32 would take more than half of the memory")
 
@@ -100,24 +102,25 @@ def build_engine(config: EngineConfig, progress: Progress | None = None, observe
     torch.set_grad_enabled(False)
     if config.threads is not None:
         torch.set_num_threads(config.threads)
-    directory = target_directory(config)
+    device, directory = find_device(config), target_directory(config)
     model = ModelConfig.from_directory(directory)
-    dtype, draft = choose_dtype(config, model), choose_draft(config)
+    dtype, draft = choose_dtype(config, model, device), choose_draft(config)
     length = max_model_len(config, model)
     shape = draft_shape(config, draft)
     head = find_head(draft.value, config.draft_layers)
     draft_directory = None if head or draft.value in ("none", *LOOKUPS) else _draft_directory(draft.value, directory)
     models = [model] if draft_directory is None else [model, ModelConfig.from_directory(draft_directory)]
-    pool = PagePool(plan(config, length, dtype.value, models, head).pages, config.page_size)
+    memory = plan(config, length, dtype.value, models, head, device)
+    pool = PagePool(memory.pages, config.page_size)
     say("loading the target")
-    verifier = _paged_model(directory, model, dtype.value, pool, length)
+    verifier = _paged_model(directory, model, dtype.value, pool, length, device)
     drafter: Drafter | None = LOOKUPS[draft.value]() if draft.value in LOOKUPS else None
     if config.draft_history is not None:
         say("reading the draft history")
         drafter = SuffixDrafter(draft_history.read(config.draft_history, model.vocab_size))
     if draft_directory is not None:
         say("loading the draft model")
-        draft_model = _paged_model(draft_directory, models[1], dtype.value, pool, length)
+        draft_model = _paged_model(draft_directory, models[1], dtype.value, pool, length, device)
         drafter = DraftModelDrafter(draft_model, config.draft_growth == "dynamic")
     say("probing exactness")
     exactness = probe(verifier, pool)
@@ -129,7 +132,7 @@ def build_engine(config: EngineConfig, progress: Progress | None = None, observe
     say("measuring the step cost")
     cost = StepCost.measure(lambda rows: _time_rows(verifier, pool, rows), _sizes(pool, length), _MEASURE_PATIENCE)
     named = Choice(short_name(draft.value), draft.reason)
-    info = _info(config, model, dtype, named, exactness, pool, length, shape)
+    info = _info(config, model, dtype, named, exactness, memory, length, shape, device)
     more = tuple(cost.seconds(sequences) - cost.seconds(1) for sequences in range(1, config.max_seqs + 1))
     info = msgspec.structs.replace(info, root_seconds=root_seconds(info, verifier, pool, cost), more_seconds=more)
     prefix = PrefixIndex(pool) if config.prefix_cache else None
@@ -172,10 +175,12 @@ def max_model_len(config: EngineConfig, model: ModelConfig) -> int:
     return wanted
 
 
-def _paged_model(directory: Path, config: ModelConfig, dtype: str, pool: PagePool, length: int) -> PagedModel:
-    weights = load(directory, config, getattr(torch, dtype))
+def _paged_model(
+    directory: Path, config: ModelConfig, dtype: str, pool: PagePool, length: int, device: Device
+) -> PagedModel:
+    weights = load(directory, config, getattr(torch, dtype), device.name)
     decoder = Decoder(config, weights, length + MAX_NODES)
-    store = KVStore(pool, config.num_layers, config.num_kv_heads, config.head_dim, decoder.dtype)
+    store = KVStore(pool, config.num_layers, config.num_kv_heads, config.head_dim, decoder.dtype, decoder.device)
     return PagedModel(decoder, store, length)
 
 
@@ -199,8 +204,10 @@ def _time_rows(verifier: PagedModel, pool: PagePool, rows: int) -> float:
     times = []
     try:
         for _ in range(3):
+            synchronize(verifier.decoder.device)
             begun = time.perf_counter()
             verifier.run([Rows(table, tokens, 0, wanted="last")])
+            synchronize(verifier.decoder.device)
             times.append(time.perf_counter() - begun)
     finally:
         table.release()
@@ -213,9 +220,10 @@ def _info(
     dtype: Choice,
     draft: Choice,
     exactness: Exactness,
-    pool: PagePool,
+    memory: MemoryPlan,
     length: int,
     shape: TreeShape,
+    device: Device,
 ) -> EngineInfo:
     scratch = config.max_seqs * (MAX_NODES + config.page_size)
     return EngineInfo(
@@ -224,14 +232,15 @@ def _info(
         drafter_reason=draft.reason,
         dtype=dtype.value,
         dtype_reason=dtype.reason,
-        device="cpu",
+        device=str(device),
         exact=exactness.exact,
         exact_reason=exactness.reason,
-        kv_tokens=(pool.num_pages - 1) * pool.page_size - scratch,
-        page_size=pool.page_size,
+        kv_tokens=(memory.pages - 1) * config.page_size - scratch,
+        page_size=config.page_size,
         max_model_len=length,
         max_seqs=config.max_seqs,
         draft_shape=shape.widths,
         vocab_size=model.vocab_size,
         eos_token_ids=model.eos_token_ids,
+        memory=memory.described,
     )

@@ -22,7 +22,9 @@ from spec.errors import ConfigurationError
 
 Positive = Annotated[int, Meta(ge=1)]
 Seconds = Annotated[float, Meta(gt=0)]
+Share = Annotated[float, Meta(gt=0, le=1)]
 Dtype = Literal["auto", "bfloat16", "float32", "float16"]
+DeviceKind = Literal["auto", "cpu", "cuda"]
 ToolParser = Literal["auto", "none", "hermes", "qwen3_coder", "llama3", "mistral", "response_template"]
 ReasoningParser = Literal["auto", "none", "think"]
 Growth = Literal["dynamic", "static"]
@@ -74,8 +76,18 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
         ),
     ] = "auto"
     dtype: Annotated[
-        Dtype, _about("weights and KV cache; auto is bfloat16, or float32 on a processor without bf16", "models")
+        Dtype,
+        _about(
+            "weights and KV cache; auto is bfloat16, or float16 on a GPU and float32 on a processor without bf16",
+            "models",
+        ),
     ] = "auto"
+    device: Annotated[
+        DeviceKind, _about("where the models run; auto is the first GPU if there is one, otherwise the CPU", "models")
+    ] = "auto"
+    graphs: Annotated[
+        bool, _about("capture whole steps in CUDA graphs at start-up; on a CPU there are none", "models")
+    ] = True
     draft_tokens: Annotated[int, Meta(ge=0, le=63), _about("tokens drafted ahead, as a chain", "drafting", "K")] = 4
     draft_tree: Annotated[
         Shape | None,
@@ -140,6 +152,10 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     page_size: Annotated[int, Meta(ge=1, le=1024), _about("tokens in one page of the KV cache", "memory", "TOKENS")] = (
         16
     )
+    gpu_memory_utilization: Annotated[
+        Share | None,
+        _about("share of the GPU's memory that the engine may hold: models, KV cache and all (0.9)", "memory", "SHARE"),
+    ] = None
     prefix_cache: Annotated[bool, _about("reuse the KV of prompts that start alike", "memory")] = True
     threads: Annotated[Positive | None, _about("CPU threads (one per physical core)", "memory", "N")] = None
     seed: Annotated[int | None, _about("seed of requests that bring none (random)", "drawing", "S")] = None

@@ -36,11 +36,15 @@ class Head:
     asked: str
     layers: tuple[int, ...] | None = None
 
+    def layer(self, target: ModelConfig) -> ModelConfig | None:
+        """The shape of an EAGLE head's layers; None for Medusa heads, which keep nothing of a text."""
+        return None if self.kind == "medusa" else self.eagle_config(target).layer
+
     def numbers_per_token(self, target: ModelConfig) -> int:
         """How many numbers its stores hold for each token of the KV cache."""
-        if self.kind == "medusa":
+        layer = self.layer(target)
+        if layer is None:
             return 0
-        layer = self.eagle_config(target).layer
         return layer.num_layers * 2 * layer.num_kv_heads * layer.head_dim + layer.hidden_size
 
     def eagle_config(self, target: ModelConfig) -> EagleConfig:

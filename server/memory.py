@@ -1,20 +1,22 @@
-"""How much memory an engine will hold, and how much this machine has; known before a weight is read.
+"""How much memory an engine will hold, and whether the device has it; known before a weight is read.
 
 ::
 
-    weights   target, draft model or head, in the engine's dtype
-    KV cache  pages * page_size tokens, each as many numbers as all models together keep of it
+    weights     target, draft model or head, in the engine's dtype
+    workspace   on a GPU: rotary tables and the tensors of a pass; and a reserve for its graphs
+    KV cache    pages * page_size tokens, each as many numbers as all models together keep of it
+
+On a CPU the KV cache takes a share of what other programs use too. On a GPU it takes all that
+``--gpu-memory-utilization`` leaves.
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, field
 
 from server.config import EngineConfig
+from server.device import Device
 from server.heads import Head
 from server.unfit import Unfit
 from spec.tree import MAX_NODES
@@ -27,16 +29,15 @@ _KV_SHARE = 0.25
 _ALL_SHARE = 0.95
 #: The start-up probe of exactness needs so many tokens.
 _PROBE_TOKENS = 128
-#: Where a container's limit is written (cgroup v2, v1); on a bare machine there is none.
-_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
     """What an engine will hold, in bytes.
 
-    weights: by whose they are. tokens: of text that the KV cache holds. pages: of the pool, room for drafts and padding
-    among them. kv_bytes: of all pages. machine: what there is at all.
+    weights: by whose they are. beside: what else there is besides the KV cache, by name. tokens: of text that the KV
+    cache holds. pages: of the pool, room for drafts and padding among them. kv_bytes: of all pages. machine: what there
+    is at all.
     """
 
     weights: Mapping[str, int]
@@ -44,43 +45,91 @@ class MemoryPlan:
     pages: int
     kv_bytes: int
     machine: int
+    beside: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def total(self) -> int:
-        """Weights and KV cache."""
-        return sum(self.weights.values()) + self.kv_bytes
+        """Weights, KV cache and all."""
+        return sum(self.weights.values()) + sum(self.beside.values()) + self.kv_bytes
 
     @property
     def described(self) -> str:
         """Its parts, in words."""
-        parts = [f"{name} {in_words(count)}" for name, count in self.weights.items()]
-        return f"{', '.join(parts)}, KV cache of {self.tokens:,} tokens {in_words(self.kv_bytes)}"
+        parts = listed({**self.weights, **self.beside})
+        return f"{parts}, KV cache of {self.tokens:,} tokens {in_words(self.kv_bytes)}"
 
 
-def plan(config: EngineConfig, length: int, dtype: str, models: Sequence[ModelConfig], head: Head | None) -> MemoryPlan:
-    """The pages: ``kv_tokens`` if given, else all sequences at full length, within a share of the memory.
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """What the models ask for, whatever the KV cache's size.
+
+    weights: bytes by whose they are. per_token: bytes that all models together keep of a token. scratch: tokens of room
+    for drafts. page_size: tokens of a page. dtype: of weights and KV cache.
+    """
+
+    weights: Mapping[str, int]
+    per_token: int
+    scratch: int
+    page_size: int
+    dtype: str
+
+    @classmethod
+    def of(
+        cls, config: EngineConfig, dtype: str, models: Sequence[ModelConfig], head: Head | None, packed: bool = True
+    ) -> Demand:
+        """packed: as on a CPU, where an output head tied to the embedding stands beside it.
+
+        Raises a loader's error for a head that cannot be read.
+        """
+        numbers = sum(2 * model.num_layers * model.num_kv_heads * model.head_dim for model in models)
+        numbers += head.numbers_per_token(models[0]) if head else 0
+        scratch = config.max_seqs * (MAX_NODES + config.page_size)
+        weights = _weights(dtype, models, head, packed)
+        return cls(weights, numbers * item_bytes(dtype), scratch, config.page_size, dtype)
+
+    def pages(self, tokens: int) -> int:
+        """The pages of a pool that holds so many tokens of text."""
+        return 1 + -(-(max(tokens, _PROBE_TOKENS) + self.scratch) // self.page_size)
+
+    def kv_bytes(self, tokens: int) -> int:
+        """What the KV cache takes for so many tokens of text."""
+        return self.pages(tokens) * self.page_size * self.per_token
+
+    def tokens(self, count: int) -> int:
+        """The most tokens of text whose KV cache takes at most ``count`` bytes; below 0 if not even the rest fits."""
+        return (count // (self.page_size * self.per_token) - 1) * self.page_size - self.scratch
+
+
+def plan(
+    config: EngineConfig, length: int, dtype: str, models: Sequence[ModelConfig], head: Head | None, device: Device
+) -> MemoryPlan:
+    """The pages: ``kv_tokens`` if given, else what the device has room for.
 
     length: the longest text. models: the target and perhaps a draft model.
-    Raises Unfit if the longest text does not fit the KV cache, or everything together not the machine, and a loader's
+    Raises Unfit if the longest text does not fit the KV cache, or everything together not the device, and a loader's
     error for a head that cannot be read.
     """
-    weights = _weights(dtype, models, head)
-    numbers = sum(2 * model.num_layers * model.num_kv_heads * model.head_dim for model in models)
-    numbers += head.numbers_per_token(models[0]) if head else 0
-    per_token, machine = numbers * _item_bytes(dtype), machine_bytes()
-    beside, scratch = sum(weights.values()), config.max_seqs * (MAX_NODES + config.page_size)
+    if device.is_gpu:
+        from server.gpu_memory import plan_gpu  # knows the kernels, which a CPU does without
+
+        return plan_gpu(config, length, dtype, models, head, device)
+    return _plan_cpu(config, length, Demand.of(config, dtype, models, head), device)
+
+
+def _plan_cpu(config: EngineConfig, length: int, demand: Demand, device: Device) -> MemoryPlan:
+    """All sequences at full length, within a share of the memory."""
+    weights, machine, beside = demand.weights, device.total, sum(demand.weights.values())
     if beside > machine:
-        raise Unfit(_too_much("the weights alone", beside, weights, machine), _smaller_weights(dtype))
-    affordable = int(min(machine * _KV_SHARE, machine * _ALL_SHARE - beside) / per_token)
+        raise Unfit(_too_much("the weights alone", beside, weights, machine), _smaller_weights(demand.dtype))
+    affordable = int(min(machine * _KV_SHARE, machine * _ALL_SHARE - beside) / demand.per_token)
     tokens = config.kv_tokens or min(config.max_seqs * length, max(affordable, 0))
     if tokens < length:
         raise Unfit(f"the KV cache holds {tokens} tokens, fewer than max_model_len ({length})", "lower --max-model-len")
-    pages = 1 + -(-(max(tokens, _PROBE_TOKENS) + scratch) // config.page_size)
-    kv_bytes = pages * config.page_size * per_token
+    kv_bytes = demand.kv_bytes(tokens)
     if beside + kv_bytes > machine:
         taken = {**weights, f"KV cache of {tokens:,} tokens": kv_bytes}
         raise Unfit(_too_much("the engine", beside + kv_bytes, taken, machine), _smaller_cache(affordable, length))
-    return MemoryPlan(weights, tokens, pages, kv_bytes, machine)
+    return MemoryPlan(weights, tokens, demand.pages(tokens), kv_bytes, machine)
 
 
 def parameters(model: ModelConfig) -> int:
@@ -90,35 +139,20 @@ def parameters(model: ModelConfig) -> int:
     return model.num_layers * layer + 2 * model.vocab_size * model.hidden_size
 
 
-def _weights(dtype: str, models: Sequence[ModelConfig], head: Head | None) -> dict[str, int]:
+def _weights(dtype: str, models: Sequence[ModelConfig], head: Head | None, packed: bool) -> dict[str, int]:
     """Bytes by whose they are. A head is small enough to be counted exactly; mapped files are not read for that."""
-    counts = dict(zip(("target", "draft model"), map(parameters, models), strict=False))
+    tied = [0 if packed else model.vocab_size * model.hidden_size * model.tie_word_embeddings for model in models]
+    sizes = [parameters(model) - shared for model, shared in zip(models, tied, strict=True)]
+    counts = dict(zip(("target", "draft model"), sizes, strict=False))
     if head is not None:
         stored = HeadTensors.read(head.directory, prefix=BESIDE_MODEL).tensors.values()
         counts["head"] = sum(tensor.numel() for tensor in stored if tensor.is_floating_point())
-    return {name: count * _item_bytes(dtype) for name, count in counts.items()}
+    return {name: count * item_bytes(dtype) for name, count in counts.items()}
 
 
-def _item_bytes(dtype: str) -> int:
+def item_bytes(dtype: str) -> int:
+    """Bytes of one number."""
     return 4 if dtype == "float32" else 2
-
-
-def machine_bytes() -> int:
-    """What this process may hold at most: the machine's memory, or the container's share of it."""
-    physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    limits = [physical]
-    for file in _LIMITS:
-        with suppress(OSError, ValueError):  # "max" where there is no limit
-            limits.append(int(Path(file).read_text()))
-    return min(limits)
-
-
-def free_bytes() -> int | None:
-    """What is free now, files that are merely cached counted as free; None where the system does not say."""
-    with suppress(OSError, ValueError):
-        lines = Path("/proc/meminfo").read_text().splitlines()
-        return 1024 * int(next((line.split()[1] for line in lines if line.startswith("MemAvailable:")), "none"))
-    return None
 
 
 def in_words(count: int) -> str:
@@ -129,9 +163,13 @@ def in_words(count: int) -> str:
     return f"{amount:.0f} {units[0]}" if units[0] == "bytes" or amount >= 100 else f"{amount:.1f} {units[0]}"
 
 
+def listed(parts: Mapping[str, int]) -> str:
+    """Parts and their bytes, for people."""
+    return ", ".join(f"{name} {in_words(count)}" for name, count in parts.items())
+
+
 def _too_much(what: str, total: int, parts: Mapping[str, int], machine: int) -> str:
-    listed = ", ".join(f"{name} {in_words(count)}" for name, count in parts.items())
-    return f"{what} would take {in_words(total)} ({listed}), but this machine has {in_words(machine)}"
+    return f"{what} would take {in_words(total)} ({listed(parts)}), but this machine has {in_words(machine)}"
 
 
 def _smaller_weights(dtype: str) -> str:

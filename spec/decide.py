@@ -47,10 +47,9 @@ def _adjusted(
         paths = paths_of(tree.tokens.tolist(), tree.parents.tolist()) if adjustment.by_path else []
         adjustment.apply(logits, sequence.tokens, paths)
     if banned is not None:
-        logits.masked_fill_(banned.to(logits.device), -math.inf)
+        logits.masked_fill_(banned, -math.inf)
     if early:
-        rows, stops = torch.tensor(early)[:, None], torch.tensor(sorted(sequence.stop_ids))
-        logits[rows.to(logits.device), stops.to(logits.device)] = -math.inf
+        logits[torch.tensor(early)[:, None], torch.tensor(sorted(sequence.stop_ids))] = -math.inf
     return logits
 
 

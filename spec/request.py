@@ -98,6 +98,7 @@ class Delta(msgspec.Struct, kw_only=True):
 class EngineInfo(msgspec.Struct, kw_only=True, frozen=True):
     """What is running, for banner, /health and reports.
 
+    memory: what the engine holds, by parts, in words; empty if nobody said.
     root_seconds: a whole step of one sequence without drafts, as measured at start-up; 0 if nobody measured.
     more_seconds: what each number of sequences from 1 on adds to that, from the cost of their rows.
     """
@@ -117,5 +118,6 @@ class EngineInfo(msgspec.Struct, kw_only=True, frozen=True):
     draft_shape: tuple[int, ...]
     vocab_size: int
     eos_token_ids: tuple[int, ...]
+    memory: str = ""
     root_seconds: float = 0.0
     more_seconds: tuple[float, ...] = ()

@@ -27,7 +27,8 @@ from spec.tree import MAX_NODES, ROOT_ONLY, TreeShape
 
 #: After so many steps with drafts one goes without, so that somebody knows what drafting is to be compared with.
 PLAIN_EVERY = 256
-
+#: Rows of prompts in one step, at most.
+MAX_CHUNK = 256
 
 #: Rows of a prompt read at once for a sequence beside the traffic: whoever comes next waits for no more.
 _ASIDE_CHUNK = 32
@@ -46,7 +47,7 @@ class Scheduler:
         shape: TreeShape,
         cost: StepCost,
         max_seqs: int,
-        max_chunk: int = 256,
+        max_chunk: int = MAX_CHUNK,
         plain_every: int = PLAIN_EVERY,
     ) -> None:
         self.pool, self.prefix, self.shape, self.cost = pool, prefix, shape, cost

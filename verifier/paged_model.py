@@ -31,7 +31,10 @@ class PagedModel:
         self.max_positions = max_positions
 
     def run(self, rows: Many[Rows], features: FeatureRequest | None = None) -> Forward:
-        """One forward pass over ragged rows of several sequences: trees, chains and prefill chunks mixed."""
+        """One forward pass over ragged rows of several sequences: trees, chains and prefill chunks mixed.
+
+        Logits come to the host, where they are drawn from; features stay on the model's device.
+        """
         if self.static:
             return self._run_static(rows, features)
         batch = ForwardBatch.build(rows, self.decoder.group, self.decoder.window)
@@ -41,15 +44,15 @@ class PagedModel:
     def _run_static(self, rows: Many[Rows], features: FeatureRequest | None) -> Forward:
         static = StaticRows.of(rows, self.store.keys.device)
         logits, taken = paged_pass(self.decoder, static, self.store, features)
-        return Forward(logits, list(static.starts), static.in_order(taken))
+        return Forward(logits.cpu(), list(static.starts), static.in_order(taken))
 
     def draw(self, logits: Tensor, sampling: SamplingParams, noise: Noise, positions: Many[int]) -> Tensor:
-        """int64[N], on the host. On a GPU the kernel that captured steps draw with, whose noise is its own."""
-        if logits.device.type == "cpu":
+        """int64[N], on the host. On a GPU the kernel draws, as in captured steps: its logarithms are its own."""
+        if self.decoder.device.type == "cpu":
             return draw_at(logits, sampling, noise, positions)
-        count = len(positions)
-        rows = RowSampling.of([sampling] * count, [noise.seed] * count, positions, logits.device)
-        return draw_rows(logits, rows).cpu()
+        count, device = len(positions), self.decoder.device
+        rows = RowSampling.of([sampling] * count, [noise.seed] * count, positions, device)
+        return draw_rows(logits.to(device), rows).cpu()
 
     def committed(self, table: PageTable, moves: tuple[Tensor, Tensor] | None) -> None:
         """Accepted rows move down to be contiguous; everything up to the table's length is then valid."""

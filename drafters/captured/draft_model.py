@@ -34,7 +34,7 @@ _REACH = 2
 
 
 class CapturedDraftModel:
-    """Implements :class:`verifier.graphs.proposer.Proposer`. drafter: the eager one, whose model and store it shares."""
+    """Implements :class:`verifier.graphs.proposer.Proposer`. drafter: the eager one; both use one model and store."""
 
     needs: FeatureRequest | None = None
     reach: int = _REACH

@@ -7,7 +7,7 @@ from server.checking.draft import Draft
 from server.checking.report import Notes
 from server.checking.target import Target
 from server.config import EngineConfig
-from server.memory import free_bytes, in_words, plan
+from server.memory import in_words, plan
 
 
 def look_at_context(notes: Notes, config: EngineConfig, target: Target, draft: Draft | None) -> int | None:
@@ -32,20 +32,24 @@ def look_at_context(notes: Notes, config: EngineConfig, target: Target, draft: D
 
 
 def look_at_memory(notes: Notes, config: EngineConfig, target: Target, draft: Draft | None, length: int) -> None:
-    """Note what weights and KV cache take of the machine's memory. Without a drafter, what the target takes alone."""
+    """Note what weights and KV cache take of the device's memory. Without a drafter, what the target takes alone."""
     drafts = [draft.model] if draft is not None and draft.model is not None else []
     head = None if draft is None or notes.failed("draft") else draft.head
     smaller = "lower --max-model-len, --kv-tokens or --max-seqs, or name a smaller model"
     found = notes.attempt(
-        "memory", smaller, lambda: plan(config, length, target.dtype.value, [target.model, *drafts], head)
+        "memory",
+        smaller,
+        lambda: plan(config, length, target.dtype.value, [target.model, *drafts], head, target.device),
     )
     if found is None:
         return
-    free = free_bytes()
-    there = f"{in_words(found.machine)}" + ("" if free is None else f", {in_words(free)} of them free now")
+    free = target.device.free
+    where = f" of {target.device}" if target.device.is_gpu else ""
+    there = f"{in_words(found.machine)}{where}" + ("" if free is None else f", {in_words(free)} of them free now")
     text = f"{in_words(found.total)} of {there}: {found.described}"
     facts = {
         "weights": dict(found.weights),
+        **found.beside,
         "kv_cache": found.kv_bytes,
         "kv_tokens": found.tokens,
         "total": found.total,

@@ -9,6 +9,7 @@ from server.build import Choice, choose_dtype, short_name, target_directory
 from server.checking.files import look_at_files
 from server.checking.report import Notes
 from server.config import EngineConfig
+from server.device import Device, find_device
 from server.memory import parameters
 from server.text import SamplingDefaults, Tokenizer
 from server.vocabulary import vocabulary
@@ -19,12 +20,13 @@ _SUPPORTED = ", ".join(family.models for family in FAMILIES.values())
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A target whose configuration could be read. name: as it was given."""
+    """A target whose configuration could be read. name: as it was given. device: where it would run."""
 
     name: str
     directory: Path
     model: ModelConfig
     dtype: Choice
+    device: Device
 
 
 def look_at_target(notes: Notes, config: EngineConfig) -> Target | None:
@@ -38,11 +40,14 @@ def look_at_target(notes: Notes, config: EngineConfig) -> Target | None:
     model = notes.attempt("target", other, lambda: ModelConfig.from_directory(directory))
     if model is None:
         return None
-    dtype = choose_dtype(config, model)
+    device = notes.attempt("device", "leave --device out", lambda: find_device(config))
+    if device is None:
+        return None
+    dtype = choose_dtype(config, model, device)
     look_at_files(notes, "target", directory, model, dtype.value)
     if not notes.failed("target"):
         notes.ok("target", f"{described(model)}, {dtype.value} ({dtype.reason})", **facts(model), dtype=dtype.value)
-    return Target(config.target, directory, model, dtype)
+    return Target(config.target, directory, model, dtype, device)
 
 
 def _look_at_texts(notes: Notes, directory: Path) -> None:

@@ -15,8 +15,9 @@ import torch
 
 from server.checking.pair import check
 from server.config import EngineConfig
+from server.device import Device, free_bytes, machine_bytes
 from server.heads import Head
-from server.memory import MemoryPlan, free_bytes, in_words, machine_bytes, parameters, plan
+from server.memory import MemoryPlan, in_words, parameters, plan
 from server.unfit import Unfit
 from tests.checking.pairs import make_model
 from tests.heads.writing import write_config
@@ -85,9 +86,11 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_large_pair_is_judged_without_its_weights(large, monkeypatch) -> None:
-    monkeypatch.setattr("server.memory.machine_bytes", lambda: 64 * GIB)
+    monkeypatch.setattr("server.device.machine_bytes", lambda: 64 * GIB)
     before, begun = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.process_time()
-    report = check(EngineConfig(target=str(large / "target"), draft=str(large / "head"), dtype="bfloat16"))
+    report = check(
+        EngineConfig(target=str(large / "target"), draft=str(large / "head"), dtype="bfloat16", device="cpu")
+    )
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 600 * 1024
     assert time.process_time() - begun < 20
     assert report.works, report.findings
@@ -99,18 +102,17 @@ def test_a_large_pair_is_judged_without_its_weights(large, monkeypatch) -> None:
 
 
 def test_weights_alone_may_be_too_much(large, monkeypatch) -> None:
-    monkeypatch.setattr("server.memory.machine_bytes", lambda: 20 * GIB)
-    config = EngineConfig(target=str(large / "target"), draft="ngram", dtype="float32")
+    monkeypatch.setattr("server.device.machine_bytes", lambda: 20 * GIB)
+    config = EngineConfig(target=str(large / "target"), draft="ngram", dtype="float32", device="cpu")
     (fault,) = [finding for finding in check(config).findings if finding.status == "fail"]
     assert "the weights alone would take 29.9 GiB (target 29.9 GiB), but this machine has 20.0 GiB" in fault.text
     assert fault.fix == "Load them with --dtype bfloat16, or name a smaller model."
 
 
 def planned(model: ModelConfig, machine: int, head: Head | None = None, **settings: object) -> MemoryPlan:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("server.memory.machine_bytes", lambda: machine)
-        config = EngineConfig(**settings)  # type: ignore[arg-type]
-        return plan(config, config.max_model_len or model.max_positions, "bfloat16", [model], head)
+    config = EngineConfig(**settings)  # type: ignore[arg-type]
+    length = config.max_model_len or model.max_positions
+    return plan(config, length, "bfloat16", [model], head, Device("cpu", machine))
 
 
 def test_the_cache_leaves_room_for_the_weights(large) -> None:

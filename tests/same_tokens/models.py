@@ -64,10 +64,11 @@ def blur(model: Any, distance: float = DISTANCE) -> None:
         parameter.add_(noise.to(parameter.dtype) * parameter.std() * distance)
 
 
-def paged(decoder: Decoder, pool: PagePool) -> PagedModel:
+def paged(decoder: Decoder, pool: PagePool, static: bool = False) -> PagedModel:
+    """static: whether it takes passes over static rows, as on a GPU."""
     config = decoder.config
     store = KVStore(pool, config.num_layers, config.num_kv_heads, config.head_dim, decoder.dtype)
-    return PagedModel(decoder, store, config.max_positions)
+    return PagedModel(decoder, store, config.max_positions, static)
 
 
 #: Makes a drafter whose KV, if it has any, lies in the pages of this pool.
@@ -90,7 +91,7 @@ def engine_of(
     verifier, proposing = paged(target, pool), drafter(pool)
     index = PrefixIndex(pool) if prefix else None
     engine = Engine(
-        info=_info(target, pool, max_seqs, shape),
+        info=info_of(target, pool, max_seqs, shape),
         pool=pool,
         prefix=index,
         verifier=verifier,
@@ -102,7 +103,7 @@ def engine_of(
     return engine
 
 
-def _info(target: Decoder, pool: PagePool, max_seqs: int, shape: TreeShape) -> EngineInfo:
+def info_of(target: Decoder, pool: PagePool, max_seqs: int, shape: TreeShape) -> EngineInfo:
     config = target.config
     tokens = (pool.num_pages - 1) * pool.page_size
     return EngineInfo(

@@ -32,6 +32,7 @@ TREE = DraftTree.build([50, 51, 52, 53, 54, 55], [-1, 0, 0, 1, 2, 4])
 
 def segment_of(rows: Rows, group: int = 1, window: int | None = None) -> Segment:
     (segment,) = ForwardBatch.build([rows], group, window).segments
+    assert isinstance(segment, Segment)
     return segment
 
 

@@ -11,7 +11,7 @@ from kvpaging import KVStore, PagePool, PageTable
 from spec.protocols import Rows
 from spec.tree import DraftTree
 from tests.verifier.reading import random_parents, scattered
-from verifier.batch import ForwardBatch
+from verifier.batch import ForwardBatch, Segment
 from verifier.ops.attention import attend
 from verifier.ops.tree_attention import PagedRows, tree_attention
 
@@ -52,6 +52,7 @@ def test_it_is_the_attention_of_the_eager_step(kind, window, first) -> None:
         parts = [Rows(t, torch.zeros(n, dtype=torch.int64), b) for t, (b, n) in zip(tables, sequences, strict=True)]
     result = tree_attention(query, store.keys[0], store.values[0], rows, SCALE, window, first)
     for segment in ForwardBatch.build(parts, HEADS // GROUPS, window).segments:
+        assert isinstance(segment, Segment)
         segment.first = first
         wanted = attend(query[segment.rows], store.keys[0], store.values[0], segment, SCALE, window is not None)
         seen = slice(1, None) if first and segment.used == 1 else slice(None)  # a lone row at 0 would see nothing

@@ -17,24 +17,28 @@ from torch import Tensor
 from spec.sampling import SamplingParams
 from verifier.ops.accept import AcceptedPaths
 from verifier.ops.draw import RowSampling
+from verifier.ops.recent import gather_recent
 
 
 @dataclass(frozen=True, slots=True)
 class Joined:
     """One sequence as the host knows it when it joins a captured step. text: its end, the root last."""
 
-    pages: Many[int]
+    pages: list[int]
     length: int
     text: Many[int]
     sampling: SamplingParams
     seed: int
 
 
+_PADDING = Joined([], 0, (), SamplingParams(temperature=0.0), 0)
+
+
 class StepState:
     """The sequences of one bucket; all tensors on the device, none ever replaced.
 
     tables: int32[S, P], page ids, 0 (the padding page) where there is none. lengths: int32[S], committed tokens, whose
-    KV the target has. live: int64[S], 1, or 0 for a place that is only padding. recent: int64[S, T], the ends of the
+    KV the target has. live: int32[S], 1, or 0 for a place that is only padding. recent: int64[S, T], the ends of the
     texts, the root last. Nothing is known of a text before its ``length + 1 - T``-th token.
     """
 
@@ -42,10 +46,12 @@ class StepState:
         self.page_size, self.device = page_size, torch.device(device)
         self.tables = torch.zeros(sequences, pages, dtype=torch.int32, device=device)
         self.lengths = torch.zeros(sequences, dtype=torch.int32, device=device)
-        self.live = torch.zeros(sequences, dtype=torch.int64, device=device)
+        self.live = torch.zeros(sequences, dtype=torch.int32, device=device)
         self.recent = torch.zeros(sequences, reach, dtype=torch.int64, device=device)
         self._sampling: dict[int, RowSampling] = {}
         self._offsets: dict[int, Tensor] = {}
+        self._places = [_PADDING] * sequences
+        self._pages: list[list[int]] = [[] for _ in range(sequences)]
 
     @property
     def size(self) -> int:
@@ -70,32 +76,40 @@ class StepState:
         """
         nodes = depths.shape[-1]
         if nodes not in self._sampling:
-            self._sampling[nodes] = _blank(self.size * nodes, self.device)
+            self._sampling[nodes] = self._rows(nodes, self.device)
         positions = (self.lengths[:, None] + depths + 1).flatten().long()
         return replace(self._sampling[nodes], positions=positions)
 
+    @torch.inference_mode()
     def join(self, sequences: Many[Joined]) -> None:
         """Write all places; those past the given sequences become padding."""
         size = self.size
-        padding = [Joined((), 0, (), SamplingParams(temperature=0.0), 0)] * (size - len(sequences))
-        places = [*sequences, *padding]
+        places = [*sequences, *[_PADDING] * (size - len(sequences))]
         self.write_tables([place.pages for place in places])
         self.lengths.copy_(torch.tensor([place.length for place in places], dtype=torch.int32))
-        self.live.copy_(torch.tensor([int(index < len(sequences)) for index in range(size)]))
+        self.live.copy_(torch.tensor([int(index < len(sequences)) for index in range(size)], dtype=torch.int32))
         self.recent.copy_(torch.tensor([self._end(place.text) for place in places]))
+        self._places = places
         for nodes, kept in self._sampling.items():
-            params = [place.sampling for place in places for _ in range(nodes)]
-            fresh = RowSampling.of(params, [place.seed for place in places for _ in range(nodes)], [0] * len(params))
+            fresh = self._rows(nodes, "cpu")
             for name in ("temperature", "top_k", "top_p", "min_p", "seeds"):
                 getattr(kept, name).copy_(getattr(fresh, name))
 
-    def write_tables(self, pages: Many[Many[int]]) -> None:
-        """The page ids of every place, at most P of each."""
+    @torch.inference_mode()
+    def write_tables(self, pages: Many[list[int]]) -> None:
+        """The page ids of the first places, of which only the first P matter; nothing is copied if they are there."""
         width = self.tables.shape[1]
-        assert all(len(row) <= width for row in pages), "a table outgrew its bucket"
-        self.tables[: len(pages)].copy_(
-            torch.tensor([[*row, *[0] * (width - len(row))] for row in pages], dtype=torch.int32)
-        )
+        for place, row in enumerate(pages):
+            if self._pages[place] != row[:width]:
+                self._pages[place] = list(row[:width])
+                blank = [0] * (width - len(self._pages[place]))
+                self.tables[place].copy_(torch.tensor([*self._pages[place], *blank], dtype=torch.int32))
+
+    def _rows(self, nodes: int, device: torch.device | str) -> RowSampling:
+        """How ``nodes`` rows of each place are drawn, at position 0."""
+        params = [place.sampling for place in self._places for _ in range(nodes)]
+        seeds = [place.seed for place in self._places for _ in range(nodes)]
+        return RowSampling.of(params, seeds, [0] * len(params), device)
 
     def _end(self, text: Many[int]) -> list[int]:
         reach = self.recent.shape[1]
@@ -104,14 +118,6 @@ class StepState:
 
     def advance(self, taken: AcceptedPaths) -> None:
         """The accepted paths become text; the last emitted token of each is its new root."""
-        reach = self.recent.shape[1]
         # A broken draw is no token. The host ends its sequence; until then it must not be looked up anywhere.
-        text = torch.cat((self.recent, taken.emitted.clamp(min=0)), dim=1)
-        where = torch.arange(reach, device=self.device) + taken.lengths[:, None]
-        self.recent.copy_(text.gather(1, where))
+        self.recent.copy_(gather_recent(self.recent, taken.emitted, taken.lengths).clamp_(min=0))
         self.lengths.add_(taken.lengths.to(torch.int32))
-
-
-def _blank(rows: int, device: torch.device) -> RowSampling:
-    """Greedy rows, to be overwritten."""
-    return RowSampling.of([SamplingParams(temperature=0.0)] * rows, [0] * rows, [0] * rows, device)

@@ -47,12 +47,17 @@ class EagleHead:
         self._fc = None if weights.fc is None else Linear(weights.fc, weights.fc_bias)
         self._layers = [HeadLayer(config.layer, layer, number) for number, layer in enumerate(weights.layers)]
         self._head = weights.head
-        self._rope = RopeTable(self.layer, max_positions)
+        self._rope = RopeTable(self.layer, max_positions, self.device)
 
     @property
     def dtype(self) -> torch.dtype:
         """The dtype of weights and activations."""
         return self._embed.dtype
+
+    @property
+    def device(self) -> torch.device:
+        """Where weights and activations are."""
+        return self._embed.device
 
     def reading(self, layers: tuple[int, ...]) -> EagleHead:
         """The same head, reading other layers of the target; all weights are shared."""

@@ -19,7 +19,7 @@ def medusa_hits(heads: MedusaHeads, features: Features, wanted: Tensor) -> Tenso
 
     features: of a text's R positions. wanted: int64[R], the target's most likely token after each.
     """
-    guesses = heads(features["final"], 0).argmax(dim=-1)
+    guesses = heads(features["final"], 0).argmax(dim=-1).cpu()
     return _hits(guesses if heads.token_map is None else heads.token_map[guesses], wanted)
 
 
@@ -33,9 +33,9 @@ def eagle_hits(
     first = table.slots(0, 1)
     store.keys[:, first] = 0
     store.values[:, first] = 0
-    batch = ForwardBatch.build([Rows(table, tokens[1:], 1)], head.group, None)
+    batch = ForwardBatch.build([Rows(table, tokens[1:], 1)], head.group, None, head.device)
     logits, _ = head(batch, head.fuse(features)[:-1], store)
-    guesses = logits.argmax(dim=-1)
+    guesses = logits.argmax(dim=-1).cpu()
     return _hits(guesses if head.token_ids is None else head.token_ids[guesses], wanted)
 
 

@@ -12,7 +12,6 @@ from kvpaging.ops import store_rows
 from verifier.batch import ForwardBatch
 from verifier.model.config import ModelConfig
 from verifier.model.linear import Linear
-from verifier.ops.activation import silu_mul
 from verifier.ops.attention import attend
 from verifier.ops.norm import rms_norm
 from verifier.ops.rope import rotate
@@ -67,7 +66,7 @@ class HeadLayer:
 
     def mlp(self, x: Tensor) -> Tensor:
         """[R, H]: what the second half of the layer adds."""
-        return self._down(silu_mul(self._gate_up(self.norm("post_attention_layernorm", x))))
+        return self._down(self._gate_up.gated(self.norm("post_attention_layernorm", x)))
 
     def _turning(self, heads: Tensor) -> Tensor:
         """Queries and keys, normed by head where the layer has such norms."""

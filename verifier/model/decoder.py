@@ -20,7 +20,6 @@ from verifier.model.config import ModelConfig
 from verifier.model.linear import Linear
 from verifier.model.rope import RopeTable
 from verifier.model.weights import LayerWeights, ModelWeights
-from verifier.ops.activation import silu_mul
 from verifier.ops.attention import attend
 from verifier.ops.norm import rms_norm
 from verifier.ops.rope import rotate
@@ -56,7 +55,7 @@ class Layer:
 
 
 class Decoder:
-    """A decoder-only model over paged KV. Owns its weights; the KV store is the caller's."""
+    """A decoder-only model over paged KV. Owns its weights and runs where they are; the KV store is the caller's."""
 
     def __init__(self, config: ModelConfig, weights: ModelWeights, max_positions: int) -> None:
         self.config = config
@@ -65,7 +64,7 @@ class Decoder:
         self.window = config.sliding_window if any(config.sliding_layers) else None
         self._embed = weights.embed
         self.scale = config.head_dim**-0.5
-        self.rope = RopeTable(config, max_positions)
+        self.rope = RopeTable(config, max_positions, self.device)
         self.layers = []
         for index in range(len(weights.layers)):  # packed one by one, so that no second copy of the model stands
             self.layers.append(Layer.of(weights.layers[index], config.sliding_layers[index]))
@@ -77,6 +76,11 @@ class Decoder:
     def dtype(self) -> torch.dtype:
         """The dtype of weights and activations."""
         return self._embed.dtype
+
+    @property
+    def device(self) -> torch.device:
+        """Where weights and activations are."""
+        return self._embed.device
 
     @property
     def embedding(self) -> Tensor:
@@ -110,8 +114,8 @@ class Decoder:
             if index in asked.layers:
                 taken[f"layer.{index}"] = x[: batch.live].clone()
             x = self._attention(index, layer, x, cos, sin, batch, store)
-            inner = silu_mul(layer.gate_up(rms_norm(x, layer.post_norm, self.config.rms_norm_eps)))
-            x = x + layer.down(inner)
+            inner = layer.gate_up.gated(rms_norm(x, layer.post_norm, self.config.rms_norm_eps))
+            x = layer.down(inner, residual=x)
         if len(self.layers) in asked.layers:
             taken[f"layer.{len(self.layers)}"] = x[: batch.live]
         if asked.final:
@@ -127,9 +131,9 @@ class Decoder:
         store_rows(keys, values, batch.slots, key[: batch.live], value[: batch.live])
         mixed = [attend(query[s.rows], keys, values, s, self.scale, layer.windowed) for s in batch.segments]
         if len(mixed) == 1 and batch.live == len(x):
-            return x + layer.output(mixed[0].to(x.dtype))
+            return layer.output(mixed[0].to(x.dtype), residual=x)
         padding = mixed[0].new_zeros(len(x) - batch.live, mixed[0].shape[1])
-        return x + layer.output(torch.cat([*mixed, padding]).to(x.dtype))
+        return layer.output(torch.cat([*mixed, padding]).to(x.dtype), residual=x)
 
     def _project(self, layer: Layer, x: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Rotated queries [R, Q, D], rotated keys [R, G, D], values [R, G, D]."""

@@ -17,7 +17,6 @@ from kvpaging import KVStore
 from spec.features import Features
 from spec.protocols import FeatureRequest
 from verifier.model.decoder import Decoder, Layer
-from verifier.ops.activation import silu_mul
 from verifier.ops.norm import add_rms_norm, rms_norm
 from verifier.ops.rope import rotate_and_store
 from verifier.ops.tree_attention import tree_attention
@@ -43,7 +42,7 @@ def paged_pass(
             taken[f"layer.{index}"] = x.clone()
         mixed = attention(decoder, index, layer, normed, rotation, rows, store)
         normed = add_rms_norm(x, layer.output(mixed), layer.post_norm, eps)
-        normed = add_rms_norm(x, layer.down(silu_mul(layer.gate_up(normed))), next_norm, eps)
+        normed = add_rms_norm(x, layer.down(layer.gate_up.gated(normed)), next_norm, eps)
     if len(decoder.layers) in asked.layers:
         taken[f"layer.{len(decoder.layers)}"] = x
     if asked.final:

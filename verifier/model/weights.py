@@ -5,8 +5,8 @@
     v_proj [Hk D, H] ┘                  up_proj [I, H] ┘
 
 The fused tensors are allocated once; every tensor of a file has its place in one of them, a view of some rows, and is
-copied (and cast) straight there from the mapped file, so that no second copy of the model is ever held. Names, shapes
-and types are checked against the files' headers before the first byte is read.
+copied (and cast) straight there from the mapped file, onto a GPU too, so that no second copy of the model is ever held,
+here or there. Names, shapes and types are checked against the files' headers before the first byte is read.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def load(
     device: torch.device | str = "cpu",
     progress: bool = True,
 ) -> ModelWeights:
-    """The weights in ``directory``, cast to ``dtype``; ``progress`` shows a bar on stderr.
+    """The weights in ``directory``, cast to ``dtype``, on ``device``; ``progress`` shows a bar on stderr.
 
     Raises WeightsError, naming tensor and file, unless every tensor the configuration asks for is there exactly once
     and in the right shape, and nothing unknown is.
@@ -187,6 +187,6 @@ def _check_tied(checkpoint: Checkpoint, embed: Tensor) -> None:
         return
     file = checkpoint.tensors[LM_HEAD].file
     with safe_open(file, framework="pt") as tensors:
-        rows = zip(tensors.get_tensor(LM_HEAD).chunk(16), embed.cpu().chunk(16), strict=True)
-        if not all(torch.equal(stored.to(kept.dtype), kept) for stored, kept in rows):
+        rows = zip(tensors.get_tensor(LM_HEAD).chunk(16), embed.chunk(16), strict=True)
+        if not all(torch.equal(stored.to(kept.dtype), kept.cpu()) for stored, kept in rows):
             raise WeightsError(f"{file}: {LM_HEAD} differs from {EMBEDDING}, to which config.json ties it")

@@ -198,6 +198,18 @@ def tree_merge(stats, partials, out, lengths, offsets, depths, R, count, whole_s
     tl.store(out + head_row.to(tl.int64) * D + columns[None, :], result, mask=(columns < D)[None, :])
 
 
+def parts_of(capacity: int, whole_splits: bool) -> tuple[int, int]:
+    """Whole splits, and all parts, that ``capacity`` committed positions are cut into for one tile of rows."""
+    whole = capacity // (BLOCK * SPLIT) if whole_splits else 0
+    return whole, whole + (SPLIT if whole_splits else capacity // BLOCK)
+
+
+def most_parts(capacity: int) -> int:
+    """The most partials that a row leaves behind with page tables of so many positions, those of its path included."""
+    fine = 0 if capacity > _FINE_POSITIONS else parts_of(capacity, False)[1]
+    return max(parts_of(capacity, True)[1], fine) + TAILS
+
+
 def tree_attention(
     query: Tensor,
     keys: Tensor,
@@ -220,8 +232,7 @@ def tree_attention(
     tiles = tiles_of(query, keys, rows)
     if whole_splits is None:
         whole_splits = tiles > count or capacity > _FINE_POSITIONS
-    whole = capacity // (BLOCK * SPLIT) if whole_splits else 0
-    parts = whole + (SPLIT if whole_splits else capacity // BLOCK)
+    whole, parts = parts_of(capacity, whole_splits)
     stats = query.new_empty(parts + TAILS, total, heads, 2, dtype=torch.float32)
     partials = query.new_empty(parts + TAILS, total, heads, width, dtype=torch.float32)
     out = torch.empty_like(query)

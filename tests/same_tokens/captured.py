@@ -1,0 +1,89 @@
+"""Engines whose steps are captured, on a CPU: the launcher calls the step instead of replaying a graph."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from drafters.captured.draft_model import CapturedDraftModel
+from drafters.draft_model import DraftModelDrafter
+from kvpaging import PagePool, PrefixIndex
+from spec.budget import StepCost
+from spec.engine import Engine
+from spec.protocols import Drafter
+from spec.scheduler import Scheduler
+from spec.step import EagerRunner
+from spec.tree import TreeShape
+from tests.same_tokens.models import MAX_SEQS, Pair, info_of, paged
+from tests.same_tokens.witness import Job, Text, poison
+from verifier.graphs.buckets import buckets, sizes, widths
+from verifier.graphs.capture import Capture, direct
+from verifier.graphs.plain import FromHost
+from verifier.graphs.proposer import Proposer
+from verifier.graphs.runner import GraphRunner
+
+#: Makes a drafter whose KV lies in the pages of a pool; None: nobody drafts.
+MakeDrafter = Callable[[PagePool], Drafter | None]
+
+
+def draft_model(pair: Pair) -> MakeDrafter:
+    """The pair's draft model, its passes static too."""
+    return lambda pool: DraftModelDrafter(paged(pair.draft, pool, static=True), dynamic=False)
+
+
+def captured_engine(
+    pair: Pair,
+    drafter: MakeDrafter,
+    shape: TreeShape,
+    *,
+    graphs: bool = True,
+    run_ahead: bool = True,
+    capture: Capture = direct,
+    max_seqs: int = MAX_SEQS,
+    tokens: int = 1024,
+    page_size: int = 16,
+    prefix: bool = False,
+    plain_every: int = 0,
+) -> Engine:
+    """graphs: False runs the same static passes op by op."""
+    pool = PagePool(1 + tokens // page_size, page_size)
+    verifier, proposing = paged(pair.target, pool, static=True), drafter(pool)
+    eager = EagerRunner(verifier, proposing)
+    index = PrefixIndex(pool) if prefix else None
+    info = info_of(pair.target, pool, max_seqs, shape)
+
+    def proposer(size: int) -> Proposer | None:
+        if proposing is None or not shape.levels:
+            return None
+        if isinstance(proposing, DraftModelDrafter):
+            return CapturedDraftModel(proposing, shape, size)
+        return FromHost(proposing.name, shape, size, "cpu")
+
+    longest = info.max_model_len + 2 * shape.nodes + 1
+    made = buckets(verifier, proposer, capture, (sizes(max_seqs), widths(longest, page_size)))
+    return Engine(
+        info=info,
+        pool=pool,
+        prefix=index,
+        verifier=verifier,
+        drafter=proposing,
+        scheduler=Scheduler(pool, index, shape, StepCost([1], [1.0]), max_seqs, 256, plain_every),
+        runner=GraphRunner(eager, dict(made), run_ahead) if graphs else eager,
+    )
+
+
+def run_freely(engine: Engine, jobs: Iterable[Job], careful: bool = False) -> dict[str, Text]:
+    """Run jobs to their end, letting steps run ahead. careful: prove the ledger and poison KV before every step."""
+    waiting = sorted(jobs, key=lambda job: job.arrives)
+    texts = {job.id: Text() for job in waiting}
+    step = 0
+    while waiting or engine.has_work:
+        while waiting and waiting[0].arrives <= step:
+            engine.add(waiting.pop(0).request())
+        if careful:
+            engine.check()
+            poison(engine)
+        for delta in engine.step():
+            texts[delta.id].add(delta)
+        step += 1
+    engine.check()
+    return texts

@@ -1,0 +1,141 @@
+"""The same tokens from captured steps: with graphs and without, ahead of the host and not, plain and with any tree."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import pytest
+import torch
+
+from drafters.ngram import NgramDrafter
+from kvpaging import PagePool
+from spec.protocols import Drafter
+from spec.tree import ROOT_ONLY, TreeShape
+from tests.same_tokens.captured import captured_engine, draft_model, run_freely
+from tests.same_tokens.models import Pair
+from tests.same_tokens.proposers import RandomTrees
+from tests.same_tokens.runs import TEMPLATE, assert_same, jobs_of, whole
+from tests.same_tokens.witness import Text
+from verifier.graphs.runner import GraphRunner
+
+LENGTHS = (9, 2, 17, 33, 5, 40)
+SHAPES = {
+    "chain1": TreeShape.chain(1),
+    "chain5": TreeShape.chain(5),
+    "3,2,1": TreeShape.parse("3,2,1"),
+    "1,3,3": TreeShape.parse("1,3,3"),
+    "largest": TreeShape.parse("6,14,18,14,8,3"),
+    "template": TEMPLATE,
+}
+
+
+@cache
+def expected(pair: Pair, max_tokens: int = 14) -> dict[str, Text]:
+    """Each request alone, plain, op by op."""
+    engine = captured_engine(pair, lambda pool: None, ROOT_ONLY, graphs=False, max_seqs=1)
+    return run_freely(engine, jobs_of(pair.vocab_size, LENGTHS, max_tokens), careful=True)
+
+
+def check(pair: Pair, drafter, shape: TreeShape, careful: bool = False, max_tokens: int = 14, **options):
+    """Run the requests; returns the engine's runner and the texts."""
+    engine = captured_engine(pair, drafter, shape, **options)
+    texts = run_freely(engine, jobs_of(pair.vocab_size, LENGTHS, max_tokens), careful)
+    assert_same(expected(pair, max_tokens), texts)
+    return engine.runner, texts
+
+
+def accepted(texts: dict[str, Text]) -> int:
+    return sum(text.statistics.accepted for text in texts.values() if text.statistics is not None)
+
+
+@pytest.mark.parametrize("careful", [False, True])
+@pytest.mark.parametrize("max_seqs", [1, 3])
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("family", ["llama3", "qwen2_window"])
+def test_a_draft_model_in_every_shape(pair, family, shape, max_seqs, careful) -> None:
+    made = pair(family, layers=2)
+    runner, texts = check(made, draft_model(made), SHAPES[shape], careful, max_seqs=max_seqs, max_tokens=24)
+    assert isinstance(runner, GraphRunner)
+    assert runner.counts["launched"] >= 5
+    assert accepted(texts) > 10
+
+
+@pytest.mark.parametrize("max_seqs", [1, 2, 4])
+def test_plain(pair, max_seqs) -> None:
+    check(pair("llama3", layers=2), lambda pool: None, ROOT_ONLY, max_seqs=max_seqs)
+
+
+def test_op_by_op(pair) -> None:
+    made = pair("llama3", layers=2)
+    check(made, draft_model(made), TreeShape.chain(4), graphs=False)
+
+
+def test_bf16(pair) -> None:
+    made = pair("llama3", torch.bfloat16, layers=2)
+    check(made, draft_model(made), TreeShape.chain(4))
+
+
+@pytest.mark.parametrize("page_size", [1, 4, 64])
+def test_page_sizes(pair, page_size) -> None:
+    made = pair("llama3", layers=2)
+    check(made, draft_model(made), TreeShape.parse("3,2,1"), page_size=page_size, max_tokens=30)
+
+
+def test_few_pages(pair) -> None:
+    """Sequences are preempted and come back; steps do without running ahead where there is no page for it."""
+    made = pair("llama3", layers=2)
+    runner, _ = check(made, draft_model(made), TreeShape.chain(4), tokens=176, page_size=8, prefix=True, max_tokens=30)
+    assert runner.counts["launched"]
+
+
+def test_plain_steps_between(pair) -> None:
+    made = pair("llama3", layers=2)
+    _, texts = check(made, draft_model(made), TreeShape.chain(4), plain_every=3, max_tokens=30)
+    assert accepted(texts) > 10
+
+
+@pytest.mark.parametrize("drafter", ["ngram", "garbage", "truth"])
+def test_trees_from_the_host(pair, drafter) -> None:
+    made = pair("llama3", layers=2)
+    known = whole(jobs_of(made.vocab_size, LENGTHS, 14), expected(made))
+
+    def make(pool: PagePool) -> Drafter:
+        if drafter == "ngram":
+            return NgramDrafter(shortest=1)
+        return RandomTrees(made.vocab_size, known=known if drafter == "truth" else None)
+
+    runner, texts = check(made, make, TreeShape.parse("2,4,4,3"))
+    assert runner.counts["launched"] >= 5
+    assert runner.counts["dropped"] == 0
+    if drafter == "truth":
+        assert accepted(texts) > 10
+
+
+def test_a_step_runs_ahead_and_few_are_dropped(pair) -> None:
+    """One for each text at its end, and one where a prompt comes in between."""
+    made = pair("llama3", layers=2)
+    runner, texts = check(made, draft_model(made), TreeShape.chain(4), max_seqs=1, max_tokens=30)
+    assert runner.counts["dropped"] <= 2 * len(texts)
+    assert runner.counts["launched"] > 4 * runner.counts["dropped"]
+
+
+def test_cancelled_and_new_requests_while_a_step_runs_ahead(pair) -> None:
+    made = pair("llama3", layers=2)
+    engine = captured_engine(made, draft_model(made), TreeShape.chain(4))
+    jobs = jobs_of(made.vocab_size, LENGTHS, 30)
+    texts = {job.id: Text() for job in jobs}
+    for job in jobs[:3]:
+        engine.add(job.request())
+    for step in range(200):
+        if step == 6:
+            engine.cancel(jobs[0].id)
+        if step == 8:
+            for job in jobs[3:]:
+                engine.add(job.request())
+        for delta in engine.step():
+            texts[delta.id].add(delta)
+        if not engine.has_work:
+            break
+    engine.check()
+    assert texts[jobs[0].id].finish_reason == "cancelled"
+    assert_same(expected(made, 30), texts)

@@ -1,0 +1,80 @@
+"""Where an engine runs, and in which dtype."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from server.build import BUNDLED, choose_dtype
+from server.config import EngineConfig
+from server.device import Device, find_device
+from server.unfit import Unfit
+from verifier.model.config import ModelConfig
+
+GIB = 1 << 30
+HOPPER = Device("cuda:0", 139 * GIB, 138 * GIB, "NVIDIA H200", (9, 0))
+
+no_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
+gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+
+
+def model() -> ModelConfig:
+    return ModelConfig.from_directory(Path(BUNDLED) / "target")
+
+
+def test_the_cpu_when_asked_for() -> None:
+    device = find_device(EngineConfig(device="cpu"))
+    assert (device.name, str(device), device.is_gpu) == ("cpu", "cpu", False)
+    assert device.total > GIB // 4
+
+
+@no_gpu
+def test_without_a_gpu_auto_is_the_cpu_and_cuda_is_refused() -> None:
+    assert find_device(EngineConfig()).name == "cpu"
+    with pytest.raises(
+        Unfit, match="--device cuda: this machine has no CUDA device that PyTorch can use: --device cpu"
+    ):
+        find_device(EngineConfig(device="cuda"))
+    with pytest.raises(Unfit, match=r"--gpu-memory-utilization 0\.5: the engine runs on the CPU"):
+        find_device(EngineConfig(gpu_memory_utilization=0.5))
+
+
+@gpu
+@pytest.mark.parametrize("asked", ["auto", "cuda"])
+def test_the_first_gpu(asked) -> None:
+    device = find_device(EngineConfig(device=asked, gpu_memory_utilization=0.5))
+    assert device.name == "cuda:0"
+    assert device.model
+    assert device.free is not None
+    assert GIB < device.free <= device.total
+
+
+def test_a_share_of_a_gpu_is_refused_on_the_cpu() -> None:
+    with pytest.raises(Unfit, match="leave the flag out; --kv-tokens sizes the KV cache there"):
+        find_device(EngineConfig(device="cpu", gpu_memory_utilization=0.9))
+
+
+def test_a_gpu_is_named_for_people() -> None:
+    assert str(HOPPER) == "cuda:0 (NVIDIA H200)"
+
+
+@pytest.mark.parametrize(
+    ("capability", "dtype"), [((9, 0), "bfloat16"), ((8, 0), "bfloat16"), ((7, 5), "float16"), ((7, 0), "float16")]
+)
+def test_bf16_from_ampere_on_and_fp16_before(capability, dtype) -> None:
+    choice = choose_dtype(EngineConfig(), model(), replace(HOPPER, capability=capability))
+    assert choice.value == dtype
+    assert "GPU" in choice.reason
+
+
+def test_a_dtype_that_was_asked_for_is_taken() -> None:
+    assert choose_dtype(EngineConfig(dtype="float32"), model(), HOPPER).value == "float32"
+
+
+def test_a_processor_without_bf16_takes_fp32_if_it_fits(monkeypatch) -> None:
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx2": True})
+    assert choose_dtype(EngineConfig(), model(), Device("cpu", 8 * GIB)).value == "float32"
+    assert choose_dtype(EngineConfig(), model(), Device("cpu", GIB >> 6)).value == "bfloat16"

@@ -1,0 +1,189 @@
+"""The memory plan of GPUs that are not here: the device's numbers are made up, the arithmetic is the server's."""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from server.cli import COMMANDS, build_parser
+from server.config import EngineConfig, ServeConfig
+from server.device import Device
+from server.gpu_memory import GRAPH_RESERVE, UTILIZATION
+from server.load_config import load
+from server.memory import MemoryPlan, parameters, plan
+from server.unfit import Unfit
+from verifier.model.config import ModelConfig
+from verifier.model.fields import Fields
+from verifier.workspace import rope_bytes, workspace_bytes
+
+GIB = 1 << 30
+H200 = Device("cuda:0", 139 * GIB, 138 * GIB, "NVIDIA H200", (9, 0))
+RTX_4090 = Device("cuda:0", 24 * GIB, 23 * GIB, "NVIDIA GeForce RTX 4090", (8, 9))
+T4 = Device("cuda:0", 15 * GIB, 15 * GIB - (1 << 28), "Tesla T4", (7, 5))
+
+LLAMA_8B = {
+    "architectures": ["LlamaForCausalLM"],
+    "vocab_size": 128256,
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "max_position_embeddings": 131072,
+    "rms_norm_eps": 1e-5,
+}
+LLAMA_1B = {**LLAMA_8B, "hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16, "head_dim": 64}
+PER_TOKEN = 2 * 32 * 8 * 128 * 2
+
+
+def llama(shape: dict[str, Any], **changed: object) -> ModelConfig:
+    return ModelConfig.of_llama(Fields({**shape, **changed}, "config.json"))
+
+
+def planned(device: Device, *models: ModelConfig, dtype: str = "bfloat16", **settings: Any) -> MemoryPlan:
+    config = EngineConfig(**settings)
+    models = models or (llama(LLAMA_8B),)
+    return plan(config, config.max_model_len or models[0].max_positions, dtype, models, None, device)
+
+
+def test_the_rest_of_an_h200_is_kv_cache() -> None:
+    found = planned(H200)
+    assert found.weights == {"target": 2 * parameters(llama(LLAMA_8B))}
+    assert found.beside["graphs"] == GRAPH_RESERVE
+    assert found.kv_bytes == found.pages * 16 * PER_TOKEN
+    budget = UTILIZATION * 139 * GIB
+    assert 0 <= budget - found.total < 2 * 16 * PER_TOKEN
+    assert 800_000 < found.tokens < 1_000_000
+    assert f"KV cache of {found.tokens:,} tokens" in found.described
+    assert "workspace" in found.described
+
+
+def test_every_part_takes_its_share_of_the_tokens() -> None:
+    most = planned(H200).tokens
+    assert planned(H200, gpu_memory_utilization=0.5).tokens == pytest.approx(most - 0.4 * 139 * GIB / PER_TOKEN, abs=32)
+    assert planned(H200, graphs=False).tokens == pytest.approx(most + GRAPH_RESERVE / PER_TOKEN, abs=32)
+    draft = llama(LLAMA_1B)
+    pair = planned(H200, llama(LLAMA_8B), draft)
+    assert pair.weights["draft model"] == 2 * parameters(draft)
+    assert pair.kv_bytes == pair.pages * 16 * (PER_TOKEN + 2 * 16 * 8 * 64 * 2)
+    assert planned(H200, max_model_len=8192).beside["workspace"] < planned(H200).beside["workspace"]
+
+
+def test_what_others_hold_is_left_to_them() -> None:
+    crowded = replace(H200, free=60 * GIB)
+    assert planned(crowded).total <= 60 * GIB
+    assert planned(crowded).total > 59 * GIB
+
+
+def test_a_tied_output_head_is_held_once() -> None:
+    tied = llama(LLAMA_8B, tie_word_embeddings=True)
+    assert planned(H200, tied).weights["target"] == 2 * (parameters(tied) - 128256 * 4096)
+
+
+def test_the_workspace_is_counted_from_the_shapes() -> None:
+    model = llama(LLAMA_8B)
+    rows, trees, positions = 256 + 4 * 64, 4 * 64, 131072 + 64
+    logits, partials = rows * 128256 * (2 + 4), trees * 32 * (128 + 2) * 4 * (131136 // 1024 + 16 + 2)
+    least = logits + partials + rows * (6144 + 28672) * 2
+    found = workspace_bytes(model, 2, positions, rows, trees)
+    assert least < found < 1.3 * least
+    assert planned(H200).beside["workspace"] == found + rope_bytes(model, positions)
+    assert rope_bytes(model, positions) == positions * 128 * 2 * 4
+
+
+def test_a_tiny_model_does_not_fill_the_gpu() -> None:
+    tiny = llama(LLAMA_8B, hidden_size=64, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=1)
+    assert planned(H200, tiny, max_model_len=4096).tokens == 1 << 22
+
+
+def test_kv_tokens_are_taken_at_their_word() -> None:
+    assert planned(RTX_4090, max_model_len=8192, kv_tokens=10_000).tokens == 10_000
+
+
+def refused(device: Device, *models: ModelConfig, dtype: str = "bfloat16", **settings: Any) -> Unfit:
+    with pytest.raises(Unfit) as caught:
+        planned(device, *models, dtype=dtype, **settings)
+    return caught.value
+
+
+def remedies(error: Unfit) -> list[str]:
+    """The flags that the message names."""
+    if error.remedy.startswith("any one of these fits: "):
+        return error.remedy.removeprefix("any one of these fits: ").split("; ")
+    return [error.remedy.removesuffix(" fits")]
+
+
+def test_a_long_context_does_not_fit_a_small_card() -> None:
+    error = refused(RTX_4090)
+    assert "the engine would take 32.7 GiB" in error.fault
+    assert "of cuda:0 (NVIDIA GeForce RTX 4090) (target 15.0 GiB, workspace" in error.fault
+    assert "KV cache of 131,072 tokens 16.0 GiB" in error.fault
+    assert error.fault.endswith("but --gpu-memory-utilization 0.9 of its 24.0 GiB is 21.6 GiB")
+    (length,) = remedies(error)
+    assert length.startswith("--max-model-len ")
+
+
+def typed_in(remedy: str) -> dict[str, Any]:
+    """The settings that the command line makes of some flags."""
+    names = [word.removeprefix("--").replace("-", "_") for word in remedy.split() if word.startswith("--")]
+    given = vars(build_parser(COMMANDS["serve"]).parse_args(["bundled", *shlex.split(remedy)]))
+    config = load(ServeConfig, {name: given[name] for name in names}, {}).config
+    return {name: getattr(config, name) for name in names}
+
+
+CASES: dict[str, tuple[Device, dict[str, Any]]] = {
+    "context": (RTX_4090, {}),
+    "kv tokens": (RTX_4090, {"max_model_len": 8192, "kv_tokens": 100_000}),
+    "both": (RTX_4090, {"max_model_len": 90_000, "kv_tokens": 100_000}),
+    "share": (RTX_4090, {"max_model_len": 8192, "gpu_memory_utilization": 0.5}),
+    "dtype": (RTX_4090, {"max_model_len": 8192, "dtype": "float32"}),
+    "dtype and context": (RTX_4090, {"dtype": "float32"}),
+    "no bf16": (T4, {"dtype": "float32", "max_model_len": 2048, "shape": LLAMA_1B, "gpu_memory_utilization": 0.3}),
+    "crowded": (replace(H200, free=20 * GIB), {}),
+}
+WORDS = {
+    "context": ["--max-model-len"],
+    "kv tokens": ["--kv-tokens"],
+    "both": ["--max-model-len --kv-tokens"],
+    "share": ["--gpu-memory-utilization"],
+    "dtype": ["--dtype"],
+    "dtype and context": ["--dtype --max-model-len"],
+    "no bf16": ["--gpu-memory-utilization", "--dtype"],
+    "crowded": ["--max-model-len"],
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_what_a_refusal_names_fits(case) -> None:
+    """Each remedy is typed in as it stands: it is enough, and in numbers of tokens nothing is given away."""
+    device, settings = CASES[case][0], dict(CASES[case][1])
+    model, dtype = llama(settings.pop("shape", LLAMA_8B)), settings.pop("dtype", "bfloat16")
+    found = remedies(refused(device, model, dtype=dtype, **settings))
+    assert [" ".join(word for word in remedy.split() if word.startswith("--")) for remedy in found] == WORDS[case]
+    for remedy in found:
+        typed = typed_in(remedy)
+        assert planned(device, model, **{"dtype": dtype, **settings, **typed}).total <= (device.free or 0)
+        more = {name: count + 256 for name, count in typed.items() if name in ("max_model_len", "kv_tokens")}
+        if more:
+            refused(device, model, **{"dtype": dtype, **settings, **typed, **more})
+
+
+def test_too_large_a_model_is_called_so() -> None:
+    large = llama(LLAMA_8B, num_hidden_layers=128)
+    assert refused(RTX_4090, large, max_model_len=4096).remedy == "name a smaller model"
+
+
+def test_without_a_draft_model_it_may_fit() -> None:
+    error = refused(RTX_4090, llama(LLAMA_8B), llama(LLAMA_1B), max_model_len=25_000)
+    assert "--draft none" in remedies(error)
+    assert planned(RTX_4090, max_model_len=25_000).tokens >= 25_000
+
+
+def test_without_graphs_it_may_fit() -> None:
+    most = planned(RTX_4090, max_model_len=8192).tokens
+    error = refused(RTX_4090, max_model_len=8192, kv_tokens=most + 512)
+    assert "--no-graphs" in remedies(error)
+    assert planned(RTX_4090, max_model_len=8192, kv_tokens=most + 512, graphs=False).tokens == most + 512

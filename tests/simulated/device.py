@@ -1,0 +1,266 @@
+"""A device that is not the CPU, for machines that have no other: it computes on the CPU, and is as strict as a GPU.
+
+Its tensors say that they are on device ``meta`` and hold their values in a tensor of the CPU. What a GPU would refuse
+is refused: ops that mix its tensors with the CPU's, NumPy. While a step is *captured*, what a graph cannot hold is
+refused too: values that go to the host or come from it.
+
+The ops of ``verifier/ops``, kernels on a GPU, are run on the values by their torch references (:func:`kernels`).
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import wraps
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_flatten, tree_map
+
+DEVICE = torch.device("meta")
+_ATEN = torch.ops.aten
+#: What has to know values to know its result's shape, or gives them away.
+_READS = {
+    _ATEN._local_scalar_dense.default,
+    _ATEN.nonzero.default,
+    _ATEN.masked_select.default,
+    _ATEN.unique_dim.default,
+    _ATEN._unique2.default,
+    _ATEN.equal.default,
+}
+#: A GPU takes indices from the CPU too, by copying them first.
+_INDEXED = {_ATEN.index.Tensor, _ATEN.index_put.default, _ATEN.index_put_.default, _ATEN._index_put_impl_.default}
+
+
+class NotOnTheDevice(RuntimeError):
+    """Something a GPU would refuse."""
+
+
+class Simulated(Tensor):
+    """A tensor of the simulated device. values: what it holds."""
+
+    values: Tensor
+
+    @staticmethod
+    def __new__(cls, values: Tensor) -> Simulated:
+        made = Tensor._make_wrapper_subclass(
+            cls,
+            values.shape,
+            dtype=values.dtype,
+            strides=values.stride(),
+            storage_offset=values.storage_offset(),
+            device=DEVICE,
+        )
+        made.values = values
+        return made
+
+    __torch_function__ = torch._C._disabled_torch_function_impl
+
+    def tolist(self) -> Any:
+        """Through the host, as on a GPU."""
+        return self.cpu().tolist()
+
+    def numpy(self, **_: Any) -> Any:
+        raise NotOnTheDevice("NumPy cannot read this device: bring the tensor to the CPU first")
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return CURRENT.run(func, args, kwargs or {})
+
+
+class Machine(TorchDispatchMode):
+    """The simulated device while it is in use.
+
+    captured: while a step is captured, each launch and what it is given, in order. reads: how often values were
+    brought to the host.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.captured: list[tuple[str, tuple[Any, ...]]] | None = None
+        self.reads = 0
+        self._made: set[int] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return self.run(func, args, kwargs or {})
+
+    def run(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        """One op of torch."""
+        tensors = [value for value in tree_flatten((args, kwargs))[0] if isinstance(value, Tensor)]
+        ours = [tensor for tensor in tensors if isinstance(tensor, Simulated)]
+        if func is _ATEN._to_copy.default:
+            return self._copied(args[0], kwargs)
+        if func is _ATEN.copy_.default:
+            return self._copied_into(*args[:2])
+        self._check(func, ours, [tensor for tensor in tensors if not isinstance(tensor, Simulated) and tensor.dim()])
+        asked = kwargs.get("device")
+        here = bool(ours) or (asked is not None and torch.device(asked) == DEVICE)
+        if func in _READS or _indexes_by_mask(func, args):
+            self._read(str(func), bool(ours))
+            here = here and func not in (_ATEN._local_scalar_dense.default, _ATEN.equal.default)
+        if here:
+            self.note(str(func), tensors)
+        made = func(*tree_map(_values, args), **tree_map(_values, kwargs))
+        return tree_map(lambda value: self._result(value, ours) if here else value, made)
+
+    def _result(self, value: Any, inputs: list[Simulated]) -> Any:
+        if isinstance(value, Tensor) and not _aliases(value, inputs):
+            self.made(value)
+        return _wrapped(value, inputs)
+
+    def note(self, name: str, tensors: list[Tensor]) -> None:
+        """A launch."""
+        if self.captured is not None:
+            self.captured.append((name, tuple(self._seen(tensor) for tensor in tensors)))
+
+    def _seen(self, tensor: Tensor) -> tuple[Any, ...]:
+        """Shape, dtype, and where a tensor lies that was not made inside the step: a graph reads it from there."""
+        place = _values(tensor).untyped_storage().data_ptr()
+        return tuple(tensor.shape), tensor.dtype, 0 if place in self._made else place
+
+    def made(self, value: Any) -> Any:
+        """Remember what a captured step made by itself."""
+        if self.captured is not None and isinstance(value, Tensor):
+            self._made.add(_values(value).untyped_storage().data_ptr())
+        return value
+
+    @contextmanager
+    def capture(self) -> Iterator[list[tuple[str, tuple[Any, ...]]]]:
+        """The rules of a capture; yields its launches, complete at the end."""
+        self.captured, self._made = [], set()
+        try:
+            yield self.captured
+        finally:
+            self.captured = None
+
+    def _check(self, func: Any, ours: list[Simulated], theirs: list[Tensor]) -> None:
+        if ours and theirs and func not in _INDEXED:
+            raise NotOnTheDevice(f"{func} mixes tensors of the device with the CPU's")
+        if ours and theirs and self.captured is not None:
+            raise NotOnTheDevice(f"{func} inside a captured step copies indices from the CPU")
+
+    def _read(self, what: str, ours: bool) -> None:
+        if ours and self.captured is not None:
+            raise NotOnTheDevice(f"{what} inside a captured step brings values to the host")
+        self.reads += ours
+
+    def _copied(self, source: Tensor, kwargs: dict[str, Any]) -> Tensor:
+        """``to``: from one device to the other, or to another dtype."""
+        target = torch.device(kwargs.get("device") or source.device)
+        self._moved(isinstance(source, Simulated), target == DEVICE)
+        rest = {name: value for name, value in kwargs.items() if name not in ("device", "non_blocking", "pin_memory")}
+        if target == DEVICE:
+            self.note("to", [source])
+        made = _ATEN._to_copy.default(_values(source), **rest)
+        return Simulated(self.made(made)) if target == DEVICE else made
+
+    def _copied_into(self, target: Tensor, source: Tensor) -> Tensor:
+        here = isinstance(target, Simulated)
+        if source.dim() or isinstance(source, Simulated):
+            self._moved(isinstance(source, Simulated), here)
+        if here:
+            self.note("copy_", [target, source])
+        _values(target).copy_(_values(source))
+        return target
+
+    def _moved(self, was_here: bool, goes_here: bool) -> None:
+        if was_here != goes_here and self.captured is not None:
+            raise NotOnTheDevice(f"a captured step copies values {'from' if was_here else 'to'} the device")
+        self.reads += was_here and not goes_here
+
+
+def _indexes_by_mask(func: Any, args: Any) -> bool:
+    return func in _INDEXED and any(isinstance(i, Tensor) and i.dtype == torch.bool for i in args[1] if i is not None)
+
+
+def _aliases(value: Tensor, inputs: list[Simulated]) -> bool:
+    """Whether a result is a view of an input, or the input itself."""
+    place = value.untyped_storage().data_ptr()
+    return any(tensor.values.untyped_storage().data_ptr() == place for tensor in inputs)
+
+
+def _values(value: Any) -> Any:
+    if isinstance(value, Simulated):
+        return value.values
+    return torch.device("cpu") if isinstance(value, torch.device) and value == DEVICE else value
+
+
+def _wrapped(value: Any, inputs: list[Simulated]) -> Any:
+    """A result on the device; the very input where it was changed in place."""
+    if not isinstance(value, Tensor) or isinstance(value, Simulated):
+        return value
+    return next((tensor for tensor in inputs if tensor.values is value), None) or Simulated(value)
+
+
+CURRENT = Machine()
+
+
+@contextmanager
+def simulated() -> Iterator[Machine]:
+    """Use the device: tensors can be made on :data:`DEVICE`, and ops are run as kernels."""
+    with kernels(), CURRENT:
+        yield CURRENT
+
+
+@contextmanager
+def kernels() -> Iterator[None]:
+    """Every op of ``verifier/ops`` runs on values: what is a kernel on a GPU is one launch here."""
+    names = [name for name in sys.modules if name.startswith("verifier.ops.") and ".kernels" not in name]
+    ops = [
+        value
+        for name in names
+        for value in vars(sys.modules[name]).values()
+        if callable(value) and getattr(value, "__module__", None) == name and hasattr(value, "__code__")
+        if not value.__name__.startswith("_")
+    ]
+    replaced: list[tuple[Any, str, Any]] = []
+    for op in ops:
+        launched = _launched(op)
+        for module in list(sys.modules.values()):
+            for name, value in list(vars(module).items()) if module else ():
+                if value is op:
+                    replaced.append((module, name, op))
+                    setattr(module, name, launched)
+    try:
+        yield
+    finally:
+        for module, name, op in replaced:
+            setattr(module, name, op)
+
+
+def _launched(op: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(op)
+    def launch(*args: Any, **kwargs: Any) -> Any:
+        tensors = _tensors((args, kwargs))
+        if not any(isinstance(tensor, Simulated) for tensor in tensors):
+            return op(*args, **kwargs)
+        if any(not isinstance(tensor, Simulated) for tensor in tensors):
+            raise NotOnTheDevice(f"{op.__name__} is given tensors of the CPU")
+        CURRENT.note(op.__name__, tensors)
+        with torch._C._DisableTorchDispatch():
+            made = op(*_mapped(_values, args), **_mapped(_values, kwargs))
+        ours = [tensor for tensor in tensors if isinstance(tensor, Simulated)]
+        return _mapped(lambda value: CURRENT._result(value, ours), made)
+
+    return launch
+
+
+def _tensors(tree: Any) -> list[Tensor]:
+    found: list[Tensor] = []
+    _mapped(lambda value: found.append(value) if isinstance(value, Tensor) else None, tree)
+    return found
+
+
+def _mapped(change: Callable[[Any], Any], tree: Any) -> Any:
+    """Change every leaf, inside our own records of tensors too."""
+    if isinstance(tree, tuple | list):
+        return type(tree)(_mapped(change, value) for value in tree)
+    if isinstance(tree, dict):
+        return {name: _mapped(change, value) for name, value in tree.items()}
+    if hasattr(tree, "__dataclass_fields__") and not isinstance(tree, type):
+        fields = {name: _mapped(change, getattr(tree, name)) for name in tree.__dataclass_fields__}
+        return type(tree)(**fields)
+    return change(tree)

@@ -1,0 +1,88 @@
+"""Which captured steps there are: by number of sequences, by pages of a table, with drafts and without."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from verifier.graphs.capture import Capture, Launcher
+from verifier.graphs.plain import RootOnly
+from verifier.graphs.proposer import Proposer
+from verifier.graphs.state import StepState
+from verifier.graphs.step import Drawing, SpeculativeStep, drawn_tokens
+from verifier.paged_model import PagedModel
+
+#: Sequences of a step; a larger batch runs eagerly.
+SIZES = (1, 2, 4)
+#: Tokens of a context, from one bucket to the next.
+_CONTEXTS = (1024, 4096, 16384)
+
+#: Makes the proposer of steps with so many sequences; None if nobody drafts.
+MakeProposer = Callable[[int], Proposer | None]
+
+
+@dataclass(slots=True)
+class Captured:
+    """One step of one bucket, ready to be launched. The two of a bucket share their state."""
+
+    step: SpeculativeStep
+    launch: Launcher
+
+    @property
+    def state(self) -> StepState:
+        """The sequences it runs."""
+        return self.step.state
+
+    @property
+    def proposer(self) -> Proposer:
+        """Who proposes in it."""
+        return self.step.proposer
+
+    @property
+    def pages(self) -> int:
+        """Pages of the longest table it takes."""
+        return self.state.tables.shape[1]
+
+
+@dataclass(slots=True)
+class Bucket:
+    """The steps of a bucket: with drafts (if anybody drafts), and of the roots alone."""
+
+    drafting: Captured | None
+    plain: Captured
+
+
+def sizes(max_seqs: int) -> list[int]:
+    """Numbers of sequences that are captured for an engine with so many."""
+    return [size for size in SIZES if size == 1 or size // 2 < max_seqs]
+
+
+def widths(max_tokens: int, page_size: int) -> list[int]:
+    """Pages of the tables that are captured; the last takes the longest text with its scratch."""
+    contexts = [tokens for tokens in _CONTEXTS if 2 * tokens <= max_tokens]
+    return [-(-tokens // page_size) for tokens in (*contexts, max_tokens)]
+
+
+def buckets(
+    model: PagedModel,
+    make: MakeProposer,
+    capture: Capture,
+    shapes: tuple[list[int], list[int]],
+    draw: Drawing = drawn_tokens,
+) -> Iterator[tuple[tuple[int, int], Bucket]]:
+    """Capture every step, the largest first, and yield them as they are ready: by sequences and pages.
+
+    shapes: the numbers of sequences, and the pages of a table.
+    """
+    page_size, device = model.store.pool.page_size, model.store.keys.device
+    for size in sorted(shapes[0], reverse=True):
+        proposer = make(size)
+        alone = RootOnly(size, device, proposer)
+        reach = max(2, 1 if proposer is None else proposer.reach)
+        for pages in sorted(shapes[1], reverse=True):
+            state = StepState(size, pages, page_size, reach, device)
+            ready = [
+                Captured(step, capture(step))
+                for step in (SpeculativeStep(model, p, state, draw) for p in (alone, proposer) if p is not None)
+            ]
+            yield (size, pages), Bucket(ready[1] if proposer is not None else None, ready[0])

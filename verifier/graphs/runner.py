@@ -1,0 +1,233 @@
+"""GraphRunner: steps of a few sequences from captured graphs, one ahead of the host; all others as the CPU runs them.
+
+::
+
+    host     submit 1   collect 1   deltas 1 ..   submit 2   collect 2   deltas 2 ..
+    GPU      |  step 1  |  step 2       |  step 3      |  step 4 ...
+
+When a step is submitted, the next one is launched behind it: all it needs is on the device. The host then hands out
+tokens while the GPU runs on. Should the next plan be another one (a text ended, a request came), what ran ahead is
+dropped: it has only written behind the committed texts, in pages that were kept for it, and whoever is given one of
+those pages later writes after it, on the same stream.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from kvpaging import OutOfPages
+from spec.commit import emit
+from spec.sequence import Sequence
+from spec.step import EagerRunner, StepPlan, Ticket, Verdict, Work
+from spec.trace import Stopwatch
+from spec.tree import DraftTree
+from verifier.graphs.buckets import Bucket, Captured
+from verifier.graphs.capture import Arrival, fetched
+from verifier.graphs.plain import FromHost
+from verifier.graphs.state import Joined
+from verifier.graphs.step import Outcome
+
+
+@dataclass(slots=True)
+class Launched:
+    """A step on its way, or the last that arrived.
+
+    lengths: committed tokens of each sequence before it (of the last one: after it). pages: the tables as it sees them.
+    """
+
+    captured: Captured
+    sequences: list[Sequence]
+    lengths: list[int]
+    pages: list[list[int]]
+    arrival: Arrival
+
+    def knows(self, sequences: list[Sequence]) -> bool:
+        """Whether the device has these sequences, as long as the host has them."""
+        return sequences == self.sequences and [s.table.length for s in sequences] == self.lengths
+
+    def stands(self, sequences: list[Sequence]) -> bool:
+        """Whether it runs on what the host has: its outcome is that of a step launched now."""
+        return self.knows(sequences) and all(
+            sequence.table.pages[: len(pages)] == pages for sequence, pages in zip(sequences, self.pages, strict=True)
+        )
+
+
+@dataclass(slots=True)
+class GraphTicket(Ticket):
+    """A step that was launched from a graph."""
+
+    launched: Launched
+
+
+class GraphRunner:
+    """Implements :class:`spec.step.StepRunner`. buckets: captured steps by number of sequences and pages of a table.
+
+    run_ahead: whether the next step is launched before the host has seen this one. counts: steps that were launched
+    from graphs, that ran ahead and were dropped, and that ran op by op.
+    """
+
+    def __init__(self, eager: EagerRunner, buckets: Mapping[tuple[int, int], Bucket], run_ahead: bool = True) -> None:
+        self.eager, self.verifier, self.run_ahead = eager, eager.verifier, run_ahead
+        self.buckets = dict(sorted(buckets.items()))
+        self.counts = {"launched": 0, "dropped": 0, "eager": 0}
+        self._ahead: Launched | None = None
+        self._last: Launched | None = None
+
+    def submit(self, plan: StepPlan) -> Ticket:
+        """Launch the step, unless it runs already, and the one behind it."""
+        watch = Stopwatch()
+        launched = self._launched(plan.works)
+        if launched is None:
+            self.rest()
+            self._last = None
+            self.counts["eager"] += 1
+            return self.eager.submit(plan)
+        watch.lap("propose")
+        self.counts["launched"] += 1
+        if self._may_run_ahead(launched):
+            self._ahead = self._launch(launched.captured, launched.sequences)
+        return GraphTicket(plan, watch, launched)
+
+    def collect(self, ticket: Ticket) -> list[Verdict]:
+        """Wait for the outcome and commit it."""
+        if not isinstance(ticket, GraphTicket):
+            return self.eager.collect(ticket)
+        launched = self._last = ticket.launched
+        outcome = Outcome(launched.arrival.wait())
+        ticket.watch.lap("forward")
+        before = [sequence.table.length for sequence in launched.sequences]
+        verdicts = [self._commit(launched, index, work, outcome) for index, work in enumerate(ticket.plan.works)]
+        launched.lengths = [sequence.table.length for sequence in launched.sequences]
+        rows = [after - length for after, length in zip(launched.lengths, before, strict=True)]
+        if rows != outcome.rows[: len(rows)]:  # the host took fewer tokens than the device has
+            self.rest()
+            self._last = None
+        elif self._ahead is not None:
+            self._ahead.lengths = launched.lengths
+        ticket.watch.lap("commit")
+        return verdicts
+
+    def ahead(self, sequence: Sequence) -> int:
+        """What the step ahead may write, and the one that will be launched behind it."""
+        ahead = self._ahead
+        return _reach(ahead.captured) if ahead is not None and sequence in ahead.sequences else 0
+
+    def rest(self) -> None:
+        """Drop the step that runs ahead; it ends by itself."""
+        if self._ahead is not None:
+            self.counts["dropped"] += 1
+            self._ahead = self._last = None
+
+    def _launched(self, works: list[Work]) -> Launched | None:
+        """The step of this plan, launched; None if it has to run op by op."""
+        captured, sequences = self._captured(works), [work.sequence for work in works]
+        if captured is None:
+            return None
+        ahead, self._ahead = self._ahead, None
+        if ahead is not None and captured is ahead.captured and ahead.stands(sequences):
+            return ahead
+        if ahead is not None:
+            self.counts["dropped"] += 1
+            self._last = None
+        return self._begin(captured, works)
+
+    def _captured(self, works: list[Work]) -> Captured | None:
+        """The step that can run this plan; None if none can."""
+        if not all(_capturable(work) for work in works):
+            return None
+        drafting = {work.shape is not None and work.shape.levels > 0 for work in works}
+        bucket = self._bucket([work.sequence for work in works])
+        if bucket is None or len(drafting) > 1:
+            return None
+        return bucket.drafting if drafting == {True} else bucket.plain
+
+    def _bucket(self, sequences: list[Sequence]) -> Bucket | None:
+        """The smallest that takes so many sequences and their tables, the step ahead included."""
+        for (size, pages), bucket in self.buckets.items():
+            rows = _reach(bucket.drafting or bucket.plain)
+            if len(sequences) <= size and all(_pages(s, rows) <= pages for s in sequences):
+                return bucket
+        return None
+
+    def _begin(self, captured: Captured, works: list[Work]) -> Launched | None:
+        """Launch the step of a plan; what the device does not have yet is written first."""
+        sequences, state = [work.sequence for work in works], captured.state
+        if not _reserved(sequences, captured.proposer.shape.nodes) or not captured.proposer.prepare(sequences):
+            return None
+        last = self._last
+        if last is None or last.captured.state is not state or not last.knows(sequences):
+            state.join([Joined(s.table.pages, s.table.length, s.tokens, s.sampling, s.noise.seed) for s in sequences])
+        if isinstance(captured.proposer, FromHost):
+            captured.proposer.write(self._drafted(works, captured))
+        return self._launch(captured, sequences)
+
+    def _launch(self, captured: Captured, sequences: list[Sequence]) -> Launched:
+        pages = [list(sequence.table.pages) for sequence in sequences]
+        captured.state.write_tables(pages)
+        captured.launch()
+        lengths = [sequence.table.length for sequence in sequences]
+        return Launched(captured, sequences, lengths, pages, fetched(captured.step.out))
+
+    def _may_run_ahead(self, launched: Launched) -> bool:
+        """Whether the step behind this one can be launched now, and its pages are there."""
+        captured, sequences = launched.captured, launched.sequences
+        if not self.run_ahead or captured.proposer.host:
+            return False
+        if any(s.most_levels <= captured.proposer.shape.levels for s in sequences):
+            return False  # this step may be the text's last
+        return _reserved(sequences, _reach(captured))
+
+    def _drafted(self, works: list[Work], captured: Captured) -> list[DraftTree]:
+        """The trees of a lookup drafter."""
+        drafter = self.eager.drafter
+        assert drafter is not None, "somebody drafts on the host"
+        return drafter.propose([work.sequence for work in works], [work.shape for work in works if work.shape])
+
+    def _commit(self, launched: Launched, index: int, work: Work, outcome: Outcome) -> Verdict:
+        sequence, proposer = work.sequence, launched.captured.proposer
+        tree, drawn = outcome.of(index, proposer.name)
+        run = emit(sequence, tree, drawn, lambda: "the model's logits are not finite")
+        sequence.table.commit(len(run.path))
+        self.verifier.committed(sequence.table, None)
+        proposer.collected(sequence, tree, run.path)
+        if proposer.host and self.eager.drafter is not None and run.path:
+            self.eager.drafter.committed(sequence, run.path)
+        sequence.noise.forget_before(len(sequence.tokens))
+        return Verdict.of(work, tree, drawn, run)
+
+
+def _capturable(work: Work) -> bool:
+    """Whether nothing is asked of this step that only the host can do."""
+    sequence, sampling = work.sequence, work.sequence.sampling
+    early = bool(sequence.stop_ids) and sequence.output_length < sampling.min_tokens
+    return not (
+        work.lead
+        or work.shape is None
+        or work.forced
+        or early
+        or sequence.constraint is not None
+        or sequence.adjustment is not None
+        or sequence.forced is not None
+        or sampling.logprobs is not None
+    )
+
+
+def _reach(captured: Captured) -> int:
+    """Rows past the committed length that a step and the one behind it may write."""
+    shape = captured.proposer.shape
+    return shape.levels + 1 + shape.nodes
+
+
+def _pages(sequence: Sequence, rows: int) -> int:
+    return sequence.table.pool.pages_for(sequence.table.length + rows)
+
+
+def _reserved(sequences: list[Sequence], rows: int) -> bool:
+    """Make so many rows past each text writable; False if there are too few pages."""
+    try:
+        for sequence in sequences:
+            sequence.table.reserve(rows)
+    except OutOfPages:
+        return False
+    return True

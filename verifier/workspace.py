@@ -1,0 +1,53 @@
+"""What a pass takes of a GPU's memory besides weights and KV: counted from the shapes of its tensors, not measured.
+
+Tensors of several layers do not live at the same time, so the largest of each kind is counted once. The kernels say
+themselves how they cut their work; this module is for machines that have them.
+
+Legend: H hidden width, Q query heads, G kv heads, D head dim, I inner width, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from verifier.model.config import ModelConfig
+from verifier.ops.kernels.linear import segments_of
+from verifier.ops.kernels.tree_attention import most_parts
+
+
+def workspace_bytes(model: ModelConfig, item: int, positions: int, rows: int, tree_rows: int) -> int:
+    """The tensors of the largest pass, in bytes.
+
+    item: bytes of a weight. positions: slots of the longest page table. rows: most rows of a pass, any of which may
+    want logits. tree_rows: those of them that are in trees, whose attention is split.
+    """
+    return (
+        rows * _row_numbers(model) * item
+        + rows * model.vocab_size * (item + 4)  # logits as they are multiplied and in fp32
+        + 4 * rows * _linear_partials(model)
+        + 4 * tree_rows * model.num_heads * (model.head_dim + 2) * most_parts(positions)
+    )
+
+
+def rope_bytes(model: ModelConfig, positions: int) -> int:
+    """The fp32 cosines and sines of so many positions."""
+    return 2 * 4 * positions * model.head_dim
+
+
+def _row_numbers(model: ModelConfig) -> int:
+    """Activations of one row: stream, its sum and norm; qkv, turned queries, attended; gate, up and their product."""
+    queries = model.num_heads * model.head_dim
+    qkv = queries + 2 * model.num_kv_heads * model.head_dim
+    return 3 * model.hidden_size + qkv + 2 * queries + 3 * model.intermediate_size
+
+
+def _linear_partials(model: ModelConfig) -> int:
+    """fp32 sums of one row in the widest product that is cut into segments; 0 if none is."""
+    queries = model.num_heads * model.head_dim
+    shapes = (
+        (queries + 2 * model.num_kv_heads * model.head_dim, model.hidden_size),
+        (model.hidden_size, queries),
+        (2 * model.intermediate_size, model.hidden_size),
+        (model.hidden_size, model.intermediate_size),
+        (model.vocab_size, model.hidden_size),
+    )
+    cut = [(segments_of(*shape)[0], shape[0]) for shape in shapes]
+    return max(segments * outer if segments > 1 else 0 for segments, outer in cut)
