@@ -88,5 +88,6 @@ def chain_columns(sequences: int, nodes: int, device: torch.device | str) -> tup
     """Parents and ancestors, int64[S, N], and depths, int32[S, N], of chains."""
     tree = DraftTree.chain([0] * nodes)
     columns = (tree.parents, tree.ancestors, tree.depths.int())
-    parents, ancestors, depths = (c.expand(sequences, nodes).contiguous().to(device) for c in columns)
+    # A copy even for one sequence: the chain's own columns are shared by all that are made.
+    parents, ancestors, depths = (c.repeat(sequences, 1).to(device) for c in columns)
     return parents, ancestors, depths
