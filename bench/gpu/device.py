@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import subprocess
 import time
 from collections.abc import Callable
@@ -89,8 +90,9 @@ class Device:
         return graph.replay
 
     def free(self) -> None:
-        """Give memory that nobody uses back to the device."""
+        """Give memory that nobody uses back to the device; graphs hang on cycles that have to be found first."""
         if self.cuda:
+            gc.collect()
             torch.cuda.empty_cache()
 
     def identity(self) -> dict[str, Any]:

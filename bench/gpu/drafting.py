@@ -12,7 +12,6 @@ from statistics import mean, median
 from typing import Any
 
 import torch
-from verifier.graphs.step import SpeculativeStep
 
 from bench import record
 from bench.gpu.device import Device
@@ -20,6 +19,7 @@ from bench.gpu.replay import Replayed, trace
 from bench.gpu.verify import GREEDY, KNOWN_TOKENS
 from verifier.graphs.proposer import Proposer
 from verifier.graphs.state import Joined, StepState
+from verifier.graphs.step import SpeculativeStep
 from verifier.paged_model import PagedModel
 
 #: Makes a proposer of chains with so many levels, for one sequence.

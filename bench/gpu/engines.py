@@ -9,14 +9,10 @@ from itertools import count
 
 from drafters.captured.eagle import CapturedEagle
 from drafters.captured.medusa import CapturedMedusa
-from verifier.graphs.buckets import buckets
-from verifier.graphs.capture import Capture, CudaGraphs, direct
-from verifier.graphs.plain import FromHost
-from verifier.graphs.runner import GraphRunner
-from verifier.graphs.step import Drawing, drawn_tokens
 
 from bench.gpu import heads
 from bench.gpu.device import Device
+from bench.gpu.floor import EagleShape
 from bench.gpu.models import BUNDLED, inflated, paged
 from bench.gpu.shapes import ModelShape
 from drafters.captured.draft_model import CapturedDraftModel
@@ -34,7 +30,12 @@ from spec.scheduler import Scheduler
 from spec.step import EagerRunner
 from spec.trace import Statistics
 from spec.tree import ROOT_ONLY, TreeShape
+from verifier.graphs.buckets import buckets
+from verifier.graphs.capture import Capture, CudaGraphs, direct
+from verifier.graphs.plain import FromHost
 from verifier.graphs.proposer import Proposer
+from verifier.graphs.runner import GraphRunner
+from verifier.graphs.step import Drawing, drawn_tokens
 from verifier.paged_model import PagedModel
 
 PAGE = 16
@@ -48,6 +49,7 @@ class Bench:
     device: Device
     shape: ModelShape
     draft: ModelShape
+    eagle: EagleShape
     positions: int
     tokens: int
     target: PagedModel = field(init=False)
@@ -64,7 +66,8 @@ class Bench:
         return self.target.store.pool
 
     def drafter(self, name: str) -> Drafter | None:
-        """``none``, ``ngram``, ``draft``, ``medusa`` or ``eagle3``, the bundled ones; raises KeyError for others."""
+        """``none``, ``ngram``; ``draft``, ``medusa``, ``eagle3``, the bundled ones; or ``random``, a head that knows
+        nothing. Raises KeyError for others."""
         if name == "none":
             return None
         if name not in self._drafters:
@@ -130,6 +133,11 @@ def _eagle(bench: Bench) -> Drafter:
     return EagleDrafter(head, bench.pool, dynamic=False)
 
 
+def _random(bench: Bench) -> Drafter:
+    head = heads.random_eagle(bench.device, bench.target.decoder, bench.eagle)
+    return EagleDrafter(head, bench.pool, dynamic=False, name="eagle3-shaped")
+
+
 def _medusa(bench: Bench) -> Drafter:
     return MedusaDrafter(heads.bundled_medusa(bench.device, bench.target.decoder, bench.shape), dynamic=False)
 
@@ -139,6 +147,7 @@ _MAKERS: dict[str, Callable[[Bench], Drafter]] = {
     "draft": _draft_model,
     "medusa": _medusa,
     "eagle3": _eagle,
+    "random": _random,
 }
 
 
@@ -175,8 +184,11 @@ def ask(prompt: Sequence[int], sampling: SamplingParams) -> Request:
     return Request(id=f"gpu-{next(_numbers)}", prompt=list(prompt), params=sampling)
 
 
-def answers(engine: Engine, requests: Sequence[Request]) -> list[Answer]:
-    """Run all of them together to their ends. Raises RuntimeError where one ends in an error."""
+def answers(engine: Engine, requests: Sequence[Request], between: Callable[[], None] = lambda: None) -> list[Answer]:
+    """Run all of them together to their ends. Raises RuntimeError where one ends in an error.
+
+    between: called before each step as soon as all requests are decoding.
+    """
     tokens: dict[str, list[int]] = {request.id: [] for request in requests}
     gaps: dict[str, list[float]] = {request.id: [] for request in requests}
     done: dict[str, Statistics] = {}
@@ -184,6 +196,8 @@ def answers(engine: Engine, requests: Sequence[Request]) -> list[Answer]:
         engine.add(request)
     last = time.perf_counter()
     while len(done) < len(requests):
+        if all(tokens.values()):
+            between()
         deltas = engine.step()
         now = time.perf_counter()
         for delta in deltas:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 
 from bench.gpu.device import Device
@@ -44,7 +45,8 @@ def run(device: Device, selection: Sequence[str], limit: float) -> Tested:
     environment.pop("TRITON_INTERPRET", None)
     if not device.cuda:
         environment["TRITON_INTERPRET"] = "1"
-    command = [sys.executable, "-m", "pytest", "-q", "-rf", "--tb=line", *_BARE, *selection]
+    spread = ["-n", "8"] if device.cuda and find_spec("xdist") else []  # most of their time is compiling
+    command = [sys.executable, "-m", "pytest", "-q", "-rf", "--tb=line", *_BARE, *spread, *selection]
     try:
         done = subprocess.run(
             command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=limit, check=False

@@ -18,6 +18,13 @@ from verifier.ops.draw import RowSampling, draw_rows
 
 #: Tokens that take the place of a draw that must not be the draft's.
 KNOWN_TOKENS = 4096
+#: Tokens per step of published EAGLE-3 heads (code and chat at temperature 0), which a chain as long as that can give.
+PUBLISHED = (4.65, 6.13)
+
+
+def highest_tau(levels: int) -> float:
+    """The highest published number of tokens per step that a chain of so many drafts gives; all of them, if none."""
+    return max((tau for tau in PUBLISHED if tau <= levels + 1), default=float(levels + 1))
 
 
 def tokens_per_step(alpha: float, levels: int) -> float:

@@ -17,9 +17,10 @@ class Settings:
     """One way of running the benchmark.
 
     models: measured in this order. bar: the one that the bars are about. draft: the shape of the draft model. eagle: of
-    the head. rows, contexts: of verifying steps. patience: seconds spent on each timing. steps: as many for p99 over p50.
-    tests: pytest's selection. tests_limit: seconds. tokens: of each answer. positions: the longest text. block: whole
-    steps in a row. levels: of drafted chains.
+    the head. rows, contexts: of verifying steps. patience: seconds spent on each timing. steps: timed for p99 over p50.
+    tests: pytest's selection. tests_limit: seconds. tokens: of each answer that is timed; same_tokens: that is
+    compared. prompts: how many are timed. positions: the longest text. block: whole steps in a row. levels: of drafted
+    chains.
     """
 
     models: tuple[ModelShape, ...]
@@ -34,6 +35,8 @@ class Settings:
     tests: tuple[str, ...]
     tests_limit: float
     tokens: int
+    same_tokens: int
+    prompts: int
     positions: int
     block: int
     levels: tuple[int, ...]
@@ -53,8 +56,10 @@ def full() -> Settings:
         patience=0.15,
         steps=10_000,
         tests=(kernel_tests.TESTS,),
-        tests_limit=100.0,
+        tests_limit=120.0,
         tokens=256,
+        same_tokens=128,
+        prompts=2,
         positions=shapes.POSITIONS,
         block=100,
         levels=(3, 5, 7),
@@ -75,7 +80,9 @@ def tiny() -> Settings:
         steps=20,
         tests=kernel_tests.TINY_TESTS,
         tests_limit=60.0,
-        tokens=12,
+        tokens=8,
+        same_tokens=6,
+        prompts=1,
         positions=512,
         block=8,
         levels=(3, 5),

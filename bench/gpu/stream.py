@@ -15,7 +15,7 @@ def read_stream(data, sums, count, BLOCK: tl.constexpr):
     """Grid of any size: each program adds every so-many-th block of int32 and stores one sum for each lane."""
     lane = tl.arange(0, BLOCK)
     total = tl.zeros([BLOCK], dtype=tl.int32)
-    for start in tl.range(tl.program_id(0).to(tl.int64) * BLOCK, count, tl.num_programs(0) * BLOCK, num_stages=4):
+    for start in tl.range(tl.program_id(0).to(tl.int64) * BLOCK, count, tl.num_programs(0) * BLOCK):
         total += tl.load(data + start + lane)
     tl.store(sums + tl.program_id(0) * BLOCK + lane, total)
 
