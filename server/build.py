@@ -16,6 +16,7 @@ from kvpaging import KVStore, PagePool, PageTable, PrefixIndex
 from server import draft_history
 from server.config import EngineConfig
 from server.device import Device, find_device, synchronize
+from server.graphs import capture_of, graph_runner
 from server.heads import doubts, find_head, load_head
 from server.lookup import LOOKUPS
 from server.memory import MemoryPlan, parameters, plan
@@ -134,7 +135,12 @@ def build_engine(config: EngineConfig, progress: Progress | None = None, observe
     named = Choice(short_name(draft.value), draft.reason)
     info = _info(config, model, dtype, named, exactness, memory, length, shape, device)
     more = tuple(cost.seconds(sequences) - cost.seconds(1) for sequences in range(1, config.max_seqs + 1))
-    info = msgspec.structs.replace(info, root_seconds=root_seconds(info, verifier, pool, cost), more_seconds=more)
+    runner = None
+    if device.is_gpu:
+        capture = capture_of(config.graphs)
+        runner = graph_runner(verifier, drafter, shape, pool, length, config.max_seqs, capture, say)
+    alone = root_seconds(info, verifier, pool, cost, runner)
+    info = msgspec.structs.replace(info, root_seconds=alone, more_seconds=more)
     prefix = PrefixIndex(pool) if config.prefix_cache else None
     return Engine(
         info=info,
@@ -144,6 +150,7 @@ def build_engine(config: EngineConfig, progress: Progress | None = None, observe
         drafter=drafter,
         scheduler=Scheduler(pool, prefix, shape, cost, config.max_seqs),
         observers=observers,
+        runner=runner,
     )
 
 

@@ -8,27 +8,31 @@ from typing import Any
 import pytest
 
 from tests.kernels.compiling import CAPABILITIES, compile_kernel
-from verifier.ops.kernels import draw
+from verifier.ops.kernels import draw, planes, settle
 
 FLOATS = ("logits", "temperature", "top_ps", "min_ps", "floats")
 WORDS = ("words", "top_ks")
-LONGS = ("seeds", "positions", "drawn")
+LONGS = ("seeds", "positions", "token_ids", "drawn")
 TYPES = dict.fromkeys(FLOATS, "*fp32") | dict.fromkeys(WORDS, "*i32") | dict.fromkeys(LONGS, "*i64")
 SIZES = {"size": "i32", "vocab_size": "i32", "blocks": "i32"}
 KERNELS: list[tuple[Any, int, dict[str, int], int]] = [
     (draw.scan, 4, {"BLOCK": 1024}, 64),
-    (draw.weigh, draw.WEIGH_WARPS, {"ROUND": 0, "BLOCK": 1024, "MERGE": draw.MERGE, "CAP": draw.CAP}, 64),
-    (draw.weigh, draw.WEIGH_WARPS, {"ROUND": 1, "BLOCK": 1024, "MERGE": draw.MERGE, "CAP": draw.CAP}, 64),
-    (draw.settle, draw.SETTLE_WARPS, {"MERGE": draw.MERGE, "TILE": draw.TILE, "CAP": draw.CAP}, 128),
+    (draw.weigh, draw.WEIGH_WARPS, {"ROUND": 0, "BLOCK": 1024, "MERGE": planes.MERGE, "CAP": planes.CAP}, 64),
+    (draw.weigh, draw.WEIGH_WARPS, {"ROUND": 1, "BLOCK": 1024, "MERGE": planes.MERGE, "CAP": planes.CAP}, 64),
+    (settle.settle, draw.SETTLE_WARPS, {"MERGE": planes.MERGE, "TILE": draw.TILE, "CAP": planes.CAP}, 128),
 ]
 
 
+@pytest.mark.parametrize("own_ids", [False, True], ids=("", "own ids"))
 @pytest.mark.parametrize("capability", CAPABILITIES)
 @pytest.mark.parametrize(
     ("kernel", "warps", "constants", "registers"), KERNELS, ids=("scan", "weigh", "weigh again", "settle")
 )
-def test_draw(kernel, warps, constants, registers, capability, tmp_path) -> None:
+def test_draw(kernel, warps, constants, registers, capability, own_ids, tmp_path) -> None:
     arguments = {name: kind for name, kind in (TYPES | SIZES).items() if name in kernel.arg_names}
+    if not own_ids and "token_ids" in arguments:
+        del arguments["token_ids"]
+        constants = constants | {"token_ids": None}
     made = compile_kernel(kernel, arguments, constants, tmp_path, capability, warps)
     assert made.stack == 0 and made.registers <= registers
     assert not re.search(r"\b(atom|red)\.", made.ptx), "no sum depends on who comes first"

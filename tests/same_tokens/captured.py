@@ -56,7 +56,7 @@ def captured_engine(
             return None
         if isinstance(proposing, DraftModelDrafter):
             return CapturedDraftModel(proposing, shape, size)
-        return FromHost(proposing.name, shape, size, "cpu")
+        return FromHost(proposing.name, shape, size, pair.target.device)
 
     longest = info.max_model_len + 2 * shape.nodes + 1
     made = buckets(verifier, proposer, capture, (sizes(max_seqs), widths(longest, page_size)))

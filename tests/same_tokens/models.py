@@ -67,7 +67,7 @@ def blur(model: Any, distance: float = DISTANCE) -> None:
 def paged(decoder: Decoder, pool: PagePool, static: bool = False) -> PagedModel:
     """static: whether it takes passes over static rows, as on a GPU."""
     config = decoder.config
-    store = KVStore(pool, config.num_layers, config.num_kv_heads, config.head_dim, decoder.dtype)
+    store = KVStore(pool, config.num_layers, config.num_kv_heads, config.head_dim, decoder.dtype, decoder.device)
     return PagedModel(decoder, store, config.max_positions, static)
 
 

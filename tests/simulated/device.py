@@ -40,9 +40,9 @@ class NotOnTheDevice(RuntimeError):
 
 
 class Simulated(Tensor):
-    """A tensor of the simulated device. values: what it holds."""
+    """A tensor of the simulated device. held: what it holds."""
 
-    values: Tensor
+    held: Tensor
 
     @staticmethod
     def __new__(cls, values: Tensor) -> Simulated:
@@ -54,10 +54,10 @@ class Simulated(Tensor):
             storage_offset=values.storage_offset(),
             device=DEVICE,
         )
-        made.values = values
+        made.held = values
         return made
 
-    __torch_function__ = torch._C._disabled_torch_function_impl
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
     def tolist(self) -> Any:
         """Through the host, as on a GPU."""
@@ -67,7 +67,7 @@ class Simulated(Tensor):
         raise NotOnTheDevice("NumPy cannot read this device: bring the tensor to the CPU first")
 
     @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
         return CURRENT.run(func, args, kwargs or {})
 
 
@@ -88,7 +88,10 @@ class Machine(TorchDispatchMode):
         return self.run(func, args, kwargs or {})
 
     def run(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-        """One op of torch."""
+        """One op of torch; those that are made of others (inference mode hands them over whole) as those."""
+        if func._can_decompose():
+            with self:
+                return func.decompose(*args, **kwargs)
         tensors = [value for value in tree_flatten((args, kwargs))[0] if isinstance(value, Tensor)]
         ours = [tensor for tensor in tensors if isinstance(tensor, Simulated)]
         if func is _ATEN._to_copy.default:
@@ -179,12 +182,12 @@ def _indexes_by_mask(func: Any, args: Any) -> bool:
 def _aliases(value: Tensor, inputs: list[Simulated]) -> bool:
     """Whether a result is a view of an input, or the input itself."""
     place = value.untyped_storage().data_ptr()
-    return any(tensor.values.untyped_storage().data_ptr() == place for tensor in inputs)
+    return any(tensor.held.untyped_storage().data_ptr() == place for tensor in inputs)
 
 
 def _values(value: Any) -> Any:
     if isinstance(value, Simulated):
-        return value.values
+        return value.held
     return torch.device("cpu") if isinstance(value, torch.device) and value == DEVICE else value
 
 
@@ -192,7 +195,8 @@ def _wrapped(value: Any, inputs: list[Simulated]) -> Any:
     """A result on the device; the very input where it was changed in place."""
     if not isinstance(value, Tensor) or isinstance(value, Simulated):
         return value
-    return next((tensor for tensor in inputs if tensor.values is value), None) or Simulated(value)
+    same = [tensor for tensor in inputs if tensor.held is value]
+    return same[0] if same else Simulated(value)
 
 
 CURRENT = Machine()
@@ -201,8 +205,23 @@ CURRENT = Machine()
 @contextmanager
 def simulated() -> Iterator[Machine]:
     """Use the device: tensors can be made on :data:`DEVICE`, and ops are run as kernels."""
-    with kernels(), CURRENT:
+    with torch.inference_mode(), kernels(), _tensors_from_numbers(), CURRENT:
         yield CURRENT
+
+
+@contextmanager
+def _tensors_from_numbers() -> Iterator[None]:
+    """``torch.tensor(..., device=...)``, which asks no mode: made on the CPU and copied."""
+    made = torch.tensor
+
+    def tensor(data: Any, *, device: Any = None, **rest: Any) -> Tensor:
+        return made(data, **rest) if device is None else made(data, **rest).to(device)
+
+    torch.tensor = tensor  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        torch.tensor = made
 
 
 @contextmanager
@@ -220,7 +239,7 @@ def kernels() -> Iterator[None]:
     for op in ops:
         launched = _launched(op)
         for module in list(sys.modules.values()):
-            for name, value in list(vars(module).items()) if module else ():
+            for name, value in list(vars(module).items()):
                 if value is op:
                     replaced.append((module, name, op))
                     setattr(module, name, launched)

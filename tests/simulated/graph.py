@@ -20,7 +20,7 @@ _WARM_UP = 2
 class StandInGraph:
     """A :data:`verifier.graphs.capture.Launcher`. launches: what was captured. replays: how often it ran since."""
 
-    step: Callable[[], None]
+    step: Callable[[], object]
     launches: list[tuple[str, tuple[Any, ...]]] = field(default_factory=list)
     replays: int = 0
 
@@ -34,14 +34,14 @@ class StandInGraph:
             raise NotOnTheDevice(f"{len(self.launches)} launches were captured, and there are {len(again)}")
 
 
-def recorded(step: Callable[[], None]) -> list[tuple[str, tuple[Any, ...]]]:
+def recorded(step: Callable[[], object]) -> list[tuple[str, tuple[Any, ...]]]:
     """Run a step under the rules of a capture; returns its launches."""
     with CURRENT.capture() as launches:
         step()
     return launches
 
 
-def captured(step: Callable[[], None]) -> StandInGraph:
+def captured(step: Callable[[], object]) -> StandInGraph:
     """A :data:`verifier.graphs.capture.Capture`."""
     for _ in range(_WARM_UP):
         step()

@@ -32,11 +32,18 @@ def threads(count: int) -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-def load_decoder(directory: str | Path, dtype: torch.dtype = torch.float32, *, probed: bool = True) -> Decoder:
+def load_decoder(
+    directory: str | Path,
+    dtype: torch.dtype = torch.float32,
+    device: torch.device | str = "cpu",
+    *,
+    probed: bool = True,
+) -> Decoder:
     """The decoder of a checkpoint, its products as the probe leaves them on this machine: rows must be bit-equal."""
     config = ModelConfig.from_directory(directory)
-    decoder = Decoder(config, load(directory, config, dtype, progress=False), config.max_positions + MAX_NODES)
-    if probed:
+    weights = load(directory, config, dtype, device, progress=False)
+    decoder = Decoder(config, weights, config.max_positions + MAX_NODES)
+    if probed and decoder.device.type == "cpu":
         reader = Reader(decoder)
         exactness = probe(reader.model, reader.pool)
         assert exactness.exact, exactness.reason

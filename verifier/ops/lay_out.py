@@ -12,7 +12,7 @@ def lay_out(
 
     tables: int32[S, P], the page ids of each sequence. lengths: int32[S], the committed tokens. depths: int32[S, N], or
     [N] for all sequences, how far below the root each row is. nodes: int64[S, N], the row's place behind the committed
-    ones. live: int32[S], 0 for a sequence that is only padding: its rows are at position 0 in slot 0, of the padding page.
+    ones. live: int32[S], 0 for a sequence that is only padding: its rows are at position 0, in slot 0 of page 0.
     The pages of a live sequence reach as far as its rows. Returns positions and slots, int64[S * N].
     """
     if tables.is_cuda:

@@ -1,4 +1,4 @@
-"""The draw of many rows in three launches: token by token what spec/draw.py draws from each row alone."""
+"""The draw of many rows in four launches: token by token what spec/draw.py draws from each row alone."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch import Tensor
 from spec.draw import BROKEN
 from spec.sampling import SamplingParams
 from verifier.ops.draw import RowSampling, draw_rows
-from verifier.ops.kernels import draw
+from verifier.ops.kernels import draw, planes
 
 # numpy warns of what a GPU computes in silence: infinity minus infinity, where the result is not used.
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore:(overflow|invalid value) encountered:RuntimeWarning")]
@@ -54,9 +54,12 @@ def on(device: torch.device, sampling: RowSampling, rows: Sequence[int] | None =
     return RowSampling(*columns)
 
 
-def assert_drawn_alike(logits: Tensor, sampling: RowSampling, device: torch.device) -> list[int]:
-    drawn = draw.draw_rows(logits.to(device), on(device, sampling)).tolist()
-    assert drawn == draw_rows(logits, sampling).tolist()
+def assert_drawn_alike(
+    logits: Tensor, sampling: RowSampling, device: torch.device, token_ids: Tensor | None = None
+) -> list[int]:
+    there = None if token_ids is None else token_ids.to(device)
+    drawn = draw.draw_rows(logits.to(device), on(device, sampling), there).tolist()
+    assert drawn == draw_rows(logits, sampling, token_ids).tolist()
     return drawn
 
 
@@ -90,6 +93,18 @@ def test_rows_of_many_kinds_in_one_launch(device) -> None:
         for _ in range(16)
     ]
     assert_drawn_alike(rows_of([0.1, 1.0, 3.0, 6.0] * 4, 300), asked(rows), device)
+
+
+@pytest.mark.usefixtures("small_blocks")
+def test_columns_that_are_other_tokens_of_the_target(device) -> None:
+    """All ways a winner is found: at once, in the second round, and by the search, in the list and in the whole row."""
+    filters = [{"temperature": 0.0}, {}, *FILTERS, {"top_p": 1e-4}, {"top_k": 200, "top_p": 0.1}] * 2
+    logits, sampling = rows_of([1.0] * len(filters), 500), asked([SamplingParams(**f) for f in filters])
+    logits[3, 8] = math.nan
+    token_ids = torch.randperm(152_000, generator=torch.Generator().manual_seed(2))[:500].sort().values
+    drawn = assert_drawn_alike(logits, sampling, device, token_ids)
+    columns = torch.searchsorted(token_ids, torch.tensor(drawn)).tolist()
+    assert drawn[3] == BROKEN and columns != draw_rows(logits, sampling).tolist(), "the noise is the target's"
 
 
 @pytest.mark.usefixtures("small_blocks")
@@ -180,4 +195,4 @@ def test_a_row_is_drawn_alike_alone_and_in_company(device) -> None:
 
 def test_blocks_cover_any_vocabulary_and_stay_few() -> None:
     for vocab_size in (1, 128_256, 151_936, 262_144, 262_208, 500_000):
-        assert math.ceil(vocab_size / draw.block_of(vocab_size)) <= draw.MERGE
+        assert math.ceil(vocab_size / planes.block_of(vocab_size)) <= planes.MERGE

@@ -49,3 +49,12 @@ def gumbel(key, ids):
     lost = tl.where(rest == 1.0, 1.0, 1.0 - rest)
     exponential = tl.where(rest == 1.0, uniform, -tl.log(rest) * (uniform / lost))
     return -tl.log(exponential)
+
+
+@triton.jit
+def gumbel_at(key, columns, token_ids, width):
+    """The noise of the tokens in these columns of a row. token_ids: as :func:`verifier.ops.draw.draw_rows` has them."""
+    ids = columns
+    if token_ids is not None:
+        ids = tl.load(token_ids + columns, columns < width, 0).to(tl.int32)
+    return gumbel(key, ids)

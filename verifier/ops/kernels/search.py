@@ -8,7 +8,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from verifier.ops.kernels.noise import gumbel
+from verifier.ops.kernels.noise import gumbel_at
 
 NO_TOKEN = tl.constexpr(0x7FFFFFFF)
 INFINITY = tl.constexpr(float("inf"))
@@ -86,6 +86,7 @@ def least_of_top_k(start, listed, likelier, heat, k, top, tiles, whole, vocab_si
 @triton.jit
 def search(
     start,
+    token_ids,
     listed,
     likelier,
     heat,
@@ -115,7 +116,8 @@ def search(
             count += tl.sum(above.to(tl.int32), axis=0)
             mass += tl.sum(tl.where(above, weight, 0.0), axis=0)
             possible = above & (scaled >= least) & (weight >= min_p)
-            noisy, first = first_largest(tl.where(possible, scaled + gumbel(key, ids), -INFINITY), ids)
+            noise = gumbel_at(key, ids, token_ids, vocab_size)
+            noisy, first = first_largest(tl.where(possible, scaled + noise, -INFINITY), ids)
             better = noisy > best  # tiles of a whole row go up in ids, so the first of equals stays
             following = tl.where(better, first, following)
             best = tl.where(better, noisy, best)

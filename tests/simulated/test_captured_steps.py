@@ -1,0 +1,101 @@
+"""Captured steps on the simulated device: nothing passes between host and device inside them, no shape changes, and
+the tokens are those of plain decoding on a CPU."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import pytest
+import torch
+
+from spec.tree import ROOT_ONLY, TreeShape
+from tests.same_tokens.captured import captured_engine, draft_model, run_freely
+from tests.same_tokens.models import Pair
+from tests.same_tokens.runs import TEMPLATE, assert_same, jobs_of
+from tests.same_tokens.witness import Text
+from tests.simulated.device import DEVICE, NotOnTheDevice, simulated
+from tests.simulated.graph import StandInGraph, captured
+from tests.verifier.reading import load_decoder
+from verifier.graphs.runner import GraphRunner
+
+LENGTHS = (9, 2, 17, 33)
+MAX_TOKENS = 20
+
+
+@cache
+def expected(pair: Pair) -> dict[str, Text]:
+    engine = captured_engine(pair, lambda pool: None, ROOT_ONLY, graphs=False, max_seqs=1)
+    return run_freely(engine, jobs_of(pair.vocab_size, LENGTHS, MAX_TOKENS))
+
+
+@pytest.fixture(scope="module")
+def elsewhere(pair):
+    """A pair, and the same on the simulated device."""
+    made = pair("llama3", layers=2)
+    expected(made)
+    with simulated():
+        moved = Pair(
+            made.directory,
+            made.draft_directory,
+            load_decoder(made.directory, torch.float32, DEVICE),
+            load_decoder(made.draft_directory, torch.float32, DEVICE),
+        )
+    return made, moved
+
+
+@pytest.mark.parametrize("shape", ["none", "chain1", "chain4", "3,2,1", "template"])
+@pytest.mark.parametrize("max_seqs", [1, 3])
+def test_the_same_tokens(elsewhere, shape, max_seqs) -> None:
+    made, moved = elsewhere
+    shapes = {"none": ROOT_ONLY, "chain1": TreeShape.chain(1), "chain4": TreeShape.chain(4), "template": TEMPLATE}
+    tree = shapes.get(shape) or TreeShape.parse(shape)
+    drafter = draft_model(moved) if tree.levels else lambda pool: None
+    with simulated():
+        engine = captured_engine(moved, drafter, tree, max_seqs=max_seqs, capture=captured)
+        texts = run_freely(engine, jobs_of(made.vocab_size, LENGTHS, MAX_TOKENS))
+    assert_same(expected(made), texts)
+    assert isinstance(engine.runner, GraphRunner)
+    assert engine.runner.counts["launched"] >= 5
+
+
+def test_a_step_that_reads_a_number_is_refused() -> None:
+    with simulated():
+        lengths = torch.zeros(3, dtype=torch.int64, device=DEVICE)
+        with pytest.raises(NotOnTheDevice, match="brings values to the host"):
+            captured_once(lambda: int(lengths.max()))
+        with pytest.raises(NotOnTheDevice, match="brings values to the host"):
+            captured_once(lambda: lengths[lengths > 0])
+        with pytest.raises(NotOnTheDevice, match="copies values from"):
+            captured_once(lambda: lengths.cpu())
+        with pytest.raises(NotOnTheDevice, match="copies values to"):
+            captured_once(lambda: lengths.copy_(torch.ones(3, dtype=torch.int64)))
+
+
+def captured_once(step) -> StandInGraph:
+    graph = StandInGraph(step, [])
+    graph()
+    return graph
+
+
+def test_other_shapes_and_other_inputs_are_noticed() -> None:
+    with simulated():
+        inputs = {"x": torch.zeros(3, device=DEVICE)}
+        graph = captured(lambda: inputs["x"].add_(1.0))
+        graph()
+        assert inputs["x"].tolist() == [4.0] * 3
+        kept, inputs["x"] = inputs["x"], torch.zeros(3, device=DEVICE)
+        with pytest.raises(NotOnTheDevice, match="was captured as"):
+            graph()
+        inputs["x"] = kept[:2]
+        with pytest.raises(NotOnTheDevice, match="was captured as"):
+            graph()
+
+
+def test_devices_do_not_mix() -> None:
+    with simulated():
+        x = torch.zeros(3, device=DEVICE)
+        with pytest.raises(NotOnTheDevice, match="mixes"):
+            x + torch.zeros(3)
+        with pytest.raises(NotOnTheDevice, match="NumPy"):
+            x.numpy()
+        assert (x + torch.tensor(1.0)).tolist() == [1.0] * 3
