@@ -74,7 +74,7 @@ def _preempted(bench: Bench, engine: Engine, texts: Sequence[list[int]], samplin
 
 
 class Famine:
-    """Takes what pages there are before each step, until somebody was preempted for want of one; then gives all back."""
+    """Takes what pages there are before each step until somebody was preempted for want of one; then gives all back."""
 
     def __init__(self, pool: PagePool) -> None:
         self.over = False
