@@ -62,7 +62,8 @@ def models(engine: Engine, target: str, draft: str | None) -> dict[str, Any]:
 
 def command() -> str:
     """The command line that made this run, without the folders of the machine it ran on."""
-    module = f"-m bench.{Path(sys.argv[0]).stem}"
+    path = Path(sys.argv[0])
+    module = f"-m bench.{path.parent.name if path.stem == '__main__' else path.stem}"
     arguments = [Path(a).name if os.sep in a else a for a in sys.argv[1:]]
     return " ".join(["python", module, *arguments])
 

@@ -7,15 +7,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 
-from drafters.captured.eagle import CapturedEagle
-from drafters.captured.medusa import CapturedMedusa
+from drafters.captured.choice import captured
 
 from bench.gpu import heads
 from bench.gpu.device import Device
 from bench.gpu.floor import EagleShape
 from bench.gpu.models import BUNDLED, inflated, paged
 from bench.gpu.shapes import ModelShape
-from drafters.captured.draft_model import CapturedDraftModel
 from drafters.draft_model import DraftModelDrafter
 from drafters.eagle import EagleDrafter
 from drafters.medusa import MedusaDrafter
@@ -153,16 +151,9 @@ _MAKERS: dict[str, Callable[[Bench], Drafter]] = {
 
 def _proposer(device: Device, drafter: Drafter | None, shape: TreeShape, size: int) -> Proposer | None:
     """Whoever drafts, inside captured steps of so many sequences."""
-    match drafter:
-        case None:
-            return None
-        case DraftModelDrafter():
-            return CapturedDraftModel(drafter, shape, size)
-        case EagleDrafter():
-            return CapturedEagle(drafter, shape, size)
-        case MedusaDrafter():
-            return CapturedMedusa(drafter, shape, size)
-    return FromHost(drafter.name, shape, size, device.torch)
+    if drafter is None:
+        return None
+    return captured(drafter, shape, size) or FromHost(drafter.name, shape, size, device.torch)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import asdict
 from functools import partial
 
-from drafters.captured.eagle import CapturedEagle
+from drafters.captured.choice import captured
 
 from bench.gpu import drafting, kernel_tests, kernels, same, speed, split, verify
 from bench.gpu.cases import Cases
@@ -19,7 +19,6 @@ from bench.gpu.probe import probe
 from bench.gpu.replay import highest_tau
 from bench.gpu.session import Session
 from bench.gpu.shapes import ModelShape
-from drafters.captured.draft_model import CapturedDraftModel
 from drafters.draft_model import DraftModelDrafter
 from drafters.eagle import EagleDrafter
 from kvpaging import PagePool
@@ -176,7 +175,8 @@ class _BarModel:
         for kind, read in reads.items():
             for levels in chosen.levels:
                 shape = TreeShape.chain(levels)
-                proposer = CapturedEagle(head, shape, 1) if kind == "head" else CapturedDraftModel(model, shape, 1)
+                proposer = captured(head if kind == "head" else model, shape, 1)
+                assert proposer is not None, "both have a model"
 
                 def alone(at: float, read: Callable[[int, float], float] = read, levels: int = levels) -> float:
                     return read(levels, at) / session.read
@@ -212,14 +212,14 @@ class _BarModel:
     def split(self) -> None:
         """Part f."""
         session, chosen, found = self.session, self.session.settings, {}
-        texts = self.texts[:1]
-        pages = speed.pages_for(self.bench, texts, chosen.tokens)
+        texts, tokens = self.texts[:1], 2 * chosen.tokens
+        pages = speed.pages_for(self.bench, texts, tokens)
         for name, tree in (("none", ""), ("eagle3", ",".join("1" * BAR_LEVELS)), ("draft", "1,1,1,1")):
             engine = self.bench.engine(name, speed.shape_of(tree), True, pages)
             found[name] = {
-                "host_us": split.phases(engine, texts[0], chosen.tokens),
-                "profiled": split.launches(session.device, engine, texts[0], chosen.tokens),
-                "gap": split.gaps(session.device, engine, texts[0], chosen.tokens),
+                "host_us": split.phases(engine, texts[0], tokens),
+                "profiled": split.launches(session.device, engine, texts[0], tokens),
+                "gap": split.gaps(session.device, engine, texts[0], tokens),
             }
         split.show(found)
         session.found["split"] = found
