@@ -23,6 +23,7 @@ from typing import TypeVar
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from spec.protocols import Constraint
 from spec.tree import DraftTree
@@ -56,6 +57,21 @@ class Guarded:
     def banned(self, tokens: list[int], parents: list[int]) -> Tensor | None:
         """bool[N, V]: tokens that may not follow a node; None if all may follow every node."""
         return self._guard(lambda: self._unpacked(self.constraint.masks(tokens, parents), len(tokens)), None)
+
+    def allowed(self, tree: DraftTree) -> Tensor:
+        """int32[N, ceil(V / 32)]: the tokens that may follow each node, packed; all of them where nothing is known.
+
+        What hangs below a token that may not stand there is never reached, so of it nothing is asked.
+        """
+        tokens, parents = tree.tokens.tolist(), tree.parents.tolist()
+        packed = torch.full((len(tokens), -(-self.vocab_size // 32)), -1, dtype=torch.int32)
+        kept = [node for node, legal in enumerate(self.legal(tokens, parents) if len(tokens) > 1 else [True]) if legal]
+        number = {node: index for index, node in enumerate(kept)} | {-1: -1}
+        above = [number[parents[node]] for node in kept]
+        masks = self._guard(lambda: self.constraint.masks([tokens[node] for node in kept], above), None)
+        if masks is not None:
+            packed[torch.tensor(kept)] = functional.pad(masks, (0, packed.shape[1] - masks.shape[1]))
+        return packed
 
     def advance(self, tokens: list[int]) -> None:
         """These tokens were committed."""

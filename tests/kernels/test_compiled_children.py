@@ -30,6 +30,5 @@ def test_children(count, own_ids, capability, tmp_path) -> None:
             constants = constants | {"token_ids": None}
         made = compile_kernel(kernel, types, constants, tmp_path, capability, warps)
         assert made.stack == 0 and made.registers <= 128
-        print(kernel.__name__, capability, count, own_ids, made.registers)
         assert not re.search(r"\b(atom|red)\.", made.ptx), "no sum depends on who comes first"
         assert "lg2.approx" not in made.ptx, "near 1 the approximate logarithm has no correct digit"

@@ -78,7 +78,8 @@ def run_freely(engine: Engine, jobs: Iterable[Job], careful: bool = False) -> di
     step = 0
     while waiting or engine.has_work:
         while waiting and waiting[0].arrives <= step:
-            engine.add(waiting.pop(0).request())
+            job = waiting.pop(0)
+            engine.add(job.request(), None if job.grammar is None else job.grammar.fork())
         if careful:
             engine.check()
             poison(engine)

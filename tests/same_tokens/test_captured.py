@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 
 import pytest
@@ -16,6 +17,7 @@ from tests.same_tokens.models import Pair
 from tests.same_tokens.proposers import RandomTrees
 from tests.same_tokens.runs import TEMPLATE, assert_same, jobs_of, whole
 from tests.same_tokens.witness import Text
+from tests.spec.grammars import Automaton
 from verifier.graphs.runner import GraphRunner
 
 LENGTHS = (9, 2, 17, 33, 5, 40)
@@ -139,3 +141,18 @@ def test_cancelled_and_new_requests_while_a_step_runs_ahead(pair) -> None:
     engine.check()
     assert texts[jobs[0].id].finish_reason == "cancelled"
     assert_same(expected(made, 30), texts)
+
+
+@pytest.mark.parametrize("shape", ["none", "chain4", "3,2,1"])
+def test_grammars_between_two_launches(pair, shape) -> None:
+    """Alone a request with a grammar is captured; the masks come from the host between the two parts of a step."""
+    made = pair("llama3", layers=2)
+    tree = {"none": ROOT_ONLY, "chain4": TreeShape.chain(4)}.get(shape) or TreeShape.parse(shape)
+    grammar = Automaton(3, made.vocab_size, forcing=0.1)
+    jobs = [replace(job, grammar=grammar) for job in jobs_of(made.vocab_size, LENGTHS, 14)]
+    plainly = captured_engine(made, lambda pool: None, ROOT_ONLY, graphs=False, max_seqs=1)
+    engine = captured_engine(made, draft_model(made) if tree.levels else lambda pool: None, tree, max_seqs=1)
+    wanted, texts = run_freely(plainly, jobs), run_freely(engine, jobs)
+    assert_same(wanted, texts)
+    assert isinstance(engine.runner, GraphRunner)
+    assert engine.runner.counts["launched"] >= 5

@@ -125,7 +125,7 @@ class Machine(TorchDispatchMode):
         return tuple(tensor.shape), tensor.dtype, 0 if place in self._made else place
 
     def made(self, value: Any) -> Any:
-        """Remember what a captured step made by itself."""
+        """Remember what captured steps made by themselves: a later one may read what an earlier one left."""
         if self.captured is not None and isinstance(value, Tensor):
             self._made.add(_values(value).untyped_storage().data_ptr())
         return value
@@ -133,7 +133,7 @@ class Machine(TorchDispatchMode):
     @contextmanager
     def capture(self) -> Iterator[list[tuple[str, tuple[Any, ...]]]]:
         """The rules of a capture; yields its launches, complete at the end."""
-        self.captured, self._made = [], set()
+        self.captured = []
         try:
             yield self.captured
         finally:

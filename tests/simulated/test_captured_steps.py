@@ -3,6 +3,7 @@ the tokens are those of plain decoding on a CPU."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 
 import pytest
@@ -15,6 +16,7 @@ from tests.same_tokens.runs import TEMPLATE, assert_same, jobs_of
 from tests.same_tokens.witness import Text
 from tests.simulated.device import DEVICE, NotOnTheDevice, simulated
 from tests.simulated.graph import StandInGraph, captured
+from tests.spec.grammars import Automaton
 from tests.verifier.reading import load_decoder
 from verifier.graphs.runner import GraphRunner
 
@@ -99,3 +101,21 @@ def test_devices_do_not_mix() -> None:
         with pytest.raises(NotOnTheDevice, match="NumPy"):
             x.numpy()
         assert (x + torch.tensor(1.0)).tolist() == [1.0] * 3
+
+
+@pytest.mark.parametrize("shape", ["none", "3,2,1"])
+def test_a_grammar_between_two_launches(elsewhere, shape) -> None:
+    made, moved = elsewhere
+    tree = ROOT_ONLY if shape == "none" else TreeShape.parse(shape)
+    jobs = [
+        replace(job, grammar=Automaton(3, made.vocab_size, forcing=0.1))
+        for job in jobs_of(made.vocab_size, LENGTHS, MAX_TOKENS)
+    ]
+    wanted = run_freely(captured_engine(made, lambda pool: None, ROOT_ONLY, graphs=False, max_seqs=1), jobs)
+    with simulated():
+        drafter = draft_model(moved) if tree.levels else lambda pool: None
+        engine = captured_engine(moved, drafter, tree, max_seqs=1, capture=captured)
+        texts = run_freely(engine, jobs)
+    assert_same(wanted, texts)
+    assert isinstance(engine.runner, GraphRunner)
+    assert engine.runner.counts["launched"] >= 5

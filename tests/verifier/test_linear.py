@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from tests.verifier.elsewhere import NAME, elsewhere
 from verifier.model.linear import Linear
 from verifier.probe import FIXED_ROWS, FIXED_ROWS_BF16
 
@@ -71,3 +72,27 @@ def test_a_row_has_the_same_bits_at_any_count_from_two(shape, dtype) -> None:
         pytest.skip("AMX products of wide rows differ by row count; there the probe switches to fixed blocks")
     linear, _, _ = layer_of(shape, dtype, bias=False)
     assert differing(linear, rows_of(shape, dtype), COUNTS) == []
+
+
+@pytest.mark.parametrize("block", [None, FIXED_ROWS])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_what_is_done_behind_the_product_rounds_as_a_step_of_its_own(dtype, block) -> None:
+    linear, _, _ = layer_of((64, 96), dtype, bias=True)
+    linear.block = block
+    x, stream = rows_of((64, 96), dtype, 9), rows_of((96, 64), dtype, 9)
+    assert torch.equal(linear(x, residual=stream), stream + linear(x))
+    gate, up = linear(x).chunk(2, dim=-1)
+    assert torch.equal(linear.gated(x), functional.silu(gate) * up)
+
+
+@pytest.mark.parametrize("block", [None, FIXED_ROWS])
+def test_off_the_cpu_the_weight_is_not_packed_and_the_op_multiplies(block) -> None:
+    here, weight, offset = layer_of((64, 96), torch.float32, bias=True)
+    x, stream = rows_of((64, 96), torch.float32, 9), rows_of((96, 64), torch.float32, 9)
+    with elsewhere():
+        there = Linear(weight.to(NAME), None if offset is None else offset.to(NAME))
+        there.block = block
+        product = there(x.to(NAME), residual=stream.to(NAME)).cpu()
+        gated = there.gated(x.to(NAME)).cpu()
+    torch.testing.assert_close(product, here(x, residual=stream))
+    torch.testing.assert_close(gated, here.gated(x))

@@ -23,10 +23,24 @@ MakeProposer = Callable[[int], Proposer | None]
 
 @dataclass(slots=True)
 class Captured:
-    """One step of one bucket, ready to be launched. The two of a bucket share their state."""
+    """One step of one bucket, ready to be launched. The two of a bucket share their state.
+
+    parts: the same step in two launches, with a mask between them; None where there is no such.
+    """
 
     step: SpeculativeStep
     launch: Launcher
+    parts: tuple[Launcher, Launcher] | None = None
+
+    @classmethod
+    def of(cls, step: SpeculativeStep, capture: Capture) -> Captured:
+        """Capture a step whole, and that of a single sequence in two parts too."""
+        whole = capture(step)
+        if step.state.size > 1:
+            return cls(step, whole)
+        first = capture(step.forward)
+        first()  # what stands at the cut is then something to warm the second part up with
+        return cls(step, whole, (first, capture(step.settle)))
 
     @property
     def state(self) -> StepState:
@@ -82,7 +96,6 @@ def buckets(
         for pages in sorted(shapes[1], reverse=True):
             state = StepState(size, pages, page_size, reach, device)
             ready = [
-                Captured(step, capture(step))
-                for step in (SpeculativeStep(model, p, state, draw) for p in (alone, proposer) if p is not None)
+                Captured.of(SpeculativeStep(model, p, state, draw), capture) for p in (alone, proposer) if p is not None
             ]
             yield (size, pages), Bucket(ready[1] if proposer is not None else None, ready[0])

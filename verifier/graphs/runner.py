@@ -18,6 +18,7 @@ from dataclasses import dataclass
 
 from kvpaging import OutOfPages
 from spec.commit import emit
+from spec.constrain import Guarded
 from spec.sequence import Sequence
 from spec.step import EagerRunner, StepPlan, Ticket, Verdict, Work
 from spec.trace import Stopwatch
@@ -26,7 +27,7 @@ from verifier.graphs.buckets import Bucket, Captured
 from verifier.graphs.capture import Arrival, fetched
 from verifier.graphs.plain import FromHost
 from verifier.graphs.state import Joined
-from verifier.graphs.step import Outcome
+from verifier.graphs.step import Outcome, seen
 
 
 @dataclass(slots=True)
@@ -134,7 +135,8 @@ class GraphRunner:
 
     def _captured(self, works: list[Work]) -> Captured | None:
         """The step that can run this plan; None if none can."""
-        if not all(_capturable(work) for work in works):
+        masks = sum(work.sequence.constraint is not None for work in works)
+        if not all(_capturable(work) for work in works) or (masks and len(works) > 1):
             return None
         drafting = {work.shape is not None and work.shape.levels > 0 for work in works}
         bucket = self._bucket([work.sequence for work in works])
@@ -165,14 +167,27 @@ class GraphRunner:
     def _launch(self, captured: Captured, sequences: list[Sequence]) -> Launched:
         pages = [list(sequence.table.pages) for sequence in sequences]
         captured.state.write_tables(pages)
-        captured.launch()
+        if sequences[0].constraint is None:
+            captured.launch()
+        else:
+            self._launch_masked(captured, sequences[0].constraint)
         lengths = [sequence.table.length for sequence in sequences]
         return Launched(captured, sequences, lengths, pages, fetched(captured.step.out))
+
+    def _launch_masked(self, captured: Captured, constraint: Guarded) -> None:
+        """The step in two launches: between them the host sees the tree and says what may follow its nodes."""
+        assert captured.parts is not None, "a bucket of one sequence"
+        step, (first, second) = captured.step, captured.parts
+        first()
+        tree = seen(fetched(step.seen).wait()[0], captured.proposer.name)
+        allowed = constraint.allowed(tree)
+        step.allowed[: len(allowed)].copy_(allowed)
+        second()
 
     def _may_run_ahead(self, launched: Launched) -> bool:
         """Whether the step behind this one can be launched now, and its pages are there."""
         captured, sequences = launched.captured, launched.sequences
-        if not self.run_ahead or captured.proposer.host:
+        if not self.run_ahead or captured.proposer.host or sequences[0].constraint is not None:
             return False
         if any(s.most_levels <= captured.proposer.shape.levels for s in sequences):
             return False  # this step may be the text's last
@@ -187,7 +202,7 @@ class GraphRunner:
     def _commit(self, launched: Launched, index: int, work: Work, outcome: Outcome) -> Verdict:
         sequence, proposer = work.sequence, launched.captured.proposer
         tree, drawn = outcome.of(index, proposer.name)
-        run = emit(sequence, tree, drawn, lambda: "the model's logits are not finite")
+        run = emit(sequence, tree, drawn, lambda: _nothing(sequence))
         sequence.table.commit(len(run.path))
         self.verifier.committed(sequence.table, None)
         proposer.collected(sequence, tree, run.path)
@@ -206,11 +221,16 @@ def _capturable(work: Work) -> bool:
         or work.shape is None
         or work.forced
         or early
-        or sequence.constraint is not None
         or sequence.adjustment is not None
         or sequence.forced is not None
         or sampling.logprobs is not None
     )
+
+
+def _nothing(sequence: Sequence) -> str:
+    """Why no token could be drawn."""
+    finite = "the model's logits are not finite"
+    return finite if sequence.constraint is None else f"no token is allowed here: the grammar leaves none, or {finite}"
 
 
 def _reach(captured: Captured) -> int:

@@ -15,12 +15,14 @@ Legend: S sequences, N nodes of a tree, V vocabulary.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
+from spec.features import Features
 from spec.tree import DraftTree
 from verifier.graphs.proposer import DeviceTree, Proposer, Taken
 from verifier.graphs.rows import Nodes, rows_of
@@ -62,38 +64,96 @@ class Outcome:
         rest = self.table[index, 1:].tolist()
         count = len(rest) // 3
         tokens, parents, drawn = rest[:count], rest[count : 2 * count], rest[2 * count :]
-        nodes = count - parents.count(_NO_NODE)
-        tree = DraftTree.build(tokens[:nodes], parents[:nodes], drafter)
-        return tree, torch.tensor(drawn[:nodes])
+        tree = _tree(tokens, parents, drafter)
+        return tree, torch.tensor(drawn[: len(tree)])
+
+
+def seen(row: Tensor, drafter: str) -> DraftTree:
+    """The tree of a sequence at the cut. row: int64[2 N], tokens and parents."""
+    tokens, parents = row.view(2, -1).tolist()
+    return _tree(tokens, parents, drafter)
+
+
+def _tree(tokens: list[int], parents: list[int], drafter: str) -> DraftTree:
+    nodes = len(parents) - parents.count(_NO_NODE)
+    return DraftTree.build(tokens[:nodes], parents[:nodes], drafter)
 
 
 #: In the place of a parent where there is no node.
 _NO_NODE = -2
 
 
+@dataclass(frozen=True, slots=True)
+class _Passed:
+    """What stands at the cut: trees, their slots, and what the target made of them."""
+
+    tree: DeviceTree
+    slots: Tensor
+    logits: Tensor
+    features: Features
+
+
 class SpeculativeStep:
-    """The step of one bucket. Calling it launches the step on the current stream; ``out`` is then its outcome."""
+    """The step of one bucket. Calling it launches the step on the current stream; ``out`` is then its outcome.
+
+    Where the host has to say which tokens may be drawn, it is launched in two parts: :meth:`forward`, after which
+    ``seen`` holds the trees (int64[S, 2 N]: tokens, parents), and :meth:`settle` with what is then in ``allowed``
+    (int32[S * N, ceil(V / 32)], as :meth:`spec.protocols.Constraint.masks` packs it).
+    """
 
     def __init__(self, model: PagedModel, proposer: Proposer, state: StepState, draw: Drawing = drawn_tokens) -> None:
         self.model, self.proposer, self.state = model, proposer, state
         self._draw = draw
-        nodes = proposer.shape.nodes
-        self._order = torch.arange(nodes, device=state.device)
+        nodes, device = proposer.shape.nodes, state.device
+        self._order = torch.arange(nodes).to(device)
         self._numbers = self._order.expand(state.size, nodes).contiguous()
-        self.out = torch.zeros(state.size, 1 + 3 * nodes, dtype=torch.int64, device=state.device)
+        self.out = torch.zeros(state.size, 1 + 3 * nodes, dtype=torch.int64, device=device)
+        self.seen = torch.zeros(state.size, 2 * nodes, dtype=torch.int64, device=device)
+        words = -(-model.vocab_size // 32)
+        self.allowed = torch.full((state.size * nodes, words), -1, dtype=torch.int32, device=device)
+        self._passed: _Passed | None = None
 
     @torch.inference_mode()
     def __call__(self) -> None:
-        """Launch it."""
-        state, store = self.state, self.model.store
-        tree = self.proposer.propose(state)
-        rows, slots = rows_of(state, Nodes(tree.tokens, self._numbers, tree.ancestors, tree.depths))
-        logits, features = paged_pass(self.model.decoder, rows, store, self.proposer.needs)
+        """Launch it whole."""
+        self._settle(self._forward(), None)
+
+    @torch.inference_mode()
+    def forward(self) -> None:
+        """Launch it up to the cut."""
+        passed = self._passed = self._forward()
+        self.seen.copy_(torch.cat((passed.tree.tokens, self._parents(passed.tree)), dim=1))
+
+    @torch.inference_mode()
+    def settle(self) -> None:
+        """Launch what is behind the cut."""
+        assert self._passed is not None, "the cut comes after the pass"
+        self._settle(self._passed, self.allowed)
+
+    def _forward(self) -> _Passed:
+        tree = self.proposer.propose(self.state)
+        rows, slots = rows_of(self.state, Nodes(tree.tokens, self._numbers, tree.ancestors, tree.depths))
+        logits, features = paged_pass(self.model.decoder, rows, self.model.store, self.proposer.needs)
+        return _Passed(tree, slots, logits, features)
+
+    def _settle(self, passed: _Passed, allowed: Tensor | None) -> None:
+        state, store, tree, slots = self.state, self.model.store, passed.tree, passed.slots
+        logits = passed.logits if allowed is None else masked(passed.logits, allowed)
         drawn = self._draw(logits, state.sampling(tree.depths), tree)
         paths = accept_paths(tree.tokens, tree.parents, tree.ancestors, drawn, tree.counts * state.live, slots)
         if not tree.chain:
             move_paths(store.keys, store.values, paths.sources, slots, paths.lengths)
-        self.proposer.committed(state, Taken(tree, paths, slots, features))
-        parents = tree.parents.where(self._order < tree.counts[:, None], _NO_NODE)
-        self.out.copy_(torch.cat((paths.lengths[:, None], tree.tokens, parents, drawn), dim=1))
+        self.proposer.committed(state, Taken(tree, paths, slots, passed.features))
+        self.out.copy_(torch.cat((paths.lengths[:, None], tree.tokens, self._parents(tree), drawn), dim=1))
         state.advance(paths)
+
+    def _parents(self, tree: DeviceTree) -> Tensor:
+        """int64[S, N]: parents, marked where there is no node."""
+        return tree.parents.where(self._order < tree.counts[:, None], _NO_NODE)
+
+
+def masked(logits: Tensor, allowed: Tensor) -> Tensor:
+    """fp32[N, V]: minus infinity where a bit is not set. allowed: int32[N, ceil(V / 32)]."""
+    bits = torch.arange(32, device=logits.device, dtype=torch.int32)
+    wide = (allowed[:, :, None] >> bits).bitwise_and(1).flatten(1)[:, : logits.shape[1]]
+    return logits.masked_fill(wide == 0, -math.inf)

@@ -75,31 +75,33 @@ def rows_of(scales: list[float], width: int) -> Tensor:
     return torch.randn(len(scales), width, generator=generator) * torch.tensor(scales)[:, None]
 
 
-@pytest.mark.parametrize("count", [1, 5, MOST])
+@pytest.mark.parametrize("count", [1, 7, MOST])
 @pytest.mark.usefixtures("small_blocks")
 def test_every_kind_of_row(count, device) -> None:
-    kinds = KINDS * 2
-    chances = assert_found_alike(rows_of([0.2, 2.0] * len(KINDS), 250), kinds, count, device)
+    chances = assert_found_alike(rows_of([0.2, 2.0, 4.0] * (len(KINDS) // 3), 150), KINDS, count, device)
     assert count < MOST or (chances == -math.inf).any(), "some filters leave fewer"
 
 
-@pytest.mark.parametrize("width", [1, 2, 64, 65, 400])
+@pytest.mark.parametrize("width", [1, 2, 64, 65, 200])
 @pytest.mark.usefixtures("small_blocks")
 def test_any_vocabulary(width, device) -> None:
-    assert_found_alike(rows_of([2.0] * len(KINDS), width), KINDS, 5, device)
+    kinds = KINDS[::3]
+    assert_found_alike(rows_of([2.0] * len(kinds), width), kinds, 5, device)
 
 
 @pytest.mark.usefixtures("small_blocks")
 def test_columns_that_are_other_tokens_of_the_target(device) -> None:
     token_ids = torch.randperm(152_000, generator=torch.Generator().manual_seed(2))[:200]
-    assert_found_alike(rows_of([2.0] * len(KINDS), 200), KINDS, 6, device, token_ids)
+    kinds = KINDS[1::2]
+    assert_found_alike(rows_of([2.0] * len(kinds), 200), kinds, 6, device, token_ids)
 
 
 @pytest.mark.usefixtures("small_blocks")
 def test_the_likeliest_all_in_one_block(device) -> None:
-    logits = rows_of([1.0] * len(KINDS), 200)
+    kinds = KINDS[2::3]
+    logits = rows_of([1.0] * len(kinds), 200)
     logits[:, 64:128] += 12
-    assert_found_alike(logits, KINDS, 10, device)
+    assert_found_alike(logits, kinds, 10, device)
 
 
 @pytest.mark.usefixtures("small_blocks")
@@ -126,15 +128,16 @@ def test_rows_of_little(kind, device) -> None:
 
 
 def test_a_whole_vocabulary_of_a_real_size(device) -> None:
-    assert_found_alike(rows_of([3.0, 3.0], 151_936), [{"top_k": 20, "top_p": 0.95}, {}], 4, device)
+    assert_found_alike(rows_of([3.0, 3.0], 151_936), [{"top_k": 5, "top_p": 0.95}, {}], 2, device)
 
 
 @pytest.mark.usefixtures("small_blocks")
 def test_a_row_is_alike_alone_and_in_company(device) -> None:
-    logits, sampling = rows_of([2.0] * len(KINDS), 200), asked(KINDS)
+    kinds = KINDS[::2]
+    logits, sampling = rows_of([2.0] * len(kinds), 150), asked(kinds)
     together = found(logits, sampling, 7, device)
     s = sampling
-    for row in (0, 5, 7):
+    for row in (0, 2, 3, 5):
         columns = (t[row : row + 1] for t in (s.temperature, s.top_k, s.top_p, s.min_p, s.seeds, s.positions))
         alone = found(logits[row : row + 1].clone(), RowSampling(*columns), 7, device)
         assert torch.equal(alone[0][0], together[0][row]) and torch.equal(alone[1][0], together[1][row])

@@ -10,7 +10,7 @@ from torch import Tensor
 _ROWS = 128
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def lay_out_rows(
     tables,
     lengths,

@@ -1,0 +1,62 @@
+"""An engine on another device than the CPU: nothing of it is left behind, and it writes the same tokens."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import server.build
+from kvpaging import KVStore
+from server.build import build_engine
+from server.config import EngineConfig
+from server.device import Device
+from spec.engine import Engine
+from spec.request import Request
+from spec.sampling import SamplingParams
+from tests.verifier.elsewhere import NAME, Elsewhere, elsewhere
+
+GPU = Device(NAME, 24 << 30, 23 << 30, "a GPU in all but speed", (9, 0))
+PARAMS = (
+    SamplingParams(max_tokens=16, temperature=0.0, ignore_eos=True),
+    SamplingParams(max_tokens=16, temperature=1.0, top_p=0.95, seed=3, frequency_penalty=0.5, min_tokens=3),
+)
+
+
+def texts(engine: Engine) -> dict[str, list[int]]:
+    """What two requests get, side by side."""
+    written: dict[str, list[int]] = {}
+    for index, params in enumerate(PARAMS):
+        engine.add(Request(id=str(index), prompt=list(range(7, 27 + 50 * index)), params=params))
+    while engine.has_work:
+        for delta in engine.step():
+            written.setdefault(delta.id, []).extend(delta.tokens)
+    return written
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("draft", ["auto", "medusa", "eagle3"])
+def test_the_same_tokens_as_on_the_cpu(draft, monkeypatch) -> None:
+    """fp32 leaves no close calls here: a token that differs was drawn from something else."""
+    config = EngineConfig(
+        draft=draft, draft_tree="3,2,1", dtype="float32", device="cpu", max_seqs=2, max_model_len=128, kv_tokens=256
+    )
+    expected = texts(build_engine(config))
+    monkeypatch.setattr(server.build, "find_device", lambda config: GPU)
+    monkeypatch.setattr(server.build, "_MEASURED_ROWS", (2, 8))  # its attention goes row by row
+    with elsewhere():
+        engine = build_engine(config)
+        assert texts(engine) == expected
+    assert engine.info.device == "meta (a GPU in all but speed)"
+    assert "workspace" in engine.info.memory
+    assert all(isinstance(store, KVStore) and isinstance(store.keys, Elsewhere) for store in engine.pool.stores)
+
+
+def test_two_devices_do_not_mix() -> None:
+    """The device of these tests is worth something only if it refuses."""
+    with elsewhere():
+        here, there = torch.ones(3), torch.ones(3, device=NAME)
+        assert (there + 1).cpu().tolist() == [2, 2, 2]
+        assert there[torch.tensor([0, 2])].device.type == NAME
+        for wrong in (lambda: here + there, lambda: here[torch.zeros(2, device=NAME).long()], lambda: there.mul_(here)):
+            with pytest.raises(RuntimeError, match="some of its tensors are on the CPU"):
+                wrong()
