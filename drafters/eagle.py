@@ -22,13 +22,14 @@ from torch import Tensor
 
 from drafters.calibration import Calibration
 from drafters.growth import Growing
-from kvpaging import KVStore, PagePool
+from kvpaging import KVStore, PagePool, PageTable
 from spec.features import Features
 from spec.protocols import FeatureRequest, Rows, Wanted
 from spec.sequence import Sequence
 from spec.tree import DraftTree, TreeShape
 from verifier.batch import ForwardBatch
 from verifier.heads.eagle import EagleHead
+from verifier.paged_rows import StaticRows
 
 log = logging.getLogger("foresay.drafters")
 
@@ -39,19 +40,24 @@ _CATCH_UP_ROWS = 256
 class EagleDrafter:
     """Implements :class:`spec.protocols.Drafter`. Owns the two stores. dynamic: see :mod:`drafters.growth`.
 
-    shared_noise: whether drafts are sampled with the target's own noise; False is for comparison.
+    shared_noise: whether drafts are sampled with the target's own noise; False is for comparison. static: whether the
+    head's passes read static tensors, as on a GPU they have to; None: by the device.
     """
 
     shared_noise: bool = True
 
-    def __init__(self, head: EagleHead, pool: PagePool, dynamic: bool = True, name: str = "") -> None:
-        layer = head.layer
+    def __init__(
+        self, head: EagleHead, pool: PagePool, dynamic: bool = True, name: str = "", static: bool | None = None
+    ) -> None:
+        layer, device = head.layer, head.device
         self.name = name or ("eagle3" if head.config.generation == 3 else "eagle")
         self.needs: FeatureRequest | None = head.config.needs
         self.dynamic = dynamic
-        self.store = KVStore(pool, layer.num_layers, layer.num_kv_heads, layer.head_dim, head.dtype, head.device)
-        self.features = KVStore(pool, 1, 1, layer.hidden_size, head.dtype, head.device, value_dim=0)
+        self.store = KVStore(pool, layer.num_layers, layer.num_kv_heads, layer.head_dim, head.dtype, device)
+        self.features = KVStore(pool, 1, 1, layer.hidden_size, head.dtype, device, value_dim=0)
         self.head, self.calibration = head, Calibration()
+        self.static = device.type != "cpu" if static is None else static
+        self._token_ids = None if head.token_ids is None else head.token_ids.cpu()
         self._grown: dict[str, Growing] = {}
         self._warned = False
 
@@ -63,11 +69,17 @@ class EagleDrafter:
     def observe(self, sequence: Sequence, features: Features) -> None:
         """Fuse and store the features of newly committed positions, unless some before them are missing."""
         table, fused = sequence.table, self.head.fuse(features)
+        self.features.keys[0, table.slots(table.length - len(fused), table.length), 0] = fused
+        self.stored(table, len(fused))
+
+    def stored(self, table: PageTable, count: int, ran: bool = False) -> None:
+        """The features of the last ``count`` positions were stored; ran: and the row of the first of them was run."""
         self._warn(table.length)
-        start = table.length - len(fused)
-        self.features.keys[0, table.slots(start, table.length), 0] = fused
+        start = table.length - count
         if self.features.filled(table) >= start:
             self.features.mark(table, table.length)
+        if ran:
+            self.store.mark(table, min(table.length, start + 1))
 
     def _warn(self, length: int) -> None:
         """Say once that a text is longer than any the head was trained on."""
@@ -82,7 +94,7 @@ class EagleDrafter:
     def extend(self, sequence: Sequence) -> None:
         """Run committed rows that were not run yet, at most ``_CATCH_UP_ROWS`` of them."""
         table = sequence.table
-        if self._knows(sequence) and table.length:
+        if self.knows(sequence) and table.length:
             start = self._start(sequence)
             stop = min(table.length, start + _CATCH_UP_ROWS)
             if stop > start:
@@ -103,7 +115,7 @@ class EagleDrafter:
         growing = [
             Growing.below(s, shape, self.dynamic, self.calibration) for s, shape in zip(sequences, shapes, strict=True)
         ]
-        able = [g for g in growing if self._knows(g.sequence) and g.sequence.table.length]
+        able = [g for g in growing if self.knows(g.sequence) and g.sequence.table.length]
         states: dict[str, Tensor] = {}
         while active := [g for g in able if not g.done]:
             rows = [g.frontier_rows() if g.depth else self._with_root(g.sequence) for g in active]
@@ -115,11 +127,11 @@ class EagleDrafter:
             ]
             found = self._run(rows, hidden)
             for g, (logits, state) in zip(active, found, strict=True):
-                states[g.sequence.id] = state[g.grow(logits, self.shared_noise, self.head.token_ids)]
+                states[g.sequence.id] = state[g.grow(logits, self.shared_noise, self._token_ids)]
         self._grown.update((g.sequence.id, g) for g in growing if g.depth)
         return [g.tree(self.name) for g in growing]
 
-    def _knows(self, sequence: Sequence) -> bool:
+    def knows(self, sequence: Sequence) -> bool:
         """Whether the features of all committed positions are there."""
         return self.features.filled(sequence.table) == sequence.table.length
 
@@ -149,11 +161,19 @@ class EagleDrafter:
 
     def _run(self, rows: list[Rows], hidden: list[Tensor]) -> list[tuple[Tensor, Tensor]]:
         """Logits and states of the wanted rows, by sequence. Committed rows that were run are marked."""
-        batch = ForwardBatch.build(rows, self.head.group, None, self.head.device)
-        logits, states = self.head(batch, torch.cat(hidden), self.store)
-        logits = logits.cpu()  # trees grow on the host; states stay where the head is
+        logits, states, starts = (self._static_pass if self.static else self._pass)(rows, torch.cat(hidden))
         for part in rows:
             if part.base < part.table.length:
                 self.store.mark(part.table, min(part.table.length, part.base + len(part.tokens)))
-        spans = [slice(*batch.starts[index : index + 2]) for index in range(len(rows))]
+        spans = [slice(*starts[index : index + 2]) for index in range(len(rows))]
         return [(logits[span], states[span]) for span in spans]
+
+    def _pass(self, rows: list[Rows], hidden: Tensor) -> tuple[Tensor, Tensor, Many[int]]:
+        batch = ForwardBatch.build(rows, self.head.group, None)
+        return *self.head(batch, hidden, self.store), batch.starts
+
+    def _static_pass(self, rows: list[Rows], hidden: Tensor) -> tuple[Tensor, Tensor, Many[int]]:
+        """The logits come to the host, where trees are grown."""
+        static = StaticRows.of(rows, self.head.device)
+        logits, states = self.head.paged(static, static.in_place(hidden), self.store)
+        return logits.cpu(), states, static.starts

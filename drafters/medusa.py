@@ -7,6 +7,7 @@ has shown yet (the first step after a prefix hit that left nothing to compute) d
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from collections.abc import Sequence as Many
 from dataclasses import dataclass
 
@@ -33,7 +34,8 @@ class _Last:
 class MedusaDrafter:
     """Implements :class:`spec.protocols.Drafter`. dynamic: see :mod:`drafters.growth`.
 
-    shared_noise: whether drafts are sampled with the target's own noise; False is for comparison.
+    shared_noise: whether drafts are sampled with the target's own noise; False is for comparison. elsewhere: who is
+    asked for the last row of a sequence if it was not shown here, since captured steps keep it.
     """
 
     shared_noise: bool = True
@@ -42,6 +44,8 @@ class MedusaDrafter:
     def __init__(self, heads: MedusaHeads, dynamic: bool = True, name: str = "medusa") -> None:
         self.name, self.dynamic = name, dynamic
         self.heads, self.calibration = heads, Calibration()
+        self.elsewhere: list[Callable[[Sequence], Tensor | None]] = []
+        self._token_ids = None if heads.token_map is None else heads.token_map.cpu()
         self._grown: dict[str, Growing] = {}
         self._last: dict[str, _Last] = {}
 
@@ -56,21 +60,28 @@ class MedusaDrafter:
             Growing.below(s, shape, self.dynamic, self.calibration, free=True)
             for s, shape in zip(sequences, shapes, strict=True)
         ]
-        self._grow([g for g in growing if self._knows(g.sequence)])
+        self._grow(growing)
         self._grown.update((g.sequence.id, g) for g in growing if g.depth)
         return [g.tree(self.name) for g in growing]
 
     def _grow(self, growing: list[Growing]) -> None:
-        """Each depth's head is run once for all sequences."""
-        hidden = {g.sequence.id: self._last[g.sequence.id].hidden for g in growing}
-        while growing := [g for g in growing if not g.done]:
-            logits = self.heads(torch.stack([hidden[g.sequence.id] for g in growing]), growing[0].depth).cpu()
-            for row, g in zip(logits, growing, strict=True):
-                g.grow(row[None], self.shared_noise, self.heads.token_map)
+        """Each depth's head is run once for all sequences whose last row is known."""
+        found = {g.sequence.id: self.hidden(g.sequence) for g in growing}
+        hidden = {name: row for name, row in found.items() if row is not None}
+        while growing := [g for g in growing if g.sequence.id in hidden and not g.done]:
+            logits = self.heads(torch.stack([hidden[g.sequence.id] for g in growing]), growing[0].depth)
+            for row, g in zip(logits.cpu(), growing, strict=True):
+                g.grow(row[None], self.shared_noise, self._token_ids)
 
-    def _knows(self, sequence: Sequence) -> bool:
-        last = self._last.get(sequence.id)
-        return last is not None and last.length == sequence.table.length == len(sequence.tokens) - 1
+    def hidden(self, sequence: Sequence) -> Tensor | None:
+        """[H]: the row that the sequence's root was drawn from, if anybody has it."""
+        length, last = sequence.table.length, self._last.get(sequence.id)
+        if length != len(sequence.tokens) - 1:
+            return None
+        if last is not None and last.length == length:
+            return last.hidden
+        found = (find(sequence) for find in self.elsewhere)
+        return next((hidden for hidden in found if hidden is not None), None)
 
     def extend(self, sequence: Sequence) -> None:
         """Nothing is cached."""

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from drafters.captured.draft_model import CapturedDraftModel
-from drafters.draft_model import DraftModelDrafter
+from drafters.captured.choice import captured
 from kvpaging import PagePool
 from spec.protocols import Drafter
 from spec.step import EagerRunner
@@ -50,6 +49,5 @@ def proposer(drafter: Drafter | None, shape: TreeShape, sequences: int, verifier
     """Who drafts inside a captured step; None if nobody does."""
     if drafter is None or not shape.levels:
         return None
-    if isinstance(drafter, DraftModelDrafter):
-        return CapturedDraftModel(drafter, shape, sequences)
-    return FromHost(drafter.name, shape, sequences, verifier.decoder.device)
+    found = captured(drafter, shape, sequences)
+    return FromHost(drafter.name, shape, sequences, verifier.decoder.device) if found is None else found

@@ -71,6 +71,12 @@ class StaticRows:
             return {name: rows[: self.live] for name, rows in features.items()}
         return {name: rows[self.order] for name, rows in features.items()}
 
+    def in_place(self, values: Tensor) -> Tensor:
+        """[R, ..]: values of the sequences' rows, [live, ..] in the order of the sequences, where the rows are."""
+        placed = values.new_zeros(len(self.tokens), *values.shape[1:])
+        placed[slice(self.live) if self.order is None else self.order] = values
+        return placed
+
 
 def _order(rows: Many[Rows], first: dict[int, int]) -> Tensor:
     return torch.cat([torch.arange(first[index], first[index] + len(part.tokens)) for index, part in enumerate(rows)])

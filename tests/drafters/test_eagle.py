@@ -37,13 +37,15 @@ def head(pair, tmp_path_factory) -> EagleHead:
 
 
 class Watched:
-    """An engine whose drafter's stores are looked into after every step."""
+    """An engine whose drafter's stores are looked into after every step. static: what passes its head makes."""
 
-    def __init__(self, pair: Pair, head: EagleHead, shape: str, texts: dict[str, list[int]], **options) -> None:
+    def __init__(
+        self, pair: Pair, head: EagleHead, shape: str, texts: dict[str, list[int]], static: bool = False, **options
+    ) -> None:
         made: list[EagleDrafter] = []
 
         def drafter(pool: PagePool) -> Whisper:
-            made.append(EagleDrafter(head, pool))
+            made.append(EagleDrafter(head, pool, static=static))
             return Whisper(made[0], texts)
 
         self.engine: Engine = engine_of(pair.target, drafter, TreeShape.parse(shape), **options)
@@ -98,7 +100,7 @@ SHAPES = ["1,1,1", "3,4,2"]
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("options", [{"chunk": 24}, {"tokens": 160}])
+@pytest.mark.parametrize("options", [{"chunk": 24}, {"tokens": 160}, {"static": True}])
 def test_its_rows_are_those_of_the_committed_text(pair, head, shape, options) -> None:
     """Through acceptances and rejections, prefill in chunks, four sequences at a time, preemption."""
     models = pair("llama2")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from drafters.captured.draft_model import CapturedDraftModel
+from drafters.captured.choice import captured
 from drafters.draft_model import DraftModelDrafter
 from kvpaging import PagePool, PrefixIndex
 from spec.budget import StepCost
@@ -43,8 +43,9 @@ def captured_engine(
     page_size: int = 16,
     prefix: bool = False,
     plain_every: int = 0,
+    wrap: Callable[[Proposer], Proposer] = lambda proposer: proposer,
 ) -> Engine:
-    """graphs: False runs the same static passes op by op."""
+    """graphs: False runs the same static passes op by op. wrap: put around every proposer that has a model."""
     pool = PagePool(1 + tokens // page_size, page_size)
     verifier, proposing = paged(pair.target, pool, static=True), drafter(pool)
     eager = EagerRunner(verifier, proposing)
@@ -54,9 +55,8 @@ def captured_engine(
     def proposer(size: int) -> Proposer | None:
         if proposing is None or not shape.levels:
             return None
-        if isinstance(proposing, DraftModelDrafter):
-            return CapturedDraftModel(proposing, shape, size)
-        return FromHost(proposing.name, shape, size, pair.target.device)
+        found = captured(proposing, shape, size)
+        return FromHost(proposing.name, shape, size, pair.target.device) if found is None else wrap(found)
 
     longest = info.max_model_len + 2 * shape.nodes + 1
     made = buckets(verifier, proposer, capture, (sizes(max_seqs), widths(longest, page_size)))

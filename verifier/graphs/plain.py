@@ -41,7 +41,9 @@ class RootOnly:
             self.beside.committed(state, taken)
 
     def prepare(self, sequences: Many[Sequence]) -> bool:
-        """Nothing is needed."""
+        """Nothing is needed; the other is told who sits where."""
+        if self.beside is not None:
+            self.beside.prepare(sequences)
         return True
 
     def collected(self, sequence: Sequence, tree: DraftTree, path: list[int]) -> None:

@@ -32,6 +32,7 @@ from verifier.heads.layer import HeadLayer
 from verifier.model.linear import Linear
 from verifier.model.rope import RopeTable
 from verifier.ops.norm import rms_norm
+from verifier.paged_rows import StaticRows
 
 
 class EagleHead:
@@ -110,6 +111,33 @@ class EagleHead:
             return self._head(x).float(), x
         normed = self._norm("norm", x)
         return self._head(normed).float(), normed if self.config.output_normed else x
+
+    @torch.inference_mode()
+    def paged(self, rows: StaticRows, hidden: Tensor, store: KVStore) -> tuple[Tensor, Tensor]:
+        """The same over static rows, as a GPU runs it, eagerly or captured (:mod:`verifier.model.paged_pass`).
+
+        hidden: [R, H], one for each row, padding included; it is written to.
+        """
+        rotation = self._rope.rows(rows.positions, hidden.dtype)
+        mixed, x = self._inputs(functional.embedding(rows.tokens, self._embed), hidden)
+        *below, last = self._layers
+        for layer, above in zip(below, self._layers[1:], strict=True):
+            mixed = layer.finish(x, layer.seen(mixed, rows, rotation, store), above.norms["input_layernorm"])
+        seen, count = last.seen(mixed, rows, rotation, store), rows.live
+        if rows.wanted is not None:
+            count = len(rows.wanted)
+            if not count:
+                return x.new_empty(0, self._head.out_features, dtype=torch.float32), x[:0]
+            chosen = rows.wanted if count > 1 else rows.wanted.expand(2)
+            x, seen = x[chosen], seen[chosen]
+        normed = last.finish(x, seen, self._last_norm)
+        state = normed if self.config.generation == 1 or self.config.output_normed else x
+        return self._head(normed)[:count].float(), state[:count]
+
+    @property
+    def _last_norm(self) -> Tensor | None:
+        """The weight of the norm behind the last layer."""
+        return self._norms.get("pre_lm_head_layernorm" if self.config.generation == 1 else "norm")
 
     def _inputs(self, embedded: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
         """What the first attention reads, and what its result is added to."""

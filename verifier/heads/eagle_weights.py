@@ -193,4 +193,5 @@ class _Reader:
 
     def _token_ids(self) -> Tensor | None:
         self.known |= {"d2t", "t2d"}
-        return token_ids(self.files, self.config.draft_vocab, self.target.config.vocab_size)
+        ids = token_ids(self.files, self.config.draft_vocab, self.target.config.vocab_size)
+        return None if ids is None else ids.to(self.target.embedding.device)

@@ -13,8 +13,10 @@ from verifier.batch import ForwardBatch
 from verifier.model.config import ModelConfig
 from verifier.model.linear import Linear
 from verifier.ops.attention import attend
-from verifier.ops.norm import rms_norm
-from verifier.ops.rope import rotate
+from verifier.ops.norm import add_rms_norm, rms_norm
+from verifier.ops.rope import rotate, rotate_and_store
+from verifier.ops.tree_attention import tree_attention
+from verifier.paged_rows import StaticRows
 
 
 @dataclass(slots=True)
@@ -35,10 +37,13 @@ class LayerWeights:
 
 
 class HeadLayer:
-    """Layer number ``number`` of a head. Slot 0 of a sequence holds nothing and is not seen."""
+    """Layer number ``number`` of a head. Slot 0 of a sequence holds nothing and is not seen.
+
+    norms: the weights of its norms, by name.
+    """
 
     def __init__(self, config: ModelConfig, weights: LayerWeights, number: int) -> None:
-        self._config, self._number, self._norms = config, number, weights.norms
+        self._config, self._number, self.norms = config, number, weights.norms
         self._qkv = Linear(weights.qkv, weights.qkv_bias)
         self._output = Linear(weights.o, weights.o_bias)
         self._gate_up, self._down = Linear(weights.gate_up), Linear(weights.down)
@@ -46,7 +51,7 @@ class HeadLayer:
 
     def norm(self, name: str, x: Tensor) -> Tensor:
         """RMSNorm with the layer's weight of that name."""
-        return rms_norm(x, self._norms[name], self._config.rms_norm_eps)
+        return rms_norm(x, self.norms[name], self._config.rms_norm_eps)
 
     def stored(self, mixed: Tensor, batch: ForwardBatch, rotation: tuple[Tensor, Tensor], store: KVStore) -> Tensor:
         """Rotated queries [R, Hq, D]; the rows' keys and values are stored on the way."""
@@ -68,9 +73,26 @@ class HeadLayer:
         """[R, H]: what the second half of the layer adds."""
         return self._down(self._gate_up.gated(self.norm("post_attention_layernorm", x)))
 
+    def seen(self, mixed: Tensor, rows: StaticRows, rotation: tuple[Tensor, Tensor], store: KVStore) -> Tensor:
+        """[R, Hq D]: what static rows read of those before them; their own keys and values are stored before."""
+        keys, values = store.keys[self._number], store.values[self._number]
+        norms, eps = self.norms, self._config.rms_norm_eps
+        query = rotate_and_store(
+            self._qkv(mixed), *rotation, keys, values, rows.slots, norms.get("q_norm"), norms.get("k_norm"), eps
+        ).contiguous()
+        parts = [tree_attention(query[g.rows], keys, values, g.paged, self._scale, first=1) for g in rows.groups]
+        return (parts[0] if len(parts) == 1 else torch.cat(parts)).flatten(1)
+
+    def finish(self, x: Tensor, seen: Tensor, norm: Tensor | None) -> Tensor:
+        """The rest of the layer is added to x, [R, H], in place. Returns x, normed with ``norm`` if there is one."""
+        eps = self._config.rms_norm_eps
+        normed = add_rms_norm(x, self._output(seen), self.norms["post_attention_layernorm"], eps)
+        added = self._down(self._gate_up.gated(normed))
+        return x.add_(added) if norm is None else add_rms_norm(x, added, norm, eps)
+
     def _turning(self, heads: Tensor) -> Tensor:
         """Queries and keys, normed by head where the layer has such norms."""
-        if "q_norm" not in self._norms:
+        if "q_norm" not in self.norms:
             return heads
         c = self._config
         query, key = heads.split_with_sizes((c.num_heads, c.num_kv_heads), dim=1)

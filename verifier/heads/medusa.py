@@ -62,6 +62,21 @@ class MedusaHeads:
     def __len__(self) -> int:
         return len(self.heads)
 
+    @property
+    def hidden_size(self) -> int:
+        """H, of the state the heads read."""
+        return self.heads[0].output.in_features
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of weights and activations."""
+        return self.heads[0].output.dtype
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        return self.heads[0].output.device
+
     @torch.inference_mode()
     def __call__(self, hidden: Tensor, depth: int) -> Tensor:
         """fp32[R, V']: logits of the token ``depth + 2`` places past each row of ``hidden`` [R, H]."""
@@ -106,7 +121,8 @@ class _Loader:
         heads = [self._head(number, known) for number in range(count)]
         self.files.check_known(known)
         scale = self.config.optional_number("logit_scale") or 1.0
-        return MedusaHeads(heads, self.token_map, scale)
+        ids = None if self.token_map is None else self.token_map.to(self.target.embedding.device)
+        return MedusaHeads(heads, ids, scale)
 
     def _count(self) -> int:
         numbers = self._numbers(r"^(\d+)\.\d+\.(?:linear\.)?weight$")

@@ -39,6 +39,16 @@ class Linear:
         self._packed = self._on_cpu and packable(weight.dtype)
         self._weight = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), 8) if self._packed else weight
 
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of the weight."""
+        return self._weight.dtype
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weight is."""
+        return self._weight.device
+
     def __call__(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
         """[R, in] -> [R, out]: the product, rounded; then ``residual`` [R, out] is added, and the sum rounded."""
         if self.block is None and not self._on_cpu:

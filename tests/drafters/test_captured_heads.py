@@ -1,0 +1,203 @@
+"""Heads inside captured steps propose what they propose step by step."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from drafters.captured.eagle import CapturedEagle
+from drafters.captured.medusa import CapturedMedusa
+from drafters.eagle import EagleDrafter
+from kvpaging import PagePool, PageTable
+from spec.sampling import SamplingParams
+from spec.sequence import Sequence
+from spec.tree import TreeShape
+from tests.drafters.worlds import Captured, World
+from tests.same_tokens.heads import head_drafter
+from tests.same_tokens.runs import TEMPLATE
+from tests.verifier.reading import random_tokens, scattered
+
+CHAIN = TreeShape.chain(4)
+KINDS = ["eagle3", "eagle1", "medusa"]
+SAMPLINGS = [
+    SamplingParams(temperature=0.0),
+    SamplingParams(temperature=1.0),
+    SamplingParams(temperature=0.7, top_k=20),
+]
+
+
+@pytest.fixture(scope="module")
+def worlds(pair, tmp_path_factory):
+    """Two worlds with the same texts, of these lengths; the second scatters its pages and may drive captured steps."""
+    directory = tmp_path_factory.mktemp("heads")
+    target = pair("llama2").target
+
+    def made(kind: str, shape: str, lengths: list[int]) -> tuple[World, World]:
+        make = head_drafter(kind, directory / kind, target, shape)
+        both = []
+        for pool in (PagePool(64, 16), scattered(PagePool(64, 16))):
+            both.append(World(target, pool, make(pool)))
+        rng = random.Random(4)
+        for seed, length in enumerate(lengths):
+            prompt = random_tokens(rng, length, target.config.vocab_size)
+            for world in both:
+                world.read(prompt, SAMPLINGS[seed % len(SAMPLINGS)], seed)
+        return both[0], both[1]
+
+    return made
+
+
+def captured(world: World, shape: TreeShape, places: int) -> Captured:
+    proposer = CapturedEagle if isinstance(world.drafter, EagleDrafter) else CapturedMedusa
+    return Captured(world, proposer(world.drafter, shape, places), places)
+
+
+def compare(eager: World, steps: Captured, shape: TreeShape, count: int, rng: random.Random) -> None:
+    """Take steps in both worlds, and find the same trees in them."""
+    for _ in range(count):
+        choices = [[rng.choice((0, 0, 0, 1)) for _ in range(rng.randrange(6))] for _ in eager.sequences]
+        assert steps.step(choices) == eager.step(shape, choices)
+    assert [s.tokens for s in steps.world.sequences] == [s.tokens for s in eager.sequences]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("places", [1, 5])
+def test_chains_are_the_eager_ones(worlds, kind, places) -> None:
+    """Over many steps, each accepting what is dictated, across page boundaries, with places that are padding."""
+    eager, other = worlds(kind, "chain", [13, 27, 60][: min(3, places)])
+    steps = captured(other, CHAIN, places)
+    assert steps.join()
+    compare(eager, steps, CHAIN, 12, random.Random(places))
+    assert eager.sequences[0].table.length > 32, "crosses two pages"
+    learnt = [world.drafter.calibration for world in (eager, other)]
+    for calibration in learnt:
+        calibration.fit()
+    assert learnt[0].trials.sum() > 12
+    assert all((getattr(learnt[0], name) == getattr(learnt[1], name)).all() for name in ("trials", "hits"))
+
+
+@pytest.mark.parametrize("kind", ["eagle3", "eagle1"])
+def test_the_host_knows_what_was_stored(worlds, kind) -> None:
+    """Features of the whole text, and the head's rows up to the last step's root: those of eager steps."""
+    eager, other = worlds(kind, "chain", [13, 27])
+    steps, rng = captured(other, CHAIN, 2), random.Random(3)
+    assert steps.join()
+    for _ in range(6):
+        compare(eager, steps, CHAIN, 1, rng)
+        for ours, theirs in zip(other.sequences, eager.sequences, strict=True):
+            assert other.drafter.features.filled(ours.table) == ours.table.length
+            # Eager steps run the root's row before it is text, and do not count it.
+            filled = eager.drafter.store.filled(theirs.table)
+            assert other.drafter.store.filled(ours.table) == filled + 1
+            assert_equal_rows(eager.drafter.features.keys, theirs, other.drafter.features.keys, ours)
+            assert_equal_rows(eager.drafter.store.keys, theirs, other.drafter.store.keys, ours, filled)
+            assert_equal_rows(eager.drafter.store.values, theirs, other.drafter.store.values, ours, filled)
+
+
+def assert_equal_rows(
+    expected: Tensor, theirs: Sequence, found: Tensor, ours: Sequence, count: int | None = None
+) -> None:
+    """The first ``count`` rows of a text, in the pages of two worlds."""
+    count = count or theirs.table.length
+    left, right = (store[:, s.table.slots(0, count)] for store, s in ((expected, theirs), (found, ours)))
+    assert torch.allclose(left, right, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_step_that_ran_ahead_may_be_dropped(worlds, kind) -> None:
+    """What it left on the device is not taken for the text's."""
+    eager, other = worlds(kind, "chain", [18, 25])
+    steps, rng = captured(other, CHAIN, 2), random.Random(3)
+    assert steps.join()
+    for _ in range(4):
+        compare(eager, steps, CHAIN, 2, rng)
+        for sequence in other.sequences:
+            sequence.table.reserve(2 * CHAIN.nodes)
+        steps.state.write_tables([sequence.table.pages for sequence in other.sequences])
+        steps.device_step([[0] * rng.randrange(6) for _ in other.sequences])
+        assert steps.join()
+
+
+@pytest.mark.parametrize("kind", ["eagle3", "eagle1"])
+def test_short_texts_are_left_to_eager_steps(worlds, kind) -> None:
+    """The first pass needs K + 1 rows, and of position 0 there is none."""
+    for length, ready in ((CHAIN.levels + 1, False), (CHAIN.levels + 2, True)):
+        eager, other = worlds(kind, "chain", [length])
+        steps = captured(other, CHAIN, 1)
+        assert steps.join() == ready
+    compare(eager, steps, CHAIN, 4, random.Random(1))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_texts_that_nobody_showed_are_left_to_eager_steps(worlds, kind) -> None:
+    _, other = worlds(kind, "chain", [20])
+    other.sequences.append(replace(other.sequences[0], id="new", table=PageTable(other.pool)))
+    new = other.sequences[1].table
+    new.reserve(30)
+    new.commit(19)
+    assert not captured(other, CHAIN, 2).join()
+
+
+@pytest.mark.parametrize("kind", ["eagle3", "eagle1"])
+def test_rows_that_were_not_run_are_run_before_it_joins(worlds, kind) -> None:
+    """The features are there, the head's own rows are not: so a text is after another drafter had its turn."""
+    eager, other = worlds(kind, "chain", [40, 21])
+    for page in range(other.pool.num_pages):
+        other.drafter.store.clamp(page, 0)
+    for sequence in other.sequences:
+        sequence.table.full.clear()
+    steps = captured(other, CHAIN, 2)
+    assert steps.join()
+    compare(eager, steps, CHAIN, 3, random.Random(1))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_templates_are_the_eager_ones(worlds, kind) -> None:
+    """Ranks that are left out, leaves and inner nodes at every depth."""
+    eager, other = worlds(kind, "template", [20, 33])
+    steps = captured(other, TEMPLATE, 3)
+    assert steps.join()
+    compare(eager, steps, TEMPLATE, 8, random.Random(1))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_static_trees_are_the_eager_ones(worlds, kind) -> None:
+    """By the draft's own chances: on the device nothing is calibrated."""
+    shape = TreeShape((3, 4, 2))
+    eager, other = worlds(kind, "static", [20, 33])
+    eager.drafter.calibration.active = False
+    steps = captured(other, shape, 3)
+    assert steps.join()
+    compare(eager, steps, shape, 8, random.Random(2))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_road_changes_at_any_time(worlds, kind) -> None:
+    """Captured steps, eager ones, and captured ones in another bucket, the sequences in other places."""
+    eager, other = worlds(kind, "chain", [18, 25])
+    narrow, wide = captured(other, CHAIN, 2), captured(other, CHAIN, 4)
+    rng = random.Random(6)
+    for steps in (narrow, wide, narrow):
+        assert steps.join()
+        compare(eager, steps, CHAIN, 3, rng)
+        for _ in range(2):
+            choices = [[0] * rng.randrange(6) for _ in eager.sequences]
+            assert other.step(CHAIN, choices) == eager.step(CHAIN, choices)
+        for world in (eager, other):
+            world.sequences.reverse()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_places_change_without_an_eager_step_between(worlds, kind) -> None:
+    eager, other = worlds(kind, "chain", [18, 25, 30])
+    steps, others = captured(other, CHAIN, 3), captured(other, CHAIN, 4)
+    rng = random.Random(6)
+    for bucket in (steps, steps, others, steps):
+        assert bucket.join()
+        compare(eager, bucket, CHAIN, 2, rng)
+        for world in (eager, other):
+            world.sequences.append(world.sequences.pop(0))

@@ -1,0 +1,162 @@
+"""The same texts drafted twice, in pages of their own: by a drafter step by step, and inside captured steps.
+
+The target runs over what was proposed, for its features alone. Which nodes are accepted is dictated, so that paths of
+every length come up. A captured step runs op by op here, as it is captured on a GPU; whatever no host has marked is
+poisoned with NaN before it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Many
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from kvpaging import KVStore, PagePool, PageTable
+from spec.accept import accept
+from spec.features import of_path
+from spec.noise import Noise
+from spec.protocols import Rows
+from spec.sampling import SamplingParams
+from spec.sequence import Sequence
+from spec.tree import DraftTree, TreeShape
+from tests.same_tokens.models import paged
+from verifier.graphs.proposer import DeviceTree, Proposer, Taken
+from verifier.graphs.rows import Nodes, rows_of
+from verifier.graphs.state import Joined, StepState
+from verifier.model.decoder import Decoder
+from verifier.model.paged_pass import paged_pass
+from verifier.ops.accept import accept_paths
+from verifier.ops.move import move_paths
+
+_OTHER = 3
+
+
+def dictated(tokens: list[int], parents: list[int], choices: Many[int]) -> list[int]:
+    """The draw at every node, so that the path goes to the child of that number at each depth, and then ends."""
+    drawn, node = [_OTHER] * len(tokens), 0
+    for choice in choices:
+        children = [child for child, parent in enumerate(parents) if parent == node]
+        if choice >= len(children):
+            break
+        drawn[node] = tokens[children[choice]]
+        node = children[choice]
+    return drawn
+
+
+@dataclass
+class World:
+    """A pool, the target's pages in it, an eager drafter and the sequences."""
+
+    target: Decoder
+    pool: PagePool
+    drafter: Any
+    sequences: list[Sequence] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.verifier = paged(self.target, self.pool)
+
+    def read(self, prompt: list[int], sampling: SamplingParams, seed: int) -> None:
+        """A new sequence; all of its prompt but the last token is computed and shown to the drafter."""
+        table, count = PageTable(self.pool), len(prompt) - 1
+        noise = Noise(seed, self.target.config.vocab_size)
+        sequence = Sequence(str(seed), list(prompt), len(prompt), sampling, table, noise, 10_000, frozenset())
+        table.reserve(count)
+        forward = self.verifier.run([Rows(table, torch.tensor(prompt[:-1]), 0)], self.drafter.needs)
+        table.commit(count)
+        self.verifier.committed(table, None)
+        self.drafter.observe(sequence, of_path(forward.features, count, []))
+        self.drafter.extend(sequence)
+        self.sequences.append(sequence)
+
+    def step(self, shape: TreeShape, choices: Many[Many[int]]) -> list[list[int]]:
+        """One step by the drafter's own passes; the tokens it proposed."""
+        for sequence in self.sequences:
+            sequence.table.reserve(shape.nodes)
+        trees = self.drafter.propose(self.sequences, [shape] * len(self.sequences))
+        rows = [Rows.of_tree(s.table, tree) for s, tree in zip(self.sequences, trees, strict=True)]
+        features, first = self.verifier.run(rows, self.drafter.needs).features, 0
+        for sequence, tree, chosen in zip(self.sequences, trees, choices, strict=True):
+            drawn = dictated(tree.tokens.tolist(), tree.parents.tolist(), chosen)
+            taken, base = accept(tree, torch.tensor(drawn)), sequence.table.length
+            slots = sequence.table.slots(base, base + len(tree))
+            sequence.tokens += taken.emitted
+            sequence.table.commit(len(taken.path))
+            self.verifier.committed(sequence.table, (slots[taken.path], slots[: len(taken.path)]))
+            mine = {name: values[first : first + len(tree)] for name, values in features.items()}
+            self.drafter.observe(sequence, of_path(mine, 0, taken.path))
+            self.drafter.committed(sequence, taken.path)
+            first += len(tree)
+        return [tree.tokens.tolist() for tree in trees]
+
+
+@dataclass
+class Captured:
+    """Captured steps over a world's sequences. Places past them are padding."""
+
+    world: World
+    proposer: Proposer
+    places: int
+
+    def __post_init__(self) -> None:
+        pool, needs = self.world.pool, self.proposer.reach
+        self.state = StepState(self.places, 16, pool.page_size, needs, "cpu")
+        self.device_step([])  # warm: whatever lives as long as the step is made here
+        self.state.join([])
+
+    def join(self) -> bool:
+        """Make everything ready for steps of the sequences as they are."""
+        joined = [Joined(s.table.pages, s.table.length, s.tokens, s.sampling, s.noise.seed) for s in self._sequences]
+        ready = self.proposer.prepare(self._sequences)
+        self.state.join(joined)
+        return ready
+
+    @property
+    def _sequences(self) -> list[Sequence]:
+        return self.world.sequences
+
+    def step(self, choices: Many[Many[int]]) -> list[list[int]]:
+        """One step; the tokens that were proposed."""
+        for sequence in self._sequences:
+            sequence.table.reserve(self.proposer.shape.nodes)
+        self.state.write_tables([sequence.table.pages for sequence in self._sequences])
+        for store in self.world.pool.stores:
+            assert isinstance(store, KVStore)
+            store.poison()
+        taken = self.device_step(choices)
+        for index, sequence in enumerate(self._sequences):
+            self._collect(sequence, taken, index)
+        return taken.tree.tokens[: len(self._sequences)].tolist()
+
+    def device_step(self, choices: Many[Many[int]]) -> Taken:
+        """What is captured of a step; the host is told nothing."""
+        state, store = self.state, self.world.verifier.store
+        tree = self.proposer.propose(state)
+        numbers = torch.arange(tree.tokens.shape[1]).expand(state.size, -1)
+        rows, slots = rows_of(state, Nodes(tree.tokens, numbers, tree.ancestors, tree.depths))
+        features = paged_pass(self.world.target, rows, store, self.proposer.needs)[1]
+        drawn = torch.tensor(
+            [dictated(*pair, chosen) for pair, chosen in zip(_pairs(tree), self._filled(choices), strict=True)]
+        )
+        paths = accept_paths(tree.tokens, tree.parents, tree.ancestors, drawn, tree.counts * state.live, slots)
+        move_paths(store.keys, store.values, paths.sources, slots, paths.lengths)
+        taken = Taken(tree, paths, slots, features)
+        self.proposer.committed(state, taken)
+        state.advance(paths)
+        return taken
+
+    def _filled(self, choices: Many[Many[int]]) -> list[Many[int]]:
+        return [*choices, *[()] * (self.places - len(choices))]
+
+    def _collect(self, sequence: Sequence, taken: Taken, index: int) -> None:
+        count = int(taken.paths.lengths[index])
+        sequence.tokens += taken.paths.emitted[index, :count].tolist()
+        sequence.table.commit(count)
+        self.world.verifier.committed(sequence.table, None)
+        tree = DraftTree.build(taken.tree.tokens[index].tolist(), taken.tree.parents[index].tolist())
+        self.proposer.collected(sequence, tree, taken.paths.paths[index, :count].tolist())
+
+
+def _pairs(tree: DeviceTree) -> zip[tuple[list[int], list[int]]]:
+    return zip(tree.tokens.tolist(), tree.parents.tolist(), strict=True)

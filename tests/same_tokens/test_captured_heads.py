@@ -1,0 +1,157 @@
+"""The same tokens from captured steps that heads draft in. They are hardly ever right, so the truth is whispered."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from collections.abc import Sequence as Many
+from dataclasses import dataclass, replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from drafters.eagle import EagleDrafter
+from kvpaging import PagePool
+from spec.protocols import Drafter
+from spec.sequence import Sequence
+from spec.tree import DraftTree, TreeShape
+from tests.drafters.worlds import World
+from tests.same_tokens.captured import captured_engine, run_freely
+from tests.same_tokens.heads import KINDS, head_of
+from tests.same_tokens.models import MakeDrafter, Pair
+from tests.same_tokens.runs import jobs_of, plain, whole
+from tests.same_tokens.witness import Job
+from verifier.graphs.proposer import DeviceTree, Proposer, Taken
+from verifier.graphs.runner import GraphRunner
+from verifier.graphs.state import StepState
+
+LENGTHS = (9, 2, 17, 33, 5, 40)
+SHAPES = {"chain": TreeShape.chain(4), "static": TreeShape((3, 4, 2))}
+_LONGEST = 128
+
+
+class CapturedWhisper:
+    """Puts the true continuation on the way to the last node of each tree, as far as the length of the text says.
+
+    known: prompt and output of each sequence, by id. drafted: who drafted below how many committed tokens, and what.
+    """
+
+    def __init__(self, inner: Proposer, known: Mapping[str, list[int]]) -> None:
+        self.inner, self._known = inner, known
+        self.name, self.shape, self.needs = inner.name, inner.shape, inner.needs
+        self.reach, self.host = inner.reach, inner.host
+        self._texts = torch.zeros(8, _LONGEST, dtype=torch.int64)
+        self._seated: list[Sequence] = []
+        self.drafted: list[tuple[str, int, list[int]]] = []
+
+    def propose(self, state: StepState) -> DeviceTree:
+        tree = self.inner.propose(state)
+        seats = zip(self._seated, state.lengths.tolist(), tree.tokens.tolist(), strict=False)
+        self.drafted += [(sequence.id, length, tokens) for sequence, length, tokens in seats]
+        places = (state.lengths[:, None] + tree.depths).long()
+        truth = self._texts[: state.size].gather(1, places.clamp(max=_LONGEST - 1))
+        told = self._on_path(tree) & (tree.depths <= (state.lengths % 6)[:, None])
+        return replace(tree, tokens=truth.where(told & (state.live > 0)[:, None], tree.tokens))
+
+    def _on_path(self, tree: DeviceTree) -> Tensor:
+        """bool[S, N]: which nodes lie on the way to the last."""
+        nodes = torch.arange(tree.tokens.shape[1])
+        return (tree.ancestors[:, -1:] >> nodes & 1).bool()
+
+    def committed(self, state: StepState, taken: Taken) -> None:
+        self.inner.committed(state, taken)
+
+    def prepare(self, sequences: Many[Sequence]) -> bool:
+        self._seated = list(sequences)
+        for row, sequence in zip(self._texts, sequences, strict=False):
+            text = self._known[sequence.id]
+            row[: len(text)] = torch.tensor(text)
+        return self.inner.prepare(sequences)
+
+    def collected(self, sequence: Sequence, tree: DraftTree, path: list[int]) -> None:
+        self.inner.collected(sequence, tree, path)
+
+
+@dataclass
+class Run:
+    """A run of captured steps. whispers: one for each number of places."""
+
+    runner: GraphRunner
+    whispers: list[CapturedWhisper]
+    accepted: int
+
+
+def static(make: MakeDrafter) -> MakeDrafter:
+    """The same drafter, its own passes over static rows, as on a GPU."""
+
+    def made(pool: PagePool) -> Drafter | None:
+        drafter = make(pool)
+        if isinstance(drafter, EagleDrafter):
+            drafter.static = True
+        return drafter
+
+    return made
+
+
+def run(pair: Pair, kind: str, shape: str, jobs: list[Job], careful: bool = False, **options) -> Run:
+    """Run requests in captured steps whose proposers are whispered to, and compare the texts."""
+    texts, whispers = plain(pair.target, jobs), []
+
+    def wrap(proposer: Proposer) -> Proposer:
+        whispers.append(CapturedWhisper(proposer, whole(jobs, texts)))
+        return whispers[-1]
+
+    engine = captured_engine(pair, static(head_of(pair, kind, shape)), SHAPES[shape], wrap=wrap, **options)
+    found = run_freely(engine, jobs, careful)
+    assert {name: text.tokens for name, text in found.items()} == {name: text.tokens for name, text in texts.items()}
+    assert isinstance(engine.runner, GraphRunner)
+    return Run(engine.runner, whispers, sum(text.statistics.accepted for text in found.values() if text.statistics))
+
+
+@pytest.mark.parametrize(
+    ("shape", "max_seqs", "careful"), [("chain", 1, False), ("chain", 3, True), ("static", 3, False)]
+)
+@pytest.mark.parametrize("kind", KINDS)
+def test_heads_in_captured_steps(pair, kind, shape, max_seqs, careful) -> None:
+    models = pair("llama2", layers=3)
+    done = run(models, kind, shape, jobs_of(models.vocab_size, LENGTHS, 24), careful, max_seqs=max_seqs)
+    assert done.runner.counts["launched"] >= 8
+    assert done.accepted > 10
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_few_pages(pair, kind) -> None:
+    """Sequences are preempted and come back."""
+    models = pair("llama2", layers=3)
+    done = run(models, kind, "chain", jobs_of(models.vocab_size, LENGTHS, 20), tokens=176, page_size=8, prefix=True)
+    assert done.runner.counts["launched"]
+
+
+@pytest.mark.parametrize("plain_every", [0, 3])
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_they_draft_is_what_follows_from_the_text(pair, kind, plain_every) -> None:
+    """Whatever ran before, ahead or in vain, and wherever the sequence sat."""
+    models = pair("llama2", layers=3)
+    jobs = jobs_of(models.vocab_size, LENGTHS, 40, ("greedy", "warm", "cool"))
+    done = run(models, kind, "chain", jobs, max_seqs=3, plain_every=plain_every)
+    by_id, texts = {job.id: job for job in jobs}, whole(jobs, plain(models.target, jobs))
+    compared = 0
+    for whisper in done.whispers:
+        for name, length, tokens in whisper.drafted:
+            text = texts[name][: length + 1]
+            if len(text) == length + 1 and text[-1] == tokens[0]:
+                job = by_id[name]
+                assert alone(models, kind, text, job, len(tokens)) == tokens
+                compared += 1
+    assert compared > 30
+
+
+def alone(pair: Pair, kind: str, text: list[int], job: Job, nodes: int) -> list[int]:
+    """The chain below a text that was just read."""
+    pool = PagePool(16, 16)
+    drafter = head_of(pair, kind, "chain")(pool)
+    world = World(pair.target, pool, drafter)
+    assert job.params.seed is not None
+    world.read(text, job.params, job.params.seed)
+    (tokens,) = world.step(TreeShape.chain(nodes - 1), [[]])
+    return tokens

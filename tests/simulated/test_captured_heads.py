@@ -1,0 +1,37 @@
+"""Heads that draft in captured steps on the simulated device: no number is read on the host, no shape changes."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from spec.tree import TreeShape
+from tests.same_tokens.captured import captured_engine, run_freely
+from tests.same_tokens.heads import KINDS, head_drafter
+from tests.same_tokens.models import Pair
+from tests.same_tokens.runs import TEMPLATE, assert_same, jobs_of, plain
+from tests.simulated.device import DEVICE, simulated
+from tests.simulated.graph import captured
+from tests.verifier.reading import load_decoder
+from verifier.graphs.runner import GraphRunner
+
+LENGTHS = (9, 2, 17)
+SHAPES = {"chain": TreeShape.chain(4), "static": TreeShape((3, 4, 2)), "template": TEMPLATE}
+
+
+@pytest.mark.parametrize(("shape", "max_seqs"), [("chain", 1), ("chain", 3), ("static", 1), ("template", 3)])
+@pytest.mark.parametrize("kind", KINDS)
+def test_heads_in_captured_steps(pair, tmp_path, kind, shape, max_seqs) -> None:
+    models = pair("llama2", layers=3)
+    jobs = jobs_of(models.vocab_size, LENGTHS, 16)
+    expected = plain(models.target, jobs)
+    head_drafter(kind, tmp_path, models.target, shape)
+    with simulated():
+        target = load_decoder(models.directory, torch.float32, DEVICE)
+        moved = Pair(models.directory, models.draft_directory, target, target)
+        make = head_drafter(kind, tmp_path, target, shape)
+        engine = captured_engine(moved, make, SHAPES[shape], max_seqs=max_seqs, capture=captured)
+        texts = run_freely(engine, jobs)
+    assert_same(expected, texts)
+    assert isinstance(engine.runner, GraphRunner)
+    assert engine.runner.counts["launched"] >= 5
