@@ -59,7 +59,7 @@ def main(given: list[str] | None = None) -> int:
 
 def finish(session: Session, args: argparse.Namespace) -> int:
     """The last table, what was left out, the record."""
-    verdicts = bars.verdicts(session.measured)
+    verdicts = bars.verdicts(session.measured, args.tiny)
     bars.show(verdicts)
     for what in session.clock.skipped:
         print(f"left out for want of time: {what}")

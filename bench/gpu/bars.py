@@ -34,25 +34,28 @@ BARS = (
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """A bar and what was measured; None: not measured in this run."""
+    """A bar and what was measured; None: not measured in this run. rehearsal: the figure means nothing."""
 
     bar: Bar
     measured: float | None
+    rehearsal: bool = False
 
     @property
     def met(self) -> str:
         """In one word."""
         if self.measured is None:
             return "not measured"
+        if self.rehearsal:
+            return "rehearsal"
         return "goal" if self.measured <= self.bar.goal else "yes" if self.measured <= self.bar.most else "NO"
 
 
-def verdicts(measured: Mapping[str, float | None]) -> list[Verdict]:
-    """Each bar with its measure. Raises KeyError for a measure that is no bar's, which is a slip of the pen."""
+def verdicts(measured: Mapping[str, float | None], rehearsal: bool = False) -> list[Verdict]:
+    """Each bar with its measure; a rehearsal meets none. Raises KeyError for a measure that is no bar's, which is a slip of the pen."""
     unknown = set(measured) - {bar.key for bar in BARS}
     if unknown:
         raise KeyError(f"no bar is called {sorted(unknown)[0]}")
-    return [Verdict(bar, measured.get(bar.key)) for bar in BARS]
+    return [Verdict(bar, measured.get(bar.key), rehearsal) for bar in BARS]
 
 
 def show(found: Sequence[Verdict]) -> None:
