@@ -28,7 +28,7 @@ def arguments(given: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--tiny", action="store_true", help="small shapes: a rehearsal, whose figures mean nothing")
     parser.add_argument("--limit", type=float, default=settings.LIMIT, help="seconds for everything (default: 480)")
     parser.add_argument("--only", nargs="+", metavar="PART", help="run these parts alone (the first letters will do)")
-    parser.add_argument("--no-save", action="store_true", help="do not write to bench/results/")
+    parser.add_argument("--no-save", action="store_true", help="do not write to bench/results/; --tiny never does")
     parser.add_argument("--compile-only", metavar="MODEL", help="compile the kernels of one model's shape and stop")
     args = parser.parse_args(given)
     if args.device == "cpu" and not args.tiny:
@@ -70,6 +70,8 @@ def finish(session: Session, args: argparse.Namespace) -> int:
     record.finish(
         "gpu",
         {
+            "target": session.settings.bar.name,
+            "dtype": str(session.device.dtype).removeprefix("torch."),
             "rehearsal": args.tiny,
             "gpu": session.device.identity(),
             "bars": bars.as_json(verdicts),
@@ -78,7 +80,7 @@ def finish(session: Session, args: argparse.Namespace) -> int:
             "failures": session.failures,
             "total_seconds": session.clock.spent,
         },
-        save=not args.no_save,
+        save=not (args.no_save or args.tiny),
     )
     return 1 if session.failures else 0
 

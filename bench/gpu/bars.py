@@ -51,7 +51,10 @@ class Verdict:
 
 
 def verdicts(measured: Mapping[str, float | None], rehearsal: bool = False) -> list[Verdict]:
-    """Each bar with its measure; a rehearsal meets none. Raises KeyError for a measure that is no bar's, which is a slip of the pen."""
+    """Each bar with its measure; a rehearsal meets none.
+
+    Raises KeyError for a measure that is no bar's, which is a slip of the pen.
+    """
     unknown = set(measured) - {bar.key for bar in BARS}
     if unknown:
         raise KeyError(f"no bar is called {sorted(unknown)[0]}")

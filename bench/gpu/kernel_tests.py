@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -39,21 +40,30 @@ class Tested:
         return self.ended and self.passed > 0 and not self.failed
 
 
-def run(device: Device, selection: Sequence[str], limit: float) -> Tested:
-    """Run the tests on the device (in the interpreter on a CPU) for at most ``limit`` seconds."""
-    environment = dict(os.environ, PYTHONPATH=str(ROOT))
-    environment.pop("TRITON_INTERPRET", None)
-    if not device.cuda:
-        environment["TRITON_INTERPRET"] = "1"
-    spread = ["-n", "8"] if device.cuda and find_spec("xdist") else []  # most of their time is compiling
-    command = [sys.executable, "-m", "pytest", "-q", "-rf", "--tb=line", *_BARE, *spread, *selection]
-    try:
-        done = subprocess.run(
-            command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=limit, check=False
-        )
-    except subprocess.TimeoutExpired as error:
-        return read((error.stdout or b"").decode(errors="replace"), ended=False)
-    return read(done.stdout + done.stderr, ended=done.returncode in (0, 1))
+class Running:
+    """pytest at work on the device (in Triton's interpreter on a CPU), until it is waited for."""
+
+    def __init__(self, device: Device, selection: Sequence[str]) -> None:
+        environment = dict(os.environ, PYTHONPATH=str(ROOT))
+        environment.pop("TRITON_INTERPRET", None)
+        if not device.cuda:
+            environment["TRITON_INTERPRET"] = "1"
+        spread = ["-n", "8"] if device.cuda and find_spec("xdist") else []  # most of their time is compiling
+        command = [sys.executable, "-m", "pytest", "-q", "-rf", "--tb=line", *_BARE, *spread, *selection]
+        self._said = tempfile.TemporaryFile("w+")  # noqa: SIM115  # read when it has ended
+        self._process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=self._said, stderr=self._said)
+
+    def finish(self, limit: float) -> Tested:
+        """What it says, after ``limit`` seconds at the latest; it is stopped then."""
+        try:
+            code = self._process.wait(limit)
+        except subprocess.TimeoutExpired:
+            code = None
+            self._process.kill()
+            self._process.wait()
+        self._said.seek(0)
+        with self._said as file:
+            return read(file.read(), ended=code in (0, 1))
 
 
 def read(said: str, ended: bool) -> Tested:

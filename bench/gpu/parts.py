@@ -7,8 +7,6 @@ from collections.abc import Callable
 from dataclasses import asdict
 from functools import partial
 
-from drafters.captured.choice import captured
-
 from bench.gpu import drafting, kernel_tests, kernels, same, speed, split, verify
 from bench.gpu.cases import Cases
 from bench.gpu.compiling import compile_all
@@ -19,6 +17,7 @@ from bench.gpu.probe import probe
 from bench.gpu.replay import highest_tau
 from bench.gpu.session import Session
 from bench.gpu.shapes import ModelShape
+from drafters.captured.choice import captured
 from drafters.draft_model import DraftModelDrafter
 from drafters.eagle import EagleDrafter
 from kvpaging import PagePool
@@ -49,8 +48,7 @@ def parts(session: Session, args: argparse.Namespace) -> list[Part]:
     others = [model for model in chosen.models if model is not chosen.bar]
     return [
         ("probe", 5 * brief, partial(probe_part, session)),
-        ("compile", 20 * brief, partial(compile_part, session, args)),
-        ("tests", 20 * brief, partial(tests_part, session)),
+        ("compile and test", 30 * brief, partial(compile_and_test, session, args)),
         (f"steps {chosen.bar.name}", 20 * brief, bar.steps),
         (f"drafting {chosen.bar.name}", 10 * brief, bar.drafting),
         (f"same tokens {chosen.bar.name}", 10 * brief, bar.same),
@@ -70,17 +68,17 @@ def probe_part(session: Session) -> None:
     session.say(f"reads {found.read / 1e9:.0f} GB/s ({found.way}), copies {found.copy / 1e9:.0f} GB/s")
 
 
-def compile_part(session: Session, args: argparse.Namespace) -> None:
-    """Pass 0."""
-    flags = ["--device", args.device, *(["--tiny"] if args.tiny else [])]
-    names = [model.name for model in (session.settings.models[:1] if args.tiny else session.settings.models)]
-    session.found["compile_seconds"] = compile_all(flags, names, session.clock.left)
-
-
-def tests_part(session: Session) -> None:
-    """Part a."""
-    limit = min(session.settings.tests_limit, session.clock.left)
-    found = kernel_tests.run(session.device, session.settings.tests, limit)
+def compile_and_test(session: Session, args: argparse.Namespace) -> None:
+    """Pass 0, and beside it part a, most of whose time is compiling too."""
+    chosen = session.settings
+    clock = session.clock.slice(chosen.tests_limit)
+    running = kernel_tests.Running(session.device, chosen.tests)
+    try:
+        flags = ["--device", args.device, *(["--tiny"] if args.tiny else [])]
+        names = [model.name for model in (chosen.models[:1] if args.tiny else chosen.models)]
+        session.found["compile_seconds"] = compile_all(flags, names, clock.left)
+    finally:
+        found = running.finish(clock.left)
     session.found["tests"] = asdict(found)
     session.say(f"{found.passed} passed, {found.failed} failed, {found.skipped} skipped")
     session.expect(found.good, f"tests: {found.failed} failed{'' if found.ended else ', not done in time'}")

@@ -67,8 +67,9 @@ def decode(bench: Bench, texts: Sequence[list[int]], tokens: int, clock: Clock, 
         mode = f"{name}{':' + tree if tree else ''}{'' if graphs else ', eager'}"
         if clock.fits(f"tokens/s of {mode}", needs):
             engine = bench.engine(name, shape_of(tree), graphs, pages)
+            count = tokens if graphs else max(8, tokens // 4)
             for temperature in (0.0, 1.0):
-                yield _speed(mode, engine, texts, tokens, temperature)
+                yield _speed(mode, engine, texts, count, temperature)
 
 
 def replayed(bench: Bench, texts: Sequence[list[int]], tokens: int, clock: Clock, needs: float) -> Iterator[Speed]:

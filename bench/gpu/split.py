@@ -26,6 +26,8 @@ from verifier.graphs.runner import GraphRunner
 #: What the profiler calls the host's launches, and its copies.
 LAUNCHES = ("cudaGraphLaunch", "cudaLaunchKernel", "cudaLaunchKernelExC", "cuLaunchKernel", "cuLaunchKernelEx")
 COPIES = ("cudaMemcpyAsync", "cudaMemsetAsync")
+#: Kernels that are named, those that take longest.
+MOST = 16
 #: Leading steps of a text that do not count: its first ones are read in and joined.
 FIRST = 2
 
@@ -103,8 +105,9 @@ def gaps(device: Device, engine: Engine, text: Sequence[int], tokens: int) -> di
     return {"launched": launches, "p50_us": 1e6 * percentile(found, 50), "p99_us": 1e6 * percentile(found, 99)}
 
 
-def launches(device: Device, engine: Engine, text: Sequence[int], tokens: int) -> dict[str, float]:
-    """Launches and copies by the host, and microseconds of the GPU, for each step of one answer, by torch's profiler.
+def launches(device: Device, engine: Engine, text: Sequence[int], tokens: int) -> dict[str, Any]:
+    """Launches and copies by the host, and microseconds of the GPU, for each step of one answer, by torch's profiler;
+    and the kernels that take most of them.
 
     Only on a GPU. The prompt's own steps are over before the profiler starts.
     """
@@ -121,13 +124,16 @@ def launches(device: Device, engine: Engine, text: Sequence[int], tokens: int) -
     steps = engine.steps - before
     while engine.has_work:
         engine.step()
-    named = {event.key: event.count for event in watched.key_averages()}
-    busy = sum(event.self_device_time_total for event in watched.key_averages())
+    events = watched.key_averages()
+    named = {event.key: event.count for event in events}
+    busy = {event.key: event.self_device_time_total / steps for event in events if event.self_device_time_total}
+    most = sorted(busy, key=lambda name: -busy[name])[:MOST]
     return {
         "steps": steps,
         "launches": sum(named.get(name, 0) for name in LAUNCHES) / steps,
         "copies": sum(named.get(name, 0) for name in COPIES) / steps,
-        "gpu_us": busy / steps,
+        "gpu_us": sum(busy.values()),
+        "kernels_us": {name[:80]: busy[name] for name in most},
     }
 
 
@@ -135,7 +141,7 @@ def _greedy(tokens: int) -> SamplingParams:
     return SamplingParams(temperature=0.0, max_tokens=tokens, ignore_eos=True)
 
 
-def show(found: Mapping[str, Mapping[str, Mapping[str, float]]]) -> None:
+def show(found: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> None:
     """Two tables: the host's phases, and what lies between steps."""
     names = sorted({phase for of in found.values() for phase in of["host_us"]})
     rows = [[name, *(of["host_us"].get(phase, 0.0) for phase in names)] for name, of in found.items()]

@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from bench import report
 from bench.gpu import bars, heads, kernel_tests, kernels, parts, replay, settings, shapes, speed
 from bench.gpu.__main__ import arguments, main
 from bench.gpu.cases import Case
@@ -68,7 +69,7 @@ def test_a_run_without_time_runs_nothing_and_names_everything(device) -> None:
     now = iter(range(1000))
     session = Session(device, settings.full(), Clock(0.5, now=lambda: float(next(now))))
     parts.run_all(session, arguments([]))
-    assert {"probe", "tests", "steps Llama-3.1-8B", "steps Qwen3-8B"} <= set(session.clock.skipped)
+    assert {"probe", "compile and test", "steps Llama-3.1-8B", "steps Qwen3-8B"} <= set(session.clock.skipped)
     assert session.found == {} and session.failures == []
 
 
@@ -231,8 +232,8 @@ def test_flags_that_make_no_sense(flags, says, capsys) -> None:
 
 
 @pytest.mark.slow
-def test_a_rehearsal_goes_through_every_part() -> None:
-    command = [sys.executable, "-m", "bench.gpu", "--device", "cpu", "--tiny", "--no-save"]
+def test_a_rehearsal_goes_through_every_part(tmp_path) -> None:
+    command = [sys.executable, "-m", "bench.gpu", "--device", "cpu", "--tiny"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     entry = json.loads(done.stdout.splitlines()[-1])
@@ -245,3 +246,5 @@ def test_a_rehearsal_goes_through_every_part() -> None:
     measured = [key for key, bar in entry["bars"].items() if bar["met"] == "rehearsal"]
     assert set(measured) == {bar.key for bar in bars.BARS} - {"host_launches"}, "the profiler counts those on a GPU"
     assert {"gpu", "triton", "torch"} <= set(entry["gpu"]) | set(entry["machine"])
+    (tmp_path / "gpu.json").write_text(done.stdout.splitlines()[-1])
+    assert "| tiny, 4 rows at 96 |" in report.report(tmp_path)
