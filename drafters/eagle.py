@@ -27,9 +27,7 @@ from spec.features import Features
 from spec.protocols import FeatureRequest, Rows, Wanted
 from spec.sequence import Sequence
 from spec.tree import DraftTree, TreeShape
-from verifier.batch import ForwardBatch
 from verifier.heads.eagle import EagleHead
-from verifier.paged_rows import StaticRows
 
 log = logging.getLogger("foresay.drafters")
 
@@ -56,7 +54,7 @@ class EagleDrafter:
         self.store = KVStore(pool, layer.num_layers, layer.num_kv_heads, layer.head_dim, head.dtype, device)
         self.features = KVStore(pool, 1, 1, layer.hidden_size, head.dtype, device, value_dim=0)
         self.head, self.calibration = head, Calibration()
-        self.static = device.type != "cpu" if static is None else static
+        self.static = static
         self._token_ids = None if head.token_ids is None else head.token_ids.cpu()
         self._grown: dict[str, Growing] = {}
         self._warned = False
@@ -161,19 +159,9 @@ class EagleDrafter:
 
     def _run(self, rows: list[Rows], hidden: list[Tensor]) -> list[tuple[Tensor, Tensor]]:
         """Logits and states of the wanted rows, by sequence. Committed rows that were run are marked."""
-        logits, states, starts = (self._static_pass if self.static else self._pass)(rows, torch.cat(hidden))
+        logits, states, starts = self.head.run(rows, torch.cat(hidden), self.store, self.static)
         for part in rows:
             if part.base < part.table.length:
                 self.store.mark(part.table, min(part.table.length, part.base + len(part.tokens)))
         spans = [slice(*starts[index : index + 2]) for index in range(len(rows))]
         return [(logits[span], states[span]) for span in spans]
-
-    def _pass(self, rows: list[Rows], hidden: Tensor) -> tuple[Tensor, Tensor, Many[int]]:
-        batch = ForwardBatch.build(rows, self.head.group, None)
-        return *self.head(batch, hidden, self.store), batch.starts
-
-    def _static_pass(self, rows: list[Rows], hidden: Tensor) -> tuple[Tensor, Tensor, Many[int]]:
-        """The logits come to the host, where trees are grown."""
-        static = StaticRows.of(rows, self.head.device)
-        logits, states = self.head.paged(static, static.in_place(hidden), self.store)
-        return logits.cpu(), states, static.starts

@@ -12,8 +12,6 @@ import torch
 from torch import Tensor
 
 from spec.protocols import Rows
-from spec.tree import MAX_NODES
-from verifier.ops.tree_attention import PagedRows
 
 
 @dataclass(slots=True)
@@ -46,51 +44,29 @@ class Segment:
 
 
 @dataclass(slots=True)
-class PagedSegment:
-    """The same where the model is not on the CPU: what its attention reads there, page tables and words.
-
-    rows: slice of the batch's rows. paged: of this sequence alone. window: the sliding window, if any. first: positions
-    below hold nothing and are not seen.
-    """
-
-    rows: slice
-    paged: PagedRows
-    window: int | None
-    first: int = 0
-
-
-@dataclass(slots=True)
 class ForwardBatch:
     """Inputs of one pass. R rows, padded to at least two: no matrix product may see a single row.
 
     tokens, positions: int64[R]. slots: int64[live], where the live rows' KV goes. live: rows that are no padding.
-    segments: of one kind, by the device. wanted: int64[W], the rows whose logits are needed; starts: where each
-    sequence's begin. All tensors are on the model's device.
+    wanted: int64[W], the rows whose logits are needed; starts: where each sequence's begin.
     """
 
     tokens: Tensor
     positions: Tensor
     slots: Tensor
     live: int
-    segments: list[Segment] | list[PagedSegment]
+    segments: list[Segment]
     wanted: Tensor
     starts: list[int]
 
     @classmethod
-    def build(
-        cls, rows: Many[Rows], group: int, window: int | None, device: torch.device | str = "cpu"
-    ) -> ForwardBatch:
-        """Lay out the rows of all sequences. group: query heads per kv head. window: the sliding window, if any.
-        device: the model's."""
-        device = torch.device(device)
-        segments, paged, positions, slots, starts, first = [], [], [], [], [0], 0
+    def build(cls, rows: Many[Rows], group: int, window: int | None) -> ForwardBatch:
+        """Lay out the rows of all sequences. group: query heads per kv head. window: the sliding window, if any."""
+        segments, positions, slots, starts, first = [], [], [], [0], 0
         wanted: list[int] = []
         for part in rows:
             layout = _Layout.of(part)
-            if device.type == "cpu":
-                segments.append(layout.segment(first, group, window))
-            else:
-                paged.append(layout.paged(first, window, device))
+            segments.append(layout.segment(first, group, window))
             positions.append(layout.positions)
             slots.append(layout.slots())
             wanted.extend(range(*_wanted_range(part, first, layout.count)))
@@ -98,12 +74,12 @@ class ForwardBatch:
             first += layout.count
         padding = torch.zeros(1 if first == 1 else 0, dtype=torch.int64)
         return cls(
-            tokens=torch.cat([*(part.tokens for part in rows), padding]).to(device),
-            positions=torch.cat([*positions, padding]).to(device),
-            slots=torch.cat(slots).to(device),
+            tokens=torch.cat([*(part.tokens for part in rows), padding]),
+            positions=torch.cat([*positions, padding]),
+            slots=torch.cat(slots),
             live=first,
-            segments=segments or paged,
-            wanted=torch.tensor(wanted, dtype=torch.int64).to(device),
+            segments=segments,
+            wanted=torch.tensor(wanted, dtype=torch.int64),
             starts=starts,
         )
 
@@ -163,24 +139,6 @@ class _Layout:
             path_slots=None if columns is None else columns.flatten(),
         )
 
-    def paged(self, first: int, window: int | None, device: torch.device) -> PagedSegment:
-        """A chunk longer than a tree may be is read as text; a row has the same bits either way."""
-        part, size = self.part, self.part.table.pool.page_size
-
-        def tensor(values: Many[int], dtype: torch.dtype = torch.int32) -> Tensor:
-            return torch.tensor(values, dtype=dtype).to(device)
-
-        words = part.words or ([(2 << row) - 1 for row in range(self.count)] if self.count <= MAX_NODES else None)
-        rows = PagedRows(
-            tables=tensor(part.table.pages[: -(-self.reach // size)])[None],
-            page_size=size,
-            lengths=tensor([part.base]),
-            offsets=tensor([0, self.count]),
-            words=None if words is None else tensor([_signed(word) for word in words], torch.int64),
-            depths=None if words is None else (self.positions - part.base).to(device, torch.int32),
-        )
-        return PagedSegment(slice(first, first + self.count), rows, window)
-
     def _tail_positions(self, full: int, blocks: int) -> Tensor:
         size = self.part.table.pool.page_size
         return torch.arange(full * size, blocks * size)
@@ -210,11 +168,6 @@ class _Layout:
         behind = torch.arange(blocks * size) <= self.positions[:, None] - window
         behind[:, full * size :] |= hidden
         return _stack_rows(behind, group)
-
-
-def _signed(word: int) -> int:
-    """A 64-bit word as the int64 that has the same bits."""
-    return word - (1 << 64) if word >> 63 else word
 
 
 def _stack_rows(rows: Tensor, group: int) -> Tensor:

@@ -1,6 +1,6 @@
 """How trees grow on the device: what :mod:`drafters.growth` does, with shapes that are known beforehand.
 
-A chain takes the draft's own draw; a template the ranks it names; plain widths the likeliest candidates of a level,
+A chain takes the likeliest child, noise included; a template the ranks it names; plain widths the likeliest of a level,
 whatever they hang on. (What a *dynamic* tree keeps is decided by numbers, so it is left to the host.) Chances are the
 draft's own, uncalibrated: within a level the calibration seldom changes their order.
 
@@ -18,13 +18,13 @@ from verifier.graphs.proposer import DeviceTree
 from verifier.graphs.rows import Nodes
 from verifier.graphs.state import StepState
 from verifier.ops.children import best_children
-from verifier.ops.draw import draw_rows
 
 
 class Plan:
     """What is known of every tree of a shape before it grows; constants on the device.
 
-    inner: for each level, int64[F], which nodes of the level above are expanded for it.
+    inner: for each level, int64[F], which nodes of the level above are expanded for it. columns: their numbers,
+    int64[S, F], and depths, int32[S, F].
     """
 
     def __init__(self, shape: TreeShape, sequences: int, device: torch.device) -> None:
@@ -37,8 +37,7 @@ class Plan:
         self._picks = [self._picked(level) for level in range(shape.levels)]
         depths = [depth for depth, width in enumerate((1, *shape.widths)) for _ in range(width)]
         self.depths = torch.tensor(depths, dtype=torch.int32).expand(sequences, -1).contiguous().to(device)
-        numbers = torch.arange(shape.nodes).expand(sequences, -1)
-        self.numbers = numbers.contiguous().to(device)
+        self.columns = [self._columns(level) for level in range(shape.levels)]
         self.bits = torch.tensor([-(1 << 63) if node == 63 else 1 << node for node in range(shape.nodes)]).to(device)
         self.counts = torch.full((sequences,), shape.nodes).to(device)
         self.roots = torch.full((sequences, 1), -1).to(device), torch.ones(sequences, 1, dtype=torch.int64).to(device)
@@ -47,6 +46,10 @@ class Plan:
         nodes = range(self.starts[level], self.starts[level + 1])
         template = self.shape.template
         return [node for node in nodes if template is None or node in template.inner]
+
+    def _columns(self, level: int) -> tuple[Tensor, Tensor]:
+        numbers = self.inner[level].expand(self.sequences, -1).contiguous()
+        return numbers, torch.full_like(numbers, level, dtype=torch.int32)
 
     def _picked(self, level: int) -> tuple[Tensor, Tensor] | None:
         """For each node of the next level of a template: its parent's place among the expanded, and its rank."""
@@ -83,15 +86,11 @@ class DeviceGrowth:
         """The nodes that the next level hangs below: the rows of the drafter's next pass."""
         plan, level = self._plan, self._level
         inner, first = plan.inner[level], plan.starts[level]
-        places = inner - first
-        width = plan.starts[level + 1] - first
-
-        def of(values: Tensor) -> Tensor:
-            return values if len(inner) == width else values.index_select(1, places)
-
-        chosen = slice(first, first + width)
-        numbers, depths = plan.numbers[:, chosen], plan.depths[:, chosen]
-        return Nodes(of(self._tokens[level]), of(numbers), of(self._words[level]), of(depths))
+        tokens, words = self._tokens[level], self._words[level]
+        if len(inner) < tokens.shape[1]:
+            tokens, words = tokens.index_select(1, inner - first), words.index_select(1, inner - first)
+        numbers, depths = plan.columns[level]
+        return Nodes(tokens, numbers, words, depths)
 
     def grow(self, logits: Tensor) -> Tensor:
         """Hang the next level below the expanded nodes.
@@ -101,11 +100,10 @@ class DeviceGrowth:
         """
         plan, level = self._plan, self._level
         sampling = self._state.sampling(plan.depths[0, plan.starts[level]].expand(len(logits) // plan.sequences))
+        children, chances = best_children(logits, sampling, plan.looked(level), self._token_ids)
         if plan.shape.is_chain:
-            tokens = draw_rows(logits, sampling, self._token_ids).clamp(min=0)[:, None]
-            places = torch.zeros_like(tokens)
+            tokens, places = children, torch.zeros_like(children)
         else:
-            children, chances = best_children(logits, sampling, plan.looked(level), self._token_ids)
             shape = (plan.sequences, -1, plan.looked(level))
             tokens, places = self._kept(children.view(shape), chances.view(shape))
         first = plan.starts[level + 1]
@@ -121,7 +119,7 @@ class DeviceGrowth:
         """Tokens and places, int64[S, W], of the candidates [S, F, k] (or [S, 1, k], alike below all) that are kept."""
         plan, level = self._plan, self._level
         count = len(plan.inner[level])
-        children = children.expand(-1, count, -1).clamp(min=0)
+        children = children.expand(-1, count, -1)
         picks = plan.ranked(level)
         if picks is not None:
             places, ranks = picks

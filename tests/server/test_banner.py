@@ -26,6 +26,7 @@ INFO = EngineInfo(
     draft_shape=(1, 1, 1, 1),
     vocab_size=4096,
     eos_token_ids=(0,),
+    memory="target 28.0 MiB, KV cache of 4,096 tokens 35.0 MiB",
 )
 
 
@@ -47,6 +48,7 @@ def test_the_banner_says_what_runs_why_and_where() -> None:
     assert told["dtype"] == "bfloat16 on cpu (the processor multiplies bf16)"
     assert told["exact"] == "yes: rows are bit-equal in any batch (probed)"
     assert told["KV cache"].startswith("4,096 tokens")
+    assert told["memory"] == "target 28.0 MiB, KV cache of 4,096 tokens 35.0 MiB"
     assert told["context"] == "1,024 tokens"
     assert told["URL"] == "http://127.0.0.1:8123/v1"
     assert "warning" not in told

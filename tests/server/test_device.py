@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from server.build import BUNDLED, choose_dtype
+from server.checking.pair import check
 from server.config import EngineConfig
 from server.device import Device, find_device
 from server.unfit import Unfit
@@ -78,3 +79,10 @@ def test_a_processor_without_bf16_takes_fp32_if_it_fits(monkeypatch) -> None:
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx2": True})
     assert choose_dtype(EngineConfig(), model(), Device("cpu", 8 * GIB)).value == "float32"
     assert choose_dtype(EngineConfig(), model(), Device("cpu", GIB >> 6)).value == "bfloat16"
+
+
+@no_gpu
+def test_a_check_says_what_is_wrong_with_the_device() -> None:
+    (fault,) = [finding for finding in check(EngineConfig(device="cuda")).findings if finding.status == "fail"]
+    assert (fault.subject, fault.fix) == ("device", "--device cpu runs here.")
+    assert "no CUDA device" in fault.text

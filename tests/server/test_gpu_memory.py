@@ -7,7 +7,9 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch
 
+from kvpaging import KVStore, PagePool
 from server.cli import COMMANDS, build_parser
 from server.config import EngineConfig, ServeConfig
 from server.device import Device
@@ -17,6 +19,7 @@ from server.memory import MemoryPlan, parameters, plan
 from server.unfit import Unfit
 from verifier.model.config import ModelConfig
 from verifier.model.fields import Fields
+from verifier.model.weights import allocate
 from verifier.workspace import rope_bytes, workspace_bytes
 
 GIB = 1 << 30
@@ -59,6 +62,21 @@ def test_the_rest_of_an_h200_is_kv_cache() -> None:
     assert 800_000 < found.tokens < 1_000_000
     assert f"KV cache of {found.tokens:,} tokens" in found.described
     assert "workspace" in found.described
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_what_is_planned_is_what_is_allocated(tied) -> None:
+    """On a device without memory: the loader's tensors and the store's, of an 8B model on an H200."""
+    model = llama(LLAMA_8B, tie_word_embeddings=tied)
+    found = planned(H200, model)
+    weights = allocate(model, torch.bfloat16, "meta")
+    loaded = [getattr(layer, name) for layer in weights.layers for name in ("qkv", "o", "gate_up", "down")]
+    loaded += [weights.embed] if tied else [weights.embed, weights.lm_head]
+    assert found.weights["target"] == sum(tensor.nbytes for tensor in loaded)
+    norms = [getattr(layer, name).nbytes for layer in weights.layers for name in ("input_norm", "post_norm")]
+    assert sum(norms) < 1e-4 * found.weights["target"]  # not counted
+    store = KVStore(PagePool(found.pages, 16), 32, 8, 128, torch.bfloat16, "meta")
+    assert found.kv_bytes == store.keys.nbytes + store.values.nbytes
 
 
 def test_every_part_takes_its_share_of_the_tokens() -> None:

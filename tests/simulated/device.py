@@ -9,6 +9,7 @@ The ops of ``verifier/ops``, kernels on a GPU, are run on the values by their to
 
 from __future__ import annotations
 
+import inspect
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -82,7 +83,7 @@ class Machine(TorchDispatchMode):
         super().__init__()
         self.captured: list[tuple[str, tuple[Any, ...]]] | None = None
         self.reads = 0
-        self._made: set[int] = set()
+        self._made: dict[int, Any] = {}  # the memory is kept, so that no other tensor comes to lie there
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return self.run(func, args, kwargs or {})
@@ -98,7 +99,9 @@ class Machine(TorchDispatchMode):
             return self._copied(args[0], kwargs)
         if func is _ATEN.copy_.default:
             return self._copied_into(*args[:2])
-        self._check(func, ours, [tensor for tensor in tensors if not isinstance(tensor, Simulated) and tensor.dim()])
+        self._check(
+            func, args, ours, [tensor for tensor in tensors if not isinstance(tensor, Simulated) and tensor.dim()]
+        )
         asked = kwargs.get("device")
         here = bool(ours) or (asked is not None and torch.device(asked) == DEVICE)
         if func in _READS or _indexes_by_mask(func, args):
@@ -127,8 +130,13 @@ class Machine(TorchDispatchMode):
     def made(self, value: Any) -> Any:
         """Remember what captured steps made by themselves: a later one may read what an earlier one left."""
         if self.captured is not None and isinstance(value, Tensor):
-            self._made.add(_values(value).untyped_storage().data_ptr())
+            memory = _values(value).untyped_storage()
+            self._made[memory.data_ptr()] = memory
         return value
+
+    def forget(self) -> None:
+        """Free what captured steps made."""
+        self._made.clear()
 
     @contextmanager
     def capture(self) -> Iterator[list[tuple[str, tuple[Any, ...]]]]:
@@ -139,8 +147,8 @@ class Machine(TorchDispatchMode):
         finally:
             self.captured = None
 
-    def _check(self, func: Any, ours: list[Simulated], theirs: list[Tensor]) -> None:
-        if ours and theirs and func not in _INDEXED:
+    def _check(self, func: Any, args: Any, ours: list[Simulated], theirs: list[Tensor]) -> None:
+        if ours and theirs and not (func in _INDEXED and isinstance(args[0], Simulated)):
             raise NotOnTheDevice(f"{func} mixes tensors of the device with the CPU's")
         if ours and theirs and self.captured is not None:
             raise NotOnTheDevice(f"{func} inside a captured step copies indices from the CPU")
@@ -207,6 +215,7 @@ def simulated() -> Iterator[Machine]:
     """Use the device: tensors can be made on :data:`DEVICE`, and ops are run as kernels."""
     with torch.inference_mode(), kernels(), _tensors_from_numbers(), CURRENT:
         yield CURRENT
+    CURRENT.forget()
 
 
 @contextmanager
@@ -226,14 +235,14 @@ def _tensors_from_numbers() -> Iterator[None]:
 
 @contextmanager
 def kernels() -> Iterator[None]:
-    """Every op of ``verifier/ops`` runs on values: what is a kernel on a GPU is one launch here."""
+    """Every op of ``verifier/ops`` that is a kernel on a GPU is one launch here, and runs on values."""
     names = [name for name in sys.modules if name.startswith("verifier.ops.") and ".kernels" not in name]
     ops = [
         value
         for name in names
         for value in vars(sys.modules[name]).values()
         if callable(value) and getattr(value, "__module__", None) == name and hasattr(value, "__code__")
-        if not value.__name__.startswith("_")
+        if "is_cuda" in inspect.getsource(value) and not value.__name__.startswith("_")
     ]
     replaced: list[tuple[Any, str, Any]] = []
     for op in ops:
@@ -258,6 +267,8 @@ def _launched(op: Callable[..., Any]) -> Callable[..., Any]:
             return op(*args, **kwargs)
         if any(not isinstance(tensor, Simulated) for tensor in tensors):
             raise NotOnTheDevice(f"{op.__name__} is given tensors of the CPU")
+        if not all(tensor.is_contiguous() for tensor in tensors):
+            raise NotOnTheDevice(f"{op.__name__} is given a tensor with gaps: kernels read them as if there were none")
         CURRENT.note(op.__name__, tensors)
         with torch._C._DisableTorchDispatch():
             made = op(*_mapped(_values, args), **_mapped(_values, kwargs))

@@ -8,9 +8,8 @@ import torch
 from kvpaging import PagePool, PageTable
 from spec.protocols import Rows
 from spec.tree import DraftTree
-from tests.verifier.elsewhere import NAME, elsewhere
 from tests.verifier.reading import scattered
-from verifier.batch import ForwardBatch, PagedSegment, Segment
+from verifier.batch import ForwardBatch, Segment
 
 SIZE = 4
 
@@ -33,7 +32,6 @@ TREE = DraftTree.build([50, 51, 52, 53, 54, 55], [-1, 0, 0, 1, 2, 4])
 
 def segment_of(rows: Rows, group: int = 1, window: int | None = None) -> Segment:
     (segment,) = ForwardBatch.build([rows], group, window).segments
-    assert isinstance(segment, Segment)
     return segment
 
 
@@ -130,38 +128,3 @@ def test_pages_side_by_side_are_read_in_place_and_others_by_slot() -> None:
     slots = segment_of(chain(apart, 6)).slots
     assert slots is not None
     assert slots.tolist() == apart.slots(0, 12).tolist()
-
-
-def test_off_the_cpu_rows_come_with_page_tables_and_words() -> None:
-    pool = PagePool(65, SIZE)
-    tree, short, long = table_of(6, 6, pool), table_of(5, 3, pool), table_of(2, 65, pool)
-    rows = [Rows.of_tree(tree, TREE), chain(short, 3), chain(long, 65)]
-    with elsewhere():
-        batch = ForwardBatch.build(rows, 2, 8, NAME)
-    found = [segment for segment in batch.segments if isinstance(segment, PagedSegment)]
-    assert [segment.rows for segment in found] == [slice(0, 6), slice(6, 9), slice(9, 74)]
-    assert [segment.window for segment in found] == [8, 8, 8]
-    paged = [segment.paged for segment in found]
-    assert [part.tables.tolist() for part in paged] == [[tree.pages[:3]], [short.pages[:2]], [long.pages[:17]]]
-    assert [(part.lengths.tolist(), part.offsets.tolist()) for part in paged] == [
-        ([6], [0, 6]),
-        ([5], [0, 3]),
-        ([2], [0, 65]),
-    ]
-    words, depths = paged[0].words, paged[0].depths
-    assert words is not None
-    assert depths is not None
-    assert words.tolist() == [0b1, 0b11, 0b101, 0b1011, 0b10101, 0b110101]
-    assert depths.tolist() == [0, 1, 1, 2, 2, 3]
-    assert paged[1].words is not None
-    assert paged[1].words.tolist() == [0b1, 0b11, 0b111]
-    assert paged[2].words is None  # more rows than a word has bits
-
-
-def test_the_word_of_the_last_node_keeps_its_bits() -> None:
-    table = table_of(0, 64, PagePool(33, SIZE))
-    with elsewhere():
-        (segment,) = ForwardBatch.build([chain(table, 64)], 1, None, NAME).segments
-    assert isinstance(segment, PagedSegment)
-    assert segment.paged.words is not None
-    assert segment.paged.words.tolist()[-1] == -1

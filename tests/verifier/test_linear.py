@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from tests.verifier.elsewhere import NAME, elsewhere
+from tests.simulated.device import DEVICE, simulated
 from verifier.model.linear import Linear
 from verifier.probe import FIXED_ROWS, FIXED_ROWS_BF16
 
@@ -89,10 +89,10 @@ def test_what_is_done_behind_the_product_rounds_as_a_step_of_its_own(dtype, bloc
 def test_off_the_cpu_the_weight_is_not_packed_and_the_op_multiplies(block) -> None:
     here, weight, offset = layer_of((64, 96), torch.float32, bias=True)
     x, stream = rows_of((64, 96), torch.float32, 9), rows_of((96, 64), torch.float32, 9)
-    with elsewhere():
-        there = Linear(weight.to(NAME), None if offset is None else offset.to(NAME))
+    with simulated():
+        there = Linear(weight.to(DEVICE), None if offset is None else offset.to(DEVICE))
         there.block = block
-        product = there(x.to(NAME), residual=stream.to(NAME)).cpu()
-        gated = there.gated(x.to(NAME)).cpu()
+        product = there(x.to(DEVICE), residual=stream.to(DEVICE)).cpu()
+        gated = there.gated(x.to(DEVICE)).cpu()
     torch.testing.assert_close(product, here(x, residual=stream))
     torch.testing.assert_close(gated, here.gated(x))

@@ -33,7 +33,7 @@ class RootOnly:
     def propose(self, state: StepState) -> DeviceTree:
         """The roots."""
         parents, ancestors, depths = self._columns
-        return DeviceTree(state.roots[:, None], parents, ancestors, depths, self._counts, True)
+        return DeviceTree(state.roots[:, None].contiguous(), parents, ancestors, depths, self._counts, True)
 
     def committed(self, state: StepState, taken: Taken) -> None:
         """What the other reads of the text is kept for it."""

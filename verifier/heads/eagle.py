@@ -17,6 +17,7 @@ Legend: R rows, H hidden width, F width of all features, V' draft vocabulary.
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence as Many
 from dataclasses import replace
 
 import torch
@@ -25,6 +26,7 @@ from torch.nn import functional
 
 from kvpaging import KVStore
 from spec.features import Features
+from spec.protocols import Rows
 from verifier.batch import ForwardBatch
 from verifier.heads.eagle_config import EagleConfig
 from verifier.heads.eagle_weights import EagleWeights
@@ -111,6 +113,21 @@ class EagleHead:
             return self._head(x).float(), x
         normed = self._norm("norm", x)
         return self._head(normed).float(), normed if self.config.output_normed else x
+
+    def run(
+        self, rows: Many[Rows], hidden: Tensor, store: KVStore, static: bool | None = None
+    ) -> tuple[Tensor, Tensor, Many[int]]:
+        """A pass over ragged rows of several sequences; logits come to the host, where trees are grown.
+
+        hidden: [R, H], as the rows are given. static: whether static tensors are read, as on a GPU they have to be;
+        None: by the device. Returns logits and states of the wanted rows, and where those of each sequence begin.
+        """
+        if self.device.type == "cpu" if static is None else not static:
+            batch = ForwardBatch.build(rows, self.group, None)
+            return *self(batch, hidden, store), batch.starts
+        fixed = StaticRows.of(rows, self.device)
+        logits, states = self.paged(fixed, fixed.in_place(hidden), store)
+        return logits.cpu(), states, fixed.starts
 
     @torch.inference_mode()
     def paged(self, rows: StaticRows, hidden: Tensor, store: KVStore) -> tuple[Tensor, Tensor]:

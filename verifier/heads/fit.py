@@ -9,7 +9,6 @@ from torch import Tensor
 from kvpaging import KVStore, PageTable
 from spec.features import Features
 from spec.protocols import Rows
-from verifier.batch import ForwardBatch
 from verifier.heads.eagle import EagleHead
 from verifier.heads.medusa import MedusaHeads
 
@@ -19,8 +18,7 @@ def medusa_hits(heads: MedusaHeads, features: Features, wanted: Tensor) -> Tenso
 
     features: of a text's R positions. wanted: int64[R], the target's most likely token after each.
     """
-    guesses = heads(features["final"], 0).argmax(dim=-1).cpu()
-    return _hits(guesses if heads.token_map is None else heads.token_map[guesses], wanted)
+    return _hits(_named(heads(features["final"], 0).argmax(dim=-1).cpu(), heads.token_map), wanted)
 
 
 def eagle_hits(
@@ -33,16 +31,19 @@ def eagle_hits(
     first = table.slots(0, 1)
     store.keys[:, first] = 0
     store.values[:, first] = 0
-    batch = ForwardBatch.build([Rows(table, tokens[1:], 1)], head.group, None, head.device)
-    logits, _ = head(batch, head.fuse(features)[:-1], store)
-    guesses = logits.argmax(dim=-1).cpu()
-    return _hits(guesses if head.token_ids is None else head.token_ids[guesses], wanted)
+    logits, _, _ = head.run([Rows(table, tokens[1:], 1)], head.fuse(features)[:-1], store)
+    return _hits(_named(logits.argmax(dim=-1), head.token_ids), wanted)
 
 
 def clearly_better(hits: Tensor, others: Tensor) -> bool:
     """Whether ``others`` has more hits than chance would give it: two deviations of a sign test where they differ."""
     won, lost = int((others & ~hits).sum()), int((hits & ~others).sum())
     return won - lost > 2 * math.sqrt(won + lost)
+
+
+def _named(guesses: Tensor, token_ids: Tensor | None) -> Tensor:
+    """The target's ids of a head's guesses, on the host."""
+    return guesses if token_ids is None else token_ids.cpu()[guesses]
 
 
 def _hits(guesses: Tensor, wanted: Tensor) -> Tensor:

@@ -2,8 +2,7 @@
 
 Keys are taken in blocks of one page: block *j* holds positions ``j*S .. j*S + S - 1``, always S of them (hidden ones
 weigh exactly zero). The weighted values and the weights are summed inside each block, then over the blocks, in an order
-that depends on their numbers alone. (Where the model is not on the CPU, :mod:`verifier.ops.tree_attention` does the
-same for one sequence as for many.)
+that depends on their numbers alone.
 A block that holds uncommitted slots of a tree is gathered per row in path order, so a row meets its keys in just the
 order in which it will meet them when its path has been compacted. So a row's result does not depend on the tree it
 was in, on its place in the batch or on where the committed text ended. docs/same-tokens.md has the argument.
@@ -17,8 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from verifier.batch import PagedSegment, Segment
-from verifier.ops.tree_attention import tree_attention
+from verifier.batch import Segment
 
 #: Batched products of few rows take another path in the library, with other bits; fewer rows than this are padded.
 #: (Where the limit lies depends on the processor: at 2 rows on Intel's, at 4 on AMD's.)
@@ -29,18 +27,12 @@ _LEAST_COLUMNS = 16
 _SUM_LANES = 64
 
 
-def attend(
-    query: Tensor, keys: Tensor, values: Tensor, segment: Segment | PagedSegment, scale: float, windowed: bool
-) -> Tensor:
+def attend(query: Tensor, keys: Tensor, values: Tensor, segment: Segment, scale: float, windowed: bool) -> Tensor:
     """Attention of one sequence's rows over its pages, the rows' own keys and values stored beforehand.
 
-    query: [r, H, D]. keys, values: [slots, G, D], one layer of a store. Returns [r, H * D], fp32 on a CPU.
-    scale: what scores are multiplied by. windowed: whether the layer has a sliding window (it is in the segment).
+    query: [r, H, D]. keys, values: [slots, G, D], one layer of a store. Returns fp32[r, H * D].
+    scale: what scores are multiplied by. windowed: whether the layer has a sliding window (its mask is in the segment).
     """
-    if isinstance(segment, PagedSegment):
-        window = segment.window if windowed else None
-        seen = tree_attention(query.contiguous(), keys, values, segment.paged, scale, window, segment.first)
-        return seen.flatten(1)
     rows, heads, width = query.shape
     groups = keys.shape[1]
     keys, values = _resident(keys, values, segment)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-import torch
 
 import server.build
 from kvpaging import KVStore
@@ -13,9 +12,12 @@ from server.device import Device
 from spec.engine import Engine
 from spec.request import Request
 from spec.sampling import SamplingParams
-from tests.verifier.elsewhere import NAME, Elsewhere, elsewhere
+from tests.simulated.device import DEVICE, Simulated, simulated
+from tests.simulated.graph import captured
+from verifier.graphs.capture import direct
+from verifier.graphs.runner import GraphRunner
 
-GPU = Device(NAME, 24 << 30, 23 << 30, "a GPU in all but speed", (9, 0))
+GPU = Device(DEVICE.type, 24 << 30, 23 << 30, "a GPU in all but speed", (9, 0))
 PARAMS = (
     SamplingParams(max_tokens=16, temperature=0.0, ignore_eos=True),
     SamplingParams(max_tokens=16, temperature=1.0, top_p=0.95, seed=3, frequency_penalty=0.5, min_tokens=3),
@@ -43,20 +45,11 @@ def test_the_same_tokens_as_on_the_cpu(draft, monkeypatch) -> None:
     expected = texts(build_engine(config))
     monkeypatch.setattr(server.build, "find_device", lambda config: GPU)
     monkeypatch.setattr(server.build, "_MEASURED_ROWS", (2, 8))  # its attention goes row by row
-    with elsewhere():
+    monkeypatch.setattr(server.build, "capture_of", lambda graphs: captured if graphs else direct)
+    with simulated():
         engine = build_engine(config)
         assert texts(engine) == expected
+    assert isinstance(engine.runner, GraphRunner)
     assert engine.info.device == "meta (a GPU in all but speed)"
     assert "workspace" in engine.info.memory
-    assert all(isinstance(store, KVStore) and isinstance(store.keys, Elsewhere) for store in engine.pool.stores)
-
-
-def test_two_devices_do_not_mix() -> None:
-    """The device of these tests is worth something only if it refuses."""
-    with elsewhere():
-        here, there = torch.ones(3), torch.ones(3, device=NAME)
-        assert (there + 1).cpu().tolist() == [2, 2, 2]
-        assert there[torch.tensor([0, 2])].device.type == NAME
-        for wrong in (lambda: here + there, lambda: here[torch.zeros(2, device=NAME).long()], lambda: there.mul_(here)):
-            with pytest.raises(RuntimeError, match="some of its tensors are on the CPU"):
-                wrong()
+    assert all(isinstance(store, KVStore) and isinstance(store.keys, Simulated) for store in engine.pool.stores)
