@@ -92,13 +92,17 @@ def plain(value: Any) -> Any:
     return value
 
 
-def finish(bench: str, results: dict[str, Any], save: bool = True) -> None:
-    """Write ``bench/results/<date>-<bench>.json`` (unless told not to) and print the same as one JSON line."""
+def finish(bench: str, results: dict[str, Any], save: bool = True, folder: Path | None = None) -> None:
+    """Write ``<date>-<bench>.json`` (unless told not to) and print the same as one JSON line.
+
+    folder: where it is written; None: ``bench/results``.
+    """
     now = datetime.now(UTC)
     entry = {"bench": bench, "date": now.isoformat(timespec="seconds"), "command": command(), "machine": machine()}
     entry |= plain(results)
     if save:
-        RESULTS.mkdir(exist_ok=True)
-        path = RESULTS / f"{now:%Y%m%d-%H%M%S}-{bench}.json"
+        folder = folder or RESULTS
+        folder.mkdir(parents=True, exist_ok=True)
+        path = folder / f"{now:%Y%m%d-%H%M%S}-{bench}.json"
         path.write_text(json.dumps(entry, indent=1) + "\n", encoding="utf-8")
     print(json.dumps(entry, separators=(",", ":")))

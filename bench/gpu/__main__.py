@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from pathlib import Path
 
 import torch
 
@@ -28,7 +29,8 @@ def arguments(given: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--tiny", action="store_true", help="small shapes: a rehearsal, whose figures mean nothing")
     parser.add_argument("--limit", type=float, default=settings.LIMIT, help="seconds for everything (default: 480)")
     parser.add_argument("--only", nargs="+", metavar="PART", help="run these parts alone (the first letters will do)")
-    parser.add_argument("--no-save", action="store_true", help="do not write to bench/results/; --tiny never does")
+    parser.add_argument("--no-save", action="store_true", help="do not write the result; --tiny needs --results for it")
+    parser.add_argument("--results", type=Path, metavar="DIR", help="where the result is written (bench/results)")
     parser.add_argument("--compile-only", metavar="MODEL", help="compile the kernels of one model's shape and stop")
     args = parser.parse_args(given)
     if args.device == "cpu" and not args.tiny:
@@ -80,7 +82,8 @@ def finish(session: Session, args: argparse.Namespace) -> int:
             "failures": session.failures,
             "total_seconds": session.clock.spent,
         },
-        save=not (args.no_save or args.tiny),
+        save=not args.no_save and (not args.tiny or args.results is not None),
+        folder=args.results,
     )
     return 1 if session.failures else 0
 

@@ -8,52 +8,21 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from bench.gpu import dense
-from spec.sampling import SamplingParams
-from spec.tree import DraftTree
+from bench.gpu.case import Case
+from bench.gpu.token_cases import TokenCases
+from bench.gpu.trees import random_words, unsigned
 from verifier.model.config import ModelConfig
 from verifier.model.rope import RopeTable
-from verifier.ops import accept, activation, linear, move, norm, rope, tree_attention
-from verifier.ops.draw import RowSampling, draw_rows
+from verifier.ops import activation, linear, norm, rope, tree_attention
 from verifier.ops.tree_attention import PagedRows
 
 PAGE = 16
 EPS = 1e-5
-DRAWS = {
-    "T=0": SamplingParams(temperature=0.0),
-    "T=1": SamplingParams(temperature=1.0),
-    "T=0.8 top-k 40 top-p 0.95": SamplingParams(temperature=0.8, top_k=40, top_p=0.95),
-}
-
-
-@dataclass(frozen=True, slots=True)
-class Case:
-    """One op at one shape.
-
-    make: fresh random inputs. run: the op on them, which is what is timed. wanted: the result in higher precision, from
-    the same inputs before ``run`` saw them. bytes: the least it moves. limit: the largest error allowed, where it is
-    not the dtype's. written: all that ``run`` wrote in one tensor, from its result and the inputs; None: its result.
-    """
-
-    name: str
-    make: Callable[[], Sequence[Tensor]]
-    run: Callable[..., Any]
-    wanted: Callable[..., Tensor]
-    bytes: int
-    limit: float | None = None
-    written: Callable[..., Tensor] | None = None
-
-    def outcome(self) -> tuple[Tensor, Tensor]:
-        """What was written and what should have been, on inputs never used before."""
-        inputs = self.make()
-        wanted = self.wanted(*(tensor.clone() for tensor in inputs))
-        result = self.run(*inputs)
-        return result if self.written is None else self.written(result, *inputs), wanted
 
 
 @dataclass(slots=True)
@@ -81,9 +50,8 @@ class Cases:
                 yield self.product(name, outer, inner, count)
         for count in (rows[0], rows[-1]):
             yield self.gated(count)
-            yield from self.draws(count)
-        yield self.accept()
-        yield self.move()
+        tokens = TokenCases(self.config, self.device, self.dtype, self._generator)
+        yield from tokens.all(sorted({rows[0], rows[-1]}))
 
     def random(self, *shape: int, scale: float = 1.0) -> Tensor:
         """Normal numbers of the dtype measured in."""
@@ -169,8 +137,8 @@ class Cases:
         def make() -> list[Tensor]:
             store = self.random(2, (pages + 1) * PAGE, c.num_kv_heads, c.head_dim)
             table = 1 + torch.randperm(pages, generator=self._generator, device=self.device)
-            words = _random_words(rows) if tree else torch.zeros(0, dtype=torch.int64)
-            depths = torch.tensor([word.bit_count() - 1 for word in _unsigned(words)], dtype=torch.int32)
+            words = random_words(rows) if tree else torch.zeros(0, dtype=torch.int64)
+            depths = torch.tensor([word.bit_count() - 1 for word in unsigned(words)], dtype=torch.int32)
             query = self.random(rows, c.num_heads, c.head_dim)
             return [query, store, table.int()[None], words.to(self.device), depths.to(self.device)]
 
@@ -216,102 +184,7 @@ class Cases:
             (outer * inner + rows * (inner + outer // 2)) * self.item,
         )
 
-    def draws(self, rows: int) -> Iterator[Case]:
-        """The draw at every row: greedy, at temperature 1, and with filters. A reference's logarithms are rounded
-        otherwise, so one token in fifty may be its neighbour's."""
-        vocab = self.config.vocab_size
-        for kind, sampling in DRAWS.items():
-
-            def make(sampling: SamplingParams = sampling) -> list[Tensor]:
-                logits = 4 * torch.randn(rows, vocab, generator=self._generator, device=self.device)
-                seeds = torch.randint(1 << 62, (rows,)).tolist()
-                asked = RowSampling.of([sampling] * rows, seeds, list(range(rows)), self.device)
-                return [logits, *(getattr(asked, name) for name in RowSampling.__dataclass_fields__)]
-
-            on_cpu: Callable[..., Tensor] = lambda *given: _drawn(*(part.cpu() for part in given))  # noqa: E731
-            yield Case(f"draw_rows {kind} {rows} x {vocab}", make, _drawn, on_cpu, rows * vocab * 4, limit=0.02)
-
-    def accept(self, sequences: int = 4, nodes: int = 64) -> Case:
-        """Accepted paths of random trees of 64 nodes whose draws step into a child two times in three."""
-
-        def make() -> list[Tensor]:
-            words = [_random_words(nodes) for _ in range(sequences)]
-            trees = [_tree(word) for word in words]
-            columns = [torch.stack([getattr(tree, name) for tree in trees]) for name in ("tokens", "parents")]
-            slots = torch.randperm(sequences * nodes).view(sequences, nodes)
-            drawn = torch.stack([_draws(tree) for tree in trees])
-            counts = torch.full((sequences,), nodes)
-            return [part.to(self.device) for part in (*columns, torch.stack(words), drawn, counts, slots)]
-
-        def written(found: accept.AcceptedPaths, *_: Tensor) -> Tensor:
-            return torch.cat((found.paths, found.emitted, found.sources, found.lengths[:, None]), dim=1)
-
-        def on_cpu(*given: Tensor) -> Tensor:
-            return written(accept.accept_paths(*(part.cpu() for part in given)))
-
-        name, moved = f"accept_paths {sequences} x {nodes}", sequences * nodes * 9 * 8
-        return Case(name, make, accept.accept_paths, on_cpu, moved, limit=0.0, written=written)
-
-    def move(self, nodes: int = 8) -> Case:
-        """Rows of an accepted path, in all layers."""
-        c = self.config
-
-        def make() -> list[Tensor]:
-            store = self.random(2, c.num_layers, 16 * nodes, c.num_kv_heads, c.head_dim)
-            sources = torch.sort(torch.randperm(8 * nodes)[:nodes]).values[None] + nodes
-            return [store, sources.to(self.device), torch.arange(nodes, 2 * nodes, device=self.device)[None]]
-
-        lengths = torch.tensor([nodes], device=self.device)
-
-        def run(store: Tensor, sources: Tensor, destinations: Tensor) -> None:
-            move.move_paths(store[0], store[1], sources, destinations, lengths)
-
-        def written(_: None, store: Tensor, __: Tensor, destinations: Tensor) -> Tensor:
-            return store[:, :, destinations[0]]
-
-        moved = 2 * 2 * c.num_layers * nodes * c.num_kv_heads * c.head_dim * self.item
-        taken: Callable[..., Tensor] = lambda store, sources, _: store[:, :, sources[0]].clone()  # noqa: E731
-        return Case(
-            f"move_paths {nodes} rows x {c.num_layers} layers", make, run, taken, moved, limit=0.0, written=written
-        )
-
-
-def _drawn(logits: Tensor, *columns: Tensor) -> Tensor:
-    return draw_rows(logits, RowSampling(*columns))
-
 
 def _added(x: Tensor, y: Tensor, weight: Tensor) -> Tensor:
     total = x + y
     return torch.stack((dense.rms_norm(total, weight, EPS), total.double()))
-
-
-def _unsigned(words: Tensor) -> list[int]:
-    return [word & (1 << 64) - 1 for word in words.tolist()]
-
-
-def _random_words(nodes: int) -> Tensor:
-    """int64[N]: ancestor words of a tree whose nodes hang on one of the four before them."""
-    words: list[int] = []
-    for node in range(nodes):
-        parent = max(0, node - 1 - int(torch.randint(4, (1,))))
-        words.append((words[parent] if node else 0) | 1 << node)
-    return torch.tensor([word - (1 << 64) if word >> 63 else word for word in words])
-
-
-def _tree(words: Tensor) -> DraftTree:
-    """The tree of these ancestor words, with tokens that tell siblings apart."""
-    unsigned = _unsigned(words)
-    parents = [(word & ~(1 << node)).bit_length() - 1 for node, word in enumerate(unsigned)]
-    depths = torch.tensor([word.bit_count() - 1 for word in unsigned])
-    return DraftTree(torch.arange(len(words)), torch.tensor(parents), depths, words)
-
-
-def _draws(tree: DraftTree) -> Tensor:
-    """int64[N]: at two nodes of three a child's token, else one that nobody has."""
-    parents = tree.parents.tolist()
-    drawn = torch.full((len(parents),), len(parents))
-    for node in range(len(parents)):
-        children = [child for child, parent in enumerate(parents) if parent == node]
-        if children and torch.rand(()) < 2 / 3:
-            drawn[node] = children[int(torch.randint(len(children), (1,)))]
-    return drawn

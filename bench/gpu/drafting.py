@@ -41,7 +41,7 @@ class Looped:
 
 @dataclass(frozen=True, slots=True)
 class Whole:
-    """A whole speculative step with replayed acceptance. tau: tokens per step, as counted. seconds: of a step."""
+    """A whole step, its acceptance replayed if there are drafts. tau: tokens per step, as counted. seconds: of one."""
 
     drafter: str
     levels: int
@@ -97,7 +97,7 @@ def whole_step(
     patience: float,
     block: int,
 ) -> Whole:
-    """Blocks of whole steps, each from the same text on, with acceptance replayed.
+    """Blocks of whole steps, plain ones too, each from the same text on, with acceptance replayed.
 
     block: steps that are timed before the text is cut back to where it began; the floor is that of the mean context.
     """
@@ -116,7 +116,7 @@ def whole_step(
     replayed.rewind()
     counted = [_emitted(call, step) for _ in range(block)]
     reached = context + block * mean(counted) / 2
-    return Whole(proposer.name, proposer.shape.levels, mean(counted), median(taken), floor(reached))
+    return Whole(proposer.name or "plain", proposer.shape.levels, mean(counted), median(taken), floor(reached))
 
 
 def _emitted(call: Callable[[], object], step: SpeculativeStep) -> int:

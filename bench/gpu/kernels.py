@@ -14,7 +14,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from bench import record
-from bench.gpu.cases import Case, Cases
+from bench.gpu.case import Case
+from bench.gpu.cases import Cases
 from bench.gpu.clock import Clock
 from bench.gpu.device import Call, Device
 

@@ -22,6 +22,7 @@ from drafters.draft_model import DraftModelDrafter
 from drafters.eagle import EagleDrafter
 from kvpaging import PagePool
 from spec.tree import TreeShape
+from verifier.graphs.plain import RootOnly
 from verifier.model.config import ModelConfig
 from verifier.paged_model import PagedModel
 
@@ -145,12 +146,10 @@ class _BarModel:
         session, target = self.session, self.bench.target
         chosen, shortest = session.settings, min(session.settings.contexts)
         timed = time_steps(session, chosen.bar, target)
-        single = [t.multiple for t in timed if t.rows == 1 and t.context == shortest]
         steady = verify.steadiness(session.device, target, shortest, chosen.steps, session.clock)
         warm = verify.temperature(session.device, target, shortest, 4 * chosen.patience)
         session.found |= {"steadiness": steady, "temperature": warm}
         session.measured |= {
-            "plain_step_over_floor": single[0] if single else None,
             "verify_64_over_1": verify.row_factor(timed, max(chosen.rows)),
             "ns_per_context_token": verify.nanoseconds_per_token(timed),
             "p99_over_p50": steady["p99_over_p50"],
@@ -170,6 +169,18 @@ class _BarModel:
             "model": lambda levels, at: draft_model_bytes(model.model.decoder.config, levels, at, item),
         }
         target = self.bench.target
+
+        def verified(at: float) -> float:
+            return step_bytes(target.decoder.config, at, item) / session.read
+
+        if session.clock.fits("whole plain step", 8 * chosen.patience):
+            plain = RootOnly(1, session.device.torch)
+            whole.append(
+                drafting.whole_step(
+                    session.device, target, plain, context, 1.0, verified, 4 * chosen.patience, chosen.block
+                )
+            )
+            session.measured["plain_step_over_floor"] = whole[0].seconds / whole[0].floor
         for kind, read in reads.items():
             for levels in chosen.levels:
                 shape = TreeShape.chain(levels)
@@ -180,7 +191,7 @@ class _BarModel:
                     return read(levels, at) / session.read
 
                 def together(at: float, alone: drafting.Floor = alone) -> float:
-                    return alone(at) + step_bytes(target.decoder.config, at, item) / session.read
+                    return alone(at) + verified(at)
 
                 if session.clock.fits(f"draft loop, {kind}, {levels}", 6 * chosen.patience):
                     looped.append(drafting.loop(session.device, target, proposer, context, alone, chosen.patience))

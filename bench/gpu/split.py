@@ -77,7 +77,7 @@ def marked(device: Device, engine: Engine) -> list[Marks]:
 
 
 def phases(engine: Engine, text: Sequence[int], tokens: int) -> dict[str, float]:
-    """Median microseconds of a step on the host by phase, of one answer's steps behind the first few."""
+    """Median microseconds of a step on the host by phase, of one answer's steps behind the first few; p99 of all."""
     engine.add(ask(text, _greedy(tokens)))
     found: dict[str, list[float]] = {}
     steps = 0
@@ -88,7 +88,9 @@ def phases(engine: Engine, text: Sequence[int], tokens: int) -> dict[str, float]
         if engine.trace is not None and (steps := steps + 1) > FIRST:
             for name, seconds in {**engine.trace.seconds, "whole": whole}.items():
                 found.setdefault(name, []).append(seconds)
-    return {name: 1e6 * median(seconds) for name, seconds in found.items()}
+    return {name: 1e6 * median(taken) for name, taken in found.items()} | {
+        "whole p99": 1e6 * percentile(found["whole"], 99)
+    }
 
 
 def gaps(device: Device, engine: Engine, text: Sequence[int], tokens: int) -> dict[str, float]:

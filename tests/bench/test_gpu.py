@@ -14,7 +14,7 @@ from torch import Tensor
 from bench import report
 from bench.gpu import bars, heads, kernel_tests, kernels, parts, replay, settings, shapes, speed
 from bench.gpu.__main__ import arguments, main
-from bench.gpu.cases import Case
+from bench.gpu.case import Case
 from bench.gpu.clock import Clock
 from bench.gpu.device import Device
 from bench.gpu.drafting import Ground
@@ -233,7 +233,7 @@ def test_flags_that_make_no_sense(flags, says, capsys) -> None:
 
 @pytest.mark.slow
 def test_a_rehearsal_goes_through_every_part(tmp_path) -> None:
-    command = [sys.executable, "-m", "bench.gpu", "--device", "cpu", "--tiny"]
+    command = [sys.executable, "-m", "bench.gpu", "--device", "cpu", "--tiny", "--results", str(tmp_path)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     entry = json.loads(done.stdout.splitlines()[-1])
@@ -246,5 +246,5 @@ def test_a_rehearsal_goes_through_every_part(tmp_path) -> None:
     measured = [key for key, bar in entry["bars"].items() if bar["met"] == "rehearsal"]
     assert set(measured) == {bar.key for bar in bars.BARS} - {"host_launches"}, "the profiler counts those on a GPU"
     assert {"gpu", "triton", "torch"} <= set(entry["gpu"]) | set(entry["machine"])
-    (tmp_path / "gpu.json").write_text(done.stdout.splitlines()[-1])
+    assert json.loads(next(tmp_path.glob("*-gpu.json")).read_text()) == entry
     assert "| tiny, 4 rows at 96 |" in report.report(tmp_path)

@@ -22,7 +22,7 @@ from server.unfit import Unfit
 from tests.checking.pairs import make_model
 from tests.heads.writing import write_config
 from verifier.model.config import ModelConfig
-from verifier.model.weights import places, allocate
+from verifier.model.weights import allocate, places
 
 GIB = 1 << 30
 LLAMA_8B = {
