@@ -50,10 +50,17 @@ def accepted(texts: dict[str, Text]) -> int:
     return sum(text.statistics.accepted for text in texts.values() if text.statistics is not None)
 
 
-@pytest.mark.parametrize("careful", [False, True])
-@pytest.mark.parametrize("max_seqs", [1, 3])
-@pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("family", ["llama3", "qwen2_window"])
+@pytest.mark.parametrize(
+    ("family", "shape", "max_seqs", "careful"),
+    [
+        ("llama3", "chain1", 3, False),
+        ("qwen2_window", "chain5", 1, True),
+        ("llama3", "3,2,1", 3, True),
+        ("qwen2_window", "1,3,3", 3, False),
+        ("llama3", "largest", 1, False),
+        ("qwen2_window", "template", 3, True),
+    ],
+)
 def test_a_draft_model_in_every_shape(pair, family, shape, max_seqs, careful) -> None:
     made = pair(family, layers=2)
     runner, texts = check(made, draft_model(made), SHAPES[shape], careful, max_seqs=max_seqs, max_tokens=24)
@@ -62,7 +69,7 @@ def test_a_draft_model_in_every_shape(pair, family, shape, max_seqs, careful) ->
     assert accepted(texts) > 10
 
 
-@pytest.mark.parametrize("max_seqs", [1, 2, 4])
+@pytest.mark.parametrize("max_seqs", [1, 4])
 def test_plain(pair, max_seqs) -> None:
     check(pair("llama3", layers=2), lambda pool: None, ROOT_ONLY, max_seqs=max_seqs)
 
@@ -77,7 +84,7 @@ def test_bf16(pair) -> None:
     check(made, draft_model(made), TreeShape.chain(4))
 
 
-@pytest.mark.parametrize("page_size", [1, 4, 64])
+@pytest.mark.parametrize("page_size", [1, 64])
 def test_page_sizes(pair, page_size) -> None:
     made = pair("llama3", layers=2)
     check(made, draft_model(made), TreeShape.parse("3,2,1"), page_size=page_size, max_tokens=30)

@@ -85,9 +85,8 @@ class Proposer(Protocol):
 
 
 def chain_columns(sequences: int, nodes: int, device: torch.device | str) -> tuple[Tensor, Tensor, Tensor]:
-    """Parents and ancestors, int64[S, N], and depths, int32[S, N], of chains."""
+    """Parents and ancestors, int64[S, N], and depths, int32[S, N], of chains; the caller's own, to write to."""
     tree = DraftTree.chain([0] * nodes)
     columns = (tree.parents, tree.ancestors, tree.depths.int())
-    # A copy even for one sequence: the chain's own columns are shared by all that are made.
-    parents, ancestors, depths = (c.repeat(sequences, 1).to(device) for c in columns)
+    parents, ancestors, depths = (c.expand(sequences, nodes).clone().to(device) for c in columns)
     return parents, ancestors, depths
