@@ -24,6 +24,7 @@ from drafters.heads.lesson import Depth, Lesson
 from drafters.heads.lesson import judge as compare
 from drafters.heads.medusa_model import MedusaModel
 from server.training.teacher import Teacher
+from server.vocabulary import overlap
 from verifier.heads.eagle_config import EagleConfig
 from verifier.heads.files import HeadTensors
 from verifier.model.config import ModelConfig
@@ -34,11 +35,14 @@ Judge = Callable[[Lesson, torch.Generator], list[Depth]]
 
 
 class CannotJudge(ValueError):
-    """The head is not one that ``foresay train`` wrote."""
+    """The head is not one that ``foresay train`` wrote, or the draft model has another vocabulary than the target."""
 
 
-def draft_judge(directory: Path) -> Judge:
-    """A draft model sees the same text as the target, so it has one depth."""
+def draft_judge(directory: Path, target: Path) -> Judge:
+    """A draft model sees the same text as the target, so it has one depth. CannotJudge if it has other tokens."""
+    shared = overlap(target, directory)
+    if shared is not None and not shared.whole:
+        raise CannotJudge(f"{directory}: the draft model has another vocabulary than the target")
     model: Any = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
 
     def judged(lesson: Lesson, generator: torch.Generator) -> list[Depth]:
@@ -88,10 +92,10 @@ def report(options: Options, depths: Mapping[str, int], texts: Sequence[Sequence
     needs: set[str] = set()
     for kind, depth in depths.items():
         directory = resolve(str(getattr(options, kind)))
-        if kind == "draft":
-            judges[kind] = draft_judge(directory)
-            continue
         try:
+            if kind == "draft":
+                judges[kind] = draft_judge(directory, options.tokenizer)
+                continue
             model = learner(kind, directory, options.tokenizer, teacher, depth)
         except CannotJudge as error:
             print(f"not judged: {error}")

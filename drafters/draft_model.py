@@ -1,4 +1,4 @@
-"""A smaller model of the same vocabulary proposes, level by level, a chain or a tree (:mod:`drafters.growth`).
+"""A smaller model proposes, level by level, a chain or a tree (:mod:`drafters.growth`).
 
 It adds the *same* position-keyed noise to its logits as the target's draw will (at the request's temperature), so the
 likeliest child of a node is the draft's own shared-noise draw, and the next ones are the runners-up of that draw:
@@ -11,6 +11,7 @@ scratch rows past the committed length, and those of an accepted path are kept.
 from __future__ import annotations
 
 from collections.abc import Sequence as Many
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -30,14 +31,22 @@ class DraftModelDrafter:
     """Implements :class:`spec.protocols.Drafter` with a :class:`~verifier.paged_model.PagedModel`.
 
     dynamic: see :mod:`drafters.growth`. shared_noise: whether drafts are sampled with the target's own noise; False is
-    for comparison.
+    for comparison. In another vocabulary than the target's, read: int64[V], the model's id for each of the target's,
+    and token_ids: int64[V'], the target's id of each of its logits; None where they are the same.
     """
 
     shared_noise: bool = True
     needs: FeatureRequest | None = None
 
-    def __init__(self, model: PagedModel, dynamic: bool = True, name: str = "draft_model") -> None:
-        self.name, self.dynamic = name, dynamic
+    def __init__(
+        self,
+        model: PagedModel,
+        dynamic: bool = True,
+        name: str = "draft_model",
+        read: Tensor | None = None,
+        token_ids: Tensor | None = None,
+    ) -> None:
+        self.name, self.dynamic, self.read, self.token_ids = name, dynamic, read, token_ids
         self.model, self.calibration = model, Calibration()
         self._grown: dict[str, Growing] = {}
 
@@ -47,12 +56,16 @@ class DraftModelDrafter:
             Growing.below(s, shape, self.dynamic, self.calibration) for s, shape in zip(sequences, shapes, strict=True)
         ]
         while active := [g for g in growing if not g.done]:
-            rows = [g.frontier_rows() if g.depth else self._catch_up(g.sequence) for g in active]
+            rows = [self._frontier(g) if g.depth else self._catch_up(g.sequence) for g in active]
             forward = self.model.run(rows)
             for index, g in enumerate(active):
-                g.grow(forward.of(index), self.shared_noise)
+                g.grow(forward.of(index), self.shared_noise, self.token_ids)
         self._grown.update((g.sequence.id, g) for g in growing if g.depth)
         return [g.tree(self.name) for g in growing]
+
+    def _frontier(self, growing: Growing) -> Rows:
+        rows = growing.frontier_rows()
+        return rows if self.read is None else replace(rows, tokens=self.read[rows.tokens])
 
     def _catch_up(self, sequence: Sequence) -> Rows:
         """The rows from the first committed token without KV to the root; long stretches run beforehand."""
@@ -62,8 +75,9 @@ class DraftModelDrafter:
         return Rows(sequence.table, self._known(sequence.tokens[filled:]), filled, wanted="last")
 
     def _known(self, tokens: list[int]) -> Tensor:
-        """int64[R]: the tokens, those past this model's vocabulary (the target's padding) as its last one."""
-        return torch.tensor(tokens).clamp_(max=self.model.vocab_size - 1)
+        """int64[R]: the tokens as this model's; those past its vocabulary (the target's padding) as its last one."""
+        ids = torch.tensor(tokens)
+        return ids.clamp_(max=self.model.vocab_size - 1) if self.read is None else self.read[ids]
 
     def _filled(self, sequence: Sequence) -> int:
         return sequence.table.length - self.model.missing(sequence.table)

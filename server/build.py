@@ -21,8 +21,8 @@ from server.heads import doubts, find_head, load_head
 from server.lookup import LOOKUPS
 from server.memory import MemoryPlan, parameters, plan
 from server.rehearsal import root_seconds
+from server.translation import translation
 from server.unfit import Unfit
-from server.vocabulary import require_same
 from spec.budget import StepCost
 from spec.engine import Engine
 from spec.errors import ConfigurationError
@@ -109,8 +109,11 @@ def build_engine(config: EngineConfig, progress: Progress | None = None, observe
     length = max_model_len(config, model)
     shape = draft_shape(config, draft)
     head = find_head(draft.value, config.draft_layers)
-    draft_directory = None if head or draft.value in ("none", *LOOKUPS) else _draft_directory(draft.value, directory)
-    models = [model] if draft_directory is None else [model, ModelConfig.from_directory(draft_directory)]
+    draft_directory = None if head or draft.value in ("none", *LOOKUPS) else resolve(draft.value)
+    models, translated = [model], None
+    if draft_directory is not None:
+        models.append(ModelConfig.from_directory(draft_directory))
+        translated = translation(draft.value, directory, model, draft_directory, models[1])
     memory = plan(config, length, dtype.value, models, head, device)
     pool = PagePool(memory.pages, config.page_size)
     say("loading the target")
@@ -121,8 +124,13 @@ def build_engine(config: EngineConfig, progress: Progress | None = None, observe
         drafter = SuffixDrafter(draft_history.read(config.draft_history, model.vocab_size))
     if draft_directory is not None:
         say("loading the draft model")
-        draft_model = _paged_model(draft_directory, models[1], dtype.value, pool, length, device)
-        drafter = DraftModelDrafter(draft_model, config.draft_growth == "dynamic")
+        dynamic, columns = config.draft_growth == "dynamic", None if translated is None else translated.columns
+        draft_model = _paged_model(draft_directory, models[1], dtype.value, pool, length, device, columns)
+        if translated is None:
+            drafter = DraftModelDrafter(draft_model, dynamic)
+        else:
+            drafter = DraftModelDrafter(draft_model, dynamic, read=translated.read, token_ids=translated.token_ids)
+            draft = Choice(draft.value, f"{draft.reason}, knows {translated.described}")
     say("probing exactness")
     exactness = probe(verifier, pool)
     if head is not None:
@@ -183,19 +191,21 @@ def max_model_len(config: EngineConfig, model: ModelConfig) -> int:
 
 
 def _paged_model(
-    directory: Path, config: ModelConfig, dtype: str, pool: PagePool, length: int, device: Device
+    directory: Path,
+    config: ModelConfig,
+    dtype: str,
+    pool: PagePool,
+    length: int,
+    device: Device,
+    columns: torch.Tensor | None = None,
 ) -> PagedModel:
+    """columns: int64[V'], the only tokens of which logits are wanted; None for all."""
     weights = load(directory, config, getattr(torch, dtype), device.name)
+    if columns is not None:
+        weights.lm_head = weights.lm_head[columns.to(weights.lm_head.device)]
     decoder = Decoder(config, weights, length + MAX_NODES)
     store = KVStore(pool, config.num_layers, config.num_kv_heads, config.head_dim, decoder.dtype, decoder.device)
     return PagedModel(decoder, store, length)
-
-
-def _draft_directory(draft: str, target: Path) -> Path:
-    """The draft model's directory; raises if its vocabulary is not the target's."""
-    directory = resolve(draft)
-    require_same(draft, target, directory)
-    return directory
 
 
 def _sizes(pool: PagePool, length: int) -> list[int]:

@@ -49,5 +49,5 @@ def proposer(drafter: Drafter | None, shape: TreeShape, sequences: int, verifier
     """Who drafts inside a captured step; None if nobody does."""
     if drafter is None or not shape.levels:
         return None
-    found = captured(drafter, shape, sequences)
+    found = captured(drafter, shape, sequences, verifier.vocab_size)
     return FromHost(drafter.name, shape, sequences, verifier.decoder.device) if found is None else found

@@ -47,10 +47,15 @@ class Spelling:
         """The token's bytes; none if it is no piece of text (a placeholder id)."""
         known = self._known.get(token)
         if known is None:
-            known = self._known[token] = SpelledToken.of(self._bytes(token))
+            known = self._known[token] = SpelledToken.of(self.raw(token))
         return known
 
-    def _bytes(self, token: int) -> bytes:
+    def is_stray(self, token: int) -> bool:
+        """Whether it stands for one byte that no other token of the text has (sentencepiece's byte fallback)."""
+        return "ByteFallback" in self._decoders and bool(_BYTE_TOKEN.fullmatch(self._backend.id_to_token(token) or ""))
+
+    def raw(self, token: int) -> bytes:
+        """Its bytes alone; nothing is kept of it."""
         if token in self._literal:
             return str(self._literal[token]).encode()
         piece = self._backend.id_to_token(token)

@@ -13,10 +13,15 @@ from spec.tree import TreeShape
 from verifier.graphs.proposer import Proposer
 
 
-def captured(drafter: Drafter | None, shape: TreeShape, sequences: int) -> Proposer | None:
-    """The drafter as it proposes for so many sequences inside a captured step; None if it has no model."""
+def captured(
+    drafter: Drafter | None, shape: TreeShape, sequences: int, vocab_size: int | None = None
+) -> Proposer | None:
+    """The drafter as it proposes for so many sequences inside a captured step; None if it has no model.
+
+    vocab_size: the target's, if the drafter's may be larger.
+    """
     if isinstance(drafter, DraftModelDrafter):
-        return CapturedDraftModel(drafter, shape, sequences)
+        return CapturedDraftModel(drafter, shape, sequences, vocab_size)
     if isinstance(drafter, EagleDrafter):
         return CapturedEagle(drafter, shape, sequences)
     return CapturedMedusa(drafter, shape, sequences) if isinstance(drafter, MedusaDrafter) else None

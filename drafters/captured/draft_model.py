@@ -34,23 +34,30 @@ _REACH = 2
 
 
 class CapturedDraftModel:
-    """Implements :class:`verifier.graphs.proposer.Proposer`. drafter: the eager one; both use one model and store."""
+    """Implements :class:`verifier.graphs.proposer.Proposer`. drafter: the eager one; both use one model and store.
+
+    vocab_size: the target's; what the model has beyond it is not drafted. None: it has nothing beyond.
+    """
 
     needs: FeatureRequest | None = None
     reach: int = _REACH
     host: bool = False
 
-    def __init__(self, drafter: DraftModelDrafter, shape: TreeShape, sequences: int) -> None:
+    def __init__(
+        self, drafter: DraftModelDrafter, shape: TreeShape, sequences: int, vocab_size: int | None = None
+    ) -> None:
         self.drafter, self.shape, self.name = drafter, shape, drafter.name
         model = drafter.model
         device = model.store.keys.device
+        self._columns = vocab_size if drafter.token_ids is None else None
         self._model, self._plan = model, Plan(shape, sequences, device)
+        self._read, self._token_ids = (None if t is None else t.to(device) for t in (drafter.read, drafter.token_ids))
         self._text = chain_words(sequences, _REACH, device)
         self._roots = torch.arange(_REACH - 1, sequences * _REACH, _REACH).to(device)
 
     def propose(self, state: StepState) -> DeviceTree:
         """A tree below every root: a pass for each level."""
-        growth = DeviceGrowth(self._plan, state)
+        growth = DeviceGrowth(self._plan, state, self._token_ids)
         numbers, words, depths = self._text
         end = Nodes(self._known(state.recent[:, -_REACH:]), numbers, words, depths)
         growth.grow(self._logits(rows_of(state, end, back=_REACH - 1, wanted=self._roots)[0]))
@@ -60,12 +67,13 @@ class CapturedDraftModel:
         return growth.tree()
 
     def _logits(self, rows: StaticRows) -> Tensor:
-        """fp32[W, V], columns past the target's vocabulary cut off."""
-        return paged_pass(self._model.decoder, rows, self._model.store)[0]
+        """fp32[W, V'], V' the columns that this model has."""
+        logits = paged_pass(self._model.decoder, rows, self._model.store)[0]
+        return logits if self._columns is None else logits[:, : self._columns].contiguous()
 
     def _known(self, tokens: Tensor) -> Tensor:
-        """Tokens past this model's vocabulary (the target's padding) as its last one."""
-        return tokens.clamp(max=self._model.vocab_size - 1)
+        """The tokens as this model's; those past its vocabulary (the target's padding) as its last one."""
+        return tokens.clamp(max=self._model.vocab_size - 1) if self._read is None else self._read[tokens]
 
     def committed(self, state: StepState, taken: Taken) -> None:
         """Rows of accepted nodes move down. A leaf has none; the next step computes it before it drafts."""

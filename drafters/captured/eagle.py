@@ -81,11 +81,11 @@ class CapturedEagle:
         return self.drafter.features.keys[0, :, 0]
 
     def committed(self, state: StepState, taken: Taken) -> None:
-        """Fuse and store the features of the accepted path; what is behind it goes to the padding page."""
+        """Fuse and store the features of the accepted path. What is stored behind it is scratch, as its slots are."""
         path = taken.paths.paths[:, : self.reach]
         rows = (path.clamp(min=0) + self._order * taken.slots.shape[1]).flatten()
         read = {name: _filled(taken.features[name].index_select(0, rows), 2) for name in self._head.config.names}
-        slots = taken.slots[:, : self.reach].where(path >= 0, 0).flatten()
+        slots = taken.slots[:, : self.reach].flatten()
         self._features.index_copy_(0, slots, self._head.fuse(read)[: len(slots)])
 
     def prepare(self, sequences: Many[Sequence]) -> bool:

@@ -60,7 +60,7 @@ def _probe(notes: Notes, config: EngineConfig, seconds: float) -> tuple[list[Mea
     if found is None:
         return None
     numbers = [measured(temperature, texts) for temperature, texts in found.texts.items()]
-    doubt = found.info.drafter_reason.removeprefix(choice.reason).removeprefix(", but ")
+    doubt = found.info.drafter_reason.partition(", but ")[2]
     if doubt:
         notes.warn("probe", doubt, "see whether the acceptance below is worth it")
     _note_texts(notes, numbers, found.info.exact, found.info.exact_reason)

@@ -128,6 +128,19 @@ def swapped_tokens(directory: Path) -> None:
     file.write_text(json.dumps(content))
 
 
+def knows(tokens: int) -> Break:
+    """A tokenizer that knows only the first so many."""
+
+    def broken(directory: Path) -> None:
+        file = directory / "tokenizer.json"
+        content = json.loads(file.read_text())
+        vocabulary = content["model"]["vocab"]
+        content["model"] |= {"vocab": {t: id for t, id in vocabulary.items() if id < tokens}, "merges": []}
+        file.write_text(json.dumps(content))
+
+    return broken
+
+
 SOUND = {
     "none": Case("none"),
     "ngram": Case("ngram"),
@@ -135,6 +148,8 @@ SOUND = {
     "draft": Case("draft"),
     "draft_tree": Case("draft", changes={"draft_tree": "3,2,1"}),
     "half": Case("draft", changes={"dtype": "bfloat16"}),
+    "other_vocabulary": Case("other_vocabulary"),
+    "swapped_tokens": Case("draft", broken=swapped_tokens),
     "medusa_named": Case("medusa:authors", changes={"draft_tokens": 3}),
     "eagle3_named": Case("eagle3:speculators"),
     "eagle_named": Case("eagle:eagle1"),
@@ -146,6 +161,7 @@ DOUBTFUL = {
     "nobody": Case("auto", ("nobody drafts",)),
     "twin": Case("twin", ("the draft model has 100% as many weights",)),
     "speechless": Case("speechless", ("has no tokenizer.json, so nobody knows",)),
+    "small_vocabulary": Case("draft", ("with 144 of the target's 290 tokens, 50%",), broken=knows(144)),
     "short_draft": Case("short", ("made for texts of up to 128 tokens and the server takes 256",)),
     "short_head": Case("safeailab", ("made for texts of up to 100 tokens",), broken=says(max_position_embeddings=100)),
     "few_heads": Case("authors", ("5 levels are asked for, but 3 heads reach 3 deep",), {"draft_tree": "4,3,2,1,1"}),
@@ -203,11 +219,7 @@ FAULTY = {
     "cut_draft": Case("draft", ("not a whole safetensors file",), broken=cut(_FILE)),
     "no_draft_weights": Case("draft", ("neither model.safetensors nor",), broken=without(_FILE)),
     "cut_draft_tokenizer": Case("draft", ("tokenizer.json: not a whole tokenizer",), broken=cut("tokenizer.json")),
-    "other_vocabulary": Case(
-        "other_vocabulary",
-        ("has 280 tokens, the target's has 290, and 280 of them agree", "(280) is the target's alone"),
-    ),
-    "swapped_tokens": Case("draft", ("288 of them agree", "in the target and"), broken=swapped_tokens),
+    "foreign_vocabulary": Case("draft", ("it knows only 10 of the target's 290 tokens, 3%",), broken=knows(10)),
     "wide_medusa": Case("wide_medusa", ("0.0.linear.weight has shape [96, 96], expected [64, 64]",)),
     "wide_eagle": Case("wide_eagle", ("the target's is 64 wide where the head is 96",)),
     "missing_layers": Case("low_and_high", ("is [1, 20, 29], but the target has 6 layers",)),
@@ -229,9 +241,9 @@ FAULTY = {
     "large_cache": Case("draft", ("but this machine has",), {"kv_tokens": 10**12}),
     "large_cache_of_a_head": Case("safeailab", ("but this machine has",), {"kv_tokens": 10**12}),
     "several": Case(
-        "other_vocabulary",
-        ("not a whole safetensors file", "280 of them agree", "at most 63", "max_model_len is 4096"),
+        "draft",
+        ("not a whole safetensors file", "knows only 10", "at most 63", "max_model_len is 4096"),
         {"draft_tree": "40,40", "max_model_len": 4096, "kv_tokens": 8192},
-        broken=cut(_FILE),
+        broken=lambda directory: (cut(_FILE)(directory), knows(10)(directory)),
     ),
 }

@@ -15,11 +15,12 @@ from drafters.eagle import EagleDrafter
 from kvpaging import PagePool, PageTable
 from spec.sampling import SamplingParams
 from spec.sequence import Sequence
-from spec.tree import TreeShape
+from spec.tree import ROOT_ONLY, TreeShape
 from tests.drafters.worlds import Captured, World
 from tests.same_tokens.heads import head_drafter
 from tests.same_tokens.runs import TEMPLATE
 from tests.verifier.reading import random_tokens, scattered
+from verifier.graphs.plain import RootOnly
 
 CHAIN = TreeShape.chain(4)
 KINDS = ["eagle3", "eagle1", "medusa"]
@@ -120,6 +121,29 @@ def test_a_step_that_ran_ahead_may_be_dropped(worlds, kind) -> None:
         steps.state.write_tables([sequence.table.pages for sequence in other.sequences])
         steps.device_step([[0] * rng.randrange(6) for _ in other.sequences])
         assert steps.join()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_plain_steps_keep_up_with_the_text(worlds, kind) -> None:
+    """Also if the first captured step of these places is a plain one."""
+    eager, other = worlds(kind, "chain", [18, 25])
+    steps = captured(other, CHAIN, 2)
+    plain = Captured(other, RootOnly(2, "cpu", steps.proposer), 2)
+    for _ in range(2):
+        assert plain.join()
+        compare(eager, plain, ROOT_ONLY, 7, random.Random(1))
+        assert steps.join()
+        compare(eager, steps, CHAIN, 2, random.Random(1))
+
+
+def test_a_row_that_nobody_has_is_not_another_text_s(worlds) -> None:
+    _, other = worlds("medusa", "chain", [20, 20])
+    first, second = other.sequences
+    proposer = CapturedMedusa(other.drafter, CHAIN, 1)
+    assert proposer.prepare([first])
+    other.drafter.finished(second)
+    assert not proposer.prepare([second])
+    assert not proposer.prepare([second])
 
 
 @pytest.mark.parametrize("kind", ["eagle3", "eagle1"])

@@ -8,7 +8,7 @@ poisoned with NaN before it.
 from __future__ import annotations
 
 from collections.abc import Sequence as Many
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -133,6 +133,7 @@ class Captured:
         """What is captured of a step; the host is told nothing."""
         state, store = self.state, self.world.verifier.store
         tree = self.proposer.propose(state)
+        tree = replace(tree, tokens=tree.tokens.clone())  # roots are read from the state, which moves on
         numbers = torch.arange(tree.tokens.shape[1]).expand(state.size, -1)
         rows, slots = rows_of(state, Nodes(tree.tokens, numbers, tree.ancestors, tree.depths))
         features = paged_pass(self.world.target, rows, store, self.proposer.needs)[1]

@@ -18,7 +18,6 @@ from spec.tree import TreeShape
 from tests.same_tokens.models import Pair
 from tests.same_tokens.runs import TEMPLATE, assert_same, jobs_of, plain
 from tests.same_tokens.witness import Text, Witness, run
-from tests.verifier.families import make
 
 
 def write_tokenizer(directory: Path, vocab_size: int) -> None:
@@ -87,13 +86,6 @@ def test_every_way_to_draft(directory, monkeypatch, expected, draft, changes) ->
     assert_same(expected, run(engine, jobs))
     again = [replace(job, id=f"{job.id}-again") for job in jobs]
     assert_same({job.id: expected[job.id.removesuffix("-again")] for job in again}, run(engine, again))
-
-
-def test_a_draft_of_another_vocabulary_is_refused(directory, tmp_path) -> None:
-    make("smollm", tmp_path, vocab_size=290)
-    write_tokenizer(tmp_path, 280)
-    with pytest.raises(ConfigurationError, match=r"280 tokens, the target's has 290"):
-        build_engine(config(directory / "target", str(tmp_path)))
 
 
 def test_how_trees_grow_is_the_drafters_to_know(directory) -> None:

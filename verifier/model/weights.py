@@ -55,7 +55,8 @@ class LayerWeights:
 class ModelWeights:
     """All weights of a decoder, in one dtype on one device.
 
-    embed: (V, H).  final_norm: (H,).  lm_head: (V, H), the very tensor ``embed`` where the two are tied.
+    embed: (V, H).  final_norm: (H,).  lm_head: (V, H), the very tensor ``embed`` where the two are tied; of a draft
+    model only the rows that the target knows.
     """
 
     embed: Tensor

@@ -1,0 +1,110 @@
+"""Draft models of another vocabulary than the target's: the same model renumbered, and tokenizers of another make."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+from torch import Tensor
+
+from drafters.draft_model import DraftModelDrafter
+from kvpaging import PagePool
+from server.translation import Translation, translation
+from spec.protocols import Drafter
+from spec.sequence import Sequence as Running
+from spec.tree import DraftTree, TreeShape
+from tests.same_tokens.models import Pair, paged
+from tests.same_tokens.test_directories import write_tokenizer
+from verifier.model.config import ModelConfig
+from verifier.model.decoder import Decoder
+from verifier.model.weights import load
+
+TEXT = ["the quick brown fox jumps over the lazy dog, says the other fox\n"] * 3
+
+
+def write_sentencepiece(directory: Path, vocab_size: int) -> Tokenizer:
+    """A BPE as Llama 2 has it: spaces are written as a block, bytes of rare characters as ``<0x..>``."""
+    backend = Tokenizer(models.BPE(byte_fallback=True, unk_token="<unk>", fuse_unk=True))
+    backend.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    backend.pre_tokenizer = pre_tokenizers.Split("▁", "merged_with_next")
+    backend.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
+    marks = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
+    trainer = trainers.BpeTrainer(vocab_size=vocab_size, special_tokens=marks, show_progress=False)
+    backend.train_from_iterator([line.strip() for line in TEXT], trainer)
+    content = json.loads(backend.to_str())
+    content["added_tokens"] = content["added_tokens"][:3]  # the bytes are ordinary pieces
+    backend = Tokenizer.from_str(json.dumps(content))
+    assert backend.get_vocab_size() == vocab_size
+    backend.save(str(directory / "tokenizer.json"))
+    return backend
+
+
+def write_marked(directory: Path, vocab_size: int) -> None:
+    """A byte-level BPE with ten special tokens at the end."""
+    write_tokenizer(directory, vocab_size - 10)
+    backend = Tokenizer.from_file(str(directory / "tokenizer.json"))
+    assert backend.add_special_tokens([f"<|mark {number}|>" for number in range(10)]) == 10
+    backend.save(str(directory / "tokenizer.json"))
+
+
+def order_without(vocab_size: int, share: float, keep: Sequence[int], seed: int = 0) -> list[int]:
+    """The ids in random order, a share of them left out, but none of ``keep``."""
+    rng = random.Random(seed)
+    gone = set(rng.sample([id for id in range(vocab_size) if id not in keep], round(share * vocab_size)))
+    return rng.sample([id for id in range(vocab_size) if id not in gone], vocab_size - len(gone))
+
+
+@dataclass(frozen=True, eq=False)
+class Translated(Pair):
+    """A pair whose draft model reads and proposes the target's ids. translation: between both vocabularies."""
+
+    translation: Translation
+
+    @classmethod
+    def of(cls, pair: Pair, draft: Path) -> Translated:
+        """The target of a pair with the draft model in a directory."""
+        ours, theirs = ModelConfig.from_directory(pair.directory), ModelConfig.from_directory(draft)
+        made = translation("draft", pair.directory, ours, draft, theirs)
+        assert made is not None
+        decoder = with_columns(draft, made.columns, pair.draft.dtype)
+        return cls(pair.directory, draft, pair.target, decoder, made)
+
+    def draft_model(self, pool: PagePool, dynamic: bool = False) -> DraftModelDrafter:
+        made = self.translation
+        return DraftModelDrafter(paged(self.draft, pool), dynamic, read=made.read, token_ids=made.token_ids)
+
+
+def with_columns(directory: Path, columns: Tensor, dtype: torch.dtype) -> Decoder:
+    """A checkpoint's decoder that has logits of these tokens alone."""
+    config = ModelConfig.from_directory(directory)
+    weights = load(directory, config, dtype, progress=False)
+    weights.lm_head = weights.lm_head[columns]
+    return Decoder(config, weights, config.max_positions + 64)
+
+
+class Noted:
+    """Notes every tree that another drafter proposes, by sequence."""
+
+    def __init__(self, inner: Drafter) -> None:
+        self.inner, self.name, self.needs = inner, inner.name, inner.needs
+        self.trees: list[tuple[str, list[int], list[int]]] = []
+
+    def propose(self, sequences: Sequence[Running], shapes: Sequence[TreeShape]) -> list[DraftTree]:
+        trees = self.inner.propose(sequences, shapes)
+        for sequence, tree in zip(sequences, trees, strict=True):
+            self.trees.append((sequence.id, tree.tokens.tolist(), tree.parents.tolist()))
+        return trees
+
+    def extend(self, sequence: Running) -> None:
+        self.inner.extend(sequence)
+
+    def committed(self, sequence: Running, path: list[int]) -> None:
+        self.inner.committed(sequence, path)
+
+    def finished(self, sequence: Running) -> None:
+        self.inner.finished(sequence)
