@@ -16,6 +16,7 @@ from bench.gpu import bars, heads, kernel_tests, kernels, parts, replay, setting
 from bench.gpu.__main__ import arguments, main
 from bench.gpu.case import Case
 from bench.gpu.clock import Clock
+from bench.gpu.compiling import compile_all
 from bench.gpu.device import Device
 from bench.gpu.drafting import Ground
 from bench.gpu.engines import Bench, answers, ask
@@ -248,3 +249,7 @@ def test_a_rehearsal_goes_through_every_part(tmp_path) -> None:
     assert {"gpu", "triton", "torch"} <= set(entry["gpu"]) | set(entry["machine"])
     assert json.loads(next(tmp_path.glob("*-gpu.json")).read_text()) == entry
     assert "| tiny, 4 rows at 96 |" in report.report(tmp_path)
+
+
+def test_compiling_that_takes_too_long_is_stopped_and_left_out() -> None:
+    assert compile_all(["--device", "cpu", "--tiny"], ["tiny"], limit=0.5) == {}
