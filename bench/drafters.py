@@ -24,6 +24,7 @@ from bench.decode import progress
 from bench.drive import BadMode, Options, Run, add_arguments, build, build_all, engine_config, request, run, target_of
 from bench.stats import Ratio, pooled_ratio
 from bench.summary import Sample, check_same, ratio, reached, totals
+from drafters.routed import configured
 from server.build import BUNDLED, Choice, draft_shape
 from spec.engine import Engine
 from spec.sampling import SamplingParams
@@ -61,10 +62,10 @@ def twins(engines: Mapping[str, Engine], options: Options) -> dict[str, Engine]:
     """For each drafter that adds the shared noise, an engine whose drafter leaves it out."""
     decoder, made = target_of(next(iter(engines.values()))).decoder, {}
     for mode, engine in engines.items():
-        if hasattr(engine.drafter, "shared_noise"):
+        if hasattr(configured(engine.drafter), "shared_noise"):
             made[mode + APART] = twin = build(mode, options)
             target_of(twin).decoder = decoder
-            drafter: Any = twin.drafter
+            drafter: Any = configured(twin.drafter)
             drafter.shared_noise = False
     return made
 

@@ -1,7 +1,8 @@
 """Engines in this process, one per way of decoding, and one request at a time through them.
 
 A way of decoding is written as ``none``, ``ngram``, ``ngram:8`` (levels), ``draft:4`` (a chain of four) or
-``draft:3,2,1`` (a tree: nodes kept per level). ``medusa`` and ``eagle3`` take chains and trees as ``draft`` does.
+``draft:3,2,1`` (a tree: nodes kept per level). ``suffix`` takes levels, ``medusa`` and ``eagle3`` chains and trees.
+``prediction`` is ``none`` for requests that bring one, ``prediction+suffix:8`` another way below it.
 """
 
 from __future__ import annotations
@@ -28,6 +29,10 @@ _numbers = count()
 
 #: Ways of decoding that need a directory, which the flag of the same name gives.
 FROM_DIRECTORY = ("draft", "medusa", "eagle3")
+
+
+#: Ways of decoding that begin so are for requests with predictions.
+PREDICTED = "prediction"
 
 
 class BadMode(ValueError):
@@ -115,8 +120,8 @@ class Run:
 
 def engine_config(mode: str, options: Options) -> EngineConfig:
     """The configuration that decodes in the way ``mode`` says. The prefix cache is off: rounds repeat prompts."""
-    name, _, size = mode.partition(":")
-    if name not in ("none", "ngram", *FROM_DIRECTORY) or (size and not size.replace(",", "").isdigit()):
+    name, _, size = (mode.removeprefix(f"{PREDICTED}+") if mode != PREDICTED else "none").partition(":")
+    if name not in ("none", "ngram", "suffix", *FROM_DIRECTORY) or (size and not size.replace(",", "").isdigit()):
         raise BadMode(f"{mode!r} is none of: none, ngram, ngram:8, draft:4, draft:3,2,1, medusa:6,8,6, eagle3:4,6,6")
     if not options.has(mode):
         raise BadMode(f"{mode!r} needs --{name} DIR")
@@ -161,13 +166,19 @@ def target_of(engine: Engine) -> PagedModel:
     return target
 
 
-def request(prompt: Sequence[int], params: SamplingParams, forced: Sequence[int] | None = None) -> Request:
+def request(
+    prompt: Sequence[int],
+    params: SamplingParams,
+    forced: Sequence[int] | None = None,
+    prediction: Sequence[int] | None = None,
+) -> Request:
     """A request with a fresh id."""
     return Request(
         id=f"bench-{next(_numbers)}",
         prompt=list(prompt),
         params=params,
         forced=None if forced is None else list(forced),
+        prediction=None if prediction is None else list(prediction),
     )
 
 

@@ -4,7 +4,8 @@
 is the machine's, so a toy model measures workloads it could never write. A trace is jsonl, one request a line:
 ``{"prompt_token_ids": [...], "output_token_ids": [...]}``. The synthetic ones need no file: ``copy`` quotes its prompt
 with small edits, as editing and summarising do; in ``fresh`` no token occurs twice, so that looking back never pays and
-speculation should cost nothing.
+speculation should cost nothing. ``--edits FILE`` answers with an edit of a text (:mod:`bench.edits`), which the request
+predicts where the way of decoding is ``prediction``.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ from typing import Any
 
 from bench import record
 from bench.decode import compare, progress
-from bench.drive import Options, RequestFailed, add_arguments, build_all, request, run, warm_up
+from bench.drive import PREDICTED, Options, RequestFailed, add_arguments, build_all, request, run, warm_up
+from bench.edits import edits
 from bench.summary import Sample
 from spec.engine import Engine
 from spec.sampling import SamplingParams
@@ -35,11 +37,12 @@ class BadTrace(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """One request of a trace: what was asked and what was answered, as token ids."""
+    """One request of a trace: what was asked, what was answered and perhaps what was predicted, as token ids."""
 
     name: str
     prompt: list[int]
     output: list[int]
+    prediction: list[int] | None = None
 
 
 def read_trace(path: Path) -> list[Recorded]:
@@ -79,7 +82,8 @@ def interleave(engines: Mapping[str, Engine], trace: Sequence[Recorded], args: a
                 temperature=args.temperature, seed=args.seed + turn, max_tokens=len(recorded.output), ignore_eos=True
             )
             for mode in order.sample(sorted(engines), len(engines)):
-                done = run(engines[mode], request(recorded.prompt, params, recorded.output))
+                predicted = recorded.prediction if mode.startswith(PREDICTED) else None
+                done = run(engines[mode], request(recorded.prompt, params, recorded.output, predicted))
                 if done.tokens != recorded.output:
                     raise RequestFailed(f"{mode} did not follow the trace {recorded.name}")
                 samples.append(Sample(mode, args.temperature, recorded.name, turn, done))
@@ -107,6 +111,9 @@ def workloads(args: argparse.Namespace, vocab: int) -> dict[str, list[Recorded]]
         kind: [SYNTHETIC[kind](f"{kind}-{n}", min(vocab, 4096), rng) for n in range(args.requests)]
         for kind in args.synthetic
     }
+    if args.edits:
+        asked = edits(args.edits, args.edit_rate, Options.of(args).tokenizer, args.seed, args.characters)
+        made["edits"] = [Recorded(one.name, one.text, one.answer, one.text) for one in asked]
     return made | {path.stem: read_trace(path) for path in args.trace}
 
 
@@ -115,13 +122,16 @@ def main() -> None:
     add_arguments(parser)
     parser.add_argument("--trace", nargs="+", type=Path, default=[])
     parser.add_argument("--synthetic", nargs="+", choices=sorted(SYNTHETIC), default=[])
+    parser.add_argument("--edits", nargs="+", type=Path, default=[], metavar="TEXT")
+    parser.add_argument("--edit-rate", type=float, default=0.1, help="share of words edited (0.1)")
+    parser.add_argument("--characters", type=int, default=600, help="of each text (600)")
     parser.add_argument("--requests", type=int, default=4, help="requests of each synthetic trace")
     parser.add_argument("--modes", nargs="+", default=MODES, help=f"default: {' '.join(MODES)}")
     parser.add_argument("--temperature", type=float, default=0.0, help="at which drafters draft (the draws are forced)")
     parser.add_argument("--rounds", type=int, default=2)
     args = parser.parse_args()
-    if not args.trace and not args.synthetic:
-        parser.error("give --trace FILE or --synthetic copy fresh")
+    if not args.trace and not args.synthetic and not args.edits:
+        parser.error("give --trace FILE, --synthetic copy fresh or --edits TEXT")
     engines = build_all(args.modes, Options.of(args))
     first = next(iter(engines.values()))
     traces = workloads(args, first.info.vocab_size)

@@ -11,6 +11,8 @@ import msgspec
 import torch
 
 from drafters.draft_model import DraftModelDrafter
+from drafters.prediction import PredictionDrafter
+from drafters.routed import RoutedDrafter
 from drafters.suffix.drafter import SuffixDrafter
 from kvpaging import KVStore, PagePool, PageTable, PrefixIndex
 from server import draft_history
@@ -143,10 +145,10 @@ def build_engine(config: EngineConfig, progress: Progress | None = None, observe
     named = Choice(short_name(draft.value), draft.reason)
     info = _info(config, model, dtype, named, exactness, memory, length, shape, device)
     more = tuple(cost.seconds(sequences) - cost.seconds(1) for sequences in range(1, config.max_seqs + 1))
-    runner = None
+    routed, runner = RoutedDrafter(PredictionDrafter(cost), drafter, shape), None
     if device.is_gpu:
         capture = capture_of(config.graphs)
-        runner = graph_runner(verifier, drafter, shape, pool, length, config.max_seqs, capture, say)
+        runner = graph_runner(verifier, routed, shape, pool, length, config.max_seqs, capture, say)
     alone = root_seconds(info, verifier, pool, cost, runner)
     info = msgspec.structs.replace(info, root_seconds=alone, more_seconds=more)
     prefix = PrefixIndex(pool) if config.prefix_cache else None
@@ -155,7 +157,7 @@ def build_engine(config: EngineConfig, progress: Progress | None = None, observe
         pool=pool,
         prefix=prefix,
         verifier=verifier,
-        drafter=drafter,
+        drafter=routed,
         scheduler=Scheduler(pool, prefix, shape, cost, config.max_seqs),
         observers=observers,
         runner=runner,

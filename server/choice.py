@@ -12,7 +12,7 @@ from server.provenance import Said, step_of, tokens_of
 from server.text import Tokenizer
 from server.wire.provenance import StepProvenance, TokenProvenance
 from server.wire.shared import FinishReason
-from spec.request import Delta, Request, TokenLogprobs
+from spec.request import PREDICTION, Delta, Origin, Request, TokenLogprobs
 from spec.trace import Statistics
 
 
@@ -90,6 +90,7 @@ class Choice:
         self.tokenizer = tokenizer
         self.completion_tokens = 0
         self.reasoning_tokens = 0
+        self.accepted_prediction_tokens = self.rejected_prediction_tokens = 0
         self.cached_tokens = 0
         self.seed = 0
         self.finish_reason: FinishReason | None = None
@@ -116,7 +117,10 @@ class Choice:
             delta = _silenced(delta)
         piece = Piece(prompt_logprobs=delta.prompt_logprobs)
         self.cached_tokens = max(self.cached_tokens, delta.cached_tokens)
-        begins = self._feed(delta, piece) if not self._cut else []
+        over = self._cut
+        begins = [] if over else self._feed(delta, piece)
+        if delta.origin is not None and not over:
+            self._count_predicted(delta.origin, len(piece.token_ids))
         if delta.finish_reason is not None:
             self._finish(delta, piece)
         if self._options.by_token:
@@ -156,6 +160,13 @@ class Choice:
         piece.token_ids = delta.tokens[:count]
         piece.logprobs = (delta.logprobs or [])[:count]
         return begins
+
+    def _count_predicted(self, origin: Origin, kept: int) -> None:
+        """Count what was drafted of the prediction; only what is in the text was accepted."""
+        if origin.drafter == PREDICTION:
+            accepted = sum(node > origin.forced for node in origin.path[:kept])
+            self.accepted_prediction_tokens += accepted
+            self.rejected_prediction_tokens += len(origin.parents) - 1 - origin.forced - accepted
 
     def _mark(self, token: int, piece: Piece) -> None:
         """A marker ends the text before it: nothing of that is held back."""

@@ -22,6 +22,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
+from drafters.routed import configured
 from drafters.suffix.contexts import END
 from drafters.suffix.drafter import SuffixDrafter
 from drafters.suffix.history import History, Texts
@@ -134,8 +135,9 @@ class HistoryWriter(Observer):
 
     def started(self, engine: Engine) -> None:
         """The engine is ready."""
-        assert isinstance(engine.drafter, SuffixDrafter), "the settings were checked"
-        self._history, self._vocab_size = engine.drafter.history, engine.info.vocab_size
+        drafter = configured(engine.drafter)
+        assert isinstance(drafter, SuffixDrafter), "the settings were checked"
+        self._history, self._vocab_size = drafter.history, engine.info.vocab_size
         self._written = self._history.changes
 
     def ended(self, sequence: Sequence) -> None:

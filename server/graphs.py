@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from drafters.captured.choice import captured
+from drafters.routed import configured
 from kvpaging import PagePool
 from spec.protocols import Drafter
 from spec.step import EagerRunner
@@ -47,6 +48,7 @@ def capture_of(graphs: bool) -> Capture:
 
 def proposer(drafter: Drafter | None, shape: TreeShape, sequences: int, verifier: PagedModel) -> Proposer | None:
     """Who drafts inside a captured step; None if nobody does."""
+    drafter = configured(drafter)
     if drafter is None or not shape.levels:
         return None
     found = captured(drafter, shape, sequences, verifier.vocab_size)

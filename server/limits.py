@@ -13,6 +13,7 @@ from server.foreign.messages import HOTTEST
 from server.foreign.ollama import FIELDS_REFUSED, OPTIONS_REFUSED
 from server.grammars.fields import OLD_NAMES
 from server.options import MOST_CHOICES
+from server.prediction import CONTENT, TEXT
 from server.validation import MOST_STOPS
 from server.wire.responses import RESPONSES_NOT_SUPPORTED
 from server.wire.shared import NOT_SUPPORTED
@@ -59,6 +60,8 @@ OWN_LIMITS: dict[tuple[str, str], Schema] = {
     ("MessagesRequest", "temperature"): _between(0, HOTTEST),
     ("OllamaOptions", "repeat_penalty"): _between(0.01, 100),
     ("Message", "role"): {"enum": sorted(ROLES)},
+    ("Prediction", "type"): {"enum": [CONTENT]},
+    ("PredictionPart", "type"): {"enum": [TEXT]},
     ("OllamaChatRequest", "messages"): {},
     ("OllamaGenerateRequest", "prompt"): {},
     ("TokenizeRequest", "prompt"): {},

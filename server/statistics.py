@@ -23,9 +23,19 @@ def usage(choices: Sequence[Choice]) -> Usage:
     prompt = sum(len(choice.request.prompt) for choice in prompts)
     completion = sum(choice.completion_tokens for choice in choices)
     cached = sum(choice.cached_tokens for choice in prompts)
-    reasoning = sum(choice.reasoning_tokens for choice in choices)
-    details = CompletionTokensDetails(reasoning) if reasoning else UNSET
+    told = completion_details(choices)
+    says_something = told.reasoning_tokens or told.accepted_prediction_tokens is not UNSET
+    details = told if says_something else UNSET
     return Usage(prompt, completion, prompt + completion, PromptTokensDetails(cached), details)
+
+
+def completion_details(choices: Sequence[Choice]) -> CompletionTokensDetails:
+    """What the completion tokens are; of predictions only where there was one."""
+    reasoning = sum(choice.reasoning_tokens for choice in choices)
+    if all(choice.request.prediction is None for choice in choices):
+        return CompletionTokensDetails(reasoning)
+    accepted = sum(choice.accepted_prediction_tokens for choice in choices)
+    return CompletionTokensDetails(reasoning, accepted, sum(choice.rejected_prediction_tokens for choice in choices))
 
 
 def metrics(choices: Sequence[Choice], level: MetricsLevel, exact: bool) -> Metrics | None:

@@ -22,6 +22,7 @@ from server.grammars.fields import wanted
 from server.options import bad_words, scores_only, truncated
 from server.options import choices as choices_of
 from server.parts import OutputParser, PlainText
+from server.prediction import prediction_of
 from server.service import Service
 from server.streaming import collect, stream
 from server.wire.chat import ChatRequest
@@ -38,7 +39,8 @@ async def completion_choices(service: Service, body: CompletionRequest) -> list[
     special = body.add_special_tokens is not False
     given = validation.prompts(body)
     prompts = [await service.encode(one, special) if isinstance(one, str) else one for one in given]
-    return _choices(service, body, prompts, "prompt", follows=True, grammar=await wanted(body))
+    predicted = await prediction_of(service, body, len(prompts))
+    return _choices(service, body, prompts, "prompt", follows=True, grammar=await wanted(body), predicted=predicted)
 
 
 async def chat_choices(service: Service, body: ChatRequest, spoken: Sequence[int] = ()) -> list[Choice]:
@@ -54,7 +56,10 @@ async def chat_choices(service: Service, body: ChatRequest, spoken: Sequence[int
 
     beginning = Beginning(text, opened, continues)
     grammar = await chat_grammar(body, offer, dialect, service.opened()[0].tokenizer, beginning)
-    return _choices(service, body, [prompt], "messages", follows=continues, parser=parser, grammar=grammar)
+    predicted = await prediction_of(service, body)
+    return _choices(
+        service, body, [prompt], "messages", follows=continues, parser=parser, grammar=grammar, predicted=predicted
+    )
 
 
 async def chat_prompt(service: Service, body: ChatRequest) -> list[int]:
@@ -88,9 +93,11 @@ def _choices(
     follows: bool,
     parser: Callable[[str], OutputParser] = lambda request_id: PlainText(),
     grammar: Grammar | None = None,
+    predicted: list[int] | None = None,
 ) -> list[Choice]:
     """``n`` choices per prompt, checked. follows: whether the answer's text goes on where the prompt's ends. parser:
-    makes the parser of the choice whose request has this id. grammar: what all of them must match.
+    makes the parser of the choice whose request has this id. grammar: what all of them must match. predicted: what they
+    will probably be.
     """
     text, info = service.opened()
     params = validation.sampling_params(body, text.defaults, info.vocab_size)
@@ -116,7 +123,13 @@ def _choices(
         own = validation.capped(body, params, service.options.max_output_tokens, info.max_model_len - len(prompt))
         validation.check_prompt(prompt, field, own, info.vocab_size, info.max_model_len)
         request = Request(
-            id=f"{unique}-{index}", prompt=prompt, params=own, salt=salt, grammar=grammar, speculate=speculate
+            id=f"{unique}-{index}",
+            prompt=prompt,
+            params=own,
+            salt=salt,
+            grammar=grammar,
+            prediction=predicted,
+            speculate=speculate,
         )
         context = prompt if follows else ()
         for one in forked(request, count):

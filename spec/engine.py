@@ -93,6 +93,7 @@ class Engine:
             stop_ids=frozenset(stops),
             salt=request.salt,
             forced=request.forced,
+            prediction=request.prediction,
             adjustment=Adjustment.of(params, request.prompt, self.info.vocab_size),
             constraint=None if constraint is None else Guarded(constraint, self.info.vocab_size),
             leader=self._leader(request),
@@ -107,9 +108,10 @@ class Engine:
         prompt, room = request.prompt, self.info.max_model_len
         if not prompt:
             raise InvalidRequest("prompt", "prompt must hold at least one token")
-        for token in (min(prompt), max(prompt)):
-            if not 0 <= token < self.info.vocab_size:
-                raise InvalidRequest("prompt", f"prompt holds {token}, which is no token of the model")
+        for field, tokens in (("prompt", prompt), ("prediction", request.prediction or prompt)):
+            for token in (min(tokens), max(tokens)):
+                if not 0 <= token < self.info.vocab_size:
+                    raise InvalidRequest(field, f"{field} holds {token}, which is no token of the model")
         wanted = request.params.max_tokens
         if len(prompt) + (wanted or 1) > room:
             asked = f" and max_tokens is {wanted}" if wanted else ""
@@ -223,7 +225,7 @@ class Engine:
         return Origin(self.steps + 1, tree.drafter, tree.parents.tolist(), verdict.forced, verdict.path, seconds)
 
     def _statistics(self, sequence: Sequence) -> Statistics:
-        levels = self.scheduler.shape.levels
+        levels = self.scheduler.levels_of(sequence)
         return sequence.trace.statistics(sequence.prompt_length, sequence.cached_tokens, sequence.output_length, levels)
 
     def _end(self, sequence: Sequence, reason: FinishReason) -> None:

@@ -9,6 +9,9 @@ import msgspec
 from spec.sampling import SamplingParams
 from spec.trace import Statistics
 
+#: What the drafter of a request's own prediction is called.
+PREDICTION = "prediction"
+
 FinishReason = Literal["stop", "length", "cancelled", "error"]
 
 
@@ -28,9 +31,10 @@ class Grammar(msgspec.Struct, frozen=True, kw_only=True):
 class Request(msgspec.Struct, kw_only=True):
     """One sequence to generate. salt: prefixes are shared only between equal salts. fork_of: a request added before
     with the same prompt, whose prompt KV this one shares; only that one scores the prompt (``prompt_logprobs``).
-    forced: recorded output tokens that replace the draws (every pass is still computed), for measurements. speculate:
-    false decodes plainly, one token a step: nothing is drafted, and nothing that a grammar forces is put in front.
-    aside: beside the traffic: it takes no KV that others left and leaves none, and its steps are told apart."""
+    forced: recorded output tokens that replace the draws (every pass is still computed), for measurements. prediction:
+    what the output will probably be, for drafts only. speculate: false decodes plainly, one token a step: nothing is
+    drafted, and nothing that a grammar forces is put in front. aside: beside the traffic: it takes no KV that others
+    left and leaves none, and its steps are told apart."""
 
     id: str
     prompt: list[int]
@@ -39,6 +43,7 @@ class Request(msgspec.Struct, kw_only=True):
     grammar: Grammar | None = None
     fork_of: str | None = None
     forced: list[int] | None = None
+    prediction: list[int] | None = None
     speculate: bool = True
     aside: bool = False
 

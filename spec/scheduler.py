@@ -29,7 +29,9 @@ from spec.tree import MAX_NODES, ROOT_ONLY, TreeShape
 PLAIN_EVERY = 256
 #: Rows of prompts in one step, at most.
 MAX_CHUNK = 256
-
+#: As deep a draft may be where the request brought a prediction: beyond, a row costs more than one more token is worth,
+#: even if all is accepted but one in fifty.
+PREDICTED_LEVELS = 32
 #: Rows of a prompt read at once for a sequence beside the traffic: whoever comes next waits for no more.
 _ASIDE_CHUNK = 32
 
@@ -73,7 +75,7 @@ class Scheduler:
 
     def _is_plain(self, decoding: list[Sequence]) -> bool:
         """Whether this step goes without drafts; not while a prompt is read, whose rows would blur what it takes."""
-        if not self.shape.levels or not any(sequence.speculate for sequence in decoding):
+        if not any(sequence.speculate and self.levels_of(sequence) for sequence in decoding):
             return False
         self._with_drafts += 1
         if not self.plain_every or self._with_drafts <= self.plain_every or len(decoding) < len(self.running):
@@ -81,10 +83,19 @@ class Scheduler:
         self._with_drafts = 0
         return True
 
+    def levels_of(self, sequence: Sequence) -> int:
+        """The deepest that is ever drafted for a sequence: what has a prediction may go far ahead along it."""
+        return max(self.shape.levels, PREDICTED_LEVELS) if sequence.prediction else self.shape.levels
+
+    def _shape_of(self, sequence: Sequence) -> TreeShape:
+        """The most that is drafted for a sequence now."""
+        most = sequence.most_levels
+        return self.shape.limited(most).deepened(min(self.levels_of(sequence), most))
+
     def _decode(self, sequence: Sequence, decoding: int) -> Work:
         if not sequence.speculate:
             return Work(sequence, 0, ROOT_ONLY)
-        shape = self.shape.limited(sequence.most_levels)
+        shape = self._shape_of(sequence)
         if sequence.constraint is None:
             return Work(sequence, 0, shape)
         most = MAX_NODES - 1
@@ -93,7 +104,8 @@ class Scheduler:
         return Work(sequence, 0, shape, sequence.constraint.forced(min(sequence.most_levels, most)))
 
     def _schedule_prefill(self, works: list[Work]) -> None:
-        rows = sum(work.nodes for work in works)
+        # How far along a prediction is drafted is decided later: that it may be far shall hold up nobody.
+        rows = sum(min(w.nodes, self.shape.nodes) if w.sequence.prediction else w.nodes for w in works)
         left = self.cost.chunk(rows, self.max_chunk)
         for sequence in [s for s in self.running if s.pending]:
             lead = min(sequence.pending, left, _ASIDE_CHUNK if sequence.aside else left)
@@ -140,7 +152,7 @@ class Scheduler:
         """Pages it still lacks for its tokens so far and one tree; a last page that is shared will be copied."""
         table, pool = sequence.table, self.pool
         copied = bool(table.length % pool.page_size) and pool.references(table.pages[-1]) > 1
-        return pool.pages_for(len(sequence.tokens) + self.shape.nodes) - len(table.pages) + copied
+        return pool.pages_for(len(sequence.tokens) + self._shape_of(sequence).nodes) - len(table.pages) + copied
 
     def _start(self, sequence: Sequence) -> None:
         # Rows whose logits are wanted have to be computed, whoever knows their KV.

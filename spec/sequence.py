@@ -22,10 +22,11 @@ class Sequence:
 
     tokens: prompt and output so far. With no step in flight and the prompt processed,
     ``table.length == len(tokens) - 1``: the last token is the root, whose KV is not stored yet.
-    limit: the most tokens (prompt and output) it may reach. stop_ids: tokens that end it. adjustment: what it changes
-    about its logits. constraint: the grammar of its output. leader: the sequence whose prompt KV it waits for.
-    prompt_logprobs: entries of the prompt's tokens so far; None if they are not asked for. speculate: whether more than
-    the root may be verified in a step. aside: whether KV is neither taken from others nor left to them.
+    limit: the most tokens (prompt and output) it may reach. stop_ids: tokens that end it. prediction: what the request
+    expects as output. adjustment: what it changes about its logits. constraint: the grammar of its output. leader: the
+    sequence whose prompt KV it waits for. prompt_logprobs: entries of the prompt's tokens so far; None if they are not
+    asked for. speculate: whether more than the root may be verified in a step. aside: whether KV is neither taken from
+    others nor left to them.
     """
 
     id: str
@@ -38,6 +39,7 @@ class Sequence:
     stop_ids: frozenset[int]
     salt: str = ""
     forced: list[int] | None = None
+    prediction: list[int] | None = None
     adjustment: Adjustment | None = None
     constraint: Guarded | None = None
     leader: Sequence | None = None

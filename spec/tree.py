@@ -90,6 +90,12 @@ class TreeShape:
             return TreeShape(self.widths[: max(levels, 0)])
         return _cut(self.template, levels)
 
+    def deepened(self, levels: int) -> TreeShape:
+        """Room for this shape and for a chain of ``levels``: as many levels and nodes as the larger of them has."""
+        if levels <= self.levels:
+            return self
+        return TreeShape((1 + max(self.nodes - 1 - levels, 0),) + (1,) * (levels - 1))
+
 
 @lru_cache(maxsize=MAX_NODES)
 def _cut(template: Template, levels: int) -> TreeShape:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from spec.tree import TreeShape
-from verifier.graphs.proposer import DeviceTree
+from verifier.graphs.proposer import DeviceTree, chain_columns
 from verifier.graphs.rows import Nodes
 from verifier.graphs.state import StepState
 from verifier.ops.children import best_children
@@ -24,7 +24,7 @@ class Plan:
     """What is known of every tree of a shape before it grows; constants on the device.
 
     inner: for each level, int64[F], which nodes of the level above are expanded for it. columns: their numbers,
-    int64[S, F], and depths, int32[S, F].
+    int64[S, F], and depths, int32[S, F]. chain: int64[S, 1], the word of each node, if the shape is one.
     """
 
     def __init__(self, shape: TreeShape, sequences: int, device: torch.device) -> None:
@@ -40,6 +40,10 @@ class Plan:
         self.columns = [self._columns(level) for level in range(shape.levels)]
         self.bits = torch.tensor([-(1 << 63) if node == 63 else 1 << node for node in range(shape.nodes)]).to(device)
         self.counts = torch.full((sequences,), shape.nodes).to(device)
+        parents, words, _ = chain_columns(sequences, shape.nodes, device)
+        self.whole_chain = parents, words
+        self.chain = [column.contiguous() for column in words.split(1, dim=1)] if shape.is_chain else None
+        self.none = torch.zeros(sequences, 1, dtype=torch.int64).to(device)
         self.roots = torch.full((sequences, 1), -1).to(device), torch.ones(sequences, 1, dtype=torch.int64).to(device)
 
     def _inner(self, level: int) -> list[int]:
@@ -101,23 +105,24 @@ class DeviceGrowth:
         plan, level = self._plan, self._level
         sampling = self._state.sampling(plan.depths[0, plan.starts[level]].expand(len(logits) // plan.sequences))
         children, chances = best_children(logits, sampling, plan.looked(level), self._token_ids)
-        if plan.shape.is_chain:
-            tokens, places = children, torch.zeros_like(children)
-        else:
-            shape = (plan.sequences, -1, plan.looked(level))
-            tokens, places = self._kept(children.view(shape), chances.view(shape))
+        self._level += 1
+        if plan.chain is not None:
+            self._tokens.append(children)
+            self._words.append(plan.chain[level + 1])
+            return plan.none
+        shape = (plan.sequences, -1, plan.looked(level))
+        tokens, places = self._kept(level, children.view(shape), chances.view(shape))
         first = plan.starts[level + 1]
         parents = plan.inner[level][places]
         above = torch.cat(self._words, dim=1).gather(1, parents)
         self._tokens.append(tokens)
         self._parents.append(parents)
         self._words.append(above | plan.bits[first : first + tokens.shape[1]])
-        self._level += 1
         return places
 
-    def _kept(self, children: Tensor, chances: Tensor) -> tuple[Tensor, Tensor]:
+    def _kept(self, level: int, children: Tensor, chances: Tensor) -> tuple[Tensor, Tensor]:
         """Tokens and places, int64[S, W], of the candidates [S, F, k] (or [S, 1, k], alike below all) that are kept."""
-        plan, level = self._plan, self._level
+        plan = self._plan
         count = len(plan.inner[level])
         children = children.expand(-1, count, -1)
         picks = plan.ranked(level)
@@ -133,6 +138,8 @@ class DeviceGrowth:
 
     def tree(self) -> DeviceTree:
         """The finished trees."""
-        plan = self._plan
-        tokens, parents, words = (torch.cat(part, dim=1) for part in (self._tokens, self._parents, self._words))
-        return DeviceTree(tokens, parents, words, plan.depths, plan.counts, plan.shape.is_chain)
+        plan, tokens = self._plan, torch.cat(self._tokens, dim=1)
+        if plan.chain is not None:
+            return DeviceTree(tokens, *plan.whole_chain, plan.depths, plan.counts, True)
+        parents, words = torch.cat(self._parents, dim=1), torch.cat(self._words, dim=1)
+        return DeviceTree(tokens, parents, words, plan.depths, plan.counts, False)

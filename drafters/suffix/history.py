@@ -12,7 +12,7 @@ from collections import OrderedDict
 from hashlib import blake2b
 
 from drafters.suffix.contexts import END, Contexts
-from drafters.suffix.trust import Trust
+from drafters.suffix.trust import of_contexts
 
 #: Tokens of a salt's answers, and of all salts together, that are kept at most; and salts.
 MOST_OF_SALT, MOST_IN_ALL, MOST_SALTS = 1 << 17, 1 << 19, 1024
@@ -26,7 +26,7 @@ class Answers:
 
     def __init__(self) -> None:
         self.texts: list[Contexts] = []
-        self.trust = Trust()
+        self.trust = of_contexts()
 
     def __len__(self) -> int:
         """Tokens of all texts."""

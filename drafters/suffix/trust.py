@@ -7,6 +7,8 @@ begins with about what two texts were measured to have, and every draft whose ou
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from drafters.suffix.contexts import MOST_CONTEXT
 
 #: A candidate followed its context: the one time, each of several times, mostly, now and then, seldom; or it followed
@@ -34,10 +36,10 @@ def cell_of(length: int, kind: int) -> int:
 
 
 class Trust:
-    """The table of one salt. chances: by cell (:func:`cell_of`)."""
+    """A table that learns. chances: by cell, as they are believed in the beginning."""
 
-    def __init__(self) -> None:
-        self.chances = [_beginning(cell // KINDS, cell % KINDS) for cell in range((MOST_CONTEXT + 1) * KINDS)]
+    def __init__(self, chances: Iterable[float]) -> None:
+        self.chances = list(chances)
         self._hits = [_HELD * chance for chance in self.chances]
         self._trials = [_HELD] * len(self.chances)
 
@@ -49,6 +51,11 @@ class Trust:
             self._trials[cell] /= 2
             self._hits[cell] /= 2
         self.chances[cell] = self._hits[cell] / self._trials[cell]
+
+
+def of_contexts() -> Trust:
+    """The table of one salt, by :func:`cell_of`."""
+    return Trust(_beginning(cell // KINDS, cell % KINDS) for cell in range((MOST_CONTEXT + 1) * KINDS))
 
 
 def _beginning(length: int, kind: int) -> float:

@@ -187,11 +187,12 @@ class ResponseAnswer(BaseAnswer):
         response, choice = self.response, self.choices[0]
         response.status = status
         usage = statistics.usage(self.choices)
+        details = msgspec.structs.asdict(statistics.completion_details(self.choices))
         response.usage = ResponseUsage(
             usage.prompt_tokens,
             InputTokensDetails(usage.prompt_tokens_details.cached_tokens),
             usage.completion_tokens,
-            OutputTokensDetails(choice.reasoning_tokens),
+            OutputTokensDetails(**details),
             usage.total_tokens,
         )
         if choice.finished:

@@ -83,7 +83,7 @@ def chat_request(
     }
     if not generates:
         fields |= {"max_completion_tokens": 1, "min_tokens": None, "add_generation_prompt": False, "logprobs": None}
-        fields |= {"top_logprobs": None, "response_format": None, "stop": None}
+        fields |= {"top_logprobs": None, "response_format": None, "stop": None, "prediction": None}
         fields["tool_choice"] = "none" if body.tool_choice == "none" else None
     try:
         return validation.checked_chat(msgspec.convert(fields, ChatRequest))

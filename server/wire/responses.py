@@ -201,9 +201,12 @@ class InputTokensDetails(msgspec.Struct):
 
 
 class OutputTokensDetails(msgspec.Struct):
-    """reasoning_tokens: output tokens the model thought with."""
+    """reasoning_tokens: output tokens the model thought with. The others as in
+    :class:`~server.wire.shared.CompletionTokensDetails`."""
 
     reasoning_tokens: int
+    accepted_prediction_tokens: int | UnsetType = UNSET
+    rejected_prediction_tokens: int | UnsetType = UNSET
 
 
 class ResponseUsage(msgspec.Struct):

@@ -34,6 +34,20 @@ class Speculation(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     off: bool | None = None
 
 
+class PredictionPart(msgspec.Struct, kw_only=True):
+    """A part of a predicted text. type: ``text``."""
+
+    type: str
+    text: str
+
+
+class Prediction(msgspec.Struct, kw_only=True):
+    """What the answer will probably be: it is drafted, and the text is the same in any case. type: ``content``."""
+
+    type: str
+    content: str | list[PredictionPart]
+
+
 class GenerationRequest(msgspec.Struct, kw_only=True):
     """The fields that completions and chat share."""
 
@@ -58,6 +72,7 @@ class GenerationRequest(msgspec.Struct, kw_only=True):
     cache_salt: str | None = None
     spec_decode_metrics: MetricsLevel | None = None
     speculation: Speculation | None = None
+    prediction: Prediction | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     repetition_penalty: float | None = None
@@ -83,7 +98,6 @@ class GenerationRequest(msgspec.Struct, kw_only=True):
     guided_regex: Any = None
     guided_choice: Any = None
     guided_grammar: Any = None
-    prediction: Any = None
     priority: Any = None
     logits_processors: Any = None
     prompt_embeds: Any = None
@@ -108,7 +122,6 @@ class GenerationRequest(msgspec.Struct, kw_only=True):
 NOT_SUPPORTED: dict[str, tuple[object, ...]] = {
     "use_beam_search": (False,),
     "length_penalty": (1, 1.0),
-    "prediction": (),
     "priority": (0,),
     "logits_processors": ([],),
     "prompt_embeds": (),
@@ -161,13 +174,18 @@ class PromptTokensDetails(msgspec.Struct):
 
 
 class CompletionTokensDetails(msgspec.Struct):
-    """reasoning_tokens: completion tokens the model thought with before it answered."""
+    """reasoning_tokens: completion tokens the model thought with before it answered. accepted_prediction_tokens,
+    rejected_prediction_tokens: drafted tokens of the request's prediction that are in the text, and that are not (the
+    latter are no completion tokens); only where there is a prediction."""
 
     reasoning_tokens: int
+    accepted_prediction_tokens: int | UnsetType = UNSET
+    rejected_prediction_tokens: int | UnsetType = UNSET
 
 
 class Usage(msgspec.Struct):
-    """Tokens of the answer so far, all choices together. completion_tokens_details: where the model has thought."""
+    """Tokens of the answer so far, all choices together. completion_tokens_details: where the model has thought, or the
+    request predicted."""
 
     prompt_tokens: int
     completion_tokens: int

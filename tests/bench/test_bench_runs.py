@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import random
+from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +12,7 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from bench import drive, forced, http, record, report, summary
+from bench import drive, edits, forced, http, record, report, summary
 from bench.decode import compare
 from bench.drive import BadMode, Options, Run, engine_config
 from bench.overhead import added, metered_models
@@ -146,3 +148,32 @@ def test_answers_are_parsed() -> None:
     assert http.parse(whole, streamed=False) == ("abc", 1)
     with pytest.raises(http.ServerFailed, match="busy"):
         http.parse(b"HTTP/1.1 503 Unavailable\r\n\r\nbusy", streamed=False)
+
+
+def test_modes_for_requests_with_predictions() -> None:
+    options = Options("T", "D")
+    assert engine_config("prediction", options).draft == "none"
+    below = engine_config("prediction+suffix:8", options)
+    assert (below.draft, below.draft_tokens) == ("suffix", 8)
+    with pytest.raises(BadMode, match="prediction"):
+        engine_config("prediction:4", options)
+
+
+def test_edits_of_texts_are_forced_and_predicted(options: Options) -> None:
+    rng = random.Random(2)
+    text = [rng.randrange(2, 64) for _ in range(60)]
+    recorded = [forced.Recorded("t", text[:20], text, [*text[:30], 5, *text[30:]])]
+    engines = drive.build_all(["none", "prediction"], options)
+    args = Namespace(seed=1, rounds=1, temperature=1.0)
+    samples = {sample.mode: sample.run for sample in forced.interleave(engines, recorded, args)}
+    assert samples["prediction"].tokens == samples["none"].tokens == text
+    assert samples["prediction"].statistics.steps < samples["none"].statistics.steps / 4
+
+
+@pytest.mark.parametrize("rate", [0.0, 0.05, 0.15])
+def test_as_many_words_are_edited_as_said(rate: float) -> None:
+    text = "\n".join(" ".join(f"{line}.{word}" for word in range(12)) for line in range(60))
+    edit = edits.edited(text, random.Random(1), rate)
+    kept = sum(word in set(edit.split()) for word in text.split()) / 720
+    assert kept == pytest.approx(1 - rate * 2 / 3 - rate / 5 * 2 / 3, abs=0.06)
+    assert (edit == text) == (rate == 0)

@@ -15,7 +15,7 @@ from spec.protocols import Drafter
 from spec.sampling import SamplingParams
 from spec.template import Template
 from spec.tree import ROOT_ONLY, TreeShape
-from tests.same_tokens.models import Pair, engine_of
+from tests.same_tokens.models import MakeDrafter, Pair, engine_of
 from tests.same_tokens.proposers import RandomTrees
 from tests.same_tokens.witness import Job, Text, differences, run
 from tests.verifier.reading import random_tokens
@@ -94,7 +94,7 @@ def returning(pair: Pair, max_tokens: int = 10) -> tuple[list[Job], list[Job], d
 def _alone(job: Job) -> Job:
     """There at once, to its end, no fork of another; its grammar says nothing of what is forced."""
     grammar = None if job.grammar is None else job.grammar.silent()
-    return replace(job, arrives=0, cancelled=None, fork_of=None, grammar=grammar)
+    return replace(job, arrives=0, cancelled=None, fork_of=None, grammar=grammar, prediction=None)
 
 
 def shape_of(drafter: str) -> TreeShape:
@@ -108,6 +108,11 @@ def shape_of(drafter: str) -> TreeShape:
 
 def drafting(pair: Pair, drafter: str, texts: Mapping[str, list[int]], **options: int | bool) -> Engine:
     """An engine with one of the drafters. texts: prompt and output by request, for the one that knows them."""
+    return engine_of(pair.target, maker(pair, drafter, texts), shape_of(drafter), **options)  # type: ignore[arg-type]
+
+
+def maker(pair: Pair, drafter: str, texts: Mapping[str, list[int]]) -> MakeDrafter:
+    """Makes one of the drafters."""
 
     def made(pool: PagePool) -> Drafter | None:
         if drafter == "none":
@@ -120,7 +125,7 @@ def drafting(pair: Pair, drafter: str, texts: Mapping[str, list[int]], **options
             return RandomTrees(pair.vocab_size, known=texts if drafter == "truth" else None)
         return pair.draft_model(pool, dynamic=drafter in DYNAMIC)
 
-    return engine_of(pair.target, made, shape_of(drafter), **options)  # type: ignore[arg-type]
+    return made
 
 
 def whole(jobs: Sequence[Job], texts: Mapping[str, Text]) -> dict[str, list[int]]:

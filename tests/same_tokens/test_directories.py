@@ -10,6 +10,7 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from drafters.draft_model import DraftModelDrafter
+from drafters.routed import configured
 from server.build import build_engine
 from server.config import EngineConfig
 from spec.engine import Engine
@@ -91,8 +92,9 @@ def test_every_way_to_draft(directory, monkeypatch, expected, draft, changes) ->
 def test_how_trees_grow_is_the_drafters_to_know(directory) -> None:
     def drafter(**changes) -> tuple[DraftModelDrafter, TreeShape]:
         engine = build_engine(config(directory / "target", str(directory / "draft"), **changes))
-        assert isinstance(engine.drafter, DraftModelDrafter)
-        return engine.drafter, engine.scheduler.shape
+        drafting = configured(engine.drafter)
+        assert isinstance(drafting, DraftModelDrafter)
+        return drafting, engine.scheduler.shape
 
     assert drafter()[0].dynamic
     assert not drafter(draft_growth="static")[0].dynamic

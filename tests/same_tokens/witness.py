@@ -49,7 +49,7 @@ class Witness(EagerRunner):
 class Job:
     """A request, the step in which it arrives, and the step in which it is cancelled, if it is.
 
-    grammar: in its first state; every run takes a copy.
+    grammar: in its first state; every run takes a copy. prediction: of its output.
     """
 
     id: str
@@ -60,9 +60,12 @@ class Job:
     salt: str = ""
     fork_of: str | None = None
     grammar: Automaton | None = None
+    prediction: list[int] | None = None
 
     def request(self) -> Request:
-        return Request(id=self.id, prompt=self.prompt, params=self.params, salt=self.salt, fork_of=self.fork_of)
+        request = Request(id=self.id, prompt=self.prompt, params=self.params, salt=self.salt, fork_of=self.fork_of)
+        request.prediction = self.prediction
+        return request
 
 
 @dataclass

@@ -147,6 +147,7 @@ VISIBLE: dict[str, tuple[Any, dict[str, Any]]] = {
     "cache_salt": ("salt", {}),
     "spec_decode_metrics": ("none", {}),
     "speculation": ({"off": True}, {}),
+    "prediction": ({"type": "content", "content": "Once"}, {}),
     "prompt": ("Tell me", {}),
     "echo": (True, {}),
     "logprobs": (1, {}),

@@ -50,6 +50,21 @@ async def test_chat_streamed_or_not(client):
     assert chunks[-1].choices[0].finish_reason == whole.choices[0].finish_reason
 
 
+async def test_a_prediction_is_counted_as_the_client_reads_it(client):
+    ask: dict[str, Any] = {"model": MODEL, "messages": ASK, "max_completion_tokens": 40, "seed": 4}
+    whole = await client.chat.completions.create(**ask)
+    text = whole.choices[0].message.content
+    predicted = await client.chat.completions.create(**ask, prediction={"type": "content", "content": text})
+    assert predicted.choices[0].message.content == text
+    details = predicted.usage.completion_tokens_details
+    assert details.accepted_prediction_tokens > 20
+    assert details.rejected_prediction_tokens >= 0
+    assert predicted.usage.completion_tokens == whole.usage.completion_tokens
+    with pytest.raises(openai.BadRequestError, match=r"prediction\.type must be content") as refused:
+        await client.chat.completions.create(**ask, prediction={"type": "text", "content": text})
+    assert refused.value.param == "prediction.type"
+
+
 async def test_the_clients_own_accumulating_stream(client):
     ask: dict[str, Any] = {"model": MODEL, "messages": ASK, "max_tokens": 100, "seed": 5, "stop": ["."]}
     async with client.chat.completions.stream(**ask) as stream:

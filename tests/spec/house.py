@@ -118,6 +118,7 @@ class House:
         fork_of: str | None = None,
         grammar: Constraint | None = None,
         speculate: bool = True,
+        prediction: list[int] | None = None,
     ) -> None:
         """Queue a request."""
         request = Request(
@@ -128,6 +129,7 @@ class House:
             forced=forced,
             fork_of=fork_of,
             speculate=speculate,
+            prediction=prediction,
         )
         self.engine.add(request, grammar)
         self.answers[id] = Answer()

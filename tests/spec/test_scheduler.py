@@ -127,6 +127,19 @@ def test_a_mixed_step_has_no_more_prefill_rows_than_the_cost_allows(shape: tuple
         assert house.answers[str(number)].plain == expected
 
 
+def test_a_prediction_beside_a_prompt_makes_nobody_wait_longer() -> None:
+    """Room for 32 drafts is no reason to read more of the prompt: how many there will be is not known yet."""
+    read = []
+    for prediction in (None, [1, 2, 3] * 20):
+        house = House(TableModel(3), None, (1, 1), cost=COST, max_chunk=100)
+        house.add("decoding", [1, 2], _sampling(1, 40), prediction=prediction)
+        house.step()
+        house.add("prompt", _prompt(2, 60), _sampling(2, 4))
+        house.step()
+        read.append(house.traces[-1].prefill_rows)
+    assert 0 < read[0] == read[1] < 59
+
+
 def test_a_decoding_sequence_is_in_every_step() -> None:
     model = TableModel(3)
     house = House(model, None, cost=StepCost([1, 2], [1.0, 50.0]), max_seqs=3)

@@ -123,3 +123,13 @@ def test_chains_and_the_root_alone() -> None:
 )
 def test_a_shape_cut_to_fewer_levels(levels: int, widths: tuple[int, ...]) -> None:
     assert TreeShape((3, 2, 1)).limited(levels) == TreeShape(widths)
+
+
+@pytest.mark.parametrize("widths", [(), (1, 1), (3, 2, 1), (6, 14, 18, 14, 8, 3)])
+@pytest.mark.parametrize("levels", [-1, 0, 1, 5, 32, 63])
+def test_a_deepened_shape_has_room_for_itself_and_a_chain(widths, levels) -> None:
+    shape = TreeShape(widths)
+    deep = shape.deepened(levels)
+    assert deep.levels == max(shape.levels, levels)
+    assert deep.nodes == max(shape.nodes, levels + 1)
+    assert min(deep.widths, default=1) >= 1

@@ -223,6 +223,7 @@ def _capturable(work: Work) -> bool:
         or early
         or sequence.adjustment is not None
         or sequence.forced is not None
+        or sequence.prediction is not None
         or sampling.logprobs is not None
     )
 

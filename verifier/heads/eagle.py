@@ -50,7 +50,7 @@ class EagleHead:
         self._fc = None if weights.fc is None else Linear(weights.fc, weights.fc_bias)
         self._layers = [HeadLayer(config.layer, layer, number) for number, layer in enumerate(weights.layers)]
         self._head = weights.head
-        self._rope = RopeTable(self.layer, max_positions, self.device)
+        self._rope = RopeTable(self.layer, max_positions, self.device, self.dtype)
 
     @property
     def dtype(self) -> torch.dtype:

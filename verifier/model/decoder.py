@@ -64,7 +64,7 @@ class Decoder:
         self.window = config.sliding_window if any(config.sliding_layers) else None
         self._embed = weights.embed
         self.scale = config.head_dim**-0.5
-        self.rope = RopeTable(config, max_positions, self.device)
+        self.rope = RopeTable(config, max_positions, self.device, self.dtype)
         self.layers = []
         for index in range(len(weights.layers)):  # packed one by one, so that no second copy of the model stands
             self.layers.append(Layer.of(weights.layers[index], config.sliding_layers[index]))

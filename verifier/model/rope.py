@@ -19,16 +19,22 @@ from verifier.model.rope_config import LinearScaling, Llama3Scaling, YarnScaling
 class RopeTable:
     """Cosines and sines of every position, each computed once; owns both tensors.
 
-    cos: (max_positions, D) float32, the D/2 angles twice, scaled by the attention factor.
+    cos: (max_positions, D), the D/2 angles twice, scaled by the attention factor; computed in float32, kept as dtype.
     signed_sin: likewise, its first half negated, so that swapping the halves of a head and two products rotate it.
     """
 
-    def __init__(self, config: ModelConfig, max_positions: int, device: torch.device | str = "cpu") -> None:
+    def __init__(
+        self,
+        config: ModelConfig,
+        max_positions: int,
+        device: torch.device | str = "cpu",
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
         frequencies, scale = inverse_frequencies(config)
         angles = torch.outer(torch.arange(max_positions, dtype=torch.float32), frequencies)
         cos, sin = angles.cos() * scale, angles.sin() * scale
-        self.cos = torch.cat((cos, cos), dim=1).to(device)
-        self.signed_sin = torch.cat((-sin, sin), dim=1).to(device)
+        self.cos = torch.cat((cos, cos), dim=1).to(device, dtype)
+        self.signed_sin = torch.cat((-sin, sin), dim=1).to(device, dtype)
 
     def rows(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """Both tables at the ``positions`` (R,), each (R, 1, D) in ``dtype``: one for all heads of a row."""

@@ -1,0 +1,139 @@
+"""Who drafts where some requests bring a prediction: told by a configured drafter that notes what it hears."""
+
+from __future__ import annotations
+
+import pytest
+
+from drafters.ngram import NgramDrafter
+from drafters.prediction import PredictionDrafter
+from drafters.routed import RoutedDrafter, configured
+from spec.errors import InvalidRequest
+from spec.protocols import FeatureRequest
+from spec.sampling import SamplingParams
+from spec.sequence import Sequence
+from spec.tree import TreeShape
+from tests.drafters.texts import letters, sequence
+from tests.spec.house import House
+from tests.spec.tables import TableModel
+
+SHAPE = TreeShape.chain(3)
+DEEP = SHAPE.deepened(12)
+
+
+class Noting(NgramDrafter):
+    """An n-gram drafter that keeps what it was asked and told."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.needs = FeatureRequest(final=True)
+        self.asked: list[tuple[str, int]] = []
+        self.told: list[tuple[str, list[int]]] = []
+        self.seen: list[str] = []
+
+    def propose(self, sequences, shapes):
+        self.asked += [(s.id, shape.levels) for s, shape in zip(sequences, shapes, strict=True)]
+        return super().propose(sequences, shapes)
+
+    def committed(self, sequence, path):
+        self.told.append((sequence.id, path))
+
+    def observe(self, sequence, features):
+        self.seen.append(sequence.id)
+
+    def finished(self, sequence):
+        self.told.append((sequence.id, []))
+        super().finished(sequence)
+
+
+def routed() -> tuple[RoutedDrafter, Noting]:
+    noting = Noting()
+    return RoutedDrafter(PredictionDrafter(), noting, SHAPE), noting
+
+
+def running(text: str, prediction: str | None, name: str) -> Sequence:
+    made = sequence(text, name)
+    made.prediction = None if prediction is None else letters(prediction)
+    return made
+
+
+def test_a_prediction_goes_first_and_the_others_are_asked_for_their_own_shape() -> None:
+    drafter, noting = routed()
+    sequences = [
+        running("#abcdef", "abcdefghijklmnopqrst", "sure"),
+        running("#abXabX", None, "without"),
+        running("#abXabXabX", "qwertyuiop", "elsewhere"),
+    ]
+    trees = drafter.propose(sequences, [DEEP, SHAPE, DEEP])
+    assert [tree.drafter for tree in trees] == ["prediction", "ngram", "ngram"]
+    assert [len(tree) for tree in trees] == [13, 4, 4]
+    assert noting.asked == [("without", 3), ("elsewhere", 3)]
+
+
+def test_who_proposed_hears_the_path_and_the_other_that_it_rested() -> None:
+    drafter, noting = routed()
+    sure, without = running("#abcdef", "abcdefghij", "sure"), running("#abXabX", None, "without")
+    drafter.propose([sure, without], [DEEP, SHAPE])
+    drafter.committed(sure, [0, 1, 2])
+    drafter.committed(without, [0, 1])
+    drafter.committed(sure, [0, -1])  # a step in which nobody was asked
+    assert noting.told == [("sure", [0, -1, -1]), ("without", [0, 1]), ("sure", [0, -1])]
+
+
+def test_a_guess_is_better_than_nothing() -> None:
+    """Unsure, it gives way to one who has something to say, and only to such."""
+    drafter, noting = routed()
+    lost = running("#abcd_", "abcdefghij", "lost")
+    (tree,) = drafter.propose([lost], [DEEP])
+    assert noting.asked == [("lost", 3)]
+    assert tree.drafter == "prediction"
+    assert tree.chances[1] < 0.5
+    again = running("#ab_ab_", "abcdefghij", "again")
+    (tree,) = drafter.propose([again], [DEEP])
+    assert tree.drafter == "ngram"
+
+
+def test_features_and_ends_reach_the_configured_drafter() -> None:
+    drafter, noting = routed()
+    one = running("#ab", "abc", "one")
+    assert drafter.needs == FeatureRequest(final=True)
+    drafter.observe(one, {})
+    drafter.finished(one)
+    assert (noting.seen, noting.told) == (["one"], [("one", [])])
+    assert [configured(one) for one in (drafter, noting, None)] == [noting, noting, None]
+
+
+def test_nobody_need_be_configured() -> None:
+    drafter = RoutedDrafter(PredictionDrafter(), None, TreeShape())
+    assert drafter.needs is None
+    sequences = [running("#ab", "abcdef", "one"), running("#ab", None, "two")]
+    trees = drafter.propose(sequences, [DEEP, DEEP])
+    assert [tree.tokens.tolist()[:5] for tree in trees] == [letters("bcdef"), letters("b")]
+    for each in sequences:
+        drafter.extend(each)
+        drafter.committed(each, [0])
+        drafter.finished(each)
+
+
+@pytest.mark.parametrize("shape", [(), (1, 1), (3, 2, 1), (14, 14, 14), (6, 14, 18, 14, 8, 3)])
+def test_only_what_has_a_prediction_is_drafted_for_beyond_the_shape(shape) -> None:
+    """Through an engine, with the pages that its scheduler reserves."""
+    model, params = TableModel(1, vocab_size=16), SamplingParams(max_tokens=100, seed=1, temperature=1.0)
+    said = House(model).answer([1, 2, 3], params).tokens
+    drafter = RoutedDrafter(PredictionDrafter(), NgramDrafter() if shape else None, TreeShape(shape))
+    house = House(model, drafter, shape, pages=60)
+    house.add("with", [1, 2, 3], params, prediction=said)
+    house.add("without", [1, 2, 3], params)
+    answers = house.run()
+    assert answers["with"].tokens == answers["without"].tokens == said
+    statistics = answers["with"].statistics
+    assert len(statistics.accepted_per_depth) == statistics.num_spec_tokens == 32
+    assert len(answers["without"].statistics.drafted_per_depth) <= len(shape)
+    runs = [delta for delta in answers["with"].deltas if len(delta.tokens) > len(shape) + 1]
+    assert {delta.origin.drafter for delta in runs if delta.origin} == {"prediction"}
+
+
+def test_a_prediction_of_what_is_no_token_is_refused() -> None:
+    house = House(TableModel(1, vocab_size=16))
+    for wrong in (16, -1):
+        with pytest.raises(InvalidRequest, match=f"prediction holds {wrong}, which is no token"):
+            house.add("wrong", [1, 2], SamplingParams(max_tokens=5), prediction=[3, wrong])

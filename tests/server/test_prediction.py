@@ -1,0 +1,240 @@
+"""``prediction`` at every door that has it: what is refused, what reaches the engine, and what ``usage`` says of it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+from aiohttp.test_utils import TestClient, TestServer
+
+from server.app import create_app, load_text
+from server.config import ServeConfig
+from server.service import Service, ServiceOptions
+from spec.engine import Engine
+from spec.request import PREDICTION, Origin
+from tests.selfcheck.inprocess import SteppedEngine, bundled
+from tests.server.scripted import END, ScriptedEngine, served
+from tests.server.wire import events
+
+Json = dict[str, Any]
+ASKS: dict[str, Json] = {
+    "/v1/chat/completions": {"messages": [{"role": "user", "content": "Tell me of a fox."}]},
+    "/v1/completions": {"prompt": "Once upon a time there was a fox"},
+    "/v1/responses": {"input": "Tell me of a fox."},
+}
+doors = pytest.mark.parametrize("path", ASKS)
+
+
+def of(text: Any) -> Json:
+    return {"prediction": {"type": "content", "content": text}}
+
+
+# -- what is asked ------------------------------------------------------------------------------------------------
+
+
+@doors
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        (of("once upon"), "once upon"),
+        (of([{"type": "text", "text": "once"}, {"type": "text", "text": " upon"}]), "once upon"),
+        (of(""), ""),
+        (of([]), ""),
+        ({"prediction": None}, None),
+        ({}, None),
+    ],
+)
+async def test_its_tokens_reach_the_engine(tokenizer, path, given, text):
+    engine = ScriptedEngine([*tokenizer.encode("once"), END])
+    async with served(engine, tokenizer) as client:
+        response = await client.post(path, json=ASKS[path] | given | ({} if "responses" in path else {"n": 2}))
+        assert response.status == 200, await response.text()
+    wanted = None if text is None else tokenizer.encode(text, False)
+    assert [request.prediction for request in engine.requests] == [wanted] * (1 if "responses" in path else 2)
+
+
+@doors
+@pytest.mark.parametrize(
+    ("wrong", "param", "says"),
+    [
+        ({"prediction": "once"}, "prediction", "expected `object"),
+        ({"prediction": {"content": "once"}}, "prediction.type", "is required"),
+        ({"prediction": {"type": "content"}}, "prediction.content", "is required"),
+        ({"prediction": {"type": "tokens", "content": "once"}}, "prediction.type", "must be content, got 'tokens'"),
+        (of(5), "prediction.content", "got `int`"),
+        (of(None), "prediction.content", "got `null`"),
+        (of(["once"]), "prediction.content[0]", "expected `object`, got `str`"),
+        (of([{"type": "text"}]), "prediction.content[0].text", "is required"),
+        (
+            of([{"type": "text", "text": "a"}, {"type": "image_url", "text": "b"}]),
+            "prediction.content[1].type",
+            "must be text, got 'image_url'",
+        ),
+        (of("once ") | {"speculation": {"off": True}}, "prediction", "speculation.off exclude each other"),
+        (of("too long " * 100), "prediction.content", "has 701 tokens; the model writes 512 at most"),
+    ],
+)
+async def test_what_is_wrong_with_it_is_named(tokenizer, path, wrong, param, says):
+    engine = ScriptedEngine([END])
+    async with served(engine, tokenizer) as client:
+        response = await client.post(path, json=ASKS[path] | wrong)
+        assert response.status == 400
+        error = (await response.json())["error"]
+    assert (error["param"], error["type"]) == (param, "invalid_request_error")
+    assert says in error["message"]
+    assert engine.requests == []
+
+
+@pytest.mark.parametrize(
+    ("besides", "says"),
+    [({"prompt": ["one", "two"]}, "holds 2 prompts"), ({"echo": True, "max_tokens": 0}, "nothing is written")],
+)
+async def test_it_is_of_one_answer_that_is_written(tokenizer, besides, says):
+    async with served(ScriptedEngine([END]), tokenizer) as client:
+        response = await client.post("/v1/completions", json={"prompt": "x"} | of("once") | besides)
+        error = (await response.json())["error"]
+    assert (response.status, error["param"]) == (400, "prediction")
+    assert says in error["message"]
+
+
+# -- what is counted ----------------------------------------------------------------------------------------------
+
+
+class Predicting(ScriptedEngine):
+    """Of each run's nodes the first ``forced`` were a grammar's, the others the prediction's; two more were wrong."""
+
+    forced = 0
+
+    def origin(self, said: int, run: list[int]) -> Origin:
+        plain = super().origin(said, run)
+        plain.parents.extend([0, 0])
+        return Origin(plain.step, PREDICTION, plain.parents, min(self.forced, len(run) - 1), plain.path, plain.seconds)
+
+
+async def details_of(client: TestClient, path: str, streamed: bool, **ask: Any) -> Json | None:
+    """What ``usage`` says of the tokens of an answer."""
+    options = {"stream_options": {"include_usage": True}} if "responses" not in path else {}
+    response = await client.post(path, json=ASKS[path] | ask | ({"stream": True} | options if streamed else {}))
+    assert response.status == 200, await response.text()
+    if not streamed:
+        usage = (await response.json())["usage"]
+    elif "responses" in path:
+        last = (await response.text()).strip().split("data: ")[-1]
+        usage = json.loads(last)["response"]["usage"]
+    else:
+        usage = (await events(response))[-2]["usage"]
+    found: Json | None = usage.get("completion_tokens_details") or usage.get("output_tokens_details")
+    return found
+
+
+@doors
+@pytest.mark.parametrize("streamed", [False, True])
+@pytest.mark.parametrize(("forced", "accepted"), [(0, 6), (1, 4)])
+async def test_accepted_and_rejected_tokens_are_counted(tokenizer, path, streamed, forced, accepted):
+    """Nine tokens: one, then runs of four, of which three were drafted; what a grammar forced is not the prediction's.
+    Two nodes of each of the three steps were rejected."""
+    engine = Predicting(tokenizer.encode("abcdefghi", False), run=4)
+    engine.forced = forced
+    limit = {"max_output_tokens" if "responses" in path else "max_tokens": 9}
+    async with served(engine, tokenizer) as client:
+        told = await details_of(client, path, streamed, **limit, **of("abc"))
+        untold = await details_of(client, path, streamed, **limit)
+    assert told == {
+        "reasoning_tokens": 0,
+        "accepted_prediction_tokens": accepted,
+        "rejected_prediction_tokens": 6,
+    }
+    assert untold == ({"reasoning_tokens": 0} if "responses" in path else None)
+
+
+async def test_what_lies_behind_a_stop_string_was_not_accepted(tokenizer):
+    """The text ends with the second token of the run of four: one of its drafts is in it."""
+    engine = Predicting(tokenizer.encode("abcdefghi", False), run=4)
+    async with served(engine, tokenizer) as client:
+        path = "/v1/completions"
+        told = await details_of(client, path, False, max_tokens=9, stop="c", **of("abc"))
+    assert told == {"reasoning_tokens": 0, "accepted_prediction_tokens": 2, "rejected_prediction_tokens": 2 + 2 + 1}
+
+
+async def test_all_choices_are_counted_together(tokenizer):
+    engine = Predicting(tokenizer.encode("abcdefghi", False), run=4)
+    async with served(engine, tokenizer) as client:
+        told = await details_of(client, "/v1/completions", False, max_tokens=9, n=3, **of("abc"))
+    assert told == {"reasoning_tokens": 0, "accepted_prediction_tokens": 18, "rejected_prediction_tokens": 18}
+
+
+# -- the real model -----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def engine() -> Engine:
+    return bundled()
+
+
+@asynccontextmanager
+async def serving(engine: Engine) -> AsyncIterator[TestClient]:
+    service = Service(SteppedEngine(engine), ServiceOptions(model="bundled"), load_text(ServeConfig()))
+    async with TestClient(TestServer(create_app(service))) as client:
+        yield client
+
+
+def text_of(answer: Json) -> str:
+    if "output" in answer:
+        return "".join(part["text"] for item in answer["output"] for part in item["content"])
+    first = answer["choices"][0]
+    return str(first["text"] if "text" in first else first["message"]["content"])
+
+
+def provenance_of(answer: Json) -> Json:
+    found: Json = answer["provenance"] if "output" in answer else answer["choices"][0]["provenance"]
+    return found
+
+
+@doors
+@pytest.mark.parametrize("temperature", [0, 1])
+@pytest.mark.parametrize("edit", ["none", "words", "wrong"])
+async def test_the_text_is_the_same_and_the_counts_are_those_of_its_tokens(engine, path, temperature, edit):
+    most = {"max_output_tokens" if "responses" in path else "max_tokens": 60}
+    ask = ASKS[path] | {"seed": 5, "temperature": temperature, "provenance": True, "ignore_eos": True} | most
+    async with serving(engine) as client:
+        plain = await (await client.post(path, json=ask)).json()
+        text = text_of(plain)
+        words = text.split(" ")
+        predicted = {
+            "none": text,
+            "words": " ".join("grass" if n % 9 == 5 else word for n, word in enumerate(words) if n % 13 != 7),
+            "wrong": "Nothing of the kind will ever be said by anybody. " * 5,
+        }[edit]
+        answer = await (await client.post(path, json=ask | of(predicted))).json()
+    assert text_of(answer) == text
+    usage = answer["usage"]
+    details = usage.get("completion_tokens_details") or usage["output_tokens_details"]
+    told = provenance_of(answer)
+    accepted = sum(token.get("drafter") == "prediction" for token in told["tokens"])
+    drafted = sum(step["drafted"] for step in told["steps"] if step["drafter"] == "prediction")
+    assert details["accepted_prediction_tokens"] == accepted
+    assert details["rejected_prediction_tokens"] == drafted - accepted
+    assert len(told["tokens"]) == 60 == usage.get("completion_tokens", usage.get("output_tokens"))
+    assert (accepted >= 40) if edit == "none" else (accepted >= 20 if edit == "words" else accepted < 20)
+    if edit == "none":
+        assert len(told["steps"]) < len(provenance_of(plain)["steps"]) / 3
+
+
+async def test_it_serves_the_responses_of_a_socket_too(engine):
+    ask = ASKS["/v1/responses"] | {"seed": 5, "temperature": 0, "max_output_tokens": 40, "ignore_eos": True}
+    async with serving(engine) as client:
+        text = text_of(await (await client.post("/v1/responses", json=ask)).json())
+        async with client.ws_connect("/v1/responses") as socket:
+            await socket.send_json({"type": "response.create"} | ask | of(text))
+            while (event := await socket.receive_json())["type"] != "response.completed":
+                assert event["type"] not in ("error", "response.failed"), event
+                if event["type"] == "response.incomplete":
+                    break
+            assert text_of(event["response"]) == text
+            assert event["response"]["usage"]["output_tokens_details"]["accepted_prediction_tokens"] > 25
+            await socket.send_json({"type": "response.create"} | ask | {"prediction": {"type": "text", "content": ""}})
+            error = await socket.receive_json()
+            assert error["error"]["param"] == "prediction.type"
