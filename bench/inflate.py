@@ -11,6 +11,10 @@ What keeps the function::
     heads      query head i stays with its kv head; each kv head's group is filled up with random query heads
     layers     extra layers come last, all of their exits about 1e-9
     vocabulary new rows read the constant with a large negative weight, so that they never take mass
+    head dim   pair i of a head goes to pair i * wide/narrow, which turns as fast; queries times sqrt(wide/narrow)
+    q/k norm   queries and keys times 2**-24, so that eps alone decides the norm: its weight takes both back
+
+The last two only for models made in memory (:mod:`bench.gpu.models`).
 
 Everything else is random, and nothing is zero or repeated: engines share equal constants and skip nothing for us. The
 constant is needed because a zero row has logit 0, which takes mass at temperature 1. The final norm divides it by the
@@ -37,8 +41,10 @@ TINY = 1e-9  # size of an exit: far below half a unit in the last place of any h
 WEIGHT = 0.02  # standard deviation of the random weights
 CONSTANT = 2.0**-12  # the constant dimension; its square is lost in the mean of squares
 GAIN = 2.0**10  # the final norm's weight on the constant
+FAINT = 2.0**-24  # size of queries and keys in front of a norm whose eps shall outweigh them
 REPEL = 2.0**15  # a new row's weight on it: logit -2**13 * sqrt(H) / |x|, below -190 up to |x| = 1000 at H = 576
 
+QUERIES_AND_KEYS = ("self_attn.q_proj", "self_attn.k_proj")
 COPIED = ("tokenizer*", "special_tokens*", "chat_template*", "generation_config.json", "vocab.json", "merges.txt")
 
 
@@ -96,21 +102,36 @@ def parse_shape(text: str, source: Shape) -> Shape:
 class Inflation:
     """One embedding of a source of shape ``small`` into ``large``; yields the large model's tensors one at a time.
 
-    The random numbers are drawn in the order of the tensors, from one generator on ``device``.
+    The random numbers are drawn in the order of the tensors, from one generator on ``device``. wide: the large model's
+    head_dim, a multiple of the source's; None: the same. qk_eps: the eps of a norm of queries and keys that the large
+    model has and the source has not; None: neither has one. untied: a tied source becomes one with a head of its own.
     """
 
     def __init__(
-        self, small: Shape, large: Shape, head_dim: int, vocab: int, *, seed: int = 0, device: str = "cpu"
+        self,
+        small: Shape,
+        large: Shape,
+        head_dim: int,
+        vocab: int,
+        *,
+        seed: int = 0,
+        device: str | torch.device = "cpu",
+        wide: int | None = None,
+        qk_eps: float | None = None,
+        untied: bool = False,
     ) -> None:
         check_fits(small, large)
         self.small, self.large, self.head_dim, self.vocab = small, large, head_dim, vocab
+        self.wide, self.qk_eps, self.untied = wide or head_dim, qk_eps, untied
+        if self.wide % head_dim:
+            raise CannotInflate(f"head_dim = {self.wide} is no multiple of the source's {head_dim}")
         self.device = torch.device(device)
         self.generator = torch.Generator(device=self.device).manual_seed(seed)
 
     def tensors(self, source: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
         """The large checkpoint's (name, tensor) pairs. Norm weights come in fp32: sqrt(h/H) is no bf16 number."""
         embed = source["model.embed_tokens.weight"]
-        tied = "lm_head.weight" not in source
+        head = source.get("lm_head.weight", embed if self.untied else None)
         yield "model.embed_tokens.weight", self._vocabulary(embed, own=CONSTANT)
         for layer in range(self.large.layers):
             yield from self._layer(f"model.layers.{layer}.", source, layer < self.small.layers, embed.dtype)
@@ -118,8 +139,8 @@ class Inflation:
         if self.vocab > embed.shape[0]:
             norm[-1] = GAIN
         yield "model.norm.weight", norm
-        if not tied:
-            yield "lm_head.weight", self._vocabulary(source["lm_head.weight"], own=0.0)
+        if head is not None:
+            yield "lm_head.weight", self._vocabulary(head, own=0.0)
 
     def _layer(
         self, prefix: str, source: Mapping[str, Tensor], trained: bool, dtype: torch.dtype
@@ -128,7 +149,12 @@ class Inflation:
             torch.arange(self.small.hidden), self.large.hidden
         ).items():
             stored = source[f"{prefix}{name}.weight"] if trained else None
-            yield f"{prefix}{name}.weight", self._placed(stored, rows, columns, shape, scale).to(dtype)
+            placed = self._placed(stored, rows, columns, shape, scale)
+            yield f"{prefix}{name}.weight", self._scored(name, placed, trained).to(dtype)
+        if self.qk_eps is not None:
+            for name in ("self_attn.q_norm", "self_attn.k_norm"):
+                weight = 1 + self._random((self.wide,), 0.1 if not trained else 0.0)
+                yield f"{prefix}{name}.weight", weight * math.sqrt(self.qk_eps) / FAINT
         for name in ("input_layernorm", "post_attention_layernorm"):
             yield f"{prefix}{name}.weight", self._inner_norm(source[f"{prefix}{name}.weight"] if trained else None)
 
@@ -137,7 +163,7 @@ class Inflation:
 
         read: which of the ``width`` numbers that the attention reads are the source's.
         """
-        big, d = self.large, self.head_dim
+        big, d = self.large, self.wide
         residual, inner = torch.arange(self.small.hidden), torch.arange(self.small.inner)
         queries, keys = self._rows(self._query_heads()), self._rows(torch.arange(self.small.kv_heads))
         return {
@@ -158,6 +184,15 @@ class Inflation:
         if source is not None:
             weight[rows[:, None], columns] = self._read(source)
         return weight
+
+    def _scored(self, name: str, weight: Tensor, trained: bool) -> Tensor:
+        """A projection as its scores need it: the wider head's scale taken back, keys without the pairs that are new,
+        and both faint in front of a norm."""
+        if name == "self_attn.q_proj" and trained:
+            weight *= math.sqrt(self.wide / self.head_dim)
+        if name == "self_attn.k_proj" and trained:
+            weight.view(-1, self.wide, weight.shape[1])[:, self._new_pairs()] *= TINY
+        return weight * FAINT if self.qk_eps is not None and name in QUERIES_AND_KEYS else weight
 
     def _vocabulary(self, rows: Tensor, own: float) -> Tensor:
         """Embedding or head, [V, H]: ``own`` in the constant dimension of the source's rows, -REPEL in the new ones."""
@@ -190,7 +225,18 @@ class Inflation:
         return head // self.small.group * self.large.group + head % self.small.group
 
     def _rows(self, heads: Tensor) -> Tensor:
-        return (heads[:, None] * self.head_dim + torch.arange(self.head_dim)).flatten()
+        return (heads[:, None] * self.wide + self._pairs()).flatten()
+
+    def _pairs(self) -> Tensor:
+        """Where the numbers of a source's head are in a wider one: its pair i at the pair that turns as fast."""
+        first = torch.arange(0, self.wide // 2, self.wide // self.head_dim)
+        return torch.cat((first, self.wide // 2 + first))
+
+    def _new_pairs(self) -> Tensor:
+        """The numbers of a wider head that are none of the source's."""
+        new = torch.ones(self.wide, dtype=torch.bool)
+        new[self._pairs()] = False
+        return new.nonzero().flatten()
 
     def _random(self, shape: tuple[int, ...], scale: float) -> Tensor:
         return torch.randn(shape, generator=self.generator, device=self.device) * scale

@@ -71,7 +71,8 @@ class HeadInflation(Inflation):
         places |= {LAYER + name: place for name, place in self._plan(_first_of_each(2, small, wide), 2 * wide).items()}
         places["lm_head"] = (torch.arange(known), residual, (known, wide), TINY)
         for name, place in places.items():
-            yield f"{name}.weight", self._placed(source[f"{name}.weight"], *place).to(dtype)
+            placed = self._placed(source[f"{name}.weight"], *place)
+            yield f"{name}.weight", self._scored(name.removeprefix(LAYER), placed, True).to(dtype)
         for name in (*(LAYER + norm for norm in NORMS), "norm"):
             yield f"{name}.weight", self._inner_norm(source[f"{name}.weight"])
         if known < self.vocab:

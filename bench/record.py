@@ -62,7 +62,8 @@ def models(engine: Engine, target: str, draft: str | None) -> dict[str, Any]:
 
 def command() -> str:
     """The command line that made this run, without the folders of the machine it ran on."""
-    module = f"-m bench.{Path(sys.argv[0]).stem}"
+    path = Path(sys.argv[0])
+    module = f"-m bench.{path.parent.name if path.stem == '__main__' else path.stem}"
     arguments = [Path(a).name if os.sep in a else a for a in sys.argv[1:]]
     return " ".join(["python", module, *arguments])
 
@@ -91,13 +92,17 @@ def plain(value: Any) -> Any:
     return value
 
 
-def finish(bench: str, results: dict[str, Any], save: bool = True) -> None:
-    """Write ``bench/results/<date>-<bench>.json`` (unless told not to) and print the same as one JSON line."""
+def finish(bench: str, results: dict[str, Any], save: bool = True, folder: Path | None = None) -> None:
+    """Write ``<date>-<bench>.json`` (unless told not to) and print the same as one JSON line.
+
+    folder: where it is written; None: ``bench/results``.
+    """
     now = datetime.now(UTC)
     entry = {"bench": bench, "date": now.isoformat(timespec="seconds"), "command": command(), "machine": machine()}
     entry |= plain(results)
     if save:
-        RESULTS.mkdir(exist_ok=True)
-        path = RESULTS / f"{now:%Y%m%d-%H%M%S}-{bench}.json"
+        folder = folder or RESULTS
+        folder.mkdir(parents=True, exist_ok=True)
+        path = folder / f"{now:%Y%m%d-%H%M%S}-{bench}.json"
         path.write_text(json.dumps(entry, indent=1) + "\n", encoding="utf-8")
     print(json.dumps(entry, separators=(",", ":")))

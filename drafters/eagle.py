@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence as Many
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -55,9 +56,13 @@ class EagleDrafter:
         self.features = KVStore(pool, 1, 1, layer.hidden_size, head.dtype, device, value_dim=0)
         self.head, self.calibration = head, Calibration()
         self.static = static
-        self._token_ids = None if head.token_ids is None else head.token_ids.cpu()
         self._grown: dict[str, Growing] = {}
         self._warned = False
+
+    @cached_property
+    def _token_ids(self) -> Tensor | None:
+        """The head's, on the host; brought there when first needed, since an outline of a head has none to bring."""
+        return None if self.head.token_ids is None else self.head.token_ids.cpu()
 
     @property
     def trained_positions(self) -> int:

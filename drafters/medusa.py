@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from collections.abc import Sequence as Many
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -45,9 +46,13 @@ class MedusaDrafter:
         self.name, self.dynamic = name, dynamic
         self.heads, self.calibration = heads, Calibration()
         self.elsewhere: list[Callable[[Sequence], Tensor | None]] = []
-        self._token_ids = None if heads.token_map is None else heads.token_map.cpu()
         self._grown: dict[str, Growing] = {}
         self._last: dict[str, _Last] = {}
+
+    @cached_property
+    def _token_ids(self) -> Tensor | None:
+        """The heads', on the host; brought there when first needed, since an outline of heads has none to bring."""
+        return None if self.heads.token_map is None else self.heads.token_map.cpu()
 
     def observe(self, sequence: Sequence, features: Features) -> None:
         """Keep the last committed row: the root was drawn from it."""

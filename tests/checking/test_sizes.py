@@ -22,7 +22,7 @@ from server.unfit import Unfit
 from tests.checking.pairs import make_model
 from tests.heads.writing import write_config
 from verifier.model.config import ModelConfig
-from verifier.model.weights import _places, allocate
+from verifier.model.weights import allocate, places
 
 GIB = 1 << 30
 LLAMA_8B = {
@@ -63,7 +63,7 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
     model = ModelConfig.from_directory(root / "target")
     weights = allocate(model, torch.bfloat16, "meta")
     write_sparse(
-        root / "target" / "model.safetensors", {name: tuple(place.shape) for name, place in _places(model, weights)}
+        root / "target" / "model.safetensors", {name: tuple(place.shape) for name, place in places(model, weights)}
     )
     head = {**LLAMA_8B, "architectures": ["LlamaForCausalLMEagle3"], "num_hidden_layers": 1, "draft_vocab_size": 32000}
     write_config(root / "head", head)

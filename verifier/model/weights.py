@@ -95,10 +95,10 @@ def check(checkpoint: Checkpoint, config: ModelConfig) -> None:
 
 def _fitting(checkpoint: Checkpoint, config: ModelConfig, weights: ModelWeights) -> dict[str, Tensor]:
     """Where each tensor goes, once it is certain that all are there and in the right shape."""
-    places = dict(_places(config, weights))
-    shapes = {name: tuple(place.shape) for name, place in places.items()}
+    found = dict(places(config, weights))
+    shapes = {name: tuple(place.shape) for name, place in found.items()}
     checkpoint.check(shapes, optional={LM_HEAD: tuple(weights.lm_head.shape)})
-    return places
+    return found
 
 
 def allocate(config: ModelConfig, dtype: torch.dtype, device: torch.device | str = "cpu") -> ModelWeights:
@@ -135,8 +135,8 @@ def _allocate_layer(config: ModelConfig, empty: Callable[..., Tensor]) -> LayerW
     )
 
 
-def _places(config: ModelConfig, weights: ModelWeights) -> Iterator[tuple[str, Tensor]]:
-    """Every tensor name a checkpoint must have, and the view it is copied into."""
+def places(config: ModelConfig, weights: ModelWeights) -> Iterator[tuple[str, Tensor]]:
+    """Every tensor name a checkpoint must have, and the view of the fused weights that it is copied into."""
     yield EMBEDDING, weights.embed
     yield "model.norm.weight", weights.final_norm
     if not config.tie_word_embeddings:

@@ -1,0 +1,248 @@
+"""The parts of the benchmark in their order: what the bars are about first, the other models last."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from dataclasses import asdict
+from functools import partial
+
+from bench.gpu import drafting, kernel_tests, kernels, same, speed, split, verify
+from bench.gpu.cases import Cases
+from bench.gpu.compiling import compile_all
+from bench.gpu.engines import PAGE, Bench
+from bench.gpu.floor import draft_model_bytes, eagle_bytes, step_bytes
+from bench.gpu.models import BUNDLED, inflated, paged, scribble
+from bench.gpu.probe import probe
+from bench.gpu.replay import highest_tau
+from bench.gpu.session import Session
+from bench.gpu.shapes import ModelShape
+from drafters.captured.choice import captured
+from drafters.draft_model import DraftModelDrafter
+from drafters.eagle import EagleDrafter
+from kvpaging import PagePool
+from spec.tree import TreeShape
+from verifier.graphs.plain import RootOnly
+from verifier.model.config import ModelConfig
+from verifier.paged_model import PagedModel
+
+#: Tokens beside those of the longest context: a block of whole steps, trees, and what several answers take.
+SPARE_TOKENS = 1024
+#: The chain of the bar about whole steps.
+BAR_LEVELS = 5
+
+Part = tuple[str, float, Callable[[], object]]
+
+
+def run_all(session: Session, args: argparse.Namespace) -> None:
+    """Every part that is asked for and fits; the probe in any case, for floors are made of it."""
+    wanted: list[str] | None = args.only
+    for name, needs, run in parts(session, args):
+        if wanted is None or name == "probe" or any(name.startswith(only) for only in wanted):
+            session.part(name, needs, run)
+
+
+def parts(session: Session, args: argparse.Namespace) -> list[Part]:
+    """Name, least seconds and function of each part."""
+    chosen, brief = session.settings, 0.0 if args.tiny else 1.0
+    bar = _BarModel(session)
+    others = [model for model in chosen.models if model is not chosen.bar]
+    return [
+        ("probe", 5 * brief, partial(probe_part, session)),
+        ("compile and test", 30 * brief, partial(compile_and_test, session, args)),
+        (f"steps {chosen.bar.name}", 20 * brief, bar.steps),
+        (f"drafting {chosen.bar.name}", 10 * brief, bar.drafting),
+        (f"same tokens {chosen.bar.name}", 10 * brief, bar.same),
+        (f"split {chosen.bar.name}", 5 * brief, bar.split),
+        (f"engine {chosen.bar.name}", 10 * brief, bar.speed),
+        (f"kernels {chosen.bar.name}", 10 * brief, partial(kernels_part, session, chosen.bar)),
+        *((f"steps {model.name}", 20 * brief, partial(steps_part, session, model)) for model in others),
+        *((f"kernels {model.name}", 10 * brief, partial(kernels_part, session, model)) for model in others),
+    ]
+
+
+def probe_part(session: Session) -> None:
+    """The bandwidth that everything is divided by."""
+    found = probe(session.device, session.settings.probe_bytes, max(0.02, session.settings.patience))
+    session.read = found.read
+    session.found["bandwidth"] = asdict(found)
+    session.say(f"reads {found.read / 1e9:.0f} GB/s ({found.way}), copies {found.copy / 1e9:.0f} GB/s")
+
+
+def compile_and_test(session: Session, args: argparse.Namespace) -> None:
+    """Pass 0, and beside it part a, most of whose time is compiling too."""
+    chosen = session.settings
+    clock = session.clock.slice(chosen.tests_limit)
+    running = kernel_tests.Running(session.device, chosen.tests)
+    try:
+        flags = ["--device", args.device, *(["--tiny"] if args.tiny else [])]
+        names = [model.name for model in (chosen.models[:1] if args.tiny else chosen.models)]
+        took = session.found["compile_seconds"] = compile_all(flags, names, clock.left)
+        session.clock.skipped += [f"the rest of compiling for {name}" for name in names if name not in took]
+    finally:
+        found = running.finish(clock.left)
+    session.found["tests"] = asdict(found)
+    session.say(f"{found.passed} passed, {found.failed} failed, {found.skipped} skipped")
+    session.expect(found.good, f"tests: {found.failed} failed{'' if found.ended else ', not done in time'}")
+
+
+def kernels_part(session: Session, model: ModelShape) -> None:
+    """Part b."""
+    chosen, device = session.settings, session.device
+    cases = Cases(model.config(ModelConfig.from_directory(BUNDLED / "target")), device.torch, device.dtype)
+    every = cases.all(chosen.rows, chosen.contexts)
+    results = kernels.measure(device, every, session.read, session.clock, chosen.patience)
+    kernels.show(results)
+    beside = kernels.against_library(device, cases, chosen.rows, session.read, session.clock, chosen.patience)
+    kernels.show_library(beside)
+    session.found.setdefault("kernels", {})[model.name] = kernels.as_json(results)
+    session.found.setdefault("library", {})[model.name] = beside
+    for result in results:
+        session.expect(result.passed, f"kernel {result.name}: error {result.error:.2e}")
+
+
+def steps_part(session: Session, model: ModelShape) -> None:
+    """Part c."""
+    chosen = session.settings
+    _, decoder = inflated(session.device, model, BUNDLED / "target", chosen.positions)
+    pool = PagePool((max(chosen.contexts) + SPARE_TOKENS) // PAGE, PAGE)
+    time_steps(session, model, paged(pool, decoder, session.device))
+
+
+def time_steps(session: Session, model: ModelShape, target: PagedModel) -> list[verify.Timed]:
+    """Verifying steps of one model."""
+    chosen = session.settings
+    scribble(target.store)
+    timed = verify.measure(
+        session.device, target, chosen.rows, chosen.contexts, session.read, session.clock, chosen.patience
+    )
+    verify.show(model.name, timed)
+    session.found.setdefault("steps", {})[model.name] = verify.as_json(timed)
+    return timed
+
+
+class _BarModel:
+    """The parts that need the whole of the model that the bars are about; it is made by the first of them."""
+
+    def __init__(self, session: Session) -> None:
+        self.session = session
+        self._bench: Bench | None = None
+
+    @property
+    def bench(self) -> Bench:
+        """The model and its drafters."""
+        if self._bench is None:
+            chosen = self.session.settings
+            tokens = max(chosen.contexts) + SPARE_TOKENS
+            self._bench = Bench(self.session.device, chosen.bar, chosen.draft, chosen.eagle, chosen.positions, tokens)
+        return self._bench
+
+    @property
+    def texts(self) -> list[list[int]]:
+        """Token ids of three prompts."""
+        return speed.prompts(BUNDLED / "target", 3)
+
+    def steps(self) -> None:
+        """Part c, and the bars about single steps."""
+        session, target = self.session, self.bench.target
+        chosen, shortest = session.settings, min(session.settings.contexts)
+        timed = time_steps(session, chosen.bar, target)
+        steady = verify.steadiness(session.device, target, shortest, chosen.steps, session.clock)
+        warm = verify.temperature(session.device, target, shortest, 4 * chosen.patience)
+        session.found |= {"steadiness": steady, "temperature": warm}
+        session.measured |= {
+            "verify_64_over_1": verify.row_factor(timed, max(chosen.rows)),
+            "ns_per_context_token": verify.nanoseconds_per_token(timed),
+            "p99_over_p50": steady["p99_over_p50"],
+            "temperature_1_over_0": warm["ratio"],
+        }
+
+    def drafting(self) -> None:
+        """Part d, and whole steps with replayed acceptance."""
+        session, chosen, looped, whole = self.session, self.session.settings, [], []
+        context, item = min(chosen.contexts), session.device.dtype.itemsize
+        head, model = self.bench.drafter("random"), self.bench.drafter("draft")
+        assert isinstance(head, EagleDrafter) and isinstance(model, DraftModelDrafter)
+        for store in (head.store, head.features, model.model.store):
+            scribble(store)
+        reads: dict[str, Callable[[int, float], float]] = {
+            "head": lambda levels, at: eagle_bytes(chosen.eagle, levels, at, item),
+            "model": lambda levels, at: draft_model_bytes(model.model.decoder.config, levels, at, item),
+        }
+        target = self.bench.target
+
+        def verified(at: float) -> float:
+            return step_bytes(target.decoder.config, at, item) / session.read
+
+        if session.clock.fits("whole plain step", 8 * chosen.patience):
+            plain = RootOnly(1, session.device.torch)
+            whole.append(
+                drafting.whole_step(
+                    session.device, target, plain, context, 1.0, verified, 4 * chosen.patience, chosen.block
+                )
+            )
+            session.measured["plain_step_over_floor"] = whole[0].seconds / whole[0].floor
+        for kind, read in reads.items():
+            for levels in chosen.levels:
+                shape = TreeShape.chain(levels)
+                proposer = captured(head if kind == "head" else model, shape, 1)
+                assert proposer is not None, "both have a model"
+
+                def alone(at: float, read: Callable[[int, float], float] = read, levels: int = levels) -> float:
+                    return read(levels, at) / session.read
+
+                def together(at: float, alone: drafting.Floor = alone) -> float:
+                    return alone(at) + verified(at)
+
+                if session.clock.fits(f"draft loop, {kind}, {levels}", 6 * chosen.patience):
+                    looped.append(drafting.loop(session.device, target, proposer, context, alone, chosen.patience))
+                if session.clock.fits(f"whole step, {kind}, {levels}", 8 * chosen.patience):
+                    tau, patience = highest_tau(levels), 4 * chosen.patience
+                    whole.append(
+                        drafting.whole_step(
+                            session.device, target, proposer, context, tau, together, patience, chosen.block
+                        )
+                    )
+        drafting.show(looped, whole)
+        session.found |= drafting.as_json(looped, whole)
+        barred = [w.seconds / w.floor for w in whole if w.drafter == head.name and w.levels == BAR_LEVELS]
+        session.measured["eagle_chain_over_floor"] = barred[0] if barred else None
+
+    def same(self) -> None:
+        """Part g."""
+        session, chosen = self.session, self.session.settings
+        needs = chosen.patience * 20
+        found = list(same.compare(self.bench, self.texts, chosen.same_tokens, session.clock, needs))
+        same.show(found)
+        session.found["same_tokens"] = same.as_json(found)
+        for compared in found:
+            where = f"{compared.way}, T={compared.temperature}"
+            session.expect(compared.parts_at is None, f"same tokens: {where} parts at {compared.parts_at}")
+
+    def split(self) -> None:
+        """Part f."""
+        session, chosen, found = self.session, self.session.settings, {}
+        texts, tokens = self.texts[:1], 2 * chosen.tokens
+        pages = speed.pages_for(self.bench, texts, tokens)
+        for name, tree in (("none", ""), ("eagle3", ",".join("1" * BAR_LEVELS)), ("draft", "1,1,1,1")):
+            engine = self.bench.engine(name, speed.shape_of(tree), True, pages)
+            found[name] = {
+                "host_us": split.phases(engine, texts[0], tokens),
+                "profiled": split.launches(session.device, engine, texts[0], tokens),
+                "gap": split.gaps(session.device, engine, texts[0], tokens),
+            }
+        split.show(found)
+        session.found["split"] = found
+        head = found["eagle3"]
+        session.measured["host_gap_us_p50"] = head["gap"].get("p50_us")
+        session.measured["host_launches"] = head["profiled"].get("launches")
+
+    def speed(self) -> None:
+        """Part e. The model goes afterwards."""
+        session, chosen, texts = self.session, self.session.settings, self.texts[: self.session.settings.prompts]
+        needs = chosen.patience * 40
+        found = list(speed.decode(self.bench, texts, chosen.tokens, session.clock, needs))
+        found += speed.replayed(self.bench, texts, chosen.tokens, session.clock, needs)
+        speed.show(found)
+        session.found["engine"] = speed.as_json(found)
+        self._bench = None

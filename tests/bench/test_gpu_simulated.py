@@ -1,0 +1,53 @@
+"""The parts of ``bench.gpu`` on a device as strict as a GPU: nothing mixes with the CPU's tensors, nothing is read
+while a step is captured, a replay launches what was captured."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from bench.gpu import parts, settings
+from bench.gpu.clock import Clock
+from bench.gpu.device import Call, Device
+from bench.gpu.session import Session
+from tests.simulated.device import DEVICE, simulated
+from tests.simulated.graph import captured
+
+
+class SimulatedDevice(Device):
+    """Captures by the stand-in for graphs; time is the wall clock's."""
+
+    def __init__(self) -> None:
+        super().__init__("cpu")
+        self.torch = DEVICE
+
+    def captured(self, call: Call) -> Call:
+        return captured(call)
+
+
+@pytest.fixture
+def on_device(monkeypatch: pytest.MonkeyPatch) -> Iterator[Session]:
+    """A rehearsal's session. The device makes no random numbers of its own: those of the CPU are moved there."""
+    made = torch.Generator
+
+    class OnCpu(made):  # type: ignore[misc, valid-type]
+        def __new__(cls, device: Any = None) -> Any:
+            return made()
+
+    monkeypatch.setattr(torch, "Generator", OnCpu)
+    monkeypatch.setattr("bench.gpu.engines.direct", captured)
+    with simulated():
+        yield Session(SimulatedDevice(), settings.tiny(), Clock(600.0))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["steps tiny", "drafting", "same", "split", "engine", "kernels tiny"])
+def test_a_part(name: str, on_device: Session) -> None:
+    args = argparse.Namespace(tiny=True, device="cpu", only=None)
+    run = next(run for part, _, run in parts.parts(on_device, args) if part.startswith(name))
+    run()
+    assert on_device.failures == []
