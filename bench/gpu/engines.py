@@ -7,13 +7,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 
-from drafters.captured.choice import captured
-
 from bench.gpu import heads
 from bench.gpu.device import Device
 from bench.gpu.floor import EagleShape
 from bench.gpu.models import BUNDLED, inflated, paged
 from bench.gpu.shapes import ModelShape
+from drafters.captured.choice import captured
 from drafters.draft_model import DraftModelDrafter
 from drafters.eagle import EagleDrafter
 from drafters.medusa import MedusaDrafter
