@@ -138,7 +138,8 @@ class Drafting:
         say("measuring what drafting costs")
         rehearsal = Rehearsal(info, verifier, pool)
         members = [_member(drafter, rehearsal) for drafter in drafters]
-        budget = Budget([*members, Member.looking(PredictionDrafter(), PREDICTED_LEVELS)], rehearsal.curve(), shape)
+        # First: of a token that several propose it is said that the request predicted it.
+        budget = Budget([Member.looking(PredictionDrafter(), PREDICTED_LEVELS), *members], rehearsal.curve(), shape)
         return cls(CombinedDrafter(budget), budget, budget.shape)
 
     @classmethod

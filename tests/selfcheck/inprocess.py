@@ -16,10 +16,12 @@ from spec.request import EngineInfo, Request
 from spec.trace import StepTrace
 
 
-def bundled() -> Engine:
-    """The bundled pair, a tree drafted in each step."""
+def bundled(draft: str = "auto", tree: str | None = "3,2,1") -> Engine:
+    """The bundled target, a tree drafted in each step, or what the budget chooses."""
     return build_engine(
-        EngineConfig(draft_tree="3,2,1", dtype="float32", kv_tokens=2048, max_model_len=512, max_seqs=2, threads=1)
+        EngineConfig(
+            draft=draft, draft_tree=tree, dtype="float32", kv_tokens=2048, max_model_len=512, max_seqs=2, threads=1
+        )
     )
 
 

@@ -111,7 +111,9 @@ class Predicting(ScriptedEngine):
     def origin(self, said: int, run: list[int]) -> Origin:
         plain = super().origin(said, run)
         plain.parents.extend([0, 0])
-        return Origin(plain.step, PREDICTION, plain.parents, min(self.forced, len(run) - 1), plain.path, plain.seconds)
+        forced = min(self.forced, len(run) - 1)
+        predicted = len(plain.parents) - 1 - forced
+        return Origin(plain.step, PREDICTION, plain.parents, forced, plain.path, plain.seconds, predicted=predicted)
 
 
 async def details_of(client: TestClient, path: str, streamed: bool, **ask: Any) -> Json | None:
@@ -171,7 +173,7 @@ async def test_all_choices_are_counted_together(tokenizer):
 
 @pytest.fixture(scope="module")
 def engine() -> Engine:
-    return bundled()
+    return bundled("bundled")
 
 
 @asynccontextmanager
@@ -221,6 +223,25 @@ async def test_the_text_is_the_same_and_the_counts_are_those_of_its_tokens(engin
     assert (accepted >= 40) if edit == "none" else (accepted >= 20 if edit == "words" else accepted < 20)
     if edit == "none":
         assert len(told["steps"]) < len(provenance_of(plain)["steps"]) / 3
+
+
+@pytest.mark.parametrize("edit", [False, True])
+async def test_where_a_budget_chooses_it_is_one_of_several(edit):
+    """In a tree that several made, each token is counted for whom it came from."""
+    path = "/v1/completions"
+    ask = ASKS[path] | {"seed": 5, "temperature": 1, "provenance": True, "ignore_eos": True, "max_tokens": 60}
+    async with serving(bundled(tree=None)) as client:
+        plain = await (await client.post(path, json=ask)).json()
+        text = text_of(plain)
+        predicted = text.replace(" the ", " a ") if edit else text
+        answer = await (await client.post(path, json=ask | of(predicted))).json()
+    assert text_of(answer) == text
+    told, details = provenance_of(answer), answer["usage"]["completion_tokens_details"]
+    accepted = sum(token.get("drafter") == "prediction" for token in told["tokens"])
+    assert details["accepted_prediction_tokens"] == accepted >= 30
+    drafted = sum(step["drafted"] for step in told["steps"] if "prediction" in step["drafter"])
+    assert 0 <= details["rejected_prediction_tokens"] <= drafted - accepted
+    assert len(told["steps"]) < len(provenance_of(plain)["steps"]) / 2
 
 
 async def test_it_serves_the_responses_of_a_socket_too(engine):
