@@ -43,8 +43,8 @@ FIXED = ("ngram:8", "suffix:4", "suffix:8", "suffix:16", "draft:2", "draft:4")
 #: auto / none of each workload, and its lower bound where one is asked for; auto / best fixed of all.
 GOALS = {"fresh": (0.98, 0.95), "edits": (2.2, 0.0), "dialogue": (1.5, 0.0), "repeated": (1.5, 0.0)}
 BEST_GOAL = 0.97
-#: Of a repeated answer: the end of its prompt that is kept. Of dialogues: what stands before the first turn that is
-#: written, the shortest turn that counts, how many of one are written, and the longest text.
+#: Of a repeated answer: the end of its prompt that is kept. Of dialogues: the most that stands before the first turn
+#: that is written, the shortest turn that counts, how many of one are written, and the longest text.
 PROMPT, BEFORE, SHORTEST, TURNS, LONGEST = 256, 1024, 24, 3, 3500
 #: Answers that a round of the repeated ones writes, and where in them they begin: past what is always the same.
 REPEATED, BEGIN = 3, 512
@@ -75,8 +75,8 @@ class Verdict:
     holds: bool
 
 
-def workloads(args: argparse.Namespace, vocab: int) -> dict[str, Workload]:
-    """Those whose texts are there, without end."""
+def workloads(args: argparse.Namespace, vocab: int, room: int) -> dict[str, Workload]:
+    """Those whose texts are there, without end. room: tokens that the target holds."""
     rng, most = random.Random(args.seed), min(vocab, 4096)
     length: int = args.tokens
     made: dict[str, Workload] = {
@@ -85,14 +85,14 @@ def workloads(args: argparse.Namespace, vocab: int) -> dict[str, Workload]:
     }
     for file in sorted(args.traces.glob("*.json*")) if args.traces else ():
         if file.suffix == ".json":
-            made["dialogue"] = cycle(dialogues(list(requests(file, 40, length))))
+            made["dialogue"] = cycle(dialogues(list(requests(file, 100, length)), min(LONGEST, room - length)))
         else:
             made["repeated"] = _repeated(renamed(list(requests(file, 8, BEGIN + length)), vocab), rng, length)
     return made
 
 
-def dialogues(asked: Sequence[Asked]) -> list[list[Asked]]:
-    """Some turns in a row of each dialogue, from its middle, as far as they fit."""
+def dialogues(asked: Sequence[Asked], longest: int = LONGEST) -> list[list[Asked]]:
+    """Some turns in a row of each dialogue, from its middle, of those that fit."""
     whole: list[list[Asked]] = []
     for prompt, output in asked:
         if not whole or len(prompt) < len(whole[-1][-1][0]):
@@ -102,8 +102,8 @@ def dialogues(asked: Sequence[Asked]) -> list[list[Asked]]:
     for turns in whole:
         kept = [turn for turn in turns if len(turn[1]) >= SHORTEST]
         window = kept[max(0, (len(kept) - TURNS) // 2) :][:TURNS]
-        begin = max(0, len(window[0][0]) - BEFORE) if window else 0
-        if len(window) == TURNS and len(window[-1][0]) - begin < LONGEST:
+        begin = max(0, len(window[0][0]) - min(BEFORE, longest * 2 // 3)) if window else 0
+        if len(window) == TURNS and len(window[-1][0]) - begin < longest:
             found.append([(prompt[begin:], output) for prompt, output in window])
     return found
 
@@ -227,7 +227,11 @@ def main() -> None:
     args = parser.parse_args()
     engines = build_all(["none", *args.fixed, "auto"], replace(Options.of(args), prefix_cache=True))
     first = next(iter(engines.values()))
-    texts = {name: found for name, found in workloads(args, first.info.vocab_size).items() if name in args.workloads}
+    texts = {
+        name: found
+        for name, found in workloads(args, first.info.vocab_size, first.info.max_model_len).items()
+        if name in args.workloads
+    }
     for name in sorted(set(args.workloads) - set(texts)):
         print(f"{name}: left out, no such texts in --traces", flush=True)
     warm_up(engines.values(), list(range(FIRST_TEXT_ID, FIRST_TEXT_ID + 32)))

@@ -66,7 +66,8 @@ class Rehearsal:
         ):
             engine.step()
             trace = engine.trace
-            assert trace is not None, "there is a request to step for"
+            if trace is None:  # so many rows do not fit the cache
+                break
             if trace.rows == shape.nodes:
                 times.append(trace.seconds)
         engine.cancel("rehearsal")

@@ -1,0 +1,51 @@
+"""The texts of ``bench.budget``, and how it judges."""
+
+from __future__ import annotations
+
+import pytest
+
+from bench.budget import BEFORE, SHORTEST, TURNS, Rounds, dialogues, judged, renamed
+
+
+def test_names_are_alike_everywhere_and_no_two_tokens_get_one() -> None:
+    asked = [([900, 5], [900, 70_000]), ([5], [5, 5])]
+    assert renamed(asked, 64) == [([16, 17], [16, 18]), ([17], [17, 17])]
+    with pytest.raises(SystemExit, match="3 different tokens, the target has 18"):
+        renamed(asked, 18)
+
+
+def test_turns_in_a_row_share_the_beginning_of_their_prompts() -> None:
+    long, short = [1] * SHORTEST, [2]
+    texts = list(range(5000))
+    first = [(texts[:length], answer) for length, answer in ((1200, long), (1300, short), (1400, long), (1500, long))]
+    second = [(texts[:50], long), (texts[:90], short)]
+    third = [(texts[: 1000 * turn], long) for turn in range(1, 5)]
+    found = dialogues([*first, *second, *third])
+    assert len(found) == 2
+    assert all(len(turns) == TURNS for turns in found)
+    assert [len(prompt) for prompt, _ in found[0]] == [BEFORE, BEFORE + 200, BEFORE + 300]
+    assert found[0][2][0][:BEFORE] == found[0][0][0]
+
+
+def rounds(auto: list[float], **fixed: list[float]) -> Rounds:
+    return Rounds({"none": [10.0] * len(auto), **fixed, "auto": auto})
+
+
+def test_the_best_fixed_choice_is_made_on_one_half_and_scored_on_the_other() -> None:
+    """The first is better in the even rounds, which choose; the odd ones score."""
+    told = judged("edits", rounds([30.0, 20.0] * 4, early=[31.0, 25.0] * 4, late=[12.0, 40.0] * 4))
+    assert [verdict.what for verdict in told] == ["auto / none", "auto / early"]
+    assert (told[0].ratio, told[0].holds) == (2.5, True)
+    assert told[1].ratio == pytest.approx(0.8)
+    assert not told[1].holds
+
+
+def test_no_draft_is_one_of_the_fixed_choices() -> None:
+    told = judged("fresh", rounds([9.9] * 6, bad=[5.0] * 6))
+    assert [(verdict.what, verdict.holds) for verdict in told] == [("auto / none", True), ("auto / none", True)]
+
+
+def test_a_median_that_holds_with_an_interval_that_does_not_fails() -> None:
+    told = judged("fresh", rounds([10.0, 10.0, 10.0, 10.0, 5.0, 5.0, 5.0]))
+    assert told[0].ratio == 1.0
+    assert not told[0].holds

@@ -1,0 +1,143 @@
+"""Several drafters as one: who is asked, whose nodes are kept, and what each is told of what was committed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from drafters.calibration import Calibration
+from drafters.combined import CombinedDrafter
+from drafters.growth import Growing
+from kvpaging import PagePool, PageTable
+from spec.budget import StepCost
+from spec.budget.budget import Budget
+from spec.budget.cost import DraftCost
+from spec.budget.members import Member
+from spec.budget.mixed import Mixed, Share
+from spec.noise import Noise
+from spec.protocols import FeatureRequest
+from spec.sampling import SamplingParams
+from spec.sequence import Sequence as Running
+from spec.tree import DraftTree, TreeShape
+
+
+class Parrot:
+    """Implements :class:`spec.protocols.Drafter`: says one tree, and notes what it is told."""
+
+    needs: FeatureRequest | None = None
+
+    def __init__(self, name: str, tree: DraftTree) -> None:
+        self.name, self.tree = name, tree
+        self.shapes: list[TreeShape] = []
+        self.paths: list[list[int]] = []
+        self.read = self.over = 0
+
+    def propose(self, sequences: Sequence[Running], shapes: Sequence[TreeShape]) -> list[DraftTree]:
+        self.shapes += shapes
+        return [self.tree for _ in sequences]
+
+    def extend(self, sequence: Running) -> None:
+        self.read += 1
+
+    def committed(self, sequence: Running, path: list[int]) -> None:
+        self.paths.append(path)
+
+    def finished(self, sequence: Running) -> None:
+        self.over += 1
+
+
+LOOKED = DraftTree.chain([7, 3, 5], "looked", (1.0, 0.6, 0.5))
+#: 3 and 4 below the root; 5 and 6 below 3.
+MODEL = DraftTree.build([7, 4, 3, 6, 5], [-1, 0, 0, 2, 2], "model", (1.0, 0.3, 0.5, 0.4, 0.05))
+
+
+def sequence() -> Running:
+    return Running(
+        id="s",
+        tokens=[1, 7],
+        prompt_length=1,
+        sampling=SamplingParams(),
+        table=PageTable(PagePool(4)),
+        noise=Noise(0, 16),
+        limit=100,
+        stop_ids=frozenset(),
+    )
+
+
+def three(rows: float = 0.0) -> tuple[Budget, CombinedDrafter, dict[str, Parrot]]:
+    """A model, one that looks things up, and one that is never asked. rows: seconds of each row of a step."""
+    parrots = {"looked": Parrot("looked", LOOKED), "model": Parrot("model", MODEL), "other": Parrot("other", MODEL)}
+    members = [
+        Member.looking(parrots["looked"]),
+        Member.model(parrots["model"], DraftCost()),
+        Member.model(parrots["other"], DraftCost(100.0)),
+    ]
+    cost = StepCost([1, 64], [1.0, 1.0 + 63 * rows])
+    budget = Budget(members, cost, timed=False)
+    return budget, CombinedDrafter(budget), parrots
+
+
+def mixed() -> Mixed:
+    return Mixed.sharing([Share("looked", TreeShape.chain(2), LOOKED), Share("model", TreeShape((2, 2)))])
+
+
+def test_one_tree_and_each_is_told_its_own_part_of_the_path() -> None:
+    budget, combined, parrots = three()
+    budget.plan([sequence()])
+    (tree,) = combined.propose([sequence()], [mixed()])
+    assert tree.tokens.tolist() == [7, 3, 5, 4, 6]
+    assert tree.sources == ("", "looked", "looked", "model", "model")
+    assert parrots["model"].shapes == [TreeShape((2, 2))]
+    combined.committed(sequence(), [0, 1, 4])  # 3, then 6: both know 3, the model alone 6
+    assert parrots["looked"].paths == [[0, 1, -1]]
+    assert parrots["model"].paths == [[0, 2, 3]]
+    assert parrots["other"].paths == [[0, -1, -1]]
+    combined.committed(sequence(), [0])
+    assert [parrot.paths[-1] for parrot in parrots.values()] == [[0]] * 3
+    assert not parrots["other"].shapes
+
+
+def test_nodes_that_are_not_worth_their_rows_are_cut_off() -> None:
+    """With a pace of a token a second and a third of a second for each row, 5 (found) and what is likelier stay."""
+    budget, combined, parrots = three(rows=0.33)
+    budget.plan([sequence()])
+    (tree,) = combined.propose([sequence()], [mixed()])
+    assert tree.tokens.tolist() == [7, 3, 5, 6]
+    combined.committed(sequence(), [0, 1, 3])
+    assert parrots["model"].paths == [[0, 2, 3]]
+
+
+def test_a_prompt_is_shown_to_all_but_models_at_rest() -> None:
+    budget, combined, parrots = three()
+    budget.members["other"].asked = budget.members["looked"].asked = 0.0
+    combined.extend(sequence())
+    assert [parrot.read for parrot in parrots.values()] == [1, 1, 0]
+    combined.finished(sequence())
+    assert [parrot.over for parrot in parrots.values()] == [1, 1, 1]
+
+
+def test_a_request_that_names_one_is_drafted_for_by_no_other() -> None:
+    budget, _, parrots = three()
+    asked = sequence()
+    asked.draft_method = "model"
+    (shape,) = budget.plan([asked])
+    assert isinstance(shape, Mixed)
+    assert {share.drafter for share in shape.shares} <= {"model"}
+    assert not parrots["looked"].shapes
+    asked.id, asked.draft_method, asked.most_drafted = "t", "", 1
+    budget.plan([asked])
+    assert [shape.levels for shape in parrots["looked"].shapes] == [1]
+
+
+def test_a_tree_stops_growing_where_its_frontier_is_unlikely() -> None:
+    """Uniform logits over 16 tokens: two nodes of a level hold an eighth of what the one before held."""
+    depths = {}
+    for least in (0.0, 0.05, 0.5):
+        grown = Growing.below(sequence(), TreeShape((2, 2, 2, 2), least=least), False, Calibration())
+        grown.sequence.sampling = SamplingParams(temperature=0.0)
+        while not grown.done:
+            grown.grow(torch.zeros(len(grown.frontier), 16), True)
+        depths[least] = grown.depth
+    assert depths[0.0] == 4
+    assert depths[0.5] < depths[0.05] < 4

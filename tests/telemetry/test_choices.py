@@ -1,0 +1,59 @@
+"""What a server counts and logs of a budget's choices."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+from server.telemetry.tally import Tally
+from spec.trace import NOT_PAYING, StepTrace
+from tests.telemetry.test_verdict import Run
+
+GAINS = "suffix of 8: 4.00 tokens in 7.00 ms; no draft: 1.00 tokens in 6.00 ms"
+LOSES = f"{NOT_PAYING}: no draft: 1.00 tokens in 6.00 ms; draft_model of 1: 1.10 tokens in 7.20 ms"
+
+
+def step(choice: str, news: str = "") -> StepTrace:
+    return StepTrace(
+        number=1,
+        rows=1,
+        sequences=1,
+        prefill_rows=0,
+        drafted=0,
+        accepted=0,
+        emitted=1,
+        seconds={"forward": 0.01},
+        choice=choice,
+        news=news,
+    )
+
+
+def test_steps_are_counted_by_who_was_chosen() -> None:
+    total = Tally()
+    for choices in (("none", "suffix", "suffix"), ("suffix+draft_model", ""), ("none",)):
+        second = Tally()
+        for choice in choices:
+            second.step(step(choice, GAINS if choice == "suffix" else ""), plain=0.01)
+        total.add(second)
+    assert total.chosen == {"none": 2, "suffix": 2, "suffix+draft_model": 1}
+    assert total.news == GAINS
+
+
+def test_another_leader_is_told_once_and_that_nobody_pays_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "foresay.speculation")
+    run = Run()
+
+    def said(news: str, seconds: float) -> list[tuple[str, str]]:
+        caplog.clear()
+        run.telemetry.step(step("none" if news.startswith(NOT_PAYING) else "suffix", news))
+        run.now += seconds
+        run.reporter.report()
+        return [(record.levelname, record.getMessage()) for record in caplog.records]
+
+    assert said(GAINS, 10) == [("INFO", f"Drafting, as it was weighed: {GAINS}")]
+    assert said("", 10) == []
+    assert said(LOSES, 10) == [("WARNING", f"Drafting, as it was weighed: {LOSES}")]
+    assert said(GAINS, 10) == [("INFO", f"Drafting, as it was weighed: {GAINS}")]
+    assert said(LOSES, 10) == []
+    assert said(LOSES, 300) == [("WARNING", f"Drafting, as it was weighed: {LOSES}")]
