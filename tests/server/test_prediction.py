@@ -238,10 +238,10 @@ async def test_where_a_budget_chooses_it_is_one_of_several(edit):
     assert text_of(answer) == text
     told, details = provenance_of(answer), answer["usage"]["completion_tokens_details"]
     accepted = sum(token.get("drafter") == "prediction" for token in told["tokens"])
-    assert details["accepted_prediction_tokens"] == accepted >= 30
+    assert details["accepted_prediction_tokens"] == accepted >= (10 if edit else 30)
     drafted = sum(step["drafted"] for step in told["steps"] if "prediction" in (step["drafter"] or ""))
     assert 0 <= details["rejected_prediction_tokens"] <= drafted - accepted
-    assert len(told["steps"]) < len(provenance_of(plain)["steps"]) / 2
+    assert len(told["steps"]) < len(provenance_of(plain)["steps"]) / (1 if edit else 2)
 
 
 async def test_it_serves_the_responses_of_a_socket_too(engine):
