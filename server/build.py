@@ -14,7 +14,7 @@ from drafters.draft_model import DraftModelDrafter
 from kvpaging import KVStore, PagePool, PageTable, PrefixIndex
 from server.config import EngineConfig
 from server.device import Device, find_device, synchronize
-from server.drafting import DEFAULT_TOKENS, Drafting, Drafts, named_in, pinned
+from server.drafting import DEFAULT_TOKENS, Drafting, Drafts, alone, named_in, pinned
 from server.graphs import capture_of, graph_runner
 from server.heads import doubts, load_head
 from server.memory import MemoryPlan, parameters, plan
@@ -148,6 +148,9 @@ def build_engine(config: EngineConfig, progress: Progress | None = None, observe
     if config.draft_history is not None:
         say("reading the draft history")
     drafters += drafts.lookup_drafters(config, model.vocab_size)
+    if device.is_gpu and len(drafters) > 1:
+        drafters = [alone(drafters)]
+        draft = Choice(draft.value, f"{draft.reason}; where steps are captured {drafters[0].name} drafts alone")
     say("measuring the step cost")
     cost = StepCost.measure(lambda rows: _time_rows(verifier, pool, rows), _sizes(pool, length), _MEASURE_PATIENCE)
     named = Choice(", ".join(map(short_name, named_in(draft.value))), draft.reason)

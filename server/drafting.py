@@ -95,6 +95,11 @@ def named_in(draft: str) -> tuple[str, ...]:
     return parts
 
 
+def alone(drafters: Sequence[Drafter]) -> Drafter:
+    """Who drafts where only one can: a model before a lookup, of lookups the one that is named last (auto: suffix)."""
+    return next((drafter for drafter in drafters if drafter.name not in LOOKUPS), drafters[-1])
+
+
 def pinned(config: EngineConfig) -> TreeShape | None:
     """The shape that the settings ask for in every step: a given tree or a chain; None if they leave it open."""
     if config.draft_tree is not None:
@@ -127,8 +132,7 @@ class Drafting:
     ) -> Drafting:
         """Measures what each costs, if there is anything to choose.
 
-        cost: of a pass, by its rows. captured: whether steps are captured: their shape is fixed, so nobody chooses, and
-        the first drafter drafts.
+        cost: of a pass, by its rows. captured: whether steps are captured: their shape is fixed, so nobody chooses.
         """
         shape = pinned(config)
         if not drafters or (shape is not None and not shape.levels):
