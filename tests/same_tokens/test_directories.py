@@ -67,6 +67,9 @@ def expected(pair, directory) -> dict[str, Text]:
     [
         ("none", {}),
         ("ngram", {}),
+        ("auto", {}),
+        ("draft,suffix,ngram", {}),
+        ("ngram,draft", {"draft_tree": "3,2,1"}),
         ("suffix", {"draft_tokens": 8}),
         ("suffix", {"draft_tree": "3,2,1"}),
         ("draft", {"draft_tokens": 1}),
@@ -80,7 +83,7 @@ def expected(pair, directory) -> dict[str, Text]:
 )
 def test_every_way_to_draft(directory, monkeypatch, expected, draft, changes) -> None:
     monkeypatch.chdir(directory)
-    where = str(directory / "draft") if draft == "draft" else draft
+    where = ",".join(str(directory / "draft") if part == "draft" else part for part in draft.split(","))
     engine = witnessed(build_engine(config(directory / "target", where, **changes)))
     assert engine.info.exact, engine.info.exact_reason
     jobs = [replace(job, arrives=2 * index) for index, job in enumerate(jobs_of(300, (9, 70, 33, 1, 20, 40), 20))]
@@ -98,7 +101,8 @@ def test_a_draft_of_another_vocabulary_is_refused(directory, tmp_path) -> None:
 
 def test_how_trees_grow_is_the_drafters_to_know(directory) -> None:
     def drafter(**changes) -> tuple[DraftModelDrafter, TreeShape]:
-        engine = build_engine(config(directory / "target", str(directory / "draft"), **changes))
+        shape = {} if "draft_tree" in changes else {"draft_tokens": 4}
+        engine = build_engine(config(directory / "target", str(directory / "draft"), **shape, **changes))
         assert isinstance(engine.drafter, DraftModelDrafter)
         return engine.drafter, engine.scheduler.shape
 

@@ -19,7 +19,15 @@ from spec.trace import StepTrace
 def bundled() -> Engine:
     """The bundled pair, a tree drafted in each step."""
     return build_engine(
-        EngineConfig(draft_tree="3,2,1", dtype="float32", kv_tokens=2048, max_model_len=512, max_seqs=2, threads=1)
+        EngineConfig(
+            draft="bundled",
+            draft_tree="3,2,1",
+            dtype="float32",
+            kv_tokens=2048,
+            max_model_len=512,
+            max_seqs=2,
+            threads=1,
+        )
     )
 
 
