@@ -92,6 +92,8 @@ def _found_draft(config: EngineConfig, part: str) -> str:
 
 def choose_dtype(config: EngineConfig, model: ModelConfig, device: Device) -> Choice:
     """``auto``: bf16 where the device multiplies it natively; else fp16 on a GPU, and fp32 on a CPU if it fits."""
+    if config.dtype == "float32" and device.name.startswith("cuda"):
+        raise Unfit("--dtype float32: the kernels for a GPU are made for 16-bit weights", "leave --dtype out")
     if config.dtype != "auto":
         return Choice(config.dtype, "asked for")
     if device.has_bf16:

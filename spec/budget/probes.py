@@ -1,7 +1,7 @@
 """Asking who is not expected to be worth it, now and then, to see whether that still holds.
 
-What an ask is expected to lose is saved up beforehand, a hundredth of each step; so the dearer it is (a model that has
-long rested has much to catch up with), the more seldom.
+What an ask is expected to lose is saved up beforehand, a small share of each step; so the dearer it is (a model that
+has long rested has much to catch up with), the more seldom.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from spec.budget.members import Member
 from spec.budget.weigh import DraftSeconds, Offer, Taken
 
 #: The share of the time that may be lost.
-PROBING = 0.01
+PROBING = 0.0075
 #: Levels of such a draft.
 _LEVELS = 3
 

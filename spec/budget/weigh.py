@@ -6,7 +6,8 @@ row. A node is never likelier than its parent, so what is taken is a tree.
 
 What time is worth is the pace at which tokens came lately. Where they come in bursts (a text that is copied with edits)
 a step between two bursts should be short, rather than buy dearly what the next burst brings for nothing; taking the
-best tokens per second of each step alone was measured to be 13 % slower there. Where nothing changes, both agree.
+best tokens per second of each step alone was up to 13 % slower there (docs/budget.md). Where nothing changes, both
+agree.
 
 ::
 

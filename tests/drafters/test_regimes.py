@@ -144,8 +144,8 @@ def test_where_nothing_helps_nothing_is_drafted_and_trying_costs_little() -> Non
     plain, spent = CURVE.seconds(1) * 1000, sum(step.ms for step in budget.steps)
     assert sum(steps) > 3 * 590
     assert spent < (1 + PROBING + 0.01) * plain * len(budget.steps)
-    assert model.asked > 30
-    assert share(budget.steps[200:], 0, 2000, lambda choice: choice == "none") == 1.0
+    assert model.asked > 20
+    assert share(budget.steps[200:], 0, 2000, lambda choice: choice == "none") > 0.99
     assert budget.leader.name == "none"
 
 
@@ -156,7 +156,7 @@ def test_who_is_at_rest_is_noticed_when_it_would_help() -> None:
     budget, steps = wrote(text, 100, model=Foresight(text, lambda position: 0.9 * (position > 400)))
     assert share(budget.steps, 200, 400, lambda choice: choice == "none") > 0.9
     assert share(budget.steps, 700, 900, lambda choice: choice == "draft_model") > 0.9
-    assert steps[0] < 550
+    assert steps[0] < 600
 
 
 def test_two_that_know_different_halves_are_asked_together() -> None:

@@ -25,7 +25,10 @@ def jobs() -> list[Job]:
 
 
 def texts_with(draft: str, tree: str | None) -> dict[str, Text]:
-    engine = build_engine(EngineConfig(draft=draft, draft_tree=tree, kv_tokens=640, max_model_len=160, threads=1))
+    tokens = 4 if tree is None else None
+    engine = build_engine(
+        EngineConfig(draft=draft, draft_tokens=tokens, draft_tree=tree, kv_tokens=640, max_model_len=160, threads=1)
+    )
     if draft != "none":
         assert engine.drafter is not None
         assert engine.drafter.name == draft

@@ -67,6 +67,9 @@ def expected(pair, directory) -> dict[str, Text]:
     [
         ("none", {}),
         ("ngram", {}),
+        ("auto", {}),
+        ("draft,suffix,ngram", {}),
+        ("ngram,draft", {"draft_tree": "3,2,1"}),
         ("suffix", {"draft_tokens": 8}),
         ("suffix", {"draft_tree": "3,2,1"}),
         ("draft", {"draft_tokens": 1}),
@@ -80,7 +83,7 @@ def expected(pair, directory) -> dict[str, Text]:
 )
 def test_every_way_to_draft(directory, monkeypatch, expected, draft, changes) -> None:
     monkeypatch.chdir(directory)
-    where = str(directory / "draft") if draft == "draft" else draft
+    where = ",".join(str(directory / "draft") if part == "draft" else part for part in draft.split(","))
     engine = witnessed(build_engine(config(directory / "target", where, **changes)))
     assert engine.info.exact, engine.info.exact_reason
     jobs = [replace(job, arrives=2 * index) for index, job in enumerate(jobs_of(300, (9, 70, 33, 1, 20, 40), 20))]
@@ -91,7 +94,8 @@ def test_every_way_to_draft(directory, monkeypatch, expected, draft, changes) ->
 
 def test_how_trees_grow_is_the_drafters_to_know(directory) -> None:
     def drafter(**changes) -> tuple[DraftModelDrafter, TreeShape]:
-        engine = build_engine(config(directory / "target", str(directory / "draft"), **changes))
+        shape = {} if "draft_tree" in changes else {"draft_tokens": 4}
+        engine = build_engine(config(directory / "target", str(directory / "draft"), **shape, **changes))
         drafting = configured(engine.drafter)
         assert isinstance(drafting, DraftModelDrafter)
         return drafting, engine.scheduler.shape

@@ -48,7 +48,8 @@ def expected(pair, directory) -> dict[str, Text]:
         ("eagle3:{}/eagle3", "eagle3", {"draft_tree": "4,4,2,2,1"}),
         ("{}/speculators", "eagle3", {"draft_tokens": 3, "max_seqs": 1}),
         ("eagle:{}/eagle1", "eagle", {"draft_tree": "3,2,1", "prefix_cache": False}),
-        ("{}/eagle1", "eagle", {}),
+        ("{}/eagle1", "eagle", {"draft_tokens": 4}),
+        ("{}/eagle1,ngram", "combined", {}),
     ],
 )
 def test_every_way_to_name_a_head(directory, expected, draft, name, changes) -> None:

@@ -16,7 +16,7 @@ from spec.request import EngineInfo, Request
 from spec.trace import StepTrace
 
 
-def bundled(draft: str = "auto", tree: str | None = "3,2,1") -> Engine:
+def bundled(draft: str = "bundled", tree: str | None = "3,2,1") -> Engine:
     """The bundled target, a tree drafted in each step, or what the budget chooses."""
     return build_engine(
         EngineConfig(

@@ -33,6 +33,7 @@ GREEDY, WARM = SamplingParams(temperature=0.0, max_tokens=12, seed=1), SamplingP
 @pytest.fixture(scope="module")
 def engine() -> Iterator[Engine]:
     settings: dict[str, Any] = {
+        "draft": "bundled",
         "draft_tree": "3,2,1",
         "dtype": "float32",
         "max_seqs": 2,

@@ -198,8 +198,9 @@ def test_a_server_drafts_from_the_answers_of_the_same_key_alone(tmp_path, file) 
         assert asked(server.wait_for_url(), keys[0]) == (text, repeated)
 
 
-@pytest.mark.parametrize("draft", ["ngram", "none", "auto"])
+@pytest.mark.parametrize("draft", ["ngram", "none", "bundled,ngram"])
 def test_it_goes_with_the_suffix_drafter_alone(draft) -> None:
     with pytest.raises(ConfigurationError, match=f"draft is {draft}: set --draft suffix, or leave --draft-history out"):
         check(EngineConfig(draft=draft, draft_history="file"))
-    check(EngineConfig(draft="suffix", draft_history="file"))
+    for with_it in ("suffix", "auto", "ngram,suffix"):
+        check(EngineConfig(draft=with_it, draft_history="file"))

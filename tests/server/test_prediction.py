@@ -173,7 +173,7 @@ async def test_all_choices_are_counted_together(tokenizer):
 
 @pytest.fixture(scope="module")
 def engine() -> Engine:
-    return bundled("bundled")
+    return bundled()
 
 
 @asynccontextmanager
@@ -230,7 +230,7 @@ async def test_where_a_budget_chooses_it_is_one_of_several(edit):
     """In a tree that several made, each token is counted for whom it came from."""
     path = "/v1/completions"
     ask = ASKS[path] | {"seed": 5, "temperature": 1, "provenance": True, "ignore_eos": True, "max_tokens": 60}
-    async with serving(bundled(tree=None)) as client:
+    async with serving(bundled("auto", tree=None)) as client:
         plain = await (await client.post(path, json=ask)).json()
         text = text_of(plain)
         predicted = text.replace(" the ", " a ") if edit else text

@@ -46,7 +46,7 @@ def test_a_trained_draft_model_drafts(target, teacher, settings, trained, tmp_pa
     (first,) = Run(fewer, teacher, Work(tmp_path / "first", fewer), progress=False)()
     ((ours,), directory) = trained
     assert ours.loss < first.loss
-    engine = witnessed(build_engine(config(target, str(directory))))
+    engine = witnessed(build_engine(config(target, str(directory), draft_tokens=4)))
     assert engine.drafter is not None
     assert engine.drafter.name == "draft_model"
     jobs = jobs_of(290, (9, 30, 20), 16)

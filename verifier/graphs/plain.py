@@ -10,7 +10,7 @@ from spec.protocols import FeatureRequest
 from spec.sequence import Sequence
 from spec.tree import ROOT_ONLY, DraftTree, TreeShape
 from verifier.graphs.proposer import DeviceTree, Proposer, Taken, chain_columns
-from verifier.graphs.state import StepState
+from verifier.graphs.state import StepState, write
 
 
 class RootOnly:
@@ -81,8 +81,8 @@ class FromHost:
             fresh = torch.zeros(len(trees), column.shape[1], dtype=column.dtype)
             for row, made in zip(fresh, trees, strict=True):
                 row[: len(made)] = getattr(made, name)
-            column[: len(trees)].copy_(fresh)
-        tree.counts[: len(trees)].copy_(torch.tensor([len(made) for made in trees]))
+            write(column[: len(trees)], fresh)
+        write(tree.counts[: len(trees)], torch.tensor([len(made) for made in trees]))
 
     def propose(self, state: StepState) -> DeviceTree:
         """What was written."""

@@ -25,9 +25,12 @@ from spec.trace import Stopwatch
 from spec.tree import DraftTree
 from verifier.graphs.buckets import Bucket, Captured
 from verifier.graphs.capture import Arrival, fetched
-from verifier.graphs.plain import FromHost
-from verifier.graphs.state import Joined
+from verifier.graphs.plain import FromHost, RootOnly
+from verifier.graphs.state import Joined, write
 from verifier.graphs.step import Outcome, seen
+
+#: Rows past what two steps may write, for which pages are kept too.
+_MORE_ROWS = 64
 
 
 @dataclass(slots=True)
@@ -112,7 +115,7 @@ class GraphRunner:
     def ahead(self, sequence: Sequence) -> int:
         """What the step ahead may write, and the one that will be launched behind it."""
         ahead = self._ahead
-        return _reach(ahead.captured) if ahead is not None and sequence in ahead.sequences else 0
+        return _kept(ahead.captured) if ahead is not None and sequence in ahead.sequences else 0
 
     def rest(self) -> None:
         """Drop the step that runs ahead; it ends by itself."""
@@ -181,7 +184,7 @@ class GraphRunner:
         first()
         tree = seen(fetched(step.seen).wait()[0], captured.proposer.name)
         allowed = constraint.allowed(tree)
-        step.allowed[: len(allowed)].copy_(allowed)
+        write(step.allowed[: len(allowed)], allowed)
         second()
 
     def _may_run_ahead(self, launched: Launched) -> bool:
@@ -191,7 +194,9 @@ class GraphRunner:
             return False
         if any(s.most_levels <= captured.proposer.shape.levels for s in sequences):
             return False  # this step may be the text's last
-        return _reserved(sequences, _reach(captured))
+        if _between_drafts(captured, sequences):
+            return False
+        return _reserved(sequences, _kept(captured)) or _reserved(sequences, _reach(captured))
 
     def _drafted(self, works: list[Work], captured: Captured) -> list[DraftTree]:
         """The trees of a lookup drafter."""
@@ -238,6 +243,17 @@ def _reach(captured: Captured) -> int:
     """Rows past the committed length that a step and the one behind it may write."""
     shape = captured.proposer.shape
     return shape.levels + 1 + shape.nodes
+
+
+def _kept(captured: Captured) -> int:
+    """The same and some more: pages that are there already need not be told to the device while it runs."""
+    return _reach(captured) + _MORE_ROWS
+
+
+def _between_drafts(captured: Captured, sequences: list[Sequence]) -> bool:
+    """Whether this is a step without drafts that drafting ones come before and after."""
+    proposer = captured.proposer
+    return isinstance(proposer, RootOnly) and proposer.beside is not None and any(s.speculate for s in sequences)
 
 
 def _pages(sequence: Sequence, rows: int) -> int:

@@ -86,14 +86,14 @@ class StepState:
         size = self.size
         places = [*sequences, *[_PADDING] * (size - len(sequences))]
         self.write_tables([place.pages for place in places])
-        self.lengths.copy_(torch.tensor([place.length for place in places], dtype=torch.int32))
-        self.live.copy_(torch.tensor([int(index < len(sequences)) for index in range(size)], dtype=torch.int32))
-        self.recent.copy_(torch.tensor([self._end(place.text) for place in places]))
+        write(self.lengths, torch.tensor([place.length for place in places], dtype=torch.int32))
+        write(self.live, torch.tensor([int(index < len(sequences)) for index in range(size)], dtype=torch.int32))
+        write(self.recent, torch.tensor([self._end(place.text) for place in places]))
         self._places = places
         for nodes, kept in self._sampling.items():
             fresh = self._rows(nodes, "cpu")
             for name in ("temperature", "top_k", "top_p", "min_p", "seeds"):
-                getattr(kept, name).copy_(getattr(fresh, name))
+                write(getattr(kept, name), getattr(fresh, name))
 
     @torch.inference_mode()
     def write_tables(self, pages: Many[list[int]]) -> None:
@@ -103,7 +103,7 @@ class StepState:
             if self._pages[place] != row[:width]:
                 self._pages[place] = list(row[:width])
                 blank = [0] * (width - len(self._pages[place]))
-                self.tables[place].copy_(torch.tensor([*self._pages[place], *blank], dtype=torch.int32))
+                write(self.tables[place], torch.tensor([*self._pages[place], *blank], dtype=torch.int32))
 
     def _rows(self, nodes: int, device: torch.device | str) -> RowSampling:
         """How ``nodes`` rows of each place are drawn, at position 0."""
@@ -118,6 +118,14 @@ class StepState:
 
     def advance(self, taken: AcceptedPaths) -> None:
         """The accepted paths become text; the last emitted token of each is its new root."""
-        # A broken draw is no token. The host ends its sequence; until then it must not be looked up anywhere.
+        # A broken draw is no token and must not be looked up. The host takes none either, and drops what runs ahead.
         self.recent.copy_(gather_recent(self.recent, taken.emitted, taken.lengths).clamp_(min=0))
         self.lengths.add_(taken.lengths.to(torch.int32))
+
+
+def write(target: Tensor, values: Tensor) -> None:
+    """Copy from the host without waiting for what the device is doing: through pinned memory, kept until it is read."""
+    if target.device.type == "cuda":
+        target.copy_(values.pin_memory(), non_blocking=True)
+    else:
+        target.copy_(values)
