@@ -17,18 +17,20 @@ import msgspec
 
 from server.config import EngineConfig
 from server.device import Device
+from server.drafting import DEFAULT_TOKENS, pinned
 from server.heads import Head
 from server.memory import Demand, MemoryPlan, in_words, item_bytes, listed
 from server.unfit import Unfit
 from spec.scheduler import MAX_CHUNK
-from spec.tree import MAX_NODES
+from spec.tree import MAX_NODES, TreeShape
+from verifier.graphs.buckets import sizes, widths
 from verifier.model.config import ModelConfig
 from verifier.workspace import rope_bytes, workspace_bytes
 
 #: The engine's share of the memory unless the flag says otherwise, and the most that is proposed.
 UTILIZATION = 0.9
 _MOST_UTILIZATION = 0.98
-#: Kept for captured graphs, whose tensors stay between launches: an allowance, nothing was measured yet.
+#: Kept for captured graphs beside their tensors: an allowance, nothing was measured yet.
 GRAPH_RESERVE = 1 << 29
 #: Unless sequences or flags ask for more, the KV cache holds no more tokens: its pages are kept count of on the host.
 _MOST_TOKENS = 1 << 22
@@ -113,8 +115,16 @@ class _Case:
         passes = [
             workspace_bytes(shape, item_bytes(self.dtype), positions, MAX_CHUNK + trees, trees) for shape in shapes
         ]
-        workspace = max(passes) + sum(rope_bytes(shape, positions) for shape in shapes)
-        return {"workspace": workspace} | ({"graphs": GRAPH_RESERVE} if self.config.graphs else {})
+        workspace = max(passes) + sum(rope_bytes(shape, item_bytes(self.dtype), positions) for shape in shapes)
+        return {"workspace": workspace} | ({"graphs": self._graphs(shapes)} if self.config.graphs else {})
+
+    def _graphs(self, shapes: Sequence[ModelConfig]) -> int:
+        """The tensors that captured steps keep to themselves: a workspace of the largest, logits where one is cut."""
+        nodes = (pinned(self.config) or TreeShape.chain(DEFAULT_TOKENS)).nodes
+        rows = nodes * max(sizes(self.config.max_seqs))
+        positions, item = self.length + MAX_NODES, item_bytes(self.dtype)
+        cut = len(widths(positions, self.config.page_size)) * (nodes + 1) * self.models[0].vocab_size * 4
+        return GRAPH_RESERVE + cut + max(workspace_bytes(shape, item, positions, rows, rows) for shape in shapes)
 
     def changed(self, **settings: object) -> _Case:
         """The same with other settings."""

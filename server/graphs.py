@@ -4,18 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import torch
+
 from drafters.captured.choice import captured
+from drafters.draft_model import DraftModelDrafter
+from drafters.eagle import EagleDrafter
 from drafters.routed import configured
-from kvpaging import PagePool
-from spec.protocols import Drafter
+from kvpaging import OutOfPages, PagePool, PageTable
+from spec.protocols import Drafter, Rows
 from spec.step import EagerRunner
-from spec.tree import TreeShape
+from spec.tree import MAX_NODES, TreeShape
 from verifier.graphs.buckets import buckets, sizes, widths
 from verifier.graphs.capture import Capture, CudaGraphs, direct
 from verifier.graphs.plain import FromHost
 from verifier.graphs.proposer import Proposer
 from verifier.graphs.runner import GraphRunner
 from verifier.paged_model import PagedModel
+
+#: More than are read like the nodes of a tree.
+_PROMPT_ROWS = MAX_NODES + 1
 
 
 def graph_runner(
@@ -29,6 +36,9 @@ def graph_runner(
     say: Callable[[str], None],
 ) -> GraphRunner:
     """Capture the steps of up to four sequences. longest: most tokens of a text. say: told how far it is."""
+    say("compiling kernels for prompts")
+    for run in _passes(verifier, drafter):
+        _warm(run, pool, max_seqs)
     tables = widths(longest + 2 * shape.nodes + 1, pool.page_size)
     counts = sizes(max_seqs)
     made = {}
@@ -53,3 +63,37 @@ def proposer(drafter: Drafter | None, shape: TreeShape, sequences: int, verifier
         return None
     found = captured(drafter, shape, sequences, verifier.vocab_size)
     return FromHost(drafter.name, shape, sequences, verifier.decoder.device) if found is None else found
+
+
+def _passes(verifier: PagedModel, drafter: Drafter | None) -> list[Callable[[list[Rows]], object]]:
+    """An eager pass of each model there is."""
+    found: list[Callable[[list[Rows]], object]] = [verifier.run]
+    model = configured(drafter)
+    if isinstance(model, DraftModelDrafter):
+        found.append(model.model.run)
+    if isinstance(model, EagleDrafter):
+        head, store = model.head, model.store
+
+        def run(rows: list[Rows]) -> object:
+            count = sum(len(part.tokens) for part in rows)
+            hidden = torch.zeros(count, head.layer.hidden_size, dtype=head.dtype, device=head.device)
+            return head.run(rows, hidden, store)
+
+        found.append(run)
+    return found
+
+
+def _warm(run: Callable[[list[Rows]], object], pool: PagePool, most: int) -> None:
+    """Let kernels be compiled that only prompts need, by how many there are at once: later all streams would wait."""
+    tables: list[PageTable] = []
+    try:
+        for count in range(1, most + 1):
+            tables.append(PageTable(pool))
+            tables[-1].reserve(_PROMPT_ROWS)
+            if count & count - 1 == 0:  # kernels tell powers of two apart
+                run([Rows(table, torch.zeros(_PROMPT_ROWS, dtype=torch.int64), 0, wanted="last") for table in tables])
+    except OutOfPages:
+        pass  # so many prompts never meet here
+    finally:
+        for table in tables:
+            table.release()

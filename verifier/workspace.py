@@ -27,9 +27,9 @@ def workspace_bytes(model: ModelConfig, item: int, positions: int, rows: int, tr
     )
 
 
-def rope_bytes(model: ModelConfig, positions: int) -> int:
-    """The fp32 cosines and sines of so many positions."""
-    return 2 * 4 * positions * model.head_dim
+def rope_bytes(model: ModelConfig, item: int, positions: int) -> int:
+    """The cosines and sines of so many positions, in the model's dtype."""
+    return 2 * item * positions * model.head_dim
 
 
 def _row_numbers(model: ModelConfig) -> int:

@@ -72,7 +72,13 @@ def test_bf16_from_ampere_on_and_fp16_before(capability, dtype) -> None:
 
 
 def test_a_dtype_that_was_asked_for_is_taken() -> None:
-    assert choose_dtype(EngineConfig(dtype="float32"), model(), HOPPER).value == "float32"
+    assert choose_dtype(EngineConfig(dtype="float16"), model(), HOPPER).value == "float16"
+    assert choose_dtype(EngineConfig(dtype="float32"), model(), Device("cpu", 8 * GIB)).value == "float32"
+
+
+def test_fp32_is_not_for_a_gpu() -> None:
+    with pytest.raises(Unfit, match="made for 16-bit weights: leave --dtype out"):
+        choose_dtype(EngineConfig(dtype="float32"), model(), HOPPER)
 
 
 def test_a_processor_without_bf16_takes_fp32_if_it_fits(monkeypatch) -> None:
