@@ -141,6 +141,7 @@ def add_segments(partials, bias, residual, out, R, OUTER: tl.constexpr, SEGMENTS
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, residual: Tensor | None = None) -> Tensor:
     """As :func:`verifier.ops.linear.linear`."""
+    _check(x, weight)
     segments, segment = segments_of(*weight.shape)
     out = x.new_empty(len(x), len(weight))
     if segments > 1:
@@ -155,6 +156,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, residual: Tens
 
 def gated_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """As :func:`verifier.ops.linear.gated_linear`."""
+    _check(x, weight)
     segments, segment = segments_of(*weight.shape)
     inner = len(weight) // 2
     out = x.new_empty(len(x), inner)
@@ -165,6 +167,11 @@ def gated_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tenso
         x, weight, _given(bias, x), out, len(x), inner, x.shape[1], bias is not None, TILE, BLOCK_K, **OPTIONS
     )
     return out
+
+
+def _check(x: Tensor, weight: Tensor) -> None:
+    assert x.is_contiguous() and weight.is_contiguous(), "rows lie one behind the other"
+    assert x.data_ptr() % 16 == 0 and weight.data_ptr() % 16 == 0, "they begin on 16 bytes, as every new tensor does"
 
 
 def _given(tensor: Tensor | None, instead: Tensor) -> Tensor:
