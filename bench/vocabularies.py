@@ -28,6 +28,7 @@ from bench.drafters import tokens_per_step, with_bundled
 from bench.drive import Options, add_arguments, build, request, run, target_of
 from bench.summary import Sample, check_same
 from drafters.draft_model import DraftModelDrafter
+from drafters.routed import configured
 from server.spelling import Spelling
 from spec.engine import Engine
 from spec.sampling import SamplingParams
@@ -95,7 +96,8 @@ def engines_of(options: Options, args: argparse.Namespace, folder: Path) -> Iter
 
 def known(engine: Engine) -> set[int]:
     """The target's tokens that the draft model can propose."""
-    ids = engine.drafter.token_ids if isinstance(engine.drafter, DraftModelDrafter) else None
+    drafter = configured(engine.drafter)
+    ids = drafter.token_ids if isinstance(drafter, DraftModelDrafter) else None
     return set(range(engine.info.vocab_size)) if ids is None else set(ids.tolist())
 
 

@@ -234,7 +234,8 @@ def bundled(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], dict[st
         if drafter == "permuted":
             order = order_without(4096, 0.0, [])
             draft = str(renumbered(BUNDLED / "draft", tmp_path_factory.mktemp("bundled") / "draft", order))
-        engine = build_engine(EngineConfig(draft=draft, kv_tokens=640, max_model_len=256, threads=1))
+        settings = EngineConfig(draft=draft, draft_tokens=4, kv_tokens=640, max_model_len=256, threads=1)
+        engine = build_engine(settings)
         assert ("100%" in engine.info.drafter_reason) == (drafter == "permuted")
         return run(witnessed(engine), asked)
 

@@ -17,7 +17,7 @@ from server.app import create_app, load_text
 from server.config import ServeConfig
 from server.service import Service, ServiceOptions
 from server.telemetry.self_check import SelfCheckCounts
-from spec import step
+from spec import commit
 from spec.engine import Engine
 from tests.selfcheck.checking import until
 from tests.selfcheck.inprocess import SteppedEngine, bundled, first_child
@@ -111,7 +111,7 @@ async def test_a_request_in_the_middle_of_a_re_run_is_served_and_the_re_run_made
 async def test_a_broken_accept_rule_is_found(
     engine: Engine, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(step, "accept", first_child)
+    monkeypatch.setattr(commit, "accept", first_child)
     async with serving(engine) as (client, service, _):
         counts = service.telemetry.self_check
         with caplog.at_level(logging.WARNING, "foresay.selfcheck"):

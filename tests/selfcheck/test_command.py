@@ -17,7 +17,7 @@ from server.commands.selfcheck import prompts_of
 from server.selfcheck.answer import Difference
 from server.selfcheck.prompts import check, rows, sentence
 from server.training.prompts import Prompt
-from spec import step
+from spec import commit
 from spec.errors import ConfigurationError
 from tests.selfcheck.inprocess import first_child
 
@@ -69,7 +69,7 @@ def test_a_stop_text_cuts_both(engine: Engine) -> None:
 
 
 def test_a_broken_accept_rule_is_found(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(step, "accept", first_child)
+    monkeypatch.setattr(commit, "accept", first_child)
     report = check(engine, PROMPTS, [WARM])
     assert report.mismatches >= 2
     found = next(one.difference for one in report.answers if one.difference is not None)
@@ -111,7 +111,7 @@ def test_the_command_reads_a_file_and_tells_in_json(tmp_path: Path, capsys: pyte
 def test_the_command_fails_when_tokens_differ(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(step, "accept", first_child)
+    monkeypatch.setattr(commit, "accept", first_child)
     assert main(["selfcheck", *SMALL, "--max-tokens", "10"]) == 1
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 1 + 4 * 2 + 1
