@@ -45,8 +45,9 @@ def elsewhere(pair):
     return made, moved
 
 
-@pytest.mark.parametrize("shape", ["none", "chain1", "chain4", "3,2,1", "template"])
-@pytest.mark.parametrize("max_seqs", [1, 3])
+@pytest.mark.parametrize(
+    ("shape", "max_seqs"), [("none", 1), ("none", 3), ("chain1", 1), ("chain4", 3), ("3,2,1", 1), ("template", 3)]
+)
 def test_the_same_tokens(elsewhere, shape, max_seqs) -> None:
     made, moved = elsewhere
     shapes = {"none": ROOT_ONLY, "chain1": TreeShape.chain(1), "chain4": TreeShape.chain(4), "template": TEMPLATE}

@@ -36,7 +36,7 @@ def texts(engine: Engine) -> dict[str, list[int]]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("draft", ["auto", "medusa", "eagle3"])
+@pytest.mark.parametrize("draft", ["auto", "eagle3"])
 def test_the_same_tokens_as_on_the_cpu(draft, monkeypatch) -> None:
     """fp32 leaves no close calls here: a token that differs was drawn from something else."""
     config = EngineConfig(

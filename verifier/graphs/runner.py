@@ -16,7 +16,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from kvpaging import OutOfPages
 from spec.commit import emit
 from spec.constrain import Guarded
 from spec.sequence import Sequence
@@ -24,37 +23,20 @@ from spec.step import EagerRunner, StepPlan, Ticket, Verdict, Work
 from spec.trace import Stopwatch
 from spec.tree import DraftTree
 from verifier.graphs.buckets import Bucket, Captured
-from verifier.graphs.capture import Arrival, fetched
-from verifier.graphs.plain import FromHost, RootOnly
+from verifier.graphs.capture import fetched
+from verifier.graphs.launched import (
+    Launched,
+    between_drafts,
+    capturable,
+    kept_rows,
+    nothing_drawn,
+    pages_for,
+    reach,
+    reserved,
+)
+from verifier.graphs.plain import FromHost
 from verifier.graphs.state import Joined, write
 from verifier.graphs.step import Outcome, seen
-
-#: Rows past what two steps may write, for which pages are kept too.
-_MORE_ROWS = 64
-
-
-@dataclass(slots=True)
-class Launched:
-    """A step on its way, or the last that arrived.
-
-    lengths: committed tokens of each sequence before it (of the last one: after it). pages: the tables as it sees them.
-    """
-
-    captured: Captured
-    sequences: list[Sequence]
-    lengths: list[int]
-    pages: list[list[int]]
-    arrival: Arrival
-
-    def knows(self, sequences: list[Sequence]) -> bool:
-        """Whether the device has these sequences, as long as the host has them."""
-        return sequences == self.sequences and [s.table.length for s in sequences] == self.lengths
-
-    def stands(self, sequences: list[Sequence]) -> bool:
-        """Whether it runs on what the host has: its outcome is that of a step launched now."""
-        return self.knows(sequences) and all(
-            sequence.table.pages[: len(pages)] == pages for sequence, pages in zip(sequences, self.pages, strict=True)
-        )
 
 
 @dataclass(slots=True)
@@ -115,7 +97,7 @@ class GraphRunner:
     def ahead(self, sequence: Sequence) -> int:
         """What the step ahead may write, and the one that will be launched behind it."""
         ahead = self._ahead
-        return _kept(ahead.captured) if ahead is not None and sequence in ahead.sequences else 0
+        return kept_rows(ahead.captured) if ahead is not None and sequence in ahead.sequences else 0
 
     def rest(self) -> None:
         """Drop the step that runs ahead; it ends by itself."""
@@ -139,7 +121,7 @@ class GraphRunner:
     def _captured(self, works: list[Work]) -> Captured | None:
         """The step that can run this plan; None if none can."""
         masks = sum(work.sequence.constraint is not None for work in works)
-        if not all(_capturable(work) for work in works) or (masks and len(works) > 1):
+        if not all(capturable(work) for work in works) or (masks and len(works) > 1):
             return None
         drafting = {work.shape is not None and work.shape.levels > 0 for work in works}
         bucket = self._bucket([work.sequence for work in works])
@@ -150,15 +132,15 @@ class GraphRunner:
     def _bucket(self, sequences: list[Sequence]) -> Bucket | None:
         """The smallest that takes so many sequences and their tables, the step ahead included."""
         for (size, pages), bucket in self.buckets.items():
-            rows = _reach(bucket.drafting or bucket.plain)
-            if len(sequences) <= size and all(_pages(s, rows) <= pages for s in sequences):
+            rows = reach(bucket.drafting or bucket.plain)
+            if len(sequences) <= size and all(pages_for(s, rows) <= pages for s in sequences):
                 return bucket
         return None
 
     def _begin(self, captured: Captured, works: list[Work]) -> Launched | None:
         """Launch the step of a plan; what the device does not have yet is written first."""
         sequences, state = [work.sequence for work in works], captured.state
-        if not _reserved(sequences, captured.proposer.shape.nodes) or not captured.proposer.prepare(sequences):
+        if not reserved(sequences, captured.proposer.shape.nodes) or not captured.proposer.prepare(sequences):
             return None
         last = self._last
         if last is None or last.captured.state is not state or not last.knows(sequences):
@@ -194,9 +176,9 @@ class GraphRunner:
             return False
         if any(s.most_levels <= captured.proposer.shape.levels for s in sequences):
             return False  # this step may be the text's last
-        if _between_drafts(captured, sequences):
+        if between_drafts(captured, sequences):
             return False
-        return _reserved(sequences, _kept(captured)) or _reserved(sequences, _reach(captured))
+        return reserved(sequences, kept_rows(captured)) or reserved(sequences, reach(captured))
 
     def _drafted(self, works: list[Work], captured: Captured) -> list[DraftTree]:
         """The trees of a lookup drafter."""
@@ -207,7 +189,7 @@ class GraphRunner:
     def _commit(self, launched: Launched, index: int, work: Work, outcome: Outcome) -> Verdict:
         sequence, proposer = work.sequence, launched.captured.proposer
         tree, drawn = outcome.of(index, proposer.name)
-        run = emit(sequence, tree, drawn, lambda: _nothing(sequence))
+        run = emit(sequence, tree, drawn, lambda: nothing_drawn(sequence))
         sequence.table.commit(len(run.path))
         self.verifier.committed(sequence.table, None)
         proposer.collected(sequence, tree, run.path)
@@ -215,56 +197,3 @@ class GraphRunner:
             self.eager.drafter.committed(sequence, run.path)
         sequence.noise.forget_before(len(sequence.tokens))
         return Verdict.of(work, tree, drawn, run)
-
-
-def _capturable(work: Work) -> bool:
-    """Whether nothing is asked of this step that only the host can do."""
-    sequence, sampling = work.sequence, work.sequence.sampling
-    early = bool(sequence.stop_ids) and sequence.output_length < sampling.min_tokens
-    return not (
-        work.lead
-        or work.shape is None
-        or work.forced
-        or early
-        or sequence.adjustment is not None
-        or sequence.forced is not None
-        or sequence.prediction is not None
-        or sampling.logprobs is not None
-    )
-
-
-def _nothing(sequence: Sequence) -> str:
-    """Why no token could be drawn."""
-    finite = "the model's logits are not finite"
-    return finite if sequence.constraint is None else f"no token is allowed here: the grammar leaves none, or {finite}"
-
-
-def _reach(captured: Captured) -> int:
-    """Rows past the committed length that a step and the one behind it may write."""
-    shape = captured.proposer.shape
-    return shape.levels + 1 + shape.nodes
-
-
-def _kept(captured: Captured) -> int:
-    """The same and some more: pages that are there already need not be told to the device while it runs."""
-    return _reach(captured) + _MORE_ROWS
-
-
-def _between_drafts(captured: Captured, sequences: list[Sequence]) -> bool:
-    """Whether this is a step without drafts that drafting ones come before and after."""
-    proposer = captured.proposer
-    return isinstance(proposer, RootOnly) and proposer.beside is not None and any(s.speculate for s in sequences)
-
-
-def _pages(sequence: Sequence, rows: int) -> int:
-    return sequence.table.pool.pages_for(sequence.table.length + rows)
-
-
-def _reserved(sequences: list[Sequence], rows: int) -> bool:
-    """Make so many rows past each text writable; False if there are too few pages."""
-    try:
-        for sequence in sequences:
-            sequence.table.reserve(rows)
-    except OutOfPages:
-        return False
-    return True

@@ -1,0 +1,93 @@
+"""A step on its way to the GPU or back, and what has to be known before one is launched."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kvpaging import OutOfPages
+from spec.sequence import Sequence
+from spec.step import Work
+from verifier.graphs.buckets import Captured
+from verifier.graphs.capture import Arrival
+from verifier.graphs.plain import RootOnly
+
+#: Rows past what two steps may write, for which pages are kept too.
+_MORE_ROWS = 64
+
+
+@dataclass(slots=True)
+class Launched:
+    """A step on its way, or the last that arrived.
+
+    lengths: committed tokens of each sequence before it (of the last one: after it). pages: the tables as it sees them.
+    """
+
+    captured: Captured
+    sequences: list[Sequence]
+    lengths: list[int]
+    pages: list[list[int]]
+    arrival: Arrival
+
+    def knows(self, sequences: list[Sequence]) -> bool:
+        """Whether the device has these sequences, as long as the host has them."""
+        return sequences == self.sequences and [s.table.length for s in sequences] == self.lengths
+
+    def stands(self, sequences: list[Sequence]) -> bool:
+        """Whether it runs on what the host has: its outcome is that of a step launched now."""
+        return self.knows(sequences) and all(
+            sequence.table.pages[: len(pages)] == pages for sequence, pages in zip(sequences, self.pages, strict=True)
+        )
+
+
+def capturable(work: Work) -> bool:
+    """Whether nothing is asked of this step that only the host can do."""
+    sequence, sampling = work.sequence, work.sequence.sampling
+    early = bool(sequence.stop_ids) and sequence.output_length < sampling.min_tokens
+    return not (
+        work.lead
+        or work.shape is None
+        or work.forced
+        or early
+        or sequence.adjustment is not None
+        or sequence.forced is not None
+        or sequence.prediction is not None
+        or sampling.logprobs is not None
+    )
+
+
+def nothing_drawn(sequence: Sequence) -> str:
+    """Why no token could be drawn."""
+    finite = "the model's logits are not finite"
+    return finite if sequence.constraint is None else f"no token is allowed here: the grammar leaves none, or {finite}"
+
+
+def reach(captured: Captured) -> int:
+    """Rows past the committed length that a step and the one behind it may write."""
+    shape = captured.proposer.shape
+    return shape.levels + 1 + shape.nodes
+
+
+def kept_rows(captured: Captured) -> int:
+    """The same and some more: pages that are there already need not be told to the device while it runs."""
+    return reach(captured) + _MORE_ROWS
+
+
+def between_drafts(captured: Captured, sequences: list[Sequence]) -> bool:
+    """Whether this is a step without drafts that drafting ones come before and after."""
+    proposer = captured.proposer
+    return isinstance(proposer, RootOnly) and proposer.beside is not None and any(s.speculate for s in sequences)
+
+
+def pages_for(sequence: Sequence, rows: int) -> int:
+    """Pages of a table that has room for so many rows past the committed ones."""
+    return sequence.table.pool.pages_for(sequence.table.length + rows)
+
+
+def reserved(sequences: list[Sequence], rows: int) -> bool:
+    """Make so many rows past each text writable; False if there are too few pages."""
+    try:
+        for sequence in sequences:
+            sequence.table.reserve(rows)
+    except OutOfPages:
+        return False
+    return True
