@@ -71,11 +71,6 @@ class Drafts:
         model = models[0] if models else ""
         return cls(lookups, model, resolve(model) if model else None, heads[0] if heads else None)
 
-    @property
-    def count(self) -> int:
-        """How many drafters there are."""
-        return len(self.lookups) + (self.directory is not None) + (self.head is not None)
-
     def lookup_drafters(self, config: EngineConfig, vocab_size: int) -> list[Drafter]:
         """Those that need no model."""
         made = {name: LOOKUPS[name] for name in self.lookups}

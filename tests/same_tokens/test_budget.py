@@ -12,6 +12,7 @@ import pytest
 
 from drafters.combined import CombinedDrafter
 from drafters.ngram import NgramDrafter
+from drafters.prediction import PredictionDrafter
 from drafters.suffix.drafter import SuffixDrafter
 from kvpaging import PagePool, PrefixIndex
 from spec.budget import StepCost
@@ -25,6 +26,7 @@ from spec.scheduler import Scheduler
 from spec.sequence import Sequence as Running
 from spec.tree import TreeShape
 from tests.same_tokens import options
+from tests.same_tokens.edits import predicted
 from tests.same_tokens.heads import head_of, whispered
 from tests.same_tokens.models import Pair, engine_of
 from tests.same_tokens.runs import assert_same, jobs_of, plain, returning, whole
@@ -72,11 +74,11 @@ class Reckless(Budget):
 
 
 def members_of(pair: Pair, known: Mapping[str, list[int]], pool: PagePool) -> list[Member]:
-    """A draft model, heads that are told the truth, and who looks things up."""
+    """A draft model, heads that are told the truth, who looks things up, and what a request predicts."""
     cost = DraftCost(0.05, 0.05, 0.01)
     heads = [whispered(head_of(pair, name, "dynamic"), known)(pool) for name in ("medusa", "eagle3")]
     models: list[Drafter | None] = [pair.draft_model(pool, dynamic=True), *heads]
-    looking: list[Drafter] = [NgramDrafter(shortest=1), SuffixDrafter(slice_seconds=math.inf)]
+    looking: list[Drafter] = [PredictionDrafter(), NgramDrafter(shortest=1), SuffixDrafter(slice_seconds=math.inf)]
     return [Member.model(one, cost) for one in models if one is not None] + [Member.looking(one) for one in looking]
 
 
@@ -121,7 +123,7 @@ def test_alone(pair, seed) -> None:
     jobs = jobs_of(models.vocab_size, lengths, 40)
     texts = plain(models.target, jobs)
     engine = engine_with(models, whole(jobs, texts), seed, max_seqs=1)
-    actual = run(engine, jobs)
+    actual = run(engine, predicted(jobs, texts))
     assert_same(texts, actual)
     assert_mixed(engine)
     statistics = [text.statistics for text in actual.values() if text.statistics]
@@ -133,7 +135,7 @@ def test_preemption(pair, seed) -> None:
     models, lengths = pair("llama2"), (30, 33, 31, 20)
     jobs = jobs_of(models.vocab_size, lengths, 90)
     texts = plain(models.target, jobs)
-    actual = run(engine_with(models, whole(jobs, texts), seed, tokens=192), jobs)
+    actual = run(engine_with(models, whole(jobs, texts), seed, tokens=192), predicted(jobs, texts))
     assert_same(texts, actual)
     assert sum(text.statistics.preemptions for text in actual.values() if text.statistics) > 0
 
@@ -143,7 +145,7 @@ def test_over_a_prefix_hit(pair, seed) -> None:
     models = pair("llama2")
     first, later, texts = returning(models, 16)
     jobs = [*first, *later]
-    actual = run(engine_with(models, whole(jobs, texts), seed, prefix=True), jobs)
+    actual = run(engine_with(models, whole(jobs, texts), seed, prefix=True), predicted(jobs, texts))
     assert_same(texts, actual)
     assert all(actual[job.id].cached_tokens > 0 for job in later)
 
@@ -165,7 +167,7 @@ def test_as_it_chooses_itself(pair) -> None:
     jobs = [replace(job, arrives=3 * at) for at, job in enumerate(jobs_of(models.vocab_size, lengths, 60))]
     texts = plain(models.target, jobs)
     engine = engine_with(models, whole(jobs, texts), None, chunk=16)
-    actual = run(engine, jobs)
+    actual = run(engine, predicted(jobs, texts))
     assert_same(texts, actual)
     statistics = [text.statistics for text in actual.values() if text.statistics]
     assert sum(one.accepted for one in statistics) > 0.5 * sum(one.steps for one in statistics)

@@ -8,12 +8,13 @@ from functools import cache
 import pytest
 import torch
 
+from drafters.draft_model import DraftModelDrafter
 from drafters.ngram import NgramDrafter
 from kvpaging import PagePool
 from spec.protocols import Drafter
 from spec.tree import ROOT_ONLY, TreeShape
 from tests.same_tokens.captured import captured_engine, draft_model, run_freely
-from tests.same_tokens.models import Pair
+from tests.same_tokens.models import Pair, paged
 from tests.same_tokens.proposers import RandomTrees
 from tests.same_tokens.runs import TEMPLATE, assert_same, jobs_of, whole
 from tests.same_tokens.witness import Text
@@ -72,6 +73,21 @@ def test_a_draft_model_in_every_shape(pair, family, shape, max_seqs, careful) ->
 @pytest.mark.parametrize("max_seqs", [1, 4])
 def test_plain(pair, max_seqs) -> None:
     check(pair("llama3", layers=2), lambda pool: None, ROOT_ONLY, max_seqs=max_seqs)
+
+
+@pytest.mark.parametrize("shape", ["chain4", "3,2,1"])
+@pytest.mark.parametrize("right", [True, False])
+def test_a_draft_model_of_another_vocabulary(pair, shape, right) -> None:
+    """Its ids are its own; if the maps are wrong, so are the drafts, and the text is the same."""
+    made = pair("llama3", layers=2)
+    ids = torch.arange(made.vocab_size)
+    own = ids if right else ids.flip(0)
+
+    def translated(pool: PagePool) -> Drafter:
+        return DraftModelDrafter(paged(made.draft, pool, static=True), dynamic=False, read=ids, token_ids=own)
+
+    _, texts = check(made, translated, TreeShape.chain(4) if shape == "chain4" else TreeShape.parse(shape))
+    assert (accepted(texts) > 10) == right
 
 
 def test_op_by_op(pair) -> None:

@@ -52,11 +52,6 @@ class Captured:
         """Who proposes in it."""
         return self.step.proposer
 
-    @property
-    def pages(self) -> int:
-        """Pages of the longest table it takes."""
-        return self.state.tables.shape[1]
-
 
 @dataclass(slots=True)
 class Bucket:

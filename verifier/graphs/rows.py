@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from verifier.graphs.proposer import chain_columns
 from verifier.graphs.state import StepState
 from verifier.ops.lay_out import lay_out
 from verifier.ops.tree_attention import PagedRows
@@ -64,9 +65,5 @@ def _padded(values: Tensor, short: int) -> Tensor:
 
 def chain_words(sequences: int, count: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
     """Numbers and words, int64[S, F], and depths, int32[S, F], of the first ``count`` nodes of chains."""
-    numbers = torch.arange(count, dtype=torch.int64)
-    words = torch.tensor([-1 if node == 63 else (2 << node) - 1 for node in range(count)], dtype=torch.int64)
-    numbers, words, depths = (
-        column.expand(sequences, count).contiguous().to(device) for column in (numbers, words, numbers.int())
-    )
-    return numbers, words, depths
+    parents, words, depths = chain_columns(sequences, count, device)
+    return parents + 1, words, depths

@@ -1,0 +1,54 @@
+"""How many ops a captured step launches: what docs/latency.md says."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+import torch
+
+from spec.tree import ROOT_ONLY, TreeShape
+from tests.same_tokens.captured import captured_engine, draft_model
+from tests.same_tokens.models import Pair
+from tests.simulated.device import DEVICE, simulated
+from tests.simulated.graph import StandInGraph, captured
+from tests.verifier.reading import load_decoder
+from verifier.graphs.runner import GraphRunner
+
+#: Ops that only name memory in another way.
+VIEWS = (
+    "view",
+    "slice",
+    "select",
+    "unsqueeze",
+    "expand",
+    "t.default",
+    "transpose",
+    "split",
+    "alias",
+    "detach",
+    "unfold",
+)
+
+
+def launches(pair: Pair, shape: TreeShape) -> Counter[str]:
+    """By op, of the smallest step that drafts, or that does not."""
+    with simulated():
+        directories = (pair.directory, pair.draft_directory)
+        moved = Pair(*directories, *(load_decoder(path, torch.float32, DEVICE) for path in directories))
+        drafter = draft_model(moved) if shape.levels else lambda pool: None
+        runner = captured_engine(moved, drafter, shape, max_seqs=1, capture=captured).runner
+        assert isinstance(runner, GraphRunner)
+        bucket = next(iter(runner.buckets.values()))
+        graph = (bucket.drafting or bucket.plain).launch
+    assert isinstance(graph, StandInGraph)
+    return Counter(name for name, _ in graph.launches if not any(view in name for view in VIEWS))
+
+
+@pytest.mark.parametrize(("shape", "passes", "beside"), [(ROOT_ONLY, 1, 21), (TreeShape.chain(4), 5, 72)])
+def test_eight_ops_a_layer_and_few_beside(pair, shape, passes, beside) -> None:
+    found = launches(pair("llama3", layers=2), shape)
+    in_layers = 8 * 2 * passes
+    print(f"{shape.levels} levels: {found.total()} ops, {in_layers} of them in layers: {dict(found)}")
+    assert found["rotate_and_store"] == found["tree_attention"] == 2 * passes
+    assert found.total() <= in_layers + beside
