@@ -2,7 +2,7 @@
 
 A way of decoding is written as ``none``, ``ngram``, ``ngram:8`` (levels), ``draft:4`` (a chain of four) or
 ``draft:3,2,1`` (a tree: nodes kept per level). ``suffix`` is written as ``ngram`` is; ``medusa`` and ``eagle3`` take
-chains and trees as ``draft`` does. ``auto`` chooses at every step among all that have a directory, ngram and suffix.
+chains and trees as ``draft`` does. ``auto`` chooses at every step among suffix and all that have a directory.
 ``prediction`` is ``none`` for requests that bring one, ``prediction+suffix:8`` another way below it.
 """
 
@@ -18,7 +18,7 @@ from typing import Any, Self
 
 import msgspec
 
-from server.build import build_engine, target_directory
+from server.build import AUTO, build_engine, target_directory
 from server.config import EngineConfig
 from server.drafting import DEFAULT_TOKENS
 from spec.engine import Engine
@@ -75,7 +75,7 @@ class Options:
     def drafter(self, name: str) -> str:
         """What the engine calls the drafter of a way of decoding."""
         if name == "auto":
-            return ",".join([*(self.drafter(one) for one in FROM_DIRECTORY if getattr(self, one)), "ngram", "suffix"])
+            return ",".join([*(self.drafter(one) for one in FROM_DIRECTORY if getattr(self, one)), *AUTO])
         if name not in FROM_DIRECTORY:
             return name
         directory = str(getattr(self, name))

@@ -42,8 +42,8 @@ Progress = Callable[[str], None]
 BUNDLED = Path(__file__).parent / "bundled"
 #: Heads that come with the bundled target, by what ``--draft`` calls them.
 BUNDLED_HEADS = ("medusa", "eagle3")
-#: Drafters that every target has.
-AUTO = ("ngram", "suffix")
+#: Drafters that every target has, of those that bring something beside the others: ngram finds what suffix finds too.
+AUTO = ("suffix",)
 #: Row counts the start-up measurement times, and when it stops going further (seconds of one pass).
 _MEASURED_ROWS = (2, 4, 8, 16, 32, 64, 128, 256)
 _MEASURE_PATIENCE = 0.4

@@ -25,11 +25,11 @@ from spec.step import StepRunner
 from spec.tree import MAX_NODES, ROOT_ONLY, DraftTree, TreeShape
 
 #: At most so many steps of a kind, and no further one when they have taken so many seconds.
-_STEPS = 12
+_STEPS = 6
 _PATIENCE = 0.4
-#: Rows of the steps whose time is measured, and levels of the drafts.
+#: Rows of the steps whose time is measured, and levels of the drafted chains, and a tree.
 _ROWS = (1, 2, 4, 8, 16, 32, 64)
-_LEVELS = (1, 4)
+_LEVELS, _TREE = (1, 4), TreeShape((4, 4, 3, 3))
 #: A longer text, for what context adds; a pass of few and one of more rows behind it.
 _CONTEXT, _FEW, _MORE = 1024, 2, 16
 _TARGET_PHASES = ("forward", "draw", "commit")
@@ -81,22 +81,36 @@ class Rehearsal:
 
     @cached_property
     def _points(self) -> list[tuple[int, float]]:
-        points: list[tuple[int, float]] = []
+        """Rows and seconds. In turns, up and down, so that whatever else the machine does meets all alike."""
+        times: dict[int, list[float]] = {}
         for rows in _ROWS:
-            times = self.steps(_Filler(), TreeShape.chain(rows - 1))
-            if not times:
+            if not self._time_rows(times, TreeShape.chain(rows - 1)) or median(times[rows]) > _PATIENCE:
                 break
-            points.append((rows, median(sum(spent.get(phase, 0.0) for phase in _TARGET_PHASES) for spent in times)))
-            if points[-1][1] > _PATIENCE:
-                break
-        return points
+        for rows in sorted(times, reverse=True):
+            self._time_rows(times, TreeShape.chain(rows - 1))
+        return [(rows, median(seconds)) for rows, seconds in times.items()]
+
+    def _time_rows(self, times: dict[int, list[float]], shape: TreeShape) -> bool:
+        spent = [sum(step.get(phase, 0.0) for phase in _TARGET_PHASES) for step in self.steps(_Filler(), shape)]
+        if spent:
+            times.setdefault(shape.nodes, []).extend(spent)
+        return bool(spent)
 
     def curve(self) -> StepCost:
-        """Seconds of a whole step by its rows, drafting left out, and what context adds."""
+        """Seconds of a whole step by its rows, drafting left out, and what context adds, and trees."""
         points = self._points or [(1, 1.0)]
         per_token, per_row_token = self._context()
         rows, seconds = [rows for rows, _ in points], [seconds for _, seconds in points]
-        return StepCost(rows, seconds, per_token, per_row_token)
+        return StepCost(rows, seconds, per_token, per_row_token, self._branching())
+
+    def _branching(self) -> float:
+        """Seconds that a tree adds to a step, beside a chain of as many nodes."""
+        tree: dict[int, list[float]] = {}
+        chain: dict[int, list[float]] = {}
+        for _ in range(3):
+            self._time_rows(tree, _TREE)
+            self._time_rows(chain, TreeShape.chain(_TREE.nodes - 1))
+        return max(0.0, median(tree[_TREE.nodes]) - median(chain[_TREE.nodes])) if tree and chain else 0.0
 
     def _context(self) -> tuple[float, float]:
         """Seconds that each token of context adds to a pass, and to each of its rows."""
@@ -125,19 +139,22 @@ class Rehearsal:
         return time.perf_counter() - begun
 
     def draft_cost(self, drafter: Drafter) -> DraftCost:
-        """What a chain of this drafter takes, and what each token it has to catch up with adds to that."""
+        """What a chain and a tree of this drafter take, and what each token it has to catch up with adds to that."""
+        shapes = [*(TreeShape.chain(levels) for levels in _LEVELS), _TREE]
         spent = []
-        for levels in _LEVELS:
-            times = self.steps(drafter, TreeShape.chain(levels))
+        for shape in shapes:
+            times = self.steps(drafter, shape)
             spent.append(median(seconds["propose"] for seconds in times) if times else 0.0)
         level = max(0.0, spent[1] - spent[0]) / (_LEVELS[1] - _LEVELS[0])
+        start = max(0.0, spent[0] - level)
         # A pass over what was written meanwhile costs more rows, as the target's own passes show.
         (_, one), (most, all) = (
             self._points[0] if self._points else (1, 1.0),
             self._points[-1] if self._points else (2, 1.0),
         )
         token = level * max(0.0, all - one) / (one * max(most - 1, 1))
-        return DraftCost(max(0.0, spent[0] - level), level, token)
+        more = token * (_TREE.nodes - 1 - _TREE.levels)
+        return DraftCost(start, level, token, max(level, (spent[2] - start - more) / _TREE.levels))
 
 
 class _Filler:
@@ -147,11 +164,8 @@ class _Filler:
     needs: FeatureRequest | None = None
 
     def propose(self, sequences: Many[Sequence], shapes: Many[TreeShape]) -> list[DraftTree]:
-        """Chains of one token."""
-        return [
-            DraftTree.chain([sequence.tokens[-1]] + [1] * shape.levels, self.name)
-            for sequence, shape in zip(sequences, shapes, strict=True)
-        ]
+        """Trees of one token a level and its siblings."""
+        return [_filled(sequence.tokens[-1], shape) for sequence, shape in zip(sequences, shapes, strict=True)]
 
     def extend(self, sequence: Sequence) -> None:
         """Nothing."""
@@ -161,3 +175,14 @@ class _Filler:
 
     def finished(self, sequence: Sequence) -> None:
         """Nothing."""
+
+
+def _filled(root: int, shape: TreeShape) -> DraftTree:
+    """As many nodes a level as the shape has, all below the first of the one before."""
+    tokens, parents, below = [root], [-1], 0
+    for width in shape.widths:
+        first = len(tokens)
+        tokens += range(1, width + 1)
+        parents += [below] * width
+        below = first
+    return DraftTree.chain(tokens, _Filler.name) if shape.is_chain else DraftTree.build(tokens, parents, _Filler.name)

@@ -31,7 +31,7 @@ from spec.trace import StepTrace
 from spec.tree import MAX_NODES, ROOT_ONLY, TreeShape
 
 #: How often a level of a tree is hit below a node that came, about: by what a level costs it says when to stop.
-_NEXT = 0.7
+_NEXT = 0.6
 #: How many steps pass before the cost curve is read again.
 _REREAD = 16
 #: Phases of a step that do not depend on who drafted.
@@ -61,6 +61,7 @@ class Budget(Observer):
         self._table: list[float] = []
         self._planned = self._sequences = 0
         self._pace = 0.0
+        self._rest: dict[str, int] = {}
         self._probes = Probes()
 
     @property
@@ -103,7 +104,7 @@ class Budget(Observer):
         for part in tree.parts or (tree,):
             record = case.records.get(part.drafter)
             if record is not None and not record.member.looks and len(part) > 1:
-                hit = record.learn(part, emitted, verdict.accepted)
+                hit = record.learn(part, emitted, verdict.accepted, case.bush)
                 if missed:
                     record.beside.saw(0, hit)
 
@@ -111,12 +112,14 @@ class Budget(Observer):
         """Correct the costs."""
         context = sum(len(verdict.work.sequence.tokens) for verdict in verdicts)
         seconds = sum(spent for phase, spent in trace.seconds.items() if phase in _OF_THE_TARGET)
-        self.cost.saw(trace.rows, trace.rows / len(verdicts), context, seconds)
+        trees = sum(verdict.tree is not None and not verdict.tree.is_chain for verdict in verdicts)
+        self.cost.saw(trace.rows, trace.rows / len(verdicts), context, seconds, trees)
         asked = {share.drafter for v in verdicts for share in shares_of(v.work.shape) if share.tree is None}
         if len(asked) == 1:
             name = asked.pop()
             levels, nodes = max((drafted_by(name, v.tree) for v in verdicts if v.tree is not None), default=(0, 0))
-            self.members[name].cost.saw(levels, trace.seconds.get("propose", 0.0), max(0, nodes - levels))
+            spent = trace.seconds.get("propose", 0.0)
+            self.members[name].cost.saw(levels, spent, self._rest.get(name, 0), max(0, nodes - levels))
 
     def ended(self, sequence: Sequence) -> None:
         """Forget the sequence; what it showed stays with the members."""
@@ -135,14 +138,14 @@ class Budget(Observer):
         offers = [self._offer(*pair) for pair in zip(able, cases, strict=True)]
         seconds = self._seconds(len(able), sum(len(sequence.tokens) for sequence in able))
 
-        rested = {member.name: self._rested(member.name, able, cases) for member in self._models}
+        rest = self._rest = {member.name: self._rested(member.name, able, cases) for member in self._models}
 
         def drafting(name: str, levels: float, nodes: float) -> float:
-            return self.members[name].cost.seconds(levels, rested[name] + nodes - levels)
+            return self.members[name].cost.seconds(levels, rest[name], nodes - levels)
 
         self._pace = sum(case.pace(seconds[1]) for case in cases)
         if self.pinned is None:
-            ways = weigh(offers, seconds, drafting, self._pace)
+            ways = weigh(offers, seconds, drafting, self._pace, branching=self.cost.branching)
         else:
             ways = weigh_pinned(offers, seconds, drafting, self.pinned.levels, self.pinned.nodes - 1)
         way = self._probes.due(self._models, ways[0], offers, drafting, self._table, self.pinned is not None)
@@ -249,6 +252,6 @@ class Budget(Observer):
             case.bush = next((bush for bush in bushes if bush.shape is way.tree), None)
             shape = way.tree or self.pinned or TreeShape.chain(way.levels[index])
             if case.bush is not None:
-                shape = replace(shape, least=self._pace * self.members[way.model].cost.of_a_level / _NEXT)
+                shape = replace(shape, least=self._pace * self.members[way.model].cost.of_a_level(tree=True) / _NEXT)
             shares.append(Share(way.model, shape.limited(sequence.most_levels)))
         return Mixed.sharing(shares, why)

@@ -12,25 +12,32 @@ from dataclasses import dataclass, field
 
 #: A step that mixes prefill with decoding takes at most this many times the decode step alone.
 MIXED_STEP_FACTOR = 2.0
-#: How far one step moves what is expected of the next, and how far off it may count to be.
-_STEP, _MOST_OFF = 0.05, 1.5
+#: How far one step moves what is expected of the next: of all steps, since machines are slower at times, and of those
+#: of its kind (as many rows; a chain or a tree) beside. How far off it may count to be.
+_STEP, _OF_KIND, _MOST_OFF = 0.03, 0.03, 1.5
 
 
 class StepCost:
     """Seconds of one forward pass by number of rows: measured points, straight lines between them.
 
-    per_token, per_row_token: seconds that each token of context adds to a pass, and to each of its rows.
+    per_token, per_row_token: seconds that each token of context adds to a pass, and to each of its rows. branching:
+    what a sequence adds whose rows are a tree, and no chain.
     """
 
     def __init__(
-        self, rows: Sequence[int], seconds: Sequence[float], per_token: float = 0.0, per_row_token: float = 0.0
+        self,
+        rows: Sequence[int],
+        seconds: Sequence[float],
+        per_token: float = 0.0,
+        per_row_token: float = 0.0,
+        branching: float = 0.0,
     ) -> None:
         assert rows and len(rows) == len(seconds) and sorted(rows) == list(rows)
         self._rows = list(rows)
-        # More rows never cost less; a dip is noise of the measurement.
-        self._seconds = [max(seconds[: i + 1]) for i in range(len(seconds))]
-        self.per_token, self.per_row_token = per_token, per_row_token
+        self._seconds = _rising(seconds)
+        self.per_token, self.per_row_token, self.branching = per_token, per_row_token, branching
         self._factors = [1.0] * len(rows)
+        self._slower = 1.0
 
     @classmethod
     def measure(cls, run: Callable[[int], float], sizes: Sequence[int], patience: float) -> StepCost:
@@ -54,7 +61,8 @@ class StepCost:
 
     def expected(self, most: int) -> list[float]:
         """Seconds of a step with 0, 1, .. ``most`` rows as steps took them lately, that of more rows never less."""
-        points = [factor * seconds for factor, seconds in zip(self._factors, self._seconds, strict=True)]
+        factors = [self._slower * factor for factor in self._factors]
+        points = [factor * seconds for factor, seconds in zip(factors, self._seconds, strict=True)]
         points = [max(points[: i + 1]) for i in range(len(points))]
         return [_read(self._rows, points, rows) for rows in range(most + 1)]
 
@@ -62,18 +70,20 @@ class StepCost:
         """What so many tokens of context add to a step."""
         return context * (self.per_token + rows * self.per_row_token)
 
-    def saw(self, rows: int, each: float, context: float, seconds: float) -> None:
-        """A step took so many seconds: the points around its rows move a little of the way.
+    def saw(self, rows: int, each: float, context: float, seconds: float, trees: int = 0) -> None:
+        """A step took so many seconds: the curve moves a little of the way, the points around its rows a little more.
 
-        each: rows of one sequence; context: tokens of all.
+        each: rows of one sequence; context: tokens of all; trees: how many sequences had one.
         """
         low, share = _place(self._rows, rows)
         near = [(low, 1.0 - share), (min(low + 1, len(self._rows) - 1), share)]
-        expected = sum(weight * self._factors[i] for i, weight in near) * self.seconds(rows)
-        off = (seconds - self.behind(each, context)) / expected if expected > 0 else 1.0
+        expected = self._slower * sum(weight * self._factors[i] for i, weight in near) * self.seconds(rows)
+        beside = self.behind(each, context) + trees * self.branching
+        off = (seconds - beside) / expected if expected > 0 else 1.0
         off = min(max(off, 1.0 / _MOST_OFF), _MOST_OFF)
+        self._slower *= 1.0 + _STEP * (off - 1.0)
         for i, weight in near:
-            self._factors[i] *= 1.0 + _STEP * weight * (off - 1.0)
+            self._factors[i] *= 1.0 + _OF_KIND * weight * (off - 1.0)
 
     def rows_within(self, seconds: float, most: int) -> int:
         """The largest number of rows, up to ``most``, whose pass is expected to take at most ``seconds``."""
@@ -89,6 +99,17 @@ class StepCost:
             return most
         total = self.rows_within(MIXED_STEP_FACTOR * self.seconds(decode_rows), decode_rows + most)
         return max(1, total - decode_rows)
+
+
+def _rising(seconds: Sequence[float]) -> list[float]:
+    """More rows never cost less: points that fall are noise of the measurement, and are taken to be their mean."""
+    pools: list[tuple[float, int]] = []
+    for value in seconds:
+        pools.append((value, 1))
+        while len(pools) > 1 and pools[-2][0] > pools[-1][0]:
+            (last, many), (before, few) = pools.pop(), pools.pop()
+            pools.append(((last * many + before * few) / (many + few), many + few))
+    return [value for value, count in pools for _ in range(count)]
 
 
 def _place(rows: Sequence[int], wanted: float) -> tuple[int, float]:
@@ -110,27 +131,43 @@ def _read(rows: Sequence[int], seconds: Sequence[float], wanted: float) -> float
 
 @dataclass(slots=True)
 class DraftCost:
-    """Seconds of one draft: for being asked, for each level, and for each token that was written while it rested."""
+    """Seconds of one draft: for being asked, for each level, and for each token that was written while it rested.
+
+    tree_level: for each level of a tree, where candidates are ranked and rows see different ones; as ``level`` if 0.
+    """
 
     start: float = 0.0
     level: float = 0.0
     token: float = 0.0
-    _factor: float = field(default=1.0)
+    tree_level: float = 0.0
+    _factors: list[float] = field(default_factory=lambda: [1.0, 1.0])
 
-    def seconds(self, levels: float, rested: float = 0) -> float:
-        """What a draft of so many levels is expected to take, ``rested`` tokens after the last one."""
-        return self._factor * (self.start + levels * self.level + rested * self.token)
+    def seconds(self, levels: float, rested: float = 0, more: float = 0) -> float:
+        """What a draft of so many levels is expected to take, ``rested`` tokens after the last one.
+
+        more: nodes beside one a level; a chain has none.
+        """
+        level = self._level(more > 0)
+        return self._factors[more > 0] * (self.start + levels * level + (rested + more) * self.token)
+
+    def of_a_level(self, tree: bool = False) -> float:
+        """Seconds of one level more."""
+        return self._factors[tree] * self._level(tree)
 
     @property
-    def of_a_level(self) -> float:
-        """Seconds of one level more."""
-        return self._factor * self.level
+    def of_a_token(self) -> float:
+        """Seconds of one token more that was written while it rested."""
+        return self._factors[0] * self.token
 
-    def saw(self, levels: float, seconds: float, rested: float = 0) -> None:
+    def _level(self, tree: bool) -> float:
+        return self.tree_level or self.level if tree else self.level
+
+    def saw(self, levels: float, seconds: float, rested: float = 0, more: float = 0) -> None:
         """A draft took so many seconds."""
-        expected = self.seconds(levels, rested)
+        expected = self.seconds(levels, rested, more)
         if expected <= 0:
-            self.start, self._factor = seconds, 1.0
+            self.start, self._factors = seconds, [1.0, 1.0]
             return
         off = min(max(seconds / expected, 1.0 / _MOST_OFF), _MOST_OFF)
-        self._factor *= 1.0 + _STEP * (off - 1.0)
+        for kind in (False, True):
+            self._factors[kind] *= 1.0 + (_STEP + _OF_KIND * (kind == (more > 0))) * (off - 1.0)

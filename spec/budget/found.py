@@ -8,19 +8,21 @@ from dataclasses import dataclass, replace
 
 from spec.budget.members import Record
 from spec.budget.merge import merge
-from spec.tree import DraftTree
+from spec.budget.trust import Claims, Runs, behind, claimed
+from spec.tree import MAX_NODES, DraftTree
 
 #: What is less likely than this is no candidate.
-_LEAST = 0.02
+_LEAST = 0.04
 
 
 @dataclass(slots=True, eq=False)
 class _Looked:
-    """One drafter's proposal. cells: where the trust in each drafted node is kept."""
+    """One drafter's proposal. marks: by which the trust in each drafted node is told."""
 
     record: Record
     tree: DraftTree
-    cells: list[int]
+    trust: Claims | Runs
+    marks: list[float]
 
 
 class Found:
@@ -33,49 +35,53 @@ class Found:
         self.names: list[str] = []
         self._looked: list[_Looked] = []
         self._silent: list[Record] = []
-        self._trees: list[DraftTree] = []
+        self._trees: list[tuple[DraftTree, list[float], int]] = []
 
     def add(self, record: Record, tree: DraftTree) -> None:
         """What one of them proposed."""
         if len(tree) == 1:
             self._silent.append(record)
             return
-        depths: Many[int] = range(1, len(tree)) if tree.is_chain else tree.depths.tolist()[1:]
-        cells = record.cells(tree, depths)
-        self._looked.append(_Looked(record, tree, cells))
-        believed = _believed(tree, [record.rates.chance(cell) for cell in cells])
-        kept = merge([believed], most=sum(chance >= _LEAST for chance in believed.chances)).tree
-        if len(kept) > 1:
-            self._trees = [merge([*self._trees, kept]).tree] if self._trees else [kept]
+        marks = claimed(tree)
+        trust: Claims | Runs = record.claims if marks else record.runs
+        marks = marks or behind(tree, record.runs.now)
+        self._looked.append(_Looked(record, tree, trust, marks))
+        chances = _together(tree, [trust.chance(mark) for mark in marks])
+        if max(chances) >= _LEAST:
             self.names.append(tree.drafter)
-            self._sort()
+            self._merge(tree, chances)
 
-    def _sort(self) -> None:
-        tree = self._trees[0]
-        self.chances = sorted(tree.chances[1:], reverse=True)
-        if tree.is_chain:
-            self.first = tree.chances[1]
-        else:
-            depths = tree.depths.tolist()
-            self.first = min(1.0, sum(c for c, depth in zip(tree.chances, depths, strict=True) if depth == 1))
+    def _merge(self, tree: DraftTree, chances: list[float]) -> None:
+        likely = [chance for chance in chances if chance >= _LEAST]
+        self._trees.append((tree, chances, len(likely)))
+        if len(self._trees) == 1 and tree.is_chain:
+            self.chances, self.first = likely, likely[0]
+            return
+        merged = self.best(MAX_NODES)
+        drafted, depths = merged.chances[1:], merged.depths.tolist()[1:]
+        self.chances = sorted(drafted, reverse=True)
+        self.first = min(1.0, sum(chance for chance, depth in zip(drafted, depths, strict=True) if depth == 1))
 
     def best(self, nodes: int) -> DraftTree:
         """The likeliest of them as a tree."""
-        return merge(self._trees, most=nodes + 1).tree
+        trees = [
+            merge([replace(tree, chances=(1.0, *chances))], most=1 + likely).tree
+            for tree, chances, likely in self._trees
+        ]
+        return merge(trees, most=nodes + 1).tree
 
     def learn(self, emitted: Many[int]) -> bool:
         """What came says what was right; returns whether something was found, and all of it wrong from the start."""
         for record in self._silent:
-            record.run = 0
+            record.runs.went(0, ended=True)
         missed = bool(self._looked)
         for looked in self._looked:
             right, ended = 0, False
             for node, hit in _trials(looked.tree, emitted):
-                looked.record.rates.saw(looked.cells[node - 1], hit)
+                looked.trust.saw(looked.marks[node - 1], hit)
                 right += hit
                 ended = not hit
-            run = looked.record.run
-            looked.record.run = 0 if ended else run + right
+            looked.record.runs.went(right, ended)
             missed = missed and not right
         return missed
 
@@ -103,10 +109,10 @@ def _trials(tree: DraftTree, emitted: Many[int]) -> Iterator[tuple[int, bool]]:
         at = came
 
 
-def _believed(tree: DraftTree, given: Many[float]) -> DraftTree:
-    """The tree with the chances that come of each node's chance given its parent."""
+def _together(tree: DraftTree, given: Many[float]) -> list[float]:
+    """The chance of each drafted node, of those given its parent."""
     chances = [1.0]
-    parents = range(len(tree)) if tree.is_chain else tree.parents.tolist()[1:]
-    for parent, chance in zip(parents, given, strict=False):
+    parents = range(len(given)) if tree.is_chain else tree.parents.tolist()[1:]
+    for parent, chance in zip(parents, given, strict=True):
         chances.append(chances[parent] * chance)
-    return replace(tree, chances=tuple(chances))
+    return chances[1:]

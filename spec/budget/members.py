@@ -11,12 +11,12 @@
 
 from __future__ import annotations
 
-import bisect
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, field
 
 from spec.budget.cost import DraftCost
 from spec.budget.rates import OwnRates, Rates
+from spec.budget.trust import Claims, Runs, Salts, of_runs
 from spec.budget.weigh import Grove
 from spec.protocols import Drafter
 from spec.sequence import Sequence
@@ -24,8 +24,9 @@ from spec.tree import DraftTree, TreeShape
 
 #: The deepest that a model is asked to draft, and that a text that was looked up is followed.
 MODEL_LEVELS, LOOKED_LEVELS = 12, 24
-#: What a model is taken to be right in before anybody knows: alone, and where what was looked up is wrong.
-_MODEL_GUESS, _BESIDE_GUESS = 0.6, 0.4
+#: What a model is taken to be right in before anybody knows, and which share of what it is right in alone where what
+#: was looked up is wrong.
+_MODEL_GUESS, _BESIDE_SHARE = 0.6, 0.65
 #: The trees that a model can be asked for, and how often one that is twice or more as wide as a chain still misses
 #: where the chain does, before anybody knows.
 TREES = (TreeShape((3, 2, 1)), TreeShape((4, 4, 3, 3)), TreeShape((6, 6, 5, 5, 5, 4)))
@@ -34,10 +35,6 @@ _STILL_MISSED = (0.7, 0.6, 0.5)
 _KEPT, _GROWN = 0.8, 0.9
 #: A model whose chain begins rightly more seldom is offered no trees.
 _LEAST_FOR_TREES = 0.15
-_CLAIM_EDGES = (0.1, 0.2, 0.35, 0.5, 0.65, 0.8, 0.9, 0.96)
-_CLAIM_GUESSES = (0.05, 0.15, 0.27, 0.42, 0.57, 0.72, 0.85, 0.93, 0.98)
-_RUN_EDGES = (1, 2, 3, 5, 9, 17)
-_RUN_GUESSES = (0.15, 0.4, 0.55, 0.7, 0.8, 0.9, 0.95)
 
 
 @dataclass(slots=True, eq=False)
@@ -59,15 +56,17 @@ class Bush:
 @dataclass(slots=True, eq=False)
 class Member:
     """One drafter. levels: the most it drafts. rates: of all sequences; beside: see the module. asked: how often it was
-    lately asked, of the steps that might have. bushes: what it can be asked for beside chains.
+    lately asked, of the steps that might have. bushes: what it can be asked for beside chains. salts: what was shown of
+    its claims.
     """
 
     drafter: Drafter
     looks: bool
     levels: int
     cost: DraftCost = field(default_factory=DraftCost)
-    rates: Rates = field(default_factory=lambda: Rates(_CLAIM_GUESSES + _RUN_GUESSES))
-    beside: Rates = field(default_factory=lambda: Rates([_BESIDE_GUESS]))
+    rates: Rates = field(default_factory=of_runs)
+    salts: Salts = field(default_factory=Salts)
+    beside: Rates = field(default_factory=lambda: Rates([_MODEL_GUESS * _BESIDE_SHARE]))
     asked: float = 1.0
     bushes: list[Bush] = field(default_factory=list)
 
@@ -90,13 +89,14 @@ class Member:
 
 @dataclass(slots=True, eq=False)
 class Record:
-    """What one sequence has shown of one member. run: tokens in a row that it has been right on by now. drafted_at: the
-    length of the text when it last drafted."""
+    """What one sequence has shown of one member. rates, beside, trees: of a model; claims, runs: of one that looks
+    things up. drafted_at: the length of the text when it last drafted."""
 
     member: Member
     rates: OwnRates
     beside: OwnRates
-    run: int = 0
+    claims: Claims
+    runs: Runs
     drafted_at: int = 0
     trees: list[OwnRates] = field(default_factory=list)
 
@@ -105,7 +105,8 @@ class Record:
         """Nothing yet."""
         trees = [OwnRates(bush.rates) for bush in member.bushes]
         rates, beside = OwnRates(member.rates), OwnRates(member.beside)
-        return cls(member, rates, beside, drafted_at=len(sequence.tokens), trees=trees)
+        claims, runs = member.salts.claims(sequence.salt), Runs(member.rates)
+        return cls(member, rates, beside, claims, runs, len(sequence.tokens), trees)
 
     def chain(self, levels: int) -> list[float]:
         """The chance of each node of a model's chain."""
@@ -129,45 +130,30 @@ class Record:
                 found[bush.shape] = Grove(tokens, bush.kept, bush.levels)
         return found
 
-    def learn(self, tree: DraftTree, emitted: Many[int], accepted: int) -> bool:
-        """What came says how deep the model was right; returns whether it was at depth 1.
+    def learn(self, tree: DraftTree, emitted: Many[int], accepted: int, bush: Bush | None = None) -> bool:
+        """What came says how deep the model was right; returns whether a chain would have been at depth 1.
 
-        accepted: nodes, of what was verified; what came of nodes that were cut off is no merit of the tree.
+        accepted: nodes, of what was verified. bush: what it was asked for, if for no chain. A level of that which was
+        not grown, or cut off, brought nothing: what is grown is what looks likely, so its hits alone say too much.
         """
         hits, first = followed(tree, emitted)
-        for depth, hit in enumerate(first):
+        for depth, hit in enumerate(first if tree.is_chain else first[:1]):
             self.rates.saw(depth, hit)
-        if not tree.is_chain:
-            rates = self._rates_of(tree)
-            for depth, hit in enumerate(hits[: accepted + 1] if rates is not None else ()):
-                rates.saw(depth, hit and depth < accepted)  # type: ignore[union-attr]
-        return bool(hits and hits[0])
-
-    def _rates_of(self, tree: DraftTree) -> OwnRates | None:
-        """Of the smallest of the trees that it fits: a drafter may fill a shape in its own way, or not to the end."""
-        for bush, rates in zip(self.member.bushes, self.trees, strict=True):
-            if len(tree) <= bush.shape.nodes:
-                return rates
-        return None
+        if bush is not None:
+            rates = self.trees[self.member.bushes.index(bush)]
+            for depth in range(min(len(emitted), bush.shape.levels)):
+                came = depth < min(accepted, len(hits)) and hits[depth]
+                rates.saw(depth, came)
+                if not came:
+                    break
+        return bool(first and first[0])
 
     def behind_wrong(self, alone: Many[float]) -> list[float]:
         """The same where what was looked up is wrong."""
         if not alone or not alone[0]:
             return []
-        factor = self.beside.chance(0) / alone[0]
+        factor = self.beside.held(0, _BESIDE_SHARE * alone[0]) / alone[0]
         return [min(1.0, factor * chance) for chance in alone]
-
-    def cells(self, tree: DraftTree, depths: Many[int]) -> list[int]:
-        """Where the trust in each drafted node of a looked up tree is kept."""
-        claims = tree.chances
-        if len(claims) != len(tree):
-            first = len(_CLAIM_GUESSES)
-            return [first + bisect.bisect_right(_RUN_EDGES, self.run + depth - 1) for depth in depths]
-        parents = range(len(claims) - 1) if tree.is_chain else tree.parents.tolist()[1:]
-        return [
-            bisect.bisect_right(_CLAIM_EDGES, claim / claims[parent] if claims[parent] else 0.0)
-            for claim, parent in zip(claims[1:], parents, strict=True)
-        ]
 
 
 def followed(tree: DraftTree, emitted: Many[int]) -> tuple[list[bool], list[bool]]:

@@ -90,4 +90,6 @@ def shape_of(tree: DraftTree) -> TreeShape:
 def drafted_by(name: str, tree: DraftTree) -> tuple[int, int]:
     """How many levels and nodes a drafter proposed, of what became this tree."""
     part = next((part for part in tree.parts or (tree,) if part.drafter == name), None)
-    return (0, 0) if part is None else (int(part.depths.max()), len(part) - 1)
+    if part is None:
+        return 0, 0
+    return len(part) - 1 if part.is_chain else max(part.depths.tolist()), len(part) - 1

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence as Many
 
 #: As many trials as the first guess counts, and as many as what all sequences showed counts for one of them.
-_GUESSED, _HELD = 4.0, 4.0
+_GUESSED, _HELD = 4.0, 12.0
 #: What is left of earlier trials after one more: of one sequence, of all.
-_KEPT, _KEPT_OF_ALL = 0.9, 0.995
+_KEPT, _KEPT_OF_ALL = 0.95, 0.995
 
 
 class Rates:

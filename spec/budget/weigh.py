@@ -104,14 +104,19 @@ DraftSeconds = Callable[[str, float, float], float]
 
 
 def weigh(
-    offers: Many[Offer], seconds: Many[float], draft_seconds: DraftSeconds, pace: float, most: int = MAX_NODES - 1
+    offers: Many[Offer],
+    seconds: Many[float],
+    draft_seconds: DraftSeconds,
+    pace: float,
+    most: int = MAX_NODES - 1,
+    branching: float = 0.0,
 ) -> list[Taken]:
     """The best of each way of drafting, the choice first, no draft always among them.
 
     seconds: of a step by its rows; no more rows than it knows are taken. pace: tokens in a second that time is worth.
-    most: drafted nodes of each sequence.
+    most: drafted nodes of each sequence. branching: seconds that a tree takes more than a chain of as many nodes.
     """
-    scale = _Scale(seconds, pace, most)
+    scale = _Scale(seconds, pace, most, branching)
     plain = Taken("", (0,) * len(offers), (0,) * len(offers), float(len(offers)), seconds[len(offers)])
     ways = [plain]
     looked = any(offer.found for offer in offers)
@@ -163,6 +168,7 @@ class _Scale:
     seconds: Many[float]
     pace: float
     most: int
+    branching: float
 
     def deepest(self, offers: Many[Offer], model: str, beside: bool, draft_seconds: DraftSeconds) -> list[Taken]:
         """The best size at each depth of a model, until going deeper does not pay."""
@@ -184,8 +190,9 @@ class _Scale:
         trees = [offer.tree(model, shape, looked) for offer in offers]
         gains, rows = [grove.tokens for grove in trees], round(sum(grove.nodes for grove in trees))
         deepest = max(grove.levels for grove in trees)
-        rest = _Scale(self.seconds[min(rows, len(self.seconds) - len(offers) - 1) :], self.pace, self.most)
-        found = rest.best(offers, "", 0, looked, draft_seconds(model, deepest, shape.nodes - 1))
+        beyond = self.seconds[min(rows, len(self.seconds) - len(offers) - 1) :]
+        drafting = draft_seconds(model, deepest, shape.nodes - 1) + self.branching * sum(map(bool, gains))
+        found = _Scale(beyond, self.pace, self.most, 0.0).best(offers, "", 0, looked, drafting)
         levels = tuple(shape.levels if gain else 0 for gain in gains)
         return Taken(model, found.found, levels, found.tokens + sum(gains), found.seconds, shape)
 
@@ -205,6 +212,7 @@ class _Scale:
                 counts[modelled][index] += 1
                 tokens += chance
         spent = self.seconds[rows + sum(map(sum, counts))] + drafting
+        spent += self.branching * sum(bool(found and modelled) for found, modelled in zip(*counts, strict=True))
         return Taken(model, tuple(counts[0]), tuple(counts[1]), tokens, spent)
 
     @staticmethod

@@ -131,9 +131,9 @@ def test_a_change_of_regime_moves_the_choice_within_30_tokens(seed: int) -> None
     first = len(prompt)
     block, after = first + 120, first + 120 + 150
     budget, _ = wrote(text, first, model=Foresight(text, lambda position: 0.7))
-    assert share(budget.steps, first + 30, block, lambda choice: choice == "draft_model") > 0.9
+    assert share(budget.steps, first + 30, block, lambda choice: "draft_model" in choice) > 0.9
     assert share(budget.steps, block + 30, after - 5, lambda choice: "suffix" in choice or "ngram" in choice) > 0.9
-    assert share(budget.steps, after + 30, len(text), lambda choice: choice == "draft_model") > 0.9
+    assert share(budget.steps, after + 30, len(text), lambda choice: "draft_model" in choice) > 0.9
 
 
 def test_where_nothing_helps_nothing_is_drafted_and_trying_costs_little() -> None:

@@ -46,7 +46,7 @@ def test_the_text_is_the_same_whoever_drafts(url: str) -> None:
     plain = said(url, off=True)
     text = plain["choices"][0]["text"]
     assert plain["metrics"]["speculative_decoding"]["num_draft_tokens"] == 0
-    for asked in ({}, {"method": "draft_model"}, {"method": "suffix"}, {"method": "ngram", "max_tokens": 2}):
+    for asked in ({}, {"method": "draft_model"}, {"method": "suffix"}, {"method": "suffix", "max_tokens": 2}):
         answer = said(url, **asked)
         assert answer["choices"][0]["text"] == text, asked
         drafters = {step["drafter"] for step in answer["choices"][0]["provenance"]["steps"] if step["drafted"]}
@@ -63,7 +63,7 @@ def test_a_drafter_that_is_not_there_is_refused(url: str) -> None:
     with pytest.raises(urllib.error.HTTPError) as refused:
         said(url, method="medusa")
     error = json.loads(refused.value.read())["error"]
-    assert error["message"].startswith("speculation.method must be one of auto, none, draft_model, ngram, suffix")
+    assert error["message"].startswith("speculation.method must be one of auto, none, draft_model, suffix")
 
 
 def test_choices_are_counted_and_written_down_with_their_reasons(url: str, trace: Path) -> None:

@@ -33,18 +33,18 @@ def test_a_sequence_is_taken_as_it_is_and_a_new_one_like_the_others() -> None:
     for _ in range(30):
         OwnRates(shared).saw(0, True)
     odd = OwnRates(shared)
-    for _ in range(10):
+    for _ in range(20):
         odd.saw(0, False)
     assert odd.chance(0) < 0.35
-    assert OwnRates(shared).chance(0) > 0.7
+    assert OwnRates(shared).chance(0) > 0.55
 
 
-def test_a_change_is_seen_within_a_few_trials() -> None:
+def test_a_change_is_seen_within_some_trials() -> None:
     own = OwnRates(Rates([0.5]))
     for _ in range(100):
         own.saw(0, True)
     assert own.chance(0) > 0.9
-    for _ in range(10):
+    for _ in range(25):
         own.saw(0, False)
     assert own.chance(0) < 0.5
 
@@ -61,18 +61,39 @@ def test_what_one_depth_shows_is_the_guess_of_the_next() -> None:
     assert apart.chances[1:] == [0.6, 0.6]
 
 
-def test_steps_correct_the_curve_near_their_rows() -> None:
+def test_steps_correct_the_curve_most_of_all_near_their_rows() -> None:
     cost = StepCost([1, 8, 64], [1.0, 1.0, 4.0])
     for _ in range(200):
         cost.saw(8, 8, 0, 2.0)
     after = cost.expected(64)
     assert after[8] == pytest.approx(2.0, rel=0.02)
-    assert after[1] == 1.0
-    assert after[64] == 4.0
+    assert after[1] < 1.5
+    assert after[64] < 6.0
     for _ in range(200):
         cost.saw(1, 1, 0, 3.0)
     assert cost.expected(64)[8] >= cost.expected(64)[1] == pytest.approx(3.0, rel=0.02)
     assert cost.points == [(1, 1.0), (8, 1.0), (64, 4.0)]
+
+
+def test_a_slower_machine_is_slower_at_all_rows_and_soon() -> None:
+    cost = StepCost([1, 8, 64], [1.0, 1.5, 4.0])
+    for _ in range(30):
+        cost.saw(1, 1, 0, 2.0)
+        cost.saw(8, 8, 0, 3.0)
+    after = cost.expected(64)
+    assert after[1] == pytest.approx(2.0, rel=0.05)
+    assert after[8] == pytest.approx(3.0, rel=0.05)
+    assert after[64] > 6.0
+
+
+def test_chains_and_trees_cost_what_they_were_seen_to() -> None:
+    cost = DraftCost(0.1, 0.2, 0.01, tree_level=0.3)
+    assert cost.seconds(2, more=3) == pytest.approx(0.1 + 0.6 + 0.03)
+    for _ in range(200):
+        cost.saw(2, 1.0, more=3)
+        cost.saw(2, 0.5)
+    assert cost.seconds(2, more=3) == pytest.approx(1.0, rel=0.05)
+    assert cost.seconds(2) == pytest.approx(0.5, rel=0.05)
 
 
 def test_one_step_that_was_held_up_hardly_counts() -> None:

@@ -1,0 +1,93 @@
+"""How far what was looked up is believed, from claims and from what came of them."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from spec.budget.rates import Rates
+from spec.budget.trust import Runs, Salts, behind, claimed, of_runs
+from spec.tree import DraftTree
+
+
+def test_before_anything_was_seen_a_claim_is_taken_at_its_word() -> None:
+    assert [Salts().claims("").chance(claim) for claim in (0.1, 0.5, 0.9)] == pytest.approx([0.1, 0.5, 0.9])
+
+
+def test_claims_that_come_true_stay_as_they_are() -> None:
+    rng, claims = random.Random(0), Salts().claims("")
+    believed: list[list[float]] = []
+    for _ in range(1000):
+        claim = rng.choice((0.1, 0.3, 0.5, 0.7, 0.9))
+        claims.saw(claim, rng.random() < claim)
+        believed.append([claims.chance(claim) for claim in (0.1, 0.5, 0.9)])
+    means = [sum(column) / len(believed) for column in zip(*believed, strict=True)]
+    assert means == pytest.approx([0.1, 0.5, 0.9], abs=0.06)
+
+
+def test_where_a_text_is_copied_low_claims_are_believed_after_a_few_tokens() -> None:
+    claims = Salts().claims("")
+    for claim in (0.3, 0.4, 0.5, 0.6):
+        claims.saw(claim, True)
+    assert claims.chance(0.3) > 0.55
+
+
+def test_claims_that_say_nothing_are_all_worth_the_same() -> None:
+    rng, claims = random.Random(1), Salts().claims("")
+    for _ in range(2000):
+        claims.saw(rng.choice((0.1, 0.5, 0.9)), rng.random() < 0.5)
+    assert max(claims.chance(claim) for claim in (0.1, 0.5, 0.9)) < 0.65
+    assert min(claims.chance(claim) for claim in (0.1, 0.5, 0.9)) > 0.35
+
+
+def test_a_new_sequence_begins_where_its_salt_is_and_no_other() -> None:
+    salts = Salts()
+    for _ in range(10):
+        one = salts.claims("a")
+        for _ in range(30):
+            one.saw(0.8, False)
+    assert salts.claims("a").chance(0.8) < 0.4
+    assert salts.claims("b").chance(0.8) == pytest.approx(0.8)
+
+
+def test_no_more_salts_are_remembered_than_so_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("spec.budget.trust._SALTS", 2)
+    salts = Salts()
+    for _ in range(50):
+        salts.claims("a").saw(0.8, False)
+    for salt in ("b", "a", "c"):
+        salts.claims(salt)
+    assert salts.claims("a").chance(0.8) < 0.7, "it was asked for after b"
+    for salt in ("d", "e"):
+        salts.claims(salt)
+    assert salts.claims("a").chance(0.8) == pytest.approx(0.8)
+
+
+def test_runs_grow_while_they_are_right() -> None:
+    runs = Runs(of_runs())
+    runs.went(3, ended=False)
+    runs.went(2, ended=False)
+    assert runs.now == 5
+    assert runs.chance(5) > runs.chance(0)
+    runs.went(2, ended=True)
+    assert runs.now == 0
+
+
+def test_runs_learn_of_their_length_alone() -> None:
+    runs = Runs(Rates(list(of_runs().chances)))
+    before = runs.chance(0)
+    for _ in range(50):
+        runs.saw(9, False)
+    assert runs.chance(9) < 0.4
+    assert runs.chance(0) == before
+
+
+def test_claims_and_runs_of_chains_and_trees() -> None:
+    chain = DraftTree.chain([7, 1, 2], "suffix", (1.0, 0.5, 0.4))
+    assert claimed(chain) == pytest.approx([0.5, 0.8])
+    assert behind(chain, 4) == [4.0, 5.0]
+    tree = DraftTree.build([7, 1, 2, 3], [-1, 0, 0, 2], "suffix", (1.0, 0.5, 0.2, 0.1))
+    assert claimed(tree) == pytest.approx([0.5, 0.2, 0.5])
+    assert behind(tree, 0) == [0.0, 0.0, 1.0]
+    assert claimed(DraftTree.chain([7, 1])) == []
