@@ -182,7 +182,9 @@ class Budget(Observer):
     def _case(self, sequence: Sequence) -> Case:
         case = self._cases.get(sequence.id)
         if case is None:
-            case = self._cases[sequence.id] = Case({m.name: Record.of(m, sequence) for m in self._allowed(sequence)})
+            case = self._cases[sequence.id] = Case(
+                {m.name: Record.of(m, sequence, not self.resting(m.name)) for m in self._allowed(sequence)}
+            )
         return case
 
     def _allowed(self, sequence: Sequence) -> list[Member]:

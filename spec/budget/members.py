@@ -101,12 +101,12 @@ class Record:
     trees: list[OwnRates] = field(default_factory=list)
 
     @classmethod
-    def of(cls, member: Member, sequence: Sequence) -> Record:
-        """Nothing yet."""
+    def of(cls, member: Member, sequence: Sequence, read: bool = True) -> Record:
+        """Nothing yet. read: whether the text so far was shown to the member."""
         trees = [OwnRates(bush.rates) for bush in member.bushes]
         rates, beside = OwnRates(member.rates), OwnRates(member.beside)
         claims, runs = member.salts.claims(sequence.salt), Runs(member.rates)
-        return cls(member, rates, beside, claims, runs, len(sequence.tokens), trees)
+        return cls(member, rates, beside, claims, runs, len(sequence.tokens) if read else 0, trees)
 
     def chain(self, levels: int) -> list[float]:
         """The chance of each node of a model's chain."""

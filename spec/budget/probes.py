@@ -52,7 +52,8 @@ class Probes:
             for way in ways(member, best, offers, drafting, seconds, self._turn):
                 loss = max(0.0, way.seconds - way.tokens / best.pace)
                 if loss <= self._saved:
-                    self._saved, self._least = self._saved - loss, 0.0
+                    # What more was saved, for one that had much to catch up with, is not for many that have not.
+                    self._saved = self._least = 0.0
                     return way
                 self._least = min(self._least, loss)
         if self._least == math.inf:  # all take part already
