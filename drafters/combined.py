@@ -10,6 +10,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Many
+from dataclasses import replace
 
 from spec.budget.budget import Budget
 from spec.budget.merge import Merged, merge
@@ -54,7 +55,8 @@ class CombinedDrafter:
 
     def _merged(self, sequence: Sequence, trees: list[DraftTree], shape: TreeShape) -> DraftTree:
         merged = merge(trees, most=shape.nodes)
-        if self._budget.pinned is None and not all(tree.is_chain for tree in trees):
+        growing = any(share.shape.least for share in shares_of(shape)) or not all(tree.is_chain for tree in trees)
+        if self._budget.pinned is None and growing:
             merged = self._cut(sequence, merged, shape)
         self._asked[sequence.id] = _numbers(trees, merged)
         return merged.tree
@@ -71,7 +73,8 @@ class CombinedDrafter:
             return merged
         cut = merge([tree], most=worth)
         places = cut.numbers[0]
-        return Merged(cut.tree, [[places[node] if node >= 0 else -1 for node in own] for own in merged.numbers])
+        kept = replace(cut.tree, parts=tree.parts or (tree,))
+        return Merged(kept, [[places[node] if node >= 0 else -1 for node in own] for own in merged.numbers])
 
     def extend(self, sequence: Sequence) -> None:
         """To all but those at rest: they catch up when they are asked."""

@@ -82,6 +82,10 @@ class DraftModelDrafter:
     def _filled(self, sequence: Sequence) -> int:
         return sequence.table.length - self.model.missing(sequence.table)
 
+    def unread(self, sequence: Sequence) -> int:
+        """Tokens without KV here, the root among them."""
+        return len(sequence.tokens) - self._filled(sequence)
+
     def extend(self, sequence: Sequence) -> None:
         """Compute KV for committed tokens that have none, at most ``_CATCH_UP_ROWS`` of them."""
         table, filled = sequence.table, self._filled(sequence)

@@ -138,6 +138,10 @@ class EagleDrafter:
         """Whether the features of all committed positions are there."""
         return self.features.filled(sequence.table) == sequence.table.length
 
+    def unread(self, sequence: Sequence) -> int:
+        """Tokens whose rows were not run, the root among them."""
+        return len(sequence.tokens) - self.store.filled(sequence.table)
+
     def _start(self, sequence: Sequence) -> int:
         """The first position whose row was not run; slot 0, of which no row is made, is cleared."""
         filled = self.store.filled(sequence.table)

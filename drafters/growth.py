@@ -96,8 +96,7 @@ class Growing:
 
     @property
     def _fades(self) -> bool:
-        """A chain knows no chances as it grows."""
-        if not self.shape.least or self.shape.is_chain:
+        if not self.shape.least:
             return False
         return sum(math.exp(self.scores[node]) for node in self.frontier) < self.shape.least
 
@@ -128,7 +127,7 @@ class Growing:
         if adjusts(self.sequence, self.depth):
             logits = self._adjusted(logits, token_ids)
         noisy = with_noise(logits, self.sequence, self.depth, token_ids, shared_noise)
-        if self.shape.is_chain:
+        if self.shape.is_chain and not self.shape.least:
             return self._lengthen(noisy, token_ids)
         tokens, chances = best_children(noisy, self.width, token_ids)
         return self._add_level(tokens.numpy(), chances.double().numpy())
@@ -154,7 +153,7 @@ class Growing:
         return path[::-1]
 
     def _lengthen(self, noisy: Tensor, token_ids: Tensor | None) -> list[int]:
-        """One more token of a chain. Nothing is chosen by its chance, so it is not computed."""
+        """One more token of a chain of a given length. Nothing is chosen by its chance, so it is not computed."""
         column = noisy[0].argmax()
         if noisy[0, column] == -torch.inf:
             self.frontier = []
@@ -216,8 +215,7 @@ class Growing:
         """The finished tree."""
         if self.shape.is_chain:
             self.kept = list(range(len(self.tokens)))
-            chances = self.calibration.chain(self.kind, len(self.tokens) - 1)
-            return DraftTree.chain(self.tokens, drafter, (1.0, *chances))
+            return DraftTree.chain(self.tokens, drafter, self._chances_of_chain())
         # The likeliest, in the order found; of equal ones the earlier, so that a parent stays in.
         ranked = sorted(range(1, len(self.tokens)), key=lambda node: (-self.scores[node], node))
         self.kept = [0, *sorted(ranked[: self.shape.nodes - 1])]
@@ -225,6 +223,11 @@ class Growing:
         parents = [number[self.parents[node]] for node in self.kept]
         chances = tuple(math.exp(self.scores[node]) for node in self.kept)
         return DraftTree.build([self.tokens[node] for node in self.kept], parents, drafter, chances)
+
+    def _chances_of_chain(self) -> tuple[float, ...]:
+        if self.shape.least:
+            return tuple(map(math.exp, self.scores))
+        return (1.0, *self.calibration.chain(self.kind, len(self.tokens) - 1))
 
     def learn(self, path: list[int]) -> None:
         """What came below each accepted node, of what was looked at there, is shown to the calibration.

@@ -68,8 +68,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     draft: Annotated[
         str,
         _about(
-            "who proposes tokens: auto (all there is: ngram and suffix, and the bundled draft model for the bundled "
-            "target), none, ngram, suffix, a draft model as a directory, hub id or bundled, heads (medusa:PATH, "
+            "who proposes tokens: auto (suffix, and the bundled draft model for the bundled target), none, "
+            "ngram, suffix, a draft model as a directory, hub id or bundled, heads (medusa:PATH, "
             "eagle3:PATH), the bundled heads (medusa, eagle3), or several with commas between them",
             "models",
             "DRAFT",

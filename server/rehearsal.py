@@ -87,7 +87,8 @@ class Rehearsal:
             if not self._time_rows(times, TreeShape.chain(rows - 1)) or median(times[rows]) > _PATIENCE:
                 break
         for rows in sorted(times, reverse=True):
-            self._time_rows(times, TreeShape.chain(rows - 1))
+            if median(times[rows]) <= _PATIENCE:
+                self._time_rows(times, TreeShape.chain(rows - 1))
         return [(rows, median(seconds)) for rows, seconds in times.items()]
 
     def _time_rows(self, times: dict[int, list[float]], shape: TreeShape) -> bool:
@@ -107,7 +108,8 @@ class Rehearsal:
         """Seconds that a tree adds to a step, beside a chain of as many nodes."""
         tree: dict[int, list[float]] = {}
         chain: dict[int, list[float]] = {}
-        for _ in range(3):
+        slow = not self._points or self._points[0][1] > _PATIENCE / _STEPS
+        for _ in range(1 if slow else 3):
             self._time_rows(tree, _TREE)
             self._time_rows(chain, TreeShape.chain(_TREE.nodes - 1))
         return max(0.0, median(tree[_TREE.nodes]) - median(chain[_TREE.nodes])) if tree and chain else 0.0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Many
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal, Protocol, runtime_checkable
 
 from torch import Tensor
 
@@ -129,6 +129,15 @@ class Drafter(Protocol):
 
     def finished(self, sequence: Sequence) -> None:
         """The sequence is over (or was preempted): drop what was kept for it."""
+        ...
+
+
+@runtime_checkable
+class CatchesUp(Protocol):
+    """A :class:`Drafter` that computes something of all of the text, and does so when it is asked at the latest."""
+
+    def unread(self, sequence: Sequence) -> int:
+        """Tokens it would have to compute before it could draft."""
         ...
 
 

@@ -99,27 +99,32 @@ class Budget(Observer):
         missed = case.found.learn(emitted) if current else False
         if current:
             case.stepped(len(emitted))
-        if case.bush is not None:
-            case.grew(max(drafted_by(name, tree) for name in case.records if not self.members[name].looks)[0])
+        grown = max((drafted_by(name, tree)[0] for name in case.records if not self.members[name].looks), default=0)
+        if current and case.bush is not None and grown:
+            case.grew(grown)
         for part in tree.parts or (tree,):
             record = case.records.get(part.drafter)
             if record is not None and not record.member.looks and len(part) > 1:
-                hit = record.learn(part, emitted, verdict.accepted, case.bush)
+                bush = case.bush if case.bush in record.member.bushes else None
+                hit = record.learn(part, emitted, verdict.accepted, bush)
                 if missed:
                     record.beside.saw(0, hit)
+                if hit and self.resting(part.drafter):
+                    self._probes.surprised(part.drafter)
 
     def _time(self, trace: StepTrace, verdicts: Many[Verdict]) -> None:
         """Correct the costs."""
         context = sum(len(verdict.work.sequence.tokens) for verdict in verdicts)
         seconds = sum(spent for phase, spent in trace.seconds.items() if phase in _OF_THE_TARGET)
-        trees = sum(verdict.tree is not None and not verdict.tree.is_chain for verdict in verdicts)
+        trees = sum(_branches(verdict) for verdict in verdicts)
         self.cost.saw(trace.rows, trace.rows / len(verdicts), context, seconds, trees)
         asked = {share.drafter for v in verdicts for share in shares_of(v.work.shape) if share.tree is None}
         if len(asked) == 1:
             name = asked.pop()
             levels, nodes = max((drafted_by(name, v.tree) for v in verdicts if v.tree is not None), default=(0, 0))
             spent = trace.seconds.get("propose", 0.0)
-            self.members[name].cost.saw(levels, spent, self._rest.get(name, 0), max(0, nodes - levels))
+            if nodes:  # a grammar may have left nothing to draft
+                self.members[name].cost.saw(levels, spent, self._rest.get(name, 0), max(0, nodes - levels))
 
     def ended(self, sequence: Sequence) -> None:
         """Forget the sequence; what it showed stays with the members."""
@@ -138,7 +143,7 @@ class Budget(Observer):
         offers = [self._offer(*pair) for pair in zip(able, cases, strict=True)]
         seconds = self._seconds(len(able), sum(len(sequence.tokens) for sequence in able))
 
-        rest = self._rest = {member.name: self._rested(member.name, able, cases) for member in self._models}
+        rest = self._rest = {member.name: max(map(member.rest, able)) for member in self._models}
 
         def drafting(name: str, levels: float, nodes: float) -> float:
             return self.members[name].cost.seconds(levels, rest[name], nodes - levels)
@@ -182,9 +187,7 @@ class Budget(Observer):
     def _case(self, sequence: Sequence) -> Case:
         case = self._cases.get(sequence.id)
         if case is None:
-            case = self._cases[sequence.id] = Case(
-                {m.name: Record.of(m, sequence, not self.resting(m.name)) for m in self._allowed(sequence)}
-            )
+            case = self._cases[sequence.id] = Case({m.name: Record.of(m, sequence) for m in self._allowed(sequence)})
         return case
 
     def _allowed(self, sequence: Sequence) -> list[Member]:
@@ -229,14 +232,6 @@ class Budget(Observer):
             ]
         return self._table
 
-    @staticmethod
-    def _rested(name: str, able: Many[Sequence], cases: Many[Case]) -> int:
-        """Tokens that were written since a member last drafted, of the sequence where these are most."""
-        return max(
-            len(sequence.tokens) - case.records[name].drafted_at if name in case.records else 0
-            for sequence, case in zip(able, cases, strict=True)
-        )
-
     def _count(self, way: Taken, cases: Many[Case]) -> None:
         """Remember who took part."""
         for member in self.members.values():
@@ -249,11 +244,21 @@ class Budget(Observer):
             tree = case.found.best(way.found[index])
             shares.append(Share(tree.drafter, shape_of(tree), tree))
         if way.levels[index]:
-            case.records[way.model].drafted_at = len(sequence.tokens)
             bushes = self.members[way.model].bushes
             case.bush = next((bush for bush in bushes if bush.shape is way.tree), None)
             shape = way.tree or self.pinned or TreeShape.chain(way.levels[index])
             if case.bush is not None:
-                shape = replace(shape, least=self._pace * self.members[way.model].cost.of_a_level(tree=True) / _NEXT)
+                level = self.members[way.model].cost.of_a_level(tree=not shape.is_chain)
+                # One pass drafts the level for all of them.
+                shape = replace(shape, least=self._pace * level / (_NEXT * sum(map(bool, way.levels))))
             shares.append(Share(way.model, shape.limited(sequence.most_levels)))
         return Mixed.sharing(shares, why)
+
+
+def _branches(verdict: Verdict) -> bool:
+    """Whether a model's tree was verified, which was expected to take more than a chain."""
+    return (
+        verdict.tree is not None
+        and not verdict.tree.is_chain
+        and any(share.tree is None for share in shares_of(verdict.work.shape))
+    )

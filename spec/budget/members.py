@@ -3,10 +3,9 @@
 ::
 
     looks      proposes from the text alone, in microseconds: every step shows what it would say, and what was right
-      claims     its own chance of each node, in bins: how often that many come true
-      runs       one that claims nothing: by how many tokens in a row it has been right by now, drafted ones included
+      trust      how far its drafts are right in this text, by what it claims of them (:mod:`spec.budget.trust`)
     models     by depth; and at depth 1 apart where what was looked up is wrong, since both are often right together
-    trees      of a model, three of them: by depth as well, taken to be right where the chain would miss now and then
+    trees      of a model, some of them: by depth as well, taken to be right where the chain would miss now and then
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from spec.budget.cost import DraftCost
 from spec.budget.rates import OwnRates, Rates
 from spec.budget.trust import Claims, Runs, Salts, of_runs
 from spec.budget.weigh import Grove
-from spec.protocols import Drafter
+from spec.protocols import CatchesUp, Drafter
 from spec.sequence import Sequence
 from spec.tree import DraftTree, TreeShape
 
@@ -27,10 +26,10 @@ MODEL_LEVELS, LOOKED_LEVELS = 12, 24
 #: What a model is taken to be right in before anybody knows, and which share of what it is right in alone where what
 #: was looked up is wrong.
 _MODEL_GUESS, _BESIDE_SHARE = 0.6, 0.65
-#: The trees that a model can be asked for, and how often one that is twice or more as wide as a chain still misses
-#: where the chain does, before anybody knows.
-TREES = (TreeShape((3, 2, 1)), TreeShape((4, 4, 3, 3)), TreeShape((6, 6, 5, 5, 5, 4)))
-_STILL_MISSED = (0.7, 0.6, 0.5)
+#: The trees that a model can be asked for, each grown as far as it looks likely (a chain among them), and how often one
+#: that is wider still misses where a chain does, before anybody knows.
+TREES = (TreeShape.chain(5), TreeShape((3, 2, 1)), TreeShape((4, 4, 3, 3)), TreeShape((6, 6, 5, 5, 5, 4)))
+_STILL_MISSED = (1.0, 0.7, 0.6, 0.5)
 #: What is taken to be verified of a tree, and how far it is taken to grow, before anybody knows.
 _KEPT, _GROWN = 0.8, 0.9
 #: A model whose chain begins rightly more seldom is offered no trees.
@@ -75,6 +74,10 @@ class Member:
         """What settings, requests and traces call it."""
         return self.drafter.name
 
+    def rest(self, sequence: Sequence) -> int:
+        """Tokens that it has to catch up with, beside the last one, before it can draft."""
+        return max(0, self.drafter.unread(sequence) - 1) if isinstance(self.drafter, CatchesUp) else 0
+
     @classmethod
     def looking(cls, drafter: Drafter, levels: int = LOOKED_LEVELS) -> Member:
         """One that looks things up in the text, or in what the request brought along."""
@@ -90,23 +93,22 @@ class Member:
 @dataclass(slots=True, eq=False)
 class Record:
     """What one sequence has shown of one member. rates, beside, trees: of a model; claims, runs: of one that looks
-    things up. drafted_at: the length of the text when it last drafted."""
+    things up."""
 
     member: Member
     rates: OwnRates
     beside: OwnRates
     claims: Claims
     runs: Runs
-    drafted_at: int = 0
     trees: list[OwnRates] = field(default_factory=list)
 
     @classmethod
-    def of(cls, member: Member, sequence: Sequence, read: bool = True) -> Record:
-        """Nothing yet. read: whether the text so far was shown to the member."""
+    def of(cls, member: Member, sequence: Sequence) -> Record:
+        """Nothing yet, but for what its salt showed."""
         trees = [OwnRates(bush.rates) for bush in member.bushes]
         rates, beside = OwnRates(member.rates), OwnRates(member.beside)
-        claims, runs = member.salts.claims(sequence.salt), Runs(member.rates)
-        return cls(member, rates, beside, claims, runs, len(sequence.tokens) if read else 0, trees)
+        claims = member.salts.claims(sequence.salt) if member.looks else Claims()
+        return cls(member, rates, beside, claims, Runs(member.rates), trees)
 
     def chain(self, levels: int) -> list[float]:
         """The chance of each node of a model's chain."""
@@ -137,7 +139,7 @@ class Record:
         not grown, or cut off, brought nothing: what is grown is what looks likely, so its hits alone say too much.
         """
         hits, first = followed(tree, emitted)
-        for depth, hit in enumerate(first if tree.is_chain else first[:1]):
+        for depth, hit in enumerate(first if bush is None else first[:1]):
             self.rates.saw(depth, hit)
         if bush is not None:
             rates = self.trees[self.member.bushes.index(bush)]

@@ -8,7 +8,6 @@ share, and the shorter the draft.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from collections.abc import Sequence as Many
 
 from spec.budget.members import Member
@@ -16,16 +15,18 @@ from spec.budget.weigh import DraftSeconds, Offer, Taken
 
 #: The share of the time that may be lost; what is left of it where hardly anything has ever come.
 PROBING, _HOPELESS = 0.0075, 0.25
+#: The least that an ask is taken to lose, as a share of the step: however cheap, it is no way of its own.
+_LEAST_LOSS = 0.1
 #: What is as likely as this to begin rightly is worth the whole share, and drafts of so many levels.
 _HOPEFUL, _LEVELS = 0.3, 3
 
 
 class Probes:
-    """Owns what is saved up."""
+    """Owns what is saved up, for each member by its name."""
 
     def __init__(self) -> None:
-        self._saved = self._least = 0.0
-        self._turn = 0
+        self._saved: dict[str, float] = {}
+        self._turns: dict[str, int] = {}
 
     def due(
         self,
@@ -40,61 +41,72 @@ class Probes:
 
         drafting: seconds of a draft; seconds: of a step by its rows; pinned: whether shapes may not be chosen.
         """
-        self._saved += max((_share(member, best, offers) for member in models), default=0.0) * best.seconds
-        if self._saved < self._least:
-            return best
-        self._least = math.inf
+        for member in models:
+            saved = self._saved.get(member.name, 0.0)
+            self._saved[member.name] = saved + _share(member, best, offers) * best.seconds
         for member in sorted(models, key=lambda member: member.asked):
-            ways = _trees if member.name == best.model else _chains
-            if pinned and ways is _trees:
+            if member.name != best.model:
+                way = _chain(member, best, offers, drafting, seconds)
+            elif not pinned:
+                way = _tree(member, best, offers, drafting, seconds, self._turns.get(member.name, 0))
+            else:
                 continue
-            self._turn += ways is _trees
-            for way in ways(member, best, offers, drafting, seconds, self._turn):
-                loss = max(0.0, way.seconds - way.tokens / best.pace)
-                if loss <= self._saved:
-                    # What more was saved, for one that had much to catch up with, is not for many that have not.
-                    self._saved = self._least = 0.0
-                    return way
-                self._least = min(self._least, loss)
-        if self._least == math.inf:  # all take part already
-            self._least = 0.0
-        self._saved = min(self._saved, self._least)
+            if way is not None and self._affords(member, way, best):
+                return way
         return best
 
+    def surprised(self, name: str) -> None:
+        """A member at rest was right: it is asked again at once, as long as it is."""
+        self._saved[name] = math.inf
 
-def _chains(
-    member: Member, best: Taken, offers: Many[Offer], drafting: DraftSeconds, seconds: Many[float], turn: int
-) -> Iterator[Taken]:
+    def _affords(self, member: Member, way: Taken, best: Taken) -> bool:
+        """Whether enough is saved; then it is spent. No more is saved up than this takes: what was meant for a long
+        text to catch up with is not for many asks in a short one."""
+        loss = max(_LEAST_LOSS * best.seconds, way.seconds - way.tokens / best.pace)
+        if self._saved[member.name] < loss:
+            return False
+        self._saved[member.name] = 0.0
+        self._turns[member.name] = self._turns.get(member.name, 0) + 1
+        return True
+
+
+def _chain(
+    member: Member, best: Taken, offers: Many[Offer], drafting: DraftSeconds, seconds: Many[float]
+) -> Taken | None:
     """A few levels beside what is taken anyway. Of what they bring nothing is expected."""
     most = _LEVELS if _hope(member, offers) == 1.0 else 1
     levels = tuple(min(most, len(offer.models.get(member.name, ()))) for offer in offers)
-    if any(levels):
-        rows = len(offers) + best.nodes + sum(levels)
-        spent = best.seconds - _of_rows(seconds, len(offers) + best.nodes) + _of_rows(seconds, rows)
-        spent += drafting(member.name, max(levels), max(levels))
-        yield Taken(member.name, best.found, levels, best.tokens, spent)
+    if not any(levels):
+        return None
+    rows = len(offers) + best.nodes + sum(levels)
+    spent = best.seconds - _of_rows(seconds, len(offers) + best.nodes) + _of_rows(seconds, rows)
+    spent += drafting(member.name, max(levels), max(levels))
+    return Taken(member.name, best.found, levels, best.tokens, spent)
 
 
-def _trees(
+def _tree(
     member: Member, best: Taken, offers: Many[Offer], drafting: DraftSeconds, seconds: Many[float], turn: int
-) -> Iterator[Taken]:
-    """For one that drafts chains, one of its trees instead, in turns. It is expected to bring what the chain does."""
-    if best.tree is not None or not member.bushes:
-        return
-    shape = member.bushes[turn % len(member.bushes)].shape
+) -> Taken | None:
+    """For one that is asked anyway, another of its trees, in turns. It is expected to bring what is brought now."""
+    others = [bush.shape for bush in member.bushes if bush.shape is not best.tree]
+    if not others:
+        return None
+    shape = others[turn % len(others)]
     levels = tuple(shape.levels if shape in offer.trees.get(member.name, ()) else 0 for offer in offers)
-    if any(levels):
-        rows = len(offers) + sum(best.found) + (shape.nodes - 1) * sum(map(bool, levels))
-        spent = _of_rows(seconds, rows) + drafting(member.name, shape.levels, shape.nodes - 1)
-        yield Taken(member.name, best.found, levels, best.tokens, spent, shape)
+    if not any(levels):
+        return None
+    rows = len(offers) + sum(best.found) + (shape.nodes - 1) * sum(map(bool, levels))
+    spent = _of_rows(seconds, rows) + drafting(member.name, shape.levels, shape.nodes - 1)
+    return Taken(member.name, best.found, levels, best.tokens, spent, shape)
 
 
 def _share(member: Member, best: Taken, offers: Many[Offer]) -> float:
-    """Of the time, that may be lost by asking a member. What it has to catch up with grows at each step: a share that
-    does not go beyond that would never be enough."""
+    """Of the time, that may be lost by asking a member. What it has to catch up with grows with each token: a share
+    that does not go beyond that would never be enough."""
     if member.name == best.model:
         return PROBING
-    return min(PROBING, PROBING * _hope(member, offers) + member.cost.of_a_token / best.seconds)
+    reading = member.cost.of_a_token * best.tokens / len(offers)
+    return min(PROBING, PROBING * _hope(member, offers) + reading / best.seconds)
 
 
 def _hope(member: Member, offers: Many[Offer]) -> float:

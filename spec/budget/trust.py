@@ -16,6 +16,8 @@ import bisect
 import math
 from collections import OrderedDict
 from collections.abc import Sequence as Many
+from hashlib import blake2b
+from secrets import token_bytes
 
 from spec.budget.rates import OwnRates, Rates
 from spec.tree import DraftTree
@@ -26,7 +28,7 @@ _SHIFTED, _STRETCHED, _EAGER = 0.2, 0.05, 4.0
 _UNLIKELY, _SURE = 0.02, 0.98
 #: How much more slowly what holds for all sequences of a salt moves, and how many salts are remembered.
 _OF_SALT, _SALTS = 0.2, 256
-_LEAST_STRETCH, _MOST_STRETCH = 0.1, 1.5
+_LEAST_STRETCH, _MOST_STRETCH, _MOST_SHIFT = 0.1, 1.5, 2.0
 _RUN_EDGES = (1, 2, 3, 5, 9, 17)
 _RUN_GUESSES = (0.15, 0.4, 0.55, 0.7, 0.8, 0.9, 0.95)
 
@@ -49,7 +51,7 @@ class Claims:
         """A node of this claim came, or another token did."""
         self._seen += 1
         off = self._pace * (hit - self.chance(claim)) * (1.0 + _EAGER / self._seen)
-        self._shift += _SHIFTED * off
+        self._shift = min(max(self._shift + _SHIFTED * off, -_MOST_SHIFT), _MOST_SHIFT)
         stretch = self._stretch + _STRETCHED * off * _odds(claim)
         self._stretch = min(max(stretch, _LEAST_STRETCH), _MOST_STRETCH)
         if self._of_salt is not None:
@@ -57,19 +59,21 @@ class Claims:
 
 
 class Salts:
-    """What the sequences of each salt showed, of those seen last."""
+    """What the sequences of each salt showed, of those seen last. Salts are kept as hashes."""
 
     def __init__(self) -> None:
-        self._of: OrderedDict[str, Claims] = OrderedDict()
+        self._of: OrderedDict[bytes, Claims] = OrderedDict()
+        self._key = token_bytes(16)
 
     def claims(self, salt: str) -> Claims:
         """For a new sequence."""
-        known = self._of.get(salt)
+        hashed = blake2b(salt.encode(), digest_size=16, key=self._key).digest()
+        known = self._of.get(hashed)
         if known is None:
-            known = self._of[salt] = Claims()
+            known = self._of[hashed] = Claims()
             if len(self._of) > _SALTS:
                 self._of.popitem(last=False)
-        self._of.move_to_end(salt)
+        self._of.move_to_end(hashed)
         return Claims(known)
 
 

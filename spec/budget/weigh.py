@@ -191,10 +191,14 @@ class _Scale:
         gains, rows = [grove.tokens for grove in trees], round(sum(grove.nodes for grove in trees))
         deepest = max(grove.levels for grove in trees)
         beyond = self.seconds[min(rows, len(self.seconds) - len(offers) - 1) :]
-        drafting = draft_seconds(model, deepest, shape.nodes - 1) + self.branching * sum(map(bool, gains))
+        drafting = draft_seconds(model, deepest, deepest if shape.is_chain else shape.nodes - 1)
         found = _Scale(beyond, self.pace, self.most, 0.0).best(offers, "", 0, looked, drafting)
+        branched = sum(
+            bool(gain and (nodes or not shape.is_chain)) for gain, nodes in zip(gains, found.found, strict=True)
+        )
         levels = tuple(shape.levels if gain else 0 for gain in gains)
-        return Taken(model, found.found, levels, found.tokens + sum(gains), found.seconds, shape)
+        spent = found.seconds + self.branching * branched
+        return Taken(model, found.found, levels, found.tokens + sum(gains), spent, shape)
 
     def best(self, offers: Many[Offer], model: str, levels: int, looked: bool, drafting: float) -> Taken:
         """The likeliest nodes of all sequences, as many as are worth most. looked: whether found ones take part."""
