@@ -207,8 +207,9 @@ def choices(engine: Engine) -> dict[str, Any]:
         "step_ms": [(rows, 1000 * seconds) for rows, seconds in budget.cost.points],
         "per_token_us": 1e6 * budget.cost.per_token,
         "per_row_token_us": 1e6 * budget.cost.per_row_token,
+        "branching_ms": 1000 * budget.cost.branching,
         "draft_ms": {
-            name: {"start": 1000 * m.cost.start, "level": 1000 * m.cost.level, "token": 1000 * m.cost.token}
+            name: {part: 1000 * getattr(m.cost, part) for part in ("start", "level", "token", "tree_level")}
             for name, m in budget.members.items()
         },
     }

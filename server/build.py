@@ -63,13 +63,16 @@ def target_directory(config: EngineConfig) -> Path:
 
 
 def choose_draft(config: EngineConfig) -> Choice:
-    """Who drafts, in one word or several with commas between them: ``auto`` is all that there is.
+    """Who drafts, in one word or several with commas between them.
 
     Raises ConfigurationError for a bundled head (``medusa``, ``eagle3``) with another target.
     """
     if config.draft == "auto":
         if config.target == "bundled":
-            return Choice(",".join((str(BUNDLED / "draft"), *AUTO)), "all there is for the bundled target")
+            return Choice(
+                ",".join((str(BUNDLED / "draft"), *AUTO)),
+                "the model that comes with the bundled target, and earlier text",
+            )
         return Choice(
             ",".join(AUTO), "need no model; name a smaller model of the same family with --draft to gain more"
         )

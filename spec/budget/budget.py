@@ -16,11 +16,11 @@ from collections.abc import Sequence as Many
 from dataclasses import replace
 
 from spec.budget.case import Case
-from spec.budget.cost import StepCost
+from spec.budget.cost import StepCost, Table
 from spec.budget.found import Found
 from spec.budget.leader import Leader
 from spec.budget.members import Member, Record
-from spec.budget.mixed import Mixed, Share, Why, drafted_by, shape_of, shares_of
+from spec.budget.mixed import Mixed, Share, Why, branches, drafted_by, shape_of, shares_of
 from spec.budget.probes import Probes
 from spec.budget.weigh import Offer, Taken, weigh, weigh_pinned
 from spec.observer import Observer
@@ -32,8 +32,6 @@ from spec.tree import MAX_NODES, ROOT_ONLY, TreeShape
 
 #: How often a level of a tree is hit below a node that came, about: by what a level costs it says when to stop.
 _NEXT = 0.6
-#: How many steps pass before the cost curve is read again.
-_REREAD = 16
 #: Phases of a step that do not depend on who drafted.
 _OF_THE_TARGET = ("forward", "draw", "commit")
 #: A member that took part in less than this share of the last steps (some hundred) is at rest.
@@ -58,7 +56,7 @@ class Budget(Observer):
         self._looking = [member for member in members if member.looks]
         self._models = [member for member in members if not member.looks]
         self._cases: dict[str, Case] = {}
-        self._table: list[float] = []
+        self._table = Table(cost)
         self._planned = self._sequences = 0
         self._pace = 0.0
         self._rest: dict[str, int] = {}
@@ -116,7 +114,7 @@ class Budget(Observer):
         """Correct the costs."""
         context = sum(len(verdict.work.sequence.tokens) for verdict in verdicts)
         seconds = sum(spent for phase, spent in trace.seconds.items() if phase in _OF_THE_TARGET)
-        trees = sum(_branches(verdict) for verdict in verdicts)
+        trees = sum(branches(verdict.tree, verdict.work.shape) for verdict in verdicts)
         self.cost.saw(trace.rows, trace.rows / len(verdicts), context, seconds, trees)
         asked = {share.drafter for v in verdicts for share in shares_of(v.work.shape) if share.tree is None}
         if len(asked) == 1:
@@ -136,12 +134,14 @@ class Budget(Observer):
         """What is to be drafted for each of these sequences, all that decode in the next step."""
         able = [s for s in sequences if s.speculate and s.most_levels > 0]
         self.why, self.leader.news = None, ""
+        self._planned, self._sequences = self._planned + 1, len(able)
         if not able:
             return [ROOT_ONLY] * len(sequences)
         cases = [self._case(sequence) for sequence in able]
         self._look(able, cases)
         offers = [self._offer(*pair) for pair in zip(able, cases, strict=True)]
-        seconds = self._seconds(len(able), sum(len(sequence.tokens) for sequence in able))
+        most = min(len(able) * MAX_NODES, 4 * MAX_NODES)
+        seconds = self._table.read(len(able), sum(len(sequence.tokens) for sequence in able), most)
 
         rest = self._rest = {member.name: max(map(member.rest, able)) for member in self._models}
 
@@ -153,7 +153,7 @@ class Budget(Observer):
             ways = weigh(offers, seconds, drafting, self._pace, branching=self.cost.branching)
         else:
             ways = weigh_pinned(offers, seconds, drafting, self.pinned.levels, self.pinned.nodes - 1)
-        way = self._probes.due(self._models, ways[0], offers, drafting, self._table, self.pinned is not None)
+        way = self._probes.due(self._models, ways[0], offers, drafting, seconds, self.pinned is not None)
         probe = way is not ways[0]
         looked = "+".join(dict.fromkeys(name for case in cases for name in case.found.names))
         self.why = why = Why((way, *(other for other in ways if other.kind != way.kind)), looked, probe)
@@ -172,16 +172,17 @@ class Budget(Observer):
 
         chances: of each drafted node of the whole.
         """
-        case, rows, last = self._cases[sequence.id], self._sequences, len(self._table) - 1
+        case, table = self._cases[sequence.id], self._table.seconds
+        rows, last = self._sequences, len(table) - 1
         best, count, value = 0.0, 0, 0.0
         for taken, chance in enumerate(sorted(chances, reverse=True)[: last - rows], start=1):
             value += chance
-            worth = value - self._pace * (self._table[rows + taken] - self._table[rows])
+            worth = value - self._pace * (table[rows + taken] - table[rows])
             if worth > best:
                 best, count = worth, taken
         if case.bush is not None:
             planned = min(rows + found + round(case.bush.kept), last)
-            case.kept(max(0, count - found), self._table[planned] - self._table[min(rows + count, last)])
+            case.kept(max(0, count - found), table[planned] - table[min(rows + count, last)])
         return count
 
     def _case(self, sequence: Sequence) -> Case:
@@ -220,18 +221,6 @@ class Budget(Observer):
                     trees[member.name] = bushes
         return Offer(found, first, models, beside, trees)
 
-    def _seconds(self, sequences: int, context: int) -> list[float]:
-        """Of the next step, by its rows."""
-        self._planned += 1
-        if sequences != self._sequences or self._planned % _REREAD == 0:
-            self._sequences = sequences
-            most = min(sequences * MAX_NODES, 4 * MAX_NODES)
-            self._table = [
-                seconds + self.cost.behind(rows / sequences, context)
-                for rows, seconds in enumerate(self.cost.expected(most))
-            ]
-        return self._table
-
     def _count(self, way: Taken, cases: Many[Case]) -> None:
         """Remember who took part."""
         for member in self.members.values():
@@ -253,12 +242,3 @@ class Budget(Observer):
                 shape = replace(shape, least=self._pace * level / (_NEXT * sum(map(bool, way.levels))))
             shares.append(Share(way.model, shape.limited(sequence.most_levels)))
         return Mixed.sharing(shares, why)
-
-
-def _branches(verdict: Verdict) -> bool:
-    """Whether a model's tree was verified, which was expected to take more than a chain."""
-    return (
-        verdict.tree is not None
-        and not verdict.tree.is_chain
-        and any(share.tree is None for share in shares_of(verdict.work.shape))
-    )

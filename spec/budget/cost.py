@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 
 #: A step that mixes prefill with decoding takes at most this many times the decode step alone.
 MIXED_STEP_FACTOR = 2.0
+#: How often the curve is read again: after so many steps.
+_REREAD = 16
 #: How far one step moves what is expected of the next: of all steps, since machines are slower at times, and of those
 #: of its kind (as many rows; a chain or a tree) beside. How far off it may count to be.
 _STEP, _OF_KIND, _MOST_OFF = 0.03, 0.03, 1.5
@@ -52,7 +54,7 @@ class StepCost:
 
     @property
     def points(self) -> list[tuple[int, float]]:
-        """The measured points: rows, seconds."""
+        """The measured points, those that fall pooled: rows, seconds."""
         return list(zip(self._rows, self._seconds, strict=True))
 
     def seconds(self, rows: float) -> float:
@@ -99,6 +101,25 @@ class StepCost:
             return most
         total = self.rows_within(MIXED_STEP_FACTOR * self.seconds(decode_rows), decode_rows + most)
         return max(1, total - decode_rows)
+
+
+class Table:
+    """Seconds of a step by its rows, for so many sequences with so much context; read off the curve now and then."""
+
+    def __init__(self, cost: StepCost) -> None:
+        self.seconds: list[float] = []
+        self._cost, self._sequences, self._asked = cost, 0, 0
+
+    def read(self, sequences: int, context: int, most: int) -> list[float]:
+        """Of the next step, with up to ``most`` rows."""
+        self._asked += 1
+        if sequences != self._sequences or self._asked % _REREAD == 0:
+            self._sequences = sequences
+            self.seconds = [
+                seconds + self._cost.behind(rows / sequences, context)
+                for rows, seconds in enumerate(self._cost.expected(most))
+            ]
+        return self.seconds
 
 
 def _rising(seconds: Sequence[float]) -> list[float]:

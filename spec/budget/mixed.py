@@ -93,3 +93,8 @@ def drafted_by(name: str, tree: DraftTree) -> tuple[int, int]:
     if part is None:
         return 0, 0
     return len(part) - 1 if part.is_chain else max(part.depths.tolist()), len(part) - 1
+
+
+def branches(tree: DraftTree | None, shape: TreeShape | None) -> bool:
+    """Whether a model's draft became a tree that is no chain, which is expected to take more to verify."""
+    return tree is not None and not tree.is_chain and any(share.tree is None for share in shares_of(shape))

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
+import pytest
 import torch
 
 from drafters.calibration import Calibration
@@ -13,8 +15,8 @@ from kvpaging import PagePool, PageTable
 from spec.budget import StepCost
 from spec.budget.budget import Budget
 from spec.budget.cost import DraftCost
-from spec.budget.members import Member
-from spec.budget.mixed import Mixed, Share
+from spec.budget.members import Member, Record
+from spec.budget.mixed import Mixed, Share, drafted_by
 from spec.noise import Noise
 from spec.protocols import FeatureRequest
 from spec.sampling import SamplingParams
@@ -141,3 +143,58 @@ def test_a_tree_stops_growing_where_its_frontier_is_unlikely() -> None:
         depths[least] = grown.depth
     assert depths[0.0] == 4
     assert depths[0.5] < depths[0.05] < 4
+
+
+def test_a_chain_that_may_stop_does_so_where_it_is_unlikely_and_says_its_chances() -> None:
+    """Two tokens share the chance at each level, so a node holds about half of what the one before did."""
+    chains = {}
+    for least in (0.0, 0.2, 0.4):
+        grown = Growing.below(sequence(), replace(TreeShape.chain(6), least=least), False, Calibration())
+        grown.calibration.active = False
+        grown.sequence.sampling = SamplingParams(temperature=0.0)
+        logits = torch.full((1, 16), -30.0)
+        logits[0, :2] = torch.tensor([1.0, 0.9])
+        while not grown.done:
+            grown.grow(logits, True)
+        chains[least] = grown.tree("model")
+    assert [len(chain) - 1 for chain in chains.values()] == [6, 3, 2]
+    assert chains[0.4].chances == pytest.approx((1.0, 0.525, 0.275), abs=0.01)
+    assert chains[0.2].tokens.tolist() == chains[0.0].tokens.tolist()[:4]
+
+
+def test_what_is_cut_off_a_chain_is_still_known_to_have_been_drafted() -> None:
+    budget, combined, parrots = three(rows=0.33)
+    parrots["model"].tree = DraftTree.chain([7, 3, 6, 9], "model", (1.0, 0.9, 0.5, 0.1))
+    asked = Mixed.sharing([Share("model", replace(TreeShape.chain(3), least=0.01))])
+    budget.plan([sequence()])
+    (tree,) = combined.propose([sequence()], [asked])
+    assert tree.tokens.tolist() == [7, 3, 6]
+    assert drafted_by("model", tree) == (3, 3)
+
+
+def record(salt: str, member: Member) -> Record:
+    return Record.of(member, replace(sequence(), salt=salt))
+
+
+def test_a_level_that_was_not_grown_counts_as_one_that_missed() -> None:
+    member = Member.model(Parrot("model", MODEL), DraftCost())
+    bush = next(bush for bush in member.bushes if bush.shape == TreeShape((3, 2, 1)))
+    own = record("", member)
+    grown = DraftTree.build([7, 3, 4], [-1, 0, 0], "model", (1.0, 0.6, 0.3))
+    for _ in range(60):
+        own.learn(grown, [3, 9], 1, bush)  # the one level came, and then a token that nobody drafted
+    tokens = own.bushes(6)[bush.shape].tokens
+    assert tokens == pytest.approx(1.0, abs=0.2)
+    for _ in range(60):
+        own.learn(grown, [3, 9], 0, bush)  # it would have come, but was cut off
+    assert own.bushes(6)[bush.shape].tokens < 0.3
+
+
+def test_what_one_salt_shows_of_claims_is_not_another_one_s() -> None:
+    member = Member.looking(Parrot("looked", LOOKED))
+    for _ in range(10):
+        own = record("a", member)
+        for _ in range(30):
+            own.claims.saw(0.8, False)
+    assert record("a", member).claims.chance(0.8) < 0.5
+    assert record("b", member).claims.chance(0.8) == pytest.approx(0.8)

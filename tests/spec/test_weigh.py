@@ -8,7 +8,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from spec.budget.weigh import EDGE, Offer, Taken, weigh, weigh_pinned
+from spec.budget.weigh import EDGE, Grove, Offer, Taken, weigh, weigh_pinned
+from spec.tree import TreeShape
 
 
 def offers_of(rng: random.Random, sequences: int) -> list[Offer]:
@@ -114,3 +115,30 @@ def test_a_pinned_shape_is_drafted_by_whoever_is_best_at_it() -> None:
     assert (cheap.kind, cheap.levels) == (("small", False), (3,))
     assert cheap.tokens == pytest.approx(3.4)
     assert not weigh_pinned([Offer()], seconds, lambda name, levels, nodes: 0.0, 3, 3)[0].nodes
+
+
+def test_a_tree_costs_what_branching_does() -> None:
+    """Beside what was found a model's chain makes a tree; alone it does not."""
+    offer = Offer([0.5], 0.5, {"small": [0.8]}, {"small": [0.8]})
+    seconds = [1.0] * 20
+
+    def kinds(branching: float) -> list[tuple[str, bool]]:
+        ways = weigh([offer], seconds, lambda name, levels, nodes: 0.1, pace=1.0, branching=branching)
+        return [way.kind for way in ways]
+
+    assert kinds(0.0)[0] == ("small", True)
+    assert kinds(0.3)[0] == ("small", False)
+
+
+def test_a_chain_that_stops_by_itself_is_no_tree() -> None:
+    chain, tree = TreeShape.chain(3), TreeShape((2, 1))
+    offer = Offer(models={"small": [0.1]}, trees={"small": {chain: Grove(1.0, 2.0, 2.0), tree: Grove(1.1, 3.0, 2.0)}})
+    asked: list[tuple[float, float]] = []
+
+    def drafting(name: str, levels: float, nodes: float) -> float:
+        asked.append((levels, nodes))
+        return 0.1
+
+    way = weigh([offer], [1.0] * 20, drafting, pace=1.0, branching=0.5)[0]
+    assert way.tree is chain
+    assert {(2.0, 2.0), (2.0, 3.0)} <= set(asked)
