@@ -150,4 +150,4 @@ def _member(drafter: Drafter, rehearsal: Rehearsal) -> Member:
     if drafter.name in LOOKUPS:
         return Member.looking(drafter)
     levels = len(drafter.heads) if isinstance(drafter, MedusaDrafter) else MODEL_LEVELS
-    return Member.model(drafter, rehearsal.draft_cost(drafter), levels)
+    return Member.model(drafter, rehearsal.draft_cost(drafter, levels), levels)

@@ -27,9 +27,9 @@ from spec.tree import MAX_NODES, ROOT_ONLY, DraftTree, TreeShape
 #: At most so many steps of a kind, and no further one when they have taken so many seconds.
 _STEPS = 6
 _PATIENCE = 0.4
-#: Rows of the steps whose time is measured, and levels of the drafted chains, and a tree.
+#: Rows of the steps whose time is measured, levels of the longer of two drafted chains, and a tree.
 _ROWS = (1, 2, 4, 8, 16, 32, 64)
-_LEVELS, _TREE = (1, 4), TreeShape((4, 4, 3, 3))
+_DEEP, _TREE = 4, TreeShape((4, 4, 3, 3))
 #: A longer text, for what context adds; a pass of few and one of more rows behind it.
 _CONTEXT, _FEW, _MORE = 1024, 2, 16
 _TARGET_PHASES = ("forward", "draw", "commit")
@@ -140,23 +140,29 @@ class Rehearsal:
         self._verifier.run([Rows(table, torch.zeros(rows, dtype=torch.int64), base)])
         return time.perf_counter() - begun
 
-    def draft_cost(self, drafter: Drafter) -> DraftCost:
-        """What a chain and a tree of this drafter take, and what each token it has to catch up with adds to that."""
-        shapes = [*(TreeShape.chain(levels) for levels in _LEVELS), _TREE]
-        spent = []
-        for shape in shapes:
-            times = self.steps(drafter, shape)
-            spent.append(median(seconds["propose"] for seconds in times) if times else 0.0)
-        level = max(0.0, spent[1] - spent[0]) / (_LEVELS[1] - _LEVELS[0])
-        start = max(0.0, spent[0] - level)
+    def draft_cost(self, drafter: Drafter, most: int) -> DraftCost:
+        """What a chain and a tree of this drafter take, and what each token it has to catch up with adds to that.
+
+        most: levels that it can draft.
+        """
+        deep, tree = min(_DEEP, most), _TREE.limited(most)
+        one_level, deepest, branching = (
+            self._proposing(drafter, shape) for shape in (TreeShape.chain(1), TreeShape.chain(deep), tree)
+        )
+        level = max(0.0, deepest - one_level) / max(1, deep - 1)
+        start = max(0.0, one_level - level)
         # A pass over what was written meanwhile costs more rows, as the target's own passes show.
-        (_, one), (most, all) = (
+        (_, one), (rows, all) = (
             self._points[0] if self._points else (1, 1.0),
             self._points[-1] if self._points else (2, 1.0),
         )
-        token = level * max(0.0, all - one) / (one * max(most - 1, 1))
-        more = token * (_TREE.nodes - 1 - _TREE.levels)
-        return DraftCost(start, level, token, max(level, (spent[2] - start - more) / _TREE.levels))
+        token = level * max(0.0, all - one) / (one * max(rows - 1, 1))
+        more = token * (tree.nodes - 1 - tree.levels)
+        return DraftCost(start, level, token, max(level, (branching - start - more) / tree.levels))
+
+    def _proposing(self, drafter: Drafter, shape: TreeShape) -> float:
+        """Seconds of a draft of this shape; 0 if there was no room for one."""
+        return median(spent["propose"] for spent in self.steps(drafter, shape) or [{"propose": 0.0}])
 
 
 class _Filler:
@@ -167,7 +173,9 @@ class _Filler:
 
     def propose(self, sequences: Many[Sequence], shapes: Many[TreeShape]) -> list[DraftTree]:
         """Trees of one token a level and its siblings."""
-        return [_filled(sequence.tokens[-1], shape) for sequence, shape in zip(sequences, shapes, strict=True)]
+        return [
+            filled(sequence.tokens[-1], shape, self.name) for sequence, shape in zip(sequences, shapes, strict=True)
+        ]
 
     def extend(self, sequence: Sequence) -> None:
         """Nothing."""
@@ -179,12 +187,12 @@ class _Filler:
         """Nothing."""
 
 
-def _filled(root: int, shape: TreeShape) -> DraftTree:
-    """As many nodes a level as the shape has, all below the first of the one before."""
+def filled(root: int, shape: TreeShape, drafter: str) -> DraftTree:
+    """A tree of as many nodes a level as the shape has, all below the first of the one before."""
     tokens, parents, below = [root], [-1], 0
     for width in shape.widths:
         first = len(tokens)
         tokens += range(1, width + 1)
         parents += [below] * width
         below = first
-    return DraftTree.chain(tokens, _Filler.name) if shape.is_chain else DraftTree.build(tokens, parents, _Filler.name)
+    return DraftTree.chain(tokens, drafter) if shape.is_chain else DraftTree.build(tokens, parents, drafter)

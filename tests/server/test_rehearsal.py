@@ -3,8 +3,14 @@
 from __future__ import annotations
 
 import random
+import time
+from collections.abc import Sequence
 
-from server.rehearsal import Rehearsal
+import pytest
+
+from server.rehearsal import Rehearsal, filled
+from spec.sequence import Sequence as Running
+from spec.tree import DraftTree, TreeShape
 from tests.drafters.test_regimes import Foresight
 from tests.spec.house import House
 from tests.spec.tables import TableModel
@@ -20,11 +26,35 @@ def test_a_curve_of_growing_rows_and_what_a_draft_takes() -> None:
     assert [rows for rows, _ in rehearsal.curve().points] == [1, 2, 4, 8, 16, 32]
     assert all(seconds > 0 for _, seconds in rehearsal.curve().points)
     rng = random.Random(1)
-    cost = rehearsal.draft_cost(Foresight([rng.randrange(32) for _ in range(200)], lambda position: 0.5))
+    cost = rehearsal.draft_cost(Foresight([rng.randrange(32) for _ in range(200)], lambda position: 0.5), 12)
     assert cost.seconds(4) >= cost.seconds(1) > 0
     assert rehearsal.root_seconds() > 0
     house.pool.check([], at_rest=True)
     assert house.pool.available == house.pool.num_pages - 1
+
+
+class Slow(Foresight):
+    """Takes two milliseconds a level, twice that in trees. As Medusa heads do, it has no more levels than so many."""
+
+    def __init__(self, levels: int) -> None:
+        super().__init__([], lambda position: 0.0)
+        self._levels = levels
+
+    def propose(self, sequences: Sequence[Running], shapes: Sequence[TreeShape]) -> list[DraftTree]:
+        made = []
+        for sequence, asked in zip(sequences, shapes, strict=True):
+            shape = asked.limited(self._levels)
+            time.sleep(shape.levels * (0.002 if shape.is_chain else 0.004))
+            made.append(filled(sequence.tokens[-1], shape, self.name))
+        return made
+
+
+@pytest.mark.parametrize("levels", [2, 3, 12])
+def test_trees_have_a_price_of_their_own_however_deep_a_drafter_goes(levels: int) -> None:
+    _, rehearsal = rehearsed()
+    cost = rehearsal.draft_cost(Slow(levels), levels)
+    assert cost.level == pytest.approx(0.002, rel=0.5)
+    assert 1.5 * cost.level < cost.tree_level < 3.0 * cost.level
 
 
 def test_a_context_without_room_is_no_error() -> None:
