@@ -92,13 +92,9 @@ class Growing:
     @property
     def done(self) -> bool:
         """Whether no level is to come: all are there, nothing may follow, or what it hangs on is too unlikely."""
-        return self.depth >= self.shape.levels or not self.frontier or self._fades
-
-    @property
-    def _fades(self) -> bool:
-        if not self.shape.least:
-            return False
-        return sum(math.exp(self.scores[node]) for node in self.frontier) < self.shape.least
+        if self.depth >= self.shape.levels or not self.frontier:
+            return True
+        return self.shape.least > 0 and sum(math.exp(self.scores[node]) for node in self.frontier) < self.shape.least
 
     @property
     def width(self) -> int:
@@ -215,7 +211,9 @@ class Growing:
         """The finished tree."""
         if self.shape.is_chain:
             self.kept = list(range(len(self.tokens)))
-            return DraftTree.chain(self.tokens, drafter, self._chances_of_chain())
+            counted = (1.0, *self.calibration.chain(self.kind, len(self.tokens) - 1))
+            chances = tuple(map(math.exp, self.scores)) if self.shape.least else counted
+            return DraftTree.chain(self.tokens, drafter, chances)
         # The likeliest, in the order found; of equal ones the earlier, so that a parent stays in.
         ranked = sorted(range(1, len(self.tokens)), key=lambda node: (-self.scores[node], node))
         self.kept = [0, *sorted(ranked[: self.shape.nodes - 1])]
@@ -223,11 +221,6 @@ class Growing:
         parents = [number[self.parents[node]] for node in self.kept]
         chances = tuple(math.exp(self.scores[node]) for node in self.kept)
         return DraftTree.build([self.tokens[node] for node in self.kept], parents, drafter, chances)
-
-    def _chances_of_chain(self) -> tuple[float, ...]:
-        if self.shape.least:
-            return tuple(map(math.exp, self.scores))
-        return (1.0, *self.calibration.chain(self.kind, len(self.tokens) - 1))
 
     def learn(self, path: list[int]) -> None:
         """What came below each accepted node, of what was looked at there, is shown to the calibration.
@@ -244,10 +237,13 @@ class Growing:
         self.calibration.step()
 
     def rows_of(self, path: list[int]) -> list[int]:
-        """The rows of a path's nodes, as far as they were expanded; -1 (no node of this tree) ends it."""
+        """The rows of a path's nodes, as far as they were expanded; -1 (no node of this tree) ends it.
+
+        A tree that stopped early has a frontier whose rows were numbered and never run.
+        """
         rows = []
         for node in path:
-            if node < 0 or self.kept[node] not in self.rows:
+            if node < 0 or self.kept[node] not in self.rows or self.kept[node] in self.frontier:
                 break
             rows.append(self.rows[self.kept[node]])
         return rows

@@ -174,7 +174,7 @@ def graft(constraint: Guarded, forced: Sequence[int], tree: DraftTree, most: int
             grown.add(node, parents[node], tokens[node], most)
     sources = tuple(tree.sources[node] if node > 0 else "" for node in grown.origin) if tree.sources else ()
     built = DraftTree.build(grown.tokens, grown.parents, tree.drafter)
-    return Draft(replace(built, sources=sources, parts=tree.parts), grown.origin, len(forced))
+    return Draft(replace(built, sources=sources, parts=tree.parts or (tree,)), grown.origin, len(forced))
 
 
 class _Grown:

@@ -137,7 +137,7 @@ class CatchesUp(Protocol):
     """A :class:`Drafter` that computes something of all of the text, and does so when it is asked at the latest."""
 
     def unread(self, sequence: Sequence) -> int:
-        """Tokens it would have to compute before it could draft."""
+        """Tokens it would have to compute before it could draft, the last one, the root, among them."""
         ...
 
 

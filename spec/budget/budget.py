@@ -20,8 +20,9 @@ from spec.budget.cost import StepCost, Table
 from spec.budget.found import Found
 from spec.budget.leader import Leader
 from spec.budget.members import Member, Record
-from spec.budget.mixed import Mixed, Share, Why, branches, drafted_by, shape_of, shares_of
+from spec.budget.mixed import Mixed, Share, Why, drafted_by, shape_of
 from spec.budget.probes import Probes
+from spec.budget.timing import Timing
 from spec.budget.weigh import Offer, Taken, weigh, weigh_pinned
 from spec.observer import Observer
 from spec.request import PREDICTION
@@ -32,8 +33,8 @@ from spec.tree import MAX_NODES, ROOT_ONLY, TreeShape
 
 #: How often a level of a tree is hit below a node that came, about: by what a level costs it says when to stop.
 _NEXT = 0.6
-#: Phases of a step that do not depend on who drafted.
-_OF_THE_TARGET = ("forward", "draw", "commit")
+#: A tree is grown by one level at least.
+_MOST_LEAST = 0.95
 #: A member that took part in less than this share of the last steps (some hundred) is at rest.
 _RESTING, _REMEMBERED = 0.05, 0.99
 
@@ -57,9 +58,9 @@ class Budget(Observer):
         self._models = [member for member in members if not member.looks]
         self._cases: dict[str, Case] = {}
         self._table = Table(cost)
-        self._planned = self._sequences = 0
+        self._sequences = 0
         self._pace = 0.0
-        self._rest: dict[str, int] = {}
+        self._timing = Timing(self.members, cost)
         self._probes = Probes()
 
     @property
@@ -88,7 +89,7 @@ class Budget(Observer):
             if case is not None and verdict.emitted and verdict.tree is not None:
                 self._learn(case, verdict)
         if self.timed and not trace.prefill_rows and not trace.aside and verdicts:
-            self._time(trace, verdicts)
+            self._timing.saw(trace, verdicts)
 
     def _learn(self, case: Case, verdict: Verdict) -> None:
         tree, emitted = verdict.tree, verdict.emitted
@@ -110,23 +111,10 @@ class Budget(Observer):
                 if hit and self.resting(part.drafter):
                     self._probes.surprised(part.drafter)
 
-    def _time(self, trace: StepTrace, verdicts: Many[Verdict]) -> None:
-        """Correct the costs."""
-        context = sum(len(verdict.work.sequence.tokens) for verdict in verdicts)
-        seconds = sum(spent for phase, spent in trace.seconds.items() if phase in _OF_THE_TARGET)
-        trees = sum(branches(verdict.tree, verdict.work.shape) for verdict in verdicts)
-        self.cost.saw(trace.rows, trace.rows / len(verdicts), context, seconds, trees)
-        asked = {share.drafter for v in verdicts for share in shares_of(v.work.shape) if share.tree is None}
-        if len(asked) == 1:
-            name = asked.pop()
-            levels, nodes = max((drafted_by(name, v.tree) for v in verdicts if v.tree is not None), default=(0, 0))
-            spent = trace.seconds.get("propose", 0.0)
-            if nodes:  # a grammar may have left nothing to draft
-                self.members[name].cost.saw(levels, spent, self._rest.get(name, 0), max(0, nodes - levels))
-
     def ended(self, sequence: Sequence) -> None:
         """Forget the sequence; what it showed stays with the members."""
         self._cases.pop(sequence.id, None)
+        self._probes.ended()
 
     # -- planning ------------------------------------------------------------------------------------------------
 
@@ -134,7 +122,7 @@ class Budget(Observer):
         """What is to be drafted for each of these sequences, all that decode in the next step."""
         able = [s for s in sequences if s.speculate and s.most_levels > 0]
         self.why, self.leader.news = None, ""
-        self._planned, self._sequences = self._planned + 1, len(able)
+        self._sequences = len(able)
         if not able:
             return [ROOT_ONLY] * len(sequences)
         cases = [self._case(sequence) for sequence in able]
@@ -143,7 +131,8 @@ class Budget(Observer):
         most = min(len(able) * MAX_NODES, 4 * MAX_NODES)
         seconds = self._table.read(len(able), sum(len(sequence.tokens) for sequence in able), most)
 
-        rest = self._rest = {member.name: max(map(member.rest, able)) for member in self._models}
+        self._timing.begin()
+        rest = {member.name: self._timing.unread(member, able, cases) for member in self._models}
 
         def drafting(name: str, levels: float, nodes: float) -> float:
             return self.members[name].cost.seconds(levels, rest[name], nodes - levels)
@@ -153,7 +142,7 @@ class Budget(Observer):
             ways = weigh(offers, seconds, drafting, self._pace, branching=self.cost.branching)
         else:
             ways = weigh_pinned(offers, seconds, drafting, self.pinned.levels, self.pinned.nodes - 1)
-        way = self._probes.due(self._models, ways[0], offers, drafting, seconds, self.pinned is not None)
+        way = self._probes.due(self._models, ways[0], offers, drafting, seconds, self.pinned)
         probe = way is not ways[0]
         looked = "+".join(dict.fromkeys(name for case in cases for name in case.found.names))
         self.why = why = Why((way, *(other for other in ways if other.kind != way.kind)), looked, probe)
@@ -180,7 +169,7 @@ class Budget(Observer):
             worth = value - self._pace * (table[rows + taken] - table[rows])
             if worth > best:
                 best, count = worth, taken
-        if case.bush is not None:
+        if case.bush is not None and len(chances) > found:
             planned = min(rows + found + round(case.bush.kept), last)
             case.kept(max(0, count - found), table[planned] - table[min(rows + count, last)])
         return count
@@ -238,7 +227,8 @@ class Budget(Observer):
             shape = way.tree or self.pinned or TreeShape.chain(way.levels[index])
             if case.bush is not None:
                 level = self.members[way.model].cost.of_a_level(tree=not shape.is_chain)
-                # One pass drafts the level for all of them.
-                shape = replace(shape, least=self._pace * level / (_NEXT * sum(map(bool, way.levels))))
+                # One pass drafts the level for all of them. Nothing is drafted by a tree whose root is too unlikely.
+                least = self._pace * level / (_NEXT * sum(map(bool, way.levels)))
+                shape = replace(shape, least=min(least, _MOST_LEAST))
             shares.append(Share(way.model, shape.limited(sequence.most_levels)))
         return Mixed.sharing(shares, why)

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 
 #: A step that mixes prefill with decoding takes at most this many times the decode step alone.
 MIXED_STEP_FACTOR = 2.0
-#: How often the curve is read again: after so many steps.
-_REREAD = 16
+#: When the curve is read again: after so many steps, and where the context is another by such a share.
+_REREAD, _MOVED = 16, 0.05
 #: How far one step moves what is expected of the next: of all steps, since machines are slower at times, and of those
 #: of its kind (as many rows; a chain or a tree) beside. How far off it may count to be.
 _STEP, _OF_KIND, _MOST_OFF = 0.03, 0.03, 1.5
@@ -108,13 +108,14 @@ class Table:
 
     def __init__(self, cost: StepCost) -> None:
         self.seconds: list[float] = []
-        self._cost, self._sequences, self._asked = cost, 0, 0
+        self._cost, self._sequences, self._context, self._asked = cost, 0, 0, 0
 
     def read(self, sequences: int, context: int, most: int) -> list[float]:
         """Of the next step, with up to ``most`` rows."""
         self._asked += 1
-        if sequences != self._sequences or self._asked % _REREAD == 0:
-            self._sequences = sequences
+        moved = abs(context - self._context) > _MOVED * self._context
+        if sequences != self._sequences or moved or self._asked % _REREAD == 0:
+            self._sequences, self._context = sequences, context
             self.seconds = [
                 seconds + self._cost.behind(rows / sequences, context)
                 for rows, seconds in enumerate(self._cost.expected(most))

@@ -28,7 +28,7 @@ MODEL_LEVELS, LOOKED_LEVELS = 12, 24
 _MODEL_GUESS, _BESIDE_SHARE = 0.6, 0.65
 #: The trees that a model can be asked for, each grown as far as it looks likely (a chain among them), and how often one
 #: that is wider still misses where a chain does, before anybody knows.
-TREES = (TreeShape.chain(5), TreeShape((3, 2, 1)), TreeShape((4, 4, 3, 3)), TreeShape((6, 6, 5, 5, 5, 4)))
+TREES = (TreeShape.chain(MODEL_LEVELS), TreeShape((3, 2, 1)), TreeShape((4, 4, 3, 3)), TreeShape((6, 6, 5, 5, 5, 4)))
 _STILL_MISSED = (1.0, 0.7, 0.6, 0.5)
 #: What is taken to be verified of a tree, and how far it is taken to grow, before anybody knows.
 _KEPT, _GROWN = 0.8, 0.9
@@ -38,8 +38,8 @@ _LEAST_FOR_TREES = 0.15
 
 @dataclass(slots=True, eq=False)
 class Bush:
-    """A tree that a model can be asked for. kept: how many of its nodes were worth verifying lately; levels: how many
-    it was grown by."""
+    """A tree that a model can be asked for, or a chain that stops by itself. kept: how many of its nodes were worth
+    verifying lately; levels: how many it was grown by."""
 
     shape: TreeShape
     rates: Rates
@@ -49,7 +49,11 @@ class Bush:
     @classmethod
     def of(cls, shape: TreeShape) -> Bush:
         """Nothing is known of it."""
-        return cls(shape, Rates([_MODEL_GUESS] * shape.levels), _KEPT * (shape.nodes - 1), _GROWN * shape.levels)
+        rates = Rates([_MODEL_GUESS] * shape.levels)
+        if shape.is_chain:  # it stops about where it misses
+            levels = sum(_MODEL_GUESS**depth for depth in range(shape.levels))
+            return cls(shape, rates, levels, levels)
+        return cls(shape, rates, _KEPT * (shape.nodes - 1), _GROWN * shape.levels)
 
 
 @dataclass(slots=True, eq=False)
@@ -135,8 +139,9 @@ class Record:
     def learn(self, tree: DraftTree, emitted: Many[int], accepted: int, bush: Bush | None = None) -> bool:
         """What came says how deep the model was right; returns whether a chain would have been at depth 1.
 
-        accepted: nodes, of what was verified. bush: what it was asked for, if for no chain. A level of that which was
-        not grown, or cut off, brought nothing: what is grown is what looks likely, so its hits alone say too much.
+        accepted: nodes, of what was verified. bush: what it was asked for, if for no chain of a given length. A level
+        of that which was not grown, or cut off, brought nothing: what is grown is what looks likely, so its hits alone
+        say too much.
         """
         hits, first = followed(tree, emitted)
         for depth, hit in enumerate(first if bush is None else first[:1]):

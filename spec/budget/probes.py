@@ -7,11 +7,11 @@ share, and the shorter the draft.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence as Many
 
 from spec.budget.members import Member
 from spec.budget.weigh import DraftSeconds, Offer, Taken
+from spec.tree import TreeShape
 
 #: The share of the time that may be lost; what is left of it where hardly anything has ever come.
 PROBING, _HOPELESS = 0.0075, 0.25
@@ -27,6 +27,7 @@ class Probes:
     def __init__(self) -> None:
         self._saved: dict[str, float] = {}
         self._turns: dict[str, int] = {}
+        self._again: set[str] = set()
 
     def due(
         self,
@@ -35,78 +36,94 @@ class Probes:
         offers: Many[Offer],
         drafting: DraftSeconds,
         seconds: Many[float],
-        pinned: bool,
+        pinned: TreeShape | None,
     ) -> Taken:
         """What to do in the place of the best way, if enough is saved up for anything; otherwise that.
 
-        drafting: seconds of a draft; seconds: of a step by its rows; pinned: whether shapes may not be chosen.
+        drafting: seconds of a draft; seconds: of a step by its rows; pinned: the shape of all drafts, if there is one.
         """
         for member in models:
-            saved = self._saved.get(member.name, 0.0)
-            self._saved[member.name] = saved + _share(member, best, offers) * best.seconds
+            share = _share(member, best, offers, 1.0 / len(models))
+            self._saved[member.name] = self._saved.get(member.name, 0.0) + share * best.seconds
         for member in sorted(models, key=lambda member: member.asked):
             if member.name != best.model:
-                way = _chain(member, best, offers, drafting, seconds)
-            elif not pinned:
+                way = _chain(member, best, offers, drafting, seconds, pinned)
+            elif pinned is None:
                 way = _tree(member, best, offers, drafting, seconds, self._turns.get(member.name, 0))
             else:
                 continue
-            if way is not None and self._affords(member, way, best):
+            if way is not None and self._affords(member.name, way, best):
                 return way
         return best
 
     def surprised(self, name: str) -> None:
-        """A member at rest was right: it is asked again at once, as long as it is."""
-        self._saved[name] = math.inf
+        """A member at rest was right: it is asked again in the next step, unless that takes longer than a step more."""
+        self._again.add(name)
 
-    def _affords(self, member: Member, way: Taken, best: Taken) -> bool:
-        """Whether enough is saved; then it is spent. No more is saved up than this takes: what was meant for a long
-        text to catch up with is not for many asks in a short one."""
+    def ended(self) -> None:
+        """A sequence is over: what was surprising in it may not be in another."""
+        self._again.clear()
+
+    def _affords(self, name: str, way: Taken, best: Taken) -> bool:
+        """Whether it is to be asked; then what is saved is spent, all of it: what was meant for a long text to catch up
+        with is not for many asks in a short one."""
         loss = max(_LEAST_LOSS * best.seconds, way.seconds - way.tokens / best.pace)
-        if self._saved[member.name] < loss:
+        again = name in self._again and name != best.model and loss <= best.seconds
+        self._again.discard(name)
+        if self._saved[name] < loss and not again:
             return False
-        self._saved[member.name] = 0.0
-        self._turns[member.name] = self._turns.get(member.name, 0) + 1
+        self._saved[name] = 0.0
+        self._turns[name] = self._turns.get(name, 0) + 1
         return True
 
 
 def _chain(
-    member: Member, best: Taken, offers: Many[Offer], drafting: DraftSeconds, seconds: Many[float]
+    member: Member,
+    best: Taken,
+    offers: Many[Offer],
+    drafting: DraftSeconds,
+    seconds: Many[float],
+    pinned: TreeShape | None,
 ) -> Taken | None:
-    """A few levels beside what is taken anyway. Of what they bring nothing is expected."""
-    most = _LEVELS if _hope(member, offers) == 1.0 else 1
+    """A few levels beside what was found, or the pinned shape; nobody else is asked. Of what they bring nothing is
+    expected."""
+    most = pinned.levels if pinned is not None else _LEVELS if _hope(member, offers) == 1.0 else 1
     levels = tuple(min(most, len(offer.models.get(member.name, ()))) for offer in offers)
     if not any(levels):
         return None
-    rows = len(offers) + best.nodes + sum(levels)
-    spent = best.seconds - _of_rows(seconds, len(offers) + best.nodes) + _of_rows(seconds, rows)
-    spent += drafting(member.name, max(levels), max(levels))
-    return Taken(member.name, best.found, levels, best.tokens, spent)
+    found = best.found if pinned is None else (0,) * len(offers)
+    nodes = sum(levels) if pinned is None else (pinned.nodes - 1) * sum(map(bool, levels))
+    tokens = len(offers) + sum(sum(offer.found[:taken]) for offer, taken in zip(offers, found, strict=True))
+    spent = _of_rows(seconds, len(offers) + sum(found) + nodes) + drafting(member.name, max(levels), max(levels))
+    return Taken(member.name, found, levels, tokens, spent)
 
 
 def _tree(
     member: Member, best: Taken, offers: Many[Offer], drafting: DraftSeconds, seconds: Many[float], turn: int
 ) -> Taken | None:
     """For one that is asked anyway, another of its trees, in turns. It is expected to bring what is brought now."""
-    others = [bush.shape for bush in member.bushes if bush.shape is not best.tree]
+    offered = {shape for offer in offers for shape in offer.trees.get(member.name, ())}
+    others = [bush.shape for bush in member.bushes if bush.shape in offered and bush.shape is not best.tree]
     if not others:
         return None
     shape = others[turn % len(others)]
+    grown = next(bush.levels for bush in member.bushes if bush.shape is shape) if shape.is_chain else shape.levels
     levels = tuple(shape.levels if shape in offer.trees.get(member.name, ()) else 0 for offer in offers)
-    if not any(levels):
-        return None
-    rows = len(offers) + sum(best.found) + (shape.nodes - 1) * sum(map(bool, levels))
-    spent = _of_rows(seconds, rows) + drafting(member.name, shape.levels, shape.nodes - 1)
+    nodes = grown if shape.is_chain else shape.nodes - 1
+    rows = len(offers) + sum(best.found) + round(nodes * sum(map(bool, levels)))
+    spent = _of_rows(seconds, rows) + drafting(member.name, grown, nodes)
     return Taken(member.name, best.found, levels, best.tokens, spent, shape)
 
 
-def _share(member: Member, best: Taken, offers: Many[Offer]) -> float:
-    """Of the time, that may be lost by asking a member. What it has to catch up with grows with each token: a share
-    that does not go beyond that would never be enough."""
+def _share(member: Member, best: Taken, offers: Many[Offer], part: float) -> float:
+    """Of the time, that may be lost by asking a member. part: of what all may lose together.
+
+    What it has to catch up with grows with each token, so that is paid beside, up to as much again.
+    """
     if member.name == best.model:
-        return PROBING
+        return part * PROBING
     reading = member.cost.of_a_token * best.tokens / len(offers)
-    return min(PROBING, PROBING * _hope(member, offers) + reading / best.seconds)
+    return part * (PROBING * _hope(member, offers) + min(PROBING, reading / best.seconds))
 
 
 def _hope(member: Member, offers: Many[Offer]) -> float:

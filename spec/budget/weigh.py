@@ -68,7 +68,7 @@ class Offer:
 class Taken:
     """One way of drafting at its best size. model: "" for what was found alone. found, levels: of each sequence, how
     many found nodes and how many of the model's levels. tokens, seconds: expected of the step. tree: the model's shape
-    if it is no chain."""
+    if it is no chain of a given length."""
 
     model: str
     found: tuple[int, ...]

@@ -28,6 +28,9 @@ from tests.verifier.families import make
 from tests.verifier.reading import Reader, load_decoder, random_tokens
 from verifier.paged_model import PagedModel
 
+#: What a frontier of a fading tree holds at least: of these models' drafts about half have less.
+FADED = 0.3
+FADING = ["fading 1,1,1,1,1", "fading 3,3,2,1"]
 SHAPES = ["1,1,1", "3,2,1", "dynamic 4,4,2,2,1", "4,4,2,2,1", LARGEST, f"dynamic {LARGEST}", "template"]
 
 
@@ -47,7 +50,11 @@ class Watched:
             made.append(paged(pair.draft, pool))
             return DraftModelDrafter(made[0], dynamic)
 
-        form = TEMPLATE if shape == "template" else TreeShape.parse(shape.removeprefix("dynamic "))
+        form = (
+            TEMPLATE if shape == "template" else TreeShape.parse(shape.removeprefix("dynamic ").removeprefix("fading "))
+        )
+        if shape.startswith("fading "):
+            form = replace(form, least=FADED)
         engine = engine_of(pair.target, drafter, form, **options)  # type: ignore[arg-type]
         return cls(engine, made[0])
 
@@ -93,10 +100,11 @@ class Watched:
         return compared
 
 
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("shape", [*SHAPES, *FADING])
 @pytest.mark.parametrize("family", ["llama2", "mistral"])
 def test_its_rows_are_those_of_the_committed_text(pair, family, shape) -> None:
-    """Through acceptances and rejections at every depth, prefill in chunks, four sequences at a time."""
+    """Through acceptances and rejections at every depth, prefill in chunks, four sequences at a time; trees that stop
+    where they fade have nodes that are accepted and were never run."""
     watched = Watched.of(pair(family), shape, chunk=24)
     jobs = [
         replace(job, arrives=3 * index)

@@ -42,11 +42,12 @@ class Reckless(Budget):
 
     def __init__(self, members: Sequence[Member], seed: int) -> None:
         super().__init__(members, StepCost([1, 64], [1.0, 1.5]), timed=False)
-        self._seed = seed
+        self._seed, self._planned = seed, 0
         self.made: Counter[str] = Counter()
 
     def plan(self, sequences: Sequence[Running]) -> list[TreeShape]:
         super().plan(sequences)
+        self._planned += 1
         return [self._random(sequence) for sequence in sequences]
 
     def resting(self, name: str) -> bool:
