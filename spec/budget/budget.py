@@ -154,6 +154,9 @@ class Budget(Observer):
             sequence.id: self._shape(sequence, case, way, index, why)
             for index, (sequence, case) in enumerate(zip(able, cases, strict=True))
         }
+        planned = [found + case.nodes(levels) for found, levels, case in zip(way.found, way.levels, cases, strict=True)]
+        for case, own in zip(cases, planned, strict=True):
+            case.others = sum(planned) - own
         return [shapes.get(sequence.id, ROOT_ONLY) for sequence in sequences]
 
     def worth(self, sequence: Sequence, chances: Many[float], found: int) -> int:
@@ -162,7 +165,7 @@ class Budget(Observer):
         chances: of each drafted node of the whole.
         """
         case, table = self._cases[sequence.id], self._table.seconds
-        rows, last = self._sequences, len(table) - 1
+        rows, last = min(self._sequences + case.others, len(table) - 1), len(table) - 1
         best, count, value = 0.0, 0, 0.0
         for taken, chance in enumerate(sorted(chances, reverse=True)[: last - rows], start=1):
             value += chance

@@ -16,7 +16,8 @@ _KEPT_STEP = 0.1
 @dataclass(slots=True, eq=False)
 class Case:
     """One sequence. length: of its text when found was; records: by member. seconds: expected of the step planned.
-    bush: the tree a model was asked for in it. came, spent: tokens and seconds of the last steps.
+    bush: the tree a model was asked for in it. came, spent: tokens and seconds of the last steps. others: nodes planned
+    for the other sequences.
     """
 
     records: dict[str, Record]
@@ -26,10 +27,15 @@ class Case:
     bush: Bush | None = None
     came: float = 0.0
     spent: float = 0.0
+    others: int = 0
 
     def pace(self, plain: float) -> float:
         """Tokens in a second of late; at least one in a step that takes ``plain``, as without drafts."""
         return max(self.came / self.spent if self.spent else 0.0, 1.0 / plain)
+
+    def nodes(self, levels: int) -> int:
+        """About how many of a model's will be verified, that was asked for so many levels."""
+        return round(self.bush.kept) if levels and self.bush is not None else levels
 
     def kept(self, nodes: int, saved: float) -> None:
         """Of a model's tree so many nodes are verified, which takes so much less than was planned."""

@@ -198,3 +198,14 @@ def test_what_one_salt_shows_of_claims_is_not_another_one_s() -> None:
             own.claims.saw(0.8, False)
     assert record("a", member).claims.chance(0.8) < 0.5
     assert record("b", member).claims.chance(0.8) == pytest.approx(0.8)
+
+
+def test_rows_planned_for_others_make_those_of_one_dearer() -> None:
+    """Four rows cost as much as one, each further one two seconds more."""
+    budget = Budget(
+        [Member.model(Parrot("model", MODEL), DraftCost())], StepCost([1, 4, 64], [1.0, 1.0, 121.0]), timed=False
+    )
+    budget.plan([sequence()])
+    assert budget.worth(sequence(), [0.9, 0.8, 0.7, 0.6], 0) == 3
+    budget.plan([sequence(), replace(sequence(), id="other")])
+    assert budget.worth(sequence(), [0.9, 0.8, 0.7, 0.6], 0) < 2, "two rows are left, and the other has planned one"
