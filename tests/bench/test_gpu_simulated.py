@@ -45,7 +45,7 @@ def on_device(monkeypatch: pytest.MonkeyPatch) -> Iterator[Session]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["steps tiny", "drafting", "split"])
+@pytest.mark.parametrize("name", ["steps tiny", "split"])
 def test_a_part(name: str, on_device: Session) -> None:
     args = argparse.Namespace(tiny=True, device="cpu", only=None)
     run = next(run for part, _, run in parts.parts(on_device, args) if part.startswith(name))

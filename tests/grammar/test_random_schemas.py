@@ -14,7 +14,8 @@ from server.grammars import constraint
 from server.grammars.constraint import LlguidanceConstraint
 from server.local import Completion, Engine
 
-COUNT, TOKENS = 200, 40
+#: Schemas at temperature 1; a quarter of them at 0, where the toy writes the same few words again and again.
+COUNT, GREEDY, TOKENS = 200, 50, 40
 SETTINGS: dict[str, Any] = {"max_seqs": 8, "max_model_len": 80, "kv_tokens": 8 * 80}
 
 
@@ -50,20 +51,21 @@ def answers(engine: Engine, temperature: float, count: int = COUNT) -> list[Comp
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize(("temperature", "count"), [(0.0, GREEDY), (1.0, COUNT)])
 def test_answers_are_valid_and_those_of_plain_decoding(
-    plain: Engine, trees: Engine, temperature: float, monkeypatch: pytest.MonkeyPatch
+    plain: Engine, trees: Engine, temperature: float, count: int, monkeypatch: pytest.MonkeyPatch
 ):
-    found = answers(trees, temperature)
+    found = answers(trees, temperature, count)
     monkeypatch.setattr(LlguidanceConstraint, "forced", lambda constraint, most: [])
-    expected = answers(plain, temperature)
+    expected = answers(plain, temperature, count)
     assert not any(one.statistics.drafted for one in expected if one.statistics is not None)
     assert [one.token_ids for one in found] == [one.token_ids for one in expected]
     assert [one.finish_reason for one in found] == [one.finish_reason for one in expected]
-    finished = [(schema, one.text) for schema, one in zip(given(), found, strict=True) if one.finish_reason == "stop"]
+    pairs = zip(given()[:count], found, strict=True)
+    finished = [(schema, one.text) for schema, one in pairs if one.finish_reason == "stop"]
     for schema, text in finished:
         jsonschema.Draft202012Validator(schema).validate(json.loads(text))
-    assert len(finished) > 0.5 * COUNT
+    assert len(finished) > 0.5 * count
     accepted = sum(one.statistics.accepted for one in found if one.statistics is not None)
     assert accepted > 0.4 * sum(len(one.token_ids) for one in found)
 

@@ -33,7 +33,7 @@ from tests.same_tokens.runs import assert_same, jobs_of, plain, returning, whole
 from tests.same_tokens.witness import run
 
 MOST = TreeShape.parse("4,6,4,2")
-seeds = pytest.mark.parametrize("seed", [3, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (1, 2))])
+seeds = pytest.mark.parametrize("seed", [3, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (1,))])
 
 
 class Reckless(Budget):
