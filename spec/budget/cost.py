@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 
 #: A step that mixes prefill with decoding takes at most this many times the decode step alone.
 MIXED_STEP_FACTOR = 2.0
-#: When the curve is read again: after so many steps, and where the context is another by such a share.
-_REREAD, _MOVED = 16, 0.05
+#: When the curve is read again: after so many steps, and where the context moved by so many tokens and such a share.
+_REREAD, _MOVED_TOKENS, _MOVED = 16, 128, 0.05
 #: How far one step moves what is expected of the next: of all steps, since machines are slower at times, and of those
 #: of its kind (as many rows; a chain or a tree) beside. How far off it may count to be.
 _STEP, _OF_KIND, _MOST_OFF = 0.03, 0.03, 1.5
@@ -113,7 +113,7 @@ class Table:
     def read(self, sequences: int, context: int, most: int) -> list[float]:
         """Of the next step, with up to ``most`` rows."""
         self._asked += 1
-        moved = abs(context - self._context) > _MOVED * self._context
+        moved = abs(context - self._context) > max(_MOVED_TOKENS, _MOVED * self._context)
         if sequences != self._sequences or moved or self._asked % _REREAD == 0:
             self._sequences, self._context = sequences, context
             self.seconds = [
