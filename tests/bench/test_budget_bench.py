@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from bench.budget import BEFORE, SHORTEST, TURNS, Rounds, dialogues, judged, renamed
+from bench.budget import Rounds, judged
+from bench.texts import BEFORE, SHORTEST, TURNS, dialogues, renamed
 
 
 def test_names_are_alike_everywhere_and_no_two_tokens_get_one() -> None:
