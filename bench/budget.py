@@ -154,8 +154,7 @@ def choices(engine: Engine) -> dict[str, Any]:
     assert budget is not None, "auto has one"
     return {
         "step_ms": [(rows, 1000 * seconds) for rows, seconds in budget.cost.points],
-        "per_token_us": 1e6 * budget.cost.per_token,
-        "per_row_token_us": 1e6 * budget.cost.per_row_token,
+        "token_of_context_us": [(rows, 1e6 * seconds) for rows, seconds in budget.cost.context],
         "branching_ms": 1000 * budget.cost.branching,
         "draft_ms": {
             name: {part: 1000 * getattr(m.cost, part) for part in ("start", "level", "token", "tree_level")}

@@ -24,15 +24,18 @@ from spec.sequence import Sequence
 from spec.step import StepRunner
 from spec.tree import MAX_NODES, ROOT_ONLY, DraftTree, TreeShape
 
-#: At most so many steps of a kind, and no further one when they have taken so many seconds.
-_STEPS = 6
-_PATIENCE = 0.4
+#: At most so many turns of steps, and no further one behind the third when they have taken so many seconds.
+_TURNS, _LEAST_TURNS, _PATIENCE = 8, 3, 1.5
+#: A step that takes longer than this is long enough: none of more rows is tried.
+_LONG = 0.4
 #: Rows of the steps whose time is measured, levels of the longer of two drafted chains, and a tree.
-_ROWS = (1, 2, 4, 8, 16, 32, 64)
+_ROWS = (1, 2, 3, 5, 8, 16, 32, 64)
 _DEEP, _TREE = 4, TreeShape((4, 4, 3, 3))
-#: A longer text, for what context adds; a pass of few and one of more rows behind it.
-_CONTEXT, _FEW, _MORE = 1024, 2, 16
+#: A longer text, for what context adds, and rows of the passes behind it: a few rows share what more rows pay for.
+_CONTEXT, _CONTEXT_ROWS, _CONTEXT_TURNS = 1024, (1, 3, 5, 8, 16, 32), 6
 _TARGET_PHASES = ("forward", "draw", "commit")
+#: Seconds by phase.
+Spent = dict[str, float]
 
 
 class Rehearsal:
@@ -41,98 +44,117 @@ class Rehearsal:
     def __init__(self, info: EngineInfo, verifier: Verifier, pool: PagePool, runner: StepRunner | None = None) -> None:
         self._info, self._verifier, self._pool, self._runner = info, verifier, pool, runner
 
-    def steps(self, drafter: Drafter | None, shape: TreeShape) -> list[dict[str, float]]:
-        """Seconds by phase of a few steps that verify as many rows as the shape has; none if there is no room."""
+    def turns(self, drafter: Drafter | None, shapes: Many[TreeShape]) -> dict[TreeShape, list[Spent]]:
+        """Seconds by phase of a step that verifies as many rows as each of the shapes has; one of each, again and
+        again, so that whatever else the machine does meets all alike. Without those for which there is no room."""
         room = self._info.max_model_len - 1
-        if room < 1 + shape.nodes:
-            return []
-        cost = StepCost([1], [1.0])
-        engine = Engine(
+        times: dict[TreeShape, list[Spent]] = {}
+        engine = self._engine(drafter)
+        left = [shape for shape in shapes if shape.nodes < room]
+        begun = time.perf_counter()
+        for turn in range(1 + _TURNS):
+            if turn > _LEAST_TURNS and time.perf_counter() > begun + _PATIENCE:
+                break
+            engine.cancel("rehearsal")  # a short text takes few pages
+            for shape in list(left):
+                spent = self._step(engine, shape, room)
+                if spent is None:  # so many rows do not fit the cache
+                    left.remove(shape)
+                    times.pop(shape, None)
+                elif turn:  # the first one warms up
+                    times.setdefault(shape, []).append(spent)
+                elif sum(spent.values()) > _LONG:
+                    left = [other for other in left if other.nodes <= shape.nodes]
+        engine.cancel("rehearsal")
+        engine.runner.rest()
+        return times
+
+    def _engine(self, drafter: Drafter | None) -> Engine:
+        scheduler = Scheduler(self._pool, None, ROOT_ONLY, StepCost([1], [1.0]), max_seqs=1, plain_every=0)
+        return Engine(
             info=self._info,
             pool=self._pool,
             prefix=None,
             verifier=self._verifier,
             drafter=drafter,
-            scheduler=Scheduler(self._pool, None, shape, cost, max_seqs=1, plain_every=0),
+            scheduler=scheduler,
             runner=self._runner,
         )
-        tokens = min(_STEPS * (1 + shape.levels), room)
-        params = SamplingParams(max_tokens=tokens, seed=0, ignore_eos=True)
-        engine.add(Request(id="rehearsal", prompt=[0], params=params, speculate=drafter is not None))
-        times: list[dict[str, float]] = []
-        begun = time.perf_counter()
-        while (
-            engine.has_work and len(times) < _STEPS + 1 and (len(times) < 3 or time.perf_counter() < begun + _PATIENCE)
-        ):
-            engine.step()
-            trace = engine.trace
-            if trace is None:  # so many rows do not fit the cache
-                break
-            if trace.rows == shape.nodes:
-                times.append(trace.seconds)
-        engine.cancel("rehearsal")
-        engine.runner.rest()
-        return times[1:] or times  # the first one warms up
+
+    def _step(self, engine: Engine, shape: TreeShape, room: int) -> Spent | None:
+        """One step with so large a tree, of a text that is begun again where it has no room for more."""
+        there = [*engine.scheduler.running, *engine.scheduler.waiting]
+        if there and len(there[0].tokens) + shape.nodes > room:
+            engine.cancel(there.pop().id)
+        if not there:
+            params = SamplingParams(max_tokens=room, seed=0, ignore_eos=True)
+            engine.add(Request(id="rehearsal", prompt=[0], params=params, speculate=engine.drafter is not None))
+        engine.scheduler.shape = shape
+        engine.step()
+        trace = engine.trace
+        return trace.seconds if trace is not None and trace.rows == shape.nodes else None
 
     def root_seconds(self) -> float:
         """Seconds of a step without drafts; 0 for a context too short to decode in."""
-        times = self.steps(None, ROOT_ONLY)
-        return median(sum(seconds.values()) for seconds in times) if times else 0.0
+        times = self.turns(None, [ROOT_ONLY]).get(ROOT_ONLY)
+        return median(sum(spent.values()) for spent in times) if times else 0.0
+
+    @cached_property
+    def _levelled(self) -> dict[TreeShape, float]:
+        """Seconds of the target's part of a step, for chains of growing rows, and for a tree and a chain of as many.
+
+        What each takes of its turn is steadier than what it takes: a machine is slower or faster for seconds.
+        """
+        shapes = [*(TreeShape.chain(rows - 1) for rows in _ROWS), TreeShape.chain(_TREE.nodes - 1), _TREE]
+        times = {
+            shape: [sum(step.get(phase, 0.0) for phase in _TARGET_PHASES) for step in steps]
+            for shape, steps in self.turns(_Filler(), shapes).items()
+        }
+        turns = list(map(sum, zip(*times.values(), strict=True)))
+        if not turns:
+            return {}
+        return {
+            shape: median(turns) * median(spent / turn for spent, turn in zip(each, turns, strict=True))
+            for shape, each in times.items()
+        }
 
     @cached_property
     def _points(self) -> list[tuple[int, float]]:
-        """Rows and seconds. In turns, up and down, so that whatever else the machine does meets all alike."""
-        times: dict[int, list[float]] = {}
-        for rows in _ROWS:
-            if not self._time_rows(times, TreeShape.chain(rows - 1)) or median(times[rows]) > _PATIENCE:
-                break
-        for rows in sorted(times, reverse=True):
-            if median(times[rows]) <= _PATIENCE:
-                self._time_rows(times, TreeShape.chain(rows - 1))
-        return [(rows, median(seconds)) for rows, seconds in times.items()]
-
-    def _time_rows(self, times: dict[int, list[float]], shape: TreeShape) -> bool:
-        spent = [sum(step.get(phase, 0.0) for phase in _TARGET_PHASES) for step in self.steps(_Filler(), shape)]
-        if spent:
-            times.setdefault(shape.nodes, []).extend(spent)
-        return bool(spent)
+        """Rows and seconds."""
+        chains = {shape.nodes: seconds for shape, seconds in self._levelled.items() if shape.is_chain}
+        return [(rows, chains[rows]) for rows in _ROWS if rows in chains]
 
     def curve(self) -> StepCost:
         """Seconds of a whole step by its rows, drafting left out, and what context adds, and trees."""
         points = self._points or [(1, 1.0)]
-        per_token, per_row_token = self._context()
         rows, seconds = [rows for rows, _ in points], [seconds for _, seconds in points]
-        return StepCost(rows, seconds, per_token, per_row_token, self._branching())
+        tree, chain = (self._levelled.get(shape, 0.0) for shape in (_TREE, TreeShape.chain(_TREE.nodes - 1)))
+        return StepCost(rows, seconds, self._context(), max(0.0, tree - chain))
 
-    def _branching(self) -> float:
-        """Seconds that a tree adds to a step, beside a chain of as many nodes."""
-        tree: dict[int, list[float]] = {}
-        chain: dict[int, list[float]] = {}
-        slow = not self._points or self._points[0][1] > _PATIENCE / _STEPS
-        for _ in range(1 if slow else 3):
-            self._time_rows(tree, _TREE)
-            self._time_rows(chain, TreeShape.chain(_TREE.nodes - 1))
-        return max(0.0, median(tree[_TREE.nodes]) - median(chain[_TREE.nodes])) if tree and chain else 0.0
-
-    def _context(self) -> tuple[float, float]:
-        """Seconds that each token of context adds to a pass, and to each of its rows."""
+    def _context(self) -> list[tuple[int, float]]:
+        """Rows, and seconds that each token of context adds to a pass of so many."""
         length = min(_CONTEXT, self._info.max_model_len, (self._pool.num_pages - 1) * self._pool.page_size) - MAX_NODES
         if length <= 0:
-            return 0.0, 0.0
+            return []
         table = PageTable(self._pool)
-        table.reserve(length + _MORE)
+        table.reserve(length + _CONTEXT_ROWS[-1])
         table.commit(length)
+        pairs: dict[int, list[tuple[float, float]]] = {rows: [] for rows in _CONTEXT_ROWS}
+        begun = time.perf_counter()
         try:
-            # Short and long in turns, so that whatever else the machine does meets them alike.
-            times = [
-                [self._pass(table, base, rows) for base in (0, length) for rows in (_FEW, _MORE)] for _ in range(5)
-            ]
+            for turn in range(_CONTEXT_TURNS):
+                if turn < _LEAST_TURNS or time.perf_counter() < begun + _PATIENCE:
+                    for rows, found in pairs.items():
+                        found.append((self._pass(table, 0, rows), self._pass(table, length, rows)))
         finally:
             table.release()
-        fastest = [min(column) for column in zip(*times, strict=True)]
-        few, more = (max(0.0, fastest[2 + i] - fastest[i]) / length for i in range(2))
-        per_row = max(0.0, more - few) / (_MORE - _FEW)
-        return max(0.0, few - _FEW * per_row), per_row
+        return [(rows, self._added(found) / length) for rows, found in pairs.items()]
+
+    @staticmethod
+    def _added(pairs: Many[tuple[float, float]]) -> float:
+        """What the second of two takes more than the first, which is steadier as a share of it."""
+        share = median(second / first for first, second in pairs)
+        return max(0.0, share - 1.0) * median(first for first, _ in pairs)
 
     def _pass(self, table: PageTable, base: int, rows: int) -> float:
         """Seconds of a pass of the target behind so many tokens."""
@@ -146,8 +168,10 @@ class Rehearsal:
         most: levels that it can draft.
         """
         deep, tree = min(_DEEP, most), _TREE.limited(most)
+        shapes = (TreeShape.chain(1), TreeShape.chain(deep), tree)
+        times = self.turns(drafter, list(dict.fromkeys(shapes)))
         one_level, deepest, branching = (
-            self._proposing(drafter, shape) for shape in (TreeShape.chain(1), TreeShape.chain(deep), tree)
+            median(spent["propose"] for spent in times.get(shape, [{"propose": 0.0}])) for shape in shapes
         )
         level = max(0.0, deepest - one_level) / max(1, deep - 1)
         start = max(0.0, one_level - level)
@@ -159,10 +183,6 @@ class Rehearsal:
         token = level * max(0.0, all - one) / (one * max(rows - 1, 1))
         more = token * (tree.nodes - 1 - tree.levels)
         return DraftCost(start, level, token, max(level, (branching - start - more) / tree.levels))
-
-    def _proposing(self, drafter: Drafter, shape: TreeShape) -> float:
-        """Seconds of a draft of this shape; 0 if there was no room for one."""
-        return median(spent["propose"] for spent in self.steps(drafter, shape) or [{"propose": 0.0}])
 
 
 class _Filler:

@@ -22,22 +22,23 @@ _STEP, _OF_KIND, _MOST_OFF = 0.03, 0.03, 1.5
 class StepCost:
     """Seconds of one forward pass by number of rows: measured points, straight lines between them.
 
-    per_token, per_row_token: seconds that each token of context adds to a pass, and to each of its rows. branching:
-    what a sequence adds whose rows are a tree, and no chain.
+    context: seconds that each token of context adds to a pass, by the rows of its sequence. branching: what a sequence
+    adds whose rows are a tree, and no chain.
     """
 
     def __init__(
         self,
         rows: Sequence[int],
         seconds: Sequence[float],
-        per_token: float = 0.0,
-        per_row_token: float = 0.0,
+        context: Sequence[tuple[int, float]] = (),
         branching: float = 0.0,
     ) -> None:
         assert rows and len(rows) == len(seconds) and sorted(rows) == list(rows)
         self._rows = list(rows)
         self._seconds = _rising(seconds)
-        self.per_token, self.per_row_token, self.branching = per_token, per_row_token, branching
+        self._context_rows = [rows for rows, _ in context]
+        self._per_token = _rising([seconds for _, seconds in context])
+        self._branching = branching
         self._factors = [1.0] * len(rows)
         self._slower = 1.0
 
@@ -57,6 +58,16 @@ class StepCost:
         """The measured points, those that fall pooled: rows, seconds."""
         return list(zip(self._rows, self._seconds, strict=True))
 
+    @property
+    def branching(self) -> float:
+        """What a tree adds to a step, as steps take lately."""
+        return self._slower * self._branching
+
+    @property
+    def context(self) -> list[tuple[int, float]]:
+        """What a token of context adds: rows, seconds."""
+        return list(zip(self._context_rows, self._per_token, strict=True))
+
     def seconds(self, rows: float) -> float:
         """The expected time of a pass over ``rows`` rows of short texts; beyond the last point in proportion to it."""
         return _read(self._rows, self._seconds, rows)
@@ -69,8 +80,10 @@ class StepCost:
         return [_read(self._rows, points, rows) for rows in range(most + 1)]
 
     def behind(self, rows: float, context: float) -> float:
-        """What so many tokens of context add to a step."""
-        return context * (self.per_token + rows * self.per_row_token)
+        """What so many tokens of context add to a step, as steps take lately. rows: of one sequence."""
+        if not self._per_token:
+            return 0.0
+        return self._slower * context * _read(self._context_rows, self._per_token, rows)
 
     def saw(self, rows: int, each: float, context: float, seconds: float, trees: int = 0) -> None:
         """A step took so many seconds: the curve moves a little of the way, the points around its rows a little more.
@@ -80,8 +93,8 @@ class StepCost:
         low, share = _place(self._rows, rows)
         near = [(low, 1.0 - share), (min(low + 1, len(self._rows) - 1), share)]
         expected = self._slower * sum(weight * self._factors[i] for i, weight in near) * self.seconds(rows)
-        beside = self.behind(each, context) + trees * self.branching
-        off = (seconds - beside) / expected if expected > 0 else 1.0
+        expected += self.behind(each, context) + trees * self.branching
+        off = seconds / expected if expected > 0 else 1.0
         off = min(max(off, 1.0 / _MOST_OFF), _MOST_OFF)
         self._slower *= 1.0 + _STEP * (off - 1.0)
         for i, weight in near:

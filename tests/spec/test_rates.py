@@ -105,9 +105,10 @@ def test_one_step_that_was_held_up_hardly_counts() -> None:
 
 
 def test_context_adds_to_a_step_and_more_to_more_rows() -> None:
-    cost = StepCost([1, 2], [1.0, 1.0], per_token=0.001, per_row_token=0.0001)
+    cost = StepCost([1, 2], [1.0, 1.0], context=[(1, 0.0011), (2, 0.0012)])
     assert cost.behind(1, 1000) == pytest.approx(1.1)
-    assert cost.behind(11, 1000) == pytest.approx(2.1)
+    assert cost.behind(2, 1000) == pytest.approx(1.2)
+    assert cost.behind(4, 1000) == pytest.approx(2.4)
 
 
 def test_who_rested_pays_for_what_was_written_meanwhile() -> None:
