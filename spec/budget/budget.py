@@ -14,16 +14,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Many
 from dataclasses import replace
+from typing import NamedTuple
 
 from spec.budget.case import Case
+from spec.budget.cases import Cases
 from spec.budget.cost import StepCost, Table
-from spec.budget.found import Found
 from spec.budget.leader import Leader
-from spec.budget.members import Member, Record
+from spec.budget.members import Member
 from spec.budget.mixed import Mixed, Share, Why, drafted_by, shape_of
 from spec.budget.probes import Probes
 from spec.budget.timing import Timing
-from spec.budget.weigh import Offer, Taken, weigh, weigh_pinned
+from spec.budget.ways import DraftSeconds, Offer, Taken
+from spec.budget.weigh import weigh, weigh_pinned
 from spec.observer import Observer
 from spec.request import PREDICTION
 from spec.sequence import Sequence
@@ -37,6 +39,17 @@ _NEXT = 0.6
 _MOST_LEAST = 0.95
 #: A member that took part in less than this share of the last steps (some hundred) is at rest.
 _RESTING, _REMEMBERED = 0.05, 0.99
+#: For how many steps more a choice holds where nothing is found.
+_HELD = 3
+
+
+class _Held(NamedTuple):
+    """What was weighed for these sequences, where nothing was found, and for how many steps more it holds."""
+
+    running: list[str]
+    offers: list[Offer]
+    ways: list[Taken]
+    steps: int
 
 
 class Budget(Observer):
@@ -54,14 +67,14 @@ class Budget(Observer):
         self.cost, self.pinned, self.timed = cost, pinned, timed
         self.why: Why | None = None
         self.leader = Leader()
-        self._looking = [member for member in members if member.looks]
         self._models = [member for member in members if not member.looks]
-        self._cases: dict[str, Case] = {}
+        self._cases = Cases(self.members)
         self._table = Table(cost)
         self._sequences = 0
         self._pace = 0.0
         self._timing = Timing(self.members, cost)
         self._probes = Probes()
+        self._held: _Held | None = None
 
     @property
     def shape(self) -> TreeShape:
@@ -85,7 +98,7 @@ class Budget(Observer):
     def stepped(self, trace: StepTrace, verdicts: Many[Verdict]) -> None:
         """See what was right, and what the step took."""
         for verdict in verdicts:
-            case = self._cases.get(verdict.work.sequence.id)
+            case = self._cases.known(verdict.work.sequence.id)
             if case is not None and verdict.emitted and verdict.tree is not None:
                 self._learn(case, verdict)
         if self.timed and not trace.prefill_rows and not trace.aside and verdicts:
@@ -113,7 +126,7 @@ class Budget(Observer):
 
     def ended(self, sequence: Sequence) -> None:
         """Forget the sequence; what it showed stays with the members."""
-        self._cases.pop(sequence.id, None)
+        self._cases.ended(sequence.id)
         self._probes.ended()
 
     # -- planning ------------------------------------------------------------------------------------------------
@@ -125,12 +138,9 @@ class Budget(Observer):
         self._sequences = len(able)
         if not able:
             return [ROOT_ONLY] * len(sequences)
-        cases = [self._case(sequence) for sequence in able]
-        self._look(able, cases)
-        offers = [self._offer(*pair) for pair in zip(able, cases, strict=True)]
+        cases = self._cases.look(able)
         most = min(len(able) * MAX_NODES, 4 * MAX_NODES)
         seconds = self._table.read(len(able), sum(len(sequence.tokens) for sequence in able), most)
-
         self._timing.begin()
         rest = {member.name: self._timing.unread(member, able, cases) for member in self._models}
 
@@ -138,10 +148,7 @@ class Budget(Observer):
             return self.members[name].cost.seconds(levels, rest[name], nodes - levels)
 
         self._pace = sum(case.pace(seconds[1]) for case in cases)
-        if self.pinned is None:
-            ways = weigh(offers, seconds, drafting, self._pace, branching=self.cost.branching)
-        else:
-            ways = weigh_pinned(offers, seconds, drafting, self.pinned.levels, self.pinned.nodes - 1)
+        offers, ways = self._weighed(able, cases, seconds, drafting)
         way = self._probes.due(self._models, ways[0], offers, drafting, seconds, self.pinned)
         probe = way is not ways[0]
         looked = "+".join(dict.fromkeys(name for case in cases for name in case.found.names))
@@ -159,12 +166,32 @@ class Budget(Observer):
             case.others = sum(planned) - own
         return [shapes.get(sequence.id, ROOT_ONLY) for sequence in sequences]
 
+    def _weighed(
+        self, able: Many[Sequence], cases: Many[Case], seconds: Many[float], drafting: DraftSeconds
+    ) -> tuple[list[Offer], list[Taken]]:
+        """What could be drafted, and the ways to, the best first. Where nothing is found this moves slowly, and holds
+        for a few steps: weighing takes time too."""
+        running, looked = [sequence.id for sequence in able], any(case.found.chances for case in cases)
+        held = self._held
+        if held is not None and held.steps and held.running == running and not looked:
+            self._held = held._replace(steps=held.steps - 1)
+            return held.offers, held.ways
+        trees = self.pinned is None
+        offers = [case.offer(self._models, s.most_levels, trees) for s, case in zip(able, cases, strict=True)]
+        if self.pinned is None:
+            ways = weigh(offers, seconds, drafting, self._pace, branching=self.cost.branching)
+        else:
+            ways = weigh_pinned(offers, seconds, drafting, self.pinned.levels, self.pinned.nodes - 1)
+        self._held = None if looked else _Held(running, offers, ways, _HELD)
+        return offers, ways
+
     def worth(self, sequence: Sequence, chances: Many[float], found: int) -> int:
         """How many of a model's tree and the ``found`` nodes beside it are worth their rows, now that all are there.
 
         chances: of each drafted node of the whole.
         """
-        case, table = self._cases[sequence.id], self._table.seconds
+        case, table = self._cases.known(sequence.id), self._table.seconds
+        assert case is not None, "what is drafted was planned"
         rows, last = min(self._sequences + case.others, len(table) - 1), len(table) - 1
         best, count, value = 0.0, 0, 0.0
         for taken, chance in enumerate(sorted(chances, reverse=True)[: last - rows], start=1):
@@ -176,42 +203,6 @@ class Budget(Observer):
             planned = min(rows + found + round(case.bush.kept), last)
             case.kept(max(0, count - found), table[planned] - table[min(rows + count, last)])
         return count
-
-    def _case(self, sequence: Sequence) -> Case:
-        case = self._cases.get(sequence.id)
-        if case is None:
-            case = self._cases[sequence.id] = Case({m.name: Record.of(m, sequence) for m in self._allowed(sequence)})
-        return case
-
-    def _allowed(self, sequence: Sequence) -> list[Member]:
-        """Who may draft; what a request predicts itself is drafted whatever it says of others."""
-        named = [m for m in self.members.values() if m.name != PREDICTION and sequence.draft_method in ("", m.name)]
-        return named + ([self.members[PREDICTION]] if sequence.prediction and PREDICTION in self.members else [])
-
-    def _look(self, able: Many[Sequence], cases: Many[Case]) -> None:
-        """Ask whoever looks things up."""
-        for sequence, case in zip(able, cases, strict=True):
-            case.found, case.length = Found(), len(sequence.tokens)
-        for member in self._looking:
-            asked = [pair for pair in zip(able, cases, strict=True) if member.name in pair[1].records]
-            if asked:
-                shapes = [TreeShape.chain(min(member.levels, sequence.most_levels)) for sequence, _ in asked]
-                trees = member.drafter.propose([sequence for sequence, _ in asked], shapes)
-                for (_, case), tree in zip(asked, trees, strict=True):
-                    case.found.add(case.records[member.name], tree)
-
-    def _offer(self, sequence: Sequence, case: Case) -> Offer:
-        models, beside, trees = {}, {}, {}
-        found, first = case.found.chances, case.found.first
-        for member in self._models:
-            record = case.records.get(member.name)
-            if record is not None:
-                alone = models[member.name] = record.chain(sequence.most_levels)
-                if found:
-                    beside[member.name] = record.behind_wrong(alone)
-                if self.pinned is None and (bushes := record.bushes(sequence.most_levels)):
-                    trees[member.name] = bushes
-        return Offer(found, first, models, beside, trees)
 
     def _count(self, way: Taken, cases: Many[Case]) -> None:
         """Remember who took part."""

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Many
 from dataclasses import dataclass, field
 
 from spec.budget.found import Found
-from spec.budget.members import Bush, Record
+from spec.budget.members import Bush, Member, Record
+from spec.budget.ways import Offer
 
 #: What is left of a step in the pace of a sequence after one more.
 _PACE_KEPT = 0.8
@@ -32,6 +34,20 @@ class Case:
     def pace(self, plain: float) -> float:
         """Tokens in a second of late; at least one in a step that takes ``plain``, as without drafts."""
         return max(self.came / self.spent if self.spent else 0.0, 1.0 / plain)
+
+    def offer(self, models: Many[Member], levels: int, trees: bool) -> Offer:
+        """What could be drafted, no deeper than ``levels``. trees: whether a model may be asked for others than chains
+        of a given length."""
+        chains, beside, grown = {}, {}, {}
+        for name in (member.name for member in models if member.name in self.records):
+            record = self.records[name]
+            expected = record.expected(levels)
+            chains[name] = expected.chain
+            if self.found.chances:
+                beside[name] = record.behind_wrong(expected.chain)
+            if trees and expected.trees:
+                grown[name] = expected.trees
+        return Offer(self.found.chances, self.found.first, chains, beside, grown)
 
     def nodes(self, levels: int) -> int:
         """About how many of a model's will be verified, that was asked for so many levels."""

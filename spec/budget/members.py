@@ -12,11 +12,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from spec.budget.cost import DraftCost
 from spec.budget.rates import OwnRates, Rates
 from spec.budget.trust import Claims, Runs, Salts, of_runs
-from spec.budget.weigh import Grove
+from spec.budget.ways import Grove
 from spec.protocols import CatchesUp, Drafter
 from spec.sequence import Sequence
 from spec.tree import DraftTree, TreeShape
@@ -72,6 +73,12 @@ class Member:
     beside: Rates = field(default_factory=lambda: Rates([_MODEL_GUESS * _BESIDE_SHARE]))
     asked: float = 1.0
     bushes: list[Bush] = field(default_factory=list)
+    learnt: int = 0
+    _catches_up: CatchesUp | None = field(init=False, default=None)
+
+    def __post_init__(self) -> None:
+        # Asked once: it takes longer than all that is asked of the drafter then.
+        self._catches_up = self.drafter if isinstance(self.drafter, CatchesUp) else None
 
     @property
     def name(self) -> str:
@@ -80,7 +87,7 @@ class Member:
 
     def rest(self, sequence: Sequence) -> int:
         """Tokens that it has to catch up with, beside the last one, before it can draft."""
-        return max(0, self.drafter.unread(sequence) - 1) if isinstance(self.drafter, CatchesUp) else 0
+        return 0 if self._catches_up is None else max(0, self._catches_up.unread(sequence) - 1)
 
     @classmethod
     def looking(cls, drafter: Drafter, levels: int = LOOKED_LEVELS) -> Member:
@@ -94,6 +101,15 @@ class Member:
         return cls(drafter, False, levels, cost, Rates([_MODEL_GUESS] * levels, chained=True), bushes=bushes)
 
 
+class Expected(NamedTuple):
+    """Of a model's chain the chance of each node, and what its trees bring; after as much was learnt of it."""
+
+    chain: list[float]
+    trees: dict[TreeShape, Grove]
+    levels: int
+    learnt: int
+
+
 @dataclass(slots=True, eq=False)
 class Record:
     """What one sequence has shown of one member. rates, beside, trees: of a model; claims, runs: of one that looks
@@ -105,6 +121,7 @@ class Record:
     claims: Claims
     runs: Runs
     trees: list[OwnRates] = field(default_factory=list)
+    _expected: Expected | None = None
 
     @classmethod
     def of(cls, member: Member, sequence: Sequence) -> Record:
@@ -114,16 +131,21 @@ class Record:
         claims = member.salts.claims(sequence.salt) if member.looks else Claims()
         return cls(member, rates, beside, claims, Runs(member.rates), trees)
 
-    def chain(self, levels: int) -> list[float]:
-        """The chance of each node of a model's chain."""
+    def expected(self, levels: int) -> Expected:
+        """Of a model, no deeper than ``levels``: remembered until more is learnt of it."""
+        known, learnt, levels = self._expected, self.member.learnt, min(levels, self.member.levels)
+        if known is None or known.levels != levels or known.learnt != learnt:
+            known = self._expected = Expected(self._chain(levels), self._bushes(levels), levels, learnt)
+        return known
+
+    def _chain(self, levels: int) -> list[float]:
         chances, chance = [], 1.0
-        for depth in range(min(levels, self.member.levels)):
+        for depth in range(levels):
             chance *= self.rates.chance(depth)
             chances.append(chance)
         return chances
 
-    def bushes(self, levels: int) -> dict[TreeShape, Grove]:
-        """What is expected of each tree no deeper than ``levels``."""
+    def _bushes(self, levels: int) -> dict[TreeShape, Grove]:
         if self.rates.chance(0) < _LEAST_FOR_TREES:
             return {}
         found = {}
@@ -143,6 +165,7 @@ class Record:
         of that which was not grown, or cut off, brought nothing: what is grown is what looks likely, so its hits alone
         say too much.
         """
+        self.member.learnt += 1
         hits, first = followed(tree, emitted)
         for depth, hit in enumerate(first if bush is None else first[:1]):
             self.rates.saw(depth, hit)

@@ -10,7 +10,7 @@ from collections.abc import Sequence as Many
 from dataclasses import dataclass, replace
 from itertools import zip_longest
 
-from spec.budget.weigh import Taken
+from spec.budget.ways import Taken
 from spec.trace import Weighed
 from spec.tree import MAX_NODES, DraftTree, TreeShape
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence as Many
 
 from spec.budget.members import Member
-from spec.budget.weigh import DraftSeconds, Offer, Taken
+from spec.budget.ways import DraftSeconds, Offer, Taken
 from spec.tree import TreeShape
 
 #: The share of the time that may be lost; what is left of it where hardly anything has ever come.
@@ -46,6 +46,8 @@ class Probes:
             share = _share(member, best, offers, 1.0 / len(models))
             self._saved[member.name] = self._saved.get(member.name, 0.0) + share * best.seconds
         for member in sorted(models, key=lambda member: member.asked):
+            if self._saved[member.name] < _LEAST_LOSS * best.seconds and member.name not in self._again:
+                continue
             if member.name != best.model:
                 way = _chain(member, best, offers, drafting, seconds, pinned)
             elif pinned is None:

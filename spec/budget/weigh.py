@@ -18,89 +18,17 @@ agree.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Many
-from dataclasses import dataclass, field
-from typing import NamedTuple
+from dataclasses import dataclass
+from itertools import zip_longest
 
+from spec.budget.ways import DraftSeconds, Offer, Taken
 from spec.tree import MAX_NODES, TreeShape
 
 #: Tokens that drafting must bring more than none; chances are only estimates, and the best looks better than it is.
 EDGE = 0.02
 #: A model is asked for no more levels once one more is worth so many tokens less than the best of fewer.
 _FALLEN = 0.05
-
-
-class Grove(NamedTuple):
-    """What is expected of a tree: accepted nodes, verified ones once their chances are known, and levels drafted."""
-
-    tokens: float = 0.0
-    nodes: float = 0.0
-    levels: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class Offer:
-    """What could be drafted for one sequence.
-
-    found: the chances of nodes that were looked up, likeliest first. first: that one of them at depth 1 comes; a model
-    is of no use then. models: by name, the chance of each level's node of a chain, alone. beside: the same where what
-    was looked up is wrong at depth 1, as chances of the model alone. trees: by name and shape.
-    """
-
-    found: Many[float] = ()
-    first: float = 0.0
-    models: Mapping[str, Many[float]] = field(default_factory=dict)
-    beside: Mapping[str, Many[float]] = field(default_factory=dict)
-    trees: Mapping[str, Mapping[TreeShape, Grove]] = field(default_factory=dict)
-
-    def tree(self, model: str, shape: TreeShape, looked: bool) -> Grove:
-        """What is expected of a tree; looked: beside what was found."""
-        grove = self.trees.get(model, {}).get(shape, Grove())
-        if not (looked and self.found and grove.tokens):
-            return grove
-        alone, beside = self.models.get(model), self.beside.get(model)
-        missed = (1.0 - self.first) * (beside[0] / alone[0] if alone and beside else 1.0)
-        return grove._replace(tokens=missed * grove.tokens)
-
-
-@dataclass(frozen=True, slots=True)
-class Taken:
-    """One way of drafting at its best size. model: "" for what was found alone. found, levels: of each sequence, how
-    many found nodes and how many of the model's levels. tokens, seconds: expected of the step. tree: the model's shape
-    if it is no chain of a given length."""
-
-    model: str
-    found: tuple[int, ...]
-    levels: tuple[int, ...]
-    tokens: float
-    seconds: float
-    tree: TreeShape | None = None
-
-    @property
-    def pace(self) -> float:
-        """Tokens in a second."""
-        return self.tokens / self.seconds
-
-    def value(self, pace: float) -> float:
-        """Tokens beyond those that would come in the same time at a pace."""
-        return self.tokens - pace * self.seconds
-
-    @property
-    def nodes(self) -> int:
-        """Drafted ones, of all sequences."""
-        if self.tree is None:
-            return sum(self.found) + sum(self.levels)
-        return sum(self.found) + (self.tree.nodes - 1) * sum(map(bool, self.levels))
-
-    @property
-    def kind(self) -> tuple[str, bool]:
-        """Which drafters take part: the model, and whether anything found does."""
-        return self.model, any(self.found)
-
-
-#: Seconds of a draft: by the model's name, levels and nodes.
-DraftSeconds = Callable[[str, float, float], float]
 
 
 def weigh(
@@ -124,15 +52,16 @@ def weigh(
         ways.append(scale.best(offers, "", 0, True, 0.0))
     for model in {name: None for offer in offers for name in offer.models}:
         for beside in (False, True) if looked else (False,):
-            ways += scale.deepest(offers, model, beside, draft_seconds)
+            drafted = scale.deepest(offers, model, beside, draft_seconds)
             for shape in {shape: None for offer in offers for shape in offer.trees.get(model, ())}:
-                ways.append(scale.tree(offers, model, shape, beside, draft_seconds))
-    kinds: dict[tuple[str, bool], Taken] = {}
+                drafted += scale.tree(offers, model, shape, beside, draft_seconds)
+            ways += drafted or [scale.best(offers, model, 1, beside, draft_seconds(model, 1, 1))]
+    kinds: dict[tuple[str, bool], tuple[float, Taken]] = {}
     for way in ways:
-        known = kinds.get(way.kind)
-        if known is None or way.value(pace) > known.value(pace):
-            kinds[way.kind] = way
-    ranked = sorted(kinds.values(), key=lambda way: -way.value(pace))
+        kind, value = way.kind, way.value(pace)
+        if kind not in kinds or value > kinds[kind][0]:
+            kinds[kind] = value, way
+    ranked = [way for _, way in sorted(kinds.values(), key=lambda kind: -kind[0])]
     if ranked[0].value(pace) < plain.value(pace) + EDGE * len(offers):
         ranked.remove(plain)
         ranked.insert(0, plain)
@@ -170,9 +99,25 @@ class _Scale:
     most: int
     branching: float
 
+    def _may_pay(self, offers: Many[Offer], model: str, looked: bool, draft_seconds: DraftSeconds) -> bool:
+        """Whether a model's chain would be worth the time of its draft if verifying it took none."""
+        columns = zip_longest(*(offer.chain(model, looked) for offer in offers), fillvalue=0.0)
+        gain, best = 0.0, -math.inf
+        for levels, column in enumerate(columns, start=1):
+            gain += sum(column)
+            worth = gain - self.pace * draft_seconds(model, levels, levels)
+            if worth > 0:
+                return True
+            if worth < best:  # each level brings less than the one before
+                break
+            best = worth
+        return False
+
     def deepest(self, offers: Many[Offer], model: str, beside: bool, draft_seconds: DraftSeconds) -> list[Taken]:
-        """The best size at each depth of a model, until going deeper does not pay."""
+        """The best size at each depth of a model, until going deeper does not pay; none if that cannot be."""
         ways: list[Taken] = []
+        if not self._may_pay(offers, model, beside, draft_seconds):
+            return ways
         best = -math.inf
         for levels in range(1, max(len(offer.models.get(model, ())) for offer in offers) + 1):
             way = self.best(offers, model, levels, beside, draft_seconds(model, levels, levels))
@@ -185,20 +130,23 @@ class _Scale:
 
     def tree(
         self, offers: Many[Offer], model: str, shape: TreeShape, looked: bool, draft_seconds: DraftSeconds
-    ) -> Taken:
-        """A whole tree for each sequence that may have one, beside the best of what was found, or alone."""
+    ) -> list[Taken]:
+        """A whole tree for each sequence that may have one, beside the best of what was found, or alone; none if its
+        draft alone takes longer than it is worth."""
         trees = [offer.tree(model, shape, looked) for offer in offers]
         gains, rows = [grove.tokens for grove in trees], round(sum(grove.nodes for grove in trees))
         deepest = max(grove.levels for grove in trees)
-        beyond = self.seconds[min(rows, len(self.seconds) - len(offers) - 1) :]
         drafting = draft_seconds(model, deepest, deepest if shape.is_chain else shape.nodes - 1)
+        if sum(gains) <= self.pace * drafting:
+            return []
+        beyond = self.seconds[min(rows, len(self.seconds) - len(offers) - 1) :]
         found = _Scale(beyond, self.pace, self.most, 0.0).best(offers, "", 0, looked, drafting)
         branched = sum(
             bool(gain and (nodes or not shape.is_chain)) for gain, nodes in zip(gains, found.found, strict=True)
         )
         levels = tuple(shape.levels if gain else 0 for gain in gains)
         spent = found.seconds + self.branching * branched
-        return Taken(model, found.found, levels, found.tokens + sum(gains), spent, shape)
+        return [Taken(model, found.found, levels, found.tokens + sum(gains), spent, shape)]
 
     def best(self, offers: Many[Offer], model: str, levels: int, looked: bool, drafting: float) -> Taken:
         """The likeliest nodes of all sequences, as many as are worth most. looked: whether found ones take part."""
@@ -226,10 +174,7 @@ class _Scale:
         for index, offer in enumerate(offers):
             found = offer.found if looked else ()
             pool += [(chance, index, False) for chance in found]
-            if model and found:
-                missed = 1.0 - offer.first
-                pool += [(missed * chance, index, True) for chance in offer.beside.get(model, ())[:levels]]
-            elif model:
-                pool += [(chance, index, True) for chance in offer.models.get(model, ())[:levels]]
+            if levels:
+                pool += [(chance, index, True) for chance in offer.chain(model, looked)[:levels]]
         pool.sort(key=lambda node: -node[0])
         return pool

@@ -183,11 +183,11 @@ def test_a_level_that_was_not_grown_counts_as_one_that_missed() -> None:
     grown = DraftTree.build([7, 3, 4], [-1, 0, 0], "model", (1.0, 0.6, 0.3))
     for _ in range(60):
         own.learn(grown, [3, 9], 1, bush)  # the one level came, and then a token that nobody drafted
-    tokens = own.bushes(6)[bush.shape].tokens
+    tokens = own.expected(6).trees[bush.shape].tokens
     assert tokens == pytest.approx(1.0, abs=0.2)
     for _ in range(60):
         own.learn(grown, [3, 9], 0, bush)  # it would have come, but was cut off
-    assert own.bushes(6)[bush.shape].tokens < 0.3
+    assert own.expected(6).trees[bush.shape].tokens < 0.3
 
 
 def test_what_one_salt_shows_of_claims_is_not_another_one_s() -> None:

@@ -9,7 +9,7 @@ import pytest
 from spec.budget.cost import DraftCost
 from spec.budget.members import Member
 from spec.budget.probes import PROBING, Probes
-from spec.budget.weigh import Grove, Offer, Taken
+from spec.budget.ways import Grove, Offer, Taken
 from spec.protocols import FeatureRequest
 from spec.sequence import Sequence as Running
 from spec.tree import DraftTree, TreeShape

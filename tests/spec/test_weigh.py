@@ -8,7 +8,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from spec.budget.weigh import EDGE, Grove, Offer, Taken, weigh, weigh_pinned
+from spec.budget.ways import Grove, Offer, Taken
+from spec.budget.weigh import EDGE, weigh, weigh_pinned
 from spec.tree import TreeShape
 
 

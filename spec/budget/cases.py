@@ -1,0 +1,56 @@
+"""The sequences that run, and what whoever looks things up finds for them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from collections.abc import Sequence as Many
+
+from spec.budget.case import Case
+from spec.budget.found import Found
+from spec.budget.members import Member, Record
+from spec.request import PREDICTION
+from spec.sequence import Sequence
+from spec.tree import TreeShape
+
+
+class Cases:
+    """Owns what is known of each sequence, by its id."""
+
+    def __init__(self, members: Mapping[str, Member]) -> None:
+        self._members = members
+        self._looking = [member for member in members.values() if member.looks]
+        self._of: dict[str, Case] = {}
+
+    def known(self, id: str) -> Case | None:
+        """Of a sequence for which something was planned already."""
+        return self._of.get(id)
+
+    def ended(self, id: str) -> None:
+        """Forget a sequence."""
+        self._of.pop(id, None)
+
+    def look(self, able: Many[Sequence]) -> list[Case]:
+        """Ask whoever looks things up, for each of these."""
+        cases = [self._begun(sequence) for sequence in able]
+        for sequence, case in zip(able, cases, strict=True):
+            case.found, case.length = Found(), len(sequence.tokens)
+        for member in self._looking:
+            asked = [pair for pair in zip(able, cases, strict=True) if member.name in pair[1].records]
+            if asked:
+                shapes = [TreeShape.chain(min(member.levels, sequence.most_levels)) for sequence, _ in asked]
+                trees = member.drafter.propose([sequence for sequence, _ in asked], shapes)
+                for (_, case), tree in zip(asked, trees, strict=True):
+                    case.found.add(case.records[member.name], tree)
+        return cases
+
+    def _begun(self, sequence: Sequence) -> Case:
+        case = self._of.get(sequence.id)
+        if case is None:
+            case = self._of[sequence.id] = Case({m.name: Record.of(m, sequence) for m in self._allowed(sequence)})
+        return case
+
+    def _allowed(self, sequence: Sequence) -> list[Member]:
+        """Who may draft; what a request predicts itself is drafted whatever it says of others."""
+        members = self._members
+        named = [m for m in members.values() if m.name != PREDICTION and sequence.draft_method in ("", m.name)]
+        return named + ([members[PREDICTION]] if sequence.prediction and PREDICTION in members else [])

@@ -1,0 +1,89 @@
+"""Ways of drafting: what could be drafted for each sequence, and what a way takes of that and is expected to bring."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from collections.abc import Sequence as Many
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from spec.tree import TreeShape
+
+
+class Grove(NamedTuple):
+    """What is expected of a tree: accepted nodes, verified ones once their chances are known, and levels drafted."""
+
+    tokens: float = 0.0
+    nodes: float = 0.0
+    levels: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """What could be drafted for one sequence.
+
+    found: the chances of nodes that were looked up, likeliest first. first: that one of them at depth 1 comes; a model
+    is of no use then. models: by name, the chance of each level's node of a chain, alone. beside: the same where what
+    was looked up is wrong at depth 1, as chances of the model alone. trees: by name and shape.
+    """
+
+    found: Many[float] = ()
+    first: float = 0.0
+    models: Mapping[str, Many[float]] = field(default_factory=dict)
+    beside: Mapping[str, Many[float]] = field(default_factory=dict)
+    trees: Mapping[str, Mapping[TreeShape, Grove]] = field(default_factory=dict)
+
+    def chain(self, model: str, looked: bool) -> Many[float]:
+        """The chances of a model's chain; looked: beside what was found."""
+        if not (looked and self.found):
+            return self.models.get(model, ())
+        missed = 1.0 - self.first
+        return [missed * chance for chance in self.beside.get(model, ())]
+
+    def tree(self, model: str, shape: TreeShape, looked: bool) -> Grove:
+        """What is expected of a tree; looked: beside what was found."""
+        grove = self.trees.get(model, {}).get(shape, Grove())
+        if not (looked and self.found and grove.tokens):
+            return grove
+        alone, beside = self.models.get(model), self.beside.get(model)
+        missed = (1.0 - self.first) * (beside[0] / alone[0] if alone and beside else 1.0)
+        return grove._replace(tokens=missed * grove.tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """One way of drafting at its best size. model: "" for what was found alone. found, levels: of each sequence, how
+    many found nodes and how many of the model's levels. tokens, seconds: expected of the step. tree: the model's shape
+    if it is no chain of a given length."""
+
+    model: str
+    found: tuple[int, ...]
+    levels: tuple[int, ...]
+    tokens: float
+    seconds: float
+    tree: TreeShape | None = None
+
+    @property
+    def pace(self) -> float:
+        """Tokens in a second."""
+        return self.tokens / self.seconds
+
+    def value(self, pace: float) -> float:
+        """Tokens beyond those that would come in the same time at a pace."""
+        return self.tokens - pace * self.seconds
+
+    @property
+    def nodes(self) -> int:
+        """Drafted ones, of all sequences."""
+        if self.tree is None:
+            return sum(self.found) + sum(self.levels)
+        return sum(self.found) + (self.tree.nodes - 1) * sum(map(bool, self.levels))
+
+    @property
+    def kind(self) -> tuple[str, bool]:
+        """Which drafters take part: the model, and whether anything found does."""
+        return self.model, any(self.found)
+
+
+#: Seconds of a draft: by the model's name, levels and nodes.
+DraftSeconds = Callable[[str, float, float], float]
