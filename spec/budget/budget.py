@@ -108,7 +108,7 @@ class Budget(Observer):
         tree, emitted = verdict.tree, verdict.emitted
         assert tree is not None, "whoever emits has a tree"
         current = case.length == len(verdict.work.sequence.tokens) - len(emitted)
-        missed = case.found.learn(emitted) if current else False
+        missed = case.found.learn(emitted, max(verdict.depths, default=0)) if current else False
         if current:
             case.stepped(len(emitted))
         grown = max((drafted_by(name, tree)[0] for name in case.records if not self.members[name].looks), default=0)
@@ -215,6 +215,7 @@ class Budget(Observer):
         if way.found[index]:
             tree = case.found.best(way.found[index])
             shares.append(Share(tree.drafter, shape_of(tree), tree))
+            case.found.taken = shares[0].shape.levels
         if way.levels[index]:
             bushes = self.members[way.model].bushes
             case.bush = next((bush for bush in bushes if bush.shape is way.tree), None)

@@ -17,19 +17,21 @@ _LEAST = 0.04
 
 @dataclass(slots=True, eq=False)
 class _Looked:
-    """One drafter's proposal. marks: by which the trust in each drafted node is told."""
+    """One drafter's proposal. marks: by which the trust in each drafted node is told; expected: of each, by that."""
 
     record: Record
     tree: DraftTree
     trust: Claims | Runs
     marks: list[float]
+    expected: list[float]
 
 
 class Found:
     """The proposals of all who look things up, and what they are worth together. chances: of nodes, likeliest first.
-    first: that one at depth 1 comes. names: of those who found anything."""
+    first: that one at depth 1 comes. names: of those who found anything. taken: how deep what is drafted of it goes."""
 
     def __init__(self) -> None:
+        self.taken = 0
         self.chances: list[float] = []
         self.first = 0.0
         self.names: list[str] = []
@@ -45,8 +47,9 @@ class Found:
         marks = claimed(tree)
         trust: Claims | Runs = record.claims if marks else record.runs
         marks = marks or behind(tree, record.runs.now)
-        self._looked.append(_Looked(record, tree, trust, marks))
-        chances = _together(tree, [trust.chance(mark) for mark in marks])
+        expected = _together(tree, [trust.chance(mark) for mark in marks])
+        self._looked.append(_Looked(record, tree, trust, marks, expected))
+        chances = trust.reach.chances(expected, tree) if isinstance(trust, Claims) else expected
         if max(chances) >= _LEAST:
             self.names.append(tree.drafter)
             self._merge(tree, chances)
@@ -70,18 +73,26 @@ class Found:
         ]
         return merge(trees, most=nodes + 1).tree
 
-    def learn(self, emitted: Many[int]) -> bool:
-        """What came says what was right; returns whether something was found, and all of it wrong from the start."""
+    def learn(self, emitted: Many[int], verified: int) -> bool:
+        """What came says what was right; returns whether something was found, and all of it wrong from the start.
+
+        verified: levels of what was drafted. Deeper ones are known to be wrong, but never to be right, so they do not
+        count.
+        """
         for record in self._silent:
             record.runs.went(0, ended=True)
         missed = bool(self._looked)
         for looked in self._looked:
-            right, ended = 0, False
+            right, ended = [], False
             for node, hit in _trials(looked.tree, emitted):
                 looked.trust.saw(looked.marks[node - 1], hit)
-                right += hit
+                right += [node] * hit
                 ended = not hit
-            looked.record.runs.went(right, ended)
+            if isinstance(looked.trust, Claims):
+                known = min(self.taken, verified) + 1
+                known = known if len(right) < len(emitted) else min(known, len(emitted))
+                looked.trust.reach.saw(looked.expected, looked.tree, right, known)
+            looked.record.runs.went(len(right), ended)
             missed = missed and not right
         return missed
 

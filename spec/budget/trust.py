@@ -3,6 +3,7 @@
 ::
 
     claims     its own chance of a node, given the one before: in log odds, shifted and stretched by what came of them
+    reach      their product is too much of deep nodes: what was found at the wrong place is wrong all the way
     runs       one that claims nothing: by how many tokens in a row it has been right by now, drafted ones included
 
 Claims are mostly right about each other, and in one text too low or too high together (a text that is copied word by
@@ -29,15 +30,20 @@ _UNLIKELY, _SURE = 0.02, 0.98
 #: How much more slowly what holds for all sequences of a salt moves, and how many salts are remembered.
 _OF_SALT, _SALTS = 0.2, 256
 _LEAST_STRETCH, _MOST_STRETCH, _MOST_SHIFT = 0.1, 1.5, 2.0
+#: Depths from which on nodes come another share as often as expected, that share before anybody knows, as how many
+#: nodes' worth this counts, the most it may be, and what is left of a draft after one more.
+_DEPTH_EDGES, _DEPTH_GUESSES = (3, 5, 9, 17), (1.0, 1.0, 0.8, 0.5, 0.4)
+_REACH_HELD, _MOST_REACH, _REACH_KEPT = 4.0, 2.0, 0.99
 _RUN_EDGES = (1, 2, 3, 5, 9, 17)
 _RUN_GUESSES = (0.15, 0.4, 0.55, 0.7, 0.8, 0.9, 0.95)
 
 
 class Claims:
     """Of a drafter that says how likely each node is. of_salt: what earlier sequences of the same salt showed, where a
-    new one begins; None for that itself, which learns more slowly."""
+    new one begins; None for that itself, which learns more slowly. reach: of all sequences of the salt."""
 
     def __init__(self, of_salt: Claims | None = None) -> None:
+        self.reach: Reach = Reach() if of_salt is None else of_salt.reach
         self._of_salt, self._seen = of_salt, 0
         self._shift: float = 0.0 if of_salt is None else of_salt._shift
         self._stretch: float = 1.0 if of_salt is None else of_salt._stretch
@@ -56,6 +62,46 @@ class Claims:
         self._stretch = min(max(stretch, _LEAST_STRETCH), _MOST_STRETCH)
         if self._of_salt is not None:
             self._of_salt.saw(claim, hit)
+
+
+class Reach:
+    """How often nodes came by their depth, as a share of what was expected of them."""
+
+    def __init__(self) -> None:
+        self._came = [_REACH_HELD * share for share in _DEPTH_GUESSES]
+        self._expected = [_REACH_HELD] * len(_DEPTH_GUESSES)
+
+    def chances(self, expected: Many[float], tree: DraftTree) -> list[float]:
+        """Of each drafted node, of what was expected of it; never more than of its parent."""
+        chances = [1.0]
+        shares = [min(came / of, _MOST_REACH) for came, of in zip(self._came, self._expected, strict=True)]
+        for chance, (parent, depth) in zip(expected, _places(tree), strict=True):
+            chances.append(min(shares[_group(depth)] * chance, chances[parent]))
+        return chances[1:]
+
+    def saw(self, expected: Many[float], tree: DraftTree, came: Many[int], known: int) -> None:
+        """The nodes ``came`` came, and of those no deeper than ``known`` no other did."""
+        hits, sums = [0.0] * len(_DEPTH_GUESSES), [0.0] * len(_DEPTH_GUESSES)
+        for node, (chance, (_, depth)) in enumerate(zip(expected, _places(tree), strict=True), start=1):
+            if depth <= known:
+                hits[_group(depth)] += node in came
+                sums[_group(depth)] += chance
+        for group, guess in enumerate(_DEPTH_GUESSES):
+            if sums[group]:
+                held = _REACH_HELD * guess
+                self._came[group] = held + (self._came[group] - held) * _REACH_KEPT + hits[group]
+                self._expected[group] = _REACH_HELD + (self._expected[group] - _REACH_HELD) * _REACH_KEPT + sums[group]
+
+
+def _places(tree: DraftTree) -> list[tuple[int, int]]:
+    """Parent and depth of each drafted node."""
+    if tree.is_chain:
+        return [(depth - 1, depth) for depth in range(1, len(tree))]
+    return list(zip(tree.parents.tolist()[1:], tree.depths.tolist()[1:], strict=True))
+
+
+def _group(depth: int) -> int:
+    return bisect.bisect_right(_DEPTH_EDGES, depth)
 
 
 class Salts:
