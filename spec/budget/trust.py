@@ -7,8 +7,9 @@
     runs       one that claims nothing: by how many tokens in a row it has been right by now, drafted ones included
 
 Claims are mostly right about each other, and in one text too low or too high together (a text that is copied word by
-word, one that only sounds alike). So two numbers are learnt rather than a table, which is done within a few steps:
-the line of Platt (1999), by gradients of the log loss.
+word, one that only sounds alike). So two numbers are learnt rather than a table, which is done within a few steps: the
+line of Platt (1999), as a Gaussian that every outcome narrows and moves (online Laplace approximation; an extended
+Kalman filter of the logistic), and that drifts back a little, since texts change.
 """
 
 from __future__ import annotations
@@ -23,43 +24,60 @@ from secrets import token_bytes
 from spec.budget.rates import OwnRates, Rates
 from spec.tree import DraftTree
 
-#: How far one node moves the shift and the stretch, and how many nodes' worth farther in the beginning.
-_SHIFTED, _STRETCHED, _EAGER = 0.2, 0.05, 4.0
+#: How unsure the shift and the stretch are in the beginning, and how much of that comes back with each node.
+_SHIFT, _STRETCH, _DRIFT = 1.0, 0.03, 0.005
+#: By how much of how unsure it is the line is read too high: what is drafted is verified, and teaches.
+_HOPE = 0.3
 #: Log odds are looked at between these chances.
 _UNLIKELY, _SURE = 0.02, 0.98
-#: How much more slowly what holds for all sequences of a salt moves, and how many salts are remembered.
-_OF_SALT, _SALTS = 0.2, 256
-_LEAST_STRETCH, _MOST_STRETCH, _MOST_SHIFT = 0.1, 1.5, 2.0
+#: How much surer what holds for all sequences of a salt is from the beginning, and how many salts are remembered.
+_OF_SALT, _SALTS = 0.3, 256
+_LEAST_STRETCH, _MOST_STRETCH, _MOST_SHIFT = 0.05, 2.0, 3.0
+_LEAST_INFORMATION = 1e-3
 #: Depths from which on nodes come another share as often as expected, that share before anybody knows, as how many
 #: nodes' worth this counts, the most it may be, and what is left of a draft after one more.
-_DEPTH_EDGES, _DEPTH_GUESSES = (3, 5, 9, 17), (1.0, 1.0, 0.8, 0.5, 0.4)
-_REACH_HELD, _MOST_REACH, _REACH_KEPT = 4.0, 2.0, 0.99
+_DEPTH_EDGES, _DEPTH_GUESSES = (3, 5, 9, 17), (1.0, 0.95, 0.7, 0.45, 0.35)
+_REACH_HELD, _MOST_REACH, _REACH_KEPT = 4.0, 2.0, 0.98
 _RUN_EDGES = (1, 2, 3, 5, 9, 17)
 _RUN_GUESSES = (0.15, 0.4, 0.55, 0.7, 0.8, 0.9, 0.95)
 
 
 class Claims:
     """Of a drafter that says how likely each node is. of_salt: what earlier sequences of the same salt showed, where a
-    new one begins; None for that itself, which learns more slowly. reach: of all sequences of the salt."""
+    new one begins; None for that itself, which is surer and moves less. reach: of all sequences of the salt."""
 
     def __init__(self, of_salt: Claims | None = None) -> None:
         self.reach: Reach = Reach() if of_salt is None else of_salt.reach
-        self._of_salt, self._seen = of_salt, 0
+        self._of_salt = of_salt
         self._shift: float = 0.0 if of_salt is None else of_salt._shift
         self._stretch: float = 1.0 if of_salt is None else of_salt._stretch
-        self._pace = _OF_SALT if of_salt is None else 1.0
+        self._unsure = 1.0 if of_salt is not None else _OF_SALT
+        # The covariance of both: of the shift, between them, of the stretch.
+        self._covariance = (self._unsure * _SHIFT, 0.0, self._unsure * _STRETCH)
 
     def chance(self, claim: float) -> float:
         """What a claim is worth here, given the node before it."""
-        return 1.0 / (1.0 + math.exp(-self._shift - self._stretch * _odds(claim)))
+        odds = _odds(claim)
+        shifts, both, stretches = self._covariance
+        spread = math.sqrt(max(0.0, shifts + 2 * both * odds + stretches * odds * odds))
+        return _chance(self._shift + self._stretch * odds + _HOPE * spread)
 
     def saw(self, claim: float, hit: bool) -> None:
         """A node of this claim came, or another token did."""
-        self._seen += 1
-        off = self._pace * (hit - self.chance(claim)) * (1.0 + _EAGER / self._seen)
-        self._shift = min(max(self._shift + _SHIFTED * off, -_MOST_SHIFT), _MOST_SHIFT)
-        stretch = self._stretch + _STRETCHED * off * _odds(claim)
-        self._stretch = min(max(stretch, _LEAST_STRETCH), _MOST_STRETCH)
+        odds = _odds(claim)
+        chance = _chance(self._shift + self._stretch * odds)
+        information = max(chance * (1.0 - chance), _LEAST_INFORMATION)
+        shifts, both, stretches = self._covariance
+        of_shift, of_stretch = shifts + both * odds, both + stretches * odds
+        whole = 1.0 / information + of_shift + of_stretch * odds
+        off = (hit - chance) / information / whole
+        self._shift = min(max(self._shift + of_shift * off, -_MOST_SHIFT), _MOST_SHIFT)
+        self._stretch = min(max(self._stretch + of_stretch * off, _LEAST_STRETCH), _MOST_STRETCH)
+        self._covariance = (
+            (1.0 - _DRIFT) * (shifts - of_shift * of_shift / whole) + _DRIFT * self._unsure * _SHIFT,
+            (1.0 - _DRIFT) * (both - of_shift * of_stretch / whole),
+            (1.0 - _DRIFT) * (stretches - of_stretch * of_stretch / whole) + _DRIFT * self._unsure * _STRETCH,
+        )
         if self._of_salt is not None:
             self._of_salt.saw(claim, hit)
 
@@ -173,3 +191,7 @@ def _cell(before: float) -> int:
 def _odds(chance: float) -> float:
     chance = min(max(chance, _UNLIKELY), _SURE)
     return math.log(chance / (1.0 - chance))
+
+
+def _chance(odds: float) -> float:
+    return 1.0 / (1.0 + math.exp(-odds))

@@ -11,8 +11,40 @@ from spec.budget.trust import Runs, Salts, behind, claimed, of_runs
 from spec.tree import DraftTree
 
 
-def test_before_anything_was_seen_a_claim_is_taken_at_its_word() -> None:
-    assert [Salts().claims("").chance(claim) for claim in (0.1, 0.5, 0.9)] == pytest.approx([0.1, 0.5, 0.9])
+def test_before_anything_was_seen_a_claim_is_taken_at_its_word_and_hopefully() -> None:
+    chances = [Salts().claims("").chance(claim) for claim in (0.1, 0.5, 0.9)]
+    assert chances == pytest.approx([0.1, 0.5, 0.9], abs=0.08)
+    assert all(chance > claim for chance, claim in zip(chances, (0.1, 0.5, 0.9), strict=True))
+
+
+def test_the_surer_it_is_the_less_it_hopes_and_moves() -> None:
+    claims = Salts().claims("")
+    moves: list[float] = []
+    for _ in range(100):
+        before = claims.chance(0.5)
+        claims.saw(0.5, True)
+        claims.saw(0.5, False)
+        moves.append(abs(claims.chance(0.5) - before))
+    assert claims.chance(0.5) < 0.53
+    assert max(moves[-20:]) < 0.5 * moves[0]
+
+
+def test_a_text_that_changes_is_noticed_however_long_it_was() -> None:
+    claims = Salts().claims("")
+    for _ in range(2000):
+        claims.saw(0.5, True)
+    for _ in range(15):
+        claims.saw(0.5, False)
+    assert claims.chance(0.5) < 0.6
+
+
+def test_numbers_stay_small_where_all_claims_are_alike() -> None:
+    rng, claims = random.Random(2), Salts().claims("")
+    for _ in range(20_000):
+        claims.saw(0.9, rng.random() < 0.9)
+    for _ in range(20):
+        claims.saw(0.2, False)
+    assert 0.75 < claims.chance(0.9) < 0.97
 
 
 def test_claims_that_come_true_stay_as_they_are() -> None:
@@ -48,7 +80,7 @@ def test_a_new_sequence_begins_where_its_salt_is_and_no_other() -> None:
         for _ in range(30):
             one.saw(0.8, False)
     assert salts.claims("a").chance(0.8) < 0.4
-    assert salts.claims("b").chance(0.8) == pytest.approx(0.8)
+    assert salts.claims("b").chance(0.8) == Salts().claims("").chance(0.8)
 
 
 def chain_of(length: int) -> DraftTree:
@@ -57,7 +89,7 @@ def chain_of(length: int) -> DraftTree:
 
 def test_deep_nodes_are_believed_less_before_anything_was_seen() -> None:
     chances = Salts().claims("").reach.chances([0.9] * 24, chain_of(24))
-    assert chances[:4] == pytest.approx([0.9] * 4)
+    assert chances[:2] == pytest.approx([0.9] * 2)
     assert chances[23] < 0.5 * chances[0]
     assert chances == sorted(chances, reverse=True)
 
@@ -114,7 +146,7 @@ def test_no_more_salts_are_remembered_than_so_many(monkeypatch: pytest.MonkeyPat
     assert salts.claims("a").chance(0.8) < 0.7, "it was asked for after b"
     for salt in ("d", "e"):
         salts.claims(salt)
-    assert salts.claims("a").chance(0.8) == pytest.approx(0.8)
+    assert salts.claims("a").chance(0.8) == Salts().claims("").chance(0.8)
 
 
 def test_runs_grow_while_they_are_right() -> None:

@@ -1,0 +1,54 @@
+"""The budget in counted seconds."""
+
+from __future__ import annotations
+
+import random
+from itertools import islice
+
+import pytest
+
+from bench.counted import Counted
+from bench.forced import copy_heavy
+from bench.turns import in_turns
+from spec.budget import StepCost
+from spec.request import Request
+from spec.sampling import SamplingParams
+from tests.spec.house import House
+from tests.spec.tables import TableModel
+
+COST = StepCost([1, 4, 8, 64], [10.0, 10.0, 12.0, 60.0], context=[(1, 0.001), (8, 0.002)])
+
+
+def test_a_step_costs_its_rows_and_what_stands_before_it() -> None:
+    """A text that repeats itself: nothing is known at first, and then all four tokens of each draft come."""
+    counted = Counted(COST, 4)
+    spent = counted.seconds([([5, 6, 7, 8], [*[9, 5, 6, 7, 8], *[9, 5, 6, 7, 8], 9, 5])], "")
+    drafted = COST.expected(8)[5] + COST.behind(5, 6)
+    assert spent > 2 * drafted
+    assert spent < 12 * COST.seconds(1)
+    fresh = Counted(COST, 4).seconds([([5, 6, 7, 8], [10, 11, 12])], "")
+    assert fresh == pytest.approx(sum(COST.seconds(1) + COST.behind(1, context) for context in (5, 6)))
+
+
+def test_on_edits_the_budget_is_about_as_fast_as_a_length_that_suits_them() -> None:
+    rng, spent = random.Random(1), {}
+    texts = [copy_heavy("", 4096, rng, 64) for _ in range(20)]
+    for levels in (None, 2, 16):
+        counted = Counted(COST, levels)
+        asked = [[(text.prompt, text.output)] for text in texts]
+        spent[levels] = sum(counted.seconds(one, f"{number}") for number, one in enumerate(asked))
+    assert spent[None] < 1.05 * spent[16]
+    assert spent[None] < 0.8 * spent[2]
+
+
+def test_engines_in_turns_write_the_same_text_side_by_side() -> None:
+    houses = {name: House(TableModel(3)) for name in ("one", "other")}
+    params = SamplingParams(max_tokens=12, seed=1, ignore_eos=True)
+    asked = {name: [Request(id=f"{name}{n}", prompt=[1, 2, n], params=params) for n in range(2)] for name in houses}
+    lanes = in_turns({name: house.engine for name, house in houses.items()}, asked, seed=0)
+    one, other = (lanes[name] for name in houses)
+    assert one.written == other.written
+    assert [len(text) for text in islice(one.written, 2)] == [12, 12]
+    assert one.tokens == other.tokens == 22  # behind the first of each
+    assert one.over
+    assert one.seconds > 0
