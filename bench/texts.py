@@ -89,7 +89,8 @@ def _made(
 
 def _repeated(asked: list[Asked], rng: random.Random, length: int) -> Workload:
     """Some of the answers in random order, from the same place on."""
-    while True:
+    asked = [(prompt, output) for prompt, output in asked if len(output) > BEGIN]
+    while asked:
         chosen = rng.sample(asked, min(REPEATED, len(asked)))
         yield [([*prompt, *output[:BEGIN]][-PROMPT:], output[BEGIN : BEGIN + length]) for prompt, output in chosen]
 

@@ -59,7 +59,7 @@ class Lane:
 
 def in_turns(engines: Mapping[str, Engine], asked: Mapping[str, Sequence[Request]], seed: int) -> dict[str, Lane]:
     """Everything asked of each, written. Who is equally far goes in random order. Raises RequestFailed if one of them
-    wrote another text than the others, or ended with an error."""
+    wrote another text than the others, or than what was to be followed, or ended with an error."""
     lanes = {mode: Lane(engine, list(asked[mode])) for mode, engine in engines.items()}
     order = random.Random(seed)
     while running := [lane for lane in lanes.values() if not lane.over]:
@@ -67,4 +67,8 @@ def in_turns(engines: Mapping[str, Engine], asked: Mapping[str, Sequence[Request
     texts = [lane.written for lane in lanes.values()]
     if any(text != texts[0] for text in texts):
         raise RequestFailed(f"{', '.join(lanes)} did not write the same text")
+    for mode in lanes:
+        for request, written in zip(asked[mode], lanes[mode].written, strict=True):
+            if request.forced is not None and written != request.forced[: len(written)]:
+                raise RequestFailed(f"{mode} did not follow what was recorded")
     return lanes

@@ -5,6 +5,7 @@ They leave nothing behind: all pages come back and none is findable.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Sequence as Many
 from functools import cached_property
@@ -25,14 +26,15 @@ from spec.step import StepRunner
 from spec.tree import MAX_NODES, ROOT_ONLY, DraftTree, TreeShape
 
 #: At most so many turns of steps, and no further one behind the third when they have taken so many seconds.
-_TURNS, _LEAST_TURNS, _PATIENCE = 8, 3, 1.5
+_TURNS, _LEAST_TURNS, _PATIENCE = 6, 3, 1.5
 #: A step that takes longer than this is long enough: none of more rows is tried.
 _LONG = 0.4
 #: Rows of the steps whose time is measured, levels of the longer of two drafted chains, and a tree.
 _ROWS = (1, 2, 3, 5, 8, 16, 32, 64)
 _DEEP, _TREE = 4, TreeShape((4, 4, 3, 3))
 #: A longer text, for what context adds, and rows of the passes behind it: a few rows share what more rows pay for.
-_CONTEXT, _CONTEXT_ROWS, _CONTEXT_TURNS = 1024, (1, 3, 5, 8, 16, 32), 6
+_CONTEXT, _CONTEXT_ROWS, _CONTEXT_TURNS = 1024, (1, 3, 5, 8, 16, 32), 4
+_LEAST_CONTEXT = 256
 _TARGET_PHASES = ("forward", "draw", "commit")
 #: Seconds by phase.
 Spent = dict[str, float]
@@ -44,27 +46,31 @@ class Rehearsal:
     def __init__(self, info: EngineInfo, verifier: Verifier, pool: PagePool, runner: StepRunner | None = None) -> None:
         self._info, self._verifier, self._pool, self._runner = info, verifier, pool, runner
 
-    def turns(self, drafter: Drafter | None, shapes: Many[TreeShape]) -> dict[TreeShape, list[Spent]]:
+    def turns(
+        self, drafter: Drafter | None, shapes: Many[TreeShape], long: float = math.inf
+    ) -> dict[TreeShape, list[Spent]]:
         """Seconds by phase of a step that verifies as many rows as each of the shapes has; one of each, again and
-        again, so that whatever else the machine does meets all alike. Without those for which there is no room."""
+        again, so that whatever else the machine does meets all alike. Without those for which there is no room.
+
+        long: none of more rows than a step that takes longer is tried.
+        """
         room = self._info.max_model_len - 1
         times: dict[TreeShape, list[Spent]] = {}
         engine = self._engine(drafter)
-        left = [shape for shape in shapes if shape.nodes < room]
+        left = [shape for shape in shapes if 1 + shape.nodes < room]
         begun = time.perf_counter()
         for turn in range(1 + _TURNS):
             if turn > _LEAST_TURNS and time.perf_counter() > begun + _PATIENCE:
                 break
             engine.cancel("rehearsal")  # a short text takes few pages
-            for shape in list(left):
-                spent = self._step(engine, shape, room)
-                if spent is None:  # so many rows do not fit the cache
-                    left.remove(shape)
-                    times.pop(shape, None)
-                elif turn:  # the first one warms up
+            for shape in [shape for shape in shapes if shape in left]:
+                spent = self._step(engine, shape, room) if shape in left else None
+                if spent is not None and turn:  # the first one warms up
                     times.setdefault(shape, []).append(spent)
-                elif sum(spent.values()) > _LONG:
+                elif spent is not None and sum(spent.values()) > long:
                     left = [other for other in left if other.nodes <= shape.nodes]
+                elif spent is None and turn and shape in left and shape not in times:
+                    left.remove(shape)  # so many rows do not fit the cache
         engine.cancel("rehearsal")
         engine.runner.rest()
         return times
@@ -82,17 +88,24 @@ class Rehearsal:
         )
 
     def _step(self, engine: Engine, shape: TreeShape, room: int) -> Spent | None:
-        """One step with so large a tree, of a text that is begun again where it has no room for more."""
+        """One step with so large a tree; None if it had another size. The text is begun again where it has no room."""
         there = [*engine.scheduler.running, *engine.scheduler.waiting]
         if there and len(there[0].tokens) + shape.nodes > room:
             engine.cancel(there.pop().id)
         if not there:
-            params = SamplingParams(max_tokens=room, seed=0, ignore_eos=True)
-            engine.add(Request(id="rehearsal", prompt=[0], params=params, speculate=engine.drafter is not None))
+            self._begin(engine, room)
         engine.scheduler.shape = shape
         engine.step()
         trace = engine.trace
         return trace.seconds if trace is not None and trace.rows == shape.nodes else None
+
+    @staticmethod
+    def _begin(engine: Engine, room: int) -> None:
+        """A text of two tokens: a head has nothing to say before the target has shown it the first one."""
+        params = SamplingParams(max_tokens=room, seed=0, ignore_eos=True)
+        engine.add(Request(id="rehearsal", prompt=[0], params=params, speculate=engine.drafter is not None))
+        engine.scheduler.shape = ROOT_ONLY
+        engine.step()
 
     def root_seconds(self) -> float:
         """Seconds of a step without drafts; 0 for a context too short to decode in."""
@@ -108,8 +121,10 @@ class Rehearsal:
         shapes = [*(TreeShape.chain(rows - 1) for rows in _ROWS), TreeShape.chain(_TREE.nodes - 1), _TREE]
         times = {
             shape: [sum(step.get(phase, 0.0) for phase in _TARGET_PHASES) for step in steps]
-            for shape, steps in self.turns(_Filler(), shapes).items()
+            for shape, steps in self.turns(_Filler(), shapes, _LONG).items()
         }
+        most = max(map(len, times.values()), default=0)
+        times = {shape: each for shape, each in times.items() if len(each) == most}
         turns = list(map(sum, zip(*times.values(), strict=True)))
         if not turns:
             return {}
@@ -134,7 +149,7 @@ class Rehearsal:
     def _context(self) -> list[tuple[int, float]]:
         """Rows, and seconds that each token of context adds to a pass of so many."""
         length = min(_CONTEXT, self._info.max_model_len, (self._pool.num_pages - 1) * self._pool.page_size) - MAX_NODES
-        if length <= 0:
+        if length < _LEAST_CONTEXT:  # what it adds is less than what passes differ by
             return []
         table = PageTable(self._pool)
         table.reserve(length + _CONTEXT_ROWS[-1])
@@ -143,12 +158,14 @@ class Rehearsal:
         begun = time.perf_counter()
         try:
             for turn in range(_CONTEXT_TURNS):
-                if turn < _LEAST_TURNS or time.perf_counter() < begun + _PATIENCE:
+                if not turn or time.perf_counter() < begun + _PATIENCE:
                     for rows, found in pairs.items():
                         found.append((self._pass(table, 0, rows), self._pass(table, length, rows)))
         finally:
             table.release()
-        return [(rows, self._added(found) / length) for rows, found in pairs.items()]
+        points = [(rows, self._added(found) / length) for rows, found in pairs.items()]
+        (few, less), (more, most) = points[-2:]
+        return [*points, (MAX_NODES, most + (most - less) * (MAX_NODES - more) / (more - few))]
 
     @staticmethod
     def _added(pairs: Many[tuple[float, float]]) -> float:
@@ -171,9 +188,11 @@ class Rehearsal:
         shapes = (TreeShape.chain(1), TreeShape.chain(deep), tree)
         times = self.turns(drafter, list(dict.fromkeys(shapes)))
         one_level, deepest, branching = (
-            median(spent["propose"] for spent in times.get(shape, [{"propose": 0.0}])) for shape in shapes
+            median(spent["propose"] for spent in times[shape]) if shape in times else None for shape in shapes
         )
-        level = max(0.0, deepest - one_level) / max(1, deep - 1)
+        if one_level is None:  # no room to draft anything
+            return DraftCost()
+        level = one_level if deepest is None or deep == 1 else max(0.0, deepest - one_level) / (deep - 1)
         start = max(0.0, one_level - level)
         # A pass over what was written meanwhile costs more rows, as the target's own passes show.
         (_, one), (rows, all) = (
@@ -182,7 +201,8 @@ class Rehearsal:
         )
         token = level * max(0.0, all - one) / (one * max(rows - 1, 1))
         more = token * (tree.nodes - 1 - tree.levels)
-        return DraftCost(start, level, token, max(level, (branching - start - more) / tree.levels))
+        tree_level = level if branching is None else max(level, (branching - start - more) / tree.levels)
+        return DraftCost(start, level, token, tree_level)
 
 
 class _Filler:

@@ -108,7 +108,7 @@ class Budget(Observer):
         tree, emitted = verdict.tree, verdict.emitted
         assert tree is not None, "whoever emits has a tree"
         current = case.length == len(verdict.work.sequence.tokens) - len(emitted)
-        missed = case.found.learn(emitted, max(verdict.depths, default=0)) if current else False
+        missed = case.found.learn(emitted, tree) if current else False
         if current:
             case.stepped(len(emitted))
         grown = max((drafted_by(name, tree)[0] for name in case.records if not self.members[name].looks), default=0)
@@ -128,6 +128,7 @@ class Budget(Observer):
         """Forget the sequence; what it showed stays with the members."""
         self._cases.ended(sequence.id)
         self._probes.ended()
+        self._held = None
 
     # -- planning ------------------------------------------------------------------------------------------------
 
@@ -151,6 +152,8 @@ class Budget(Observer):
         offers, ways = self._weighed(able, cases, seconds, drafting)
         way = self._probes.due(self._models, ways[0], offers, drafting, seconds, self.pinned)
         probe = way is not ways[0]
+        if probe:  # what it reads now is in no later price
+            self._held = None
         looked = "+".join(dict.fromkeys(name for case in cases for name in case.found.names))
         self.why = why = Why((way, *(other for other in ways if other.kind != way.kind)), looked, probe)
         self.leader.see(why)
@@ -215,7 +218,6 @@ class Budget(Observer):
         if way.found[index]:
             tree = case.found.best(way.found[index])
             shares.append(Share(tree.drafter, shape_of(tree), tree))
-            case.found.taken = shares[0].shape.levels
         if way.levels[index]:
             bushes = self.members[way.model].bushes
             case.bush = next((bush for bush in bushes if bush.shape is way.tree), None)

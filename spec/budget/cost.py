@@ -23,7 +23,7 @@ class StepCost:
     """Seconds of one forward pass by number of rows: measured points, straight lines between them.
 
     context: seconds that each token of context adds to a pass, by the rows of its sequence. branching: what a sequence
-    adds whose rows are a tree, and no chain.
+    adds whose rows are a tree, and no chain. slower: how much longer steps take lately than when it was measured.
     """
 
     def __init__(
@@ -40,7 +40,7 @@ class StepCost:
         self._per_token = _rising([seconds for _, seconds in context])
         self._branching = branching
         self._factors = [1.0] * len(rows)
-        self._slower = 1.0
+        self.slower = 1.0
 
     @classmethod
     def measure(cls, run: Callable[[int], float], sizes: Sequence[int], patience: float) -> StepCost:
@@ -61,7 +61,7 @@ class StepCost:
     @property
     def branching(self) -> float:
         """What a tree adds to a step, as steps take lately."""
-        return self._slower * self._branching
+        return self.slower * self._branching
 
     @property
     def context(self) -> list[tuple[int, float]]:
@@ -74,7 +74,7 @@ class StepCost:
 
     def expected(self, most: int) -> list[float]:
         """Seconds of a step with 0, 1, .. ``most`` rows as steps took them lately, that of more rows never less."""
-        factors = [self._slower * factor for factor in self._factors]
+        factors = [self.slower * factor for factor in self._factors]
         points = [factor * seconds for factor, seconds in zip(factors, self._seconds, strict=True)]
         points = [max(points[: i + 1]) for i in range(len(points))]
         return [_read(self._rows, points, rows) for rows in range(most + 1)]
@@ -83,7 +83,7 @@ class StepCost:
         """What so many tokens of context add to a step, as steps take lately. rows: of one sequence."""
         if not self._per_token:
             return 0.0
-        return self._slower * context * _read(self._context_rows, self._per_token, rows)
+        return self.slower * context * _read(self._context_rows, self._per_token, rows)
 
     def saw(self, rows: int, each: float, context: float, seconds: float, trees: int = 0) -> None:
         """A step took so many seconds: the curve moves a little of the way, the points around its rows a little more.
@@ -92,11 +92,11 @@ class StepCost:
         """
         low, share = _place(self._rows, rows)
         near = [(low, 1.0 - share), (min(low + 1, len(self._rows) - 1), share)]
-        expected = self._slower * sum(weight * self._factors[i] for i, weight in near) * self.seconds(rows)
+        expected = self.slower * sum(weight * self._factors[i] for i, weight in near) * self.seconds(rows)
         expected += self.behind(each, context) + trees * self.branching
         off = seconds / expected if expected > 0 else 1.0
         off = min(max(off, 1.0 / _MOST_OFF), _MOST_OFF)
-        self._slower *= 1.0 + _STEP * (off - 1.0)
+        self.slower *= 1.0 + _STEP * (off - 1.0)
         for i, weight in near:
             self._factors[i] *= 1.0 + _OF_KIND * weight * (off - 1.0)
 

@@ -28,10 +28,9 @@ class _Looked:
 
 class Found:
     """The proposals of all who look things up, and what they are worth together. chances: of nodes, likeliest first.
-    first: that one at depth 1 comes. names: of those who found anything. taken: how deep what is drafted of it goes."""
+    first: that one at depth 1 comes. names: of those who found anything."""
 
     def __init__(self) -> None:
-        self.taken = 0
         self.chances: list[float] = []
         self.first = 0.0
         self.names: list[str] = []
@@ -73,28 +72,44 @@ class Found:
         ]
         return merge(trees, most=nodes + 1).tree
 
-    def learn(self, emitted: Many[int], verified: int) -> bool:
+    def learn(self, emitted: Many[int], verified: DraftTree) -> bool:
         """What came says what was right; returns whether something was found, and all of it wrong from the start.
 
-        verified: levels of what was drafted. Deeper ones are known to be wrong, but never to be right, so they do not
-        count.
+        verified: what was drafted in the end. What is deeper than that is known to be wrong, but never to be right, so
+        it does not count.
         """
         for record in self._silent:
             record.runs.went(0, ended=True)
         missed = bool(self._looked)
         for looked in self._looked:
-            right, ended = [], False
+            right, ended = 0, False
             for node, hit in _trials(looked.tree, emitted):
                 looked.trust.saw(looked.marks[node - 1], hit)
-                right += [node] * hit
+                right += hit
                 ended = not hit
-            if isinstance(looked.trust, Claims):
-                known = min(self.taken, verified) + 1
-                known = known if len(right) < len(emitted) else min(known, len(emitted))
-                looked.trust.reach.saw(looked.expected, looked.tree, right, known)
-            looked.record.runs.went(len(right), ended)
+            if isinstance(looked.trust, Claims) and looked.tree.is_chain:
+                known = 1 + _common(looked.tree, verified)
+                known = known if right < len(emitted) else min(known, len(emitted))
+                looked.trust.reach.saw(looked.expected, right, known)
+            looked.record.runs.went(right, ended)
             missed = missed and not right
         return missed
+
+
+def _common(chain: DraftTree, tree: DraftTree) -> int:
+    """How many nodes of a chain are in a tree with the same root, as a path."""
+    tokens, others = chain.tokens.tolist()[1:], tree.tokens.tolist()
+    if tree.is_chain:
+        pairs = zip(tokens, others[1:], strict=False)
+        return next((depth for depth, (one, other) in enumerate(pairs) if one != other), min(len(chain), len(tree)) - 1)
+    parents = tree.parents.tolist()
+    below = {(parent, token): node for node, (parent, token) in enumerate(zip(parents, others, strict=True))}
+    at = 0
+    for depth, token in enumerate(tokens):
+        if (at, token) not in below:
+            return depth
+        at = below[at, token]
+    return len(tokens)
 
 
 def _trials(tree: DraftTree, emitted: Many[int]) -> Iterator[tuple[int, bool]]:

@@ -97,13 +97,12 @@ class Reach:
             chances.append(min(shares[_group(depth)] * chance, chances[parent]))
         return chances[1:]
 
-    def saw(self, expected: Many[float], tree: DraftTree, came: Many[int], known: int) -> None:
-        """The nodes ``came`` came, and of those no deeper than ``known`` no other did."""
+    def saw(self, expected: Many[float], right: int, known: int) -> None:
+        """Of a chain so many nodes came, and no other of those no deeper than ``known``."""
         hits, sums = [0.0] * len(_DEPTH_GUESSES), [0.0] * len(_DEPTH_GUESSES)
-        for node, (chance, (_, depth)) in enumerate(zip(expected, _places(tree), strict=True), start=1):
-            if depth <= known:
-                hits[_group(depth)] += node in came
-                sums[_group(depth)] += chance
+        for depth, chance in enumerate(expected[:known], start=1):
+            hits[_group(depth)] += depth <= right
+            sums[_group(depth)] += chance
         for group, guess in enumerate(_DEPTH_GUESSES):
             if sums[group]:
                 held = _REACH_HELD * guess

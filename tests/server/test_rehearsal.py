@@ -49,6 +49,40 @@ class Slow(Foresight):
         return made
 
 
+class Shown(Slow):
+    """Has nothing to say before the target has computed a token, as heads have not."""
+
+    def propose(self, sequences: Sequence[Running], shapes: Sequence[TreeShape]) -> list[DraftTree]:
+        ready = [
+            shape if sequence.table.length else TreeShape() for sequence, shape in zip(sequences, shapes, strict=True)
+        ]
+        return super().propose(sequences, ready)
+
+
+def test_what_says_nothing_in_the_first_step_of_a_text_has_its_price_all_the_same() -> None:
+    _, rehearsal = rehearsed()
+    cost = rehearsal.draft_cost(Shown(12), 12)
+    assert cost.level == pytest.approx(0.002, rel=0.5)
+    assert 1.5 * cost.level < cost.tree_level < 3.0 * cost.level
+
+
+def test_on_a_slow_machine_large_steps_are_not_tried_and_drafts_have_their_price(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("server.rehearsal._LONG", 0.0)
+    _, rehearsal = rehearsed()
+    assert [rows for rows, _ in rehearsal.curve().points] == [1]
+    assert rehearsal.draft_cost(Slow(12), 12).level == pytest.approx(0.002, rel=0.5)
+
+
+def test_where_there_is_room_for_one_drafted_token_that_is_the_price_of_a_level() -> None:
+    _, rehearsal = rehearsed(max_model_len=5)
+    cost = rehearsal.draft_cost(Slow(12), 12)
+    assert (cost.start, cost.seconds(1)) == (0.0, pytest.approx(0.002, rel=0.5))
+    _, none = rehearsed(max_model_len=3)
+    assert none.draft_cost(Slow(12), 12).seconds(4) == 0.0
+
+
 @pytest.mark.parametrize("levels", [2, 3, 12])
 def test_trees_have_a_price_of_their_own_however_deep_a_drafter_goes(levels: int) -> None:
     _, rehearsal = rehearsed()

@@ -99,7 +99,7 @@ def test_what_is_copied_whole_is_believed_to_its_end_after_a_few_drafts() -> Non
     salts = Salts()
     reach, chain = salts.claims("a").reach, chain_of(24)
     for _ in range(3):
-        reach.saw([0.8] * 24, chain, list(range(1, 25)), 24)
+        reach.saw([0.8] * 24, 24, 24)
     assert reach.chances([0.8] * 24, chain)[23] > 0.7
     assert salts.claims("a").reach.chances([0.8] * 24, chain)[23] > 0.7
     assert salts.claims("b").reach.chances([0.8] * 24, chain)[23] < 0.5
@@ -108,7 +108,7 @@ def test_what_is_copied_whole_is_believed_to_its_end_after_a_few_drafts() -> Non
 def test_what_is_wrong_early_makes_the_depths_it_would_have_reached_less_likely() -> None:
     reach, chain = Salts().claims("").reach, chain_of(8)
     for _ in range(10):
-        reach.saw([0.8] * 8, chain, [1, 2], 8)
+        reach.saw([0.8] * 8, 2, 8)
     chances = reach.chances([0.8] * 8, chain)
     assert chances[0] > 0.7
     assert chances[7] < 0.25
@@ -119,10 +119,10 @@ def test_depths_that_were_not_verified_do_not_count() -> None:
     reach, chain = Salts().claims("").reach, chain_of(24)
     before = reach.chances([0.5] * 24, chain)
     for _ in range(10):
-        reach.saw([0.5] * 24, chain, [1, 2], 2)
+        reach.saw([0.5] * 24, 2, 2)
     assert reach.chances([0.5] * 24, chain)[4:] == pytest.approx(before[4:])
     for _ in range(10):
-        reach.saw([0.5] * 24, chain, [1, 2], 24)
+        reach.saw([0.5] * 24, 2, 24)
     assert reach.chances([0.5] * 24, chain)[4] < 0.5 * before[4]
 
 
@@ -130,7 +130,7 @@ def test_of_a_tree_no_node_is_likelier_than_its_parent() -> None:
     reach = Salts().claims("").reach
     tree = DraftTree.build([1, 2, 3, 4, 5], [-1, 0, 0, 1, 2], "suffix")
     for _ in range(5):
-        reach.saw([0.6, 0.3, 0.5, 0.2], tree, [1, 3], 2)
+        reach.saw([0.6, 0.5], 2, 2)
     first, second, below_first, below_second = reach.chances([0.6, 0.3, 0.5, 0.2], tree)
     assert first > second >= below_second
     assert first >= below_first
