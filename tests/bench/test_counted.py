@@ -3,18 +3,12 @@
 from __future__ import annotations
 
 import random
-from itertools import islice
 
 import pytest
 
 from bench.counted import Counted
 from bench.forced import copy_heavy
-from bench.turns import in_turns
 from spec.budget import StepCost
-from spec.request import Request
-from spec.sampling import SamplingParams
-from tests.spec.house import House
-from tests.spec.tables import TableModel
 
 COST = StepCost([1, 4, 8, 64], [10.0, 10.0, 12.0, 60.0], context=[(1, 0.001), (8, 0.002)])
 
@@ -39,16 +33,3 @@ def test_on_edits_the_budget_is_about_as_fast_as_a_length_that_suits_them() -> N
         spent[levels] = sum(counted.seconds(one, f"{number}") for number, one in enumerate(asked))
     assert spent[None] < 1.05 * spent[16]
     assert spent[None] < 0.8 * spent[2]
-
-
-def test_engines_in_turns_write_the_same_text_side_by_side() -> None:
-    houses = {name: House(TableModel(3)) for name in ("one", "other")}
-    params = SamplingParams(max_tokens=12, seed=1, ignore_eos=True)
-    asked = {name: [Request(id=f"{name}{n}", prompt=[1, 2, n], params=params) for n in range(2)] for name in houses}
-    lanes = in_turns({name: house.engine for name, house in houses.items()}, asked, seed=0)
-    one, other = (lanes[name] for name in houses)
-    assert one.written == other.written
-    assert [len(text) for text in islice(one.written, 2)] == [12, 12]
-    assert one.tokens == other.tokens == 22  # behind the first of each
-    assert one.over
-    assert one.seconds > 0
