@@ -89,7 +89,7 @@ def _made(
 
 def _repeated(asked: list[Asked], rng: random.Random, length: int) -> Workload:
     """Some of the answers in random order, from the same place on."""
-    asked = [(prompt, output) for prompt, output in asked if len(output) > BEGIN]
+    asked = [(prompt, output) for prompt, output in asked if len(output) > BEGIN + 1]
     while asked:
         chosen = rng.sample(asked, min(REPEATED, len(asked)))
         yield [([*prompt, *output[:BEGIN]][-PROMPT:], output[BEGIN : BEGIN + length]) for prompt, output in chosen]

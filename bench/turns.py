@@ -69,6 +69,6 @@ def in_turns(engines: Mapping[str, Engine], asked: Mapping[str, Sequence[Request
         raise RequestFailed(f"{', '.join(lanes)} did not write the same text")
     for mode in lanes:
         for request, written in zip(asked[mode], lanes[mode].written, strict=True):
-            if request.forced is not None and written != request.forced[: len(written)]:
+            if request.forced is not None and written != request.forced[: request.params.max_tokens]:
                 raise RequestFailed(f"{mode} did not follow what was recorded")
     return lanes

@@ -29,6 +29,8 @@ from spec.tree import MAX_NODES, ROOT_ONLY, DraftTree, TreeShape
 _TURNS, _LEAST_TURNS, _PATIENCE = 6, 3, 1.5
 #: A step that takes longer than this is long enough: none of more rows is tried.
 _LONG = 0.4
+#: But for so many: of one row alone nobody knows what a second one costs.
+_ANYWAY = 5
 #: Rows of the steps whose time is measured, levels of the longer of two drafted chains, and a tree.
 _ROWS = (1, 2, 3, 5, 8, 16, 32, 64)
 _DEEP, _TREE = 4, TreeShape((4, 4, 3, 3))
@@ -68,7 +70,7 @@ class Rehearsal:
                 if spent is not None and turn:  # the first one warms up
                     times.setdefault(shape, []).append(spent)
                 elif spent is not None and sum(spent.values()) > long:
-                    left = [other for other in left if other.nodes <= shape.nodes]
+                    left = [other for other in left if other.nodes <= max(shape.nodes, _ANYWAY)]
                 elif spent is None and turn and shape in left and shape not in times:
                     left.remove(shape)  # so many rows do not fit the cache
         engine.cancel("rehearsal")
@@ -165,7 +167,7 @@ class Rehearsal:
             table.release()
         points = [(rows, self._added(found) / length) for rows, found in pairs.items()]
         (few, less), (more, most) = points[-2:]
-        return [*points, (MAX_NODES, most + (most - less) * (MAX_NODES - more) / (more - few))]
+        return [*points, (MAX_NODES, most + max(0.0, most - less) * (MAX_NODES - more) / (more - few))]
 
     @staticmethod
     def _added(pairs: Many[tuple[float, float]]) -> float:

@@ -48,7 +48,7 @@ class Found:
         marks = marks or behind(tree, record.runs.now)
         expected = _together(tree, [trust.chance(mark) for mark in marks])
         self._looked.append(_Looked(record, tree, trust, marks, expected))
-        chances = trust.reach.chances(expected, tree) if isinstance(trust, Claims) else expected
+        chances = trust.reach.chances(expected) if isinstance(trust, Claims) and tree.is_chain else expected
         if max(chances) >= _LEAST:
             self.names.append(tree.drafter)
             self._merge(tree, chances)
@@ -75,8 +75,8 @@ class Found:
     def learn(self, emitted: Many[int], verified: DraftTree) -> bool:
         """What came says what was right; returns whether something was found, and all of it wrong from the start.
 
-        verified: what was drafted in the end. What is deeper than that is known to be wrong, but never to be right, so
-        it does not count.
+        verified: what was drafted in the end. What is deeper than what was taken of a proposal is known to be wrong,
+        but never to be right, so it does not count.
         """
         for record in self._silent:
             record.runs.went(0, ended=True)
@@ -88,12 +88,19 @@ class Found:
                 right += hit
                 ended = not hit
             if isinstance(looked.trust, Claims) and looked.tree.is_chain:
-                known = 1 + _common(looked.tree, verified)
+                known = 1 + _verified(looked.tree, verified)
                 known = known if right < len(emitted) else min(known, len(emitted))
                 looked.trust.reach.saw(looked.expected, right, known)
             looked.record.runs.went(right, ended)
             missed = missed and not right
         return missed
+
+
+def _verified(chain: DraftTree, tree: DraftTree) -> int:
+    """How much of what one drafter proposed was drafted, and verified: what others drafted too may be there because it
+    was likelier to be right."""
+    shares = [part for part in tree.parts or (tree,) if part.drafter == chain.drafter]
+    return min([_common(chain, part) for part in (*shares, tree)]) if shares else 0
 
 
 def _common(chain: DraftTree, tree: DraftTree) -> int:

@@ -83,19 +83,20 @@ class Claims:
 
 
 class Reach:
-    """How often nodes came by their depth, as a share of what was expected of them."""
+    """How often nodes of chains came by their depth, as a share of what was expected of them."""
 
     def __init__(self) -> None:
         self._came = [_REACH_HELD * share for share in _DEPTH_GUESSES]
         self._expected = [_REACH_HELD] * len(_DEPTH_GUESSES)
 
-    def chances(self, expected: Many[float], tree: DraftTree) -> list[float]:
-        """Of each drafted node, of what was expected of it; never more than of its parent."""
-        chances = [1.0]
+    def chances(self, expected: Many[float]) -> list[float]:
+        """Of each node of a chain, of what was expected of it; never more than of the one before."""
+        chances, before = [], 1.0
         shares = [min(came / of, _MOST_REACH) for came, of in zip(self._came, self._expected, strict=True)]
-        for chance, (parent, depth) in zip(expected, _places(tree), strict=True):
-            chances.append(min(shares[_group(depth)] * chance, chances[parent]))
-        return chances[1:]
+        for depth, chance in enumerate(expected, start=1):
+            before = min(shares[_group(depth)] * chance, before)
+            chances.append(before)
+        return chances
 
     def saw(self, expected: Many[float], right: int, known: int) -> None:
         """Of a chain so many nodes came, and no other of those no deeper than ``known``."""
@@ -108,13 +109,6 @@ class Reach:
                 held = _REACH_HELD * guess
                 self._came[group] = held + (self._came[group] - held) * _REACH_KEPT + hits[group]
                 self._expected[group] = _REACH_HELD + (self._expected[group] - _REACH_HELD) * _REACH_KEPT + sums[group]
-
-
-def _places(tree: DraftTree) -> list[tuple[int, int]]:
-    """Parent and depth of each drafted node."""
-    if tree.is_chain:
-        return [(depth - 1, depth) for depth in range(1, len(tree))]
-    return list(zip(tree.parents.tolist()[1:], tree.depths.tolist()[1:], strict=True))
 
 
 def _group(depth: int) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from itertools import count
 
 import pytest
+from msgspec.structs import replace
 
 from bench.drive import RequestFailed
 from bench.turns import Lane, in_turns
@@ -27,7 +28,7 @@ def test_who_has_come_least_far_goes_next_and_first_tokens_are_not_counted(monke
     step = Lane.step
 
     def watched(lane: Lane) -> None:
-        behind.append(lane.progress - min(progress.values(), default=0))
+        behind.append(lane.progress - (min(progress.values()) if len(progress) == 3 else 0))
         step(lane)
         progress[id(lane)] = lane.progress
 
@@ -45,3 +46,13 @@ def test_a_way_that_wrote_another_text_is_told() -> None:
     records = {"one": [asked(3, [5, 6, 7])], "other": [asked(3, [5, 6, 8])]}
     with pytest.raises(RequestFailed, match="one, other did not write the same text"):
         in_turns(engines, records, seed=0)
+
+
+def test_a_record_that_all_left_alike_is_told_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    engines = {name: House(TableModel(3)).engine for name in ("one", "other")}
+    wanted = {name: [asked(3, [5, 6, 7])] for name in engines}
+    for engine in engines.values():
+        add = engine.add
+        monkeypatch.setattr(engine, "add", lambda request, add=add: add(replace(request, forced=[5, 6, 8])))
+    with pytest.raises(RequestFailed, match="one did not follow what was recorded"):
+        in_turns(engines, wanted, seed=0)
