@@ -35,7 +35,7 @@ _ANYWAY = 5
 _ROWS = (1, 2, 3, 5, 8, 16, 32, 64)
 _DEEP, _TREE = 4, TreeShape((4, 4, 3, 3))
 #: A longer text, for what context adds, and rows of the passes behind it: a few rows share what more rows pay for.
-_CONTEXT, _CONTEXT_ROWS, _CONTEXT_TURNS = 1024, (1, 3, 5, 8, 16, 32), 4
+_CONTEXT, _CONTEXT_ROWS, _CONTEXT_TURNS = 1024, (1, 3, 5, 8, 16, 32), 6
 _LEAST_CONTEXT = 256
 _TARGET_PHASES = ("forward", "draw", "commit")
 #: Seconds by phase.
@@ -171,9 +171,9 @@ class Rehearsal:
 
     @staticmethod
     def _added(pairs: Many[tuple[float, float]]) -> float:
-        """What the second of two takes more than the first, which is steadier as a share of it."""
-        share = median(second / first for first, second in pairs)
-        return max(0.0, share - 1.0) * median(first for first, _ in pairs)
+        """What the second of two takes more than the first. Of what is small beside what passes differ by, the fastest
+        ones tell most: whatever else the machine does only makes them slower."""
+        return max(0.0, min(second for _, second in pairs) - min(first for first, _ in pairs))
 
     def _pass(self, table: PageTable, base: int, rows: int) -> float:
         """Seconds of a pass of the target behind so many tokens."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import bisect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 
 #: A step that mixes prefill with decoding takes at most this many times the decode step alone.
 MIXED_STEP_FACTOR = 2.0
@@ -38,6 +39,7 @@ class StepCost:
         self._seconds = _rising(seconds)
         self._context_rows = [rows for rows, _ in context]
         self._per_token = _rising([seconds for _, seconds in context])
+        self._context_factors = [1.0] * len(context)
         self._branching = branching
         self._factors = [1.0] * len(rows)
         self.slower = 1.0
@@ -83,22 +85,27 @@ class StepCost:
         """What so many tokens of context add to a step, as steps take lately. rows: of one sequence."""
         if not self._per_token:
             return 0.0
-        return self.slower * context * _read(self._context_rows, self._per_token, rows)
+        near = _near(self._context_rows, rows)
+        factor = sum(weight * self._context_factors[i] for i, weight in near)
+        return self.slower * factor * context * _read(self._context_rows, self._per_token, rows)
 
     def saw(self, rows: int, each: float, context: float, seconds: float, trees: int = 0) -> None:
         """A step took so many seconds: the curve moves a little of the way, the points around its rows a little more.
 
         each: rows of one sequence; context: tokens of all; trees: how many sequences had one.
         """
-        low, share = _place(self._rows, rows)
-        near = [(low, 1.0 - share), (min(low + 1, len(self._rows) - 1), share)]
+        near = _near(self._rows, rows)
         expected = self.slower * sum(weight * self._factors[i] for i, weight in near) * self.seconds(rows)
-        expected += self.behind(each, context) + trees * self.branching
+        behind = self.behind(each, context)
+        expected += behind + trees * self.branching
         off = seconds / expected if expected > 0 else 1.0
         off = min(max(off, 1.0 / _MOST_OFF), _MOST_OFF)
         self.slower *= 1.0 + _STEP * (off - 1.0)
         for i, weight in near:
             self._factors[i] *= 1.0 + _OF_KIND * weight * (off - 1.0)
+        if behind:
+            for i, weight in _near(self._context_rows, each):
+                self._context_factors[i] *= 1.0 + _OF_KIND * weight * behind / expected * (off - 1.0)
 
     def rows_within(self, seconds: float, most: int) -> int:
         """The largest number of rows, up to ``most``, whose pass is expected to take at most ``seconds``."""
@@ -129,10 +136,9 @@ class Table:
         moved = abs(context - self._context) > max(_MOVED_TOKENS, _MOVED * self._context)
         if sequences != self._sequences or moved or self._asked % _REREAD == 0:
             self._sequences, self._context = sequences, context
-            self.seconds = [
-                seconds + self._cost.behind(rows / sequences, context)
-                for rows, seconds in enumerate(self._cost.expected(most))
-            ]
+            steps = enumerate(self._cost.expected(most))
+            whole = (seconds + self._cost.behind(rows / sequences, context) for rows, seconds in steps)
+            self.seconds = list(accumulate(whole, max))
         return self.seconds
 
 
@@ -155,6 +161,12 @@ def _place(rows: Sequence[int], wanted: float) -> tuple[int, float]:
     if index == len(rows):
         return index - 1, 0.0
     return index - 1, (wanted - rows[index - 1]) / (rows[index] - rows[index - 1])
+
+
+def _near(rows: Sequence[int], wanted: float) -> list[tuple[int, float]]:
+    """The points around ``wanted``, and the share that each has in it."""
+    low, share = _place(rows, wanted)
+    return [(low, 1.0 - share), (min(low + 1, len(rows) - 1), share)]
 
 
 def _read(rows: Sequence[int], seconds: Sequence[float], wanted: float) -> float:

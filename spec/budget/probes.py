@@ -14,7 +14,7 @@ from spec.budget.ways import DraftSeconds, Offer, Taken
 from spec.tree import TreeShape
 
 #: The share of the time that may be lost; what is left of it where hardly anything has ever come.
-PROBING, _HOPELESS = 0.0075, 0.25
+PROBING, _HOPELESS = 0.005, 0.25
 #: The least that an ask is taken to lose, as a share of the step: however cheap, it is no way of its own.
 _LEAST_LOSS = 0.1
 #: What is as likely as this to begin rightly is worth the whole share, and drafts of so many levels.

@@ -111,6 +111,17 @@ def test_context_adds_to_a_step_and_more_to_more_rows() -> None:
     assert cost.behind(4, 1000) == pytest.approx(2.4)
 
 
+def test_what_context_adds_is_corrected_by_the_steps_behind_long_texts() -> None:
+    """Four rows were read as four times as dear behind a context as they are."""
+    cost = StepCost([1, 4], [0.01, 0.01], context=[(1, 1e-5), (4, 4e-5)])
+    for turn in range(400):
+        cost.saw(4 if turn % 2 else 1, 4 if turn % 2 else 1, 1000, 0.02)
+        cost.saw(4 if turn % 2 else 1, 4 if turn % 2 else 1, 0, 0.01)
+    assert cost.behind(1, 1000) == pytest.approx(0.01, rel=0.2)
+    assert 0.008 < cost.behind(4, 1000) < 0.016
+    assert cost.expected(4)[4] == pytest.approx(0.01, rel=0.2)
+
+
 def test_who_rested_pays_for_what_was_written_meanwhile() -> None:
     cost = DraftCost(0.1, 0.2, 0.01)
     assert cost.seconds(3, rested=50) == pytest.approx(0.1 + 0.6 + 0.5)
