@@ -133,6 +133,18 @@ class DraftTree:
     def __len__(self) -> int:
         return self.tokens.shape[0]
 
+    def accepted(self, coming: Sequence[int]) -> int:
+        """How many drafted nodes are accepted if these tokens come: so many of them are a path from the root."""
+        tokens = self.tokens.tolist()
+        parents = range(-1, len(tokens) - 1) if self.is_chain else self.parents.tolist()
+        below = {pair: node for node, pair in enumerate(zip(parents, tokens, strict=True))}
+        node = 0
+        for depth, token in enumerate(coming):
+            if (node, token) not in below:
+                return depth
+            node = below[node, token]
+        return len(coming)
+
     @classmethod
     def build(
         cls, tokens: Sequence[int], parents: Sequence[int], drafter: str = "", chances: tuple[float, ...] = ()

@@ -59,7 +59,7 @@ class Walk:
             known = tokens[self.length : self.length + _deepest(tree) + 1]
             if len(known) <= _deepest(tree) and not over:
                 return
-            accepted = _accepted(tree, known)
+            accepted = tree.accepted(known)
             emitted = known[: accepted + 1]
             self.trace.record(tree.depths.tolist()[1:], accepted, len(emitted))
             copy.tokens.extend(emitted)
@@ -87,16 +87,3 @@ class Walk:
 
 def _deepest(tree: DraftTree) -> int:
     return int(tree.depths[-1]) if tree.is_chain else int(tree.depths.max())
-
-
-def _accepted(tree: DraftTree, known: Many[int]) -> int:
-    """How many of the known tokens are a path from the root."""
-    children = {}
-    for node, (parent, token) in enumerate(zip(tree.parents.tolist(), tree.tokens.tolist(), strict=True)):
-        children[parent, token] = node
-    node = 0
-    for depth, token in enumerate(known):
-        if (node, token) not in children:
-            return depth
-        node = children[node, token]
-    return len(known)

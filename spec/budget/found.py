@@ -66,6 +66,10 @@ class Found:
 
     def best(self, nodes: int) -> DraftTree:
         """The likeliest of them as a tree."""
+        if len(self._trees) == 1 and self._trees[0][0].is_chain:
+            ((tree, chances, likely),) = self._trees
+            size = 1 + min(nodes, likely)
+            return DraftTree.chain(tree.tokens[:size].tolist(), tree.drafter, (1.0, *chances[: size - 1]))
         trees = [
             merge([replace(tree, chances=(1.0, *chances))], most=1 + likely).tree
             for tree, chances, likely in self._trees
@@ -99,24 +103,11 @@ class Found:
 def _verified(chain: DraftTree, tree: DraftTree) -> int:
     """How much of what one drafter proposed was drafted, and verified: what others drafted too may be there because it
     was likelier to be right."""
-    shares = [part for part in tree.parts or (tree,) if part.drafter == chain.drafter]
-    return min([_common(chain, part) for part in (*shares, tree)]) if shares else 0
-
-
-def _common(chain: DraftTree, tree: DraftTree) -> int:
-    """How many nodes of a chain are in a tree with the same root, as a path."""
-    tokens, others = chain.tokens.tolist()[1:], tree.tokens.tolist()
-    if tree.is_chain:
-        pairs = zip(tokens, others[1:], strict=False)
-        return next((depth for depth, (one, other) in enumerate(pairs) if one != other), min(len(chain), len(tree)) - 1)
-    parents = tree.parents.tolist()
-    below = {(parent, token): node for node, (parent, token) in enumerate(zip(parents, others, strict=True))}
-    at = 0
-    for depth, token in enumerate(tokens):
-        if (at, token) not in below:
-            return depth
-        at = below[at, token]
-    return len(tokens)
+    drafted = chain.tokens.tolist()[1:]
+    if not tree.parts:
+        return tree.accepted(drafted) if tree.drafter == chain.drafter else 0
+    shares = [part for part in tree.parts if part.drafter == chain.drafter]
+    return min([part.accepted(drafted) for part in (*shares, tree)]) if shares else 0
 
 
 def _trials(tree: DraftTree, emitted: Many[int]) -> Iterator[tuple[int, bool]]:

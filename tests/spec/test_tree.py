@@ -9,7 +9,7 @@ import torch
 
 from spec.errors import ConfigurationError
 from spec.tree import MAX_NODES, ROOT_ONLY, DraftTree, TreeShape
-from tests.spec.trees import ancestors, random_parents, random_tree
+from tests.spec.trees import ancestors, random_parents, random_tree, walk
 
 WORD = (1 << 64) - 1
 
@@ -133,3 +133,23 @@ def test_a_deepened_shape_has_room_for_itself_and_a_chain(widths, levels) -> Non
     assert deep.levels == max(shape.levels, levels)
     assert deep.nodes == max(shape.nodes, levels + 1)
     assert min(deep.widths, default=1) >= 1
+
+
+@pytest.mark.parametrize("nodes", [1, 2, 9, 64])
+def test_what_would_be_accepted_is_the_path_that_a_walk_finds(nodes: int) -> None:
+    rng = random.Random(nodes)
+    lengths = set()
+    for _ in range(200):
+        tree = random_tree(rng, nodes, 3)
+        coming = [rng.randrange(3) for _ in range(rng.randrange(8))]
+        # A walk along these tokens, whose draws at each node are the token due at its depth.
+        draws = [coming[depth] if depth < len(coming) else -1 for depth in tree.depths.tolist()]
+        path, _ = walk(tree.tokens.tolist(), tree.parents.tolist(), draws)
+        assert tree.accepted(coming) == len(path) - 1
+        lengths.add(tree.accepted(coming))
+    assert nodes == 1 or len(lengths) > 1
+
+
+def test_what_would_be_accepted_of_a_chain() -> None:
+    chain = DraftTree.chain([9, 5, 6, 7])
+    assert [chain.accepted(coming) for coming in ([], [5], [5, 6, 7, 8], [5, 7], [6, 6])] == [0, 1, 3, 1, 0]
