@@ -31,8 +31,6 @@ from spec.tree import MAX_NODES, DraftTree, TreeShape
 
 #: What a step of the budget is told beside its verdict, when it is not timed.
 _UNTIMED = StepTrace(number=0, rows=0, sequences=1, prefill_rows=0, drafted=0, accepted=0, emitted=0, seconds={})
-#: The budgets' texts hold no more tokens than the inflated target.
-_ROOM, _VOCAB = 1088, 4096
 
 
 class Counted:
@@ -68,9 +66,7 @@ class Counted:
     def _step(self, sequence: Running, coming: list[int]) -> int:
         """One step of a text that goes on like this; how many rows it had."""
         shape, tree = self._drafted(sequence)
-        drafted = tree.tokens.tolist()[1:]
-        right = next((i for i, pair in enumerate(zip(drafted, coming, strict=False)) if pair[0] != pair[1]), None)
-        accepted = min(len(drafted), len(coming)) if right is None else right
+        accepted = tree.accepted(coming)
         emitted = coming[: accepted + 1]
         sequence.tokens.extend(emitted)
         if self._budget is not None:
@@ -122,7 +118,10 @@ def main() -> None:
     args = parser.parse_args()
     if args.record is None:
         parser.error("there is no record of bench.budget: name one with --record, or run it first")
-    texts = workloads(args.traces, BUNDLED / "target", args.tokens, args.seed, _VOCAB, _ROOM)
+    target = BUNDLED / "target"  # the inflated one has its vocabulary and its room, unless told otherwise
+    config = json.loads((target / "config.json").read_text("utf-8"))
+    vocab, room = config["vocab_size"], config["max_position_embeddings"]
+    texts = workloads(args.traces, target, args.tokens, args.seed, vocab, room)
     result: dict[str, dict[str, float]] = {}
     for name in (name for name in FORCED if name in texts and name != "fresh"):
         ways = {"auto": Counted(curve(args.record), None)}

@@ -35,7 +35,7 @@ Workload = Iterator[list[Asked]]
 def workloads(
     traces: Path | None, tokenizer: Path, length: int, seed: int, vocab: int, room: int
 ) -> dict[str, Workload]:
-    """Those whose texts are there, without end.
+    """Those whose texts are there and long enough, without end.
 
     traces: directory of the recorded ones; tokenizer: the target's directory; length: tokens of each answer; room:
     tokens that the target holds.
@@ -48,9 +48,12 @@ def workloads(
     }
     for file in sorted(traces.glob("*.json*")) if traces else ():
         if file.suffix == ".json":
-            made["dialogue"] = cycle(dialogues(list(requests(file, 100, length)), min(LONGEST, room - length)))
+            if turns := dialogues(list(requests(file, 100, length)), min(LONGEST, room - length)):
+                made["dialogue"] = cycle(turns)
         else:
-            made["repeated"] = _repeated(renamed(list(requests(file, 8, BEGIN + length)), vocab), rng, length)
+            answers = renamed(list(requests(file, 8, BEGIN + length)), vocab)
+            if long := [answer for answer in answers if len(answer[1]) > BEGIN + 1]:
+                made["repeated"] = _repeated(long, rng, length)
     return made
 
 
@@ -89,8 +92,7 @@ def _made(
 
 def _repeated(asked: list[Asked], rng: random.Random, length: int) -> Workload:
     """Some of the answers in random order, from the same place on."""
-    asked = [(prompt, output) for prompt, output in asked if len(output) > BEGIN + 1]
-    while asked:
+    while True:
         chosen = rng.sample(asked, min(REPEATED, len(asked)))
         yield [([*prompt, *output[:BEGIN]][-PROMPT:], output[BEGIN : BEGIN + length]) for prompt, output in chosen]
 

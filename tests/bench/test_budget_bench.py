@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import pytest
 
 from bench.budget import Rounds, judged
-from bench.texts import BEFORE, SHORTEST, TURNS, dialogues, renamed
+from bench.texts import BEFORE, SHORTEST, TURNS, dialogues, renamed, workloads
+from server.build import BUNDLED
 
 
 def test_names_are_alike_everywhere_and_no_two_tokens_get_one() -> None:
@@ -26,6 +30,13 @@ def test_turns_in_a_row_share_the_beginning_of_their_prompts() -> None:
     assert all(len(turns) == TURNS for turns in found)
     assert [len(prompt) for prompt, _ in found[0]] == [BEFORE, BEFORE + 200, BEFORE + 300]
     assert found[0][2][0][:BEFORE] == found[0][0][0]
+
+
+def test_texts_that_are_too_short_are_no_workload(tmp_path: Path) -> None:
+    said = [{"role": "user", "content": "Two and two?"}, {"role": "assistant", "content": "Four."}]
+    (tmp_path / "dialogues.json").write_text(json.dumps([{"traj": said}]))
+    (tmp_path / "answers.jsonl").write_text(json.dumps({"input_token_ids": [1], "output_token_ids": [2, 3]}))
+    assert set(workloads(tmp_path, BUNDLED / "target", 8, 0, 4096, 1024)) == {"fresh", "edits", "drawn"}
 
 
 def rounds(auto: list[float], **fixed: list[float]) -> Rounds:
