@@ -67,8 +67,9 @@ def test_guidellm_as_one_user(url, tmp_path):
     report = tmp_path / "report.json"
     run(url, "sh", str(EXAMPLES / "guidellm.sh"), GUIDELLM=str(GUIDELLM), REPORT=str(report))
     benchmark = json.loads(report.read_text())["benchmarks"][0]
-    assert benchmark["metrics"]["request_totals"]["successful"] == 5
-    assert benchmark["metrics"]["request_totals"]["errored"] == 0
+    failed = benchmark["requests"]["errored"], benchmark["requests"]["incomplete"]
+    assert benchmark["metrics"]["request_totals"]["successful"] == 5, failed
+    assert benchmark["metrics"]["request_totals"]["errored"] == 0, failed
 
 
 def test_every_example_is_listed_and_tested():
