@@ -14,17 +14,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Many
 from dataclasses import replace
-from typing import NamedTuple
 
 from spec.budget.case import Case
 from spec.budget.cases import Cases
 from spec.budget.cost import StepCost, Table
+from spec.budget.held import Held, far
 from spec.budget.leader import Leader
 from spec.budget.members import Member
-from spec.budget.mixed import Mixed, Share, Why, drafted_by, shape_of
-from spec.budget.probes import Probes
-from spec.budget.timing import Timing
-from spec.budget.ways import DraftSeconds, Offer, Taken
+from spec.budget.mixed import NOBODY, Mixed, Share, Why, shape_of, shares_of
+from spec.budget.probes import Probes, allowances
+from spec.budget.timing import Prices, Timing
+from spec.budget.ways import Offer, Taken
 from spec.budget.weigh import weigh, weigh_pinned
 from spec.observer import Observer
 from spec.request import PREDICTION
@@ -39,17 +39,6 @@ _NEXT = 0.6
 _MOST_LEAST = 0.95
 #: A member that took part in less than this share of the last steps (some hundred) is at rest.
 _RESTING, _REMEMBERED = 0.05, 0.99
-#: For how many steps more a choice holds where nothing is found.
-_HELD = 3
-
-
-class _Held(NamedTuple):
-    """What was weighed for these sequences, where nothing was found, and for how many steps more it holds."""
-
-    running: list[str]
-    offers: list[Offer]
-    ways: list[Taken]
-    steps: int
 
 
 class Budget(Observer):
@@ -74,7 +63,8 @@ class Budget(Observer):
         self._pace = 0.0
         self._timing = Timing(self.members, cost)
         self._probes = Probes()
-        self._held: _Held | None = None
+        self._held: Held | None = None
+        self._idle = 0
 
     @property
     def shape(self) -> TreeShape:
@@ -86,7 +76,7 @@ class Budget(Observer):
     @property
     def choice(self) -> str:
         """Who drafts in the step last planned."""
-        return "none" if self.why is None else self.why.choice
+        return NOBODY if self.why is None else self.why.choice
 
     def resting(self, name: str) -> bool:
         """Whether a model is asked so seldom that what was written need not be shown to it at once."""
@@ -100,29 +90,17 @@ class Budget(Observer):
         for verdict in verdicts:
             case = self._cases.known(verdict.work.sequence.id)
             if case is not None and verdict.emitted and verdict.tree is not None:
-                self._learn(case, verdict)
-        if self.timed and not trace.prefill_rows and not trace.aside and verdicts:
+                for name in filter(self.resting, case.learn(verdict)):
+                    self._probes.surprised(name)
+        drafted = [
+            verdict for verdict in verdicts if any(share.tree is None for share in shares_of(verdict.work.shape))
+        ]
+        if drafted and not any(verdict.accepted for verdict in drafted):
+            self._held = None
+        # Where nobody drafts little can change: one step in four is enough.
+        idle = self._held is not None and self._held.idle is not None and self._held.steps
+        if self.timed and not (trace.prefill_rows or trace.aside or idle) and verdicts:
             self._timing.saw(trace, verdicts)
-
-    def _learn(self, case: Case, verdict: Verdict) -> None:
-        tree, emitted = verdict.tree, verdict.emitted
-        assert tree is not None, "whoever emits has a tree"
-        current = case.length == len(verdict.work.sequence.tokens) - len(emitted)
-        missed = case.found.learn(emitted, tree) if current else False
-        if current:
-            case.stepped(len(emitted))
-        grown = max((drafted_by(name, tree)[0] for name in case.records if not self.members[name].looks), default=0)
-        if current and case.bush is not None and grown:
-            case.grew(grown)
-        for part in tree.parts or (tree,):
-            record = case.records.get(part.drafter)
-            if record is not None and not record.member.looks and len(part) > 1:
-                bush = case.bush if case.bush in record.member.bushes else None
-                hit = record.learn(part, emitted, verdict.accepted, bush)
-                if missed:
-                    record.beside.saw(0, hit)
-                if hit and self.resting(part.drafter):
-                    self._probes.surprised(part.drafter)
 
     def ended(self, sequence: Sequence) -> None:
         """Forget the sequence; what it showed stays with the members."""
@@ -140,53 +118,84 @@ class Budget(Observer):
         if not able:
             return [ROOT_ONLY] * len(sequences)
         cases = self._cases.look(able)
-        most = min(len(able) * MAX_NODES, 4 * MAX_NODES)
-        seconds = self._table.read(len(able), sum(len(sequence.tokens) for sequence in able), most)
-        self._timing.begin()
-        rest = {member.name: self._timing.unread(member, able, cases) for member in self._models}
-
-        def drafting(name: str, levels: float, nodes: float) -> float:
-            return self.members[name].cost.seconds(levels, rest[name], nodes - levels)
-
-        self._pace = sum(case.pace(seconds[1]) for case in cases)
-        offers, ways = self._weighed(able, cases, seconds, drafting)
-        way = self._probes.due(self._models, ways[0], offers, drafting, seconds, self.pinned)
-        probe = way is not ways[0]
-        if probe:  # what it reads now is in no later price
-            self._held = None
-        looked = "+".join(dict.fromkeys(name for case in cases for name in case.found.names))
-        self.why = why = Why((way, *(other for other in ways if other.kind != way.kind)), looked, probe)
-        self.leader.see(why)
-        self._count(way, cases)
-        for case in cases:
-            case.seconds, case.bush = way.seconds, None
-        shapes = {
-            sequence.id: self._shape(sequence, case, way, index, why)
-            for index, (sequence, case) in enumerate(zip(able, cases, strict=True))
-        }
-        planned = [found + case.nodes(levels) for found, levels, case in zip(way.found, way.levels, cases, strict=True)]
-        for case, own in zip(cases, planned, strict=True):
-            case.others = sum(planned) - own
+        held = self._held and self._held.later([sequence.id for sequence in able])
+        due = held is not None and self._probes.save(held.allowed)
+        found = sum(case.found.first for case in cases) if any(case.found.chances for case in cases) else None
+        if held is not None and held.idle is not None and found is None and not due:
+            self._held, self.why, idle = held, held.idle, Mixed(why=held.idle)
+            self._idle += 1
+            for case in cases:
+                case.alone += 1
+            return [idle if sequence in able else ROOT_ONLY for sequence in sequences]
+        planned = self._choose(able, cases, held, found, due)
+        shapes = dict(zip((sequence.id for sequence in able), planned, strict=True))
         return [shapes.get(sequence.id, ROOT_ONLY) for sequence in sequences]
 
-    def _weighed(
-        self, able: Many[Sequence], cases: Many[Case], seconds: Many[float], drafting: DraftSeconds
-    ) -> tuple[list[Offer], list[Taken]]:
-        """What could be drafted, and the ways to, the best first. Where nothing is found this moves slowly, and holds
-        for a few steps: weighing takes time too."""
-        running, looked = [sequence.id for sequence in able], any(case.found.chances for case in cases)
-        held = self._held
-        if held is not None and held.steps and held.running == running and not looked:
-            self._held = held._replace(steps=held.steps - 1)
-            return held.offers, held.ways
-        trees = self.pinned is None
-        offers = [case.offer(self._models, s.most_levels, trees) for s, case in zip(able, cases, strict=True)]
+    def _choose(
+        self, able: Many[Sequence], cases: Many[Case], held: Held | None, found: float | None, due: bool
+    ) -> list[Mixed]:
+        """For each of those that may draft. held: what was weighed, if that still holds; found: see :class:`Held`; due:
+        whether a model may be asked in the place of what is best, by what is saved."""
+        most = min(len(able) * MAX_NODES, 4 * MAX_NODES)
+        seconds = self._table.read(len(able), sum(len(sequence.tokens) for sequence in able), most)
+        self._pace = sum(case.pace(seconds[1]) for case in cases)
+        left_out = held if held is not None and not due and held.leaves_out(found) else None
+        models = self._models if left_out is None else []
+        prices = self._timing.prices(models, able, cases)
+        if held is None or found is not None or held.found is not None:
+            offers = [
+                case.offer(models, s.most_levels, self.pinned is None) for s, case in zip(able, cases, strict=True)
+            ]
+            ways = self._ways(offers, seconds, prices)
+            fresh = self._weighed(able, offers, ways, found) if left_out is None else left_out.anew(ways)
+            due = due or (held is None and self._probes.save(fresh.allowed))
+            held = fresh
+        best = way = held.ways[0]
+        if due:
+            way = self._probes.due(self._models, best, held.offers, prices.whole, seconds, self.pinned)
+        probe = way is not best
+        way = way if probe else prices.paid(way)
+        looked = "+".join(dict.fromkeys(name for case in cases for name in case.found.names))
+        why = Why((way, *(other for other in held.ways if other.kind != way.kind)), looked, probe)
+        # What a probe reads now is in no later price.
+        self._held = None if probe else held._replace(idle=None if looked or way.nodes else why)
+        self._told(why, way, cases)
+        for case, nodes in zip(cases, way.found, strict=True):
+            case.alone = 0 if nodes else case.alone + 1
+        return self._shapes(able, cases, way, why)
+
+    def _shapes(self, able: Many[Sequence], cases: Many[Case], way: Taken, why: Why) -> list[Mixed]:
+        """What each of them drafts, remembered as planned."""
+        tokens = [1.0 + sum(case.found.chances[:found]) for case, found in zip(cases, way.found, strict=True)]
+        drafted = (way.tokens - sum(tokens)) / max(1, sum(map(bool, way.levels)))
+        for case, own, levels in zip(cases, tokens, way.levels, strict=True):
+            case.tokens, case.seconds, case.bush = own + bool(levels) * drafted, way.seconds, None
+        shapes = [self._shape(*parts, way, index, why) for index, parts in enumerate(zip(able, cases, strict=True))]
+        planned = [found + case.nodes(levels) for found, levels, case in zip(way.found, way.levels, cases, strict=True)]
+        for case, nodes in zip(cases, planned, strict=True):
+            case.others = sum(planned) - nodes
+        return shapes
+
+    def _told(self, why: Why, way: Taken, cases: Many[Case]) -> None:
+        """Remember why, and who takes part; in the steps before it in which nobody did, too."""
+        self.why = why
+        self.leader.see(why, self._idle)
+        for member in self.members.values():
+            part = way.model == member.name or (member.looks and any(member.name in case.found.names for case in cases))
+            member.asked = _REMEMBERED ** (1 + self._idle) * member.asked + (1 - _REMEMBERED) * part
+        self._idle = 0
+
+    def _ways(self, offers: Many[Offer], seconds: Many[float], prices: Prices) -> list[Taken]:
+        """The ways to draft what is offered, the best first."""
         if self.pinned is None:
-            ways = weigh(offers, seconds, drafting, self._pace, branching=self.cost.branching)
-        else:
-            ways = weigh_pinned(offers, seconds, drafting, self.pinned.levels, self.pinned.nodes - 1)
-        self._held = None if looked else _Held(running, offers, ways, _HELD)
-        return offers, ways
+            return weigh(offers, seconds, prices.shared, self._pace, branching=self.cost.branching)
+        return weigh_pinned(offers, seconds, prices.shared, self.pinned.levels, self.pinned.nodes - 1)
+
+    def _weighed(self, able: Many[Sequence], offers: list[Offer], ways: list[Taken], found: float | None) -> Held:
+        """What holds for a few steps of that."""
+        distant = self.pinned is None and far(ways, self._pace)
+        running = [sequence.id for sequence in able]
+        return Held(running, offers, ways, allowances(self._models, ways[0], offers), found, distant)
 
     def worth(self, sequence: Sequence, chances: Many[float], found: int) -> int:
         """How many of a model's tree and the ``found`` nodes beside it are worth their rows, now that all are there.
@@ -207,13 +216,7 @@ class Budget(Observer):
             case.kept(max(0, count - found), table[planned] - table[min(rows + count, last)])
         return count
 
-    def _count(self, way: Taken, cases: Many[Case]) -> None:
-        """Remember who took part."""
-        for member in self.members.values():
-            part = way.model == member.name or (member.looks and any(member.name in case.found.names for case in cases))
-            member.asked = _REMEMBERED * member.asked + (1 - _REMEMBERED) * part
-
-    def _shape(self, sequence: Sequence, case: Case, way: Taken, index: int, why: Why) -> TreeShape:
+    def _shape(self, sequence: Sequence, case: Case, way: Taken, index: int, why: Why) -> Mixed:
         shares = []
         if way.found[index]:
             tree = case.found.best(way.found[index])

@@ -7,7 +7,9 @@ from dataclasses import dataclass, field
 
 from spec.budget.found import Found
 from spec.budget.members import Bush, Member, Record
+from spec.budget.mixed import drafted_by
 from spec.budget.ways import Offer
+from spec.step import Verdict
 
 #: What is left of a step in the pace of a sequence after one more.
 _PACE_KEPT = 0.8
@@ -17,19 +19,23 @@ _KEPT_STEP = 0.1
 
 @dataclass(slots=True, eq=False)
 class Case:
-    """One sequence. length: of its text when found was; records: by member. seconds: expected of the step planned.
-    bush: the tree a model was asked for in it. came, spent: tokens and seconds of the last steps. others: nodes planned
-    for the other sequences.
+    """One sequence.
+
+    length: of its text when found was; records: by member. tokens, seconds: expected of the step planned. bush: the
+    tree a model was asked for in it. came, spent: tokens and seconds of the last steps. others: nodes planned for the
+    other sequences. alone: steps in a row in which nothing that was found was drafted.
     """
 
     records: dict[str, Record]
     found: Found = field(default_factory=Found)
     length: int = -1
+    tokens: float = 0.0
     seconds: float = 0.0
     bush: Bush | None = None
     came: float = 0.0
     spent: float = 0.0
     others: int = 0
+    alone: int = 0
 
     def pace(self, plain: float) -> float:
         """Tokens in a second of late; at least one in a step that takes ``plain``, as without drafts."""
@@ -59,12 +65,37 @@ class Case:
             self.bush.kept += _KEPT_STEP * (nodes - self.bush.kept)
         self.seconds -= saved
 
-    def grew(self, levels: int) -> None:
-        """The model's tree has so many levels."""
-        if self.bush is not None:
+    def _grew(self, levels: int) -> None:
+        """The model's tree has so many levels, if it has any."""
+        if self.bush is not None and levels:
             self.bush.levels += _KEPT_STEP * (levels - self.bush.levels)
 
-    def stepped(self, tokens: int) -> None:
-        """So many came of the step planned."""
-        self.came = _PACE_KEPT * self.came + tokens
+    def learn(self, verdict: Verdict) -> list[str]:
+        """See what was right of all that was proposed, verified or not; returns the models that began rightly."""
+        tree, emitted = verdict.tree, verdict.emitted
+        assert tree is not None, "whoever emits has a tree"
+        current = self.length == len(verdict.work.sequence.tokens) - len(emitted)
+        missed = self.found.learn(emitted, tree) if current else False
+        if current:
+            self._stepped(len(emitted))
+        if len(tree) == 1 and not tree.parts:
+            return []
+        models = [name for name, record in self.records.items() if not record.member.looks]
+        if current:
+            self._grew(max((drafted_by(name, tree)[0] for name in models), default=0))
+        right = []
+        for part in tree.parts or (tree,):
+            if part.drafter in models and len(part) > 1:
+                record = self.records[part.drafter]
+                hit = record.learn(
+                    part, emitted, verdict.accepted, self.bush if self.bush in record.member.bushes else None
+                )
+                if missed:
+                    record.beside.saw(0, hit)
+                right += [part.drafter] * hit
+        return right
+
+    def _stepped(self, tokens: int) -> None:
+        """So many came of the step planned. Without found nodes what was expected of it counts: the rest is luck."""
+        self.came = _PACE_KEPT * self.came + (self.tokens if self.alone else tokens)
         self.spent = _PACE_KEPT * self.spent + self.seconds

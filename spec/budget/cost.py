@@ -181,12 +181,14 @@ class DraftCost:
     """Seconds of one draft: for being asked, for each level, and for each token that was written while it rested.
 
     tree_level: for each level of a tree, where candidates are ranked and rows see different ones; as ``level`` if 0.
+    slower: how much longer all steps take lately than when this was measured.
     """
 
     start: float = 0.0
     level: float = 0.0
     token: float = 0.0
     tree_level: float = 0.0
+    slower: float = 1.0
     _factors: list[float] = field(default_factory=lambda: [1.0, 1.0])
 
     def seconds(self, levels: float, rested: float = 0, more: float = 0) -> float:
@@ -195,16 +197,19 @@ class DraftCost:
         more: nodes beside one a level; a chain has none.
         """
         level = self._level(more > 0)
-        return self._factors[more > 0] * (self.start + levels * level + (rested + more) * self.token)
+        return self._factor(more > 0) * (self.start + levels * level + (rested + more) * self.token)
 
     def of_a_level(self, tree: bool = False) -> float:
         """Seconds of one level more."""
-        return self._factors[tree] * self._level(tree)
+        return self._factor(tree) * self._level(tree)
 
     @property
     def of_a_token(self) -> float:
         """Seconds of one token more that was written while it rested."""
-        return self._factors[0] * self.token
+        return self._factor(tree=False) * self.token
+
+    def _factor(self, tree: bool) -> float:
+        return self.slower * self._factors[tree]
 
     def _level(self, tree: bool) -> float:
         return self.tree_level or self.level if tree else self.level
@@ -213,7 +218,7 @@ class DraftCost:
         """A draft took so many seconds."""
         expected = self.seconds(levels, rested, more)
         if expected <= 0:
-            self.start, self._factors = seconds, [1.0, 1.0]
+            self.start, self._factors = seconds / self.slower, [1.0, 1.0]
             return
         off = min(max(seconds / expected, 1.0 / _MOST_OFF), _MOST_OFF)
         for kind in (False, True):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from spec.budget.mixed import Why
+from spec.budget.mixed import NOBODY, Why
 from spec.trace import NOT_PAYING
 
 #: What one step counts among the last ones, and by how much a new leader must be ahead.
@@ -16,14 +16,21 @@ class Leader:
         self.name, self.news = "", ""
         self._shares: dict[str, float] = {}
 
-    def see(self, why: Why) -> None:
-        """What a step does."""
+    def see(self, why: Why, idle: int = 0) -> None:
+        """What a step does. idle: steps before it of which nothing was said, since nobody drafted."""
+        if idle:
+            self._count(NOBODY, 1 - (1 - _STEP) ** idle)
         choice, self.news = why.choice, ""
-        for name in self._shares:
-            self._shares[name] *= 1 - _STEP
-        self._shares[choice] = share = self._shares.get(choice, 0.0) + _STEP
+        share = self._count(choice, _STEP)
         if choice != self.name and not why.probe and share > self._shares.get(self.name, 0.0) + _AHEAD:
             self.name, self.news = choice, told(why)
+
+    def _count(self, choice: str, step: float) -> float:
+        """The share of a choice, with what it did in the last steps."""
+        for name in self._shares:
+            self._shares[name] *= 1 - step
+        self._shares[choice] = share = self._shares.get(choice, 0.0) + step
+        return share
 
 
 def told(why: Why) -> str:

@@ -33,8 +33,11 @@ TREES = (TreeShape.chain(MODEL_LEVELS), TreeShape((3, 2, 1)), TreeShape((4, 4, 3
 _STILL_MISSED = (1.0, 0.7, 0.6, 0.5)
 #: What is taken to be verified of a tree, and how far it is taken to grow, before anybody knows.
 _KEPT, _GROWN = 0.8, 0.9
-#: A model whose chain begins rightly more seldom is offered no trees.
-_LEAST_FOR_TREES = 0.15
+#: By how much of how unsure they are the chances of models are read too high, and those of their trees, whose guesses
+#: are made of what the chain has shown.
+_HOPE, _TREE_HOPE = 0.7, 0.3
+#: A model whose chain begins rightly more seldom, or was tried no oftener, is offered no trees.
+_LEAST_FOR_TREES, _TRIED = 0.15, 2
 
 
 @dataclass(slots=True, eq=False)
@@ -50,7 +53,7 @@ class Bush:
     @classmethod
     def of(cls, shape: TreeShape) -> Bush:
         """Nothing is known of it."""
-        rates = Rates([_MODEL_GUESS] * shape.levels)
+        rates = Rates([_MODEL_GUESS] * shape.levels, hope=_TREE_HOPE)
         if shape.is_chain:  # it stops about where it misses
             levels = sum(_MODEL_GUESS**depth for depth in range(shape.levels))
             return cls(shape, rates, levels, levels)
@@ -98,7 +101,9 @@ class Member:
     def model(cls, drafter: Drafter, cost: DraftCost, levels: int = MODEL_LEVELS) -> Member:
         """One that computes."""
         bushes = [Bush.of(tree.limited(levels)) for tree in TREES]
-        return cls(drafter, False, levels, cost, Rates([_MODEL_GUESS] * levels, chained=True), bushes=bushes)
+        return cls(
+            drafter, False, levels, cost, Rates([_MODEL_GUESS] * levels, chained=True, hope=_HOPE), bushes=bushes
+        )
 
 
 class Expected(NamedTuple):
@@ -146,7 +151,7 @@ class Record:
         return chances
 
     def _bushes(self, levels: int) -> dict[TreeShape, Grove]:
-        if self.rates.chance(0) < _LEAST_FOR_TREES:
+        if self.member.rates.trials[0] <= _TRIED or self.rates.chance(0) < _LEAST_FOR_TREES:
             return {}
         found = {}
         for bush, rates, missed in zip(self.member.bushes, self.trees, _STILL_MISSED, strict=True):
@@ -170,13 +175,17 @@ class Record:
         for depth, hit in enumerate(first if bush is None else first[:1]):
             self.rates.saw(depth, hit)
         if bush is not None:
-            rates = self.trees[self.member.bushes.index(bush)]
-            for depth in range(min(len(emitted), bush.shape.levels)):
-                came = depth < min(accepted, len(hits)) and hits[depth]
-                rates.saw(depth, came)
-                if not came:
-                    break
+            came = sum(hits[: min(accepted, len(hits))])
+            self.trees[self.member.bushes.index(bush)].went(came, min(len(emitted), bush.shape.levels))
+            if not any(hits[:1]):
+                self._missed(bush)
         return bool(first and first[0])
+
+    def _missed(self, tree: Bush) -> None:
+        """Where a tree begins wrongly, so would those have that begin with fewer of the same nodes."""
+        for bush, rates in zip(self.member.bushes, self.trees, strict=True):
+            if bush is not tree and 1 < bush.shape.widths[0] <= tree.shape.widths[0]:
+                rates.saw(0, hit=False)
 
     def behind_wrong(self, alone: Many[float]) -> list[float]:
         """The same where what was looked up is wrong."""

@@ -14,6 +14,9 @@ from spec.budget.ways import Taken
 from spec.trace import Weighed
 from spec.tree import MAX_NODES, DraftTree, TreeShape
 
+#: The choice that nobody drafts.
+NOBODY = "none"
+
 
 @dataclass(frozen=True, slots=True)
 class Share:
@@ -41,7 +44,7 @@ class Why:
     @property
     def choice(self) -> str:
         """Who drafts, such as ``suffix+draft_model``; ``none`` for nobody."""
-        return self._name(self.ways[0]) or "none"
+        return self._name(self.ways[0]) or NOBODY
 
     def _name(self, way: Taken) -> str:
         model, found = way.kind

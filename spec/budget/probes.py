@@ -7,6 +7,7 @@ share, and the shorter the draft.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from collections.abc import Sequence as Many
 
 from spec.budget.members import Member
@@ -17,6 +18,8 @@ from spec.tree import TreeShape
 PROBING, _HOPELESS = 0.005, 0.25
 #: The least that an ask is taken to lose, as a share of the step: however cheap, it is no way of its own.
 _LEAST_LOSS = 0.1
+#: Where too little was saved, the price is looked at again when there is so many times as much.
+_MORE = 1.5
 #: What is as likely as this to begin rightly is worth the whole share, and drafts of so many levels.
 _HOPEFUL, _LEVELS = 0.3, 3
 
@@ -26,8 +29,15 @@ class Probes:
 
     def __init__(self) -> None:
         self._saved: dict[str, float] = {}
+        self._least: dict[str, float] = {}
         self._turns: dict[str, int] = {}
         self._again: set[str] = set()
+
+    def save(self, allowed: Mapping[str, float]) -> bool:
+        """A step more; returns whether anybody may be due. allowed: see :func:`allowances`."""
+        for name, seconds in allowed.items():
+            self._saved[name] = self._saved.get(name, 0.0) + seconds
+        return any(map(self._may_ask, allowed))
 
     def due(
         self,
@@ -42,11 +52,8 @@ class Probes:
 
         drafting: seconds of a draft; seconds: of a step by its rows; pinned: the shape of all drafts, if there is one.
         """
-        for member in models:
-            share = _share(member, best, offers, 1.0 / len(models))
-            self._saved[member.name] = self._saved.get(member.name, 0.0) + share * best.seconds
         for member in sorted(models, key=lambda member: member.asked):
-            if self._saved[member.name] < _LEAST_LOSS * best.seconds and member.name not in self._again:
+            if not self._may_ask(member.name):
                 continue
             if member.name != best.model:
                 way = _chain(member, best, offers, drafting, seconds, pinned)
@@ -65,6 +72,11 @@ class Probes:
     def ended(self) -> None:
         """A sequence is over: what was surprising in it may not be in another."""
         self._again.clear()
+        self._least.clear()
+
+    def _may_ask(self, name: str) -> bool:
+        """Whether it was right just now, or more is saved than was too little the last time."""
+        return self._saved.get(name, 0.0) >= self._least.get(name, 0.0) or name in self._again
 
     def _affords(self, name: str, way: Taken, best: Taken) -> bool:
         """Whether it is to be asked; then what is saved is spent, all of it: what was meant for a long text to catch up
@@ -73,8 +85,9 @@ class Probes:
         again = name in self._again and name != best.model and loss <= best.seconds
         self._again.discard(name)
         if self._saved[name] < loss and not again:
+            self._least[name] = min(loss, _MORE * self._saved[name])
             return False
-        self._saved[name] = 0.0
+        self._saved[name] = self._least[name] = 0.0
         self._turns[name] = self._turns.get(name, 0) + 1
         return True
 
@@ -117,15 +130,21 @@ def _tree(
     return Taken(member.name, best.found, levels, best.tokens, spent, shape)
 
 
-def _share(member: Member, best: Taken, offers: Many[Offer], part: float) -> float:
-    """Of the time, that may be lost by asking a member. part: of what all may lose together.
+def allowances(models: Many[Member], best: Taken, offers: Many[Offer]) -> dict[str, float]:
+    """Seconds of a step that may be lost by asking each model that has anything to say."""
+    asked = [member for member in models if any(offer.models.get(member.name) for offer in offers)]
+    return {member.name: best.seconds * _share(member, best, offers) / len(asked) for member in asked}
+
+
+def _share(member: Member, best: Taken, offers: Many[Offer]) -> float:
+    """Of the time, that may be lost by asking a member if it is the only one.
 
     What it has to catch up with grows with each token, so that is paid beside, up to as much again.
     """
     if member.name == best.model:
-        return part * PROBING
+        return PROBING
     reading = member.cost.of_a_token * best.tokens / len(offers)
-    return part * (PROBING * _hope(member, offers) + min(PROBING, reading / best.seconds))
+    return PROBING * _hope(member, offers) + min(PROBING, reading / best.seconds)
 
 
 def _hope(member: Member, offers: Many[Offer]) -> float:

@@ -6,6 +6,7 @@ is taken as it is.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence as Many
 
 #: As many trials as the first guess counts, and as many as what all sequences showed counts for one of them.
@@ -17,11 +18,12 @@ _KEPT, _KEPT_OF_ALL = 0.95, 0.995
 class Rates:
     """Of all sequences. guesses: the chance of each cell before anything was seen.
 
-    chained: what a cell shows is the guess of the next one (depth by depth, say).
+    chained: what a cell shows is the guess of the next one (depth by depth, say). hope: by how much of how unsure they
+    are chances are read too high, for what shows nothing unless it is tried.
     """
 
-    def __init__(self, guesses: Many[float], chained: bool = False) -> None:
-        self._guesses, self._chained = list(guesses), chained
+    def __init__(self, guesses: Many[float], chained: bool = False, hope: float = 0.0) -> None:
+        self._guesses, self._chained, self._hope = list(guesses), chained, hope
         self.hits = [0.0] * len(guesses)
         self.trials = [0.0] * len(guesses)
         self.chances = list(guesses)
@@ -37,9 +39,16 @@ class Rates:
         if self._chained and cell + 1 < len(self.chances):
             self._learn(cell + 1)
 
+    def chance(self, cell: int) -> float:
+        """The chance of a cell, read hopefully."""
+        return self._hopefully(cell, self.chances[cell])
+
     def held(self, cell: int, guess: float) -> float:
-        """The chance of a cell whose guess is better known elsewhere."""
-        return (self.hits[cell] + _GUESSED * guess) / (self.trials[cell] + _GUESSED)
+        """The same of a cell whose guess is better known elsewhere."""
+        return self._hopefully(cell, (self.hits[cell] + _GUESSED * guess) / (self.trials[cell] + _GUESSED))
+
+    def _hopefully(self, cell: int, chance: float) -> float:
+        return min(1.0, chance + self._hope * math.sqrt(chance * (1.0 - chance) / (self.trials[cell] + _GUESSED)))
 
     def _guess(self, cell: int) -> float:
         if not self._chained or not cell:
@@ -58,7 +67,7 @@ class OwnRates:
 
     def chance(self, cell: int) -> float:
         """The chance that the next draft of this cell is right."""
-        return self._near(cell, self._all.chances[cell])
+        return self._near(cell, self._all.chance(cell))
 
     def held(self, cell: int, guess: float) -> float:
         """The same where the guess is better known elsewhere."""
@@ -73,3 +82,9 @@ class OwnRates:
         self._hits[cell] = self._hits.get(cell, 0.0) * _KEPT + hit
         self._trials[cell] = self._trials.get(cell, 0.0) * _KEPT + 1.0
         self._all.saw(cell, hit)
+
+    def went(self, right: int, known: int) -> None:
+        """So many cells in a row were right, of so many of which it is known; behind the first that was not, none
+        counts."""
+        for cell in range(min(right + 1, known)):
+            self.saw(cell, cell < right)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from collections.abc import Sequence as Many
+from dataclasses import replace
 
 from spec.budget.case import Case
 from spec.budget.cost import StepCost
 from spec.budget.members import Member
 from spec.budget.mixed import branches, drafted_by, shares_of
+from spec.budget.ways import Taken
 from spec.sequence import Sequence
 from spec.step import Verdict
 from spec.trace import StepTrace
@@ -17,6 +19,35 @@ from spec.trace import StepTrace
 _OF_THE_TARGET = ("forward", "draw", "commit")
 #: What was found and is likelier than this needs no model beside it.
 _SURE = 0.9
+#: Among how many steps at most catching up is shared out.
+_AHEAD = 32
+
+
+class Prices:
+    """Seconds of a model's draft in the step that is planned: by its name, levels and nodes.
+
+    Catching up is an outlay: whoever is taken up is likely to be of use for as many steps as there were lately in which
+    nothing that was found was drafted. So for weighing it is shared out among those; the step itself takes it whole.
+    unread: tokens that each model must catch up with; share: how many of these are this step's.
+    """
+
+    def __init__(self, members: Mapping[str, Member], unread: Mapping[str, int], share: Mapping[str, float]) -> None:
+        self._members, self._unread, self._share = members, unread, share
+
+    def shared(self, name: str, levels: float, nodes: float) -> float:
+        """With this step's share of catching up."""
+        return self._members[name].cost.seconds(levels, self._share[name], nodes - levels)
+
+    def whole(self, name: str, levels: float, nodes: float) -> float:
+        """With all of it."""
+        return self._members[name].cost.seconds(levels, self._unread[name], nodes - levels)
+
+    def paid(self, way: Taken) -> Taken:
+        """A way that was weighed, with what its step really takes."""
+        if not way.model or self._unread[way.model] <= self._share[way.model]:
+            return way
+        left = self._unread[way.model] - self._share[way.model]
+        return replace(way, seconds=way.seconds + left * self._members[way.model].cost.of_a_token)
 
 
 class Timing:
@@ -26,18 +57,21 @@ class Timing:
         self._members, self._cost = members, cost
         self._rest: dict[tuple[str, str], int] = {}
 
-    def begin(self) -> None:
-        """A step is to be planned."""
+    def prices(self, models: Many[Member], able: Many[Sequence], cases: Many[Case]) -> Prices:
+        """Of these models, in the step that is to be planned."""
         self._rest.clear()
-
-    def unread(self, member: Member, able: Many[Sequence], cases: Many[Case]) -> int:
-        """Tokens that a model would have to catch up with, of those sequences that it might be asked to draft for."""
-        together = 0
-        for sequence, case in zip(able, cases, strict=True):
-            if member.name in case.records:
-                rest = self._rest[member.name, sequence.id] = member.rest(sequence)
-                together += rest if case.found.first < _SURE else 0
-        return together
+        unread, shares = {}, {}
+        for member in models:
+            tokens, share = 0, 0.0
+            for sequence, case in zip(able, cases, strict=True):
+                if member.name in case.records:
+                    rest = self._rest[member.name, sequence.id] = member.rest(sequence)
+                    # Nobody asks it for one in whose place it would be of no use.
+                    tokens += rest * (case.found.first < _SURE)
+                    steps = max(1, min(case.alone, _AHEAD, sequence.limit - len(sequence.tokens)))
+                    share += rest * (case.found.first < _SURE) / steps
+            unread[member.name], shares[member.name] = tokens, share
+        return Prices(self._members, unread, shares)
 
     def saw(self, trace: StepTrace, verdicts: Many[Verdict]) -> None:
         """Correct the costs by a step of decoding alone."""
@@ -45,6 +79,8 @@ class Timing:
         seconds = sum(spent for phase, spent in trace.seconds.items() if phase in _OF_THE_TARGET)
         trees = sum(branches(verdict.tree, verdict.work.shape) for verdict in verdicts)
         self._cost.saw(trace.rows, trace.rows / len(verdicts), context, seconds, trees)
+        for member in self._members.values():
+            member.cost.slower = self._cost.slower
         asked = {share.drafter for v in verdicts for share in shares_of(v.work.shape) if share.tree is None}
         if len(asked) == 1:
             self._drafted(asked.pop(), verdicts, trace.seconds.get("propose", 0.0))

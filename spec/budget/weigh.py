@@ -21,12 +21,14 @@ import math
 from collections.abc import Sequence as Many
 from dataclasses import dataclass
 from itertools import zip_longest
+from operator import itemgetter
 
 from spec.budget.ways import DraftSeconds, Offer, Taken
 from spec.tree import MAX_NODES, TreeShape
 
-#: Tokens that drafting must bring more than none; chances are only estimates, and the best looks better than it is.
-EDGE = 0.02
+#: Tokens that drafting must bring more than none: chances are only estimates, and the best looks better than it is. Of
+#: models, whose drafts take time of their own, more.
+EDGE, MODEL_EDGE = 0.02, 0.05
 #: A model is asked for no more levels once one more is worth so many tokens less than the best of fewer.
 _FALLEN = 0.05
 
@@ -55,17 +57,20 @@ def weigh(
             drafted = scale.deepest(offers, model, beside, draft_seconds)
             for shape in {shape: None for offer in offers for shape in offer.trees.get(model, ())}:
                 drafted += scale.tree(offers, model, shape, beside, draft_seconds)
-            ways += drafted or [scale.best(offers, model, 1, beside, draft_seconds(model, 1, 1))]
+            if not (drafted or beside):  # to tell what it was preferred to
+                drafted.append(scale.best(offers, model, 1, False, draft_seconds(model, 1, 1)))
+            ways += drafted
     kinds: dict[tuple[str, bool], tuple[float, Taken]] = {}
     for way in ways:
-        kind, value = way.kind, way.value(pace)
-        if kind not in kinds or value > kinds[kind][0]:
-            kinds[kind] = value, way
-    ranked = [way for _, way in sorted(kinds.values(), key=lambda kind: -kind[0])]
-    if ranked[0].value(pace) < plain.value(pace) + EDGE * len(offers):
-        ranked.remove(plain)
-        ranked.insert(0, plain)
-    return ranked
+        kind, worth = way.kind, way.value(pace) - len(offers) * _edge(way)
+        if kind not in kinds or worth > kinds[kind][0]:
+            kinds[kind] = worth, way
+    return [way for _, way in sorted(kinds.values(), key=lambda kind: -kind[0])]
+
+
+def _edge(way: Taken) -> float:
+    """Of one sequence, the tokens that it must bring more than none."""
+    return MODEL_EDGE if way.model else EDGE if way.nodes else 0.0
 
 
 def weigh_pinned(
@@ -140,7 +145,10 @@ class _Scale:
         if sum(gains) <= self.pace * drafting:
             return []
         beyond = self.seconds[min(rows, len(self.seconds) - len(offers) - 1) :]
-        found = _Scale(beyond, self.pace, self.most, 0.0).best(offers, "", 0, looked, drafting)
+        if looked:
+            found = _Scale(beyond, self.pace, self.most, 0.0).best(offers, "", 0, True, drafting)
+        else:
+            found = Taken("", (0,) * len(offers), (), float(len(offers)), beyond[len(offers)] + drafting)
         branched = sum(
             bool(gain and (nodes or not shape.is_chain)) for gain, nodes in zip(gains, found.found, strict=True)
         )
@@ -176,5 +184,5 @@ class _Scale:
             pool += [(chance, index, False) for chance in found]
             if levels:
                 pool += [(chance, index, True) for chance in offer.chain(model, looked)[:levels]]
-        pool.sort(key=lambda node: -node[0])
+        pool.sort(key=itemgetter(0), reverse=True)
         return pool

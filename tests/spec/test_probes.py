@@ -8,8 +8,8 @@ import pytest
 
 from spec.budget.cost import DraftCost
 from spec.budget.members import Member
-from spec.budget.probes import PROBING, Probes
-from spec.budget.ways import Grove, Offer, Taken
+from spec.budget.probes import PROBING, Probes, allowances
+from spec.budget.ways import DraftSeconds, Grove, Offer, Taken
 from spec.protocols import FeatureRequest
 from spec.sequence import Sequence as Running
 from spec.tree import DraftTree, TreeShape
@@ -49,11 +49,21 @@ def asked(
     def drafting(name: str, levels: float, nodes: float) -> float:
         return next(m for m in models if m.name == name).cost.seconds(levels)
 
-    done = []
-    for _ in range(steps):
-        way = probes.due(models, best, [offer], drafting, FLAT, None)
-        done.append(None if way is best else way)
-    return done
+    ways = [step(probes, models, best, offer, drafting) for _ in range(steps)]
+    return [None if way is best else way for way in ways]
+
+
+def step(
+    probes: Probes,
+    models: Sequence[Member],
+    best: Taken,
+    offer: Offer,
+    drafting: DraftSeconds,
+    pinned: TreeShape | None = None,
+) -> Taken:
+    """What is done in one step."""
+    due = probes.save(allowances(models, best, [offer]))
+    return probes.due(models, best, [offer], drafting, FLAT, pinned) if due else best
 
 
 @pytest.mark.parametrize(("first", "quarters"), [(0.5, 4), (0.3, 4), (0.15, 2), (0.01, 1)])
@@ -61,6 +71,17 @@ def test_what_asking_loses_stays_below_its_share_which_is_smaller_without_hope(f
     done = asked(Probes(), [model("m", seconds=0.5)], Offer(models={"m": [first] * 5}), 4000)
     lost = 0.5 * sum(way is not None for way in done)
     assert lost / 4000 == pytest.approx(PROBING * quarters / 4, rel=0.15)
+
+
+def test_for_a_model_that_has_nothing_to_say_nothing_is_saved() -> None:
+    """Of a request that names its drafter, say: what another one saved meanwhile would be spent in the next request."""
+    probes, silent, other = Probes(), model("silent", seconds=0.5), model("other", seconds=0.5)
+    assert not any(probes.save(allowances([silent], PLAIN, [Offer()])) for _ in range(2000))
+    assert asked(probes, [silent], Offer(models={"silent": [0.5] * 5}), 50) == [None] * 50
+    alone = asked(Probes(), [silent, other], Offer(models={"other": [0.5] * 5}), 1000)
+    assert sum(way is not None for way in alone) == pytest.approx(1000 * PROBING / 0.5, abs=1), (
+        "it has all of the share"
+    )
 
 
 def test_a_draft_without_hope_is_of_one_level() -> None:
@@ -91,7 +112,7 @@ def test_reading_what_was_written_meanwhile_is_paid_beside_the_share(token: floa
     probes, count = Probes(), 0
     for _ in range(2000):
         rest += 1
-        if probes.due([member], PLAIN, [Offer(models={"m": [0.01]})], drafting, FLAT, None) is not PLAIN:
+        if step(probes, [member], PLAIN, Offer(models={"m": [0.01]}), drafting) is not PLAIN:
             rest, count = 0, count + 1
     assert count >= 10
 
@@ -136,7 +157,7 @@ def test_a_pinned_probe_is_the_pinned_shape_and_nothing_beside() -> None:
     pinned, member = TreeShape.chain(4), model("m", seconds=0.2)
     offer = Offer(found=[0.5], first=0.5, models={"m": [0.5] * 8})
     best, probes = Taken("", (1,), (0,), 1.5, 1.0), Probes()
-    ways = [probes.due([member], best, [offer], lambda *_: 0.2, FLAT, pinned) for _ in range(500)]
+    ways = [step(probes, [member], best, offer, lambda *_: 0.2, pinned) for _ in range(500)]
     taken = next(way for way in ways if way is not best)
     assert (taken.found, taken.levels) == ((0,), (4,))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from itertools import pairwise
 
 import pytest
 
@@ -61,6 +62,29 @@ def test_what_one_depth_shows_is_the_guess_of_the_next() -> None:
     assert apart.chances[1:] == [0.6, 0.6]
 
 
+def test_what_is_hardly_known_is_read_hopefully() -> None:
+    rates, sober = Rates([0.6], hope=1.0), Rates([0.6])
+    hoped = []
+    for _ in range(200):
+        hoped.append(OwnRates(rates).chance(0) - OwnRates(sober).chance(0))
+        rates.saw(0, False)
+        sober.saw(0, False)
+    assert hoped[0] == pytest.approx(0.245, abs=0.01), "the spread of four trials"
+    assert all(later < sooner for sooner, later in pairwise(hoped))
+    assert hoped[-1] < 0.02
+    assert rates.held(0, 1.0) > sober.held(0, 1.0)
+
+
+def test_trials_end_with_the_first_that_was_wrong() -> None:
+    own, one_by_one = OwnRates(Rates([0.5] * 4)), OwnRates(Rates([0.5] * 4))
+    own.went(2, 4)
+    for cell, hit in enumerate([True, True, False]):
+        one_by_one.saw(cell, hit)
+    assert [own.chance(cell) for cell in range(4)] == [one_by_one.chance(cell) for cell in range(4)]
+    own.went(2, 2)
+    assert own.chance(2) == one_by_one.chance(2), "of a text that ends nothing is known behind it"
+
+
 def test_steps_correct_the_curve_most_of_all_near_their_rows() -> None:
     cost = StepCost([1, 8, 64], [1.0, 1.0, 4.0])
     for _ in range(200):
@@ -94,6 +118,16 @@ def test_chains_and_trees_cost_what_they_were_seen_to() -> None:
         cost.saw(2, 0.5)
     assert cost.seconds(2, more=3) == pytest.approx(1.0, rel=0.05)
     assert cost.seconds(2) == pytest.approx(0.5, rel=0.05)
+
+
+def test_on_a_machine_that_is_faster_by_now_drafts_are_cheaper_too() -> None:
+    cost = DraftCost(0.1, 0.2, 0.01, slower=0.5)
+    assert cost.seconds(2, rested=10) == pytest.approx(0.3)
+    assert cost.of_a_level() == pytest.approx(0.1)
+    assert cost.of_a_token == pytest.approx(0.005)
+    for _ in range(200):
+        cost.saw(2, 0.4)
+    assert cost.seconds(2) == pytest.approx(0.4, rel=0.02)
 
 
 def test_one_step_that_was_held_up_hardly_counts() -> None:
