@@ -14,7 +14,7 @@ from dataclasses import replace
 
 from spec.budget.budget import Budget
 from spec.budget.merge import Merged, merge
-from spec.budget.mixed import shares_of
+from spec.budget.mixed import shares_of, to_draft
 from spec.features import Features, reader_of
 from spec.protocols import Drafter, FeatureRequest
 from spec.sequence import Sequence
@@ -64,8 +64,7 @@ class CombinedDrafter:
     def _cut(self, sequence: Sequence, merged: Merged, shape: TreeShape) -> Merged:
         """Without the nodes that are not worth their rows, as their drafter sees their chances now."""
         tree = merged.tree
-        models = [share for share in shares_of(shape) if share.tree is None]
-        if not models or len(tree.chances) != len(tree):
+        if not to_draft(shape) or len(tree.chances) != len(tree):
             return merged
         found = sum(len(share.tree) - 1 for share in shares_of(shape) if share.tree is not None)
         worth = 1 + self._budget.worth(sequence, tree.chances[1:], found)

@@ -21,7 +21,7 @@ from spec.budget.cost import StepCost, Table
 from spec.budget.held import Held, far
 from spec.budget.leader import Leader
 from spec.budget.members import Member
-from spec.budget.mixed import NOBODY, Mixed, Share, Why, shape_of, shares_of
+from spec.budget.mixed import NOBODY, Mixed, Share, Why, shape_of, to_draft
 from spec.budget.probes import Probes, allowances
 from spec.budget.timing import Prices, Timing
 from spec.budget.ways import Offer, Taken
@@ -92,9 +92,7 @@ class Budget(Observer):
             if case is not None and verdict.emitted and verdict.tree is not None:
                 for name in filter(self.resting, case.learn(verdict)):
                     self._probes.surprised(name)
-        drafted = [
-            verdict for verdict in verdicts if any(share.tree is None for share in shares_of(verdict.work.shape))
-        ]
+        drafted = [verdict for verdict in verdicts if to_draft(verdict.work.shape)]
         if drafted and not any(verdict.accepted for verdict in drafted):
             self._held = None
         # Where nobody drafts little can change: one step in four is enough.

@@ -82,6 +82,11 @@ def shares_of(shape: TreeShape | None) -> tuple[Share, ...]:
     return shape.shares if isinstance(shape, Mixed) else ()
 
 
+def to_draft(shape: TreeShape | None) -> list[Share]:
+    """The shares that models are still asked for: what was looked up is there already."""
+    return [share for share in shares_of(shape) if share.tree is None]
+
+
 def shape_of(tree: DraftTree) -> TreeShape:
     """The shape that a tree has."""
     if tree.is_chain:
@@ -100,4 +105,4 @@ def drafted_by(name: str, tree: DraftTree) -> tuple[int, int]:
 
 def branches(tree: DraftTree | None, shape: TreeShape | None) -> bool:
     """Whether a model's draft became a tree that is no chain, which is expected to take more to verify."""
-    return tree is not None and not tree.is_chain and any(share.tree is None for share in shares_of(shape))
+    return tree is not None and not tree.is_chain and bool(to_draft(shape))

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from collections.abc import Sequence as Many
 
 from spec.budget.members import Member
-from spec.budget.ways import DraftSeconds, Offer, Taken
+from spec.budget.ways import DraftSeconds, Offer, Taken, of_rows
 from spec.tree import TreeShape
 
 #: The share of the time that may be lost; what is left of it where hardly anything has ever come.
@@ -109,7 +109,7 @@ def _chain(
     found = best.found if pinned is None else (0,) * len(offers)
     nodes = sum(levels) if pinned is None else (pinned.nodes - 1) * sum(map(bool, levels))
     tokens = len(offers) + sum(sum(offer.found[:taken]) for offer, taken in zip(offers, found, strict=True))
-    spent = _of_rows(seconds, len(offers) + sum(found) + nodes) + drafting(member.name, max(levels), max(levels))
+    spent = of_rows(seconds, len(offers) + sum(found) + nodes) + drafting(member.name, max(levels), max(levels))
     return Taken(member.name, found, levels, tokens, spent)
 
 
@@ -126,7 +126,7 @@ def _tree(
     levels = tuple(shape.levels if shape in offer.trees.get(member.name, ()) else 0 for offer in offers)
     nodes = grown if shape.is_chain else shape.nodes - 1
     rows = len(offers) + sum(best.found) + round(nodes * sum(map(bool, levels)))
-    spent = _of_rows(seconds, rows) + drafting(member.name, grown, nodes)
+    spent = of_rows(seconds, rows) + drafting(member.name, grown, nodes)
     return Taken(member.name, best.found, levels, best.tokens, spent, shape)
 
 
@@ -151,7 +151,3 @@ def _hope(member: Member, offers: Many[Offer]) -> float:
     """Of a member, by what its chains begin with."""
     first = max((offer.models[member.name][0] for offer in offers if offer.models.get(member.name)), default=0.0)
     return min(1.0, max(_HOPELESS, first / _HOPEFUL))
-
-
-def _of_rows(seconds: Many[float], rows: int) -> float:
-    return seconds[min(rows, len(seconds) - 1)]

@@ -9,7 +9,7 @@ from dataclasses import replace
 from spec.budget.case import Case
 from spec.budget.cost import StepCost
 from spec.budget.members import Member
-from spec.budget.mixed import branches, drafted_by, shares_of
+from spec.budget.mixed import branches, drafted_by, to_draft
 from spec.budget.ways import Taken
 from spec.sequence import Sequence
 from spec.step import Verdict
@@ -66,10 +66,9 @@ class Timing:
             for sequence, case in zip(able, cases, strict=True):
                 if member.name in case.records:
                     rest = self._rest[member.name, sequence.id] = member.rest(sequence)
-                    # Nobody asks it for one in whose place it would be of no use.
-                    tokens += rest * (case.found.first < _SURE)
-                    steps = max(1, min(case.alone, _AHEAD, sequence.limit - len(sequence.tokens)))
-                    share += rest * (case.found.first < _SURE) / steps
+                    if case.found.first < _SURE:
+                        tokens += rest
+                        share += rest / max(1, min(case.alone, _AHEAD, sequence.limit - len(sequence.tokens)))
             unread[member.name], shares[member.name] = tokens, share
         return Prices(self._members, unread, shares)
 
@@ -81,7 +80,7 @@ class Timing:
         self._cost.saw(trace.rows, trace.rows / len(verdicts), context, seconds, trees)
         for member in self._members.values():
             member.cost.slower = self._cost.slower
-        asked = {share.drafter for v in verdicts for share in shares_of(v.work.shape) if share.tree is None}
+        asked = {share.drafter for verdict in verdicts for share in to_draft(verdict.work.shape)}
         if len(asked) == 1:
             self._drafted(asked.pop(), verdicts, trace.seconds.get("propose", 0.0))
 
@@ -93,4 +92,4 @@ class Timing:
 
 
 def _asks(name: str, verdict: Verdict) -> bool:
-    return any(share.drafter == name and share.tree is None for share in shares_of(verdict.work.shape))
+    return any(share.drafter == name for share in to_draft(verdict.work.shape))

@@ -87,3 +87,8 @@ class Taken:
 
 #: Seconds of a draft: by the model's name, levels and nodes.
 DraftSeconds = Callable[[str, float, float], float]
+
+
+def of_rows(seconds: Many[float], rows: int) -> float:
+    """Seconds of a step by its rows; beyond those that are known, of the most."""
+    return seconds[min(rows, len(seconds) - 1)]

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from itertools import zip_longest
 from operator import itemgetter
 
-from spec.budget.ways import DraftSeconds, Offer, Taken
+from spec.budget.ways import DraftSeconds, Offer, Taken, of_rows
 from spec.tree import MAX_NODES, TreeShape
 
 #: Tokens that drafting must bring more than none: chances are only estimates, and the best looks better than it is. Of
@@ -82,17 +82,13 @@ def weigh_pinned(
     ways = []
     if any(found):
         brought = sum(sum(offer.found[:taken]) for offer, taken in zip(offers, found, strict=True))
-        ways.append(Taken("", found, none, count + brought, _of_rows(seconds, count + sum(found))))
+        ways.append(Taken("", found, none, count + brought, of_rows(seconds, count + sum(found))))
     for model in {name: None for offer in offers for name in offer.models}:
         chains = [offer.models.get(model, ())[:levels] for offer in offers]
-        taken = _of_rows(seconds, count + nodes * sum(map(bool, chains))) + draft_seconds(model, levels, nodes)
+        taken = of_rows(seconds, count + nodes * sum(map(bool, chains))) + draft_seconds(model, levels, nodes)
         ways.append(Taken(model, none, tuple(map(len, chains)), count + sum(map(sum, chains)), taken))
     ways.sort(key=lambda way: -way.pace)
     return [*ways, Taken("", none, none, float(count), seconds[count])]
-
-
-def _of_rows(seconds: Many[float], rows: int) -> float:
-    return seconds[min(rows, len(seconds) - 1)]
 
 
 @dataclass(frozen=True, slots=True)
