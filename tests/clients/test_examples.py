@@ -6,9 +6,12 @@ import json
 import os
 import subprocess
 import sys
+import urllib.request
 from pathlib import Path
 
 import pytest
+
+from tests.telemetry.scraping import Scrape
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = ROOT / "examples"
@@ -24,6 +27,13 @@ def run(url: str, *command: str, **more: str) -> str:
 
 def python(url: str, name: str) -> str:
     return run(url, sys.executable, "-W", "error::DeprecationWarning", str(EXAMPLES / name))
+
+
+def answered(url: str) -> float:
+    """How many requests the server answered to their end."""
+    with urllib.request.urlopen(f"{url}/metrics") as metrics:
+        ends = Scrape(metrics.read().decode()).by("foresay:request_success_total", "finished_reason")
+    return ends.get("length", 0) + ends.get("stop", 0)
 
 
 def test_openai_sync(url):
@@ -64,12 +74,16 @@ def test_predicted_shape(url):
     not GUIDELLM.exists() and not os.environ.get("CI"), reason="make test installs GuideLLM; see Makefile"
 )
 def test_guidellm_as_one_user(url, tmp_path):
+    """GuideLLM 0.8.1 stops reading as soon as the last answer is counted, so that on a busy machine its report may lack
+    that one (a pause between its `receive_callback` and its `sync_put` shows it): how many were answered is read here.
+    """
+    before = answered(url)
     report = tmp_path / "report.json"
     run(url, "sh", str(EXAMPLES / "guidellm.sh"), GUIDELLM=str(GUIDELLM), REPORT=str(report))
+    assert answered(url) - before == 5
     benchmark = json.loads(report.read_text())["benchmarks"][0]
-    failed = benchmark["requests"]["errored"], benchmark["requests"]["incomplete"]
-    assert benchmark["metrics"]["request_totals"]["successful"] == 5, failed
-    assert benchmark["metrics"]["request_totals"]["errored"] == 0, failed
+    assert (benchmark["requests"]["errored"], benchmark["requests"]["incomplete"]) == ([], [])
+    assert benchmark["metrics"]["request_totals"]["successful"] in (4, 5)
 
 
 def test_every_example_is_listed_and_tested():
