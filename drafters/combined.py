@@ -54,12 +54,25 @@ class CombinedDrafter:
         return [self._merged(*parts) for parts in zip(sequences, trees, shapes, strict=True)]
 
     def _merged(self, sequence: Sequence, trees: list[DraftTree], shape: TreeShape) -> DraftTree:
+        if len(trees) == 1 and trees[0].is_chain and len(trees[0]) <= shape.nodes and shares_of(shape):
+            return self._chain(sequence, trees[0], shape)
         merged = merge(trees, most=shape.nodes)
         growing = any(share.shape.least for share in shares_of(shape)) or not all(tree.is_chain for tree in trees)
         if self._budget.pinned is None and growing:
             merged = self._cut(sequence, merged, shape)
         self._asked[sequence.id] = _numbers(trees, merged)
         return merged.tree
+
+    def _chain(self, sequence: Sequence, tree: DraftTree, shape: TreeShape) -> DraftTree:
+        """The same of a chain that nobody else proposed anything beside."""
+        (share,) = shares_of(shape)
+        grown = self._budget.pinned is None and share.tree is None and share.shape.least
+        if grown and len(tree.chances) == len(tree):
+            worth = 1 + self._budget.worth(sequence, tree.chances[1:], 0)
+            if worth < len(tree):
+                tree = replace(merge([tree], most=worth).tree, parts=(tree,))
+        self._asked[sequence.id] = {tree.drafter: list(range(len(tree)))}
+        return tree
 
     def _cut(self, sequence: Sequence, merged: Merged, shape: TreeShape) -> Merged:
         """Without the nodes that are not worth their rows, as their drafter sees their chances now."""

@@ -123,8 +123,8 @@ class Growing:
         if adjusts(self.sequence, self.depth):
             logits = self._adjusted(logits, token_ids)
         noisy = with_noise(logits, self.sequence, self.depth, token_ids, shared_noise)
-        if self.shape.is_chain and not self.shape.least:
-            return self._lengthen(noisy, token_ids)
+        if self.shape.is_chain:
+            return self._lengthen(noisy[0], token_ids)
         tokens, chances = best_children(noisy, self.width, token_ids)
         return self._add_level(tokens.numpy(), chances.double().numpy())
 
@@ -149,14 +149,19 @@ class Growing:
         return path[::-1]
 
     def _lengthen(self, noisy: Tensor, token_ids: Tensor | None) -> list[int]:
-        """One more token of a chain of a given length. Nothing is chosen by its chance, so it is not computed."""
-        column = noisy[0].argmax()
-        if noisy[0, column] == -torch.inf:
+        """One more token of a chain. Its chance is computed only where the chain stops by it. noisy: fp32[V']."""
+        column = int(noisy.argmax())
+        best = float(noisy[column])
+        if not best > -torch.inf:
             self.frontier = []
             return []
-        token = int(column if token_ids is None else token_ids[column])
-        self.looked.append((self.frontier, np.array([[token]]), _UNKNOWN))
-        self._add([token], [0.0], self.frontier, [0])
+        token = column if token_ids is None else int(token_ids[column])
+        chance, score = _UNKNOWN, 0.0
+        if self.shape.least:
+            chance = np.array([[best - float(noisy.logsumexp(0))]])
+            score = self.scores[-1] + float(self.calibration.calibrated(self.kind, self.depth, chance)[0, 0])
+        self.looked.append((self.frontier, np.array([[token]]), chance))
+        self._add([token], [score], self.frontier, [0])
         return [0]
 
     def _add_level(self, tokens: Tokens, chances: Floats) -> list[int]:

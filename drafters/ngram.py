@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Many
 
-from spec.protocols import FeatureRequest
+from spec.protocols import FeatureRequest, or_roots
 from spec.sequence import Sequence
 from spec.tree import DraftTree, TreeShape
 
@@ -57,11 +57,15 @@ class NgramDrafter:
 
     def propose(self, sequences: Many[Sequence], shapes: Many[TreeShape]) -> list[DraftTree]:
         """A chain per sequence, empty where nothing matches; as deep as its shape has levels."""
+        return or_roots(self.find(sequences, shapes), sequences, self.name)
+
+    def find(self, sequences: Many[Sequence], shapes: Many[TreeShape]) -> list[DraftTree | None]:
+        """The same; None where nothing matches."""
         return [self._chain(sequence, shape.levels) for sequence, shape in zip(sequences, shapes, strict=True)]
 
-    def _chain(self, sequence: Sequence, levels: int) -> DraftTree:
-        index = self._read(sequence)
-        return DraftTree.chain([sequence.tokens[-1], *index.continuation(sequence.tokens, levels)], self.name)
+    def _chain(self, sequence: Sequence, levels: int) -> DraftTree | None:
+        found = self._read(sequence).continuation(sequence.tokens, levels)
+        return DraftTree.chain([sequence.tokens[-1], *found], self.name) if found else None
 
     def extend(self, sequence: Sequence) -> None:
         """Take in some of the prompt."""

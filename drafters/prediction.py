@@ -17,7 +17,7 @@ from drafters.alignment import FAR, INSERTED, KINDS, MOST, NEAR, REPLACED, Align
 from drafters.suffix.growth import Grown
 from drafters.suffix.trust import Trust
 from spec.budget import StepCost
-from spec.protocols import FeatureRequest
+from spec.protocols import FeatureRequest, or_roots
 from spec.request import PREDICTION
 from spec.sequence import Sequence
 from spec.tree import DraftTree, TreeShape
@@ -71,6 +71,10 @@ class PredictionDrafter:
     def propose(self, sequences: Many[Sequence], shapes: Many[TreeShape]) -> list[DraftTree]:
         """A draft per sequence, empty where it has no prediction or that has nothing to say: at most the shape's levels
         and nodes."""
+        return or_roots(self.find(sequences, shapes), sequences, self.name)
+
+    def find(self, sequences: Many[Sequence], shapes: Many[TreeShape]) -> list[DraftTree | None]:
+        """The same; None for an empty one."""
         return [self._tree(sequence, shape) for sequence, shape in zip(sequences, shapes, strict=True)]
 
     def extend(self, sequence: Sequence) -> None:
@@ -83,10 +87,10 @@ class PredictionDrafter:
         """Forget the sequence."""
         self._running.pop(sequence.id, None)
 
-    def _tree(self, sequence: Sequence, shape: TreeShape) -> DraftTree:
+    def _tree(self, sequence: Sequence, shape: TreeShape) -> DraftTree | None:
         tokens = sequence.tokens
         if not sequence.prediction or not shape.levels:
-            return DraftTree.chain(tokens[-1:], self.name)
+            return None
         running = self._running.get(sequence.id)
         if running is None:
             # One that was preempted comes back with all it had said.
@@ -101,7 +105,7 @@ class PredictionDrafter:
         running.grown = grow(tokens[-1], alignment.tokens, alignment.places, shape, running.trust)
         return self._worthwhile(running.grown)
 
-    def _worthwhile(self, grown: Grown) -> DraftTree:
+    def _worthwhile(self, grown: Grown) -> DraftTree | None:
         """So many of the likeliest nodes as give the most tokens for their time."""
         nodes = len(grown.tokens)
         if self._cost is not None:
@@ -111,6 +115,8 @@ class PredictionDrafter:
                 speed = expected / self._cost.seconds(count)
                 if speed > best:
                     best, nodes = speed, count
+        if nodes == 1:
+            return None
         tokens, chances = grown.tokens[:nodes], tuple(grown.chances[:nodes])
         parents = grown.parents[:nodes]
         if parents == list(range(-1, nodes - 1)):

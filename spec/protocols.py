@@ -141,6 +141,21 @@ class CatchesUp(Protocol):
         ...
 
 
+@runtime_checkable
+class LooksUp(Protocol):
+    """A :class:`Drafter` that looks the text up, and often finds nothing."""
+
+    def find(self, sequences: Many[Sequence], shapes: Many[TreeShape]) -> list[DraftTree | None]:
+        """What ``propose`` would propose; None where that is a root alone."""
+        ...
+
+
+def or_roots(found: Many[DraftTree | None], sequences: Many[Sequence], drafter: str) -> list[DraftTree]:
+    """Of each sequence what was found, or its root alone."""
+    pairs = zip(found, sequences, strict=True)
+    return [DraftTree.chain(one.tokens[-1:], drafter) if tree is None else tree for tree, one in pairs]
+
+
 class Constraint(Protocol):
     """What one sequence's output must match (a grammar), seen from the committed text.
 

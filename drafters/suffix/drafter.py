@@ -15,7 +15,7 @@ from drafters.suffix.contexts import MOST_CONTEXT, Contexts
 from drafters.suffix.growth import Found, Grown, grow_chain, grow_tree
 from drafters.suffix.history import Answers, History
 from drafters.suffix.slices import SLICE, Slices
-from spec.protocols import FeatureRequest
+from spec.protocols import FeatureRequest, or_roots
 from spec.sequence import Sequence
 from spec.tree import DraftTree, TreeShape
 
@@ -53,11 +53,16 @@ class SuffixDrafter:
 
     def propose(self, sequences: Many[Sequence], shapes: Many[TreeShape]) -> list[DraftTree]:
         """A draft per sequence, empty where nothing matches: a tree of at most the shape's levels and nodes."""
+        return or_roots(self.find(sequences, shapes), sequences, self.name)
+
+    def find(self, sequences: Many[Sequence], shapes: Many[TreeShape]) -> list[DraftTree | None]:
+        """The same; None where nothing matches."""
         self._slices.begin()
-        running = [self._of(sequence) for sequence in sequences]
-        for one in sorted(running, key=lambda one: one.own.behind):
+        running = [self._running.get(sequence.id) or self._of(sequence) for sequence in sequences]
+        for one in running if len(running) == 1 else sorted(running, key=lambda one: one.own.behind):
             self._slices.take(one.own)
-        self._catch_up()
+        if self.history.behind or self.history.dropped:
+            self._catch_up()
         return [self._tree(*parts) for parts in zip(running, sequences, shapes, strict=True)]
 
     def extend(self, sequence: Sequence) -> None:
@@ -92,17 +97,25 @@ class SuffixDrafter:
         while dropped and self._slices.dispose(dropped[-1]):
             dropped.pop()
 
-    def _tree(self, running: _Running, sequence: Sequence, shape: TreeShape) -> DraftTree:
+    def _tree(self, running: _Running, sequence: Sequence, shape: TreeShape) -> DraftTree | None:
         tokens, trust = sequence.tokens, running.answers.trust
         if running.grown is not None and self.learning:
             running.grown.teach(trust, tokens[running.length :])
         running.grown, running.length = None, len(tokens)
-        most = 1 if shape.is_chain else _LENGTHS
-        found = Found.of(tokens, [running.own, *running.answers.texts], most, shape.levels)
-        if not shape.levels or not found.runs or not found.runs[0]:
-            return DraftTree.chain(tokens[-1:], self.name)
+        texts = [running.own, *running.answers.texts]
+        matches = [text.matches(tokens) for text in texts]
+        if not (shape.levels and any(matches)):
+            return None
+        found = Found.of(texts, matches, 1 if shape.is_chain else _LENGTHS, shape.levels)
+        if not found.runs[0]:
+            return None
         if shape.is_chain:
-            grown = running.grown = grow_chain(tokens[-1], found, shape.levels, trust, LEAST_CHANCE)
+            grown = grow_chain(tokens[-1], found, shape.levels, trust, LEAST_CHANCE)
+        else:
+            grown = grow_tree(tokens[-1], found, shape.levels, shape.nodes, trust, LEAST_CHANCE)
+        if len(grown.tokens) == 1:
+            return None
+        running.grown = grown
+        if shape.is_chain:
             return DraftTree.chain(grown.tokens, self.name, tuple(grown.chances))
-        grown = running.grown = grow_tree(tokens[-1], found, shape.levels, shape.nodes, trust, LEAST_CHANCE)
         return DraftTree.build(grown.tokens, grown.parents, self.name, tuple(grown.chances))

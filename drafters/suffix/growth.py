@@ -66,9 +66,8 @@ class Found:
     runs: list[list[Run]]
 
     @classmethod
-    def of(cls, tokens: list[int], texts: Many[Contexts], most: int, levels: int) -> Found:
-        """Look the end of ``tokens`` up in all texts. most: lengths of context; levels: tokens of each run."""
-        matches = [text.matches(tokens) for text in texts]
+    def of(cls, texts: Many[Contexts], matches: Many[list[Match]], most: int, levels: int) -> Found:
+        """Of what matches in each text. most: lengths of context; levels: tokens of each run."""
         if most == 1:
             lengths = [max((found[-1][0] for found in matches if found), default=0)]
         else:

@@ -34,10 +34,10 @@ class Slices:
 
     def take(self, text: Contexts) -> bool:
         """Take in of a text as much as there is time for; whether that is all of it."""
-        while text.behind > 0 and (self._owed or time.perf_counter() < self._until):
+        while (behind := text.behind) > 0 and (self._owed or time.perf_counter() < self._until):
             text.take(PIECE)
             self._owed = False
-        return text.behind <= 0
+        return behind <= 0
 
     def dispose(self, text: Contexts) -> bool:
         """Give back of its memory as much as there is time for; whether that is all of it."""

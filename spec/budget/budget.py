@@ -12,20 +12,21 @@ it would be.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence as Many
 from dataclasses import replace
 
 from spec.budget.case import Case
 from spec.budget.cases import Cases
 from spec.budget.cost import StepCost, Table
-from spec.budget.held import Held, far
+from spec.budget.held import Held
 from spec.budget.leader import Leader
 from spec.budget.members import Member
 from spec.budget.mixed import NOBODY, Mixed, Share, Why, shape_of, to_draft
 from spec.budget.probes import Probes, allowances
 from spec.budget.timing import Prices, Timing
 from spec.budget.ways import Offer, Taken
-from spec.budget.weigh import weigh, weigh_pinned
+from spec.budget.weigh import pays_up_to, weigh, weigh_found, weigh_pinned, worth_rows
 from spec.observer import Observer
 from spec.request import PREDICTION
 from spec.sequence import Sequence
@@ -38,7 +39,13 @@ _NEXT = 0.6
 #: A tree is grown by one level at least.
 _MOST_LEAST = 0.95
 #: A member that took part in less than this share of the last steps (some hundred) is at rest.
-_RESTING, _REMEMBERED = 0.05, 0.99
+_RESTING = 0.05
+#: So many steps that draft alike are counted together.
+_UNTOLD = 3
+#: A passage is copied where as many tokens of what was found are expected to come.
+_COPIED = 1.0
+#: A choice outlives a draft that was wrong if the first level of what it asks for was tried as often, by any sequence.
+_KNOWN = 12
 
 
 class Budget(Observer):
@@ -64,7 +71,8 @@ class Budget(Observer):
         self._timing = Timing(self.members, cost)
         self._probes = Probes()
         self._held: Held | None = None
-        self._idle = 0
+        self._repeated = self._modelless = self._same = 0
+        self._last_told: tuple[str, bool, str] | None = None
 
     @property
     def shape(self) -> TreeShape:
@@ -92,16 +100,19 @@ class Budget(Observer):
             if case is not None and verdict.emitted and verdict.tree is not None:
                 for name in filter(self.resting, case.learn(verdict)):
                     self._probes.surprised(name)
-        drafted = [verdict for verdict in verdicts if to_draft(verdict.work.shape)]
-        if drafted and not any(verdict.accepted for verdict in drafted):
-            self._held = None
-        # Where nobody drafts little can change: one step in four is enough.
-        idle = self._held is not None and self._held.idle is not None and self._held.steps
-        if self.timed and not (trace.prefill_rows or trace.aside or idle) and verdicts:
+        if self._held is not None and not self._held.sure:
+            drafted = [verdict for verdict in verdicts if to_draft(verdict.work.shape)]
+            if drafted and not any(verdict.accepted for verdict in drafted):
+                self._held = None
+        # Of steps that are repeated one in four is enough.
+        if self.timed and verdicts and not (trace.prefill_rows or trace.aside or self._same % 4):
             self._timing.saw(trace, verdicts)
 
     def ended(self, sequence: Sequence) -> None:
         """Forget the sequence; what it showed stays with the members."""
+        case = self._cases.known(sequence.id)
+        if case is not None:
+            self._timing.lasted(case.alone)
         self._cases.ended(sequence.id)
         self._probes.ended()
         self._held = None
@@ -115,55 +126,112 @@ class Budget(Observer):
         self._sequences = len(able)
         if not able:
             return [ROOT_ONLY] * len(sequences)
-        cases = self._cases.look(able)
-        held = self._held and self._held.later([sequence.id for sequence in able])
-        due = held is not None and self._probes.save(held.allowed)
-        found = sum(case.found.first for case in cases) if any(case.found.chances for case in cases) else None
-        if held is not None and held.idle is not None and found is None and not due:
-            self._held, self.why, idle = held, held.idle, Mixed(why=held.idle)
-            self._idle += 1
-            for case in cases:
-                case.alone += 1
-            return [idle if sequence in able else ROOT_ONLY for sequence in sequences]
-        planned = self._choose(able, cases, held, found, due)
-        shapes = dict(zip((sequence.id for sequence in able), planned, strict=True))
+        decided = self._decide(able, self._cases.look(able))
+        if len(able) == len(sequences):
+            return [*decided]
+        shapes = dict(zip((sequence.id for sequence in able), decided, strict=True))
         return [shapes.get(sequence.id, ROOT_ONLY) for sequence in sequences]
 
-    def _choose(
-        self, able: Many[Sequence], cases: Many[Case], held: Held | None, found: float | None, due: bool
-    ) -> list[Mixed]:
-        """For each of those that may draft. held: what was weighed, if that still holds; found: see :class:`Held`; due:
-        whether a model may be asked in the place of what is best, by what is saved."""
+    def _decide(self, able: Many[Sequence], cases: Many[Case]) -> list[Mixed]:
+        """For each of those that may draft: what was decided lately, as far as that still holds."""
+        held = self._held
+        if held is not None and not held.goes_on([sequence.id for sequence in able]):
+            held = self._held = None
+        due = held is not None and self._probes.save(held.allowed)
+        repeats = held is not None and not due and held.repeats(able)
+        if held is not None and repeats and not held.beside and not any(case.found.chances for case in cases):
+            return self._repeat(able, cases, held)
+        seconds = self._read(able, cases)
+        if held is not None and not due and self.pinned is None:
+            offers = [Offer(case.found.chances, case.found.first) for case in cases]
+            ways = weigh_found(offers, seconds, self._pace)
+            if repeats and not held.beaten(ways, self._pace):
+                return self._repeat(able, cases, held)
+            if held.leaves_out(self._pace):
+                ways += [way for way in held.ways if way.model]
+                return self._settle(able, cases, held, ways[0], ways)
+        return self._weigh(able, cases, seconds, due)
+
+    def _read(self, able: Many[Sequence], cases: Many[Case]) -> Many[float]:
+        """Seconds of the step by its rows; and what time is worth now."""
         most = min(len(able) * MAX_NODES, 4 * MAX_NODES)
         seconds = self._table.read(len(able), sum(len(sequence.tokens) for sequence in able), most)
         self._pace = sum(case.pace(seconds[1]) for case in cases)
-        left_out = held if held is not None and not due and held.leaves_out(found) else None
-        models = self._models if left_out is None else []
-        prices = self._timing.prices(models, able, cases)
-        if held is None or found is not None or held.found is not None:
-            offers = [
-                case.offer(models, s.most_levels, self.pinned is None) for s, case in zip(able, cases, strict=True)
-            ]
-            ways = self._ways(offers, seconds, prices)
-            fresh = self._weighed(able, offers, ways, found) if left_out is None else left_out.anew(ways)
-            due = due or (held is None and self._probes.save(fresh.allowed))
-            held = fresh
-        best = way = held.ways[0]
-        if due:
-            way = self._probes.due(self._models, best, held.offers, prices.whole, seconds, self.pinned)
+        return seconds
+
+    def _repeat(self, able: Many[Sequence], cases: Many[Case], held: Held) -> list[Mixed]:
+        """What was planned for the step before."""
+        self._same += 1
+        if held.ways[0].model:
+            self._timing.prices([self.members[held.ways[0].model]], able, cases)
+        for case, chosen in zip(cases, held.chosen, strict=True):
+            case.tokens, case.seconds, case.bush, case.others = chosen
+            case.looked = False
+            case.alone += 1
+        if held.why is not None:
+            self._told(held.why, held.why.ways[0], cases)
+        return [*held.planned]
+
+    def _weigh(self, able: Many[Sequence], cases: Many[Case], seconds: Many[float], due: bool) -> list[Mixed]:
+        """The best of all ways. due: whether a model may be asked in its place, by what is saved."""
+        prices = self._timing.prices(self._models, able, cases)
+        offers = [
+            case.offer(self._models, s.most_levels, self.pinned is None) for s, case in zip(able, cases, strict=True)
+        ]
+        ways = self._ways(offers, seconds, prices)
+        running = [sequence.id for sequence in able]
+        allowed = allowances(self._models, ways[0], offers)
+        best = way = ways[0]
+        self._modelless = 0 if best.model else self._modelless + 1
+        worth_it = pays_up_to(offers, seconds, prices.shared) if self.pinned is None else math.inf
+        fresh = Held.of(running, ways, allowed, self._pace, worth_it, self._modelless)
+        if due or (self._held is None and self._probes.save(allowed)):
+            way = self._probes.due(self._models, best, offers, prices.whole, seconds, self.pinned)
         probe = way is not best
-        way = way if probe else prices.paid(way)
+        paid = way if probe else prices.paid(way)
+        if paid is not way:  # what was caught up with is in no later price
+            fresh.steps = 0
+        return self._settle(able, cases, fresh, paid, ways, probe)
+
+    def _settle(
+        self,
+        able: Many[Sequence],
+        cases: Many[Case],
+        held: Held,
+        way: Taken,
+        ways: Many[Taken],
+        probe: bool = False,
+    ) -> list[Mixed]:
+        """What each of them drafts of a way, remembered as planned. held: what of that may hold for longer; ways: all
+        that were weighed; probe: it is not the best of them, but asked to be seen."""
+        self._same = 0
         looked = "+".join(dict.fromkeys(name for case in cases for name in case.found.names))
-        why = Why((way, *(other for other in held.ways if other.kind != way.kind)), looked, probe)
-        # What a probe reads now is in no later price.
-        self._held = None if probe else held._replace(idle=None if looked or way.nodes else why)
+        why = Why((way, *(other for other in ways if other.kind != way.kind)), looked, probe)
         self._told(why, way, cases)
         for case, nodes in zip(cases, way.found, strict=True):
-            case.alone = 0 if nodes else case.alone + 1
-        return self._shapes(able, cases, way, why)
+            case.looked = nodes > 0
+            if not nodes or sum(case.found.chances[:nodes]) < _COPIED:
+                case.alone += 1
+            elif case.alone:
+                self._timing.stretched(case.alone)
+                case.alone = 0
+        planned = self._shapes(able, cases, way, why)
+        # What a probe reads now is in no later price.
+        self._held = None if probe else held
+        if not any(way.found):
+            held.repeat(planned, why, cases, self._sure(way))
+        return planned
+
+    def _sure(self, way: Taken) -> bool:
+        """Whether so much is known of what a model is asked for that one draft tells little."""
+        if not way.model:
+            return True
+        member = self.members[way.model]
+        rates = next((bush.rates for bush in member.bushes if bush.shape is way.tree), member.rates)
+        return rates.trials[0] >= _KNOWN
 
     def _shapes(self, able: Many[Sequence], cases: Many[Case], way: Taken, why: Why) -> list[Mixed]:
-        """What each of them drafts, remembered as planned."""
+        """What each of them drafts, and what is expected of it."""
         tokens = [1.0 + sum(case.found.chances[:found]) for case, found in zip(cases, way.found, strict=True)]
         drafted = (way.tokens - sum(tokens)) / max(1, sum(map(bool, way.levels)))
         for case, own, levels in zip(cases, tokens, way.levels, strict=True):
@@ -175,25 +243,22 @@ class Budget(Observer):
         return shapes
 
     def _told(self, why: Why, way: Taken, cases: Many[Case]) -> None:
-        """Remember why, and who takes part; in the steps before it in which nobody did, too."""
-        self.why = why
-        self.leader.see(why, self._idle)
+        """Remember why, and who takes part; in the steps before it that repeated the one before them, too."""
+        self.why, again, told = why, self._repeated, (*way.kind, why.looked)
+        if told == self._last_told and again < _UNTOLD:
+            self._repeated += 1
+            return
+        self.leader.see(why, again)
+        self._repeated, self._last_told = 0, told
         for member in self.members.values():
             part = way.model == member.name or (member.looks and any(member.name in case.found.names for case in cases))
-            member.asked = _REMEMBERED ** (1 + self._idle) * member.asked + (1 - _REMEMBERED) * part
-        self._idle = 0
+            member.took_part(part, again)
 
     def _ways(self, offers: Many[Offer], seconds: Many[float], prices: Prices) -> list[Taken]:
         """The ways to draft what is offered, the best first."""
         if self.pinned is None:
             return weigh(offers, seconds, prices.shared, self._pace, branching=self.cost.branching)
         return weigh_pinned(offers, seconds, prices.shared, self.pinned.levels, self.pinned.nodes - 1)
-
-    def _weighed(self, able: Many[Sequence], offers: list[Offer], ways: list[Taken], found: float | None) -> Held:
-        """What holds for a few steps of that."""
-        distant = self.pinned is None and far(ways, self._pace)
-        running = [sequence.id for sequence in able]
-        return Held(running, offers, ways, allowances(self._models, ways[0], offers), found, distant)
 
     def worth(self, sequence: Sequence, chances: Many[float], found: int) -> int:
         """How many of a model's tree and the ``found`` nodes beside it are worth their rows, now that all are there.
@@ -203,12 +268,7 @@ class Budget(Observer):
         case, table = self._cases.known(sequence.id), self._table.seconds
         assert case is not None, "what is drafted was planned"
         rows, last = min(self._sequences + case.others, len(table) - 1), len(table) - 1
-        best, count, value = 0.0, 0, 0.0
-        for taken, chance in enumerate(sorted(chances, reverse=True)[: last - rows], start=1):
-            value += chance
-            worth = value - self._pace * (table[rows + taken] - table[rows])
-            if worth > best:
-                best, count = worth, taken
+        count, _ = worth_rows(sorted(chances, reverse=True), table, rows, self._pace)
         if case.bush is not None and len(chances) > found:
             planned = min(rows + found + round(case.bush.kept), last)
             case.kept(max(0, count - found), table[planned] - table[min(rows + count, last)])
@@ -224,7 +284,7 @@ class Budget(Observer):
             case.bush = next((bush for bush in bushes if bush.shape is way.tree), None)
             shape = way.tree or self.pinned or TreeShape.chain(way.levels[index])
             if case.bush is not None:
-                level = self.members[way.model].cost.of_a_level(tree=not shape.is_chain)
+                level = self.members[way.model].cost.of_a_level(tree=True)
                 # One pass drafts the level for all of them. Nothing is drafted by a tree whose root is too unlikely.
                 least = self._pace * level / (_NEXT * sum(map(bool, way.levels)))
                 shape = replace(shape, least=min(least, _MOST_LEAST))

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Many
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from spec.budget.found import Found
+from spec.budget.found import NOTHING, Found
 from spec.budget.members import Bush, Member, Record
 from spec.budget.mixed import drafted_by
 from spec.budget.ways import Offer
 from spec.step import Verdict
+from spec.tree import DraftTree
 
 #: What is left of a step in the pace of a sequence after one more.
 _PACE_KEPT = 0.8
@@ -23,11 +24,12 @@ class Case:
 
     length: of its text when found was; records: by member. tokens, seconds: expected of the step planned. bush: the
     tree a model was asked for in it. came, spent: tokens and seconds of the last steps. others: nodes planned for the
-    other sequences. alone: steps in a row in which nothing that was found was drafted.
+    other sequences. looked: whether anything that was found is drafted. alone: steps in a row in which it was not, or
+    hardly anything was expected of it.
     """
 
     records: dict[str, Record]
-    found: Found = field(default_factory=Found)
+    found: Found = NOTHING
     length: int = -1
     tokens: float = 0.0
     seconds: float = 0.0
@@ -35,7 +37,17 @@ class Case:
     came: float = 0.0
     spent: float = 0.0
     others: int = 0
+    looked: bool = False
     alone: int = 0
+
+    def see(self, record: Record, tree: DraftTree | None) -> None:
+        """What one who looks things up found; None for nothing."""
+        if tree is None:
+            record.runs.went(0, ended=True)
+            return
+        if self.found is NOTHING:
+            self.found = Found()
+        self.found.add(record, tree)
 
     def pace(self, plain: float) -> float:
         """Tokens in a second of late; at least one in a step that takes ``plain``, as without drafts."""
@@ -75,7 +87,7 @@ class Case:
         tree, emitted = verdict.tree, verdict.emitted
         assert tree is not None, "whoever emits has a tree"
         current = self.length == len(verdict.work.sequence.tokens) - len(emitted)
-        missed = self.found.learn(emitted, tree) if current else False
+        missed = current and self.found is not NOTHING and self.found.learn(emitted, tree)
         if current:
             self._stepped(len(emitted))
         if len(tree) == 1 and not tree.parts:
@@ -97,5 +109,5 @@ class Case:
 
     def _stepped(self, tokens: int) -> None:
         """So many came of the step planned. Without found nodes what was expected of it counts: the rest is luck."""
-        self.came = _PACE_KEPT * self.came + (self.tokens if self.alone else tokens)
+        self.came = _PACE_KEPT * self.came + (tokens if self.looked else self.tokens)
         self.spent = _PACE_KEPT * self.spent + self.seconds

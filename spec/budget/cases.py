@@ -6,11 +6,10 @@ from collections.abc import Mapping
 from collections.abc import Sequence as Many
 
 from spec.budget.case import Case
-from spec.budget.found import Found
+from spec.budget.found import NOTHING
 from spec.budget.members import Member, Record
 from spec.request import PREDICTION
 from spec.sequence import Sequence
-from spec.tree import TreeShape
 
 
 class Cases:
@@ -18,7 +17,7 @@ class Cases:
 
     def __init__(self, members: Mapping[str, Member]) -> None:
         self._members = members
-        self._looking = [member for member in members.values() if member.looks]
+        self._looking = [(name, member) for name, member in members.items() if member.looks]
         self._of: dict[str, Case] = {}
 
     def known(self, id: str) -> Case | None:
@@ -31,22 +30,18 @@ class Cases:
 
     def look(self, able: Many[Sequence]) -> list[Case]:
         """Ask whoever looks things up, for each of these."""
-        cases = [self._begun(sequence) for sequence in able]
+        cases = [self._of.get(sequence.id) or self._begun(sequence) for sequence in able]
         for sequence, case in zip(able, cases, strict=True):
-            case.found, case.length = Found(), len(sequence.tokens)
-        for member in self._looking:
-            asked = [pair for pair in zip(able, cases, strict=True) if member.name in pair[1].records]
+            case.found, case.length = NOTHING, len(sequence.tokens)
+        for name, member in self._looking:
+            asked = [pair for pair in zip(able, cases, strict=True) if name in pair[1].records]
             if asked:
-                shapes = [TreeShape.chain(min(member.levels, sequence.most_levels)) for sequence, _ in asked]
-                trees = member.drafter.propose([sequence for sequence, _ in asked], shapes)
-                for (_, case), tree in zip(asked, trees, strict=True):
-                    case.found.add(case.records[member.name], tree)
+                for (_, case), tree in zip(asked, member.find([sequence for sequence, _ in asked]), strict=True):
+                    case.see(case.records[name], tree)
         return cases
 
     def _begun(self, sequence: Sequence) -> Case:
-        case = self._of.get(sequence.id)
-        if case is None:
-            case = self._of[sequence.id] = Case({m.name: Record.of(m, sequence) for m in self._allowed(sequence)})
+        case = self._of[sequence.id] = Case({m.name: Record.of(m, sequence) for m in self._allowed(sequence)})
         return case
 
     def _allowed(self, sequence: Sequence) -> list[Member]:

@@ -191,13 +191,14 @@ class DraftCost:
     slower: float = 1.0
     _factors: list[float] = field(default_factory=lambda: [1.0, 1.0])
 
-    def seconds(self, levels: float, rested: float = 0, more: float = 0) -> float:
+    def seconds(self, levels: float, rested: float = 0, more: float = 0, grown: bool = False) -> float:
         """What a draft of so many levels is expected to take, ``rested`` tokens after the last one.
 
-        more: nodes beside one a level; a chain has none.
+        more: nodes beside one a level; a chain has none. grown: whether its chances decide how far a chain goes: their
+        levels take longer too, and count as a tree's.
         """
-        level = self._level(more > 0)
-        return self._factor(more > 0) * (self.start + levels * level + (rested + more) * self.token)
+        tree = grown or more > 0
+        return self._factor(tree) * (self.start + levels * self._level(tree) + (rested + more) * self.token)
 
     def of_a_level(self, tree: bool = False) -> float:
         """Seconds of one level more."""
@@ -214,12 +215,12 @@ class DraftCost:
     def _level(self, tree: bool) -> float:
         return self.tree_level or self.level if tree else self.level
 
-    def saw(self, levels: float, seconds: float, rested: float = 0, more: float = 0) -> None:
+    def saw(self, levels: float, seconds: float, rested: float = 0, more: float = 0, grown: bool = False) -> None:
         """A draft took so many seconds."""
-        expected = self.seconds(levels, rested, more)
+        expected = self.seconds(levels, rested, more, grown)
         if expected <= 0:
             self.start, self._factors = seconds / self.slower, [1.0, 1.0]
             return
         off = min(max(seconds / expected, 1.0 / _MOST_OFF), _MOST_OFF)
         for kind in (False, True):
-            self._factors[kind] *= 1.0 + (_STEP + _OF_KIND * (kind == (more > 0))) * (off - 1.0)
+            self._factors[kind] *= 1.0 + (_STEP + _OF_KIND * (kind == (grown or more > 0))) * (off - 1.0)

@@ -8,11 +8,13 @@ from dataclasses import dataclass, replace
 
 from spec.budget.members import Record
 from spec.budget.merge import merge
-from spec.budget.trust import Claims, Runs, behind, claimed
+from spec.budget.trust import MOST_REACH, Claims, Runs, behind, claimed
 from spec.tree import MAX_NODES, DraftTree
 
 #: What is less likely than this is no candidate.
 _LEAST = 0.04
+#: Claims that differ by less are one.
+_ALIKE = 1e-9
 
 
 @dataclass(slots=True, eq=False)
@@ -35,18 +37,14 @@ class Found:
         self.first = 0.0
         self.names: list[str] = []
         self._looked: list[_Looked] = []
-        self._silent: list[Record] = []
         self._trees: list[tuple[DraftTree, list[float], int]] = []
 
     def add(self, record: Record, tree: DraftTree) -> None:
         """What one of them proposed."""
-        if len(tree) == 1:
-            self._silent.append(record)
-            return
         marks = claimed(tree)
         trust: Claims | Runs = record.claims if marks else record.runs
         marks = marks or behind(tree, record.runs.now)
-        expected = _together(tree, [trust.chance(mark) for mark in marks])
+        expected = _of_chain(trust, marks) if tree.is_chain else _together(tree, [trust.chance(mark) for mark in marks])
         self._looked.append(_Looked(record, tree, trust, marks, expected))
         chances = trust.reach.chances(expected) if isinstance(trust, Claims) and tree.is_chain else expected
         if max(chances) >= _LEAST:
@@ -71,7 +69,7 @@ class Found:
             size = 1 + min(nodes, likely)
             return DraftTree.chain(tree.tokens[:size].tolist(), tree.drafter, (1.0, *chances[: size - 1]))
         trees = [
-            merge([replace(tree, chances=(1.0, *chances))], most=1 + likely).tree
+            merge([replace(tree, chances=(1.0, *chances, *[0.0] * (len(tree) - 1 - len(chances))))], 1 + likely).tree
             for tree, chances, likely in self._trees
         ]
         return merge(trees, most=nodes + 1).tree
@@ -82,13 +80,12 @@ class Found:
         verified: what was drafted in the end. What is deeper than what was taken of a proposal is known to be wrong,
         but never to be right, so it does not count.
         """
-        for record in self._silent:
-            record.runs.went(0, ended=True)
         missed = bool(self._looked)
         for looked in self._looked:
             right, ended = 0, False
             for node, hit in _trials(looked.tree, emitted):
-                looked.trust.saw(looked.marks[node - 1], hit)
+                if node <= len(looked.expected):
+                    looked.trust.saw(looked.marks[node - 1], hit)
                 right += hit
                 ended = not hit
             if isinstance(looked.trust, Claims) and looked.tree.is_chain:
@@ -98,6 +95,10 @@ class Found:
             looked.record.runs.went(right, ended)
             missed = missed and not right
         return missed
+
+
+#: Of a step in which nobody found anything; nothing is added to it.
+NOTHING = Found()
 
 
 def _verified(chain: DraftTree, tree: DraftTree) -> int:
@@ -133,10 +134,23 @@ def _trials(tree: DraftTree, emitted: Many[int]) -> Iterator[tuple[int, bool]]:
         at = came
 
 
+def _of_chain(trust: Claims | Runs, marks: Many[float]) -> list[float]:
+    """The chance of each node of a chain, as far as any is likely enough."""
+    chances, chance = [], 1.0
+    last, given = -1.0, 0.0
+    for mark in marks:
+        if abs(mark - last) > _ALIKE:  # deep nodes mostly have the same claim
+            last, given = mark, trust.chance(mark)
+        chance *= given
+        chances.append(chance)
+        if chance < _LEAST / MOST_REACH:
+            break
+    return chances
+
+
 def _together(tree: DraftTree, given: Many[float]) -> list[float]:
     """The chance of each drafted node, of those given its parent."""
     chances = [1.0]
-    parents = range(len(given)) if tree.is_chain else tree.parents.tolist()[1:]
-    for parent, chance in zip(parents, given, strict=True):
+    for parent, chance in zip(tree.parents.tolist()[1:], given, strict=True):
         chances.append(chances[parent] * chance)
     return chances[1:]

@@ -2,56 +2,100 @@
 
 ::
 
-    nothing was found, nor is now     the whole choice
-    something is found now            that models were far from worth it: they are left out, what is found is weighed
+    no model was worth its time       models are left out: what is found now is weighed against drafting nothing
+    nobody drafts, or a model alone   the whole choice is repeated, unless what is found now brings more than a little
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Sequence as Many
+from dataclasses import dataclass
 
-from spec.budget.mixed import Why
-from spec.budget.ways import Offer, Taken
+from spec.budget.case import Case
+from spec.budget.members import Bush
+from spec.budget.mixed import Mixed, Why
+from spec.budget.ways import Taken
+from spec.budget.weigh import worth
+from spec.sequence import Sequence
 
-#: For how many steps more a choice holds.
-_HELD = 3
-#: A model is far from worth it that would bring so many tokens less than the best, of each sequence, time counted in.
-_FAR = 0.25
-#: That holds where what is found is at least as likely to be right as this share of what was found then.
-_AS_LIKELY = 0.9
+#: For how many steps more a choice holds; twice as many where no model was the best once more, so often at most.
+_HELD, _DOUBLED = 3, 2
+#: The pace is what it is without drafts, or no more than so many times that.
+_LEAST_PACE = 1.05
+#: So much less may time be worth than where a model begins to be worth it, since then it would draft otherwise.
+_CHEAPER = 0.9
+#: A choice is repeated where what is found brings so many tokens more than nothing, of each sequence, time counted in.
+_LITTLE = 0.08
+
+#: Of a sequence, the tokens and the seconds that are expected of a step, a model's tree in it, and nodes of the others.
+Chosen = tuple[float, float, Bush | None, int]
 
 
-class Held(NamedTuple):
+@dataclass(slots=True, eq=False)
+class Held:
     """What was weighed for these sequences, and for how many steps more it holds.
 
-    found: the chances that something found comes at depth 1, added up; None if nothing was. allowed: what asking each
-    model may lose of a step. far: no model is near the best way. idle: why nobody drafts, once that is planned.
+    allowed: what asking each model may lose of a step. worth_it: tokens in a second that time may be worth for a model
+    to be worth its draft, whatever is found beside. planned, chosen, why: what can be repeated as it is; nothing if
+    what was found takes part. sure: it does not end with a draft that was wrong.
     """
 
     running: list[str]
-    offers: list[Offer]
     ways: list[Taken]
     allowed: dict[str, float]
-    found: float | None
-    far: bool
+    worth_it: float
     steps: int = _HELD
-    idle: Why | None = None
+    planned: Many[Mixed] = ()
+    chosen: Many[Chosen] = ()
+    why: Why | None = None
+    sure: bool = True
 
-    def later(self, running: list[str]) -> Held | None:
-        """The same one step later, unless that is too late or others run then."""
-        return self._replace(steps=self.steps - 1) if self.steps and self.running == running else None
+    @classmethod
+    def of(
+        cls, running: list[str], ways: list[Taken], allowed: dict[str, float], pace: float, worth_it: float, again: int
+    ) -> Held:
+        """What was weighed now, at this pace. again: how often in a row no model was the best."""
+        held, least = cls(running, ways, allowed, worth_it), len(running) / _plain(ways).seconds
+        # Not where the pace is falling and models may soon be worth it, without anybody looking.
+        if held.beside or pace <= _LEAST_PACE * least or held.leaves_out(least):
+            held.steps = _HELD << min(max(0, again - 1), _DOUBLED)
+        return held
 
-    def leaves_out(self, found: float | None) -> bool:
-        """Whether models are still out of the question, now that this was found: no less likely than it was then."""
-        return self.far and found is not None and found >= _AS_LIKELY * (self.found or 0.0)
+    def goes_on(self, running: list[str]) -> bool:
+        """Whether it holds one step later, in which these run."""
+        self.steps -= 1
+        return self.steps >= 0 and self.running == running
 
-    def anew(self, ways: list[Taken]) -> Held:
-        """The same with what was found weighed anew; of its models is told what was weighed then."""
-        told = [way for way in self.ways if way.model]
-        return self._replace(ways=[*ways, *told], found=self.found or 0.0, idle=None)
+    def repeat(self, planned: list[Mixed], why: Why, cases: Many[Case], sure: bool) -> None:
+        """From now on: what was planned, in which nothing that was found takes part."""
+        self.planned, self.why, self.sure = planned, why, sure
+        self.chosen = [(case.tokens, case.seconds, case.bush, case.others) for case in cases]
+
+    def repeats(self, able: Many[Sequence]) -> bool:
+        """Whether there is anything to repeat, and all of it fits these sequences still."""
+        if not self.ways[0].model:
+            return bool(self.planned)
+        fits = [shape.levels <= sequence.most_levels for shape, sequence in zip(self.planned, able, strict=False)]
+        return bool(fits) and all(fits)
+
+    @property
+    def beside(self) -> bool:
+        """Whether something was found when this was weighed: where nothing is any more, time is soon worth less."""
+        return any(self.ways[0].found)
+
+    def beaten(self, found: list[Taken], pace: float) -> bool:
+        """Whether what was planned is not to be repeated: what was found now brings too much, or the pace has changed
+        for models. found: the best of it, and no draft, the better one first."""
+        out = self.leaves_out(pace)
+        if out if self.ways[0].model else self.beside and not out:
+            return True
+        little = _LITTLE * len(self.running) if self.ways[0].model else 0.0
+        return worth(found[0], pace) - _plain(found).value(pace) > little
+
+    def leaves_out(self, pace: float) -> bool:
+        """Whether models are still out of the question."""
+        return _CHEAPER * pace > self.worth_it
 
 
-def far(ways: list[Taken], pace: float) -> bool:
-    """Whether no model is near the best way, which comes first."""
-    best, margin = ways[0].value(pace), _FAR * len(ways[0].found)
-    return all(best - way.value(pace) > margin for way in ways if way.model)
+def _plain(ways: list[Taken]) -> Taken:
+    return next(way for way in ways if not way.nodes)

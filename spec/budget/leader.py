@@ -14,13 +14,16 @@ class Leader:
 
     def __init__(self) -> None:
         self.name, self.news = "", ""
+        self._last = NOBODY
         self._shares: dict[str, float] = {}
 
-    def see(self, why: Why, idle: int = 0) -> None:
-        """What a step does. idle: steps before it of which nothing was said, since nobody drafted."""
-        if idle:
-            self._count(NOBODY, 1 - (1 - _STEP) ** idle)
-        choice, self.news = why.choice, ""
+    def see(self, why: Why, repeated: int = 0) -> None:
+        """What a step does. repeated: steps before it of which nothing was said, since they did what the one before
+        them did."""
+        if repeated:
+            self._count(self._last, 1 - (1 - _STEP) ** repeated)
+        self._last = choice = why.choice
+        self.news = ""
         share = self._count(choice, _STEP)
         if choice != self.name and not why.probe and share > self._shares.get(self.name, 0.0) + _AHEAD:
             self.name, self.news = choice, told(why)

@@ -12,13 +12,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import NamedTuple
 
 from spec.budget.cost import DraftCost
 from spec.budget.rates import OwnRates, Rates
 from spec.budget.trust import Claims, Runs, Salts, of_runs
 from spec.budget.ways import Grove
-from spec.protocols import CatchesUp, Drafter
+from spec.protocols import CatchesUp, Drafter, LooksUp
 from spec.sequence import Sequence
 from spec.tree import DraftTree, TreeShape
 
@@ -36,6 +37,10 @@ _KEPT, _GROWN = 0.8, 0.9
 #: By how much of how unsure they are the chances of models are read too high, and those of their trees, whose guesses
 #: are made of what the chain has shown.
 _HOPE, _TREE_HOPE = 0.7, 0.3
+#: What is left of earlier steps in how often a member was asked, after one more.
+_REMEMBERED = 0.99
+#: What is expected below a level as unlikely as this is not added up.
+_UNLIKELY = 0.02
 #: A model whose chain begins rightly more seldom, or was tried no oftener, is offered no trees.
 _LEAST_FOR_TREES, _TRIED = 0.15, 2
 
@@ -77,11 +82,14 @@ class Member:
     asked: float = 1.0
     bushes: list[Bush] = field(default_factory=list)
     learnt: int = 0
+    _part: bool = False
     _catches_up: CatchesUp | None = field(init=False, default=None)
+    _looks_up: LooksUp | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
         # Asked once: it takes longer than all that is asked of the drafter then.
         self._catches_up = self.drafter if isinstance(self.drafter, CatchesUp) else None
+        self._looks_up = self.drafter if isinstance(self.drafter, LooksUp) else None
 
     @property
     def name(self) -> str:
@@ -91,6 +99,20 @@ class Member:
     def rest(self, sequence: Sequence) -> int:
         """Tokens that it has to catch up with, beside the last one, before it can draft."""
         return 0 if self._catches_up is None else max(0, self._catches_up.unread(sequence) - 1)
+
+    def find(self, sequences: Many[Sequence]) -> list[DraftTree | None]:
+        """What looking up finds for each of them; None for nothing."""
+        shapes = [_chain(min(self.levels, sequence.most_levels)) for sequence in sequences]
+        if self._looks_up is not None:
+            return self._looks_up.find(sequences, shapes)
+        trees = self.drafter.propose(sequences, shapes)
+        return [tree if len(tree) > 1 else None for tree in trees]
+
+    def took_part(self, part: bool, repeated: int) -> None:
+        """Whether it drafts in a step; in so many before it, it did what it did in the one before them."""
+        kept = _REMEMBERED**repeated
+        self.asked = _REMEMBERED * (kept * self.asked + (1 - kept) * self._part) + (1 - _REMEMBERED) * part
+        self._part = part
 
     @classmethod
     def looking(cls, drafter: Drafter, levels: int = LOOKED_LEVELS) -> Member:
@@ -104,6 +126,10 @@ class Member:
         return cls(
             drafter, False, levels, cost, Rates([_MODEL_GUESS] * levels, chained=True, hope=_HOPE), bushes=bushes
         )
+
+
+#: The shape of a chain, made once.
+_chain = lru_cache(TreeShape.chain)
 
 
 class Expected(NamedTuple):
@@ -160,6 +186,8 @@ class Record:
                 for depth in range(bush.shape.levels):
                     chance *= rates.held(depth, 1.0 - (1.0 - self.rates.chance(depth)) * missed)
                     tokens += chance
+                    if chance < _UNLIKELY:
+                        break
                 found[bush.shape] = Grove(tokens, bush.kept, bush.levels)
         return found
 
@@ -201,6 +229,10 @@ def followed(tree: DraftTree, emitted: Many[int]) -> tuple[list[bool], list[bool
     Of siblings the first is the one that a chain would have.
     """
     tokens = tree.tokens.tolist()
+    if tree.is_chain:
+        came = [drafted == token for drafted, token in zip(tokens[1:], emitted, strict=False)]
+        right = came[: came.index(False) + 1] if False in came else came
+        return right, list(right)
     below: dict[int, list[int]] = {}
     for node, parent in enumerate(tree.parents.tolist()):
         below.setdefault(parent, []).append(node)
@@ -211,11 +243,11 @@ def followed(tree: DraftTree, emitted: Many[int]) -> tuple[list[bool], list[bool
         children = below.get(at)
         if not children:
             break
-        came = [child for child in children if tokens[child] == token]
-        hits.append(bool(came))
+        same = [child for child in children if tokens[child] == token]
+        hits.append(bool(same))
         if all(firsts):
-            firsts.append(came == children[:1])
-        if not came:
+            firsts.append(same == children[:1])
+        if not same:
             break
-        at = came[0]
+        at = same[0]
     return hits, firsts

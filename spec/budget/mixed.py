@@ -61,6 +61,8 @@ class Mixed(TreeShape):
     @classmethod
     def sharing(cls, shares: Many[Share], why: Why | None = None) -> Mixed:
         """The shape that has room for all of them, as far as a tree may have nodes."""
+        if len(shares) == 1:
+            return cls(shares[0].shape.widths, shares=tuple(shares), why=why)
         widths, left = [], MAX_NODES - 1
         for column in zip_longest(*(share.shape.widths for share in shares), fillvalue=0):
             width = min(sum(column), left)

@@ -15,11 +15,12 @@ from spec.budget.ways import DraftSeconds, Offer, Taken, of_rows
 from spec.tree import TreeShape
 
 #: The share of the time that may be lost; what is left of it where hardly anything has ever come.
-PROBING, _HOPELESS = 0.005, 0.25
+PROBING, _HOPELESS = 0.003, 0.25
 #: The least that an ask is taken to lose, as a share of the step: however cheap, it is no way of its own.
 _LEAST_LOSS = 0.1
-#: Where too little was saved, the price is looked at again when there is so many times as much.
-_MORE = 1.5
+#: Where too little was saved, the price, which grows meanwhile, is looked at again when there is that much, and so many
+#: times what there is.
+_MORE = 1.25
 #: What is as likely as this to begin rightly is worth the whole share, and drafts of so many levels.
 _HOPEFUL, _LEVELS = 0.3, 3
 
@@ -35,9 +36,11 @@ class Probes:
 
     def save(self, allowed: Mapping[str, float]) -> bool:
         """A step more; returns whether anybody may be due. allowed: see :func:`allowances`."""
+        due = False
         for name, seconds in allowed.items():
             self._saved[name] = self._saved.get(name, 0.0) + seconds
-        return any(map(self._may_ask, allowed))
+            due = due or self._may_ask(name)
+        return due
 
     def due(
         self,
@@ -60,8 +63,11 @@ class Probes:
             elif pinned is None:
                 way = _tree(member, best, offers, drafting, seconds, self._turns.get(member.name, 0))
             else:
-                continue
-            if way is not None and self._affords(member.name, way, best):
+                way = None
+            if way is None:
+                self._again.discard(member.name)
+                self._least[member.name] = self._saved.get(member.name, 0.0) + _LEAST_LOSS * best.seconds
+            elif self._affords(member.name, way, best):
                 return way
         return best
 
@@ -85,7 +91,7 @@ class Probes:
         again = name in self._again and name != best.model and loss <= best.seconds
         self._again.discard(name)
         if self._saved[name] < loss and not again:
-            self._least[name] = min(loss, _MORE * self._saved[name])
+            self._least[name] = max(loss, _MORE * self._saved[name])
             return False
         self._saved[name] = self._least[name] = 0.0
         self._turns[name] = self._turns.get(name, 0) + 1
@@ -126,7 +132,7 @@ def _tree(
     levels = tuple(shape.levels if shape in offer.trees.get(member.name, ()) else 0 for offer in offers)
     nodes = grown if shape.is_chain else shape.nodes - 1
     rows = len(offers) + sum(best.found) + round(nodes * sum(map(bool, levels)))
-    spent = of_rows(seconds, rows) + drafting(member.name, grown, nodes)
+    spent = of_rows(seconds, rows) + drafting(member.name, grown, nodes, grown=True)
     return Taken(member.name, best.found, levels, best.tokens, spent, shape)
 
 

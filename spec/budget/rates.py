@@ -26,18 +26,29 @@ class Rates:
         self._guesses, self._chained, self._hope = list(guesses), chained, hope
         self.hits = [0.0] * len(guesses)
         self.trials = [0.0] * len(guesses)
-        self.chances = list(guesses)
+        self._chances = list(guesses)
+        self._stale = len(guesses)
+
+    @property
+    def chances(self) -> list[float]:
+        """Of each cell, as it was seen."""
+        # Worked out when it is asked for: a cell may move all behind it, and much is seen that nobody asks about.
+        for cell in range(self._stale, len(self._chances)):
+            self._chances[cell] = self._seen(cell, self._guess(cell))
+        self._stale = len(self._chances)
+        return self._chances
 
     def saw(self, cell: int, hit: bool) -> None:
         """A draft of this cell was right, or not."""
         self.hits[cell] = self.hits[cell] * _KEPT_OF_ALL + hit
         self.trials[cell] = self.trials[cell] * _KEPT_OF_ALL + 1.0
-        self._learn(cell)
+        if self._chained:
+            self._stale = min(cell, self._stale)
+        else:
+            self._chances[cell] = self._seen(cell, self._guesses[cell])
 
-    def _learn(self, cell: int) -> None:
-        self.chances[cell] = (self.hits[cell] + _GUESSED * self._guess(cell)) / (self.trials[cell] + _GUESSED)
-        if self._chained and cell + 1 < len(self.chances):
-            self._learn(cell + 1)
+    def _seen(self, cell: int, guess: float) -> float:
+        return (self.hits[cell] + _GUESSED * guess) / (self.trials[cell] + _GUESSED)
 
     def chance(self, cell: int) -> float:
         """The chance of a cell, read hopefully."""
@@ -45,16 +56,16 @@ class Rates:
 
     def held(self, cell: int, guess: float) -> float:
         """The same of a cell whose guess is better known elsewhere."""
-        return self._hopefully(cell, (self.hits[cell] + _GUESSED * guess) / (self.trials[cell] + _GUESSED))
+        return self._hopefully(cell, self._seen(cell, guess))
 
     def _hopefully(self, cell: int, chance: float) -> float:
         return min(1.0, chance + self._hope * math.sqrt(chance * (1.0 - chance) / (self.trials[cell] + _GUESSED)))
 
     def _guess(self, cell: int) -> float:
-        if not self._chained or not cell:
+        if not cell:
             return self._guesses[cell]
         # What the cell before was found to be off, this one is taken to be off too.
-        return self._guesses[cell] * min(1.0, self.chances[cell - 1] / self._guesses[cell - 1])
+        return self._guesses[cell] * min(1.0, self._chances[cell - 1] / self._guesses[cell - 1])
 
 
 class OwnRates:

@@ -19,28 +19,31 @@ from spec.trace import StepTrace
 _OF_THE_TARGET = ("forward", "draw", "commit")
 #: What was found and is likelier than this needs no model beside it.
 _SURE = 0.9
-#: Among how many steps at most catching up is shared out.
-_AHEAD = 32
+#: Among how many steps at most catching up is shared out, how many there are between two copied passages before
+#: anybody knows, and how far one passage moves that.
+_AHEAD, _STRETCH, _STRETCHED = 32, 16.0, 0.1
 
 
 class Prices:
     """Seconds of a model's draft in the step that is planned: by its name, levels and nodes.
 
-    Catching up is an outlay: whoever is taken up is likely to be of use for as many steps as there were lately in which
-    nothing that was found was drafted. So for weighing it is shared out among those; the step itself takes it whole.
+    Catching up is an outlay: whoever is taken up is likely to be of use for as many steps as there mostly are between
+    two passages that are copied, or have been by now. So for weighing it is shared out among those; the step itself
+    takes it whole.
+
     unread: tokens that each model must catch up with; share: how many of these are this step's.
     """
 
     def __init__(self, members: Mapping[str, Member], unread: Mapping[str, int], share: Mapping[str, float]) -> None:
         self._members, self._unread, self._share = members, unread, share
 
-    def shared(self, name: str, levels: float, nodes: float) -> float:
+    def shared(self, name: str, levels: float, nodes: float, grown: bool = False) -> float:
         """With this step's share of catching up."""
-        return self._members[name].cost.seconds(levels, self._share[name], nodes - levels)
+        return self._members[name].cost.seconds(levels, self._share[name], nodes - levels, grown)
 
-    def whole(self, name: str, levels: float, nodes: float) -> float:
+    def whole(self, name: str, levels: float, nodes: float, grown: bool = False) -> float:
         """With all of it."""
-        return self._members[name].cost.seconds(levels, self._unread[name], nodes - levels)
+        return self._members[name].cost.seconds(levels, self._unread[name], nodes - levels, grown)
 
     def paid(self, way: Taken) -> Taken:
         """A way that was weighed, with what its step really takes."""
@@ -56,6 +59,16 @@ class Timing:
     def __init__(self, members: Mapping[str, Member], cost: StepCost) -> None:
         self._members, self._cost = members, cost
         self._rest: dict[tuple[str, str], int] = {}
+        self._stretch = _STRETCH
+
+    def stretched(self, steps: int) -> None:
+        """So many steps came between two passages that are copied."""
+        self._stretch += _STRETCHED * (min(steps, _AHEAD) - self._stretch)
+
+    def lasted(self, steps: int) -> None:
+        """So many came before the text ended: it says something if it was more than there mostly are."""
+        if steps > self._stretch:
+            self.stretched(steps)
 
     def prices(self, models: Many[Member], able: Many[Sequence], cases: Many[Case]) -> Prices:
         """Of these models, in the step that is to be planned."""
@@ -68,7 +81,8 @@ class Timing:
                     rest = self._rest[member.name, sequence.id] = member.rest(sequence)
                     if case.found.first < _SURE:
                         tokens += rest
-                        share += rest / max(1, min(case.alone, _AHEAD, sequence.limit - len(sequence.tokens)))
+                        ahead = min(max(case.alone, self._stretch), _AHEAD, sequence.limit - len(sequence.tokens))
+                        share += rest / max(1.0, ahead)
             unread[member.name], shares[member.name] = tokens, share
         return Prices(self._members, unread, shares)
 
@@ -80,15 +94,16 @@ class Timing:
         self._cost.saw(trace.rows, trace.rows / len(verdicts), context, seconds, trees)
         for member in self._members.values():
             member.cost.slower = self._cost.slower
-        asked = {share.drafter for verdict in verdicts for share in to_draft(verdict.work.shape)}
-        if len(asked) == 1:
-            self._drafted(asked.pop(), verdicts, trace.seconds.get("propose", 0.0))
+        asked = [share for verdict in verdicts for share in to_draft(verdict.work.shape)]
+        if len({share.drafter for share in asked}) == 1:
+            grown = any(share.shape.least for share in asked)
+            self._drafted(asked[0].drafter, verdicts, trace.seconds.get("propose", 0.0), grown)
 
-    def _drafted(self, name: str, verdicts: Many[Verdict], seconds: float) -> None:
+    def _drafted(self, name: str, verdicts: Many[Verdict], seconds: float, grown: bool) -> None:
         levels, nodes = max((drafted_by(name, v.tree) for v in verdicts if v.tree is not None), default=(0, 0))
         if nodes:  # a grammar may have left nothing to draft
             rest = sum(self._rest.get((name, v.work.sequence.id), 0) for v in verdicts if _asks(name, v))
-            self._members[name].cost.saw(levels, seconds, rest, max(0, nodes - levels))
+            self._members[name].cost.saw(levels, seconds, rest, max(0, nodes - levels), grown)
 
 
 def _asks(name: str, verdict: Verdict) -> bool:

@@ -30,28 +30,30 @@ _SHIFT, _STRETCH, _DRIFT = 1.0, 0.03, 0.005
 _HOPE = 0.3
 #: Log odds are looked at between these chances.
 _UNLIKELY, _SURE = 0.02, 0.98
-#: How much surer what holds for all sequences of a salt is from the beginning, and how many salts are remembered.
+#: How much surer what holds for all sequences of a salt, or of all salts, is from the beginning, and how many salts are
+#: remembered.
 _OF_SALT, _SALTS = 0.3, 256
 _LEAST_STRETCH, _MOST_STRETCH, _MOST_SHIFT = 0.05, 2.0, 3.0
 _LEAST_INFORMATION = 1e-3
 #: Depths from which on nodes come another share as often as expected, that share before anybody knows, as how many
 #: nodes' worth this counts, the most it may be, and what is left of a draft after one more.
 _DEPTH_EDGES, _DEPTH_GUESSES = (3, 5, 9, 17), (1.0, 0.95, 0.7, 0.45, 0.35)
-_REACH_HELD, _MOST_REACH, _REACH_KEPT = 4.0, 2.0, 0.98
+_REACH_HELD, MOST_REACH, _REACH_KEPT = 4.0, 2.0, 0.98
 _RUN_EDGES = (1, 2, 3, 5, 9, 17)
 _RUN_GUESSES = (0.15, 0.4, 0.55, 0.7, 0.8, 0.9, 0.95)
 
 
 class Claims:
-    """Of a drafter that says how likely each node is. of_salt: what earlier sequences of the same salt showed, where a
-    new one begins; None for that itself, which is surer and moves less. reach: of all sequences of the salt."""
+    """Of a drafter that says how likely each node is. before: what earlier sequences of the same salt showed, and for a
+    new salt those of all; a new one begins there. unsure: how far from there it may be: less of many sequences than of
+    one. reach: of all sequences of the salt."""
 
-    def __init__(self, of_salt: Claims | None = None) -> None:
-        self.reach: Reach = Reach() if of_salt is None else of_salt.reach
-        self._of_salt = of_salt
-        self._shift: float = 0.0 if of_salt is None else of_salt._shift
-        self._stretch: float = 1.0 if of_salt is None else of_salt._stretch
-        self._unsure = 1.0 if of_salt is not None else _OF_SALT
+    def __init__(self, before: Claims | None = None, reach: Reach | None = None, unsure: float = 1.0) -> None:
+        self.reach = Reach() if reach is None else reach
+        self._before = before
+        self._shift: float = 0.0 if before is None else before._shift
+        self._stretch: float = 1.0 if before is None else before._stretch
+        self._unsure = unsure
         # The covariance of both: of the shift, between them, of the stretch.
         self._covariance = (self._unsure * _SHIFT, 0.0, self._unsure * _STRETCH)
 
@@ -78,8 +80,8 @@ class Claims:
             (1.0 - _DRIFT) * (both - of_shift * of_stretch / whole),
             (1.0 - _DRIFT) * (stretches - of_stretch * of_stretch / whole) + _DRIFT * self._unsure * _STRETCH,
         )
-        if self._of_salt is not None:
-            self._of_salt.saw(claim, hit)
+        if self._before is not None:
+            self._before.saw(claim, hit)
 
 
 class Reach:
@@ -92,7 +94,7 @@ class Reach:
     def chances(self, expected: Many[float]) -> list[float]:
         """Of each node of a chain, of what was expected of it; never more than of the one before."""
         chances, before = [], 1.0
-        shares = [min(came / of, _MOST_REACH) for came, of in zip(self._came, self._expected, strict=True)]
+        shares = [min(came / of, MOST_REACH) for came, of in zip(self._came, self._expected, strict=True)]
         for depth, chance in enumerate(expected, start=1):
             before = min(shares[_group(depth)] * chance, before)
             chances.append(before)
@@ -116,9 +118,11 @@ def _group(depth: int) -> int:
 
 
 class Salts:
-    """What the sequences of each salt showed, of those seen last. Salts are kept as hashes."""
+    """What the sequences of each salt showed, of those seen last, and those of all. Salts are kept as hashes; of texts
+    nothing is kept but how far claims were right."""
 
     def __init__(self) -> None:
+        self._all = Claims(unsure=_OF_SALT)
         self._of: OrderedDict[bytes, Claims] = OrderedDict()
         self._key = token_bytes(16)
 
@@ -127,11 +131,11 @@ class Salts:
         hashed = blake2b(salt.encode(), digest_size=16, key=self._key).digest()
         known = self._of.get(hashed)
         if known is None:
-            known = self._of[hashed] = Claims()
+            known = self._of[hashed] = Claims(self._all, unsure=_OF_SALT)
             if len(self._of) > _SALTS:
                 self._of.popitem(last=False)
         self._of.move_to_end(hashed)
-        return Claims(known)
+        return Claims(known, known.reach)
 
 
 class Runs:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from spec.tree import TreeShape
 
@@ -85,8 +85,12 @@ class Taken:
         return self.model, any(self.found)
 
 
-#: Seconds of a draft: by the model's name, levels and nodes.
-DraftSeconds = Callable[[str, float, float], float]
+class DraftSeconds(Protocol):
+    """Seconds of a draft."""
+
+    def __call__(self, name: str, levels: float, nodes: float, grown: bool = False) -> float:
+        """By the model's name. grown: whether its chances decide what it becomes, if it is a chain."""
+        ...
 
 
 def of_rows(seconds: Many[float], rows: int) -> float:

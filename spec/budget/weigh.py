@@ -29,6 +29,10 @@ from spec.tree import MAX_NODES, TreeShape
 #: Tokens that drafting must bring more than none: chances are only estimates, and the best looks better than it is. Of
 #: models, whose drafts take time of their own, more.
 EDGE, MODEL_EDGE = 0.02, 0.05
+#: A model is out of the question that brings so many tokens less than nothing, of each sequence, time counted in.
+_FAR = 0.03
+#: Levels below one that brings so little are not looked at.
+_NOTHING = 0.005
 #: A model is asked for no more levels once one more is worth so many tokens less than the best of fewer.
 _FALLEN = 0.05
 
@@ -47,11 +51,8 @@ def weigh(
     most: drafted nodes of each sequence. branching: seconds that a tree takes more than a chain of as many nodes.
     """
     scale = _Scale(seconds, pace, most, branching)
-    plain = Taken("", (0,) * len(offers), (0,) * len(offers), float(len(offers)), seconds[len(offers)])
-    ways = [plain]
+    ways = weigh_found(offers, seconds, pace, most)
     looked = any(offer.found for offer in offers)
-    if looked:
-        ways.append(scale.best(offers, "", 0, True, 0.0))
     for model in {name: None for offer in offers for name in offer.models}:
         for beside in (False, True) if looked else (False,):
             drafted = scale.deepest(offers, model, beside, draft_seconds)
@@ -62,15 +63,53 @@ def weigh(
             ways += drafted
     kinds: dict[tuple[str, bool], tuple[float, Taken]] = {}
     for way in ways:
-        kind, worth = way.kind, way.value(pace) - len(offers) * _edge(way)
-        if kind not in kinds or worth > kinds[kind][0]:
-            kinds[kind] = worth, way
+        kind, value = way.kind, worth(way, pace)
+        if kind not in kinds or value > kinds[kind][0]:
+            kinds[kind] = value, way
     return [way for _, way in sorted(kinds.values(), key=lambda kind: -kind[0])]
 
 
-def _edge(way: Taken) -> float:
-    """Of one sequence, the tokens that it must bring more than none."""
-    return MODEL_EDGE if way.model else EDGE if way.nodes else 0.0
+def weigh_found(offers: Many[Offer], seconds: Many[float], pace: float, most: int = MAX_NODES - 1) -> list[Taken]:
+    """The same of what was found alone: the best of it, and no draft."""
+    none = (0,) * len(offers)
+    plain = Taken("", none, none, float(len(offers)), seconds[len(offers)])
+    if not any(offer.found for offer in offers):
+        return [plain]
+    found = _Scale(seconds, pace, most, 0.0).best(offers, "", 0, True, 0.0)
+    if not found.nodes:
+        return [plain]
+    return [found, plain] if worth(found, pace) > worth(plain, pace) else [plain, found]
+
+
+def pays_up_to(offers: Many[Offer], seconds: Many[float], draft_seconds: DraftSeconds) -> float:
+    """The pace above which no model's draft, alone, is worth its time, or beside what is found, where it brings less.
+
+    By a margin: it is out of the question then.
+    """
+    plain, most = len(offers), 0.0
+    edge = plain * (MODEL_EDGE - _FAR)
+    for model in {name: None for offer in offers for name in offer.models}:
+        gain, rows = -edge, plain
+        for levels, column in enumerate(zip_longest(*(offer.models.get(model, ()) for offer in offers)), start=1):
+            chances = [chance for chance in column if chance]
+            if sum(chances) < _NOTHING:
+                break
+            gain, rows = gain + sum(chances), rows + len(chances)
+            spent = of_rows(seconds, rows) - seconds[plain] + draft_seconds(model, levels, levels)
+            most = max(most, gain / spent) if spent > 0 else math.inf
+        for shape in {shape: None for offer in offers for shape in offer.trees.get(model, ())}:
+            trees = [offer.tree(model, shape, False) for offer in offers]
+            deepest = max(tree.levels for tree in trees)
+            spent = draft_seconds(model, deepest, deepest if shape.is_chain else shape.nodes - 1, grown=True)
+            spent += of_rows(seconds, plain + round(sum(tree.nodes for tree in trees))) - seconds[plain]
+            most = max(most, (sum(tree.tokens for tree in trees) - edge) / spent) if spent > 0 else math.inf
+    return most
+
+
+def worth(way: Taken, pace: float) -> float:
+    """Its tokens, time counted in, without what each sequence must be brought more than by none."""
+    edge = MODEL_EDGE if way.model else EDGE if way.nodes else 0.0
+    return way.value(pace) - len(way.found) * edge
 
 
 def weigh_pinned(
@@ -91,6 +130,19 @@ def weigh_pinned(
     return [*ways, Taken("", none, none, float(count), seconds[count])]
 
 
+def worth_rows(chances: Many[float], seconds: Many[float], rows: int, pace: float) -> tuple[int, float]:
+    """How many nodes of these chances, likeliest first, are worth their rows beside ``rows`` others, and the tokens
+    expected of them."""
+    count, value, best, tokens = 0, 0.0, 0.0, 0.0
+    plain = seconds[rows]
+    for taken, chance in enumerate(chances[: len(seconds) - rows - 1], start=1):
+        value += chance
+        gain = value - pace * (seconds[rows + taken] - plain)
+        if gain > best:
+            best, count, tokens = gain, taken, value
+    return count, tokens
+
+
 @dataclass(frozen=True, slots=True)
 class _Scale:
     """What nodes are weighed with: see :func:`weigh`."""
@@ -106,12 +158,12 @@ class _Scale:
         gain, best = 0.0, -math.inf
         for levels, column in enumerate(columns, start=1):
             gain += sum(column)
-            worth = gain - self.pace * draft_seconds(model, levels, levels)
-            if worth > 0:
+            value = gain - self.pace * draft_seconds(model, levels, levels)
+            if value > 0:
                 return True
-            if worth < best:  # each level brings less than the one before
+            if value < best:  # each level brings less than the one before
                 break
-            best = worth
+            best = value
         return False
 
     def deepest(self, offers: Many[Offer], model: str, beside: bool, draft_seconds: DraftSeconds) -> list[Taken]:
@@ -137,7 +189,7 @@ class _Scale:
         trees = [offer.tree(model, shape, looked) for offer in offers]
         gains, rows = [grove.tokens for grove in trees], round(sum(grove.nodes for grove in trees))
         deepest = max(grove.levels for grove in trees)
-        drafting = draft_seconds(model, deepest, deepest if shape.is_chain else shape.nodes - 1)
+        drafting = draft_seconds(model, deepest, deepest if shape.is_chain else shape.nodes - 1, grown=True)
         if sum(gains) <= self.pace * drafting:
             return []
         beyond = self.seconds[min(rows, len(self.seconds) - len(offers) - 1) :]
@@ -154,14 +206,13 @@ class _Scale:
 
     def best(self, offers: Many[Offer], model: str, levels: int, looked: bool, drafting: float) -> Taken:
         """The likeliest nodes of all sequences, as many as are worth most. looked: whether found ones take part."""
-        pool = self._pool(offers, model, levels, looked)
         rows = len(offers)
-        count, value, best = 0, 0.0, 0.0
-        for taken, (chance, _, _) in enumerate(pool[: len(self.seconds) - rows - 1], start=1):
-            value += chance
-            worth = value - self.pace * (self.seconds[rows + taken] - self.seconds[rows])
-            if worth > best:
-                best, count = worth, taken
+        if rows == 1 and not levels:
+            (offer,) = offers
+            count, value = worth_rows(offer.found[: self.most] if looked else (), self.seconds, rows, self.pace)
+            return Taken(model, (count,), (0,), rows + value, self.seconds[rows + count] + drafting)
+        pool = self._pool(offers, model, levels, looked)
+        count, _ = worth_rows([chance for chance, _, _ in pool], self.seconds, rows, self.pace)
         counts, tokens = ([0] * rows, [0] * rows), float(rows)
         for chance, index, modelled in pool[:count]:
             if counts[0][index] + counts[1][index] < self.most:

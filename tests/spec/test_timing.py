@@ -30,8 +30,8 @@ def timing() -> tuple[Timing, Member, Sequence, Case]:
     return timing, member, one, Case({"model": Record.of(member, one)})
 
 
-@pytest.mark.parametrize(("alone", "share"), [(0, 64), (1, 64), (8, 8), (32, 2), (500, 2)])
-def test_what_must_be_read_is_shared_out_among_as_many_steps_as_found_nothing(alone: int, share: int) -> None:
+@pytest.mark.parametrize(("alone", "share"), [(0, 4), (8, 4), (20, 3.2), (32, 2), (500, 2)])
+def test_what_must_be_read_is_shared_out_among_the_steps_between_two_passages(alone: int, share: float) -> None:
     clock, member, one, case = timing()
     case.alone = alone
     prices = clock.prices([member], [one], [case])
@@ -41,6 +41,19 @@ def test_what_must_be_read_is_shared_out_among_as_many_steps_as_found_nothing(al
     assert prices.paid(weighed).seconds == pytest.approx(1.0 + prices.whole("model", 1, 1))
     plain = Taken("", (0,), (0,), 1.0, 1.0)
     assert prices.paid(plain) is plain
+
+
+def test_where_passages_are_copied_every_other_step_it_is_shared_among_two() -> None:
+    clock, member, one, case = timing()
+    for _ in range(60):
+        clock.stretched(2)
+    assert clock.prices([member], [one], [case]).shared("model", 1, 1) == pytest.approx(0.3 + 0.32, rel=0.01)
+    for _ in range(60):
+        clock.lasted(1)
+    assert clock.prices([member], [one], [case]).shared("model", 1, 1) == pytest.approx(0.3 + 0.32, rel=0.02)
+    for _ in range(60):
+        clock.lasted(40)
+    assert clock.prices([member], [one], [case]).shared("model", 1, 1) == pytest.approx(0.3 + 0.02, rel=0.01)
 
 
 def test_but_over_no_more_than_the_text_has_left() -> None:

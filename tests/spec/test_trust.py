@@ -73,14 +73,27 @@ def test_claims_that_say_nothing_are_all_worth_the_same() -> None:
     assert min(claims.chance(claim) for claim in (0.1, 0.5, 0.9)) > 0.35
 
 
-def test_a_new_sequence_begins_where_its_salt_is_and_no_other() -> None:
+def test_a_new_sequence_begins_where_its_salt_is() -> None:
     salts = Salts()
-    for _ in range(10):
-        one = salts.claims("a")
+    for salt, hit in (("a", False), ("b", True)) * 10:
+        one = salts.claims(salt)
+        for _ in range(30):
+            one.saw(0.8, hit)
+    assert salts.claims("a").chance(0.8) < 0.4
+    assert salts.claims("b").chance(0.8) > 0.9
+
+
+def test_a_new_salt_begins_where_all_are_and_soon_goes_its_own_way() -> None:
+    salts = Salts()
+    for salt in range(10):
+        one = salts.claims(str(salt))
         for _ in range(30):
             one.saw(0.8, False)
-    assert salts.claims("a").chance(0.8) < 0.4
-    assert salts.claims("b").chance(0.8) == Salts().claims("").chance(0.8)
+    one = salts.claims("new")
+    assert one.chance(0.8) < 0.4
+    for _ in range(8):
+        one.saw(0.8, True)
+    assert one.chance(0.8) > 0.7
 
 
 def test_deep_nodes_are_believed_less_before_anything_was_seen() -> None:
@@ -133,14 +146,13 @@ def test_no_node_is_believed_more_than_its_parent() -> None:
 def test_no_more_salts_are_remembered_than_so_many(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("spec.budget.trust._SALTS", 2)
     salts = Salts()
-    for _ in range(50):
-        salts.claims("a").saw(0.8, False)
+    reach = salts.claims("a").reach
     for salt in ("b", "a", "c"):
         salts.claims(salt)
-    assert salts.claims("a").chance(0.8) < 0.7, "it was asked for after b"
+    assert salts.claims("a").reach is reach, "it was asked for after b"
     for salt in ("d", "e"):
         salts.claims(salt)
-    assert salts.claims("a").chance(0.8) == Salts().claims("").chance(0.8)
+    assert salts.claims("a").reach is not reach
 
 
 def test_runs_grow_while_they_are_right() -> None:

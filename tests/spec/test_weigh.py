@@ -62,7 +62,7 @@ def test_as_good_as_the_best_of_all(sequences: int) -> None:
         seconds = [1.0 + slope * rows for rows in range(20)]
         drafting = {"small": rng.uniform(0.0, 0.4), "head": rng.uniform(0.0, 0.4)}
         pace = sequences * rng.uniform(0.7, 2.0)
-        way = weigh(offers, seconds, lambda name, levels, nodes: drafting[name] * levels, pace)[0]  # noqa: B023
+        way = weigh(offers, seconds, lambda name, levels, nodes, grown=False: drafting[name] * levels, pace)[0]  # noqa: B023
         edge = MODEL_EDGE if way.model else EDGE if way.nodes else 0.0
         wanted = tried(offers, seconds, drafting, pace)
         assert way.value(pace) - edge * sequences == pytest.approx(wanted)
@@ -73,23 +73,29 @@ def test_as_good_as_the_best_of_all(sequences: int) -> None:
 def test_a_staircase_is_climbed_to_its_edge() -> None:
     """Rows 5 to 8 cost the same: the fifth is worth little, all four together are."""
     seconds = [1.0] * 5 + [1.5] * 4 + [9.0] * 20
-    way = weigh([Offer([0.95 - 0.1 * n for n in range(9)], 0.95)], seconds, lambda name, levels, nodes: 0.0, pace=1.5)[
-        0
-    ]
+    way = weigh(
+        [Offer([0.95 - 0.1 * n for n in range(9)], 0.95)],
+        seconds,
+        lambda name, levels, nodes, grown=False: 0.0,
+        pace=1.5,
+    )[0]
     assert way.found == (7,)
 
 
 def test_nodes_go_where_the_next_one_is_worth_most() -> None:
     offers = [Offer([0.9, 0.8, 0.7], 0.9), Offer([0.6, 0.2], 0.6), Offer()]
     seconds = [1.0 + 0.5 * rows for rows in range(20)]
-    assert weigh(offers, seconds, lambda name, levels, nodes: 0.0, pace=1.3)[0].found == (3, 0, 0)
-    assert weigh(offers, seconds, lambda name, levels, nodes: 0.0, pace=1.0)[0].found == (3, 1, 0)
+    assert weigh(offers, seconds, lambda name, levels, nodes, grown=False: 0.0, pace=1.3)[0].found == (3, 0, 0)
+    assert weigh(offers, seconds, lambda name, levels, nodes, grown=False: 0.0, pace=1.0)[0].found == (3, 1, 0)
 
 
 def test_no_draft_is_always_weighed() -> None:
-    ways = weigh([Offer([0.01], 0.01)], [0.0, 1.0, 2.0], lambda name, levels, nodes: 0.0, pace=1.0)
+    ways = weigh([Offer([0.01], 0.01)], [0.0, 1.0, 2.0], lambda name, levels, nodes, grown=False: 0.0, pace=1.0)
     assert ways[0] == Taken("", (0,), (0,), 1.0, 1.0)
-    assert weigh([Offer(), Offer()], [1.0, 1.0, 1.0], lambda name, levels, nodes: 0.0, pace=2.0)[0].tokens == 2.0
+    assert (
+        weigh([Offer(), Offer()], [1.0, 1.0, 1.0], lambda name, levels, nodes, grown=False: 0.0, pace=2.0)[0].tokens
+        == 2.0
+    )
 
 
 def test_a_model_beside_what_was_found_helps_where_that_is_wrong() -> None:
@@ -98,7 +104,8 @@ def test_a_model_beside_what_was_found_helps_where_that_is_wrong() -> None:
     sure = Offer([0.98, 0.96], 0.98, {"small": alone}, {"small": alone})
     seconds = [1.0 + 0.02 * rows for rows in range(20)]
     kinds = [
-        weigh([offer], seconds, lambda name, levels, nodes: 0.1 * levels, pace=1.0)[0].kind for offer in (unsure, sure)
+        weigh([offer], seconds, lambda name, levels, nodes, grown=False: 0.1 * levels, pace=1.0)[0].kind
+        for offer in (unsure, sure)
     ]
     assert kinds == [("small", True), ("", True)]
 
@@ -107,13 +114,13 @@ def test_a_pinned_shape_is_drafted_by_whoever_is_best_at_it() -> None:
     offer = Offer([0.5, 0.3], 0.5, {"small": [0.9, 0.8, 0.7, 0.6]}, {"small": [0.5]})
     seconds = [1.0 + 0.1 * rows for rows in range(20)]
     dear, cheap = (
-        weigh_pinned([offer], seconds, lambda name, levels, nodes: price, 3, 3)[0]  # noqa: B023
+        weigh_pinned([offer], seconds, lambda name, levels, nodes, grown=False: price, 3, 3)[0]  # noqa: B023
         for price in (2.0, 0.1)
     )
     assert (dear.kind, dear.found) == (("", True), (2,))
     assert (cheap.kind, cheap.levels) == (("small", False), (3,))
     assert cheap.tokens == pytest.approx(3.4)
-    assert not weigh_pinned([Offer()], seconds, lambda name, levels, nodes: 0.0, 3, 3)[0].nodes
+    assert not weigh_pinned([Offer()], seconds, lambda name, levels, nodes, grown=False: 0.0, 3, 3)[0].nodes
 
 
 def test_a_tree_costs_what_branching_does() -> None:
@@ -122,7 +129,7 @@ def test_a_tree_costs_what_branching_does() -> None:
     seconds = [1.0] * 20
 
     def kinds(branching: float) -> list[tuple[str, bool]]:
-        ways = weigh([offer], seconds, lambda name, levels, nodes: 0.1, pace=1.0, branching=branching)
+        ways = weigh([offer], seconds, lambda name, levels, nodes, grown=False: 0.1, pace=1.0, branching=branching)
         return [way.kind for way in ways]
 
     assert kinds(0.0)[0] == ("small", True)
@@ -134,7 +141,7 @@ def test_a_chain_that_stops_by_itself_is_no_tree() -> None:
     offer = Offer(models={"small": [0.1]}, trees={"small": {chain: Grove(1.0, 2.0, 2.0), tree: Grove(1.1, 3.0, 2.0)}})
     asked: list[tuple[float, float]] = []
 
-    def drafting(name: str, levels: float, nodes: float) -> float:
+    def drafting(name: str, levels: float, nodes: float, grown: bool = False) -> float:
         asked.append((levels, nodes))
         return 0.1
 

@@ -1,0 +1,59 @@
+"""What looking up finds: the same trees as are proposed, and None exactly where that is a root alone."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+import pytest
+
+from drafters.ngram import NgramDrafter
+from drafters.prediction import PredictionDrafter
+from drafters.suffix.drafter import SuffixDrafter
+from spec.protocols import Drafter, LooksUp
+from spec.sequence import Sequence
+from spec.tree import TreeShape
+from tests.drafters.test_combined import sequence
+
+
+def written(rng: random.Random, words: int) -> Sequence:
+    one = sequence()
+    one.tokens[:] = [rng.randrange(words) for _ in range(30)]
+    one.prediction = [rng.randrange(words) for _ in range(40)]
+    return one
+
+
+@pytest.mark.parametrize("make", [NgramDrafter, SuffixDrafter, PredictionDrafter])
+@pytest.mark.parametrize("shape", ["1", "1,1,1", "3,2,1"])
+def test_nothing_is_found_exactly_where_a_root_is_proposed(make: Callable[[], Drafter], shape: str) -> None:
+    rng, both = random.Random(3), set()
+    for words in (4, 40, 400):
+        finding, proposing, one = make(), make(), written(rng, words)
+        assert isinstance(finding, LooksUp)
+        for _ in range(40):
+            one.tokens.append(rng.randrange(words))
+            (found,) = finding.find([one], [TreeShape.parse(shape)])
+            (tree,) = proposing.propose([one], [TreeShape.parse(shape)])
+            assert (found is None) == (len(tree) == 1)
+            both.add(found is None)
+            if found is not None:
+                assert found.tokens.tolist() == tree.tokens.tolist()
+                assert found.chances == tree.chances
+    assert both == {True, False}
+
+
+@pytest.mark.parametrize("shape", ["1,1,1", "3,2,1"])
+def test_what_never_came_is_found_no_more(shape: str) -> None:
+    """After one token seventeen others came: each is so unlikely in the end that none is drafted."""
+    drafter, one = SuffixDrafter(), sequence()
+    one.tokens[:] = [token for other in range(100, 140) for token in (5, other)]
+    (tree,) = drafter.find([one], [TreeShape.parse(shape)])
+    for other in range(200, 900):
+        one.tokens += [5]
+        (tree,) = drafter.find([one], [TreeShape.parse(shape)])
+        if tree is None:
+            break
+        assert len(tree) > 1
+        one.tokens += [other]
+        drafter.find([one], [TreeShape.parse(shape)])
+    assert tree is None
