@@ -172,7 +172,7 @@ def main() -> None:
     parser.add_argument("--fixed", nargs="+", default=FIXED, help=f"default: {' '.join(FIXED)}")
     parser.add_argument("--workloads", nargs="+", choices=sorted(GOALS), default=FORCED)
     parser.add_argument("--rounds", type=int, default=24)
-    parser.add_argument("--tokens", type=int, default=64, help="of each answer")
+    parser.add_argument("--tokens", type=int, default=64, help="of each answer; of edits, three times as many")
     parser.add_argument("--minutes", type=float, default=10.0, help="no round is begun that would end later")
     args = parser.parse_args()
     engines = build_all(["none", *args.fixed, "auto"], replace(Options.of(args), prefix_cache=True))
@@ -192,7 +192,11 @@ def main() -> None:
         told = [{part: getattr(v, part) for part in ("what", "ratio", "low", "high", "holds")} for v in verdicts]
         result[name] = {"tokens_per_second": rounds.rates, "verdicts": told}
     model = record.models(first, args.target, args.draft)
-    record.finish("budget", {**model, "measured": choices(engines["auto"]), "workloads": result}, not args.no_save)
+    record.finish(
+        "budget",
+        {**model, "tokens": args.tokens, "measured": choices(engines["auto"]), "workloads": result},
+        not args.no_save,
+    )
     sys.exit(failed)
 
 

@@ -111,7 +111,7 @@ def main() -> None:
     parser.add_argument("--traces", type=Path, help="directory of recorded texts")
     parser.add_argument("--record", type=Path, default=newest(), help="of bench.budget, for its costs (the newest)")
     parser.add_argument("--rounds", type=int, default=30)
-    parser.add_argument("--tokens", type=int, default=64, help="of each answer")
+    parser.add_argument("--tokens", type=int, default=64, help="of each answer; of edits, three times as many")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--levels", nargs="+", type=int, default=[4, 8, 16], help="of the fixed lengths")
     parser.add_argument("--no-save", action="store_true", help="do not write to bench/results/")
@@ -136,7 +136,7 @@ def main() -> None:
     record.table(
         f"auto over fixed lengths, {args.rounds} rounds", ["texts", *(f"suffix:{n}" for n in args.levels)], rows
     )
-    record.finish("counted", {"record": args.record.name, "rounds": args.rounds, "auto_over": result}, not args.no_save)
+    record.finish("counted", {"record": args.record.name, "rounds": args.rounds, "tokens": args.tokens, "auto_over": result}, not args.no_save)
 
 
 if __name__ == "__main__":

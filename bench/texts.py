@@ -3,7 +3,7 @@
 ::
 
     fresh     no token comes twice
-    edits     a given text with one token in ten replaced
+    edits     a given text with one token in ten replaced, three times as long as other answers
     dialogue  turns of tool-calling dialogues (DIR/*.json)
     repeated  answers to one question again (DIR/*.jsonl), in the ids of another vocabulary
     drawn     prompts of the bench, continued as the target likes
@@ -25,6 +25,8 @@ from bench.lookups import requests
 PROMPT, BEFORE, SHORTEST, TURNS, LONGEST = 256, 1024, 24, 3, 3500
 #: Answers that a round of the repeated ones writes, and where in them they begin: past what is always the same.
 REPEATED, BEGIN = 3, 512
+#: Of an edited text, answers of the usual length: a round writes as much of it as of the other copied texts.
+EDITED = 3
 
 #: A prompt, and the answer that is to be written; none where the target says what comes.
 Asked = tuple[list[int], list[int]]
@@ -37,13 +39,13 @@ def workloads(
 ) -> dict[str, Workload]:
     """Those whose texts are there and long enough, without end.
 
-    traces: directory of the recorded ones; tokenizer: the target's directory; length: tokens of each answer; room:
-    tokens that the target holds.
+    traces: directory of the recorded ones; tokenizer: the target's directory; length: tokens of each answer, but of
+    edits (``EDITED``); room: tokens that the target holds.
     """
     rng, most = random.Random(seed), min(vocab, 4096)
     made: dict[str, Workload] = {
         "fresh": _made(fresh, most, rng, length),
-        "edits": _made(copy_heavy, most, rng, length),
+        "edits": _made(copy_heavy, most, rng, min(EDITED * length, room // 2)),
         "drawn": _drawn(tokenizer),
     }
     for file in sorted(traces.glob("*.json*")) if traces else ():
