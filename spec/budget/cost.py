@@ -10,6 +10,10 @@ import bisect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 #: A step that mixes prefill with decoding takes at most this many times the decode step alone.
 MIXED_STEP_FACTOR = 2.0
@@ -18,6 +22,8 @@ _REREAD, _MOVED_TOKENS, _MOVED = 16, 128, 0.05
 #: How far one step moves what is expected of the next: of all steps, since machines are slower at times, and of those
 #: of its kind (as many rows; a chain or a tree) beside. How far off it may count to be.
 _STEP, _OF_KIND, _MOST_OFF = 0.03, 0.03, 1.5
+#: So many times beyond the last point a line is as good as without end.
+_ENDLESS = 1e6
 
 
 class StepCost:
@@ -78,8 +84,18 @@ class StepCost:
         """Seconds of a step with 0, 1, .. ``most`` rows as steps took them lately, that of more rows never less."""
         factors = [self.slower * factor for factor in self._factors]
         points = [factor * seconds for factor, seconds in zip(factors, self._seconds, strict=True)]
-        points = [max(points[: i + 1]) for i in range(len(points))]
-        return [_read(self._rows, points, rows) for rows in range(most + 1)]
+        expected: list[float] = _line(self._rows, list(accumulate(points, max)), np.arange(most + 1)).tolist()
+        return expected
+
+    def table(self, sequences: int, context: float, most: int) -> list[float]:
+        """The same of steps of so many sequences with so many tokens of context together."""
+        seconds = np.array(self.expected(most))
+        if self._per_token:
+            each = np.arange(most + 1) / sequences
+            factors = np.interp(each, self._context_rows, self._context_factors)
+            seconds += self.slower * context * factors * _line(self._context_rows, self._per_token, each)
+        steps: list[float] = np.maximum.accumulate(seconds).tolist()
+        return steps
 
     def behind(self, rows: float, context: float) -> float:
         """What so many tokens of context add to a step, as steps take lately. rows: of one sequence."""
@@ -136,9 +152,7 @@ class Table:
         moved = abs(context - self._context) > max(_MOVED_TOKENS, _MOVED * self._context)
         if sequences != self._sequences or moved or self._asked % _REREAD == 0:
             self._sequences, self._context = sequences, context
-            steps = enumerate(self._cost.expected(most))
-            whole = (seconds + self._cost.behind(rows / sequences, context) for rows, seconds in steps)
-            self.seconds = list(accumulate(whole, max))
+            self.seconds = self._cost.table(sequences, context, most)
         return self.seconds
 
 
@@ -167,6 +181,12 @@ def _near(rows: Sequence[int], wanted: float) -> list[tuple[int, float]]:
     """The points around ``wanted``, and the share that each has in it."""
     low, share = _place(rows, wanted)
     return [(low, 1.0 - share), (min(low + 1, len(rows) - 1), share)]
+
+
+def _line(rows: Sequence[int], seconds: Sequence[float], wanted: NDArray[Any]) -> NDArray[np.float64]:
+    """The points read at many places at once, as :func:`_read` does at one."""
+    read: NDArray[np.float64] = np.interp(wanted, [*rows, _ENDLESS * rows[-1]], [*seconds, _ENDLESS * seconds[-1]])
+    return read
 
 
 def _read(rows: Sequence[int], seconds: Sequence[float], wanted: float) -> float:

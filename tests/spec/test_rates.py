@@ -145,6 +145,24 @@ def test_context_adds_to_a_step_and_more_to_more_rows() -> None:
     assert cost.behind(4, 1000) == pytest.approx(2.4)
 
 
+@pytest.mark.parametrize("sequences", [1, 2, 3])
+@pytest.mark.parametrize("points", [1, 2, 5])
+def test_a_table_is_what_each_of_its_rows_costs(sequences: int, points: int) -> None:
+    """With its share of the context, between the points, below and beyond them; more rows never less."""
+    rng = random.Random(points)
+    rows = sorted(rng.sample(range(1, 40), points))
+    behind = [(row, rng.uniform(1e-5, 1e-4)) for row in sorted(rng.sample(range(1, 20), points))]
+    cost = StepCost(rows, [rng.uniform(0.01, 0.05) for _ in rows], behind)
+    for _ in range(50):
+        own = rng.randrange(1, 20)
+        cost.saw(own * sequences, own, 500, rng.uniform(0.01, 0.06))
+    expected, most = cost.expected(64), 0.0
+    for row, seconds in enumerate(cost.table(sequences, 700, 64)):
+        most = max(most, expected[row] + cost.behind(row / sequences, 700))
+        assert seconds == pytest.approx(most)
+        assert type(seconds) is float
+
+
 def test_what_context_adds_is_corrected_by_the_steps_behind_long_texts() -> None:
     """Four rows were read as four times as dear behind a context as they are."""
     cost = StepCost([1, 4], [0.01, 0.01], context=[(1, 1e-5), (4, 4e-5)])
