@@ -87,7 +87,9 @@ class Case:
         tree, emitted = verdict.tree, verdict.emitted
         assert tree is not None, "whoever emits has a tree"
         current = self.length == len(verdict.work.sequence.tokens) - len(emitted)
-        missed = current and self.found is not NOTHING and self.found.learn(emitted, tree)
+        missed = current and self.found is not NOTHING and self.found.learn(emitted)
+        for record in self.records.values():
+            record.pursuit.saw(emitted)
         if current:
             self._stepped(len(emitted))
         if len(tree) == 1 and not tree.parts:

@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 
 from spec.budget.members import Record
 from spec.budget.merge import merge
-from spec.budget.trust import MOST_REACH, Claims, Runs, behind, claimed
+from spec.budget.reach import MOST_REACH
+from spec.budget.trust import Claims, Runs, behind, claimed
 from spec.tree import MAX_NODES, DraftTree
 
 #: What is less likely than this is no candidate.
@@ -74,12 +75,8 @@ class Found:
         ]
         return merge(trees, most=nodes + 1).tree
 
-    def learn(self, emitted: Many[int], verified: DraftTree) -> bool:
-        """What came says what was right; returns whether something was found, and all of it wrong from the start.
-
-        verified: what was drafted in the end. What is deeper than what was taken of a proposal is known to be wrong,
-        but never to be right, so it does not count.
-        """
+    def learn(self, emitted: Many[int]) -> bool:
+        """What came says what was right; returns whether something was found, and all of it wrong from the start."""
         missed = bool(self._looked)
         for looked in self._looked:
             right, ended = 0, False
@@ -88,10 +85,8 @@ class Found:
                     looked.trust.saw(looked.marks[node - 1], hit)
                 right += hit
                 ended = not hit
-            if isinstance(looked.trust, Claims) and looked.tree.is_chain:
-                known = 1 + _verified(looked.tree, verified)
-                known = known if right < len(emitted) else min(known, len(emitted))
-                looked.trust.reach.saw(looked.expected, right, known)
+            if isinstance(looked.trust, Claims) and looked.tree.is_chain and looked.record.pursuit.idle:
+                looked.record.pursuit.begin(looked.tree.tokens.tolist()[1:], looked.expected)
             looked.record.runs.went(right, ended)
             missed = missed and not right
         return missed
@@ -99,16 +94,6 @@ class Found:
 
 #: Of a step in which nobody found anything; nothing is added to it.
 NOTHING = Found()
-
-
-def _verified(chain: DraftTree, tree: DraftTree) -> int:
-    """How much of what one drafter proposed was drafted, and verified: what others drafted too may be there because it
-    was likelier to be right."""
-    drafted = chain.tokens.tolist()[1:]
-    if not tree.parts:
-        return tree.accepted(drafted) if tree.drafter == chain.drafter else 0
-    shares = [part for part in tree.parts if part.drafter == chain.drafter]
-    return min([part.accepted(drafted) for part in (*shares, tree)]) if shares else 0
 
 
 def _trials(tree: DraftTree, emitted: Many[int]) -> Iterator[tuple[int, bool]]:

@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 from spec.budget.cost import DraftCost
 from spec.budget.rates import OwnRates, Rates
+from spec.budget.reach import Pursuit
 from spec.budget.trust import Claims, Runs, Salts, of_runs
 from spec.budget.ways import Grove
 from spec.protocols import CatchesUp, Drafter, LooksUp
@@ -144,13 +145,14 @@ class Expected(NamedTuple):
 @dataclass(slots=True, eq=False)
 class Record:
     """What one sequence has shown of one member. rates, beside, trees: of a model; claims, runs: of one that looks
-    things up."""
+    things up; pursuit: the chain of it that is followed."""
 
     member: Member
     rates: OwnRates
     beside: OwnRates
     claims: Claims
     runs: Runs
+    pursuit: Pursuit
     trees: list[OwnRates] = field(default_factory=list)
     _expected: Expected | None = None
 
@@ -160,7 +162,7 @@ class Record:
         trees = [OwnRates(bush.rates) for bush in member.bushes]
         rates, beside = OwnRates(member.rates), OwnRates(member.beside)
         claims = member.salts.claims(sequence.salt) if member.looks else Claims()
-        return cls(member, rates, beside, claims, Runs(member.rates), trees)
+        return cls(member, rates, beside, claims, Runs(member.rates), Pursuit(claims.reach), trees)
 
     def expected(self, levels: int) -> Expected:
         """Of a model, no deeper than ``levels``: remembered until more is learnt of it."""

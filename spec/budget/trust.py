@@ -3,7 +3,7 @@
 ::
 
     claims     its own chance of a node, given the one before: in log odds, shifted and stretched by what came of them
-    reach      their product is too much of deep nodes: what was found at the wrong place is wrong all the way
+    reach      how far chains come, where the product of claims says too much (:mod:`spec.budget.reach`)
     runs       one that claims nothing: by how many tokens in a row it has been right by now, drafted ones included
 
 Claims are mostly right about each other, and in one text too low or too high together (a text that is copied word by
@@ -22,6 +22,7 @@ from hashlib import blake2b
 from secrets import token_bytes
 
 from spec.budget.rates import OwnRates, Rates
+from spec.budget.reach import Reach
 from spec.tree import DraftTree
 
 #: How unsure the shift and the stretch are in the beginning, and how much of that comes back with each node.
@@ -35,10 +36,6 @@ _UNLIKELY, _SURE = 0.02, 0.98
 _OF_SALT, _SALTS = 0.3, 256
 _LEAST_STRETCH, _MOST_STRETCH, _MOST_SHIFT = 0.05, 2.0, 3.0
 _LEAST_INFORMATION = 1e-3
-#: Depths from which on nodes come another share as often as expected, that share before anybody knows, as how many
-#: nodes' worth this counts, the most it may be, and what is left of a draft after one more.
-_DEPTH_EDGES, _DEPTH_GUESSES = (3, 5, 9, 17), (1.0, 0.95, 0.7, 0.45, 0.35)
-_REACH_HELD, MOST_REACH, _REACH_KEPT = 4.0, 2.0, 0.98
 _RUN_EDGES = (1, 2, 3, 5, 9, 17)
 _RUN_GUESSES = (0.15, 0.4, 0.55, 0.7, 0.8, 0.9, 0.95)
 
@@ -67,6 +64,12 @@ class Claims:
     def saw(self, claim: float, hit: bool) -> None:
         """A node of this claim came, or another token did."""
         odds = _odds(claim)
+        claims: Claims | None = self
+        while claims is not None:
+            claims._move(odds, hit)
+            claims = claims._before
+
+    def _move(self, odds: float, hit: bool) -> None:
         chance = _chance(self._shift + self._stretch * odds)
         information = max(chance * (1.0 - chance), _LEAST_INFORMATION)
         shifts, both, stretches = self._covariance
@@ -75,46 +78,12 @@ class Claims:
         off = (hit - chance) / information / whole
         self._shift = min(max(self._shift + of_shift * off, -_MOST_SHIFT), _MOST_SHIFT)
         self._stretch = min(max(self._stretch + of_stretch * off, _LEAST_STRETCH), _MOST_STRETCH)
+        kept, back = 1.0 - _DRIFT, _DRIFT * self._unsure
         self._covariance = (
-            (1.0 - _DRIFT) * (shifts - of_shift * of_shift / whole) + _DRIFT * self._unsure * _SHIFT,
-            (1.0 - _DRIFT) * (both - of_shift * of_stretch / whole),
-            (1.0 - _DRIFT) * (stretches - of_stretch * of_stretch / whole) + _DRIFT * self._unsure * _STRETCH,
+            kept * (shifts - of_shift * of_shift / whole) + back * _SHIFT,
+            kept * (both - of_shift * of_stretch / whole),
+            kept * (stretches - of_stretch * of_stretch / whole) + back * _STRETCH,
         )
-        if self._before is not None:
-            self._before.saw(claim, hit)
-
-
-class Reach:
-    """How often nodes of chains came by their depth, as a share of what was expected of them."""
-
-    def __init__(self) -> None:
-        self._came = [_REACH_HELD * share for share in _DEPTH_GUESSES]
-        self._expected = [_REACH_HELD] * len(_DEPTH_GUESSES)
-
-    def chances(self, expected: Many[float]) -> list[float]:
-        """Of each node of a chain, of what was expected of it; never more than of the one before."""
-        chances, before = [], 1.0
-        shares = [min(came / of, MOST_REACH) for came, of in zip(self._came, self._expected, strict=True)]
-        for depth, chance in enumerate(expected, start=1):
-            before = min(shares[_group(depth)] * chance, before)
-            chances.append(before)
-        return chances
-
-    def saw(self, expected: Many[float], right: int, known: int) -> None:
-        """Of a chain so many nodes came, and no other of those no deeper than ``known``."""
-        hits, sums = [0.0] * len(_DEPTH_GUESSES), [0.0] * len(_DEPTH_GUESSES)
-        for depth, chance in enumerate(expected[:known], start=1):
-            hits[_group(depth)] += depth <= right
-            sums[_group(depth)] += chance
-        for group, guess in enumerate(_DEPTH_GUESSES):
-            if sums[group]:
-                held = _REACH_HELD * guess
-                self._came[group] = held + (self._came[group] - held) * _REACH_KEPT + hits[group]
-                self._expected[group] = _REACH_HELD + (self._expected[group] - _REACH_HELD) * _REACH_KEPT + sums[group]
-
-
-def _group(depth: int) -> int:
-    return bisect.bisect_right(_DEPTH_EDGES, depth)
 
 
 class Salts:

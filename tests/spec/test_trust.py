@@ -96,53 +96,6 @@ def test_a_new_salt_begins_where_all_are_and_soon_goes_its_own_way() -> None:
     assert one.chance(0.8) > 0.7
 
 
-def test_deep_nodes_are_believed_less_before_anything_was_seen() -> None:
-    chances = Salts().claims("").reach.chances([0.9] * 24)
-    assert chances[:2] == pytest.approx([0.9] * 2)
-    assert chances[23] < 0.5 * chances[0]
-    assert chances == sorted(chances, reverse=True)
-
-
-def test_what_is_copied_whole_is_believed_to_its_end_after_a_few_drafts() -> None:
-    """And a sequence that begins later in the same salt believes it at once."""
-    salts = Salts()
-    reach = salts.claims("a").reach
-    for _ in range(3):
-        reach.saw([0.8] * 24, 24, 24)
-    assert reach.chances([0.8] * 24)[23] > 0.7
-    assert salts.claims("a").reach.chances([0.8] * 24)[23] > 0.7
-    assert salts.claims("b").reach.chances([0.8] * 24)[23] < 0.5
-
-
-def test_what_is_wrong_early_makes_the_depths_it_would_have_reached_less_likely() -> None:
-    reach = Salts().claims("").reach
-    for _ in range(10):
-        reach.saw([0.8] * 8, 2, 8)
-    chances = reach.chances([0.8] * 8)
-    assert chances[0] > 0.7
-    assert chances[7] < 0.25
-
-
-def test_depths_that_were_not_verified_do_not_count() -> None:
-    """They would be known to be wrong, and never to be right."""
-    reach = Salts().claims("").reach
-    before = reach.chances([0.5] * 24)
-    for _ in range(10):
-        reach.saw([0.5] * 24, 2, 2)
-    assert reach.chances([0.5] * 24)[4:] == pytest.approx(before[4:])
-    for _ in range(10):
-        reach.saw([0.5] * 24, 2, 24)
-    assert reach.chances([0.5] * 24)[4] < 0.5 * before[4]
-
-
-def test_no_node_is_believed_more_than_its_parent() -> None:
-    reach = Salts().claims("").reach
-    for _ in range(5):
-        reach.saw([0.9, 0.9], 0, 2)
-    first, second, third = reach.chances([0.5] * 3)
-    assert first == second == third < 0.5
-
-
 def test_no_more_salts_are_remembered_than_so_many(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("spec.budget.trust._SALTS", 2)
     salts = Salts()
