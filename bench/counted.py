@@ -136,7 +136,11 @@ def main() -> None:
     record.table(
         f"auto over fixed lengths, {args.rounds} rounds", ["texts", *(f"suffix:{n}" for n in args.levels)], rows
     )
-    record.finish("counted", {"record": args.record.name, "rounds": args.rounds, "tokens": args.tokens, "auto_over": result}, not args.no_save)
+    record.finish(
+        "counted",
+        {"record": args.record.name, "rounds": args.rounds, "tokens": args.tokens, "auto_over": result},
+        not args.no_save,
+    )
 
 
 if __name__ == "__main__":
