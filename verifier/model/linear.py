@@ -22,7 +22,10 @@ from verifier.ops.linear import gated_linear, linear
 def packable(dtype: torch.dtype) -> bool:
     """Whether oneDNN packs weights of this dtype on this machine (the ops are private to torch: look first)."""
     known = hasattr(torch.ops.mkldnn, "_linear_pointwise") and hasattr(torch.ops.mkldnn, "_reorder_linear_weight")
-    return bool(known and torch.backends.mkldnn.is_available() and dtype in (torch.float32, torch.bfloat16))
+    if not (known and torch.backends.mkldnn.is_available()):
+        return False
+    # Packing bf16 raises on a processor that has no instructions for it.
+    return dtype == torch.float32 or (dtype == torch.bfloat16 and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported()))
 
 
 class Linear:
