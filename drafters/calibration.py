@@ -41,6 +41,9 @@ _MOST_SLOPE = 4.0
 #: Where the lines begin, slope and shift by way of drawing and rank: about half of what drafts were measured to need.
 BEGINNING = np.tile([1.0, 0.0], (KINDS, GROUPS, 1))
 BEGINNING[0, 0, 1], BEGINNING[2, 0, 1] = 1.5, 0.5
+#: How often candidates come, by rank, before anybody knows, as how many trials that counts, and as how many what is
+#: known of all depths counts for one.
+_USUAL, _HOLD_USUAL, _HOLD_USUAL_DEPTH = np.array([0.55, 0.15, 0.08, 0.05, 0.03, 0.02]), 4.0, 20.0
 #: Centres of the bins.
 _ODDS = np.linspace(-9.0, 9.0, 25)
 #: Where the curves have their knots: log chances of a candidate. Outside the bins they go straight on.
@@ -72,6 +75,7 @@ class Calibration:
         self._knots = (_KNOTS - _ROOM * np.arange(GROUPS)[::-1, None]).ravel()
         self._curves = np.stack([_curves(lines[1:]) for lines in self._lines])
         self._chains = [_chain(self.hits[kind], self.trials[kind]) for kind in range(KINDS)]
+        self._usual = [_usual(self.hits[kind], self.trials[kind]) for kind in range(KINDS)]
         self._seen: list[list[tuple[int, Floats, NDArray[np.bool_]]]] = [[] for _ in range(KINDS)]
         self._steps, self._fit_at = 0, FIRST_FIT
 
@@ -97,6 +101,11 @@ class Calibration:
     def chain(self, kind: int, levels: int) -> tuple[float, ...]:
         """[levels] the chance of each node of a chain to be hit, by how often first choices were."""
         return self._chains[kind][:levels]
+
+    def usual(self, kind: int, depth: int, ranks: int) -> Floats:
+        """[k] how often candidates of the first ranks come below a node that did: what a level not yet drafted will
+        bring. At most as many ranks as are ever worth a guess."""
+        return self._usual[kind][min(depth, DEPTHS - 1), :ranks]
 
     def accuracy(self, kind: int) -> list[list[float]]:
         """[depth][rank] how often candidates were hit: what :func:`spec.template.best_template` is made from."""
@@ -142,6 +151,7 @@ class Calibration:
             of_kind *= KEPT
             of_kind += np.bincount(cell[valid], minlength=of_kind.size).reshape(of_kind.shape)
         self._chains[kind] = _chain(self.hits[kind], self.trials[kind])
+        self._usual[kind] = _usual(self.hits[kind], self.trials[kind])
 
 
 def _curves(lines: Floats) -> Floats:
@@ -156,6 +166,14 @@ def _chain(hits: Floats, trials: Floats) -> tuple[float, ...]:
     rates = (hits[:, 0] + 0.5) / (trials[:, 0] + 1.0)
     chances: list[float] = rates[np.minimum(np.arange(MAX_NODES), DEPTHS - 1)].cumprod().tolist()
     return tuple(chances)
+
+
+def _usual(hits: Floats, trials: Floats) -> Floats:
+    """How often candidates came, by depth and rank: each depth held near all of them. hits, trials: [depth, rank]."""
+    hits, trials = hits[:, : len(_USUAL)], trials[:, : len(_USUAL)]
+    of_all = (hits.sum(0) + _HOLD_USUAL * _USUAL) / (trials.sum(0) + _HOLD_USUAL)
+    usual: Floats = (hits + _HOLD_USUAL_DEPTH * of_all) / (trials + _HOLD_USUAL_DEPTH)
+    return usual
 
 
 def _log_odds(chance: Floats) -> Floats:

@@ -57,7 +57,9 @@ class CombinedDrafter:
         if len(trees) == 1 and trees[0].is_chain and len(trees[0]) <= shape.nodes and shares_of(shape):
             return self._chain(sequence, trees[0], shape)
         merged = merge(trees, most=shape.nodes)
-        growing = any(share.shape.least for share in shares_of(shape)) or not all(tree.is_chain for tree in trees)
+        growing = any(share.shape.price is not None for share in shares_of(shape)) or not all(
+            tree.is_chain for tree in trees
+        )
         if self._budget.pinned is None and growing:
             merged = self._cut(sequence, merged, shape)
         self._asked[sequence.id] = _numbers(trees, merged)
@@ -66,7 +68,7 @@ class CombinedDrafter:
     def _chain(self, sequence: Sequence, tree: DraftTree, shape: TreeShape) -> DraftTree:
         """The same of a chain that nobody else proposed anything beside."""
         (share,) = shares_of(shape)
-        grown = self._budget.pinned is None and share.tree is None and share.shape.least
+        grown = self._budget.pinned is None and share.tree is None and share.shape.price is not None
         if grown and len(tree.chances) == len(tree):
             worth = 1 + self._budget.worth(sequence, tree.chances[1:], 0)
             if worth < len(tree):

@@ -30,6 +30,7 @@ from torch import Tensor
 from drafters.calibration import Calibration, Floats, kind_of
 from drafters.candidates import adjusted, adjusts, best_children, by_path, with_noise
 from spec.constrain import Ahead
+from spec.price import Price
 from spec.protocols import Rows
 from spec.sequence import Sequence
 from spec.template import Template
@@ -91,10 +92,8 @@ class Growing:
 
     @property
     def done(self) -> bool:
-        """Whether no level is to come: all are there, nothing may follow, or what it hangs on is too unlikely."""
-        if self.depth >= self.shape.levels or not self.frontier:
-            return True
-        return self.shape.least > 0 and sum(math.exp(self.scores[node]) for node in self.frontier) < self.shape.least
+        """Whether no level is to come: all are there, or none is worth it."""
+        return self.depth >= self.shape.levels or not self.frontier
 
     @property
     def width(self) -> int:
@@ -149,19 +148,14 @@ class Growing:
         return path[::-1]
 
     def _lengthen(self, noisy: Tensor, token_ids: Tensor | None) -> list[int]:
-        """One more token of a chain. Its chance is computed only where the chain stops by it. noisy: fp32[V']."""
+        """One more token of a chain. noisy: fp32[V']."""
         column = int(noisy.argmax())
-        best = float(noisy[column])
-        if not best > -torch.inf:
+        if not float(noisy[column]) > -torch.inf:
             self.frontier = []
             return []
         token = column if token_ids is None else int(token_ids[column])
-        chance, score = _UNKNOWN, 0.0
-        if self.shape.least:
-            chance = np.array([[best - float(noisy.logsumexp(0))]])
-            score = self.scores[-1] + float(self.calibration.calibrated(self.kind, self.depth, chance)[0, 0])
-        self.looked.append((self.frontier, np.array([[token]]), chance))
-        self._add([token], [score], self.frontier, [0])
+        self.looked.append((self.frontier, np.array([[token]]), _UNKNOWN))
+        self._add([token], [0.0], self.frontier, [0])
         return [0]
 
     def _add_level(self, tokens: Tokens, chances: Floats) -> list[int]:
@@ -174,16 +168,21 @@ class Growing:
         )
         found = tokens.take(best if tokens.shape == scores.shape else best % scores.shape[1])
         froms: list[int] = (best // scores.shape[1]).tolist()
-        parents = [self.frontier[index] for index in froms]
+        parents, first = [self.frontier[index] for index in froms], len(self.tokens)
         self._add(found.tolist(), scores.take(best).tolist(), parents, going)
-        return [froms[index] for index in going]
+        return [froms[node - first] for node in self.frontier]
 
     def _best(self, scores: Floats) -> tuple[Tokens, Many[int]]:
         """The likeliest of the candidates, [F, k], as flat indices; and which of them are gone on from."""
         count = self.shape.nodes - 1 if self.dynamic else self.width
         best = np.argsort(-scores, axis=None, kind="stable")[:count]
         best = best[scores.take(best) > -np.inf]
-        return best, range(min(len(best), self.breadth) if self.dynamic else len(best))
+        return best, range(min(len(best), self._room) if self.dynamic else len(best))
+
+    @property
+    def _room(self) -> int:
+        """From how many nodes a dynamic level may go on. One that grows by its chances rather does without the last."""
+        return self.breadth if self.shape.price is None else self.shape.nodes - len(self.rows)
 
     def _by_template(self, template: Template, scores: Floats) -> tuple[Tokens, Many[int]]:
         """The candidates that stand for the template's next level, as far as there are such."""
@@ -208,17 +207,25 @@ class Growing:
         self.depth += 1
         self.frontier = [first + index for index in going]
         if self.depth < self.shape.levels:
+            if self.shape.price is not None:
+                self._narrow(self.shape.price)
             for node in self.frontier:
                 row = self.rows[node] = len(self.rows)
                 self.words[node] = self.words[self.parents[node]] | 1 << row
+
+    def _narrow(self, price: Price) -> None:
+        """Leave of the frontier the nodes below which drafting is worth its price."""
+        usual = self.calibration.usual(self.kind, self.depth, self.width)
+        chances = np.exp(self.scores[1:])
+        front = chances[[node - 1 for node in self.frontier]]
+        self.frontier = [self.frontier[index] for index in price.going_on(chances, np.outer(front, usual))]
 
     def tree(self, drafter: str) -> DraftTree:
         """The finished tree."""
         if self.shape.is_chain:
             self.kept = list(range(len(self.tokens)))
             counted = (1.0, *self.calibration.chain(self.kind, len(self.tokens) - 1))
-            chances = tuple(map(math.exp, self.scores)) if self.shape.least else counted
-            return DraftTree.chain(self.tokens, drafter, chances)
+            return DraftTree.chain(self.tokens, drafter, counted)
         # The likeliest, in the order found; of equal ones the earlier, so that a parent stays in.
         ranked = sorted(range(1, len(self.tokens)), key=lambda node: (-self.scores[node], node))
         self.kept = [0, *sorted(ranked[: self.shape.nodes - 1])]
@@ -242,13 +249,10 @@ class Growing:
         self.calibration.step()
 
     def rows_of(self, path: list[int]) -> list[int]:
-        """The rows of a path's nodes, as far as they were expanded; -1 (no node of this tree) ends it.
-
-        A tree that stopped early has a frontier whose rows were numbered and never run.
-        """
+        """The rows of a path's nodes, as far as they were expanded; -1 (no node of this tree) ends it."""
         rows = []
         for node in path:
-            if node < 0 or self.kept[node] not in self.rows or self.kept[node] in self.frontier:
+            if node < 0 or self.kept[node] not in self.rows:
                 break
             rows.append(self.rows[self.kept[node]])
         return rows

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from spec.errors import ConfigurationError
+from spec.price import Price
 from spec.template import Template
 
 #: One ancestor word holds this many nodes, the root among them.
@@ -32,12 +33,13 @@ class TreeShape:
     """What the host fixes before a tree is drafted: how many nodes each level keeps.
 
     ``widths[d]`` nodes are kept at depth ``d + 1``. Which parents they hang on is the drafter's choice, unless a
-    template says it. least: no further level is drafted once the chances of the nodes it would hang on add up to less.
+    template says it. price: what levels and rows are worth to a draft that grows by its chances; None for one that does
+    not. It takes no part in comparing shapes.
     """
 
     widths: tuple[int, ...] = ()
     template: Template | None = None
-    least: float = 0.0
+    price: Price | None = field(default=None, compare=False)
 
     @property
     def levels(self) -> int:
@@ -88,7 +90,7 @@ class TreeShape:
         if levels >= self.levels:
             return self
         if self.template is None or levels <= 0:
-            return TreeShape(self.widths[: max(levels, 0)], least=self.least)
+            return TreeShape(self.widths[: max(levels, 0)], price=self.price)
         return _cut(self.template, levels)
 
     def deepened(self, levels: int) -> TreeShape:

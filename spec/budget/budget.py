@@ -21,23 +21,20 @@ from spec.budget.cases import Cases
 from spec.budget.cost import StepCost, Table
 from spec.budget.held import Held
 from spec.budget.leader import Leader
-from spec.budget.members import Member
+from spec.budget.members import OPEN, Member
 from spec.budget.mixed import NOBODY, Mixed, Share, Why, shape_of, to_draft
 from spec.budget.probes import Probes, allowances
 from spec.budget.timing import Prices, Timing
 from spec.budget.ways import Offer, Taken
 from spec.budget.weigh import pays_up_to, weigh, weigh_found, weigh_pinned, worth_rows
 from spec.observer import Observer
+from spec.price import Price
 from spec.request import PREDICTION
 from spec.sequence import Sequence
 from spec.step import Verdict
 from spec.trace import StepTrace
 from spec.tree import MAX_NODES, ROOT_ONLY, TreeShape
 
-#: How often a level of a tree is hit below a node that came, about: by what a level costs it says when to stop.
-_NEXT = 0.6
-#: A tree is grown by one level at least.
-_MOST_LEAST = 0.95
 #: A member that took part in less than this share of the last steps (some hundred) is at rest.
 _RESTING = 0.05
 #: So many steps that draft alike are counted together.
@@ -165,7 +162,8 @@ class Budget(Observer):
         if held.ways[0].model:
             self._timing.prices([self.members[held.ways[0].model]], able, cases)
         for case, chosen in zip(cases, held.chosen, strict=True):
-            case.tokens, case.seconds, case.bush, case.others = chosen
+            case.tokens, case.seconds, case.tree, case.others = chosen
+            case.grown = None
             case.looked = False
             case.alone += 1
         if held.why is not None:
@@ -226,21 +224,19 @@ class Budget(Observer):
         """Whether so much is known of what a model is asked for that one draft tells little."""
         if not way.model:
             return True
-        member = self.members[way.model]
-        rates = next((bush.rates for bush in member.bushes if bush.shape is way.tree), member.rates)
-        return rates.trials[0] >= _KNOWN
+        return self.members[way.model].rates.trials[0] >= _KNOWN
 
     def _shapes(self, able: Many[Sequence], cases: Many[Case], way: Taken, why: Why) -> list[Mixed]:
         """What each of them drafts, and what is expected of it."""
         tokens = [1.0 + sum(case.found.chances[:found]) for case, found in zip(cases, way.found, strict=True)]
         drafted = (way.tokens - sum(tokens)) / max(1, sum(map(bool, way.levels)))
-        for case, own, levels in zip(cases, tokens, way.levels, strict=True):
-            case.tokens, case.seconds, case.bush = own + bool(levels) * drafted, way.seconds, None
-        shapes = [self._shape(*parts, way, index, why) for index, parts in enumerate(zip(able, cases, strict=True))]
+        for index, (case, own, levels) in enumerate(zip(cases, tokens, way.levels, strict=True)):
+            case.tokens, case.seconds = own + bool(levels) * drafted, way.seconds
+            case.tree, case.grown = way.grown[index] if way.grown and levels else None, None
         planned = [found + case.nodes(levels) for found, levels, case in zip(way.found, way.levels, cases, strict=True)]
         for case, nodes in zip(cases, planned, strict=True):
             case.others = sum(planned) - nodes
-        return shapes
+        return [self._shape(*parts, way, index, why) for index, parts in enumerate(zip(able, cases, strict=True))]
 
     def _told(self, why: Why, way: Taken, cases: Many[Case]) -> None:
         """Remember why, and who takes part; in the steps before it that repeated the one before them, too."""
@@ -267,11 +263,10 @@ class Budget(Observer):
         """
         case, table = self._cases.known(sequence.id), self._table.seconds
         assert case is not None, "what is drafted was planned"
-        rows, last = min(self._sequences + case.others, len(table) - 1), len(table) - 1
-        count, _ = worth_rows(sorted(chances, reverse=True), table, rows, self._pace)
-        if case.bush is not None and len(chances) > found:
-            planned = min(rows + found + round(case.bush.kept), last)
-            case.kept(max(0, count - found), table[planned] - table[min(rows + count, last)])
+        rows = min(self._sequences + case.others, len(table) - 1)
+        count, tokens = worth_rows(sorted(chances, reverse=True), table, rows, self._pace)
+        if case.tree is not None and not found:
+            case.kept(count, tokens)
         return count
 
     def _shape(self, sequence: Sequence, case: Case, way: Taken, index: int, why: Why) -> Mixed:
@@ -280,13 +275,14 @@ class Budget(Observer):
             tree = case.found.best(way.found[index])
             shares.append(Share(tree.drafter, shape_of(tree), tree))
         if way.levels[index]:
-            bushes = self.members[way.model].bushes
-            case.bush = next((bush for bush in bushes if bush.shape is way.tree), None)
-            shape = way.tree or self.pinned or TreeShape.chain(way.levels[index])
-            if case.bush is not None:
-                level = self.members[way.model].cost.of_a_level(tree=True)
-                # One pass drafts the level for all of them. Nothing is drafted by a tree whose root is too unlikely.
-                least = self._pace * level / (_NEXT * sum(map(bool, way.levels)))
-                shape = replace(shape, least=min(least, _MOST_LEAST))
+            shape = self.pinned or TreeShape.chain(way.levels[index])
+            if case.tree is not None:
+                shape = replace(OPEN.limited(self.members[way.model].levels), price=self._price(way, index, case))
             shares.append(Share(way.model, shape.limited(sequence.most_levels)))
         return Mixed.sharing(shares, why)
+
+    def _price(self, way: Taken, index: int, case: Case) -> Price:
+        """What levels and rows of a sequence's tree are worth."""
+        # One pass drafts the level for all of them.
+        level = self.members[way.model].cost.of_a_level(tree=True) / sum(map(bool, way.levels))
+        return Price.of(self._pace, level, self._table.seconds, self._sequences + case.others + way.found[index])

@@ -6,24 +6,23 @@ from collections.abc import Sequence as Many
 from dataclasses import dataclass
 
 from spec.budget.found import NOTHING, Found
-from spec.budget.members import Bush, Member, Record
+from spec.budget.members import Member, Record
 from spec.budget.mixed import drafted_by
-from spec.budget.ways import Offer
+from spec.budget.ways import Grove, Offer
 from spec.step import Verdict
 from spec.tree import DraftTree
 
 #: What is left of a step in the pace of a sequence after one more.
 _PACE_KEPT = 0.8
-#: How far one tree moves what is expected of the next.
-_KEPT_STEP = 0.1
 
 
 @dataclass(slots=True, eq=False)
 class Case:
     """One sequence.
 
-    length: of its text when found was; records: by member. tokens, seconds: expected of the step planned. bush: the
-    tree a model was asked for in it. came, spent: tokens and seconds of the last steps. others: nodes planned for the
+    length: of its text when found was; records: by member. tokens, seconds: expected of the step planned. tree: what is
+    expected of the tree that a model was asked for in it; grown: what its nodes' chances add up to, since it is there,
+    if no others stand beside them. came, spent: tokens and seconds of the last steps. others: nodes planned for the
     other sequences. looked: whether anything that was found is drafted. alone: steps in a row in which it was not, or
     hardly anything was expected of it.
     """
@@ -33,7 +32,8 @@ class Case:
     length: int = -1
     tokens: float = 0.0
     seconds: float = 0.0
-    bush: Bush | None = None
+    tree: Grove | None = None
+    grown: Grove | None = None
     came: float = 0.0
     spent: float = 0.0
     others: int = 0
@@ -59,28 +59,21 @@ class Case:
         chains, beside, grown = {}, {}, {}
         for name in (member.name for member in models if member.name in self.records):
             record = self.records[name]
-            expected = record.expected(levels)
+            expected = record.expected(levels, trees)
             chains[name] = expected.chain
             if self.found.chances:
                 beside[name] = record.behind_wrong(expected.chain)
-            if trees and expected.trees:
-                grown[name] = expected.trees
+            if expected.tree is not None:
+                grown[name] = expected.tree
         return Offer(self.found.chances, self.found.first, chains, beside, grown)
 
     def nodes(self, levels: int) -> int:
         """About how many of a model's will be verified, that was asked for so many levels."""
-        return round(self.bush.kept) if levels and self.bush is not None else levels
+        return round(self.tree.nodes) if levels and self.tree is not None else levels
 
-    def kept(self, nodes: int, saved: float) -> None:
-        """Of a model's tree so many nodes are verified, which takes so much less than was planned."""
-        if self.bush is not None:
-            self.bush.kept += _KEPT_STEP * (nodes - self.bush.kept)
-        self.seconds -= saved
-
-    def _grew(self, levels: int) -> None:
-        """The model's tree has so many levels, if it has any."""
-        if self.bush is not None and levels:
-            self.bush.levels += _KEPT_STEP * (levels - self.bush.levels)
+    def kept(self, nodes: int, tokens: float) -> None:
+        """Of a model's tree, which stands alone, so many nodes are verified, whose chances add up to these tokens."""
+        self.grown = Grove(tokens, nodes)
 
     def learn(self, verdict: Verdict) -> list[str]:
         """See what was right of all that was proposed, verified or not; returns the models that began rightly."""
@@ -95,15 +88,14 @@ class Case:
         if len(tree) == 1 and not tree.parts:
             return []
         models = [name for name, record in self.records.items() if not record.member.looks]
-        if current:
-            self._grew(max((drafted_by(name, tree)[0] for name in models), default=0))
         right = []
         for part in tree.parts or (tree,):
             if part.drafter in models and len(part) > 1:
                 record = self.records[part.drafter]
-                hit = record.learn(
-                    part, emitted, verdict.accepted, self.bush if self.bush in record.member.bushes else None
-                )
+                grown = None
+                if self.grown is not None and current:
+                    grown = self.grown._replace(levels=drafted_by(part.drafter, tree)[0])
+                hit = record.learn(part, emitted, verdict.accepted, current and self.tree is None, grown)
                 if missed:
                     record.beside.saw(0, hit)
                 right += [part.drafter] * hit

@@ -12,9 +12,8 @@ from collections.abc import Sequence as Many
 from dataclasses import dataclass
 
 from spec.budget.case import Case
-from spec.budget.members import Bush
 from spec.budget.mixed import Mixed, Why
-from spec.budget.ways import Taken
+from spec.budget.ways import Grove, Taken
 from spec.budget.weigh import worth
 from spec.sequence import Sequence
 
@@ -28,7 +27,7 @@ _CHEAPER = 0.9
 _LITTLE = 0.08
 
 #: Of a sequence, the tokens and the seconds that are expected of a step, a model's tree in it, and nodes of the others.
-Chosen = tuple[float, float, Bush | None, int]
+Chosen = tuple[float, float, Grove | None, int]
 
 
 @dataclass(slots=True, eq=False)
@@ -69,7 +68,7 @@ class Held:
     def repeat(self, planned: list[Mixed], why: Why, cases: Many[Case], sure: bool) -> None:
         """From now on: what was planned, in which nothing that was found takes part."""
         self.planned, self.why, self.sure = planned, why, sure
-        self.chosen = [(case.tokens, case.seconds, case.bush, case.others) for case in cases]
+        self.chosen = [(case.tokens, case.seconds, case.tree, case.others) for case in cases]
 
     def repeats(self, able: Many[Sequence]) -> bool:
         """Whether there is anything to repeat, and all of it fits these sequences still."""

@@ -16,6 +16,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from spec.budget.cost import DraftCost
+from spec.budget.grown import Grown, OwnGrown
 from spec.budget.rates import OwnRates, Rates
 from spec.budget.reach import Pursuit
 from spec.budget.trust import Claims, Runs, Salts, of_runs
@@ -29,48 +30,21 @@ MODEL_LEVELS, LOOKED_LEVELS = 12, 24
 #: What a model is taken to be right in before anybody knows, and which share of what it is right in alone where what
 #: was looked up is wrong.
 _MODEL_GUESS, _BESIDE_SHARE = 0.6, 0.65
-#: The trees that a model can be asked for, each grown as far as it looks likely (a chain among them), and how often one
-#: that is wider still misses where a chain does, before anybody knows.
-TREES = (TreeShape.chain(MODEL_LEVELS), TreeShape((3, 2, 1)), TreeShape((4, 4, 3, 3)), TreeShape((6, 6, 5, 5, 5, 4)))
-_STILL_MISSED = (1.0, 0.7, 0.6, 0.5)
-#: What is taken to be verified of a tree, and how far it is taken to grow, before anybody knows.
-_KEPT, _GROWN = 0.8, 0.9
-#: By how much of how unsure they are the chances of models are read too high, and those of their trees, whose guesses
-#: are made of what the chain has shown.
-_HOPE, _TREE_HOPE = 0.7, 0.3
+#: The tree that a model can be asked for, grown as far as it looks worth it.
+OPEN = TreeShape((4, 4, 3, 3, 3, 2, 2, 2, 2, 2, 2, 2))
+#: By how much of how unsure they are the chances of models are read too high.
+_HOPE = 0.7
 #: What is left of earlier steps in how often a member was asked, after one more.
 _REMEMBERED = 0.99
-#: What is expected below a level as unlikely as this is not added up.
-_UNLIKELY = 0.02
 #: A model whose chain begins rightly more seldom, or was tried no oftener, is offered no trees.
 _LEAST_FOR_TREES, _TRIED = 0.15, 2
 
 
 @dataclass(slots=True, eq=False)
-class Bush:
-    """A tree that a model can be asked for, or a chain that stops by itself. kept: how many of its nodes were worth
-    verifying lately; levels: how many it was grown by."""
-
-    shape: TreeShape
-    rates: Rates
-    kept: float
-    levels: float
-
-    @classmethod
-    def of(cls, shape: TreeShape) -> Bush:
-        """Nothing is known of it."""
-        rates = Rates([_MODEL_GUESS] * shape.levels, hope=_TREE_HOPE)
-        if shape.is_chain:  # it stops about where it misses
-            levels = sum(_MODEL_GUESS**depth for depth in range(shape.levels))
-            return cls(shape, rates, levels, levels)
-        return cls(shape, rates, _KEPT * (shape.nodes - 1), _GROWN * shape.levels)
-
-
-@dataclass(slots=True, eq=False)
 class Member:
     """One drafter. levels: the most it drafts. rates: of all sequences; beside: see the module. asked: how often it was
-    lately asked, of the steps that might have. bushes: what it can be asked for beside chains. salts: what was shown of
-    its claims.
+    lately asked, of the steps that might have. grown: what its tree brings, if it can be asked for one. salts: what was
+    shown of its claims.
     """
 
     drafter: Drafter
@@ -81,7 +55,7 @@ class Member:
     salts: Salts = field(default_factory=Salts)
     beside: Rates = field(default_factory=lambda: Rates([_MODEL_GUESS * _BESIDE_SHARE]))
     asked: float = 1.0
-    bushes: list[Bush] = field(default_factory=list)
+    grown: Grown | None = None
     learnt: int = 0
     _part: bool = False
     _catches_up: CatchesUp | None = field(init=False, default=None)
@@ -123,10 +97,8 @@ class Member:
     @classmethod
     def model(cls, drafter: Drafter, cost: DraftCost, levels: int = MODEL_LEVELS) -> Member:
         """One that computes."""
-        bushes = [Bush.of(tree.limited(levels)) for tree in TREES]
-        return cls(
-            drafter, False, levels, cost, Rates([_MODEL_GUESS] * levels, chained=True, hope=_HOPE), bushes=bushes
-        )
+        rates = Rates([_MODEL_GUESS] * levels, chained=True, hope=_HOPE)
+        return cls(drafter, False, levels, cost, rates, grown=Grown())
 
 
 #: The shape of a chain, made once.
@@ -134,17 +106,18 @@ _chain = lru_cache(TreeShape.chain)
 
 
 class Expected(NamedTuple):
-    """Of a model's chain the chance of each node, and what its trees bring; after as much was learnt of it."""
+    """Of a model's chain the chance of each node (of the first alone, where trees are known), and what its tree brings,
+    if it may be asked for one; after as much was learnt of it."""
 
     chain: list[float]
-    trees: dict[TreeShape, Grove]
+    tree: Grove | None
     levels: int
     learnt: int
 
 
 @dataclass(slots=True, eq=False)
 class Record:
-    """What one sequence has shown of one member. rates, beside, trees: of a model; claims, runs: of one that looks
+    """What one sequence has shown of one member. rates, beside, grown: of a model; claims, runs: of one that looks
     things up; pursuit: the chain of it that is followed."""
 
     member: Member
@@ -153,22 +126,25 @@ class Record:
     claims: Claims
     runs: Runs
     pursuit: Pursuit
-    trees: list[OwnRates] = field(default_factory=list)
+    grown: OwnGrown | None = None
     _expected: Expected | None = None
 
     @classmethod
     def of(cls, member: Member, sequence: Sequence) -> Record:
         """Nothing yet, but for what its salt showed."""
-        trees = [OwnRates(bush.rates) for bush in member.bushes]
+        grown = None if member.grown is None else OwnGrown(member.grown)
         rates, beside = OwnRates(member.rates), OwnRates(member.beside)
         claims = member.salts.claims(sequence.salt) if member.looks else Claims()
-        return cls(member, rates, beside, claims, Runs(member.rates), Pursuit(claims.reach), trees)
+        return cls(member, rates, beside, claims, Runs(member.rates), Pursuit(claims.reach), grown)
 
-    def expected(self, levels: int) -> Expected:
-        """Of a model, no deeper than ``levels``: remembered until more is learnt of it."""
+    def expected(self, levels: int, trees: bool = True) -> Expected:
+        """Of a model, no deeper than ``levels``: remembered until more is learnt of it. trees: whether it may be asked
+        for one, which is the same whenever this is called."""
         known, learnt, levels = self._expected, self.member.learnt, min(levels, self.member.levels)
         if known is None or known.levels != levels or known.learnt != learnt:
-            known = self._expected = Expected(self._chain(levels), self._bushes(levels), levels, learnt)
+            grown = self.member.grown
+            chain = self._chain(1 if trees and grown is not None and grown.known else levels)
+            known = self._expected = Expected(chain, self._tree(chain, levels) if trees else None, levels, learnt)
         return known
 
     def _chain(self, levels: int) -> list[float]:
@@ -178,44 +154,30 @@ class Record:
             chances.append(chance)
         return chances
 
-    def _bushes(self, levels: int) -> dict[TreeShape, Grove]:
-        if self.member.rates.trials[0] <= _TRIED or self.rates.chance(0) < _LEAST_FOR_TREES:
-            return {}
-        found = {}
-        for bush, rates, missed in zip(self.member.bushes, self.trees, _STILL_MISSED, strict=True):
-            if bush.shape.levels <= levels:
-                chance, tokens = 1.0, 0.0
-                for depth in range(bush.shape.levels):
-                    chance *= rates.held(depth, 1.0 - (1.0 - self.rates.chance(depth)) * missed)
-                    tokens += chance
-                    if chance < _UNLIKELY:
-                        break
-                found[bush.shape] = Grove(tokens, bush.kept, bush.levels)
-        return found
+    def _tree(self, chain: list[float], levels: int) -> Grove | None:
+        tried = self.member.rates.trials[0] > _TRIED and self.rates.chance(0) >= _LEAST_FOR_TREES
+        if self.grown is None or not tried:
+            return None
+        grove = self.grown.expected(chain)
+        return grove._replace(tokens=min(grove.tokens, levels), levels=min(grove.levels, levels))
 
-    def learn(self, tree: DraftTree, emitted: Many[int], accepted: int, bush: Bush | None = None) -> bool:
+    def learn(
+        self, tree: DraftTree, emitted: Many[int], accepted: int, chain: bool = True, grown: Grove | None = None
+    ) -> bool:
         """What came says how deep the model was right; returns whether a chain would have been at depth 1.
 
-        accepted: nodes, of what was verified. bush: what it was asked for, if for no chain of a given length. A level
-        of that which was not grown, or cut off, brought nothing: what is grown is what looks likely, so its hits alone
-        say too much.
+        accepted: nodes, of what was verified. chain: it was asked for one of a given length; what else is deep is what
+        looked likely, so its hits alone say too much. grown: what its chances add up to, if it grew by these.
         """
         self.member.learnt += 1
         hits, first = followed(tree, emitted)
-        for depth, hit in enumerate(first if bush is None else first[:1]):
+        for depth, hit in enumerate(first if chain else first[:1]):
             self.rates.saw(depth, hit)
-        if bush is not None:
-            came = sum(hits[: min(accepted, len(hits))])
-            self.trees[self.member.bushes.index(bush)].went(came, min(len(emitted), bush.shape.levels))
-            if not any(hits[:1]):
-                self._missed(bush)
+        if grown is not None and self.grown is not None:
+            self.grown.saw(grown, sum(hits[: min(accepted, len(hits))]))
+        elif chain and self.member.grown is not None:
+            self.member.grown.missed()
         return bool(first and first[0])
-
-    def _missed(self, tree: Bush) -> None:
-        """Where a tree begins wrongly, so would those have that begin with fewer of the same nodes."""
-        for bush, rates in zip(self.member.bushes, self.trees, strict=True):
-            if bush is not tree and 1 < bush.shape.widths[0] <= tree.shape.widths[0]:
-                rates.saw(0, hit=False)
 
     def behind_wrong(self, alone: Many[float]) -> list[float]:
         """The same where what was looked up is wrong."""

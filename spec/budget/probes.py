@@ -31,7 +31,6 @@ class Probes:
     def __init__(self) -> None:
         self._saved: dict[str, float] = {}
         self._least: dict[str, float] = {}
-        self._turns: dict[str, int] = {}
         self._again: set[str] = set()
 
     def save(self, allowed: Mapping[str, float]) -> bool:
@@ -58,12 +57,9 @@ class Probes:
         for member in sorted(models, key=lambda member: member.asked):
             if not self._may_ask(member.name):
                 continue
+            way = None
             if member.name != best.model:
                 way = _chain(member, best, offers, drafting, seconds, pinned)
-            elif pinned is None:
-                way = _tree(member, best, offers, drafting, seconds, self._turns.get(member.name, 0))
-            else:
-                way = None
             if way is None:
                 self._again.discard(member.name)
                 self._least[member.name] = self._saved.get(member.name, 0.0) + _LEAST_LOSS * best.seconds
@@ -94,7 +90,6 @@ class Probes:
             self._least[name] = max(loss, _MORE * self._saved[name])
             return False
         self._saved[name] = self._least[name] = 0.0
-        self._turns[name] = self._turns.get(name, 0) + 1
         return True
 
 
@@ -117,23 +112,6 @@ def _chain(
     tokens = len(offers) + sum(sum(offer.found[:taken]) for offer, taken in zip(offers, found, strict=True))
     spent = of_rows(seconds, len(offers) + sum(found) + nodes) + drafting(member.name, max(levels), max(levels))
     return Taken(member.name, found, levels, tokens, spent)
-
-
-def _tree(
-    member: Member, best: Taken, offers: Many[Offer], drafting: DraftSeconds, seconds: Many[float], turn: int
-) -> Taken | None:
-    """For one that is asked anyway, another of its trees, in turns. It is expected to bring what is brought now."""
-    offered = {shape for offer in offers for shape in offer.trees.get(member.name, ())}
-    others = [bush.shape for bush in member.bushes if bush.shape in offered and bush.shape is not best.tree]
-    if not others:
-        return None
-    shape = others[turn % len(others)]
-    grown = next(bush.levels for bush in member.bushes if bush.shape is shape) if shape.is_chain else shape.levels
-    levels = tuple(shape.levels if shape in offer.trees.get(member.name, ()) else 0 for offer in offers)
-    nodes = grown if shape.is_chain else shape.nodes - 1
-    rows = len(offers) + sum(best.found) + round(nodes * sum(map(bool, levels)))
-    spent = of_rows(seconds, rows) + drafting(member.name, grown, nodes, grown=True)
-    return Taken(member.name, best.found, levels, best.tokens, spent, shape)
 
 
 def allowances(models: Many[Member], best: Taken, offers: Many[Offer]) -> dict[str, float]:

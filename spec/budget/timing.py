@@ -96,14 +96,15 @@ class Timing:
             member.cost.slower = self._cost.slower
         asked = [share for verdict in verdicts for share in to_draft(verdict.work.shape)]
         if len({share.drafter for share in asked}) == 1:
-            grown = any(share.shape.least for share in asked)
+            grown = any(share.shape.price is not None for share in asked)
             self._drafted(asked[0].drafter, verdicts, trace.seconds.get("propose", 0.0), grown)
 
     def _drafted(self, name: str, verdicts: Many[Verdict], seconds: float, grown: bool) -> None:
         levels, nodes = max((drafted_by(name, v.tree) for v in verdicts if v.tree is not None), default=(0, 0))
         if nodes:  # a grammar may have left nothing to draft
             rest = sum(self._rest.get((name, v.work.sequence.id), 0) for v in verdicts if _asks(name, v))
-            self._members[name].cost.saw(levels, seconds, rest, max(0, nodes - levels), grown)
+            more = 0 if grown else max(0, nodes - levels)
+            self._members[name].cost.saw(levels, seconds, rest, more, grown)
 
 
 def _asks(name: str, verdict: Verdict) -> bool:

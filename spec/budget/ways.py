@@ -7,8 +7,6 @@ from collections.abc import Sequence as Many
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
-from spec.tree import TreeShape
-
 
 class Grove(NamedTuple):
     """What is expected of a tree: accepted nodes, verified ones once their chances are known, and levels drafted."""
@@ -24,14 +22,15 @@ class Offer:
 
     found: the chances of nodes that were looked up, likeliest first. first: that one of them at depth 1 comes; a model
     is of no use then. models: by name, the chance of each level's node of a chain, alone. beside: the same where what
-    was looked up is wrong at depth 1, as chances of the model alone. trees: by name and shape.
+    was looked up is wrong at depth 1, as chances of the model alone. trees: by name, of those that can be asked
+    for one.
     """
 
     found: Many[float] = ()
     first: float = 0.0
     models: Mapping[str, Many[float]] = field(default_factory=dict)
     beside: Mapping[str, Many[float]] = field(default_factory=dict)
-    trees: Mapping[str, Mapping[TreeShape, Grove]] = field(default_factory=dict)
+    trees: Mapping[str, Grove] = field(default_factory=dict)
 
     def chain(self, model: str, looked: bool) -> Many[float]:
         """The chances of a model's chain; looked: beside what was found."""
@@ -40,9 +39,9 @@ class Offer:
         missed = 1.0 - self.first
         return [missed * chance for chance in self.beside.get(model, ())]
 
-    def tree(self, model: str, shape: TreeShape, looked: bool) -> Grove:
-        """What is expected of a tree; looked: beside what was found."""
-        grove = self.trees.get(model, {}).get(shape, Grove())
+    def tree(self, model: str, looked: bool) -> Grove:
+        """What is expected of a model's tree; looked: beside what was found."""
+        grove = self.trees.get(model, Grove())
         if not (looked and self.found and grove.tokens):
             return grove
         alone, beside = self.models.get(model), self.beside.get(model)
@@ -53,15 +52,15 @@ class Offer:
 @dataclass(frozen=True, slots=True)
 class Taken:
     """One way of drafting at its best size. model: "" for what was found alone. found, levels: of each sequence, how
-    many found nodes and how many of the model's levels. tokens, seconds: expected of the step. tree: the model's shape
-    if it is no chain of a given length."""
+    many found nodes and how many of the model's levels. tokens, seconds: expected of the step. grown: what is expected
+    of each of the model's trees, if these grow by their chances; it is asked for no chains of a given length then."""
 
     model: str
     found: tuple[int, ...]
     levels: tuple[int, ...]
     tokens: float
     seconds: float
-    tree: TreeShape | None = None
+    grown: tuple[Grove, ...] = ()
 
     @property
     def pace(self) -> float:
@@ -75,9 +74,8 @@ class Taken:
     @property
     def nodes(self) -> int:
         """Drafted ones, of all sequences."""
-        if self.tree is None:
-            return sum(self.found) + sum(self.levels)
-        return sum(self.found) + (self.tree.nodes - 1) * sum(map(bool, self.levels))
+        drafted = round(sum(grove.nodes for grove in self.grown)) if self.grown else sum(self.levels)
+        return sum(self.found) + drafted
 
     @property
     def kind(self) -> tuple[str, bool]:

@@ -24,7 +24,7 @@ from itertools import zip_longest
 from operator import itemgetter
 
 from spec.budget.ways import DraftSeconds, Offer, Taken, of_rows
-from spec.tree import MAX_NODES, TreeShape
+from spec.tree import MAX_NODES
 
 #: Tokens that drafting must bring more than none: chances are only estimates, and the best looks better than it is. Of
 #: models, whose drafts take time of their own, more.
@@ -55,9 +55,10 @@ def weigh(
     looked = any(offer.found for offer in offers)
     for model in {name: None for offer in offers for name in offer.models}:
         for beside in (False, True) if looked else (False,):
-            drafted = scale.deepest(offers, model, beside, draft_seconds)
-            for shape in {shape: None for offer in offers for shape in offer.trees.get(model, ())}:
-                drafted += scale.tree(offers, model, shape, beside, draft_seconds)
+            if any(model in offer.trees for offer in offers):
+                drafted = scale.tree(offers, model, beside, draft_seconds)
+            else:
+                drafted = scale.deepest(offers, model, beside, draft_seconds)
             if not (drafted or beside):  # to tell what it was preferred to
                 drafted.append(scale.best(offers, model, 1, False, draft_seconds(model, 1, 1)))
             ways += drafted
@@ -97,10 +98,10 @@ def pays_up_to(offers: Many[Offer], seconds: Many[float], draft_seconds: DraftSe
             gain, rows = gain + sum(chances), rows + len(chances)
             spent = of_rows(seconds, rows) - seconds[plain] + draft_seconds(model, levels, levels)
             most = max(most, gain / spent) if spent > 0 else math.inf
-        for shape in {shape: None for offer in offers for shape in offer.trees.get(model, ())}:
-            trees = [offer.tree(model, shape, False) for offer in offers]
+        trees = [offer.tree(model, False) for offer in offers]
+        if any(tree.tokens for tree in trees):
             deepest = max(tree.levels for tree in trees)
-            spent = draft_seconds(model, deepest, deepest if shape.is_chain else shape.nodes - 1, grown=True)
+            spent = draft_seconds(model, deepest, deepest, grown=True)
             spent += of_rows(seconds, plain + round(sum(tree.nodes for tree in trees))) - seconds[plain]
             most = max(most, (sum(tree.tokens for tree in trees) - edge) / spent) if spent > 0 else math.inf
     return most
@@ -181,28 +182,23 @@ class _Scale:
             best = max(best, value)
         return ways
 
-    def tree(
-        self, offers: Many[Offer], model: str, shape: TreeShape, looked: bool, draft_seconds: DraftSeconds
-    ) -> list[Taken]:
-        """A whole tree for each sequence that may have one, beside the best of what was found, or alone; none if its
-        draft alone takes longer than it is worth."""
-        trees = [offer.tree(model, shape, looked) for offer in offers]
-        gains, rows = [grove.tokens for grove in trees], round(sum(grove.nodes for grove in trees))
+    def tree(self, offers: Many[Offer], model: str, looked: bool, draft_seconds: DraftSeconds) -> list[Taken]:
+        """A tree for each sequence that may have one, beside the best of what was found, or alone; none if its draft
+        alone takes longer than it is worth."""
+        trees = tuple(offer.tree(model, looked) for offer in offers)
+        gain, rows = sum(grove.tokens for grove in trees), round(sum(grove.nodes for grove in trees))
         deepest = max(grove.levels for grove in trees)
-        drafting = draft_seconds(model, deepest, deepest if shape.is_chain else shape.nodes - 1, grown=True)
-        if sum(gains) <= self.pace * drafting:
+        drafting = draft_seconds(model, deepest, deepest, grown=True)
+        if gain <= self.pace * drafting:
             return []
         beyond = self.seconds[min(rows, len(self.seconds) - len(offers) - 1) :]
         if looked:
             found = _Scale(beyond, self.pace, self.most, 0.0).best(offers, "", 0, True, drafting)
         else:
             found = Taken("", (0,) * len(offers), (), float(len(offers)), beyond[len(offers)] + drafting)
-        branched = sum(
-            bool(gain and (nodes or not shape.is_chain)) for gain, nodes in zip(gains, found.found, strict=True)
-        )
-        levels = tuple(shape.levels if gain else 0 for gain in gains)
-        spent = found.seconds + self.branching * branched
-        return [Taken(model, found.found, levels, found.tokens + sum(gains), spent, shape)]
+        spent = found.seconds + self.branching * sum(bool(grove.tokens) for grove in trees)
+        levels = tuple(max(1, round(grove.levels)) if grove.tokens else 0 for grove in trees)
+        return [Taken(model, found.found, levels, found.tokens + gain, spent, trees)]
 
     def best(self, offers: Many[Offer], model: str, levels: int, looked: bool, drafting: float) -> Taken:
         """The likeliest nodes of all sequences, as many as are worth most. looked: whether found ones take part."""

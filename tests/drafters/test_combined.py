@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-import pytest
+import numpy as np
 import torch
 
 from drafters.calibration import Calibration
@@ -18,6 +18,7 @@ from spec.budget.cost import DraftCost
 from spec.budget.members import Member, Record
 from spec.budget.mixed import Mixed, Share, drafted_by
 from spec.noise import Noise
+from spec.price import Price
 from spec.protocols import FeatureRequest
 from spec.sampling import SamplingParams
 from spec.sequence import Sequence as Running
@@ -132,40 +133,24 @@ def test_a_request_that_names_one_is_drafted_for_by_no_other() -> None:
     assert [shape.levels for shape in parrots["looked"].shapes] == [1]
 
 
-def test_a_tree_stops_growing_where_its_frontier_is_unlikely() -> None:
-    """Uniform logits over 16 tokens: two nodes of a level hold an eighth of what the one before held."""
+def test_a_tree_stops_growing_where_a_level_is_not_worth_its_price() -> None:
+    """Uniform logits over 16 tokens: every node is a sixteenth as likely as the one above."""
     depths = {}
-    for least in (0.0, 0.05, 0.5):
-        grown = Growing.below(sequence(), TreeShape((2, 2, 2, 2), least=least), False, Calibration())
+    for level in (0.0, 0.05, 0.5):
+        price = Price(level, np.zeros(33))
+        grown = Growing.below(sequence(), TreeShape((2, 2, 2, 2), price=price), False, Calibration())
         grown.sequence.sampling = SamplingParams(temperature=0.0)
         while not grown.done:
             grown.grow(torch.zeros(len(grown.frontier), 16), True)
-        depths[least] = grown.depth
+        depths[level] = grown.depth
     assert depths[0.0] == 4
     assert depths[0.5] < depths[0.05] < 4
-
-
-def test_a_chain_that_may_stop_does_so_where_it_is_unlikely_and_says_its_chances() -> None:
-    """Two tokens share the chance at each level, so a node holds about half of what the one before did."""
-    chains = {}
-    for least in (0.0, 0.2, 0.4):
-        grown = Growing.below(sequence(), replace(TreeShape.chain(6), least=least), False, Calibration())
-        grown.calibration.active = False
-        grown.sequence.sampling = SamplingParams(temperature=0.0)
-        logits = torch.full((1, 16), -30.0)
-        logits[0, :2] = torch.tensor([1.0, 0.9])
-        while not grown.done:
-            grown.grow(logits, True)
-        chains[least] = grown.tree("model")
-    assert [len(chain) - 1 for chain in chains.values()] == [6, 3, 2]
-    assert chains[0.4].chances == pytest.approx((1.0, 0.525, 0.275), abs=0.01)
-    assert chains[0.2].tokens.tolist() == chains[0.0].tokens.tolist()[:4]
 
 
 def test_what_is_cut_off_a_chain_is_still_known_to_have_been_drafted() -> None:
     budget, combined, parrots = three(rows=0.33)
     parrots["model"].tree = DraftTree.chain([7, 3, 6, 9], "model", (1.0, 0.9, 0.5, 0.1))
-    asked = Mixed.sharing([Share("model", replace(TreeShape.chain(3), least=0.01))])
+    asked = Mixed.sharing([Share("model", replace(TreeShape.chain(3), price=Price(0.01, np.zeros(33))))])
     budget.plan([sequence()])
     (tree,) = combined.propose([sequence()], [asked])
     assert tree.tokens.tolist() == [7, 3, 6]
@@ -174,20 +159,6 @@ def test_what_is_cut_off_a_chain_is_still_known_to_have_been_drafted() -> None:
 
 def record(salt: str, member: Member) -> Record:
     return Record.of(member, replace(sequence(), salt=salt))
-
-
-def test_a_level_that_was_not_grown_counts_as_one_that_missed() -> None:
-    member = Member.model(Parrot("model", MODEL), DraftCost())
-    bush = next(bush for bush in member.bushes if bush.shape == TreeShape((3, 2, 1)))
-    own = record("", member)
-    grown = DraftTree.build([7, 3, 4], [-1, 0, 0], "model", (1.0, 0.6, 0.3))
-    for _ in range(60):
-        own.learn(grown, [3, 9], 1, bush)  # the one level came, and then a token that nobody drafted
-    tokens = own.expected(6).trees[bush.shape].tokens
-    assert tokens == pytest.approx(1.0, abs=0.2)
-    for _ in range(60):
-        own.learn(grown, [3, 9], 0, bush)  # it would have come, but was cut off
-    assert own.expected(6).trees[bush.shape].tokens < 0.3
 
 
 def test_what_a_salt_shows_of_claims_is_known_to_its_next_sequence() -> None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 import torch
 
@@ -16,6 +17,7 @@ from kvpaging import KVStore, PagePool, PageTable
 from spec.constrain import Ahead
 from spec.engine import Engine
 from spec.noise import Noise
+from spec.price import Price
 from spec.protocols import FeatureRequest, Forward, Rows
 from spec.sampling import SamplingParams
 from spec.sequence import Sequence
@@ -28,9 +30,9 @@ from tests.verifier.families import make
 from tests.verifier.reading import Reader, load_decoder, random_tokens
 from verifier.paged_model import PagedModel
 
-#: What a frontier of a fading tree holds at least: of these models' drafts about half have less.
-FADED = 0.3
-FADING = ["fading 1,1,1,1,1", "fading 3,3,2,1"]
+#: What levels and rows are worth to a fading tree: of these models' drafts about half stop by that.
+FADED = Price(0.1, 0.06 * np.arange(33.0))
+FADING = ["fading 3,3,2,1", "fading dynamic 4,4,2,2,1"]
 SHAPES = ["1,1,1", "3,2,1", "dynamic 4,4,2,2,1", "4,4,2,2,1", LARGEST, f"dynamic {LARGEST}", "template"]
 
 
@@ -44,17 +46,17 @@ class Watched:
     @classmethod
     def of(cls, pair: Pair, shape: str, **options: int | bool) -> Watched:
         made: list[PagedModel] = []
-        dynamic = shape.startswith("dynamic ")
+        dynamic = "dynamic " in shape
 
         def drafter(pool: PagePool) -> DraftModelDrafter:
             made.append(paged(pair.draft, pool))
             return DraftModelDrafter(made[0], dynamic)
 
         form = (
-            TEMPLATE if shape == "template" else TreeShape.parse(shape.removeprefix("dynamic ").removeprefix("fading "))
+            TEMPLATE if shape == "template" else TreeShape.parse(shape.removeprefix("fading ").removeprefix("dynamic "))
         )
         if shape.startswith("fading "):
-            form = replace(form, least=FADED)
+            form = replace(form, price=FADED)
         engine = engine_of(pair.target, drafter, form, **options)  # type: ignore[arg-type]
         return cls(engine, made[0])
 

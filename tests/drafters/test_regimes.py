@@ -9,6 +9,7 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import pytest
 
 from drafters.combined import CombinedDrafter
@@ -37,7 +38,7 @@ Text = list[int]
 class Foresight:
     """Implements :class:`spec.protocols.Drafter`: knows the text, and says each token rightly with a chance of its own.
 
-    chance: by position.
+    chance: by position. What it says its chances are is what it has seen of them, as models' calibrations do.
     """
 
     needs: FeatureRequest | None = None
@@ -45,15 +46,28 @@ class Foresight:
     def __init__(self, text: Text, chance: Callable[[int], float], name: str = "draft_model") -> None:
         self.name, self._text, self._chance = name, text, chance
         self.asked = 0
+        self._hits, self._trials = 2.4, 4.0
+        self._drafted: dict[str, int] = {}
         self._read: dict[str, int] = {}
 
     def propose(self, sequences: Sequence[Running], shapes: Sequence[TreeShape]) -> list[DraftTree]:
         self.asked += 1
         self._read.update((s.id, len(s.tokens)) for s in sequences)
-        return [
-            DraftTree.chain([s.tokens[-1], *(self._said(len(s.tokens) + d) for d in range(shape.levels))], self.name)
-            for s, shape in zip(sequences, shapes, strict=True)
-        ]
+        trees = [self._draft(s.tokens, shape) for s, shape in zip(sequences, shapes, strict=True)]
+        self._drafted = {s.id: len(tree) - 1 for s, tree in zip(sequences, trees, strict=True)}
+        return trees
+
+    def _draft(self, tokens: list[int], shape: TreeShape) -> DraftTree:
+        """A chain as long as asked for, or as its price lets it grow."""
+        chances, claimed = [1.0], self._hits / self._trials
+        for _ in range(shape.levels):
+            if len(chances) > 1 and shape.price is not None:
+                below = np.array([[claimed * chances[-1]]])
+                if not shape.price.going_on(np.array(chances[1:]), below):
+                    break
+            chances.append(claimed * chances[-1])
+        said = [self._said(len(tokens) + depth) for depth in range(len(chances) - 1)]
+        return DraftTree.chain([tokens[-1], *said], self.name, tuple(chances))
 
     def _said(self, position: int) -> int:
         if position < len(self._text) and random.Random(f"{self.name}/{position}").random() < self._chance(position):
@@ -67,7 +81,10 @@ class Foresight:
         self._read[sequence.id] = len(sequence.tokens)
 
     def committed(self, sequence: Running, path: list[int]) -> None:
-        """Nothing is kept."""
+        """Each level below one that came says how often they do."""
+        levels, came = self._drafted.pop(sequence.id, 0), sum(node > 0 for node in path)
+        for hit in [True] * came + [False] * (came < levels):
+            self._hits, self._trials = 0.97 * self._hits + hit, 0.97 * self._trials + 1.0
 
     def finished(self, sequence: Running) -> None:
         """Nothing is kept."""
@@ -136,6 +153,11 @@ def led(steps: Sequence[Step], begin: int, end: int, by: str) -> float:
     return chosen.count(by) / len(chosen)
 
 
+def spent(budget: Noted) -> float:
+    """Milliseconds of all steps."""
+    return sum(step.ms for step in budget.steps)
+
+
 @pytest.mark.parametrize("seed", range(4))
 def test_a_change_of_regime_moves_the_choice_within_30_tokens(seed: int) -> None:
     """Prose, which a draft model guesses well; a block quoted from the prompt; prose again."""
@@ -156,9 +178,9 @@ def test_where_nothing_helps_nothing_is_drafted_and_trying_costs_little() -> Non
     text = rng.sample(range(1, WORDS), 700)
     model = Foresight(text, lambda position: 0.0)
     budget, steps = wrote(text, 100, model=model, again=3)
-    plain, spent = CURVE.seconds(1) * 1000, sum(step.ms for step in budget.steps)
+    plain = CURVE.seconds(1) * 1000
     assert sum(steps) > 3 * 590
-    assert spent < (1 + PROBING + 0.01) * plain * len(budget.steps)
+    assert spent(budget) < (1 + PROBING + 0.01) * plain * len(budget.steps)
     assert model.asked > 12
     assert share(budget.steps[200:], 0, 2000, lambda choice: choice == "none") > 0.99
     assert budget.leader.name == "none"
@@ -174,7 +196,7 @@ def test_who_is_at_rest_is_noticed_when_it_would_help() -> None:
     assert steps[0] < 600
 
 
-@pytest.mark.parametrize("seed", [8, 9])
+@pytest.mark.parametrize("seed", [8, 9, 10])
 def test_two_that_know_different_halves_are_asked_together(seed: int) -> None:
     """What is looked up is wrong now and then, and a cheap model knows those places: both go into one tree.
 
@@ -185,10 +207,10 @@ def test_two_that_know_different_halves_are_asked_together(seed: int) -> None:
     text = said + [token if rng.random() < 0.75 else rng.randrange(1, WORDS) for token in said]
     changed = [text[position] != said[position - 300] for position in range(300, 600)]
     model = Foresight(text, lambda position: 0.95 * changed[position - 300] if position >= 300 else 0.0)
-    budget, steps = wrote(text, 300, model=model, cost=DraftCost(0.00005, 0.0001, 0.0))
+    budget, _ = wrote(text, 300, model=model, cost=DraftCost(0.00005, 0.0001, 0.0))
     alone, _ = wrote(text, 300, model=Foresight(text, lambda position: 0.0), cost=DRAFT)
-    assert share(budget.steps, 330, 600, lambda choice: "+draft_model" in choice) > 0.3
-    assert steps[0] < 0.92 * len(alone.steps)
+    assert share(budget.steps, 330, 600, lambda choice: "+draft_model" in choice) > 0.15
+    assert spent(budget) < 0.95 * spent(alone)
 
 
 def test_news_come_with_reasons_and_not_at_every_step() -> None:

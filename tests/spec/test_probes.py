@@ -133,9 +133,9 @@ def test_whoever_was_right_is_asked_again_at_once_unless_that_takes_long_or_the_
     assert asked(probes, [model("m", seconds=1.1)], offer, 1) == [None]
 
 
-def test_a_surprise_buys_no_other_tree_of_whoever_leads_by_now() -> None:
+def test_whoever_leads_by_now_is_not_asked_to_be_seen() -> None:
     member, probes = model("m", seconds=0.5), Probes()
-    trees = {"m": {bush.shape: Grove(2.0, 3.0, 2.0) for bush in member.bushes}}
+    trees = {"m": Grove(2.0, 3.0, 2.0)}
     best = Taken("m", (0,), (6,), 3.0, 1.0)
     probes.surprised("m")
     assert asked(probes, [member], Offer(models={"m": [0.5]}, trees=trees), 1, best) == [None]
@@ -160,23 +160,3 @@ def test_a_pinned_probe_is_the_pinned_shape_and_nothing_beside() -> None:
     ways = [step(probes, [member], best, offer, lambda *_: 0.2, pinned) for _ in range(500)]
     taken = next(way for way in ways if way is not best)
     assert (taken.found, taken.levels) == ((0,), (4,))
-
-
-def test_trees_that_a_request_is_too_short_for_hold_up_no_others() -> None:
-    member = model("m")
-    short = [bush.shape for bush in member.bushes if bush.shape.levels <= 4]
-    trees = {"m": {shape: Grove(2.0, 3.0, 2.0) for shape in short}}
-    best = Taken("m", (0,), (4,), 2.0, 1.0)
-    done = asked(Probes(), [member], Offer(models={"m": [0.5] * 4}, trees=trees), 200, best)
-    assert {way.tree for way in done if way is not None} == set(short)
-
-
-def test_all_other_trees_of_the_one_that_drafts_have_their_turn() -> None:
-    member = model("m")
-    shapes = [bush.shape for bush in member.bushes]
-    trees = {shape: Grove(1.0 + index, 3.0, 2.0) for index, shape in enumerate(shapes)}
-    best = Taken("m", (0,), (shapes[1].levels,), 2.0, 1.0, shapes[1])
-    done = asked(Probes(), [member], Offer(models={"m": [0.5] * 6}, trees={"m": trees}), 400, best)
-    seen = [way.tree for way in done if way is not None]
-    assert set(seen) == {shape for shape in shapes if shape is not shapes[1]}
-    assert len(seen) < 400 / 10, "cheap as it is, it is no way of its own"

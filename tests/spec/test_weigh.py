@@ -10,7 +10,6 @@ import pytest
 
 from spec.budget.ways import Grove, Offer, Taken
 from spec.budget.weigh import EDGE, MODEL_EDGE, weigh, weigh_pinned
-from spec.tree import TreeShape
 
 
 def offers_of(rng: random.Random, sequences: int) -> list[Offer]:
@@ -136,15 +135,24 @@ def test_a_tree_costs_what_branching_does() -> None:
     assert kinds(0.3)[0] == ("small", False)
 
 
-def test_a_chain_that_stops_by_itself_is_no_tree() -> None:
-    chain, tree = TreeShape.chain(3), TreeShape((2, 1))
-    offer = Offer(models={"small": [0.1]}, trees={"small": {chain: Grove(1.0, 2.0, 2.0), tree: Grove(1.1, 3.0, 2.0)}})
-    asked: list[tuple[float, float]] = []
+def test_whoever_grows_trees_is_weighed_with_these_alone() -> None:
+    chain, tree = [0.9, 0.8, 0.7], Grove(1.4, 3.0, 2.0)
+    offer = Offer(models={"small": chain}, trees={"small": tree})
+    asked: list[tuple[float, float, bool]] = []
 
     def drafting(name: str, levels: float, nodes: float, grown: bool = False) -> float:
-        asked.append((levels, nodes))
+        asked.append((levels, nodes, grown))
         return 0.1
 
-    way = weigh([offer], [1.0] * 20, drafting, pace=1.0, branching=0.5)[0]
-    assert way.tree is chain
-    assert {(2.0, 2.0), (2.0, 3.0)} <= set(asked)
+    best, plain = weigh([offer], [1.0] * 20, drafting, pace=1.0, branching=0.05)
+    assert asked == [(2.0, 2.0, True)]
+    assert (best.grown, best.levels, best.nodes, best.tokens) == ((tree,), (2,), 3, 2.4)
+    assert best.seconds == pytest.approx(1.15)
+    assert plain.kind == ("", False)
+
+
+def test_a_tree_that_is_dearer_than_what_it_brings_is_no_way() -> None:
+    offer = Offer(models={"small": [0.2]}, trees={"small": Grove(0.2, 3.0, 2.0)})
+    ways = weigh([offer], [1.0] * 20, lambda name, levels, nodes, grown=False: 0.3, pace=1.0)
+    assert not ways[0].nodes
+    assert not any(way.grown for way in ways)

@@ -1,0 +1,59 @@
+"""What a draft that grows by its chances pays for its levels and rows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Many
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+
+
+class Worth(NamedTuple):
+    """How many nodes are worth their rows, and the tokens they bring beyond those that this takes."""
+
+    nodes: int
+    gain: float
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Price:
+    """In tokens that would otherwise come in the same time.
+
+    level: of one more level. rows: fp64[N + 1], of the first 0, 1, .. N nodes together.
+    """
+
+    level: float
+    rows: Floats
+
+    @classmethod
+    def of(cls, pace: float, level: float, seconds: Many[float], rows: int) -> Price:
+        """At so many tokens in a second. level: seconds of one; seconds: of a step by its rows, which has so many
+        without these nodes."""
+        beyond = np.array(seconds[min(rows, len(seconds) - 1) :])
+        return cls(pace * level, pace * (beyond - beyond[0]))
+
+    def worth(self, chances: Floats) -> Worth:
+        """Of nodes with these chances."""
+        count = min(len(chances), len(self.rows) - 1)
+        if not count:
+            return Worth(0, 0.0)
+        gains = np.sort(chances)[::-1][:count].cumsum() - self.rows[1 : count + 1]
+        best = int(gains.argmax())
+        return Worth(best + 1, float(gains[best])) if gains[best] > 0 else Worth(0, 0.0)
+
+    def going_on(self, chances: Floats, below: Floats) -> list[int]:
+        """Where the next level is to be drafted; empty if that is not worth its price.
+
+        chances: fp64[N], of the nodes that are there; below: fp64[F, k], of those that may come to be below each node
+        of the last level, as they mostly are. Nothing is drafted below a node of which none of these is worth its row.
+        """
+        together = np.concatenate((chances, below.ravel()))
+        count, gain = self.worth(together)
+        if not count or gain - self.worth(chances).gain < self.level:
+            return []
+        least = np.sort(together)[-count]
+        return [index for index, best in enumerate(below.max(1).tolist()) if best >= least]

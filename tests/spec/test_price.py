@@ -1,0 +1,56 @@
+"""What a draft that grows pays, against trying everything."""
+
+from __future__ import annotations
+
+from itertools import chain
+
+import numpy as np
+import pytest
+
+from spec.price import Price
+
+
+def price_of(rng: np.random.Generator, rows: int = 12) -> Price:
+    """Some steps of the rows' price are free."""
+    steps = rng.uniform(0, 0.3, rows) * (rng.random(rows) < 0.7)
+    return Price(rng.uniform(0, 0.3), np.concatenate(([0.0], steps.cumsum())))
+
+
+def most(price: Price, chances: list[float]) -> float:
+    """The best of all numbers of nodes."""
+    ordered = sorted(chances, reverse=True)[: len(price.rows) - 1]
+    return max(sum(ordered[:count]) - float(price.rows[count]) for count in range(len(ordered) + 1))
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_as_many_nodes_are_worth_their_rows_as_bring_most(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    price, chances = price_of(rng), rng.uniform(0, 1, rng.integers(0, 20))
+    nodes, gain = price.worth(chances)
+    assert gain == pytest.approx(most(price, chances.tolist()))
+    assert gain == pytest.approx(np.sort(chances)[::-1][:nodes].sum() - price.rows[nodes])
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_a_level_is_drafted_where_it_is_worth_its_price_and_not_below_nodes_that_bring_nothing(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    price, chances = price_of(rng), rng.uniform(0, 0.5, rng.integers(1, 10))
+    below = rng.uniform(0, 0.3, (rng.integers(1, 6), 3))
+    going = price.going_on(chances, below)
+    before = most(price, chances.tolist())
+    after = most(price, [*chances, *chain.from_iterable(below.tolist())])
+    assert bool(going) == (after > 0 and after - before >= price.level)
+    kept = list(chain.from_iterable(below[going].tolist()))
+    assert not going or most(price, [*chances, *kept]) == pytest.approx(after), "the others would bring nothing"
+
+
+def test_the_price_is_what_would_come_in_the_time() -> None:
+    price = Price.of(10.0, 0.05, [0.0, 1.0, 1.0, 1.2, 1.5], 1)
+    assert price.level == pytest.approx(0.5)
+    assert price.rows.tolist() == pytest.approx([0.0, 0.0, 2.0, 5.0])
+
+
+def test_where_no_rows_are_left_nothing_is_worth_one() -> None:
+    price = Price.of(10.0, 0.0, [0.0, 1.0], 5)
+    assert price.worth(np.array([0.9])) == (0, 0.0)
+    assert price.going_on(np.array([0.9]), np.array([[0.8]])) == []
