@@ -22,6 +22,8 @@ _REREAD, _MOVED_TOKENS, _MOVED = 16, 128, 0.05
 #: How far one step moves what is expected of the next: of all steps, since machines are slower at times, and of those
 #: of its kind (as many rows; a chain or a tree) beside. How far off it may count to be.
 _STEP, _OF_KIND, _MOST_OFF = 0.03, 0.03, 1.5
+#: As many steps what was measured at the start-up counts, at first, against those of its kind.
+_MEASURED = 16.0
 #: So many times beyond the last point a line is as good as without end.
 _ENDLESS = 1e6
 
@@ -48,6 +50,7 @@ class StepCost:
         self._context_factors = [1.0] * len(context)
         self._branching = branching
         self._factors = [1.0] * len(rows)
+        self._steps = [_MEASURED] * len(rows)
         self.slower = 1.0
 
     @classmethod
@@ -118,7 +121,8 @@ class StepCost:
         off = min(max(off, 1.0 / _MOST_OFF), _MOST_OFF)
         self.slower *= 1.0 + _STEP * (off - 1.0)
         for i, weight in near:
-            self._factors[i] *= 1.0 + _OF_KIND * weight * (off - 1.0)
+            self._factors[i] *= 1.0 + max(_OF_KIND, 1.0 / self._steps[i]) * weight * (off - 1.0)
+            self._steps[i] += weight
         if behind:
             for i, weight in _near(self._context_rows, each):
                 self._context_factors[i] *= 1.0 + _OF_KIND * weight * behind / expected * (off - 1.0)
@@ -210,6 +214,7 @@ class DraftCost:
     tree_level: float = 0.0
     slower: float = 1.0
     _factors: list[float] = field(default_factory=lambda: [1.0, 1.0])
+    _drafts: list[float] = field(default_factory=lambda: [_MEASURED, _MEASURED])
 
     def seconds(self, levels: float, rested: float = 0, more: float = 0, grown: bool = False) -> float:
         """What a draft of so many levels is expected to take, ``rested`` tokens after the last one.
@@ -242,5 +247,7 @@ class DraftCost:
             self.start, self._factors = seconds / self.slower, [1.0, 1.0]
             return
         off = min(max(seconds / expected, 1.0 / _MOST_OFF), _MOST_OFF)
-        for kind in (False, True):
-            self._factors[kind] *= 1.0 + (_STEP + _OF_KIND * (kind == (grown or more > 0))) * (off - 1.0)
+        own = grown or more > 0
+        self._factors[not own] *= 1.0 + _STEP * (off - 1.0)
+        self._factors[own] *= 1.0 + (_STEP + max(_OF_KIND, 1.0 / self._drafts[own])) * (off - 1.0)
+        self._drafts[own] += 1.0

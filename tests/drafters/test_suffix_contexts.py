@@ -170,7 +170,7 @@ def test_prefill_takes_in_too_and_several_sequences_share_a_slice() -> None:
     for _ in range(5):
         times = [cpu(partial(drafter.extend, one)) for one in running]
         assert sum(times) < 2e-3
-    assert drafter._of(running[0]).own.taken > 500
+    assert drafter._of(running[0]).own.taken > 100
 
 
 def test_a_slice_ends_in_time() -> None:

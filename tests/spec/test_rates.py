@@ -107,7 +107,7 @@ def test_a_slower_machine_is_slower_at_all_rows_and_soon() -> None:
     after = cost.expected(64)
     assert after[1] == pytest.approx(2.0, rel=0.05)
     assert after[8] == pytest.approx(3.0, rel=0.05)
-    assert after[64] > 6.0
+    assert after[64] > 5.75
 
 
 def test_chains_and_trees_cost_what_they_were_seen_to() -> None:
