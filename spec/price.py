@@ -23,18 +23,19 @@ class Worth(NamedTuple):
 class Price:
     """In tokens that would otherwise come in the same time.
 
-    level: of one more level. rows: fp64[N + 1], of the first 0, 1, .. N nodes together.
+    level: of one more level. rows: fp64[N + 1], of the first 0, 1, .. N nodes together, as many as there may be.
+    levels: that are expected to be worth it.
     """
 
     level: float
     rows: Floats
+    levels: int = 1
 
     @classmethod
-    def of(cls, pace: float, level: float, seconds: Many[float], rows: int) -> Price:
-        """At so many tokens in a second. level: seconds of one; seconds: of a step by its rows, which has so many
-        without these nodes."""
-        beyond = np.array(seconds[min(rows, len(seconds) - 1) :])
-        return cls(pace * level, pace * (beyond - beyond[0]))
+    def of(cls, pace: float, level: float, seconds: Many[float], levels: int) -> Price:
+        """At so many tokens in a second. level: seconds of one; seconds: of a step with 0, 1, .. of these nodes."""
+        beyond = np.array(seconds)
+        return cls(pace * level, pace * (beyond - beyond[0]), levels)
 
     def worth(self, chances: Floats) -> Worth:
         """Of nodes with these chances."""

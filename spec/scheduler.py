@@ -116,8 +116,9 @@ class Scheduler:
         return Work(sequence, 0, shape, sequence.constraint.forced(min(sequence.most_levels, most)))
 
     def _schedule_prefill(self, works: list[Work]) -> None:
-        # How far along a prediction is drafted is decided later: that it may be far shall hold up nobody.
-        rows = sum(min(w.nodes, self.shape.nodes) if w.sequence.prediction else w.nodes for w in works)
+        # How far along a prediction is drafted, and how large a tree grows, is decided later: that it may be far shall
+        # hold up nobody.
+        rows = sum(min(w.nodes, self.shape.nodes + len(w.forced)) for w in works)
         left = self.cost.chunk(rows, self.max_chunk)
         for sequence in [s for s in self.running if s.pending]:
             lead = min(sequence.pending, left, _ASIDE_CHUNK if sequence.aside else left)

@@ -54,7 +54,7 @@ class Work:
     @property
     def drafts(self) -> bool:
         """Whether the drafter is asked: not for what could only repeat the forced tokens."""
-        return self.shape is not None and not self.lead and self.shape.levels > len(self.forced)
+        return self.shape is not None and not self.lead and self.shape.likely_levels > len(self.forced)
 
 
 @dataclass(frozen=True, slots=True)

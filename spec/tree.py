@@ -42,6 +42,11 @@ class TreeShape:
     price: Price | None = field(default=None, compare=False)
 
     @property
+    def likely_levels(self) -> int:
+        """Levels that are expected to be drafted."""
+        return self.levels if self.price is None else min(self.levels, self.price.levels)
+
+    @property
     def levels(self) -> int:
         """The greatest depth: at most this many drafted tokens can be accepted in a step."""
         return len(self.widths)

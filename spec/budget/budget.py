@@ -285,4 +285,8 @@ class Budget(Observer):
         """What levels and rows of a sequence's tree are worth."""
         # One pass drafts the level for all of them.
         level = self.members[way.model].cost.of_a_level(tree=True) / sum(map(bool, way.levels))
-        return Price.of(self._pace, level, self._table.seconds, self._sequences + case.others + way.found[index])
+        seconds = self._table.seconds
+        rows = min(self._sequences + case.others + way.found[index], len(seconds) - 1)
+        # A token beside others that were found comes as much more seldom.
+        pace = self._pace / case.share_beside(way.model)
+        return Price.of(pace, level, seconds[rows : rows + OPEN.nodes], way.levels[index])

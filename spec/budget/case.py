@@ -14,6 +14,8 @@ from spec.tree import DraftTree
 
 #: What is left of a step in the pace of a sequence after one more.
 _PACE_KEPT = 0.8
+#: The least of what a model's tree brings alone that it is taken to bring beside others.
+_LEAST_BESIDE = 0.05
 
 
 @dataclass(slots=True, eq=False)
@@ -71,6 +73,13 @@ class Case:
         """About how many of a model's will be verified, that was asked for so many levels."""
         return round(self.tree.nodes) if levels and self.tree is not None else levels
 
+    def share_beside(self, model: str) -> float:
+        """How much of what its chances say a model's tree is expected to bring where others stand beside it."""
+        expected = self.records[model].expected_tree
+        if self.tree is None or not self.found.chances or expected is None or not expected.tokens:
+            return 1.0
+        return min(1.0, max(_LEAST_BESIDE, self.tree.tokens / expected.tokens))
+
     def kept(self, nodes: int, tokens: float) -> None:
         """Of a model's tree, which stands alone, so many nodes are verified, whose chances add up to these tokens."""
         self.grown = Grove(tokens, nodes)
@@ -93,7 +102,7 @@ class Case:
             if part.drafter in models and len(part) > 1:
                 record = self.records[part.drafter]
                 grown = None
-                if self.grown is not None and current:
+                if self.grown is not None and current and not verdict.forced:
                     grown = self.grown._replace(levels=drafted_by(part.drafter, tree)[0])
                 hit = record.learn(part, emitted, verdict.accepted, current and self.tree is None, grown)
                 if missed:

@@ -46,12 +46,13 @@ class _Share:
 class Grown:
     """Of all sequences.
 
-    Of what was long not asked for nothing is known any more: then what the model's chains do is its guess.
+    Of what was long not asked for nothing is known any more: then what the model's chains do is its guess. times: that
+    it became known.
     """
 
     def __init__(self) -> None:
         self.brings = Grove()
-        self._trees = self._unasked = 0
+        self.times = self._trees = self._unasked = 0
         self._share = _Share()
 
     @property
@@ -76,7 +77,7 @@ class Grown:
     def saw(self, grove: Grove, came: int) -> None:
         """A tree was drafted."""
         if not self.known:
-            self._trees, self._share = 0, _Share()
+            self.times, self._trees, self._share = self.times + 1, 0, _Share()
         self._trees, self._unasked = self._trees + 1, 0
         self.brings = _moved(self.brings, grove, max(_STEP, 1.0 / self._trees))
         self._share.saw(came, grove.tokens, _KEPT_OF_ALL)
@@ -87,6 +88,7 @@ class OwnGrown:
 
     def __init__(self, all: Grown) -> None:
         self._all = all
+        self._times = 0
         self._brings: Grove | None = None
         self._share = _Share()
 
@@ -100,16 +102,21 @@ class OwnGrown:
         if not self._all.known:
             levels = 1.0 + sum(chance > _DEEP for chance in chain)
             return Grove(sum(chain), 2.0 * levels, levels)
+        self._forget()
         brings = self._brings or self._all.brings
         return brings._replace(tokens=(self.share + self._all.hope) * brings.tokens)
 
     def saw(self, grove: Grove, came: int) -> None:
         """A tree was drafted whose nodes' chances add up to these tokens, and so many of them came."""
-        if not self._all.known:
-            self._brings, self._share = None, _Share()
-        self._share.saw(came, grove.tokens, _KEPT)
         self._all.saw(grove, came)
+        self._forget()
+        self._share.saw(came, grove.tokens, _KEPT)
         self._brings = _moved(self._brings or self._all.brings, grove, _OWN_STEP)
+
+    def _forget(self) -> None:
+        """What was seen before all was forgotten."""
+        if self._times != self._all.times:
+            self._times, self._brings, self._share = self._all.times, None, _Share()
 
 
 def _moved(brings: Grove, grove: Grove, step: float) -> Grove:

@@ -97,4 +97,4 @@ class Held:
 
 
 def _plain(ways: list[Taken]) -> Taken:
-    return next(way for way in ways if not way.nodes)
+    return next(way for way in ways if not way.model and not way.nodes)

@@ -5,7 +5,7 @@
     looks      proposes from the text alone, in microseconds: every step shows what it would say, and what was right
       trust      how far its drafts are right in this text, by what it claims of them (:mod:`spec.budget.trust`)
     models     by depth; and at depth 1 apart where what was looked up is wrong, since both are often right together
-    trees      of a model, some of them: by depth as well, taken to be right where the chain would miss now and then
+    trees      of a model: what their nodes' chances add up to, and how much of it comes (:mod:`spec.budget.grown`)
 """
 
 from __future__ import annotations
@@ -30,6 +30,8 @@ MODEL_LEVELS, LOOKED_LEVELS = 12, 24
 #: What a model is taken to be right in before anybody knows, and which share of what it is right in alone where what
 #: was looked up is wrong.
 _MODEL_GUESS, _BESIDE_SHARE = 0.6, 0.65
+#: As many trials as that counts: one that begins with bad luck should not be out for a thousand steps.
+_GUESSED = 16.0
 #: The tree that a model can be asked for, grown as far as it looks worth it.
 OPEN = TreeShape((4, 4, 3, 3, 3, 2, 2, 2, 2, 2, 2, 2))
 #: By how much of how unsure they are the chances of models are read too high.
@@ -38,6 +40,8 @@ _HOPE = 0.7
 _REMEMBERED = 0.99
 #: A model whose chain begins rightly more seldom, or was tried no oftener, is offered no trees.
 _LEAST_FOR_TREES, _TRIED = 0.15, 2
+#: So deep a chain is looked at where trees are known, which are mostly better.
+_FEW = 3
 
 
 @dataclass(slots=True, eq=False)
@@ -97,7 +101,7 @@ class Member:
     @classmethod
     def model(cls, drafter: Drafter, cost: DraftCost, levels: int = MODEL_LEVELS) -> Member:
         """One that computes."""
-        rates = Rates([_MODEL_GUESS] * levels, chained=True, hope=_HOPE)
+        rates = Rates([_MODEL_GUESS] * levels, chained=True, hope=_HOPE, guessed=_GUESSED)
         return cls(drafter, False, levels, cost, rates, grown=Grown())
 
 
@@ -106,8 +110,8 @@ _chain = lru_cache(TreeShape.chain)
 
 
 class Expected(NamedTuple):
-    """Of a model's chain the chance of each node (of the first alone, where trees are known), and what its tree brings,
-    if it may be asked for one; after as much was learnt of it."""
+    """Of a model's chain the chance of each node (of the first few alone, where trees are known), and what its tree
+    brings, if it may be asked for one; after as much was learnt of it."""
 
     chain: list[float]
     tree: Grove | None
@@ -143,9 +147,14 @@ class Record:
         known, learnt, levels = self._expected, self.member.learnt, min(levels, self.member.levels)
         if known is None or known.levels != levels or known.learnt != learnt:
             grown = self.member.grown
-            chain = self._chain(1 if trees and grown is not None and grown.known else levels)
+            chain = self._chain(min(_FEW, levels) if trees and grown is not None and grown.known else levels)
             known = self._expected = Expected(chain, self._tree(chain, levels) if trees else None, levels, learnt)
         return known
+
+    @property
+    def expected_tree(self) -> Grove | None:
+        """Of a model's tree, when it was last asked what is expected."""
+        return None if self._expected is None else self._expected.tree
 
     def _chain(self, levels: int) -> list[float]:
         chances, chance = [], 1.0
@@ -155,7 +164,8 @@ class Record:
         return chances
 
     def _tree(self, chain: list[float], levels: int) -> Grove | None:
-        tried = self.member.rates.trials[0] > _TRIED and self.rates.chance(0) >= _LEAST_FOR_TREES
+        rates = self.member.rates
+        tried = rates.trials[0] > _TRIED and rates.chance(0) >= _LEAST_FOR_TREES
         if self.grown is None or not tried:
             return None
         grove = self.grown.expected(chain)

@@ -71,6 +71,11 @@ class Mixed(TreeShape):
             left -= width
         return cls(tuple(widths), shares=tuple(shares), why=why)
 
+    @property
+    def likely_levels(self) -> int:
+        """Levels that are expected to be drafted."""
+        return max((share.shape.likely_levels for share in self.shares), default=0)
+
     def limited(self, levels: int) -> TreeShape:
         """The shape cut to at most ``levels`` levels."""
         if levels >= self.levels:

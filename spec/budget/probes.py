@@ -116,7 +116,8 @@ def _chain(
 
 def allowances(models: Many[Member], best: Taken, offers: Many[Offer]) -> dict[str, float]:
     """Seconds of a step that may be lost by asking each model that has anything to say."""
-    asked = [member for member in models if any(offer.models.get(member.name) for offer in offers)]
+    others = [member for member in models if member.name != best.model]
+    asked = [member for member in others if any(offer.models.get(member.name) for offer in offers)]
     return {member.name: best.seconds * _share(member, best, offers) / len(asked) for member in asked}
 
 
@@ -125,8 +126,6 @@ def _share(member: Member, best: Taken, offers: Many[Offer]) -> float:
 
     What it has to catch up with grows with each token, so that is paid beside, up to as much again.
     """
-    if member.name == best.model:
-        return PROBING
     reading = member.cost.of_a_token * best.tokens / len(offers)
     return PROBING * _hope(member, offers) + min(PROBING, reading / best.seconds)
 

@@ -19,11 +19,13 @@ class Rates:
     """Of all sequences. guesses: the chance of each cell before anything was seen.
 
     chained: what a cell shows is the guess of the next one (depth by depth, say). hope: by how much of how unsure they
-    are chances are read too high, for what shows nothing unless it is tried.
+    are chances are read too high, for what shows nothing unless it is tried. guessed: as many trials as a guess counts.
     """
 
-    def __init__(self, guesses: Many[float], chained: bool = False, hope: float = 0.0) -> None:
-        self._guesses, self._chained, self._hope = list(guesses), chained, hope
+    def __init__(
+        self, guesses: Many[float], chained: bool = False, hope: float = 0.0, guessed: float = _GUESSED
+    ) -> None:
+        self._guesses, self._chained, self._hope, self._guessed = list(guesses), chained, hope, guessed
         self.hits = [0.0] * len(guesses)
         self.trials = [0.0] * len(guesses)
         self._chances = list(guesses)
@@ -48,7 +50,7 @@ class Rates:
             self._chances[cell] = self._seen(cell, self._guesses[cell])
 
     def _seen(self, cell: int, guess: float) -> float:
-        return (self.hits[cell] + _GUESSED * guess) / (self.trials[cell] + _GUESSED)
+        return (self.hits[cell] + self._guessed * guess) / (self.trials[cell] + self._guessed)
 
     def chance(self, cell: int) -> float:
         """The chance of a cell, read hopefully."""
@@ -59,7 +61,8 @@ class Rates:
         return self._hopefully(cell, self._seen(cell, guess))
 
     def _hopefully(self, cell: int, chance: float) -> float:
-        return min(1.0, chance + self._hope * math.sqrt(chance * (1.0 - chance) / (self.trials[cell] + _GUESSED)))
+        unsure = math.sqrt(chance * (1.0 - chance) / (self.trials[cell] + self._guessed))
+        return min(1.0, chance + self._hope * unsure)
 
     def _guess(self, cell: int) -> float:
         if not cell:

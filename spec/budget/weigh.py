@@ -52,13 +52,12 @@ def weigh(
     """
     scale = _Scale(seconds, pace, most, branching)
     ways = weigh_found(offers, seconds, pace, most)
-    looked = any(offer.found for offer in offers)
+    looked, least = any(offer.found for offer in offers), max(worth(way, pace) for way in ways)
     for model in {name: None for offer in offers for name in offer.models}:
         for beside in (False, True) if looked else (False,):
-            if any(model in offer.trees for offer in offers):
-                drafted = scale.tree(offers, model, beside, draft_seconds)
-            else:
-                drafted = scale.deepest(offers, model, beside, draft_seconds)
+            drafted = scale.tree(offers, model, beside, draft_seconds)
+            if not any(worth(way, pace) > least for way in drafted):  # a tree as large as they were; less may pay
+                drafted += scale.deepest(offers, model, beside, draft_seconds)
             if not (drafted or beside):  # to tell what it was preferred to
                 drafted.append(scale.best(offers, model, 1, False, draft_seconds(model, 1, 1)))
             ways += drafted
@@ -189,7 +188,7 @@ class _Scale:
         gain, rows = sum(grove.tokens for grove in trees), round(sum(grove.nodes for grove in trees))
         deepest = max(grove.levels for grove in trees)
         drafting = draft_seconds(model, deepest, deepest, grown=True)
-        if gain <= self.pace * drafting:
+        if not gain or gain <= self.pace * drafting:
             return []
         beyond = self.seconds[min(rows, len(self.seconds) - len(offers) - 1) :]
         if looked:

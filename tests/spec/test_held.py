@@ -125,7 +125,7 @@ def test_models_that_are_not_worth_it_are_left_out_for_ever_more_steps(weighed: 
 def test_models_are_weighed_again_once_time_is_worth_less(weighed: list[list[str]]) -> None:
     """Copying is fast, so a model's draft is dear; when it ends, as much time is worth fewer tokens."""
     looked = Parrot("looked", LOOKED)
-    members = [Member.looking(looked), Member.model(Parrot("model", MODEL), DraftCost(0.6, 0.1))]
+    members = [Member.looking(looked), Member.model(Parrot("model", MODEL), DraftCost(0.45, 0.1))]
     budget, one = Budget(members, StepCost([1, 64], [1.0, 1.0]), timed=False), sequence()
     while one.output_length < 60:
         (shape,) = budget.plan([one])

@@ -45,12 +45,13 @@ def test_a_level_is_drafted_where_it_is_worth_its_price_and_not_below_nodes_that
 
 
 def test_the_price_is_what_would_come_in_the_time() -> None:
-    price = Price.of(10.0, 0.05, [0.0, 1.0, 1.0, 1.2, 1.5], 1)
+    price = Price.of(10.0, 0.05, [1.0, 1.0, 1.2, 1.5], 2)
     assert price.level == pytest.approx(0.5)
     assert price.rows.tolist() == pytest.approx([0.0, 0.0, 2.0, 5.0])
+    assert price.levels == 2
 
 
 def test_where_no_rows_are_left_nothing_is_worth_one() -> None:
-    price = Price.of(10.0, 0.0, [0.0, 1.0], 5)
+    price = Price.of(10.0, 0.0, [1.0], 1)
     assert price.worth(np.array([0.9])) == (0, 0.0)
     assert price.going_on(np.array([0.9]), np.array([[0.8]])) == []
