@@ -219,8 +219,8 @@ class DraftCost:
     def seconds(self, levels: float, rested: float = 0, more: float = 0, grown: bool = False) -> float:
         """What a draft of so many levels is expected to take, ``rested`` tokens after the last one.
 
-        more: nodes beside one a level; a chain has none. grown: whether its chances decide how far a chain goes: their
-        levels take longer too, and count as a tree's.
+        more: nodes beside one a level; a chain has none. grown: whether its chances decide what it becomes: its levels
+        count as a tree's, whatever that was.
         """
         tree = grown or more > 0
         return self._factor(tree) * (self.start + levels * self._level(tree) + (rested + more) * self.token)

@@ -96,9 +96,3 @@ class OwnRates:
         self._hits[cell] = self._hits.get(cell, 0.0) * _KEPT + hit
         self._trials[cell] = self._trials.get(cell, 0.0) * _KEPT + 1.0
         self._all.saw(cell, hit)
-
-    def went(self, right: int, known: int) -> None:
-        """So many cells in a row were right, of so many of which it is known; behind the first that was not, none
-        counts."""
-        for cell in range(min(right + 1, known)):
-            self.saw(cell, cell < right)

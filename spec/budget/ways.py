@@ -87,7 +87,7 @@ class DraftSeconds(Protocol):
     """Seconds of a draft."""
 
     def __call__(self, name: str, levels: float, nodes: float, grown: bool = False) -> float:
-        """By the model's name. grown: whether its chances decide what it becomes, if it is a chain."""
+        """By the model's name. grown: whether its chances decide what it becomes."""
         ...
 
 

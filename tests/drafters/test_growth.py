@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 
+import numpy as np
 import pytest
 import torch
 
@@ -12,6 +13,7 @@ from drafters.candidates import with_noise
 from drafters.growth import Growing
 from kvpaging import PagePool, PageTable
 from spec.noise import Noise
+from spec.price import Price
 from spec.sampling import SamplingParams
 from spec.sequence import Sequence
 from spec.template import Template
@@ -134,6 +136,21 @@ def test_expanded_nodes_fit_into_the_rows_of_the_shape(shape, dynamic) -> None:
     for node, row in g.rows.items():
         above = g.words[g.parents[node]] if node else 0
         assert g.words[node] == above | 1 << row
+
+
+@pytest.mark.parametrize("step", [0.0, 0.03, 0.08])
+def test_a_tree_that_pays_for_rows_goes_on_below_fewer_nodes_and_numbers_only_their_rows(step) -> None:
+    """That each row is of the node it hangs below is seen while it grows."""
+    shape = (4, 4, 3, 3, 2)
+    free, _ = grown(TreeShape(shape, price=Price(0.0, np.zeros(17))), dynamic=True)
+    paid, _ = grown(TreeShape(shape, price=Price(0.01, step * np.arange(17.0))), dynamic=True)
+    assert sorted(paid.rows.values()) == list(range(len(paid.rows)))
+    for node, row in paid.rows.items():
+        above = paid.words[paid.parents[node]] if node else 0
+        assert paid.words[node] == above | 1 << row
+    if step:
+        assert 1 < len(paid.rows) < len(free.rows)
+    assert paid.depth <= free.depth
 
 
 TEMPLATE = TreeShape.of(Template.of([[0], [2], [0, 1], [2, 0], [2, 3], [0, 1, 0], [1]]))

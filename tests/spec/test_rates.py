@@ -75,16 +75,6 @@ def test_what_is_hardly_known_is_read_hopefully() -> None:
     assert rates.held(0, 1.0) > sober.held(0, 1.0)
 
 
-def test_trials_end_with_the_first_that_was_wrong() -> None:
-    own, one_by_one = OwnRates(Rates([0.5] * 4)), OwnRates(Rates([0.5] * 4))
-    own.went(2, 4)
-    for cell, hit in enumerate([True, True, False]):
-        one_by_one.saw(cell, hit)
-    assert [own.chance(cell) for cell in range(4)] == [one_by_one.chance(cell) for cell in range(4)]
-    own.went(2, 2)
-    assert own.chance(2) == one_by_one.chance(2), "of a text that ends nothing is known behind it"
-
-
 def test_steps_correct_the_curve_most_of_all_near_their_rows() -> None:
     cost = StepCost([1, 8, 64], [1.0, 1.0, 4.0])
     for _ in range(200):
@@ -108,6 +98,25 @@ def test_a_slower_machine_is_slower_at_all_rows_and_soon() -> None:
     assert after[1] == pytest.approx(2.0, rel=0.05)
     assert after[8] == pytest.approx(3.0, rel=0.05)
     assert after[64] > 5.75
+
+
+def test_what_the_start_up_measured_is_soon_corrected_and_then_slowly() -> None:
+    """How far the point of eight rows moves apart from the whole curve, in the first steps and a thousand later."""
+    cost, draft = StepCost([1, 8, 64], [1.0, 2.0, 8.0]), DraftCost(0.1, 0.2)
+
+    def moved() -> tuple[float, float]:
+        step, drafting = cost.expected(8)[8], draft.seconds(2)
+        cost.saw(8, 8, 0, 1.5 * step)
+        draft.saw(2, 1.5 * drafting)
+        return cost.expected(8)[8] / step, draft.seconds(2) / drafting
+
+    first = moved()
+    for _ in range(100):
+        cost.saw(8, 8, 0, cost.expected(8)[8])
+        draft.saw(2, draft.seconds(2))
+    later = moved()
+    assert first == pytest.approx((1.046, 1.046), abs=0.002)
+    assert later == pytest.approx((1.030, 1.030), abs=0.002)
 
 
 def test_chains_and_trees_cost_what_they_were_seen_to() -> None:

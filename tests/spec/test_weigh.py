@@ -151,6 +151,20 @@ def test_whoever_grows_trees_is_weighed_with_these_alone() -> None:
     assert plain.kind == ("", False)
 
 
+def test_where_trees_as_large_as_they_were_do_not_pay_a_chain_may() -> None:
+    """Eight rows are free: a tree for one, and one node for each of four."""
+    offer = Offer(models={"small": [0.6, 0.36]}, trees={"small": Grove(1.0, 6.0, 2.0)})
+    seconds = [1.0 + 0.2 * max(0, rows - 8) for rows in range(64)]
+
+    def best(sequences: int) -> Taken:
+        many = [offer] * sequences
+        return weigh(many, seconds, lambda name, levels, nodes, grown=False: 0.1, pace=float(sequences))[0]
+
+    assert best(1).grown
+    assert best(4).levels == (1, 1, 1, 1)
+    assert not best(4).grown
+
+
 def test_a_tree_that_is_dearer_than_what_it_brings_is_no_way() -> None:
     offer = Offer(models={"small": [0.2]}, trees={"small": Grove(0.2, 3.0, 2.0)})
     ways = weigh([offer], [1.0] * 20, lambda name, levels, nodes, grown=False: 0.3, pace=1.0)
