@@ -101,7 +101,7 @@ def curve(file: Path) -> StepCost:
     costs = measured(file)
     rows, steps = zip(*costs["step_ms"], strict=True)
     context = [(rows, us / 1e6) for rows, us in costs["token_of_context_us"]]
-    return StepCost(rows, [ms / 1000 for ms in steps], context)
+    return StepCost(rows, [ms / 1000 for ms in steps], context, costs.get("branching_ms", 0.0) / 1000)
 
 
 def main() -> None:

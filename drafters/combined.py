@@ -13,7 +13,7 @@ from collections.abc import Sequence as Many
 from dataclasses import replace
 
 from spec.budget.budget import Budget
-from spec.budget.merge import Merged, merge
+from spec.budget.merge import Merged, likeliest, merge, straightened
 from spec.budget.mixed import shares_of, to_draft
 from spec.features import Features, reader_of
 from spec.protocols import Drafter, FeatureRequest
@@ -70,9 +70,9 @@ class CombinedDrafter:
         (share,) = shares_of(shape)
         grown = self._budget.pinned is None and share.tree is None and share.shape.price is not None
         if grown and len(tree.chances) == len(tree):
-            worth = 1 + self._budget.worth(sequence, tree.chances[1:], 0)
-            if worth < len(tree):
-                tree = replace(merge([tree], most=worth).tree, parts=(tree,))
+            worth, _ = self._budget.worth(sequence, tree.chances[1:], tree.chances[1:])
+            if worth + 1 < len(tree):
+                tree = replace(merge([tree], most=worth + 1).tree, parts=(tree,))
         self._asked[sequence.id] = {tree.drafter: list(range(len(tree)))}
         return tree
 
@@ -81,11 +81,13 @@ class CombinedDrafter:
         tree = merged.tree
         if not to_draft(shape) or len(tree.chances) != len(tree):
             return merged
-        found = sum(len(share.tree) - 1 for share in shares_of(shape) if share.tree is not None)
-        worth = 1 + self._budget.worth(sequence, tree.chances[1:], found)
-        if worth >= len(tree):
+        found = any(share.tree is not None for share in shares_of(shape))
+        path = [] if found else likeliest(tree)
+        along = None if found else [tree.chances[node] for node in path]
+        worth, straight = self._budget.worth(sequence, tree.chances[1:], along)
+        if worth + 1 >= len(tree):
             return merged
-        cut = merge([tree], most=worth)
+        cut = straightened(tree, path[:worth]) if straight else merge([tree], most=worth + 1)
         places = cut.numbers[0]
         kept = replace(cut.tree, parts=tree.parts or (tree,))
         return Merged(kept, [[places[node] if node >= 0 else -1 for node in own] for own in merged.numbers])

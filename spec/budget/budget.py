@@ -256,18 +256,27 @@ class Budget(Observer):
             return weigh(offers, seconds, prices.shared, self._pace, branching=self.cost.branching)
         return weigh_pinned(offers, seconds, prices.shared, self.pinned.levels, self.pinned.nodes - 1)
 
-    def worth(self, sequence: Sequence, chances: Many[float], found: int) -> int:
-        """How many of a model's tree and the ``found`` nodes beside it are worth their rows, now that all are there.
+    def worth(self, sequence: Sequence, chances: Many[float], path: Many[float] | None) -> tuple[int, bool]:
+        """How many of the drafted nodes are worth their rows, now that all are there; and whether of those of the
+        likeliest path alone.
 
-        chances: of each drafted node of the whole.
+        A tree takes what branching does beside its rows. chances: of each drafted node of the whole. path: of those of
+        the likeliest path; None where nodes that were found stand beside the model's.
         """
-        case, table = self._cases.known(sequence.id), self._table.seconds
+        case, seconds = self._cases.known(sequence.id), self._table.seconds
         assert case is not None, "what is drafted was planned"
-        rows = min(self._sequences + case.others, len(table) - 1)
-        count, tokens = worth_rows(sorted(chances, reverse=True), table, rows, self._pace)
-        if case.tree is not None and not found:
-            case.kept(count, tokens)
-        return count
+        rows = min(self._sequences + case.others, len(seconds) - 1)
+        count, tokens = worth_rows(sorted(chances, reverse=True), seconds, rows, self._pace)
+        if path is None:
+            return count, False
+        straight, along = worth_rows(path, seconds, rows, self._pace)
+        more = seconds[rows + count] - seconds[rows + straight] + self.cost.branching
+        alone = tokens - along <= self._pace * more
+        if alone:
+            count, tokens = straight, along
+        if case.tree is not None:
+            case.kept(count, tokens, branches=not alone)
+        return count, alone
 
     def _shape(self, sequence: Sequence, case: Case, way: Taken, index: int, why: Why) -> Mixed:
         shares = []

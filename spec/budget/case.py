@@ -80,9 +80,9 @@ class Case:
             return 1.0
         return min(1.0, max(_LEAST_BESIDE, self.tree.tokens / expected.tokens))
 
-    def kept(self, nodes: int, tokens: float) -> None:
+    def kept(self, nodes: int, tokens: float, branches: bool) -> None:
         """Of a model's tree, which stands alone, so many nodes are verified, whose chances add up to these tokens."""
-        self.grown = Grove(tokens, nodes)
+        self.grown = Grove(tokens, nodes, branches=branches)
 
     def learn(self, verdict: Verdict) -> list[str]:
         """See what was right of all that was proposed, verified or not; returns the models that began rightly."""

@@ -49,6 +49,28 @@ def merge(trees: Many[DraftTree], most: int = MAX_NODES) -> Merged:
     )
 
 
+def likeliest(tree: DraftTree) -> list[int]:
+    """The nodes of the path that has the likeliest node at each depth of those below the one before."""
+    below: dict[int, list[int]] = {}
+    for node, parent in enumerate(tree.parents.tolist()):
+        below.setdefault(parent, []).append(node)
+    path, at = [], 0
+    while children := below.get(at):
+        at = max(children, key=tree.chances.__getitem__)
+        path.append(at)
+    return path
+
+
+def straightened(tree: DraftTree, path: Many[int]) -> Merged:
+    """The nodes of a path alone, as a chain."""
+    nodes = [0, *path]
+    tokens = tree.tokens.tolist()
+    chain = DraftTree.chain([tokens[node] for node in nodes], tree.drafter, tuple(tree.chances[node] for node in nodes))
+    sources = tuple(tree.sources[node] for node in nodes) if tree.sources else ()
+    places = {node: place for place, node in enumerate(nodes)}
+    return Merged(replace(chain, sources=sources), [[places.get(node, -1) for node in range(len(tokens))]])
+
+
 def _shortened(chain: DraftTree, nodes: int) -> DraftTree:
     """The beginning of a chain."""
     tokens = chain.tokens[:nodes].tolist()

@@ -9,11 +9,13 @@ from typing import NamedTuple, Protocol
 
 
 class Grove(NamedTuple):
-    """What is expected of a tree: accepted nodes, verified ones once their chances are known, and levels drafted."""
+    """What is expected of a tree: accepted nodes, verified ones once their chances are known, levels drafted, and how
+    often it branches."""
 
     tokens: float = 0.0
     nodes: float = 0.0
     levels: float = 0.0
+    branches: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +48,7 @@ class Offer:
             return grove
         alone, beside = self.models.get(model), self.beside.get(model)
         missed = (1.0 - self.first) * (beside[0] / alone[0] if alone and beside else 1.0)
-        return grove._replace(tokens=missed * grove.tokens)
+        return grove._replace(tokens=missed * grove.tokens, branches=1.0)
 
 
 @dataclass(frozen=True, slots=True)

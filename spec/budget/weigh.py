@@ -195,7 +195,7 @@ class _Scale:
             found = _Scale(beyond, self.pace, self.most, 0.0).best(offers, "", 0, True, drafting)
         else:
             found = Taken("", (0,) * len(offers), (), float(len(offers)), beyond[len(offers)] + drafting)
-        spent = found.seconds + self.branching * sum(bool(grove.tokens) for grove in trees)
+        spent = found.seconds + self.branching * sum(grove.branches for grove in trees if grove.tokens)
         levels = tuple(max(1, round(grove.levels)) if grove.tokens else 0 for grove in trees)
         return [Taken(model, found.found, levels, found.tokens + gain, spent, trees)]
 

@@ -177,6 +177,8 @@ def test_rows_planned_for_others_make_those_of_one_dearer() -> None:
         [Member.model(Parrot("model", MODEL), DraftCost())], StepCost([1, 4, 64], [1.0, 1.0, 121.0]), timed=False
     )
     budget.plan([sequence()])
-    assert budget.worth(sequence(), [0.9, 0.8, 0.7, 0.6], 0) == 3
+    assert budget.worth(sequence(), [0.9, 0.8, 0.7, 0.6], None)[0] == 3
     budget.plan([sequence(), replace(sequence(), id="other")])
-    assert budget.worth(sequence(), [0.9, 0.8, 0.7, 0.6], 0) < 2, "two rows are left, and the other has planned one"
+    assert budget.worth(sequence(), [0.9, 0.8, 0.7, 0.6], None)[0] < 2, (
+        "two rows are left, and the other has planned one"
+    )

@@ -21,12 +21,13 @@ STEP = StepTrace(number=0, rows=1, sequences=1, prefill_rows=0, drafted=0, accep
 
 
 class Steps:
-    """A budget of one model that says :data:`MODEL`, and one sequence. rows: seconds of each row of a step."""
+    """A budget of one model that says :data:`MODEL`, and one sequence. rows: seconds of each row of a step;
+    branching: of one that branches."""
 
-    def __init__(self, rows: float = 0.0) -> None:
+    def __init__(self, rows: float = 0.0, branching: float = 0.0) -> None:
         self.looked = Parrot("looked", DraftTree.chain([7]))
         self.model = Member.model(Parrot("model", MODEL), DraftCost(0.01, 0.01))
-        cost = StepCost([1, 64], [1.0, 1.0 + 63 * rows])
+        cost = StepCost([1, 64], [1.0, 1.0 + 63 * rows], branching=branching)
         self.budget = Budget([Member.looking(self.looked), self.model], cost, timed=False)
         self.combined, self.one = CombinedDrafter(self.budget), sequence()
         while self.model.rates.trials[0] < 3:
@@ -49,7 +50,7 @@ def free() -> Steps:
     return Steps()
 
 
-def grown(steps: Steps) -> tuple[float, float, float]:
+def grown(steps: Steps) -> tuple[float, ...]:
     assert steps.model.grown is not None
     return steps.model.grown.brings
 
@@ -58,7 +59,7 @@ def test_a_tree_that_grew_shows_what_its_nodes_promised(free: Steps) -> None:
     shape, tree = free.step([3, 6, 1], 2)
     assert shape.widths == OPEN.widths
     assert len(tree) == len(MODEL)
-    assert grown(free) == pytest.approx((sum(MODEL.chances[1:]), len(MODEL) - 1, 2))
+    assert grown(free) == pytest.approx((sum(MODEL.chances[1:]), len(MODEL) - 1, 2, 1))
     assert free.model.grown is not None
     before = free.model.grown.share
     free.step([9], 0)
@@ -69,8 +70,23 @@ def test_of_a_tree_that_was_cut_only_the_nodes_that_were_verified_count() -> Non
     dear = Steps(rows=0.1)
     _, tree = dear.step([3, 1], 1)
     assert 1 < len(tree) < len(MODEL)
-    tokens, nodes, _ = grown(dear)
+    tokens, nodes, *_ = grown(dear)
     assert (tokens, nodes) == pytest.approx((sum(tree.chances[1:]), len(tree) - 1))
+
+
+def test_where_branching_is_dear_the_likeliest_path_is_left_alone() -> None:
+    """3 and 6 have chances of 0.5 and 0.4, their sibling 4 of 0.3."""
+    for branching, tokens in ((0.1, [7, 4, 3, 6, 5]), (0.4, [7, 3, 6])):
+        steps = Steps(branching=branching)
+        for depth in [0, 1] * 40:
+            steps.model.rates.saw(depth, True)
+        for _ in range(2):
+            _, tree = steps.step([3, 6, 1], 2)
+            assert tree.tokens.tolist() == tokens
+            assert tree.is_chain == (branching > 0.3)
+        promised, nodes, _, branches = grown(steps)
+        assert branches == (not tree.is_chain)
+        assert (promised, nodes) == pytest.approx((sum(tree.chances[1:]), len(tree) - 1))
 
 
 @pytest.mark.parametrize("forced", [0, 1])
