@@ -31,7 +31,7 @@ def merge(trees: Many[DraftTree], most: int = MAX_NODES) -> Merged:
     if len(trees) == 1 and len(trees[0]) <= most:
         return Merged(trees[0], [list(range(len(trees[0])))])
     if len(trees) == 1 and trees[0].is_chain:
-        return Merged(_shortened(trees[0], most), [[*range(most), *[-1] * (len(trees[0]) - most)]])
+        return straightened(trees[0], range(1, most))
     union = _Union(int(trees[0].tokens[0]))
     numbers = [union.add(tree) for tree in trees]
     places = union.best(min(most, MAX_NODES))
@@ -65,16 +65,11 @@ def straightened(tree: DraftTree, path: Many[int]) -> Merged:
     """The nodes of a path alone, as a chain."""
     nodes = [0, *path]
     tokens = tree.tokens.tolist()
-    chain = DraftTree.chain([tokens[node] for node in nodes], tree.drafter, tuple(tree.chances[node] for node in nodes))
+    chances = tuple(tree.chances[node] for node in nodes) if tree.chances else ()
     sources = tuple(tree.sources[node] for node in nodes) if tree.sources else ()
+    chain = DraftTree.chain([tokens[node] for node in nodes], tree.drafter, chances)
     places = {node: place for place, node in enumerate(nodes)}
     return Merged(replace(chain, sources=sources), [[places.get(node, -1) for node in range(len(tokens))]])
-
-
-def _shortened(chain: DraftTree, nodes: int) -> DraftTree:
-    """The beginning of a chain."""
-    tokens = chain.tokens[:nodes].tolist()
-    return replace(DraftTree.chain(tokens, chain.drafter, chain.chances[:nodes]), sources=chain.sources[:nodes])
 
 
 class _Union:

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from drafters.combined import CombinedDrafter
@@ -21,6 +22,7 @@ from spec.budget.cost import DraftCost
 from spec.budget.members import Member
 from spec.budget.mixed import Mixed, Share, shape_of, shares_of
 from spec.engine import Engine
+from spec.price import Price
 from spec.protocols import Drafter
 from spec.scheduler import Scheduler
 from spec.sequence import Sequence as Running
@@ -38,10 +40,10 @@ seeds = pytest.mark.parametrize("seed", [3, *(pytest.param(seed, marks=pytest.ma
 
 class Reckless(Budget):
     """Chooses at random, by the seed and the state of the sequence: nobody, one, or several into one tree, chains and
-    trees. made: how often each mix was asked for."""
+    trees, of models also such as grow by their price. made: how often each mix was asked for."""
 
     def __init__(self, members: Sequence[Member], seed: int) -> None:
-        super().__init__(members, StepCost([1, 64], [1.0, 1.5]), timed=False)
+        super().__init__(members, StepCost([1, 64], [1.0, 1.5], branching=0.1), timed=False)
         self._seed, self._planned = seed, 0
         self.made: Counter[str] = Counter()
 
@@ -68,6 +70,9 @@ class Reckless(Budget):
         shape = TreeShape.chain(depth)
         if rng.random() < 0.7:
             shape = TreeShape(tuple(rng.randint(1, width) for width in MOST.widths[:depth]))
+        if not member.looks and not shape.is_chain and rng.random() < 0.5:
+            rows = rng.choice((0.0, 0.02, 0.1)) * np.arange(float(shape.nodes))
+            shape = replace(shape, price=Price(rng.choice((0.0, 0.1)), rows))
         if not member.looks:
             return Share(member.name, shape)
         tree = member.drafter.propose([sequence], [shape])[0]
@@ -89,7 +94,7 @@ def engine_with(pair: Pair, texts: Mapping[str, list[int]], seed: int | None, **
 
     def drafter(pool: PagePool) -> Drafter:
         members = members_of(pair, texts, pool)
-        curve = StepCost([1, 64], [1.0, 1.5])
+        curve = StepCost([1, 64], [1.0, 1.5], branching=0.1)
         made.append(Budget(members, curve, timed=False) if seed is None else Reckless(members, seed))
         return CombinedDrafter(made[0])
 

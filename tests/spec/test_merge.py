@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from spec.budget.merge import merge
+from spec.budget.merge import likeliest, merge, straightened
 from spec.tree import DraftTree
 
 
@@ -39,6 +39,21 @@ def test_the_least_likely_nodes_go() -> None:
     cut = merge([merged.tree], most=3).tree
     assert paths(cut) == [(), (3,), (4,)] or paths(cut) == [(), (3,), (3, 5)]
     assert len(cut.sources) == 3
+
+
+def test_the_likeliest_path_alone_is_a_chain_that_knows_whose_its_nodes_are() -> None:
+    suffix = DraftTree.chain([7, 3, 5], "suffix", (1.0, 0.5, 0.1))
+    model = DraftTree.build([7, 4, 8, 9], [-1, 0, 1, 1], "model", (1.0, 0.6, 0.2, 0.3))
+    both = merge([suffix, model]).tree
+    path = likeliest(both)
+    assert path == [3, 5], "4, then 9"
+    alone = straightened(both, path)
+    assert (alone.tree.is_chain, alone.tree.tokens.tolist()) == (True, [7, 4, 9])
+    assert alone.tree.chances == (1.0, 0.6, 0.3)
+    assert alone.tree.sources == ("", "model", "model")
+    assert alone.numbers == [[0, -1, -1, 1, -1, 2]]
+    begun = merge([DraftTree.chain([7, 3, 5], "x")], most=2)
+    assert (begun.tree.tokens.tolist(), begun.tree.chances, begun.numbers) == ([7, 3], (), [[0, 1, -1]])
 
 
 def test_random_trees() -> None:
