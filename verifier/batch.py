@@ -21,11 +21,12 @@ class Segment:
     rows: slice of the batch's rows. blocks: key blocks a row may see. full: leading blocks that hold committed tokens
     only. used: slots in use, counted from position 0 (committed ones and this pass's rows). resident: slots read.
     first_slot: first slot if the pages are side by side; otherwise ``slots`` int64[resident] names them all.
-    tail_mask: bool[M, T*S], keys of the last T = blocks - full blocks that are hidden, per stacked row.
-    window_mask: bool[M, B*S] where a sliding window hides committed keys, else None.
-    path_columns: int64[M, T*S] for a tree: which slot column each key position of the tail reads; path_slots:
-    int64[r*T*S], the same per row as indices into the resident values. first: positions below hold nothing and are not
-    seen; their values must be finite.
+    tail_mask: bool[M, W], which of the last W = resident - full*S slots are hidden, per stacked row. They hold the last
+    T = blocks - full blocks of positions; those of a chain and nothing else.
+    window_mask: bool[M, resident] where a sliding window hides committed keys, else None.
+    path_columns: int64[M, T*S] for a tree: which of the W slots is the key at each position of the tail, a hidden one
+    where the path has ended. tail_blocks: fp32[T, M, W], one where the slot's position is in the block, else zero; None
+    if there is but one block. first: positions below hold nothing and are not seen; their values must be finite.
     """
 
     rows: slice
@@ -38,8 +39,8 @@ class Segment:
     slots: Tensor | None
     tail_mask: Tensor
     window_mask: Tensor | None
-    path_columns: Tensor | None
-    path_slots: Tensor | None
+    path_columns: Tensor | None = None
+    tail_blocks: Tensor | None = None
     first: int = 0
 
 
@@ -122,8 +123,9 @@ class _Layout:
         blocks = -(-(part.base + self.depth) // size)
         resident = -(-self.reach // size) * size
         run = part.table.run
-        tree = part.words is not None
-        hidden, columns = self._tree_tail(full, blocks) if tree else (self._chain_tail(full, blocks), None)
+        hidden, columns = self._chain_tail(full, blocks), None
+        if part.words is not None:
+            hidden, columns = self._tree_tail(full * size, blocks * size, resident)
         return Segment(
             rows=slice(first, first + self.count),
             page_size=size,
@@ -134,39 +136,52 @@ class _Layout:
             first_slot=run or 0,
             slots=None if run is not None else part.table.slots(0, resident),
             tail_mask=_stack_rows(hidden, group),
-            window_mask=self._window(hidden, full, blocks, group, window),
+            window_mask=self._window(hidden, columns, full * size, group, window),
             path_columns=None if columns is None else _stack_rows(columns, group),
-            path_slots=None if columns is None else columns.flatten(),
+            tail_blocks=None if columns is None else self._tail_blocks(columns, hidden.shape[1], group),
         )
-
-    def _tail_positions(self, full: int, blocks: int) -> Tensor:
-        size = self.part.table.pool.page_size
-        return torch.arange(full * size, blocks * size)
 
     def _chain_tail(self, full: int, blocks: int) -> Tensor:
         """bool[r, T*S]: a row of a chain hides every later position."""
-        return self._tail_positions(full, blocks) > self.positions[:, None]
+        size = self.part.table.pool.page_size
+        return torch.arange(full * size, blocks * size) > self.positions[:, None]
 
-    def _tree_tail(self, full: int, blocks: int) -> tuple[Tensor, Tensor]:
-        """bool[r, T*S] hidden, int64[r, T*S] columns: committed positions first, then the row's path in order."""
+    def _tree_tail(self, begin: int, end: int, resident: int) -> tuple[Tensor, Tensor]:
+        """bool[r, W] hidden slots, int64[r, T*S] columns: committed positions first, then the row's path in order.
+
+        begin, end: positions of the tail. Behind a path that ends before them there is a slot that it does not hold.
+        """
         assert self.part.words is not None
-        width = (blocks - full) * self.part.table.pool.page_size
-        committed = list(range(full * self.part.table.pool.page_size, self.part.base))
-        columns, lengths = [], []
+        committed, width = self.part.base - begin, resident - begin
+        seen, columns = [], []
         for word in self.part.words:
-            path = [self.part.base + node for node in range(word.bit_length()) if word >> node & 1]
-            columns.append((committed + path + [0] * width)[:width])
-            lengths.append(len(committed) + len(path))
-        hidden = torch.arange(width) >= torch.tensor(lengths)[:, None]
-        return hidden, torch.tensor(columns)
+            visible = word << committed | (1 << committed) - 1
+            path = [column for column in range(visible.bit_length()) if visible >> column & 1]
+            unseen = (~visible & visible + 1).bit_length() - 1
+            seen.append([visible >> column & 1 for column in range(width)])
+            columns.append(path + [unseen] * (end - begin - len(path)))
+        return torch.tensor(seen) == 0, torch.tensor(columns)
 
-    def _window(self, hidden: Tensor, full: int, blocks: int, group: int, window: int | None) -> Tensor | None:
-        """bool[M, B*S]: what the tail hides and what lies a window or more behind the row; None if nothing does."""
+    def _tail_blocks(self, columns: Tensor, width: int, group: int) -> Tensor | None:
+        """fp32[T, M, W]: one for the slots of each block's positions."""
+        by_block = columns.unflatten(-1, (-1, self.part.table.pool.page_size)).transpose(0, 1)
+        if len(by_block) == 1:
+            return None
+        held = torch.zeros(len(by_block), self.count, width).scatter_(2, by_block, 1.0)
+        return torch.stack([_stack_rows(block, group) for block in held])
+
+    def _window(
+        self, hidden: Tensor, columns: Tensor | None, begin: int, group: int, window: int | None
+    ) -> Tensor | None:
+        """bool[M, resident]: what the tail hides and what lies a window or more back; None if nothing does."""
         if window is None or self.part.base + self.depth <= window:
             return None
-        size = self.part.table.pool.page_size
-        behind = torch.arange(blocks * size) <= self.positions[:, None] - window
-        behind[:, full * size :] |= hidden
+        positions = torch.arange(begin + hidden.shape[1]).repeat(self.count, 1)
+        if columns is not None:
+            behind_begin = torch.arange(begin, begin + columns.shape[1]).expand_as(columns)
+            positions[:, begin:].scatter_(1, columns, behind_begin)
+        behind = positions <= self.positions[:, None] - window
+        behind[:, begin:] |= hidden
         return _stack_rows(behind, group)
 
 

@@ -5,6 +5,8 @@ Each function takes pytest's ``monkeypatch``, which also undoes it.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor
@@ -14,10 +16,9 @@ from spec import step
 from spec.adjust import Adjustment
 from spec.constrain import Guarded
 from spec.noise import Noise
-from spec.protocols import Rows
 from spec.score import logprobs_of_run
-from verifier.batch import ForwardBatch, Segment, _Layout
-from verifier.ops import attention
+from verifier.batch import ForwardBatch, Segment
+from verifier.ops import attention, tail
 
 
 def single_rows(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -32,24 +33,16 @@ def single_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ForwardBatch, "build", unpadded)
 
 
-def slot_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A tree's rows meet their keys in the order of the slots, gaps between them, blocks counted by slot."""
-    measured = _Layout.of
+def tail_from_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tree's rows meet the keys of its blocks from the last one on."""
+    in_order = tail.tail_sums
 
-    def by_slot(part: Rows) -> _Layout:
-        layout = measured(part)
-        layout.depth = layout.reach - part.base
-        return layout
+    def reversed_slots(weights: Tensor, values: Tensor, segment: Segment, out: Tensor) -> None:
+        blocks = segment.tail_blocks
+        flipped = replace(segment, tail_blocks=None if blocks is None else blocks.flip(-1))
+        in_order(weights.flip(-1), values.flip(0), flipped, out)
 
-    def tail(self: _Layout, full: int, blocks: int) -> tuple[Tensor, Tensor]:
-        assert self.part.words is not None
-        slots = self._tail_positions(full, blocks)
-        nodes = (slots - self.part.base).tolist()
-        seen = [[node < 0 or bool(word >> node & 1) for node in nodes] for word in self.part.words]
-        return ~torch.tensor(seen), slots.expand(len(seen), -1)
-
-    monkeypatch.setattr(_Layout, "of", by_slot)
-    monkeypatch.setattr(_Layout, "_tree_tail", tail)
+    monkeypatch.setattr(attention, "tail_sums", reversed_slots)
 
 
 def reused_noise(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -62,15 +55,8 @@ def reused_noise(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def sums_by_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Blocks are added up by ``sum``, whose order depends on the column and on how many rows there are."""
-
-    def weight_sums(weights: Tensor, segment: Segment) -> Tensor:
-        in_blocks = weights.unflatten(-1, (segment.blocks, segment.page_size)).sum(dim=-1)
-        total: Tensor = in_blocks.transpose(1, 2).contiguous().sum(dim=1)
-        return total.unsqueeze(-1)
-
-    monkeypatch.setattr(attention, "_weight_sums", weight_sums)
-    monkeypatch.setattr(attention, "_merge", lambda blocks: blocks.sum(dim=1))
+    """Blocks are added up by ``sum``, whose order depends on how many there are."""
+    monkeypatch.setattr(attention, "_merge", lambda blocks: blocks.permute(1, 2, 3, 0).contiguous().sum(dim=-1))
 
 
 def no_compaction(monkeypatch: pytest.MonkeyPatch) -> None:

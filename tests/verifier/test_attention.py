@@ -14,6 +14,7 @@ from spec.protocols import Rows
 from spec.tree import DraftTree
 from tests.verifier.reading import random_parents, scattered, threads
 from verifier.batch import ForwardBatch
+from verifier.ops import tail
 from verifier.ops.attention import attend
 
 SCALE = 0.3
@@ -120,6 +121,31 @@ def test_it_is_softmax_attention_over_a_rows_path(bench) -> None:
             seen = [*range(base), *(base + ancestor for ancestor in path)]
             wanted = definition(query[node], keys[seen], values[seen], bench.group, bench.window)
             assert (result[node].double() - wanted).abs().max() < 1e-5, f"base {base}, path {path}"
+
+
+@pytest.mark.parametrize("bench", CASES, ids=str)
+def test_gathered_values_give_the_bits_of_all_slots(bench, monkeypatch) -> None:
+    """What is done where zeros between the terms of a product change its bits."""
+    for base, nodes in ((0, 20), (3, 9), (37, 64), (100, 5)):
+        keys, values, query = case_of(bench, base, nodes)
+        table = bench.text(keys, values)
+        table.commit(base)
+        rows = Rows.of_tree(table, bench.tree(nodes, 6))
+        over_slots = bench.attend(rows, query)
+        monkeypatch.setattr(tail, "adds_in_order", lambda width, size: False)
+        assert torch.equal(bench.attend(rows, query), over_slots)
+        monkeypatch.undo()
+        table.release()
+
+
+def test_a_product_that_adds_in_lanes_is_found_out(monkeypatch) -> None:
+    def in_lanes(weights: Tensor, values: Tensor) -> Tensor:
+        return weights[..., 0::2] @ values[:, 0::2] + weights[..., 1::2] @ values[:, 1::2]
+
+    tail.adds_in_order.cache_clear()
+    monkeypatch.setattr(torch, "bmm", in_lanes)
+    assert not tail.adds_in_order(64, 16)
+    tail.adds_in_order.cache_clear()
 
 
 #: Contexts of a few blocks and of many: additions over blocks have many orders only when there are many.

@@ -75,13 +75,23 @@ def test_a_tree_row_reads_committed_positions_and_then_its_path() -> None:
     # Positions up to 9 in blocks of four; slots up to 11.
     assert (segment.full, segment.blocks, segment.used, segment.resident) == (1, 3, 12, 12)
     assert segment.path_columns is not None
-    seen = [
-        columns[places].tolist()
-        for columns, places in zip(segment.path_columns, visible(segment.tail_mask, 6), strict=False)
-    ]
-    assert seen == [[4, 5, 6], [4, 5, 6, 7], [4, 5, 6, 8], [4, 5, 6, 7, 9], [4, 5, 6, 8, 10], [4, 5, 6, 8, 10, 11]]
-    # Position p of the tail is column p - 4: a path is gapless whatever slots it has.
-    assert visible(segment.tail_mask, 6)[5] == [0, 1, 2, 3, 4, 5]
+    # The tail's slots begin at position 4: column c is slot c + 4, of node c - 2.
+    paths = [[0, 1, 2], [0, 1, 2, 3], [0, 1, 2, 4], [0, 1, 2, 3, 5], [0, 1, 2, 4, 6], [0, 1, 2, 4, 6, 7]]
+    assert visible(segment.tail_mask, 6) == paths
+    for row, path in enumerate(paths):
+        columns = segment.path_columns[row].tolist()
+        assert columns[: len(path)] == path, "a path is gapless whatever slots it has"
+        assert segment.tail_mask[row, columns[len(path) :]].all(), "nothing is seen behind it"
+
+
+def test_each_block_of_a_tail_holds_the_slots_of_its_positions() -> None:
+    segment = segment_of(Rows.of_tree(table_of(6, 6), TREE))
+    assert segment.tail_blocks is not None
+    # Positions 4 to 7 are the two committed ones, the root and the second level; what lies deeper is in the next block.
+    seen = segment.tail_blocks[:, :6].bool() & ~segment.tail_mask[:6]
+    assert visible(~seen[0], 6) == [[0, 1, 2], [0, 1, 2, 3], [0, 1, 2, 4], [0, 1, 2, 3], [0, 1, 2, 4], [0, 1, 2, 4]]
+    assert visible(~seen[1], 6) == [[], [], [], [5], [6], [6, 7]]
+    assert segment_of(Rows.of_tree(table_of(4, 6), DraftTree.build([1, 2, 3], [-1, 0, 0]))).tail_blocks is None
 
 
 def test_blocks_are_counted_by_position_and_residents_by_slot() -> None:
@@ -102,14 +112,14 @@ def test_each_row_stands_once_per_query_head_of_its_group_and_eight_times_at_lea
 def test_a_window_hides_by_position() -> None:
     segment = segment_of(Rows.of_tree(table_of(6, 6), TREE), window=4)
     assert segment.window_mask is not None
-    # Columns are positions 0 .. 11; depths 0, 1, 1, 2, 2, 3 sit at positions 6 .. 9.
+    # Columns are slots 0 .. 11, of nodes from 6 on; depths 0, 1, 1, 2, 2, 3 sit at positions 6 .. 9.
     assert visible(segment.window_mask, 6) == [
         [3, 4, 5, 6],
         [4, 5, 6, 7],
-        [4, 5, 6, 7],
-        [5, 6, 7, 8],
-        [5, 6, 7, 8],
-        [6, 7, 8, 9],
+        [4, 5, 6, 8],
+        [5, 6, 7, 9],
+        [5, 6, 8, 10],
+        [6, 8, 10, 11],
     ]
 
 

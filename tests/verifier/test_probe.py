@@ -103,7 +103,7 @@ def compaction_forgets(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("damage", "where"),
     [
-        (mutations.slot_order, "inside a tree"),
+        (mutations.tail_from_its_end, "inside a tree"),
         (rows_matter, "between chunk sizes"),
         (compaction_forgets, "after compaction"),
     ],

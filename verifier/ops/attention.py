@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from verifier.batch import Segment
+from verifier.ops.tail import of_paths, tail_sums
 
 #: Batched products of few rows take another path in the library, with other bits; fewer rows than this are padded.
 #: (Where the limit lies depends on the processor: at 2 rows on Intel's, at 4 on AMD's.)
@@ -38,7 +39,7 @@ def attend(query: Tensor, keys: Tensor, values: Tensor, segment: Segment, scale:
     keys, values = _resident(keys, values, segment)
     stacked = _stack_queries(query, groups).mul_(scale)
     weights = _weights(stacked, keys, segment, windowed)
-    total = _block_sums(weights, values, segment, rows, heads // groups)
+    total = _merge(_block_sums(weights, values, segment))
     mixed = total / _weight_sums(weights, segment)
     mixed = mixed[:, : rows * heads // groups].view(groups, rows, heads // groups, width)
     return mixed.permute(1, 0, 2, 3).reshape(rows, heads * width)
@@ -71,12 +72,8 @@ def _stack_queries(query: Tensor, groups: int) -> Tensor:
 
 
 def _weights(stacked: Tensor, keys: Tensor, segment: Segment, windowed: bool) -> Tensor:
-    """fp32[G, M, B*S]: ``exp(score - largest)``, zero where hidden; the columns are positions."""
+    """fp32[G, M, N]: ``exp(score - largest)``, zero where hidden; the columns are slots."""
     scores = torch.bmm(stacked, _wide(keys).permute(1, 2, 0))[..., : len(keys)].contiguous()
-    if segment.path_columns is not None:
-        full = segment.full * segment.page_size
-        tail = scores.gather(-1, segment.path_columns.expand(len(scores), -1, -1))
-        scores = torch.cat((scores[..., :full], tail), dim=-1)
     hidden = segment.window_mask if windowed and segment.window_mask is not None else None
     if hidden is not None:
         scores.masked_fill_(hidden, -torch.inf)
@@ -95,52 +92,47 @@ def _wide(keys: Tensor) -> Tensor:
 
 def _weight_sums(weights: Tensor, segment: Segment) -> Tensor:
     """fp32[G, M, 1]: inside each block first, then over the blocks, in an order fixed by the position of each."""
-    in_blocks = weights.unflatten(-1, (segment.blocks, segment.page_size)).sum(dim=-1)
+    size, full = segment.page_size, segment.full * segment.page_size
+    if segment.path_columns is None:
+        in_blocks = weights.unflatten(-1, (-1, size)).sum(dim=-1)
+    else:
+        tail = of_paths(weights[..., full:], segment)
+        parts = [part.unflatten(-1, (-1, size)).sum(dim=-1) for part in (weights[..., :full], tail) if part.shape[-1]]
+        in_blocks = torch.cat(parts, dim=-1)
     return functional.pad(in_blocks, (0, -segment.blocks % _SUM_LANES)).sum(dim=-1, keepdim=True)
 
 
-def _block_sums(weights: Tensor, values: Tensor, segment: Segment, rows: int, group: int) -> Tensor:
-    """fp32[G, M, D]: weighted values, summed inside each block, then over the blocks."""
-    size = segment.page_size
-    blocks = weights.unflatten(-1, (-1, size)).transpose(1, 2)
-    if segment.path_slots is None:
-        return _merge(torch.matmul(blocks, _by_block(values, size)))
-    tail = _tail_sums(blocks[:, segment.full :], values, segment, rows, group)
-    if not segment.full:
-        return _merge(tail)
-    shared = torch.matmul(blocks[:, : segment.full], _by_block(values[: segment.full * size], size))
-    return _merge(torch.cat((shared, tail), dim=1))
+def _block_sums(weights: Tensor, values: Tensor, segment: Segment) -> Tensor:
+    """fp32[B, G, M, D]: weighted values, summed inside each block."""
+    if segment.path_columns is None:
+        return torch.bmm(*_by_block(weights, values, segment.page_size)).view(segment.blocks, *_shape(weights, values))
+    full = segment.full * segment.page_size
+    sums = weights.new_empty(segment.blocks, *_shape(weights, values))
+    if full:
+        shared = _by_block(weights[..., :full], values[:full], segment.page_size)
+        torch.bmm(*shared, out=sums[: segment.full].flatten(0, 1))
+    tail_sums(weights[..., full:], values[full:], segment, out=sums[segment.full :])
+    return sums
+
+
+def _shape(weights: Tensor, values: Tensor) -> tuple[int, int, int]:
+    return weights.shape[0], weights.shape[1], values.shape[-1]
+
+
+def _by_block(weights: Tensor, values: Tensor, size: int) -> tuple[Tensor, Tensor]:
+    """[G, M, B*S] and [B*S, G, D] -> [B*G, M, S] and [B*G, S, D]."""
+    in_blocks = weights.unflatten(-1, (-1, size)).permute(2, 0, 1, 3).flatten(0, 1)
+    return in_blocks, values.unflatten(0, (-1, size)).transpose(1, 2).flatten(0, 1)
 
 
 def _merge(blocks: Tensor) -> Tensor:
-    """[G, B, M, D] -> [G, M, D]: the sum over the blocks, which are overwritten.
+    """[B, G, M, D] -> [G, M, D]: the sum over the blocks, which are overwritten.
 
     Neighbours are added, then neighbouring pairs, and so on: a tree over the absolute numbers of the blocks, in
     single additions, since torch's own ``sum`` takes its terms in an order that depends on the column and the threads.
     """
-    count, step = blocks.shape[1], 1
+    count, step = len(blocks), 1
     while step < count:
-        blocks[:, : count - step : 2 * step].add_(blocks[:, step :: 2 * step])
+        blocks[: count - step : 2 * step].add_(blocks[step :: 2 * step])
         step *= 2
-    return blocks[:, 0]
-
-
-def _by_block(values: Tensor, size: int) -> Tensor:
-    """[B*S, G, D] -> [G, B, S, D]."""
-    return values.view(-1, size, *values.shape[1:]).permute(2, 0, 1, 3)
-
-
-def _tail_sums(blocks: Tensor, values: Tensor, segment: Segment, rows: int, group: int) -> Tensor:
-    """fp32[G, T, M, D]: the blocks that touch a tree's slots, each row over its own keys in path order.
-
-    blocks: [G, T, M, S], the weights of those blocks.
-    """
-    groups, tails, stacked, size = blocks.shape
-    assert segment.path_slots is not None
-    own = values.index_select(0, segment.path_slots).view(rows, tails, size, groups, -1)
-    mine = blocks[:, :, : rows * group].reshape(groups, tails, rows, group, size)
-    if group < LEAST_ROWS:
-        mine = functional.pad(mine, (0, 0, 0, LEAST_ROWS - group))
-    sums = torch.matmul(mine, own.permute(3, 1, 0, 2, 4))[:, :, :, :group]
-    flat = sums.reshape(groups, tails, rows * group, -1)
-    return functional.pad(flat, (0, 0, 0, stacked - rows * group)) if stacked > rows * group else flat
+    return blocks[0]
