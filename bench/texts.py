@@ -7,6 +7,7 @@
     dialogue  turns of tool-calling dialogues (DIR/*.json)
     repeated  answers to one question again (DIR/*.jsonl), in the ids of another vocabulary
     drawn     prompts of the bench, continued as the target likes
+    again     the same, and each once more with the same seed, as clients do that try again or compare
 """
 
 from __future__ import annotations
@@ -47,6 +48,7 @@ def workloads(
         "fresh": _made(fresh, most, rng, length),
         "edits": _made(copy_heavy, most, rng, min(EDITED * length, room // 2)),
         "drawn": _drawn(tokenizer),
+        "again": ([*asked, *asked] for asked in _drawn(tokenizer)),
     }
     for file in sorted(traces.glob("*.json*")) if traces else ():
         if file.suffix == ".json":

@@ -34,6 +34,8 @@ _ANYWAY = 5
 #: Rows of the steps whose time is measured, levels of the longer of two drafted chains, and a tree.
 _ROWS = (1, 2, 3, 5, 8, 16, 32, 64)
 _DEEP, _TREE = 4, TreeShape((4, 4, 3, 3))
+#: What a tree takes beyond its rows hardly depends on how many they are; of few, the rest of the step hides it least.
+_BRANCHED = TreeShape((2, 2))
 #: A longer text, for what context adds, and rows of the passes behind it: a few rows share what more rows pay for.
 _CONTEXT, _CONTEXT_ROWS, _CONTEXT_TURNS = 1024, (1, 3, 5, 8, 16, 32), 6
 _LEAST_CONTEXT = 256
@@ -116,15 +118,11 @@ class Rehearsal:
 
     @cached_property
     def _levelled(self) -> dict[TreeShape, float]:
-        """Seconds of the target's part of a step, for chains of growing rows, and for a tree and a chain of as many.
+        """Seconds of the target's part of a step, for chains of growing rows.
 
         What each takes of its turn is steadier than what it takes: a machine is slower or faster for seconds.
         """
-        shapes = [*(TreeShape.chain(rows - 1) for rows in _ROWS), TreeShape.chain(_TREE.nodes - 1), _TREE]
-        times = {
-            shape: [sum(step.get(phase, 0.0) for phase in _TARGET_PHASES) for step in steps]
-            for shape, steps in self.turns(_Filler(), shapes, _LONG).items()
-        }
+        times = self._passes([TreeShape.chain(rows - 1) for rows in _ROWS])
         most = max(map(len, times.values()), default=0)
         times = {shape: each for shape, each in times.items() if len(each) == most}
         turns = list(map(sum, zip(*times.values(), strict=True)))
@@ -135,18 +133,29 @@ class Rehearsal:
             for shape, each in times.items()
         }
 
+    def _passes(self, shapes: Many[TreeShape]) -> dict[TreeShape, list[float]]:
+        """Seconds of the target's part of steps that verify as much."""
+        return {
+            shape: [sum(step.get(phase, 0.0) for phase in _TARGET_PHASES) for step in steps]
+            for shape, steps in self.turns(_Filler(), shapes, _LONG).items()
+        }
+
     @cached_property
     def _points(self) -> list[tuple[int, float]]:
         """Rows and seconds."""
-        chains = {shape.nodes: seconds for shape, seconds in self._levelled.items() if shape.is_chain}
+        chains = {shape.nodes: seconds for shape, seconds in self._levelled.items()}
         return [(rows, chains[rows]) for rows in _ROWS if rows in chains]
 
     def curve(self) -> StepCost:
         """Seconds of a whole step by its rows, drafting left out, and what context adds, and trees."""
         points = self._points or [(1, 1.0)]
         rows, seconds = [rows for rows, _ in points], [seconds for _, seconds in points]
-        tree, chain = (self._levelled.get(shape, 0.0) for shape in (_TREE, TreeShape.chain(_TREE.nodes - 1)))
-        return StepCost(rows, seconds, self._context(), max(0.0, tree - chain))
+        return StepCost(rows, seconds, self._context(), self._branching())
+
+    def _branching(self) -> float:
+        """Seconds that a tree takes more than a chain of as many nodes."""
+        times = self._passes([TreeShape.chain(_BRANCHED.nodes - 1), _BRANCHED])
+        return self._added(list(zip(*times.values(), strict=False))) if len(times) == 2 else 0.0
 
     def _context(self) -> list[tuple[int, float]]:
         """Rows, and seconds that each token of context adds to a pass of so many."""

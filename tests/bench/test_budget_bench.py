@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.budget import Rounds, judged
+from bench.budget import Rounds, judged, requests_of
 from bench.texts import BEFORE, SHORTEST, TURNS, dialogues, renamed, workloads
 from server.build import BUNDLED
 
@@ -36,7 +36,16 @@ def test_texts_that_are_too_short_are_no_workload(tmp_path: Path) -> None:
     said = [{"role": "user", "content": "Two and two?"}, {"role": "assistant", "content": "Four."}]
     (tmp_path / "dialogues.json").write_text(json.dumps([{"traj": said}]))
     (tmp_path / "answers.jsonl").write_text(json.dumps({"input_token_ids": [1], "output_token_ids": [2, 3]}))
-    assert set(workloads(tmp_path, BUNDLED / "target", 8, 0, 4096, 1024)) == {"fresh", "edits", "drawn"}
+    assert set(workloads(tmp_path, BUNDLED / "target", 8, 0, 4096, 1024)) == {"fresh", "edits", "drawn", "again"}
+
+
+def test_what_is_asked_again_is_asked_alike(tmp_path: Path) -> None:
+    """Both prompts, and then both once more; a round has one seed, so the answers are the same."""
+    asked = next(workloads(tmp_path, BUNDLED / "target", 8, 0, 4096, 1024)["again"])
+    assert len(asked) == 4
+    assert asked[:2] == asked[2:]
+    assert asked[0] != asked[1]
+    assert {request.params.seed for request in requests_of(asked, 8, "salt", 3)} == {3}
 
 
 def rounds(auto: list[float], **fixed: list[float]) -> Rounds:

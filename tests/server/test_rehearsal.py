@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 import time
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
 from server.rehearsal import Rehearsal, filled
 from spec.budget.cost import DraftCost
+from spec.protocols import Forward, Rows
 from spec.sequence import Sequence as Running
 from spec.tree import DraftTree, TreeShape
 from tests.drafters.test_regimes import Foresight
@@ -103,6 +106,20 @@ def test_trees_have_a_price_of_their_own_however_deep_a_drafter_goes(levels: int
     cost = rehearsal.draft_cost(Slow(levels), levels)
     assert cost.level == pytest.approx(0.01, rel=0.5)
     assert grown(cost, levels) == pytest.approx(min(levels, 4) * 0.02, rel=0.5)
+
+
+def test_what_trees_take_beside_their_rows_is_read_off_the_fastest_of_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Twenty milliseconds a tree, and a machine that is three times as slow in three steps of five."""
+    house, rehearsal = rehearsed()
+    run, steps = house.verifier.run, itertools.count()
+
+    def slower(rows: Sequence[Rows], *arguments: Any) -> Forward:
+        tree = any(part.words is not None for part in rows)
+        time.sleep((0.025 if tree else 0.005) * (3 if next(steps) % 5 > 1 else 1))
+        return run(rows, *arguments)
+
+    monkeypatch.setattr(house.verifier, "run", slower)
+    assert rehearsal.curve().branching == pytest.approx(0.02, rel=0.2)
 
 
 def test_a_context_without_room_is_no_error() -> None:
