@@ -123,6 +123,8 @@ class StepCost:
         for i, weight in near:
             self._factors[i] *= 1.0 + max(_OF_KIND, 1.0 / self._steps[i]) * weight * (off - 1.0)
             self._steps[i] += weight
+        if trees:
+            self._branching = max(0.0, self._branching + _OF_KIND * (off - 1.0) * expected / (trees * self.slower))
         if behind:
             for i, weight in _near(self._context_rows, each):
                 self._context_factors[i] *= 1.0 + _OF_KIND * weight * behind / expected * (off - 1.0)
