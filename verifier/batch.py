@@ -8,28 +8,40 @@ from __future__ import annotations
 from collections.abc import Sequence as Many
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from spec.protocols import Rows
+
+#: Batched products of few rows take another path in the library, with other bits; fewer rows than this are padded.
+#: (Where the limit lies depends on the processor: at 2 rows on Intel's, at 4 on AMD's.)
+LEAST_ROWS = 8
+#: Weighted values are summed over so many positions at once, if pages are no longer: few sums of many terms are faster
+#: than many of few.
+SPAN = 64
 
 
 @dataclass(slots=True)
 class Segment:
     """Where the keys of one sequence's rows are. ``S`` is the page size, positions are grouped in blocks of S.
 
-    rows: slice of the batch's rows. blocks: key blocks a row may see. full: leading blocks that hold committed tokens
-    only. used: slots in use, counted from position 0 (committed ones and this pass's rows). resident: slots read.
+    rows: slice of the batch's rows. group: query heads of a kv head. blocks: key blocks a row may see. full: leading
+    blocks that hold committed tokens only. used: slots in use, counted from position 0 (committed ones, this pass's
+    rows and those of a tree's levels before it); what they hold is finite. resident: slots read.
     first_slot: first slot if the pages are side by side; otherwise ``slots`` int64[resident] names them all.
     tail_mask: bool[M, W], which of the last W = resident - full*S slots are hidden, per stacked row. They hold the last
     T = blocks - full blocks of positions; those of a chain and nothing else.
     window_mask: bool[M, resident] where a sliding window hides committed keys, else None.
     path_columns: int64[M, T*S] for a tree: which of the W slots is the key at each position of the tail, a hidden one
-    where the path has ended. tail_blocks: fp32[T, M, W], one where the slot's position is in the block, else zero; None
-    if there is but one block. first: positions below hold nothing and are not seen; their values must be finite.
+    where the path has ended. span: positions whose values are summed before sums are added up, whole pages; of a tree,
+    begin: where the spans begin that may hold its slots, and tail_spans: fp32[P, M, resident - begin], one where the
+    slot's position is in the span, else zero; None if there is but one span. first: positions below hold nothing and
+    are not seen; their values must be finite.
     """
 
     rows: slice
+    group: int
     page_size: int
     blocks: int
     full: int
@@ -40,7 +52,9 @@ class Segment:
     tail_mask: Tensor
     window_mask: Tensor | None
     path_columns: Tensor | None = None
-    tail_blocks: Tensor | None = None
+    span: int = 0
+    begin: int = 0
+    tail_spans: Tensor | None = None
     first: int = 0
 
 
@@ -117,76 +131,105 @@ class _Layout:
             return table.slots(base, base + self.count)
         return table.slots(base, self.reach)[torch.tensor(list(self.part.nodes))]
 
+    @property
+    def size(self) -> int:
+        """Slots of a page."""
+        return self.part.table.pool.page_size
+
+    @property
+    def full(self) -> int:
+        """Leading blocks that hold committed tokens only."""
+        return self.part.base // self.size
+
+    @property
+    def blocks(self) -> int:
+        """Blocks up to the deepest row's position."""
+        return -(-(self.part.base + self.depth) // self.size)
+
+    @property
+    def resident(self) -> int:
+        """Slots up to the last row's, whole pages."""
+        return -(-self.reach // self.size) * self.size
+
+    @property
+    def span(self) -> int:
+        """Positions of a span."""
+        return self.size * max(1, SPAN // self.size)
+
+    @property
+    def begin(self) -> int:
+        """Position at which the spans begin that may hold uncommitted slots."""
+        return self.part.base // self.span * self.span
+
     def segment(self, first: int, group: int, window: int | None) -> Segment:
-        part, size = self.part, self.part.table.pool.page_size
-        full = part.base // size
-        blocks = -(-(part.base + self.depth) // size)
-        resident = -(-self.reach // size) * size
-        run = part.table.run
-        hidden, columns = self._chain_tail(full, blocks), None
-        if part.words is not None:
-            hidden, columns = self._tree_tail(full * size, blocks * size, resident)
+        part, run = self.part, self.part.table.run
+        hidden, columns = (self._chain_tail(), None) if part.words is None else self._tree_tail()
         return Segment(
             rows=slice(first, first + self.count),
-            page_size=size,
-            blocks=blocks,
-            full=full,
+            group=group,
+            page_size=self.size,
+            blocks=self.blocks,
+            full=self.full,
             used=self.reach,
-            resident=resident,
+            resident=self.resident,
             first_slot=run or 0,
-            slots=None if run is not None else part.table.slots(0, resident),
+            slots=None if run is not None else part.table.slots(0, self.resident),
             tail_mask=_stack_rows(hidden, group),
-            window_mask=self._window(hidden, columns, full * size, group, window),
+            window_mask=self._window(hidden, columns, group, window),
+            span=self.span,
+            begin=self.begin,
             path_columns=None if columns is None else _stack_rows(columns, group),
-            tail_blocks=None if columns is None else self._tail_blocks(columns, hidden.shape[1], group),
+            tail_spans=None if columns is None else self._tail_spans(columns, group),
         )
 
-    def _chain_tail(self, full: int, blocks: int) -> Tensor:
-        """bool[r, T*S]: a row of a chain hides every later position."""
-        size = self.part.table.pool.page_size
-        return torch.arange(full * size, blocks * size) > self.positions[:, None]
+    def _tail_positions(self) -> Tensor:
+        return torch.arange(self.full * self.size, self.blocks * self.size)
 
-    def _tree_tail(self, begin: int, end: int, resident: int) -> tuple[Tensor, Tensor]:
+    def _chain_tail(self) -> Tensor:
+        """bool[r, T*S]: a row of a chain hides every later position."""
+        return self._tail_positions() > self.positions[:, None]
+
+    def _tree_tail(self) -> tuple[Tensor, Tensor]:
         """bool[r, W] hidden slots, int64[r, T*S] columns: committed positions first, then the row's path in order.
 
-        begin, end: positions of the tail. Behind a path that ends before them there is a slot that it does not hold.
+        Behind the end of a path come slots that are not on it.
         """
         assert self.part.words is not None
-        committed, width = self.part.base - begin, resident - begin
-        seen, columns = [], []
-        for word in self.part.words:
-            visible = word << committed | (1 << committed) - 1
-            path = [column for column in range(visible.bit_length()) if visible >> column & 1]
-            unseen = (~visible & visible + 1).bit_length() - 1
-            seen.append([visible >> column & 1 for column in range(width)])
-            columns.append(path + [unseen] * (end - begin - len(path)))
-        return torch.tensor(seen) == 0, torch.tensor(columns)
+        begin, end = self.full * self.size, self.blocks * self.size
+        committed, nodes = self.part.base - begin, self.reach - self.part.base
+        words = np.array(self.part.words, dtype=np.uint64)[:, None]
+        hidden = np.ones((self.count, self.resident - begin), dtype=bool)
+        hidden[:, :committed] = False
+        hidden[:, committed : committed + nodes] = (words >> np.arange(nodes, dtype=np.uint64)) & np.uint64(1) == 0
+        columns = hidden.argsort(axis=1, kind="stable")[:, : end - begin]
+        return torch.from_numpy(hidden), torch.from_numpy(columns)
 
-    def _tail_blocks(self, columns: Tensor, width: int, group: int) -> Tensor | None:
-        """fp32[T, M, W]: one for the slots of each block's positions."""
-        by_block = columns.unflatten(-1, (-1, self.part.table.pool.page_size)).transpose(0, 1)
-        if len(by_block) == 1:
+    def _tail_spans(self, columns: Tensor, group: int) -> Tensor | None:
+        """fp32[P, M, resident - begin]: one for the slots of each span's positions."""
+        numbers = (self._tail_positions() - self.begin) // self.span
+        if numbers[-1] == 0:
             return None
-        held = torch.zeros(len(by_block), self.count, width).scatter_(2, by_block, 1.0)
-        return torch.stack([_stack_rows(block, group) for block in held])
+        before = self.full * self.size - self.begin
+        held = torch.zeros(int(numbers[-1]) + 1, self.count, self.resident - self.begin)
+        held[0, :, :before] = 1.0
+        held[numbers.expand_as(columns), torch.arange(self.count)[:, None], columns + before] = 1.0
+        return torch.stack([_stack_rows(span, group) for span in held])
 
-    def _window(
-        self, hidden: Tensor, columns: Tensor | None, begin: int, group: int, window: int | None
-    ) -> Tensor | None:
+    def _window(self, hidden: Tensor, columns: Tensor | None, group: int, window: int | None) -> Tensor | None:
         """bool[M, resident]: what the tail hides and what lies a window or more back; None if nothing does."""
         if window is None or self.part.base + self.depth <= window:
             return None
-        positions = torch.arange(begin + hidden.shape[1]).repeat(self.count, 1)
+        begin = self.full * self.size
+        last = self.positions[:, None] - window
+        behind = torch.arange(begin + hidden.shape[1]) <= last
         if columns is not None:
-            behind_begin = torch.arange(begin, begin + columns.shape[1]).expand_as(columns)
-            positions[:, begin:].scatter_(1, columns, behind_begin)
-        behind = positions <= self.positions[:, None] - window
+            behind[:, begin:].scatter_(1, columns, self._tail_positions() <= last)
         behind[:, begin:] |= hidden
         return _stack_rows(behind, group)
 
 
 def _stack_rows(rows: Tensor, group: int) -> Tensor:
-    """[r, X] -> [M, X], M at least 8: each row once per query head of its kv head; padding repeats the last."""
+    """[r, X] -> [M, X]: each row once per query head of its kv head, at least ``LEAST_ROWS`` with the last repeated."""
     stacked = rows.repeat_interleave(group, dim=0)
-    short = 8 - stacked.shape[0]
+    short = LEAST_ROWS - stacked.shape[0]
     return torch.cat((stacked, stacked[-1:].expand(short, -1))) if short > 0 else stacked

@@ -49,6 +49,7 @@ class StepCost:
         self._per_token = _rising([seconds for _, seconds in context])
         self._context_factors = [1.0] * len(context)
         self._branching = branching
+        self._trees = 0.5  # of late steps, the share that had one
         self._factors = [1.0] * len(rows)
         self._steps = [_MEASURED] * len(rows)
         self.slower = 1.0
@@ -123,8 +124,10 @@ class StepCost:
         for i, weight in near:
             self._factors[i] *= 1.0 + max(_OF_KIND, 1.0 / self._steps[i]) * weight * (off - 1.0)
             self._steps[i] += weight
-        if trees:
-            self._branching = max(0.0, self._branching + _OF_KIND * (off - 1.0) * expected / (trees * self.slower))
+        # A machine that is slower is so for chains too: what trees take shows where there are steps of both kinds.
+        self._branching += _OF_KIND * (bool(trees) - self._trees) * (off - 1.0) * expected / max(1, trees) / self.slower
+        self._branching = max(0.0, self._branching)
+        self._trees += _OF_KIND * (bool(trees) - self._trees)
         if behind:
             for i, weight in _near(self._context_rows, each):
                 self._context_factors[i] *= 1.0 + _OF_KIND * weight * behind / expected * (off - 1.0)

@@ -5,8 +5,6 @@ Each function takes pytest's ``monkeypatch``, which also undoes it.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 import torch
 from torch import Tensor
@@ -18,7 +16,7 @@ from spec.constrain import Guarded
 from spec.noise import Noise
 from spec.score import logprobs_of_run
 from verifier.batch import ForwardBatch, Segment
-from verifier.ops import attention, tail
+from verifier.ops import attention, spans
 
 
 def single_rows(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -33,16 +31,19 @@ def single_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ForwardBatch, "build", unpadded)
 
 
-def tail_from_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A tree's rows meet the keys of its blocks from the last one on."""
-    in_order = tail.tail_sums
+def trees_by_page(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tree's values are summed page by page, a chain's span by span."""
 
-    def reversed_slots(weights: Tensor, values: Tensor, segment: Segment, out: Tensor) -> None:
-        blocks = segment.tail_blocks
-        flipped = replace(segment, tail_blocks=None if blocks is None else blocks.flip(-1))
-        in_order(weights.flip(-1), values.flip(0), flipped, out)
+    def span_sums(weights: Tensor, values: Tensor, segment: Segment) -> Tensor:
+        by_page = segment.path_columns is not None
+        return (spans._by_page if by_page else spans.span_sums)(weights, values, segment)
 
-    monkeypatch.setattr(attention, "tail_sums", reversed_slots)
+    monkeypatch.setattr(attention, "span_sums", span_sums)
+
+
+def weights_by_slot(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Weights are added up in the order of the slots, gaps of other paths between them."""
+    monkeypatch.setattr(attention, "_weight_sums", lambda weights, segment: weights.sum(dim=-1, keepdim=True))
 
 
 def reused_noise(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -55,7 +56,8 @@ def reused_noise(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def sums_by_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Blocks are added up by ``sum``, whose order depends on how many there are."""
+    """Blocks and spans are added up by ``sum``, whose order depends on how many there are."""
+    monkeypatch.setattr(attention, "_SUM_LANES", 1)
     monkeypatch.setattr(attention, "_merge", lambda blocks: blocks.permute(1, 2, 3, 0).contiguous().sum(dim=-1))
 
 

@@ -52,11 +52,12 @@ def test_without_a_mutation_nothing_is_seen(pair, name, drafter) -> None:
     assert compare(pair(name), drafter) == []
 
 
+@pytest.mark.parametrize("mutation", [mutations.trees_by_page, mutations.weights_by_slot])
 @pytest.mark.parametrize("drafter", ["truth", "4,4,2,2,1"])
 @pytest.mark.parametrize("name", ["llama2", "qwen3", "wide1536"])
-def test_attention_in_another_order_is_seen(pair, monkeypatch, name, drafter) -> None:
+def test_attention_in_another_order_is_seen(pair, monkeypatch, name, drafter, mutation) -> None:
     models = pair(name)
-    mutations.tail_from_its_end(monkeypatch)
+    mutation(monkeypatch)
     assert compare(models, drafter)
 
 

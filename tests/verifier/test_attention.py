@@ -14,7 +14,7 @@ from spec.protocols import Rows
 from spec.tree import DraftTree
 from tests.verifier.reading import random_parents, scattered, threads
 from verifier.batch import ForwardBatch
-from verifier.ops import tail
+from verifier.ops import spans
 from verifier.ops.attention import attend
 
 SCALE = 0.3
@@ -123,29 +123,14 @@ def test_it_is_softmax_attention_over_a_rows_path(bench) -> None:
             assert (result[node].double() - wanted).abs().max() < 1e-5, f"base {base}, path {path}"
 
 
-@pytest.mark.parametrize("bench", CASES, ids=str)
-def test_gathered_values_give_the_bits_of_all_slots(bench, monkeypatch) -> None:
-    """What is done where zeros between the terms of a product change its bits."""
-    for base, nodes in ((0, 20), (3, 9), (37, 64), (100, 5)):
-        keys, values, query = case_of(bench, base, nodes)
-        table = bench.text(keys, values)
-        table.commit(base)
-        rows = Rows.of_tree(table, bench.tree(nodes, 6))
-        over_slots = bench.attend(rows, query)
-        monkeypatch.setattr(tail, "adds_in_order", lambda width, size: False)
-        assert torch.equal(bench.attend(rows, query), over_slots)
-        monkeypatch.undo()
-        table.release()
-
-
 def test_a_product_that_adds_in_lanes_is_found_out(monkeypatch) -> None:
     def in_lanes(weights: Tensor, values: Tensor) -> Tensor:
         return weights[..., 0::2] @ values[:, 0::2] + weights[..., 1::2] @ values[:, 1::2]
 
-    tail.adds_in_order.cache_clear()
+    spans.adds_in_order.cache_clear()
     monkeypatch.setattr(torch, "bmm", in_lanes)
-    assert not tail.adds_in_order(64, 16)
-    tail.adds_in_order.cache_clear()
+    assert not spans.adds_in_order(64, 16)
+    spans.adds_in_order.cache_clear()
 
 
 #: Contexts of a few blocks and of many: additions over blocks have many orders only when there are many.
@@ -167,16 +152,29 @@ CONTEXTS = (5, 75, 150, 330, 1010)
 def test_a_row_has_the_same_bits_in_a_tree_and_alone(bench, count) -> None:
     with threads(count):
         for base in CONTEXTS:
-            keys, values, query = case_of(bench, base, 64)
-            tree = bench.tree(64, bench.rng.choice((1, 3, 64)))
-            table = bench.text(keys, values)
-            table.commit(base)
-            in_tree = bench.attend(Rows.of_tree(table, tree), query)
-            table.release()
-            for node, path in enumerate(paths_of(tree)):
-                seen = [*range(base), *(base + ancestor for ancestor in path)]
-                alone = bench.row_alone(keys[seen], values[seen], query[node])
-                assert torch.equal(in_tree[node], alone), f"base {base}, path {path}"
+            alike_in_a_tree(bench, base)
+
+
+@pytest.mark.parametrize("bench", [*CASES[:5], CASES[8], CASES[10]], ids=str)
+def test_so_it_has_where_every_product_is_over_one_page(bench, monkeypatch) -> None:
+    """What is done where zeros between the terms of a product change its bits."""
+    monkeypatch.setattr(spans, "adds_in_order", lambda width, span: False)
+    for base in (0, 3, 37, 64, 130):
+        alike_in_a_tree(bench, base, nodes=20)
+
+
+def alike_in_a_tree(bench: Bench, base: int, nodes: int = 64) -> None:
+    """Every row of a random tree behind so many tokens has the bits that it has alone, its path committed."""
+    keys, values, query = case_of(bench, base, nodes)
+    tree = bench.tree(nodes, bench.rng.choice((1, 3, 64)))
+    table = bench.text(keys, values)
+    table.commit(base)
+    in_tree = bench.attend(Rows.of_tree(table, tree), query)
+    table.release()
+    for node, path in enumerate(paths_of(tree)):
+        seen = [*range(base), *(base + ancestor for ancestor in path)]
+        alone = bench.row_alone(keys[seen], values[seen], query[node])
+        assert torch.equal(in_tree[node], alone), f"base {base}, path {path}"
 
 
 @pytest.mark.parametrize("count", [1, 3], ids=["one_thread", "three_threads"])

@@ -84,14 +84,17 @@ def test_a_tree_row_reads_committed_positions_and_then_its_path() -> None:
         assert segment.tail_mask[row, columns[len(path) :]].all(), "nothing is seen behind it"
 
 
-def test_each_block_of_a_tail_holds_the_slots_of_its_positions() -> None:
+def test_each_span_of_a_tail_holds_the_slots_of_its_positions(monkeypatch) -> None:
+    monkeypatch.setattr("verifier.batch.SPAN", 8)
     segment = segment_of(Rows.of_tree(table_of(6, 6), TREE))
-    assert segment.tail_blocks is not None
-    # Positions 4 to 7 are the two committed ones, the root and the second level; what lies deeper is in the next block.
-    seen = segment.tail_blocks[:, :6].bool() & ~segment.tail_mask[:6]
+    assert segment.tail_spans is not None
+    # Positions 0 to 7 are committed ones, the root and the second level; what lies deeper is in the next span.
+    seen = segment.tail_spans[:, :6, 4:].bool() & ~segment.tail_mask[:6]
     assert visible(~seen[0], 6) == [[0, 1, 2], [0, 1, 2, 3], [0, 1, 2, 4], [0, 1, 2, 3], [0, 1, 2, 4], [0, 1, 2, 4]]
     assert visible(~seen[1], 6) == [[], [], [], [5], [6], [6, 7]]
-    assert segment_of(Rows.of_tree(table_of(4, 6), DraftTree.build([1, 2, 3], [-1, 0, 0]))).tail_blocks is None
+    assert segment.tail_spans[0, :6, :4].all()
+    assert (segment.span, segment.begin) == (8, 0)
+    assert segment_of(Rows.of_tree(table_of(8, 6), TREE)).tail_spans is None
 
 
 def test_blocks_are_counted_by_position_and_residents_by_slot() -> None:

@@ -103,7 +103,7 @@ def compaction_forgets(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("damage", "where"),
     [
-        (mutations.tail_from_its_end, "inside a tree"),
+        (mutations.trees_by_page, "inside a tree"),
         (rows_matter, "between chunk sizes"),
         (compaction_forgets, "after compaction"),
     ],

@@ -1,13 +1,14 @@
 """Tree attention over paged KV, with bits that depend on absolute positions only.
 
 Keys are taken in blocks of one page: block *j* holds positions ``j*S .. j*S + S - 1``, always S of them (hidden ones
-weigh exactly zero). The weighted values and the weights are summed inside each block, then over the blocks, in an order
-that depends on their numbers alone.
-A block that holds uncommitted slots of a tree is gathered per row in path order, so a row meets its keys in just the
-order in which it will meet them when its path has been compacted. So a row's result does not depend on the tree it
-was in, on its place in the batch or on where the committed text ended. docs/same-tokens.md has the argument.
+weigh exactly zero). The weights are summed inside each block, then over the blocks, in an order that depends on their
+numbers alone; the weighted values inside spans of some blocks, then over the spans (:mod:`verifier.ops.spans`).
+A row of a tree meets its keys in just the order in which it will meet them when its path has been compacted. So a row's
+result does not depend on the tree it was in, on its place in the batch or on where the committed text ended.
+docs/same-tokens.md has the argument.
 
-Legend: G kv heads, H query heads, D head dim, S page size, B blocks, r rows of one sequence, M = r * H / G.
+Legend: G kv heads, H query heads, D head dim, S page size, B blocks, N resident slots, W those of the tail, P spans,
+r rows of one sequence, M = r * H / G.
 """
 
 from __future__ import annotations
@@ -16,13 +17,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from verifier.batch import Segment
-from verifier.ops.tail import of_paths, tail_sums
+from verifier.batch import LEAST_ROWS, Segment
+from verifier.ops.spans import of_paths, span_sums
 
-#: Batched products of few rows take another path in the library, with other bits; fewer rows than this are padded.
-#: (Where the limit lies depends on the processor: at 2 rows on Intel's, at 4 on AMD's.)
-LEAST_ROWS = 8
-#: The same of few columns: a text shorter than this is padded.
+#: Batched products of few columns have other bits: a text shorter than this is padded.
 _LEAST_COLUMNS = 16
 #: A contiguous row whose length is a multiple of this is summed in lanes that its trailing zeros do not change.
 _SUM_LANES = 64
@@ -39,14 +37,14 @@ def attend(query: Tensor, keys: Tensor, values: Tensor, segment: Segment, scale:
     keys, values = _resident(keys, values, segment)
     stacked = _stack_queries(query, groups).mul_(scale)
     weights = _weights(stacked, keys, segment, windowed)
-    total = _merge(_block_sums(weights, values, segment))
+    total = _merge(span_sums(weights, values, segment))
     mixed = total / _weight_sums(weights, segment)
     mixed = mixed[:, : rows * heads // groups].view(groups, rows, heads // groups, width)
     return mixed.permute(1, 0, 2, 3).reshape(rows, heads * width)
 
 
 def _resident(keys: Tensor, values: Tensor, segment: Segment) -> tuple[Tensor, Tensor]:
-    """fp32 keys and values of positions (or slots) 0 .. B*S - 1; a view where the pages lie side by side.
+    """fp32 keys and values of the resident slots; a view where the pages lie side by side.
 
     Slots past the last row may hold anything, NaN too; a zero weight does not stop NaN, so their values are cleared.
     They belong to this sequence and to no committed token.
@@ -102,33 +100,10 @@ def _weight_sums(weights: Tensor, segment: Segment) -> Tensor:
     return functional.pad(in_blocks, (0, -segment.blocks % _SUM_LANES)).sum(dim=-1, keepdim=True)
 
 
-def _block_sums(weights: Tensor, values: Tensor, segment: Segment) -> Tensor:
-    """fp32[B, G, M, D]: weighted values, summed inside each block."""
-    if segment.path_columns is None:
-        return torch.bmm(*_by_block(weights, values, segment.page_size)).view(segment.blocks, *_shape(weights, values))
-    full = segment.full * segment.page_size
-    sums = weights.new_empty(segment.blocks, *_shape(weights, values))
-    if full:
-        shared = _by_block(weights[..., :full], values[:full], segment.page_size)
-        torch.bmm(*shared, out=sums[: segment.full].flatten(0, 1))
-    tail_sums(weights[..., full:], values[full:], segment, out=sums[segment.full :])
-    return sums
-
-
-def _shape(weights: Tensor, values: Tensor) -> tuple[int, int, int]:
-    return weights.shape[0], weights.shape[1], values.shape[-1]
-
-
-def _by_block(weights: Tensor, values: Tensor, size: int) -> tuple[Tensor, Tensor]:
-    """[G, M, B*S] and [B*S, G, D] -> [B*G, M, S] and [B*G, S, D]."""
-    in_blocks = weights.unflatten(-1, (-1, size)).permute(2, 0, 1, 3).flatten(0, 1)
-    return in_blocks, values.unflatten(0, (-1, size)).transpose(1, 2).flatten(0, 1)
-
-
 def _merge(blocks: Tensor) -> Tensor:
-    """[B, G, M, D] -> [G, M, D]: the sum over the blocks, which are overwritten.
+    """[P, G, M, D] -> [G, M, D]: the sum over the spans, which are overwritten.
 
-    Neighbours are added, then neighbouring pairs, and so on: a tree over the absolute numbers of the blocks, in
+    Neighbours are added, then neighbouring pairs, and so on: a tree over the absolute numbers of the spans, in
     single additions, since torch's own ``sum`` takes its terms in an order that depends on the column and the threads.
     """
     count, step = len(blocks), 1
