@@ -187,6 +187,7 @@ def main() -> None:
         print(f"{name}: left out, no such texts in --traces", flush=True)
     warm_up(engines.values(), list(range(FIRST_TEXT_ID, FIRST_TEXT_ID + 32)))
     gc.freeze()  # as the server does
+    read = choices(engines["auto"])  # before steps correct it
     result, failed = {}, False
     for name, rounds in measured(engines, texts, args).items():
         verdicts = judged(name, rounds)
@@ -197,7 +198,7 @@ def main() -> None:
     model = record.models(first, args.target, args.draft)
     record.finish(
         "budget",
-        {**model, "tokens": args.tokens, "measured": choices(engines["auto"]), "workloads": result},
+        {**model, "tokens": args.tokens, "measured": read, "workloads": result},
         not args.no_save,
     )
     sys.exit(failed)

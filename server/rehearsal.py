@@ -34,7 +34,8 @@ _ANYWAY = 5
 #: Rows of the steps whose time is measured, levels of the longer of two drafted chains, and a tree.
 _ROWS = (1, 2, 3, 5, 8, 16, 32, 64)
 _DEEP, _TREE = 4, TreeShape((4, 4, 3, 3))
-#: What a tree takes beyond its rows hardly depends on how many they are; of few, the rest of the step hides it least.
+#: Behind a short text, what a tree takes beyond its rows hardly depends on how many they are; of few, the rest of the
+#: step hides it least.
 _BRANCHED = TreeShape((2, 2))
 #: A longer text, for what context adds, and rows of the passes behind it: a few rows share what more rows pay for.
 _CONTEXT, _CONTEXT_ROWS, _CONTEXT_TURNS = 1024, (1, 3, 5, 8, 16, 32), 6

@@ -49,7 +49,7 @@ class StepCost:
         self._per_token = _rising([seconds for _, seconds in context])
         self._context_factors = [1.0] * len(context)
         self._branching = branching
-        self._trees = 0.5  # of late steps, the share that had one
+        self._trees: float | None = None
         self._factors = [1.0] * len(rows)
         self._steps = [_MEASURED] * len(rows)
         self.slower = 1.0
@@ -110,7 +110,8 @@ class StepCost:
         return self.slower * factor * context * _read(self._context_rows, self._per_token, rows)
 
     def saw(self, rows: int, each: float, context: float, seconds: float, trees: int = 0) -> None:
-        """A step took so many seconds: the curve moves a little of the way, the points around its rows a little more.
+        """A step took so many seconds: the curve moves a little of the way, the points around its rows a little more,
+        and what branching adds where there are steps with trees and without.
 
         each: rows of one sequence; context: tokens of all; trees: how many sequences had one.
         """
@@ -124,13 +125,19 @@ class StepCost:
         for i, weight in near:
             self._factors[i] *= 1.0 + max(_OF_KIND, 1.0 / self._steps[i]) * weight * (off - 1.0)
             self._steps[i] += weight
-        # A machine that is slower is so for chains too: what trees take shows where there are steps of both kinds.
-        self._branching += _OF_KIND * (bool(trees) - self._trees) * (off - 1.0) * expected / max(1, trees) / self.slower
-        self._branching = max(0.0, self._branching)
-        self._trees += _OF_KIND * (bool(trees) - self._trees)
+        self._saw_trees(trees, max(1.0, rows / each), (off - 1.0) * expected / self.slower)
         if behind:
             for i, weight in _near(self._context_rows, each):
                 self._context_factors[i] *= 1.0 + _OF_KIND * weight * behind / expected * (off - 1.0)
+
+    def _saw_trees(self, trees: int, sequences: float, more: float) -> None:
+        """How many of so many sequences had a tree, and how many seconds more than expected that took.
+
+        Only what comes with more trees than usual is put down to them: a slower machine is slower for chains too.
+        """
+        usual = trees if self._trees is None else self._trees
+        self._branching = max(0.0, self._branching + _OF_KIND * (trees - usual) / sequences**2 * more)
+        self._trees = usual + _OF_KIND * (trees - usual)
 
     def rows_within(self, seconds: float, most: int) -> int:
         """The largest number of rows, up to ``most``, whose pass is expected to take at most ``seconds``."""

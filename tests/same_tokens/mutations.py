@@ -31,6 +31,11 @@ def single_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ForwardBatch, "build", unpadded)
 
 
+def single_pages() -> bool:
+    """Whether this processor's products are over one page each, whatever a row is part of."""
+    return not all(spans.adds_in_order(width, 16, 64) for width in (16, 32, 64, 128))
+
+
 def trees_by_page(monkeypatch: pytest.MonkeyPatch) -> None:
     """A tree's values are summed page by page, a chain's span by span."""
 

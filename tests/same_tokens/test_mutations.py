@@ -57,6 +57,8 @@ def test_without_a_mutation_nothing_is_seen(pair, name, drafter) -> None:
 @pytest.mark.parametrize("name", ["llama2", "qwen3", "wide1536"])
 def test_attention_in_another_order_is_seen(pair, monkeypatch, name, drafter, mutation) -> None:
     models = pair(name)
+    if mutations.single_pages():
+        pytest.skip("on this processor every product is over one page anyway")
     mutation(monkeypatch)
     assert compare(models, drafter)
 

@@ -109,17 +109,17 @@ def test_trees_have_a_price_of_their_own_however_deep_a_drafter_goes(levels: int
 
 
 def test_what_trees_take_beside_their_rows_is_read_off_the_fastest_of_each(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Twenty milliseconds a tree, and a machine that is three times as slow in three steps of five."""
+    """Fifty milliseconds a tree, and a machine that is three times as slow in three steps of five."""
     house, rehearsal = rehearsed()
     run, steps = house.verifier.run, itertools.count()
 
     def slower(rows: Sequence[Rows], *arguments: Any) -> Forward:
         tree = any(part.words is not None for part in rows)
-        time.sleep((0.025 if tree else 0.005) * (3 if next(steps) % 5 > 1 else 1))
+        time.sleep((0.060 if tree else 0.010) * (3 if next(steps) % 5 > 1 else 1))
         return run(rows, *arguments)
 
     monkeypatch.setattr(house.verifier, "run", slower)
-    assert rehearsal.curve().branching == pytest.approx(0.02, rel=0.2)
+    assert 0.040 < rehearsal._branching() < 0.070
 
 
 def test_a_context_without_room_is_no_error() -> None:

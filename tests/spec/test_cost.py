@@ -8,24 +8,35 @@ import pytest
 
 from spec.budget import StepCost
 
+ROWS, SECONDS, BRANCHING = [1, 3, 6, 12, 24], [0.060, 0.067, 0.080, 0.100, 0.140], 0.005
 
+
+def true(rows: int, trees: int) -> float:
+    """What a step takes in truth."""
+    return StepCost(ROWS, SECONDS).seconds(rows) + trees * BRANCHING
+
+
+@pytest.mark.parametrize("sequences", [1, 4])
 @pytest.mark.parametrize("measured", [0.0, 0.020])
-def test_what_branching_takes_is_learnt_from_steps(measured: float) -> None:
-    """Chains and trees in turns, the trees five milliseconds dearer, on a machine whose steps differ by a twentieth."""
-    cost, rng = StepCost([1, 5, 8], [0.060, 0.075, 0.090], branching=measured), random.Random(1)
-    for step in range(600):
-        tree = step % 2
-        cost.saw(5, 5, 0, (0.075 + 0.005 * tree) * rng.gauss(1.0, 0.05), trees=tree)
-    assert cost.branching == pytest.approx(0.005, abs=0.002)
-    assert cost.expected(5)[5] == pytest.approx(0.075, rel=0.04)
+def test_what_branching_takes_is_learnt_from_steps(measured: float, sequences: int) -> None:
+    """Chains of some rows and trees of more, on a machine whose steps differ by a twentieth."""
+    found = []
+    for seed in range(5):
+        cost, rng = StepCost(ROWS, SECONDS, branching=measured), random.Random(seed)
+        for _ in range(600 * sequences):
+            branched = [rng.random() < 0.5 for _ in range(sequences)]
+            rows = sum(rng.randint(4, 8) if tree else rng.randint(2, 6) for tree in branched)
+            seconds = true(rows, sum(branched)) * rng.gauss(1.0, 0.05)
+            cost.saw(rows, rows / sequences, 0, seconds, trees=sum(branched))
+        found.append(cost.branching)
+        assert cost.expected(6)[6] + cost.branching == pytest.approx(true(6, 1), rel=0.05)
+    assert sum(found) / len(found) == pytest.approx(BRANCHING, abs=0.0015)
 
 
-@pytest.mark.parametrize("tree", [0, 1])
-def test_a_slower_machine_is_not_taken_for_dear_branching(tree: int) -> None:
-    """Steps of one kind alone cannot tell."""
-    cost = StepCost([1, 5, 8], [0.060, 0.075, 0.090], branching=0.005)
-    for _ in range(300):
-        cost.saw(5, 5, 0, 0.075 + 0.005 * tree, trees=tree)
+@pytest.mark.parametrize("trees", [0, 1])
+def test_a_slower_machine_is_not_taken_for_dear_branching(trees: int) -> None:
+    """Steps of one kind alone cannot tell, from the first one on."""
+    cost = StepCost(ROWS, SECONDS, branching=BRANCHING)
     for _ in range(200):
-        cost.saw(5, 5, 0, 1.3 * (0.075 + 0.005 * tree), trees=tree)
-    assert cost.branching / cost.slower == pytest.approx(0.005, rel=0.1)
+        cost.saw(6, 6, 0, 1.3 * true(6, trees), trees=trees)
+    assert cost.branching / cost.slower == pytest.approx(BRANCHING, rel=0.01)

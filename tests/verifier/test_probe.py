@@ -111,6 +111,8 @@ def compaction_forgets(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_it_says_where_rows_differ_when_blocks_do_not_help(family, monkeypatch, damage, where) -> None:
     reader = Reader(family("llama2").decoder(torch.float32))
     before = [linear.block for linear in reader.model.decoder.linears]
+    if damage is mutations.trees_by_page and mutations.single_pages():
+        pytest.skip("on this processor every product is over one page anyway")
     damage(monkeypatch)
     found = probe(reader.model, reader.pool)
     assert not found.exact

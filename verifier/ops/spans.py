@@ -17,10 +17,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from spec.tree import MAX_NODES
 from verifier.batch import LEAST_ROWS, Segment
 
-#: Rows of the products by which it is tried, values in order, and slots beside theirs.
-_TRIED_ROWS, _TRIED_OWN, _TRIED_MORE = (8, 12, 45, 130, 1536), (4, 16), (0, 16, 48)
+#: Rows of the products by which it is tried.
+_TRIED_ROWS = (8, 12, 45, 130, 1536)
 
 
 def span_sums(weights: Tensor, values: Tensor, segment: Segment) -> Tensor:
@@ -28,7 +29,7 @@ def span_sums(weights: Tensor, values: Tensor, segment: Segment) -> Tensor:
 
     weights: fp32[G, M, N], zero where hidden. values: fp32[N, G, D], finite.
     """
-    if not adds_in_order(values.shape[-1], segment.span):
+    if not adds_in_order(values.shape[-1], segment.page_size, segment.span):
         return _by_page(weights, values, segment)
     last, begin = _last(segment)
     sums = _empty(begin // segment.span + last, weights, values)
@@ -107,17 +108,18 @@ def _gathered(weights: Tensor, values: Tensor, segment: Segment) -> Tensor:
 
 
 @lru_cache
-def adds_in_order(width: int, span: int) -> bool:
-    """Whether a product over more slots, the others' weights being zero, has the bits of one over a span's own.
+def adds_in_order(width: int, size: int, span: int) -> bool:
+    """Whether a product over more slots, the others' weights being zero, has the bits of one over those that count.
 
-    width: head dim. span: positions of a span. Tried for products of few rows and of many.
+    width: head dim. size: slots of a page. span: positions of a span. Tried for products of few rows and of many, with
+    as many slots beside as the largest tree may bring.
     """
     generator = torch.Generator().manual_seed(0)
     return all(
         _bits_stay(rows, own, own + more, width, generator)
         for rows in _TRIED_ROWS
-        for own in (*_TRIED_OWN, span)
-        for more in (*_TRIED_MORE, span)
+        for own in {size, 2 * size, 3 * size, span}
+        for more in (0, size, 48, span, MAX_NODES + size)
     )
 
 
