@@ -31,8 +31,9 @@ _TURNS, _LEAST_TURNS, _PATIENCE = 6, 3, 1.5
 _LONG = 0.4
 #: But for so many: of one row alone nobody knows what a second one costs.
 _ANYWAY = 5
-#: Rows of the steps whose time is measured, levels of the longer of two drafted chains, and a tree.
-_ROWS = (1, 2, 3, 5, 8, 16, 32, 64)
+#: Rows of the steps whose time is measured (some products are made in groups of 6), levels of the longer of two
+#: drafted chains, and a tree.
+_ROWS = (1, 2, 3, 5, 6, 8, 12, 16, 32, 64)
 _DEEP, _TREE = 4, TreeShape((4, 4, 3, 3))
 #: Behind a short text, what a tree takes beyond its rows hardly depends on how many they are; of few, the rest of the
 #: step hides it least.

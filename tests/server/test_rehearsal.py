@@ -27,7 +27,7 @@ def rehearsed(max_model_len: int = 128, pages: int = 200) -> tuple[House, Rehear
 
 def test_a_curve_of_growing_rows_and_what_a_draft_takes() -> None:
     house, rehearsal = rehearsed(max_model_len=64)
-    assert [rows for rows, _ in rehearsal.curve().points] == [1, 2, 3, 5, 8, 16, 32]
+    assert [rows for rows, _ in rehearsal.curve().points] == [1, 2, 3, 5, 6, 8, 12, 16, 32]
     assert all(seconds > 0 for _, seconds in rehearsal.curve().points)
     rng = random.Random(1)
     cost = rehearsal.draft_cost(Foresight([rng.randrange(32) for _ in range(200)], lambda position: 0.5), 12)
@@ -125,7 +125,7 @@ def test_what_trees_take_beside_their_rows_is_read_off_the_fastest_of_each(monke
 def test_a_context_without_room_is_no_error() -> None:
     """Of one that holds a few tokens only the small steps are measured; of one that holds none, nothing."""
     _, short = rehearsed(max_model_len=12)
-    assert [rows for rows, _ in short.curve().points] == [1, 2, 3, 5, 8]
+    assert [rows for rows, _ in short.curve().points] == [1, 2, 3, 5, 6, 8]
     _, none = rehearsed(max_model_len=1)
     assert none.root_seconds() == 0.0
     assert none.curve().points == [(1, 1.0)]
@@ -133,5 +133,5 @@ def test_a_context_without_room_is_no_error() -> None:
 
 def test_a_small_cache_is_measured_as_far_as_it_goes() -> None:
     house, rehearsal = rehearsed(max_model_len=64, pages=8)
-    assert [rows for rows, _ in rehearsal.curve().points] == [1, 2, 3, 5, 8, 16]
+    assert [rows for rows, _ in rehearsal.curve().points] == [1, 2, 3, 5, 6, 8, 12, 16]
     house.pool.check([], at_rest=True)
