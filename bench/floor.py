@@ -5,7 +5,7 @@ model's matrix products alone, through the linears the verifier uses, are the fl
 hold on any machine where a bare millisecond does not. In turns, per row count: the linears alone and the bare forward
 (``run`` of the target on a chain of that many rows, tokens to logits), so that noise meets both alike.
 
-``--rows`` counts rows of one sequence; the engine pads a single row to two.
+``--rows`` counts rows of one sequence; the engine pads them to what products take (a single row to two or three).
 """
 
 from __future__ import annotations
@@ -49,9 +49,9 @@ def timed(call: Callable[[], object]) -> float:
     return time.perf_counter() - begun
 
 
-def weight_bytes(linears: Sequence[Linear], dtype: torch.dtype) -> int:
+def weight_bytes(linears: Sequence[Linear]) -> int:
     """Bytes of weights that one step reads; the embedding row it looks up is not worth counting."""
-    return sum(linear.in_features * linear.out_features for linear in linears) * dtype.itemsize
+    return sum(linear.nbytes for linear in linears)
 
 
 class LinearsAlone:
@@ -59,7 +59,7 @@ class LinearsAlone:
 
     def __init__(self, linears: Sequence[Linear], rows: int, dtype: torch.dtype) -> None:
         widths = {linear.in_features for linear in linears}
-        inputs = {width: torch.randn(max(2, rows), width).to(dtype) for width in widths}
+        inputs = {width: torch.randn(linears[0].fitting(rows), width).to(dtype) for width in widths}
         self.work = [(linear, inputs[linear.in_features]) for linear in linears]
 
     @torch.inference_mode()
@@ -119,7 +119,7 @@ def report(engine: Engine, rows: Sequence[int], repeats: int = 30) -> dict[str, 
     """Probe and measure, print the table, return the record. Times in milliseconds, bandwidth in GB/s."""
     decoder = target_of(engine).decoder
     dtype = decoder.dtype
-    size, read = weight_bytes(decoder.linears, dtype), bandwidth()
+    size, read = weight_bytes(decoder.linears), bandwidth()
     floors = [measure(engine, count, repeats) for count in rows]
     lines = [
         [f"{f.rows}", scaled(f.linears), scaled(f.forward), f.ratio, f.forward.median / (size / read)] for f in floors

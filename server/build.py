@@ -17,7 +17,7 @@ from server.device import Device, find_device, synchronize
 from server.drafting import DEFAULT_TOKENS, Drafting, Drafts, alone, named_in, pinned
 from server.graphs import capture_of, graph_runner
 from server.heads import doubts, load_head
-from server.memory import MemoryPlan, parameters, plan
+from server.memory import MemoryPlan, kept_in_fp16, packed_bytes, plan
 from server.rehearsal import Rehearsal
 from server.translation import translation
 from server.unfit import Unfit
@@ -103,8 +103,9 @@ def choose_dtype(config: EngineConfig, model: ModelConfig, device: Device) -> Ch
         return Choice("bfloat16", f"the {'GPU' if device.is_gpu else 'processor'} multiplies bf16")
     if device.is_gpu:
         return Choice("float16", "the GPU has no bf16 instructions")
-    if 4 * parameters(model) < device.total / 2:
-        return Choice("float32", "the processor has no bf16 instructions, fp32 is faster")
+    if packed_bytes(model, "float32") < device.total / 2:
+        kept = ", with weights kept in fp16" if kept_in_fp16(model, "float32") else ""
+        return Choice("float32", f"the processor has no bf16 instructions, fp32 is faster{kept}")
     return Choice("bfloat16", "fp32 would take more than half of the memory")
 
 

@@ -2,7 +2,7 @@
 
 ::
 
-    weights     target, draft model or head, in the engine's dtype
+    weights     target, draft model or head, in the engine's dtype; on a CPU in fp32, matrices that fp16 holds in it
     workspace   on a GPU: rotary tables and the tensors of a pass; and a reserve for its graphs
     KV cache    pages * page_size tokens, each as many numbers as all models together keep of it
 
@@ -22,6 +22,7 @@ from server.unfit import Unfit
 from spec.tree import MAX_NODES
 from verifier.heads.files import HeadTensors
 from verifier.heads.medusa import BESIDE_MODEL
+from verifier.model import half
 from verifier.model.config import ModelConfig
 
 #: Share of the machine's memory that the KV cache takes when no size is given, and the most that all may take then.
@@ -134,20 +135,44 @@ def _plan_cpu(config: EngineConfig, length: int, demand: Demand, device: Device)
 
 def parameters(model: ModelConfig) -> int:
     """The number of weights, near enough to plan with; an output head tied to the embedding is packed beside it."""
-    heads = (2 * model.num_heads + 2 * model.num_kv_heads) * model.head_dim
-    layer = model.hidden_size * (heads + 3 * model.intermediate_size)
+    layer = sum(inner * outer for inner, outer in _matrices(model))
     return model.num_layers * layer + 2 * model.vocab_size * model.hidden_size
+
+
+def _matrices(model: ModelConfig) -> tuple[tuple[int, int], ...]:
+    """Inner and outer widths of a layer's products: qkv, output, gate_up, down."""
+    hidden, inner, queries = model.hidden_size, model.intermediate_size, model.num_heads * model.head_dim
+    both = queries + 2 * model.num_kv_heads * model.head_dim
+    return (hidden, both), (queries, hidden), (hidden, 2 * inner), (inner, hidden)
+
+
+def stored_parameters(model: ModelConfig) -> int:
+    """The number of weights in the files, near enough: a tied output head is not stored."""
+    return parameters(model) - model.vocab_size * model.hidden_size * model.tie_word_embeddings
+
+
+def kept_in_fp16(model: ModelConfig, dtype: str) -> bool:
+    """Whether a CPU keeps the matrices in fp16 (:mod:`verifier.model.half`), by what config.json says of them."""
+    return dtype == "float32" and model.dtype in ("bfloat16", "float16") and half.usable()
+
+
+def packed_bytes(model: ModelConfig, dtype: str) -> int:
+    """What the weights take on a CPU, output head and embedding beside each other."""
+    if not kept_in_fp16(model, dtype):
+        return item_bytes(dtype) * parameters(model)
+    layer = sum(half.packed_bytes(inner, outer) for inner, outer in _matrices(model))
+    head = half.packed_bytes(model.hidden_size, model.vocab_size)
+    return model.num_layers * layer + head + item_bytes(dtype) * model.vocab_size * model.hidden_size
 
 
 def _weights(dtype: str, models: Sequence[ModelConfig], head: Head | None, packed: bool) -> dict[str, int]:
     """Bytes by whose they are. A head is small enough to be counted exactly; mapped files are not read for that."""
-    tied = [0 if packed else model.vocab_size * model.hidden_size * model.tie_word_embeddings for model in models]
-    sizes = [parameters(model) - shared for model, shared in zip(models, tied, strict=True)]
-    counts = dict(zip(("target", "draft model"), sizes, strict=False))
+    sizes = [packed_bytes(model, dtype) if packed else item_bytes(dtype) * stored_parameters(model) for model in models]
+    weights = dict(zip(("target", "draft model"), sizes, strict=False))
     if head is not None:
         stored = HeadTensors.read(head.directory, prefix=BESIDE_MODEL).tensors.values()
-        counts["head"] = sum(tensor.numel() for tensor in stored if tensor.is_floating_point())
-    return {name: count * item_bytes(dtype) for name, count in counts.items()}
+        weights["head"] = item_bytes(dtype) * sum(tensor.numel() for tensor in stored if tensor.is_floating_point())
+    return weights
 
 
 def item_bytes(dtype: str) -> int:

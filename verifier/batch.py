@@ -5,6 +5,7 @@ Built once per pass from the :class:`~spec.protocols.Rows` of its sequences; eve
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from collections.abc import Sequence as Many
 from dataclasses import dataclass
 
@@ -58,9 +59,13 @@ class Segment:
     first: int = 0
 
 
+def _pair(rows: int) -> int:
+    return max(2, rows)
+
+
 @dataclass(slots=True)
 class ForwardBatch:
-    """Inputs of one pass. R rows, padded to at least two: no matrix product may see a single row.
+    """Inputs of one pass. R rows, padded to a number that matrix products take: none of them may see a single row.
 
     tokens, positions: int64[R]. slots: int64[live], where the live rows' KV goes. live: rows that are no padding.
     wanted: int64[W], the rows whose logits are needed; starts: where each sequence's begin.
@@ -75,8 +80,11 @@ class ForwardBatch:
     starts: list[int]
 
     @classmethod
-    def build(cls, rows: Many[Rows], group: int, window: int | None) -> ForwardBatch:
-        """Lay out the rows of all sequences. group: query heads per kv head. window: the sliding window, if any."""
+    def build(
+        cls, rows: Many[Rows], group: int, window: int | None, fitting: Callable[[int], int] = _pair
+    ) -> ForwardBatch:
+        """Lay out the rows of all sequences. group: query heads per kv head. window: the sliding window, if any.
+        fitting: how many rows a product of so many takes."""
         segments, positions, slots, starts, first = [], [], [], [0], 0
         wanted: list[int] = []
         for part in rows:
@@ -87,7 +95,7 @@ class ForwardBatch:
             wanted.extend(range(*_wanted_range(part, first, layout.count)))
             starts.append(len(wanted))
             first += layout.count
-        padding = torch.zeros(1 if first == 1 else 0, dtype=torch.int64)
+        padding = torch.zeros(fitting(first) - first, dtype=torch.int64)
         return cls(
             tokens=torch.cat([*(part.tokens for part in rows), padding]),
             positions=torch.cat([*positions, padding]),

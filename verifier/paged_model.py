@@ -37,7 +37,7 @@ class PagedModel:
         """
         if self.static:
             return self._run_static(rows, features)
-        batch = ForwardBatch.build(rows, self.decoder.group, self.decoder.window)
+        batch = ForwardBatch.build(rows, self.decoder.group, self.decoder.window, self.decoder.fitting)
         logits, taken = self.decoder(batch, self.store, features)
         return Forward(logits, batch.starts, taken)
 

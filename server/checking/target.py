@@ -10,7 +10,7 @@ from server.checking.files import look_at_files
 from server.checking.report import Notes
 from server.config import EngineConfig
 from server.device import Device, find_device
-from server.memory import parameters
+from server.memory import stored_parameters
 from server.text import SamplingDefaults, Tokenizer
 from server.vocabulary import vocabulary
 from verifier.model.config import FAMILIES, ModelConfig
@@ -62,7 +62,7 @@ def _look_at_texts(notes: Notes, directory: Path) -> None:
 
 def described(model: ModelConfig) -> str:
     """A model's shape for people."""
-    count = in_words(weights(model))
+    count = in_words(stored_parameters(model))
     family = model.architecture.removesuffix("ForCausalLM")
     return f"{family}, {layers(model.num_layers)} of {model.hidden_size}, {count} weights"
 
@@ -80,13 +80,8 @@ def facts(model: ModelConfig) -> dict[str, int | str]:
         "layers": model.num_layers,
         "hidden_size": model.hidden_size,
         "vocab_size": model.vocab_size,
-        "weights": weights(model),
+        "weights": stored_parameters(model),
     }
-
-
-def weights(model: ModelConfig) -> int:
-    """The number of weights in the files, near enough: a tied output head is not stored."""
-    return parameters(model) - model.vocab_size * model.hidden_size * model.tie_word_embeddings
 
 
 def layers(count: int) -> str:

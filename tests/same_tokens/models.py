@@ -18,7 +18,7 @@ from spec.request import EngineInfo
 from spec.scheduler import Scheduler
 from spec.tree import TreeShape
 from tests.same_tokens.witness import Witness
-from tests.verifier.families import make
+from tests.verifier.families import OF_BF16, make, round_to_bf16
 from tests.verifier.reading import load_decoder
 from verifier.model.decoder import Decoder
 from verifier.paged_model import PagedModel
@@ -51,6 +51,8 @@ def make_pair(family: str, directory: Path, dtype: torch.dtype, **shape: Any) ->
     make(family, target, **shape)
     oracle = make(family, draft, **shape)
     blur(oracle)
+    if family in OF_BF16:
+        round_to_bf16(oracle)
     oracle.save_pretrained(draft)
     return Pair(target, draft, load_decoder(target, dtype), load_decoder(draft, dtype))
 

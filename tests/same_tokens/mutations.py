@@ -16,6 +16,7 @@ from spec.constrain import Guarded
 from spec.noise import Noise
 from spec.score import logprobs_of_run
 from verifier.batch import ForwardBatch, Segment
+from verifier.model import half
 from verifier.ops import attention, spans
 
 
@@ -29,6 +30,11 @@ def single_rows(monkeypatch: pytest.MonkeyPatch) -> None:
         return batch
 
     monkeypatch.setattr(ForwardBatch, "build", unpadded)
+
+
+def unpadded_halves(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Weights kept in fp16 multiply as many rows as there are."""
+    monkeypatch.setattr(half, "fitting", lambda rows: rows)
 
 
 def single_pages() -> bool:

@@ -16,6 +16,7 @@ from tests.same_tokens.runs import LARGEST, SAMPLINGS, drafting, plain, replace_
 from tests.same_tokens.witness import Job, differences, run
 from tests.spec.grammars import Automaton
 from tests.verifier.reading import random_tokens
+from verifier.model import half
 from verifier.model.linear import Linear
 
 FP32, BF16 = torch.float32, torch.bfloat16
@@ -44,9 +45,25 @@ def test_a_product_of_one_row_is_seen(pair, monkeypatch) -> None:
     assert compare(models, "truth")
 
 
+def test_products_of_halves_without_padding_are_seen(pair, monkeypatch) -> None:
+    models = pair("half1536")
+    if not half.usable() or half.fitting(1) == 1:
+        pytest.skip("this processor multiplies a single row of fp16 weights as it does several, or not at all")
+    assert compare(models, "truth") == []
+    mutations.unpadded_halves(monkeypatch)
+    assert compare(models, "truth")
+
+
 @pytest.mark.parametrize(
     ("name", "drafter"),
-    [("llama2", "truth"), ("llama2", "4,4,2,2,1"), ("qwen3", "truth"), ("qwen3", LARGEST), ("wide1536", "truth")],
+    [
+        ("llama2", "truth"),
+        ("llama2", "4,4,2,2,1"),
+        ("qwen3", "truth"),
+        ("qwen3", LARGEST),
+        ("wide1536", "truth"),
+        ("half1536", "truth"),
+    ],
 )
 def test_without_a_mutation_nothing_is_seen(pair, name, drafter) -> None:
     assert compare(pair(name), drafter) == []

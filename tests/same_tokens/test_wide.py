@@ -38,6 +38,8 @@ def case(model: str, dtype: torch.dtype, drafter: str, sampling: str, *, slow: b
         case("wide1536", FP32, "truth", "warm"),
         case("wide1536", FP32, "4,4,2,2,1", "warm"),
         case("wide3072", FP32, "truth", "greedy"),
+        case("half1536", FP32, "truth", "warm"),
+        case("half1536", FP32, LARGEST, "warm"),
         *(case("wide1536", FP32, drafter, "warm", slow=True) for drafter in ("chain5", "garbage")),
         *(case("wide3072", FP32, drafter, "greedy", slow=True) for drafter in ("chain3", LARGEST)),
         *(case("wide1536", BF16, drafter, "cool_filtered", slow=True) for drafter in ("chain3", "truth")),

@@ -62,18 +62,29 @@ FAMILIES: dict[str, tuple[type[Any], type[Any], dict[str, Any]]] = {
     ),
     "qwen3": (Qwen3Config, Qwen3ForCausalLM, {"head_dim": 32}),
 }
+#: Families whose weights are of bf16, as in most published checkpoints: in fp32 a CPU multiplies them as fp16.
+OF_BF16 = {"smollm", "qwen3"}
 
 
 def make(family: str, directory: str | Path, *, seed: int = 0, max_shard_size: str = "1GB", **overrides: Any) -> Any:
-    """Save a random float32 checkpoint of ``family`` in ``directory``; returns the transformers model, in eval mode.
+    """Save a random checkpoint of ``family``, stored in float32; returns the transformers model, in eval mode.
 
     overrides: configuration keys, such as ``hidden_size`` or ``sliding_window``.
     """
     config_class, model_class, differences = FAMILIES[family]
     model: PreTrainedModel = model_class(config_class(**{**SHAPE, **differences, **overrides})).eval()
     randomise(model, seed)
+    if family in OF_BF16:
+        round_to_bf16(model)
     model.save_pretrained(directory, max_shard_size=max_shard_size)
     return model
+
+
+@torch.no_grad()
+def round_to_bf16(model: PreTrainedModel) -> None:
+    """Leave of every weight what bf16 holds; all stay in float32."""
+    for parameter in model.parameters():
+        parameter.copy_(parameter.bfloat16())
 
 
 @torch.no_grad()

@@ -62,6 +62,11 @@ def test_a_single_row_gets_company() -> None:
     assert len(ForwardBatch.build([chain(table_of(6, 2), 2)], 1, None).tokens) == 2
 
 
+def test_rows_are_padded_to_what_products_take() -> None:
+    batch = ForwardBatch.build([chain(table_of(6, 7), 7)], 1, None, lambda rows: rows + 3)
+    assert (batch.live, len(batch.tokens), len(batch.positions), len(batch.slots)) == (7, 10, 10, 7)
+
+
 def test_a_chain_sees_what_lies_before_it() -> None:
     segment = segment_of(chain(table_of(6, 3), 3))
     assert (segment.full, segment.blocks, segment.used, segment.resident) == (1, 3, 9, 12)

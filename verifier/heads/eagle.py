@@ -123,7 +123,7 @@ class EagleHead:
         None: by the device. Returns logits and states of the wanted rows, and where those of each sequence begin.
         """
         if self.device.type == "cpu" if static is None else not static:
-            batch = ForwardBatch.build(rows, self.group, None)
+            batch = ForwardBatch.build(rows, self.group, None, self._layers[0].fitting)
             return *self(batch, hidden, store), batch.starts
         fixed = StaticRows.of(rows, self.device)
         logits, states = self.paged(fixed, fixed.in_place(hidden), store)

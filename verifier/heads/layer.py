@@ -49,6 +49,10 @@ class HeadLayer:
         self._gate_up, self._down = Linear(weights.gate_up), Linear(weights.down)
         self._scale = config.head_dim**-0.5
 
+    def fitting(self, rows: int) -> int:
+        """How many rows to run where so many are needed: what products take without padding them each by itself."""
+        return self._qkv.fitting(rows)
+
     def norm(self, name: str, x: Tensor) -> Tensor:
         """RMSNorm with the layer's weight of that name."""
         return rms_norm(x, self.norms[name], self._config.rms_norm_eps)

@@ -41,11 +41,12 @@ class Layer:
 
     @classmethod
     def of(cls, weights: LayerWeights, windowed: bool) -> Layer:
+        dtype = weights.input_norm.dtype
         return cls(
-            qkv=Linear(weights.qkv, weights.qkv_bias),
-            output=Linear(weights.o, weights.o_bias),
-            gate_up=Linear(weights.gate_up, weights.gate_up_bias),
-            down=Linear(weights.down, weights.down_bias),
+            qkv=Linear(weights.qkv, weights.qkv_bias, dtype),
+            output=Linear(weights.o, weights.o_bias, dtype),
+            gate_up=Linear(weights.gate_up, weights.gate_up_bias, dtype),
+            down=Linear(weights.down, weights.down_bias, dtype),
             input_norm=weights.input_norm,
             post_norm=weights.post_norm,
             query_norm=weights.q_norm,
@@ -70,7 +71,7 @@ class Decoder:
             self.layers.append(Layer.of(weights.layers[index], config.sliding_layers[index]))
             weights.layers[index] = None  # type: ignore[call-overload]
         self.final_norm = weights.final_norm
-        self._head = Linear(weights.lm_head)
+        self._head = Linear(weights.lm_head, dtype=self.dtype)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -97,6 +98,10 @@ class Decoder:
         """Every matrix of the model, the output head last."""
         inside = [m for layer in self.layers for m in (layer.qkv, layer.output, layer.gate_up, layer.down)]
         return [*inside, self._head]
+
+    def fitting(self, rows: int) -> int:
+        """How many rows to run where so many are needed: what products take without padding them each by itself."""
+        return self.layers[0].qkv.fitting(rows)
 
     @torch.inference_mode()
     def __call__(
@@ -148,9 +153,9 @@ class Decoder:
         return turned[:, : c.num_heads], turned[:, c.num_heads :], value
 
     def _logits(self, x: Tensor, wanted: Tensor) -> Tensor:
-        """fp32[W, V]; at least two rows go through the head."""
+        """fp32[W, V]; a single row goes through the head in company."""
         if not len(wanted):
             return x.new_empty(0, self._head.out_features, dtype=torch.float32)
-        rows = x if len(wanted) == len(x) else x[wanted if len(wanted) > 1 else wanted.expand(2)]
+        rows = x if len(wanted) == len(x) else x[wanted if len(wanted) > 1 else wanted.expand(self._head.fitting(1))]
         logits = self._head(rms_norm(rows, self.final_norm, self.config.rms_norm_eps))
         return logits[: len(wanted)].float()

@@ -6,7 +6,8 @@
 
 The fused tensors are allocated once; every tensor of a file has its place in one of them, a view of some rows, and is
 copied (and cast) straight there from the mapped file, onto a GPU too, so that no second copy of the model is ever held,
-here or there. Names, shapes and types are checked against the files' headers before the first byte is read.
+here or there. Matrices that a CPU will multiply as fp16 (:mod:`verifier.model.half`) stay as they are stored until each
+is packed. Names, shapes and types are checked against the files' headers before the first byte is read.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from safetensors import safe_open
 from torch import Tensor
 from tqdm import tqdm
 
+from verifier.model import half
 from verifier.model.checkpoint import Checkpoint
 from verifier.model.config import ModelConfig
 from verifier.model.errors import WeightsError
@@ -53,7 +55,7 @@ class LayerWeights:
 
 @dataclass(slots=True)
 class ModelWeights:
-    """All weights of a decoder, in one dtype on one device.
+    """All weights of a decoder on one device, in one dtype but for matrices that stay as they are stored.
 
     embed: (V, H).  final_norm: (H,).  lm_head: (V, H), the very tensor ``embed`` where the two are tied; of a draft
     model only the rows that the target knows.
@@ -72,20 +74,28 @@ def load(
     device: torch.device | str = "cpu",
     progress: bool = True,
 ) -> ModelWeights:
-    """The weights in ``directory``, cast to ``dtype``, on ``device``; ``progress`` shows a bar on stderr.
+    """The weights in ``directory``, to compute with in ``dtype``, on ``device``; ``progress`` shows a bar on stderr.
 
     Raises WeightsError, naming tensor and file, unless every tensor the configuration asks for is there exactly once
     and in the right shape, and nothing unknown is.
     """
     checkpoint = Checkpoint.open(Path(directory))
-    weights = allocate(config, dtype, device)
+    weights = allocate(config, dtype, device, _of_matrices(checkpoint, dtype, torch.device(device)))
     places = _fitting(checkpoint, config, weights)
     total = sum(checkpoint.tensors[name].nbytes for name in places)
     with tqdm(total=total, unit="B", unit_scale=True, desc="weights", file=sys.stderr, disable=not progress) as bar:
-        _read(checkpoint, places, bar)
+        _read(checkpoint, places, bar, fp16=dtype is torch.float16)
     if config.tie_word_embeddings:
         _check_tied(checkpoint, weights.embed)
     return weights
+
+
+def _of_matrices(checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device) -> torch.dtype:
+    """What matrices are read as: as they are stored where they will be kept in fp16, else ``dtype``."""
+    stored = {tensor.dtype for tensor in checkpoint.tensors.values() if len(tensor.shape) == 2}
+    if dtype is not torch.float32 or device.type != "cpu" or len(stored) != 1 or not half.usable():
+        return dtype
+    return {"BF16": torch.bfloat16, "F16": torch.float16}.get(stored.pop(), dtype)
 
 
 def check(checkpoint: Checkpoint, config: ModelConfig) -> None:
@@ -101,18 +111,20 @@ def _fitting(checkpoint: Checkpoint, config: ModelConfig, weights: ModelWeights)
     return found
 
 
-def allocate(config: ModelConfig, dtype: torch.dtype, device: torch.device | str = "cpu") -> ModelWeights:
-    """Uninitialised weights in the shapes of ``config``."""
+def allocate(
+    config: ModelConfig, dtype: torch.dtype, device: torch.device | str = "cpu", matrices: torch.dtype | None = None
+) -> ModelWeights:
+    """Uninitialised weights in the shapes of ``config``. matrices: what they are in, but for the embedding."""
 
     def empty(*shape: int) -> Tensor:
-        return torch.empty(shape, dtype=dtype, device=device)
+        return torch.empty(shape, dtype=matrices or dtype if len(shape) == 2 else dtype, device=device)
 
-    embed = empty(config.vocab_size, config.hidden_size)
+    embed = torch.empty(config.vocab_size, config.hidden_size, dtype=dtype, device=device)
     return ModelWeights(
         embed=embed,
         layers=[_allocate_layer(config, empty) for _ in range(config.num_layers)],
         final_norm=empty(config.hidden_size),
-        lm_head=embed if config.tie_word_embeddings else torch.empty_like(embed),
+        lm_head=embed if config.tie_word_embeddings else empty(*embed.shape),
     )
 
 
@@ -171,13 +183,13 @@ def _split(weight: Tensor, bias: Tensor | None, rows: dict[str, int]) -> Iterato
 
 
 @torch.no_grad()
-def _read(checkpoint: Checkpoint, places: dict[str, Tensor], bar: tqdm[NoReturn]) -> None:
-    """Copy each tensor of the checkpoint into its place, one file open at a time."""
+def _read(checkpoint: Checkpoint, places: dict[str, Tensor], bar: tqdm[NoReturn], fp16: bool) -> None:
+    """Copy each tensor of the checkpoint into its place, one file open at a time. fp16: whether all must fit that."""
     for file in checkpoint.files:
         with safe_open(file, framework="pt") as tensors:
             for name in filter(places.__contains__, tensors.offset_keys()):
                 place = places[name].copy_(tensors.get_tensor(name))
-                if place.dtype == torch.float16 and not place.isfinite().all():
+                if fp16 and not place.isfinite().all():
                     raise WeightsError(f"{file}: {name} does not fit float16; load it as bfloat16 or float32")
                 bar.update(checkpoint.tensors[name].nbytes)
 
