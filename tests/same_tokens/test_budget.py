@@ -36,6 +36,8 @@ from tests.same_tokens.witness import run
 
 MOST = TreeShape.parse("4,6,4,2")
 seeds = pytest.mark.parametrize("seed", [3, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (1,))])
+#: Weights of fp32, and of bf16, which a CPU in fp32 keeps in fp16.
+families = pytest.mark.parametrize("family", ["llama2", "qwen3"])
 
 
 class Reckless(Budget):
@@ -123,9 +125,10 @@ def assert_mixed(engine: Engine) -> None:
     assert sum(count for names, count in budget.made.items() if "+" in names) > 20
 
 
+@families
 @seeds
-def test_alone(pair, seed) -> None:
-    models, lengths = pair("llama2"), (9, 1, 17, 33, 5, 40)
+def test_alone(pair, family, seed) -> None:
+    models, lengths = pair(family), (9, 1, 17, 33, 5, 40)
     jobs = jobs_of(models.vocab_size, lengths, 40)
     texts = plain(models.target, jobs)
     engine = engine_with(models, whole(jobs, texts), seed, max_seqs=1)
@@ -136,9 +139,10 @@ def test_alone(pair, seed) -> None:
     assert sum(one.accepted for one in statistics) > 0.3 * sum(one.steps for one in statistics)
 
 
+@families
 @seeds
-def test_preemption(pair, seed) -> None:
-    models, lengths = pair("llama2"), (30, 33, 31, 20)
+def test_preemption(pair, family, seed) -> None:
+    models, lengths = pair(family), (30, 33, 31, 20)
     jobs = jobs_of(models.vocab_size, lengths, 90)
     texts = plain(models.target, jobs)
     actual = run(engine_with(models, whole(jobs, texts), seed, tokens=192), predicted(jobs, texts))
@@ -146,9 +150,10 @@ def test_preemption(pair, seed) -> None:
     assert sum(text.statistics.preemptions for text in actual.values() if text.statistics) > 0
 
 
+@families
 @seeds
-def test_over_a_prefix_hit(pair, seed) -> None:
-    models = pair("llama2")
+def test_over_a_prefix_hit(pair, family, seed) -> None:
+    models = pair(family)
     first, later, texts = returning(models, 16)
     jobs = [*first, *later]
     actual = run(engine_with(models, whole(jobs, texts), seed, prefix=True), predicted(jobs, texts))
@@ -156,10 +161,11 @@ def test_over_a_prefix_hit(pair, seed) -> None:
     assert all(actual[job.id].cached_tokens > 0 for job in later)
 
 
+@families
 @seeds
-def test_in_a_batch_with_every_option(pair, seed) -> None:
+def test_in_a_batch_with_every_option(pair, family, seed) -> None:
     """Grammars, forks, penalties and all else; prompts come in chunks."""
-    models = pair("llama2")
+    models = pair(family)
     jobs = options.arriving(list(options.jobs(models.vocab_size, 24).values())[::3])
     wanted = plain(models.target, jobs)
     texts = run(engine_with(models, whole(jobs, wanted), seed, chunk=11), jobs)
@@ -167,9 +173,10 @@ def test_in_a_batch_with_every_option(pair, seed) -> None:
     assert any(text.statistics.forced for text in texts.values() if text.statistics)
 
 
-def test_as_it_chooses_itself(pair) -> None:
+@families
+def test_as_it_chooses_itself(pair, family) -> None:
     """By costs and chances, in a batch; the drafters, who know the text, are asked and pay."""
-    models, lengths = pair("llama2"), (9, 20, 17, 33)
+    models, lengths = pair(family), (9, 20, 17, 33)
     jobs = [replace(job, arrives=3 * at) for at, job in enumerate(jobs_of(models.vocab_size, lengths, 60))]
     texts = plain(models.target, jobs)
     engine = engine_with(models, whole(jobs, texts), None, chunk=16)
