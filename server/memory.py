@@ -28,8 +28,8 @@ from verifier.model.config import ModelConfig
 #: Share of the machine's memory that the KV cache takes when no size is given, and the most that all may take then.
 _KV_SHARE = 0.25
 _ALL_SHARE = 0.95
-#: The start-up probe of exactness needs so many tokens.
-_PROBE_TOKENS = 128
+#: The start-up probe of exactness reads two texts at once, and needs so many tokens.
+_PROBE_TOKENS = 256
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from collections.abc import Sequence as Many
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
@@ -15,21 +16,24 @@ from torch import Tensor
 
 from spec.protocols import Rows
 
-#: Batched products of few rows take another path in the library, with other bits; fewer rows than this are padded.
-#: (Where the limit lies depends on the processor: at 2 rows on Intel's, at 4 on AMD's.)
+#: Batched products of few rows take another path in the library, with other bits; fewer rows than this are padded, or
+#: more where it was found (:func:`verifier.ops.spans.least_rows`).
 LEAST_ROWS = 8
 #: Weighted values are summed over so many positions at once, if pages are no longer: few sums of many terms are faster
 #: than many of few.
 SPAN = 64
+#: [r, X] -> [M, X]: how a segment's rows are stacked for a product.
+Stack = Callable[[Tensor], Tensor]
 
 
 @dataclass(slots=True)
 class Segment:
     """Where the keys of one sequence's rows are. ``S`` is the page size, positions are grouped in blocks of S.
 
-    rows: slice of the batch's rows. group: query heads of a kv head. blocks: key blocks a row may see. full: leading
-    blocks that hold committed tokens only. used: slots in use, counted from position 0 (committed ones, this pass's
-    rows and those of a tree's levels before it); what they hold is finite. resident: slots read.
+    rows: slice of the batch's rows. group: query heads of a kv head. least: rows of a product, at least. blocks: key
+    blocks a row may see. full: leading blocks that hold committed tokens only. used: slots in use, counted from
+    position 0 (committed ones, this pass's rows and those of a tree's levels before it); what they hold is finite.
+    resident: slots read.
     first_slot: first slot if the pages are side by side; otherwise ``slots`` int64[resident] names them all.
     tail_mask: bool[M, W], which of the last W = resident - full*S slots are hidden, per stacked row. They hold the last
     T = blocks - full blocks of positions; those of a chain and nothing else.
@@ -43,6 +47,7 @@ class Segment:
 
     rows: slice
     group: int
+    least: int
     page_size: int
     blocks: int
     full: int
@@ -81,15 +86,20 @@ class ForwardBatch:
 
     @classmethod
     def build(
-        cls, rows: Many[Rows], group: int, window: int | None, fitting: Callable[[int], int] = _pair
+        cls,
+        rows: Many[Rows],
+        group: int,
+        window: int | None,
+        fitting: Callable[[int], int] = _pair,
+        least: int = LEAST_ROWS,
     ) -> ForwardBatch:
         """Lay out the rows of all sequences. group: query heads per kv head. window: the sliding window, if any.
-        fitting: how many rows a product of so many takes."""
+        fitting: how many rows a product of so many takes. least: rows of a batched one."""
         segments, positions, slots, starts, first = [], [], [], [0], 0
         wanted: list[int] = []
         for part in rows:
             layout = _Layout.of(part)
-            segments.append(layout.segment(first, group, window))
+            segments.append(layout.segment(first, group, window, least))
             positions.append(layout.positions)
             slots.append(layout.slots())
             wanted.extend(range(*_wanted_range(part, first, layout.count)))
@@ -169,12 +179,14 @@ class _Layout:
         """Position at which the spans begin that may hold uncommitted slots."""
         return self.part.base // self.span * self.span
 
-    def segment(self, first: int, group: int, window: int | None) -> Segment:
+    def segment(self, first: int, group: int, window: int | None, least: int) -> Segment:
         part, run = self.part, self.part.table.run
         hidden, columns = (self._chain_tail(), None) if part.words is None else self._tree_tail()
+        stack = partial(_stack_rows, group=group, least=least)
         return Segment(
             rows=slice(first, first + self.count),
             group=group,
+            least=least,
             page_size=self.size,
             blocks=self.blocks,
             full=self.full,
@@ -182,12 +194,12 @@ class _Layout:
             resident=self.resident,
             first_slot=run or 0,
             slots=None if run is not None else part.table.slots(0, self.resident),
-            tail_mask=_stack_rows(hidden, group),
-            window_mask=self._window(hidden, columns, group, window),
+            tail_mask=stack(hidden),
+            window_mask=self._window(hidden, columns, stack, window),
             span=self.span,
             begin=self.begin,
-            path_columns=None if columns is None else _stack_rows(columns, group),
-            tail_spans=None if columns is None else self._tail_spans(columns, group),
+            path_columns=None if columns is None else stack(columns),
+            tail_spans=None if columns is None else self._tail_spans(columns, stack),
         )
 
     def _tail_positions(self) -> Tensor:
@@ -212,7 +224,7 @@ class _Layout:
         columns = hidden.argsort(axis=1, kind="stable")[:, : end - begin]
         return torch.from_numpy(hidden), torch.from_numpy(columns)
 
-    def _tail_spans(self, columns: Tensor, group: int) -> Tensor | None:
+    def _tail_spans(self, columns: Tensor, stack: Stack) -> Tensor | None:
         """fp32[P, M, resident - begin]: one for the slots of each span's positions."""
         numbers = (self._tail_positions() - self.begin) // self.span
         if numbers[-1] == 0:
@@ -221,9 +233,9 @@ class _Layout:
         held = torch.zeros(int(numbers[-1]) + 1, self.count, self.resident - self.begin)
         held[0, :, :before] = 1.0
         held[numbers.expand_as(columns), torch.arange(self.count)[:, None], columns + before] = 1.0
-        return torch.stack([_stack_rows(span, group) for span in held])
+        return torch.stack([stack(span) for span in held])
 
-    def _window(self, hidden: Tensor, columns: Tensor | None, group: int, window: int | None) -> Tensor | None:
+    def _window(self, hidden: Tensor, columns: Tensor | None, stack: Stack, window: int | None) -> Tensor | None:
         """bool[M, resident]: what the tail hides and what lies a window or more back; None if nothing does."""
         if window is None or self.part.base + self.depth <= window:
             return None
@@ -233,11 +245,11 @@ class _Layout:
         if columns is not None:
             behind[:, begin:].scatter_(1, columns, self._tail_positions() <= last)
         behind[:, begin:] |= hidden
-        return _stack_rows(behind, group)
+        return stack(behind)
 
 
-def _stack_rows(rows: Tensor, group: int) -> Tensor:
-    """[r, X] -> [M, X]: each row once per query head of its kv head, at least ``LEAST_ROWS`` with the last repeated."""
+def _stack_rows(rows: Tensor, group: int, least: int) -> Tensor:
+    """[r, X] -> [M, X]: each row once per query head of its kv head, at least ``least`` with the last repeated."""
     stacked = rows.repeat_interleave(group, dim=0)
-    short = LEAST_ROWS - stacked.shape[0]
+    short = least - stacked.shape[0]
     return torch.cat((stacked, stacked[-1:].expand(short, -1))) if short > 0 else stacked

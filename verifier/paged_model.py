@@ -15,6 +15,7 @@ from verifier.batch import ForwardBatch
 from verifier.model.decoder import Decoder
 from verifier.model.paged_pass import paged_pass
 from verifier.ops.draw import RowSampling, draw_rows
+from verifier.ops.spans import least_rows
 from verifier.paged_rows import StaticRows
 
 
@@ -37,8 +38,10 @@ class PagedModel:
         """
         if self.static:
             return self._run_static(rows, features)
-        batch = ForwardBatch.build(rows, self.decoder.group, self.decoder.window, self.decoder.fitting)
-        logits, taken = self.decoder(batch, self.store, features)
+        decoder = self.decoder
+        least = least_rows(decoder.config.head_dim)
+        batch = ForwardBatch.build(rows, decoder.group, decoder.window, decoder.fitting, least)
+        logits, taken = decoder(batch, self.store, features)
         return Forward(logits, batch.starts, taken)
 
     def _run_static(self, rows: Many[Rows], features: FeatureRequest | None) -> Forward:

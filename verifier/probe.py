@@ -1,12 +1,16 @@
 """The exactness probe: does this model on this machine give a row the same bits in any company?
 
-At start-up the real weights run one random text four ways: in one pass; in chunks of many sizes, single rows among
-them; as a tree with wrong siblings, of which the true path is then compacted; and after that row by row again. Every
-logit must be equal, bit by bit. If not, matrix products are run in blocks of one fixed row count and asked again.
+First the products are asked, one of each kind, with random rows and the bits as they come: which numbers of rows agree
+(:mod:`verifier.model.rows`). From then on no product has another number of rows than was tried. Then the real weights
+run one random text twice: in one pass; and in chunks of many sizes, single rows among them, as a tree with wrong
+siblings of which the true path is compacted, and after that row by row, on scattered pages and beside another text.
+Every logit, key and value must be equal, bit by bit. A witness, not a proof: it tells of what it tried.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -14,14 +18,16 @@ from torch import Tensor
 
 from kvpaging import PagePool, PageTable
 from spec.protocols import Rows
-from spec.tree import DraftTree
+from spec.tree import MAX_NODES, DraftTree
+from verifier.model.linear import Linear
 from verifier.paged_model import PagedModel
 
-#: Rows per product where products of different sizes disagree: as many as cost little more than two. In bf16 that are
-#: the rows of an AMX tile, which is where they disagree (bench/LOG.md).
-FIXED_ROWS = 8
-FIXED_ROWS_BF16 = 16
-_CHUNKS = (2, 1, 5, 3, 8, 1, 13)
+#: Rows that products inside are tried with, a chunk of a prompt; and the head, which sees a tree's rows.
+_INSIDE, _HEAD = 256, MAX_NODES
+#: The first chunk leads past what attention sums at once (64 positions).
+_CHUNKS = (40, 2, 1, 5, 3, 8, 1, 13)
+#: The most tokens more to come near a page's end.
+_FILLER = 64
 _TREE_PARENTS = (-1, 0, 0, 1, 2, 2, 1, 5, 5, 7)
 _TRUE_PATH = (0, 2, 5, 7)
 _AFTER = 4
@@ -36,55 +42,73 @@ class Exactness:
 
 
 def probe(model: PagedModel, pool: PagePool, seed: int = 0) -> Exactness:
-    """Compare; on a difference switch the model's products to fixed blocks and compare once more."""
+    """Settle which numbers of rows products have, then compare; where rows differ all the same, let products free."""
+    linears = model.decoder.linears
+    _settle(linears)
     failed = _first_difference(model, pool, seed)
     if failed is None:
-        return Exactness(True, f"rows are bit-equal in any batch (probed{_up_to(model)})")
-    block = FIXED_ROWS_BF16 if model.decoder.dtype is torch.bfloat16 else FIXED_ROWS
-    for linear in model.decoder.linears:
-        linear.block = block
-    failed = _first_difference(model, pool, seed)
-    if failed is None:
-        return Exactness(True, f"rows are bit-equal in blocks of {block} rows (probed)")
-    for linear in model.decoder.linears:
-        linear.block = None
+        return Exactness(True, f"rows are bit-equal in any batch (probed{_limits(model)})")
+    for linear in linears:
+        linear.counts = None
     return Exactness(False, f"rows differ {failed}: text may depend on the batch in rare ties")
 
 
-def _up_to(model: PagedModel) -> str:
-    """What the probe does not reach on a GPU, whose kernels cut longer prompts and contexts into parts."""
-    return ", op by op, in short texts" if model.static else ""
+def _settle(linears: Sequence[Linear]) -> None:
+    """Let products have numbers of rows that agree; one of each kind is tried."""
+    tried = {linears[-1].kind: linears[-1].agreeing(_HEAD)}
+    for linear in linears:
+        if linear.kind not in tried:
+            tried[linear.kind] = linear.agreeing(_INSIDE)
+        linear.counts = tried[linear.kind]
+
+
+def _limits(model: PagedModel) -> str:
+    """How it is reached where that costs something, and what is not: a GPU's kernels cut longer texts into parts."""
+    if model.static:
+        return ", op by op, in short texts"
+    largest = min((linear.counts.largest for linear in model.decoder.linears[:-1] if linear.counts), default=_INSIDE)
+    return f", in products of at most {largest} rows" if largest < _INSIDE else ""
 
 
 def _first_difference(model: PagedModel, pool: PagePool, seed: int) -> str | None:
-    """In which of the ways of running the text its logits differ; None if in none."""
+    """In which of the ways of running the text its bits differ; None if in none."""
     chunks = _chunks(model, pool.page_size)
-    length = sum(chunks) + len(_TRUE_PATH) + _AFTER
-    generator = torch.Generator().manual_seed(seed)
-    tokens = torch.randint(model.vocab_size, (length,), generator=generator)
-    whole = _Reader(model, pool)
-    pieces = _Reader(model, pool)
-    try:
-        expected = whole.chain(tokens)
-        start = sum(chunks)
-        in_chunks = torch.cat([pieces.chain(part) for part in tokens[:start].split(chunks)])
-        in_tree = pieces.tree(tokens[start : start + len(_TRUE_PATH)])
-        after = torch.cat([pieces.chain(token) for token in tokens[start + len(_TRUE_PATH) :].split(1)])
-    finally:
-        whole.table.release()
-        pieces.table.release()
-    parts = (("between chunk sizes", in_chunks), ("inside a tree", in_tree), ("after compaction", after))
-    for (name, part), wanted in zip(parts, expected.split([len(part) for _, part in parts]), strict=True):
-        if not torch.equal(part, wanted):
-            return name
+    start, generator = sum(chunks), torch.Generator().manual_seed(seed)
+    tokens = torch.randint(model.vocab_size, (start + len(_TRUE_PATH) + _AFTER,), generator=generator)
+    with _reading(model, pool) as whole:
+        wanted = [whole.chain(tokens), *whole.kept()]
+    with _reading(model, pool) as pieces, _reading(model, pool) as other:
+        logits = [pieces.chain(part, other) for part in tokens[:start].split(chunks)]
+        logits.append(pieces.tree(tokens[start : start + len(_TRUE_PATH)]))
+        logits.extend(pieces.chain(token, other) for token in tokens[start + len(_TRUE_PATH) :].split(1))
+        found = [torch.cat(logits), *pieces.kept()]
+    parts = (  # how many rows have run by then, and how many of their keys and values lie where they stay
+        ("between chunk sizes", start, start),
+        ("inside a tree", start + len(_TRUE_PATH), start),
+        ("after compaction", len(tokens), len(tokens)),
+    )
+    for where, rows, kept in parts:
+        ends = (rows, kept, kept)
+        if not all(torch.equal(a[:end], b[:end]) for a, b, end in zip(found, wanted, ends, strict=True)):
+            return where
     return None
 
 
 def _chunks(model: PagedModel, page_size: int) -> list[int]:
-    """The sizes to read the text in; they end so near to a page's end that the tree's path crosses it."""
-    filler = (-sum(_CHUNKS) - 3) % page_size
-    fits = sum(_CHUNKS) + filler + len(_TREE_PARENTS) + _AFTER <= model.max_positions
-    return [*_CHUNKS, filler] if filler and fits else list(_CHUNKS)
+    """The sizes to read the text in; if pages are small, they end where the tree's path crosses the end of one."""
+    room = model.max_positions - len(_TREE_PARENTS) - _AFTER
+    chunks = [*_CHUNKS] if sum(_CHUNKS) <= room else [*_CHUNKS[1:]]
+    filler = (-sum(chunks) - 3) % page_size
+    return [*chunks, filler] if filler and filler <= min(_FILLER, room - sum(chunks)) else chunks
+
+
+@contextmanager
+def _reading(model: PagedModel, pool: PagePool) -> Iterator[_Reader]:
+    reader = _Reader(model, pool)
+    try:
+        yield reader
+    finally:
+        reader.table.release()
 
 
 class _Reader:
@@ -93,13 +117,19 @@ class _Reader:
     def __init__(self, model: PagedModel, pool: PagePool) -> None:
         self.model, self.table = model, PageTable(pool)
 
-    def chain(self, tokens: Tensor) -> Tensor:
-        """fp32[R, V]: run committed tokens in one pass."""
-        self.table.reserve(len(tokens))
-        logits = self.model.run([Rows(self.table, tokens, self.table.length)]).logits
-        self.table.commit(len(tokens))
-        self.model.committed(self.table, None)
+    def chain(self, tokens: Tensor, beside: _Reader | None = None) -> Tensor:
+        """fp32[R, V]: run committed tokens in one pass. beside: reads another text in it, and takes pages in turn."""
+        readers = [self] if beside is None else [self, beside]
+        rows = [reader._rows(tokens if reader is self else tokens.flip(0)) for reader in readers]
+        logits = self.model.run(rows).of(0)
+        for reader in readers:
+            reader.table.commit(len(tokens))
+            self.model.committed(reader.table, None)
         return logits
+
+    def _rows(self, tokens: Tensor) -> Rows:
+        self.table.reserve(len(tokens))
+        return Rows(self.table, tokens, self.table.length)
 
     def tree(self, path: Tensor) -> Tensor:
         """fp32[R, V]: run a tree whose path ``_TRUE_PATH`` carries these tokens, then commit that path."""
@@ -115,3 +145,8 @@ class _Reader:
         self.table.commit(len(path))
         self.model.committed(self.table, (slots[list(_TRUE_PATH)], slots[: len(path)]))
         return logits
+
+    def kept(self) -> tuple[Tensor, Tensor]:
+        """[T, L, G, D] twice: the keys and values of the committed tokens, by position."""
+        store, slots = self.model.store, self.table.slots(0, self.table.length)
+        return store.keys[:, slots].transpose(0, 1), store.values[:, slots].transpose(0, 1)

@@ -15,26 +15,17 @@ from spec.adjust import Adjustment
 from spec.constrain import Guarded
 from spec.noise import Noise
 from spec.score import logprobs_of_run
-from verifier.batch import ForwardBatch, Segment
-from verifier.model import half
+from verifier.batch import Segment
+from verifier.model.decoder import Decoder
+from verifier.model.rows import RowCounts
 from verifier.ops import attention, spans
 
 
-def single_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A pass over one row multiplies one row: no padding to two."""
-    build = ForwardBatch.build
-
-    def unpadded(*arguments) -> ForwardBatch:
-        batch = build(*arguments)
-        batch.tokens, batch.positions = batch.tokens[: batch.live], batch.positions[: batch.live]
-        return batch
-
-    monkeypatch.setattr(ForwardBatch, "build", unpadded)
-
-
-def unpadded_halves(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Weights kept in fp16 multiply as many rows as there are."""
-    monkeypatch.setattr(half, "fitting", lambda rows: rows)
+def untried_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Products have as many rows as there are, one too: nothing is padded or split to numbers that were tried."""
+    monkeypatch.setattr(RowCounts, "fitting", lambda self, rows: rows)
+    monkeypatch.setattr(RowCounts, "multiply", lambda self, product, x: product(x))
+    monkeypatch.setattr(Decoder, "fitting", lambda self, rows: rows)
 
 
 def single_pages() -> bool:

@@ -11,13 +11,14 @@ import pytest
 import torch
 
 from tests.same_tokens import mutations
-from tests.same_tokens.models import Pair
-from tests.same_tokens.runs import LARGEST, SAMPLINGS, drafting, plain, replace_params, whole
+from tests.same_tokens.models import Pair, make_pair
+from tests.same_tokens.runs import LARGEST, SAMPLINGS, drafting, jobs_of, plain, replace_params, whole
 from tests.same_tokens.witness import Job, differences, run
 from tests.spec.grammars import Automaton
+from tests.verifier.libraries import BORDERS, simulate
 from tests.verifier.reading import random_tokens
-from verifier.model import half
-from verifier.model.linear import Linear
+from verifier.model.decoder import Decoder
+from verifier.model.rows import agreeing, random_rows
 
 FP32, BF16 = torch.float32, torch.bfloat16
 
@@ -30,28 +31,33 @@ def compare(pair: Pair, drafter: str, *, sampling: str = "warm", prompt: int = 2
     return differences(expected, run(drafting(pair, drafter, whole(jobs, expected)), jobs))
 
 
-def single_rows_differ(linear: Linear) -> bool:
-    """Whether this processor multiplies one row with other bits than several."""
-    x = torch.randn(64, linear.in_features, generator=torch.Generator().manual_seed(0))
-    return any(not torch.equal(linear(row), linear(row.expand(2, -1))[:1]) for row in x.split(1))
+def single_rows_differ(model: Decoder) -> bool:
+    """Whether this processor multiplies one row with other bits than several, in any matrix of the model."""
+    x = random_rows(64, max(linear.in_features for linear in model.linears)).to(model.dtype)
+    tried = ((linear._product, x[:, : linear.in_features].contiguous()) for linear in model.linears)
+    return any(1 not in agreeing(product, rows, 8, [1]) for product, rows in tried)
 
 
-def test_a_product_of_one_row_is_seen(pair, monkeypatch) -> None:
-    models = pair("wide1536")
-    if not any(single_rows_differ(linear) for linear in models.target.linears):
+@pytest.mark.parametrize("name", ["wide1536", "half1536"])
+def test_products_of_numbers_that_were_not_tried_are_seen(pair, monkeypatch, name) -> None:
+    models = pair(name)
+    assert compare(models, "truth") == []
+    mutations.untried_rows(monkeypatch)
+    if not single_rows_differ(models.target):
         pytest.skip("this processor multiplies a single row as it does several")
-    assert compare(models, "truth") == []
-    mutations.single_rows(monkeypatch)
     assert compare(models, "truth")
 
 
-def test_products_of_halves_without_padding_are_seen(pair, monkeypatch) -> None:
-    models = pair("half1536")
-    if not half.usable() or half.fitting(1) == 1:
-        pytest.skip("this processor multiplies a single row of fp16 weights as it does several, or not at all")
-    assert compare(models, "truth") == []
-    mutations.unpadded_halves(monkeypatch)
-    assert compare(models, "truth")
+@pytest.mark.parametrize("mutated", [False, True], ids=["tried", "not tried"])
+def test_a_library_that_adds_up_by_the_number_of_rows_changes_no_token(tmp_path, monkeypatch, mutated) -> None:
+    """As oneDNN's bf16 products on AMX do: trees of 64 rows and 4 sequences at once, chunks of prompts beside them."""
+    simulate(monkeypatch, BORDERS["amx"])
+    pair = make_pair("llama2", tmp_path, BF16, hidden_size=288, intermediate_size=768, num_hidden_layers=2)
+    jobs = jobs_of(pair.vocab_size, [150, 23, 41, 90], 24, ["greedy", "warm", "cool", "warm_filtered"])
+    if mutated:
+        mutations.untried_rows(monkeypatch)
+    expected = plain(pair.target, jobs)
+    assert bool(differences(expected, run(drafting(pair, LARGEST, {}), jobs))) == mutated
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from tests.verifier.reading import threads
 from verifier.model import half
 from verifier.model.half import HalfWeight
 from verifier.model.linear import Linear, OneDnnWeight
+from verifier.model.rows import RowCounts
 
 #: in, out: narrow, odd, longer than a block of the library's sums (512), wider than its groups of columns.
 SHAPES = [(64, 64), (50, 33), (600, 80), (1536, 320), (520, 3000)]
@@ -115,7 +116,7 @@ def test_a_layer_in_fp32_keeps_what_fp16_holds_in_it_and_nothing_else() -> None:
 @needed
 def test_a_pass_has_two_rows_even_where_these_products_take_one(monkeypatch) -> None:
     """Another matrix of the model may be one that fp16 does not hold."""
-    monkeypatch.setattr(half, "_padded_counts", lambda: tuple(range(257)))
+    monkeypatch.setattr(half, "row_counts", lambda: RowCounts(range(1, 257)))
     assert half.fitting(1) == 1
     assert Linear(weight_of((64, 96))).fitting(1) == 2
 
@@ -131,7 +132,7 @@ def unknown(*_: object) -> object:
 
 @pytest.mark.parametrize("ops", [SimpleNamespace(), SimpleNamespace(linear_prepack_fp16=unknown)], ids=["gone", "none"])
 def test_where_there_are_no_such_products_others_are_made(monkeypatch, ops) -> None:
-    half._padded_counts.cache_clear()
+    half.row_counts.cache_clear()
     monkeypatch.setattr(torch.ops, "quantized", ops)
     try:
         assert not half.usable()
@@ -139,13 +140,17 @@ def test_where_there_are_no_such_products_others_are_made(monkeypatch, ops) -> N
         assert not isinstance(linear._packed, HalfWeight)
         assert torch.allclose(linear(x), x @ weight_of((64, 96)).T, atol=1e-5)
     finally:
-        half._padded_counts.cache_clear()
+        half.row_counts.cache_clear()
 
 
 def test_what_agrees_with_nothing_is_not_used(monkeypatch) -> None:
     """A library whose rows depend on their number."""
+    half.row_counts.cache_clear()
     monkeypatch.setattr(half, "_multiplied", lambda x, packed: torch.rand(len(x), 3))
-    assert half._agreeing(None) == ()
+    try:
+        assert not half.usable()
+    finally:
+        half.row_counts.cache_clear()
 
 
 def test_bf16_and_what_fp16_does_not_hold_are_packed_for_onednn() -> None:

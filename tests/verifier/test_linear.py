@@ -9,12 +9,12 @@ from torch.nn import functional
 
 from tests.simulated.device import DEVICE, simulated
 from verifier.model.linear import Linear
-from verifier.probe import FIXED_ROWS, FIXED_ROWS_BF16
+from verifier.model.rows import RowCounts
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 #: in, out: narrow, odd, the widths of a tiny model, wider than 1024 (where a single row is multiplied differently).
 SHAPES = [(64, 64), (50, 33), (256, 768), (1536, 320), (3072, 512)]
-COUNTS = (2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 31, 33, 48, 64, 65, 100)
+COUNTS = (1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 31, 33, 48, 64, 65, 100)
 
 
 def layer_of(shape: tuple[int, int], dtype: torch.dtype, bias: bool) -> tuple[Linear, Tensor, Tensor | None]:
@@ -35,13 +35,13 @@ def differing(linear: Linear, x: Tensor, counts: tuple[int, ...]) -> list[int]:
     return [n for n, places in pieces.items() if any(not torch.equal(linear(x[p].clone()), whole[p]) for p in places)]
 
 
-@pytest.mark.parametrize("block", [None, FIXED_ROWS, FIXED_ROWS_BF16])
+@pytest.mark.parametrize("counts", [None, RowCounts([8]), RowCounts([3, 4, 16])], ids=["any", "8", "3, 4, 16"])
 @pytest.mark.parametrize("bias", [False, True], ids=["plain", "bias"])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_it_multiplies(shape, dtype, bias, block) -> None:
+def test_it_multiplies(shape, dtype, bias, counts) -> None:
     linear, weight, offset = layer_of(shape, dtype, bias)
-    linear.block = block
+    linear.counts = counts
     assert (linear.in_features, linear.out_features) == shape
     x = rows_of(shape, dtype, 21)
     expected = functional.linear(x.double(), weight.double(), None if offset is None else offset.double())
@@ -51,47 +51,32 @@ def test_it_multiplies(shape, dtype, bias, block) -> None:
     assert torch.allclose(result.double(), expected, atol=max(1e-5, 8 * eps), rtol=2 * eps)
 
 
-@pytest.mark.parametrize("block", [FIXED_ROWS, FIXED_ROWS_BF16])
+@pytest.mark.parametrize("bias", [False, True], ids=["plain", "bias"])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_blocks_of_fixed_size_give_a_row_the_same_bits_at_any_count(shape, dtype, block) -> None:
-    """The way out on machines where the library's products differ; even a single row is safe then."""
-    linear, _, _ = layer_of(shape, dtype, bias=True)
-    linear.block = block
-    assert differing(linear, rows_of(shape, dtype), (1, *COUNTS)) == []
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_a_row_has_the_same_bits_at_any_count_from_two(shape, dtype) -> None:
-    """What the two-row padding of the forward pass rests on, on processors known to keep it."""
-    able = torch.cpu.get_capabilities()
-    if not able.get("avx512_vnni"):
-        pytest.skip("measured on AVX-512 processors; elsewhere the probe decides")
-    if dtype is torch.bfloat16 and able.get("amx_bf16"):
-        pytest.skip("AMX products of wide rows differ by row count; there the probe switches to fixed blocks")
-    linear, _, _ = layer_of(shape, dtype, bias=False)
+def test_a_row_has_the_same_bits_at_any_count_once_it_is_tried(shape, dtype, bias) -> None:
+    """Counts that were not tried among them."""
+    linear, _, _ = layer_of(shape, dtype, bias)
+    linear.counts = linear.agreeing(64)
     assert differing(linear, rows_of(shape, dtype), COUNTS) == []
 
 
-@pytest.mark.parametrize("block", [None, FIXED_ROWS])
+@pytest.mark.parametrize("counts", [None, RowCounts([8])], ids=["any", "8"])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_what_is_done_behind_the_product_rounds_as_a_step_of_its_own(dtype, block) -> None:
+def test_what_is_done_behind_the_product_rounds_as_a_step_of_its_own(dtype, counts) -> None:
     linear, _, _ = layer_of((64, 96), dtype, bias=True)
-    linear.block = block
+    linear.counts = counts
     x, stream = rows_of((64, 96), dtype, 9), rows_of((96, 64), dtype, 9)
     assert torch.equal(linear(x, residual=stream), stream + linear(x))
     gate, up = linear(x).chunk(2, dim=-1)
     assert torch.equal(linear.gated(x), functional.silu(gate) * up)
 
 
-@pytest.mark.parametrize("block", [None, FIXED_ROWS])
-def test_off_the_cpu_the_weight_is_not_packed_and_the_op_multiplies(block) -> None:
+def test_off_the_cpu_the_weight_is_not_packed_and_the_op_multiplies() -> None:
     here, weight, offset = layer_of((64, 96), torch.float32, bias=True)
     x, stream = rows_of((64, 96), torch.float32, 9), rows_of((96, 64), torch.float32, 9)
     with simulated():
         there = Linear(weight.to(DEVICE), None if offset is None else offset.to(DEVICE))
-        there.block = block
         product = there(x.to(DEVICE), residual=stream.to(DEVICE)).cpu()
         gated = there.gated(x.to(DEVICE)).cpu()
     torch.testing.assert_close(product, here(x, residual=stream))

@@ -10,6 +10,8 @@ import torch
 
 import verifier.model.linear as linear_module
 from kvpaging import KVStore, OutOfPages, PagePool
+from server.memory import Demand
+from spec.tree import MAX_NODES
 from tests.same_tokens import mutations
 from tests.verifier.families import make
 from tests.verifier.reading import Reader, load_decoder, random_tokens
@@ -17,7 +19,7 @@ from verifier.model import decoder
 from verifier.model.linear import Linear
 from verifier.ops import attention
 from verifier.paged_model import PagedModel
-from verifier.probe import FIXED_ROWS, probe
+from verifier.probe import probe
 
 
 @pytest.fixture(scope="module")
@@ -49,28 +51,25 @@ def test_a_model_is_exact(family, name, dtype, page_size) -> None:
     assert whole(reader.pool)
 
 
-def test_the_padding_to_two_rows_is_what_makes_a_wide_model_exact(wide, monkeypatch) -> None:
-    reader = Reader(wide)
-    if any(linear.block for linear in wide.linears):
-        pytest.skip("on this processor products run in blocks of fixed size, whatever the padding")
-    if not torch.cpu.get_capabilities().get("avx512_vnni"):
-        pytest.skip("measured on AVX-512 processors; others may compute one row as they do two")
-    assert probe(reader.model, reader.pool).exact
-    mutations.single_rows(monkeypatch)
-    found = probe(reader.model, reader.pool)
-    assert found.exact
-    assert f"blocks of {FIXED_ROWS} rows" in found.reason
-
-
-def test_products_that_differ_by_row_count_are_run_in_blocks(wide, monkeypatch) -> None:
+def test_products_that_differ_by_row_count_have_only_numbers_that_agree(wide, monkeypatch) -> None:
     """A library whose last bits depend on the number of rows."""
     product = Linear._product
     monkeypatch.setattr(Linear, "_product", lambda self, x: product(self, x) * (1 + 2**-20 * (len(x) % 5)))
     reader = Reader(wide)
     found = probe(reader.model, reader.pool)
     assert found.exact
-    assert f"blocks of {FIXED_ROWS} rows" in found.reason
-    assert {linear.block for linear in wide.linears} == {FIXED_ROWS}
+    assert "products of at most 128 rows" in found.reason
+    counts = wide.linears[0].counts
+    assert [counts.fitting(rows) for rows in (1, 3, 4, 9, 14, 130)] == [3, 3, 8, 11, 16, 131]
+    assert all(product % 5 == 3 for rows in range(1, 300) for product in counts._divided(rows))
+    assert whole(reader.pool)
+
+
+@pytest.mark.parametrize("page_size", [1, 16, 48, 64, 70, 75, 128, 1024])
+def test_it_fits_the_smallest_pool_that_is_ever_planned(family, page_size) -> None:
+    demand = Demand({}, 1, MAX_NODES + page_size, page_size, "float32")
+    reader = Reader(family("llama2").decoder(torch.float32), page_size, demand.pages(1) - 1)
+    assert probe(reader.model, reader.pool).exact
     assert whole(reader.pool)
 
 
@@ -110,14 +109,13 @@ def compaction_forgets(monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_it_says_where_rows_differ_when_blocks_do_not_help(family, monkeypatch, damage, where) -> None:
     reader = Reader(family("llama2").decoder(torch.float32))
-    before = [linear.block for linear in reader.model.decoder.linears]
     if damage is mutations.trees_by_page and mutations.single_pages():
         pytest.skip("on this processor every product is over one page anyway")
     damage(monkeypatch)
     found = probe(reader.model, reader.pool)
     assert not found.exact
     assert where in found.reason
-    assert [linear.block for linear in reader.model.decoder.linears] == before
+    assert not any(linear.counts for linear in reader.model.decoder.linears)
     assert whole(reader.pool)
 
 

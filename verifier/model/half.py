@@ -2,8 +2,8 @@
 
 For a CPU that computes in fp32. bf16 has fewer digits than fp16, so of a checkpoint in either only what lies below
 2^-17 may be rounded, by 2^-25 at most. FBGEMM multiplies, widening the weights as it goes. It takes rows in groups,
-and on some processors its kernels for the smallest groups sum in another order than the others; which numbers of rows
-give a row the same bits is tried once, and other numbers are padded to one of those.
+and on some processors its kernels for the smallest groups sum in another order than the others: which numbers of rows
+agree (:mod:`verifier.model.rows`) is tried once, with one small weight, since its kernels know nothing of the width.
 
 Legend: R rows, K inner width, O outer width.
 """
@@ -14,7 +14,8 @@ from functools import cache
 
 import torch
 from torch import Tensor
-from torch.nn import functional
+
+from verifier.model.rows import RowCounts, agreeing, random_rows
 
 #: The most rows of one product, and of the trial.
 _MOST = 256
@@ -51,60 +52,37 @@ class HalfWeight:
 
     def __call__(self, x: Tensor) -> Tensor:
         """[R, K] -> [R, O]."""
-        rows = len(x)
-        if rows > _largest():
-            return torch.cat([self(part) for part in x.split(_largest())])
-        missing = fitting(rows) - rows
-        product = _multiplied(functional.pad(x, (0, 0, 0, missing)) if missing else x, self._packed)
-        return product[:rows] if missing else product
+        counts = row_counts()
+        assert counts is not None
+        return counts.multiply(lambda part: _multiplied(part, self._packed), x)
 
 
 def fitting(rows: int) -> int:
     """To how many rows that many are padded; above the largest product, what its parts come to."""
-    whole, rest = divmod(rows, _largest())
-    return whole * _largest() + _padded_counts()[rest]
+    counts = row_counts()
+    assert counts is not None
+    return counts.fitting(rows)
 
 
 def usable() -> bool:
     """Whether this torch on this processor has such products, and rows of them agree."""
-    return bool(_padded_counts())
-
-
-def _largest() -> int:
-    """The most rows that are multiplied at once."""
-    return len(_padded_counts()) - 1
+    return row_counts() is not None
 
 
 @cache
-def _padded_counts() -> tuple[int, ...]:
-    """For each number of rows, the next one in whose product every row has the bits it has in groups; empty if none.
+def row_counts() -> RowCounts | None:
+    """The numbers of rows that agree with groups of ``_GROUP``; None if none do.
 
     The ops are known to x86 alone, and private enough to torch to be looked for first.
     """
-    weight = _random(_TRIED[::-1])
+    inner, outer = _TRIED
     try:
-        packed = torch.ops.quantized.linear_prepack_fp16(weight, None)
-        _multiplied(weight[:1], packed)
+        packed = torch.ops.quantized.linear_prepack_fp16(random_rows(outer, inner), None)
+        _multiplied(random_rows(1, inner), packed)
     except (AttributeError, RuntimeError):
-        return ()
-    return _agreeing(packed)
-
-
-def _random(shape: tuple[int, ...]) -> Tensor:
-    """fp32 numbers around zero, always the same, whatever torch makes by default."""
-    generator = torch.Generator("cpu").manual_seed(0)
-    return torch.rand(shape, generator=generator, dtype=torch.float32, device="cpu") - 0.5
-
-
-def _agreeing(packed: object) -> tuple[int, ...]:
-    x = _random((_MOST, _TRIED[0]))
-    padded = functional.pad(x, (0, 0, 0, -_MOST % _GROUP))
-    wanted = torch.cat([_multiplied(part, packed) for part in padded.split(_GROUP)])
-    counts: list[int] = []
-    for count in range(1, _MOST + 1):
-        if torch.equal(_multiplied(x[:count], packed), wanted[:count]):
-            counts.extend([count] * (count - len(counts)))
-    return (0, *counts) if counts else ()
+        return None
+    agreed = agreeing(lambda x: _multiplied(x, packed), random_rows(_MOST, inner), _GROUP, range(1, _MOST + 1))
+    return RowCounts(agreed) if agreed else None
 
 
 def _multiplied(x: Tensor, packed: object) -> Tensor:

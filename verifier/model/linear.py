@@ -1,10 +1,9 @@
 """Linear layers whose rows have the same bits in any company.
 
 On a CPU the weights are packed once: for FBGEMM where the layer computes in fp32 and fp16 holds its weights
-(:mod:`verifier.model.half`), else for oneDNN. Measured on two processors (with and without bf16 instructions): with
-oneDNN a row's result is the same in a product of 2 rows and of thousands, in bf16 and fp32; a product of one row, and
-torch's own fp32 ``linear`` at different row counts, are not. Where the start-up probe finds otherwise, products run in
-blocks of one fixed number of rows (:attr:`Linear.block`).
+(:mod:`verifier.model.half`), else for oneDNN. A row's bits depend on how many rows there are: nearly everywhere in a
+product of one, on processors with AMX in bf16 at many numbers, with torch's own ``linear`` in fp32 too. So a target's
+products are asked at start-up, and made of the numbers of rows that agree (:attr:`Linear.counts`).
 
 On a GPU the weight is kept as it is, and :mod:`verifier.ops.linear` multiplies, with the epilogues that save a launch.
 They round as the separate steps do.
@@ -14,11 +13,20 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from verifier.model import half
+from verifier.model.rows import RowCounts, agreeing, random_rows
 from verifier.ops.activation import silu_mul
 from verifier.ops.linear import gated_linear, linear
+
+#: Numbers of rows that a product is asked about: each small one, since a step has those, then ever fewer.
+ROWS = (2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32, 40, 48, 56, 64, 128, 256)
+#: All are held against products of so many rows: as few as cost little more than two.
+GROUP = 8
+#: The most weights of a matrix that is made for it: of a larger one, so many columns as come to that.
+_TRIED = 1 << 24
+#: What is left where terms cancel: bf16 tells apart of it what fp32 does of the terms.
+_LEFT = 2.0**-16
 
 
 def packable(dtype: torch.dtype) -> bool:
@@ -57,16 +65,17 @@ class Linear:
     """``x @ weight.T + bias`` for x [R, in], R at least 2. Owns its (packed) weight, [out, in], and computes on its
     device.
 
-    dtype, device: of x and of what comes out; dtype is the weight's unless given.
+    dtype, device: of x and of what comes out; dtype is the weight's unless given. counts: the numbers of rows to
+    multiply; any, while None.
     """
 
-    __slots__ = ("_bias", "_packed", "_weight", "block", "device", "dtype", "in_features", "out_features")
+    __slots__ = ("_bias", "_packed", "_weight", "counts", "device", "dtype", "in_features", "out_features")
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None, dtype: torch.dtype | None = None) -> None:
         weight = weight if dtype is None else weight.to(dtype)
         self.out_features, self.in_features = weight.shape
         self.dtype, self.device = weight.dtype, weight.device
-        self.block: int | None = None
+        self.counts: RowCounts | None = None
         self._packed = _pack(weight, bias)
         self._weight = weight if self._packed is None else weight.new_empty(0)  # one copy is enough
         self._bias = bias
@@ -80,26 +89,50 @@ class Linear:
     def fitting(self, rows: int) -> int:
         """How many rows to give where there are so many, two at least: fewer are padded here, or their bits differ."""
         several = max(2, rows)
-        return half.fitting(several) if isinstance(self._packed, half.HalfWeight) else several
+        if isinstance(self._packed, half.HalfWeight):
+            return half.fitting(several)
+        return several if self.counts is None else self.counts.fitting(several)
+
+    @property
+    def kind(self) -> tuple[object, ...]:
+        """What its products' bits depend on besides the numbers: one of a kind is asked for all."""
+        return self.in_features, self.out_features, self.dtype, type(self._packed), self._bias is None
+
+    def agreeing(self, most: int) -> RowCounts | None:
+        """The numbers of rows up to ``most`` in whose products rows have the same bits, tried now; None: any has.
+
+        Tried with a layer of this kind whose large terms cancel, so that the errors of its sums are as large as what is
+        left: another order shows in almost every number, where in products rounded to bf16 it does in one of 30,000.
+        """
+        if self.device.type != "cpu" or isinstance(self._packed, half.HalfWeight):
+            return None  # sums of our own kernels, and numbers that are tried already
+        width = self.in_features
+        weight = _cancelling(min(self.out_features, max(1, _TRIED // width)), width, 1.0, 1.0).to(self.dtype)
+        layer = Linear(weight, None if self._bias is None else self._bias.new_zeros(len(weight)))
+        x = _cancelling(most, width, -1.0, _LEFT).to(self.dtype)
+        agreed = agreeing(layer._product, x, GROUP, (count for count in ROWS if count <= most))
+        return RowCounts(agreed or [GROUP])
 
     def __call__(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
         """[R, in] -> [R, out]: the product, rounded; then ``residual`` [R, out] is added, and the sum rounded."""
-        if self.block is None and self.device.type != "cpu":
+        if self.device.type != "cpu":
             return linear(x, self._weight, self._bias, residual)
-        product = self._product(x) if self.block is None else self._in_blocks(x, self.block)
+        product = self._product(x) if self.counts is None else self.counts.multiply(self._product, x)
         return product if residual is None else residual + product
 
     def gated(self, x: Tensor) -> Tensor:
         """[R, in] -> [R, out / 2]: ``silu(gate) * up`` of the two halves of the product, gate first."""
-        if self.block is None and self.device.type != "cpu":
+        if self.device.type != "cpu":
             return gated_linear(x, self._weight, self._bias)
         return silu_mul(self(x))
 
     def _product(self, x: Tensor) -> Tensor:
         return linear(x, self._weight, self._bias) if self._packed is None else self._packed(x)
 
-    def _in_blocks(self, x: Tensor, block: int) -> Tensor:
-        """The product in blocks of exactly ``block`` rows, the last one padded."""
-        rows = x.shape[0]
-        padded = functional.pad(x, (0, 0, 0, -rows % block))
-        return torch.cat([self._product(part) for part in padded.split(block)])[:rows]
+
+def _cancelling(rows: int, width: int, sign: float, left: float) -> Tensor:
+    """fp32[rows, width]: random numbers, the same again times ``sign``, and others times ``left``, all mixed."""
+    terms = width * 3 // 8
+    numbers, others = random_rows(rows, terms), random_rows(rows, width - 2 * terms, seed=1)
+    order = random_rows(1, width)[0].argsort()
+    return torch.cat((numbers, sign * numbers, left * others), dim=1)[:, order]

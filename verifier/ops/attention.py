@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from verifier.batch import LEAST_ROWS, Segment
+from verifier.batch import Segment
 from verifier.ops.spans import of_paths, span_sums
 
 #: Batched products of few columns have other bits: a text shorter than this is padded.
@@ -35,7 +35,7 @@ def attend(query: Tensor, keys: Tensor, values: Tensor, segment: Segment, scale:
     rows, heads, width = query.shape
     groups = keys.shape[1]
     keys, values = _resident(keys, values, segment)
-    stacked = _stack_queries(query, groups).mul_(scale)
+    stacked = _stack_queries(query, groups, segment.least).mul_(scale)
     weights = _weights(stacked, keys, segment, windowed)
     total = _merge(span_sums(weights, values, segment))
     mixed = total / _weight_sums(weights, segment)
@@ -59,11 +59,11 @@ def _resident(keys: Tensor, values: Tensor, segment: Segment) -> tuple[Tensor, T
     return keys.float(), values.float()
 
 
-def _stack_queries(query: Tensor, groups: int) -> Tensor:
-    """[r, H, D] -> fp32[G, max(M, 8), D]: the rows and heads that share a kv head side by side."""
+def _stack_queries(query: Tensor, groups: int, least: int) -> Tensor:
+    """[r, H, D] -> fp32[G, max(M, least), D]: the rows and heads that share a kv head side by side."""
     rows, heads, width = query.shape
     count = rows * heads // groups
-    stacked = query.new_zeros(groups, max(count, LEAST_ROWS), width, dtype=torch.float32)
+    stacked = query.new_zeros(groups, max(count, least), width, dtype=torch.float32)
     own = query.view(rows, groups, heads // groups, width).permute(1, 0, 2, 3)
     stacked[:, :count].view(groups, rows, heads // groups, width).copy_(own)
     return stacked

@@ -18,10 +18,11 @@ from torch import Tensor
 from torch.nn import functional
 
 from spec.tree import MAX_NODES
-from verifier.batch import LEAST_ROWS, Segment
+from verifier.batch import LEAST_ROWS, SPAN, Segment
 
-#: Rows of the products by which it is tried.
-_TRIED_ROWS = (8, 12, 45, 130, 1536)
+#: Rows of the products by which it is tried; and numbers one of which has to have the bits of more.
+_TRIED_ROWS = (12, 45, 130, 1536)
+_FEW_ROWS = (LEAST_ROWS, 12, 16, 24, 32)
 
 
 def span_sums(weights: Tensor, values: Tensor, segment: Segment) -> Tensor:
@@ -102,7 +103,7 @@ def _gathered(weights: Tensor, values: Tensor, segment: Segment) -> Tensor:
     size, group, rows = segment.page_size, segment.group, segment.rows.stop - segment.rows.start
     own = values[segment.path_columns[: rows * group : group]].unflatten(1, (-1, size)).permute(1, 3, 0, 2, 4)
     mine = of_paths(weights, segment)[:, : rows * group].unflatten(-1, (-1, size)).unflatten(1, (rows, group))
-    mine = functional.pad(mine.permute(3, 0, 1, 2, 4), (0, 0, 0, max(0, LEAST_ROWS - group)))  # [T, G, r, H/G, S]
+    mine = functional.pad(mine.permute(3, 0, 1, 2, 4), (0, 0, 0, max(0, segment.least - group)))  # [T, G, r, H/G, S]
     sums = torch.matmul(mine, own)[:, :, :, :group].flatten(2, 3)
     return functional.pad(sums, (0, 0, 0, weights.shape[1] - rows * group))
 
@@ -114,22 +115,41 @@ def adds_in_order(width: int, size: int, span: int) -> bool:
     width: head dim. size: slots of a page. span: positions of a span. Tried for products of few rows and of many, with
     as many slots beside as the largest tree may bring.
     """
-    generator = torch.Generator().manual_seed(0)
+    generator, least = torch.Generator().manual_seed(0), least_rows(width)
     return all(
-        _bits_stay(rows, own, own + more, width, generator)
-        for rows in _TRIED_ROWS
+        _bits_stay(rows, least, own, own + more, width, generator)
+        for rows in {least, *_TRIED_ROWS}
         for own in {size, 2 * size, 3 * size, span}
         for more in (0, size, 48, span, MAX_NODES + size)
     )
 
 
-def _bits_stay(rows: int, own: int, slots: int, width: int, generator: torch.Generator) -> bool:
-    """For random ones of so many slots, laid out as a store does; what is expected is computed by eight rows."""
+def _bits_stay(rows: int, least: int, own: int, slots: int, width: int, generator: torch.Generator) -> bool:
+    """For random ones of so many slots, laid out as a store does; what is expected is computed by few rows."""
     values = torch.randn(slots, 2, width, generator=generator).transpose(0, 1)
     columns = torch.rand(slots, generator=generator).argsort()[:own].sort().values
-    weights = torch.rand(2, -(-rows // LEAST_ROWS) * LEAST_ROWS, own, generator=generator)
+    weights = torch.rand(2, -(-rows // least) * least, own, generator=generator)
     spread = torch.zeros(2, rows, slots + 16)
     spread[..., columns] = weights[:, :rows]
     alone = values[:, columns].contiguous()
-    wanted = torch.cat([torch.bmm(part.contiguous(), alone) for part in weights.split(LEAST_ROWS, dim=1)], dim=1)
+    wanted = torch.cat([torch.bmm(part.contiguous(), alone) for part in weights.split(least, dim=1)], dim=1)
     return torch.equal(torch.bmm(spread[..., :slots], values), wanted[:, :rows])
+
+
+@lru_cache
+def least_rows(width: int) -> int:
+    """The fewest rows from which on batched products of this head dim have the same bits, scores and sums of values.
+
+    On most processors that is :data:`~verifier.batch.LEAST_ROWS`; heads of 192 to 256 need 12 on some. Where no number
+    is enough, the probe finds rows that differ.
+    """
+    generator, counts = torch.Generator().manual_seed(0), sorted({*_FEW_ROWS, *_TRIED_ROWS})
+    rows, keys = (torch.randn(2, count, width, generator=generator) for count in (counts[-1], SPAN))
+    scores = [torch.bmm(rows[:, :count].contiguous(), keys.transpose(1, 2)) for count in counts]
+    values = [torch.bmm(scores[-1][:, :count].contiguous(), keys) for count in counts]
+    return next((few for few in _FEW_ROWS if _agree(scores, few) and _agree(values, few)), _FEW_ROWS[-1])
+
+
+def _agree(products: list[Tensor], least: int) -> bool:
+    """Whether the rows of all products of so many rows and more have the same bits."""
+    return all(torch.equal(part, products[-1][:, : part.shape[1]]) for part in products if part.shape[1] >= least)
