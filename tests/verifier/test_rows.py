@@ -21,7 +21,7 @@ from verifier.probe import Exactness, probe
 #: Shapes as of published models, their layers cut down: hidden, inner, layers, heads.
 SHAPES = [(64, 160, 3, 4), (288, 768, 6, 6), (320, 1280, 3, 5), (576, 1536, 1, 9)]
 #: Single matrices of larger ones, inner and outer width.
-LARGE = [(1024, 3072), (2048, 5632), (4096, 4096), (14336, 1024)]
+LARGE = [(2048, 3072), (4096, 1024), (14336, 256)]
 NAMES = ["llama2", "mistral", "qwen2", "qwen3"]
 #: What is judged: every number of a small step, then some, to a pass over four trees and a chunk of a prompt.
 JUDGED = [*range(1, 42), *range(63, 67), *range(160, 206, 5), 255, 256, 257, 400, 513]
@@ -110,19 +110,20 @@ def test_heads_whose_products_need_more_rows_get_them(monkeypatch) -> None:
         spans.adds_in_order.cache_clear()
 
 
-def first_numbers_alone(product, x: Tensor, group: int, counts) -> list[int]:
-    """A trial that looks at one number of each product."""
-    return agreeing(lambda part: product(part)[:, :1] * (torch.arange(len(part)) == 0)[:, None], x, group, counts)
+def small_numbers_alone(product, x: Tensor, group: int, counts) -> list[int]:
+    """A trial that takes large numbers for granted."""
+    known = [*counts]
+    return [*agreeing(product, x, group, [c for c in known if c <= 64]), *(c for c in known if c > 64)]
 
 
-@pytest.mark.parametrize("narrowed", ["other numbers run", "one number is compared"])
+@pytest.mark.parametrize("narrowed", ["other numbers run", "large numbers are not tried"])
 def test_a_narrower_trial_would_say_so_falsely(narrowed, tmp_path, monkeypatch) -> None:
     """The judge is able to see it, and a probe of one text alone is not enough."""
     simulate(monkeypatch, BORDERS["late"])
     if narrowed == "other numbers run":
         mutations.untried_rows(monkeypatch)
     else:
-        monkeypatch.setattr(linear_module, "agreeing", first_numbers_alone)
-    found, wrong = judged(model_of("llama2", SHAPES[1], tmp_path, torch.bfloat16))
+        monkeypatch.setattr(linear_module, "agreeing", small_numbers_alone)
+    found, wrong = judged(model_of("llama2", SHAPES[0], tmp_path, torch.bfloat16))
     assert found.exact
     assert wrong
