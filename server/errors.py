@@ -9,6 +9,7 @@
         ├── Forbidden           403  permission_error       origin_not_allowed
         ├── ModelNotFound       404  invalid_request_error  model_not_found
         ├── TooLarge            413  invalid_request_error  body_too_large
+        ├── Compressed          415  invalid_request_error  unsupported_encoding  (Accept-Encoding)
         ├── QueueFull           429  rate_limit_error       queue_full        (Retry-After)
         ├── RateLimited         429  rate_limit_error       rate_limit_exceeded  (Retry-After)
         ├── WaitedTooLong       429  rate_limit_error       first_token_timeout  (Retry-After)
@@ -74,6 +75,17 @@ class TooLarge(ApiError):
     """The body is larger than this server reads."""
 
     status, type, code = 413, "invalid_request_error", "body_too_large"
+
+
+class Compressed(ApiError):
+    """The body is compressed. Inflating one costs a thousand times what sending it did, and no client needs it."""
+
+    status, type, code, param = 415, "invalid_request_error", "unsupported_encoding", "Content-Encoding"
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """What is understood (RFC 9110, 15.5.16)."""
+        return {"Accept-Encoding": "identity"}
 
 
 class Busy(ApiError):

@@ -2,7 +2,7 @@
 
 ::
 
-    record ── request id, error bodies ── Gate.admit: origin, preflight, key, size ── door ── admitted: limits ── engine
+    record ── request id, error bodies ── Gate.admit: origin, preflight, key, body ── door ── admitted: limits ── engine
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from aiohttp import web
 
 from server.config import ServeConfig
-from server.errors import TooLarge, Unauthorized
+from server.errors import Compressed, TooLarge, Unauthorized
 from server.gateway.allowance import Allowance, Limits
 from server.gateway.bucket import Bucket
 from server.gateway.caller import ANYONE, CALLER, Caller
@@ -61,6 +61,7 @@ class Gate:
         if preflight is not None:
             return preflight
         CALLER.set(self._caller(request))
+        _check_plain(request)
         if (request.content_length or 0) > self.largest_body:
             raise self.too_large()
         try:
@@ -100,6 +101,12 @@ class Gate:
         if caller is None:
             raise Unauthorized("Incorrect API key provided")
         return caller
+
+
+def _check_plain(request: web.Request) -> None:
+    """Raise :class:`Compressed` for a body that would have to be inflated."""
+    if request.headers.get("Content-Encoding", "identity").strip().lower() not in ("", "identity"):
+        raise Compressed("Send the body as it is: this server inflates none (Content-Encoding)")
 
 
 def rate_headers(allowance: Allowance) -> dict[str, str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gzip
 import logging
 import re
 
@@ -152,9 +151,8 @@ async def test_a_body_above_the_limit_is_refused_naming_it(tokenizer, engine):
 
         fits = await client.post("/v1/completions", json=ASK | {"prompt": "x" * 1500, "max_tokens": 1})
         assert (await fits.json())["error"]["code"] == "context_length_exceeded"
-        squeezed = gzip.compress(b" " * 1_000_000)
-        for body, headers in ((b" " * 2001, {}), (pieces(), {}), (squeezed, {"Content-Encoding": "gzip"})):
-            response = await client.post("/v1/completions", data=body, headers=headers)
+        for body in (b" " * 2001, pieces()):
+            response = await client.post("/v1/completions", data=body)
             assert response.status == 413
             error = (await response.json())["error"]
             assert "2,000 bytes" in error["message"] and "max_body_bytes" in error["message"]

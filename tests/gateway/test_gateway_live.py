@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -156,3 +157,16 @@ async def test_a_stream_of_a_key_ends_well_when_the_server_is_told_to_stop(url, 
         server.terminate()
         assert (await response.text()).endswith("data: [DONE]\n\n")
     assert await asyncio.to_thread(server.process.wait, 30) == 0
+
+
+async def test_nothing_is_inflated_for_anybody(server, url):
+    """A megabyte on the wire would become a gigabyte. What is measured is the server's processor time."""
+    bomb = zlib.compress(bytes(1 << 30), 9, wbits=31)
+    before = server.processor_seconds
+    for headers, status in (({}, 401), (bearer(ALICE), 415)):
+        async with aiohttp.ClientSession(url, headers=headers | {"Content-Encoding": "gzip"}) as session:
+            async with session.post("/v1/completions", data=bomb) as response:
+                assert response.status == status
+                assert status == 401 or response.headers["Accept-Encoding"] == "identity"
+    await ask(url, ALICE)
+    assert server.processor_seconds - before < 0.5
