@@ -11,6 +11,7 @@
         ├── TooLarge            413  invalid_request_error  body_too_large
         ├── Compressed          415  invalid_request_error  unsupported_encoding  (Accept-Encoding)
         ├── QueueFull           429  rate_limit_error       queue_full        (Retry-After)
+        ├── TooManyWaiting      429  rate_limit_error       too_many_waiting  (Retry-After)
         ├── RateLimited         429  rate_limit_error       rate_limit_exceeded  (Retry-After)
         ├── WaitedTooLong       429  rate_limit_error       first_token_timeout  (Retry-After)
         ├── EngineFailed        500  engine_error           engine_error
@@ -102,6 +103,12 @@ class QueueFull(Busy):
     """As many requests are running and waiting as the server allows."""
 
     code = "queue_full"
+
+
+class TooManyWaiting(Busy):
+    """Bodies and messages as long as may be held, or as many, are being read, waited with and answered."""
+
+    code = "too_many_waiting"
 
 
 class RateLimited(Busy):

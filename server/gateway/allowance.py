@@ -28,12 +28,12 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
 class Allowance:
     """The limits of one caller and what is used of them.
 
-    revoked: the key is gone, though a connection that was opened with it may live on.
+    revoked: the key is gone, though a connection that was opened with it may live on. alone: there is no other caller.
     """
 
     def __init__(self, limits: Limits | None = None, clock: Callable[[], float] = time.monotonic) -> None:
         self.running = 0
-        self.revoked = False
+        self.revoked, self.alone = False, True
         self._clock = clock
         self._pace = Pace()
         self.change(limits or Limits())

@@ -21,6 +21,7 @@ from server.gateway.caller import ANYONE, CALLER, Caller
 from server.gateway.credentials import presented
 from server.gateway.keychain import Keychain
 from server.gateway.origins import Origins
+from server.turns import SERVICE
 
 LARGEST_BODY = 64 << 20
 #: What tells nothing but the model's name and whether it runs; probes and load balancers have no key.
@@ -64,8 +65,10 @@ class Gate:
         _check_plain(request)
         if (request.content_length or 0) > self.largest_body:
             raise self.too_large()
+        service = request.app[SERVICE]
         try:
-            return await handler(request)
+            with service.bodies.holding(self._announced(request), service.crowded):
+                return await handler(request)
         except web.HTTPRequestEntityTooLarge:
             raise self.too_large() from None
 
@@ -88,6 +91,11 @@ class Gate:
         yield
         watching.cancel()
         await asyncio.gather(watching, return_exceptions=True)
+
+    def _announced(self, request: web.Request) -> int:
+        """How many bytes the body may come to have."""
+        unknown = request.body_exists and request.content_length is None
+        return self.largest_body if unknown else request.content_length or 0
 
     def _caller(self, request: web.Request) -> Caller:
         if not self.keychain.needed:

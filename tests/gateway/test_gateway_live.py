@@ -164,9 +164,11 @@ async def test_nothing_is_inflated_for_anybody(server, url):
     bomb = zlib.compress(bytes(1 << 30), 9, wbits=31)
     before = server.processor_seconds
     for headers, status in (({}, 401), (bearer(ALICE), 415)):
-        async with aiohttp.ClientSession(url, headers=headers | {"Content-Encoding": "gzip"}) as session:
-            async with session.post("/v1/completions", data=bomb) as response:
-                assert response.status == status
-                assert status == 401 or response.headers["Accept-Encoding"] == "identity"
+        async with (
+            aiohttp.ClientSession(url, headers=headers | {"Content-Encoding": "gzip"}) as session,
+            session.post("/v1/completions", data=bomb) as response,
+        ):
+            assert response.status == status
+            assert status == 401 or response.headers["Accept-Encoding"] == "identity"
     await ask(url, ALICE)
     assert server.processor_seconds - before < 0.5
