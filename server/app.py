@@ -136,7 +136,8 @@ def _request_id(request: web.Request) -> str:
 
 
 async def _name_request(request: web.Request, response: web.StreamResponse) -> None:
-    response.headers["X-Request-Id"] = REQUEST_ID.get()
+    # Without one where aiohttp itself refuses the request, for what it expects.
+    response.headers["X-Request-Id"] = REQUEST_ID.get(None) or _request_id(request)
 
 
 # -- life ------------------------------------------------------------------------------------------------------------

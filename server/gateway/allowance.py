@@ -56,6 +56,15 @@ class Allowance:
             self.requests.spend(1)
         self.spend(prompt_tokens)
 
+    def check(self) -> None:
+        """Raise :class:`RateLimited` if not even a wrong request may be looked at."""
+        self._check(self.requests, "requests")
+
+    def refused(self) -> None:
+        """Charge a request that was looked at and is wrong: reading it costs, too."""
+        if self.requests is not None:
+            self.requests.spend(1)
+
     def spend(self, tokens: int) -> None:
         """Charge tokens of a running request."""
         if self.tokens is not None:

@@ -26,8 +26,9 @@ def presented(request: web.Request) -> str | None:
     Other requests may not name it in their address, since addresses end up in logs. :class:`Unauthorized` for one that
     does and for one that says twice who it is.
     """
-    if len(request.headers.getall("Authorization", ())) > 1:
-        raise Unauthorized("Two Authorization headers were sent; send one")
+    for name in ("Authorization", "x-api-key"):
+        if len(request.headers.getall(name, ())) > 1:
+            raise Unauthorized(f"Two {name} headers were sent; send one")
     scheme, _, rest = request.headers.get("Authorization", "").partition(" ")
     if scheme.lower() == "bearer" and rest.strip():
         return rest.strip()

@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from aiohttp import web
 
 from server.config import ServeConfig
-from server.errors import Compressed, TooLarge, Unauthorized
+from server.errors import Compressed, ModelNotFound, TooLarge, Unauthorized
 from server.gateway.allowance import Allowance, Limits
 from server.gateway.bucket import Bucket
 from server.gateway.caller import ANYONE, CALLER, Caller
@@ -22,6 +22,7 @@ from server.gateway.credentials import presented
 from server.gateway.keychain import Keychain
 from server.gateway.origins import Origins
 from server.turns import SERVICE
+from spec.errors import InvalidRequest
 
 LARGEST_BODY = 64 << 20
 #: What tells nothing but the model's name and whether it runs; probes and load balancers have no key.
@@ -65,12 +66,17 @@ class Gate:
         _check_plain(request)
         if (request.content_length or 0) > self.largest_body:
             raise self.too_large()
-        service = request.app[SERVICE]
+        service, allowance = request.app[SERVICE], CALLER.get().allowance
+        if request.body_exists:
+            allowance.check()
         try:
             with service.bodies.holding(self._announced(request), service.crowded):
                 return await handler(request)
         except web.HTTPRequestEntityTooLarge:
             raise self.too_large() from None
+        except (InvalidRequest, ModelNotFound):
+            allowance.refused()
+            raise
 
     def too_large(self) -> TooLarge:
         """The error for a body, or a message, above the limit."""

@@ -42,10 +42,11 @@ class Shared:
     def holding(self, amount: int, refusal: Callable[[], ApiError]) -> Iterator[None]:
         """Hold so much for a while."""
         self.take(amount, refusal)
+        tenant = CALLER.get().tenant
         try:
             yield
         finally:
-            self.give(amount)
+            self._add(tenant, -amount)
 
     def _add(self, tenant: str, amount: int) -> None:
         self.used += amount

@@ -22,7 +22,7 @@ import msgspec
 from aiohttp import WSCloseCode, WSMsgType, web
 
 from server.answers.responses import Cancelled
-from server.errors import ApiError, Busy, TooManyWaiting, Unauthorized, described
+from server.errors import ApiError, Busy, ModelNotFound, TooManyWaiting, Unauthorized, described
 from server.gateway.caller import CALLER
 from server.responses.codec import PROTOCOLS, Codec, codec_of
 from server.responses.lanes import Lane, Lanes
@@ -216,6 +216,7 @@ class Socket:
             self._refuse(error, self._codec.stream_id(data))
 
     def _create(self, create: Create, size: int) -> None:
+        CALLER.get().allowance.check()
         if self._lanes.waiting >= self._limits.waiting:
             raise TooManyWaiting(f"{self._lanes.waiting} messages of this connection wait for their turn already")
         self._lanes.add(create, size, self._service.crowded)
@@ -273,6 +274,8 @@ class Socket:
     # -- answers -------------------------------------------------------------------------------------------------
 
     def _refuse(self, error: ApiError | InvalidRequest, stream_id: str | None) -> None:
+        if isinstance(error, InvalidRequest | ModelNotFound):
+            CALLER.get().allowance.refused()
         self._send("", _error(*described(error), stream_id))
 
     def _send(self, response_id: str, *events: msgspec.Struct) -> None:

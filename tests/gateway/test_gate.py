@@ -86,9 +86,17 @@ async def test_a_key_in_the_address_opens_the_handshake_of_a_websocket_only(
 
 async def test_who_says_twice_who_it_is_is_nobody(tokenizer, engine, gate):
     async with guarded(engine, tokenizer, gate) as client:
-        headers = CIMultiDict([("Authorization", f"Bearer {key}") for key in (ALICE, BOB)])
-        refused = await client.get("/v1/models", headers=headers)
-        assert refused.status == 401 and "Two Authorization" in await refused.text()
+        for name, scheme in (("Authorization", "Bearer "), ("x-api-key", "")):
+            headers = CIMultiDict([(name, scheme + key) for key in (ALICE, BOB)])
+            refused = await client.get("/v1/models", headers=headers)
+            assert refused.status == 401 and f"Two {name} headers" in await refused.text()
+
+
+async def test_what_is_expected_in_vain_is_refused_in_silence(tokenizer, engine, gate, caplog):
+    async with guarded(engine, tokenizer, gate) as client:
+        refused = await client.get("/v1/models", headers={"Expect": "200-maybe"})
+        assert refused.status == 417 and len(refused.headers["X-Request-Id"]) == 32
+    assert caplog.text == "", "a stranger cannot fill the log"
 
 
 async def test_a_key_opens_the_server_and_says_whose_request_it_is(tokenizer, engine, gate):
