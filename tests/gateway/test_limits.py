@@ -84,13 +84,16 @@ async def test_wrong_requests_are_counted_too_and_another_keys_are_not(tokenizer
 
 
 async def test_wrong_messages_on_a_socket_are_counted_too(tokenizer, letters):
-    async with guarded(ScriptedEngine([*letters, END]), tokenizer, gate(max_requests_per_minute=2)) as client:
-        async with client.ws_connect("/v1/responses", headers=bearer(ALICE)) as socket:
-            statuses = []
-            for message in ("[", '{"type": "response.create"}', '{"type": "response.create", "input": "Tell"}'):
-                await socket.send_str(message)
-                statuses.append((await socket.receive_json(timeout=10))["status"])
-            assert statuses == [400, 400, 429]
+    limited = gate(max_requests_per_minute=2)
+    async with (
+        guarded(ScriptedEngine([*letters, END]), tokenizer, limited) as client,
+        client.ws_connect("/v1/responses", headers=bearer(ALICE)) as socket,
+    ):
+        statuses = []
+        for message in ("[", '{"type": "response.create"}', '{"type": "response.create", "input": "Tell"}'):
+            await socket.send_str(message)
+            statuses.append((await socket.receive_json(timeout=10))["status"])
+        assert statuses == [400, 400, 429]
 
 
 async def test_a_refusal_is_the_clients_own_rate_limit_error(tokenizer, letters):
