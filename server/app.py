@@ -137,7 +137,7 @@ def _request_id(request: web.Request) -> str:
 
 async def _name_request(request: web.Request, response: web.StreamResponse) -> None:
     # Without one where aiohttp itself refuses the request, for what it expects.
-    response.headers["X-Request-Id"] = REQUEST_ID.get(None) or _request_id(request)
+    response.headers["X-Request-Id"] = REQUEST_ID.get("") or _request_id(request)
 
 
 # -- life ------------------------------------------------------------------------------------------------------------

@@ -30,7 +30,7 @@ class Shared:
         """Let the caller hold so much more, or raise. One that holds nothing gets whatever is free."""
         caller, free = CALLER.get(), self.most - self.used - amount
         fair = caller.allowance.alone or not self.own or self.own + amount <= free
-        if free < 0 or not fair:
+        if amount and (free < 0 or not fair):
             raise refusal()
         self._add(caller.tenant, amount)
 

@@ -198,7 +198,7 @@ def test_a_key_taken_out_of_the_file_is_dead_and_the_others_keep_what_they_used(
 def test_another_key_under_the_same_id_does_not_inherit_open_connections(file):
     chain = Keychain(file=str(file))
     alice = holder(chain, ALICE)
-    (entry, _) = key_file.read(file) or ()
+    entry = (key_file.read(file) or [])[0]
     touch(file, file.read_text().replace(entry.hash, str(HashedKey.of("sk-alice-rotated-0123"))))
     chain.refresh()
     assert alice.allowance.revoked
