@@ -107,7 +107,7 @@ async def _answer_errors(request: web.Request, handler: Handler) -> web.StreamRe
         allow = {"Allow": error.headers["Allow"]} if "Allow" in error.headers else {}
         return _told(request, error.status, ErrorBody(detail), allow)
     except web.RequestPayloadError:
-        detail = ErrorDetail("The body is not what Content-Encoding says", "invalid_request_error", None, None)
+        detail = ErrorDetail("The body is not what its headers say", "invalid_request_error", None, None)
         response = _told(request, 400, ErrorBody(detail))
         response.force_close()  # where the next request begins is anybody's guess
         return response
@@ -136,7 +136,8 @@ def _request_id(request: web.Request) -> str:
 
 
 async def _name_request(request: web.Request, response: web.StreamResponse) -> None:
-    response.headers["X-Request-Id"] = REQUEST_ID.get()
+    # Without one where aiohttp itself refuses the request, for what it expects.
+    response.headers["X-Request-Id"] = REQUEST_ID.get("") or _request_id(request)
 
 
 # -- life ------------------------------------------------------------------------------------------------------------
@@ -170,6 +171,7 @@ async def run_server(config: ServeConfig, on_ready: Callable[[EngineInfo, int], 
     runner = web.AppRunner(
         create_app(service, gate),
         handler_cancellation=True,
+        auto_decompress=False,  # aiohttp would do it before anybody has looked at the key
         logger=malformed.log,
         access_log=None,
         shutdown_timeout=CLOSING_SECONDS,

@@ -9,7 +9,9 @@
         ├── Forbidden           403  permission_error       origin_not_allowed
         ├── ModelNotFound       404  invalid_request_error  model_not_found
         ├── TooLarge            413  invalid_request_error  body_too_large
+        ├── Compressed          415  invalid_request_error  unsupported_encoding  (Accept-Encoding)
         ├── QueueFull           429  rate_limit_error       queue_full        (Retry-After)
+        ├── TooManyWaiting      429  rate_limit_error       too_many_waiting  (Retry-After)
         ├── RateLimited         429  rate_limit_error       rate_limit_exceeded  (Retry-After)
         ├── WaitedTooLong       429  rate_limit_error       first_token_timeout  (Retry-After)
         ├── EngineFailed        500  engine_error           engine_error
@@ -76,6 +78,17 @@ class TooLarge(ApiError):
     status, type, code = 413, "invalid_request_error", "body_too_large"
 
 
+class Compressed(ApiError):
+    """The body is compressed. Inflating one costs a thousand times what sending it did, and no client needs it."""
+
+    status, type, code, param = 415, "invalid_request_error", "unsupported_encoding", "Content-Encoding"
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """What is understood (RFC 9110, 15.5.16)."""
+        return {"Accept-Encoding": "identity"}
+
+
 class Busy(ApiError):
     """Not now. retry_after: when to try again, in seconds; None if that would not help."""
 
@@ -90,6 +103,12 @@ class QueueFull(Busy):
     """As many requests are running and waiting as the server allows."""
 
     code = "queue_full"
+
+
+class TooManyWaiting(Busy):
+    """Bodies and messages as long as may be held, or as many, are being read, waited with and answered."""
+
+    code = "too_many_waiting"
 
 
 class RateLimited(Busy):

@@ -334,7 +334,7 @@ class Engine:
 
     def run(self, request: Request, stop: Sequence[str] = ()) -> TextStream:
         """Begin a request as it is; its id must not be that of one that runs."""
-        constraint = None if request.grammar is None else self._compiler.compile(request.grammar)
+        constraint = None if request.grammar is None else self._compiler.compile(request.grammar, request.salt)
         stream = TextStream(self, request, stop)
         self._engine.add(request, constraint)
         self._streams[request.id] = stream

@@ -36,6 +36,7 @@ REASONS = {
     404: "There is no such model, or nothing by this name.",
     409: "What the request wants to change is not in a state for it.",
     413: "The body is larger than the server reads.",
+    415: "The body is compressed.",
     429: "Too many requests are running or waiting; Retry-After says when to try again.",
     500: "The engine gave up on the request.",
     503: "The model is loading, the engine is down, or the server is going away; Retry-After says when to try again.",

@@ -14,10 +14,11 @@ import msgspec
 from server.answers.base import Origin
 from server.config import ServeConfig
 from server.engine_client import EngineStatus, unavailable
-from server.errors import EngineFailed, ModelNotFound, QueueFull, Unavailable
+from server.errors import EngineFailed, ModelNotFound, QueueFull, TooManyWaiting, Unavailable
 from server.gateway.admission import admitted
 from server.gateway.deadlines import deadlines
 from server.gateway.pace import Pace
+from server.gateway.share import Shared
 from server.generation import MOST_PENDING_TOKENS, Generation, TokenEngine
 from server.parsers.dialect import Dialect
 from server.responses.state import Responses
@@ -28,6 +29,8 @@ from server.text import SamplingDefaults, Tokenizer
 from server.wire.shared import MetricsLevel
 from spec.request import EngineInfo, Request
 
+#: Bodies and messages of the largest size whose bytes may be held at once, by all callers together.
+MOST_BODIES = 64
 #: Texts longer than this are tokenized in a thread: a millisecond on the event loop would delay every stream.
 INLINE_CHARACTERS = 2000
 
@@ -108,7 +111,8 @@ class Service:
         self.pace = Pace()
         self.telemetry = Telemetry(options.model, engine)
         self.exposition = Exposition(self.telemetry)
-        self._running: dict[Generation, int] = {}
+        self.places, self.bodies = Shared(options.most_running), Shared(MOST_BODIES * options.max_body_bytes)
+        self._running: set[Generation] = set()
         self._idle = asyncio.Event()
         self._idle.set()
         counts = self.telemetry.self_check
@@ -117,7 +121,7 @@ class Service:
     @property
     def running(self) -> int:
         """Requests that run or wait in the engine."""
-        return sum(self._running.values())
+        return self.places.used
 
     def refusal(self) -> Unavailable | None:
         """Why no request is taken now; None if they are."""
@@ -156,34 +160,42 @@ class Service:
         Every door comes through here, so limits and time limits are kept here. keeps_text: whether their text may be
         kept, for the dashboard, where their key can read it again, and for the self-check.
         """
-        if self.running + len(requests) > self.options.most_running:
-            raise self._queue_full(len(requests))
-        with admitted(requests) as spend, self.telemetry.watching(requests, keeps_text) as ledgers:
+        count = len(requests)
+        with (
+            self.places.holding(count, lambda: self._queue_full(count)),
+            admitted(requests) as spend,
+            self.telemetry.watching(requests, keeps_text) as ledgers,
+        ):
             engine = self.self_check if keeps_text else Unpicked(self.self_check)
             generation = Generation(engine, requests, self.options.most_pending_tokens, spend, ledgers)
-            with self._present(generation, len(requests)), self._deadlines(generation):
+            with self._present(generation), self._deadlines(generation):
                 async with generation:
                     yield generation
 
     @contextmanager
-    def _present(self, generation: Generation, count: int) -> Iterator[None]:
+    def _present(self, generation: Generation) -> Iterator[None]:
         """Count a generation among those that run."""
         began = time.monotonic()
-        self._running[generation] = count
+        self._running.add(generation)
         self._idle.clear()
         try:
             yield
         finally:
-            del self._running[generation]
+            self._running.remove(generation)
             self.pace.finished(time.monotonic() - began)
             if not self._running:
                 self._idle.set()
+
+    def crowded(self) -> TooManyWaiting:
+        """Why no more bytes can be taken from the caller now."""
+        held = f"{self.bodies.used:,} bytes of bodies and messages are held already, {self.bodies.own:,} of them yours"
+        return TooManyWaiting(f"{held}; try again when some of these requests are answered")
 
     def _queue_full(self, asked: int) -> QueueFull:
         most = self.options.most_running
         if asked > most:
             return QueueFull(f"This request asks for {asked} choices at once; this server runs {most}", None)
-        message = f"{self.running} requests are running or waiting already; try again in a moment"
+        message = f"{self.running} requests are running or waiting already, {self.places.own} of them yours; try again"
         return QueueFull(message, self.pace.retry_after(len(self._running)))
 
     def _deadlines(self, generation: Generation) -> AbstractContextManager[None]:

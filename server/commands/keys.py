@@ -1,4 +1,4 @@
-"""``foresay keys``: make API keys, or hash one that you bring."""
+"""``foresay keys``: make API keys, take them back, or hash one that you bring."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from spec.errors import ConfigurationError
 def _add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "action",
-        choices=("add", "hash"),
-        help="add: make a key, show it once and append its hash to the file; hash: read a key from stdin and print "
-        "what to put into the file",
+        choices=("add", "remove", "hash"),
+        help="add: make a key, show it once and add its hash to the file; remove: take a key back; hash: read a key "
+        "from stdin and print what to put into the file",
     )
     parser.add_argument("name", metavar="NAME", help="whose key it is: 1 to 64 letters, digits, '.', '@', '-' and '_'")
     parser.add_argument("--api-key-file", metavar="FILE", help="the file of keys (default: the one in the settings)")
@@ -27,13 +27,17 @@ def _add_arguments(parser: ArgumentParser) -> None:
 
 
 def run(config: None, arguments: Namespace) -> int:
-    """Make or hash one key. The key itself is written nowhere but to the terminal."""
+    """Make, take back or hash one key. The key itself is written nowhere but to the terminal."""
     from server.gateway import key_file, keys
 
     if arguments.action == "hash":
         print(key_file.entry_text(arguments.name, _given()), end="")
         return 0
     path, key = _file(arguments), keys.new_key()
+    if arguments.action == "remove":
+        key_file.remove(path, arguments.name)
+        print(f"{arguments.name}'s key is no longer in {path}; a running server sees it by itself.", file=sys.stderr)
+        return 0
     key_file.append(path, arguments.name, key)
     print(key)
     print(f"{arguments.name}'s key is above and is not shown again; its hash is in {path}.", file=sys.stderr)
@@ -55,8 +59,8 @@ def _given() -> str:
 
 COMMAND = Command(
     "keys",
-    "make API keys for the server",
-    ("foresay keys add alice --api-key-file keys.toml", "foresay keys hash alice"),
+    "make API keys for the server, and take them back",
+    ("foresay keys add alice --api-key-file keys.toml", "foresay keys remove alice", "foresay keys hash alice"),
     None,
     run,
     _add_arguments,

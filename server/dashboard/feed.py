@@ -13,6 +13,7 @@ from aiohttp import web
 
 from server.errors import Busy
 from server.gateway.caller import CALLER
+from server.gateway.share import Shared
 from server.service import Service
 from server.sse import EVENTS
 from server.telemetry.report import HistoryReport, Point, Snapshot
@@ -48,7 +49,7 @@ class Feed:
     """All readers of one server's feed."""
 
     def __init__(self, stall: float = STALL_SECONDS) -> None:
-        self.readers = 0
+        self.readers = Shared(MOST_READERS)
         self._stall = stall
         self._closing = asyncio.Event()
         self._making: tuple[int, asyncio.Task[msgspec.Raw]] | None = None
@@ -61,18 +62,21 @@ class Feed:
         """Write events until the reader leaves, its key is taken away, or the server goes. after: the last second it
         knows.
         """
-        if self.readers >= MOST_READERS:
-            raise TooManyReaders(f"{MOST_READERS} pages are open already", retry_after=10)
+        with self.readers.holding(1, self._full):
+            return await self._served(http, service, after)
+
+    def _full(self) -> TooManyReaders:
+        message = f"{self.readers.used} pages are open already, {self.readers.own} of them yours"
+        return TooManyReaders(message, retry_after=10)
+
+    async def _served(self, http: web.Request, service: Service, after: int) -> web.StreamResponse:
         response = web.StreamResponse(headers={"Content-Type": EVENTS.content_type, "Cache-Control": "no-store"})
         await response.prepare(http)
-        self.readers += 1
         try:
             await self._write(response, service, after)
         except (TimeoutError, ConnectionError):
             if http.transport is not None:
                 http.transport.abort()  # what it has not read by now it never will
-        finally:
-            self.readers -= 1
         return response
 
     async def _write(self, response: web.StreamResponse, service: Service, after: int) -> None:

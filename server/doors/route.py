@@ -18,7 +18,7 @@ DOORS: web.AppKey[tuple[ModuleType, ...]] = web.AppKey("doors", tuple)
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 #: What may go wrong where a body is read and the engine is asked.
-BODY_ERRORS = (400, 401, 403, 404, 413, 429, 500, 503, 504)
+BODY_ERRORS = (400, 401, 403, 404, 413, 415, 429, 500, 503, 504)
 PLAIN_ERRORS = (401, 403)
 
 

@@ -28,12 +28,12 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
 class Allowance:
     """The limits of one caller and what is used of them.
 
-    revoked: the key is gone, though a connection that was opened with it may live on.
+    revoked: the key is gone, though a connection that was opened with it may live on. alone: there is no other caller.
     """
 
     def __init__(self, limits: Limits | None = None, clock: Callable[[], float] = time.monotonic) -> None:
         self.running = 0
-        self.revoked = False
+        self.revoked, self.alone = False, True
         self._clock = clock
         self._pace = Pace()
         self.change(limits or Limits())
@@ -55,6 +55,15 @@ class Allowance:
         if self.requests is not None:
             self.requests.spend(1)
         self.spend(prompt_tokens)
+
+    def check(self) -> None:
+        """Raise :class:`RateLimited` if not even a wrong request may be looked at."""
+        self._check(self.requests, "requests")
+
+    def refused(self) -> None:
+        """Charge a request that was looked at and is wrong: reading it costs, too."""
+        if self.requests is not None:
+            self.requests.spend(1)
 
     def spend(self, tokens: int) -> None:
         """Charge tokens of a running request."""

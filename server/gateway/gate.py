@@ -2,7 +2,7 @@
 
 ::
 
-    record ── request id, error bodies ── Gate.admit: origin, preflight, key, size ── door ── admitted: limits ── engine
+    record ── request id, error bodies ── Gate.admit: origin, preflight, key, body ── door ── admitted: limits ── engine
 """
 
 from __future__ import annotations
@@ -14,13 +14,15 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from aiohttp import web
 
 from server.config import ServeConfig
-from server.errors import TooLarge, Unauthorized
+from server.errors import Compressed, ModelNotFound, TooLarge, Unauthorized
 from server.gateway.allowance import Allowance, Limits
 from server.gateway.bucket import Bucket
 from server.gateway.caller import ANYONE, CALLER, Caller
 from server.gateway.credentials import presented
 from server.gateway.keychain import Keychain
 from server.gateway.origins import Origins
+from server.turns import SERVICE
+from spec.errors import InvalidRequest
 
 LARGEST_BODY = 64 << 20
 #: What tells nothing but the model's name and whether it runs; probes and load balancers have no key.
@@ -61,12 +63,20 @@ class Gate:
         if preflight is not None:
             return preflight
         CALLER.set(self._caller(request))
+        _check_plain(request)
         if (request.content_length or 0) > self.largest_body:
             raise self.too_large()
+        service, allowance = request.app[SERVICE], CALLER.get().allowance
+        if request.body_exists:
+            allowance.check()
         try:
-            return await handler(request)
+            with service.bodies.holding(self._announced(request), service.crowded):
+                return await handler(request)
         except web.HTTPRequestEntityTooLarge:
             raise self.too_large() from None
+        except (InvalidRequest, ModelNotFound):
+            allowance.refused()
+            raise
 
     def too_large(self) -> TooLarge:
         """The error for a body, or a message, above the limit."""
@@ -88,6 +98,11 @@ class Gate:
         watching.cancel()
         await asyncio.gather(watching, return_exceptions=True)
 
+    def _announced(self, request: web.Request) -> int:
+        """How many bytes the body may come to have."""
+        unknown = request.body_exists and request.content_length is None
+        return self.largest_body if unknown else request.content_length or 0
+
     def _caller(self, request: web.Request) -> Caller:
         if not self.keychain.needed:
             return self.keychain.anyone
@@ -100,6 +115,12 @@ class Gate:
         if caller is None:
             raise Unauthorized("Incorrect API key provided")
         return caller
+
+
+def _check_plain(request: web.Request) -> None:
+    """Raise :class:`Compressed` for a body that would have to be inflated."""
+    if request.headers.get("Content-Encoding", "identity").strip().lower() not in ("", "identity"):
+        raise Compressed("Send the body as it is: this server inflates none (Content-Encoding)")
 
 
 def rate_headers(allowance: Allowance) -> dict[str, str]:

@@ -7,12 +7,20 @@
     name = "alice"
     hash = "blake2b$...$..."
     max_requests_per_minute = 60      # what is not said is as the server's flags say; 0 is no limit
+
+A file that shall hold none says so, ``key = []``: an empty one may be one that an editor, or a full disk, left behind.
 """
 
 from __future__ import annotations
 
+import fcntl
 import os
+import re
+import stat
+import tempfile
 import tomllib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
@@ -23,9 +31,8 @@ from server.gateway.allowance import Limits
 from server.gateway.keys import HASHED, ApiKey, HashedKey, check_usable, new_id
 from spec.errors import ConfigurationError
 
-HEADER = (
-    "# API keys of Foresay. Only hashes are kept; foresay keys add NAME appends one. Take a key back by deleting it.\n"
-)
+HEADER = "# API keys of Foresay: only hashes. foresay keys add NAME adds one, foresay keys remove NAME takes it back.\n"
+NONE = re.compile(r"^[ \t]*key[ \t]*=[ \t]*\[\s*\].*\n?", re.MULTILINE)
 
 NotNegative = Annotated[int, Meta(ge=0)]
 Name = Annotated[str, Meta(pattern=r"^[\w.@-]{1,64}$")]
@@ -51,11 +58,14 @@ class Entry(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 class Entries(msgspec.Struct, forbid_unknown_fields=True):
     """The whole file."""
 
-    key: list[Entry] = []
+    key: list[Entry] | None = None
 
 
-def read(path: Path) -> list[Entry]:
-    """The keys in the file; :class:`ConfigurationError` says what is wrong with it, without repeating a value."""
+def read(path: Path) -> list[Entry] | None:
+    """The keys in the file; None if it says nothing of keys, not even that there are none.
+
+    :class:`ConfigurationError` says what is wrong with it, without repeating a value.
+    """
     try:
         entries = msgspec.convert(tomllib.loads(path.read_text("utf-8")), Entries).key
     except OSError as error:
@@ -67,7 +77,7 @@ def read(path: Path) -> list[Entry]:
     except msgspec.ValidationError as error:
         raise ConfigurationError(f"the key file {path} is wrong: {error}") from None
     for field in ("id", "name"):
-        values = [getattr(entry, field) for entry in entries]
+        values = [getattr(entry, field) for entry in entries or ()]
         twice = next((value for value in values if values.count(value) > 1), None)
         if twice is not None:
             raise ConfigurationError(f"the key file {path} has the {field} {twice!r} twice")
@@ -86,16 +96,65 @@ def entry_text(name: str, key: str) -> str:
 
 def append(path: Path, name: str, key: str) -> None:
     """Add a key to the file, which is made, for its owner's eyes only, if there is none."""
-    existing = read(path) if path.exists() else []
-    if any(entry.name == name for entry in existing):
-        raise ConfigurationError(f"{path} has a key named {name!r} already")
-    text = entry_text(name, key)
+    with _changing(path) as blocks:
+        if name in blocks:
+            raise ConfigurationError(f"{path} has a key named {name!r} already")
+        blocks[name] = entry_text(name, key)
+
+
+def remove(path: Path, name: str) -> None:
+    """Take a key out of the file; without the last one it says that there are none."""
+    with _changing(path) as blocks:
+        if blocks.pop(name, None) is None:
+            raise ConfigurationError(f"{path} has no key named {name!r}")
+
+
+@contextmanager
+def _changing(path: Path) -> Iterator[dict[str, str]]:
+    """The ``[[key]]`` of each name, with the comments after it, to be changed; then the file is replaced by what they
+    are, at once, so that nobody reads half of it. Who else changes it waits.
+    """
+    path = path.resolve()
     try:
-        descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
-        with os.fdopen(descriptor, "a", encoding="utf-8") as file:
-            file.write(("\n" if existing else HEADER + "\n") + text)
+        with _locked(path.parent):
+            entries, text = (read(path) or [], path.read_text("utf-8")) if path.exists() else ([], HEADER)
+            head, *parts = re.split(r"^(?=\[\[key\]\])", text, flags=re.MULTILINE)
+            if len(parts) != len(entries):
+                raise ConfigurationError(f"{path} is not written as [[key]] after [[key]]; change it by hand")
+            blocks = dict(zip([entry.name for entry in entries], parts, strict=True))
+            yield blocks
+            head = NONE.sub("", head) if blocks else NONE.sub("", head) + "key = []\n"
+            _replace(path, "\n".join(part.strip("\n") + "\n" for part in (head, *blocks.values())))
     except OSError as error:
         raise ConfigurationError(f"cannot write the key file {path}: {error.strerror}") from None
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _replace(path: Path, text: str) -> None:
+    """Write a file beside the old one and put it in its place, with its owner and its mode."""
+    descriptor, beside = tempfile.mkstemp(dir=path.parent, prefix=path.name)
+    try:
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(descriptor)
+            if path.exists():
+                old = path.stat()
+                os.fchown(descriptor, old.st_uid, old.st_gid)
+                os.fchmod(descriptor, stat.S_IMODE(old.st_mode))
+        os.replace(beside, path)
+    except OSError:
+        Path(beside).unlink(missing_ok=True)
+        raise
 
 
 def exposed(path: Path) -> bool:

@@ -13,7 +13,7 @@ from server.gateway.caller import Caller
 from server.gateway.keys import ApiKey, HashedKey, KeyRing
 from spec.errors import ConfigurationError
 
-LOOK_SECONDS = 1.0
+LOOK_SECONDS = 0.5
 log = logging.getLogger("foresay.server")
 
 Stamp = tuple[int, int, int]
@@ -52,13 +52,16 @@ class Keychain:
         return None if key is None else self._callers[key.id]
 
     async def watch(self) -> None:
-        """Look at the file now and then, for as long as the server runs."""
+        """Look at the file now and then, for as long as the server runs, and read it when whoever writes it is done."""
+        stamp = self._stamp
         while self._file is not None:
             await asyncio.sleep(LOOK_SECONDS)
-            self.refresh()
+            before, stamp = stamp, _stamp(self._file)
+            if stamp == before:
+                self.refresh()
 
     def refresh(self) -> None:
-        """Read the file if it has changed. One that is missing or wrong changes nothing: who had a key keeps it."""
+        """Read the file if it has changed. One that is missing, empty or wrong changes nothing but the log."""
         if self._file is None or _stamp(self._file) == self._stamp:
             return
         try:
@@ -71,7 +74,10 @@ class Keychain:
         keys = list(self._own)
         if self._file is not None:
             self._stamp = _stamp(self._file)
-            keys += [entry.as_key(self._limits) for entry in key_file.read(self._file)]
+            entries = key_file.read(self._file)
+            if entries is None and self._ring.keys:
+                raise ConfigurationError(f"the key file {self._file} is empty (to take all keys back, write key = [])")
+            keys += [entry.as_key(self._limits) for entry in entries or ()]
             if key_file.exposed(self._file):
                 log.warning("others on this machine can read the key file %s: chmod 600 it", self._file)
         self._replace(KeyRing(keys))
@@ -89,6 +95,8 @@ class Keychain:
             callers[key.id] = Caller(key.name, key.id, allowance)
         for id, caller in self._callers.items():
             caller.allowance.revoked = id not in callers or callers[id].allowance is not caller.allowance
+        for caller in callers.values():
+            caller.allowance.alone = len(callers) == 1
         self._ring, self._callers = ring, callers
 
 

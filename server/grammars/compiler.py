@@ -47,7 +47,7 @@ class GrammarCompiler:
         self._special = [name for name, token in added.items() if self._tokenizer.is_special_token(token)]
         self._vocabulary = Vocabulary.of(vocab_size, known, ends, size)
         self._limits = LLParserLimits(max_lexer_states=most_states, verbose_errors=False)
-        self._kept: OrderedDict[str, LLMatcher] = OrderedDict()
+        self._kept: OrderedDict[tuple[str, str], LLMatcher] = OrderedDict()  # by salt and text
         self._lock = threading.Lock()
 
     @classmethod
@@ -56,37 +56,42 @@ class GrammarCompiler:
         text = tokenizer_text(directory)
         return None if text is None else cls(text, vocab_size, eos_token_ids)
 
-    def compile(self, grammar: Grammar) -> LlguidanceConstraint:
-        """What holds a request to ``grammar``. Raises :class:`InvalidRequest` naming its field, with the reason."""
-        matcher = self.kept(grammar)
+    def compile(self, grammar: Grammar, salt: str = "") -> LlguidanceConstraint:
+        """What holds a request to ``grammar``. Raises :class:`InvalidRequest` naming its field, with the reason.
+
+        salt: what was compiled is shared only between equal salts, since the time saved tells that it was.
+        """
+        matcher = self.kept(grammar, salt)
         if matcher is None:
             matcher = self._fresh(grammar.text)
             self._check(matcher, grammar)
-            matcher = self._keep(grammar.text, matcher)
+            matcher = self._keep((salt, grammar.text), matcher)
         border = Border(grammar.after, grammar.opens)
-        return LlguidanceConstraint(matcher, self._vocabulary, border, lambda: self._fresh(grammar.text, full=True))
+        return LlguidanceConstraint(matcher, self._vocabulary, border, lambda: self._renewed(grammar.text, salt))
 
-    def kept(self, grammar: Grammar) -> LLMatcher | None:
+    def kept(self, grammar: Grammar, salt: str = "") -> LLMatcher | None:
         """A matcher at the beginning of a grammar that was compiled before."""
         with self._lock:
-            matcher = self._kept.get(grammar.text)
+            matcher = self._kept.get((salt, grammar.text))
             if matcher is None:
                 return None
-            self._kept.move_to_end(grammar.text)
+            self._kept.move_to_end((salt, grammar.text))
             return matcher.deep_copy()
 
-    def _keep(self, text: str, matcher: LLMatcher) -> LLMatcher:
+    def _keep(self, key: tuple[str, str], matcher: LLMatcher) -> LLMatcher:
         with self._lock:
-            self._kept[text] = matcher
+            self._kept[key] = matcher
             while len(self._kept) > MOST_KEPT:
                 self._kept.popitem(last=False)
             return matcher.deep_copy()
 
-    def _fresh(self, text: str, full: bool = False) -> LLMatcher:
-        """A new matcher. full: the automaton of the kept one has no room any more."""
-        if full:
-            with self._lock:
-                self._kept.pop(text, None)
+    def _renewed(self, text: str, salt: str) -> LLMatcher:
+        """A new matcher: the automaton of the kept one has no room any more."""
+        with self._lock:
+            self._kept.pop((salt, text), None)
+        return self._fresh(text)
+
+    def _fresh(self, text: str) -> LLMatcher:
         text = unforced(text) if spells(text, self._special) else text
         return _deeply(lambda: LLMatcher(self._tokenizer, text, log_level=0, limits=self._limits))
 

@@ -37,7 +37,7 @@ class Pending:
         assert request.grammar is not None, "only requests with a grammar wait for one"
         if self._thread is None:
             self._thread = ThreadPoolExecutor(1, thread_name_prefix="grammars")
-        compiled = self._thread.submit(self._compile, request.grammar)
+        compiled = self._thread.submit(self._compile, request.grammar, request.salt)
         self._waiting.append((request, compiled))
         compiled.add_done_callback(lambda _: self._wake())
 
@@ -56,12 +56,12 @@ class Pending:
             request, compiled = self._waiting.popleft()
             yield request, _outcome(request, compiled)
 
-    def _compile(self, grammar: Grammar) -> LlguidanceConstraint:
+    def _compile(self, grammar: Grammar, salt: str) -> LlguidanceConstraint:
         if self._compiler is None:
             raise InvalidRequest(
                 grammar.param, f"{grammar.param}: this model has no tokenizer.json that llguidance can read"
             )
-        return self._compiler.compile(grammar)
+        return self._compiler.compile(grammar, salt)
 
 
 def _outcome(request: Request, compiled: Future[LlguidanceConstraint]) -> LlguidanceConstraint | InvalidRequest:

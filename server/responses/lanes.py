@@ -6,11 +6,21 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator
+from typing import NamedTuple
 
+from server.errors import ApiError
+from server.gateway.share import Shared
 from server.responses.turn import Turn
 from server.wire.response_events import Create
 
 log = logging.getLogger("foresay.server")
+
+
+class Message(NamedTuple):
+    """What a client asks for. size: its bytes."""
+
+    create: Create
+    size: int
 
 
 class Lane:
@@ -18,7 +28,7 @@ class Lane:
 
     def __init__(self, stream_id: str | None) -> None:
         self.stream_id = stream_id
-        self.waiting: deque[Create] = deque()
+        self.waiting: deque[Message] = deque()
         self.turn: Turn | None = None
         self.cancelled = False  # the message that is being prepared need not run
         self.task: asyncio.Task[None] | None = None
@@ -30,21 +40,17 @@ class Lane:
             turn.cancel()
         return turn
 
-    def cancel(self) -> list[Create]:
-        """End what runs; returns the messages that were still waiting and will not run."""
-        self.cancelled = True
-        if self.turn is not None:
-            self.turn.cancel()
-        dropped = list(self.waiting)
-        self.waiting.clear()
-        return dropped
-
 
 class Lanes:
-    """All lanes of a socket that have something to do. answer: serves one message. idle: called when all are done."""
+    """All lanes of a socket that have something to do. answer: serves one message. idle: called when all are done.
+    bodies: what a message takes its bytes of until it is answered.
+    """
 
-    def __init__(self, answer: Callable[[Lane, Create], Awaitable[None]], idle: Callable[[], None]) -> None:
+    def __init__(
+        self, answer: Callable[[Lane, Create], Awaitable[None]], idle: Callable[[], None], bodies: Shared
+    ) -> None:
         self._answer, self._idle = answer, idle
+        self._bodies, self._held = bodies, 0
         self._lanes: dict[str | None, Lane] = {}
 
     def __iter__(self) -> Iterator[Lane]:
@@ -60,14 +66,26 @@ class Lanes:
         """Messages that wait for their turn."""
         return sum(len(lane.waiting) for lane in self._lanes.values())
 
-    def add(self, create: Create) -> None:
-        """Serve a message when its lane comes to it."""
+    def add(self, create: Create, size: int, refusal: Callable[[], ApiError]) -> None:
+        """Serve a message of ``size`` bytes when its lane comes to it, or raise if there is no room for them."""
+        self._bodies.take(size, refusal)
+        self._held += size
         lane = self._lanes.get(create.stream_id)
         if lane is None:
             lane = self._lanes[create.stream_id] = Lane(create.stream_id)
-        lane.waiting.append(create)
+        lane.waiting.append(Message(create, size))
         if lane.task is None:
             lane.task = asyncio.create_task(self._run(lane))
+
+    def cancel(self, lane: Lane) -> list[Create]:
+        """End what runs there; returns the messages that were still waiting and will not run."""
+        lane.cancelled = True
+        if lane.turn is not None:
+            lane.turn.cancel()
+        dropped = list(lane.waiting)
+        lane.waiting.clear()
+        self._release(sum(message.size for message in dropped))
+        return [message.create for message in dropped]
 
     def get(self, stream_id: str) -> Lane | None:
         """The lane of that name, if it has something to do."""
@@ -79,12 +97,19 @@ class Lanes:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        self._release(self._held)
+
+    def _release(self, size: int) -> None:
+        self._held -= size
+        self._bodies.give(size)
 
     async def _run(self, lane: Lane) -> None:
         try:
             while lane.waiting:
                 lane.turn, lane.cancelled = None, False
-                await self._answer(lane, lane.waiting.popleft())
+                message = lane.waiting.popleft()
+                await self._answer(lane, message.create)
+                self._release(message.size)
         finally:
             del self._lanes[lane.stream_id]
         if not self._lanes:

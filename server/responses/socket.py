@@ -14,6 +14,7 @@ import asyncio
 import contextlib
 import logging
 import time
+import uuid
 from collections import OrderedDict
 from typing import Any
 
@@ -21,11 +22,11 @@ import msgspec
 from aiohttp import WSCloseCode, WSMsgType, web
 
 from server.answers.responses import Cancelled
-from server.errors import ApiError, Busy, Unauthorized, described
+from server.errors import ApiError, Busy, ModelNotFound, TooManyWaiting, Unauthorized, described
+from server.gateway.caller import CALLER
 from server.responses.codec import PROTOCOLS, Codec, codec_of
 from server.responses.lanes import Lane, Lanes
 from server.responses.outbox import Outbox
-from server.responses.store import ResponseStore
 from server.responses.turn import Turn, prepared
 from server.service import Service
 from server.wire.response_events import (
@@ -46,12 +47,6 @@ MOST_WARM = 8
 log = logging.getLogger("foresay.server")
 
 INTERNAL = ErrorBody(ErrorDetail("The server made a mistake; its log says more", "internal_error", None, None))
-
-
-class TooManyWaiting(Busy):
-    """A socket has sent more than may wait on it."""
-
-    code = "too_many_waiting"
 
 
 class ConnectionLimit(Busy):
@@ -82,9 +77,9 @@ class Socket:
     def __init__(self, service: Service, http: web.Request) -> None:
         self._service, self._http = service, http
         self._state, self._limits = service.responses, service.responses.socket_limits
-        self._memory = ResponseStore(self._limits.memory)
-        self._lanes = Lanes(self._answer, self._idle)
-        self._warm: OrderedDict[str | None, tuple[list[int], str]] = OrderedDict()
+        self._id, self._tenant = uuid.uuid4().hex, CALLER.get().tenant
+        self._lanes = Lanes(self._answer, self._idle, service.bodies)
+        self._warm: OrderedDict[str | None, tuple[str, str]] = OrderedDict()  # by lane: a response and its salt
         self._closing: asyncio.Future[Closing] = asyncio.get_running_loop().create_future()
         self._draining = False
         self._used = time.monotonic()
@@ -108,17 +103,26 @@ class Socket:
         self._outbox = Outbox(self._codec, limits.outbox_bytes)
         tasks = [asyncio.create_task(one) for one in (self._read(), self._pump(), self._keep_house())]
         self._state.sockets.add(self)
-        with self._service.telemetry.connected():
+        with contextlib.ExitStack() as held, self._service.telemetry.connected():
             try:
-                if len(self._state.sockets) > limits.most:
-                    self._refuse(ConnectionLimit(f"{limits.most} WebSockets are open already"), None)
-                    self.close(FULL)
+                self._enter(held)
                 ends: list[asyncio.Future[Any]] = [*tasks, self._closing]
                 await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
             finally:
                 self._state.sockets.discard(self)
                 await self._end(tasks)
         return ws
+
+    def _enter(self, held: contextlib.ExitStack) -> None:
+        """Count among the open sockets, or close; keep what is stored for this socket until it is over."""
+        held.callback(self._state.store.forget, self._tenant, self._id)
+        places = self._state.places
+        message = f"{places.used} WebSockets are open already, {places.own} of them yours"
+        try:
+            held.enter_context(places.holding(1, lambda: ConnectionLimit(message)))
+        except ConnectionLimit as error:
+            self._refuse(error, None)
+            self.close(FULL)
 
     async def _end(self, tasks: list[asyncio.Task[None]]) -> None:
         """Stop the tasks and say goodbye, unless the client has gone already."""
@@ -189,8 +193,9 @@ class Socket:
         while True:
             idle = self._used + self._limits.idle - time.monotonic()
             await asyncio.sleep(min(self._limits.refresh, max(idle, 0.01)))
-            for tokens, salt in self._warm.values():
-                self._service.engine.keep_warm(tokens, salt)
+            for id, salt in self._warm.values():
+                if (record := self._state.store.find(self._tenant, id, self._id)) is not None:
+                    self._service.engine.keep_warm(record.tokens, salt)
             if not self._lanes.busy and time.monotonic() - self._used >= self._limits.idle:
                 self.close(DONE)
                 return
@@ -202,7 +207,7 @@ class Socket:
         try:
             match self._codec.decode(data):
                 case Create() as create:
-                    self._create(create)
+                    self._create(create, len(data))
                 case CancelResponse() as cancel:
                     self._cancel(cancel)
                 case SteerResponse() as steer:
@@ -210,10 +215,11 @@ class Socket:
         except (ApiError, InvalidRequest) as error:
             self._refuse(error, self._codec.stream_id(data))
 
-    def _create(self, create: Create) -> None:
+    def _create(self, create: Create, size: int) -> None:
+        CALLER.get().allowance.check()
         if self._lanes.waiting >= self._limits.waiting:
             raise TooManyWaiting(f"{self._lanes.waiting} messages of this connection wait for their turn already")
-        self._lanes.add(create)
+        self._lanes.add(create, size, self._service.crowded)
 
     def _cancel(self, cancel: CancelResponse) -> None:
         """End what is meant, if it runs; silence otherwise, since it may just have ended by itself."""
@@ -224,7 +230,7 @@ class Socket:
             return
         for lane in self._lanes:
             if cancel.stream_id in (None, lane.stream_id):
-                for dropped in lane.cancel():
+                for dropped in self._lanes.cancel(lane):
                     self._refuse(Cancelled(), dropped.stream_id)
 
     def _steer(self, steer: SteerResponse) -> None:
@@ -247,7 +253,7 @@ class Socket:
     async def _respond(self, lane: Lane, create: Create) -> None:
         warms = create.prompt_cache_options is not None and create.prompt_cache_options.prewarm is True
         generates = create.generate is not False and not warms
-        turn = lane.run(await prepared(self._service, create, self._memory, create.stream_id, generates))
+        turn = lane.run(await prepared(self._service, create, self._id, create.stream_id, generates))
         async with turn.running() as generation:
             try:
                 async for events in turn.batches(generation, PATIENCE):
@@ -260,7 +266,7 @@ class Socket:
 
     def _remember(self, lane: str | None, turn: Turn) -> None:
         """The conversation of a lane, whose KV is kept warm while the socket is open."""
-        self._warm[lane] = (turn.tokens, turn.salt)
+        self._warm[lane] = (turn.record.response.id, turn.salt)
         self._warm.move_to_end(lane)
         if len(self._warm) > MOST_WARM:
             self._warm.popitem(last=False)
@@ -268,6 +274,8 @@ class Socket:
     # -- answers -------------------------------------------------------------------------------------------------
 
     def _refuse(self, error: ApiError | InvalidRequest, stream_id: str | None) -> None:
+        if isinstance(error, InvalidRequest | ModelNotFound):
+            CALLER.get().allowance.refused()
         self._send("", _error(*described(error), stream_id))
 
     def _send(self, response_id: str, *events: msgspec.Struct) -> None:

@@ -6,20 +6,22 @@ from typing import Protocol
 
 import msgspec
 
+from server.gateway.share import Shared
 from server.responses.store import Limits, Record, ResponseStore
 
 
 class SocketLimits(msgspec.Struct, frozen=True, kw_only=True):
     """How sockets are treated; times in seconds.
 
-    most: sockets open at once. waiting: messages of one socket that wait for their lane. heartbeat: between pings (half
-    of it is the time to answer). idle: without a message from the client and without a running response. stall: a
-    single write that the client's connection does not take. outbox_bytes, behind: a write that waits longer than
-    ``behind`` with more than so many bytes waiting after it is a stall, too. refresh: between two times that the KV of
-    a socket's conversations is marked as used. closing: for the client's half of a close.
+    most: sockets open at once, each of which may hold a message that is half received. waiting: messages of one socket
+    that wait for their lane. heartbeat: between pings (half of it is the time to answer). idle: without a message from
+    the client and without a running response. stall: a single write that the client's connection does not take.
+    outbox_bytes, behind: a write that waits longer than ``behind`` with more than so many bytes waiting after it is a
+    stall, too. refresh: between two times that the KV of a socket's conversations is marked as used. closing: for the
+    client's half of a close.
     """
 
-    most: int = 512
+    most: int = 128
     waiting: int = 64
     heartbeat: float = 20.0
     idle: float = 3600.0
@@ -28,7 +30,6 @@ class SocketLimits(msgspec.Struct, frozen=True, kw_only=True):
     behind: float = 1.0
     refresh: float = 30.0
     closing: float = 2.0
-    memory: Limits = Limits(tenant_count=64, tenant_bytes=16 << 20, count=64, bytes=16 << 20)
 
 
 class Running(Protocol):
@@ -58,6 +59,7 @@ class Responses:
         self.socket_limits = socket_limits or SocketLimits()
         self.running: dict[tuple[str, str], Running] = {}
         self.sockets: set[OpenSocket] = set()
+        self.places = Shared(self.socket_limits.most)
 
     def find(self, tenant: str, id: str) -> Record | None:
         """The response of this tenant, kept or running."""

@@ -1,4 +1,4 @@
-"""Responses that are over, kept in memory so that the next one can follow: bounded, least recently used out.
+"""Responses that are over, kept in memory so that the next one can follow: bounded, and whoever keeps most makes room.
 
 A record counts with the whole conversation before it, although records share the items, so the bound is an upper one.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict, deque
-from collections.abc import Sequence
+from collections.abc import Callable
 
 import msgspec
 
@@ -20,7 +20,7 @@ from spec.errors import InvalidRequest
 #: The events kept of one response, so that a client can read a stream again from where it lost it.
 MOST_EVENTS = 512
 EVENT_BYTES = 300
-TOKEN_BYTES = 8
+TOKEN_BYTES = 36  # a reference and a Python integer
 
 
 class ResponseNotFound(ApiError):
@@ -36,18 +36,16 @@ class PreviousResponseNotFound(InvalidRequest):
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
-    """How much is kept: records and bytes, of each tenant and of all together."""
+    """How much is kept: records and bytes, of all tenants together."""
 
-    tenant_count: int = 512
-    tenant_bytes: int = 64 << 20
     count: int = 4096
     bytes: int = 256 << 20
 
 
 class Record(msgspec.Struct, kw_only=True, eq=False):
     """A response and the conversation that led to it. tokens: prompt and answer, as the model read and said them.
-    events: the latest ones. changed: is set, and replaced, with each
-    event. over: set after the last one. size: in bytes."""
+    events: the latest ones. changed: is set, and replaced, with each event. over: set after the last one. size: in
+    bytes. place: the WebSocket that alone can find it; "" is everywhere."""
 
     tenant: str
     response: Response
@@ -58,6 +56,7 @@ class Record(msgspec.Struct, kw_only=True, eq=False):
     over: asyncio.Event = msgspec.field(default_factory=asyncio.Event)
     loop: asyncio.AbstractEventLoop = msgspec.field(default_factory=asyncio.get_running_loop)
     size: int = 0
+    place: str = ""
 
     def note(self, event: ResponseEvent) -> None:
         """One more event. Long ones are made in a thread."""
@@ -82,55 +81,67 @@ class Record(msgspec.Struct, kw_only=True, eq=False):
         return said + len(msgspec.json.encode(self.items)) + len(msgspec.json.encode(self.response))
 
 
+class Shelf:
+    """The records of one tenant, the least recently used first."""
+
+    def __init__(self) -> None:
+        self.records: OrderedDict[str, Record] = OrderedDict()
+        self.bytes = 0
+
+
 class ResponseStore:
     """Records by tenant and id. A lookup of a tenant never finds another's."""
 
     def __init__(self, limits: Limits | None = None) -> None:
         self.limits = limits or Limits()
-        self._records: OrderedDict[tuple[str, str], Record] = OrderedDict()
-        self._tenants: dict[str, list[int]] = {}  # count and bytes
+        self._shelves: dict[str, Shelf] = {}
 
     def __len__(self) -> int:
-        return len(self._records)
+        return sum(len(shelf.records) for shelf in self._shelves.values())
 
     @property
     def bytes(self) -> int:
         """What all records count together."""
-        return sum(size for _, size in self._tenants.values())
+        return sum(shelf.bytes for shelf in self._shelves.values())
 
     def keep(self, record: Record) -> None:
-        """Keep a record; drops the least recently used ones, of its tenant first, until the limits hold."""
+        """Keep a record. Where it is too many, or too much, the tenant that has most loses the least recently used."""
         self.drop(record.tenant, record.response.id)
         record.size = record.measured()
-        self._records[record.tenant, record.response.id] = record
-        held = self._tenants.setdefault(record.tenant, [0, 0])
-        held[0] += 1
-        held[1] += record.size
-        limits = self.limits
-        while held[0] > limits.tenant_count or held[1] > limits.tenant_bytes:
-            self._drop_oldest([key for key in self._records if key[0] == record.tenant][:1])
-        while len(self._records) > limits.count or self.bytes > limits.bytes:
-            self._drop_oldest(list(self._records)[:1])
+        shelf = self._shelves.setdefault(record.tenant, Shelf())
+        shelf.records[record.response.id] = record
+        shelf.bytes += record.size
+        while len(self) > self.limits.count:
+            self._make_room(lambda shelf: len(shelf.records))
+        while self.bytes > self.limits.bytes:
+            self._make_room(lambda shelf: shelf.bytes)
 
-    def find(self, tenant: str, id: str) -> Record | None:
-        """The record, now the most recently used one; None if there is none."""
-        record = self._records.get((tenant, id))
-        if record is not None:
-            self._records.move_to_end((tenant, id))
+    def find(self, tenant: str, id: str, place: str = "") -> Record | None:
+        """The record, now the most recently used one; None if there is none, or if it is to be found elsewhere only."""
+        shelf = self._shelves.get(tenant, Shelf())
+        record = shelf.records.get(id)
+        if record is None or record.place not in ("", place):
+            return None
+        shelf.records.move_to_end(id)
         return record
 
     def drop(self, tenant: str, id: str) -> bool:
         """Forget a record; returns whether it was there."""
-        record = self._records.pop((tenant, id), None)
-        if record is None:
+        shelf = self._shelves.get(tenant)
+        record = None if shelf is None else shelf.records.pop(id, None)
+        if shelf is None or record is None:
             return False
-        held = self._tenants[tenant]
-        held[0] -= 1
-        held[1] -= record.size
-        if not held[0]:
-            del self._tenants[tenant]
+        shelf.bytes -= record.size
+        if not shelf.records:
+            del self._shelves[tenant]
         return True
 
-    def _drop_oldest(self, keys: Sequence[tuple[str, str]]) -> None:
-        for tenant, id in keys:
+    def forget(self, tenant: str, place: str) -> None:
+        """Drop what could be found there only."""
+        shelf = self._shelves.get(tenant, Shelf())
+        for id in [id for id, record in shelf.records.items() if record.place == place]:
             self.drop(tenant, id)
+
+    def _make_room(self, held: Callable[[Shelf], int]) -> None:
+        tenant, shelf = max(self._shelves.items(), key=lambda entry: held(entry[1]))
+        self.drop(tenant, next(iter(shelf.records)))

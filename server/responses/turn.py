@@ -19,7 +19,7 @@ from server.gateway.caller import CALLER
 from server.generation import Generation
 from server.pacing import Arrivals, Batch
 from server.responses.items import given_items
-from server.responses.store import PreviousResponseNotFound, Record, ResponseStore
+from server.responses.store import PreviousResponseNotFound, Record
 from server.responses.translate import chat_request, renamed
 from server.service import Service
 from server.streaming import Paced, delivery, finished
@@ -31,14 +31,12 @@ from spec.errors import ContextLengthExceeded, InvalidRequest
 class Turn:
     """A response that is about to run. Leaving :meth:`running` ends it, whatever happened, and keeps its record.
 
-    generates: false computes the KV of the conversation and says nothing. stores: who keeps the record.
+    generates: false computes the KV of the conversation and says nothing. keeps: whether the record is kept.
     """
 
-    def __init__(
-        self, service: Service, answer: ResponseAnswer, record: Record, stores: Sequence[ResponseStore], generates: bool
-    ) -> None:
+    def __init__(self, service: Service, answer: ResponseAnswer, record: Record, keeps: bool, generates: bool) -> None:
         self.answer, self.record, self.tenant, self.generates = answer, record, record.tenant, generates
-        self._service, self._stores = service, stores
+        self._service, self._keeps = service, keeps
         self._generation: Generation | None = None
         self._cancelled = False
         self._said: list[int] = []
@@ -121,25 +119,25 @@ class Turn:
             self.answer.broken(described(Cancelled())[1])
         self.record.tokens = self.tokens
         self.record.over.set()
-        for store in self._stores:
-            store.keep(self.record)
+        if self._keeps:
+            self._service.responses.store.keep(self.record)
 
 
 async def prepared(
     service: Service,
     body: ResponseRequest,
-    memory: ResponseStore | None = None,
+    place: str = "",
     stream_id: str | None = None,
     generates: bool = True,
 ) -> Turn:
-    """A turn that is ready to run. memory: of the WebSocket it came through; what is kept there need not be stored.
+    """A turn that is ready to run. place: the WebSocket it came through, where what is not stored is kept.
 
     Raises whatever the client must know: :class:`InvalidRequest` with the field's name, or an :class:`ApiError`.
     """
     _, info = service.opened()
     service.check_model(body.model)
     tenant = CALLER.get().tenant
-    before = _before(service, body.previous_response_id, tenant, memory)
+    before = _before(service, body.previous_response_id, tenant, place)
     given = given_items(body.input)
     conversation = () if before is None else before.conversation
     choice, dropped = await _choice(service, body, before, given, generates)
@@ -155,17 +153,15 @@ async def prepared(
     response = _response(body, origin.id, origin.model, choice)
     answer = ResponseAnswer(origin, choice, shown, response, stream_id)
     items = (*conversation, *given)[dropped:]
-    record = Record(tenant=tenant, response=response, items=items)
-    stores = [store for store in (memory, service.responses.store if response.store else None) if store is not None]
-    return Turn(service, answer, record, stores, generates)
+    record = Record(tenant=tenant, response=response, items=items, place="" if response.store else place)
+    return Turn(service, answer, record, response.store or place != "", generates)
 
 
-def _before(service: Service, previous: str | None, tenant: str, memory: ResponseStore | None) -> Record | None:
+def _before(service: Service, previous: str | None, tenant: str, place: str = "") -> Record | None:
     """The response that is followed."""
     if previous is None:
         return None
-    found = memory.find(tenant, previous) if memory is not None else None
-    found = found or service.responses.store.find(tenant, previous)
+    found = service.responses.store.find(tenant, previous, place)
     if found is None:
         message = f"Previous response with id {previous!r} not found: it was not stored, or it had to make room"
         raise PreviousResponseNotFound("previous_response_id", message)
@@ -261,6 +257,6 @@ async def whole(turn: Turn) -> Response:
 async def prompt_length(service: Service, body: ResponseRequest) -> int:
     """The tokens of the prompt that the request would have."""
     service.check_model(body.model)
-    before = _before(service, body.previous_response_id, CALLER.get().tenant, None)
+    before = _before(service, body.previous_response_id, CALLER.get().tenant)
     choice, _ = await _choice(service, body, before, given_items(body.input), True)
     return len(choice.request.prompt)

@@ -34,7 +34,15 @@ class Answer(msgspec.Struct, frozen=True):
             logprobs=None,
             prompt_logprobs=None,
         )
-        return Request(id=id, prompt=asked.prompt, params=params, grammar=asked.grammar, speculate=False, aside=True)
+        return Request(
+            id=id,
+            prompt=asked.prompt,
+            params=params,
+            salt=asked.salt,  # what is compiled for it again tells nobody else
+            grammar=asked.grammar,
+            speculate=False,
+            aside=True,
+        )
 
 
 class Difference(msgspec.Struct, frozen=True):

@@ -225,14 +225,14 @@ async def test_a_reader_that_stops_reading_holds_nobody_up_and_is_hung_up_on(tok
             await until(lambda: made == 1)
         async with client.get("/dashboard/feed") as response:
             await anext(events(response))
-            assert app_feed.readers == 2
+            assert app_feed.readers.used == 2
             began = time.monotonic()
             answer = await (await client.post("/v1/completions", json=ASK)).json()
             assert answer["usage"]["completion_tokens"] == ASK["max_tokens"]
             assert time.monotonic() - began < 1.0
             await anext(events(response))
-            await until(lambda: app_feed.readers == 1)
-        await until(lambda: app_feed.readers == 0)
+            await until(lambda: app_feed.readers.used == 1)
+        await until(lambda: app_feed.readers.used == 0)
         assert made == 1, "nothing is made for a reader that does not read"
         deaf.close()
 
@@ -253,7 +253,7 @@ async def test_there_is_a_limit_to_readers(tokenizer, monkeypatch):
             assert second.headers["Retry-After"] == "10"
         assert client.app is not None
         app_feed = client.app[FEED]
-        await until(lambda: app_feed.readers == 0)
+        await until(lambda: app_feed.readers.used == 0)
 
 
 async def test_the_end_of_the_server_is_the_end_of_the_feed(tokenizer):

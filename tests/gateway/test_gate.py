@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import gzip
 import logging
 import re
 
 import pytest
 from aiohttp.test_utils import make_mocked_request
+from multidict import CIMultiDict
 
 from server.gateway.credentials import presented
 from server.gateway.gate import OPEN_PATHS, Gate
@@ -16,7 +16,8 @@ from server.gateway.keychain import Keychain
 from tests.gateway.guarded import ALICE, ASK, BOB, bearer, guarded
 from tests.server.scripted import END, ScriptedEngine
 
-SOCKET = {"Upgrade": "websocket", "Connection": "Upgrade"}
+SOCKET = {"Upgrade": "websocket", "Connection": "Upgrade", "Sec-WebSocket-Key": "AAAAAAAAAAAAAAAAAAAAAA=="}
+AT = "/v1/responses"
 
 
 @pytest.fixture
@@ -42,17 +43,60 @@ def engine(tokenizer) -> ScriptedEngine:
         (bearer(ALICE) | {"x-api-key": BOB}, "/", ALICE),
         ({"Authorization": "Bearer "}, "/", None),
         ({"Authorization": ALICE}, "/", None),
-        ({}, f"/?api_key={ALICE}", None),
-        (SOCKET, f"/?api_key={ALICE}", ALICE),
-        (SOCKET, "/?api_key=", None),
-        ({"Sec-WebSocket-Protocol": f"openai-insecure-api-key.{ALICE}"}, "/", None),
-        (SOCKET | {"Sec-WebSocket-Protocol": f"realtime, openai-insecure-api-key.{ALICE}"}, "/", ALICE),
-        (SOCKET | {"Sec-WebSocket-Protocol": "realtime"}, "/", None),
-        (SOCKET | bearer(ALICE), f"/?api_key={BOB}", ALICE),
+        (bearer(ALICE), f"/?api_key={BOB}", ALICE),
+        (SOCKET, f"{AT}?api_key={ALICE}", ALICE),
+        (SOCKET, f"{AT}?api_key=", None),
+        ({"Sec-WebSocket-Protocol": f"openai-insecure-api-key.{ALICE}"}, AT, None),
+        (SOCKET | {"Sec-WebSocket-Protocol": f"realtime, openai-insecure-api-key.{ALICE}"}, AT, ALICE),
+        (SOCKET | {"Sec-WebSocket-Protocol": f"realtime, openai-insecure-api-key.{ALICE}"}, "/v1/models", None),
+        (SOCKET | {"Sec-WebSocket-Protocol": "realtime"}, AT, None),
+        (SOCKET | bearer(ALICE), f"{AT}?api_key={BOB}", ALICE),
     ],
 )
 def test_where_a_key_may_stand(headers, path, key):
     assert presented(make_mocked_request("GET", path, headers)) == key
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "headers"),
+    [
+        ("GET", "/v1/models", {}),
+        ("GET", "/v1/models", SOCKET),
+        ("GET", f"{AT}/resp_1", SOCKET),
+        ("POST", AT, SOCKET),
+        ("GET", AT, {}),
+        ("GET", AT, {"Upgrade": "websocket"}),
+        ("GET", AT, {"Upgrade": "websocket", "Connection": "Upgrade"}),
+        ("POST", "/v1/completions", {"Upgrade": "websocket"}),
+    ],
+)
+async def test_a_key_in_the_address_opens_the_handshake_of_a_websocket_only(
+    tokenizer, engine, gate, method, path, headers, caplog
+):
+    with caplog.at_level(logging.DEBUG):
+        async with guarded(engine, tokenizer, gate) as client:
+            refused = await client.request(method, f"{path}?api_key={ALICE}", headers=headers)
+            assert refused.status == 401
+            message = (await refused.json())["error"]["message"]
+            assert message.startswith("A key in the address opens WebSockets only") and "Bearer" in message
+            async with client.ws_connect(f"{AT}?api_key={ALICE}"):
+                pass
+    assert ALICE not in caplog.text and engine.requests == []
+
+
+async def test_who_says_twice_who_it_is_is_nobody(tokenizer, engine, gate):
+    async with guarded(engine, tokenizer, gate) as client:
+        for name, scheme in (("Authorization", "Bearer "), ("x-api-key", "")):
+            headers = CIMultiDict([(name, scheme + key) for key in (ALICE, BOB)])
+            refused = await client.get("/v1/models", headers=headers)
+            assert refused.status == 401 and f"Two {name} headers" in await refused.text()
+
+
+async def test_what_is_expected_in_vain_is_refused_in_silence(tokenizer, engine, gate, caplog):
+    async with guarded(engine, tokenizer, gate) as client:
+        refused = await client.get("/v1/models", headers={"Expect": "200-maybe"})
+        assert refused.status == 417 and len(refused.headers["X-Request-Id"]) == 32
+    assert caplog.text == "", "a stranger cannot fill the log"
 
 
 async def test_a_key_opens_the_server_and_says_whose_request_it_is(tokenizer, engine, gate):
@@ -152,9 +196,8 @@ async def test_a_body_above_the_limit_is_refused_naming_it(tokenizer, engine):
 
         fits = await client.post("/v1/completions", json=ASK | {"prompt": "x" * 1500, "max_tokens": 1})
         assert (await fits.json())["error"]["code"] == "context_length_exceeded"
-        squeezed = gzip.compress(b" " * 1_000_000)
-        for body, headers in ((b" " * 2001, {}), (pieces(), {}), (squeezed, {"Content-Encoding": "gzip"})):
-            response = await client.post("/v1/completions", data=body, headers=headers)
+        for body in (b" " * 2001, pieces()):
+            response = await client.post("/v1/completions", data=body)
             assert response.status == 413
             error = (await response.json())["error"]
             assert "2,000 bytes" in error["message"] and "max_body_bytes" in error["message"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -71,6 +72,21 @@ async def test_a_prompt_is_remembered_for_its_own_key_and_for_no_other(url):
     assert await cached(url, ALICE, cache_salt="s") == 0
     assert await cached(url, BOB, cache_salt="s") == 0
     assert await cached(url, ALICE, cache_salt="s") > 0
+
+
+async def test_nothing_is_inflated_for_anybody(server, url):
+    """A megabyte on the wire would become a gigabyte. What is measured is the server's processor time."""
+    bomb = zlib.compress(bytes(1 << 30), 9, wbits=31)
+    before = server.processor_seconds
+    for headers, status in (({}, 401), (bearer(ALICE), 415)):
+        async with (
+            aiohttp.ClientSession(url, headers=headers | {"Content-Encoding": "gzip"}) as session,
+            session.post("/v1/completions", data=bomb) as response,
+        ):
+            assert response.status == status
+            assert status == 401 or response.headers["Accept-Encoding"] == "identity"
+    await ask(url, ALICE)
+    assert server.processor_seconds - before < 0.5
 
 
 async def test_official_clients_with_a_right_key_and_a_wrong_one(url):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 import io
 import os
@@ -13,7 +14,7 @@ import pytest
 
 from server.cli import main
 from server.errors import Unauthorized
-from server.gateway import key_file, keys
+from server.gateway import key_file, keychain, keys
 from server.gateway.allowance import Limits
 from server.gateway.caller import Caller
 from server.gateway.keychain import Keychain
@@ -107,8 +108,8 @@ def test_the_file_is_its_owners_and_holds_no_key(file):
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
     assert not key_file.exposed(file)
     assert ALICE not in file.read_text() and BOB not in file.read_text()
-    assert [entry.name for entry in key_file.read(file)] == ["alice", "bob"]
-    assert len({entry.id for entry in key_file.read(file)}) == 2
+    assert [entry.name for entry in key_file.read(file) or ()] == ["alice", "bob"]
+    assert len({entry.id for entry in key_file.read(file) or ()}) == 2
 
 
 def test_a_file_that_others_can_read_is_warned_about(file, caplog):
@@ -197,7 +198,7 @@ def test_a_key_taken_out_of_the_file_is_dead_and_the_others_keep_what_they_used(
 def test_another_key_under_the_same_id_does_not_inherit_open_connections(file):
     chain = Keychain(file=str(file))
     alice = holder(chain, ALICE)
-    entry = key_file.read(file)[0]
+    entry = (key_file.read(file) or [])[0]
     touch(file, file.read_text().replace(entry.hash, str(HashedKey.of("sk-alice-rotated-0123"))))
     chain.refresh()
     assert alice.allowance.revoked
@@ -218,11 +219,50 @@ def test_a_file_that_goes_wrong_locks_nobody_out(file, caplog, broken):
     assert caplog.text.count("the keys read before stay valid") == 1, "said once, not every second"
 
 
-def test_an_emptied_file_locks_everybody_out(file):
+@pytest.mark.parametrize("emptied", ["", "\n", "# API keys of Foresay.\n"])
+def test_an_emptied_file_locks_nobody_out(file, caplog, emptied):
+    """An editor empties a file before it writes it; on a full disk it stays so."""
     chain = Keychain(file=str(file))
+    full = file.read_text()
+    touch(file, emptied)
+    chain.refresh()
+    chain.refresh()
+    alice = holder(chain, ALICE)
+    assert alice.name == "alice" and not alice.allowance.revoked
+    assert caplog.text.count(f"the key file {file} is empty (to take all keys back, write key = [])") == 1
+    touch(file, full)
+    chain.refresh()
+    assert holder(chain, ALICE).allowance is alice.allowance, "nothing was forgotten meanwhile"
+
+
+def test_a_file_that_says_there_are_none_locks_everybody_out(file):
+    chain = Keychain(file=str(file))
+    alice = holder(chain, ALICE)
+    touch(file, "# none any more\nkey = []\n")
+    chain.refresh()
+    assert chain.needed and chain.caller(ALICE) is None and alice.allowance.revoked
     touch(file, "")
     chain.refresh()
-    assert chain.needed and chain.caller(ALICE) is None
+    assert chain.caller(ALICE) is None
+
+
+async def test_a_file_is_read_when_whoever_writes_it_is_done(file, monkeypatch):
+    monkeypatch.setattr(keychain, "LOOK_SECONDS", 0.01)
+    chain, looks = Keychain(file=str(file)), []
+
+    def seen(path: Path) -> tuple[int, int, int]:
+        looks.append(path)
+        return (min(len(looks), 20), 0, 0)  # another one with every look, twenty times
+
+    monkeypatch.setattr(keychain, "_stamp", seen)
+    read = []
+    monkeypatch.setattr(chain, "_read", lambda: read.append(len(looks)))
+    watching = asyncio.create_task(chain.watch())
+    async with asyncio.timeout(20):
+        while not read:
+            await asyncio.sleep(0.01)
+    watching.cancel()
+    assert read[0] > 20
 
 
 # -- the command -------------------------------------------------------------------------------------------------------
@@ -238,6 +278,48 @@ def test_keys_add_shows_the_key_once_and_keeps_its_hash(tmp_path, capsys):
     assert "has a key named 'alice' already" in capsys.readouterr().err
     assert main(["keys", "add", "bob", "--api-key-file", str(path)]) == 0
     assert Keychain(file=str(path)).names == ["alice", "bob"]
+
+
+def test_keys_remove_takes_a_key_back_and_the_last_one_too(tmp_path, capsys):
+    path = tmp_path / "keys.toml"
+    where = ["--api-key-file", str(path)]
+    for name in ("alice", "bob"):
+        assert main(["keys", "add", name, *where]) == 0
+    path.chmod(0o640)
+    alice, bob = capsys.readouterr().out.split()
+    chain = Keychain(file=str(path))
+    assert main(["keys", "remove", "carol", *where]) == 2
+    assert "has no key named 'carol'" in capsys.readouterr().err
+    assert main(["keys", "remove", "alice", *where]) == 0
+    chain.refresh()
+    assert chain.caller(alice) is None and holder(chain, bob).name == "bob"
+    assert main(["keys", "remove", "bob", *where]) == 0
+    chain.refresh()
+    assert chain.names == [] and chain.caller(bob) is None
+    assert main(["keys", "add", "dora", *where]) == 0
+    chain.refresh()
+    assert chain.names == ["dora"] and path.read_text().startswith("# API keys of Foresay")
+    assert stat.S_IMODE(path.stat().st_mode) == 0o640 and os.listdir(tmp_path) == ["keys.toml"]
+
+
+def test_a_file_that_was_written_otherwise_is_left_to_its_writer(tmp_path, capsys):
+    path = tmp_path / "keys.toml"
+    text = f"key = [{{id = 'a', name = 'alice', hash = '{HashedKey.of(ALICE)}'}}]\n"
+    path.write_text(text)
+    for action in ("add", "remove"):
+        assert main(["keys", action, "bob", "--api-key-file", str(path)]) == 2
+        assert "change it by hand" in capsys.readouterr().err
+    assert path.read_text() == text
+
+
+def test_a_change_of_the_file_is_never_seen_half(tmp_path, monkeypatch):
+    path = tmp_path / "keys.toml"
+    key_file.append(path, "alice", ALICE)
+    before = path.read_text()
+    monkeypatch.setattr(os, "fsync", lambda descriptor: (_ for _ in ()).throw(OSError(28, "No space left on device")))
+    with pytest.raises(ConfigurationError, match="No space left"):
+        key_file.append(path, "bob", BOB)
+    assert path.read_text() == before and os.listdir(tmp_path) == ["keys.toml"]
 
 
 def test_keys_add_takes_the_file_from_the_settings(tmp_path, monkeypatch, capsys):

@@ -69,6 +69,33 @@ async def test_every_door_counts_requests_and_refuses_with_a_time(tokenizer, let
     assert len(engine.requests) == 3
 
 
+@pytest.mark.parametrize("wrong", [{"temperature": 9}, {"prompt": 7}, {"model": "other"}])
+async def test_wrong_requests_are_counted_too_and_another_keys_are_not(tokenizer, letters, wrong):
+    engine = ScriptedEngine([*letters, END])
+    async with guarded(engine, tokenizer, gate(max_requests_per_minute=2)) as client:
+        for left in ("1", "0"):
+            refused = await post(client, **wrong)
+            assert refused.status in (400, 404)
+            assert refused.headers["x-ratelimit-remaining-requests"] == left
+        assert [(await post(client, **fields)).status for fields in (wrong, {})] == [429, 429]
+        assert (await client.get("/v1/models", headers=bearer(ALICE))).status == 200, "what has no body is free"
+        assert (await post(client, "/v1/completions", ASK, BOB)).status == 200
+    assert len(engine.requests) == 1
+
+
+async def test_wrong_messages_on_a_socket_are_counted_too(tokenizer, letters):
+    limited = gate(max_requests_per_minute=2)
+    async with (
+        guarded(ScriptedEngine([*letters, END]), tokenizer, limited) as client,
+        client.ws_connect("/v1/responses", headers=bearer(ALICE)) as socket,
+    ):
+        statuses = []
+        for message in ("[", '{"type": "response.create"}', '{"type": "response.create", "input": "Tell"}'):
+            await socket.send_str(message)
+            statuses.append((await socket.receive_json(timeout=10))["status"])
+        assert statuses == [400, 400, 429]
+
+
 async def test_a_refusal_is_the_clients_own_rate_limit_error(tokenizer, letters):
     async with guarded(ScriptedEngine([*letters, END]), tokenizer, gate(max_requests_per_minute=1)) as client:
         url = str(client.make_url("/v1"))
@@ -115,11 +142,10 @@ async def test_forks_of_one_prompt_take_a_place_each_and_charge_their_prompt_onc
         assert (await post(client, **asked | {"n": 4})).status == 429
 
 
-async def test_what_is_refused_or_wrong_costs_nothing(tokenizer, letters):
+async def test_a_wrong_key_costs_nobody_anything(tokenizer, letters):
     engine = ScriptedEngine(letters)
     async with guarded(engine, tokenizer, gate(max_requests_per_minute=2)) as client:
         for _ in range(3):
-            assert (await post(client, temperature=9)).status == 400
             assert (await post(client, key="sk-wrong-0123456789")).status == 401
         assert (await post(client)).headers["x-ratelimit-remaining-requests"] == "1"
 

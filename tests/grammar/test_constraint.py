@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from bench.schemas import schemas
 from server.grammars import constraint as constraint_module
-from server.grammars.compiler import GrammarCompiler, tokenizer_text
+from server.grammars.compiler import MOST_KEPT, GrammarCompiler, tokenizer_text
 from server.grammars.constraint import GrammarFailed, LlguidanceConstraint
 from server.grammars.lark import choice_grammar, lark_grammar, regex_grammar
 from server.grammars.schema import ANY_OBJECT, BOUNDED, schema_grammar
@@ -207,6 +207,15 @@ def test_an_automaton_full_of_other_requests_states_is_begun_again():
             masks = constraint.masks([0, token], [-1, 0])
             assert masks is not None and bits(masks)[0, token]
             constraint.advance([token])
+
+
+def test_the_kept_grammars_of_all_salts_together_are_bounded():
+    text = tokenizer_text(TARGET)
+    assert text is not None
+    small, grammar = GrammarCompiler(text, SIZE, ENDS), Grammar(text="start: /a+/")
+    for salt in range(MOST_KEPT + 1):
+        small.compile(grammar, str(salt))
+    assert [small.kept(grammar, str(salt)) is not None for salt in (0, 1, MOST_KEPT)] == [False, True, True]
 
 
 def test_a_grammar_too_complex_for_its_limits_fails_alone_and_says_so():

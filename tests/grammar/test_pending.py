@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 from typing import cast
 
+import msgspec
 import pytest
 
 from server import frames
@@ -33,10 +34,10 @@ class Held(GrammarCompiler):
         self.go = threading.Semaphore(0)
         self.begun = threading.Semaphore(0)
 
-    def compile(self, grammar: Grammar) -> LlguidanceConstraint:
+    def compile(self, grammar: Grammar, salt: str = "") -> LlguidanceConstraint:
         self.begun.release()
         assert self.go.acquire(timeout=PATIENCE)
-        return compiler().compile(grammar)
+        return compiler().compile(grammar, salt)
 
 
 class Stepping:
@@ -175,3 +176,16 @@ def test_a_model_without_a_compiler_says_so():
     ((_, error),) = pending.ready()
     assert isinstance(error, InvalidRequest) and "no tokenizer.json" in error.message
     assert len(pending) == 0
+
+
+def test_whether_a_grammar_was_compiled_before_shows_only_within_a_salt():
+    """Else the time to the first token would tell one key which schemas the others use."""
+    asked = msgspec.structs.replace(request("one", "start: /[0-7]+z/"), salt="alice:")
+    assert asked.grammar is not None
+    done = threading.Event()
+    pending = Pending(compiler(), done.set)
+    pending.begin(asked)
+    assert done.wait(PATIENCE)
+    assert [type(constraint) for _, constraint in pending.ready()] == [LlguidanceConstraint]
+    known = {salt: compiler().kept(asked.grammar, salt) is not None for salt in ("alice:", "bob:", "alice:own", "")}
+    assert known == {"alice:": True, "bob:": False, "alice:own": False, "": False}

@@ -9,6 +9,7 @@ import server.responses.socket as socket_module
 from server.responses.socket import Closing
 from server.responses.state import SocketLimits
 from server.responses.store import MOST_EVENTS, Limits
+from server.service import MOST_BODIES
 from server.wire.response_events import ClientEvent, ResponseEvent, SocketError
 from tests.responses import transcript
 
@@ -36,7 +37,7 @@ def test_every_close_code_is_named():
 
 def test_the_numbers_are_those_of_the_code():
     sockets, stored = SocketLimits(), Limits()
-    for number in (stored.tenant_count, stored.tenant_bytes >> 20, stored.bytes >> 20, MOST_EVENTS, sockets.most):
+    for number in (stored.bytes >> 20, MOST_EVENTS, sockets.most, MOST_BODIES):
         assert re.search(rf"\b{number}\b", PAGE), number
     assert f"{stored.count:,}" in PAGE
     assert f"ping every {sockets.heartbeat:.0f} s" in PAGE

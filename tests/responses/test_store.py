@@ -37,7 +37,7 @@ async def test_a_tenant_never_finds_anothers():
 
 
 async def test_the_least_recently_used_goes_first():
-    store = ResponseStore(Limits(tenant_count=3))
+    store = ResponseStore(Limits(count=3))
     for id in "abc":
         store.keep(record("t", id))
     store.find("t", "a")
@@ -46,17 +46,32 @@ async def test_the_least_recently_used_goes_first():
 
 
 async def test_one_tenant_cannot_push_out_anothers():
-    store = ResponseStore(Limits(tenant_count=2, count=100))
-    store.keep(record("quiet", "q"))
-    for number in range(50):
-        store.keep(record("loud", str(number)))
-    assert store.find("quiet", "q") is not None
-    assert len(store) == 3
+    for limits in (Limits(count=4), Limits(bytes=4 * record("loud", "00").measured())):
+        store = ResponseStore(limits)
+        store.keep(record("quiet", "q"))
+        for number in range(50):
+            store.keep(record("loud", str(number)))
+        assert store.find("quiet", "q") is not None
+        assert len(store) == 4
+    loud = [id for id in range(50) if store.find("loud", str(id))]
+    assert loud == [47, 48, 49]
+
+
+async def test_what_one_socket_keeps_is_found_there_only_and_counts_as_its_keys():
+    store, here = ResponseStore(Limits(count=3)), {"place": "socket"}
+    store.keep(msgspec.structs.replace(record("t", "hidden"), **here))
+    store.keep(record("t", "shown"))
+    assert [store.find("t", "hidden", place) is not None for place in ("", "other", "socket")] == [False, False, True]
+    assert store.find("t", "shown", "socket") is not None
+    assert store.find("u", "hidden", "socket") is None
+    store.forget("t", "socket")
+    assert store.find("t", "hidden", "socket") is None and store.find("t", "shown") is not None
+    store.forget("u", "socket")
 
 
 async def test_bounds_hold_whatever_happens():
     rng = random.Random(1)
-    limits = Limits(tenant_count=5, tenant_bytes=20_000, count=12, bytes=40_000)
+    limits = Limits(count=12, bytes=40_000)
     store = ResponseStore(limits)
     for _ in range(2000):
         tenant, id = rng.choice("abcd"), str(rng.randrange(20))
@@ -67,16 +82,13 @@ async def test_bounds_hold_whatever_happens():
                 store.find(tenant, id)
             case _:
                 store.keep(record(tenant, id, "x" * rng.randrange(6000)))
-        held = {name: [one for (owner, _), one in store._records.items() if owner == name] for name in "abcd"}
-        for name, records in held.items():
-            assert len(records) <= limits.tenant_count
-            assert sum(one.size for one in records) <= limits.tenant_bytes
-            assert store._tenants.get(name, [0, 0]) == [len(records), sum(one.size for one in records)]
+        for shelf in store._shelves.values():
+            assert shelf.bytes == sum(one.size for one in shelf.records.values()) > 0
         assert len(store) <= limits.count and store.bytes <= limits.bytes
 
 
 async def test_a_record_larger_than_the_bound_is_not_kept():
-    store = ResponseStore(Limits(tenant_bytes=2000))
+    store = ResponseStore(Limits(bytes=2000))
     store.keep(record("t", "small"))
     store.keep(record("t", "large", "x" * 5000))
     assert store.find("t", "large") is None

@@ -53,7 +53,7 @@ class SteppedEngine:
         constraint = None
         if request.grammar is not None:
             assert self._compiler is not None
-            constraint = self._compiler.compile(request.grammar)
+            constraint = self._compiler.compile(request.grammar, request.salt)
         self.engine.add(request, constraint)
         self._sinks[request.id] = sink
         if self._stepping is None or self._stepping.done():

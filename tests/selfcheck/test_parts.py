@@ -16,7 +16,7 @@ def test_the_plain_request_is_the_same_but_for_how_it_is_decoded() -> None:
     asked = request("r.1", seed=9, top_p=0.8, min_tokens=7, max_tokens=40, salt="ann", fork_of="r", **shown)
     asked.grammar = grammar
     plain = Answer(asked, [1, 2, 3, 4]).plainly("again")
-    assert (plain.id, plain.prompt, plain.grammar) == ("again", asked.prompt, grammar)
+    assert (plain.id, plain.prompt, plain.grammar, plain.salt) == ("again", asked.prompt, grammar, "ann")
     assert (plain.speculate, plain.aside, plain.fork_of, plain.forced) == (False, True, None, None)
     params = plain.params
     assert (params.seed, params.top_p, params.max_tokens, params.min_tokens) == (9, 0.8, 4, 4)

@@ -55,6 +55,12 @@ class LiveServer:
             time.sleep(0.1)
         raise TimeoutError(self.output)
 
+    @property
+    def processor_seconds(self) -> float:
+        """What it has computed so far, its engine not counted."""
+        fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
     def engine_processes(self) -> list[int]:
         """Ids of the processes it has started."""
         children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children")

@@ -185,5 +185,6 @@ async def served(
     service = Service(engine, settings, Text(tokenizer, defaults or SamplingDefaults(), Dialect.of(tokenizer)))
     change(service)
     server = TestServer(create_app(service))
+    await server.start_server(auto_decompress=False)
     async with TestClient(server) as client:
         yield client

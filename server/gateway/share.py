@@ -1,0 +1,56 @@
+"""What there is only so much of, shared by key: no key holds more of it than stays free.
+
+So whoever comes next finds something: of two keys that want everything the first gets half and the second a quarter,
+and both a third as soon as the first gives some back. The only key there is, or a server without keys, may use all.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from server.errors import ApiError
+from server.gateway.caller import CALLER
+
+
+class Shared:
+    """So many places, bytes or the like. most: of all callers together."""
+
+    def __init__(self, most: int) -> None:
+        self.most, self.used = most, 0
+        self._held: Counter[str] = Counter()
+
+    @property
+    def own(self) -> int:
+        """What the caller holds."""
+        return self._held[CALLER.get().tenant]
+
+    def take(self, amount: int, refusal: Callable[[], ApiError]) -> None:
+        """Let the caller hold so much more, or raise. One that holds nothing gets whatever is free."""
+        caller, free = CALLER.get(), self.most - self.used - amount
+        fair = caller.allowance.alone or not self.own or self.own + amount <= free
+        if amount and (free < 0 or not fair):
+            raise refusal()
+        self._add(caller.tenant, amount)
+
+    def give(self, amount: int) -> None:
+        """The caller holds so much less."""
+        self._add(CALLER.get().tenant, -amount)
+
+    @contextmanager
+    def holding(self, amount: int, refusal: Callable[[], ApiError]) -> Iterator[None]:
+        """Hold so much for a while."""
+        self.take(amount, refusal)
+        tenant = CALLER.get().tenant
+        try:
+            yield
+        finally:
+            self._add(tenant, -amount)
+
+    def _add(self, tenant: str, amount: int) -> None:
+        self.used += amount
+        self._held[tenant] += amount
+        assert self._held[tenant] >= 0, "nobody gives what it does not hold"
+        if not self._held[tenant]:
+            del self._held[tenant]

@@ -1,0 +1,183 @@
+"""What all keys share: none can take it all, whoever comes next gets some, and one who is alone may use everything."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import Counter
+from contextlib import AsyncExitStack
+
+import pytest
+
+from server.dashboard import feed as feeds
+from server.errors import Busy
+from server.gateway.allowance import Allowance
+from server.gateway.caller import CALLER, Caller
+from server.gateway.gate import Gate
+from server.gateway.keychain import Keychain
+from server.gateway.share import Shared
+from server.responses.state import SocketLimits
+from server.turns import SERVICE
+from tests.gateway.guarded import ALICE, ASK, BOB, bearer, guarded
+from tests.responses.serving import saying, serving
+from tests.server.scripted import END, ScriptedEngine
+
+KEYS = pytest.mark.parametrize(("keys", "most"), [([ALICE, BOB], 4), ([ALICE], 8)], ids=["two keys", "one key"])
+PATH = "/v1/responses"
+
+
+def took(shared: Shared, caller: Caller, amount: int = 1) -> bool:
+    CALLER.set(caller)
+    try:
+        shared.take(amount, lambda: Busy("no"))
+    except Busy:
+        return False
+    return True
+
+
+def keyed(name: str) -> Caller:
+    caller = Caller(name, name, Allowance())
+    caller.allowance.alone = False
+    return caller
+
+
+async def until(condition) -> None:
+    async with asyncio.timeout(20):
+        while not condition():
+            await asyncio.sleep(0.005)
+
+
+def test_no_key_holds_more_than_stays_free():
+    shared, alice, bob = Shared(12), keyed("alice"), keyed("bob")
+    assert sum(took(shared, alice) for _ in range(20)) == 6
+    assert sum(took(shared, bob) for _ in range(20)) == 3
+    CALLER.set(alice)
+    shared.give(2)
+    assert not took(shared, alice)
+    assert sum(took(shared, bob) for _ in range(20)) == 1, "now both have a third"
+    assert (shared.used, shared.own) == (8, 4)
+
+
+def test_who_holds_nothing_gets_what_is_free_however_little():
+    shared = Shared(4)
+    got = [sum(took(shared, keyed(name)) for _ in range(9)) for name in "abcd"]
+    assert got == [2, 1, 1, 0]
+    assert took(Shared(1), keyed("a")) and not took(Shared(1), keyed("a"), 2)
+
+
+def test_it_adds_up_whatever_happens():
+    rng, shared, callers = random.Random(3), Shared(1000), [keyed(name) for name in "abc"]
+    held: Counter[str] = Counter()
+    for _ in range(5000):
+        caller, amount = rng.choice(callers), rng.randrange(1, 200)
+        if held[caller.tenant] >= amount and rng.random() < 0.5:
+            CALLER.set(caller)
+            shared.give(amount)
+            held[caller.tenant] -= amount
+        else:
+            first, free = not held[caller.tenant], 1000 - held.total() - amount
+            fits = free >= 0 and (first or held[caller.tenant] + amount <= free)
+            assert took(shared, caller, amount) == fits
+            held[caller.tenant] += amount * fits
+        assert shared.used == held.total() <= 1000
+
+
+@KEYS
+async def test_one_key_cannot_fill_the_queue(tokenizer, keys, most):
+    engine = ScriptedEngine(tokenizer.encode("abc"), pause=30)
+    async with guarded(engine, tokenizer, Gate(Keychain(keys)), most_running=8) as client:
+        waiting = [
+            asyncio.create_task(client.post("/v1/completions", json=ASK, headers=bearer(ALICE))) for _ in range(most)
+        ]
+        await until(lambda: len(engine.requests) == most)
+        refused = await client.post("/v1/completions", json=ASK, headers=bearer(ALICE))
+        error = (await refused.json())["error"]
+        assert (refused.status, error["code"]) == (429, "queue_full")
+        assert f"{most} requests are running or waiting already, {most} of them yours" in error["message"]
+        if len(keys) > 1:
+            waiting.append(asyncio.create_task(client.post("/v1/completions", json=ASK, headers=bearer(BOB))))
+            await until(lambda: len(engine.requests) == most + 1)
+        for task in waiting:
+            task.cancel()
+        await asyncio.gather(*waiting, return_exceptions=True)
+        await until(lambda: client.app[SERVICE].running == 0)
+
+
+@KEYS
+async def test_one_key_cannot_have_all_pages_of_the_dashboard(tokenizer, monkeypatch, keys, most):
+    monkeypatch.setattr(feeds, "MOST_READERS", 8)
+    async with guarded(ScriptedEngine([END]), tokenizer, Gate(Keychain(keys))) as client, AsyncExitStack() as pages:
+        for _ in range(most):
+            page = await pages.enter_async_context(client.get("/dashboard/feed", headers=bearer(ALICE)))
+            assert page.status == 200
+        for key in keys:
+            page = await pages.enter_async_context(client.get("/dashboard/feed", headers=bearer(key)))
+            assert page.status == (429 if key == ALICE else 200)
+
+
+@KEYS
+async def test_one_key_cannot_have_all_sockets(tokenizer, keys, most):
+    limits, gate = SocketLimits(most=8), Gate(Keychain(keys))
+    async with serving(saying(tokenizer), tokenizer, limits, gate=gate) as (http, service), AsyncExitStack() as opened:
+        for _ in range(most):
+            await opened.enter_async_context(http.ws_connect(PATH, headers=bearer(ALICE)))
+        await until(lambda: len(service.responses.sockets) == most)
+        full = await opened.enter_async_context(http.ws_connect(PATH, headers=bearer(ALICE)))
+        assert (await full.receive_json(timeout=10))["error"]["code"] == "websocket_connection_limit_reached"
+        if len(keys) > 1:
+            other = await opened.enter_async_context(http.ws_connect(PATH, headers=bearer(BOB)))
+            await other.send_json({"type": "response.create", "input": "Tell"})
+            assert (await other.receive_json(timeout=10))["type"] == "response.created"
+
+
+async def announced(client, key: str, length: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """A request whose body does not come."""
+    reader, writer = await asyncio.open_connection(client.host, client.port)
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {key}\r\n{length}\r\n\r\n"
+    writer.write(head.encode())
+    return reader, writer
+
+
+async def test_the_bodies_of_one_key_are_bounded_as_they_are_announced(tokenizer):
+    gate = Gate(Keychain([ALICE, BOB]), largest_body=20_000)
+    async with guarded(ScriptedEngine([END]), tokenizer, gate, max_body_bytes=1250) as client:
+        bodies, writers = client.app[SERVICE].bodies, []
+        for key, length, held in (
+            (ALICE, "Content-Length: 15000", 15_000),
+            (ALICE, "Transfer-Encoding: chunked", 35_000),
+            (BOB, "Content-Length: 15000", 50_000),
+        ):
+            writers.append((await announced(client, key, length))[1])
+            await until(lambda held=held: bodies.used == held)
+        reader, writer = await announced(client, ALICE, "Content-Length: 100")
+        writers.append(writer)
+        assert b"429" in await asyncio.wait_for(reader.readline(), 10)
+        assert b"50,000 bytes of bodies and messages are held already, 35,000 of them yours" in await reader.read(4096)
+        assert (await client.get("/v1/models", headers=bearer(ALICE))).status == 200, "what has no body is let in"
+        for writer in writers:
+            writer.close()
+        await until(lambda: bodies.used == 0)
+
+
+async def test_the_messages_that_wait_on_all_sockets_of_a_key_are_bounded_together(tokenizer):
+    engine, gate = saying(tokenizer, "fox " * 100, pause=0.05), Gate(Keychain([ALICE, BOB]))
+    message = {"type": "response.create", "input": "Tell", "unknown": "x" * 10_000, "stream_id": "a"}
+    async with serving(engine, tokenizer, gate=gate, max_body_bytes=1000) as (http, service):
+        async with AsyncExitStack() as opened:
+            one, two, other = [
+                await opened.enter_async_context(http.ws_connect(PATH, headers=bearer(key)))
+                for key in (ALICE, ALICE, BOB)
+            ]
+            for socket in (one, two, one, two):
+                await socket.send_json(message)
+                await asyncio.sleep(0.05)
+            event = await two.receive_json(timeout=10)
+            while event["type"] != "error":
+                event = await two.receive_json(timeout=10)
+            assert (event["status"], event["error"]["code"], event["stream_id"]) == (429, "too_many_waiting", "a")
+            assert "of them yours" in event["error"]["message"]
+            await other.send_json(message)
+            assert (await other.receive_json(timeout=10))["type"] == "response.created"
+            await one.send_json({"type": "response.cancel"})
+            await until(lambda: service.bodies.used < 25_000)
+        await until(lambda: service.bodies.used == 0 and not service.running)
