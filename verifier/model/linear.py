@@ -16,9 +16,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from spec.tree import MAX_NODES
 from verifier.model import half
 from verifier.ops.activation import silu_mul
 from verifier.ops.linear import gated_linear, linear
+
+#: oneDNN keeps code for every number of rows of every matrix that it has seen (0.3 to 0.6 MB in fp32 on AVX2, some of
+#: it for ever), and takes a millisecond to make it. So passes of more rows than a tree has come in steps of these.
+_STEP = 8
 
 
 def packable(dtype: torch.dtype) -> bool:
@@ -78,9 +83,14 @@ class Linear:
         return self.in_features * self.out_features * item
 
     def fitting(self, rows: int) -> int:
-        """How many rows to give where there are so many, two at least: fewer are padded here, or their bits differ."""
+        """How many rows to give where there are so many, two at least: fewer are padded here, their bits differ, or
+        each number of them costs memory."""
         several = max(2, rows)
-        return half.fitting(several) if isinstance(self._packed, half.HalfWeight) else several
+        if isinstance(self._packed, half.HalfWeight):
+            return half.fitting(several)
+        return (
+            -(-several // _STEP) * _STEP if isinstance(self._packed, OneDnnWeight) and several > MAX_NODES else several
+        )
 
     def __call__(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
         """[R, in] -> [R, out]: the product, rounded; then ``residual`` [R, out] is added, and the sum rounded."""
