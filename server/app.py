@@ -20,7 +20,7 @@ from typing import Any
 
 from aiohttp import web
 
-from server import banner
+from server import banner, files
 from server.config import ServeConfig
 from server.dashboard.feed import Feed
 from server.doors import (
@@ -158,6 +158,8 @@ async def run_server(config: ServeConfig, on_ready: Callable[[EngineInfo, int], 
 
     Raises :class:`ForesayError` if the port is taken or the engine can never start.
     """
+    files.allow_most()
+    asyncio.get_running_loop().set_exception_handler(files.Refusals())
     engine = EngineClient(config)
     service = Service(engine, ServiceOptions.of(config, model_name(config)))
     engine.observe, engine.observe_status = service.telemetry.step, service.telemetry.startup.see
