@@ -16,10 +16,11 @@ import ssl
 import uuid
 from collections.abc import Awaitable, Callable, Coroutine
 from types import ModuleType
+from typing import Any
 
 from aiohttp import web
 
-from server import banner
+from server import banner, files
 from server.config import ServeConfig
 from server.dashboard.feed import Feed
 from server.doors import (
@@ -158,6 +159,8 @@ async def run_server(config: ServeConfig, on_ready: Callable[[EngineInfo, int], 
 
     Raises :class:`ForesayError` if the port is taken or the engine can never start.
     """
+    files.allow_most()
+    asyncio.get_running_loop().set_exception_handler(files.Refusals())
     engine = EngineClient(config)
     service = Service(engine, ServiceOptions.of(config, model_name(config)))
     engine.observe, engine.observe_status = service.telemetry.step, service.telemetry.startup.see
@@ -181,7 +184,7 @@ async def run_server(config: ServeConfig, on_ready: Callable[[EngineInfo, int], 
         port = await _listen(runner, config, tls)
         signals = StopSignals()
         await engine.start()
-        await _until_stopped(_load(service, engine, config), lambda info: on_ready(info, port), signals)
+        await _until_stopped(engine, _load(service, engine, config), lambda info: on_ready(info, port), signals)
         await _drain(service, config.drain_seconds, signals)
     finally:
         await engine.stop()
@@ -202,20 +205,25 @@ class StopSignals:
 
 
 async def _until_stopped(
-    load: Coroutine[None, None, EngineInfo], on_ready: Callable[[EngineInfo], None], signals: StopSignals
+    engine: EngineClient,
+    load: Coroutine[None, None, EngineInfo],
+    on_ready: Callable[[EngineInfo], None],
+    signals: StopSignals,
 ) -> None:
-    """Load, then wait for the signal; the signal may come first."""
-    loading, stopped = asyncio.create_task(load), asyncio.create_task(signals.stop.wait())
-    await asyncio.wait({loading, stopped}, return_when=asyncio.FIRST_COMPLETED)
-    if stopped.done():
-        loading.cancel()
-        await asyncio.gather(loading, return_exceptions=True)
-        return
+    """Load, then wait for the signal; the signal may come first. Raises what ends the supervision of the engine."""
+    waits: tuple[Coroutine[None, None, Any], ...] = (load, signals.stop.wait(), engine.until_ended())
+    loading, stopped, ended = tasks = [asyncio.create_task(one) for one in waits]
     try:
-        on_ready(loading.result())
-        await stopped
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        if not stopped.done() and not ended.done():
+            on_ready(loading.result())
+            await asyncio.wait({stopped, ended}, return_when=asyncio.FIRST_COMPLETED)
+        if not stopped.done():
+            ended.result()
     finally:
-        stopped.cancel()
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def _drain(service: Service, seconds: float, signals: StopSignals) -> None:

@@ -186,6 +186,15 @@ class ServeConfig(EngineConfig, frozen=True, kw_only=True):
     drain_seconds: Annotated[
         float, Meta(ge=0), _about("after SIGTERM, how long running requests may take to finish", "server", "SECONDS")
     ] = 30.0
+    engine_timeout: Annotated[
+        Seconds,
+        _about(
+            "kill the engine process and start it again if it shows no sign of life (no answer, no CPU time) for this "
+            "long; 20 times as long if it is only silent, or loading",
+            "server",
+            "SECONDS",
+        ),
+    ] = 30.0
     access_log: Annotated[
         bool, _about("a line on stderr for each request: path, status, time, tokens, key; never text", "server")
     ] = False

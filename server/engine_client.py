@@ -2,7 +2,7 @@
 
 ::
 
-    loading --Ready--> ready --socket closed--> down --back-off--> loading ...
+    loading --Ready--> ready --socket closed, or hung--> down --back-off--> loading ...
        └--Failed before the first Ready--> failed (for good: the settings are wrong)
 """
 
@@ -10,22 +10,21 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
-from typing import Literal
-
-import msgspec
+from typing import Any, NamedTuple, NoReturn
 
 from server import frames
-from server.config import EngineConfig
-from server.errors import EngineFailed, Unavailable
+from server.channel import Channel
+from server.child import cpu_ticks, reap, spawn
+from server.config import ServeConfig
+from server.engine_status import Cause, EngineStatus, unavailable
+from server.errors import EngineFailed
 from server.generation import Sink
-from spec.errors import ConfigurationError, ContextLengthExceeded, InvalidRequest
+from server.watchdog import Watchdog
+from spec.errors import ConfigurationError, ContextLengthExceeded, ForesayError, InvalidRequest
 from spec.request import Delta, EngineInfo, Request
 from spec.trace import ShadowReport, StepTrace
 
@@ -33,52 +32,14 @@ FIRST_BACKOFF = 0.5
 LONGEST_BACKOFF = 30.0
 #: An engine that lived this long starts with the shortest back-off again.
 HEALTHY_SECONDS = 60.0
-STOP_SECONDS = 5.0
 log = logging.getLogger("foresay.server")
 
-State = Literal["loading", "ready", "down", "failed"]
 
+class Ended(NamedTuple):
+    """Why an engine process is no more: for people, and in one word."""
 
-class EngineStatus(msgspec.Struct, frozen=True):
-    """What is known of the engine now. phase, share: how far loading is. starts: engine processes started so far."""
-
-    state: State
-    message: str = ""
-    share: float | None = None
-    starts: int = 0
-
-
-class Channel(asyncio.Protocol):
-    """Frames over the socket pair; ``closed`` is done when the engine's end is gone."""
-
-    def __init__(self, receive: Callable[[frames.DownFrame], None]) -> None:
-        self.closed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._receive = receive
-        self._splitter = frames.FrameSplitter()
-        self._transport: asyncio.WriteTransport | None = None
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.WriteTransport)
-        self._transport = transport
-
-    def data_received(self, data: bytes) -> None:
-        for body in self._splitter.feed(data):
-            self._receive(frames.unpack_down(body))
-
-    def connection_lost(self, error: Exception | None) -> None:
-        self._transport = None
-        if not self.closed.done():
-            self.closed.set_result(None)
-
-    def send(self, frame: frames.UpFrame) -> None:
-        """Send a frame; into the void if the engine is gone."""
-        if self._transport is not None:
-            self._transport.write(frames.pack(frame))
-
-    def close(self) -> None:
-        """Close this end."""
-        if self._transport is not None:
-            self._transport.close()
+    reason: str
+    cause: Cause
 
 
 class EngineClient:
@@ -88,7 +49,7 @@ class EngineClient:
     done, and of every change of its status; must not block.
     """
 
-    def __init__(self, config: EngineConfig) -> None:
+    def __init__(self, config: ServeConfig) -> None:
         self.status = EngineStatus("loading", "starting the engine process")
         self.info: EngineInfo | None = None  # of the engine that was ready last
         self.observe: Callable[[StepTrace], None] | None = None
@@ -125,6 +86,17 @@ class EngineClient:
                 raise ConfigurationError(self.status.message)
             self._changed.clear()
             await self._changed.wait()
+
+    async def until_ended(self) -> NoReturn:
+        """Wait for the end of the supervision, and raise why: :class:`ConfigurationError` if there will be no engine,
+        or what should not have happened."""
+        assert self._supervisor is not None, "it was started"
+        try:
+            await asyncio.shield(self._supervisor)
+        except Exception as error:
+            log.critical("nobody watches over the engine any more", exc_info=error)
+            raise ForesayError(f"the supervision of the engine ended ({type(error).__name__}: {error})") from error
+        raise ConfigurationError(self.status.message)
 
     # -- TokenEngine ---------------------------------------------------------------------------------------------
 
@@ -168,37 +140,76 @@ class EngineClient:
         backoff = FIRST_BACKOFF
         while True:
             began = time.monotonic()
-            reason = await self._run_once()
+            reason, cause = await self._run_guarded()
             if self._failure is not None and self._failure.building and self.info is None:
                 self._set(EngineStatus("failed", reason, starts=self.status.starts))
                 return
             if time.monotonic() - began > HEALTHY_SECONDS:
                 backoff = FIRST_BACKOFF
             log.error("%s; starting it again in %.1f s", reason, backoff)
-            self._set(EngineStatus("down", f"{reason}; it is being started again", starts=self.status.starts))
+            message = f"{reason}; it is being started again"
+            self._set(EngineStatus("down", message, starts=self.status.starts, cause=cause))
             await asyncio.sleep(backoff)
             backoff = min(2 * backoff, LONGEST_BACKOFF)
 
-    async def _run_once(self) -> str:
-        """Run one engine process to its end; returns why it ended, after failing what ran in it."""
+    async def _run_guarded(self) -> Ended:
+        """As :meth:`_run_once`, but an error of ours or of the system's is one more reason."""
+        try:
+            return await self._run_once()
+        except Exception as error:
+            if not isinstance(error, OSError):  # a bug: its place is wanted
+                log.exception("the engine process was lost")
+            return Ended(f"the engine process could not be started ({error})", "not_started")
+
+    async def _run_once(self) -> Ended:
+        """Run one engine process to its end, and fail what ran in it."""
         self._failure = None
         self._set(EngineStatus("loading", "starting the engine process", starts=self.status.starts + 1))
         ours, theirs = socket.socketpair()
-        process = _spawn(theirs)
+        try:
+            process = spawn(theirs)
+        except BaseException:
+            ours.close()
+            raise
         self.process_id = process.pid
-        reason = "the engine process was stopped"
+        ended = Ended("the engine process was stopped", "died")
         try:
             loop = asyncio.get_running_loop()
-            _, channel = await loop.create_unix_connection(lambda: Channel(self._received), sock=ours)
-            self._channel = channel
-            channel.send(frames.Start(self._config))
-            await channel.closed
-            self._set(EngineStatus("down", "the engine process died", starts=self.status.starts))
-            reason = self._cause(await asyncio.to_thread(_reap, process))
+            _, self._channel = await loop.create_unix_connection(lambda: Channel(self._received), sock=ours)
+            self._channel.send(frames.Start(self._config))
+            ended = await self._until_over(process, self._channel)
         finally:
-            self._fail_running(reason)
+            self._fail_running(ended.reason)
             await self._end(process)
-        return reason
+        return ended
+
+    async def _until_over(self, process: subprocess.Popen[bytes], channel: Channel) -> Ended:
+        """Wait until the process is gone or hangs; then nobody waits any longer for it."""
+        watching = asyncio.create_task(self._until_hung(process.pid, channel))
+        try:
+            either: set[asyncio.Future[Any]] = {channel.closed, watching}
+            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+            hung = watching.result() if watching.done() else None
+        finally:
+            watching.cancel()
+        self._set(EngineStatus("down", hung or "the engine process died", starts=self.status.starts))
+        if hung is None:
+            return Ended(self._cause(await asyncio.to_thread(reap, process)), "died")
+        process.kill()
+        self._fail_running(hung)  # now: a process that waits in the kernel dies when it pleases
+        return Ended(hung, "hung")
+
+    async def _until_hung(self, process_id: int, channel: Channel) -> str:
+        """Watch the process; returns what is wrong with it."""
+        watchdog = Watchdog(self._config.engine_timeout)
+        while True:
+            await asyncio.sleep(watchdog.interval)
+            loading = self.status.state == "loading"
+            wrong = watchdog.look(channel.heard(), cpu_ticks(process_id), loading)
+            if wrong is not None:
+                return wrong
+            if not loading:
+                channel.send(frames.Ping())
 
     def _cause(self, status: int) -> str:
         """Why the process ended: in its own words, or by its exit status."""
@@ -215,7 +226,7 @@ class EngineClient:
             channel.close()
         if self.status.state != "ready":
             process.kill()  # it would only look at its socket when loading is done
-        await asyncio.shield(asyncio.to_thread(_reap, process))
+        await asyncio.shield(asyncio.to_thread(reap, process))
 
     def _received(self, frame: frames.DownFrame) -> None:
         match frame:
@@ -266,34 +277,3 @@ class EngineClient:
         if self.observe_status is not None:
             self.observe_status(status)
         self._changed.set()
-
-
-def unavailable(status: EngineStatus) -> Unavailable:
-    """The 503 that says what the engine is doing instead."""
-    if status.state == "loading":
-        share = "" if status.share is None else f" ({status.share:.0%})"
-        return Unavailable(f"Loading model: {status.message}{share}", "loading")
-    return Unavailable(f"The engine is down: {status.message}", "engine_down")
-
-
-def _spawn(theirs: socket.socket) -> subprocess.Popen[bytes]:
-    """Start the engine process on its end of the socket pair, running the same code as this one."""
-    root = str(Path(__file__).resolve().parent.parent)
-    path = os.pathsep.join(part for part in (root, os.environ.get("PYTHONPATH", "")) if part)
-    with theirs:
-        return subprocess.Popen(
-            [sys.executable, "-m", "server.engine_process", str(theirs.fileno())],
-            pass_fds=[theirs.fileno()],
-            stdin=subprocess.DEVNULL,
-            start_new_session=True,  # Ctrl-C is for the server, which drains first
-            env={name: value for name, value in os.environ.items() if name != "FORESAY_API_KEY"} | {"PYTHONPATH": path},
-        )
-
-
-def _reap(process: subprocess.Popen[bytes]) -> int:
-    """Wait for the process; one that lingers without its socket is killed."""
-    try:
-        return process.wait(STOP_SECONDS)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        return process.wait()

@@ -1,14 +1,17 @@
 """The engine process: reads frames between steps, steps, sends what the step emitted.
 
-Started by :mod:`server.engine_client` as ``python -m server.engine_process FD``. It ends when told to, when the other
-end of its socket closes, or when a step raises (the server then starts a fresh one).
+Started by :mod:`server.engine_client` as ``python -P -m server.engine_process FD SERVER``, the server's process id. It
+ends when told to, when the server dies, when the other end of its socket closes, or when a step raises (the server then
+starts a fresh one).
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import gc
 import logging
+import os
 import select
 import signal
 import socket
@@ -30,6 +33,7 @@ if TYPE_CHECKING:  # the models come after the first frame
     from server.watchers import Watchers
 
 READ_BYTES = 1 << 18
+PR_SET_PDEATHSIG = 1
 #: What reading or writing raises when the server is not there any more.
 GONE = (EOFError, BrokenPipeError, ConnectionResetError)
 log = logging.getLogger("foresay.engine")
@@ -129,6 +133,8 @@ class Loop:
                 self._engine.keep_warm(tokens, salt)
             case frames.Inspect():
                 self._link.send(self._inspected())
+            case frames.Ping():
+                self._link.send(frames.Pong())
             case frames.Stop():
                 self._stopped = True
 
@@ -214,8 +220,20 @@ def serve(link: Link) -> int:
     return 0
 
 
-def main(descriptor: int) -> int:
+def die_with(server: int) -> bool:
+    """Be killed when the thread that started this process ends, even if this one is stopped; False: it is over already.
+
+    server: its process id.
+    """
+    if ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL) != 0:
+        log.warning("prctl: %s; if the server is killed, an engine that hangs stays", os.strerror(ctypes.get_errno()))
+    return os.getppid() == server
+
+
+def main(descriptor: int, server: int) -> int:
     """Run until the server is done with it; the exit status is 0 for an orderly end."""
+    if not die_with(server):
+        return 0
     # A service manager's SIGTERM reaches every process; the server drains first and then ends this one.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     with socket.socket(fileno=descriptor) as connection, contextlib.closing(Link(connection)) as link:
@@ -226,4 +244,4 @@ def main(descriptor: int) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(int(sys.argv[1])))
+    sys.exit(main(int(sys.argv[1]), int(sys.argv[2])))

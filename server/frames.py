@@ -2,8 +2,8 @@
 
 ::
 
-    server -> engine   Start (once), Add, Cancel, Finish, KeepWarm, Inspect, Stop
-    engine -> server   Loading .. Ready | Failed, then Deltas (one per step), Rejected, Inspected, Shadowed
+    server -> engine   Start (once), Add, Cancel, Finish, KeepWarm, Inspect, Ping, Stop
+    engine -> server   Loading .. Ready | Failed, then Deltas (one per step), Rejected, Inspected, Pong, Shadowed
 
 A frame is a four-byte big-endian length and that many bytes of MessagePack.
 """
@@ -57,6 +57,10 @@ class Inspect(msgspec.Struct, tag="inspect"):
     """Check the page ledger; answered by :class:`Inspected` between two steps."""
 
 
+class Ping(msgspec.Struct, tag="ping"):
+    """Say that you live; answered by :class:`Pong` between two steps."""
+
+
 class Stop(msgspec.Struct, tag="stop"):
     """Leave now. What was running is dropped."""
 
@@ -104,14 +108,18 @@ class Inspected(msgspec.Struct, tag="inspected"):
     busy: bool
 
 
+class Pong(msgspec.Struct, tag="pong"):
+    """The loop of the engine goes round."""
+
+
 class Shadowed(msgspec.Struct, tag="shadowed"):
     """A request is over: what the shadow drafter would have done for it."""
 
     report: ShadowReport
 
 
-UpFrame = Start | Add | Cancel | Finish | KeepWarm | Inspect | Stop
-DownFrame = Loading | Ready | Failed | Deltas | Rejected | Inspected | Shadowed
+UpFrame = Start | Add | Cancel | Finish | KeepWarm | Inspect | Ping | Stop
+DownFrame = Loading | Ready | Failed | Deltas | Rejected | Inspected | Pong | Shadowed
 
 _encoder = msgspec.msgpack.Encoder()
 _up_decoder = msgspec.msgpack.Decoder(UpFrame)

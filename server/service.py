@@ -13,7 +13,7 @@ import msgspec
 
 from server.answers.base import Origin
 from server.config import ServeConfig
-from server.engine_client import EngineStatus, unavailable
+from server.engine_status import EngineStatus, unavailable
 from server.errors import EngineFailed, ModelNotFound, QueueFull, TooManyWaiting, Unavailable
 from server.gateway.admission import admitted
 from server.gateway.deadlines import deadlines

@@ -42,14 +42,15 @@ class Exactness:
 
 
 def probe(model: PagedModel, pool: PagePool, seed: int = 0) -> Exactness:
-    """Settle which numbers of rows products have, then compare; where rows differ all the same, let products free."""
+    """Settle which numbers of rows products have, then compare; where rows differ all the same, take that back."""
     linears = model.decoder.linears
+    counts = [linear.counts for linear in linears]
     _settle(linears)
     failed = _first_difference(model, pool, seed)
     if failed is None:
         return Exactness(True, f"rows are bit-equal in any batch (probed{_limits(model)})")
-    for linear in linears:
-        linear.counts = None
+    for linear, before in zip(linears, counts, strict=True):
+        linear.counts = before
     return Exactness(False, f"rows differ {failed}: text may depend on the batch in rare ties")
 
 

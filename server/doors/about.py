@@ -12,7 +12,7 @@ from server.config import ServeConfig
 from server.dashboard.assets import PAGE, served, wants_page
 from server.doors.body import json_response
 from server.doors.route import Route
-from server.engine_client import unavailable
+from server.engine_status import unavailable
 from server.service import Service
 from server.settings import settings_of
 from server.turns import SERVICE

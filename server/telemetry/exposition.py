@@ -241,7 +241,9 @@ def _server(families: Families, reading: Reading) -> Iterator[Metric]:
     """The server itself."""
     up = reading.status.state == "ready"
     yield from families.gauge("engine_up", "1 if the engine takes requests.", one(up))
-    yield from families.counter("engine_restarts", "Times the engine process was started again.", one(reading.restarts))
+    yield from families.counter(
+        "engine_restarts", "Times the engine process was started again.", by(reading.restarts), ["cause"]
+    )
     yield from families.gauge(
         "startup_time_seconds", "The engine's last start by phase.", by(reading.startup), ["phase"]
     )

@@ -6,7 +6,7 @@ from copy import copy
 
 import msgspec
 
-from server.engine_client import EngineStatus
+from server.engine_status import EngineStatus
 from server.telemetry.histogram import Histogram
 from server.telemetry.report import Gauges
 from server.telemetry.self_check import SelfCheckCounts
@@ -26,7 +26,7 @@ class Reading(msgspec.Struct, frozen=True):
     plain_seconds: float
     status: EngineStatus
     info: EngineInfo | None
-    restarts: int
+    restarts: dict[str, int]
     startup: dict[str, float]
     http: dict[int, int]
     websockets: int
@@ -43,7 +43,7 @@ class Reading(msgspec.Struct, frozen=True):
             plain_seconds=telemetry.plain_seconds,
             status=telemetry.engine.status,
             info=telemetry.engine.info,
-            restarts=telemetry.startup.restarts,
+            restarts=dict(telemetry.startup.restarts),
             startup=dict(telemetry.startup.seconds),
             http=dict(telemetry.http),
             websockets=telemetry.websockets,

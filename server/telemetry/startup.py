@@ -3,30 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import get_args
 
-if TYPE_CHECKING:
-    from server.engine_client import EngineStatus
+from server.engine_status import Cause, EngineStatus
 
 
 class Startup:
-    """Follows the engine's status. seconds: by phase of the last start, ``total`` included once it is ready."""
+    """Follows the engine's status. seconds: by phase of the last start, ``total`` included once it is ready. restarts:
+    how often the engine process was started again, by what had become of the one before."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
+        self.restarts: dict[str, int] = dict.fromkeys(get_args(Cause), 0)
         self.seconds: dict[str, float] = {}
         self._clock = clock
         self._phase = ""
         self._phase_began = self._began = clock()
         self._starts = 0
 
-    @property
-    def restarts(self) -> int:
-        """How often the engine process was started again."""
-        return max(0, self._starts - 1)
-
     def see(self, status: EngineStatus) -> None:
         """The engine is in another state."""
         now = self._clock()
+        if status.cause is not None:
+            self.restarts[status.cause] += 1
         if status.starts != self._starts:
             self._starts, self._began, self._phase, self.seconds = status.starts, now, "", {}
         if self._phase:

@@ -17,7 +17,7 @@ from copy import copy
 from typing import Protocol
 
 import foresay
-from server.engine_client import EngineStatus
+from server.engine_status import EngineStatus
 from server.errors import ApiError
 from server.gateway.caller import CALLER, REQUEST_ID
 from server.telemetry import views
@@ -239,7 +239,7 @@ class Telemetry:
             version=foresay.__version__,
             started=self.started,
             uptime=now - self.started,
-            restarts=self.startup.restarts,
+            restarts=sum(self.startup.restarts.values()),
         )
         return known if info is None else _with_engine(known, info)
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from server.build import BUNDLED, build_engine
 from server.config import EngineConfig
-from server.engine_client import EngineStatus
+from server.engine_status import EngineStatus
 from server.generation import Sink
 from server.grammars.compiler import GrammarCompiler
 from spec.accept import Acceptance

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from aiohttp.test_utils import TestClient, TestServer
 
 from server.app import create_app
-from server.engine_client import EngineStatus
+from server.engine_status import EngineStatus
 from server.errors import EngineFailed
 from server.generation import Sink
 from server.parsers.dialect import Dialect

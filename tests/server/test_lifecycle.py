@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from server.engine_client import EngineStatus
+from server.engine_status import EngineStatus
 from server.service import Service
 from tests.server.scripted import END, ScriptedEngine, served
 from tests.server.wire import events, post

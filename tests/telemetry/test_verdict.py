@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from server.choice import Piece
-from server.engine_client import EngineStatus
+from server.engine_status import EngineStatus
 from server.telemetry.log import EVERY_SECONDS, Reporter
 from server.telemetry.plain import TRUSTED
 from server.telemetry.telemetry import Telemetry

@@ -19,8 +19,10 @@ from verifier.model.rows import RowCounts, agreeing, random_rows
 from verifier.ops.activation import silu_mul
 from verifier.ops.linear import gated_linear, linear
 
-#: Numbers of rows that a product is asked about: each small one, since a step has those, then ever fewer.
+#: Numbers of rows that a product is asked about: each small one, since a step has those, then ever fewer. oneDNN has no
+#: others whoever multiplies: it keeps code for each (0.3 to 0.6 MB), and takes a millisecond to make it.
 ROWS = (2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32, 40, 48, 56, 64, 128, 256)
+_UNTRIED = RowCounts(ROWS)
 #: All are held against products of so many rows: as few as cost little more than two.
 GROUP = 8
 #: The most weights of a matrix that is made for it: of a larger one, so many columns as come to that.
@@ -66,7 +68,7 @@ class Linear:
     device.
 
     dtype, device: of x and of what comes out; dtype is the weight's unless given. counts: the numbers of rows to
-    multiply; any, while None.
+    multiply; None: any.
     """
 
     __slots__ = ("_bias", "_packed", "_weight", "counts", "device", "dtype", "in_features", "out_features")
@@ -75,8 +77,8 @@ class Linear:
         weight = weight if dtype is None else weight.to(dtype)
         self.out_features, self.in_features = weight.shape
         self.dtype, self.device = weight.dtype, weight.device
-        self.counts: RowCounts | None = None
         self._packed = _pack(weight, bias)
+        self.counts = _UNTRIED if isinstance(self._packed, OneDnnWeight) else None
         self._weight = weight if self._packed is None else weight.new_empty(0)  # one copy is enough
         self._bias = bias
 

@@ -1,0 +1,47 @@
+"""The engine process as the operating system sees it: how it is started, whether it computes, how it ends."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+STOP_SECONDS = 5.0
+
+
+def spawn(theirs: socket.socket) -> subprocess.Popen[bytes]:
+    """Start the engine process on its end of the socket pair, running the same code as this one.
+
+    It dies with the thread that calls this (see :func:`server.engine_process.main`): the event loop's.
+    """
+    root = str(Path(__file__).resolve().parent.parent)
+    path = os.pathsep.join(part for part in (root, os.environ.get("PYTHONPATH", "")) if part)
+    with theirs:
+        return subprocess.Popen(
+            # -P: a server.py or torch.py where the user happens to be is none of ours.
+            [sys.executable, "-P", "-m", "server.engine_process", str(theirs.fileno()), str(os.getpid())],
+            pass_fds=[theirs.fileno()],
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,  # Ctrl-C is for the server, which drains first
+            env={name: value for name, value in os.environ.items() if name != "FORESAY_API_KEY"} | {"PYTHONPATH": path},
+        )
+
+
+def cpu_ticks(process_id: int) -> int:
+    """CPU time that all threads of a process have used, in the kernel's ticks (10 ms); 0 if it is gone."""
+    try:
+        fields = Path(f"/proc/{process_id}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return 0
+    return int(fields[11]) + int(fields[12])
+
+
+def reap(process: subprocess.Popen[bytes]) -> int:
+    """Wait for the process; one that lingers without its socket is killed."""
+    try:
+        return process.wait(STOP_SECONDS)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        return process.wait()

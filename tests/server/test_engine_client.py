@@ -1,0 +1,188 @@
+"""The engine process started, frozen, killed and left behind: real processes and real signals."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import resource
+import signal
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import openai
+import pytest
+
+from server import watchdog
+from server.build import BUNDLED
+from server.cli import main
+from server.config import ServeConfig
+from server.engine_client import EngineClient
+from server.engine_status import EngineStatus
+from server.generation import generate
+from spec.request import Request
+from spec.sampling import SamplingParams
+from tests.server.live import LiveServer, openai_client, status_of
+
+SECONDS = 180.0
+#: One that is soon there: no draft model, a short context.
+QUICK: dict[str, Any] = {"draft": "none", "max_model_len": 256, "max_seqs": 1}
+
+
+async def until(true: Callable[[], bool]) -> None:
+    """Poll until it is so."""
+    async with asyncio.timeout(SECONDS):
+        while not true():
+            await asyncio.sleep(0.02)
+
+
+@asynccontextmanager
+async def started(**settings: Any) -> AsyncIterator[tuple[EngineClient, list[EngineStatus]]]:
+    """An engine client that has been started, and every status it has had."""
+    engine, seen = EngineClient(ServeConfig(**QUICK | settings)), []
+    engine.observe_status = seen.append
+    await engine.start()
+    try:
+        yield engine, seen
+    finally:
+        await engine.stop()
+
+
+def causes(seen: list[EngineStatus]) -> list[str]:
+    return [status.cause for status in seen if status.cause is not None]
+
+
+@contextmanager
+def no_more_files() -> Iterator[None]:
+    """No file can be opened."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+@pytest.mark.slow
+async def test_an_engine_that_could_not_be_started_is_started_again(caplog):
+    with no_more_files():
+        async with asyncio.timeout(SECONDS):
+            engine = EngineClient(ServeConfig(**QUICK))
+            await engine.start()
+            while engine.status.state != "down":
+                await asyncio.sleep(0.01)
+    assert "Too many open files" in engine.status.message
+    assert "could not be started" in caplog.text and "Traceback" not in caplog.text
+    try:
+        await asyncio.wait_for(engine.until_ready(), SECONDS)
+        assert engine.status.starts == 2
+    finally:
+        await engine.stop()
+
+
+@pytest.mark.slow
+async def test_modules_where_the_user_happens_to_be_are_none_of_ours(tmp_path, monkeypatch):
+    for name in ("server", "torch", "msgspec", "spec", "json"):
+        (tmp_path / f"{name}.py").write_text(f"raise ImportError('{name} of the working directory')")
+    monkeypatch.chdir(tmp_path)
+    async with started(target=os.path.relpath(BUNDLED / "target")) as (engine, _):
+        await asyncio.wait_for(engine.until_ready(), SECONDS)
+        assert engine.status.starts == 1
+
+
+def test_a_server_whose_supervision_ends_ends_too(monkeypatch, capsys, caplog):
+    async def broken(self: EngineClient) -> None:
+        raise KeyError("lost")
+
+    monkeypatch.setattr(EngineClient, "_supervise", broken)
+    assert main(["serve", "--port", "0"]) == 1
+    assert "the supervision of the engine ended (KeyError: 'lost')" in capsys.readouterr().err
+    assert "nobody watches over the engine" in caplog.text
+
+
+@pytest.mark.slow
+async def test_a_frozen_engine_is_replaced_whether_it_loads_or_idles(monkeypatch):
+    monkeypatch.setattr(watchdog, "PATIENCE", 1)  # a loader gets no longer than an engine that is ready
+    async with started(engine_timeout=4.0) as (engine, seen):
+        await until(lambda: engine.process_id is not None)
+        os.kill(engine.process_id or 0, signal.SIGSTOP)
+        await until(lambda: causes(seen) == ["hung"])
+        assert "no sign of life for 4 s" in seen[-1].message
+        await asyncio.wait_for(engine.until_ready(), SECONDS)
+        os.kill(engine.process_id or 0, signal.SIGSTOP)
+        await until(lambda: causes(seen) == ["hung", "hung"])
+        await asyncio.wait_for(engine.until_ready(), SECONDS)
+        prompt = Request(id="after", prompt=[5, 6, 7], params=SamplingParams(max_tokens=4, ignore_eos=True))
+        assert sum([len(delta.tokens) async for delta in generate(engine, prompt)]) == 4
+        assert engine.status.starts == 3
+
+
+@pytest.mark.slow
+async def test_who_waits_for_a_frozen_engine_is_told(tmp_path):
+    with LiveServer(tmp_path / "log", "--engine-timeout", "3") as server:
+        url = server.wait_for_url()
+        async with openai_client(url) as client:
+            ask: dict[str, Any] = {"model": "bundled", "max_tokens": 900, "extra_body": {"ignore_eos": True}}
+            stream = await client.completions.create(prompt="Once", stream=True, **ask)
+            await anext(aiter(stream))
+            whole = asyncio.create_task(client.completions.create(prompt="Twice", **ask))
+            async with aiohttp.ClientSession() as session, session.ws_connect(f"{url}/v1/responses") as socket:
+                await socket.send_json(
+                    {"type": "response.create", "model": "bundled", "input": "x", "max_output_tokens": 900}
+                )
+                assert (await socket.receive_json())["type"] == "response.created"
+                [process] = server.engine_processes()
+                os.kill(process, signal.SIGSTOP)
+                with pytest.raises(openai.APIError, match="hung"):
+                    [chunk async for chunk in stream]
+                assert await status_of(url, "/health") == await status_of(url, "/ready") == 503
+                with pytest.raises(openai.InternalServerError, match="hung"):
+                    await whole
+                async with asyncio.timeout(30):
+                    while (event := await socket.receive_json())["type"] not in ("response.failed", "error"):
+                        pass
+                assert "hung" in str(event)
+            async with asyncio.timeout(SECONDS):
+                while await status_of(url, "/ready") != 200:
+                    await asyncio.sleep(0.2)
+            assert (await client.completions.create(model="bundled", prompt="x", max_tokens=4)).choices
+            assert await restarts(url) == {"hung": 1.0, "died": 0.0, "not_started": 0.0}
+
+
+async def restarts(url: str) -> dict[str, float]:
+    """Of the engine, by cause."""
+    async with aiohttp.ClientSession() as session, session.get(f"{url}/metrics") as response:
+        lines = (await response.text()).splitlines()
+    found = [line for line in lines if line.startswith("foresay:engine_restarts_total{")]
+    return {line.partition('cause="')[2].partition('"')[0]: float(line.split()[-1]) for line in found}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("frozen", [False, True])
+def test_the_engine_dies_with_its_server(tmp_path, frozen):
+    with LiveServer(tmp_path / "log") as server:
+        server.wait_for_url()
+        [engine] = server.engine_processes()
+        if frozen:
+            os.kill(engine, signal.SIGSTOP)
+        server.process.kill()
+        server.process.wait()
+        deadline = time.monotonic() + 20
+        try:
+            while is_alive(engine):
+                assert time.monotonic() < deadline
+                time.sleep(0.02)
+        finally:
+            if is_alive(engine):
+                os.kill(engine, signal.SIGKILL)
+
+
+def is_alive(process: int) -> bool:
+    """Whether it is there and more than a zombie."""
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False

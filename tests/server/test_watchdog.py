@@ -1,0 +1,52 @@
+"""When an engine is given up: by frames and CPU time alone, at looks that are 1 s apart."""
+
+from __future__ import annotations
+
+from itertools import count
+
+import pytest
+
+from server.watchdog import LOOKS, PATIENCE, Watchdog
+
+LONG = LOOKS * PATIENCE
+
+
+def looks(most: int, heard: bool = False, busy: bool = False, loading: bool = False) -> tuple[int, str | None]:
+    """Looks until the engine is given up, and why; ``most`` if it is not."""
+    watchdog, ticks = Watchdog(float(LOOKS)), count()
+    for look in range(1, most + 1):
+        if (why := watchdog.look(heard, next(ticks) if busy else 0, loading)) is not None:
+            return look, why
+    return most, None
+
+
+@pytest.mark.parametrize(
+    ("shown", "given_up"),
+    [
+        ({}, LOOKS),
+        ({"busy": True}, LONG),
+        ({"loading": True}, LONG),
+        ({"heard": True}, None),
+        ({"heard": True, "busy": True}, None),
+        ({"busy": True, "loading": True}, None),
+    ],
+)
+def test_what_shows_life_and_for_how_long(shown: dict[str, bool], given_up: int | None) -> None:
+    look, why = looks(3 * LONG, **shown)
+    assert (look if why is not None else None) == given_up
+
+
+def test_the_reason_says_what_was_missed_and_for_how_long() -> None:
+    assert looks(LONG)[1] == "the engine process hung (no sign of life for 6 s)"
+    assert looks(LONG, busy=True)[1] == "the engine process hung (busy, but no answer for 120 s)"
+
+
+def test_any_sign_of_life_starts_the_count_again() -> None:
+    watchdog = Watchdog(float(LOOKS))
+    for ticks in range(1, 4):
+        for _ in range(LOOKS - 1):
+            assert watchdog.look(False, ticks, False) is None
+    assert watchdog.look(True, 3, False) is None
+    for _ in range(LOOKS - 1):
+        assert watchdog.look(False, 3, False) is None
+    assert watchdog.look(False, 3, False) is not None
