@@ -35,7 +35,7 @@ def flags(mode: str, known: Options, args: argparse.Namespace) -> list[str]:
     config = engine_config(mode, known)
     draft = mode if mode == "auto" else config.draft  # what a user gets who says nothing
     shared = [config.target, "--dtype", args.dtype, "--max-model-len", str(args.max_model_len), "--seed", "1"]
-    shared += ["--threads", str(args.threads), "--draft", draft, "--no-log-stats"]
+    shared += ["--max-seqs", str(args.max_seqs), "--threads", str(args.threads), "--draft", draft, "--no-log-stats"]
     shared += ["--draft-tokens", str(config.draft_tokens)] if config.draft_tokens is not None else []
     return shared + (["--draft-tree", config.draft_tree] if config.draft_tree else [])
 
@@ -130,6 +130,7 @@ def main() -> None:
     parser.add_argument("--dtype", default="auto", choices=("auto", "bfloat16", "float32", "float16"))
     parser.add_argument("--max-model-len", type=int, default=320)
     parser.add_argument("--kv-tokens", type=int, default=384)
+    parser.add_argument("--max-seqs", type=int, default=6)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--no-save", action="store_true", help="do not write to bench/results/")
@@ -138,7 +139,9 @@ def main() -> None:
     asyncio.run(soak(args, tally, rounds))
     found = report.results(tally, rounds)
     report.show(found)
-    shape = {name: getattr(args, name) for name in ("minutes", "seed", "kv_tokens", "max_model_len", "threads")}
+    shape = {
+        name: getattr(args, name) for name in ("minutes", "seed", "kv_tokens", "max_model_len", "max_seqs", "threads")
+    }
     record.finish("soak", {"target": Path(args.target).name, **shape, **found}, not args.no_save)
     sys.exit(not report.well(found))
 

@@ -36,7 +36,7 @@ CONDUCTS: dict[Conduct, int] = {"reads": 70, "slow": 7, "leaves": 14, "cancels":
 #: What changes how an answer is made or shown, and nothing of what it says.
 MANNERS = ("prediction", "speculation", "stream", "stream_options", "stream_interval", "stream_pacing", "provenance")
 STOPS = (" the", ".", "\n", " and", "he ", "ing", "?", "s")
-JUNK: tuple[Any, ...] = (-1, 0, 1e9, "", "x", [], {}, True, [None], ["é"] * 3, {"type": "x"}, 2**63, 2**70, [[]], -0.5)
+JUNK: tuple[Any, ...] = (-1, 0, 1e9, "", "x", [], {}, True, [7], ["é"] * 3, {"type": "x"}, 2**63, 2**70, [[]], -0.5)
 GRAMMARS = ('start: "no" | "yes" start', r"start: /[a-z]{2,9}/ (" r'" " /[a-z]{2,9}/)*', 'start: "[" (start)* "]"')
 REGEXES = (r"[a-z]{3,12}( [a-z]{2,9}){0,6}\.", r"\d{1,3}(,\d{3}){0,3}", "(yes|no|perhaps), [A-Z][a-z]+", "(ab|a|b)*!")
 
@@ -267,7 +267,7 @@ class Asks:
         return self._random.sample(STOPS, self._random.randint(1, 3))
 
     def _length(self) -> int:
-        return self._random.randint(1, 160 if self._chance(0.1) else 48)
+        return self._random.randint(1, 160 if self._chance(0.15) else 60)
 
     def _token(self) -> int:
         return self._random.randrange(5, self._vocab)
