@@ -34,8 +34,20 @@ def flags(mode: str, known: Options, args: argparse.Namespace) -> list[str]:
     """What a server is started with that drafts in this way."""
     config = engine_config(mode, known)
     draft = mode if mode == "auto" else config.draft  # what a user gets who says nothing
-    shared = [config.target, "--dtype", args.dtype, "--max-model-len", str(args.max_model_len), "--seed", "1"]
-    shared += ["--max-seqs", str(args.max_seqs), "--threads", str(args.threads), "--draft", draft, "--no-log-stats"]
+    shared = [config.target, "--dtype", args.dtype, "--max-model-len", str(args.max_model_len)]
+    shared += [
+        "--seed",
+        "1",
+        "--page-size",
+        "8",
+        "--max-seqs",
+        str(args.max_seqs),
+        "--threads",
+        str(args.threads),
+        "--draft",
+        draft,
+        "--no-log-stats",
+    ]
     shared += ["--draft-tokens", str(config.draft_tokens)] if config.draft_tokens is not None else []
     return shared + (["--draft-tree", config.draft_tree] if config.draft_tree else [])
 
@@ -67,12 +79,18 @@ async def soak(args: argparse.Namespace, tally: Tally, rounds: list[Round]) -> N
         judge = Judge(plain, tally)
         tasks = [asyncio.create_task(judge.work()), asyncio.create_task(progress(tally, judge, rounds))]
         for number, mode in enumerate(modes):
-            share = CALM_SHARE if number == 0 and len(modes) > 1 else (1 - CALM_SHARE) / max(1, len(modes) - 1)
             own = flags(mode, known, args)
-            await one_round(mode, own, number > 0, 60 * args.minutes * share, args, judge, tally, rounds)
+            await one_round(mode, own, number > 0, 60 * args.minutes * share(number, modes), args, judge, tally, rounds)
         await judge.settled()
         for task in tasks:
             task.cancel()
+
+
+def share(number: int, modes: list[str]) -> float:
+    """The part of the time that a mode has."""
+    if len(modes) == 1:
+        return 1.0
+    return (1 - CALM_SHARE) / (len(modes) - 1) if number else CALM_SHARE
 
 
 async def one_round(
@@ -121,15 +139,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.soak", description="Random requests, kills and freezes.")
     parser.add_argument("--minutes", type=float, default=10)
     parser.add_argument("--modes", nargs="+", default=MODES, help="ways of drafting, one after the other")
-    parser.add_argument("--kills-per-minute", type=float, default=2)
-    parser.add_argument("--freezes-per-minute", type=float, default=2)
+    parser.add_argument("--kills-per-minute", type=float, default=3)
+    parser.add_argument("--freezes-per-minute", type=float, default=3)
     parser.add_argument("--target", default="bundled")
     parser.add_argument("--draft", help="draft model, for the draft modes")
     parser.add_argument("--medusa", help="directory of Medusa heads, for the medusa modes")
     parser.add_argument("--eagle3", help="directory of an EAGLE-3 head, for the eagle3 modes")
     parser.add_argument("--dtype", default="auto", choices=("auto", "bfloat16", "float32", "float16"))
-    parser.add_argument("--max-model-len", type=int, default=320)
-    parser.add_argument("--kv-tokens", type=int, default=384)
+    parser.add_argument("--max-model-len", type=int, default=256)
+    parser.add_argument("--kv-tokens", type=int, default=256)
     parser.add_argument("--max-seqs", type=int, default=6)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--seed", type=int, default=0)
@@ -139,9 +157,8 @@ def main() -> None:
     asyncio.run(soak(args, tally, rounds))
     found = report.results(tally, rounds)
     report.show(found)
-    shape = {
-        name: getattr(args, name) for name in ("minutes", "seed", "kv_tokens", "max_model_len", "max_seqs", "threads")
-    }
+    names = ("minutes", "seed", "kv_tokens", "max_model_len", "max_seqs", "threads")
+    shape = {name: getattr(args, name) for name in names}
     record.finish("soak", {"target": Path(args.target).name, **shape, **found}, not args.no_save)
     sys.exit(not report.well(found))
 

@@ -25,8 +25,10 @@ from bench.soak.served import Quiet, Served
 
 CLIENTS = 6
 VISITS = 6
-#: Answers that wait for their comparison; beyond it the clients wait.
-MOST_WAITING = 64
+#: Answers that may wait for their comparison when a wave begins.
+MOST_WAITING = 12
+#: What a request is told whose own options contradict each other, whatever the status (docs/options.md).
+IMPOSSIBLE = "no token is allowed here"
 #: How long a frozen engine stays so, where nobody ends it.
 FREEZE_SECONDS = (0.2, 3.0)
 #: Sockets that the quiet server may have open beyond those at its first quiet moment: the soak's own.
@@ -88,16 +90,21 @@ class Judge:
 
     def __init__(self, plain: Plain, tally: Tally) -> None:
         self._plain, self._tally = plain, tally
-        self._waiting: asyncio.Queue[tuple[str, list[Heard]]] = asyncio.Queue(MOST_WAITING)
+        self._waiting: asyncio.Queue[tuple[str, list[Heard]]] = asyncio.Queue()
 
     @property
     def waiting(self) -> int:
         """Visits still to be compared."""
         return self._waiting.qsize()
 
-    async def hand_in(self, where: str, turns: list[Heard]) -> None:
-        """Let these turns of one conversation be compared; waits while too many others do."""
-        await self._waiting.put((where, turns))
+    def hand_in(self, where: str, turns: list[Heard]) -> None:
+        """Let these turns of one conversation be compared."""
+        self._waiting.put_nowait((where, turns))
+
+    async def kept_up(self) -> None:
+        """Wait until few are waiting."""
+        while self.waiting > MOST_WAITING:
+            await asyncio.sleep(0.1)
 
     async def settled(self) -> None:
         """Wait until all is compared."""
@@ -161,6 +168,7 @@ class Round:
         while not self.quiets or time.monotonic() < begun + seconds:
             await self._wave(asks, harms)
             await self._quiet()
+            await self._judge.kept_up()
         for mistake in self._served.mistakes:
             self._fault("mistake in the log", mistake)
 
@@ -185,7 +193,7 @@ class Round:
                     for heard in talk:
                         self._note(where, heard)
                     if any(heard.comparable for heard in talk):
-                        await self._judge.hand_in(where, talk)
+                        self._judge.hand_in(where, talk)
                 while any(heard.status == 503 for talk in talks for heard in talk) and not await self._served.ready():
                     await asyncio.sleep(0.2)
 
@@ -198,7 +206,7 @@ class Round:
         error = str(heard.said.error)
         if heard.broken:
             self._tally.faults.append(Fault("broken off", where, heard.broken, described(heard)))
-        elif (heard.status >= 500 and not touched) or "made a mistake" in error:
+        elif (heard.status >= 500 and not touched and IMPOSSIBLE not in error) or "made a mistake" in error:
             told = f"{heard.status}: {clipped(error)}"
             self._tally.faults.append(Fault("error without a cause", where, told, described(heard)))
         if not touched and heard.ask.conduct == "reads" and heard.longest_gap > self._tally.gap:

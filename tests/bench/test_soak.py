@@ -13,7 +13,7 @@ import pytest
 from bench.soak import report, storm
 from bench.soak.__main__ import flags, options
 from bench.soak.answers import Said, difference
-from bench.soak.requests import SHARES, Asks
+from bench.soak.requests import SHARES, Asks, Json
 from bench.soak.served import Served, started
 from bench.soak.storm import Fault, Harm, Judge, Plain, Round, Tally
 
@@ -54,7 +54,7 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
 @pytest.fixture(autouse=True)
 def few(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(storm, "CLIENTS", 4)
-    monkeypatch.setattr(storm, "VISITS", 5)
+    monkeypatch.setattr(storm, "VISITS", 4)
 
 
 async def wave(plain: int, process: int, port: int, log: Path, harms: list[Harm]) -> tuple[Tally, Round]:
@@ -85,7 +85,7 @@ def test_a_wave_with_a_freeze_and_a_kill(plain: int, tmp_path: Path) -> None:
         tally, one = asyncio.run(wave(plain, process, port, log, harms))
     assert tally.faults == []
     assert (tally.counts["kills"], tally.counts["freezes"], len(tally.seconds_down)) == (1, 1, 1)
-    assert tally.counts["requests"] >= 20 and tally.counts["compared"] >= 10
+    assert tally.counts["requests"] >= 16 and tally.counts["compared"] >= 8
     found = report.results(tally, [one])
     assert report.well(found)
     report.show(found)
@@ -95,13 +95,14 @@ def test_a_wave_with_a_freeze_and_a_kill(plain: int, tmp_path: Path) -> None:
 def test_an_engine_that_errs_and_keeps_a_page_is_found_out(
     plain: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(storm, "VISITS", 2)
     (tmp_path / "sitecustomize.py").write_text(FAULTY)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     log = tmp_path / "log"
     with drafting(log) as (process, port):
         tally, one = asyncio.run(wave(plain, process, port, log, []))
     found = report.results(tally, [one])
-    assert found["wrong"] > 3 and found["pages_at_quiet_moments"] == 1
+    assert found["wrong"] and found["pages_at_quiet_moments"] == 1
     assert [fault.told for fault in tally.faults if fault.what == "leaked"] == ["1 pages when all had ended"]
     assert not report.well(found)
 
@@ -118,7 +119,7 @@ def test_equal_seeds_ask_the_same() -> None:
 
 def test_a_beginning_is_right_as_far_as_it_goes() -> None:
     right = {"choices": {"0": {"text": "Once upon", "token_ids": [1, 2]}}, "usage": {"read": 1, "written": 2}}
-    begun = {"choices": {"0": {"text": "Once", "token_ids": [1]}}, "usage": {"read": 1, "written": 1}}
+    begun: Json = {"choices": {"0": {"text": "Once", "token_ids": [1]}}, "usage": {"read": 1, "written": 1}}
     assert difference(right, right, cut=False) is None
     assert difference(begun, right, cut=True) is None
     assert "'Once' instead of 'Once upon'" in (difference(begun, right, cut=False) or "")
@@ -141,10 +142,8 @@ def test_a_stream_says_what_the_whole_answer_says() -> None:
 def test_a_response_must_end_as_it_went_on() -> None:
     said = Said()
     said.hear("socket", {"type": "response.output_text.delta", "delta": "a"})
-    output = [{"content": [{"text": "b", "logprobs": []}]}]
-    said.hear(
-        "socket", {"type": "response.completed", "response": {"status": "completed", "output": output, "usage": {}}}
-    )
+    response = {"status": "completed", "output": [{"content": [{"text": "b", "logprobs": []}]}], "usage": {}}
+    said.hear("socket", {"type": "response.completed", "response": response})
     assert said.unlike
 
 
