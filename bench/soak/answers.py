@@ -129,9 +129,13 @@ def counted(usage: Json | None) -> Json:
 
 
 def joined(old: Any, new: Any) -> Any:
-    """What two pieces of an answer say together: texts and lists grow, the rest is as the later one has it."""
+    """What two pieces of an answer say together: texts and lists grow, the rest is as the later one has it.
+
+    What is told of the prompt is told in one piece, perhaps with every choice.
+    """
     if isinstance(old, dict) and isinstance(new, dict):
-        return old | {name: joined(old[name], value) if name in old else value for name, value in new.items()}
+        growing = {name for name in new if name in old and not name.startswith("prompt_")}
+        return old | {name: joined(old[name], value) if name in growing else value for name, value in new.items()}
     grows = isinstance(old, str | list) and type(old) is type(new)
     return old + new if grows else new
 

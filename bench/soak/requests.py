@@ -119,6 +119,7 @@ class Asks:
             body["prompt"] = [self._random.randrange(5, self._vocab) for _ in range(self._random.randint(1, 120))]
         elif self._chance(0.1):
             body["prompt"] = [self._prompt() for _ in range(self._random.randint(1, 3))]
+            body.pop("prediction", None)  # is of one answer
         return body | self._some(
             n=lambda: self._random.randint(1, 4),
             echo=lambda: True,

@@ -139,6 +139,14 @@ def test_a_stream_says_what_the_whole_answer_says() -> None:
     assert said.parts == whole.parts
 
 
+def test_what_every_choice_tells_of_the_prompt_is_one_prompt() -> None:
+    said = Said()
+    for index in (0, 1):
+        event = {"choices": [{"index": index, "delta": {"role": "assistant"}}], "prompt_token_ids": [3, 4]}
+        said.hear("chat", event)
+    assert said.parts["prompt_token_ids"] == [3, 4]
+
+
 def test_a_response_must_end_as_it_went_on() -> None:
     said = Said()
     said.hear("socket", {"type": "response.output_text.delta", "delta": "a"})
