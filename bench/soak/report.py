@@ -99,6 +99,7 @@ def show(found: dict[str, Any]) -> None:
         ("requests lost with the engine, and told so", counts.get("lost with the engine", 0)),
         ("other faults", found["other_faults"]),
         ("kills and freezes", f"{counts.get('kills', 0)} and {counts.get('freezes', 0)}"),
+        ("  frozen engines that were replaced", counts.get("frozen engines replaced", 0)),
         (
             "seconds until the engine was back, median and longest",
             "-" if down is None else f"{down['median']:.1f}, {down['longest']:.1f}",

@@ -109,7 +109,13 @@ class Asks:
             "ollama chat": self._ollama_chat,
             "ollama generate": self._ollama_generate,
         }
-        return {"model": self._model} | make.get(door, self._response)()
+        body = {"model": self._model} | make.get(door, self._response)()
+        return self._long(body) if "ignore_eos" in body else body
+
+    def _long(self, body: Json) -> Json:
+        """Of such length that some at once do not fit into the pages, and somebody is preempted."""
+        most = {name: self._room // 2 for name in ("max_tokens", "max_output_tokens") if name in body}
+        return {name: value for name, value in body.items() if name not in ("stop", "stop_token_ids")} | most
 
     # -- the doors -----------------------------------------------------------------------------------------------
 

@@ -234,6 +234,9 @@ class Round:
             down = await (self._served.kill() if hold is None else self._served.freeze(hold))
             if down is not None:
                 self._tally.seconds_down.append(down)
+                self._tally.counts["frozen engines replaced"] += hold is not None
+            elif hold is not None and hold > FREEZE_SECONDS[1]:
+                self._fault("not noticed", f"the engine was frozen for {hold:g} s, and nobody replaced it")
         except TimeoutError:
             self._fault("did not come back", "the engine was gone for good")
         self._harmed[-1] = (begun, time.monotonic())
