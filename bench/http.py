@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from bench import prompts, record
 from bench.drive import Options, add_arguments
@@ -49,14 +49,23 @@ def free_port() -> int:
 
 
 @contextmanager
-def server(arguments: list[str], patience: float = 300.0) -> Iterator[int]:
+def server(arguments: list[str]) -> Iterator[int]:
     """A running server's port; the server is drained and gone afterwards."""
+    with running(arguments) as (_, port):
+        yield port
+
+
+@contextmanager
+def running(
+    arguments: list[str], patience: float = 300.0, errors: IO[bytes] | None = None
+) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
+    """As :func:`server`, its process and its port. errors: where its stderr goes; None: to ours."""
     port = free_port()
     command = [sys.executable, "-m", "server.cli", "serve", *arguments, "--port", str(port)]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=errors)
     try:
         wait_until_ready(process, port, patience)
-        yield port
+        yield process, port
     finally:
         process.terminate()
         try:

@@ -1,0 +1,115 @@
+"""What a soak says at the end: a table in plain words, the record, and whether all was well."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from statistics import median
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from bench import record
+from bench.soak.storm import Round, Tally
+
+#: Memory is flat if it rises by less than this in 1,000 requests, or in all of them where they are fewer.
+FLAT_MB = 10.0
+MOST_FAULTS = 20
+
+
+class Memory(NamedTuple):
+    """MB of a process at quiet moments of the calm round. slope: MB per 1,000 requests, over the second half of them:
+    so many ``requests``."""
+
+    first: float
+    last: float
+    slope: float
+    requests: int
+
+    @property
+    def flat(self) -> bool:
+        """As ``FLAT_MB`` says."""
+        return self.slope * min(1.0, self.requests / 1000) < FLAT_MB
+
+    def __str__(self) -> str:
+        return f"{self.first:.0f} -> {self.last:.0f}, {self.slope:+.1f} per 1,000 requests (last {self.requests})"
+
+
+def memory(megabytes: Sequence[float], requests: Sequence[int]) -> Memory | None:
+    """From its size after so many requests each; None if there are too few moments to tell."""
+    half = len(requests) // 2
+    if len(requests) - half < 2:
+        return None
+    slope = float(np.polyfit(requests[half:], megabytes[half:], 1)[0]) * 1000
+    return Memory(megabytes[0], megabytes[-1], slope, requests[-1] - requests[half])
+
+
+def memories(calm: Round) -> dict[str, Memory | None]:
+    """Of the server and of the engine."""
+    return {
+        "server_mb": memory([quiet.server_mb for quiet in calm.quiets], calm.requests),
+        "engine_mb": memory([quiet.engine_mb for quiet in calm.quiets], calm.requests),
+    }
+
+
+def results(tally: Tally, rounds: Sequence[Round]) -> dict[str, Any]:
+    """Everything for the record."""
+    whats = [fault.what for fault in tally.faults]
+    last = [one.quiets[-1] for one in rounds if one.quiets]
+    known = memories(rounds[0])
+    return {
+        "requests": tally.counts["requests"],
+        "compared": tally.counts["compared"],
+        "wrong": whats.count("wrong"),
+        "leaked": whats.count("leaked"),
+        "other_faults": len(whats) - whats.count("wrong") - whats.count("leaked"),
+        "flat": all(one is None or one.flat for one in known.values()),
+        "counts": dict(sorted(tally.counts.items())),
+        "restart_s": {"median": median(tally.seconds_down), "longest": max(tally.seconds_down)}
+        if tally.seconds_down
+        else None,
+        "longest_gap_ms": 1e3 * tally.gap,
+        "longest_gap_of": tally.gapped,
+        "memory": known,
+        "pages_at_quiet_moments": max((quiet.pages for one in rounds for quiet in one.quiets), default=0),
+        "quiet_moments": sum(len(one.quiets) for one in rounds),
+        "totals": {
+            name: sum(quiet.totals[name] for quiet in last)
+            for name in ("num_preemptions", "prompt_tokens", "prompt_tokens_cached", "generation_tokens")
+        },
+        "rounds": [one.name for one in rounds],
+        "faults": [asdict(fault) for fault in tally.faults[:MOST_FAULTS]],
+    }
+
+
+def well(found: dict[str, Any]) -> bool:
+    """Whether nothing was wrong."""
+    return found["flat"] and not (found["wrong"] or found["leaked"] or found["other_faults"])
+
+
+def show(found: dict[str, Any]) -> None:
+    """The table."""
+    counts, down = found["counts"], found["restart_s"]
+    rows: list[tuple[str, object]] = [
+        ("requests sent", found["requests"]),
+        ("answers compared with plain decoding", found["compared"]),
+        ("  of them beginnings of answers", counts.get("compared beginnings", 0)),
+        ("  wrong", found["wrong"]),
+        *((f"requests that were {name}", counts.get(name, 0)) for name in ("answered", "refused", "left", "cancelled")),
+        ("requests lost with the engine, and told so", counts.get("lost with the engine", 0)),
+        ("other faults", found["other_faults"]),
+        ("kills and freezes", f"{counts.get('kills', 0)} and {counts.get('freezes', 0)}"),
+        ("  frozen engines that were replaced", counts.get("frozen engines replaced", 0)),
+        (
+            "seconds until the engine was back, median and longest",
+            "-" if down is None else f"{down['median']:.1f}, {down['longest']:.1f}",
+        ),
+        ("preemptions", found["totals"]["num_preemptions"]),
+        ("prompt tokens that were there already", found["totals"]["prompt_tokens_cached"]),
+        ("longest gap of a stream that no harm touched, ms", found["longest_gap_ms"]),
+        ("pages held at quiet moments", f"{found['pages_at_quiet_moments']} in {found['quiet_moments']}"),
+        ("leaks", found["leaked"]),
+        *((f"{name.removesuffix('_mb')}, MB", one or "too short to tell") for name, one in found["memory"].items()),
+        ("memory is flat", "yes" if found["flat"] else "no"),
+    ]
+    record.table("soak", ["", "figure"], rows)

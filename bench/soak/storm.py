@@ -1,0 +1,271 @@
+"""Waves of clients beside kills and freezes of the engine, and whether everything was as it should be.
+
+::
+
+    wave      clients send what was drawn for them; the engine is killed and frozen meanwhile
+    quiet     everything has ended: no page is held, no request runs, no socket is open
+    plain     a server without drafts is asked the same, one request at a time, beside the waves
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import time
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+from bench.soak.answers import clipped, difference
+from bench.soak.clients import Heard, conversation, session, visit
+from bench.soak.requests import Ask, Asks, Json
+from bench.soak.served import Quiet, Served
+
+CLIENTS = 6
+VISITS = 6
+#: Answers that may wait for their comparison when a wave begins.
+MOST_WAITING = 12
+#: What a request is told whose own options contradict each other, whatever the status (docs/options.md).
+IMPOSSIBLE = "no token is allowed here"
+#: How long a frozen engine stays so, where nobody ends it.
+FREEZE_SECONDS = (0.2, 3.0)
+#: Sockets that the quiet server may have open beyond those at its first quiet moment: the soak's own.
+SPARE_DESCRIPTORS = 3
+
+
+class Harm(NamedTuple):
+    """What is done to the engine after so many seconds of a wave: frozen for ``hold`` seconds; None: killed."""
+
+    seconds: float
+    hold: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """Something that should not be. what: in a word. told: in words. how: the request, so that it can be sent again."""
+
+    what: str
+    where: str
+    told: str
+    how: Json = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class Tally:
+    """What happened. counts: by kind. seconds_down: of each time that the engine was gone. gap: the longest between two
+    events of a stream that no harm touched, in seconds; gapped: its request."""
+
+    counts: Counter[str] = field(default_factory=Counter)
+    faults: list[Fault] = field(default_factory=list)
+    seconds_down: list[float] = field(default_factory=list)
+    gap: float = 0.0
+    gapped: Json = field(default_factory=dict)
+
+
+class Plain:
+    """A server without drafts, asked one request at a time. Equal requests are asked once."""
+
+    def __init__(self, port: int) -> None:
+        self._client = session(port)
+        self._known: dict[str, list[Heard]] = {}
+
+    async def close(self) -> None:
+        """No more questions."""
+        await self._client.close()
+
+    async def answers(self, ask: Ask) -> list[Heard]:
+        """The right answer of each turn."""
+        key = json.dumps([ask.door, ask.plain])
+        if key not in self._known:
+            door = "responses" if ask.door == "socket" else ask.door
+            calm = replace(ask, door=door, conduct="reads")
+            self._known[key] = await conversation(self._client, calm, ask.plain)
+        return self._known[key]
+
+
+class Judge:
+    """Compares what clients heard with plain decoding, as fast as that goes."""
+
+    def __init__(self, plain: Plain, tally: Tally) -> None:
+        self._plain, self._tally = plain, tally
+        self._waiting: asyncio.Queue[tuple[str, list[Heard]]] = asyncio.Queue()
+
+    @property
+    def waiting(self) -> int:
+        """Visits still to be compared."""
+        return self._waiting.qsize()
+
+    def hand_in(self, where: str, turns: list[Heard]) -> None:
+        """Let these turns of one conversation be compared."""
+        self._waiting.put_nowait((where, turns))
+
+    async def kept_up(self) -> None:
+        """Wait until few are waiting."""
+        while self.waiting > MOST_WAITING:
+            await asyncio.sleep(0.1)
+
+    async def settled(self) -> None:
+        """Wait until all is compared."""
+        await self._waiting.join()
+
+    async def work(self) -> None:
+        """Compare for ever."""
+        while True:
+            where, turns = await self._waiting.get()
+            try:
+                for heard, right in zip(turns, await self._plain.answers(turns[0].ask), strict=False):
+                    if heard.comparable:
+                        self.compare(where, heard, right)
+            finally:
+                self._waiting.task_done()
+
+    def compare(self, where: str, heard: Heard, right: Heard) -> None:
+        """One turn beside the right one."""
+        wrong = right.broken or differs(heard, right)
+        self._tally.counts["compared"] += 1
+        self._tally.counts["compared beginnings"] += not heard.said.over and heard.said.error is None
+        if wrong:
+            self._tally.faults.append(Fault("wrong", where, wrong, described(heard)))
+
+
+def differs(heard: Heard, right: Heard) -> str | None:
+    """How a turn differs from the right one, as far as it came; None if it does not."""
+    if heard.said.unlike:
+        return heard.said.unlike
+    if heard.said.error is not None and not heard.lost:
+        return difference(heard.reason, right.reason, cut=False, where="error")
+    if right.said.error is not None:  # whoever left, or lost the engine, may not have come so far
+        return f"an answer instead of {clipped(right.reason)}" if heard.said.over else None
+    return difference(heard.said.parts, right.said.parts, cut=not heard.said.over)
+
+
+def described(heard: Heard) -> Json:
+    """The request as it was sent, and what its client did."""
+    ask = heard.ask
+    return {"door": ask.door, "conduct": ask.conduct, "after": ask.after, "packed": ask.packed, "body": heard.body}
+
+
+class Round:
+    """One server's time. harms: when to do what to the engine, in seconds from the last harm or the begin of a wave."""
+
+    def __init__(self, name: str, served: Served, judge: Judge, tally: Tally, seed: int) -> None:
+        self.name, self._served, self._judge, self._tally, self._seed = name, served, judge, tally, seed
+        self.quiets: list[Quiet] = []
+        self.requests: list[int] = []
+        self._harmed: list[tuple[float, float]] = []
+
+    async def run(self, seconds: float, harms: Iterator[Harm]) -> None:
+        """Wave after wave, at least one, until the time is over."""
+        engine = (await self._served.model())["engine"]
+        model = (await self._served.model())["model"]
+        asks = [
+            Asks(f"{self._seed} {self.name} {client}", model, engine["vocab_size"], engine["max_model_len"])
+            for client in range(CLIENTS)
+        ]
+        begun = time.monotonic()
+        while not self.quiets or time.monotonic() < begun + seconds:
+            await self._wave(asks, harms)
+            await self._quiet()
+            await self._judge.kept_up()
+        for mistake in self._served.mistakes:
+            self._fault("mistake in the log", mistake)
+
+    # -- a wave --------------------------------------------------------------------------------------------------
+
+    async def _wave(self, asks: list[Asks], harms: Iterator[Harm]) -> None:
+        calm = asyncio.Event()
+        harming = asyncio.create_task(self._harm(harms, calm))
+        try:
+            await asyncio.gather(*(self._client(number, one) for number, one in enumerate(asks)))
+        finally:
+            calm.set()
+            await harming
+
+    async def _client(self, number: int, asks: Asks) -> None:
+        """One client's visits; while the server takes none, it waits."""
+        async with session(self._served.port) as client:
+            for _ in range(VISITS):
+                where = f"{self.name}, wave {len(self.quiets)}, client {number}"
+                talks = await visit(client, asks.visit())
+                for talk in talks:
+                    for heard in talk:
+                        self._note(where, heard)
+                    if any(heard.comparable for heard in talk):
+                        self._judge.hand_in(where, talk)
+                while any(heard.status == 503 for talk in talks for heard in talk) and not await self._served.ready():
+                    await asyncio.sleep(0.2)
+
+    def _note(self, where: str, heard: Heard) -> None:
+        """Count a turn, and see that it ended as it may."""
+        counts, touched = self._tally.counts, self._touched(heard)
+        heard.lost = touched and heard.said.error is not None and not 400 <= heard.status < 500
+        counts["requests"] += 1
+        counts[heard.outcome] += 1
+        error = str(heard.said.error)
+        if heard.broken:
+            self._tally.faults.append(Fault("broken off", where, heard.broken, described(heard)))
+        elif (heard.status >= 500 and not touched and IMPOSSIBLE not in error) or "made a mistake" in error:
+            told = f"{heard.status}: {clipped(error)}"
+            self._tally.faults.append(Fault("error without a cause", where, told, described(heard)))
+        if not touched and heard.ask.conduct == "reads" and heard.longest_gap > self._tally.gap:
+            self._tally.gap, self._tally.gapped = heard.longest_gap, {"where": where, **described(heard)}
+
+    def _touched(self, heard: Heard) -> bool:
+        return any(heard.begun <= end and begin <= heard.ended for begin, end in self._harmed)
+
+    async def _harm(self, harms: Iterator[Harm], calm: asyncio.Event) -> None:
+        """Kill and freeze until the wave is over."""
+        for harm in harms:
+            try:
+                async with asyncio.timeout(harm.seconds):
+                    await calm.wait()
+                return
+            except TimeoutError:
+                await self._do(harm.hold)
+
+    async def _do(self, hold: float | None) -> None:
+        """One kill or freeze; what runs until the engine is back was touched by it."""
+        begun = time.monotonic()
+        self._harmed.append((begun, float("inf")))
+        self._tally.counts["kills" if hold is None else "freezes"] += 1
+        try:
+            down = await (self._served.kill() if hold is None else self._served.freeze(hold))
+            if down is not None:
+                self._tally.seconds_down.append(down)
+                self._tally.counts["frozen engines replaced"] += hold is not None
+            elif hold is not None and hold > FREEZE_SECONDS[1]:
+                self._fault("not noticed", f"the engine was frozen for {hold:g} s, and nobody replaced it")
+        except TimeoutError:
+            self._fault("did not come back", "the engine was gone for good")
+        self._harmed[-1] = (begun, time.monotonic())
+
+    # -- quiet ---------------------------------------------------------------------------------------------------
+
+    async def _quiet(self) -> None:
+        """Nothing may be left of the wave."""
+        allowed = self.quiets[0].descriptors + SPARE_DESCRIPTORS if self.quiets else None
+        quiet = await self._served.quiet(allowed)
+        self.quiets.append(quiet)
+        self.requests.append(self._tally.counts["requests"])
+        for name in ("running", "waiting", "sockets", "pages"):
+            if getattr(quiet, name):
+                self._fault("leaked", f"{getattr(quiet, name)} {name} when all had ended")
+        if allowed is not None and quiet.descriptors > allowed:
+            self._fault("leaked", f"{quiet.descriptors} descriptors, at first {self.quiets[0].descriptors}")
+
+    def _fault(self, what: str, told: str) -> None:
+        self._tally.faults.append(Fault(what, f"{self.name}, wave {len(self.quiets)}", told))
+
+
+def harms(seed: str, kills: float, freezes: float, timeout: float | None) -> Iterator[Harm]:
+    """Kills and freezes at random moments, so many a minute on the average.
+
+    timeout: seconds after which the server ends an engine that is frozen; half of the freezes last longer.
+    """
+    rng, rate = random.Random(seed), (kills + freezes) / 60
+    while rate:
+        kill = rng.random() * (kills + freezes) < kills
+        hold = 3 * timeout if timeout and rng.random() < 0.5 else rng.uniform(*FREEZE_SECONDS)
+        yield Harm(rng.expovariate(rate), None if kill else hold)
