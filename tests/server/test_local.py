@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
 from foresay import Engine, SamplingParams
 from spec.errors import ConfigurationError, InvalidRequest
@@ -108,6 +111,67 @@ def test_streams_may_be_read_in_turns(engine: Engine) -> None:
     assert pieces[0] + pieces[2] + "".join(second) == alone
     assert first.completion is not None
     assert first.completion.finish_reason == "cancelled"
+
+
+WRONG: list[tuple[str, object, dict[str, object]]] = [
+    *(
+        ("prompt", prompt, {})
+        for prompt in ([-1], [10**30], [1 << 63], [True], [1.5], [None], [1, "a"], [[]], "", b"a")
+    ),
+    *(("prompt", prompt, {}) for prompt in (None, {"a": 1}, 5)),
+    ("max_tokens", START, {"max_tokens": True}),
+    ("max_tokens", START, {"max_tokens": "3"}),
+    ("max_tokens", START, {"max_tokens": 10**30}),
+    ("seed", START, {"seed": 1.5}),
+    ("temperature", START, {"temperature": "hot"}),
+    ("temperature", START, {"temperature": 10**400}),
+    ("stop_token_ids", START, {"stop_token_ids": [10**9]}),
+    ("stop_token_ids", START, {"stop_token_ids": ["x"]}),
+    ("stop", START, {"stop": [1]}),
+    ("bad_words", START, {"bad_words": [[-1]]}),
+    ("bad_words", START, {"bad_words": "the"}),
+    ("logit_bias", START, {"logit_bias": {10**30: 1.0}}),
+    ("logit_bias", START, {"logit_bias": {"5": 1.0}}),
+    ("n", START, {"n": "2"}),
+    ("params", START, {"params": {"max_tokens": 3}}),
+    ("structured_outputs", START, {"structured_outputs": 5}),
+]
+
+
+@pytest.mark.parametrize(("field", "prompt", "given"), WRONG)
+def test_whatever_python_lets_one_write_is_refused_naming_the_field(
+    engine: Engine, field: str, prompt: object, given: dict[str, object]
+) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        engine.generate(prompt, **given)  # type: ignore[call-overload]
+    assert caught.value.param == field
+    assert field in caught.value.message
+    assert not engine._engine.has_work
+
+
+def test_messages_of_another_form_are_refused(engine: Engine) -> None:
+    for messages in ("hi", [1], None):
+        with pytest.raises(InvalidRequest, match="messages"):
+            engine.chat(messages)  # type: ignore[arg-type]
+
+
+def test_numbers_of_numpy_and_torch_are_numbers(engine: Engine) -> None:
+    expected = engine.generate([5, 6, 7], GREEDY, seed=-3).token_ids
+    prompts: list[Any] = [np.array([5, 6, 7]), [np.int64(5), 6, 7], torch.tensor([5, 6, 7]), range(5, 8)]
+    for prompt in prompts:
+        one = engine.generate(prompt, GREEDY, seed=np.int64(-3), temperature=np.float32(0.0), top_k=1 << 40)
+        assert one.token_ids == expected
+    table: Any = np.array([[5, 6, 7], [5, 6, 7]])
+    several = engine.generate(table, GREEDY, stop="never written")
+    assert [one.token_ids for one in several] == [expected, expected]
+
+
+def test_of_several_prompts_none_is_left_running_where_one_is_wrong(engine: Engine) -> None:
+    with pytest.raises(InvalidRequest, match="prompt"):
+        engine.generate([START, ""], GREEDY)
+    engine.step()
+    assert not engine._engine.has_work
+    engine._engine.check()
 
 
 def test_a_stop_string_ends_the_text_before_it(engine: Engine) -> None:
