@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from verifier.model.errors import UnsupportedArchitecture
-from verifier.model.fields import Fields
+from verifier.model.fields import LARGEST, Fields
 from verifier.model.rope_config import RopeConfig, YarnScaling, read_rope
 
 log = logging.getLogger("foresay.models")
@@ -137,6 +137,9 @@ FAMILIES = {
 }
 
 
+#: More than any model has: each takes memory long before the weights are looked at.
+MOST_LAYERS = 10_000
+
 #: What transformers leaves out of a nested configuration, since it is the class's default.
 _LLAMA_DEFAULTS = {
     "vocab_size": 32000,
@@ -169,7 +172,7 @@ def _refuse_unsupported(fields: Fields) -> None:
 
 
 def _model_config(family: Family, fields: Fields, eos_token_ids: tuple[int, ...]) -> ModelConfig:
-    layers, heads = fields.integer("num_hidden_layers"), fields.integer("num_attention_heads")
+    layers, heads = fields.integer("num_hidden_layers", most=MOST_LAYERS), fields.integer("num_attention_heads")
     kv_heads = _kv_heads(family, fields, heads)
     attention_bias = "attention_bias" in family.bias_flags and fields.flag("attention_bias", False)
     window, sliding_layers = family.sliding(fields, layers)
@@ -219,6 +222,8 @@ def _max_positions(fields: Fields, rope: RopeConfig) -> int:
     positions = fields.integer("max_position_embeddings")
     match rope.parameters:
         case YarnScaling(factor=factor, original_positions=original):
+            if factor * original > LARGEST:
+                raise fields.error(f"factor {factor:g} times {original} positions is more than {LARGEST}")
             return max(positions, int(factor * original))
     return positions
 
