@@ -18,7 +18,7 @@ import msgspec
 
 from server.build import build_engine, target_directory
 from server.choice import Choice, TextOptions
-from server.config import EngineConfig
+from server.config import USUAL_TOKENS, EngineConfig, SamplingConfig
 from server.forks import forked
 from server.grammars.compiler import GrammarCompiler
 from server.grammars.fields import of_outputs, refuse_lengths
@@ -185,6 +185,12 @@ class Engine:
             raise
         self._watchers.started(self._engine)
         self._seed = config.seed
+        #: For requests that do not say how many tokens they want; None: as many as there is room for.
+        self.usual_tokens: int | None = None
+        if isinstance(config, SamplingConfig) and config.max_tokens is None:
+            self.usual_tokens = USUAL_TOKENS
+            if progress is not None and self.info.max_model_len <= USUAL_TOKENS:
+                progress(f"writing no more than the context of {self.info.max_model_len} tokens leaves")
         self._streams: dict[str, TextStream] = {}
         self._numbers = count()
 
@@ -350,6 +356,9 @@ class Engine:
         params = _typed_params(msgspec.structs.replace(params or SamplingParams(), **self._spelled(sampling)))
         if params.seed is None:
             params = msgspec.structs.replace(params, seed=secrets.randbits(32) if self._seed is None else self._seed)
+        if params.max_tokens is None and self.usual_tokens is not None:
+            room = max(1, self.info.max_model_len - len(prompt))
+            params = msgspec.structs.replace(params, max_tokens=min(self.usual_tokens, room))
         grammar = None if structured is None else _grammar(structured, params)
         request = Request(id=str(next(self._numbers)), prompt=prompt, params=params, grammar=grammar)
         return [self.run(one, stop) for one in forked(request, n)]

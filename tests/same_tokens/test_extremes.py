@@ -101,13 +101,13 @@ def test_ids_beyond_the_model_in_its_files_do_no_harm(tmp_path) -> None:
     write_tokenizer(tmp_path / "target", 290)
     backend = Tokenizer.from_file(str(tmp_path / "target" / "tokenizer.json"))
     backend.add_special_tokens([f"<|{number}|>" for number in range(40)])
-    begun = ("<|30|>", backend.token_to_id("<|30|>"))
-    backend.post_processor = processors.TemplateProcessing(single="<|30|> $A", special_tokens=[begun])
+    begun = backend.token_to_id("<|30|>")
+    assert begun == 320
+    backend.post_processor = processors.TemplateProcessing(single="<|30|> $A", special_tokens=[("<|30|>", begun)])
     backend.save(str(tmp_path / "target" / "tokenizer.json"))
-    given = {"kv_tokens": 640, "max_model_len": 256, "threads": 1, "draft_tokens": 4}
+    given: dict[str, Any] = {"kv_tokens": 640, "max_model_len": 256, "threads": 1, "draft_tokens": 4}
     with FacadeEngine(str(tmp_path / "target"), f"medusa:{tmp_path / 'medusa'}", **given) as engine:
         assert engine.info.eos_token_ids == (2,)
         assert len(engine.generate([5, 6], max_tokens=8, min_tokens=8, seed=0).token_ids) == 8
-        for prompt in ("the fox", [begun[1]]):
-            with pytest.raises(InvalidRequest, match="prompt holds 320, which is no token of the model"):
-                engine.generate(prompt, max_tokens=4)
+        with pytest.raises(InvalidRequest, match="prompt holds 320, which is no token of the model"):
+            engine.generate("the fox", max_tokens=4)

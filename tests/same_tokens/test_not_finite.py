@@ -7,12 +7,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from kvpaging import PagePool
 from spec.engine import Engine
+from spec.features import FeatureReader
 from spec.protocols import Drafter
 from spec.sequence import Sequence as Running
 from spec.tree import DraftTree, TreeShape
@@ -78,14 +80,19 @@ class Spiked:
         self._rng = random.Random(3)
         self._grown: dict[str, int] = {}
         self.spikes = 0
-        for asked in ("extend", "finished", "observe"):
-            if hasattr(inner, asked):
-                setattr(self, asked, getattr(inner, asked))
+        if isinstance(inner, FeatureReader):
+            self.observe = inner.observe
 
     def propose(self, sequences: Sequence[Running], shapes: Sequence[TreeShape]) -> list[DraftTree]:
         trees = self.inner.propose(sequences, shapes)
         self._grown |= {sequence.id: len(tree) for sequence, tree in zip(sequences, trees, strict=True)}
         return [self._spiked(tree, shape) for tree, shape in zip(trees, shapes, strict=True)]
+
+    def extend(self, sequence: Running) -> None:
+        self.inner.extend(sequence)
+
+    def finished(self, sequence: Running) -> None:
+        self.inner.finished(sequence)
 
     def committed(self, sequence: Running, path: list[int]) -> None:
         grown = self._grown.pop(sequence.id, 1)
@@ -123,7 +130,7 @@ def jobs_for(vocab_size: int) -> list[Job]:
     return [replace(job, arrives=index) for index, job in enumerate([clean[0], broken[0], *clean[1:], broken[1]])]
 
 
-def assert_unharmed(models: Pair, make_drafter: MakeDrafter, shape: TreeShape, **options: int) -> Engine:
+def assert_unharmed(models: Pair, make_drafter: MakeDrafter, shape: TreeShape, **options: Any) -> Engine:
     jobs = jobs_for(models.vocab_size)
     expected = plain(models.target, jobs, page_size=options.get("page_size", 16))
     assert {job.id for job in jobs if expected[job.id].finish_reason == "error"} >= {"r2-broken", "r3-broken"}

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from foresay import Engine, SamplingParams
+from server.cli import main
 from spec.errors import ConfigurationError, InvalidRequest
 
 START = "Once upon a time"
@@ -216,3 +217,20 @@ def test_wrong_settings_are_refused_before_anything_is_loaded() -> None:
         Engine(draft_token=3)
     with pytest.raises(ConfigurationError, match="dtype must be one of"):
         Engine(dtype="fp32")
+
+
+def test_commands_write_what_a_short_context_leaves_unless_they_are_told(capsys: pytest.CaptureFixture[str]) -> None:
+    short = ("--draft", "ngram", "--max-model-len", "16", "--dtype", "float32")
+    assert main(["generate", "--prompt", START, *short]) == 0
+    assert "tokens (length)" in capsys.readouterr().err
+    assert main(["generate", "--prompt", START, "--max-tokens", "40", *short]) == 1
+    assert "the model holds 16 tokens" in capsys.readouterr().err
+    assert main(["selfcheck", *short]) == 0
+    assert "Plain decoding writes the same" in capsys.readouterr().out
+
+
+def test_a_context_without_room_for_an_answer_is_refused_at_the_start() -> None:
+    with pytest.raises(ConfigurationError, match=r"max_model_len is 1.*at least 2"):
+        Engine("bundled", "ngram", max_model_len=1)
+    with Engine("bundled", "ngram", max_model_len=2, dtype="float32") as engine:
+        assert len(engine.generate([5], temperature=0.0).token_ids) == 1

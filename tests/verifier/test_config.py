@@ -297,8 +297,10 @@ def test_refusals_name_key_and_file(read, changes, words):
 
 
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 1024}
-COUNTS = ("num_hidden_layers", "hidden_size", "vocab_size", "num_attention_heads", "num_key_value_heads", "head_dim")
-COUNTS += ("intermediate_size", "max_position_embeddings")
+COUNTS = [
+    *("num_hidden_layers", "hidden_size", "vocab_size", "num_attention_heads", "num_key_value_heads", "head_dim"),
+    *("intermediate_size", "max_position_embeddings"),
+]
 
 
 @pytest.mark.parametrize("value", [0, -1, 10**10, 10**30, 10**400, 1.5, float("nan"), float("inf"), "4", True, [4]])
