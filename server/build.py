@@ -40,6 +40,8 @@ from verifier.probe import Exactness, probe
 #: Told while the engine loads: what is being done now.
 Progress = Callable[[str], None]
 
+#: A prompt and an answer of one token each.
+LEAST_TOKENS = 2
 BUNDLED = Path(__file__).parent / "bundled"
 #: Heads that come with the bundled target, by what ``--draft`` calls them.
 BUNDLED_HEADS = ("medusa", "eagle3")
@@ -220,7 +222,12 @@ def max_model_len(config: EngineConfig, model: ModelConfig) -> int:
             f"--max-model-len {model.max_positions} is the most",
         )
     if config.max_model_len is None and config.kv_tokens is not None:
-        return min(wanted, config.kv_tokens)
+        wanted = min(wanted, config.kv_tokens)
+    if wanted < LEAST_TOKENS:
+        raise Unfit(
+            f"max_model_len is {wanted}: no text of {wanted} holds a prompt and an answer",
+            f"--max-model-len and --kv-tokens must be at least {LEAST_TOKENS}, and so must what the model holds",
+        )
     return wanted
 
 

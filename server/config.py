@@ -273,6 +273,10 @@ class ServeConfig(EngineConfig, frozen=True, kw_only=True):
     ] = None
 
 
+#: What a command writes at most unless it is told.
+USUAL_TOKENS = 256
+
+
 class SamplingConfig(EngineConfig, frozen=True, kw_only=True):
     """What ``foresay generate`` and ``foresay chat`` add: how tokens are drawn and when to stop."""
 
@@ -295,7 +299,9 @@ class SamplingConfig(EngineConfig, frozen=True, kw_only=True):
         Meta(ge=0.01, le=100),
         _about("above 1 makes tokens of the prompt and the text so far less likely", "drawing", "R"),
     ] = 1.0
-    max_tokens: Annotated[Positive, _about("most tokens to write", "stopping", "N")] = 256
+    max_tokens: Annotated[
+        Positive | None, _about("most tokens to write (256, or what the context leaves)", "stopping", "N")
+    ] = None
     min_tokens: Annotated[int, Meta(ge=0), _about("fewest tokens to write", "stopping", "N")] = 0
     stop: Annotated[
         tuple[Annotated[str, Meta(min_length=1)], ...],
@@ -323,8 +329,9 @@ def check(config: EngineConfig) -> None:
     """Raise :class:`ConfigurationError` for settings that are fine one by one but not together."""
     if isinstance(config, ServeConfig):
         _check_server(config)
-    if isinstance(config, SamplingConfig) and config.min_tokens > config.max_tokens:
-        raise ConfigurationError(f"min_tokens ({config.min_tokens}) must be at most max_tokens ({config.max_tokens})")
+    if isinstance(config, SamplingConfig) and config.min_tokens > (config.max_tokens or USUAL_TOKENS):
+        most = config.max_tokens or f"{USUAL_TOKENS}, unless it is set"
+        raise ConfigurationError(f"min_tokens ({config.min_tokens}) must be at most max_tokens ({most})")
     if config.draft_history is not None and not {"suffix", "auto"} & set(config.draft.split(",")):
         raise ConfigurationError(
             f"draft_history is what the suffix drafter remembers, but draft is {config.draft}: set --draft suffix, or "

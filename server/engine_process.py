@@ -26,7 +26,7 @@ from server.grammars.pending import Pending
 from spec.engine import Engine
 from spec.errors import ForesayError, InvalidRequest
 from spec.protocols import Constraint
-from spec.request import EngineInfo, Request
+from spec.request import Delta, EngineInfo, Request
 
 if TYPE_CHECKING:  # the models come after the first frame
     from drafters.shadow import Shadow
@@ -62,7 +62,7 @@ class Link:
         with contextlib.suppress(BlockingIOError):  # it is ringing already
             self._bell.send(b"!")
 
-    def receive(self, wait: bool) -> Iterator[frames.UpFrame]:
+    def receive(self, wait: bool) -> Iterator[frames.UpFrame | frames.Rejected]:
         """The frames that have arrived; with ``wait``, blocks until there are bytes or :meth:`wake` was called.
 
         EOFError if the server is gone.
@@ -118,8 +118,11 @@ class Loop:
             for report in self._shadow.reports():
                 self._link.send(frames.Shadowed(report))
 
-    def _apply(self, frame: frames.UpFrame) -> None:
+    def _apply(self, frame: frames.UpFrame | frames.Rejected) -> None:
         match frame:
+            case frames.Rejected():
+                log.error("a frame could not be read: %s", frame.message)
+                self._link.send(frame)
             case frames.Add(request) if request.grammar is not None:
                 self._pending.begin(request)
             case frames.Add(request):
@@ -146,6 +149,10 @@ class Loop:
             self._engine.add(request, constraint)
         except InvalidRequest as error:
             self._link.send(frames.Rejected(request.id, error.param, error.message, error.code))
+        except Exception as error:  # nothing was begun yet: the others need not know
+            log.exception("request %s could not begin", request.id)
+            message = f"the request could not begin ({type(error).__name__}: {error})"
+            self._link.send(frames.Deltas([Delta(id=request.id, tokens=[], finish_reason="error", error=message)]))
 
     def _inspected(self) -> frames.Inspected:
         problem = None

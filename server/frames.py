@@ -10,6 +10,7 @@ A frame is a four-byte big-endian length and that many bytes of MessagePack.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 
 import msgspec
@@ -132,10 +133,22 @@ def pack(frame: UpFrame | DownFrame) -> bytes:
     return len(body).to_bytes(HEADER_BYTES, "big") + body
 
 
-def unpack_up(body: bytes) -> UpFrame:
-    """A frame the engine process received."""
-    frame: UpFrame = _up_decoder.decode(body)
+def unpack_up(body: bytes) -> UpFrame | Rejected:
+    """A frame the engine process received; for one that cannot be understood, what to answer whoever sent it."""
+    try:
+        frame: UpFrame = _up_decoder.decode(body)
+    except (msgspec.DecodeError, RecursionError) as error:
+        return Rejected(_id_in(body), "", f"the engine cannot read this request: {error}")
     return frame
+
+
+def _id_in(body: bytes) -> str:
+    """Which request a frame is about; empty if it does not even say that."""
+    with contextlib.suppress(msgspec.DecodeError, RecursionError):
+        found = msgspec.msgpack.decode(body)
+        request = found.get("request") if isinstance(found, dict) else None
+        return str(request.get("id", "")) if isinstance(request, dict) else ""
+    return ""
 
 
 def unpack_down(body: bytes) -> DownFrame:

@@ -42,7 +42,7 @@ class Lexicon:
         return cls(
             texts={id: text for id, text in texts.items() if text},
             marks={id: added[id].content for id in ids if id in added},
-            begin=begin[0] if begin and begin[0] not in model.eos_token_ids else None,
+            begin=begin[0] if begin and begin[0] in {*ids} - {*model.eos_token_ids} else None,
             ends=tuple(sorted(set(model.eos_token_ids).intersection(ids), key=lambda id: (id != usual, id))),
             stray=frozenset(id for id in texts if spelling.is_stray(id)),
         )

@@ -8,22 +8,24 @@ from __future__ import annotations
 import secrets
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from functools import cached_property
 from itertools import count
 from types import TracebackType
-from typing import Any, Self, cast, overload
+from typing import Any, Self, overload
 
 import msgspec
 
 from server.build import build_engine, target_directory
 from server.choice import Choice, TextOptions
-from server.config import EngineConfig
+from server.config import USUAL_TOKENS, EngineConfig, SamplingConfig
 from server.forks import forked
 from server.grammars.compiler import GrammarCompiler
 from server.grammars.fields import of_outputs, refuse_lengths
 from server.load_config import load
 from server.options import MOST_CHOICES, spelled_words
 from server.text import Tokenizer
+from server.validation import typed
 from server.watchers import Watchers
 from server.wire.structured import StructuredOutputs
 from spec.errors import ForesayError, InvalidRequest
@@ -75,6 +77,7 @@ class TextStream:
         self._text: list[str] = []
         self._tokens: list[int] = []
         self._logprobs: list[TokenLogprobs] | None = None if request.params.logprobs is None else []
+        self._error: ForesayError | None = None
         self._prompt_logprobs: list[TokenLogprobs | None] | None = None
 
     def __iter__(self) -> Iterator[str]:
@@ -84,7 +87,7 @@ class TextStream:
         while not self._pieces:
             if self.completion is not None:
                 raise StopIteration
-            self._engine.step()
+            self._step()
         return self._pieces.popleft()
 
     def __enter__(self) -> Self:
@@ -104,13 +107,21 @@ class TextStream:
     def result(self) -> Completion:
         """Run to the end and return the completion."""
         while self.completion is None:
-            self._engine.step()
+            self._step()
         return self.completion
+
+    def _step(self) -> None:
+        """One step for all; raises what ended this request, and nothing that ended another."""
+        if self._error is None:
+            self._engine.step()
+        if self._error is not None:
+            raise self._error
 
     def take(self, delta: Delta) -> None:
         """Turn the tokens of one step into text; called by the engine that steps."""
         if delta.finish_reason == "error":
-            raise ForesayError(delta.error or "the engine gave up on this request")
+            self._error = ForesayError(delta.error or "the engine gave up on this request")
+            return
         piece = self._choice.take(delta)
         self._tokens += piece.token_ids
         if self._logprobs is not None:
@@ -174,6 +185,12 @@ class Engine:
             raise
         self._watchers.started(self._engine)
         self._seed = config.seed
+        #: For requests that do not say how many tokens they want; None: as many as there is room for.
+        self.usual_tokens: int | None = None
+        if isinstance(config, SamplingConfig) and config.max_tokens is None:
+            self.usual_tokens = USUAL_TOKENS
+            if progress is not None and self.info.max_model_len <= USUAL_TOKENS:
+                progress(f"writing no more than the context of {self.info.max_model_len} tokens leaves")
         self._streams: dict[str, TextStream] = {}
         self._numbers = count()
 
@@ -235,15 +252,22 @@ class Engine:
         top of ``params``; bad_words may be texts. Raises :class:`~spec.errors.InvalidRequest` naming the field that is
         wrong.
         """
-        given: dict[str, Any] = {"stop": stop, "structured_outputs": structured_outputs, **sampling}
-        prompts = [cast(Prompt, prompt)] if _is_one(prompt) else list(cast(Sequence[Prompt], prompt))
+        given = typed(prompt, str | list[Any], "prompt")
+        one = _is_one(given)
+        prompts = [self._ids(each) for each in ([given] if one else given)]
+        with ExitStack() as opened:  # none is left to write on for nobody
+            groups = [
+                [
+                    opened.enter_context(each)
+                    for each in self._submit(ids, params, stop, structured_outputs, sampling, n)
+                ]
+                for ids in prompts
+            ]
+            several = [[stream.result() for stream in group] for group in groups]
         if n is None:
-            streams = [self.stream(each, params, **given) for each in prompts]
-            one_each = [stream.result() for stream in streams]
-            return one_each[0] if _is_one(prompt) else one_each
-        groups = [self._submit(self._ids(each), params, stop, structured_outputs, sampling, n) for each in prompts]
-        several = [[stream.result() for stream in group] for group in groups]
-        return several[0] if _is_one(prompt) else several
+            one_each = [completions[0] for completions in several]
+            return one_each[0] if one else one_each
+        return several[0] if one else several
 
     def stream(
         self,
@@ -280,7 +304,7 @@ class Engine:
         **sampling: Any,
     ) -> TextStream:
         """Like :meth:`chat`, but an iterator of pieces of text."""
-        prompt = self.tokenizer.render([dict(message) for message in messages])
+        prompt = self.tokenizer.render(typed(messages, list[dict[str, Any]], "messages"))
         ids = self.tokenizer.encode(prompt, add_special_tokens=False)
         return self._submit(ids, params, stop, structured_outputs, sampling)[0]
 
@@ -321,13 +345,20 @@ class Engine:
         stop: Sequence[str],
         structured: Structured | None,
         sampling: Mapping[str, Any],
-        n: int = 1,
+        n: int | None = None,
     ) -> list[TextStream]:
+        n = typed(1 if n is None else n, int, "n")
         if not 1 <= n <= MOST_CHOICES:
             raise InvalidRequest("n", f"n must be between 1 and {MOST_CHOICES}, got {n}")
-        params = msgspec.structs.replace(params or SamplingParams(), **self._spelled(sampling))
+        stop = typed((stop,) if isinstance(stop, str) else stop, tuple[str, ...], "stop")
+        if params is not None and not isinstance(params, SamplingParams):
+            raise InvalidRequest("params", f"params must be SamplingParams, got {type(params).__name__}")
+        params = _typed_params(msgspec.structs.replace(params or SamplingParams(), **self._spelled(sampling)))
         if params.seed is None:
             params = msgspec.structs.replace(params, seed=secrets.randbits(32) if self._seed is None else self._seed)
+        if params.max_tokens is None and self.usual_tokens is not None:
+            room = max(1, self.info.max_model_len - len(prompt))
+            params = msgspec.structs.replace(params, max_tokens=min(self.usual_tokens, room))
         grammar = None if structured is None else _grammar(structured, params)
         request = Request(id=str(next(self._numbers)), prompt=prompt, params=params, grammar=grammar)
         return [self.run(one, stop) for one in forked(request, n)]
@@ -335,17 +366,19 @@ class Engine:
     def run(self, request: Request, stop: Sequence[str] = ()) -> TextStream:
         """Begin a request as it is; its id must not be that of one that runs."""
         constraint = None if request.grammar is None else self._compiler.compile(request.grammar, request.salt)
-        stream = TextStream(self, request, stop)
         self._engine.add(request, constraint)
-        self._streams[request.id] = stream
+        stream = self._streams[request.id] = TextStream(self, request, stop)
         return stream
 
-    def _ids(self, prompt: Prompt) -> list[int]:
-        return self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
+    def _ids(self, prompt: object) -> list[int]:
+        if isinstance(prompt, str):
+            return self.tokenizer.encode(prompt)
+        ids: list[int] = typed(prompt, list[int], "prompt")
+        return ids
 
     def _spelled(self, sampling: Mapping[str, Any]) -> dict[str, Any]:
         """Sampling fields, with bad words that are texts as the token sequences that spell them."""
-        words = sampling.get("bad_words", ())
+        words = typed(sampling.get("bad_words", ()), list[str | list[int]], "bad_words")
         texts = [word for word in words if isinstance(word, str)]
         if not texts:
             return dict(sampling)
@@ -357,7 +390,8 @@ def _grammar(structured: Structured, params: SamplingParams) -> Grammar | None:
     """What the output must match."""
     if not isinstance(structured, StructuredOutputs):
         try:
-            structured = msgspec.convert(dict(structured), StructuredOutputs, strict=True)
+            fields = typed(structured, dict[str, Any], "structured_outputs")
+            structured = msgspec.convert(fields, StructuredOutputs, strict=True)
         except msgspec.ValidationError as error:
             raise InvalidRequest("structured_outputs", f"structured_outputs: {error}") from None
     grammar = of_outputs(structured)
@@ -366,6 +400,14 @@ def _grammar(structured: Structured, params: SamplingParams) -> Grammar | None:
     return grammar
 
 
-def _is_one(prompt: Prompt | Sequence[Prompt]) -> bool:
+def _typed_params(params: SamplingParams) -> SamplingParams:
+    """The same, each field of its type: Python lets any value be given."""
+    fields = msgspec.structs.fields(SamplingParams)
+    return SamplingParams(
+        **{field.name: typed(getattr(params, field.name), field.type, field.name) for field in fields}
+    )
+
+
+def _is_one(prompt: str | list[Any]) -> bool:
     """Whether this is a single prompt: text, or token ids."""
-    return isinstance(prompt, str) or (len(prompt) > 0 and isinstance(prompt[0], int))
+    return isinstance(prompt, str) or any(not isinstance(entry, str | list | tuple) for entry in prompt)

@@ -33,13 +33,17 @@ TRIAL = (
 def misfit(drafter: MedusaDrafter | EagleDrafter, verifier: PagedModel, pool: PagePool, target: Path) -> str | None:
     """Why the head seems not to be this target's, in words for the banner; None if it seems to be.
 
-    target: the target's directory, whose tokenizer makes tokens of the text. Without one nothing is tried.
+    target: the target's directory, whose tokenizer makes tokens of the text. Without two that the target has nothing is
+    tried.
     """
     file = target / "tokenizer.json"
     if not file.exists():
         return None
     most = min(verifier.max_positions, (pool.num_pages - 1) * pool.page_size)
-    tokens = torch.tensor(Tokenizer.from_file(str(file)).encode(TRIAL).ids[:most])
+    known = [token for token in Tokenizer.from_file(str(file)).encode(TRIAL).ids if token < verifier.vocab_size]
+    tokens = torch.tensor(known[:most])
+    if len(tokens) < 2:
+        return None
     table = PageTable(pool)
     table.reserve(len(tokens))
     try:

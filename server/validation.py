@@ -24,6 +24,9 @@ COMPLETION_MAX_TOKENS = 16
 MOST_STOPS = 16
 MOST_PROMPTS = 128
 
+#: To msgspec these are texts in base64.
+_AS_THEY_ARE = (bytes, bytearray, memoryview)
+
 S = TypeVar("S", bound=msgspec.Struct)
 
 _completions = msgspec.json.Decoder(CompletionRequest)
@@ -59,6 +62,22 @@ def _converted(fields: dict[str, Any], kind: type[S]) -> S:
         return msgspec.convert(fields, kind)
     except msgspec.ValidationError as error:
         raise named(str(error)) from None
+
+
+def typed(value: object, kind: Any, field: str) -> Any:
+    """``value`` as a ``kind``, numpy's and torch's numbers as Python's; raises for any other type, naming the field."""
+    try:
+        return msgspec.convert(msgspec.to_builtins(value, builtin_types=_AS_THEY_ARE, enc_hook=_plain), kind)
+    except msgspec.ValidationError as error:
+        complaint = str(error).partition(" - at ")[0]
+        raise InvalidRequest(field, f"{field}: {complaint[0].lower()}{complaint[1:]}") from None
+    except (TypeError, ValueError, RecursionError) as error:
+        raise InvalidRequest(field, f"{field}: {error}") from None
+
+
+def _plain(value: Any) -> Any:
+    """What msgspec does not know: an array, a tensor, one of their numbers, a range, an iterator."""
+    return value.tolist() if hasattr(value, "tolist") else list(value)
 
 
 def checked_chat(request: ChatRequest) -> ChatRequest:

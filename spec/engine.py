@@ -81,7 +81,7 @@ class Engine:
 
     def _sequence(self, request: Request, constraint: Constraint | None) -> Sequence:
         params = request.params
-        params.validate(self.info.vocab_size)
+        request.validate(self.info.vocab_size)
         seed = secrets.randbits(32) if params.seed is None else params.seed % SEED_RANGE
         stops = set(params.stop_token_ids) | (set() if params.ignore_eos else set(self.info.eos_token_ids))
         return Sequence(
@@ -112,10 +112,6 @@ class Engine:
         prompt, room = request.prompt, self.info.max_model_len
         if not prompt:
             raise InvalidRequest("prompt", "prompt must hold at least one token")
-        for field, tokens in (("prompt", prompt), ("prediction", request.prediction or prompt)):
-            for token in (min(tokens), max(tokens)):
-                if not 0 <= token < self.info.vocab_size:
-                    raise InvalidRequest(field, f"{field} holds {token}, which is no token of the model")
         wanted = request.params.max_tokens
         if len(prompt) + (wanted or 1) > room:
             asked = f" and max_tokens is {wanted}" if wanted else ""

@@ -6,7 +6,8 @@ from typing import Literal
 
 import msgspec
 
-from spec.sampling import SamplingParams
+from spec.errors import InvalidRequest
+from spec.sampling import SamplingParams, check_tokens
 from spec.trace import Statistics
 
 #: What the drafter of a request's own prediction is called.
@@ -49,6 +50,17 @@ class Request(msgspec.Struct, kw_only=True):
     draft_method: str = ""
     most_drafted: int | None = None
     aside: bool = False
+
+    def validate(self, vocab_size: int) -> None:
+        """Raise :class:`InvalidRequest` naming the first field that is out of range."""
+        self.params.validate(vocab_size)
+        for field, tokens in (("prompt", self.prompt), ("prediction", self.prediction), ("forced", self.forced)):
+            check_tokens(field, tokens or (), vocab_size)
+        if self.grammar is not None:
+            borders = (self.grammar.after, self.grammar.opens)
+            check_tokens(self.grammar.param, [token for token in borders if token is not None], vocab_size)
+        if self.most_drafted is not None and self.most_drafted < 0:
+            raise InvalidRequest("most_drafted", f"most_drafted must be at least 0, got {self.most_drafted}")
 
 
 class TokenLogprobs(msgspec.Struct, array_like=True, frozen=True):

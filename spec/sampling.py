@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Collection
 
 import msgspec
 
@@ -64,16 +64,14 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
             if not good:
                 raise InvalidRequest(field, f"{field} must be {wanted}, got {getattr(self, field)}")
         for field, tokens in self._tokens_named():
-            for token in tokens:
-                if token < 0 or (vocab_size is not None and token >= vocab_size):
-                    raise InvalidRequest(field, f"{field} holds {token}, which is no token of the model")
+            check_tokens(field, tokens, vocab_size)
 
-    def _tokens_named(self) -> tuple[tuple[str, Iterable[int]], ...]:
+    def _tokens_named(self) -> tuple[tuple[str, Collection[int]], ...]:
         """The fields that name tokens, with the tokens they name."""
         return (
             ("stop_token_ids", self.stop_token_ids),
             ("logit_bias", self.logit_bias),
-            ("bad_words", (token for words in self.bad_words for token in words)),
+            ("bad_words", tuple(token for words in self.bad_words for token in words)),
             ("allowed_token_ids", self.allowed_token_ids or ()),
         )
 
@@ -97,6 +95,13 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
             ("logprobs", _countable(self.logprobs), f"between 0 and {MOST_LOGPROBS}"),
             ("prompt_logprobs", _countable(self.prompt_logprobs), f"between 0 and {MOST_LOGPROBS}"),
         )
+
+
+def check_tokens(field: str, tokens: Collection[int], vocab_size: int | None = None) -> None:
+    """Raise :class:`InvalidRequest` naming the field if it holds what is no token of a model."""
+    for token in (min(tokens), max(tokens)) if tokens else ():
+        if token < 0 or (vocab_size is not None and token >= vocab_size):
+            raise InvalidRequest(field, f"{field} holds {token}, which is no token of the model")
 
 
 def _countable(count: int | None) -> bool:

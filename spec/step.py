@@ -197,7 +197,7 @@ class EagerRunner:
         if self.drafter is not None and drafting:
             indices, sequences, shapes = zip(*drafting, strict=True)
             for i, tree in zip(indices, self.drafter.propose(sequences, shapes), strict=True):
-                trees[i] = tree
+                trees[i] = tree.within(self.verifier.vocab_size)
         return trees
 
     def _drawn(self, work: Work, draft: Draft, logits: Tensor, banned: Tensor | None) -> Tensor | None:

@@ -14,7 +14,7 @@ A chain is a tree of width one, and plain decoding is the tree that is only a ro
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
 import torch
@@ -139,6 +139,16 @@ class DraftTree:
 
     def __len__(self) -> int:
         return self.tokens.shape[0]
+
+    def within(self, vocab_size: int) -> DraftTree:
+        """The tree for a target with so many tokens: a drafter may propose anything, but not all can be looked up.
+
+        What is none of them becomes another one, which is accepted only where it is drawn, as any other.
+        """
+        tokens = self.tokens.tolist()
+        if min(tokens) >= 0 and max(tokens) < vocab_size:
+            return self
+        return replace(self, tokens=self.tokens.clamp(0, vocab_size - 1))
 
     def accepted(self, coming: Sequence[int]) -> int:
         """How many drafted nodes are accepted if these tokens come: so many of them are a path from the root."""

@@ -5,6 +5,7 @@ Built once per pass from the :class:`~spec.protocols.Rows` of its sequences; eve
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from collections.abc import Sequence as Many
 from dataclasses import dataclass
@@ -42,7 +43,8 @@ class Segment:
     where the path has ended. span: positions whose values are summed before sums are added up, whole pages; of a tree,
     begin: where the spans begin that may hold its slots, and tail_spans: fp32[P, M, resident - begin], one where the
     slot's position is in the span, else zero; None if there is but one span. first: positions below hold nothing and
-    are not seen; their values must be finite.
+    are not seen; their values must be finite. sifted: values need not be finite; a row that sees one
+    that is not is NaN.
     """
 
     rows: slice
@@ -62,6 +64,7 @@ class Segment:
     begin: int = 0
     tail_spans: Tensor | None = None
     first: int = 0
+    sifted: bool = False
 
 
 def _pair(rows: int) -> int:
@@ -115,6 +118,17 @@ class ForwardBatch:
             wanted=torch.tensor(wanted, dtype=torch.int64),
             starts=starts,
         )
+
+    def sift(self, states: Tensor) -> bool:
+        """After a pass: whether it has to be run again. states: [r, H], what it made of the rows.
+
+        A value that is not finite makes NaN of rows that do not see it, of the whole sequence. Looking for such values
+        beforehand would cost every pass; this costs one sum.
+        """
+        again = not math.isfinite(float(states.sum(dtype=torch.float32)))
+        for segment in self.segments:
+            segment.sifted = again
+        return again
 
 
 def _wanted_range(part: Rows, first: int, count: int) -> tuple[int, int]:

@@ -72,7 +72,7 @@ def measure(engines: dict[str, Engine], config: BenchConfig, prompts: tuple[str,
         "exact": kept["on"][0].exact,
         "rounds": config.rounds,
         "prompts": len(prompts),
-        "max_tokens": config.max_tokens,
+        "max_tokens": config.max_tokens or engines["on"].usual_tokens,
         "temperature": config.temperature,
     }
 

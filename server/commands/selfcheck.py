@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,6 +17,7 @@ from server.config import SamplingConfig
 from spec.errors import ConfigurationError
 
 if TYPE_CHECKING:
+    from server.local import Engine
     from server.selfcheck.prompts import Report
     from server.training.prompts import Prompt
     from spec.sampling import SamplingParams
@@ -46,6 +48,8 @@ def run(config: SamplingConfig, arguments: Namespace) -> int:
         Engine.from_config(config, loading()) as engine,
         Progress("checked", len(prompts) * len(samplings), "answers") as progress,
     ):
+        if arguments.prompts is None:
+            prompts = [_short(engine, prompt) for prompt in prompts]
         report = check(engine, prompts, samplings, config.stop, progress.to)
     _show(report, arguments.json, [*rows(report), sentence(report)])
     return 1 if report.mismatches else 0
@@ -59,6 +63,13 @@ def prompts_of(path: str | None) -> list[Prompt]:
     if path is None:
         return [Prompt(text, f"prompt {number} of foresay bench") for number, text in enumerate(PROMPTS, start=1)]
     return read_prompts(Path("/dev/stdin" if path == "-" else path))
+
+
+def _short(engine: Engine, prompt: Prompt) -> Prompt:
+    """A prompt of ours, cut so that half of the context is left to write in."""
+    assert isinstance(prompt.content, str), "ours are texts"
+    ids, most = engine.tokenizer.encode(prompt.content), max(1, engine.info.max_model_len // 2)
+    return prompt if len(ids) <= most else replace(prompt, content=engine.tokenizer.decode(ids[:most]))
 
 
 def _samplings(config: SamplingConfig) -> list[SamplingParams]:

@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
+import socket
+import threading
 
+import msgspec
 import pytest
 
 from server import frames
 from server.config import EngineConfig, ServeConfig
+from server.engine_process import Link, Loop
 from server.errors import EngineFailed, SlowReader
 from server.generation import Generation, Sink, generate
 from spec.errors import InvalidRequest
 from spec.request import Delta, Request
 from spec.sampling import SamplingParams
 from tests.server.scripted import INFO, ScriptedEngine
+from tests.spec.house import House
+from tests.spec.tables import TableModel
 
 
 def request(id: str = "r", **params) -> Request:
@@ -159,3 +166,39 @@ def test_every_frame_survives_the_trip_in_any_pieces():
 def test_the_engine_process_sees_its_part_of_a_server_config():
     frame = frames.unpack_up(frames.pack(frames.Start(ServeConfig(draft="none", port=1)))[frames.HEADER_BYTES :])
     assert frame == frames.Start(EngineConfig(draft="none"))
+
+
+def raw(body: object) -> bytes:
+    data = body if isinstance(body, bytes) else msgspec.msgpack.encode(body)
+    return len(data).to_bytes(frames.HEADER_BYTES, "big") + data
+
+
+def test_a_frame_that_cannot_be_served_fails_its_request_and_never_the_engine():
+    good = msgspec.to_builtins(frames.Add(request("good", max_tokens=3, seed=1)))
+    bad = [
+        {**good, "request": {**good["request"], "id": "types", "prompt": ["x"]}},
+        {**good, "request": {**good["request"], "id": "lacks", "params": 3}},
+        {**good, "request": {**good["request"], "id": "tokens", "prompt": [1 << 40]}},
+        {**good, "request": {**good["request"], "id": "forced", "forced": [-1]}},
+    ]
+    house = House(TableModel(0))
+    ours, theirs = socket.socketpair()
+    with ours, theirs, contextlib.closing(Link(theirs)) as link:
+        thread = threading.Thread(target=Loop(house.engine, link).run)
+        thread.start()
+        ours.settimeout(60)
+        for body in (b"\xc1\xff", {"type": "nothing"}, 7, *bad, good):
+            ours.sendall(raw(body))
+        splitter, found = frames.FrameSplitter(), dict[str, str | None]()
+        while "good" not in found:
+            for frame in map(frames.unpack_down, splitter.feed(ours.recv(1 << 16))):
+                if isinstance(frame, frames.Rejected):
+                    found[frame.id] = frame.message
+                elif isinstance(frame, frames.Deltas):
+                    found |= {one.id: one.error for one in frame.deltas if one.finish_reason is not None}
+        ours.sendall(frames.pack(frames.Stop()))
+        thread.join(60)
+    assert not thread.is_alive()
+    assert found.keys() == {"", "types", "lacks", "tokens", "forced", "good"}
+    assert found["good"] is None
+    house.engine.check()

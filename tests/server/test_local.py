@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
 from foresay import Engine, SamplingParams
+from server.cli import main
 from spec.errors import ConfigurationError, InvalidRequest
 
 START = "Once upon a time"
@@ -110,6 +114,67 @@ def test_streams_may_be_read_in_turns(engine: Engine) -> None:
     assert first.completion.finish_reason == "cancelled"
 
 
+WRONG: list[tuple[str, object, dict[str, object]]] = [
+    *(
+        ("prompt", prompt, {})
+        for prompt in ([-1], [10**30], [1 << 63], [True], [1.5], [None], [1, "a"], [[]], "", b"a")
+    ),
+    *(("prompt", prompt, {}) for prompt in (None, {"a": 1}, 5)),
+    ("max_tokens", START, {"max_tokens": True}),
+    ("max_tokens", START, {"max_tokens": "3"}),
+    ("max_tokens", START, {"max_tokens": 10**30}),
+    ("seed", START, {"seed": 1.5}),
+    ("temperature", START, {"temperature": "hot"}),
+    ("temperature", START, {"temperature": 10**400}),
+    ("stop_token_ids", START, {"stop_token_ids": [10**9]}),
+    ("stop_token_ids", START, {"stop_token_ids": ["x"]}),
+    ("stop", START, {"stop": [1]}),
+    ("bad_words", START, {"bad_words": [[-1]]}),
+    ("bad_words", START, {"bad_words": "the"}),
+    ("logit_bias", START, {"logit_bias": {10**30: 1.0}}),
+    ("logit_bias", START, {"logit_bias": {"5": 1.0}}),
+    ("n", START, {"n": "2"}),
+    ("params", START, {"params": {"max_tokens": 3}}),
+    ("structured_outputs", START, {"structured_outputs": 5}),
+]
+
+
+@pytest.mark.parametrize(("field", "prompt", "given"), WRONG)
+def test_whatever_python_lets_one_write_is_refused_naming_the_field(
+    engine: Engine, field: str, prompt: object, given: dict[str, object]
+) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        engine.generate(prompt, **given)  # type: ignore[call-overload]
+    assert caught.value.param == field
+    assert field in caught.value.message
+    assert not engine._engine.has_work
+
+
+def test_messages_of_another_form_are_refused(engine: Engine) -> None:
+    for messages in ("hi", [1], None):
+        with pytest.raises(InvalidRequest, match="messages"):
+            engine.chat(messages)  # type: ignore[arg-type]
+
+
+def test_numbers_of_numpy_and_torch_are_numbers(engine: Engine) -> None:
+    expected = engine.generate([5, 6, 7], GREEDY, seed=-3).token_ids
+    prompts: list[Any] = [np.array([5, 6, 7]), [np.int64(5), 6, 7], torch.tensor([5, 6, 7]), range(5, 8)]
+    for prompt in prompts:
+        one = engine.generate(prompt, GREEDY, seed=np.int64(-3), temperature=np.float32(0.0), top_k=1 << 40)
+        assert one.token_ids == expected
+    table: Any = np.array([[5, 6, 7], [5, 6, 7]])
+    several = engine.generate(table, GREEDY, stop="never written")
+    assert [one.token_ids for one in several] == [expected, expected]
+
+
+def test_of_several_prompts_none_is_left_running_where_one_is_wrong(engine: Engine) -> None:
+    with pytest.raises(InvalidRequest, match="prompt"):
+        engine.generate([START, ""], GREEDY)
+    engine.step()
+    assert not engine._engine.has_work
+    engine._engine.check()
+
+
 def test_a_stop_string_ends_the_text_before_it(engine: Engine) -> None:
     free = engine.generate(START, GREEDY)
     middle = len(free.text) // 2
@@ -152,3 +217,20 @@ def test_wrong_settings_are_refused_before_anything_is_loaded() -> None:
         Engine(draft_token=3)
     with pytest.raises(ConfigurationError, match="dtype must be one of"):
         Engine(dtype="fp32")
+
+
+def test_commands_write_what_a_short_context_leaves_unless_they_are_told(capsys: pytest.CaptureFixture[str]) -> None:
+    short = ("--draft", "ngram", "--max-model-len", "16", "--dtype", "float32")
+    assert main(["generate", "--prompt", START, *short]) == 0
+    assert "tokens (length)" in capsys.readouterr().err
+    assert main(["generate", "--prompt", START, "--max-tokens", "40", *short]) == 1
+    assert "the model holds 16 tokens" in capsys.readouterr().err
+    assert main(["selfcheck", *short]) == 0
+    assert "Plain decoding writes the same" in capsys.readouterr().out
+
+
+def test_a_context_without_room_for_an_answer_is_refused_at_the_start() -> None:
+    with pytest.raises(ConfigurationError, match=r"max_model_len is 1.*at least 2"):
+        Engine("bundled", "ngram", max_model_len=1)
+    with Engine("bundled", "ngram", max_model_len=2, dtype="float32") as engine:
+        assert len(engine.generate([5], temperature=0.0).token_ids) == 1

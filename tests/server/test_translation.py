@@ -210,3 +210,16 @@ def test_a_lexicon_counts_a_token_once(tmp_path, model) -> None:
     assert lexicon is not None
     assert (len(lexicon), lexicon.ends, lexicon.begin) == (291, (290,), None)
     assert Lexicon.read(tmp_path, model) is None
+
+
+def test_what_a_draft_models_tokenizer_puts_first_may_be_no_token_of_it(model, tmp_path) -> None:
+    draft = byte_level(tmp_path, *(f"<|{number}|>" for number in range(60)))
+    backend = tokenizer(draft)
+    begun = backend.token_to_id("<|59|>")
+    assert begun is not None
+    assert begun >= ROWS
+    backend.post_processor = processors.TemplateProcessing(single="<|59|> $A", special_tokens=[("<|59|>", begun)])
+    backend.save(str(draft / "tokenizer.json"))
+    lexicon = Lexicon.read(draft, model)
+    assert lexicon is not None
+    assert lexicon.begin is None

@@ -226,6 +226,13 @@ def test_eos_token_ids(read):
     assert read(LLAMA2_7B, generation={"eos_token_id": [7, 0]}).eos_token_ids == (7, 0)
 
 
+def test_eos_token_ids_that_the_model_does_not_have_are_left_out(read, caplog):
+    config = read(LLAMA2_7B, generation={"eos_token_id": [7, 32000, -1]})
+    assert config.eos_token_ids == (7,)
+    (said,) = [record.getMessage() for record in caplog.records]
+    assert all(word in said for word in ("generation_config.json", "eos_token_id 32000, -1", "32000 tokens"))
+
+
 def test_missing_keys_fall_back_to_what_transformers_assumes(read):
     keys = ("num_key_value_heads", "rms_norm_eps", "tie_word_embeddings", "torch_dtype", "hidden_act")
     config = read(without(LLAMA2_7B, *keys))
@@ -287,6 +294,40 @@ def test_refusals_name_key_and_file(read, changes, words):
     with pytest.raises(ConfigError) as caught:
         read(LLAMA2_7B, **changes)
     assert all(word in str(caught.value) for word in [*words, "config.json"])
+
+
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 1024}
+COUNTS = [
+    *("num_hidden_layers", "hidden_size", "vocab_size", "num_attention_heads", "num_key_value_heads", "head_dim"),
+    *("intermediate_size", "max_position_embeddings"),
+]
+
+
+@pytest.mark.parametrize("value", [0, -1, 10**10, 10**30, 10**400, 1.5, float("nan"), float("inf"), "4", True, [4]])
+@pytest.mark.parametrize("key", COUNTS)
+def test_counts_that_cannot_be_are_refused_at_once(read, key, value):
+    with pytest.raises(ConfigError) as caught:
+        read(LLAMA2_7B, **{key: value})
+    assert key in str(caught.value)
+    assert len(str(caught.value)) < 500
+
+
+@pytest.mark.parametrize("value", [0, -1.0, 1e39, 10**400, float("nan"), float("inf"), "4", True, [4]])
+@pytest.mark.parametrize("key", ["rms_norm_eps", "rope_theta", "factor", "beta_fast", "attention_factor"])
+def test_measures_that_cannot_be_are_refused_at_once(read, key, value):
+    changes = {key: value} if key in ("rms_norm_eps", "rope_theta") else {"rope_scaling": {**YARN, key: value}}
+    with pytest.raises(ConfigError, match=key):
+        read(LLAMA2_7B, **changes)
+
+
+def test_numbers_that_are_only_together_too_large_are_refused(read):
+    for changes, word in (
+        ({"num_hidden_layers": 10**9}, "num_hidden_layers must be a whole number from 1 to 10000"),
+        ({"rope_scaling": {**YARN, "factor": 1e30}}, "factor"),
+        ({"rope_theta": 1.0}, "rope_theta must be above 1"),
+    ):
+        with pytest.raises(ConfigError, match=word):
+            read(LLAMA2_7B, **changes)
 
 
 @pytest.mark.parametrize(

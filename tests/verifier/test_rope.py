@@ -33,6 +33,12 @@ SCALINGS = {
     "yarn, fractional": {**YARN, "truncate": False},
     "yarn, attention factor": {**YARN, "attention_factor": 0.75},
     "yarn, mscale": {**YARN, "mscale": 0.707, "mscale_all_dim": 0.5},
+    "yarn, no mscale": {**YARN, "mscale": 0, "mscale_all_dim": 0.5},
+    "yarn, no mscale of all dimensions": {**YARN, "mscale": 0.707, "mscale_all_dim": 0},
+    "yarn, neither mscale": {**YARN, "mscale": 0.0, "mscale_all_dim": 0.0, "truncate": False},
+    "yarn, one mscale": {**YARN, "mscale": 0.707},
+    "yarn, mscale and attention factor": {**YARN, "mscale": 0.7, "mscale_all_dim": 0.5, "attention_factor": 0.75},
+    "yarn, small factor": {**YARN, "factor": 0.5, "mscale": 0.7, "mscale_all_dim": 0.5},
     "yarn, short": {**YARN, "original_max_position_embeddings": 16},
 }
 

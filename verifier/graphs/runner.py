@@ -184,7 +184,8 @@ class GraphRunner:
         """The trees of a lookup drafter."""
         drafter = self.eager.drafter
         assert drafter is not None, "somebody drafts on the host"
-        return drafter.propose([work.sequence for work in works], [work.shape for work in works if work.shape])
+        trees = drafter.propose([work.sequence for work in works], [work.shape for work in works if work.shape])
+        return [tree.within(self.verifier.vocab_size) for tree in trees]
 
     def _commit(self, launched: Launched, index: int, work: Work, outcome: Outcome) -> Verdict:
         sequence, proposer = work.sequence, launched.captured.proposer

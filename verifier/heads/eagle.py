@@ -124,7 +124,10 @@ class EagleHead:
         """
         if self.device.type == "cpu" if static is None else not static:
             batch = ForwardBatch.build(rows, self.group, None, self._layers[0].fitting)
-            return *self(batch, hidden, store), batch.starts
+            logits, states = self(batch, hidden, store)
+            if batch.sift(states):
+                logits, states = self(batch, hidden, store)
+            return logits, states, batch.starts
         fixed = StaticRows.of(rows, self.device)
         logits, states = self.paged(fixed, fixed.in_place(hidden), store)
         return logits.cpu(), states, fixed.starts

@@ -6,13 +6,16 @@ that the decoder would not compute exactly is refused by name here, before any w
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from verifier.model.errors import UnsupportedArchitecture
-from verifier.model.fields import Fields
+from verifier.model.fields import LARGEST, Fields
 from verifier.model.rope_config import RopeConfig, YarnScaling, read_rope
+
+log = logging.getLogger("foresay.models")
 
 FLOATS = "bfloat16, float16, float32"
 Sliding = tuple[int | None, tuple[bool, ...]]
@@ -59,7 +62,8 @@ class ModelConfig:
         fields = Fields.read(directory / "config.json")
         family = FAMILIES[_architecture(fields)]
         _refuse_unsupported(fields)
-        return _model_config(family, fields, _eos_token_ids(directory, fields))
+        model = _model_config(family, fields, ())
+        return replace(model, eos_token_ids=_eos_token_ids(directory, fields, model.vocab_size))
 
     @classmethod
     def of_llama(cls, fields: Fields) -> ModelConfig:
@@ -133,6 +137,9 @@ FAMILIES = {
 }
 
 
+#: More than any model has: each takes memory long before the weights are looked at.
+MOST_LAYERS = 10_000
+
 #: What transformers leaves out of a nested configuration, since it is the class's default.
 _LLAMA_DEFAULTS = {
     "vocab_size": 32000,
@@ -165,7 +172,7 @@ def _refuse_unsupported(fields: Fields) -> None:
 
 
 def _model_config(family: Family, fields: Fields, eos_token_ids: tuple[int, ...]) -> ModelConfig:
-    layers, heads = fields.integer("num_hidden_layers"), fields.integer("num_attention_heads")
+    layers, heads = fields.integer("num_hidden_layers", most=MOST_LAYERS), fields.integer("num_attention_heads")
     kv_heads = _kv_heads(family, fields, heads)
     attention_bias = "attention_bias" in family.bias_flags and fields.flag("attention_bias", False)
     window, sliding_layers = family.sliding(fields, layers)
@@ -215,11 +222,14 @@ def _max_positions(fields: Fields, rope: RopeConfig) -> int:
     positions = fields.integer("max_position_embeddings")
     match rope.parameters:
         case YarnScaling(factor=factor, original_positions=original):
+            if factor * original > LARGEST:
+                raise fields.error(f"factor {factor:g} times {original} positions is more than {LARGEST}")
             return max(positions, int(factor * original))
     return positions
 
 
-def _eos_token_ids(directory: Path, fields: Fields) -> tuple[int, ...]:
+def _eos_token_ids(directory: Path, fields: Fields, vocab_size: int) -> tuple[int, ...]:
+    """Those the model has: others can never be drawn, and must not be looked up."""
     generation = directory / "generation_config.json"
     sources = [Fields.read(generation)] if generation.exists() else []
     for source in (*sources, fields):
@@ -227,7 +237,11 @@ def _eos_token_ids(directory: Path, fields: Fields) -> tuple[int, ...]:
         if value is None:
             continue
         ids = value if isinstance(value, list) else [value]
-        if not all(isinstance(token, int) and not isinstance(token, bool) and token >= 0 for token in ids):
+        if not all(type(token) is int for token in ids):
             raise source.error(f"eos_token_id must be a token id or a list of them, got {value!r}")
-        return tuple(ids)
+        beyond = [token for token in ids if not 0 <= token < vocab_size]
+        if beyond:
+            named = ", ".join(map(str, beyond[:8]))
+            log.warning("%s: eos_token_id %s left out: the model has %d tokens", source.where, named, vocab_size)
+        return tuple(token for token in ids if token not in beyond)
     return ()

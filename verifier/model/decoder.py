@@ -112,6 +112,17 @@ class Decoder:
         Returns fp32[W, V] logits of the wanted rows and the features asked for, each [R, H].
         """
         asked = features or FeatureRequest()
+        x, taken = self._states(batch, store, asked)
+        if batch.sift(x[: batch.live]):
+            x, taken = self._states(batch, store, asked)
+        if len(self.layers) in asked.layers:
+            taken[f"layer.{len(self.layers)}"] = x[: batch.live]
+        if asked.final:
+            taken["final"] = rms_norm(x[: batch.live], self.final_norm, self.config.rms_norm_eps)
+        return self._logits(x, batch.wanted), taken
+
+    def _states(self, batch: ForwardBatch, store: KVStore, asked: FeatureRequest) -> tuple[Tensor, dict[str, Tensor]]:
+        """[R, H]: the rows behind the last layer; and the inputs of the layers asked for."""
         x = functional.embedding(batch.tokens, self._embed)
         cos, sin = self.rope.rows(batch.positions, x.dtype)
         taken: dict[str, Tensor] = {}
@@ -121,11 +132,7 @@ class Decoder:
             x = self._attention(index, layer, x, cos, sin, batch, store)
             inner = layer.gate_up.gated(rms_norm(x, layer.post_norm, self.config.rms_norm_eps))
             x = layer.down(inner, residual=x)
-        if len(self.layers) in asked.layers:
-            taken[f"layer.{len(self.layers)}"] = x[: batch.live]
-        if asked.final:
-            taken["final"] = rms_norm(x[: batch.live], self.final_norm, self.config.rms_norm_eps)
-        return self._logits(x, batch.wanted), taken
+        return x, taken
 
     def _attention(
         self, index: int, layer: Layer, x: Tensor, cos: Tensor, sin: Tensor, batch: ForwardBatch, store: KVStore

@@ -10,6 +10,17 @@ from typing import Any
 
 from verifier.model.errors import ConfigError
 
+#: Whatever is counted is a side of a tensor or a position in a text, which kernels number in 32 bits.
+LARGEST = (1 << 31) - 1
+#: Whatever is measured is computed with in float32.
+LARGEST_FLOAT = 3e38
+
+
+def _short(value: Any) -> str:
+    """A value for a message, the middle of a long one left out."""
+    text = repr(value) if not isinstance(value, int) or value.bit_length() < 128 else "a larger one"
+    return text if len(text) <= 80 else f"{text[:60]} ... {text[-12:]}"
+
 
 @dataclass(frozen=True, slots=True)
 class Fields:
@@ -39,18 +50,18 @@ class Fields:
         """The raw value, None where absent."""
         return self.values.get(key)
 
-    def integer(self, key: str, default: int | None = None, minimum: int = 1) -> int:
-        """A whole number of at least ``minimum``."""
+    def integer(self, key: str, default: int | None = None, minimum: int = 1, most: int = LARGEST) -> int:
+        """A whole number from ``minimum`` to ``most``."""
         value = self._value(key, default)
-        if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
-            raise self.error(f"{key} must be a whole number of at least {minimum}, got {value!r}")
+        if type(value) is not int or not minimum <= value <= most:
+            raise self.error(f"{key} must be a whole number from {minimum} to {most}, got {_short(value)}")
         return value
 
     def number(self, key: str, default: float | None = None) -> float:
-        """A positive number."""
+        """A positive number that float32 holds."""
         value = self._value(key, default)
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not value > 0:
-            raise self.error(f"{key} must be a positive number, got {value!r}")
+        if type(value) not in (int, float) or not 0 < value <= LARGEST_FLOAT:
+            raise self.error(f"{key} must be a positive number of at most {LARGEST_FLOAT:g}, got {_short(value)}")
         return float(value)
 
     def optional_number(self, key: str) -> float | None:

@@ -83,6 +83,8 @@ def read_rope(config: Fields) -> RopeConfig:
         raise scaling.error("a rotary embedding per layer type is not supported")
     _refuse_partial(config, scaling)
     theta = _first_number("rope_theta", scaling, config, new) or 10_000.0
+    if theta <= 1.0:
+        raise scaling.error(f"rope_theta must be above 1, got {theta:g}")
     return RopeConfig(theta, _parameters(config, scaling))
 
 
@@ -115,10 +117,16 @@ def _yarn(config: Fields, scaling: Fields) -> YarnScaling:
         beta_fast=scaling.number("beta_fast", 32.0),
         beta_slow=scaling.number("beta_slow", 1.0),
         attention_factor=scaling.optional_number("attention_factor"),
-        mscale=scaling.optional_number("mscale"),
-        mscale_all_dim=scaling.optional_number("mscale_all_dim"),
+        mscale=_mscale(scaling, "mscale"),
+        mscale_all_dim=_mscale(scaling, "mscale_all_dim"),
         truncate=scaling.flag("truncate", True),
     )
+
+
+def _mscale(scaling: Fields, key: str) -> float | None:
+    """Zero is as good as none, as in transformers."""
+    value = scaling.get(key)
+    return None if type(value) in (int, float) and value == 0 else scaling.optional_number(key)
 
 
 def _original_positions(config: Fields, scaling: Fields) -> int:

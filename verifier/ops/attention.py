@@ -37,7 +37,7 @@ def attend(query: Tensor, keys: Tensor, values: Tensor, segment: Segment, scale:
     keys, values = _resident(keys, values, segment)
     stacked = _stack_queries(query, groups, segment.least).mul_(scale)
     weights = _weights(stacked, keys, segment, windowed)
-    total = _merge(span_sums(weights, values, segment))
+    total = (_sifted if segment.sifted else _summed)(weights, values, segment)
     mixed = total / _weight_sums(weights, segment)
     mixed = mixed[:, : rows * heads // groups].view(groups, rows, heads // groups, width)
     return mixed.permute(1, 0, 2, 3).reshape(rows, heads * width)
@@ -80,6 +80,19 @@ def _weights(stacked: Tensor, keys: Tensor, segment: Segment, windowed: bool) ->
     if segment.first:
         scores[..., : segment.first] = -torch.inf
     return scores.sub_(scores.amax(dim=-1, keepdim=True)).exp_()
+
+
+def _summed(weights: Tensor, values: Tensor, segment: Segment) -> Tensor:
+    """fp32[G, M, D]: the weighted values, which must be finite wherever they lie: zero times NaN is NaN."""
+    return _merge(span_sums(weights, values, segment))
+
+
+def _sifted(weights: Tensor, values: Tensor, segment: Segment) -> Tensor:
+    """The same, of values that need not be finite: those count as zeros, and make NaN of whoever weighs them."""
+    broken = ~values.isfinite()
+    total = _summed(weights, values.masked_fill(broken, 0.0), segment)
+    seen = torch.bmm((weights != 0).float(), broken.float().transpose(0, 1))
+    return total.masked_fill_(seen > 0, torch.nan)
 
 
 def _wide(keys: Tensor) -> Tensor:

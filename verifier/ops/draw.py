@@ -16,7 +16,7 @@ from spec.draw import BROKEN, draw
 from spec.noise import gumbel_row
 from spec.sampling import SamplingParams
 
-_SIGNED = 1 << 63
+_SIGNED, _MOST_OF_INT32 = 1 << 63, (1 << 31) - 1
 #: Below this temperature the draw is greedy, as in spec/sampling.py.
 COLDEST = 1e-30
 
@@ -47,7 +47,7 @@ class RowSampling:
 
         return cls(
             temperature=column([r.temperature for r in rows], torch.float32),
-            top_k=column([r.top_k for r in rows], torch.int32),
+            top_k=column([min(r.top_k, _MOST_OF_INT32) for r in rows], torch.int32),
             top_p=column([r.top_p for r in rows], torch.float32),
             min_p=column([r.min_p for r in rows], torch.float32),
             seeds=column([(seed + _SIGNED) % (2 * _SIGNED) - _SIGNED for seed in seeds], torch.int64),

@@ -174,3 +174,27 @@ def test_a_row_has_the_same_bits_in_chunks_of_any_size(device) -> None:
     for begin, end in ((0, 1), (33, 100), (90, 150)):
         assert torch.equal(run(bench, [chunk(begin, end)], chain=True), whole[begin:end])
     assert torch.equal(run(bench, [chunk(149, 150)]), whole[-1:]), "the last row as a step of its own"
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy's, in the interpreter
+@pytest.mark.parametrize(
+    ("chain", "window", "broken"),
+    [(False, None, torch.inf), (False, 20, torch.nan), (True, None, torch.nan), (True, 20, -torch.inf)],
+)
+def test_a_row_does_not_notice_values_it_does_not_see(chain, window, broken, device) -> None:
+    bench = Bench(1, 2, 64, 16, EXACT, device)
+    sequences = [bench.sequence(70, 40, 1 if chain else 4), bench.sequence(5, 30, 1 if chain else 4)]
+    bench.rng.seed(1)
+    sound = run(bench, sequences, chain=chain, window=window)
+    node = 11
+    for sequence in sequences:
+        sequence.keys[sequence.length + node] = broken
+        sequence.values[sequence.length + node, :, 3:] = broken
+    bench.rng.seed(1)
+    result = run(bench, sequences, chain=chain, window=window)
+    for sequence, begin in zip(sequences, (0, 40), strict=True):
+        for row in range(len(sequence.query)):
+            path = sequence.path(row)
+            sees = node in path[-window if window else None :]
+            found = result[begin + row]
+            assert not found.isfinite().all() if sees else torch.equal(found, sound[begin + row]), (begin, row)

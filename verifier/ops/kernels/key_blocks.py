@@ -37,10 +37,11 @@ INTEGERS = ("R", "count", "table_stride", "tiles", "parts", "whole_splits", "fir
 
 
 @triton.jit
-def block_partial(query, keys, values, visible, scale):
+def block_partial(query, keys, values, visible, scale, ragged):
     """Largest score, sum of weights and weighted values of one block: fp32[M], fp32[M], fp32[M, C].
 
-    query: [M, D]. keys: [B, D]. values: [B, C]. visible: bool[M, B] or [1, B]. scale includes log2(e).
+    query: [M, D]. keys: [B, D]. values: [B, C]. visible: bool[M, B] or [1, B]. scale includes log2(e). ragged: whether
+    a row may not see what another sees: only then may a value that is hidden from it be other than finite.
     All sums are MMAs, that of the weights too (against ones), so no order is left to a reduction over threads.
     """
     scores = tl.dot(query, tl.trans(keys), input_precision="ieee") * scale
@@ -50,6 +51,11 @@ def block_partial(query, keys, values, visible, scale):
     weights = tl.exp2(scores - from_zero[:, None]).to(values.dtype)
     ones = tl.full([keys.shape[0], 16], 1.0, values.dtype)
     sums = tl.max(tl.dot(weights, ones, input_precision="ieee"), axis=1)
+    if ragged:  # zero times NaN is NaN: such values count as zeros, and make NaN of the rows that see them
+        broken = tl.max((tl.abs(values.to(tl.float32)) < float("inf")).to(tl.int32) ^ 1, axis=1)
+        values = tl.where(tl.abs(values.to(tl.float32)) < float("inf"), values, 0.0)
+        seen = tl.max((visible & (broken == 1)[None, :]).to(tl.int32), axis=1)
+        sums = tl.where(seen == 1, float("nan"), sums)
     return largest, sums, tl.dot(weights, values, input_precision="ieee")
 
 
@@ -117,7 +123,7 @@ def load_queries(query, rows, heads, live, H: tl.constexpr, D: tl.constexpr, WID
 @triton.jit
 def divided(mixed, sums):
     """Weighted values over the sum of weights; zeros for a row that sees nothing."""
-    return mixed / tl.where(sums > 0.0, sums, 1.0)[:, None]
+    return mixed / tl.where(sums == 0.0, 1.0, sums)[:, None]
 
 
 def shape_constants(query: Tensor, keys: Tensor, rows: PagedRows, window: int | None) -> dict[str, int]:

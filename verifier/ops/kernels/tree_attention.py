@@ -99,7 +99,7 @@ def _committed(query, keys, values, tables, lengths, offsets, depths, stats, par
             visible = visible & (positions[None, :] > own[:, None] - WINDOW)
         keyed = rows_at(keys, slots, head, inside, 0, H // GROUP, D, WIDE)
         valued = rows_at(values, slots, head, inside, first_column, H // GROUP, D, C)
-        top, more, weighted = block_partial(asked, keyed, valued, visible, scale)
+        top, more, weighted = block_partial(asked, keyed, valued, visible, scale, WINDOW > 0)
         largest, sums, mixed = fold(largest, sums, mixed, top, more, weighted)
     _keep(stats, partials, part, rows, heads, live, largest, sums, mixed, first_column, R, H, D, C)
 
@@ -129,7 +129,7 @@ def _tail(query, keys, values, tables, lengths, offsets, words, depths, stats, p
     asked = load_queries(query, rows, heads, live, H, D, WIDE)
     keyed = rows_at(keys, slots, head, inside, 0, H // GROUP, D, WIDE)
     valued = rows_at(values, slots, head, inside, first_column, H // GROUP, D, C)
-    largest, sums, mixed = block_partial(asked, keyed, valued, inside[None, :], scale)
+    largest, sums, mixed = block_partial(asked, keyed, valued, inside[None, :], scale, False)
     folded = tl.minimum(length // (BLOCK * SPLIT), whole_splits) * SPLIT
     _keep(stats, partials, whole_splits + block - folded, rows, heads, live, largest, sums, mixed, first_column, R, H,
           D, C)  # fmt: skip
