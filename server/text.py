@@ -41,6 +41,12 @@ class SamplingDefaults(msgspec.Struct, frozen=True):
             raise ConfigurationError(f"{path} cannot be read: {error}") from error
 
 
+def code_refused(file: str, error: Exception) -> str | None:
+    """Why transformers could not load what ``file`` describes, if that asks for code of the model's repository."""
+    asked = "trust_remote_code" in str(error)
+    return f"{file} asks by its auto_map for code that comes with the model, which is never run" if asked else None
+
+
 class Tokenizer:
     """Encodes, decodes and renders chat templates. Safe to use from several threads."""
 
@@ -59,9 +65,10 @@ class Tokenizer:
         from transformers import AutoTokenizer  # costs seconds: not before a server needs it
 
         try:
-            tokenizer = AutoTokenizer.from_pretrained(directory, local_files_only=True)
+            tokenizer = AutoTokenizer.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
         except Exception as error:  # of a damaged tokenizer.json the library raises nothing more special
-            raise ConfigurationError(f"the tokenizer in {directory} cannot be loaded: {error}") from error
+            reason = code_refused("tokenizer_config.json", error) or error
+            raise ConfigurationError(f"the tokenizer in {directory} cannot be loaded: {reason}") from error
         if not getattr(tokenizer, "is_fast", False):
             raise ConfigurationError(f"{directory} has no fast tokenizer (tokenizer.json); only those are supported")
         return cls(cast("PreTrainedTokenizerFast", tokenizer))
