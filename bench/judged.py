@@ -43,7 +43,7 @@ def draft_judge(directory: Path, target: Path) -> Judge:
     shared = overlap(target, directory)
     if shared is not None and not shared.whole:
         raise CannotJudge(f"{directory}: the draft model has another vocabulary than the target")
-    model: Any = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
+    model: Any = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32, trust_remote_code=False)
 
     def judged(lesson: Lesson, generator: torch.Generator) -> list[Depth]:
         logits = model(lesson.tokens).logits

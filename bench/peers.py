@@ -60,7 +60,9 @@ def theirs(model: Any, max_tokens: int, **kwargs: Any) -> Decode:
 
 def load_peer(name: str, dtype: str) -> Any:
     """A model of transformers that never stops at an end token."""
-    model: Any = AutoModelForCausalLM.from_pretrained(resolve(name), dtype=getattr(torch, dtype)).eval()
+    model: Any = AutoModelForCausalLM.from_pretrained(
+        resolve(name), dtype=getattr(torch, dtype), trust_remote_code=False
+    ).eval()
     model.generation_config.eos_token_id = None
     return model
 

@@ -60,7 +60,7 @@ class Encoder:
     """Prompts to token ids with the tokenizer and chat template of a checkpoint directory."""
 
     def __init__(self, directory: Path) -> None:
-        self.tokenizer: Any = AutoTokenizer.from_pretrained(directory)
+        self.tokenizer: Any = AutoTokenizer.from_pretrained(directory, trust_remote_code=False)
 
     def __call__(self, prompt: Prompt) -> list[int]:
         """A chat prompt goes through the template where there is one."""

@@ -11,10 +11,15 @@ import asyncio
 import contextlib
 import gc
 import logging
+import os
 import signal
 import ssl
+import sys
+import threading
+import time
 import uuid
 from collections.abc import Awaitable, Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
 from types import ModuleType
 from typing import Any
 
@@ -56,6 +61,7 @@ from spec.request import EngineInfo
 
 LONGEST_REQUEST_ID = 128
 CLOSING_SECONDS = 2.0
+_BESIDE = "beside the event loop"
 log = logging.getLogger("foresay.server")
 
 #: Each has ``ROUTES``; those with errors of their own shape have ``ERRORS``.
@@ -161,6 +167,8 @@ async def run_server(config: ServeConfig, on_ready: Callable[[EngineInfo, int], 
     """
     files.allow_most()
     asyncio.get_running_loop().set_exception_handler(files.Refusals())
+    threads = ThreadPoolExecutor(thread_name_prefix=_BESIDE)
+    asyncio.get_running_loop().set_default_executor(threads)
     engine = EngineClient(config)
     service = Service(engine, ServiceOptions.of(config, model_name(config)))
     engine.observe, engine.observe_status = service.telemetry.step, service.telemetry.startup.see
@@ -189,7 +197,20 @@ async def run_server(config: ServeConfig, on_ready: Callable[[EngineInfo, int], 
     finally:
         await engine.stop()
         await runner.cleanup()
+        threads.shutdown(wait=False, cancel_futures=True)
+        _leave_the_busy()
     return 0
+
+
+def _leave_the_busy() -> None:
+    """End the process if a thread will not end, such as one that renders an endless template: Python waits for all."""
+    deadline = time.monotonic() + CLOSING_SECONDS
+    for thread in threading.enumerate():
+        if thread.name.startswith(_BESIDE):
+            thread.join(max(0.0, deadline - time.monotonic()))
+            if thread.is_alive():
+                logging.shutdown()
+                os._exit(0 if sys.exception() is None else 1)
 
 
 class StopSignals:

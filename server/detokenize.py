@@ -12,6 +12,7 @@ window grows without bound on bytes that never become a character and on tokens 
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -96,46 +97,62 @@ class StopSearch:
     """Cuts a growing text at the first stop string, and holds back only what could be the beginning of one.
 
     The first is the one that ends earliest (the longest of those), so the cut depends on the text alone and not on how
-    it was split into pieces. include: whether the stop string itself stays in the text.
+    it was split into pieces. include: whether the stop string itself stays in the text. Each character is read once for
+    each stop string, however much is held: of a stop string only the length is kept that the text ends with.
     """
 
     def __init__(self, stops: Sequence[str] = (), include: bool = False) -> None:
-        self._stops = tuple(stops)
+        self._stops = [(stop, _fallbacks(stop)) for stop in sorted(stops, key=len, reverse=True)]
         self._include = include
-        self._held = ""
+        self._begun = [0] * len(self._stops)  # how much of each stop string the text ends with
+        self._held: deque[str] = deque()
+        self._held_length = 0
 
     def feed(self, piece: str) -> tuple[str, str | None]:
         """Add text; return the text that may go out and the stop string found, if any. After that, feed no more."""
         if not self._stops:
             return piece, None
-        text = self._held + piece
-        found = self._first(text)
-        if found is not None:
-            end, stop = found
-            self._held = ""
-            return text[: end if self._include else end - len(stop)], stop
-        keep = self._possible_start(text)
-        self._held = text[keep:]
-        return text[:keep], None
+        for end, character in enumerate(piece, start=1):
+            for index, (stop, fallbacks) in enumerate(self._stops):
+                self._begun[index] = begun = _further(stop, fallbacks, self._begun[index], character)
+                if begun == len(stop):
+                    text = self.flush() + piece[:end]
+                    return text if self._include else text[: len(text) - len(stop)], stop
+        return self._released(piece), None
 
     def flush(self) -> str:
         """The text is over: what was held back."""
-        held, self._held = self._held, ""
+        held = "".join(self._held)
+        self._held.clear()
+        self._held_length, self._begun = 0, [0] * len(self._stops)
         return held
 
-    def _first(self, text: str) -> tuple[int, str] | None:
-        matches = [(text.find(stop) + len(stop), stop) for stop in self._stops if stop in text]
-        return min(matches, key=lambda match: (match[0], -len(match[1])), default=None)
+    def _released(self, piece: str) -> str:
+        """Hold a piece; give what no stop string can begin in."""
+        self._held.append(piece)
+        self._held_length += len(piece)
+        surplus, released = self._held_length - max(self._begun), []
+        self._held_length -= surplus
+        while surplus:
+            first = self._held.popleft()
+            released.append(first[:surplus])
+            if len(first) > surplus:
+                self._held.appendleft(first[surplus:])
+            surplus -= len(released[-1])
+        return "".join(released)
 
-    def _possible_start(self, text: str) -> int:
-        """Where the longest ending of ``text`` begins that some stop string starts with."""
-        return min((_overlap_start(text, stop) for stop in self._stops), default=len(text))
+
+def _fallbacks(stop: str) -> list[int]:
+    """For each beginning of ``stop``, the longest shorter one that it ends with, as Knuth, Morris and Pratt have it."""
+    lengths, longest = [0], 0
+    for character in stop[1:]:
+        longest = _further(stop, lengths, longest, character)
+        lengths.append(longest)
+    return lengths
 
 
-def _overlap_start(text: str, stop: str) -> int:
-    start = text.find(stop[0], max(0, len(text) - len(stop) + 1))
-    while start >= 0:
-        if stop.startswith(text[start:]):
-            return start
-        start = text.find(stop[0], start + 1)
-    return len(text)
+def _further(stop: str, fallbacks: list[int], begun: int, character: str) -> int:
+    """How much of ``stop`` the text ends with, one character after it ended with ``begun`` of it."""
+    while begun and stop[begun] != character:
+        begun = fallbacks[begun - 1]
+    return begun + (stop[begun] == character)

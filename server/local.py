@@ -305,7 +305,7 @@ class Engine:
     ) -> TextStream:
         """Like :meth:`chat`, but an iterator of pieces of text."""
         prompt = self.tokenizer.render(typed(messages, list[dict[str, Any]], "messages"))
-        ids = self.tokenizer.encode(prompt, add_special_tokens=False)
+        ids = self.tokenizer.encode_after((), prompt, add_special_tokens=False)
         return self._submit(ids, params, stop, structured_outputs, sampling)[0]
 
     @cached_property

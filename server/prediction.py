@@ -9,8 +9,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from server.options import scores_only
+from server.room import Room
 from server.wire.shared import GenerationRequest, Prediction
-from spec.errors import InvalidRequest
+from spec.errors import ContextLengthExceeded, InvalidRequest
 
 if TYPE_CHECKING:
     from server.service import Service
@@ -28,13 +29,12 @@ async def prediction_of(service: Service, body: GenerationRequest, prompts: int 
         return None
     text = predicted_text(body.prediction)
     _check_company(body, prompts)
-    tokens = await service.encode(text, add_special_tokens=False)
     most = service.opened()[1].max_model_len
-    if len(tokens) > most:
-        raise InvalidRequest(
-            "prediction.content", f"prediction.content has {len(tokens)} tokens; the model writes {most} at most"
-        )
-    return tokens
+    try:
+        return await service.encode(text, False, room=Room("prediction.content", most + 1))
+    except ContextLengthExceeded:
+        message = f"prediction.content has more tokens than the model writes, {most} at most"
+        raise InvalidRequest("prediction.content", message) from None
 
 
 def predicted_text(prediction: Prediction) -> str:

@@ -13,6 +13,7 @@ import msgspec
 
 from server.answers.base import Origin
 from server.config import ServeConfig
+from server.control import Rendered
 from server.engine_status import EngineStatus, unavailable
 from server.errors import EngineFailed, ModelNotFound, QueueFull, TooManyWaiting, Unavailable
 from server.gateway.admission import admitted
@@ -22,6 +23,7 @@ from server.gateway.share import Shared
 from server.generation import MOST_PENDING_TOKENS, Generation, TokenEngine
 from server.parsers.dialect import Dialect
 from server.responses.state import Responses
+from server.room import Room
 from server.selfcheck.check import SelfCheck, Unpicked
 from server.telemetry.exposition import Exposition
 from server.telemetry.telemetry import Telemetry
@@ -214,9 +216,22 @@ class Service:
                 for generation in list(self._running):
                     generation.abort(EngineFailed("the server is shutting down"))
 
-    async def encode(self, text: str, add_special_tokens: bool, spoken: Sequence[int] = ()) -> list[int]:
-        """Token ids of ``text``, made in a thread if it is long. spoken: see :meth:`Tokenizer.encode_after`."""
+    async def encode(
+        self,
+        prompt: str | Rendered,
+        add_special_tokens: bool,
+        spoken: Sequence[int] = (),
+        room: Room | None = None,
+    ) -> list[int]:
+        """Token ids of ``prompt``, made in a thread if it is long. spoken: see :meth:`Tokenizer.encode_after`.
+
+        Raises :class:`~spec.errors.ContextLengthExceeded` for a prompt that ``room`` does not hold; one whose length
+        alone tells is not read.
+        """
         tokenizer = self.opened()[0].tokenizer
-        if len(text) <= INLINE_CHARACTERS:
-            return tokenizer.encode_after(spoken, text, add_special_tokens)
-        return await asyncio.to_thread(tokenizer.encode_after, spoken, text, add_special_tokens)
+        rendered = Rendered(prompt) if isinstance(prompt, str) else prompt
+        if room is not None:
+            room.check(tokenizer.fewest(rendered.text), about="at least ")
+        if len(rendered.marked) <= INLINE_CHARACTERS:
+            return tokenizer.encode_after(spoken, rendered, add_special_tokens, room)
+        return await asyncio.to_thread(tokenizer.encode_after, spoken, rendered, add_special_tokens, room)

@@ -1,22 +1,30 @@
 """The target's tokenizer as the server uses it: text to ids, ids to text, messages to a prompt.
 
-Everything here may run in a thread beside the event loop: the Rust tokenizer is shared and never reconfigured.
+Everything here may run in a thread beside the event loop: the Rust tokenizer is shared and never reconfigured. It is
+asked for batches of one, since these alone are made without the interpreter's lock.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from inspect import signature
+from math import ceil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 
+from server.control import ControlTokens, Rendered
+from server.interrupt import TookTooLong, interrupted_after
+from server.room import Room, most_characters
 from server.spelling import SpelledToken, Spelling
 from spec.errors import ConfigurationError, InvalidRequest
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
+
+#: Longer than any honest template takes for a conversation that fits a request's body.
+RENDERING_SECONDS = 10.0
 
 
 class SamplingDefaults(msgspec.Struct, frozen=True):
@@ -41,12 +49,22 @@ class SamplingDefaults(msgspec.Struct, frozen=True):
             raise ConfigurationError(f"{path} cannot be read: {error}") from error
 
 
+def code_refused(file: str, error: Exception) -> str | None:
+    """Why transformers could not load what ``file`` describes, if that asks for code of the model's repository."""
+    asked = "trust_remote_code" in str(error)
+    return f"{file} asks by its auto_map for code that comes with the model, which is never run" if asked else None
+
+
 class Tokenizer:
     """Encodes, decodes and renders chat templates. Safe to use from several threads."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerFast) -> None:
         self._templates = tokenizer
         self._backend = tokenizer.backend_tokenizer
+        self._backend.no_truncation()  # tokenizer.json may ask for either
+        self._backend.no_padding()
+        self._control = ControlTokens(self._backend)
+        self._most_characters = most_characters(self._backend)
         added = self._backend.get_added_tokens_decoder()
         self.special_ids: frozenset[int] = frozenset(token for token, entry in added.items() if entry.special)
         self._added: dict[str, int] = {entry.content: token for token, entry in added.items()}
@@ -59,35 +77,53 @@ class Tokenizer:
         from transformers import AutoTokenizer  # costs seconds: not before a server needs it
 
         try:
-            tokenizer = AutoTokenizer.from_pretrained(directory, local_files_only=True)
+            tokenizer = AutoTokenizer.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
         except Exception as error:  # of a damaged tokenizer.json the library raises nothing more special
-            raise ConfigurationError(f"the tokenizer in {directory} cannot be loaded: {error}") from error
+            reason = code_refused("tokenizer_config.json", error) or error
+            raise ConfigurationError(f"the tokenizer in {directory} cannot be loaded: {reason}") from error
         if not getattr(tokenizer, "is_fast", False):
             raise ConfigurationError(f"{directory} has no fast tokenizer (tokenizer.json); only those are supported")
         return cls(cast("PreTrainedTokenizerFast", tokenizer))
 
-    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """Token ids of ``text``; with special tokens, what the tokenizer puts around a text (often a begin token)."""
-        ids: list[int] = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+    def encode(self, text: str, add_special_tokens: bool = True, room: Room | None = None) -> list[int]:
+        """Token ids of ``text``; with special tokens, what the tokenizer puts around a text (often a begin token).
+
+        Raises :class:`~spec.errors.ContextLengthExceeded` for a text that ``room`` does not hold.
+        """
+        encoding = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0]
+        if room is not None:
+            room.check(len(encoding))
+        ids: list[int] = encoding.ids
         return ids
 
-    def encode_after(self, spoken: Sequence[int], text: str, add_special_tokens: bool = True) -> list[int]:
-        """Token ids of ``text`` that begin with ``spoken``, if that is how the text begins; otherwise as ever.
+    def fewest(self, text: str) -> int:
+        """As few tokens as ``text`` may have, without looking at it."""
+        return 0 if self._most_characters is None else ceil(len(text) / self._most_characters)
+
+    def encode_after(
+        self, spoken: Sequence[int], prompt: Rendered, add_special_tokens: bool = True, room: Room | None = None
+    ) -> list[int]:
+        """Token ids of ``prompt`` that begin with ``spoken``, if that is how the text begins; otherwise as ever.
 
         A model may spell what it says in other tokens than the tokenizer would. What it has read and said is taken
         over as it was, so that its KV serves again.
         """
         begun = self.decode(spoken, skip_special_tokens=False) if spoken else ""
-        if begun and text.startswith(begun):
-            ids = [*spoken, *self.encode(text[len(begun) :], add_special_tokens=False)]
-            if self.decode(ids, skip_special_tokens=False) == text:
+        if begun and prompt.marked.startswith(begun):
+            ids = [*spoken, *self._encode(prompt.behind(begun), False, room)]
+            if self.decode(ids, skip_special_tokens=False) == prompt.text:
                 return ids
-        return self.encode(text, add_special_tokens)
+        return self._encode(prompt, add_special_tokens, room)
+
+    def _encode(self, prompt: Rendered, add_special_tokens: bool, room: Room | None) -> list[int]:
+        if not prompt.mark:
+            return self.encode(prompt.marked, add_special_tokens, room)
+        return self._control.encode(prompt, add_special_tokens, room)
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """The text of ``ids``; broken characters become U+FFFD."""
-        text: str = self._backend.decode(ids, skip_special_tokens=skip_special_tokens)
-        return text
+        (text,) = self._backend.decode_batch([ids], skip_special_tokens=skip_special_tokens)
+        return str(text)
 
     def spelled(self, token: int) -> SpelledToken:
         """One token by itself, be it half a character; nothing for a mere placeholder."""
@@ -146,24 +182,31 @@ class Tokenizer:
         continue_final_message: bool = False,
         template_kwargs: Mapping[str, Any] | None = None,
         tools: Sequence[dict[str, Any]] = (),
-    ) -> str:
-        """The prompt the chat template makes of ``messages``; :class:`InvalidRequest` if it refuses them."""
-        import jinja2
+    ) -> Rendered:
+        """The prompt the chat template makes of ``messages``; :class:`InvalidRequest` if it refuses them.
 
+        Takes as long as the template does: at most ``RENDERING_SECONDS``.
+        """
         if not self.has_template:
             raise InvalidRequest("messages", "this model has no chat template; use /v1/completions")
         # A template's own variables are the client's; chat_template, tools and the like are not passed on unchecked.
         for name in sorted(set(template_kwargs or ()) & set(signature(self._templates.apply_chat_template).parameters)):
             raise InvalidRequest("chat_template_kwargs", f"chat_template_kwargs must not hold {name}")
+        given = (messages, list(tools) or None, dict(template_kwargs or {}))
+        (told, offered, variables), mark = self._control.sealed(given, self.templates)
         try:
-            prompt = self._templates.apply_chat_template(
-                messages,
-                tools=list(tools) or None,
-                tokenize=False,
-                add_generation_prompt=add_generation_prompt,
-                continue_final_message=continue_final_message,
-                **(template_kwargs or {}),
-            )
-        except (jinja2.TemplateError, ValueError, TypeError) as error:
-            raise InvalidRequest("messages", f"the model's chat template refuses these messages: {error}") from error
-        return str(prompt)
+            with interrupted_after(RENDERING_SECONDS):
+                prompt = self._templates.apply_chat_template(
+                    told,
+                    tools=offered,
+                    tokenize=False,
+                    add_generation_prompt=add_generation_prompt,
+                    continue_final_message=continue_final_message,
+                    **variables,
+                )
+        except TookTooLong:
+            raise InvalidRequest("messages", "the model's chat template takes too long for these messages") from None
+        except Exception as error:  # a template is a program: anything that Python raises may come of it
+            reason = str(error).replace(mark, "") if mark else error
+            raise InvalidRequest("messages", f"the model's chat template refuses these messages: {reason}") from error
+        return Rendered(str(prompt), mark)

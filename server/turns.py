@@ -6,6 +6,7 @@ understood in one place.
 
 from __future__ import annotations
 
+import asyncio
 import uuid
 from collections.abc import Callable, Sequence
 
@@ -15,6 +16,7 @@ from aiohttp import web
 from server import conversation, tools, validation
 from server.answers.base import Answer
 from server.choice import Choice, TextOptions
+from server.control import Rendered
 from server.forks import check_choices, forked
 from server.gateway.caller import CALLER
 from server.grammars.answers import Beginning, chat_grammar
@@ -23,6 +25,7 @@ from server.options import bad_words, scores_only, truncated
 from server.options import choices as choices_of
 from server.parts import OutputParser, PlainText
 from server.prediction import prediction_of
+from server.room import Room
 from server.service import Service
 from server.speculation import wishes
 from server.streaming import collect, stream
@@ -38,8 +41,8 @@ SERVICE = web.AppKey("service", Service)
 async def completion_choices(service: Service, body: CompletionRequest) -> list[Choice]:
     """``n`` choices for each prompt, those of the first prompt first."""
     special = body.add_special_tokens is not False
-    given = validation.prompts(body)
-    prompts = [await service.encode(one, special) if isinstance(one, str) else one for one in given]
+    given, room = validation.prompts(body), room_for(service, body, "prompt")
+    prompts = [await service.encode(one, special, room=room) if isinstance(one, str) else one for one in given]
     predicted = await prediction_of(service, body, len(prompts))
     return _choices(service, body, prompts, "prompt", follows=True, grammar=await wanted(body), predicted=predicted)
 
@@ -47,8 +50,10 @@ async def completion_choices(service: Service, body: CompletionRequest) -> list[
 async def chat_choices(service: Service, body: ChatRequest, spoken: Sequence[int] = ()) -> list[Choice]:
     """The answers to a conversation. spoken: the token ids of its beginning, where they are known."""
     continues = bool(body.continue_final_message)
-    text = rendered(service, body)
-    prompt = await service.encode(text, bool(body.add_special_tokens), spoken)
+    conversation = await rendered(service, body)
+    room = room_for(service, body, "messages")
+    prompt = await service.encode(conversation, bool(body.add_special_tokens), spoken, room)
+    text = conversation.text
     dialect, offer = service.opened()[0].dialect, tools.offered(body)
     opened = dialect.opened_by(text, continues)
 
@@ -65,11 +70,20 @@ async def chat_choices(service: Service, body: ChatRequest, spoken: Sequence[int
 
 async def chat_prompt(service: Service, body: ChatRequest) -> list[int]:
     """The token ids of the conversation, as the model's chat template writes it."""
-    return await service.encode(rendered(service, body), add_special_tokens=bool(body.add_special_tokens))
+    return await service.encode(await rendered(service, body), add_special_tokens=bool(body.add_special_tokens))
 
 
-def rendered(service: Service, body: ChatRequest) -> str:
-    """The conversation as the model's chat template writes it."""
+def room_for(service: Service, body: GenerationRequest, field: str) -> Room | None:
+    """What a prompt has to fit into; None if it will be cut to what fits."""
+    return None if body.truncate_prompt_tokens is not None else Room(field, service.opened()[1].max_model_len)
+
+
+async def rendered(service: Service, body: ChatRequest) -> Rendered:
+    """The conversation as the model's chat template writes it, in a thread: a template is a program of the model's."""
+    return await asyncio.to_thread(_rendered, service, body)
+
+
+def _rendered(service: Service, body: ChatRequest) -> Rendered:
     text = service.opened()[0]
     offer = tools.offered(body)
     text.dialect.check(body, offer)

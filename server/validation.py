@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import re
 from functools import lru_cache
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import msgspec
 
 from server import options
+from server.room import Room
 from server.text import SamplingDefaults
 from server.wire.chat import ChatRequest
 from server.wire.completions import CompletionRequest
 from server.wire.shared import NOT_SUPPORTED, WRITE_INSTEAD, GenerationRequest
-from spec.errors import ContextLengthExceeded, InvalidRequest
+from spec.errors import InvalidRequest
 from spec.sampling import SEED_RANGE, SamplingParams
 
 COMPLETION_MAX_TOKENS = 16
@@ -187,13 +188,13 @@ def prompts(request: CompletionRequest) -> list[str | list[int]]:
     prompt = request.prompt
     if isinstance(prompt, str):
         return [prompt]
-    kinds = {type(entry) for entry in prompt}
+    kinds = set(map(type, prompt))
     if not prompt or len(kinds) > 1:
         raise InvalidRequest(
             "prompt", "prompt must be a text, token ids, a list of texts or a list of lists of token ids"
         )
     if int in kinds:
-        return [[entry for entry in prompt if isinstance(entry, int)]]
+        return [cast("list[int]", prompt)]
     if len(prompt) > MOST_PROMPTS:
         raise InvalidRequest("prompt", f"prompt holds {len(prompt)} prompts; at most {MOST_PROMPTS} are allowed")
     return [entry for entry in prompt if not isinstance(entry, int)]
@@ -203,14 +204,8 @@ def check_prompt(tokens: list[int], field: str, params: SamplingParams, vocab_si
     """Raise unless the prompt is made of the model's tokens and fits, with the output asked for, into its context."""
     if not tokens:
         raise InvalidRequest(field, f"{field} must not be empty")
+    Room(field, longest).check(len(tokens), params.max_tokens or 1)
     check_tokens(tokens, field, vocab_size)
-    asked = len(tokens) + (params.max_tokens or 1)
-    if asked > longest:
-        raise ContextLengthExceeded(
-            field,
-            f"This model's maximum context length is {longest} tokens. However, you requested {asked} tokens "
-            f"({len(tokens)} in the prompt, {params.max_tokens or 1} in the completion).",
-        )
     room = longest - len(tokens)
     if params.min_tokens > room:
         raise InvalidRequest("min_tokens", f"min_tokens must be at most {room}, which is the room behind the prompt")

@@ -76,7 +76,7 @@ def main() -> None:
                 json.dumps({"step": step, "share": round(share, 3), "loss": round(float(loss.detach()), 4)}), flush=True
             )
     print(json.dumps(agreement(draft, target, held)), flush=True)
-    save(draft, AutoTokenizer.from_pretrained(args.target), args.out / "draft")
+    save(draft, AutoTokenizer.from_pretrained(args.target, trust_remote_code=False), args.out / "draft")
 
 
 if __name__ == "__main__":

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 from aiohttp import web
 
 from server import validation
@@ -25,16 +27,14 @@ async def completions(http: web.Request) -> web.StreamResponse:
     body = validation.decode_completion(await http.read())
     service.check_model(body.model)
     choices = await completion_choices(service, body)
-    echoes = _echoes(text, body, choices)
+    echoes = await asyncio.to_thread(_echoes, text, body, choices) if body.echo else []
     options = AnswerOptions.of(body, service.options.metrics_level)
     answer = CompletionAnswer(service.origin(body.request_id or REQUEST_ID.get(), info), choices, options, echoes)
     return await answered(http, service, answer)
 
 
 def _echoes(text: Text, body: CompletionRequest, choices: list[Choice]) -> list[Echo]:
-    """What goes in front of each choice, if anything does; a prompt may have several choices."""
-    if not body.echo:
-        return []
+    """What goes in front of each choice; a prompt may have several."""
     given = validation.prompts(body)
     each = len(choices) // len(given)
     made = [echoed(body, one, choices[each * place].request.prompt, text.tokenizer) for place, one in enumerate(given)]

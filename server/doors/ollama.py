@@ -18,6 +18,7 @@ from server.errors import ModelNotFound
 from server.foreign import ollama
 from server.foreign.words import in_words
 from server.gateway.caller import REQUEST_ID
+from server.room import Room
 from server.service import Service, Text
 from server.sse import LINES
 from server.turns import SERVICE, answered, chat_choices, completion_choices
@@ -88,7 +89,7 @@ async def generate(http: web.Request) -> web.StreamResponse:
 async def _raw(service: Service, body: OllamaGenerateRequest, prompt: str) -> CompletionRequest:
     """The completion request of a prompt as it is; unless told, it is written on for as long as there is room."""
     _, info = service.opened()
-    tokens = await service.encode(prompt, add_special_tokens=True)
+    tokens = await service.encode(prompt, add_special_tokens=True, room=Room("prompt", info.max_model_len))
     fields = ollama.fields_of_raw(body)
     if fields["max_tokens"] is None:
         fields["max_tokens"] = max(1, info.max_model_len - len(tokens))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import msgspec
 from aiohttp import web
 
@@ -37,7 +39,7 @@ async def tokenize(http: web.Request) -> web.Response:
     tokens = await _tokens(service, body)
     answer = Tokenized(count=len(tokens), max_model_len=info.max_model_len, tokens=tokens)
     if body.return_token_strs:
-        answer.token_strs = text.tokenizer.token_strings(tokens)
+        answer.token_strs = await asyncio.to_thread(text.tokenizer.token_strings, tokens)
     return json_response(answer)
 
 
@@ -68,9 +70,9 @@ async def render(http: web.Request) -> web.Response:
     _, info = service.opened()
     body = validation.decode_chat(await http.read())
     service.check_model(body.model)
-    prompt = rendered(service, body)
+    prompt = await rendered(service, body)
     tokens = await service.encode(prompt, add_special_tokens=bool(body.add_special_tokens))
-    answer = Rendered(prompt=prompt, token_ids=tokens, count=len(tokens), max_model_len=info.max_model_len)
+    answer = Rendered(prompt=prompt.text, token_ids=tokens, count=len(tokens), max_model_len=info.max_model_len)
     return json_response(answer)
 
 

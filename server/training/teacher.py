@@ -11,6 +11,7 @@ from jinja2 import TemplateError
 from torch import Tensor
 
 from drafters.heads.lesson import Lesson
+from server.text import code_refused
 from server.training.prompts import Messages, Prompt, read_prompts
 from spec.errors import ConfigurationError
 from verifier.model.hub import BESIDE
@@ -146,16 +147,21 @@ def _loaded(directory: Path, dtype: torch.dtype) -> tuple[torch.dtype, Any, Any]
     """The checkpoint's dtype, the tokenizer and the model. Raises ConfigurationError for what cannot be loaded."""
     from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
-    part = "the configuration"
+    part, file = "the configuration", "config.json"
+    own: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
     try:
-        stored: torch.dtype = AutoConfig.from_pretrained(directory).dtype or torch.float32
-        part = "the tokenizer (tokenizer.json, tokenizer_config.json)"
-        tokenizer = AutoTokenizer.from_pretrained(directory)
-        part = "the model"
-        loaded: Any = AutoModelForCausalLM.from_pretrained(directory, dtype=dtype, output_loading_info=True)
+        config = AutoConfig.from_pretrained(directory, **own)
+        stored: torch.dtype = config.dtype or torch.float32
+        config._attn_implementation = "sdpa"  # config.json may name a hub repository, whose code would be run
+        part, file = "the tokenizer (tokenizer.json, tokenizer_config.json)", "tokenizer_config.json"
+        tokenizer = AutoTokenizer.from_pretrained(directory, **own)
+        part, file = "the model", "config.json"
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
+            directory, config=config, dtype=dtype, output_loading_info=True, use_safetensors=True, **own
+        )
     except Exception as error:  # broken files make transformers, tokenizers and safetensors raise errors of any kind
-        lines = str(error).splitlines() or [type(error).__name__]
-        raise ConfigurationError(f"--target {directory}: {part} cannot be loaded ({lines[0]})") from error
+        reason = code_refused(file, error) or (str(error).splitlines() or [type(error).__name__])[0]
+        raise ConfigurationError(f"--target {directory}: {part} cannot be loaded ({reason})") from error
     model, found = loaded
     if missing := sorted(found["missing_keys"]):
         raise ConfigurationError(f"--target {directory}: {missing[0]} is missing from its weights ({len(missing)} are)")

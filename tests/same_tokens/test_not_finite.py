@@ -66,7 +66,7 @@ def hostile(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Pair]:
             model.save_pretrained(root / name)
             decoders.append(load_decoder(root / name, probed=False))
             for linear, probed in zip(decoders[-1].linears, sound.linears, strict=True):
-                linear.block = probed.block
+                linear.counts = probed.counts
         return Pair(root / "target", root / "draft", *decoders)
 
     return made

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import time
 from collections.abc import Sequence
 
 import pytest
@@ -173,3 +174,29 @@ def test_only_what_may_become_a_stop_string_is_held_back():
     assert search.feed(" E") == (" ", None)
     assert search.feed("N") == ("", None)
     assert search.flush() == "EN"
+
+
+def test_what_is_held_back_is_not_read_again():
+    """A long stop string of which nearly all is written, a character at a time, again and again."""
+
+    def seconds(length: int) -> float:
+        search = StopSearch(["a" * length + "b", "ab" * length])
+        began = time.thread_time()
+        for _ in range(2 * length):
+            search.feed("a")
+        return time.thread_time() - began
+
+    assert min(seconds(1000) for _ in range(3)) < 20 * min(seconds(100) for _ in range(3)) + 0.02
+
+
+@given(st.text("ab", max_size=40), st.lists(st.text("ab", min_size=1, max_size=5), min_size=1, max_size=3), st.data())
+def test_the_first_stop_string_is_found_however_the_text_is_cut(text, stops, data):
+    ends = sorted((text.find(stop) + len(stop), -len(stop), stop) for stop in stops if stop in text)
+    search, said, found, rest = StopSearch(stops), "", None, text
+    while rest and found is None:
+        cut = data.draw(st.integers(1, len(rest)))
+        released, found = search.feed(rest[:cut])
+        said, rest = said + released, rest[cut:]
+        assert text.startswith(said)
+    assert found == (ends[0][2] if ends else None)
+    assert said + ("" if found else search.flush()) == (text[: ends[0][0] + ends[0][1]] if ends else text)

@@ -190,7 +190,7 @@ def test_a_stop_string_ends_the_text_before_it(engine: Engine) -> None:
 def test_the_chat_template_is_used(engine: Engine) -> None:
     messages = [{"role": "user", "content": "How many is 2 + 2?"}]
     completion = engine.chat(messages, GREEDY)
-    rendered = engine.tokenizer.render(messages)
+    rendered = engine.tokenizer.render(messages).text
     assert completion.prompt_token_ids == engine.tokenizer.encode(rendered, add_special_tokens=False)
     assert "".join(engine.stream_chat(messages, GREEDY)) == completion.text
 

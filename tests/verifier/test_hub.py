@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 import pytest
 from huggingface_hub import close_session, constants
 
+from verifier.heads.kind import PATTERNS as HEAD_PATTERNS
 from verifier.model.errors import ModelNotFound
 from verifier.model.hub import PATTERNS, resolve
 
@@ -200,4 +201,10 @@ def test_only_the_files_that_are_read_are_downloaded():
     wanted = ["config.json", "model.safetensors", "model-00001-of-00002.safetensors", "model.safetensors.index.json"]
     wanted += ["tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json"]
     spared = ["consolidated.safetensors", "pytorch_model.bin", "onnx/model.onnx", "README.md", "original/params.json"]
+    spared += ["model.pt", "model.safetensors.py", "tokenization_evil.py", "tokenizer.py", "tokenizer.model.py"]
     assert [file for file in wanted + spared if any(fnmatch.fnmatch(file, each) for each in PATTERNS)] == wanted
+
+
+def test_no_code_is_downloaded_with_a_head():
+    names = ["medusa_lm_head.py", "pytorch_model.bin.py", "pytorch_model.py", "custom_generate/generate.py"]
+    assert not [name for name in names for each in HEAD_PATTERNS if fnmatch.fnmatch(name, each)]

@@ -12,7 +12,12 @@ from verifier.model.fields import Fields
 Kind = Literal["medusa", "eagle"]
 
 #: Files that a head's repository may hold beside those of a model.
-PATTERNS = ("medusa_lm_head.*", "pytorch_model*.bin*")
+PATTERNS = (
+    "medusa_lm_head.safetensors",
+    "medusa_lm_head.pt",
+    "pytorch_model*.bin",
+    "pytorch_model.bin.index.json",
+)
 
 
 def kind_of(directory: Path) -> Kind | None:

@@ -10,7 +10,9 @@ from verifier.model.errors import ModelNotFound
 #: A model's tokenizer and its habits, which every model of the same vocabulary may share.
 BESIDE = [
     "generation_config.json",
-    "tokenizer*",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "tokenizer.model",
     "special_tokens_map.json",
     "added_tokens.json",
     "vocab.json",

@@ -1,0 +1,124 @@
+"""Long texts are read beside the event loop, or not at all where their length alone says that they do not fit."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizers
+
+from server.room import most_characters
+from tests.server.scripted import END, ScriptedEngine, served
+from tests.server.test_control_tokens import STYLES, controls, styled
+
+ALPHABET = pre_tokenizers.ByteLevel.alphabet()
+
+
+@pytest.mark.parametrize("style", STYLES)
+@settings(max_examples=40, deadline=None)
+@given(data=st.data())
+def test_ids_and_the_fewest_of_them(style, data) -> None:
+    tokenizer = styled(style)
+    words = st.one_of(
+        st.text(max_size=4), st.sampled_from([*controls(tokenizer), "<tool_call>", "<think>", "e\u0301", "  "])
+    )
+    text = "".join(data.draw(st.lists(words, max_size=20)))
+    for special in (True, False):
+        assert tokenizer.encode(text, special) == tokenizer._backend.encode(text, add_special_tokens=special).ids
+    assert 0 < tokenizer.fewest(text * 9) <= len(tokenizer.encode(text * 9, False)) or not text
+
+
+def byte_level(**parts: Any) -> Tokenizer:
+    backend = Tokenizer(models.BPE(vocab={letter: id for id, letter in enumerate(sorted(ALPHABET))}, merges=[]))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    for name, part in parts.items():
+        setattr(backend, name, part)
+    return backend
+
+
+def with_added(token: AddedToken) -> Tokenizer:
+    backend = byte_level()
+    backend.add_special_tokens([token])
+    return backend
+
+
+@pytest.mark.parametrize(
+    ("made", "most"),
+    [
+        (byte_level, 1),
+        (lambda: byte_level(normalizer=normalizers.NFC()), 4),
+        (lambda: byte_level(normalizer=normalizers.Sequence([normalizers.NFKC(), normalizers.Lowercase()])), 18),
+        (lambda: with_added(AddedToken("<end>")), 5),
+        (lambda: with_added(AddedToken("<end>", rstrip=True)), None),
+        (lambda: byte_level(normalizer=normalizers.Strip()), None),
+        (lambda: byte_level(normalizer=normalizers.Replace("  ", " ")), None),
+        (lambda: byte_level(normalizer=normalizers.Replace(" ", "▁")), 1),
+        (lambda: byte_level(pre_tokenizer=pre_tokenizers.Whitespace()), None),
+        (lambda: byte_level(pre_tokenizer=pre_tokenizers.Split(" ", "removed")), None),
+        (lambda: Tokenizer(models.WordLevel({"a": 0}, unk_token="a")), None),
+        (lambda: Tokenizer(models.BPE(vocab={"a": 0}, merges=[])), None),
+    ],
+)
+def test_how_much_one_token_can_stand_for(made: Callable[[], Tokenizer], most: int | None) -> None:
+    assert most_characters(made()) == most
+
+
+def test_a_text_is_read_without_the_interpreters_lock() -> None:
+    """Another thread goes on meanwhile: held, its pause would be as long as the reading."""
+    tokenizer = styled("bundled")
+    text = "Once upon a time there was a fox. " * 20_000
+
+    def share() -> float:
+        pauses, over = [0.0], threading.Event()
+
+        def watch() -> None:
+            last = time.perf_counter()
+            while not over.is_set():
+                time.sleep(0.001)
+                pauses.append(time.perf_counter() - last)
+                last += pauses[-1]
+
+        watcher = threading.Thread(target=watch)
+        watcher.start()
+        began = time.perf_counter()
+        tokenizer.encode(text)
+        took = time.perf_counter() - began
+        over.set()
+        watcher.join()
+        return max(pauses) / took
+
+    assert min(share() for _ in range(3)) < 0.5
+
+
+LONG = "Once upon a fox. " * 60_000
+BODIES: dict[str, dict[str, Any]] = {
+    "/v1/completions": {"prompt": LONG},
+    "/v1/chat/completions": {"messages": [{"role": "user", "content": LONG}]},
+    "/v1/responses": {"input": LONG},
+    "/v1/messages": {"messages": [{"role": "user", "content": LONG}], "max_tokens": 4},
+    "/api/chat": {"messages": [{"role": "user", "content": LONG}]},
+    "/api/generate": {"prompt": LONG, "raw": True},
+}
+
+
+@pytest.mark.parametrize("path", BODIES)
+async def test_what_cannot_fit_is_refused_unread(path, tokenizer, monkeypatch) -> None:
+    monkeypatch.setattr(tokenizer, "encode_after", None)  # whoever calls it fails
+    async with served(ScriptedEngine([END]), tokenizer) as client:
+        response = await client.post(path, json={"model": "toy", **BODIES[path]})
+        assert response.status == 400
+        assert "maximum context length is 512 tokens. However, you requested at least" in await response.text()
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+async def test_a_prompt_that_is_cut_is_read(path, tokenizer) -> None:
+    engine = ScriptedEngine([END])
+    async with served(engine, tokenizer) as client:
+        body = {"model": "toy", "truncate_prompt_tokens": 7, "max_tokens": 1, **BODIES[path]}
+        assert (await client.post(path, json=body)).status == 200
+    assert len(engine.requests[0].prompt) == 7
