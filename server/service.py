@@ -55,7 +55,7 @@ class ServiceOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     model: the name they use. most_running: requests running and waiting. seed: of requests that bring none.
     ping_seconds: between the comments in a stream that has nothing to say. config: what the server was started with.
-    max_output_tokens, max_body_bytes, request_timeout, first_token_timeout, self_check: the settings of these names.
+    max_output_tokens, request_timeout, first_token_timeout, self_check: the settings of these names.
     """
 
     model: str
@@ -66,7 +66,6 @@ class ServiceOptions(msgspec.Struct, frozen=True, kw_only=True):
     most_pending_tokens: int = MOST_PENDING_TOKENS
     config: ServeConfig | None = None
     max_output_tokens: int | None = None
-    max_body_bytes: int = 64 << 20
     request_timeout: float | None = None
     first_token_timeout: float | None = None
     self_check: float = 0.0
@@ -80,7 +79,6 @@ class ServiceOptions(msgspec.Struct, frozen=True, kw_only=True):
             seed=config.seed,
             config=config,
             max_output_tokens=config.max_output_tokens,
-            max_body_bytes=config.max_body_bytes,
             request_timeout=config.request_timeout,
             first_token_timeout=config.first_token_timeout,
             self_check=config.self_check,

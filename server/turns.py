@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 from aiohttp import web
 
-from server import conversation, tools, validation
+from server import bounds, conversation, tools, validation
 from server.answers.base import Answer
 from server.choice import Choice, TextOptions
 from server.forks import check_choices, forked
@@ -79,6 +79,7 @@ def rendered(service: Service, body: ChatRequest) -> str:
         raise InvalidRequest(
             "continue_final_message", "continue_final_message and add_generation_prompt exclude each other"
         )
+    bounds.check_bytes(body.chat_template_kwargs, bounds.MOST_TEMPLATE_BYTES, "chat_template_kwargs")
     given = body.chat_template_kwargs or {}
     if body.reasoning_effort is not None:
         given = {"reasoning_effort": body.reasoning_effort} | given

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import re
 from functools import lru_cache
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import msgspec
 
-from server import options
+from server import bounds, options
+from server.gateway.caller import ID_WANTED, usable_id
 from server.text import SamplingDefaults
 from server.wire.chat import ChatRequest
 from server.wire.completions import CompletionRequest
@@ -22,6 +23,7 @@ from spec.sampling import SEED_RANGE, SamplingParams
 
 COMPLETION_MAX_TOKENS = 16
 MOST_STOPS = 16
+MOST_STOP_IDS = 1024
 MOST_PROMPTS = 128
 
 S = TypeVar("S", bound=msgspec.Struct)
@@ -71,18 +73,20 @@ def checked_chat(request: ChatRequest) -> ChatRequest:
 
 def decoded(body: bytes, decoder: msgspec.json.Decoder[S]) -> S:
     """The struct in ``body``."""
+    bounds.weigh(body)
     try:
         return decoder.decode(body)
     except msgspec.ValidationError as error:
         raise named(str(error)) from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise InvalidRequest("", f"The body is not valid JSON: {error}") from None
-    except RecursionError:
-        raise InvalidRequest("", "The body is nested too deeply") from None
 
 
 def _check(request: GenerationRequest) -> None:
     refuse_unsupported(request)
+    bounds.check_count(request.cache_salt, bounds.MOST_NAME, "cache_salt", "characters")
+    if request.request_id is not None and not usable_id(request.request_id):
+        raise InvalidRequest("request_id", f"request_id must be {ID_WANTED}, got {request.request_id!r}")
     if request.stream_options is not None and not request.stream:
         raise InvalidRequest("stream_options", "stream_options is only allowed with stream: true")
 
@@ -121,6 +125,8 @@ def refused_fields(kind: type[msgspec.Struct]) -> tuple[str, ...]:
 
 def sampling_params(request: GenerationRequest, defaults: SamplingDefaults, vocab_size: int) -> SamplingParams:
     """How to draw: the request's word, else the model's recommendation, else OpenAI's default."""
+    bounds.check_count(request.stop_token_ids, MOST_STOP_IDS, "stop_token_ids")
+    bounds.check_count(request.allowed_token_ids, vocab_size, "allowed_token_ids")
     field, most = _most_tokens(request, defaults)
     if options.scores_only(request):
         most = 1  # the engine writes at least one token; the choice drops it
@@ -158,6 +164,8 @@ def stop_strings(request: GenerationRequest) -> tuple[str, ...]:
     stops = () if stop is None else (stop,) if isinstance(stop, str) else tuple(stop)
     if len(stops) > MOST_STOPS:
         raise InvalidRequest("stop", f"stop holds {len(stops)} strings; at most {MOST_STOPS} are allowed")
+    for stop in stops:
+        bounds.check_count(stop, bounds.MOST_NAME, "stop", "characters")
     if "" in stops:
         raise InvalidRequest("stop", "stop strings must not be empty")
     return stops
@@ -168,13 +176,13 @@ def prompts(request: CompletionRequest) -> list[str | list[int]]:
     prompt = request.prompt
     if isinstance(prompt, str):
         return [prompt]
-    kinds = {type(entry) for entry in prompt}
+    kinds = set(map(type, prompt))
     if not prompt or len(kinds) > 1:
         raise InvalidRequest(
             "prompt", "prompt must be a text, token ids, a list of texts or a list of lists of token ids"
         )
     if int in kinds:
-        return [[entry for entry in prompt if isinstance(entry, int)]]
+        return [cast("list[int]", prompt)]
     if len(prompt) > MOST_PROMPTS:
         raise InvalidRequest("prompt", f"prompt holds {len(prompt)} prompts; at most {MOST_PROMPTS} are allowed")
     return [entry for entry in prompt if not isinstance(entry, int)]
@@ -184,7 +192,6 @@ def check_prompt(tokens: list[int], field: str, params: SamplingParams, vocab_si
     """Raise unless the prompt is made of the model's tokens and fits, with the output asked for, into its context."""
     if not tokens:
         raise InvalidRequest(field, f"{field} must not be empty")
-    check_tokens(tokens, field, vocab_size)
     asked = len(tokens) + (params.max_tokens or 1)
     if asked > longest:
         raise ContextLengthExceeded(
@@ -192,6 +199,7 @@ def check_prompt(tokens: list[int], field: str, params: SamplingParams, vocab_si
             f"This model's maximum context length is {longest} tokens. However, you requested {asked} tokens "
             f"({len(tokens)} in the prompt, {params.max_tokens or 1} in the completion).",
         )
+    check_tokens(tokens, field, vocab_size)
     room = longest - len(tokens)
     if params.min_tokens > room:
         raise InvalidRequest("min_tokens", f"min_tokens must be at most {room}, which is the room behind the prompt")

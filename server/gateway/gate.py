@@ -21,8 +21,12 @@ from server.gateway.caller import ANYONE, CALLER, Caller
 from server.gateway.credentials import presented
 from server.gateway.keychain import Keychain
 from server.gateway.origins import Origins
+from server.turns import SERVICE
+from spec.request import EngineInfo
 
-LARGEST_BODY = 64 << 20
+LARGEST_BODY = 4 << 20
+#: A token is four characters of a text, which JSON may write as six bytes each, or an id of up to seven digits.
+BYTES_A_TOKEN = 32
 #: What tells nothing but the model's name and whether it runs; probes and load balancers have no key.
 OPEN_PATHS = frozenset({"/", "/health", "/ready", "/ping", "/openapi.json", "/dashboard"})
 #: The files that the dashboard is made of.
@@ -37,7 +41,7 @@ class Gate:
     """The gateway of one server."""
 
     def __init__(
-        self, keychain: Keychain | None = None, origins: Origins | None = None, largest_body: int = LARGEST_BODY
+        self, keychain: Keychain | None = None, origins: Origins | None = None, largest_body: int | None = None
     ) -> None:
         self.keychain = keychain or Keychain()
         self.origins = origins or Origins(keyed=self.keychain.needed)
@@ -61,18 +65,14 @@ class Gate:
         if preflight is not None:
             return preflight
         CALLER.set(self._caller(request))
-        if (request.content_length or 0) > self.largest_body:
-            raise self.too_large()
+        most = self.largest_body or largest_body(request.app[SERVICE].engine.info)
+        too_large = TooLarge(f"The body is larger than {most:,} bytes, the limit of this server (max_body_bytes)")
+        if (request.content_length or 0) > most:
+            raise too_large
         try:
-            return await handler(request)
+            return await handler(request.clone(client_max_size=most))
         except web.HTTPRequestEntityTooLarge:
-            raise self.too_large() from None
-
-    def too_large(self) -> TooLarge:
-        """The error for a body, or a message, above the limit."""
-        return TooLarge(
-            f"The body is larger than {self.largest_body:,} bytes, the limit of this server (max_body_bytes)"
-        )
+            raise too_large from None
 
     async def mark(self, request: web.Request, response: web.StreamResponse) -> None:
         """Add what the gateway says about a response before its headers go out."""
@@ -100,6 +100,11 @@ class Gate:
         if caller is None:
             raise Unauthorized("Incorrect API key provided")
         return caller
+
+
+def largest_body(info: EngineInfo | None) -> int:
+    """Bytes that hold any prompt that fills the context, as text and as token ids."""
+    return max(LARGEST_BODY, 0 if info is None else BYTES_A_TOKEN * info.max_model_len)
 
 
 def rate_headers(allowance: Allowance) -> dict[str, str]:
