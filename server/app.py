@@ -46,7 +46,7 @@ from server.doors.route import ErrorShape
 from server.engine_client import EngineClient
 from server.errors import ApiError, described
 from server.gateway import access_log, malformed
-from server.gateway.caller import REQUEST_ID
+from server.gateway.caller import REQUEST_ID, usable_id
 from server.gateway.gate import Gate
 from server.gateway.tls import context
 from server.parsers.dialect import Dialect
@@ -59,7 +59,6 @@ from server.wire.shared import ErrorBody, ErrorDetail
 from spec.errors import ConfigurationError, InvalidRequest
 from spec.request import EngineInfo
 
-LONGEST_REQUEST_ID = 128
 CLOSING_SECONDS = 2.0
 _BESIDE = "beside the event loop"
 log = logging.getLogger("foresay.server")
@@ -85,7 +84,7 @@ def create_app(service: Service, gate: Gate | None = None) -> web.Application:
     """The application around a service. gate: who may use it; without one everybody on this machine."""
     gate = gate or Gate()
     middlewares = [access_log.record, _answer_errors, gate.admit]
-    app = web.Application(middlewares=middlewares, client_max_size=gate.largest_body)
+    app = web.Application(middlewares=middlewares)
     app[SERVICE] = service
     app[dashboard.FEED] = feed = Feed()
     app.on_shutdown.append(feed.close)
@@ -136,10 +135,9 @@ def _told(request: web.Request, status: int, body: ErrorBody, headers: dict[str,
 
 
 def _request_id(request: web.Request) -> str:
-    """The client's ``X-Request-Id`` if it is short and printable, else a new one."""
+    """The client's ``X-Request-Id`` if it is usable, else a new one."""
     given = request.headers.get("X-Request-Id", "")
-    usable = 0 < len(given) <= LONGEST_REQUEST_ID and given.isascii() and given.isprintable()
-    return given if usable else uuid.uuid4().hex
+    return given if usable_id(given) else uuid.uuid4().hex
 
 
 async def _name_request(request: web.Request, response: web.StreamResponse) -> None:

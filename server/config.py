@@ -261,8 +261,13 @@ class ServeConfig(EngineConfig, frozen=True, kw_only=True):
         Positive | None, _about("most tokens a request may ask for (no limit but the context)", "how much", "N")
     ] = None
     max_body_bytes: Annotated[
-        int, Meta(ge=1024), _about("largest body of a request, and message on a WebSocket", "how much", "BYTES")
-    ] = 64 << 20
+        Annotated[int, Meta(ge=1024)] | None,
+        _about(
+            "largest body of a request, and message on a WebSocket (4 MiB, or 32 for each token of the context)",
+            "how much",
+            "BYTES",
+        ),
+    ] = None
     request_timeout: Annotated[
         Seconds | None,
         _about("end a request that takes longer than this with an error (never)", "how much", "SECONDS"),

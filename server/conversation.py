@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from server.bounds import MOST_CALLS, MOST_MESSAGES, MOST_PARTS, TOO_MANY, check_count, weigh
 from server.wire.chat import ChatRequest, ContentPart, Message
 from server.wire.tools import ToolCall
 from spec.errors import InvalidRequest
@@ -20,12 +21,26 @@ def messages(request: ChatRequest) -> list[dict[str, Any]]:
     """The conversation as chat templates take it."""
     if not request.messages:
         raise InvalidRequest("messages", "messages must not be empty")
+    check_count(request.messages, MOST_MESSAGES, "messages")
+    _check_arguments(request.messages)
     rendered, called = [], frozenset[str]()
     for index, message in enumerate(request.messages):
         rendered.append(_message(message, f"messages[{index}]", called))
         if message.role != "tool":
             called = frozenset(call.id for call in message.tool_calls or ())
     return rendered
+
+
+def _check_arguments(messages: list[Message]) -> None:
+    """Raise if there is too much in the JSON that arguments of calls are."""
+    parts = 0
+    for index, message in enumerate(messages):
+        field = f"messages[{index}].tool_calls"
+        check_count(message.tool_calls, MOST_CALLS, field)
+        for call in message.tool_calls or ():
+            parts += weigh(call.function.arguments.encode(), field, f"The text of arguments in {field}")
+            if parts > MOST_PARTS:
+                raise InvalidRequest(field, f"The arguments in messages have {TOO_MANY}")
 
 
 def _message(message: Message, place: str, called: frozenset[str]) -> dict[str, Any]:

@@ -156,9 +156,17 @@ class TookTooLong(ApiError):
         return {"X-Should-Retry": "false"}
 
 
+#: Messages quote what the client sent, which may be megabytes.
+_LONGEST = 2000
+
+
+def _brief(text: str) -> str:
+    return text if len(text) <= _LONGEST else f"{text[: _LONGEST // 2]} [..] {text[-_LONGEST // 2 :]}"
+
+
 def described(error: ApiError | InvalidRequest) -> tuple[int, ErrorBody]:
     """The HTTP status of an error and the body that tells a client about it."""
     if isinstance(error, InvalidRequest):
-        detail = ErrorDetail(error.message, "invalid_request_error", error.param or None, error.code)
-        return 400, ErrorBody(detail)
-    return error.status, ErrorBody(ErrorDetail(error.message, error.type, error.param, error.code))
+        param = _brief(error.param) or None
+        return 400, ErrorBody(ErrorDetail(_brief(error.message), "invalid_request_error", param, error.code))
+    return error.status, ErrorBody(ErrorDetail(_brief(error.message), error.type, error.param, error.code))

@@ -141,7 +141,9 @@ class Generation:
     async def __aenter__(self) -> Self:
         try:
             for mailbox in self._mailboxes:
-                self._engine.add(mailbox.request, mailbox)
+                if not mailbox.finished:
+                    self._engine.add(mailbox.request, mailbox)
+                await asyncio.sleep(0)  # each of many requests may carry a long prompt; others have their turn
         except BaseException:
             self._abandon()
             raise

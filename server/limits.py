@@ -8,13 +8,15 @@ from __future__ import annotations
 
 from typing import Any
 
+from server.bounds import MOST_NAME
 from server.conversation import ROLES
 from server.foreign.messages import HOTTEST
 from server.foreign.ollama import FIELDS_REFUSED, OPTIONS_REFUSED
+from server.gateway.caller import ID
 from server.grammars.fields import OLD_NAMES
-from server.options import MOST_CHOICES
+from server.options import MOST_BAD_WORDS, MOST_CHOICES
 from server.prediction import CONTENT, TEXT
-from server.validation import MOST_STOPS
+from server.validation import MOST_STOP_IDS, MOST_STOPS
 from server.wire.responses import RESPONSES_NOT_SUPPORTED
 from server.wire.shared import NOT_SUPPORTED
 from spec.sampling import MOST_LOGPROBS
@@ -44,7 +46,12 @@ LIMITS: dict[str, Schema] = {
     "max_output_tokens": {"minimum": 1},
     "min_tokens": {"minimum": 0},
     "stream_interval": {"minimum": 1},
-    "stop": {"minLength": 1, "maxItems": MOST_STOPS},
+    "stop": {"minLength": 1, "maxLength": MOST_NAME, "maxItems": MOST_STOPS},
+    "stop_token_ids": {"maxItems": MOST_STOP_IDS},
+    "bad_words": {"maxItems": MOST_BAD_WORDS},
+    "cache_salt": {"maxLength": MOST_NAME},
+    "user": {"maxLength": MOST_NAME},
+    "request_id": {"pattern": f"^{ID.pattern}$"},
     "stop_sequences": {"maxItems": MOST_STOPS},
     "messages": {"minItems": 1},
     "prompt": {"minLength": 1, "minItems": 1},
@@ -82,6 +89,8 @@ _ABOUT = {
     "maximum": ("number", "integer"),
     "exclusiveMinimum": ("number", "integer"),
     "minLength": ("string",),
+    "maxLength": ("string",),
+    "pattern": ("string",),
     "enum": ("string",),
     "minItems": ("array",),
     "maxItems": ("array",),

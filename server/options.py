@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from server.bounds import check_count
 from server.text import Tokenizer
 from server.wire.chat import ChatRequest
 from server.wire.completions import CompletionRequest
@@ -16,6 +17,9 @@ from spec.sampling import MOST_LOGPROBS
 
 MOST_CHOICES = 128
 MOST_BAD_WORDS = 256
+#: Of all bad words together: each is spelled in three ways, on the event loop.
+MOST_BAD_CHARACTERS = 8192
+MOST_BIASES = 4096
 #: Digits of a token id. Python reads numbers of thousands of digits slowly or not at all.
 _LONGEST_ID = 20
 
@@ -72,6 +76,7 @@ def _counted(field: str, count: int) -> int:
 
 def logit_bias(request: GenerationRequest) -> dict[int, float]:
     """What is added to the logits of tokens. In JSON, keys are strings."""
+    check_count(request.logit_bias, MOST_BIASES, "logit_bias")
     biases: dict[int, float] = {}
     for name, bias in (request.logit_bias or {}).items():
         if not (name.isascii() and name.isdigit() and len(name) < _LONGEST_ID):
@@ -87,9 +92,9 @@ def bad_words(request: GenerationRequest, tokenizer: Tokenizer) -> tuple[tuple[i
 
 def spelled_words(given: Sequence[str], tokenizer: Tokenizer) -> tuple[tuple[int, ...], ...]:
     """The same for words from anywhere."""
+    check_count(given, MOST_BAD_WORDS, "bad_words", "words")
+    check_count("".join(given), MOST_BAD_CHARACTERS, "bad_words", "characters")
     words = [word.lstrip() for word in given]
-    if len(words) > MOST_BAD_WORDS:
-        raise InvalidRequest("bad_words", f"bad_words holds {len(words)} words; at most {MOST_BAD_WORDS} are allowed")
     if "" in words:
         raise InvalidRequest("bad_words", "bad_words must not hold empty words")
     newline = tokenizer.encode("\n", False)

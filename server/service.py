@@ -12,6 +12,7 @@ from typing import Protocol
 import msgspec
 
 from server.answers.base import Origin
+from server.bounds import LARGEST_BODY
 from server.config import ServeConfig
 from server.control import Rendered
 from server.engine_status import EngineStatus, unavailable
@@ -71,7 +72,7 @@ class ServiceOptions(msgspec.Struct, frozen=True, kw_only=True):
     most_pending_tokens: int = MOST_PENDING_TOKENS
     config: ServeConfig | None = None
     max_output_tokens: int | None = None
-    max_body_bytes: int = 64 << 20
+    max_body_bytes: int | None = None
     request_timeout: float | None = None
     first_token_timeout: float | None = None
     self_check: float = 0.0
@@ -113,7 +114,8 @@ class Service:
         self.pace = Pace()
         self.telemetry = Telemetry(options.model, engine)
         self.exposition = Exposition(self.telemetry)
-        self.places, self.bodies = Shared(options.most_running), Shared(MOST_BODIES * options.max_body_bytes)
+        self.places = Shared(options.most_running)
+        self.bodies = Shared(MOST_BODIES * (options.max_body_bytes or LARGEST_BODY))
         self._running: set[Generation] = set()
         self._idle = asyncio.Event()
         self._idle.set()

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 from typing import Any, Literal
 
 import msgspec
 
+from server.bounds import MOST_TOOLS, check_count
 from server.wire.chat import ChatRequest
 from server.wire.tools import AllowedChoice, Function, FunctionChoice, NamedTool, Tool
 from spec.errors import InvalidRequest
@@ -39,11 +41,14 @@ class Offer(msgspec.Struct, frozen=True, kw_only=True):
 
 def offered(request: ChatRequest) -> Offer:
     """What the request offers, checked; errors name the field."""
+    check_count(request.tools, MOST_TOOLS, "tools")
     functions = [_function(tool, f"tools[{index}]") for index, tool in enumerate(request.tools or ())]
-    names = [function.name for function in functions]
-    for index, name in enumerate(names):
-        if name in names[:index]:
-            raise InvalidRequest(f"tools[{index}].function.name", f"tools: there are two functions named {name!r}")
+    names: dict[str, None] = {}
+    for index, function in enumerate(functions):
+        if function.name in names:
+            place = f"tools[{index}].function.name"
+            raise InvalidRequest(place, f"tools: there are two functions named {function.name!r}")
+        names[function.name] = None
     mode, chosen = _choice(request, names)
     if mode == "none" or not functions:
         return Offer()
@@ -67,7 +72,9 @@ def _function(tool: Tool, place: str) -> Function:
     return tool.function
 
 
-def _choice(request: ChatRequest, names: list[str]) -> tuple[Literal["none", "auto", "required"], list[str]]:
+def _choice(
+    request: ChatRequest, names: Collection[str]
+) -> tuple[Literal["none", "auto", "required"], Collection[str]]:
     """The mode, and the names that may be called."""
     match request.tool_choice:
         case None | "auto":
@@ -79,12 +86,12 @@ def _choice(request: ChatRequest, names: list[str]) -> tuple[Literal["none", "au
                 raise InvalidRequest("tool_choice", "tool_choice is required, but there are no tools")
             return "required", names
         case FunctionChoice(function=function):
-            return "required", [_known(function.name, names, "tool_choice.function.name")]
+            return "required", {_known(function.name, names, "tool_choice.function.name")}
         case AllowedChoice(allowed_tools=allowed):
             place = "tool_choice.allowed_tools"
             if allowed.mode not in ("auto", "required"):
                 raise InvalidRequest(f"{place}.mode", f"{place}.mode must be auto or required, got {allowed.mode!r}")
-            chosen = [_allowed(tool, names, f"{place}.tools[{index}]") for index, tool in enumerate(allowed.tools)]
+            chosen = {_allowed(tool, names, f"{place}.tools[{index}]") for index, tool in enumerate(allowed.tools)}
             if not chosen:
                 raise InvalidRequest(f"{place}.tools", f"{place}.tools must not be empty")
             return ("auto" if allowed.mode == "auto" else "required"), chosen
@@ -93,13 +100,13 @@ def _choice(request: ChatRequest, names: list[str]) -> tuple[Literal["none", "au
             raise InvalidRequest("tool_choice", f"tool_choice must be {modes} or name a function, got {other!r}")
 
 
-def _allowed(tool: NamedTool, names: list[str], place: str) -> str:
+def _allowed(tool: NamedTool, names: Collection[str], place: str) -> str:
     if tool.type != "function":
         raise InvalidRequest(f"{place}.type", f"{place}.type must be function, got {tool.type!r}")
     return _known(tool.function.name, names, f"{place}.function.name")
 
 
-def _known(name: str, names: list[str], field: str) -> str:
+def _known(name: str, names: Collection[str], field: str) -> str:
     if name not in names:
         raise InvalidRequest(field, f"{field}: there is no tool named {name!r}")
     return name

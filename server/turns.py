@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 from aiohttp import web
 
-from server import conversation, tools, validation
+from server import bounds, conversation, tools, validation
 from server.answers.base import Answer
 from server.choice import Choice, TextOptions
 from server.control import Rendered
@@ -93,6 +93,7 @@ def _rendered(service: Service, body: ChatRequest) -> Rendered:
         raise InvalidRequest(
             "continue_final_message", "continue_final_message and add_generation_prompt exclude each other"
         )
+    bounds.check_bytes(body.chat_template_kwargs, bounds.MOST_TEMPLATE_BYTES, "chat_template_kwargs")
     given = body.chat_template_kwargs or {}
     if body.reasoning_effort is not None:
         given = {"reasoning_effort": body.reasoning_effort} | given

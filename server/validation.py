@@ -12,7 +12,8 @@ from typing import Any, TypeVar, cast
 
 import msgspec
 
-from server import options
+from server import bounds, options
+from server.gateway.caller import ID_WANTED, usable_id
 from server.room import Room
 from server.text import SamplingDefaults
 from server.wire.chat import ChatRequest
@@ -23,6 +24,7 @@ from spec.sampling import SEED_RANGE, SamplingParams
 
 COMPLETION_MAX_TOKENS = 16
 MOST_STOPS = 16
+MOST_STOP_IDS = 1024
 MOST_PROMPTS = 128
 
 #: To msgspec these are texts in base64.
@@ -91,18 +93,20 @@ def checked_chat(request: ChatRequest) -> ChatRequest:
 
 def decoded(body: bytes, decoder: msgspec.json.Decoder[S]) -> S:
     """The struct in ``body``."""
+    bounds.weigh(body)
     try:
         return decoder.decode(body)
     except msgspec.ValidationError as error:
         raise named(str(error)) from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise InvalidRequest("", f"The body is not valid JSON: {error}") from None
-    except RecursionError:
-        raise InvalidRequest("", "The body is nested too deeply") from None
 
 
 def _check(request: GenerationRequest) -> None:
     refuse_unsupported(request)
+    bounds.check_count(request.cache_salt, bounds.MOST_NAME, "cache_salt", "characters")
+    if request.request_id is not None and not usable_id(request.request_id):
+        raise InvalidRequest("request_id", f"request_id must be {ID_WANTED}, got {request.request_id!r}")
     if request.stream_options is not None and not request.stream:
         raise InvalidRequest("stream_options", "stream_options is only allowed with stream: true")
 
@@ -141,6 +145,8 @@ def refused_fields(kind: type[msgspec.Struct]) -> tuple[str, ...]:
 
 def sampling_params(request: GenerationRequest, defaults: SamplingDefaults, vocab_size: int) -> SamplingParams:
     """How to draw: the request's word, else the model's recommendation, else OpenAI's default."""
+    bounds.check_count(request.stop_token_ids, MOST_STOP_IDS, "stop_token_ids")
+    bounds.check_count(request.allowed_token_ids, vocab_size, "allowed_token_ids")
     field, most = _most_tokens(request, defaults)
     if options.scores_only(request):
         most = 1  # the engine writes at least one token; the choice drops it
@@ -178,6 +184,8 @@ def stop_strings(request: GenerationRequest) -> tuple[str, ...]:
     stops = () if stop is None else (stop,) if isinstance(stop, str) else tuple(stop)
     if len(stops) > MOST_STOPS:
         raise InvalidRequest("stop", f"stop holds {len(stops)} strings; at most {MOST_STOPS} are allowed")
+    for stop in stops:
+        bounds.check_count(stop, bounds.MOST_NAME, "stop", "characters")
     if "" in stops:
         raise InvalidRequest("stop", "stop strings must not be empty")
     return stops

@@ -38,11 +38,12 @@ class Guarded:
     """A constraint whose failure ends its own sequence alone.
 
     error: what went wrong first; from then on nothing is asked of the constraint, and nothing may be emitted that was
-    drawn without it.
+    drawn without it. field: of the request, which errors name.
     """
 
-    def __init__(self, constraint: Constraint, vocab_size: int) -> None:
+    def __init__(self, constraint: Constraint, vocab_size: int, field: str = "") -> None:
         self.constraint, self.error = constraint, ""
+        self._name = f"the grammar of {field}" if field else "the grammar"
         self.vocab_size = vocab_size
 
     def forced(self, most: int) -> list[int]:
@@ -101,7 +102,7 @@ class Guarded:
         try:
             return call()
         except Exception as error:
-            self.error = f"the grammar failed: {str(error) or type(error).__name__}"
+            self.error = f"{self._name} failed: {str(error) or type(error).__name__}"
             return otherwise
 
 

@@ -97,7 +97,9 @@ class Engine:
             forced=request.forced,
             prediction=request.prediction,
             adjustment=Adjustment.of(params, request.prompt, self.info.vocab_size),
-            constraint=None if constraint is None else Guarded(constraint, self.info.vocab_size),
+            constraint=None
+            if constraint is None
+            else Guarded(constraint, self.info.vocab_size, request.grammar.param if request.grammar else ""),
             leader=self._leader(request),
             # A prompt is scored once, by the leader of its choices.
             prompt_logprobs=None if params.prompt_logprobs is None or request.fork_of is not None else [None],

@@ -8,6 +8,7 @@ import msgspec
 from aiohttp import web
 
 from server import validation
+from server.bounds import check_count
 from server.doors.body import json_response
 from server.doors.route import Route
 from server.service import Service
@@ -60,8 +61,10 @@ async def detokenize(http: web.Request) -> web.Response:
     text, info = service.opened()
     body = validation.decoded(await http.read(), _detokenize)
     service.check_model(body.model)
+    check_count(body.tokens, info.max_model_len, "tokens")
     validation.check_tokens(body.tokens, "tokens", info.vocab_size)
-    return json_response(Detokenized(prompt=text.tokenizer.decode(body.tokens, skip_special_tokens=False)))
+    prompt = await asyncio.to_thread(text.tokenizer.decode, body.tokens, False)
+    return json_response(Detokenized(prompt=prompt))
 
 
 async def render(http: web.Request) -> web.Response:

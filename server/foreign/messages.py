@@ -70,6 +70,9 @@ class Conversation:
             self._add("system", "system", role="system", content=_text(body.system))
         for index, turn in enumerate(body.messages):
             self._turn(turn, f"messages[{index}]")
+        for message in self._messages:
+            if isinstance(message.get("content"), list):
+                message["content"] = "\n".join(message["content"])
         continues = body.messages[-1].role == "assistant"
         request = {"messages": self._messages, **self._tools()}
         if continues:
@@ -105,18 +108,21 @@ class Conversation:
     def _assistant(self, blocks: list[Block], place: str) -> None:
         message: Json = {"role": "assistant"}
         texts: list[str] = []
+        thoughts: list[str] = []
         for index, block in enumerate(blocks):
             match block:
                 case TextBlock(text=text):
                     texts.append(text)
                 case ThinkingBlock(thinking=thought):
-                    message["reasoning_content"] = message.get("reasoning_content", "") + thought
+                    thoughts.append(thought)
                 case ToolUseBlock(id=id, name=name, input=given):
                     call = {"name": name, "arguments": msgspec.json.encode(given).decode()}
                     message.setdefault("tool_calls", []).append({"id": id, "type": "function", "function": call})
                 case ToolResultBlock():
                     at = f"{place}.content[{index}]"
                     raise InvalidRequest(at, f"{at}: this block is the user's")
+        if thoughts:
+            message["reasoning_content"] = "".join(thoughts)
         if texts or "tool_calls" not in message:
             message["content"] = "".join(texts)
         self._add(place, f"{place}.content", **message)
@@ -125,9 +131,9 @@ class Conversation:
         """Add text to the last message if it is of the same role, which makes neighbours one turn."""
         last = self._messages[-1] if self._messages else {}
         if last.get("role") == role:
-            last["content"] += f"\n{text}"
+            last["content"].append(text)
         else:
-            self._add(place, f"{place}.content", role=role, content=text)
+            self._add(place, f"{place}.content", role=role, content=[text])
 
     def _add(self, place: str, content_place: str, **message: Any) -> None:
         index = len(self._messages)

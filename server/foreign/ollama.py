@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 
 from server import validation
+from server.bounds import MOST_CALLS, check_count
 from server.foreign.words import thinking
 from server.parsers.dialect import Dialect
 from server.wire.chat import ChatRequest
@@ -152,6 +153,7 @@ def _messages(messages: list[OllamaMessage]) -> list[Json]:
     told: list[Json] = []
     waiting: list[tuple[str, str]] = []
     for index, message in enumerate(messages):
+        check_count(message.tool_calls, MOST_CALLS, f"messages[{index}].tool_calls")
         one: Json = {"role": message.role, "content": message.content}
         if message.thinking is not None:
             one["reasoning_content"] = message.thinking

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from contextvars import ContextVar
 
 import msgspec
@@ -23,3 +24,11 @@ ANYONE = Caller()
 CALLER: ContextVar[Caller] = ContextVar("caller", default=ANYONE)
 #: The id of the HTTP request, or of the one that opened the WebSocket, that the running task serves.
 REQUEST_ID: ContextVar[str] = ContextVar("request_id")
+#: Ids stand in headers, in lines of logs and in every event of a stream.
+ID_WANTED = "1 to 128 letters, digits or _ - . : / + = @"
+ID = re.compile(r"[A-Za-z0-9_.:/+=@-]{1,128}")
+
+
+def usable_id(given: str) -> bool:
+    """Whether a client's id for its request can be taken over."""
+    return ID.fullmatch(given) is not None

@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 
 from aiohttp import web
 
+from server.bounds import largest_body
 from server.config import ServeConfig
 from server.errors import Compressed, ModelNotFound, TooLarge, Unauthorized
 from server.gateway.allowance import Allowance, Limits
@@ -24,7 +25,6 @@ from server.gateway.origins import Origins
 from server.turns import SERVICE
 from spec.errors import InvalidRequest
 
-LARGEST_BODY = 64 << 20
 #: What tells nothing but the model's name and whether it runs; probes and load balancers have no key.
 OPEN_PATHS = frozenset({"/", "/health", "/ready", "/ping", "/openapi.json", "/dashboard"})
 #: The files that the dashboard is made of.
@@ -39,7 +39,7 @@ class Gate:
     """The gateway of one server."""
 
     def __init__(
-        self, keychain: Keychain | None = None, origins: Origins | None = None, largest_body: int = LARGEST_BODY
+        self, keychain: Keychain | None = None, origins: Origins | None = None, largest_body: int | None = None
     ) -> None:
         self.keychain = keychain or Keychain()
         self.origins = origins or Origins(keyed=self.keychain.needed)
@@ -64,25 +64,21 @@ class Gate:
             return preflight
         CALLER.set(self._caller(request))
         _check_plain(request)
-        if (request.content_length or 0) > self.largest_body:
-            raise self.too_large()
         service, allowance = request.app[SERVICE], CALLER.get().allowance
+        info = service.engine.info
+        most = self.largest_body or largest_body(0 if info is None else info.max_model_len)
+        if (request.content_length or 0) > most:
+            raise _too_large(most)
         if request.body_exists:
             allowance.check()
         try:
-            with service.bodies.holding(self._announced(request), service.crowded):
-                return await handler(request)
+            with service.bodies.holding(_announced(request, most), service.crowded):
+                return await handler(request.clone(client_max_size=most))
         except web.HTTPRequestEntityTooLarge:
-            raise self.too_large() from None
+            raise _too_large(most) from None
         except (InvalidRequest, ModelNotFound):
             allowance.refused()
             raise
-
-    def too_large(self) -> TooLarge:
-        """The error for a body, or a message, above the limit."""
-        return TooLarge(
-            f"The body is larger than {self.largest_body:,} bytes, the limit of this server (max_body_bytes)"
-        )
 
     async def mark(self, request: web.Request, response: web.StreamResponse) -> None:
         """Add what the gateway says about a response before its headers go out."""
@@ -97,11 +93,6 @@ class Gate:
         yield
         watching.cancel()
         await asyncio.gather(watching, return_exceptions=True)
-
-    def _announced(self, request: web.Request) -> int:
-        """How many bytes the body may come to have."""
-        unknown = request.body_exists and request.content_length is None
-        return self.largest_body if unknown else request.content_length or 0
 
     def _caller(self, request: web.Request) -> Caller:
         if not self.keychain.needed:
@@ -121,6 +112,16 @@ def _check_plain(request: web.Request) -> None:
     """Raise :class:`Compressed` for a body that would have to be inflated."""
     if request.headers.get("Content-Encoding", "identity").strip().lower() not in ("", "identity"):
         raise Compressed("Send the body as it is: this server inflates none (Content-Encoding)")
+
+
+def _announced(request: web.Request, most: int) -> int:
+    """How many bytes the body may come to have."""
+    unknown = request.body_exists and request.content_length is None
+    return most if unknown else request.content_length or 0
+
+
+def _too_large(most: int) -> TooLarge:
+    return TooLarge(f"The body is larger than {most:,} bytes, the limit of this server (max_body_bytes)")
 
 
 def rate_headers(allowance: Allowance) -> dict[str, str]:

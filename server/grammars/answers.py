@@ -8,7 +8,7 @@ import json
 import msgspec
 
 from server.grammars.calls import tool_call_grammar
-from server.grammars.fields import refuse_lengths, wanted
+from server.grammars.fields import bounded, refuse_lengths, wanted
 from server.grammars.strict import strict_grammar
 from server.parsers.dialect import FORMATS, Dialect
 from server.text import Tokenizer
@@ -16,6 +16,9 @@ from server.tools import Offer
 from server.wire.chat import ChatRequest
 from spec.errors import InvalidRequest
 from spec.request import Grammar
+
+#: Of a grammar that holds the schemas of tools.
+MOST_BYTES_WITH_CALLS = 256 * 1024
 
 
 class Beginning(msgspec.Struct, frozen=True):
@@ -42,7 +45,11 @@ async def chat_grammar(
     elif form is not None and grammar is not None:
         calls = await asyncio.to_thread(tool_call_grammar, form, offer, _tokens(form, tokenizer))
         grammar = _either(calls, grammar, form)
-    return None if grammar is None else _behind_thinking(grammar, dialect, tokenizer, beginning)
+    return (
+        None
+        if grammar is None
+        else _behind_thinking(bounded(grammar, MOST_BYTES_WITH_CALLS), dialect, tokenizer, beginning)
+    )
 
 
 def _tokens(form: str, tokenizer: Tokenizer) -> dict[str, int]:

@@ -6,15 +6,25 @@ import asyncio
 
 import msgspec
 
+from server.bounds import check_bytes
 from server.grammars.lark import choice_grammar, lark_grammar, regex_grammar
-from server.grammars.schema import ANY_OBJECT, BOUNDED, COMPACT, FLEXIBLE, ONE_LINE, Schema, schema_grammar
+from server.grammars.schema import (
+    ANY_OBJECT,
+    BOUNDED,
+    COMPACT,
+    FLEXIBLE,
+    MOST_BYTES,
+    ONE_LINE,
+    Schema,
+    check_multiples,
+    schema_grammar,
+)
 from server.wire.shared import GenerationRequest
 from server.wire.structured import ResponseFormat, StructuredOutputs
 from spec.errors import InvalidRequest
 from spec.request import Grammar
 from spec.sampling import SamplingParams
 
-MOST_BYTES = 64 * 1024
 #: Some regular expressions take time that grows with the square of their length: half a second for 8 kB.
 MOST_REGEX_BYTES = 4 * 1024
 MOST_LARK_BYTES = 16 * 1024
@@ -114,6 +124,7 @@ def _of_kind(given: StructuredOutputs, kind: str) -> Grammar:
     if given.regex is not None:
         return _grammar(regex_grammar(_bounded(given.regex, param, MOST_REGEX_BYTES), param), param)
     if given.choice is not None:
+        check_bytes(given.choice, MOST_BYTES, param)
         return _grammar(choice_grammar(given.choice, param), param)
     assert given.grammar is not None, "one kind is given"
     return _grammar(lark_grammar(_bounded(given.grammar, param, MOST_LARK_BYTES), param), param)
@@ -151,5 +162,11 @@ def _bounded(text: str, param: str, most: int = MOST_BYTES) -> str:
 
 
 def _grammar(text: str, param: str) -> Grammar:
-    """Grammars travel as text, whose size bounds what compiling can cost."""
-    return Grammar(text=_bounded(text, param), param=param)
+    return bounded(Grammar(text=text, param=param))
+
+
+def bounded(grammar: Grammar, most: int = MOST_BYTES) -> Grammar:
+    """``grammar``, if it is not too long: grammars travel as text, whose size bounds what compiling can cost."""
+    check_multiples(grammar.text, grammar.param)
+    _bounded(grammar.text, grammar.param, most)
+    return grammar

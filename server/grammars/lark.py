@@ -11,7 +11,7 @@ from spec.errors import InvalidRequest
 
 MOST_CHOICES = 2000
 #: Options of a Lark rule that ask for what masks cannot do: other sampling, counting tokens, taking text back.
-_RULE_OPTIONS = re.compile(r"^\s*[!?]?[\w.-]+\[[^\n]*?\b(temperature|max_tokens|stop)\s*=", re.MULTILINE)
+_RULE_OPTIONS = re.compile(r"^[ \t]*[!?]?[\w.-]+\[[^\n]*?\b(temperature|max_tokens|stop)\s*=", re.MULTILINE)
 _PLAIN = re.compile(r"[A-Za-z0-9]|[^\x00-\x7f]")
 
 

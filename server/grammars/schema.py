@@ -5,17 +5,21 @@ llguidance compiles a schema or says why not; here is only what it would let pas
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator
+from decimal import Decimal
 from typing import Any
 
 import msgspec
 from llguidance import LLMatcher
 
+from server.bounds import check_bytes
 from spec.errors import InvalidRequest
 
 Schema = dict[str, Any]
 
+MOST_BYTES = 64 * 1024
 MOST_PROPERTIES = 500  # of one object; llguidance can hold some 550 optional ones
 MOST_DEPTH = 100
 MOST_PATTERN = 2000
@@ -41,6 +45,11 @@ _HARMLESS: dict[str, object] = {"uniqueItems": False, "nullable": False}
 _ONE = ("additionalProperties", "additionalItems", "items", "not", "if", "then", "else", "contains", "propertyNames")
 _NAMED = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
 _SEVERAL = ("anyOf", "allOf", "oneOf", "prefixItems", "items")
+#: llguidance counts in steps of what numbers shall be multiples of, those that hold for one number in steps of their
+#: least common multiple; 10,000 steps take a second to compile, ten times as many a minute and more than a gigabyte.
+MOST_STEPS = 10_000
+_MULTIPLE = re.compile(r'multipleOf\\*"\s*:\s*-?(\d+(?:\.\d+)?(?:[eE][+-]?\d+)?)')
+_WRITTEN = re.compile(r"\\+u00([0-7][0-9a-fA-F])")
 _CONTROL = re.compile(rb"\\u00[01]|\x7f")
 
 
@@ -57,12 +66,27 @@ def guided(schema: object, param: str, layout: Schema = ONE_LINE, closed: bool =
     """
     if not isinstance(schema, dict):
         raise InvalidRequest(param, f"{param} must be a JSON schema that is an object")
+    check_bytes(schema, MOST_BYTES, param)
     try:
         schema = _rewritten(schema, param, closed, MOST_DEPTH)
     except RecursionError:
         raise InvalidRequest(param, f"{param} is nested too deeply") from None
     options = layout | _escapes(schema, param) | {"lenient": False, "coerce_one_of": False}
     return schema | {"x-guidance": options}
+
+
+def check_multiples(grammar: str, param: str) -> None:
+    """Raise if the schemas within a grammar's text have numbers count in too many steps."""
+    plain = _WRITTEN.sub(lambda found: chr(int(found[1], 16)), grammar)
+    steps = [_digits(number) for number in _MULTIPLE.findall(plain)]
+    if max(sum(steps), math.lcm(*steps)) > MOST_STEPS:
+        wrong = "numbers of multipleOf are too large or too many: their sum and their least common multiple"
+        raise InvalidRequest(param, f"{param}: the {wrong} must be at most {MOST_STEPS:,}")
+
+
+def _digits(number: str) -> int:
+    """A decimal number without its point and the zeros at its end, which cost nothing; at most some 30 digits."""
+    return int("".join(map(str, Decimal(number).normalize().as_tuple().digits)))
 
 
 def _text(schema: Schema) -> str:
@@ -140,8 +164,11 @@ def _is_open(schema: Schema) -> bool:
 
 def _parts(schema: Any) -> Iterator[Schema]:
     """Every object within a schema that could be a schema."""
-    if isinstance(schema, dict):
-        yield schema
-    below = schema.values() if isinstance(schema, dict) else schema if isinstance(schema, list) else ()
-    for part in below:
-        yield from _parts(part)
+    waiting = [schema]
+    while waiting:
+        part = waiting.pop()
+        if isinstance(part, dict):
+            yield part
+            waiting += part.values()
+        elif isinstance(part, list):
+            waiting += part

@@ -8,6 +8,8 @@ from typing import Any
 import msgspec
 from aiohttp import WSMsgType
 
+from server.bounds import weigh
+from server.responses.packed import check_packed
 from server.validation import named
 from server.wire.response_events import ClientEvent, Envelope
 from spec.errors import InvalidRequest
@@ -22,11 +24,13 @@ class Codec(msgspec.Struct, frozen=True, kw_only=True):
 
     frame: WSMsgType
     encode: Callable[[Any], bytes]
+    _check: Callable[[bytes], object]
     _client_event: Callable[[str | bytes], ClientEvent]
     _envelope: Callable[[str | bytes], Envelope]
 
     def decode(self, message: str | bytes) -> ClientEvent:
         """What the client says; :class:`InvalidRequest` names the field."""
+        self._weigh(message)
         try:
             event = self._client_event(message)
         except msgspec.ValidationError as error:
@@ -34,17 +38,19 @@ class Codec(msgspec.Struct, frozen=True, kw_only=True):
             raise wrong if wrong.param else InvalidRequest("", f"The message must be an object: {error}") from None
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise InvalidRequest("", f"The message cannot be read: {error}") from None
-        except RecursionError:
-            raise InvalidRequest("", "The message is nested too deeply") from None
         if len(getattr(event, "stream_id", None) or "") > LONGEST_STREAM_ID:
             raise InvalidRequest("stream_id", f"stream_id must have at most {LONGEST_STREAM_ID} characters")
         return event
 
+    def _weigh(self, message: str | bytes) -> None:
+        self._check(message.encode() if isinstance(message, str) else message)
+
     def stream_id(self, message: str | bytes) -> str | None:
         """The lane that a message is about, as far as that can be told of a wrong one."""
         try:
+            self._weigh(message)
             lane = self._envelope(message).stream_id
-        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        except (msgspec.MsgspecError, UnicodeDecodeError, InvalidRequest):
             return None
         return lane if isinstance(lane, str) and len(lane) <= LONGEST_STREAM_ID else None
 
@@ -53,12 +59,14 @@ _CODECS = {
     JSON_PROTOCOL: Codec(
         frame=WSMsgType.TEXT,
         encode=msgspec.json.Encoder().encode,
+        _check=lambda message: weigh(message, what="The message"),
         _client_event=msgspec.json.Decoder(ClientEvent).decode,
         _envelope=msgspec.json.Decoder(Envelope).decode,
     ),
     MSGPACK_PROTOCOL: Codec(
         frame=WSMsgType.BINARY,
         encode=msgspec.msgpack.Encoder().encode,
+        _check=check_packed,
         _client_event=msgspec.msgpack.Decoder(ClientEvent).decode,  # type: ignore[arg-type]  # gets bytes only
         _envelope=msgspec.msgpack.Decoder(Envelope).decode,  # type: ignore[arg-type]
     ),

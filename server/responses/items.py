@@ -14,8 +14,9 @@ from typing import Any
 
 import msgspec
 
+from server.bounds import MOST_MESSAGES
 from server.wire.responses import FunctionCall, InputItem, InputPart, OutputItem, OutputMessage, ReasoningItem
-from spec.errors import InvalidRequest
+from spec.errors import ContextLengthExceeded, InvalidRequest
 
 ROLES = ("user", "system", "developer", "assistant")
 PREFIXES = {"message": "msg", "function_call": "fc", "function_call_output": "fco", "reasoning": "rs"}
@@ -107,6 +108,10 @@ def _said(item: OutputItem) -> InputItem:
 
 def messages_of(instructions: str | None, before: Sequence[InputItem], given: Sequence[InputItem]) -> list[Any]:
     """The conversation as chat messages: what was said before, and the items given now (errors name those)."""
+    count = len(before) + len(given)
+    if count > MOST_MESSAGES:
+        wrong = f"The conversation has {count:,} items, those before it included; at most {MOST_MESSAGES:,} are allowed"
+        raise ContextLengthExceeded("input", wrong)
     chat = _Chat()
     if instructions is not None:
         chat.say("system", instructions)
@@ -114,7 +119,7 @@ def messages_of(instructions: str | None, before: Sequence[InputItem], given: Se
         chat.add(item, "previous_response_id")
     for index, item in enumerate(given):
         chat.add(item, f"input[{index}].call_id")
-    return chat.messages
+    return chat.told()
 
 
 class _Chat:
@@ -122,7 +127,8 @@ class _Chat:
 
     def __init__(self) -> None:
         self.messages: list[dict[str, Any]] = []
-        self._called: frozenset[str] = frozenset()
+        self._opening: list[str] = []  # what the system says before anybody else does
+        self._called: set[str | None] = set()
 
     def add(self, item: InputItem, place: str) -> None:
         """One more item. place: the field that an error names."""
@@ -138,7 +144,7 @@ class _Chat:
                 message = self._last()
                 calls = message.setdefault("tool_calls", [])
                 calls.append({"id": item.call_id, "type": "function", "function": function})
-                self._called = frozenset(call["id"] for call in calls)
+                self._called.add(item.call_id)
             case _:
                 if item.call_id not in self._called:
                     raise InvalidRequest(place, f"{place}: there is no call {item.call_id!r} for this output")
@@ -146,18 +152,24 @@ class _Chat:
 
     def say(self, role: str, text: str) -> None:
         """A message of somebody else. System messages at the beginning are one: some templates know no second."""
-        self._called = frozenset()
-        only_system = role == "system" and [message["role"] for message in self.messages] == ["system"]
-        if only_system:
-            self.messages[0]["content"] += f"\n\n{text}"
+        self._called = set()
+        if role == "system" and len(self.messages) == len(self._opening[:1]):
+            self._opening.append(text)
+            self.messages = [{"role": role, "content": ""}]
         else:
             self.messages.append({"role": role, "content": text})
+
+    def told(self) -> list[dict[str, Any]]:
+        """All messages."""
+        if self._opening:
+            self.messages[0]["content"] = "\n\n".join(self._opening)
+        return self.messages
 
     def _last(self, *taken: str) -> dict[str, Any]:
         """The model's message that is going on, or a new one if one of the fields ``taken`` is there already."""
         last = self.messages[-1] if self.messages else {"role": ""}
         if last["role"] != "assistant" or any(last.get(field) for field in taken):
-            self._called = frozenset()
+            self._called = set()
             last = {"role": "assistant", "content": ""}
             self.messages.append(last)
         return last

@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from server import validation
+from server.bounds import MOST_NAME, MOST_TOOLS, check_count
 from server.responses.items import messages_of
 from server.wire.chat import ChatRequest
 from server.wire.responses import (
@@ -108,8 +109,9 @@ def check(body: ResponseRequest) -> None:
         raise InvalidRequest("reasoning.summary", "reasoning.summary: reasoning is shown as it is, never summarized")
     if body.truncation not in (None, "disabled", "auto"):
         raise InvalidRequest("truncation", f"truncation must be auto or disabled, got {body.truncation!r}")
-    if len(body.metadata or ()) > 16:
-        raise InvalidRequest("metadata", "metadata holds more than 16 entries")
+    check_count(body.metadata, 16, "metadata")
+    check_count(body.user, MOST_NAME, "user", "characters")
+    check_count(body.tools, MOST_TOOLS, "tools")
     for key, value in (body.metadata or {}).items():
         if len(key) > 64 or len(value) > 512:
             raise InvalidRequest("metadata", "metadata: keys have at most 64 characters, values at most 512")

@@ -118,7 +118,11 @@ def beyond(field: dict[str, Any]) -> Iterator[Any]:
                 case "minItems":
                     yield []
                 case "maxItems":
-                    yield ["x"] * (value + 1)
+                    yield [1 if branch["items"] == {"type": "integer"} else "x"] * (value + 1)
+                case "maxLength":
+                    yield "x" * (value + 1)
+                case "pattern":
+                    yield "two words"
 
 
 def within(field: dict[str, Any]) -> Iterator[Any]:

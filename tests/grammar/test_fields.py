@@ -130,7 +130,7 @@ async def test_any_text(fields: dict[str, Any]):
         ),
         ({"structured_outputs": {"regex": "a" * (MOST_REGEX_BYTES + 1)}}, "structured_outputs.regex", "at most 4096"),
         ({"structured_outputs": {"grammar": "a" * 16385}}, "structured_outputs.grammar", "at most 16384"),
-        ({"structured_outputs": {"choice": ["a" * 300] * 300}}, "structured_outputs.choice", "at most 65536"),
+        ({"structured_outputs": {"choice": ["a" * 300] * 300}}, "structured_outputs.choice", "at most 65,536"),
         (
             {"structured_outputs": {"regex": "a", "whitespace_pattern": " "}},
             "structured_outputs.whitespace_pattern",

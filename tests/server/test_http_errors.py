@@ -93,3 +93,21 @@ async def test_one_broken_choice_ends_the_answer_and_frees_the_others(tokenizer)
         response = await post(client, "completions", prompt=["a", "b"], max_tokens=200)
         assert response.status == 500
     assert sorted(name[-2:] for name in engine.cancelled) == ["-0"]
+
+
+@pytest.mark.parametrize("given", ["a b", "x" * 129, "a\tb", 'a" key=root', "ü", "id=1 key=alice"])
+async def test_a_request_id_that_could_write_into_a_log_is_replaced(tokenizer, script, given):
+    async with served(ScriptedEngine(script), tokenizer) as client:
+        response = await client.get("/health", headers={"X-Request-Id": given})
+        assert len(response.headers["X-Request-Id"]) == 32
+        assert response.headers["X-Request-Id"].isalnum()
+
+
+@pytest.mark.parametrize("given", ["", "x" * 900_000, "a b", "a\nb"])
+async def test_a_request_id_in_the_body_is_short_and_plain(tokenizer, script, given):
+    async with served(ScriptedEngine(script), tokenizer) as client:
+        response = await client.post("/v1/completions", json={"prompt": "x", "request_id": given})
+        said = await response.read()
+        assert response.status == 400
+        assert b'"param":"request_id"' in said
+        assert len(said) < 3000

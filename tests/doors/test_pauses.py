@@ -1,0 +1,201 @@
+"""No request holds up the streams of others: the event loop's longest pause over all routes, fields and shapes of
+bodies, counted in its thread's processor time, so that a busy machine does no harm.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import io
+import json
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import msgspec
+import pytest
+from aiohttp.test_utils import TestClient
+
+from server.app import DOORS
+from server.bounds import LARGEST_BODY, MOST_CALLS, MOST_MESSAGES, MOST_PARTS, MOST_TOOLS
+from server.doors.route import Route
+from tests.doors.running import SentEngine
+from tests.server.scripted import served
+
+ROUTES = [route for door in DOORS for route in door.ROUTES if isinstance(route, Route) and route.body is not None]
+FIELD_BYTES = 1 << 20
+#: What is not refused alike in every field, before it is decoded.
+IN_FIELDS = ("as many objects as may be", "numbers", "towers", "digits")
+#: Texts that a route would tokenize are kept this short: what that takes is another matter.
+TEXT_BYTES = 1 << 14
+#: 50 ms is the aim on a quiet machine; processor time grows, too, where others use the other half of the same core. On
+#: a slow machine: so many times the work of decoding as many objects as there may be.
+MOST_SECONDS, MOST_YARDS = 0.1, 10
+
+
+class Probe:
+    """The longest callback of an event loop."""
+
+    def __init__(self) -> None:
+        self.seconds, self.name = 0.0, ""
+
+
+@pytest.fixture(autouse=True)
+def frozen() -> Iterator[None]:
+    """As in a server that has loaded: the garbage collector does not look through all that stays."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
+@contextmanager
+def probing(monkeypatch: pytest.MonkeyPatch) -> Iterator[Probe]:
+    probe, run = Probe(), asyncio.Handle._run
+
+    def timed(handle: asyncio.Handle) -> None:
+        began = time.thread_time()
+        run(handle)
+        probe.seconds = max(probe.seconds, time.thread_time() - began)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(asyncio.Handle, "_run", timed)
+        yield probe
+
+
+def yard() -> float:
+    """The processor seconds that a body of as many objects as there may be takes to decode."""
+    body = b"[" + b'{"a":1},' * (MOST_PARTS // 2) + b"1]"
+    began = time.thread_time()
+    for _ in range(3):
+        msgspec.json.decode(body)
+    return (time.thread_time() - began) / 3
+
+
+def shapes(size: int) -> dict[str, bytes]:
+    """JSON values of about ``size`` bytes that are much work to decode, to walk over, or to complain about."""
+    names = b",".join(b'"k%d":{}' % number for number in range(size // 12))
+    return {
+        "empty lists": b"[" + b"[]," * (size // 3) + b"[]]",
+        "empty objects": b"[" + b"{}," * (size // 3) + b"{}]",
+        "as many objects as may be": b"[" + b"{}," * min(size // 3, MOST_PARTS - 100) + b"{}]",
+        "numbers": b"[" + b"1," * (size // 2) + b"1]",
+        "texts": b"[" + b'"a",' * (size // 4) + b'"a"]',
+        "names": b"{" + names + b"}",
+        "depth": b"[" * (size // 2) + b"]" * (size // 2),
+        "towers": b"[" + (b"[" * 150 + b"]" * 150 + b",") * (min(size, 60_000) // 301) + b"1]",
+        "digits": b"9" * size,
+        "a broken escape": b'"' + b"\\\\" * (size // 2) + b'\\"',
+    }
+
+
+def usual(route: Route) -> dict[str, Any]:
+    """A request that would be served."""
+    known = {
+        "model": "toy",
+        "messages": [{"role": "user", "content": "x"}],
+        "prompt": "x",
+        "input": "x",
+        "tokens": [1],
+        "max_tokens": 2,
+    }
+    fields = {field.encode_name for field in msgspec.structs.fields(route.body)}
+    body = {name: value for name, value in known.items() if name in fields}
+    if "messages" in body or "input" in body:
+        body.pop("prompt", None)
+    if "max_output_tokens" in fields:
+        body.pop("max_tokens", None)
+    return body
+
+
+def with_field(body: dict[str, Any], name: str, value: bytes) -> bytes:
+    rest = json.dumps({known: given for known, given in body.items() if known != name}).encode()
+    return rest[:-1] + (b"," if len(rest) > 2 else b"") + json.dumps(name).encode() + b":" + value + b"}"
+
+
+def crowds() -> dict[str, Any]:
+    """Fields with as many good entries as there may be, or more."""
+    chat, block = {"role": "user", "content": ""}, {"type": "text", "text": "x" * 64}
+    call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": '{"a":[' + "[]," * 3000 + "1]}"}}
+    item = {"type": "function_call", "call_id": "c", "name": "f", "arguments": ""}
+    thought = {"type": "thinking", "thinking": "x" * 64, "signature": ""}
+    asked = {"role": "assistant", "content": "", "tool_calls": [call] * MOST_CALLS}
+    function = {"description": "d", "parameters": {"type": "object", "properties": {"a": {}}}}
+    tools = [{"type": "function", "function": {"name": f"f{n}"} | function} for n in range(MOST_TOOLS)]
+    own = [{"name": f"f{n}", "input_schema": {"type": "object"}} for n in range(MOST_TOOLS)]
+    asks = {"function": {"name": "f", "arguments": {}}}
+    return {
+        "messages": [
+            [chat] * MOST_MESSAGES,
+            [chat] * (MOST_PARTS // 6),
+            [{"role": "user", "content": [block] * (MOST_PARTS // 6)}],
+            [{"role": "assistant", "content": [thought] * (MOST_PARTS // 8)}],
+            [asked, asked, asked],
+            [
+                {"role": "assistant", "content": "", "tool_calls": [asks] * 4000},
+                *[{"role": "tool", "content": ""}] * 4000,
+            ],
+        ],
+        "input": [
+            [{"role": "system", "content": "x" * 64}] * MOST_MESSAGES,
+            [item] * MOST_MESSAGES,
+            [{"role": "user", "content": ""}] * (MOST_PARTS // 5),
+        ],
+        "tools": [tools, own, [{"type": "function", "name": f"f{n}"} | function for n in range(MOST_TOOLS)], tools * 3],
+        "bad_words": [["a b " * 2000] * 256, ["ab"] * 256, ["a" * 32] * 256],
+        "stop": [["a" * 100_000] * 16],
+        "logit_bias": [{str(n): 1 for n in range(40_000)}],
+        "allowed_token_ids": [[1] * 400_000],
+        "stop_token_ids": [[1] * 400_000],
+        "prompt": [[1] * 400_000, ["x"] * 40_000, [[1]] * 40_000, [[1] * 4000] * 100],
+        "tokens": [[1] * 400_000],
+        "chat_template_kwargs": [{f"k{n}": [] for n in range(20_000)}, {"a": [[]] * 4000}],
+        "include": [["reasoning.encrypted_content"] * 40_000],
+        "metadata": [{str(n): "" for n in range(20_000)}],
+        "cache_salt": ["x" * 400_000],
+        "request_id": ["x" * 400_000],
+        "user": ["x" * 400_000],
+    }
+
+
+def bodies(route: Route) -> Iterator[tuple[str, bytes]]:
+    base = usual(route)
+    whole, part = shapes(LARGEST_BODY - 1024), shapes(FIELD_BYTES)
+    for shape, value in whole.items():
+        yield f"body: {shape}", value
+        yield f"unknown field: {shape}", with_field(base, "unknown", value)
+    crowded = crowds()
+    for field in msgspec.structs.fields(route.body):
+        name = field.encode_name
+        for shape in IN_FIELDS:
+            yield f"{name}: {shape}", with_field(base, name, part[shape])
+        yield f"{name}: a text", with_field(base, name, b'"' + b"a " * (TEXT_BYTES // 2) + b'"')
+        for number, given in enumerate(crowded.get(name, ())):
+            yield f"{name}: crowd {number}", with_field(base, name, msgspec.json.encode(given))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("route", ROUTES, ids=lambda route: route.path)
+async def test_no_body_holds_up_the_event_loop(agent, route, monkeypatch):
+    slow: list[str] = []
+    async with served(SentEngine([5]), agent) as client:
+        with probing(monkeypatch) as probe:
+            for name, body in bodies(route):
+                for _ in range(3):  # a pause that is the machine's does not come again
+                    await asyncio.sleep(0)  # what made the body is another callback
+                    probe.seconds = 0.0
+                    status, said = await answered(client, route, body)
+                    if probe.seconds < MOST_SECONDS or probe.seconds < MOST_YARDS * yard():
+                        break
+                else:
+                    slow.append(f"{name}: {probe.seconds:.3f} s, a yard is {yard():.3f} s")
+                assert status < 500, (name, said[:200])
+                assert status == 200 or len(said) < 10_000, (name, "an error that repeats what was sent")
+    assert not slow, slow
+
+
+async def answered(client: TestClient, route: Route, body: bytes) -> tuple[int, bytes]:
+    headers = {"Content-Type": "application/json"}
+    response = await client.request(route.method, route.path, data=io.BytesIO(body), headers=headers)
+    return response.status, await response.read()

@@ -1,0 +1,87 @@
+"""Grammars that take ever longer: they end their own request, soon, and hold up nobody else."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from functools import partial
+
+import openai
+import pytest
+
+from server.grammars.compiler import GrammarCompiler
+from server.grammars.constraint import BURST_SECONDS, GrammarFailed
+from server.grammars.fields import json_grammar, of_outputs
+from server.grammars.lark import lark_grammar
+from server.wire.structured import StructuredOutputs
+from spec.errors import InvalidRequest
+from spec.request import Grammar
+from tests.grammar.oracle import TARGET
+
+#: Of some 40 bytes: every text has as many readings as it has bracketings.
+AMBIGUOUS = ("start: x\nx: /[a-z ]/ | x x | x x x", "start: x\nx: /./ | x x", 'start: x\nx: "" | /./ | x x x')
+TEXT = "once upon a time there was a small fox who said so to the bear of the wood and the bear said no " * 4
+
+
+@pytest.mark.parametrize("text", AMBIGUOUS)
+def test_an_ambiguous_grammar_fails_before_it_holds_anybody_up(text):
+    compiler = GrammarCompiler.load(TARGET, 4096, [0])
+    assert compiler is not None
+    constraint = compiler.compile(Grammar(text=lark_grammar(text, "g"), param="g"))
+    worst = 0.0
+    with pytest.raises(GrammarFailed, match="takes too long"):  # noqa: PT012
+        for token in compiler._tokenizer.tokenize_str(TEXT):
+            for work in (partial(constraint.masks, [5], [-1]), partial(constraint.advance, [token])):
+                began = time.thread_time()
+                try:
+                    work()
+                finally:
+                    worst = max(worst, time.thread_time() - began)
+    assert worst < 2 * BURST_SECONDS
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "integer", "multipleOf": 999_983},
+        {"allOf": [{"type": "integer", "multipleOf": 97}, {"multipleOf": 89}, {"multipleOf": 83}]},
+        {"properties": {f"p{number}": {"type": "integer", "multipleOf": 5003} for number in range(9)}},
+    ],
+    ids=["one", "together", "many"],
+)
+def test_numbers_that_take_minutes_to_compile_are_refused(schema):
+    with pytest.raises(InvalidRequest, match="multipleOf") as caught:
+        json_grammar(schema, "format")
+    assert caught.value.param == "format"
+
+
+def test_the_same_hidden_in_a_grammar_is_refused():
+    hidden = 'start: j\nj: %json {"type": "integer", "multiple\\u004ff": 999983}'
+    with pytest.raises(InvalidRequest, match="multipleOf"):
+        of_outputs(StructuredOutputs(grammar=hidden))
+
+
+@pytest.mark.slow
+async def test_a_stream_goes_on_beside_an_ambiguous_grammar(client: openai.AsyncOpenAI):
+    """The grammar's request ends with an error that names the field; the other stream has no long gap."""
+    gaps = [0.0]
+
+    async def write() -> None:
+        last = time.monotonic()
+        stream = await client.completions.create(
+            model="bundled", prompt="Once", max_tokens=240, seed=1, stream=True, extra_body={"ignore_eos": True}
+        )
+        async for _ in stream:
+            gaps.append(time.monotonic() - last)
+            last = time.monotonic()
+
+    writing = asyncio.create_task(write())
+    while len(gaps) < 5:
+        await asyncio.sleep(0.01)
+    grammar = {"structured_outputs": {"grammar": AMBIGUOUS[0]}}
+    with pytest.raises(openai.APIStatusError, match=r"structured_outputs\.grammar"):
+        await client.with_options(max_retries=0).completions.create(
+            model="bundled", prompt="Once upon a time", max_tokens=200, seed=1, extra_body=grammar
+        )
+    await writing
+    assert max(gaps[5:]) < 2.0
