@@ -12,12 +12,19 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Protocol, Self
 
 from server.errors import EngineFailed, SlowReader
+from spec.errors import InvalidRequest
 from spec.request import Delta, Request
 
 if TYPE_CHECKING:
     from server.choice import Piece
 
 MOST_PENDING_TOKENS = 8192
+
+
+def _failure(delta: Delta) -> Exception:
+    """Why a request ended with an error: by its own fault, or not."""
+    message = delta.error or "the engine gave up on this request"
+    return EngineFailed(message) if delta.error_param is None else InvalidRequest(delta.error_param, message)
 
 
 class Sink(Protocol):
@@ -87,7 +94,7 @@ class Mailbox:
         self._wake.set()
         if delta.finish_reason == "error":
             delta.finish_reason = None
-            self.fail(EngineFailed(delta.error or "the engine gave up on this request"))
+            self.fail(_failure(delta))
         elif delta.finish_reason is not None:
             self.finished = True
         elif self._pending_tokens > self._most:

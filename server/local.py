@@ -120,7 +120,9 @@ class TextStream:
     def take(self, delta: Delta) -> None:
         """Turn the tokens of one step into text; called by the engine that steps."""
         if delta.finish_reason == "error":
-            self._error = ForesayError(delta.error or "the engine gave up on this request")
+            message = delta.error or "the engine gave up on this request"
+            blamed = delta.error_param is not None
+            self._error = InvalidRequest(delta.error_param or "", message) if blamed else ForesayError(message)
             return
         piece = self._choice.take(delta)
         self._tokens += piece.token_ids

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from spec.accept import Acceptance, accept
 from spec.draw import BROKEN
+from spec.errors import ForesayError
 from spec.sequence import Sequence
 from spec.tree import DraftTree
 
@@ -28,7 +29,7 @@ class Run:
     accepted: int
 
 
-def emit(sequence: Sequence, tree: DraftTree, drawn: Tensor, why_nothing: Callable[[], str]) -> Run:
+def emit(sequence: Sequence, tree: DraftTree, drawn: Tensor, why_nothing: Callable[[], ForesayError]) -> Run:
     """Append what was drawn on the path and tell the grammar; whatever is wrong ends this sequence alone.
 
     drawn: int64[N], on the host. why_nothing: asked if no token could be drawn at the root.
@@ -39,9 +40,9 @@ def emit(sequence: Sequence, tree: DraftTree, drawn: Tensor, why_nothing: Callab
     return Run(acceptance.path[:count], acceptance.path[1 : count + 1], emitted, min(acceptance.accepted, count))
 
 
-def _append(sequence: Sequence, acceptance: Acceptance, why_nothing: Callable[[], str]) -> list[int]:
+def _append(sequence: Sequence, acceptance: Acceptance, why_nothing: Callable[[], ForesayError]) -> list[int]:
     constraint = sequence.constraint
-    if constraint is not None and constraint.error:
+    if constraint is not None and constraint.error is not None:
         sequence.fail(constraint.error)
         return []
     # A broken draw is no child, so it is the last of its run: what came before it stands, and the next step, whose root
@@ -52,7 +53,7 @@ def _append(sequence: Sequence, acceptance: Acceptance, why_nothing: Callable[[]
         sequence.fail(why_nothing())
     elif constraint is not None and not sequence.finished:
         constraint.advance(emitted)
-        if constraint.error:
+        if constraint.error is not None:
             sequence.fail(constraint.error)
     return emitted
 

@@ -25,6 +25,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from spec.errors import ForesayError, InvalidRequest
 from spec.protocols import Constraint
 from spec.tree import DraftTree
 
@@ -38,12 +39,12 @@ class Guarded:
     """A constraint whose failure ends its own sequence alone.
 
     error: what went wrong first; from then on nothing is asked of the constraint, and nothing may be emitted that was
-    drawn without it. field: of the request, which errors name.
+    drawn without it. field: of the request, which errors name; one that the constraint raises is the request's fault.
     """
 
     def __init__(self, constraint: Constraint, vocab_size: int, field: str = "") -> None:
-        self.constraint, self.error = constraint, ""
-        self._name = f"the grammar of {field}" if field else "the grammar"
+        self.constraint, self.field = constraint, field
+        self.error: ForesayError | None = None
         self.vocab_size = vocab_size
 
     def forced(self, most: int) -> list[int]:
@@ -97,13 +98,18 @@ class Guarded:
         return torch.from_numpy(np.equal(allowed, 0))
 
     def _guard(self, call: Callable[[], Result], otherwise: Result) -> Result:
-        if self.error:
+        if self.error is not None:
             return otherwise
         try:
             return call()
         except Exception as error:
-            self.error = f"{self._name} failed: {str(error) or type(error).__name__}"
+            self.error = self._named(error)
             return otherwise
+
+    def _named(self, error: Exception) -> ForesayError:
+        name = f"the grammar of {self.field}" if self.field else "the grammar"
+        message = f"{name} failed: {str(error) or type(error).__name__}"
+        return InvalidRequest(self.field, message) if isinstance(error, ForesayError) else ForesayError(message)
 
 
 class Ahead:

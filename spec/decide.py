@@ -11,11 +11,13 @@ from torch import Tensor
 
 from spec.adjust import paths_of
 from spec.draw import BROKEN
+from spec.errors import ForesayError, InvalidRequest, NumericalError
 from spec.noise import Noise
 from spec.sampling import SamplingParams
 from spec.sequence import Sequence
 from spec.tree import DraftTree
 
+GRAMMAR = "the grammar"
 #: :meth:`spec.protocols.Verifier.draw`.
 Draw = Callable[[Tensor, SamplingParams, Noise, Many[int]], Tensor]
 
@@ -67,17 +69,18 @@ def _recorded(sequence: Sequence, position: int, drawn: int) -> int:
     return sequence.forced[index]
 
 
-def why_nothing(sequence: Sequence, row: Tensor) -> str:
+def why_nothing(sequence: Sequence, row: Tensor) -> ForesayError:
     """Why no token could be drawn. row: fp32[V], the raw logits of the node."""
     if bool(row.isnan().any()) or bool(row.isposinf().any()) or not bool(row.isfinite().any()):
-        return "the model's logits are not finite"
+        return NumericalError("the model's logits are not finite")
     sampling = sequence.sampling
     asked = {
         "allowed_token_ids": sampling.allowed_token_ids is not None,
         "bad_words": bool(sampling.bad_words),
         "min_tokens": bool(_early(sequence, [len(sequence.tokens)])),
-        "the grammar": sequence.constraint is not None,
+        GRAMMAR: sequence.constraint is not None,
     }
     names = [name for name, used in asked.items() if used]
+    field = sequence.constraint.field if sequence.constraint is not None and names[0] == GRAMMAR else names[0]
     together = f" together with {' and '.join(names[1:])}" if names[1:] else ""
-    return f"no token is allowed here: {names[0]}{together} leaves none"
+    return InvalidRequest(field, f"no token is allowed here: {names[0]}{together} leaves none")

@@ -97,7 +97,8 @@ class Origin(msgspec.Struct, array_like=True, frozen=True):
 class Delta(msgspec.Struct, kw_only=True):
     """What one step did for one request. The last delta has a finish_reason and the statistics.
 
-    tokens: the run of tokens emitted. drafted, accepted: tree nodes below the root, and how many of them were taken.
+    tokens: the run of tokens emitted. error, error_param: why there will be no more, and the request's field that is to
+    blame, if one is. drafted, accepted: tree nodes below the root, and how many of them were taken.
     logprobs: one entry per emitted token, if asked for. prompt_logprobs: one entry per prompt token (None for the
     first, which nothing precedes), if asked for, once, with the first emitted token. origin: of the tokens, if there
     are any.
@@ -108,6 +109,7 @@ class Delta(msgspec.Struct, kw_only=True):
     finish_reason: FinishReason | None = None
     stop_token: int | None = None
     error: str | None = None
+    error_param: str | None = None
     seed: int = 0
     cached_tokens: int = 0
     drafted: int = 0

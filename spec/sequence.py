@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from kvpaging import PageTable
 from spec.adjust import Adjustment
+from spec.errors import ForesayError
 from spec.noise import Noise
 from spec.request import FinishReason, TokenLogprobs
 from spec.sampling import SamplingParams
@@ -54,7 +55,7 @@ class Sequence:
     cached_tokens: int = 0
     finish_reason: FinishReason | None = None
     stop_token: int | None = None
-    error: str | None = None
+    error: ForesayError | None = None
 
     @property
     def output_length(self) -> int:
@@ -81,10 +82,10 @@ class Sequence:
         """Whether the sequence will emit no more."""
         return self.finish_reason is not None
 
-    def fail(self, message: str) -> None:
+    def fail(self, error: ForesayError) -> None:
         """End with an error that the client reads, unless it has ended already."""
         if not self.finished:
-            self.finish_reason, self.error = "error", message
+            self.finish_reason, self.error = "error", error
 
     def append(self, run: list[int]) -> list[int]:
         """Append a run of emitted tokens one by one, as plain decoding would, up to the first that ends the sequence.

@@ -27,8 +27,6 @@ CLIENTS = 6
 VISITS = 6
 #: Answers that may wait for their comparison when a wave begins.
 MOST_WAITING = 12
-#: What a request is told whose own options contradict each other, whatever the status (docs/options.md).
-IMPOSSIBLE = "no token is allowed here"
 #: How long a frozen engine stays so, where nobody ends it.
 FREEZE_SECONDS = (0.2, 3.0)
 #: Sockets that the quiet server may have open beyond those at its first quiet moment: the soak's own.
@@ -206,7 +204,7 @@ class Round:
         error = str(heard.said.error)
         if heard.broken:
             self._tally.faults.append(Fault("broken off", where, heard.broken, described(heard)))
-        elif (heard.status >= 500 and not touched and IMPOSSIBLE not in error) or "made a mistake" in error:
+        elif (heard.status >= 500 and not touched) or "made a mistake" in error:
             told = f"{heard.status}: {clipped(error)}"
             self._tally.faults.append(Fault("error without a cause", where, told, described(heard)))
         if not touched and heard.ask.conduct == "reads" and heard.longest_gap > self._tally.gap:

@@ -29,8 +29,8 @@ FIELD_BYTES = 1 << 20
 IN_FIELDS = ("as many objects as may be", "numbers", "towers", "digits")
 #: Texts that a route would tokenize are kept this short: what that takes is another matter.
 TEXT_BYTES = 1 << 14
-#: 50 ms is the aim on a quiet machine; processor time grows, too, where others use the other half of the same core. On
-#: a slow machine: so many times the work of decoding as many objects as there may be.
+#: 50 ms is the aim on a quiet machine; processor time grows, too, where others use the other half of the core.
+#: On a slow machine: so many times the work of decoding as many objects as there may be.
 MOST_SECONDS, MOST_YARDS = 0.1, 10
 
 

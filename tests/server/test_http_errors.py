@@ -8,6 +8,7 @@ import pytest
 
 from server.errors import EngineFailed
 from spec.errors import InvalidRequest
+from spec.request import Delta
 from tests.server.scripted import END, ScriptedEngine, served
 from tests.server.wire import ASK, events, post
 
@@ -93,6 +94,23 @@ async def test_one_broken_choice_ends_the_answer_and_frees_the_others(tokenizer)
         response = await post(client, "completions", prompt=["a", "b"], max_tokens=200)
         assert response.status == 500
     assert sorted(name[-2:] for name in engine.cancelled) == ["-0"]
+
+
+async def test_a_request_whose_own_options_leave_no_token_is_told_so_as_its_fault(tokenizer):
+    engine = ScriptedEngine(tokenizer.encode("abc"))
+
+    async def say(request, sink):
+        sink.put(Delta(id=request.id, tokens=[], finish_reason="error", error="none is left", error_param="bad_words"))
+
+    engine._say = say  # type: ignore[method-assign]
+    async with served(engine, tokenizer) as client:
+        response = await post(client, "completions", prompt="a")
+        assert response.status == 400
+        error = (await response.json())["error"]
+        assert (error["param"], error["message"], error["type"]) == (
+            *("bad_words", "none is left"),
+            "invalid_request_error",
+        )
 
 
 @pytest.mark.parametrize("given", ["a b", "x" * 129, "a\tb", 'a" key=root', "ü", "id=1 key=alice"])

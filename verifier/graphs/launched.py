@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from kvpaging import OutOfPages
+from spec.errors import ForesayError, InvalidRequest, NumericalError
 from spec.sequence import Sequence
 from spec.step import Work
 from verifier.graphs.buckets import Captured
@@ -55,10 +56,12 @@ def capturable(work: Work) -> bool:
     )
 
 
-def nothing_drawn(sequence: Sequence) -> str:
+def nothing_drawn(sequence: Sequence) -> ForesayError:
     """Why no token could be drawn."""
     finite = "the model's logits are not finite"
-    return finite if sequence.constraint is None else f"no token is allowed here: the grammar leaves none, or {finite}"
+    if sequence.constraint is None:
+        return NumericalError(finite)
+    return InvalidRequest(sequence.constraint.field, f"no token is allowed here: the grammar leaves none, or {finite}")
 
 
 def reach(captured: Captured) -> int:
