@@ -26,6 +26,7 @@ from typing import Any
 from aiohttp import web
 
 from server import banner, files
+from server.commands.command import told
 from server.config import ServeConfig
 from server.dashboard.feed import Feed
 from server.doors import (
@@ -50,7 +51,7 @@ from server.gateway.caller import REQUEST_ID, usable_id
 from server.gateway.gate import Gate
 from server.gateway.tls import context
 from server.parsers.dialect import Dialect
-from server.service import Service, ServiceOptions, Text
+from server.service import MOST_BODIES, Service, ServiceOptions, Text
 from server.telemetry import log as speculation_log
 from server.telemetry.log import Reporter
 from server.text import SamplingDefaults, Tokenizer
@@ -207,8 +208,12 @@ def _leave_the_busy() -> None:
         if thread.name.startswith(_BESIDE):
             thread.join(max(0.0, deadline - time.monotonic()))
             if thread.is_alive():
+                error = sys.exception()
+                status = 0 if error is None else told("serve", error)
                 logging.shutdown()
-                os._exit(0 if sys.exception() is None else 1)
+                sys.stdout.flush()
+                sys.stderr.flush()
+                os._exit(status)
 
 
 class StopSignals:
@@ -268,6 +273,7 @@ async def _load(service: Service, engine: EngineClient, config: ServeConfig) -> 
     """Load the tokenizer while the engine process loads the models."""
     text, info = await asyncio.gather(asyncio.to_thread(load_text, config), engine.until_ready())
     service.text = text
+    service.bodies.most = MOST_BODIES * service.largest_body
     gc.collect()
     gc.freeze()  # what was loaded stays; a full collection would look through all of it while streams wait
     return info

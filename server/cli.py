@@ -12,10 +12,10 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from server.commands import bench, chat, check, config, generate, keys, replay, selfcheck, serve, train, version
-from server.commands.command import Command
+from server.commands.command import USAGE_ERROR, Command, told
 from server.load_config import load, nearest
 from server.settings import Setting, settings_of
-from spec.errors import ConfigurationError, ForesayError
+from spec.errors import ForesayError
 
 COMMANDS: dict[str, Command] = {
     command.name: command
@@ -34,7 +34,6 @@ COMMANDS: dict[str, Command] = {
     )
 }
 
-USAGE_ERROR = 2
 INTERRUPTED = 130
 
 
@@ -165,8 +164,7 @@ def _guarded(command: Command, arguments: Sequence[str]) -> int:
     try:
         return _run(command, arguments)
     except ForesayError as error:
-        print(f"foresay {command.name}: {error}", file=sys.stderr)
-        return USAGE_ERROR if isinstance(error, ConfigurationError) else 1
+        return told(command.name, error)
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:  # the reader of our output went away; there is nobody to tell

@@ -56,6 +56,8 @@ class ControlTokens:
         unlike = secrets.token_hex(16)  # nobody can write an alias who cannot guess it
         self._aliases = {entry.content: f"<{unlike}{id}>" for id, entry in added if _is_control(entry)}
         self._finder = _finder(self._aliases)
+        changed = any(entry.normalized for _, entry in added if entry.content in self._aliases)
+        self._normalize = backend.normalizer.normalize_str if changed and backend.normalizer is not None else None
         size = backend.get_vocab_size(with_added_tokens=False)
         # The model's own vocabulary comes first in the ids; tokens of it that were declared special get new ones here.
         within = [(id, entry) for id, entry in added if id < size and entry.content in self._aliases]
@@ -72,12 +74,18 @@ class ControlTokens:
     def sealed(self, value: Any, template: str) -> tuple[Any, str]:
         """``value``, with a mark inside of all control tokens in its strings, and the mark; empty if there are none."""
         text = "\0".join(_strings(value))
-        if not len(self._finder.encode_batch_fast([text])[0]):
+        count = self._count(text)
+        if self._normalize is not None and self._count(self._normalize(text)) > count:
+            raise _indistinct()  # the normalizer would make a control token of what is none
+        if not count:
             return value, ""
         mark = next((mark for mark in _MARKS if mark not in text and mark not in template), None)
         if mark is None or not self._distinct:
             raise _indistinct()
         return self._seal(value, mark), mark
+
+    def _count(self, text: str) -> int:
+        return len(self._finder.encode_batch_fast([text])[0])
 
     def _seal(self, value: Any, mark: str) -> Any:
         if isinstance(value, str):
@@ -110,7 +118,7 @@ class ControlTokens:
 
 def _is_control(token: AddedToken) -> bool:
     """Whether a text must not be able to spell it. One character has no inside to put a mark in."""
-    return token.special and not token.single_word and len(token.content) > 1 and token.content not in _HARMLESS
+    return token.special and len(token.content) > 1 and token.content not in _HARMLESS
 
 
 def _renamed(token: AddedToken, names: Mapping[str, str]) -> AddedToken:

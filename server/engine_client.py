@@ -194,9 +194,10 @@ class EngineClient:
             watching.cancel()
         self._set(EngineStatus("down", hung or "the engine process died", starts=self.status.starts))
         if hung is None:
+            self._fail_running("the engine process died")  # now: all threads may be busy, and it may be long in dying
             return Ended(self._cause(await asyncio.to_thread(reap, process)), "died")
         process.kill()
-        self._fail_running(hung)  # now: a process that waits in the kernel dies when it pleases
+        self._fail_running(hung)
         return Ended(hung, "hung")
 
     async def _until_hung(self, process_id: int, channel: Channel) -> str:

@@ -47,6 +47,9 @@ class Link:
         self._splitter = frames.FrameSplitter()
         self._alarm, self._bell = socket.socketpair()
         self._bell.setblocking(False)
+        self._poll = select.poll()  # select() knows no descriptor above 1023, and the server may have more
+        for readable in (connection, self._alarm):
+            self._poll.register(readable, select.POLLIN)
 
     def close(self) -> None:
         """Give back what it opened; the connection is the caller's."""
@@ -68,8 +71,8 @@ class Link:
         EOFError if the server is gone.
         """
         if wait:
-            ready, _, _ = select.select([self._connection, self._alarm], [], [])
-            if self._alarm in ready:
+            ready = {descriptor for descriptor, _ in self._poll.poll()}
+            if self._alarm.fileno() in ready:
                 self._alarm.recv(READ_BYTES)
         data = self._read()
         for body in self._splitter.feed(data):
@@ -149,8 +152,10 @@ class Loop:
             self._engine.add(request, constraint)
         except InvalidRequest as error:
             self._link.send(frames.Rejected(request.id, error.param, error.message, error.code))
-        except Exception as error:  # nothing was begun yet: the others need not know
+        except Exception as error:  # the others need not know
             log.exception("request %s could not begin", request.id)
+            with contextlib.suppress(Exception):
+                self._engine.cancel(request.id)
             message = f"the request could not begin ({type(error).__name__}: {error})"
             self._link.send(frames.Deltas([Delta(id=request.id, tokens=[], finish_reason="error", error=message)]))
 

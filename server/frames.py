@@ -137,14 +137,14 @@ def unpack_up(body: bytes) -> UpFrame | Rejected:
     """A frame the engine process received; for one that cannot be understood, what to answer whoever sent it."""
     try:
         frame: UpFrame = _up_decoder.decode(body)
-    except (msgspec.DecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:
         return Rejected(_id_in(body), "", f"the engine cannot read this request: {error}")
     return frame
 
 
 def _id_in(body: bytes) -> str:
     """Which request a frame is about; empty if it does not even say that."""
-    with contextlib.suppress(msgspec.DecodeError, RecursionError):
+    with contextlib.suppress(ValueError, RecursionError):
         found = msgspec.msgpack.decode(body)
         request = found.get("request") if isinstance(found, dict) else None
         return str(request.get("id", "")) if isinstance(request, dict) else ""

@@ -353,6 +353,8 @@ class Engine:
         if not 1 <= n <= MOST_CHOICES:
             raise InvalidRequest("n", f"n must be between 1 and {MOST_CHOICES}, got {n}")
         stop = typed((stop,) if isinstance(stop, str) else stop, tuple[str, ...], "stop")
+        if "" in stop:
+            raise InvalidRequest("stop", "stop: a stop string must not be empty")
         if params is not None and not isinstance(params, SamplingParams):
             raise InvalidRequest("params", f"params must be SamplingParams, got {type(params).__name__}")
         params = _typed_params(msgspec.structs.replace(params or SamplingParams(), **self._spelled(sampling)))

@@ -12,7 +12,7 @@ from typing import Protocol
 import msgspec
 
 from server.answers.base import Origin
-from server.bounds import LARGEST_BODY
+from server.bounds import largest_body
 from server.config import ServeConfig
 from server.control import Rendered
 from server.engine_status import EngineStatus, unavailable
@@ -115,12 +115,18 @@ class Service:
         self.telemetry = Telemetry(options.model, engine)
         self.exposition = Exposition(self.telemetry)
         self.places = Shared(options.most_running)
-        self.bodies = Shared(MOST_BODIES * (options.max_body_bytes or LARGEST_BODY))
+        self.bodies = Shared(MOST_BODIES * self.largest_body)  # until the context is known
         self._running: set[Generation] = set()
         self._idle = asyncio.Event()
         self._idle.set()
         counts = self.telemetry.self_check
         self.self_check = SelfCheck(engine, options.self_check, counts, self._idle, lambda: self.refusal() is None)
+
+    @property
+    def largest_body(self) -> int:
+        """Bytes that a body, or a message on a WebSocket, may have."""
+        info = self.engine.info
+        return self.options.max_body_bytes or largest_body(0 if info is None else info.max_model_len)
 
     @property
     def running(self) -> int:

@@ -7,6 +7,7 @@ their value asks for nothing. An empty field name means the body as a whole.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any, TypeVar, cast
 
@@ -79,7 +80,9 @@ def typed(value: object, kind: Any, field: str) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """What msgspec does not know: an array, a tensor, one of their numbers, a range, an iterator."""
+    """What msgspec does not know: an array, a tensor, one of their numbers, a range, an iterator, a mapping."""
+    if isinstance(value, Mapping):
+        return dict(value)
     return value.tolist() if hasattr(value, "tolist") else list(value)
 
 
@@ -104,7 +107,8 @@ def decoded(body: bytes, decoder: msgspec.json.Decoder[S]) -> S:
 
 def _check(request: GenerationRequest) -> None:
     refuse_unsupported(request)
-    bounds.check_count(request.cache_salt, bounds.MOST_NAME, "cache_salt", "characters")
+    for field in ("cache_salt", "user"):
+        bounds.check_count(getattr(request, field, None), bounds.MOST_NAME, field, "characters")
     if request.request_id is not None and not usable_id(request.request_id):
         raise InvalidRequest("request_id", f"request_id must be {ID_WANTED}, got {request.request_id!r}")
     if request.stream_options is not None and not request.stream:

@@ -102,7 +102,7 @@ def _same_bits(a: Tensor, b: Tensor) -> bool:
 
 def _chunks(model: PagedModel, page_size: int) -> list[int]:
     """The sizes to read the text in; if pages are small, they end where the tree's path crosses the end of one."""
-    room = model.max_positions - len(_TREE_PARENTS) - _AFTER
+    room = model.decoder.max_positions - len(_TREE_PARENTS) - _AFTER
     chunks = [*_CHUNKS] if sum(_CHUNKS) <= room else [*_CHUNKS[1:]]
     filler = (-sum(chunks) - 3) % page_size
     return [*chunks, filler] if filler and filler <= min(_FILLER, room - sum(chunks)) else chunks

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from server.config import EngineConfig
+from spec.errors import ConfigurationError
+
+USAGE_ERROR = 2
 
 
 def _no_arguments(parser: ArgumentParser) -> None:
@@ -28,3 +32,9 @@ class Command:
     config: type[EngineConfig] | None
     run: Callable[[Any, Namespace], int]
     add_arguments: Callable[[ArgumentParser], None] = _no_arguments
+
+
+def told(name: str, error: BaseException) -> int:
+    """Tell the user of the command what went wrong; returns the exit status: 2 for wrong settings, 1 for the rest."""
+    print(f"foresay {name}: {error}", file=sys.stderr)
+    return USAGE_ERROR if isinstance(error, ConfigurationError) else 1

@@ -13,7 +13,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 
 from aiohttp import web
 
-from server.bounds import largest_body
 from server.config import ServeConfig
 from server.errors import Compressed, ModelNotFound, TooLarge, Unauthorized
 from server.gateway.allowance import Allowance, Limits
@@ -65,8 +64,7 @@ class Gate:
         CALLER.set(self._caller(request))
         _check_plain(request)
         service, allowance = request.app[SERVICE], CALLER.get().allowance
-        info = service.engine.info
-        most = self.largest_body or largest_body(0 if info is None else info.max_model_len)
+        most = self.largest_body or service.largest_body
         if (request.content_length or 0) > most:
             raise _too_large(most)
         if request.body_exists:

@@ -44,8 +44,10 @@ class Patience:
     def spent(self) -> Iterator[None]:
         """Count the time inside. Raises :class:`GrammarFailed` if it was too much."""
         began = time.thread_time()
-        yield
-        self.seconds -= time.thread_time() - began
+        try:
+            yield
+        finally:
+            self.seconds -= time.thread_time() - began
         if self.seconds < 0:
             raise GrammarFailed("it takes too long at this text; make it less ambiguous, or its terminals longer")
 
@@ -148,8 +150,8 @@ class LlguidanceConstraint:
 
     def _refresh(self) -> bool:
         """Begin again with an automaton of our own: a shared one may be full of other requests' states."""
-        self._matcher = self._fresh()
         with self._patience.spent():
+            self._matcher = self._fresh()
             return not self._matcher.is_error() and self._matcher.consume_tokens(self._taken)
 
     def fork(self) -> LlguidanceConstraint:

@@ -167,6 +167,6 @@ def _grammar(text: str, param: str) -> Grammar:
 
 def bounded(grammar: Grammar, most: int = MOST_BYTES) -> Grammar:
     """``grammar``, if it is not too long: grammars travel as text, whose size bounds what compiling can cost."""
-    check_multiples(grammar.text, grammar.param)
     _bounded(grammar.text, grammar.param, most)
+    check_multiples(grammar.text, grammar.param)
     return grammar

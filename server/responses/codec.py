@@ -29,8 +29,7 @@ class Codec(msgspec.Struct, frozen=True, kw_only=True):
     _envelope: Callable[[str | bytes], Envelope]
 
     def decode(self, message: str | bytes) -> ClientEvent:
-        """What the client says; :class:`InvalidRequest` names the field."""
-        self._weigh(message)
+        """What the client says, once it is weighed; :class:`InvalidRequest` names the field."""
         try:
             event = self._client_event(message)
         except msgspec.ValidationError as error:
@@ -42,15 +41,15 @@ class Codec(msgspec.Struct, frozen=True, kw_only=True):
             raise InvalidRequest("stream_id", f"stream_id must have at most {LONGEST_STREAM_ID} characters")
         return event
 
-    def _weigh(self, message: str | bytes) -> None:
+    def weigh(self, message: str | bytes) -> None:
+        """Raise :class:`InvalidRequest` for what is too large to be read."""
         self._check(message.encode() if isinstance(message, str) else message)
 
     def stream_id(self, message: str | bytes) -> str | None:
-        """The lane that a message is about, as far as that can be told of a wrong one."""
+        """The lane that a weighed message is about, as far as that can be told of a wrong one."""
         try:
-            self._weigh(message)
             lane = self._envelope(message).stream_id
-        except (msgspec.MsgspecError, UnicodeDecodeError, InvalidRequest):
+        except (msgspec.MsgspecError, UnicodeDecodeError):
             return None
         return lane if isinstance(lane, str) and len(lane) <= LONGEST_STREAM_ID else None
 

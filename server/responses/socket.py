@@ -205,6 +205,12 @@ class Socket:
     def _take(self, data: Any) -> None:
         """One message of the client."""
         try:
+            CALLER.get().allowance.check()
+            self._codec.weigh(data)
+        except (ApiError, InvalidRequest) as error:
+            self._refuse(error, None)
+            return
+        try:
             match self._codec.decode(data):
                 case Create() as create:
                     self._create(create, len(data))
@@ -216,7 +222,6 @@ class Socket:
             self._refuse(error, self._codec.stream_id(data))
 
     def _create(self, create: Create, size: int) -> None:
-        CALLER.get().allowance.check()
         if self._lanes.waiting >= self._limits.waiting:
             raise TooManyWaiting(f"{self._lanes.waiting} messages of this connection wait for their turn already")
         self._lanes.add(create, size, self._service.crowded)

@@ -160,7 +160,7 @@ async def test_the_bodies_of_one_key_are_bounded_as_they_are_announced(tokenizer
 
 
 async def test_the_messages_that_wait_on_all_sockets_of_a_key_are_bounded_together(tokenizer):
-    engine, gate = saying(tokenizer, "fox " * 100, pause=0.05), Gate(Keychain([ALICE, BOB]))
+    engine, gate = saying(tokenizer, "fox " * 100, pause=0.05), Gate(Keychain([ALICE, BOB]), largest_body=20_000)
     message = {"type": "response.create", "input": "Tell", "unknown": "x" * 10_000, "stream_id": "a"}
     async with serving(engine, tokenizer, gate=gate, max_body_bytes=1000) as (http, service):
         async with AsyncExitStack() as opened:

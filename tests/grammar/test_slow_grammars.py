@@ -11,7 +11,7 @@ import pytest
 
 from server.grammars.compiler import GrammarCompiler
 from server.grammars.constraint import BURST_SECONDS, GrammarFailed
-from server.grammars.fields import json_grammar, of_outputs
+from server.grammars.fields import bounded, json_grammar, of_outputs
 from server.grammars.lark import lark_grammar
 from server.wire.structured import StructuredOutputs
 from spec.errors import InvalidRequest
@@ -59,6 +59,24 @@ def test_the_same_hidden_in_a_grammar_is_refused():
     hidden = 'start: j\nj: %json {"type": "integer", "multiple\\u004ff": 999983}'
     with pytest.raises(InvalidRequest, match="multipleOf"):
         of_outputs(StructuredOutputs(grammar=hidden))
+
+
+@pytest.mark.parametrize("number", ["1e99999999999999999999", "1e999999999999999999", "9" * 60_000, "0.0001234567"])
+def test_numbers_that_no_decimal_holds_are_refused_or_served(number):
+    grammar = f'start: %json {{"multipleOf": {number}}}'
+    if number.startswith("1e"):
+        of_outputs(StructuredOutputs(grammar=grammar))  # one step: what llguidance makes of it is for it to say
+    else:
+        with pytest.raises(InvalidRequest):
+            of_outputs(StructuredOutputs(grammar=grammar))
+
+
+def test_many_numbers_are_refused_before_they_are_multiplied():
+    numbers = ", ".join(f'{{"multipleOf": {10**18 + 2 * index + 1}}}' for index in range(20_000))
+    began = time.thread_time()
+    with pytest.raises(InvalidRequest):
+        bounded(Grammar(text=numbers, param="tools"), 1 << 21)
+    assert time.thread_time() - began < 1.0
 
 
 @pytest.mark.slow

@@ -15,6 +15,14 @@ from spec.errors import InvalidRequest
 
 ASK: dict[str, Any] = {"type": "response.create", "model": "toy", "input": "x"}
 CODEC = codec_of(MSGPACK_PROTOCOL)
+
+
+def read(message: bytes):
+    """As a socket does."""
+    CODEC.weigh(message)
+    return CODEC.decode(message)
+
+
 pack = msgspec.msgpack.encode
 
 
@@ -26,7 +34,7 @@ pack = msgspec.msgpack.encode
 )
 def test_what_json_could_not_be_is_refused(field, value):
     with pytest.raises(InvalidRequest):
-        CODEC.decode(pack(ASK | {field: value}))
+        read(pack(ASK | {field: value}))
 
 
 @pytest.mark.parametrize("filler", [b"\x90", b"\x80", b"\x01", b"\xc0", b"\xa0"])
@@ -34,20 +42,20 @@ def test_too_many_values_are_refused_before_they_are_made(filler):
     count = 4_000_000
     body = b"\x82" + pack("type") + pack("response.create") + pack("unknown") + b"\xdd" + count.to_bytes(4, "big")
     with pytest.raises(InvalidRequest, match=f"{MOST_PARTS:,}"):
-        CODEC.decode(body + filler * count)
+        read(body + filler * count)
 
 
 def test_too_deep_is_refused():
     with pytest.raises(InvalidRequest, match="nested too deeply"):
-        CODEC.decode(b"\x81" + pack("a") + b"\x91" * 100_000)
+        read(b"\x81" + pack("a") + b"\x91" * 100_000)
     with pytest.raises(InvalidRequest, match="nested too deeply"):
-        codec_of(JSON_PROTOCOL).decode('{"a":' + "[" * 300 + "]" * 300 + "}")
+        codec_of(JSON_PROTOCOL).weigh('{"a":' + "[" * 300 + "]" * 300 + "}")
 
 
 def test_what_is_right_passes():
     many = {str(number): ["x" * number, number, -number, number * 10**9, 0.5, None, True] for number in range(300)}
     check_packed(pack({"a": many, "b": [[], {}, "ü" * 70_000, [many] * 3]}))
-    create = CODEC.decode(pack(ASK | {"metadata": {"a": "b"}, "input": "y" * 100_000, "stream_id": "s"}))
+    create = read(pack(ASK | {"metadata": {"a": "b"}, "input": "y" * 100_000, "stream_id": "s"}))
     assert isinstance(create, Create)
     assert create.metadata == {"a": "b"}
 
@@ -55,4 +63,4 @@ def test_what_is_right_passes():
 @pytest.mark.parametrize("cut", range(1, 40, 3))
 def test_what_is_cut_off_is_for_the_decoder_to_say(cut):
     with pytest.raises(InvalidRequest):
-        CODEC.decode(pack(ASK)[:-cut])
+        read(pack(ASK)[:-cut])

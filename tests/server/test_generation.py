@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import fcntl
 import itertools
 import socket
 import threading
@@ -11,7 +12,7 @@ import threading
 import msgspec
 import pytest
 
-from server import frames
+from server import files, frames
 from server.config import EngineConfig, ServeConfig
 from server.engine_process import Link, Loop
 from server.errors import EngineFailed, SlowReader
@@ -182,7 +183,10 @@ def test_a_frame_that_cannot_be_served_fails_its_request_and_never_the_engine():
         {**good, "request": {**good["request"], "id": "forced", "forced": [-1]}},
     ]
     house = House(TableModel(0))
-    ours, theirs = socket.socketpair()
+    ours, low = socket.socketpair()
+    files.allow_most()
+    with low:
+        theirs = socket.socket(fileno=fcntl.fcntl(low, fcntl.F_DUPFD, 1500))  # as behind so many clients
     with ours, theirs, contextlib.closing(Link(theirs)) as link:
         thread = threading.Thread(target=Loop(house.engine, link).run)
         thread.start()

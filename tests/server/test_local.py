@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -148,6 +149,11 @@ def test_whatever_python_lets_one_write_is_refused_naming_the_field(
     assert caught.value.param == field
     assert field in caught.value.message
     assert not engine._engine.has_work
+
+
+def test_a_message_may_be_any_mapping(engine: Engine) -> None:
+    message = MappingProxyType({"role": "user", "content": "Hi"})
+    assert engine.chat([message], GREEDY).token_ids == engine.chat([dict(message)], GREEDY).token_ids
 
 
 def test_messages_of_another_form_are_refused(engine: Engine) -> None:

@@ -42,6 +42,13 @@ def test_every_number_is_made_of_those_that_agree(agreed) -> None:
         assert sum(multiplied) == counts.fitting(rows) == counts.fitting(counts.fitting(rows)) >= rows
 
 
+def test_passes_of_any_size_are_divided() -> None:
+    """256 sequences with a tree of 64 nodes each, and none at all."""
+    counts = RowCounts([8])
+    assert counts.fitting(20_001) == 20_008
+    assert counts.multiply(lambda x: x * 2, torch.zeros(0, 3)).shape == (0, 3)
+
+
 def test_few_rows_are_padded_and_many_split() -> None:
     counts = RowCounts([2, 4, 8, 16, 32, 64, 128, 256])
     expected = {1: (2,), 3: (4,), 9: (16,), 20: (16, 4), 60: (64,), 65: (64, 2), 250: (256,), 300: (256, 32, 16)}
@@ -90,6 +97,22 @@ def test_no_number_agrees_that_does_not_here(shape) -> None:
     linear = Linear(random_rows(shape[1], shape[0]).to(dtype))
     linear.counts = linear.agreeing(256)
     assert differing(linear, [1, 2, 7, 9, 17, 33, 37, 66, 130, 200, 257]) == []
+
+
+def test_what_is_tried_of_a_wide_matrix_in_part_is_tried_of_all_of_it(monkeypatch) -> None:
+    """A library that goes by the number of columns, too."""
+    real = Linear._product
+
+    def product(self: Linear, x: Tensor) -> Tensor:
+        return real(self, x) * (1 + 2**-20 * (self.out_features > 100 and len(x) > 32))
+
+    monkeypatch.setattr(Linear, "_product", product)
+    monkeypatch.setattr(linear_module, "_TRIED", 64 * 100)
+    linear = Linear(random_rows(200, 64))
+    linear.counts = linear.agreeing(256)
+    assert linear.counts is not None
+    assert linear.counts.largest == 32
+    assert differing(linear, [2, 9, 33, 200]) == []
 
 
 def test_heads_whose_products_need_more_rows_get_them(monkeypatch) -> None:

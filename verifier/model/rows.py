@@ -44,20 +44,19 @@ class RowCounts:
         rows, parts = len(x), self._divided(len(x))
         missing = sum(parts) - rows
         padded = functional.pad(x, (0, 0, 0, missing)) if missing else x
-        if len(parts) == 1:
+        if len(parts) < 2:
             return product(padded)[:rows]
         return torch.cat([product(part) for part in padded.split(parts)])[:rows]
 
     def _divided(self, rows: int) -> tuple[int, ...]:
         """The numbers to multiply for so many rows, the last one padded."""
-        parts = self._parts.get(rows)
+        whole, rest = divmod(rows, self.largest)
+        parts = self._parts.get(rest)
         if parts is None:
-            parts = self._parts[rows] = self._cheapest(rows)
-        return parts
+            parts = self._parts[rest] = self._cheapest(rest)
+        return (self.largest,) * whole + parts
 
     def _cheapest(self, rows: int) -> tuple[int, ...]:
-        if rows > self.largest:
-            return (self.largest, *self._divided(rows - self.largest))
         above = next(count for count in self._agreed if count >= rows)
         if above <= rows + _ROWS_OF_A_PRODUCT:
             return (above,)

@@ -51,12 +51,13 @@ def block_partial(query, keys, values, visible, scale, ragged):
     weights = tl.exp2(scores - from_zero[:, None]).to(values.dtype)
     ones = tl.full([keys.shape[0], 16], 1.0, values.dtype)
     sums = tl.max(tl.dot(weights, ones, input_precision="ieee"), axis=1)
-    if ragged:  # zero times NaN is NaN: such values count as zeros, and make NaN of the rows that see them
+    seen = tl.zeros([query.shape[0]], tl.int32)
+    if ragged:  # zero times NaN is NaN: such values count as zeros, and make NaN of what the rows that see them sum up
         broken = tl.max((tl.abs(values.to(tl.float32)) < float("inf")).to(tl.int32) ^ 1, axis=1)
         values = tl.where(tl.abs(values.to(tl.float32)) < float("inf"), values, 0.0)
         seen = tl.max((visible & (broken == 1)[None, :]).to(tl.int32), axis=1)
-        sums = tl.where(seen == 1, float("nan"), sums)
-    return largest, sums, tl.dot(weights, values, input_precision="ieee")
+    mixed = tl.dot(weights, values, input_precision="ieee")
+    return largest, sums, tl.where((seen == 1)[:, None], float("nan"), mixed)
 
 
 @triton.jit
@@ -123,7 +124,7 @@ def load_queries(query, rows, heads, live, H: tl.constexpr, D: tl.constexpr, WID
 @triton.jit
 def divided(mixed, sums):
     """Weighted values over the sum of weights; zeros for a row that sees nothing."""
-    return mixed / tl.where(sums == 0.0, 1.0, sums)[:, None]
+    return mixed / tl.where(sums > 0.0, sums, 1.0)[:, None]
 
 
 def shape_constants(query: Tensor, keys: Tensor, rows: PagedRows, window: int | None) -> dict[str, int]:
