@@ -49,7 +49,8 @@ async def stalled(stack: AsyncExitStack, port: int) -> None:
     """A socket whose response is so large from the first event on that it is stuck at once, and runs on."""
     bare = await stack.enter_async_context(await Bare.connect(port))
     create = {"input": "Tell", "max_output_tokens": 480, "min_tokens": 450, "ignore_eos": True}
-    await bare.create(**create, user="x" * 60_000, store=False)
+    tool = {"type": "function", "name": "look", "description": "x" * 60_000, "parameters": {"type": "object"}}
+    await bare.create(**create, tools=[tool], tool_choice="none", store=False)
 
 
 def p99(values: list[float]) -> float:
