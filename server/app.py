@@ -151,7 +151,10 @@ async def _name_request(request: web.Request, response: web.StreamResponse) -> N
 
 def serve(config: ServeConfig) -> int:
     """Serve until SIGTERM or SIGINT, then drain; returns the exit status. Raises what :func:`run_server` raises."""
-    return asyncio.run(run_server(config, lambda info, port: banner.show(info, config, model_name(config), port)))
+    try:
+        return asyncio.run(run_server(config, lambda info, port: banner.show(info, config, model_name(config), port)))
+    finally:
+        _leave_the_busy()
 
 
 def model_name(config: ServeConfig) -> str:
@@ -197,7 +200,7 @@ async def run_server(config: ServeConfig, on_ready: Callable[[EngineInfo, int], 
         await engine.stop()
         await runner.cleanup()
         threads.shutdown(wait=False, cancel_futures=True)
-        _leave_the_busy()
+        asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor())  # which the loop waits for at its end
     return 0
 
 

@@ -33,6 +33,8 @@ LONGEST_BACKOFF = 30.0
 #: An engine that lived this long starts with the shortest back-off again.
 HEALTHY_SECONDS = 60.0
 log = logging.getLogger("foresay.server")
+#: How long an engine whose socket is closed may take to end before those who wait are told, and how often to look.
+DYING_SECONDS, DYING_LOOKS = 1.0, 50
 
 
 class Ended(NamedTuple):
@@ -194,11 +196,19 @@ class EngineClient:
             watching.cancel()
         self._set(EngineStatus("down", hung or "the engine process died", starts=self.status.starts))
         if hung is None:
-            self._fail_running("the engine process died")  # now: all threads may be busy, and it may be long in dying
-            return Ended(self._cause(await asyncio.to_thread(reap, process)), "died")
+            return Ended(self._cause(await self._buried(process)), "died")
         process.kill()
         self._fail_running(hung)
         return Ended(hung, "hung")
+
+    async def _buried(self, process: subprocess.Popen[bytes]) -> int:
+        """The exit status, which is there at once as a rule; if it is long in dying, those who wait are told before."""
+        for _ in range(DYING_LOOKS):
+            if (status := process.poll()) is not None:
+                return status
+            await asyncio.sleep(DYING_SECONDS / DYING_LOOKS)
+        self._fail_running("the engine process is about to end")
+        return await asyncio.to_thread(reap, process)
 
     async def _until_hung(self, process_id: int, channel: Channel) -> str:
         """Watch the process; returns what is wrong with it."""
