@@ -55,7 +55,7 @@ class Cancelled(ApiError):
 class ResponseAnswer(BaseAnswer):
     """One response while it is made. ``response`` is what it is so far; ``record`` sees every event.
 
-    stream_id: the lane of a WebSocket it belongs to.
+    stream_id: the lane of a WebSocket it belongs to. said: the token ids of what was told.
     """
 
     framing = NAMED_EVENTS
@@ -75,6 +75,7 @@ class ResponseAnswer(BaseAnswer):
         self._item: ItemInProgress | None = None
         self._logprobs: list[ChatTokenLogprob] = []
         self._told, self._untold = Provenance([], []), Provenance([], [])
+        self.said: list[int] = []
         self._next = 0
 
     @property
@@ -92,6 +93,7 @@ class ResponseAnswer(BaseAnswer):
 
     def chunks(self, index: int, piece: Piece) -> list[msgspec.Struct]:
         """The events of a piece."""
+        self.said += piece.token_ids
         self._logprobs += self._speller.chat(piece.logprobs).content
         self._note_provenance(piece)
         said: list[ResponseEvent] = []

@@ -39,13 +39,12 @@ class Turn:
         self._service, self._keeps = service, keeps
         self._generation: Generation | None = None
         self._cancelled = False
-        self._said: list[int] = []
         answer.record = record.note
 
     @property
     def tokens(self) -> list[int]:
         """The prompt and what was said."""
-        return self.answer.choices[0].request.prompt + (self._said if self.generates else [])
+        return self.answer.choices[0].request.prompt + self.answer.said
 
     @property
     def salt(self) -> str:
@@ -97,7 +96,6 @@ class Turn:
         while True:
             said, opening = opening, []
             for _, piece in batch:
-                self._said += piece.token_ids
                 ready = paced.take(0, piece) if self.generates else None
                 said += [] if ready is None else self.answer.chunks(0, ready)
             if finished(self.answer):

@@ -12,7 +12,7 @@ from aiohttp import web
 from server.gateway.caller import CALLER, Caller
 from tests.responses.serving import STORY, address, asking, saying, serving
 from tests.server.live import openai_client
-from tests.server.scripted import END
+from tests.server.scripted import END, ScriptedEngine
 
 
 async def test_whole_and_streamed_are_the_same(tokenizer):
@@ -40,6 +40,20 @@ async def test_a_response_goes_on_where_another_ended(tokenizer):
         await client.responses.create(model="toy", input="And then?", previous_response_id=first.id)
     prompt = tokenizer.decode(engine.requests[1].prompt, skip_special_tokens=False)
     assert prompt == f"<|user|>Tell<|end|><|assistant|>{STORY}<|end|><|user|>And then?<|end|><|assistant|>"
+
+
+@pytest.mark.parametrize("streamed", [False, True], ids=["whole", "streamed"])
+async def test_what_a_model_said_is_read_again_as_it_was_spelled(tokenizer, streamed):
+    """Letter by letter, where the tokenizer would spell words."""
+    spelled = [token for letter in "Once upon" for token in tokenizer.encode(letter, False)]
+    engine = ScriptedEngine([*spelled, END])
+    async with asking(engine, tokenizer) as client:
+        first = client.responses.create(model="toy", input="Tell", stream=streamed)
+        said = await first
+        id = [event async for event in said][-1].response.id if streamed else said.id
+        await client.responses.create(model="toy", input="And then?", previous_response_id=id)
+    before = engine.requests[0].prompt
+    assert engine.requests[1].prompt[: len(before) + len(spelled)] == before + spelled
 
 
 async def test_what_is_not_stored_is_not_found(tokenizer):
