@@ -22,7 +22,7 @@ from server.wire.response_events import OutputTextDelta
 from spec.request import Request
 from spec.sampling import SamplingParams
 from tests.provenance.drafting import Drafting, Json, check, ids_of, joined
-from tests.responses.bare import Bare
+from tests.responses.bare import STUCK, Bare
 from tests.responses.serving import serving
 from tests.server.scripted import END
 
@@ -77,7 +77,7 @@ async def test_a_socket_that_is_read_late(tokenizer: Any, seed: int) -> None:
         await Bare.connect(int(http.port or 0), 2048) as bare,
     ):
         create: Json = {"input": "x", "provenance": True, "spec_decode_metrics": "detailed", "max_output_tokens": 400}
-        await bare.create(**create, user="x" * 60_000)
+        await bare.create(**create, **STUCK)
         while engine._tasks or not engine.requests:
             await asyncio.sleep(0.01)
         events: list[Json] = []

@@ -17,6 +17,13 @@ HANDSHAKE = (
 )
 
 
+#: Fields of a request that every event about its response repeats: so large that a writer is stuck at once.
+STUCK: dict[str, Any] = {
+    "tools": [{"type": "function", "name": "look", "description": "x" * 60_000, "parameters": {"type": "object"}}],
+    "tool_choice": "none",
+}
+
+
 class Bare:
     """One connection. Nothing is read, answered or closed unless a test says so."""
 

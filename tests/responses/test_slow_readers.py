@@ -12,7 +12,7 @@ import pytest
 
 from server.responses.state import SocketLimits
 from spec.request import Request
-from tests.responses.bare import Bare
+from tests.responses.bare import STUCK, Bare
 from tests.responses.serving import serving
 from tests.server.scripted import ScriptedEngine
 
@@ -49,8 +49,7 @@ async def stalled(stack: AsyncExitStack, port: int) -> None:
     """A socket whose response is so large from the first event on that it is stuck at once, and runs on."""
     bare = await stack.enter_async_context(await Bare.connect(port))
     create = {"input": "Tell", "max_output_tokens": 480, "min_tokens": 450, "ignore_eos": True}
-    tool = {"type": "function", "name": "look", "description": "x" * 60_000, "parameters": {"type": "object"}}
-    await bare.create(**create, tools=[tool], tool_choice="none", store=False)
+    await bare.create(**create, **STUCK, store=False)
 
 
 def p99(values: list[float]) -> float:
