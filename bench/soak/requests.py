@@ -36,7 +36,8 @@ CONDUCTS: dict[Conduct, int] = {"reads": 70, "slow": 7, "leaves": 14, "cancels":
 #: What changes how an answer is made or shown, and nothing of what it says.
 MANNERS = ("prediction", "speculation", "stream", "stream_options", "stream_interval", "stream_pacing", "provenance")
 STOPS = (" the", ".", "\n", " and", "he ", "ing", "?", "s")
-JUNK: tuple[Any, ...] = (-1, 0, 1e9, "", "x", [], {}, True, [7], ["é"] * 3, {"type": "x"}, 2**63, 2**70, [[]], -0.5)
+JUNK: tuple[Any, ...] = (-1, 0, 1e9, "", "x", [], {}, True, [7], ["é"] * 3, {"type": "x"}, 2**63, [[]], -0.5)
+JSON_JUNK = (*JUNK, 2**70)  # more than MessagePack has integers for
 GRAMMARS = ('start: "no" | "yes" start', r"start: /[a-z]{2,9}/ (" r'" " /[a-z]{2,9}/)*', 'start: "[" (start)* "]"')
 REGEXES = (r"[a-z]{3,12}( [a-z]{2,9}){0,6}\.", r"\d{1,3}(,\d{3}){0,3}", "(yes|no|perhaps), [A-Z][a-z]+", "(ab|a|b)*!")
 
@@ -88,7 +89,7 @@ class Asks:
         body = self._body(door)
         wrong = self._chance(0.12)
         if wrong:
-            self._spoil(body)
+            self._spoil(body, JUNK if packed and door == "socket" else JSON_JUNK)
         stream = door == "socket" or self._chance(0.65)
         if door != "socket":
             body["stream"] = stream
@@ -237,14 +238,14 @@ class Asks:
         """Each field with a chance of one in ten."""
         return {name: make() for name, make in makers.items() if self._chance(0.1)}
 
-    def _spoil(self, body: Json) -> None:
+    def _spoil(self, body: Json, junk: tuple[Any, ...]) -> None:
         """Make one field wrong, most likely; how the answer is sent stays as it is."""
         field = self._random.choice([name for name in body if name not in MANNERS])
         value = body[field]
         if isinstance(value, dict) and value and self._chance(0.5):
-            body[field] = value | {self._random.choice(list(value)): self._random.choice(JUNK)}
+            body[field] = value | {self._random.choice(list(value)): self._random.choice(junk)}
         elif field != "max_tokens" or self._chance(0.9):
-            body[field] = self._random.choice(JUNK)
+            body[field] = self._random.choice(junk)
 
     def _prompt(self) -> str:
         """A new text, one asked before, or one asked before and more."""
