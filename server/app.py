@@ -8,8 +8,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import gc
 import logging
 import os
 import signal
@@ -43,19 +41,16 @@ from server.doors import (
     tokens,
 )
 from server.doors.body import json_response
-from server.doors.route import ErrorShape
-from server.engine_client import EngineClient
 from server.errors import ApiError, described
 from server.gateway import access_log, malformed
 from server.gateway.caller import REQUEST_ID, usable_id
 from server.gateway.gate import Gate
 from server.gateway.tls import context
-from server.parsers.dialect import Dialect
-from server.service import MOST_BODIES, Service, ServiceOptions, Text
+from server.models import residency
+from server.models.models import MODELS, Models
+from server.service import Service
 from server.telemetry import log as speculation_log
 from server.telemetry.log import Reporter
-from server.text import SamplingDefaults, Tokenizer
-from server.turns import SERVICE
 from server.wire.shared import ErrorBody, ErrorDetail
 from spec.errors import ConfigurationError, InvalidRequest
 from spec.request import EngineInfo
@@ -81,15 +76,20 @@ DOORS: tuple[ModuleType, ...] = (
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
-def create_app(service: Service, gate: Gate | None = None) -> web.Application:
-    """The application around a service. gate: who may use it; without one everybody on this machine."""
+def create_app(served: Service | Models, gate: Gate | None = None) -> web.Application:
+    """The application around a service, or around several models. gate: who may use it; without one everybody on this
+    machine."""
+    models = served if isinstance(served, Models) else Models.alone(served)
     gate = gate or Gate()
     middlewares = [access_log.record, _answer_errors, gate.admit]
     app = web.Application(middlewares=middlewares)
-    app[SERVICE] = service
+    app[MODELS] = models
     app[dashboard.FEED] = feed = Feed()
     app.on_shutdown.append(feed.close)
-    app.cleanup_ctx.extend([gate.life, Reporter(service.telemetry).life, service.self_check.life])
+    app.cleanup_ctx.extend([gate.life, models.life])
+    for entry in models:
+        reporter = Reporter(entry.service.telemetry, entry.name if models.several else "")
+        app.cleanup_ctx.extend([reporter.life, entry.service.self_check.life])
     app[route.DOORS] = DOORS
     app.on_response_prepare.extend([_name_request, gate.mark])
     for door in DOORS:
@@ -130,8 +130,7 @@ async def _answer_errors(request: web.Request, handler: Handler) -> web.StreamRe
 
 def _told(request: web.Request, status: int, body: ErrorBody, headers: dict[str, str] | None = None) -> web.Response:
     """An error in the shape of the API whose path was called; OpenAI's where no other claims it."""
-    shapes: list[ErrorShape] = [door.ERRORS for door in DOORS if hasattr(door, "ERRORS")]
-    shape = next((shape for shape in shapes if request.path.startswith(shape.prefix)), None)
+    shape = route.error_shape(request)
     return json_response(body if shape is None else shape.make(status, body), status, headers)
 
 
@@ -151,8 +150,15 @@ async def _name_request(request: web.Request, response: web.StreamResponse) -> N
 
 def serve(config: ServeConfig) -> int:
     """Serve until SIGTERM or SIGINT, then drain; returns the exit status. Raises what :func:`run_server` raises."""
+
+    def ready(info: EngineInfo | None, port: int) -> None:
+        if info is None:
+            banner.show_models(config, port)
+        else:
+            banner.show(info, config, model_name(config), port)
+
     try:
-        return asyncio.run(run_server(config, lambda info, port: banner.show(info, config, model_name(config), port)))
+        return asyncio.run(run_server(config, ready))
     finally:
         _leave_the_busy()
 
@@ -162,8 +168,9 @@ def model_name(config: ServeConfig) -> str:
     return config.served_model_name or config.target
 
 
-async def run_server(config: ServeConfig, on_ready: Callable[[EngineInfo, int], None]) -> int:
-    """Listen at once, load, call ``on_ready`` with the engine and the port, serve until told to stop, drain.
+async def run_server(config: ServeConfig, on_ready: Callable[[EngineInfo | None, int], None]) -> int:
+    """Listen at once, load, call ``on_ready`` with the engine (None where models are loaded when they are asked for)
+    and the port, serve until told to stop, drain.
 
     Raises :class:`ForesayError` if the port is taken or the engine can never start.
     """
@@ -171,18 +178,16 @@ async def run_server(config: ServeConfig, on_ready: Callable[[EngineInfo, int], 
     asyncio.get_running_loop().set_exception_handler(files.Refusals())
     threads = ThreadPoolExecutor(thread_name_prefix=_BESIDE)
     asyncio.get_running_loop().set_default_executor(threads)
-    engine = EngineClient(config)
-    service = Service(engine, ServiceOptions.of(config, model_name(config)))
-    engine.observe, engine.observe_status = service.telemetry.step, service.telemetry.startup.see
-    engine.observe_shadow = service.telemetry.shadowed
+    models = Models.of(config)
     gate, tls = Gate.of(config), context(config)
     if config.access_log:
         access_log.to_stderr()
+    speculation_log.to_stderr(residency.log)
     if config.log_stats:
         speculation_log.to_stderr()
     # Without handler_cancellation a client that leaves during a long prefill would be noticed at the first write only.
     runner = web.AppRunner(
-        create_app(service, gate),
+        create_app(models, gate),
         handler_cancellation=True,
         auto_decompress=False,  # aiohttp would do it before anybody has looked at the key
         logger=malformed.log,
@@ -193,11 +198,11 @@ async def run_server(config: ServeConfig, on_ready: Callable[[EngineInfo, int], 
     try:
         port = await _listen(runner, config, tls)
         signals = StopSignals()
-        await engine.start()
-        await _until_stopped(engine, _load(service, engine, config), lambda info: on_ready(info, port), signals)
-        await _drain(service, config.drain_seconds, signals)
+        await models.start()
+        await _until_stopped(models, lambda info: on_ready(info, port), signals)
+        await _drain(models, config.drain_seconds, signals)
     finally:
-        await engine.stop()
+        await models.stop()
         await runner.cleanup()
         threads.shutdown(wait=False, cancel_futures=True)
         asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor())  # which the loop waits for at its end
@@ -231,14 +236,9 @@ class StopSignals:
         (self.hurry if self.stop.is_set() else self.stop).set()
 
 
-async def _until_stopped(
-    engine: EngineClient,
-    load: Coroutine[None, None, EngineInfo],
-    on_ready: Callable[[EngineInfo], None],
-    signals: StopSignals,
-) -> None:
-    """Load, then wait for the signal; the signal may come first. Raises what ends the supervision of the engine."""
-    waits: tuple[Coroutine[None, None, Any], ...] = (load, signals.stop.wait(), engine.until_ended())
+async def _until_stopped(models: Models, on_ready: Callable[[EngineInfo | None], None], signals: StopSignals) -> None:
+    """Load, then wait for the signal; the signal may come first. Raises what ends the supervision of the models."""
+    waits: tuple[Coroutine[None, None, Any], ...] = (models.arrived(), signals.stop.wait(), models.until_ended())
     loading, stopped, ended = tasks = [asyncio.create_task(one) for one in waits]
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -253,14 +253,14 @@ async def _until_stopped(
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def _drain(service: Service, seconds: float, signals: StopSignals) -> None:
+async def _drain(models: Models, seconds: float, signals: StopSignals) -> None:
     """Let running requests finish; a second signal ends the patience."""
-    draining, hurry = asyncio.create_task(service.drain(seconds)), asyncio.create_task(signals.hurry.wait())
+    draining, hurry = asyncio.create_task(models.drain(seconds)), asyncio.create_task(signals.hurry.wait())
     await asyncio.wait({draining, hurry}, return_when=asyncio.FIRST_COMPLETED)
     hurry.cancel()
     if not draining.done():
         draining.cancel()
-        await service.drain(0.0)
+        await models.drain(0.0)
 
 
 async def _listen(runner: web.AppRunner, config: ServeConfig, tls: ssl.SSLContext | None) -> int:
@@ -270,27 +270,3 @@ async def _listen(runner: web.AppRunner, config: ServeConfig, tls: ssl.SSLContex
     except OSError as error:
         raise ConfigurationError(f"cannot listen on {config.host} port {config.port}: {error.strerror}") from error
     return int(runner.addresses[0][1])
-
-
-async def _load(service: Service, engine: EngineClient, config: ServeConfig) -> EngineInfo:
-    """Load the tokenizer while the engine process loads the models."""
-    text, info = await asyncio.gather(asyncio.to_thread(load_text, config), engine.until_ready())
-    service.text = text
-    service.bodies.most = MOST_BODIES * service.largest_body
-    gc.collect()
-    gc.freeze()  # what was loaded stays; a full collection would look through all of it while streams wait
-    return info
-
-
-def load_text(config: ServeConfig) -> Text:
-    """The tokenizer and the sampling defaults of the target."""
-    from server.build import target_directory
-
-    directory = target_directory(config)
-    tokenizer = Tokenizer.load(directory)
-    dialect = Dialect.of(tokenizer, config.tool_parser, config.reasoning_parser)
-    text = Text(tokenizer, SamplingDefaults.read(directory), dialect)
-    if text.tokenizer.has_template:  # compiled now rather than while the first chat request waits
-        with contextlib.suppress(InvalidRequest):
-            text.tokenizer.render([{"role": "user", "content": ""}])
-    return text

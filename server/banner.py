@@ -11,6 +11,7 @@ from typing import TextIO
 import msgspec
 
 from server.config import ServeConfig
+from server.durations import in_words
 from spec.request import EngineInfo
 
 Row = tuple[str, str]
@@ -89,10 +90,32 @@ def show(info: EngineInfo, config: ServeConfig, model: str, port: int, out: Text
     url = base_url(config.host, port, "http" if config.ssl_certfile is None else "https")
     table = [*rows(info, url), ("access", access(config))]
     line = try_line(url, model, bool(config.api_key or config.api_key_file))
+    _write(table, warnings(config), line, out)
+
+
+def show_models(config: ServeConfig, port: int, out: TextIO | None = None) -> None:
+    """The same for several models, each of which is loaded when it is asked for first."""
+    out = out or sys.stderr
+    url = base_url(config.host, port, "http" if config.ssl_certfile is None else "https")
+    table = [("model", f"{name}: {one.target}") for name, one in config.models.items()]
+    table += [("loaded", _how_long(config)), ("URL", f"{url}/v1"), ("access", access(config))]
+    line = try_line(url, next(iter(config.models)), bool(config.api_key or config.api_key_file))
+    _write(table, warnings(config), line, out)
+
+
+def _how_long(config: ServeConfig) -> str:
+    """When models come and go."""
+    most = config.max_loaded_models
+    together = "as many as there is room for" if most is None else f"at most {most} at the same time"
+    left = "" if config.idle_seconds is None else f", until nobody asked for {in_words(config.idle_seconds)}"
+    return f"when they are asked for, {together}{left}"
+
+
+def _write(table: list[Row], notes: list[str], line: str, out: TextIO) -> None:
     if out.isatty() and not os.environ.get("NO_COLOR"):
-        _show_rich(table, warnings(config), line, out)
+        _show_rich(table, notes, line, out)
     else:
-        out.write(plain(table, warnings(config), line))
+        out.write(plain(table, notes, line))
         out.flush()
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import msgspec
@@ -18,7 +18,7 @@ from server.device import Device, find_device, synchronize
 from server.drafting import DEFAULT_TOKENS, Drafting, Drafts, alone, named_in, pinned
 from server.graphs import capture_of, graph_runner
 from server.heads import doubts, load_head
-from server.memory import MemoryPlan, kept_in_fp16, packed_bytes, plan
+from server.memory import MemoryPlan, check_beside, footprint, kept_in_fp16, packed_bytes, plan
 from server.rehearsal import Rehearsal
 from server.translation import translation
 from server.unfit import Unfit
@@ -114,8 +114,14 @@ def choose_dtype(config: EngineConfig, model: ModelConfig, device: Device) -> Ch
     return Choice("bfloat16", "fp32 would take more than half of the memory")
 
 
-def build_engine(config: EngineConfig, progress: Progress | None = None, observers: Sequence[Observer] = ()) -> Engine:
-    """Load the models, plan the memory, prove exactness, measure the step cost. observers: of the engine.
+def build_engine(
+    config: EngineConfig,
+    progress: Progress | None = None,
+    observers: Sequence[Observer] = (),
+    beside: Mapping[str, int] | None = None,
+) -> Engine:
+    """Load the models, plan the memory, prove exactness, measure the step cost. observers: of the engine. beside: bytes
+    that other engines of the server hold, by device; :class:`NoRoom` if this one does not fit beside them.
 
     Raises :class:`ConfigurationError` (or a loader's error) saying what does not fit and which flag changes it.
     """
@@ -134,6 +140,9 @@ def build_engine(config: EngineConfig, progress: Progress | None = None, observe
     if drafts.directory is not None:
         models.append(ModelConfig.from_directory(drafts.directory))
         translated = translation(drafts.model, directory, model, drafts.directory, models[1])
+    if others := (beside or {}).get(device.name, 0):  # free if they have to go, so what is free now says nothing
+        by_itself = plan(config, length, dtype.value, models, drafts.head, replace(device, free=None))
+        check_beside(footprint(by_itself, device), others)
     memory = plan(config, length, dtype.value, models, drafts.head, device)
     pool = PagePool(memory.pages, config.page_size)
     say("loading the target")
@@ -300,4 +309,5 @@ def _info(
         vocab_size=model.vocab_size,
         eos_token_ids=model.eos_token_ids,
         memory=memory.described,
+        footprint=footprint(memory, device),
     )

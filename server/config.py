@@ -7,7 +7,8 @@
     └── SamplingConfig  [sampling]  --temperature    FORESAY_TEMPERATURE    foresay generate, foresay chat
         └── BenchConfig [bench]     --rounds         FORESAY_ROUNDS         foresay bench
 
-A field belongs to the section of the class that declares it. :mod:`server.load_config` reads them in the order flag,
+A field belongs to the section of the class that declares it. A file may have sections ``[models.NAME]`` with keys of
+``[engine]``: then a server has several models (docs/models.md). :mod:`server.load_config` reads them in the order flag,
 variable, file, default. This module imports neither torch nor transformers.
 """
 
@@ -18,11 +19,13 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
+from server import durations
 from spec.errors import ConfigurationError
 
 Positive = Annotated[int, Meta(ge=1)]
 Seconds = Annotated[float, Meta(gt=0)]
 Share = Annotated[float, Meta(gt=0, le=1)]
+Span = Annotated[str, Meta(pattern=durations.SPAN, extra={"expected": durations.EXPECTED})]
 Dtype = Literal["auto", "bfloat16", "float32", "float16"]
 DeviceKind = Literal["auto", "cpu", "cuda"]
 ToolParser = Literal["auto", "none", "hermes", "qwen3_coder", "llama3", "mistral", "response_template"]
@@ -195,6 +198,23 @@ class ServeConfig(EngineConfig, frozen=True, kw_only=True):
             "SECONDS",
         ),
     ] = 30.0
+    idle_unload: Annotated[
+        Span | None,
+        _about(
+            "end the engine process of a model that nobody asked for so long (30s, 10m, 2h), which frees its memory; "
+            "the next request waits until it is loaded again (never)",
+            "server",
+            "TIME",
+        ),
+    ] = None
+    max_loaded_models: Annotated[
+        Positive | None,
+        _about(
+            "with [models.NAME] in the file: models loaded at the same time (as many as the memory plan has room for)",
+            "server",
+            "N",
+        ),
+    ] = None
     access_log: Annotated[
         bool, _about("a line on stderr for each request: path, status, time, tokens, key; never text", "server")
     ] = False
@@ -276,8 +296,17 @@ class ServeConfig(EngineConfig, frozen=True, kw_only=True):
         Seconds | None,
         _about("end a request that waits longer than this for its first token with 429 (never)", "how much", "SECONDS"),
     ] = None
+    #: By the name that clients use; empty where the server has one model. Each has all settings, the common ones too.
+    models: dict[str, ServeConfig] = {}
+
+    @property
+    def idle_seconds(self) -> float | None:
+        """``idle_unload`` in seconds; None if a model stays."""
+        return None if self.idle_unload is None else durations.seconds_of(self.idle_unload)
 
 
+#: What Ollama's clients put behind a model's name that has no other tag.
+LATEST = ":latest"
 #: What a command writes at most unless it is told.
 USUAL_TOKENS = 256
 
@@ -352,6 +381,8 @@ def check(config: EngineConfig) -> None:
 
 
 def _check_server(config: ServeConfig) -> None:
+    if config.idle_seconds == 0:
+        raise ConfigurationError("idle_unload must be above 0; leave it out to keep the model")
     if (config.ssl_certfile is None) != (config.ssl_keyfile is None):
         missing = "ssl_certfile" if config.ssl_certfile is None else "ssl_keyfile"
         raise ConfigurationError(f"HTTPS needs a certificate and its key: {missing} is not set")
@@ -365,3 +396,26 @@ def _check_server(config: ServeConfig) -> None:
     limit, longest = config.max_output_tokens, config.max_model_len
     if limit is not None and longest is not None and limit >= longest:
         raise ConfigurationError(f"max_output_tokens ({limit}) must be below max_model_len ({longest})")
+
+
+def check_models(config: ServeConfig) -> None:
+    """Raise :class:`ConfigurationError` for models of one server that are fine one by one but not together."""
+    if not config.models:
+        if config.max_loaded_models is not None:
+            raise ConfigurationError("max_loaded_models is for several models, but no [models.NAME] names any")
+        return
+    if config.served_model_name is not None:
+        raise ConfigurationError("served_model_name is for one model; several are called what [models.NAME] says")
+    _check_own_files(config.models)
+
+
+def _check_own_files(models: dict[str, ServeConfig]) -> None:
+    """No two engines may write to one file: both may be loaded."""
+    for setting in ("trace", "draft_history"):
+        users: dict[str, str] = {}
+        for name, config in models.items():
+            file = getattr(config, setting)
+            if file is not None and users.setdefault(file, name) != name:
+                raise ConfigurationError(
+                    f"the models {users[file]} and {name} would both write to {file}: set {setting} in each section"
+                )

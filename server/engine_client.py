@@ -4,6 +4,8 @@
 
     loading --Ready--> ready --socket closed, or hung--> down --back-off--> loading ...
        └--Failed before the first Ready--> failed (for good: the settings are wrong)
+
+    unload() leads from each of them to unloaded, start() back to loading.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ import logging
 import socket
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, NoReturn
 
 from server import frames
@@ -25,7 +27,7 @@ from server.errors import EngineFailed
 from server.generation import Sink
 from server.watchdog import Watchdog
 from spec.errors import ConfigurationError, ContextLengthExceeded, ForesayError, InvalidRequest
-from spec.request import Delta, EngineInfo, Request
+from spec.request import Delta, EngineInfo, Footprint, Request
 from spec.trace import ShadowReport, StepTrace
 
 FIRST_BACKOFF = 0.5
@@ -54,6 +56,7 @@ class EngineClient:
     def __init__(self, config: ServeConfig) -> None:
         self.status = EngineStatus("loading", "starting the engine process")
         self.info: EngineInfo | None = None  # of the engine that was ready last
+        self.footprint: Footprint | None = None  # of the engine that was planned last
         self.observe: Callable[[StepTrace], None] | None = None
         self.observe_shadow: Callable[[ShadowReport], None] | None = None
         self.observe_status: Callable[[EngineStatus], None] | None = None
@@ -63,14 +66,27 @@ class EngineClient:
         self._inspections: list[asyncio.Future[frames.Inspected]] = []
         self._channel: Channel | None = None
         self._supervisor: asyncio.Task[None] | None = None
+        self._over: asyncio.Future[NoReturn] | None = None
         self._changed = asyncio.Event()
         self._failure: frames.Failed | None = None
+        self._beside: dict[str, int] = {}
+        self._was_ready = False  # since it was started
+        self._broken = False  # nobody watches over the engine
 
     # -- life ----------------------------------------------------------------------------------------------------
 
-    async def start(self) -> None:
-        """Start the engine process; returns at once, ``status`` and :meth:`until_ready` tell how it goes."""
+    async def start(self, beside: Mapping[str, int] | None = None) -> None:
+        """Start the engine process; returns at once, ``status`` and :meth:`until_ready` tell how it goes.
+
+        beside: bytes that other engines hold, by device; if there is no room beside them it fails.
+        """
+        self._beside, self._was_ready, self._broken = dict(beside or {}), False, False
+        if self._over is None:
+            self._over = asyncio.get_running_loop().create_future()
+        # Before the task has its first turn: nobody may take what was left for what is coming.
+        self._set(EngineStatus("loading", "starting the engine process", starts=self.status.starts))
         self._supervisor = asyncio.create_task(self._supervise())
+        self._supervisor.add_done_callback(self._supervision_ended)
 
     async def stop(self) -> None:
         """End the engine process; requests still running fail."""
@@ -79,26 +95,53 @@ class EngineClient:
             await asyncio.gather(self._supervisor, return_exceptions=True)
             self._supervisor = None
 
-    async def until_ready(self) -> EngineInfo:
-        """Wait for the engine; :class:`ConfigurationError` if it will never come."""
+    async def unload(self) -> None:
+        """End the engine process, which frees all it holds, until it is started again."""
+        await self.stop()
+        self._set(EngineStatus("unloaded", starts=self.status.starts))
+
+    @property
+    def lacks_room(self) -> bool:
+        """Whether it failed for nothing but others that were there."""
+        return self._failure is not None and self._failure.footprint is not None
+
+    async def until_ready(self, starts: int | None = None) -> EngineInfo:
+        """Wait for the engine; :class:`ConfigurationError` if it will never come, or if so many engine processes ended
+        without having been ready."""
+        last = None if starts is None else self.status.starts + starts
         while True:
             if self.status.state == "ready" and self.info is not None:
                 return self.info
-            if self.status.state == "failed":
-                raise ConfigurationError(self.status.message)
+            lost = self.status.cause is not None and last is not None and self.status.starts >= last
+            if self.status.state == "failed" or lost:
+                raise self._given_up()
             self._changed.clear()
             await self._changed.wait()
 
     async def until_ended(self) -> NoReturn:
         """Wait for the end of the supervision, and raise why: :class:`ConfigurationError` if there will be no engine,
-        or what should not have happened."""
-        assert self._supervisor is not None, "it was started"
-        try:
-            await asyncio.shield(self._supervisor)
-        except Exception as error:
+        or what should not have happened. An engine that was ready once and cannot be loaded again is no end."""
+        assert self._over is not None, "it was started"
+        await asyncio.shield(self._over)
+        raise AssertionError("it only ever ends with an error")
+
+    def _supervision_ended(self, supervisor: asyncio.Task[None]) -> None:
+        assert self._over is not None, "it was started"
+        if supervisor.cancelled():
+            return
+        error = supervisor.exception()
+        if error is not None:
+            self._broken = True
             log.critical("nobody watches over the engine any more", exc_info=error)
-            raise ForesayError(f"the supervision of the engine ended ({type(error).__name__}: {error})") from error
-        raise ConfigurationError(self.status.message)
+            message = f"the supervision of the engine ended ({type(error).__name__}: {error})"
+            self._set(EngineStatus("failed", message, starts=self.status.starts))
+        if (self._broken or self.info is None) and not self._over.done():
+            self._over.set_exception(self._given_up())
+            self._over.exception()  # there may be nobody who waits for it
+
+    def _given_up(self) -> ForesayError:
+        """Why there is no engine: the settings are wrong, unless something broke here."""
+        return (ForesayError if self._broken else ConfigurationError)(self.status.message)
 
     # -- TokenEngine ---------------------------------------------------------------------------------------------
 
@@ -143,7 +186,7 @@ class EngineClient:
         while True:
             began = time.monotonic()
             reason, cause = await self._run_guarded()
-            if self._failure is not None and self._failure.building and self.info is None:
+            if self._failure is not None and self._failure.building and not self._was_ready:
                 self._set(EngineStatus("failed", reason, starts=self.status.starts))
                 return
             if time.monotonic() - began > HEALTHY_SECONDS:
@@ -178,7 +221,7 @@ class EngineClient:
         try:
             loop = asyncio.get_running_loop()
             _, self._channel = await loop.create_unix_connection(lambda: Channel(self._received), sock=ours)
-            self._channel.send(frames.Start(self._config))
+            self._channel.send(frames.Start(self._config, self._beside))
             ended = await self._until_over(process, self._channel)
         finally:
             self._fail_running(ended.reason)
@@ -249,10 +292,10 @@ class EngineClient:
             case frames.Loading(phase, share):
                 self._set(EngineStatus("loading", phase, share, starts=self.status.starts))
             case frames.Ready(info):
-                self.info = info
+                self.info, self.footprint, self._was_ready = info, info.footprint, True
                 self._set(EngineStatus("ready", starts=self.status.starts))
             case frames.Failed():
-                self._failure = frame
+                self._failure, self.footprint = frame, frame.footprint or self.footprint
             case frames.Rejected(id, param, message, code):
                 self._reject(id, param, message, code)
             case frames.Shadowed(report):

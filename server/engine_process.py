@@ -168,24 +168,31 @@ class Loop:
         return frames.Inspected(problem, self._engine.has_work or len(self._pending) > 0)
 
 
-def started(link: Link) -> EngineConfig:
-    """The config in the first frame."""
+def started(link: Link) -> frames.Start:
+    """The first frame."""
     while True:
         for frame in link.receive(wait=True):
             assert isinstance(frame, frames.Start), "the first frame says which engine to build"
-            return frame.config
+            return frame
 
 
-def built(config: EngineConfig, link: Link) -> tuple[Engine, Watchers] | None:
+def built(start: frames.Start, link: Link) -> tuple[Engine, Watchers] | None:
     """The engine and who watches it, or None after telling the server why there is none. The link is told what is being
     loaded."""
     from server.build import build_engine
+    from server.memory import NoRoom
     from server.watchers import Watchers
 
     watchers = Watchers()
+
+    def say(phase: str) -> None:
+        link.send(frames.Loading(phase))
+
     try:
-        watchers = Watchers.of(config)
-        return build_engine(config, lambda phase: link.send(frames.Loading(phase)), watchers.observers), watchers
+        watchers = Watchers.of(start.config)
+        return build_engine(start.config, say, watchers.observers, start.beside), watchers
+    except NoRoom as error:
+        link.send(frames.Failed(str(error), building=True, footprint=error.footprint))
     except ForesayError as error:
         link.send(frames.Failed(str(error), building=True))
     except GONE:
@@ -210,13 +217,13 @@ def grammar_compiler(config: EngineConfig, info: EngineInfo) -> GrammarCompiler 
 
 def serve(link: Link) -> int:
     """Build the engine the first frame asks for, say so, and run it; returns the exit status."""
-    config = started(link)
-    parts = built(config, link)
+    start = started(link)
+    parts = built(start, link)
     if parts is None:
         return 2
     engine, watchers = parts
     watchers.started(engine)
-    compiler = grammar_compiler(config, engine.info)
+    compiler = grammar_compiler(start.config, engine.info)
     gc.freeze()  # what was loaded stays; a full collection would otherwise look through all of it in mid-stream
     link.send(frames.Ready(engine.info))
     try:

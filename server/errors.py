@@ -16,7 +16,8 @@
         ├── WaitedTooLong       429  rate_limit_error       first_token_timeout  (Retry-After)
         ├── EngineFailed        500  engine_error           engine_error
         ├── SlowReader          500  engine_error           slow_reader       (only ever seen inside a stream)
-        ├── Unavailable         503  unavailable_error      loading | engine_down | draining   (Retry-After)
+        ├── Unavailable         503  unavailable_error      loading | unloaded | engine_down | draining   (Retry-After)
+        │   └── LoadFailed      503  unavailable_error      load_failed     (Retry-After)
         └── TookTooLong         504  timeout_error          request_timeout   (X-Should-Retry: false)
 """
 
@@ -143,6 +144,14 @@ class Unavailable(ApiError):
     def __init__(self, message: str, code: str) -> None:
         super().__init__(message)
         self.code = code
+
+
+class LoadFailed(Unavailable):
+    """The model that the request names could not be loaded; nobody tries again for ``retry_after`` seconds."""
+
+    def __init__(self, model: str, reason: str, retry_after: int) -> None:
+        super().__init__(f"The model {model!r} could not be loaded: {reason}", "load_failed")
+        self.retry_after = retry_after
 
 
 class TookTooLong(ApiError):

@@ -16,16 +16,18 @@ from collections.abc import Iterator
 import msgspec
 
 from server.config import EngineConfig
-from spec.request import Delta, EngineInfo, Request
+from spec.request import Delta, EngineInfo, Footprint, Request
 from spec.trace import ShadowReport, StepTrace
 
 HEADER_BYTES = 4
 
 
 class Start(msgspec.Struct, tag="start"):
-    """The first frame: which engine to build."""
+    """The first frame: which engine to build. beside: bytes that other engines of the server hold, by device, for which
+    there must be room too."""
 
     config: EngineConfig
+    beside: dict[str, int] = {}
 
 
 class Add(msgspec.Struct, tag="add"):
@@ -80,10 +82,12 @@ class Ready(msgspec.Struct, tag="ready"):
 
 
 class Failed(msgspec.Struct, tag="failed"):
-    """The engine process is about to exit. building: it never got ready, most likely because the settings are wrong."""
+    """The engine process is about to exit. building: it never got ready, most likely because the settings are wrong.
+    footprint: what it would hold, if all that is wrong is that there is no room for it beside the others."""
 
     message: str
     building: bool = False
+    footprint: Footprint | None = None
 
 
 class Deltas(msgspec.Struct, tag="deltas"):

@@ -19,7 +19,7 @@ from server.config import EngineConfig
 from server.device import Device
 from server.drafting import DEFAULT_TOKENS, pinned
 from server.heads import Head
-from server.memory import Demand, MemoryPlan, in_words, item_bytes, listed
+from server.memory import MOST_UTILIZATION, Demand, MemoryPlan, in_words, item_bytes, listed
 from server.unfit import Unfit
 from spec.scheduler import MAX_CHUNK
 from spec.tree import MAX_NODES, TreeShape
@@ -27,9 +27,8 @@ from verifier.graphs.buckets import sizes, widths
 from verifier.model.config import ModelConfig
 from verifier.workspace import rope_bytes, workspace_bytes
 
-#: The engine's share of the memory unless the flag says otherwise, and the most that is proposed.
+#: The engine's share of the memory unless the flag says otherwise.
 UTILIZATION = 0.9
-_MOST_UTILIZATION = 0.98
 #: Kept for captured graphs beside their tensors: an allowance, nothing was measured yet.
 GRAPH_RESERVE = 1 << 29
 #: Unless sequences or flags ask for more, the KV cache holds no more tokens: its pages are kept count of on the host.
@@ -164,7 +163,7 @@ def _remedies(case: _Case, room: _Room) -> Iterator[str]:
     elif shorter := _shorter(case):
         yield shorter
     enough = math.ceil(100 * room.needed(case.least) / case.device.total) / 100
-    if enough <= _MOST_UTILIZATION and case.changed(gpu_memory_utilization=enough).fits:
+    if enough <= MOST_UTILIZATION and case.changed(gpu_memory_utilization=enough).fits:
         yield f"--gpu-memory-utilization {enough:g}"
     if case.dtype == "float32":
         half = replace(case, dtype="bfloat16" if case.device.has_bf16 else "float16")

@@ -19,6 +19,7 @@ from server.config import EngineConfig
 from server.device import Device
 from server.heads import Head
 from server.unfit import Unfit
+from spec.request import Footprint
 from spec.tree import MAX_NODES
 from verifier.heads.files import HeadTensors
 from verifier.heads.medusa import BESIDE_MODEL
@@ -28,6 +29,8 @@ from verifier.model.config import ModelConfig
 #: Share of the machine's memory that the KV cache takes when no size is given, and the most that all may take then.
 _KV_SHARE = 0.25
 _ALL_SHARE = 0.95
+#: The most of a GPU that is proposed, and that several engines hold together.
+MOST_UTILIZATION = 0.98
 #: The start-up probe of exactness reads two texts at once, and needs so many tokens.
 _PROBE_TOKENS = 256
 
@@ -131,6 +134,27 @@ def _plan_cpu(config: EngineConfig, length: int, demand: Demand, device: Device)
         taken = {**weights, f"KV cache of {tokens:,} tokens": kv_bytes}
         raise Unfit(_too_much("the engine", beside + kv_bytes, taken, machine), _smaller_cache(affordable, length))
     return MemoryPlan(weights, tokens, demand.pages(tokens), kv_bytes, machine)
+
+
+class NoRoom(Unfit):
+    """An engine fits the device, but not beside those that are there."""
+
+    def __init__(self, fault: str, remedy: str, footprint: Footprint) -> None:
+        super().__init__(fault, remedy)
+        self.footprint = footprint
+
+
+def footprint(memory: MemoryPlan, device: Device) -> Footprint:
+    """What the plan holds of the device, as several engines on it are reckoned with."""
+    share = MOST_UTILIZATION if device.is_gpu else _ALL_SHARE
+    return Footprint(memory.total, int(share * device.total), device.name)
+
+
+def check_beside(own: Footprint, beside: int) -> None:
+    """Raise :class:`NoRoom` if an engine does not fit beside others that hold so many bytes of its device."""
+    if own.held + beside > own.capacity:
+        fault = f"the engine would take {in_words(own.held)} beside the {in_words(beside)} of others"
+        raise NoRoom(fault, f"all together may hold {in_words(own.capacity)} of {own.device}", own)
 
 
 def parameters(model: ModelConfig) -> int:

@@ -1,8 +1,9 @@
-"""What the routes share: the engine, the tokenizer, who is running, and whether new requests are taken."""
+"""One model as the routes see it: its engine and tokenizer, who is running, and whether new requests are taken."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 import zlib
 from collections.abc import AsyncIterator, Iterator, Sequence
@@ -16,24 +17,24 @@ from server.bounds import largest_body
 from server.config import ServeConfig
 from server.control import Rendered
 from server.engine_status import EngineStatus, unavailable
-from server.errors import EngineFailed, ModelNotFound, QueueFull, TooManyWaiting, Unavailable
+from server.errors import EngineFailed, ModelNotFound, QueueFull, Unavailable
 from server.gateway.admission import admitted
 from server.gateway.deadlines import deadlines
 from server.gateway.pace import Pace
 from server.gateway.share import Shared
 from server.generation import MOST_PENDING_TOKENS, Generation, TokenEngine
+from server.models.patience import WAITED
 from server.parsers.dialect import Dialect
 from server.responses.state import Responses
 from server.room import Room
 from server.selfcheck.check import SelfCheck, Unpicked
-from server.telemetry.exposition import Exposition
+from server.server_state import ServerState
 from server.telemetry.telemetry import Telemetry
 from server.text import SamplingDefaults, Tokenizer
 from server.wire.shared import MetricsLevel
+from spec.errors import InvalidRequest
 from spec.request import EngineInfo, Request
 
-#: Bodies and messages of the largest size whose bytes may be held at once, by all callers together.
-MOST_BODIES = 64
 #: Texts longer than this are tokenized in a thread: a millisecond on the event loop would delay every stream.
 INLINE_CHARACTERS = 2000
 
@@ -100,27 +101,55 @@ class Text(msgspec.Struct, frozen=True):
     defaults: SamplingDefaults
     dialect: Dialect = Dialect()
 
+    @classmethod
+    def load(cls, config: ServeConfig) -> Text:
+        """Of the target, downloaded first if it is a hub id."""
+        from server.build import target_directory
+
+        directory = target_directory(config)
+        tokenizer = Tokenizer.load(directory)
+        dialect = Dialect.of(tokenizer, config.tool_parser, config.reasoning_parser)
+        if tokenizer.has_template:  # compiled now rather than while the first chat request waits
+            with contextlib.suppress(InvalidRequest):
+                tokenizer.render([{"role": "user", "content": ""}])
+        return cls(tokenizer, SamplingDefaults.read(directory), dialect)
+
 
 class Service:
-    """The state behind the routes. ``text`` is None until the tokenizer is loaded."""
+    """The state behind the routes that ask one model. ``text`` is None until the tokenizer is loaded. server: what it
+    shares with the other models."""
 
-    def __init__(self, engine: ServedEngine, options: ServiceOptions, text: Text | None = None) -> None:
+    def __init__(
+        self, engine: ServedEngine, options: ServiceOptions, text: Text | None = None, server: ServerState | None = None
+    ) -> None:
         self.engine = engine
         self.options = options
         self.text = text
-        self.draining = False
-        self.responses = Responses()
-        self.created = int(time.time())
+        self.server = server or ServerState()
         self.pace = Pace()
-        self.telemetry = Telemetry(options.model, engine)
-        self.exposition = Exposition(self.telemetry)
+        self.telemetry = Telemetry(options.model, engine, connections=self.server.connections)
         self.places = Shared(options.most_running)
-        self.bodies = Shared(MOST_BODIES * self.largest_body)  # until the context is known
+        self.server.allow_bodies(self.largest_body)  # until the context is known
         self._running: set[Generation] = set()
         self._idle = asyncio.Event()
         self._idle.set()
         counts = self.telemetry.self_check
         self.self_check = SelfCheck(engine, options.self_check, counts, self._idle, lambda: self.refusal() is None)
+
+    @property
+    def responses(self) -> Responses:
+        """What is behind ``/v1/responses``."""
+        return self.server.responses
+
+    @property
+    def created(self) -> int:
+        """When the server began, in seconds since 1970."""
+        return self.server.created
+
+    @property
+    def bodies(self) -> Shared:
+        """Bytes of bodies and messages."""
+        return self.server.bodies
 
     @property
     def largest_body(self) -> int:
@@ -135,26 +164,31 @@ class Service:
 
     def refusal(self) -> Unavailable | None:
         """Why no request is taken now; None if they are."""
-        if self.draining:
-            return Unavailable("The server is shutting down", "draining")
+        if (draining := self.server.refusal()) is not None:
+            return draining
         if self.engine.status.state != "ready":
             return unavailable(self.engine.status)
-        if self.text is None or self.engine.info is None:
+        if not self.known:
             return Unavailable("Loading model: the tokenizer", "loading")
         return None
 
+    @property
+    def known(self) -> bool:
+        """Whether all is there that a request needs to be understood: it was loaded once."""
+        return self.text is not None and self.engine.info is not None
+
     def opened(self) -> tuple[Text, EngineInfo]:
-        """What a request needs to be understood; raises :class:`Unavailable` if none is taken now."""
-        refusal = self.refusal()
+        """What a request needs to be understood; raises :class:`Unavailable` if it is not there, or none is taken."""
+        refusal = self.server.refusal() if self.known else self.refusal()
         if refusal is not None:
             raise refusal
-        assert self.text is not None, "a service that takes requests has its tokenizer"
-        assert self.engine.info is not None, "a ready engine has said what it is"
+        assert self.text is not None, "what is known has its tokenizer"
+        assert self.engine.info is not None, "and has said what it is"
         return self.text, self.engine.info
 
-    def check_model(self, name: str | None) -> None:
-        """Raise unless the request means the model served here."""
-        if name is not None and name != self.options.model:
+    def check_model(self, name: str | None, tag: str = "") -> None:
+        """Raise unless the request means the model served here. tag: what may stand behind a name, or be left out."""
+        if name is not None and name.removesuffix(tag) != self.options.model.removesuffix(tag):
             raise ModelNotFound(f"The model {name!r} does not exist; this server has {self.options.model!r}")
 
     def origin(self, request_id: str, info: EngineInfo) -> Origin:
@@ -172,7 +206,7 @@ class Service:
         """
         count = len(requests)
         with (
-            self.places.holding(count, lambda: self._queue_full(count)),
+            self.places.holding(count, lambda: self.queue_full(count)),
             admitted(requests) as spend,
             self.telemetry.watching(requests, keeps_text) as ledgers,
         ):
@@ -196,12 +230,8 @@ class Service:
             if not self._running:
                 self._idle.set()
 
-    def crowded(self) -> TooManyWaiting:
-        """Why no more bytes can be taken from the caller now."""
-        held = f"{self.bodies.used:,} bytes of bodies and messages are held already, {self.bodies.own:,} of them yours"
-        return TooManyWaiting(f"{held}; try again when some of these requests are answered")
-
-    def _queue_full(self, asked: int) -> QueueFull:
+    def queue_full(self, asked: int) -> QueueFull:
+        """Why so many choices can neither run nor wait."""
         most = self.options.most_running
         if asked > most:
             return QueueFull(f"This request asks for {asked} choices at once; this server runs {most}", None)
@@ -210,11 +240,13 @@ class Service:
 
     def _deadlines(self, generation: Generation) -> AbstractContextManager[None]:
         first, whole = self.options.first_token_timeout, self.options.request_timeout
+        if first is not None:
+            first = max(0.0, first - WAITED.get())
         return deadlines(generation, first, whole, lambda: self.pace.retry_after(len(self._running)))
 
     async def drain(self, seconds: float) -> None:
         """Take no more requests, let the running ones finish for ``seconds``, then end them with an error."""
-        self.draining = self.telemetry.draining = True
+        self.server.draining = self.telemetry.draining = True
         self.responses.drain()
         for patience in (seconds, 1.0):
             try:

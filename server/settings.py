@@ -43,11 +43,12 @@ class Setting:
 
 @cache
 def settings_of(config: type[EngineConfig]) -> dict[str, Setting]:
-    """The settings of a config struct by field name, ancestors' fields first."""
+    """The settings of a config struct by field name, ancestors' fields first. Its models are no setting: they have
+    settings of their own."""
     hints = get_type_hints(config, include_extras=True)
     info = msgspec.inspect.type_info(config)
     assert isinstance(info, msgspec.inspect.StructType)
-    return {field.name: _setting(field, hints[field.name]) for field in info.fields}
+    return {field.name: _setting(field, hints[field.name]) for field in info.fields if field.name != "models"}
 
 
 @cache

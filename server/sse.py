@@ -58,12 +58,23 @@ LINES = Framing("application/x-ndjson", line)
 
 
 class EventStream:
-    """One streaming response. Headers go out with the first write; nothing is ever compressed or held back."""
+    """One streaming response. Headers go out with the first write; nothing is ever compressed or held back.
+
+    A request has one: whoever makes the stream while another is there already goes on with that (:meth:`of`).
+    """
 
     def __init__(self, request: web.Request, framing: Framing) -> None:
         self._request, self._framing = request, framing
         headers = {"Content-Type": framing.content_type, "Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
         self._response = web.StreamResponse(headers=headers)
+
+    @classmethod
+    def of(cls, request: web.Request, framing: Framing) -> EventStream:
+        """The stream of the request, which may have begun while it waited for its model."""
+        begun = request.get(_STREAM)
+        if begun is None:
+            begun = request[_STREAM] = cls(request, framing)
+        return begun
 
     @property
     def started(self) -> bool:
@@ -92,3 +103,6 @@ class EventStream:
         """The stream is complete."""
         await self._response.write_eof()
         return self._response
+
+
+_STREAM = web.RequestKey("stream", EventStream)

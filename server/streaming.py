@@ -31,7 +31,7 @@ T = TypeVar("T")
 
 async def stream(request: web.Request, answer: Answer, generation: Generation, ping: float) -> web.StreamResponse:
     """Write one event batch per engine step; a comment every ``ping`` seconds while there is nothing to say."""
-    events = EventStream(request, answer.framing)
+    events = EventStream.of(request, answer.framing)
     try:
         await _stream(events, answer, generation, ping)
     except (ApiError, InvalidRequest) as error:

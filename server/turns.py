@@ -35,8 +35,6 @@ from server.wire.shared import GenerationRequest
 from spec.errors import InvalidRequest
 from spec.request import Grammar, Request
 
-SERVICE = web.AppKey("service", Service)
-
 
 async def completion_choices(service: Service, body: CompletionRequest) -> list[Choice]:
     """``n`` choices for each prompt, those of the first prompt first."""

@@ -120,10 +120,19 @@ class Delta(msgspec.Struct, kw_only=True):
     origin: Origin | None = None
 
 
+class Footprint(msgspec.Struct, frozen=True):
+    """What an engine holds of a device, in bytes. capacity: the most that all engines there may hold together. device:
+    its name ("cpu", "cuda:0")."""
+
+    held: int
+    capacity: int
+    device: str
+
+
 class EngineInfo(msgspec.Struct, kw_only=True, frozen=True):
     """What is running, for banner, /health and reports.
 
-    memory: what the engine holds, by parts, in words; empty if nobody said.
+    memory: what the engine holds, by parts, in words; empty if nobody said. footprint: the same in bytes, as planned.
     root_seconds: a whole step of one sequence without drafts, as measured at start-up; 0 if nobody measured.
     more_seconds: what each number of sequences from 1 on adds to that, from the cost of their rows. drafters: by
     name. chosen: whether who drafts, and how much, is chosen at every step; ``draft_shape`` is the most then.
@@ -145,6 +154,7 @@ class EngineInfo(msgspec.Struct, kw_only=True, frozen=True):
     vocab_size: int
     eos_token_ids: tuple[int, ...]
     memory: str = ""
+    footprint: Footprint | None = None
     root_seconds: float = 0.0
     more_seconds: tuple[float, ...] = ()
     drafters: tuple[str, ...] = ()

@@ -14,6 +14,7 @@ from server.answers.base import AnswerOptions, BaseAnswer, Origin
 from server.answers.messages import parsed_arguments
 from server.choice import Choice, Piece
 from server.foreign.words import naming
+from server.models.patience import WAITED
 from server.parts import Part, ReasoningPart, TextPart, ToolCallPart, joined
 from server.sse import LINES
 from server.wire.ollama import (
@@ -90,8 +91,8 @@ class OllamaAnswer(BaseAnswer):
     def _ended(self, line: OllamaProgress) -> OllamaProgress:
         choice, statistics = self._choice, self._choice.statistics
         line.done, line.done_reason = True, "length" if choice.finish_reason == "length" else "stop"
-        line.total_duration = int((time.perf_counter() - self._began) * NANOSECONDS)
-        line.load_duration = 0  # the model was there before the request came
+        line.total_duration = int((WAITED.get() + time.perf_counter() - self._began) * NANOSECONDS)
+        line.load_duration = int(WAITED.get() * NANOSECONDS)  # mostly 0: the model was there before the request came
         line.prompt_eval_count, line.eval_count = len(choice.request.prompt), choice.completion_tokens
         if statistics is not None:
             line.prompt_eval_duration = int(statistics.time_to_first_token * NANOSECONDS)

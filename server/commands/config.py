@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from server.commands.command import Command
-from server.config import SECTIONS
+from server.config import SECTIONS, ServeConfig
 from server.load_config import load
 from server.settings import Setting, settings_of
 
@@ -44,7 +44,19 @@ def run(config: None, arguments: Namespace) -> int:
                 origin = loaded.origins.get(name, "default") if arguments.origin else None
                 print(_line(setting, getattr(loaded.config, name), origin))
         print()
+    _print_models(load(ServeConfig, {}, os.environ, arguments.config).config)
     return 0
+
+
+def _print_models(config: ServeConfig) -> None:
+    """A section for each model: its settings that differ from those of ``[engine]``."""
+    for model, own in config.models.items():
+        print(f"[models.{_toml(model)}]")
+        for name, setting in settings_of(ServeConfig).items():
+            value = getattr(own, name)
+            if setting.section == "engine" and value is not None and value != getattr(config, name):
+                print(_line(setting, value, None))
+        print()
 
 
 COMMAND = Command(

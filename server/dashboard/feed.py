@@ -10,10 +10,12 @@ import asyncio
 
 import msgspec
 from aiohttp import web
+from msgspec import UNSET, UnsetType
 
 from server.errors import Busy
 from server.gateway.caller import CALLER
 from server.gateway.share import Shared
+from server.models.models import Models
 from server.service import Service
 from server.sse import EVENTS
 from server.telemetry.report import HistoryReport, Point, Snapshot
@@ -26,17 +28,24 @@ LATE = 0.05
 
 
 class State(msgspec.Struct, frozen=True):
-    """``GET /dashboard/state``: what the page begins with."""
+    """``GET /dashboard/state``: what the page begins with. models: by name how each is, if there are several."""
 
     snapshot: Snapshot
     history: HistoryReport
+    models: dict[str, str] | UnsetType = UNSET
 
 
 class Frame(msgspec.Struct, frozen=True):
-    """One event. points: the seconds that are over since the last one."""
+    """One event. points: the seconds that are over since the last one. models: as in :class:`State`."""
 
     snapshot: msgspec.Raw
     points: list[Point]
+    models: dict[str, str] | UnsetType = UNSET
+
+
+def listed(models: Models) -> dict[str, str] | UnsetType:
+    """By name how each is; nothing where there is one alone."""
+    return {entry.name: entry.state for entry in models} if models.several else UNSET
 
 
 class TooManyReaders(Busy):
@@ -52,38 +61,38 @@ class Feed:
         self.readers = Shared(MOST_READERS)
         self._stall = stall
         self._closing = asyncio.Event()
-        self._making: tuple[int, asyncio.Task[msgspec.Raw]] | None = None
+        self._making: dict[str, tuple[int, asyncio.Task[msgspec.Raw]]] = {}
 
     async def close(self, app: web.Application) -> None:
         """End all streams: the server goes away."""
         self._closing.set()
 
-    async def serve(self, http: web.Request, service: Service, after: int) -> web.StreamResponse:
-        """Write events until the reader leaves, its key is taken away, or the server goes. after: the last second it
-        knows.
+    async def serve(self, http: web.Request, models: Models, service: Service, after: int) -> web.StreamResponse:
+        """Write events until the reader leaves, its key is taken away, or the server goes. service: of the model whose
+        numbers they are. after: the last second it knows.
         """
         with self.readers.holding(1, self._full):
-            return await self._served(http, service, after)
+            return await self._served(http, models, service.telemetry, after)
 
     def _full(self) -> TooManyReaders:
         message = f"{self.readers.used} pages are open already, {self.readers.own} of them yours"
         return TooManyReaders(message, retry_after=10)
 
-    async def _served(self, http: web.Request, service: Service, after: int) -> web.StreamResponse:
+    async def _served(self, http: web.Request, models: Models, telemetry: Telemetry, after: int) -> web.StreamResponse:
         response = web.StreamResponse(headers={"Content-Type": EVENTS.content_type, "Cache-Control": "no-store"})
         await response.prepare(http)
         try:
-            await self._write(response, service, after)
+            await self._write(response, models, telemetry, after)
         except (TimeoutError, ConnectionError):
             if http.transport is not None:
                 http.transport.abort()  # what it has not read by now it never will
         return response
 
-    async def _write(self, response: web.StreamResponse, service: Service, after: int) -> None:
-        allowance, telemetry = CALLER.get().allowance, service.telemetry
+    async def _write(self, response: web.StreamResponse, models: Models, telemetry: Telemetry, after: int) -> None:
+        allowance = CALLER.get().allowance
         while not self._closing.is_set() and not allowance.revoked:
             points, after = await telemetry.points(after)
-            frame = Frame(await self._snapshot(telemetry), points)
+            frame = Frame(await self._snapshot(telemetry), points, listed(models))
             async with asyncio.timeout(self._stall):
                 await response.write(EVENTS.encode(frame))
             await self._pause(1.0 + LATE - telemetry.clock() % 1.0)
@@ -92,9 +101,10 @@ class Feed:
     async def _snapshot(self, telemetry: Telemetry) -> msgspec.Raw:
         """Everything but the points, as JSON: made once for all readers of a second."""
         second = int(telemetry.clock())
-        if self._making is None or self._making[0] != second:
-            self._making = second, asyncio.create_task(_encoded(telemetry))
-        return await asyncio.shield(self._making[1])  # others wait for it too
+        making = self._making.get(telemetry.model)
+        if making is None or making[0] != second:
+            making = self._making[telemetry.model] = second, asyncio.create_task(_encoded(telemetry))
+        return await asyncio.shield(making[1])  # others wait for it too
 
     async def _pause(self, seconds: float) -> None:
         try:

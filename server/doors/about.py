@@ -13,9 +13,8 @@ from server.dashboard.assets import PAGE, served, wants_page
 from server.doors.body import json_response
 from server.doors.route import Route
 from server.engine_status import unavailable
-from server.service import Service
+from server.models.models import MODELS, Entry, Models
 from server.settings import settings_of
-from server.turns import SERVICE
 from server.wire.about import Health, Index, Load, Readiness, ServerInfo, Version
 from server.wire.shared import ModelCard, ModelList
 
@@ -26,49 +25,51 @@ async def index(request: web.Request) -> web.Response:
     """What this is and where things are. Browsers get the dashboard."""
     if wants_page(request):
         return served(request, PAGE)
-    service = request.app[SERVICE]
+    models = request.app[MODELS]
     routes = sorted({route.resource.canonical for route in request.app.router.routes() if route.resource})
-    model, status = service.options.model, _state(service)
+    model, status = models.first.name, _state(models)
     return json_response(Index(version=foresay.__version__, model=model, status=status, routes=routes))
 
 
 async def health(request: web.Request) -> web.Response:
     """Whether the engine is alive, and what it is."""
-    service = request.app[SERVICE]
-    status, info = service.engine.status, service.engine.info
+    models = request.app[MODELS]
+    first = models.first
+    status, info = first.service.engine.status, first.service.engine.info
     body = Health(
-        status=_state(service),
-        model=service.options.model,
+        status=_state(models),
+        model=first.name,
         message=status.message or msgspec.UNSET,
-        running=service.running,
-        engine_starts=status.starts,
+        running=sum(entry.service.running for entry in models),
+        engine_starts=sum(entry.service.engine.status.starts for entry in models),
     )
+    if models.several:
+        body.message, body.models = msgspec.UNSET, {entry.name: entry.state for entry in models}
+        return json_response(body)
     if info is not None:
         body.exact, body.exact_reason = "yes" if info.exact else "no", info.exact_reason
         body.target, body.drafter, body.dtype, body.device = info.target, info.drafter, info.dtype, info.device
-    return json_response(body, 200 if status.state == "ready" else 503)
+    return json_response(body, 200 if status.state == "ready" or not first.loaded else 503)
 
 
 async def ready(request: web.Request) -> web.Response:
     """Whether new requests are taken."""
-    service = request.app[SERVICE]
-    refusal = service.refusal()
-    if refusal is not None:
-        raise refusal
+    request.app[MODELS].check_open()
     return json_response(Readiness(status="ready"))
 
 
-def _state(service: Service) -> str:
-    """One word for it all."""
-    return "draining" if service.draining else "ok" if service.refusal() is None else service.engine.status.state
+def _state(models: Models) -> str:
+    """One word for it all: several models come when they are asked for, so they are well while requests are taken."""
+    if not models.several:
+        return models.first.state
+    return "draining" if models.server.draining else "ok"
 
 
 async def load(request: web.Request) -> web.Response:
     """How busy the engine is."""
-    service = request.app[SERVICE]
-    places = service.engine.info.max_seqs if service.engine.info else 0
-    running = min(service.running, places)
-    return json_response(Load(running=running, waiting=service.running - running))
+    services = [entry.service for entry in request.app[MODELS]]
+    running = sum(min(one.running, one.engine.info.max_seqs if one.engine.info else 0) for one in services)
+    return json_response(Load(running=running, waiting=sum(one.running for one in services) - running))
 
 
 async def version(request: web.Request) -> web.Response:
@@ -78,45 +79,55 @@ async def version(request: web.Request) -> web.Response:
 
 async def server_info(request: web.Request) -> web.Response:
     """The settings in effect and the engine that runs."""
-    service = request.app[SERVICE]
-    config = service.options.config
+    models = request.app[MODELS]
+    first = models.first
+    config = first.service.options.config
     body = ServerInfo(
         version=foresay.__version__,
-        model=service.options.model,
-        status=_state(service),
-        started=service.created,
+        model=first.name,
+        status=_state(models),
+        started=models.server.created,
         config={} if config is None else settings_shown(config),
-        engine=service.engine.info,
+        engine=first.service.engine.info,
     )
+    if models.several:
+        body.models = {entry.name: entry.service.engine.info for entry in models}
     return json_response(body)
 
 
 def settings_shown(config: ServeConfig) -> dict[str, Any]:
     """The settings by name; the value of one that holds a key is not told."""
-    settings = msgspec.structs.asdict(config)
     known = settings_of(ServeConfig)
+    settings = {name: getattr(config, name) for name in known}
     return {name: HIDDEN if value and known[name].is_secret else value for name, value in settings.items()}
 
 
 async def models(request: web.Request) -> web.Response:
-    """The model served here, as a list."""
-    return json_response(ModelList([_card(request.app[SERVICE])]))
+    """The models served here."""
+    served = request.app[MODELS]
+    return json_response(ModelList([_card(served, entry) for entry in served]))
 
 
 async def model(request: web.Request) -> web.Response:
-    """The model, if it is the one served here."""
-    service = request.app[SERVICE]
-    service.check_model(request.match_info["name"])
-    return json_response(_card(service))
+    """One model, if it is served here."""
+    served = request.app[MODELS]
+    return json_response(_card(served, served.find(request.match_info["name"])))
 
 
-def _card(service: Service) -> ModelCard:
-    info = service.engine.info
+def _card(served: Models, entry: Entry) -> ModelCard:
+    info, created = entry.service.engine.info, served.server.created
+    if served.several:
+        root, longest = entry.service.options.config, entry.model.longest
+        return ModelCard(
+            id=entry.name,
+            created=created,
+            root=entry.name if root is None else root.target,
+            max_model_len=longest or msgspec.UNSET,
+            loaded=entry.loaded,
+        )
     if info is None:
-        raise unavailable(service.engine.status)
-    return ModelCard(
-        id=service.options.model, created=service.created, root=info.target, max_model_len=info.max_model_len
-    )
+        raise unavailable(entry.service.engine.status)
+    return ModelCard(id=entry.name, created=created, root=info.target, max_model_len=info.max_model_len)
 
 
 ROUTES = [

@@ -7,20 +7,26 @@ from aiohttp import web
 from server import validation
 from server.answers.base import AnswerOptions
 from server.answers.chat import ChatAnswer
+from server.doors.leased import leased
 from server.doors.route import Route, Stream
 from server.gateway.caller import REQUEST_ID
+from server.models.models import MODELS
+from server.service import Service
 from server.sse import EVENTS
-from server.turns import SERVICE, answered, chat_choices
+from server.turns import answered, chat_choices
 from server.wire.chat import ChatChunk, ChatCompletion, ChatRequest
 from server.wire.shared import ErrorBody
 
 
 async def chat_completions(http: web.Request) -> web.StreamResponse:
     """Answer a conversation."""
-    service = http.app[SERVICE]
-    _, info = service.opened()
+    http.app[MODELS].check_open()
     body = validation.decode_chat(await http.read())
-    service.check_model(body.model)
+    return await leased(http, body.model, lambda service: _chat(http, service, body), EVENTS if body.stream else None)
+
+
+async def _chat(http: web.Request, service: Service, body: ChatRequest) -> web.StreamResponse:
+    _, info = service.opened()
     choices = await chat_choices(service, body)
     options = AnswerOptions.of(body, service.options.metrics_level)
     origin = service.origin(body.request_id or REQUEST_ID.get(), info)

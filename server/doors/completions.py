@@ -10,22 +10,29 @@ from server import validation
 from server.answers.base import AnswerOptions
 from server.answers.completion import CompletionAnswer
 from server.choice import Choice
+from server.doors.leased import leased
 from server.doors.route import Route, Stream
 from server.echo import Echo, echoed
 from server.gateway.caller import REQUEST_ID
-from server.service import Text
+from server.models.models import MODELS
+from server.service import Service, Text
 from server.sse import EVENTS
-from server.turns import SERVICE, answered, completion_choices
+from server.turns import answered, completion_choices
 from server.wire.completions import Completion, CompletionRequest
 from server.wire.shared import ErrorBody
 
 
 async def completions(http: web.Request) -> web.StreamResponse:
     """Write on from one prompt or several."""
-    service = http.app[SERVICE]
-    text, info = service.opened()
+    http.app[MODELS].check_open()
     body = validation.decode_completion(await http.read())
-    service.check_model(body.model)
+    return await leased(
+        http, body.model, lambda service: _completions(http, service, body), EVENTS if body.stream else None
+    )
+
+
+async def _completions(http: web.Request, service: Service, body: CompletionRequest) -> web.StreamResponse:
+    text, info = service.opened()
     choices = await completion_choices(service, body)
     echoes = await asyncio.to_thread(_echoes, text, body, choices) if body.echo else []
     options = AnswerOptions.of(body, service.options.metrics_level)

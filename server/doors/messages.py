@@ -9,11 +9,14 @@ from server import validation
 from server.answers.base import AnswerOptions
 from server.answers.messages import FRAMING, MessagesAnswer, error_shape
 from server.doors.body import json_response
+from server.doors.leased import leased
 from server.doors.route import ErrorShape, Route, Stream
 from server.foreign.messages import Conversation, drawing
 from server.foreign.words import in_words
 from server.gateway.caller import REQUEST_ID
-from server.turns import SERVICE, answered, chat_choices, chat_prompt
+from server.models.models import MODELS
+from server.service import Service
+from server.turns import answered, chat_choices, chat_prompt
 from server.wire.messages import (
     EVENTS,
     AssistantTurn,
@@ -29,10 +32,15 @@ _counts = msgspec.json.Decoder(CountTokensRequest)
 
 async def messages(http: web.Request) -> web.StreamResponse:
     """Answer a conversation."""
-    service = http.app[SERVICE]
-    text, info = service.opened()
+    http.app[MODELS].check_open()
     body = validation.decoded(await http.read(), _requests)
-    service.check_model(body.model)
+    return await leased(
+        http, body.model, lambda service: _messages(http, service, body), FRAMING if body.stream else None
+    )
+
+
+async def _messages(http: web.Request, service: Service, body: MessagesRequest) -> web.StreamResponse:
+    text, info = service.opened()
     conversation = Conversation(body, text.dialect)
     fields = conversation.told() | drawing(body)
     with in_words(conversation.names):
@@ -45,14 +53,15 @@ async def messages(http: web.Request) -> web.StreamResponse:
 
 async def count_tokens(http: web.Request) -> web.Response:
     """How many tokens a conversation has, before it is answered."""
-    service = http.app[SERVICE]
-    text, _ = service.opened()
+    models = http.app[MODELS]
+    models.check_open()
     body = validation.decoded(await http.read(), _counts)
-    service.check_model(body.model)
-    conversation = Conversation(body, text.dialect)
-    fields = conversation.told()
-    with in_words(conversation.names):
-        tokens = await chat_prompt(service, validation.chat_of(fields))
+    async with models.reading(body.model) as service:
+        text, _ = service.opened()
+        conversation = Conversation(body, text.dialect)
+        fields = conversation.told()
+        with in_words(conversation.names):
+            tokens = await chat_prompt(service, validation.chat_of(fields))
     return json_response(TokenCount(len(tokens)))
 
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from aiohttp import web
 
 from server.doors.route import Route
-from server.turns import SERVICE
+from server.models.models import MODELS
 
 
 async def metrics(request: web.Request) -> web.Response:
     """Counters, gauges and histograms, for Prometheus."""
-    body, content_type = await request.app[SERVICE].exposition.text(request.headers.get("Accept", ""))
+    body, content_type = await request.app[MODELS].exposition.text(request.headers.get("Accept", ""))
     return web.Response(body=body, headers={"Content-Type": content_type})
 
 

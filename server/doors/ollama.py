@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import time
 
 import msgspec
 from aiohttp import web
@@ -12,16 +13,19 @@ from server import validation
 from server.answers.base import AnswerOptions, Origin
 from server.answers.ollama import OllamaAnswer, OllamaChat, OllamaGenerate, error_shape, moment
 from server.choice import Choice
+from server.config import LATEST
 from server.doors.body import json_response
+from server.doors.leased import Answering, leased
 from server.doors.route import ErrorShape, Route, Stream
 from server.errors import ModelNotFound
 from server.foreign import ollama
 from server.foreign.words import in_words
 from server.gateway.caller import REQUEST_ID
+from server.models.models import MODELS, Entry, Models, tagged
 from server.room import Room
 from server.service import Service, Text
 from server.sse import LINES
-from server.turns import SERVICE, answered, chat_choices, completion_choices
+from server.turns import answered, chat_choices, completion_choices
 from server.wire.about import Version
 from server.wire.completions import CompletionRequest
 from server.wire.ollama import (
@@ -33,6 +37,7 @@ from server.wire.ollama import (
     OllamaGenerateLine,
     OllamaGenerateRequest,
     OllamaModel,
+    OllamaProgress,
     OllamaRequest,
     Running,
     RunningModel,
@@ -44,8 +49,7 @@ from server.wire.shared import GenerationRequest
 from spec.errors import InvalidRequest
 from spec.request import EngineInfo
 
-LATEST = ":latest"
-#: Ollama unloads idle models; this one stays.
+#: When a model leaves that stays for ever.
 NEVER = "9999-12-31T23:59:59Z"
 _chats = msgspec.json.Decoder(OllamaChatRequest)
 _prompts = msgspec.json.Decoder(OllamaGenerateRequest)
@@ -54,36 +58,64 @@ _shows = msgspec.json.Decoder(ShowRequest)
 
 async def chat(http: web.Request) -> web.StreamResponse:
     """Answer a conversation."""
-    service = http.app[SERVICE]
-    text, _ = service.opened()
+    http.app[MODELS].check_open()
     body = validation.decoded(await http.read(), _chats)
-    check_model(service, body.model)
     if not body.messages:
         done = OllamaChatLine(model=body.model, created_at=moment(), done=True, message=OllamaAnswerMessage())
-        done.done_reason = "load"
-        return json_response(done)
+        return await _nothing_said(http, body, done)
+    return await _leased(http, body, lambda service: _chat(http, service, body))
+
+
+async def _chat(http: web.Request, service: Service, body: OllamaChatRequest) -> web.StreamResponse:
+    text, _ = service.opened()
     ollama.refuse_unsupported(body)
     with in_words(ollama.NAMES):
         request = ollama.chat_of(body, text.dialect)
-        return await _answered(http, OllamaChat, body, request, await chat_choices(service, request))
+        return await _answered(http, service, OllamaChat, body, request, await chat_choices(service, request))
 
 
 async def generate(http: web.Request) -> web.StreamResponse:
     """Answer a prompt, or write on from it."""
-    service = http.app[SERVICE]
-    text, _ = service.opened()
+    http.app[MODELS].check_open()
     body = validation.decoded(await http.read(), _prompts)
-    check_model(service, body.model)
     if not body.prompt:
-        done = OllamaGenerateLine(model=body.model, created_at=moment(), done=True, done_reason="load", response="")
-        return json_response(done)
+        done = OllamaGenerateLine(model=body.model, created_at=moment(), done=True, response="")
+        return await _nothing_said(http, body, done)
+    return await _leased(http, body, lambda service: _generate(http, service, body, body.prompt or ""))
+
+
+async def _generate(
+    http: web.Request, service: Service, body: OllamaGenerateRequest, prompt: str
+) -> web.StreamResponse:
+    text, _ = service.opened()
     ollama.refuse_unsupported(body)
     with in_words(ollama.NAMES | {"messages": "prompt"}):
         if not body.raw and text.tokenizer.has_template:
             request = ollama.chat_of_prompt(body, text.dialect)
-            return await _answered(http, OllamaGenerate, body, request, await chat_choices(service, request))
-        raw = await _raw(service, body, body.prompt)
-        return await _answered(http, OllamaGenerate, body, raw, await completion_choices(service, raw))
+            return await _answered(http, service, OllamaGenerate, body, request, await chat_choices(service, request))
+        raw = await _raw(service, body, prompt)
+        return await _answered(http, service, OllamaGenerate, body, raw, await completion_choices(service, raw))
+
+
+async def _nothing_said(http: web.Request, body: OllamaRequest, done: OllamaProgress) -> web.StreamResponse:
+    """An empty prompt loads the model, or unloads it."""
+    models, keep = http.app[MODELS], ollama.keep_alive(body)
+    if keep == 0.0:
+        models.forget(_found(models, body.model))
+        done.done_reason = "unload"
+        return json_response(done)
+
+    async def loaded(service: Service) -> web.StreamResponse:
+        done.done_reason = "load"
+        return json_response(done)
+
+    return await leased(http, _found(models, body.model).name, loaded, keep=keep)
+
+
+async def _leased(http: web.Request, body: OllamaRequest, answer: Answering) -> web.StreamResponse:
+    """The answer of the model that the request names."""
+    keep, name = ollama.keep_alive(body), _found(http.app[MODELS], body.model).name
+    return await leased(http, name, answer, None if body.stream is False else LINES, keep=keep)
 
 
 async def _raw(service: Service, body: OllamaGenerateRequest, prompt: str) -> CompletionRequest:
@@ -97,9 +129,13 @@ async def _raw(service: Service, body: OllamaGenerateRequest, prompt: str) -> Co
 
 
 async def _answered(
-    http: web.Request, kind: type[OllamaAnswer], body: OllamaRequest, request: GenerationRequest, choices: list[Choice]
+    http: web.Request,
+    service: Service,
+    kind: type[OllamaAnswer],
+    body: OllamaRequest,
+    request: GenerationRequest,
+    choices: list[Choice],
 ) -> web.StreamResponse:
-    service = http.app[SERVICE]
     _, info = service.opened()
     origin: Origin = msgspec.structs.replace(service.origin(REQUEST_ID.get(), info), model=body.model)
     return await answered(
@@ -107,65 +143,84 @@ async def _answered(
     )
 
 
-def check_model(service: Service, name: str) -> None:
-    """Raise unless the request means the model served here, with its tag or without."""
-    if name.removesuffix(LATEST) != service.options.model.removesuffix(LATEST):
-        raise ModelNotFound(f"model {name!r} not found; this server has {service.options.model!r}")
+def _found(models: Models, name: str) -> Entry:
+    """The model that is called so, with its tag or without."""
+    try:
+        return models.find(name, LATEST)
+    except ModelNotFound as error:
+        raise ModelNotFound(
+            error.message.replace(f"The model {name!r} does not exist", f"model {name!r} not found")
+        ) from None
 
 
 async def tags(http: web.Request) -> web.Response:
-    """The model served here, as a list."""
-    service = http.app[SERVICE]
-    _, info = service.opened()
-    return json_response(Tags([_described(service, info)]))
+    """The models served here, loaded or not."""
+    models = http.app[MODELS]
+    models.check_open()
+    return json_response(Tags([_described(entry) for entry in models]))
 
 
 async def running(http: web.Request) -> web.Response:
-    """The model served here, which is always loaded."""
-    service = http.app[SERVICE]
-    _, info = service.opened()
-    known = msgspec.structs.asdict(_described(service, info))
-    model = RunningModel(**known, expires_at=NEVER, context_length=info.max_model_len)
-    return json_response(Running([model]))
+    """The models that are loaded, and when each leaves if nobody asks for it."""
+    models = http.app[MODELS]
+    models.check_open()
+    return json_response(Running([_running(entry, info) for entry in models if (info := entry.running) is not None]))
 
 
-def _described(service: Service, info: EngineInfo) -> OllamaModel:
-    name = service.options.model.removesuffix(LATEST) + LATEST
+def _running(entry: Entry, info: EngineInfo) -> RunningModel:
+    known, stays = msgspec.structs.asdict(_described(entry)), entry.resident.stays(time.monotonic())
+    held = 0 if info.footprint is None else info.footprint.held
+    return RunningModel(
+        **known | {"size": held},
+        expires_at=NEVER if stays is None else moment(time.time() + stays),
+        size_vram=held if info.device.startswith("cuda") else 0,
+        context_length=info.max_model_len,
+    )
+
+
+def _described(entry: Entry) -> OllamaModel:
+    name, info = tagged(entry.name), entry.service.engine.info
     return OllamaModel(
         name=name,
         model=name,
-        modified_at=moment(service.created),
-        digest=hashlib.sha256(msgspec.json.encode(info)).hexdigest(),
-        details=ModelDetails(quantization_level=info.dtype),
+        modified_at=moment(entry.service.created),
+        digest=hashlib.sha256(msgspec.json.encode(entry.name if info is None else info)).hexdigest(),
+        details=ModelDetails(quantization_level="" if info is None else info.dtype),
     )
 
 
 async def show(http: web.Request) -> web.Response:
-    """More about the model."""
-    service = http.app[SERVICE]
-    text, info = service.opened()
+    """More about a model, which need not be loaded for that."""
+    models = http.app[MODELS]
+    models.check_open()
     body = validation.decoded(await http.read(), _shows)
     name = body.model or body.name
     if name is None:
         raise InvalidRequest("model", "model is required")
-    check_model(service, name)
-    known = {name: value for name, value in msgspec.structs.asdict(text.defaults).items() if value is not None}
-    shown = Shown(
-        modelfile=f"FROM {info.target}\n",
-        parameters="\n".join(f"{name} {value}" for name, value in known.items()),
-        template=text.tokenizer.template,
-        details=ModelDetails(quantization_level=info.dtype),
-        model_info={
-            "general.architecture": "foresay",
-            "general.basename": info.target,
-            "foresay.context_length": info.max_model_len,
-            "foresay.vocab_size": info.vocab_size,
-            "foresay.drafter": info.drafter,
-        },
-        capabilities=_capabilities(text),
-        modified_at=moment(service.created),
+    entry = _found(models, name)
+    if entry.service.text is None and entry.model.is_here:
+        await entry.model.read_text()
+    return json_response(_shown(entry))
+
+
+def _shown(entry: Entry) -> Shown:
+    text, info, config = entry.service.text, entry.service.engine.info, entry.service.options.config
+    defaults = {} if text is None else msgspec.structs.asdict(text.defaults)
+    target = info.target if info is not None else entry.name if config is None else config.target
+    known: dict[str, object] = {"general.architecture": "foresay", "general.basename": target}
+    if (longest := entry.model.longest) is not None:
+        known["foresay.context_length"] = longest
+    if info is not None:
+        known |= {"foresay.vocab_size": info.vocab_size, "foresay.drafter": info.drafter}
+    return Shown(
+        modelfile=f"FROM {target}\n",
+        parameters="\n".join(f"{name} {value}" for name, value in defaults.items() if value is not None),
+        template="" if text is None else text.tokenizer.template,
+        details=ModelDetails(quantization_level="" if info is None else info.dtype),
+        model_info=known,
+        capabilities=["completion"] if text is None else _capabilities(text),
+        modified_at=moment(entry.service.created),
     )
-    return json_response(shown)
 
 
 def _capabilities(text: Text) -> list[str]:

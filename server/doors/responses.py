@@ -9,8 +9,10 @@ from aiohttp import web
 
 from server.answers.responses import CANCELLED
 from server.doors.body import json_response
+from server.doors.leased import leased
 from server.doors.route import BODY_ERRORS, Route, Stream
 from server.gateway.caller import CALLER
+from server.models.models import MODELS
 from server.responses import replay
 from server.responses.socket import Socket
 from server.responses.store import Record, ResponseNotFound
@@ -18,9 +20,8 @@ from server.responses.turn import prepared, prompt_length, whole
 from server.service import Service
 from server.sse import NAMED_EVENTS
 from server.streaming import stream
-from server.turns import SERVICE
 from server.validation import decoded
-from server.wire.response_events import ResponseEvent
+from server.wire.response_events import ResponseEvent, StreamError
 from server.wire.responses import (
     DeletedResponse,
     InputTokens,
@@ -40,21 +41,32 @@ _requests = msgspec.json.Decoder(ResponseRequest)
 
 async def create(http: web.Request) -> web.StreamResponse:
     """Answer a conversation given as items, or go on with a former response."""
-    service = http.app[SERVICE]
-    service.opened()
-    turn = await prepared(service, decoded(await http.read(), _requests))
+    http.app[MODELS].check_open()
+    body = decoded(await http.read(), _requests)
+    framing = NAMED_EVENTS if body.stream else None
+    return await leased(http, body.model, lambda service: _create(http, service, body), framing, _broken)
+
+
+async def _create(http: web.Request, service: Service, body: ResponseRequest) -> web.StreamResponse:
+    turn = await prepared(service, body)
     if not turn.answer.options.stream:
         return json_response(await whole(turn))
     async with turn.running() as generation:
         return await stream(http, turn.answer, generation, service.options.ping_seconds)
 
 
+def _broken(status: int, body: ErrorBody) -> StreamError:
+    error = body.error
+    return StreamError(code=error.code or error.type, message=error.message, param=error.param)
+
+
 async def count(http: web.Request) -> web.Response:
     """Count the tokens of a conversation without answering it."""
-    service = http.app[SERVICE]
-    service.opened()
+    models = http.app[MODELS]
+    models.check_open()
     body = decoded(await http.read(), _requests)
-    return json_response(InputTokens(await prompt_length(service, body)))
+    async with models.reading(body.model) as service:
+        return json_response(InputTokens(await prompt_length(service, body)))
 
 
 async def retrieve(http: web.Request) -> web.StreamResponse:
@@ -63,7 +75,8 @@ async def retrieve(http: web.Request) -> web.StreamResponse:
     if http.query.get("stream", "false").lower() not in ("true", "1"):
         return json_response(record.response)
     after = _number(http, "starting_after", -1, -1, None)
-    return await replay.follow(http, record, after, http.app[SERVICE].options.ping_seconds)
+    ping = http.app[MODELS].find(record.model).service.options.ping_seconds
+    return await replay.follow(http, record, after, ping)
 
 
 async def delete(http: web.Request) -> web.Response:
@@ -71,14 +84,14 @@ async def delete(http: web.Request) -> web.Response:
     record = _found(http)
     if record.response.status == "in_progress":
         raise InvalidRequest("response_id", "A response that is running cannot be deleted; cancel it first")
-    http.app[SERVICE].responses.store.drop(record.tenant, record.response.id)
+    http.app[MODELS].server.responses.store.drop(record.tenant, record.response.id)
     return json_response(DeletedResponse(record.response.id))
 
 
 async def cancel(http: web.Request) -> web.Response:
     """End a running response early; it keeps what it has said."""
-    service, record = http.app[SERVICE], _found(http)
-    running = service.responses.running.get((record.tenant, record.response.id))
+    responses, record = http.app[MODELS].server.responses, _found(http)
+    running = responses.running.get((record.tenant, record.response.id))
     if running is not None:
         running.cancel()
         try:
@@ -112,19 +125,18 @@ async def input_items(http: web.Request) -> web.Response:
 
 async def connect(http: web.Request) -> web.StreamResponse:
     """Open a WebSocket; see docs/protocol.md."""
-    service = http.app[SERVICE]
+    models = http.app[MODELS]
     if http.headers.get("Upgrade", "").lower().strip() != "websocket":
         detail = ErrorDetail("GET /v1/responses opens a WebSocket", "invalid_request_error", "Upgrade", None)
         return json_response(ErrorBody(detail), 426, {"Upgrade": "websocket"})
-    service.opened()
-    return await Socket(service, http).serve()
+    models.check_open()
+    return await Socket(models, http).serve()
 
 
 def _found(http: web.Request) -> Record:
     """The response that the path names, if it is the caller's."""
     id = http.match_info["response_id"]
-    service: Service = http.app[SERVICE]
-    record = service.responses.find(CALLER.get().tenant, id)
+    record = http.app[MODELS].server.responses.find(CALLER.get().tenant, id)
     if record is None:
         raise ResponseNotFound(f"Response with id {id!r} not found: it was not stored, or it had to make room")
     return record

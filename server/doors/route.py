@@ -74,3 +74,9 @@ class ErrorShape:
     prefix: str
     body: type
     make: Callable[[int, ErrorBody], Any]
+
+
+def error_shape(http: web.Request) -> ErrorShape | None:
+    """That of the API whose path was called; None for OpenAI's."""
+    shapes: list[ErrorShape] = [door.ERRORS for door in http.app[DOORS] if hasattr(door, "ERRORS")]
+    return next((shape for shape in shapes if http.path.startswith(shape.prefix)), None)

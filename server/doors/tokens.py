@@ -11,8 +11,9 @@ from server import validation
 from server.bounds import check_count
 from server.doors.body import json_response
 from server.doors.route import Route
+from server.models.models import MODELS
 from server.service import Service
-from server.turns import SERVICE, chat_prompt, rendered
+from server.turns import chat_prompt, rendered
 from server.wire.chat import ChatRequest
 from server.wire.tokens import Detokenized, DetokenizeRequest, Rendered, Tokenized, TokenizeRequest
 from spec.errors import InvalidRequest
@@ -33,10 +34,15 @@ _detokenize = msgspec.json.Decoder(DetokenizeRequest)
 
 async def tokenize(http: web.Request) -> web.Response:
     """The tokens of a text or of a conversation."""
-    service = http.app[SERVICE]
-    text, info = service.opened()
+    models = http.app[MODELS]
+    models.check_open()
     body = validation.decoded(await http.read(), _tokenize)
-    service.check_model(body.model)
+    async with models.reading(body.model) as service:
+        return await _tokenized(service, body)
+
+
+async def _tokenized(service: Service, body: TokenizeRequest) -> web.Response:
+    text, info = service.opened()
     tokens = await _tokens(service, body)
     answer = Tokenized(count=len(tokens), max_model_len=info.max_model_len, tokens=tokens)
     if body.return_token_strs:
@@ -57,24 +63,26 @@ async def _tokens(service: Service, body: TokenizeRequest) -> list[int]:
 
 async def detokenize(http: web.Request) -> web.Response:
     """The text of some tokens."""
-    service = http.app[SERVICE]
-    text, info = service.opened()
+    models = http.app[MODELS]
+    models.check_open()
     body = validation.decoded(await http.read(), _detokenize)
-    service.check_model(body.model)
-    check_count(body.tokens, info.max_model_len, "tokens")
-    validation.check_tokens(body.tokens, "tokens", info.vocab_size)
-    prompt = await asyncio.to_thread(text.tokenizer.decode, body.tokens, False)
+    async with models.reading(body.model) as service:
+        text, info = service.opened()
+        check_count(body.tokens, info.max_model_len, "tokens")
+        validation.check_tokens(body.tokens, "tokens", info.vocab_size)
+        prompt = await asyncio.to_thread(text.tokenizer.decode, body.tokens, False)
     return json_response(Detokenized(prompt=prompt))
 
 
 async def render(http: web.Request) -> web.Response:
     """The prompt that a chat completion would begin with."""
-    service = http.app[SERVICE]
-    _, info = service.opened()
+    models = http.app[MODELS]
+    models.check_open()
     body = validation.decode_chat(await http.read())
-    service.check_model(body.model)
-    prompt = await rendered(service, body)
-    tokens = await service.encode(prompt, add_special_tokens=bool(body.add_special_tokens))
+    async with models.reading(body.model) as service:
+        _, info = service.opened()
+        prompt = await rendered(service, body)
+        tokens = await service.encode(prompt, add_special_tokens=bool(body.add_special_tokens))
     answer = Rendered(prompt=prompt.text, token_ids=tokens, count=len(tokens), max_model_len=info.max_model_len)
     return json_response(answer)
 

@@ -8,7 +8,9 @@ import msgspec
 
 from server import validation
 from server.bounds import MOST_CALLS, check_count
+from server.durations import seconds_of
 from server.foreign.words import thinking
+from server.models.residency import Keep
 from server.parsers.dialect import Dialect
 from server.wire.chat import ChatRequest
 from server.wire.ollama import (
@@ -36,6 +38,9 @@ FIELDS_REFUSED: dict[str, tuple[object, ...]] = {
     "context": ([],),
     "images": ([],),
 }
+
+#: Seconds: who names more means for ever.
+_FOREVER = 1e9
 
 #: The client's names of what the chat request calls otherwise.
 NAMES = {
@@ -91,6 +96,18 @@ def refuse_unsupported(body: OllamaRequest) -> None:
     if body.options is not None:
         _refuse(body.options, OPTIONS_REFUSED, "options.")
         _check_window(body.options)
+
+
+def keep_alive(body: OllamaRequest) -> Keep:
+    """How long the model is to stay behind the request, in seconds; None for ever."""
+    given = body.keep_alive
+    if given is None:
+        return "usual"
+    try:
+        seconds = given if not isinstance(given, str) else 0.0 if given == "0" else seconds_of(given)
+    except ValueError as error:
+        raise InvalidRequest("keep_alive", f"keep_alive: {error}") from None
+    return seconds if 0 <= seconds < _FOREVER else None
 
 
 def _refuse(record: msgspec.Struct, harmless: dict[str, tuple[object, ...]], prefix: str) -> None:

@@ -12,7 +12,7 @@ from aiohttp import web
 from server.gateway.admission import METER, Meter
 from server.gateway.caller import CALLER, REQUEST_ID
 from server.gateway.credentials import opens_socket
-from server.turns import SERVICE
+from server.models.models import MODELS
 
 #: As nginx says that the client left before the answer was complete.
 CLIENT_LEFT = 499
@@ -43,7 +43,7 @@ async def record(request: web.Request, handler: Handler) -> web.StreamResponse:
         status = response.status
         return response
     finally:
-        request.app[SERVICE].telemetry.answered(status)
+        request.app[MODELS].server.connections.answered(status)
         if log.isEnabledFor(logging.INFO):
             log.info("%s", line(request, status, 1000 * (time.monotonic() - began), meter))
 

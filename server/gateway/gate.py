@@ -21,7 +21,7 @@ from server.gateway.caller import ANYONE, CALLER, Caller
 from server.gateway.credentials import presented
 from server.gateway.keychain import Keychain
 from server.gateway.origins import Origins
-from server.turns import SERVICE
+from server.models.models import MODELS
 from spec.errors import InvalidRequest
 
 #: What tells nothing but the model's name and whether it runs; probes and load balancers have no key.
@@ -63,14 +63,14 @@ class Gate:
             return preflight
         CALLER.set(self._caller(request))
         _check_plain(request)
-        service, allowance = request.app[SERVICE], CALLER.get().allowance
-        most = self.largest_body or service.largest_body
+        models, allowance = request.app[MODELS], CALLER.get().allowance
+        most = self.largest_body or models.largest_body
         if (request.content_length or 0) > most:
             raise _too_large(most)
         if request.body_exists:
             allowance.check()
         try:
-            with service.bodies.holding(_announced(request, most), service.crowded):
+            with models.server.bodies.holding(_announced(request, most), models.server.crowded):
                 return await handler(request.clone(client_max_size=most))
         except web.HTTPRequestEntityTooLarge:
             raise _too_large(most) from None

@@ -24,6 +24,7 @@ from aiohttp import WSCloseCode, WSMsgType, web
 from server.answers.responses import Cancelled
 from server.errors import ApiError, Busy, ModelNotFound, TooManyWaiting, Unauthorized, described
 from server.gateway.caller import CALLER
+from server.models.models import Models
 from server.responses.codec import PROTOCOLS, Codec, codec_of
 from server.responses.lanes import Lane, Lanes
 from server.responses.outbox import Outbox
@@ -74,11 +75,11 @@ SLOW = Closing(WSCloseCode.TRY_AGAIN_LATER, "the client reads too slowly", flush
 class Socket:
     """One connection."""
 
-    def __init__(self, service: Service, http: web.Request) -> None:
-        self._service, self._http = service, http
-        self._state, self._limits = service.responses, service.responses.socket_limits
+    def __init__(self, models: Models, http: web.Request) -> None:
+        self._models, self._http = models, http
+        self._state, self._limits = models.server.responses, models.server.responses.socket_limits
         self._id, self._tenant = uuid.uuid4().hex, CALLER.get().tenant
-        self._lanes = Lanes(self._answer, self._idle, service.bodies)
+        self._lanes = Lanes(self._answer, self._idle, models.server.bodies)
         self._warm: OrderedDict[str | None, tuple[str, str]] = OrderedDict()  # by lane: a response and its salt
         self._closing: asyncio.Future[Closing] = asyncio.get_running_loop().create_future()
         self._draining = False
@@ -103,7 +104,7 @@ class Socket:
         self._outbox = Outbox(self._codec, limits.outbox_bytes)
         tasks = [asyncio.create_task(one) for one in (self._read(), self._pump(), self._keep_house())]
         self._state.sockets.add(self)
-        with contextlib.ExitStack() as held, self._service.telemetry.connected():
+        with contextlib.ExitStack() as held, self._models.server.connections.connected():
             try:
                 self._enter(held)
                 ends: list[asyncio.Future[Any]] = [*tasks, self._closing]
@@ -195,7 +196,7 @@ class Socket:
             await asyncio.sleep(min(self._limits.refresh, max(idle, 0.01)))
             for id, salt in self._warm.values():
                 if (record := self._state.store.find(self._tenant, id, self._id)) is not None:
-                    self._service.engine.keep_warm(record.tokens, salt)
+                    self._models.find(record.model).service.engine.keep_warm(record.tokens, salt)
             if not self._lanes.busy and time.monotonic() - self._used >= self._limits.idle:
                 self.close(DONE)
                 return
@@ -224,7 +225,7 @@ class Socket:
     def _create(self, create: Create, size: int) -> None:
         if self._lanes.waiting >= self._limits.waiting:
             raise TooManyWaiting(f"{self._lanes.waiting} messages of this connection wait for their turn already")
-        self._lanes.add(create, size, self._service.crowded)
+        self._lanes.add(create, size, self._models.server.crowded)
 
     def _cancel(self, cancel: CancelResponse) -> None:
         """End what is meant, if it runs; silence otherwise, since it may just have ended by itself."""
@@ -256,9 +257,13 @@ class Socket:
             self._send("", _error(500, INTERNAL, create.stream_id))
 
     async def _respond(self, lane: Lane, create: Create) -> None:
+        async with self._models.lease(create.model) as service:
+            await self._answered(service, lane, create)
+
+    async def _answered(self, service: Service, lane: Lane, create: Create) -> None:
         warms = create.prompt_cache_options is not None and create.prompt_cache_options.prewarm is True
         generates = create.generate is not False and not warms
-        turn = lane.run(await prepared(self._service, create, self._id, create.stream_id, generates))
+        turn = lane.run(await prepared(service, create, self._id, create.stream_id, generates))
         async with turn.running() as generation:
             try:
                 async for events in turn.batches(generation, PATIENCE):

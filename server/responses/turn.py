@@ -133,7 +133,6 @@ async def prepared(
     Raises whatever the client must know: :class:`InvalidRequest` with the field's name, or an :class:`ApiError`.
     """
     _, info = service.opened()
-    service.check_model(body.model)
     tenant = CALLER.get().tenant
     before = _before(service, body.previous_response_id, tenant, place)
     given = given_items(body.input)
@@ -151,7 +150,8 @@ async def prepared(
     response = _response(body, origin.id, origin.model, choice)
     answer = ResponseAnswer(origin, choice, shown, response, stream_id)
     items = (*conversation, *given)[dropped:]
-    record = Record(tenant=tenant, response=response, items=items, place="" if response.store else place)
+    made_by, where = service.options.model, "" if response.store else place
+    record = Record(tenant=tenant, response=response, items=items, model=made_by, place=where)
     return Turn(service, answer, record, response.store or place != "", generates)
 
 
@@ -199,6 +199,8 @@ async def _attempt(
     generates: bool,
 ) -> Choice:
     conversation, spoken = ((), []) if before is None else (before.conversation, before.tokens)
+    if before is not None and before.model != service.options.model:
+        spoken = []  # another model's token ids
     chat = chat_request(body, conversation, given, generates)
     try:
         (choice,) = await chat_choices(service, chat, spoken)
@@ -254,7 +256,6 @@ async def whole(turn: Turn) -> Response:
 
 async def prompt_length(service: Service, body: ResponseRequest) -> int:
     """The tokens of the prompt that the request would have."""
-    service.check_model(body.model)
     before = _before(service, body.previous_response_id, CALLER.get().tenant)
     choice, _ = await _choice(service, body, before, given_items(body.input), True)
     return len(choice.request.prompt)

@@ -1,6 +1,6 @@
 """Counting what speculation does, and telling it: to the page, to Prometheus, to the log.
 
-:class:`~server.telemetry.telemetry.Telemetry` (``service.telemetry``, one per server) counts as it happens, on the
+:class:`~server.telemetry.telemetry.Telemetry` (``service.telemetry``, one per model) counts as it happens, on the
 event loop's thread, with plain numbers; nothing here waits, and nothing is formatted before somebody asks.
 
 What the page asks, all structs of :mod:`server.telemetry.report`, ready for ``msgspec.json.encode``:

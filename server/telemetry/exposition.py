@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from prometheus_client.core import Metric
 from prometheus_client.process_collector import ProcessCollector
@@ -17,6 +17,7 @@ from server.telemetry.self_check import self_check
 from server.telemetry.slices import Slices
 from server.telemetry.tally import Tally
 from server.telemetry.telemetry import Telemetry
+from spec.request import EngineInfo
 
 #: How vLLM calls the ends of requests. Its tools count ``stop`` and ``length``.
 FINISHED = {"cancelled": "abort", "tool_calls": "stop"}
@@ -36,11 +37,15 @@ ABOUT_LENGTHS = {
 
 
 class Exposition:
-    """Telemetry as Prometheus asks for it, told piece by piece: between two pieces the streams have their turn."""
+    """Telemetry as Prometheus asks for it, told piece by piece: between two pieces the streams have their turn.
 
-    def __init__(self, telemetry: Telemetry) -> None:
-        self._telemetry = telemetry
-        self._families = Families(telemetry.model)
+    One telemetry for each model. What is counted of the whole server bears the name of the only model, or none.
+    """
+
+    def __init__(self, *telemetries: Telemetry) -> None:
+        self._models = [(one, Families(one.model)) for one in telemetries]
+        self._whole = self._models[0][1] if len(telemetries) == 1 else Families("")
+        self._joined = Joined()
         self._process = ProcessCollector(registry=None)
         self._formats = Formats()
 
@@ -55,16 +60,50 @@ class Exposition:
 
     def collect(self) -> Iterator[Metric]:
         """All families; what they tell is read before the first one."""
-        reading, families = Reading.of(self._telemetry), self._families
-        yield from _speculation(families, reading.totals)
-        yield from _shadows(families, reading.totals)
-        yield from _estimates(families, reading)
-        yield from _steps(families, reading.totals)
-        yield from _requests(families, reading.totals)
-        yield from _gauges(families, reading.gauges)
-        yield from _server(families, reading)
-        yield from self_check(families, reading.self_check)
+        readings = [(Reading.of(telemetry), families) for telemetry, families in self._models]
+        yield from self._joined.of([_model(families, reading) for reading, families in readings])
+        yield from _server(self._whole, readings[0][0])
+        yield from self._joined.of([_about(families, reading) for reading, families in readings])
         yield from self._process.collect()
+
+
+class Joined:
+    """Families of several models as one each: in a text, no name may stand twice. Those of one model are its own."""
+
+    def __init__(self) -> None:
+        self._made: dict[str, tuple[list[Metric], Metric]] = {}
+
+    def of(self, models: Sequence[Iterator[Metric]]) -> Iterator[Metric]:
+        """Which have the same families in the same order."""
+        for families in zip(*models, strict=True):
+            yield families[0] if len(families) == 1 else self._one(list(families))
+
+    def _one(self, families: list[Metric]) -> Metric:
+        """The family as it is known, or made anew if it tells something else now."""
+        first = families[0]
+        known = self._made.get(first.name)
+        if known is None or any(old is not new for old, new in zip(known[0], families, strict=True)):
+            whole = Metric(first.name, first.documentation, first.type)
+            whole.samples = [sample for family in families for sample in family.samples]
+            known = self._made[first.name] = families, whole
+        return known[1]
+
+
+def _model(families: Families, reading: Reading) -> Iterator[Metric]:
+    """What is counted of one model."""
+    yield from _speculation(families, reading.totals)
+    yield from _shadows(families, reading.totals)
+    yield from _estimates(families, reading)
+    yield from _steps(families, reading.totals)
+    yield from _requests(families, reading.totals)
+    yield from _gauges(families, reading.gauges)
+    yield from _engine(families, reading)
+
+
+def _about(families: Families, reading: Reading) -> Iterator[Metric]:
+    """What runs, and whether it is right."""
+    yield from _build(families, reading.info)
+    yield from self_check(families, reading.self_check)
 
 
 def _speculation(families: Families, totals: Tally) -> Iterator[Metric]:
@@ -237,8 +276,8 @@ def _gauges(families: Families, now: Gauges) -> Iterator[Metric]:
     )
 
 
-def _server(families: Families, reading: Reading) -> Iterator[Metric]:
-    """The server itself."""
+def _engine(families: Families, reading: Reading) -> Iterator[Metric]:
+    """The engine process."""
     up = reading.status.state == "ready"
     yield from families.gauge("engine_up", "1 if the engine takes requests.", one(up))
     yield from families.counter(
@@ -247,6 +286,10 @@ def _server(families: Families, reading: Reading) -> Iterator[Metric]:
     yield from families.gauge(
         "startup_time_seconds", "The engine's last start by phase.", by(reading.startup), ["phase"]
     )
+
+
+def _server(families: Families, reading: Reading) -> Iterator[Metric]:
+    """The server itself."""
     responses = {str(status): count for status, count in reading.http.items()}
     yield from families.counter(
         "http_responses", "HTTP responses; 499: the client left; 101: a WebSocket closed.", by(responses), ["status"]
@@ -257,7 +300,13 @@ def _server(families: Families, reading: Reading) -> Iterator[Metric]:
         "How long WebSockets that are closed were open.",
         reading.websocket_seconds,
     )
-    if (info := reading.info) is not None:
-        known = {"version": foresay.__version__, "target": info.target, "drafter": info.drafter, "dtype": info.dtype}
-        known |= {"device": info.device, "exact": "yes" if info.exact else "no"}
-        yield from families.gauge("build_info", "What runs.", [(list(known.values()), 1)], list(known))
+
+
+def _build(families: Families, info: EngineInfo | None) -> Iterator[Metric]:
+    """What runs, once anything does."""
+    labels = ("version", "target", "drafter", "dtype", "device", "exact")
+    known: list[Series] = []
+    if info is not None:
+        exact = "yes" if info.exact else "no"
+        known = [((foresay.__version__, info.target, info.drafter, info.dtype, info.device, exact), 1)]
+    yield from families.gauge("build_info", "What runs.", known, labels)

@@ -27,13 +27,13 @@ WARN_EVERY_SECONDS = 300.0
 log = logging.getLogger("foresay.speculation")
 
 
-def to_stderr() -> None:
-    """Write the lines to stderr, with the time in front."""
+def to_stderr(whose: logging.Logger = log) -> None:
+    """Write the lines of a logger to stderr, with the time in front."""
     lines = logging.StreamHandler(sys.stderr)
     lines.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s", "%Y-%m-%dT%H:%M:%S%z"))
-    log.addHandler(lines)
-    log.setLevel(logging.INFO)
-    log.propagate = False
+    whose.addHandler(lines)
+    whose.setLevel(logging.INFO)
+    whose.propagate = False
 
 
 def line(tally: Tally, seconds: float) -> str:
@@ -53,10 +53,14 @@ def line(tally: Tally, seconds: float) -> str:
 
 
 class Reporter:
-    """Logs how speculation goes, and warns when it costs time: at once, and then now and again while it stays so."""
+    """Logs how speculation goes, and warns when it costs time: at once, and then now and again while it stays so.
 
-    def __init__(self, telemetry: Telemetry) -> None:
+    model: its name, where there are several.
+    """
+
+    def __init__(self, telemetry: Telemetry, model: str = "") -> None:
         self._telemetry = telemetry
+        self._whose = f"{model}: " if model else ""
         self._reported = int(telemetry.clock())
         self._next_warning = 0.0
         self._next_choice_warning = 0.0
@@ -69,10 +73,10 @@ class Reporter:
         self._tell_choice(tally, now)
         if not tally.drafts:
             return
-        log.info("%s", line(tally, seconds))
+        log.info("%s%s", self._whose, line(tally, seconds))
         verdict = judged(tally)
         if verdict.pays is False and now >= self._next_warning:
-            log.warning("%s", verdict.sentence)
+            log.warning("%s%s", self._whose, verdict.sentence)
             self._next_warning = now + WARN_EVERY_SECONDS
         elif verdict.pays:
             self._next_warning = 0.0
@@ -83,7 +87,7 @@ class Reporter:
             return
         level = logging.WARNING if tally.news.startswith(NOT_PAYING) else logging.INFO
         if level == logging.INFO or now >= self._next_choice_warning:
-            log.log(level, "Drafting, as it was weighed: %s", tally.news)
+            log.log(level, "%sDrafting, as it was weighed: %s", self._whose, tally.news)
         if level == logging.WARNING:
             self._next_choice_warning = now + WARN_EVERY_SECONDS
 

@@ -45,8 +45,8 @@ class Reading(msgspec.Struct, frozen=True):
             info=telemetry.engine.info,
             restarts=dict(telemetry.startup.restarts),
             startup=dict(telemetry.startup.seconds),
-            http=dict(telemetry.http),
-            websockets=telemetry.websockets,
-            websocket_seconds=telemetry.websocket_seconds.copy(),
+            http=dict(telemetry.connections.http),
+            websockets=telemetry.connections.websockets,
+            websocket_seconds=telemetry.connections.websocket_seconds.copy(),
             self_check=copy(telemetry.self_check),
         )

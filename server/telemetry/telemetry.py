@@ -21,7 +21,8 @@ from server.engine_status import EngineStatus
 from server.errors import ApiError
 from server.gateway.caller import CALLER, REQUEST_ID
 from server.telemetry import views
-from server.telemetry.histogram import SOCKET_BOUNDS, TOKEN_BOUNDS, Histogram
+from server.telemetry.connections import Connections
+from server.telemetry.histogram import TOKEN_BOUNDS
 from server.telemetry.ledger import Books, Ledger
 from server.telemetry.plain import PlainPace
 from server.telemetry.recent import Recent
@@ -64,18 +65,23 @@ def steady_clock() -> Callable[[], float]:
 
 
 class Telemetry:
-    """What the engine did and what clients got. http: responses by status. websockets: open ones; websocket_seconds:
-    how long the others were. draining: no more requests are taken. self_check: what re-runs found.
+    """What the engine of one model did and what clients got. connections: of the whole server. draining: no more
+    requests are taken. self_check: what re-runs found.
     """
 
-    def __init__(self, model: str, engine: Watched, clock: Callable[[], float] | None = None) -> None:
+    def __init__(
+        self,
+        model: str,
+        engine: Watched,
+        clock: Callable[[], float] | None = None,
+        connections: Connections | None = None,
+    ) -> None:
         self.model = model
+        self.connections = connections or Connections()
         self.clock = clock or steady_clock()
         self.started = self.clock()
         self.startup = Startup(self.clock)
-        self.http: dict[int, int] = {}
         self.self_check = SelfCheckCounts()
-        self.websockets, self.websocket_seconds = 0, Histogram(SOCKET_BOUNDS)
         self.draining = False
         self._engine = engine
         self._books, self._recent = Books(self.clock), Recent()
@@ -128,21 +134,6 @@ class Telemetry:
             for ledger in ledgers:
                 ledger.failed(reason, failed)
                 self._recent.end(ledger)
-
-    @contextmanager
-    def connected(self) -> Iterator[None]:
-        """Count a WebSocket while it is open."""
-        self.websockets += 1
-        began = self.clock()
-        try:
-            yield
-        finally:
-            self.websockets -= 1
-            self.websocket_seconds.observe(self.clock() - began)
-
-    def answered(self, status: int) -> None:
-        """Count an HTTP response."""
-        self.http[status] = self.http.get(status, 0) + 1
 
     # -- telling -------------------------------------------------------------------------------------------------
 

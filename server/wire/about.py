@@ -21,7 +21,11 @@ class Index(msgspec.Struct, kw_only=True):
 
 
 class Health(msgspec.Struct, kw_only=True):
-    """``GET /health``: what runs, and whether speculation changes its tokens. running: requests running and waiting."""
+    """``GET /health``: what runs, and whether speculation changes its tokens. running: requests running and waiting.
+
+    status: ok, unloaded (nobody asked for long; the next request waits until it is loaded), loading, down, failed or
+    draining. models: of a server with several, the same by name.
+    """
 
     status: str
     model: str
@@ -34,6 +38,7 @@ class Health(msgspec.Struct, kw_only=True):
     device: str | UnsetType = UNSET
     running: int
     engine_starts: int
+    models: dict[str, str] | UnsetType = UNSET
 
 
 class Readiness(msgspec.Struct, kw_only=True):
@@ -57,7 +62,7 @@ class Version(msgspec.Struct, kw_only=True):
 
 class ServerInfo(msgspec.Struct, kw_only=True):
     """``GET /server_info``. started: in seconds since 1970. config: the settings in effect, secrets left out. engine:
-    null until it was ready once.
+    null until it was ready once. models: of a server with several, the engine of each; ``engine`` is that of the first.
     """
 
     version: str
@@ -66,3 +71,4 @@ class ServerInfo(msgspec.Struct, kw_only=True):
     started: int
     config: dict[str, Any]
     engine: EngineInfo | None
+    models: dict[str, EngineInfo | None] | UnsetType = UNSET

@@ -40,7 +40,8 @@ class OllamaOptions(msgspec.Struct, kw_only=True):
 class OllamaRequest(msgspec.Struct, kw_only=True):
     """What chat and generate share. stream: true unless said otherwise. format: ``json``, or a JSON schema.
 
-    think: whether a model that can think before it answers does. keep_alive is ignored: the model always stays.
+    think: whether a model that can think before it answers does. keep_alive: how long the model stays loaded behind
+    this request (``5m``, or seconds; below 0 for ever; 0 not at all).
     """
 
     model: str
@@ -81,7 +82,7 @@ class OllamaMessage(msgspec.Struct, kw_only=True):
 
 
 class OllamaChatRequest(OllamaRequest, kw_only=True):
-    """``POST /api/chat``. Without messages it only asks for the model to be loaded, which it is."""
+    """``POST /api/chat``. Without messages it only asks for the model to be loaded, or (keep_alive 0) unloaded."""
 
     messages: list[OllamaMessage] | None = None
     tools: list[dict[str, Any]] | None = None
@@ -167,7 +168,7 @@ class ModelDetails(msgspec.Struct, kw_only=True):
 
 
 class OllamaModel(msgspec.Struct, kw_only=True):
-    """The model in ``/api/tags``. digest: of what is known about it, not of its files."""
+    """A model in ``/api/tags``. digest: of what is known about it, not of its files."""
 
     name: str
     model: str
@@ -178,7 +179,7 @@ class OllamaModel(msgspec.Struct, kw_only=True):
 
 
 class RunningModel(OllamaModel, kw_only=True):
-    """The model in ``/api/ps``."""
+    """A model in ``/api/ps``. size: what it holds, size_vram: of a GPU's memory; in bytes."""
 
     expires_at: str
     size_vram: int = 0

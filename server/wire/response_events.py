@@ -148,6 +148,14 @@ class ArgumentsDone(Placed, kw_only=True, tag="response.function_call_arguments.
     arguments: str
 
 
+class StreamError(Event, kw_only=True, tag="error"):
+    """The only event of a stream that began while its model was loaded, where no response came of it."""
+
+    code: str | None
+    message: str
+    param: str | None
+
+
 ResponseEvent = (
     ResponseCreated
     | ResponseInProgress
@@ -164,6 +172,7 @@ ResponseEvent = (
     | ReasoningTextDone
     | ArgumentsDelta
     | ArgumentsDone
+    | StreamError
 )
 
 # -- only over a WebSocket -----------------------------------------------------------------------------------------

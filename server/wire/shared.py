@@ -245,14 +245,16 @@ class ErrorBody(msgspec.Struct):
 
 
 class ModelCard(msgspec.Struct, kw_only=True):
-    """One entry of ``GET /v1/models``."""
+    """One entry of ``GET /v1/models``. loaded: only where there are several models. max_model_len: left out of a model
+    that was never loaded, unless its files tell."""
 
     id: str
     object: str = "model"
     created: int
     owned_by: str = "foresay"
     root: str
-    max_model_len: int
+    max_model_len: int | UnsetType = UNSET
+    loaded: bool | UnsetType = UNSET
 
 
 class ModelList(msgspec.Struct):

@@ -12,8 +12,8 @@ from server.gateway.allowance import Limits
 from server.gateway.gate import Gate
 from server.gateway.keychain import Keychain
 from server.generation import Generation
+from server.models.models import MODELS
 from server.text import Tokenizer
-from server.turns import SERVICE
 from tests.gateway.guarded import ALICE, ASK, BOB, bearer, guarded
 from tests.server.scripted import END, ScriptedEngine
 
@@ -217,7 +217,7 @@ async def test_a_full_queue_says_when_to_come_back_by_how_long_requests_take(tok
     async with guarded(engine, tokenizer, Gate(), most_running=2) as client:
         await client.post("/v1/completions", json=ASK)
         for _ in range(50):
-            client.app[SERVICE].pace.finished(12.0)
+            client.app[MODELS].first.service.pace.finished(12.0)
         waiting = [asyncio.create_task(client.post("/v1/completions", json=ASK | {"max_tokens": 200})) for _ in "ab"]
         await until(lambda: len(engine.requests) == 3)
         refused = await client.post("/v1/completions", json=ASK)

@@ -16,8 +16,8 @@ from server.gateway.caller import CALLER, Caller
 from server.gateway.gate import Gate
 from server.gateway.keychain import Keychain
 from server.gateway.share import Shared
+from server.models.models import MODELS
 from server.responses.state import SocketLimits
-from server.turns import SERVICE
 from tests.gateway.guarded import ALICE, ASK, BOB, bearer, guarded
 from tests.responses.serving import saying, serving
 from tests.server.scripted import END, ScriptedEngine
@@ -100,7 +100,7 @@ async def test_one_key_cannot_fill_the_queue(tokenizer, keys, most):
         for task in waiting:
             task.cancel()
         await asyncio.gather(*waiting, return_exceptions=True)
-        await until(lambda: client.app[SERVICE].running == 0)
+        await until(lambda: client.app[MODELS].first.service.running == 0)
 
 
 @KEYS
@@ -141,7 +141,7 @@ async def announced(client, key: str, length: str) -> tuple[asyncio.StreamReader
 async def test_the_bodies_of_one_key_are_bounded_as_they_are_announced(tokenizer):
     gate = Gate(Keychain([ALICE, BOB]), largest_body=20_000)
     async with guarded(ScriptedEngine([END]), tokenizer, gate, max_body_bytes=1250) as client:
-        bodies, writers = client.app[SERVICE].bodies, []
+        bodies, writers = client.app[MODELS].server.bodies, []
         for key, length, held in (
             (ALICE, "Content-Length: 15000", 15_000),
             (ALICE, "Transfer-Encoding: chunked", 35_000),

@@ -15,6 +15,7 @@ from server.gateway.gate import Gate
 from server.parsers.dialect import Dialect
 from server.responses.state import Responses, SocketLimits
 from server.responses.store import Limits
+from server.server_state import ServerState
 from server.service import Service, ServiceOptions, Text
 from server.text import SamplingDefaults, Tokenizer
 from tests.server.live import openai_client
@@ -41,8 +42,8 @@ async def serving(
 ) -> AsyncIterator[tuple[TestClient, Service]]:
     """The server's HTTP client and its service. send_buffer: bytes the kernel holds for a client that does not read."""
     text = Text(tokenizer, SamplingDefaults(), Dialect.of(tokenizer))
-    service = Service(engine, ServiceOptions(**{"model": "toy", **options}), text)
-    service.responses = Responses(stored, sockets)
+    state = ServerState(Responses(stored, sockets))
+    service = Service(engine, ServiceOptions(**{"model": "toy", **options}), text, state)
     app = create_app(service, gate)
     if middleware is not None:
         app.middlewares.append(middleware)

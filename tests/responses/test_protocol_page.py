@@ -9,7 +9,7 @@ import server.responses.socket as socket_module
 from server.responses.socket import Closing
 from server.responses.state import SocketLimits
 from server.responses.store import MOST_EVENTS, Limits
-from server.service import MOST_BODIES
+from server.server_state import MOST_BODIES
 from server.wire.response_events import ClientEvent, ResponseEvent, SocketError
 from tests.responses import transcript
 

@@ -232,7 +232,7 @@ async def test_a_handshake_that_cannot_succeed_is_an_http_error(tokenizer, heade
     async with serving(saying(tokenizer), tokenizer) as (http, service):
         response = await http.get(PATH, headers=upgrade)
         assert response.status == status and (await response.json())["error"]["message"]
-        service.draining = True
+        service.server.draining = True
         assert (await http.get(PATH, headers=upgrade)).status == 503
 
 

@@ -13,11 +13,11 @@ import pytest
 import pytest_asyncio
 from aiohttp.test_utils import TestServer
 
-from server.app import create_app, load_text
+from server.app import create_app
 from server.config import ServeConfig
 from server.engine_client import EngineClient
 from server.gateway.gate import Gate
-from server.service import Service, ServiceOptions
+from server.service import Service, ServiceOptions, Text
 from tests.responses.bare import BINARY, CLOSE, PING, PONG, TEXT, Bare
 from tests.responses.test_socket import LAST
 
@@ -36,7 +36,7 @@ async def real() -> AsyncIterator[tuple[Service, EngineClient, int]]:
     engine = EngineClient(config)
     await engine.start()
     await engine.until_ready()
-    service = Service(engine, ServiceOptions(model="bundled"), load_text(config))
+    service = Service(engine, ServiceOptions(model="bundled"), Text.load(config))
     async with TestServer(create_app(service, Gate(largest_body=LARGEST))) as server:
         yield service, engine, int(server.port or 0)
     await engine.stop()

@@ -13,9 +13,9 @@ import pytest
 from aiohttp.test_utils import TestClient, TestServer
 
 from kvpaging import KVStore
-from server.app import create_app, load_text
+from server.app import create_app
 from server.config import ServeConfig
-from server.service import Service, ServiceOptions
+from server.service import Service, ServiceOptions, Text
 from server.telemetry.self_check import SelfCheckCounts
 from spec import commit
 from spec.engine import Engine
@@ -44,7 +44,7 @@ def engine() -> Engine:
 async def serving(engine: Engine, share: float = 1.0) -> AsyncIterator[tuple[TestClient, Service, SteppedEngine]]:
     stepped = SteppedEngine(engine)
     options = ServiceOptions(model="bundled", seed=11, self_check=share)
-    service = Service(stepped, options, load_text(ServeConfig()))
+    service = Service(stepped, options, Text.load(ServeConfig()))
     stepped.observe = service.telemetry.step
     async with TestClient(TestServer(create_app(service))) as client:
         yield client, service, stepped

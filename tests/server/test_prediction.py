@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from aiohttp.test_utils import TestClient, TestServer
 
-from server.app import create_app, load_text
+from server.app import create_app
 from server.config import ServeConfig
-from server.service import Service, ServiceOptions
+from server.service import Service, ServiceOptions, Text
 from spec.engine import Engine
 from spec.request import PREDICTION, Origin
 from tests.selfcheck.inprocess import SteppedEngine, bundled
@@ -178,7 +178,7 @@ def engine() -> Engine:
 
 @asynccontextmanager
 async def serving(engine: Engine) -> AsyncIterator[TestClient]:
-    service = Service(SteppedEngine(engine), ServiceOptions(model="bundled"), load_text(ServeConfig()))
+    service = Service(SteppedEngine(engine), ServiceOptions(model="bundled"), Text.load(ServeConfig()))
     async with TestClient(TestServer(create_app(service))) as client:
         yield client
 

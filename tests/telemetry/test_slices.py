@@ -78,8 +78,8 @@ def test_what_changes_is_told_anew(working: Working) -> None:
     for _ in range(3):
         told.append(Scrape(driven(exposition.text(""))[0][0].decode()))
         working.second()
-        working.telemetry.answered(200 + len(told))
-        with working.telemetry.connected():
+        working.telemetry.connections.answered(200 + len(told))
+        with working.telemetry.connections.connected():
             working.now += 5.0
     for name in ("engine_steps_total", "step_seconds_count", "websocket_connection_duration_seconds_sum"):
         values = [scrape.sum(f"foresay:{name}") for scrape in told]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -41,6 +42,41 @@ def resolve(name_or_path: str | Path, revision: str | None = None, extra: Sequen
     if _is_local(name_or_path):
         raise ModelNotFound(f"{name_or_path}: no such directory")
     return _with_config(_snapshot(str(name_or_path), revision, extra), "is it a model that transformers can load?")
+
+
+def cached(name: str) -> Path | None:
+    """The directory of a model that is here with all of its weights, without asking the hub; None if it is not."""
+    path = Path(name).expanduser()
+    if path.exists() or _is_local(name):
+        directory: Path | None = path
+    else:
+        directory = _cached_snapshot(name)
+    return directory if directory is not None and _is_whole(directory) else None
+
+
+def _cached_snapshot(repository: str) -> Path | None:
+    """Where the hub's client keeps the repository, or a part of it."""
+    from huggingface_hub import try_to_load_from_cache
+    from huggingface_hub.errors import HFValidationError
+
+    try:
+        found = try_to_load_from_cache(repository, "config.json")
+    except HFValidationError:
+        return None
+    return Path(found).parent if isinstance(found, str) else None
+
+
+def _is_whole(directory: Path) -> bool:
+    """Whether configuration and weights are there: a download that broke off lacks some of its files."""
+    if not (directory / "config.json").is_file():
+        return False
+    if (index := directory / "model.safetensors.index.json").is_file():
+        try:
+            named = set(json.loads(index.read_text("utf-8"))["weight_map"].values())
+            return all((directory / str(file)).is_file() for file in named)
+        except (ValueError, KeyError, TypeError, AttributeError, OSError):
+            return False
+    return any(directory.glob("*.safetensors")) or any(directory.glob("*.bin")) or any(directory.glob("*.pt"))
 
 
 def _is_local(name: str | Path) -> bool:

@@ -1,0 +1,255 @@
+"""The models of a server by name: where a name is looked up, and what the routes hold a model with."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager
+from typing import NamedTuple, NoReturn
+
+from aiohttp import web
+
+from server.config import LATEST, ServeConfig
+from server.errors import ModelNotFound, Unavailable, WaitedTooLong
+from server.gateway.caller import CALLER
+from server.models.model import Model
+from server.models.patience import WAITED, Patience
+from server.models.residency import Keep, Residency, Resident
+from server.models.served import Served, Staying
+from server.server_state import ServerState
+from server.service import Service
+from server.telemetry.exposition import Exposition
+from spec.errors import InvalidRequest
+from spec.request import EngineInfo
+
+
+class Entry(NamedTuple):
+    """A model, and as the residency sees it."""
+
+    model: Served
+    resident: Resident
+
+    @property
+    def service(self) -> Service:
+        """What the routes ask."""
+        return self.model.service
+
+    @property
+    def name(self) -> str:
+        """What clients call it."""
+        return self.resident.name
+
+    @property
+    def loaded(self) -> bool:
+        """Whether it is there, or was from the start."""
+        return self.resident.standing == "in"
+
+    @property
+    def running(self) -> EngineInfo | None:
+        """What runs; None while it is not loaded."""
+        return self.service.engine.info if self.service.engine.status.state == "ready" else None
+
+    @property
+    def refusal(self) -> Unavailable | None:
+        """Why no request for it is taken now; None if they are, even if they have to wait for it."""
+        return self.service.refusal() if self.loaded else self.service.server.refusal()
+
+    @property
+    def state(self) -> str:
+        """How it is, in one word."""
+        if self.service.server.draining:
+            return "draining"
+        return "ok" if self.service.refusal() is None else self.service.engine.status.state
+
+
+class Models:
+    """The models of one server, the first one first.
+
+    several: whether they have names of their own, and come when they are asked for; one alone is there from the start.
+    keep: seconds that each stays without a request; None for ever. most: that may be loaded at once.
+    """
+
+    def __init__(
+        self, models: Sequence[Served], several: bool = False, keep: float | None = None, most: int | None = None
+    ) -> None:
+        self.several = several
+        self._entries: dict[str, Entry] = {}
+        for model in models:
+            name = model.service.options.model
+            self._entries[name] = Entry(model, Resident(name, model, keep, "out" if several else "in"))
+        self.residency = Residency([entry.resident for entry in self], most)
+        self.exposition = Exposition(*[entry.service.telemetry for entry in self])
+        self._running: asyncio.Task[None] | None = None
+
+    @classmethod
+    def of(cls, config: ServeConfig) -> Models:
+        """Those that the settings name."""
+        server = ServerState()
+        named = config.models or {config.served_model_name or config.target: config}
+        models = [Model(name, one, server) for name, one in named.items()]
+        return cls(models, bool(config.models), config.idle_seconds, config.max_loaded_models)
+
+    @classmethod
+    def alone(cls, service: Service) -> Models:
+        """A service whose engine always stays."""
+        return cls([Staying(service)])
+
+    def __iter__(self) -> Iterator[Entry]:
+        return iter(self._entries.values())
+
+    @property
+    def first(self) -> Entry:
+        """The only one, or the first that the settings name."""
+        return next(iter(self))
+
+    @property
+    def server(self) -> ServerState:
+        """What all of them have in common."""
+        return self.first.service.server
+
+    @property
+    def largest_body(self) -> int:
+        """Bytes that a body, or a message on a WebSocket, may have, whatever its model."""
+        return max(entry.service.largest_body for entry in self)
+
+    # -- names ---------------------------------------------------------------------------------------------------
+
+    def find(self, name: str | None, tag: str = "") -> Entry:
+        """The model that a request means; :class:`ModelNotFound` if there is none.
+
+        tag: what may stand behind a name, or be left out.
+        """
+        if not self.several:
+            self.first.service.check_model(name, tag)
+            return self.first
+        if name is None:
+            raise InvalidRequest("model", f"model is required; this server has {self._listed()}")
+        found = self._entries.get(name)
+        if found is None and tag:
+            bare = name.removesuffix(tag)
+            found = next((entry for entry in self if entry.name.removesuffix(tag) == bare), None)
+        if found is None:
+            raise ModelNotFound(f"The model {name!r} does not exist; this server has {self._listed()}")
+        return found
+
+    def chosen(self, name: str | None) -> Entry:
+        """The model that somebody wants to read about; the first one unless a name is given."""
+        return self.first if name is None else self.find(name)
+
+    def _listed(self) -> str:
+        return ", ".join(repr(entry.name) for entry in self)
+
+    # -- requests ------------------------------------------------------------------------------------------------
+
+    def forget(self, entry: Entry) -> None:
+        """Let a model leave as soon as nobody uses it, unless there are others whose it is."""
+        if CALLER.get().allowance.alone:
+            self.residency.forget(entry.resident)
+
+    def check_open(self) -> None:
+        """Raise :class:`Unavailable` if no request is taken, before anything is read of it."""
+        refusal = self.server.refusal() if self.several else self.first.refusal
+        if refusal is not None:
+            raise refusal
+
+    @asynccontextmanager
+    async def lease(
+        self, name: str | None, patience: Patience | None = None, keep: Keep = "usual", tag: str = ""
+    ) -> AsyncIterator[Service]:
+        """The service of the model that a request means. It stays loaded until the request is over; a request for one
+        that is not loaded waits.
+
+        keep: how long it is to stay afterwards. Where there are several keys nobody else's model is sent away.
+        """
+        entry = self.find(name, tag)
+        await self._enter(entry, patience or Patience(), keep if CALLER.get().allowance.alone else "usual")
+        try:
+            if (refusal := entry.service.refusal()) is not None:
+                raise refusal
+            yield entry.service
+        finally:
+            self.residency.leave(entry.resident)
+
+    @asynccontextmanager
+    async def reading(self, name: str | None) -> AsyncIterator[Service]:
+        """As a lease, for a request that says nothing: a model that was loaded once need not be loaded for it."""
+        entry = self.find(name)
+        if entry.service.known:
+            yield entry.service
+            return
+        async with self.lease(name) as service:
+            yield service
+
+    async def _enter(self, entry: Entry, patience: Patience, keep: Keep) -> None:
+        """Lease the model, and note how long that took. Who waits holds a place among those that may."""
+        if entry.loaded:
+            await self.residency.enter(entry.resident, patience, keep)
+            WAITED.set(0.0)
+            return
+        began, limit = time.monotonic(), entry.service.options.first_token_timeout
+        try:
+            with entry.service.places.holding(1, lambda: entry.service.queue_full(1)):
+                async with asyncio.timeout(limit):
+                    await self.residency.enter(entry.resident, patience, keep)
+        except TimeoutError:
+            raise WaitedTooLong(f"The model {entry.name!r} was not loaded within {limit:g} s") from None
+        WAITED.set(time.monotonic() - began)
+
+    # -- life ----------------------------------------------------------------------------------------------------
+
+    async def life(self, app: web.Application) -> AsyncIterator[None]:
+        """Load and unload while the server runs."""
+        self._running = asyncio.create_task(self.residency.run())
+        yield
+        self._running.cancel()
+        await asyncio.gather(self._running, return_exceptions=True)
+
+    async def start(self) -> None:
+        """Begin to load what is there from the start; returns at once."""
+        if not self.several:
+            await self.first.model.start()
+
+    async def arrived(self) -> EngineInfo | None:
+        """What runs from the start, once it is loaded; None if nothing does."""
+        if self.several:
+            return None
+        info = await self.first.model.arrived()
+        self.residency.arrived(self.first.resident)
+        return info
+
+    async def until_ended(self) -> NoReturn:
+        """Wait for the end of what has to go on while there is a server, and raise why it ended."""
+        assert self._running is not None, "the application was started"
+        if self.several:
+            await asyncio.shield(self._running)
+        ending = asyncio.create_task(self.first.model.until_ended())
+        try:
+            done, _ = await asyncio.wait({ending, self._running}, return_when=asyncio.FIRST_COMPLETED)
+            done.pop().result()
+        finally:
+            ending.cancel()
+        raise AssertionError("neither ends but with an error")
+
+    async def drain(self, seconds: float) -> None:
+        """Take no more requests, let the running ones finish for ``seconds``, then end them with an error. Those that
+        wait for a model have not begun; they are told at once."""
+        self.server.draining = True
+        self.residency.close(self.server.refusal() or Unavailable("The server is shutting down", "draining"))
+        await asyncio.gather(*[entry.service.drain(seconds) for entry in self])
+
+    async def stop(self) -> None:
+        """End all engines; requests still running fail."""
+        if self._running is not None:
+            self._running.cancel()
+            await asyncio.gather(self._running, return_exceptions=True)
+        await asyncio.gather(*[entry.model.unload() for entry in self])
+
+
+#: The models that an application serves.
+MODELS: web.AppKey[Models] = web.AppKey("models", Models)
+
+
+def tagged(name: str) -> str:
+    """A name as Ollama's clients see it: with a tag."""
+    return name.removesuffix(LATEST) + LATEST
