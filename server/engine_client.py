@@ -54,7 +54,7 @@ class EngineClient:
     """
 
     def __init__(self, config: ServeConfig) -> None:
-        self.status = EngineStatus("loading", "starting the engine process")
+        self.status = EngineStatus("unloaded")
         self.info: EngineInfo | None = None  # of the engine that was ready last
         self.footprint: Footprint | None = None  # of the engine that was planned last
         self.observe: Callable[[StepTrace], None] | None = None
@@ -95,10 +95,10 @@ class EngineClient:
             await asyncio.gather(self._supervisor, return_exceptions=True)
             self._supervisor = None
 
-    async def unload(self) -> None:
-        """End the engine process, which frees all it holds, until it is started again."""
+    async def unload(self, why: str = "") -> None:
+        """End the engine process, which frees all it holds, until it is started again. why: if something went wrong."""
         await self.stop()
-        self._set(EngineStatus("unloaded", starts=self.status.starts))
+        self._set(EngineStatus("unloaded", why, starts=self.status.starts))
 
     @property
     def lacks_room(self) -> bool:

@@ -35,11 +35,11 @@ async def health(request: web.Request) -> web.Response:
     """Whether the engine is alive, and what it is."""
     models = request.app[MODELS]
     first = models.first
-    status, info = first.service.engine.status, first.service.engine.info
+    info = first.service.engine.info
     body = Health(
         status=_state(models),
         model=first.name,
-        message=status.message or msgspec.UNSET,
+        message=first.message or msgspec.UNSET,
         running=sum(entry.service.running for entry in models),
         engine_starts=sum(entry.service.engine.status.starts for entry in models),
     )
@@ -49,7 +49,7 @@ async def health(request: web.Request) -> web.Response:
     if info is not None:
         body.exact, body.exact_reason = "yes" if info.exact else "no", info.exact_reason
         body.target, body.drafter, body.dtype, body.device = info.target, info.drafter, info.dtype, info.device
-    return json_response(body, 200 if status.state == "ready" or not first.loaded else 503)
+    return json_response(body, 200 if first.is_well else 503)
 
 
 async def ready(request: web.Request) -> web.Response:

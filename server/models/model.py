@@ -85,7 +85,7 @@ class Model:
             await self.arrived(MOST_STARTS)
         except ForesayError as error:
             lacks_room = self.engine.lacks_room
-            await self.engine.unload()
+            await self.engine.unload("" if lacks_room else str(error))
             raise NoPlace(str(error)) if lacks_room else error from None
         log.info("%s: loaded in %.1f s", self.name, time.monotonic() - began)
 

@@ -60,7 +60,21 @@ class Entry(NamedTuple):
         """How it is, in one word."""
         if self.service.server.draining:
             return "draining"
+        if self.resident.failure is not None:
+            return "failed"
         return "ok" if self.service.refusal() is None else self.service.engine.status.state
+
+    @property
+    def message(self) -> str:
+        """More about its state; empty if there is nothing to say."""
+        failure = self.resident.failure
+        return self.service.engine.status.message if failure is None else failure.message
+
+    @property
+    def is_well(self) -> bool:
+        """Whether it runs, or will when it is asked for."""
+        ready = self.service.engine.status.state == "ready"
+        return ready or (not self.loaded and self.resident.failure is None)
 
 
 class Models:
@@ -252,4 +266,4 @@ MODELS: web.AppKey[Models] = web.AppKey("models", Models)
 
 def tagged(name: str) -> str:
     """A name as Ollama's clients see it: with a tag."""
-    return name.removesuffix(LATEST) + LATEST
+    return name if ":" in name.rpartition("/")[2] else name + LATEST

@@ -18,6 +18,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from itertools import count
 from typing import Literal, NamedTuple, Protocol
 
 from server.durations import in_words
@@ -63,9 +64,10 @@ class NoPlace(ForesayError):
 
 
 class Waiter(NamedTuple):
-    """A request that waits for its model. turn: done when it may run, or with why not."""
+    """A request that waits for its model. number: those that came before have lower ones. turn: done when it may run,
+    or with why not."""
 
-    since: float
+    number: int
     turn: asyncio.Future[None]
 
 
@@ -110,6 +112,7 @@ class Residency:
         self._most, self._clock = most, clock
         self._changed = asyncio.Event()
         self._closed: ApiError | None = None
+        self._numbers = count()
         for resident in self.residents:
             resident.used = clock()
 
@@ -152,7 +155,7 @@ class Residency:
     async def _arrival(self, resident: Resident, patience: Patience) -> None:
         """Wait for a lease."""
         self._check(resident)
-        waiter = Waiter(self._clock(), asyncio.get_running_loop().create_future())
+        waiter = Waiter(next(self._numbers), asyncio.get_running_loop().create_future())
         await patiently(self._prepared(resident), patience)
         self._check(resident)
         await self._turn(resident, waiter, patience)
@@ -239,7 +242,7 @@ class Residency:
     def _wanted(self) -> Resident | None:
         """Whose first request has waited longest."""
         awaited = [one for one in self.residents if one.waiting]
-        return min(awaited, key=lambda one: one.waiting[0].since, default=None)
+        return min(awaited, key=lambda one: one.waiting[0].number, default=None)
 
     async def _pause(self) -> None:
         """Until something changes, or somebody becomes stale."""

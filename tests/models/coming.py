@@ -1,0 +1,108 @@
+"""A model that comes and goes at the word of a test, and who asks for it."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+
+from server.models.patience import Patience
+from server.models.residency import Keep, NoPlace, Residency, Resident
+from spec.errors import ForesayError
+from spec.request import Footprint
+
+#: What there is room for on every device of these tests.
+CAPACITY = 100
+
+
+class Comer:
+    """A :class:`~server.models.residency.Loadable` that takes ``size`` of its device.
+
+    happened: what became of all of them, in order. loaded: those that are loaded now, by device; none may ever be more
+    than there is room for. known: whether its footprint is known before it was loaded once. wrong: why it does not
+    load, or cannot even be prepared.
+    """
+
+    happened: list[str]
+    loaded: dict[str, int]
+
+    def __init__(self, name: str, size: int = 60, device: str = "cpu", known: bool = True) -> None:
+        self.name, self.size, self.device = name, size, device
+        self.footprint = Footprint(size, CAPACITY, device) if known else None
+        self.wrong: ForesayError | None = None
+        self.unprepared: ForesayError | None = None
+        self.seconds = 0.0
+
+    async def prepare(self) -> None:
+        await asyncio.sleep(0)
+        if self.unprepared is not None:
+            raise self.unprepared
+
+    async def load(self, beside: dict[str, int]) -> None:
+        others = beside.get(self.device, 0)
+        self.footprint = Footprint(self.size, CAPACITY, self.device)
+        await asyncio.sleep(self.seconds)
+        if self.wrong is not None:
+            raise self.wrong
+        if others and others + self.size > CAPACITY:
+            raise NoPlace(f"{self.name} does not fit beside {others}")
+        self.loaded[self.device] = self.loaded.get(self.device, 0) + self.size
+        self.happened.append(f"+{self.name}")
+
+    async def unload(self) -> None:
+        await asyncio.sleep(self.seconds)
+        self.loaded[self.device] -= self.size
+        self.happened.append(f"-{self.name}")
+
+
+class World:
+    """A residency with its models. now: its clock, which only the tests move."""
+
+    def __init__(self, comers: Sequence[Comer], most: int | None = None, keep: float | None = None) -> None:
+        self.now = 0.0
+        self.happened: list[str] = []
+        self.loaded: dict[str, int] = {}
+        for comer in comers:
+            comer.happened, comer.loaded = self.happened, self.loaded
+        self.residents = {comer.name: Resident(comer.name, comer, keep) for comer in comers}
+        self.residency = Residency(list(self.residents.values()), most, lambda: self.now)
+        self._numbers = itertools.count()
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        task = asyncio.create_task(self.residency.run())
+        try:
+            yield
+            assert not task.done() or task.result()
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+    @asynccontextmanager
+    async def leased(self, name: str, keep: Keep = "usual", patience: Patience | None = None) -> AsyncIterator[None]:
+        resident = self.residents[name]
+        await self.residency.enter(resident, patience or Patience(), keep)
+        try:
+            assert resident.standing in ("in", "leaving")
+            yield
+        finally:
+            self.residency.leave(resident)
+
+    async def ask(self, name: str, seconds: float = 0.0, keep: Keep = "usual") -> str:
+        """A request that runs so long."""
+        async with self.leased(name, keep):
+            await asyncio.sleep(seconds)
+        return name
+
+    def pass_by(self, seconds: float) -> None:
+        """Time goes by, and somebody looks."""
+        self.now += seconds
+        self.residency._changed.set()
+
+    async def settle(self, true: Callable[[], bool] = lambda: False) -> None:
+        """Until it is so, or whatever can happen without more time has happened."""
+        for _ in range(200):
+            if true():
+                return
+            await asyncio.sleep(0)

@@ -1,0 +1,118 @@
+"""A server of models whose engines are scripted, and which come and go as those of a real one."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any, NoReturn
+
+from aiohttp.test_utils import TestClient, TestServer
+
+from server.app import create_app
+from server.config import ServeConfig
+from server.engine_status import EngineStatus
+from server.gateway.gate import Gate
+from server.models.models import Models
+from server.parsers.dialect import Dialect
+from server.server_state import ServerState
+from server.service import Service, ServiceOptions, Text
+from server.text import SamplingDefaults, Tokenizer
+from spec.errors import ForesayError
+from spec.request import EngineInfo, Footprint
+from tests.server.scripted import END, INFO, ScriptedEngine
+
+
+class ComingModel:
+    """A served model that says ``text``. begins: set when it may be loaded; seconds: how long that takes. wrong: why it
+    cannot be. loads, unloads: so often."""
+
+    is_here = True
+
+    def __init__(self, name: str, tokenizer: Tokenizer, server: ServerState, text: str, **options: Any) -> None:
+        self.engine = ScriptedEngine([*tokenizer.encode(text, False), END])
+        self.engine.status, self.engine.info = EngineStatus("unloaded"), None
+        self._text = Text(tokenizer, SamplingDefaults(), Dialect.of(tokenizer))
+        settings = ServiceOptions(**{"model": name, "config": ServeConfig(target=f"/models/{name}"), **options})
+        self.service = Service(self.engine, settings, server=server)
+        self.footprint: Footprint | None = None
+        self.seconds, self.wrong = 0.0, ""
+        self.loads = self.unloads = 0
+
+    @property
+    def longest(self) -> int | None:
+        return None if self.engine.info is None else self.engine.info.max_model_len
+
+    async def prepare(self) -> None:
+        await self.read_text()
+
+    async def read_text(self) -> None:
+        self.service.text = self._text
+
+    async def load(self, beside: dict[str, int]) -> None:
+        self.engine.status = EngineStatus("loading", "loading the target")
+        await asyncio.sleep(self.seconds)
+        if self.wrong:
+            self.engine.status = EngineStatus("unloaded", self.wrong)
+            raise ForesayError(self.wrong)
+        self.loads += 1
+        self.engine.info, self.engine.status = INFO, EngineStatus("ready")
+
+    async def unload(self) -> None:
+        self.unloads += 1
+        self.engine.status = EngineStatus("unloaded")
+
+    async def start(self) -> None:
+        await self.load({})
+        await self.read_text()
+
+    async def arrived(self) -> EngineInfo | None:
+        return self.engine.info
+
+    async def until_ended(self) -> NoReturn:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+
+class Serving:
+    """A running server: its client and its models by name."""
+
+    def __init__(self, client: TestClient, models: Models, by_name: dict[str, ComingModel]) -> None:
+        self.client, self.models, self.by_name = client, models, by_name
+
+    @property
+    def loads(self) -> dict[str, int]:
+        return {name: model.loads for name, model in self.by_name.items()}
+
+    async def json(self, path: str, status: int = 200, **fields: Any) -> Any:
+        """The answer to a body, or to a GET without one."""
+        response = await (self.client.post(path, json=fields) if fields else self.client.get(path))
+        body = await response.json()
+        assert response.status == status, body
+        return body
+
+    async def settle(self, name: str, standing: str) -> None:
+        """Until the model stands so."""
+        async with asyncio.timeout(5):
+            while self.models.find(name).resident.standing != standing:
+                await asyncio.sleep(0.005)
+
+
+@asynccontextmanager
+async def serving(
+    tokenizer: Tokenizer,
+    texts: dict[str, str],
+    most: int | None = 1,
+    keep: float | None = None,
+    gate: Gate | None = None,
+    **options: Any,
+) -> AsyncIterator[Serving]:
+    """Several models, each of which says its text; one model alone is loaded from the start, as with ``serve``."""
+    state = ServerState()
+    by_name = {name: ComingModel(name, tokenizer, state, text, **options) for name, text in texts.items()}
+    several = len(texts) > 1
+    models = Models(list(by_name.values()), several, keep, most if several else None)
+    async with TestClient(TestServer(create_app(models, gate))) as client:
+        await models.start()
+        await models.arrived()
+        yield Serving(client, models, by_name)

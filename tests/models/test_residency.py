@@ -1,0 +1,335 @@
+"""Who is loaded, who waits, who has to go: the rules alone, without a process."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+
+import pytest
+
+from server.errors import LoadFailed, Unavailable
+from server.models.patience import Patience
+from spec.errors import ConfigurationError
+from tests.models.coming import CAPACITY, Comer, World
+
+
+async def test_a_model_comes_when_it_is_asked_for_and_stays():
+    world = World([Comer("a"), Comer("b", 40)])
+    async with world.running():
+        for name in ("a", "a", "b", "a"):
+            await world.ask(name)
+    assert world.happened == ["+a", "+b"]
+
+
+async def test_the_least_recently_used_goes_for_one_that_does_not_fit():
+    world = World([Comer("a", 40), Comer("b", 40), Comer("c", 40)])
+    async with world.running():
+        for name in ("a", "b", "a", "c", "a"):
+            world.now += 1
+            await world.ask(name)
+    assert world.happened == ["+a", "+b", "-b", "+c"]
+
+
+async def test_as_many_go_as_it_takes():
+    world = World([Comer("a", 40), Comer("b", 40), Comer("c", 90)])
+    async with world.running():
+        for name in ("a", "b", "c"):
+            world.now += 1
+            await world.ask(name)
+    assert world.happened == ["+a", "+b", "-a", "-b", "+c"]
+
+
+async def test_one_whose_size_nobody_knows_says_that_it_does_not_fit():
+    world = World([Comer("a", known=False), Comer("b", known=False), Comer("c", 30, known=False)])
+    async with world.running():
+        for name in ("a", "b", "c"):
+            world.now += 1
+            await world.ask(name)
+    assert world.happened == ["+a", "-a", "+b", "+c"]
+
+
+async def test_models_of_different_devices_do_not_stand_in_each_others_way():
+    world = World([Comer("a", 90), Comer("b", 90, "cuda:0"), Comer("c", 90, "cuda:0")])
+    async with world.running():
+        for name in ("a", "b", "c"):
+            world.now += 1
+            await world.ask(name)
+    assert world.happened == ["+a", "+b", "-b", "+c"]
+
+
+async def test_the_largest_of_all_is_loaded_alone():
+    world = World([Comer("a", 10), Comer("b", CAPACITY + 1)])
+    async with world.running():
+        await world.ask("a")
+        await world.ask("b")
+    assert world.happened == ["+a", "-a", "+b"]
+
+
+async def test_a_number_of_models_counts_instead_of_their_sizes():
+    world = World([Comer("a", 90), Comer("b", 90), Comer("c", 1)], most=2)
+    async with world.running():
+        for name in ("a", "b", "c"):
+            world.now += 1
+            await world.ask(name)
+    assert world.happened == ["+a", "+b", "-a", "+c"]
+
+
+async def test_who_runs_finishes_and_who_comes_then_waits_its_turn():
+    world = World([Comer("a"), Comer("b")])
+    ended: list[str] = []
+
+    async def ask(name: str, number: int) -> None:
+        await world.ask(name)
+        ended.append(f"{name}{number}")
+
+    async with world.running():
+        async with world.leased("a"):
+            other = asyncio.create_task(ask("b", 1))
+            await world.settle(lambda: world.residents["a"].standing == "leaving")
+            late = asyncio.create_task(ask("a", 2))
+            await world.settle()
+            assert world.happened == ["+a"]
+            assert not late.done() and not other.done()
+        await asyncio.gather(other, late)
+    assert ended == ["b1", "a2"]
+    assert world.happened == ["+a", "-a", "+b", "-b", "+a"]
+
+
+async def test_who_is_idle_goes_before_who_is_busy():
+    world = World([Comer("a", 40), Comer("b", 40), Comer("c", 40)])
+    async with world.running(), world.leased("a"):
+        world.now += 1
+        await world.ask("b")
+        world.now += 1
+        await world.ask("c")
+        assert world.happened == ["+a", "+b", "-b", "+c"]
+
+
+async def test_if_nobody_waits_any_more_nobody_goes():
+    world = World([Comer("a"), Comer("b")])
+    async with world.running():
+        async with world.leased("a"):
+            other = asyncio.create_task(world.ask("b"))
+            await world.settle(lambda: world.residents["a"].standing == "leaving")
+            late = asyncio.create_task(world.ask("a"))
+            await world.settle()
+            other.cancel()
+            assert await late == "a"
+        await asyncio.gather(other, return_exceptions=True)
+        await world.settle()
+    assert world.happened == ["+a"]
+
+
+async def test_everybody_who_waits_is_served_with_one_load():
+    world = World([Comer("a"), Comer("b")])
+    async with world.running():
+        await asyncio.gather(*[world.ask(name) for name in "abababab"])
+    assert world.happened == ["+a", "-a", "+b"]
+
+
+@pytest.mark.parametrize("seed", range(5))
+async def test_fifty_switches_under_load_lose_nobody_and_starve_nobody(seed):
+    chosen = random.Random(seed)
+    comers = [Comer("a"), Comer("b"), Comer("c", 50)]
+    for comer in comers:
+        comer.seconds = 0.001
+    world = World(comers)
+    most_switches: dict[int, int] = {}
+
+    async def client(number: int) -> int:
+        for turn in range(12):
+            before = len(world.happened)
+            async with world.leased(chosen.choice("abc")):
+                most_switches[100 * number + turn] = len(world.happened) - before
+                assert sum(world.loaded.values()) <= CAPACITY
+                await asyncio.sleep(chosen.random() * 0.003)
+            await asyncio.sleep(chosen.random() * 0.003)
+        return 12
+
+    async with world.running():
+        answered = await asyncio.gather(*[client(number) for number in range(12)])
+        await world.settle()
+    assert sum(answered) == 144
+    assert len(world.happened) > 50
+    # One may be coming already, and each of the others comes at most once before who waits.
+    assert max(most_switches.values()) <= 7
+    assert all(not resident.leases and not resident.waiting for resident in world.residents.values())
+
+
+async def test_a_steady_stream_of_requests_starves_nobody():
+    world = World([Comer("a"), Comer("b")])
+
+    async def steadily() -> None:
+        while True:
+            await world.ask("a", 0.002)
+
+    async with world.running():
+        crowd = [asyncio.create_task(steadily()) for _ in range(5)]
+        await world.settle(lambda: world.happened == ["+a"])
+        await asyncio.wait_for(world.ask("b"), 5)
+        await asyncio.wait_for(world.ask("b"), 5)
+        for one in crowd:
+            one.cancel()
+        await asyncio.gather(*crowd, return_exceptions=True)
+    assert world.happened[:3] == ["+a", "-a", "+b"]
+
+
+# -- how long one stays ----------------------------------------------------------------------------------------------
+
+
+async def test_a_model_that_nobody_asks_for_leaves_and_comes_again():
+    world = World([Comer("a")], keep=10.0)
+    async with world.running():
+        await world.ask("a")
+        world.pass_by(9.0)
+        await world.settle()
+        assert world.happened == ["+a"]
+        assert world.residents["a"].stays(world.now) == 1.0
+        world.pass_by(1.0)
+        await world.settle()
+        assert world.happened == ["+a", "-a"]
+        await world.ask("a")
+    assert world.happened == ["+a", "-a", "+a"]
+
+
+async def test_while_a_request_runs_the_model_stays():
+    world = World([Comer("a")], keep=10.0)
+    async with world.running():
+        async with world.leased("a"):
+            world.pass_by(100.0)
+            await world.settle()
+            assert world.residents["a"].stays(world.now) == 10.0
+        world.pass_by(9.9)
+        await world.settle()
+        assert world.happened == ["+a"]
+
+
+@pytest.mark.parametrize(("keep", "stays"), [(0.0, False), (5.0, False), (20.0, True), (None, True)])
+async def test_a_request_may_say_how_long(keep, stays):
+    world = World([Comer("a")], keep=10.0)
+    async with world.running():
+        await world.ask("a", keep=keep)
+        await world.settle()
+        world.pass_by(15.0)
+        await world.settle()
+        assert (world.happened == ["+a"]) is stays
+        await world.ask("a")
+        world.pass_by(15.0)
+        await world.settle()
+        assert world.happened[-1] == "-a", "the next request says nothing, so the usual time holds again"
+
+
+async def test_forgotten_it_leaves_at_once_but_not_under_somebodys_feet():
+    world = World([Comer("a")])
+    async with world.running():
+        async with world.leased("a"):
+            world.residency.forget(world.residents["a"])
+            await world.settle()
+            assert world.happened == ["+a"]
+        await world.settle()
+    assert world.happened == ["+a", "-a"]
+
+
+# -- what goes wrong -------------------------------------------------------------------------------------------------
+
+
+async def test_one_that_cannot_be_loaded_is_told_and_the_others_go_on():
+    broken = Comer("b", 30)
+    broken.wrong = ConfigurationError("its weights are damaged")
+    world = World([Comer("a"), broken])
+    async with world.running():
+        await world.ask("a")
+        for _ in range(2):  # the second time without another trial
+            with pytest.raises(LoadFailed, match="'b' could not be loaded: its weights are damaged"):
+                await world.ask("b")
+        await world.ask("a")
+        assert world.happened == ["+a"]
+        broken.wrong = None
+        world.now += 2.0
+        await world.ask("b")
+        assert world.residents["b"].failure is None
+
+
+async def test_trials_that_fail_become_rarer():
+    broken = Comer("b")
+    broken.wrong = ConfigurationError("no")
+    world, pauses = World([broken]), []
+    async with world.running():
+        for _ in range(8):
+            with pytest.raises(LoadFailed) as refused:
+                await world.ask("b")
+            pauses.append(refused.value.retry_after)
+            world.now = world.residents["b"].refused_until
+    assert pauses == [2, 4, 8, 16, 32, 60, 60, 60]
+
+
+async def test_who_cannot_be_prepared_sends_nobody_away():
+    absent = Comer("b")
+    absent.unprepared = ConfigurationError("/no/such/model: no such directory")
+    world = World([Comer("a"), absent])
+    async with world.running():
+        await world.ask("a")
+        refused = await asyncio.gather(*[world.ask("b") for _ in range(3)], return_exceptions=True)
+    assert [str(one) for one in refused] == ["The model 'b' could not be loaded: /no/such/model: no such directory"] * 3
+    assert world.happened == ["+a"]
+
+
+async def test_at_the_end_who_waits_is_told_and_who_runs_is_not():
+    world = World([Comer("a"), Comer("b")])
+    async with world.running(), world.leased("a"):
+        waiting = asyncio.create_task(world.ask("b"))
+        await world.settle()
+        world.residency.close(Unavailable("The server is shutting down", "draining"))
+        with pytest.raises(Unavailable, match="shutting down"):
+            await waiting
+        with pytest.raises(Unavailable, match="shutting down"):
+            await world.ask("b")
+        await world.settle()
+        assert world.happened == ["+a"]
+
+
+async def test_a_client_that_leaves_at_the_last_moment_leaves_no_lease_behind():
+    world = World([Comer("a")])
+    async with world.running():
+        for steps in range(12):
+            asking = asyncio.create_task(world.ask("a", 10.0))
+            for _ in range(steps):
+                await asyncio.sleep(0)
+            asking.cancel()
+            await asyncio.gather(asking, return_exceptions=True)
+            assert world.residents["a"].leases == 0
+            world.residency.forget(world.residents["a"])
+            await world.settle()
+            assert world.residents["a"].standing == "out"
+
+
+async def test_who_waits_is_told_so_now_and_then():
+    slow = Comer("a")
+    slow.seconds = 0.08
+    world, beats = World([slow]), []
+
+    async def beat() -> None:
+        beats.append(asyncio.get_running_loop().time())
+
+    began = asyncio.get_running_loop().time()
+    async with world.running(), world.leased("a", patience=Patience(beat, 0.01, 0.02)):
+        assert beats and beats[0] - began >= 0.01
+        assert len(beats) >= 2
+        assert beats[1] - beats[0] >= 0.02
+
+
+async def test_a_beat_that_finds_nobody_ends_the_waiting():
+    slow = Comer("a")
+    slow.seconds = 0.05
+    world = World([slow])
+
+    async def beat() -> None:
+        raise ConnectionResetError("the client is gone")
+
+    async with world.running():
+        with pytest.raises(ConnectionResetError):
+            async with world.leased("a", patience=Patience(beat, 0.01, 0.01)):
+                pass
+        assert not world.residents["a"].waiting
+        await asyncio.sleep(0.08)
+        assert world.residents["a"].leases == 0

@@ -1,0 +1,288 @@
+"""Several models behind every API: routed by name, waited for, told of."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import ollama
+import openai
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from server.models.models import Models
+from tests.models.serving import serving
+
+FOX, OWL = "said the fox", "said the owl"
+TEXTS = {"fox": FOX, "org/owl-1.5:q": OWL}
+TURN = {"role": "user", "content": "Who?"}
+#: By path: a body for it, and where the text is in the answer.
+APIS: dict[str, tuple[dict[str, Any], Any]] = {
+    "/v1/completions": ({"prompt": "Who?"}, lambda body: body["choices"][0]["text"]),
+    "/v1/chat/completions": ({"messages": [TURN]}, lambda body: body["choices"][0]["message"]["content"]),
+    "/v1/responses": ({"input": "Who?"}, lambda body: body["output"][0]["content"][0]["text"]),
+    "/v1/messages": ({"messages": [TURN], "max_tokens": 40}, lambda body: body["content"][0]["text"]),
+    "/api/chat": ({"messages": [TURN], "stream": False}, lambda body: body["message"]["content"]),
+    "/api/generate": ({"prompt": "Who?", "stream": False}, lambda body: body["response"]),
+}
+
+
+@pytest.mark.parametrize("path", APIS)
+async def test_every_api_asks_the_model_that_is_named(tokenizer, path):
+    ask, text = APIS[path]
+    async with serving(tokenizer, TEXTS) as server:
+        for name in ("fox", "org/owl-1.5:q", "fox"):
+            assert text(await server.json(path, model=name, **ask)) == TEXTS[name]
+    assert server.loads == {"fox": 2, "org/owl-1.5:q": 1}
+
+
+async def test_over_a_websocket_each_message_names_its_model(tokenizer):
+    async with serving(tokenizer, TEXTS) as server, server.client.ws_connect("/v1/responses") as socket:
+        for name in ("fox", "org/owl-1.5:q", "fox"):
+            await socket.send_json({"type": "response.create", "model": name, "input": "Who?"})
+            while (event := await socket.receive_json())["type"] != "response.completed":
+                assert event["type"] != "error", event
+            assert event["response"]["output"][0]["content"][0]["text"] == TEXTS[name]
+        await socket.send_json({"type": "response.create", "model": "wolf", "input": "Who?"})
+        assert (await socket.receive_json())["error"]["code"] == "model_not_found"
+    assert server.loads == {"fox": 2, "org/owl-1.5:q": 1}
+
+
+@pytest.mark.parametrize("path", APIS)
+async def test_a_name_that_is_none_or_missing(tokenizer, path):
+    ask, _ = APIS[path]
+    async with serving(tokenizer, TEXTS) as server:
+        for name in ("wolf", "", "fox ", "FOX", "../fox", "fox\u0000", "x" * 5000, "org/owl-1.5"):
+            response = await server.client.post(path, json={"model": name, **ask})
+            body = await response.text()
+            assert response.status == 404, body
+            assert "org/owl-1.5:q" in body and len(body) < 4000
+        response = await server.client.post(path, json=ask)
+        assert response.status == 400
+        assert "model" in await response.text()
+    assert server.loads == {"fox": 0, "org/owl-1.5:q": 0}
+
+
+async def test_what_it_says_of_its_models(tokenizer):
+    async with serving(tokenizer, TEXTS) as server:
+        cards = (await server.json("/v1/models"))["data"]
+        assert [(card["id"], card["loaded"], card["root"]) for card in cards] == [
+            ("fox", False, "/models/fox"),
+            ("org/owl-1.5:q", False, "/models/org/owl-1.5:q"),
+        ]
+        assert "max_model_len" not in cards[0]
+        assert await server.json("/health") == {
+            "status": "ok",
+            "model": "fox",
+            "running": 0,
+            "engine_starts": 0,
+            "models": {"fox": "unloaded", "org/owl-1.5:q": "unloaded"},
+        }
+        assert await server.json("/ready") == {"status": "ready"}
+        await server.json("/v1/completions", model="org/owl-1.5:q", prompt="x")
+        card = await server.json("/v1/models/org/owl-1.5:q")
+        assert (card["loaded"], card["max_model_len"]) == (True, 512)
+        assert (await server.json("/health"))["models"] == {"fox": "unloaded", "org/owl-1.5:q": "ok"}
+        info = await server.json("/server_info")
+        assert info["models"]["fox"] is None and info["models"]["org/owl-1.5:q"]["target"] == "toy"
+        assert await server.json("/load") == {"running": 0, "waiting": 0}
+
+
+async def test_metrics_of_each_model_bear_its_name_and_no_family_stands_twice(tokenizer):
+    async with serving(tokenizer, TEXTS) as server:
+        await server.json("/v1/completions", model="fox", prompt="x", max_tokens=3)
+        for _ in range(2):
+            await server.json("/v1/completions", model="org/owl-1.5:q", prompt="x", max_tokens=5)
+        response = await server.client.get("/metrics")
+        text = await response.text()
+    families = list(text_string_to_metric_families(text))
+    names = [family.name for family in families]
+    assert len(names) == len(set(names))
+    samples = {
+        (sample.name, sample.labels.get("model_name")): sample.value
+        for family in families
+        for sample in family.samples
+        if "le" not in sample.labels
+    }
+    assert samples["foresay:generation_tokens_total", "fox"] == 3
+    assert samples["vllm:generation_tokens_total", "org/owl-1.5:q"] == 10
+    assert samples["foresay:engine_up", "fox"] == 0 and samples["foresay:engine_up", "org/owl-1.5:q"] == 1
+    assert samples["foresay:http_responses_total", ""] == 3
+    assert samples["foresay:build_info", "org/owl-1.5:q"] == 1
+
+
+async def test_the_page_tells_of_one_model_at_a_time(tokenizer):
+    async with serving(tokenizer, TEXTS) as server:
+        await server.json("/v1/completions", model="org/owl-1.5:q", prompt="x", max_tokens=4)
+        for query, name, tokens in (("", "fox", 0), ("?model=org/owl-1.5:q", "org/owl-1.5:q", 4)):
+            state = await server.json(f"/dashboard/state{query}")
+            assert state["snapshot"]["server"]["model"] == name
+            assert state["snapshot"]["totals"]["generation_tokens"] == tokens
+            assert state["models"] == {"fox": "unloaded", "org/owl-1.5:q": "ok"}
+            listed = await server.json(f"/dashboard/requests{query}")
+            assert len(listed) == (tokens > 0)
+            async with server.client.get(f"/dashboard/feed{query}") as feed:
+                frame = json.loads((await feed.content.readline()).removeprefix(b"data: "))
+            assert frame["snapshot"]["server"]["model"] == name
+            assert frame["models"] == state["models"]
+        await server.json("/dashboard/state?model=wolf", status=404)
+
+
+# -- waiting ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/v1/messages", "/v1/responses"])
+async def test_a_stream_that_waits_for_its_model_is_told_so_and_then_goes_on(tokenizer, path):
+    ask, _ = APIS[path]
+    async with serving(tokenizer, TEXTS, ping_seconds=0.05) as server:
+        server.by_name["fox"].seconds = 0.3
+        async with server.client.post(path, json={"model": "fox", **ask, "stream": True}) as response:
+            assert response.status == 200
+            body = await response.text()
+    *_, rest = body.split("ping")
+    assert body.count("ping") >= 2
+    assert body.index("ping") < body.index('"model":"fox"')
+    assert "ping" not in rest
+    assert "error" not in body.replace('"error":null', "").replace("incomplete_details", "")
+
+
+async def test_ollamas_lines_wait_in_silence(tokenizer):
+    async with serving(tokenizer, TEXTS, ping_seconds=0.02) as server:
+        server.by_name["fox"].seconds = 0.15
+        async with ollama.AsyncClient(host=str(server.client.make_url("/"))) as client:
+            pieces = [piece async for piece in await client.generate(model="fox", prompt="Who?", stream=True)]
+    assert "".join(piece.response or "" for piece in pieces) == FOX
+    assert 0.15e9 <= (pieces[-1].load_duration or 0) <= (pieces[-1].total_duration or 0)
+
+
+BROKEN: dict[str, tuple[str, Any]] = {
+    "/v1/completions": ("data: ", lambda error: error["error"]["code"]),
+    "/v1/chat/completions": ("data: ", lambda error: error["error"]["code"]),
+    "/v1/messages": ("event: error\ndata: ", lambda error: error["error"]["type"] and "load_failed"),
+    "/v1/responses": ("event: error\ndata: ", lambda error: error["code"]),
+    "/api/chat": ("", lambda error: "load_failed" if "could not be loaded" in error["error"] else ""),
+}
+
+
+@pytest.mark.parametrize("path", BROKEN)
+async def test_a_load_that_fails_is_told_in_the_stream_that_began_or_by_status(tokenizer, path):
+    ask, _ = APIS[path]
+    prefix, code = BROKEN[path]
+    async with serving(tokenizer, TEXTS, ping_seconds=0.02) as server:
+        server.by_name["fox"].seconds, server.by_name["fox"].wrong = 0.1, "its weights are damaged"
+        async with server.client.post(path, json={"model": "fox", **ask, "stream": True}) as response:
+            assert response.status == 200
+            body = await response.text()
+        *_, last = body.strip().split(": ping\n\n")[-1].split('data: {"type":"ping"}\n\n')
+        assert last.startswith(prefix)
+        assert code(json.loads(last.removeprefix(prefix))) == "load_failed"
+        assert "its weights are damaged" in body
+        async with server.client.post(path, json={"model": "fox", **ask, "stream": False}) as response:
+            assert response.status == 503 and int(response.headers["Retry-After"]) >= 1
+        text = APIS[path][1](await server.json(path, **{"model": "org/owl-1.5:q", **ask, "stream": False}))
+        assert text == OWL, "the others go on"
+
+
+async def test_what_is_wrong_with_a_request_is_told_in_its_stream_after_the_wait(tokenizer):
+    async with serving(tokenizer, TEXTS, ping_seconds=0.02) as server:
+        server.by_name["fox"].seconds = 0.1
+        ask = {"model": "fox", "prompt": "x" * 5000, "stream": True}
+        async with server.client.post("/v1/completions", json=ask) as response:
+            *_, last = (await response.text()).strip().split("\n\n")
+    assert json.loads(last.removeprefix("data: "))["error"]["code"] == "context_length_exceeded"
+
+
+async def test_a_client_that_leaves_while_it_waits_takes_its_place_with_it(tokenizer):
+    async with serving(tokenizer, TEXTS, most_running=1) as server:
+        server.by_name["fox"].seconds = 0.2
+        ask = {"model": "fox", "prompt": "x"}
+        waiting = asyncio.create_task(server.client.post("/v1/completions", json=ask))
+        await server.settle("fox", "coming")
+        full = await server.client.post("/v1/completions", json=ask)
+        assert full.status == 429 and (await full.json())["error"]["code"] == "queue_full"
+        waiting.cancel()
+        await asyncio.gather(waiting, return_exceptions=True)
+        async with asyncio.timeout(5):
+            while server.models.find("fox").service.places.used:
+                await asyncio.sleep(0.005)
+        assert (await server.client.post("/v1/completions", json=ask)).status == 200
+
+
+async def test_patience_for_the_first_token_includes_the_wait_for_the_model(tokenizer):
+    async with serving(tokenizer, TEXTS, first_token_timeout=0.05) as server:
+        server.by_name["fox"].seconds = 0.3
+        refused = await server.json("/v1/completions", status=429, model="fox", prompt="x")
+        assert refused["error"]["code"] == "first_token_timeout"
+        assert "'fox' was not loaded" in refused["error"]["message"]
+
+
+async def test_a_long_stream_finishes_before_its_model_leaves(tokenizer):
+    async with serving(tokenizer, TEXTS) as server:
+        server.by_name["fox"].engine.pause = 0.02
+        client = openai.AsyncOpenAI(base_url=str(server.client.make_url("/v1")), api_key="none", max_retries=0)
+        async with client:
+            ask: dict[str, Any] = {"prompt": "x", "max_tokens": 20, "extra_body": {"ignore_eos": True}}
+            stream = aiter(await client.completions.create(model="fox", stream=True, **ask))
+            await anext(stream)
+            owl = asyncio.create_task(client.completions.create(model="org/owl-1.5:q", prompt="x"))
+            await server.settle("fox", "leaving")
+            late = asyncio.create_task(client.completions.create(model="fox", prompt="x"))
+            chunks = [chunk async for chunk in stream]
+            assert server.by_name["fox"].unloads <= 1
+            assert chunks[-1].choices[0].finish_reason == "length"
+            assert (await owl).choices[0].text == OWL
+            assert (await late).choices[0].text == FOX
+    assert server.loads == {"fox": 2, "org/owl-1.5:q": 1}
+
+
+async def test_counting_needs_no_model_that_was_loaded_once(tokenizer):
+    async with serving(tokenizer, TEXTS) as server:
+        asks = {
+            "/tokenize": {"prompt": "Who?"},
+            "/detokenize": {"tokens": [1, 2]},
+            "/apply-template": {"messages": [TURN]},
+            "/v1/messages/count_tokens": {"messages": [TURN]},
+            "/v1/responses/input_tokens": {"input": "Who?"},
+        }
+        for _ in range(2):
+            for path, ask in asks.items():
+                await server.json(path, model="fox", **ask)
+            await server.json("/v1/completions", model="org/owl-1.5:q", prompt="x")
+            assert server.loads == {"fox": 1, "org/owl-1.5:q": 1}
+
+
+async def test_a_response_may_be_followed_by_another_model(tokenizer):
+    async with serving(tokenizer, TEXTS) as server:
+        first = await server.json("/v1/responses", model="fox", input="Who?")
+        then = await server.json("/v1/responses", model="org/owl-1.5:q", input="And?", previous_response_id=first["id"])
+        assert then["output"][0]["content"][0]["text"] == OWL
+        read = await server.json(f"/v1/responses/{first['id']}")
+        assert read["model"] == "fox"
+        [asked] = server.by_name["org/owl-1.5:q"].engine.requests
+        alone = tokenizer.encode(f"<|user|>Who?<|end|><|assistant|>{FOX}<|end|><|user|>And?<|end|><|assistant|>", False)
+        assert asked.prompt == alone
+
+
+async def test_draining_tells_those_who_wait_and_lets_the_others_finish(tokenizer):
+    async with serving(tokenizer, TEXTS) as server:
+        server.by_name["fox"].engine.pause = 0.02
+        ask = {"model": "fox", "prompt": "x", "max_tokens": 10, "ignore_eos": True}
+        running = asyncio.create_task(server.json("/v1/completions", **ask))
+        await server.settle("fox", "in")
+        waiting = asyncio.create_task(server.json("/v1/completions", status=503, model="org/owl-1.5:q", prompt="x"))
+        await server.settle("fox", "leaving")
+        await server.models.drain(5.0)
+        assert (await waiting)["error"]["code"] == "draining"
+        assert (await running)["usage"]["completion_tokens"] == 10
+        assert (await server.json("/v1/completions", status=503, model="fox", prompt="x"))["error"][
+            "code"
+        ] == "draining"
+
+
+def test_without_sections_there_is_one_model_that_is_there_from_the_start():
+    from server.config import ServeConfig
+
+    models = Models.of(ServeConfig(target="bundled"))
+    assert not models.several
+    assert models.first.name == "bundled" and models.first.loaded
