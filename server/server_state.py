@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 
 from server.errors import TooManyWaiting, Unavailable
@@ -14,7 +15,8 @@ MOST_BODIES = 64
 
 
 class ServerState:
-    """draining: no more requests are taken. bodies: bytes of bodies and messages. created: in seconds since 1970."""
+    """draining: no more requests are taken. bodies: bytes of bodies and messages. created: in seconds since 1970.
+    reading: held while a tokenizer is loaded, since transformers cannot be imported by two threads at once."""
 
     def __init__(self, responses: Responses | None = None) -> None:
         self.draining = False
@@ -22,6 +24,7 @@ class ServerState:
         self.bodies = Shared(0)
         self.connections = Connections()
         self.created = int(time.time())
+        self.reading = asyncio.Lock()
 
     def allow_bodies(self, largest: int) -> None:
         """Hold as many bytes as some bodies of this size have, if more may not be held already."""

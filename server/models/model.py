@@ -51,16 +51,19 @@ class Model:
 
     async def read_text(self) -> None:
         """Read what the checkpoint says about text, if that is not done."""
-        if self.service.text is not None:
-            return
+        async with self.service.server.reading:
+            if self.service.text is None:
+                self.service.text = await self._text()
+
+    async def _text(self) -> Text:
         try:
-            self.service.text = await asyncio.to_thread(Text.load, self.config)
+            text = await asyncio.to_thread(Text.load, self.config)
         except (ForesayError, asyncio.CancelledError):
             raise
         except Exception as error:  # of the tokenizer's library, about what the files hold
             raise ForesayError(f"its tokenizer cannot be read ({type(error).__name__}: {error})") from error
-        gc.collect()
-        gc.freeze()  # what was loaded stays; a full collection would look through all of it while streams wait
+        gc.freeze()  # it stays; no collection before it, which would hold up the streams of others
+        return text
 
     async def start(self) -> None:
         """Begin to load it at the start of the server; returns at once."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import time
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
@@ -229,6 +230,8 @@ class Models:
         if self.several:
             return None
         info = await self.first.model.arrived()
+        gc.collect()
+        gc.freeze()  # what was loaded stays; a full collection would look through all of it while streams wait
         self.residency.arrived(self.first.resident)
         return info
 

@@ -238,7 +238,7 @@ async def test_a_long_stream_finishes_before_its_model_leaves(tokenizer):
 
 async def test_counting_needs_no_model_that_was_loaded_once(tokenizer):
     async with serving(tokenizer, TEXTS) as server:
-        asks = {
+        asks: dict[str, dict[str, Any]] = {
             "/tokenize": {"prompt": "Who?"},
             "/detokenize": {"tokens": [1, 2]},
             "/apply-template": {"messages": [TURN]},
@@ -267,7 +267,7 @@ async def test_a_response_may_be_followed_by_another_model(tokenizer):
 async def test_draining_tells_those_who_wait_and_lets_the_others_finish(tokenizer):
     async with serving(tokenizer, TEXTS) as server:
         server.by_name["fox"].engine.pause = 0.02
-        ask = {"model": "fox", "prompt": "x", "max_tokens": 10, "ignore_eos": True}
+        ask: dict[str, Any] = {"model": "fox", "prompt": "x", "max_tokens": 10, "ignore_eos": True}
         running = asyncio.create_task(server.json("/v1/completions", **ask))
         await server.settle("fox", "in")
         waiting = asyncio.create_task(server.json("/v1/completions", status=503, model="org/owl-1.5:q", prompt="x"))

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -19,15 +21,16 @@ START_SECONDS = 180.0
 
 
 class LiveServer:
-    """``foresay serve`` on a free port; killed at the end if it is still there."""
+    """``foresay serve`` on a free port; killed at the end if it is still there. variables: of its environment."""
 
-    def __init__(self, log: Path, *flags: str) -> None:
+    def __init__(self, log: Path, *flags: str, variables: Mapping[str, str] | None = None) -> None:
         self._log = log
         if "--draft" not in flags:
             flags = ("--draft", "bundled", "--draft-tokens", "4", *flags)
         command = [sys.executable, "-m", "server.cli", "serve", "--port", "0", *flags]
         with log.open("wb") as errors:
-            self.process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=errors)
+            environment = {**os.environ, **(variables or {})}
+            self.process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=errors, env=environment)
 
     def __enter__(self) -> Self:
         return self
@@ -65,6 +68,14 @@ class LiveServer:
         """Ids of the processes it has started."""
         children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children")
         return [int(child) for child in children.read_text().split()]
+
+    def resident_bytes(self) -> int:
+        """Memory of the server and of the processes it has started."""
+        found = 0
+        for process in (self.process.pid, *self.engine_processes()):
+            with contextlib.suppress(OSError):
+                found += 1024 * int(Path(f"/proc/{process}/smaps_rollup").read_text().split("Pss:")[1].split()[0])
+        return found
 
     def terminate(self) -> None:
         """What a service manager does first."""

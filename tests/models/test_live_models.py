@@ -1,0 +1,181 @@
+"""Two targets behind a real server on a machine that holds one: real processes, real signals."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import openai
+import pytest
+
+from bench.switches import MOST_FILES, NAMES, switch
+from bench.switches import settings as settings_of
+from server.build import BUNDLED
+from tests.checking.pairs import make_model
+from tests.server.live import LiveServer, openai_client, status_of
+
+pytestmark = pytest.mark.slow
+TOY, TINY = NAMES
+ASK: dict[str, Any] = {"prompt": "ab", "max_tokens": 8, "extra_body": {"ignore_eos": True}}
+LONG: dict[str, Any] = {"prompt": "ab", "max_tokens": 200, "extra_body": {"ignore_eos": True}, "stream": True}
+#: What a sitecustomize makes of the machine: too small for two of the bundled target, large enough for one and more.
+SMALL_MACHINE = """
+import os
+_sysconf = os.sysconf
+os.sysconf = lambda name: 36 * 2**20 // _sysconf("SC_PAGE_SIZE") if name == "SC_PHYS_PAGES" else _sysconf(name)
+"""
+
+
+def settings(folder: Path, most: int | None = 1) -> Path:
+    """A settings file with the bundled target and a random one. most: loaded at a time; None: the memory decides."""
+    make_model(folder / "tiny", num_hidden_layers=2)
+    file = settings_of(folder, (str(BUNDLED / "target"), str(folder / "tiny")))
+    if most is None:
+        file.write_text(file.read_text().replace("max_loaded_models = 1", ""))
+    return file
+
+
+def serving(folder: Path, file: Path, *flags: str, **variables: str) -> LiveServer:
+    return LiveServer(folder / "log", "--config", str(file), "--draft", "none", *flags, variables=variables)
+
+
+async def states(url: str) -> dict[str, str]:
+    async with aiohttp.ClientSession() as session, session.get(f"{url}/health") as response:
+        assert response.status == 200
+        models: dict[str, str] = (await response.json())["models"]
+        return models
+
+
+async def until_state(url: str, name: str, state: str) -> None:
+    async with asyncio.timeout(120):
+        while (await states(url))[name] != state:
+            await asyncio.sleep(0.02)
+
+
+async def test_switches_under_load_lose_nothing_and_hold_no_more_each_time(tmp_path):
+    with serving(tmp_path, settings(tmp_path)) as server:
+        url = server.wait_for_url()
+        outcome = await switch(server.process.pid, url, switches=7, clients=4)
+        assert len(server.engine_processes()) == 1
+        server.terminate()
+        assert await asyncio.to_thread(server.process.wait, 60) == 0
+    assert outcome.lost == []
+    assert min(outcome.answered.values()) >= 4
+    assert max(outcome.server_mb[3:]) - outcome.server_mb[2] < 20, outcome
+    assert max(outcome.files[3:]) <= outcome.files[2] + MOST_FILES, outcome
+
+
+async def test_an_engine_killed_while_it_comes_is_started_again_for_those_who_wait(tmp_path):
+    with serving(tmp_path, settings(tmp_path)) as server:
+        url = server.wait_for_url()
+        async with openai_client(url) as client:
+            await client.completions.create(model=TOY, **ASK)
+            [old] = server.engine_processes()
+            asking = [asyncio.create_task(client.completions.create(model=TINY, **ASK)) for _ in range(3)]
+            await until_state(url, TINY, "loading")
+            async with asyncio.timeout(60):
+                while not (new := [one for one in server.engine_processes() if one != old]):
+                    await asyncio.sleep(0.01)
+            os.kill(new[0], signal.SIGKILL)
+            for one in asking:
+                assert (await one).usage.completion_tokens == 8
+            assert (await client.completions.create(model=TOY, **ASK)).usage.completion_tokens == 8
+
+
+async def test_an_engine_killed_while_it_leaves_fails_its_streams_and_makes_place(tmp_path):
+    with serving(tmp_path, settings(tmp_path)) as server:
+        url = server.wait_for_url()
+        async with openai_client(url) as client:
+            stream = aiter(await client.completions.create(model=TOY, **LONG))
+            await anext(stream)
+            [old] = server.engine_processes()
+            other = asyncio.create_task(client.completions.create(model=TINY, **ASK))
+            await asyncio.sleep(0.1)
+            os.kill(old, signal.SIGKILL)
+            with pytest.raises(openai.APIError, match="signal 9"):
+                [chunk async for chunk in stream]
+            assert (await other).usage.completion_tokens == 8
+            assert await states(url) == {TOY: "unloaded", TINY: "ok"}
+
+
+async def test_sigterm_while_a_model_is_loaded_ends_the_server_and_tells_who_waits(tmp_path):
+    with serving(tmp_path, settings(tmp_path)) as server:
+        url = server.wait_for_url()
+        async with openai_client(url) as client:
+            asking = asyncio.create_task(client.completions.create(model=TOY, **ASK))
+            await until_state(url, TOY, "loading")
+            server.terminate()
+            began = time.monotonic()
+            with pytest.raises(openai.InternalServerError, match="shutting down") as refused:
+                await asking
+            assert refused.value.status_code == 503
+            assert await asyncio.to_thread(server.process.wait, 60) == 0
+            assert time.monotonic() - began < 20
+
+
+async def test_a_model_that_cannot_be_loaded_is_told_and_the_others_go_on(tmp_path):
+    file = settings(tmp_path)
+    shutil.copytree(BUNDLED / "target", tmp_path / "damaged")
+    weights = tmp_path / "damaged" / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1000])
+    file.write_text(
+        f'{file.read_text()}[models.damaged]\ntarget = "{tmp_path / "damaged"}"\n'
+        f'[models.absent]\ntarget = "{tmp_path / "nowhere"}"\n'
+        '[models.long]\ntarget = "bundled"\nmax_model_len = 1000000\n'
+    )
+    with serving(tmp_path, file) as server:
+        url = server.wait_for_url()
+        async with openai_client(url) as client:
+            await client.completions.create(model=TOY, **ASK)
+            for name, why in (
+                ("damaged", "safetensors"),
+                ("absent", "no such directory"),
+                ("long", "max_model_len is"),
+            ):
+                with pytest.raises(openai.InternalServerError, match=why) as refused:
+                    await client.completions.create(model=name, **ASK)
+                assert refused.value.code == "load_failed"
+                assert (await states(url))[name] == "failed"
+                assert (await client.completions.create(model=TOY, **ASK)).usage.completion_tokens == 8
+            assert server.process.poll() is None
+
+
+async def test_the_memory_plan_decides_who_fits_beside_whom(tmp_path):
+    file = settings(tmp_path, None)
+    file.write_text(f'{file.read_text()}[models.twin]\ntarget = "bundled"\n')
+    (tmp_path / "site").mkdir()
+    (tmp_path / "site" / "sitecustomize.py").write_text(SMALL_MACHINE)
+    path = os.pathsep.join([str(tmp_path / "site"), os.environ.get("PYTHONPATH", "")])
+    with serving(tmp_path, file, PYTHONPATH=path) as server:
+        url = server.wait_for_url()
+        async with openai_client(url) as client:
+            for name, loaded in ((TOY, {TOY}), (TINY, {TOY, TINY}), ("twin", {TINY, "twin"})):
+                await client.completions.create(model=name, **ASK)
+                assert {one for one, state in (await states(url)).items() if state == "ok"} == loaded, server.output
+            assert len(server.engine_processes()) == 2
+
+
+async def test_idle_it_is_unloaded_and_the_next_request_waits_for_it(tmp_path):
+    flags = ("--max-model-len", "256", "--draft", "none", "--threads", "1", "--idle-unload", "1s")
+    with LiveServer(tmp_path / "log", *flags) as server:
+        url = server.wait_for_url()
+        full = server.resident_bytes()
+        async with openai_client(url) as client:
+            async with asyncio.timeout(60):
+                while server.engine_processes():
+                    await asyncio.sleep(0.05)
+            async with aiohttp.ClientSession() as session, session.get(f"{url}/health") as response:
+                assert (response.status, (await response.json())["status"]) == (200, "unloaded")
+            assert server.resident_bytes() < 0.8 * full
+            assert await status_of(url, "/ready") == 200
+            assert [model.id async for model in client.models.list()] == ["bundled"]
+            assert (await client.completions.create(model="bundled", **ASK)).usage.completion_tokens == 8
+        assert "unloading, 1 s without a request" in server.output
+        server.terminate()
+        assert await asyncio.to_thread(server.process.wait, 60) == 0
