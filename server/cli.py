@@ -11,7 +11,21 @@ from argparse import SUPPRESS, ArgumentParser, BooleanOptionalAction, Namespace,
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from server.commands import bench, chat, check, config, generate, keys, replay, selfcheck, serve, train, version
+from server.commands import (
+    bench,
+    chat,
+    check,
+    config,
+    generate,
+    keys,
+    models,
+    pull,
+    replay,
+    selfcheck,
+    serve,
+    train,
+    version,
+)
 from server.commands.command import USAGE_ERROR, Command, told
 from server.load_config import load, nearest
 from server.settings import Setting, settings_of
@@ -24,6 +38,8 @@ COMMANDS: dict[str, Command] = {
         generate.COMMAND,
         chat.COMMAND,
         check.COMMAND,
+        models.COMMAND,
+        pull.COMMAND,
         selfcheck.COMMAND,
         bench.COMMAND,
         train.COMMAND,

@@ -15,11 +15,12 @@ from dataclasses import dataclass, replace
 
 import msgspec
 
+from server.amounts import in_words
 from server.config import EngineConfig
 from server.device import Device
 from server.drafting import DEFAULT_TOKENS, pinned
 from server.heads import Head
-from server.memory import MOST_UTILIZATION, Demand, MemoryPlan, in_words, item_bytes, listed
+from server.memory import MOST_UTILIZATION, Demand, MemoryPlan, item_bytes, listed
 from server.unfit import Unfit
 from spec.scheduler import MAX_CHUNK
 from spec.tree import MAX_NODES, TreeShape

@@ -15,9 +15,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from server.amounts import in_words
 from server.config import EngineConfig
 from server.device import Device
 from server.heads import Head
+from server.parameters import matrices, numbers_per_token, parameters, stored_parameters
 from server.unfit import Unfit
 from spec.request import Footprint
 from spec.tree import MAX_NODES
@@ -85,7 +87,7 @@ class Demand:
 
         Raises a loader's error for a head that cannot be read.
         """
-        numbers = sum(2 * model.num_layers * model.num_kv_heads * model.head_dim for model in models)
+        numbers = sum(map(numbers_per_token, models))
         numbers += head.numbers_per_token(models[0]) if head else 0
         scratch = config.max_seqs * (MAX_NODES + config.page_size)
         weights = _weights(dtype, models, head, packed)
@@ -157,24 +159,6 @@ def check_beside(own: Footprint, beside: int) -> None:
         raise NoRoom(fault, f"all together may hold {in_words(own.capacity)} of {own.device}", own)
 
 
-def parameters(model: ModelConfig) -> int:
-    """The number of weights, near enough to plan with; an output head tied to the embedding is packed beside it."""
-    layer = sum(inner * outer for inner, outer in _matrices(model))
-    return model.num_layers * layer + 2 * model.vocab_size * model.hidden_size
-
-
-def _matrices(model: ModelConfig) -> tuple[tuple[int, int], ...]:
-    """Inner and outer widths of a layer's products: qkv, output, gate_up, down."""
-    hidden, inner, queries = model.hidden_size, model.intermediate_size, model.num_heads * model.head_dim
-    both = queries + 2 * model.num_kv_heads * model.head_dim
-    return (hidden, both), (queries, hidden), (hidden, 2 * inner), (inner, hidden)
-
-
-def stored_parameters(model: ModelConfig) -> int:
-    """The number of weights in the files, near enough: a tied output head is not stored."""
-    return parameters(model) - model.vocab_size * model.hidden_size * model.tie_word_embeddings
-
-
 def kept_in_fp16(model: ModelConfig, dtype: str) -> bool:
     """Whether a CPU keeps the matrices in fp16 (:mod:`verifier.model.half`), by what config.json says of them."""
     return dtype == "float32" and model.dtype in ("bfloat16", "float16") and half.usable()
@@ -184,7 +168,7 @@ def packed_bytes(model: ModelConfig, dtype: str) -> int:
     """What the weights take on a CPU, output head and embedding beside each other."""
     if not kept_in_fp16(model, dtype):
         return item_bytes(dtype) * parameters(model)
-    layer = sum(half.packed_bytes(inner, outer) for inner, outer in _matrices(model))
+    layer = sum(half.packed_bytes(inner, outer) for inner, outer in matrices(model))
     head = half.packed_bytes(model.hidden_size, model.vocab_size)
     return model.num_layers * layer + head + item_bytes(dtype) * model.vocab_size * model.hidden_size
 
@@ -202,14 +186,6 @@ def _weights(dtype: str, models: Sequence[ModelConfig], head: Head | None, packe
 def item_bytes(dtype: str) -> int:
     """Bytes of one number."""
     return 4 if dtype == "float32" else 2
-
-
-def in_words(count: int) -> str:
-    """Bytes for people: ``14.7 MiB``."""
-    amount, units = float(count), ["bytes", "KiB", "MiB", "GiB", "TiB"]
-    while amount >= 1000 and len(units) > 1:
-        amount, units = amount / 1024, units[1:]
-    return f"{amount:.0f} {units[0]}" if units[0] == "bytes" or amount >= 100 else f"{amount:.1f} {units[0]}"
 
 
 def listed(parts: Mapping[str, int]) -> str:

@@ -17,7 +17,7 @@ from server.config import EngineConfig
 from server.drafting import named_in
 from server.heads import Head, find_head
 from server.lookup import LOOKUPS
-from server.memory import parameters
+from server.parameters import parameters
 from server.translation import translation
 from server.vocabulary import overlap
 from verifier.model.config import FAMILIES, ModelConfig

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from server.amounts import in_words
 from server.build import max_model_len
 from server.checking.draft import Draft
 from server.checking.report import Notes
 from server.checking.target import Target
 from server.config import EngineConfig
-from server.memory import in_words, plan
+from server.memory import plan
 
 
 def look_at_context(notes: Notes, config: EngineConfig, target: Target, draft: Draft | None) -> int | None:

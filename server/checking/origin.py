@@ -31,7 +31,7 @@ def made_for(directory: Path) -> str | None:
 def look_at_origin(notes: Notes, subject: str, directory: Path, target: Target) -> None:
     """Warn if the target goes by another name than the one it was made for; a name proves nothing, so no more."""
     name = made_for(directory)
-    if name is not None and _last(name) not in _names(target):
+    if name is not None and _last(name) not in names_of(target):
         notes.warn(
             subject,
             f"its config.json says that it was made for {name}, which is not what {target.name} is called",
@@ -41,7 +41,7 @@ def look_at_origin(notes: Notes, subject: str, directory: Path, target: Target) 
         )
 
 
-def _names(target: Target) -> set[str]:
+def names_of(target: Target) -> set[str]:
     """What the target may be called: as given, its folder, its hub repository, what its own files say."""
     names = {target.name, target.directory.name}
     snapshot = next((part for part in target.directory.parts if part.startswith("models--")), "")

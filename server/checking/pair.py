@@ -15,6 +15,7 @@ from __future__ import annotations
 from server.build import choose_draft
 from server.checking.advice import advice
 from server.checking.draft import look_at_draft
+from server.checking.known import recommended
 from server.checking.limits import look_at_context, look_at_memory
 from server.checking.report import Measured, Notes, Report
 from server.checking.target import look_at_target
@@ -24,7 +25,7 @@ from server.config import EngineConfig
 def check(config: EngineConfig, probe_seconds: float | None = None) -> Report:
     """Everything that is known of the pair. probe_seconds: load it and measure so long, unless it cannot work."""
     notes = Notes()
-    _look(notes, config)
+    advised = _look(notes, config)
     probed = _probe(notes, config, probe_seconds) if probe_seconds is not None and not notes.failed() else None
     last = _verdict(notes) if probed is None or notes.failed() else f"{_verdict(notes)} {probed[1]}"
     return Report(
@@ -34,17 +35,21 @@ def check(config: EngineConfig, probe_seconds: float | None = None) -> Report:
         verdict=last,
         findings=notes.findings,
         probe=[] if probed is None else probed[0],
+        recommended=advised,
     )
 
 
-def _look(notes: Notes, config: EngineConfig) -> None:
+def _look(notes: Notes, config: EngineConfig) -> str:
+    """Note everything; returns what to draft with instead, if that is known."""
     target = look_at_target(notes, config)
     draft = look_at_draft(notes, config, target)
     if target is None:
-        return
+        return recommended(config.target)
+    drafts_well = draft is not None and (draft.model or draft.head) and not notes.doubted("draft", "vocabulary")
     length = look_at_context(notes, config, target, draft)
     if length is not None:
         look_at_memory(notes, config, target, draft, length)
+    return "" if drafts_well else recommended(config.target, target)
 
 
 def _probe(notes: Notes, config: EngineConfig, seconds: float) -> tuple[list[Measured], str] | None:

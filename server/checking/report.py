@@ -52,7 +52,10 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
-    """The whole answer. works: nothing failed. probe: what was measured, by temperature, if it was asked for."""
+    """The whole answer. works: nothing failed. probe: what was measured, by temperature, if it was asked for.
+
+    recommended: what is known to draft well for the target, where nothing of the kind was asked for or it does not fit.
+    """
 
     target: str
     draft: str
@@ -60,6 +63,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     verdict: str
     findings: list[Finding]
     probe: list[Measured] = []
+    recommended: str = ""
 
 
 class Notes:
@@ -92,6 +96,10 @@ class Notes:
         except ForesayError as error:
             self.fail(subject, " ".join(str(error).split()), fix)
         return None
+
+    def doubted(self, *subjects: str) -> bool:
+        """Whether anything in these subjects failed, or is not as it should be."""
+        return any(finding.status != "ok" and finding.subject in subjects for finding in self.findings)
 
     def failed(self, *subjects: str) -> bool:
         """Whether anything failed, in these subjects if any are named."""

@@ -31,7 +31,7 @@ def plain(report: Report) -> str:
         if finding.fix:
             lines.append(f"      {'':<{width}}  fix: {finding.fix}")
     lines += ["  ".join(row) for row in _measured_rows(report.probe)]
-    return "\n".join([*lines, report.verdict, ""])
+    return "\n".join([*lines, *filter(None, [report.verdict, report.recommended]), ""])
 
 
 def _show_rich(report: Report, out: TextIO) -> None:
@@ -44,6 +44,8 @@ def _show_rich(report: Report, out: TextIO) -> None:
     if report.probe:
         console.print(_measurements(report.probe))
     console.print(Text(report.verdict, style="bold green" if report.works else "bold red"))
+    if report.recommended:
+        console.print(Text(report.recommended))
 
 
 def _findings(report: Report) -> RenderableType:

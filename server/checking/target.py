@@ -5,12 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from server.amounts import count_in_words
 from server.build import Choice, choose_dtype, short_name, target_directory
 from server.checking.files import look_at_files
 from server.checking.report import Notes
 from server.config import EngineConfig
 from server.device import Device, find_device
-from server.memory import stored_parameters
+from server.parameters import stored_parameters
 from server.text import SamplingDefaults, Tokenizer
 from server.vocabulary import vocabulary
 from verifier.model.config import FAMILIES, ModelConfig
@@ -62,7 +63,7 @@ def _look_at_texts(notes: Notes, directory: Path) -> None:
 
 def described(model: ModelConfig) -> str:
     """A model's shape for people."""
-    count = in_words(stored_parameters(model))
+    count = count_in_words(stored_parameters(model))
     family = model.architecture.removesuffix("ForCausalLM")
     return f"{family}, {layers(model.num_layers)} of {model.hidden_size}, {count} weights"
 
@@ -87,11 +88,3 @@ def facts(model: ModelConfig) -> dict[str, int | str]:
 def layers(count: int) -> str:
     """``1 layer``, ``8 layers``."""
     return f"{count} layer{'' if count == 1 else 's'}"
-
-
-def in_words(count: int) -> str:
-    """A number of weights: ``7.3M``, ``8.0B``."""
-    for unit, size in (("B", 1e9), ("M", 1e6), ("k", 1e3)):
-        if count >= size:
-            return f"{count / size:.1f}{unit}"
-    return str(count)

@@ -13,11 +13,13 @@ from pathlib import Path
 import pytest
 import torch
 
+from server.amounts import in_words
 from server.checking.pair import check
 from server.config import EngineConfig
 from server.device import Device, free_bytes, machine_bytes
 from server.heads import Head
-from server.memory import MemoryPlan, in_words, parameters, plan
+from server.memory import MemoryPlan, plan
+from server.parameters import parameters
 from server.unfit import Unfit
 from tests.checking.pairs import make_model
 from tests.heads.writing import write_config

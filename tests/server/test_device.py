@@ -12,7 +12,7 @@ from server.build import BUNDLED, choose_dtype
 from server.checking.pair import check
 from server.config import EngineConfig
 from server.device import Device, find_device
-from server.memory import parameters
+from server.parameters import parameters
 from server.unfit import Unfit
 from verifier.model import half
 from verifier.model.config import ModelConfig

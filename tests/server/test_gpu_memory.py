@@ -15,7 +15,8 @@ from server.config import EngineConfig, ServeConfig
 from server.device import Device
 from server.gpu_memory import GRAPH_RESERVE, UTILIZATION
 from server.load_config import load
-from server.memory import MemoryPlan, parameters, plan
+from server.memory import MemoryPlan, plan
+from server.parameters import parameters
 from server.unfit import Unfit
 from verifier.model.config import ModelConfig
 from verifier.model.fields import Fields

@@ -1,13 +1,15 @@
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 import pytest
 import torch
 
+from tests.verifier.faked_hub import cache as cache
+from tests.verifier.faked_hub import hub as hub
 from tests.verifier.families import make
 from tests.verifier.reading import load_decoder
 from verifier.model.decoder import Decoder
@@ -25,10 +27,10 @@ class Family:
 def family(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Family]:
     """Models by the names of ``tests.verifier.families``, each made once."""
 
-    @cache
+    @functools.cache
     def made(name: str) -> Family:
         directory = tmp_path_factory.mktemp(name)
         oracle = make(name, directory)
-        return Family(oracle, cache(lambda dtype: load_decoder(directory, dtype)))
+        return Family(oracle, functools.cache(lambda dtype: load_decoder(directory, dtype)))
 
     return made

@@ -4,44 +4,15 @@ from __future__ import annotations
 
 import fnmatch
 import json
-import threading
-from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import ClassVar
-from urllib.parse import urlsplit
 
 import pytest
-from huggingface_hub import close_session, constants
+from huggingface_hub import constants
 
+from tests.verifier.faked_hub import COMMIT, snapshot
 from verifier.heads.kind import PATTERNS as HEAD_PATTERNS
 from verifier.model.errors import ModelNotFound
-from verifier.model.hub import PATTERNS, resolve
-
-COMMIT = "0123456789abcdef0123456789abcdef01234567"
-TEMPLATE = "/{repo_id}/resolve/{revision}/{filename}"
-
-
-@pytest.fixture
-def cache(tmp_path, monkeypatch) -> Iterator[Path]:
-    """A hub cache of its own, offline. The hub's client reads its environment at import, hence the constants."""
-    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
-    close_session()  # the client of an earlier test may have been made for another network
-    yield tmp_path / "cache"
-    close_session()
-
-
-def snapshot(cache: Path, *files: str) -> Path:
-    repository = cache / "models--owner--model"
-    directory = repository / "snapshots" / COMMIT
-    directory.mkdir(parents=True)
-    (repository / "refs").mkdir()
-    (repository / "refs" / "main").write_text(COMMIT)
-    for file in files:
-        (directory / file).write_text("{}")
-    return directory
+from verifier.model.hub import PATTERNS, cached, resolve
 
 
 def refused(name, *words, revision=None):
@@ -108,66 +79,6 @@ def test_hub_out_of_reach(cache, monkeypatch):
     refused("owner/model", "could not be reached", "ConnectError", str(cache), "download it")
 
 
-class Hub(BaseHTTPRequestHandler):
-    """As much of the hub's protocol as a download needs: one repository, and names that stand for its refusals."""
-
-    FILES: ClassVar = {
-        "config.json": b"{}",
-        "model.safetensors": b"weights",
-        "tokenizer.json": b"{}",
-        "consolidated.safetensors": b"the weights again",
-        "README.md": b"words",
-    }
-    REFUSALS: ClassVar = {
-        "owner/gated": (403, "GatedRepo"),
-        "owner/absent": (404, "RepoNotFound"),
-        "owner/other-revision": (404, "RevisionNotFound"),
-        "owner/broken": (400, "Broken"),
-    }
-
-    def do_GET(self):
-        path = urlsplit(self.path).path
-        refusal = next((answer for name, answer in self.REFUSALS.items() if name in path), None)
-        if refusal:
-            self.answer(b"", status=refusal[0], headers={"X-Error-Code": refusal[1]})
-        elif "/tree/" in path:
-            files = [
-                {"type": "file", "path": n, "size": len(d), "oid": n.encode().hex()} for n, d in self.FILES.items()
-            ]
-            self.answer(json.dumps(files).encode())
-        elif "/resolve/" in path:
-            name = path.rsplit("/", 1)[1]
-            self.answer(self.FILES[name], headers={"ETag": f'"{name.encode().hex()}"', "X-Repo-Commit": COMMIT})
-        else:
-            self.answer(json.dumps({"id": "owner/model", "sha": COMMIT, "siblings": []}).encode())
-
-    do_HEAD = do_GET  # noqa: N815
-
-    def answer(self, body: bytes, status: int = 200, headers: dict[str, str] | None = None) -> None:
-        self.send_response(status)
-        for name, value in {"Content-Length": str(len(body)), **(headers or {})}.items():
-            self.send_header(name, value)
-        self.end_headers()
-        if self.command == "GET":
-            self.wfile.write(body)
-
-    def log_message(self, *args):
-        pass
-
-
-@pytest.fixture
-def hub(cache, monkeypatch):
-    with ThreadingHTTPServer(("127.0.0.1", 0), Hub) as server:
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
-        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-        monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{server.server_port}")
-        monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", constants.ENDPOINT + TEMPLATE)
-        yield server
-        server.shutdown()
-        thread.join()
-
-
 def test_download(hub, cache, monkeypatch):
     """What is not read is not fetched, above all not a second copy of the weights."""
     directory = resolve("owner/model")
@@ -208,3 +119,26 @@ def test_only_the_files_that_are_read_are_downloaded():
 def test_no_code_is_downloaded_with_a_head():
     names = ["medusa_lm_head.py", "pytorch_model.bin.py", "pytorch_model.py", "custom_generate/generate.py"]
     assert not [name for name in names for each in HEAD_PATTERNS if fnmatch.fnmatch(name, each)]
+
+
+def test_what_is_here_is_known_without_asking(cache, tmp_path):
+    assert cached("owner/model") is None
+    directory = snapshot(cache, "config.json")
+    assert cached("owner/model") is None, "no weights"
+    (directory / "model.safetensors.index.json").write_text(
+        json.dumps({"weight_map": {"a": "model-1.safetensors", "b": "model-2.safetensors"}})
+    )
+    (directory / "model-1.safetensors").write_text("")
+    assert cached("owner/model") is None, "one of two: the download broke off"
+    (directory / "model-2.safetensors").write_text("")
+    assert cached("owner/model") == directory
+    assert cached(str(directory)) == directory
+    for name in ("", "/no/such", "..", "owner/mo del", "a/b/c", "owner/" + "x" * 500, "\x00"):
+        assert cached(name) is None
+
+
+@pytest.mark.parametrize("index", ["{", "[]", '{"weight_map": 5}', '{"weight_map": {"a": 5}}', "{}"])
+def test_a_damaged_index_is_no_model(cache, index):
+    directory = snapshot(cache, "config.json")
+    (directory / "model.safetensors.index.json").write_text(index)
+    assert cached("owner/model") is None

@@ -35,9 +35,9 @@ def resolve(name_or_path: str | Path, revision: str | None = None, extra: Sequen
     Raises ModelNotFound, which says what was tried and what to do.
     """
     path = Path(name_or_path).expanduser()
-    if path.is_dir():
+    if _is_there(path) and path.is_dir():
         return _with_config(path, "a model directory holds config.json, the tokenizer and *.safetensors")
-    if path.exists():
+    if _is_there(path):
         raise ModelNotFound(f"{path} is a file; name the directory that holds it")
     if _is_local(name_or_path):
         raise ModelNotFound(f"{name_or_path}: no such directory")
@@ -47,7 +47,7 @@ def resolve(name_or_path: str | Path, revision: str | None = None, extra: Sequen
 def cached(name: str) -> Path | None:
     """The directory of a model that is here with all of its weights, without asking the hub; None if it is not."""
     path = Path(name).expanduser()
-    if path.exists() or _is_local(name):
+    if _is_there(path) or _is_local(name):
         directory: Path | None = path
     else:
         directory = _cached_snapshot(name)
@@ -77,6 +77,14 @@ def _is_whole(directory: Path) -> bool:
         except (ValueError, KeyError, TypeError, AttributeError, OSError):
             return False
     return any(directory.glob("*.safetensors")) or any(directory.glob("*.bin")) or any(directory.glob("*.pt"))
+
+
+def _is_there(path: Path) -> bool:
+    """Whether there is anything; what no file can be called is not there."""
+    try:
+        return path.exists()
+    except (OSError, ValueError):
+        return False
 
 
 def _is_local(name: str | Path) -> bool:

@@ -1,0 +1,1 @@
+"""Public models that are known to fit each other: ``catalog.toml`` says which, nothing else does."""
