@@ -53,14 +53,14 @@ def load(
     document = _Document.read(file or environ.get(FILE_VARIABLE) or None)
     around = [*_from_environment(environ), *_from_caller(given, settings_of(config), given_as)]
     loaded = _built(config, [*document.settings(), *around])
-    models = {name: _built(config, [*document.settings(name), *around]).config for name in document.models}
+    models = {name: _built(ServeConfig, [*document.settings(name), *around]).config for name in document.models}
+    if not isinstance(loaded.config, ServeConfig):
+        return loaded
     if models:
         _check_no_other_target(document.path, around)
-    if isinstance(loaded.config, ServeConfig):
-        with_models = msgspec.structs.replace(loaded.config, models=models)
-        check_models(with_models)
-        return Loaded(with_models, loaded.origins)
-    return loaded
+    with_models = msgspec.structs.replace(loaded.config, models=models)
+    check_models(with_models)
+    return Loaded(with_models, loaded.origins)
 
 
 def _check_no_other_target(path: str, sources: Iterable[tuple[str, Any, str]]) -> None:

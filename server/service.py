@@ -217,6 +217,16 @@ class Service:
                     yield generation
 
     @contextmanager
+    def arriving(self) -> Iterator[None]:
+        """Count a request that waits for the model among those that may; :class:`QueueFull` if there is no room."""
+        with self.places.holding(1, lambda: self.queue_full(1)):
+            self.telemetry.arriving += 1
+            try:
+                yield
+            finally:
+                self.telemetry.arriving -= 1
+
+    @contextmanager
     def _present(self, generation: Generation) -> Iterator[None]:
         """Count a generation among those that run."""
         began = time.monotonic()

@@ -204,7 +204,7 @@ class Models:
             return
         began, limit = time.monotonic(), entry.service.options.first_token_timeout
         try:
-            with entry.service.places.holding(1, lambda: entry.service.queue_full(1)):
+            with entry.service.arriving():
                 async with asyncio.timeout(limit):
                     await self.residency.enter(entry.resident, patience, keep)
         except TimeoutError:

@@ -66,7 +66,7 @@ def steady_clock() -> Callable[[], float]:
 
 class Telemetry:
     """What the engine of one model did and what clients got. connections: of the whole server. draining: no more
-    requests are taken. self_check: what re-runs found.
+    requests are taken. self_check: what re-runs found. arriving: requests that wait until the model is loaded.
     """
 
     def __init__(
@@ -83,6 +83,7 @@ class Telemetry:
         self.startup = Startup(self.clock)
         self.self_check = SelfCheckCounts()
         self.draining = False
+        self.arriving = 0
         self._engine = engine
         self._books, self._recent = Books(self.clock), Recent()
         self._history = self._books.history
@@ -147,7 +148,7 @@ class Telemetry:
         """What is going on now. Between steps the requests that are let in tell more than the latest step."""
         present, last, info = self._recent.running, self._books.step, self._engine.info
         if last is None or info is None or self._engine.status.state != "ready":
-            return Gauges(waiting=present)
+            return Gauges(waiting=present + self.arriving)
         room = info.kv_tokens / info.page_size
         waiting = max(present - info.max_seqs, min(last.waiting, present))
         used = min(1.0, last.pages / room) if present else 0.0

@@ -199,6 +199,8 @@ async def test_a_client_that_leaves_while_it_waits_takes_its_place_with_it(token
         ask = {"model": "fox", "prompt": "x"}
         waiting = asyncio.create_task(server.client.post("/v1/completions", json=ask))
         await server.settle("fox", "coming")
+        assert await server.json("/load") == {"running": 0, "waiting": 1}
+        assert (await server.json("/dashboard/state"))["snapshot"]["live"]["gauges"]["waiting"] == 1
         full = await server.client.post("/v1/completions", json=ask)
         assert full.status == 429 and (await full.json())["error"]["code"] == "queue_full"
         waiting.cancel()

@@ -1,6 +1,7 @@
 // Asking the server. If it wants a key, the reader is asked for it once; it is kept for this tab.
 
 import { byId } from "./elements.js";
+import { chosen } from "./models.js";
 
 /** The server's address, wherever this page was served from. */
 export const ROOT = new URL("../../", import.meta.url);
@@ -15,7 +16,7 @@ const headers = () => (key() ? { Authorization: `Bearer ${key()}` } : {});
 export async function ask(path, options = {}) {
   for (;;) {
     const sent = key();
-    const response = await fetch(new URL(path, ROOT), {
+    const response = await fetch(address(path), {
       ...options,
       headers: { ...headers(), ...options.headers },
       cache: "no-store",
@@ -24,6 +25,13 @@ export async function ask(path, options = {}) {
     if (response.status !== 401) throw new Error(await complaint(response));
     if (sent === key()) await askForKey(sent !== null);
   }
+}
+
+/** Where to ask: of the dashboard's own numbers, those of the model that was chosen. */
+function address(path) {
+  const url = new URL(path, ROOT);
+  if (chosen !== null && path.startsWith("dashboard/")) url.searchParams.set("model", chosen);
+  return url;
 }
 
 async function complaint(response) {

@@ -5,6 +5,7 @@ import { drafters } from "./drafters.js";
 import { byId, html } from "./elements.js";
 import { follow } from "./feed.js";
 import { notice, showFooter, showHeader, showTiles } from "./header.js";
+import { showModels } from "./models.js";
 import { overTime } from "./overtime.js";
 import { Playground } from "./playground.js";
 import { Requests } from "./requests.js";
@@ -37,8 +38,9 @@ function draw() {
 
 let listed = false;
 
-function take({ snapshot, points }) {
+function take({ snapshot, points, models }) {
   state.snapshot = snapshot;
+  showModels(models);
   timeline.more(points, snapshot.now);
   tellStatus(snapshot.server);
   draw();
@@ -50,12 +52,13 @@ function take({ snapshot, points }) {
 function tellStatus({ status, message }) {
   const words = {
     ready: "",
+    unloaded: `Not loaded: the next request waits until it is.${message && ` It could not be: ${message}`}`,
     loading: `Loading: ${message}`,
     down: `The engine is down: ${message}`,
     failed: `The engine cannot start: ${message}`,
     draining: `The server is shutting down: ${message}.`,
   };
-  notice(words[status] ?? `${status}: ${message}`, ["loading", "draining"].includes(status) ? "" : "bad");
+  notice(words[status] ?? `${status}: ${message}`, ["loading", "draining", "unloaded"].includes(status) ? "" : "bad");
 }
 
 async function refreshRequests() {
@@ -116,10 +119,10 @@ byId("theme").addEventListener("click", () => {
 // -- begin ----------------------------------------------------------------------------------------------------------
 
 async function begin() {
-  const { snapshot, history } = await (await ask("dashboard/state")).json();
+  const { snapshot, history, models } = await (await ask("dashboard/state")).json();
   state.bounds = history.bounds;
   timeline.begin(history);
-  take({ snapshot, points: [] });
+  take({ snapshot, points: [], models });
   document.documentElement.dataset.ready = "yes";
   const since = () => (timeline.seconds.length ? timeline.seconds.at(-1).at + 1 : Math.floor(history.now));
   follow(since, take, () => notice("The connection to the server was lost; trying again.", "bad"));

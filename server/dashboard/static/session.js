@@ -1,6 +1,7 @@
 // Responses over the server's WebSocket, one after the other. docs/protocol.md describes the events.
 
 import { ask, openSocket } from "./api.js";
+import { model } from "./models.js";
 
 const LAST = ["response.completed", "response.incomplete", "response.failed"];
 
@@ -18,7 +19,7 @@ export class Session {
     await this._open();
     return new Promise((resolve, reject) => {
       this.running = { resolve, reject, more };
-      this.socket.send(JSON.stringify({ type: "response.create", provenance: true, ...fields }));
+      this.socket.send(JSON.stringify({ type: "response.create", model: model(), provenance: true, ...fields }));
     });
   }
 
