@@ -124,9 +124,9 @@ def _children(process: int) -> list[int]:
 
 
 def _megabytes(process: int) -> float:
-    """What a process holds, its share of what it shares; 0 if it is gone."""
+    """What a process holds alone, without the files that it maps; 0 if it is gone."""
     with contextlib.suppress(OSError, IndexError):
-        return int(Path(f"/proc/{process}/smaps_rollup").read_text().split("Pss:")[1].split()[0]) / 1000
+        return int(Path(f"/proc/{process}/smaps_rollup").read_text().split("Anonymous:")[1].split()[0]) / 1000
     return 0.0
 
 
