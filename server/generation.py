@@ -71,7 +71,13 @@ class Mailbox:
     """The deltas of one request that its reader has not taken yet; bounded by ``most`` tokens."""
 
     def __init__(
-        self, engine: TokenEngine, request: Request, wake: asyncio.Event, most: int, spend: Callable[[int], None]
+        self,
+        engine: TokenEngine,
+        request: Request,
+        wake: asyncio.Event,
+        most: int,
+        spend: Callable[[int], None],
+        ended: Callable[[], None],
     ) -> None:
         self.request = request
         self.begun = self.finished = False
@@ -79,7 +85,7 @@ class Mailbox:
         self._engine = engine
         self._wake = wake
         self._most = most
-        self._spend = spend
+        self._spend, self._ended = spend, ended
         self._pending: list[Delta] = []
         self._pending_tokens = 0
 
@@ -96,14 +102,15 @@ class Mailbox:
             delta.finish_reason = None
             self.fail(_failure(delta))
         elif delta.finish_reason is not None:
-            self.finished = True
+            self._end()
         elif self._pending_tokens > self._most:
             self._engine.cancel(self.request.id)
             self.fail(SlowReader(f"the client left more than {self._most} tokens unread"))
 
     def fail(self, error: Exception) -> None:
         """End the request with an error, raised once what came before it has been taken."""
-        self.finished, self.error = True, error
+        self.error = error
+        self._end()
         self._wake.set()
 
     def take(self) -> list[Delta]:
@@ -114,15 +121,21 @@ class Mailbox:
     def abandon(self) -> None:
         """Nobody will read on: free the engine of the request if it is still running."""
         if not self.finished:
-            self.finished = True
+            self._end()
             self._engine.cancel(self.request.id)
+
+    def _end(self) -> None:
+        """The engine has no more to do for it."""
+        self.finished = True
+        self._ended()
 
 
 class Generation:
     """The running requests of one answer. Leaving the context cancels what is still running.
 
     spend: called with the number of tokens of each delta, when it comes. ledgers: of the requests, for whoever makes
-    text of the deltas; none if nobody counts.
+    text of the deltas; none if nobody counts. over: called when the engine has no more to do for any of them, though
+    the client may not have read all.
 
     ``async with Generation(engine, requests) as generation: batch = await generation.next()``
     """
@@ -134,11 +147,14 @@ class Generation:
         most_pending: int = MOST_PENDING_TOKENS,
         spend: Callable[[int], None] = lambda tokens: None,
         ledgers: Sequence[Ledger] = (),
+        over: Callable[[], None] = lambda: None,
     ) -> None:
-        self._engine = engine
+        self._engine, self._over = engine, over
         self._ledgers = ledgers
         self._wake = asyncio.Event()
-        self._mailboxes = [Mailbox(engine, request, self._wake, most_pending, spend) for request in requests]
+        self._mailboxes = [
+            Mailbox(engine, request, self._wake, most_pending, spend, self._one_ended) for request in requests
+        ]
 
     @property
     def begun(self) -> bool:
@@ -202,6 +218,10 @@ class Generation:
             if not mailbox.finished:
                 mailbox.abandon()
                 mailbox.fail(error)
+
+    def _one_ended(self) -> None:
+        if all(mailbox.finished for mailbox in self._mailboxes):
+            self._over()
 
     def _abandon(self) -> None:
         for mailbox in self._mailboxes:

@@ -24,6 +24,7 @@ from server.gateway.pace import Pace
 from server.gateway.share import Shared
 from server.generation import MOST_PENDING_TOKENS, Generation, TokenEngine
 from server.models.patience import WAITED
+from server.models.residency import LEASE
 from server.parsers.dialect import Dialect
 from server.responses.state import Responses
 from server.room import Room
@@ -211,7 +212,9 @@ class Service:
             self.telemetry.watching(requests, keeps_text) as ledgers,
         ):
             engine = self.self_check if keeps_text else Unpicked(self.self_check)
-            generation = Generation(engine, requests, self.options.most_pending_tokens, spend, ledgers)
+            lease = LEASE.get()
+            over = (lambda: None) if lease is None else lease.release
+            generation = Generation(engine, requests, self.options.most_pending_tokens, spend, ledgers, over)
             with self._present(generation), self._deadlines(generation):
                 async with generation:
                     yield generation

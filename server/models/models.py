@@ -16,7 +16,7 @@ from server.errors import ModelNotFound, Unavailable, WaitedTooLong
 from server.gateway.caller import CALLER
 from server.models.model import Model
 from server.models.patience import WAITED, Patience
-from server.models.residency import Keep, Residency, Resident
+from server.models.residency import LEASE, Keep, Lease, Residency, Resident
 from server.models.served import Served, Staying
 from server.server_state import ServerState
 from server.service import Service
@@ -172,19 +172,20 @@ class Models:
     async def lease(
         self, name: str | None, patience: Patience | None = None, keep: Keep = "usual", tag: str = ""
     ) -> AsyncIterator[Service]:
-        """The service of the model that a request means. It stays loaded until the request is over; a request for one
-        that is not loaded waits.
+        """The service of the model that a request means. It stays loaded until its engine has no more to do for the
+        request, or the context ends; a request for one that is not loaded waits.
 
         keep: how long it is to stay afterwards. Where there are several keys nobody else's model is sent away.
         """
         entry = self.find(name, tag)
-        await self._enter(entry, patience or Patience(), keep if CALLER.get().allowance.alone else "usual")
+        lease = await self._leased(entry, patience or Patience(), keep if CALLER.get().allowance.alone else "usual")
+        LEASE.set(lease)
         try:
             if (refusal := entry.service.refusal()) is not None:
                 raise refusal
             yield entry.service
         finally:
-            self.residency.leave(entry.resident)
+            lease.release()
 
     @asynccontextmanager
     async def reading(self, name: str | None) -> AsyncIterator[Service]:
@@ -196,20 +197,20 @@ class Models:
         async with self.lease(name) as service:
             yield service
 
-    async def _enter(self, entry: Entry, patience: Patience, keep: Keep) -> None:
+    async def _leased(self, entry: Entry, patience: Patience, keep: Keep) -> Lease:
         """Lease the model, and note how long that took. Who waits holds a place among those that may."""
         if entry.loaded:
-            await self.residency.enter(entry.resident, patience, keep)
             WAITED.set(0.0)
-            return
+            return await self.residency.lease(entry.resident, patience, keep)
         began, limit = time.monotonic(), entry.service.options.first_token_timeout
         try:
             with entry.service.arriving():
                 async with asyncio.timeout(limit):
-                    await self.residency.enter(entry.resident, patience, keep)
+                    lease = await self.residency.lease(entry.resident, patience, keep)
         except TimeoutError:
             raise WaitedTooLong(f"The model {entry.name!r} was not loaded within {limit:g} s") from None
         WAITED.set(time.monotonic() - began)
+        return lease
 
     # -- life ----------------------------------------------------------------------------------------------------
 

@@ -18,6 +18,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextvars import ContextVar
 from itertools import count
 from typing import Literal, NamedTuple, Protocol
 
@@ -61,6 +62,23 @@ class Loadable(Protocol):
 
 class NoPlace(ForesayError):
     """It would fit, but not beside the others; its footprint says what it would hold."""
+
+
+class Lease:
+    """A model that may not leave, until this is given back: when its engine has no more to do for the request."""
+
+    def __init__(self, give_back: Callable[[], None]) -> None:
+        self._give_back: Callable[[], None] | None = give_back
+
+    def release(self) -> None:
+        """Give it back; once is enough."""
+        give_back, self._give_back = self._give_back, None
+        if give_back is not None:
+            give_back()
+
+
+#: Of the request that the running task serves, where it has one.
+LEASE: ContextVar[Lease | None] = ContextVar("lease", default=None)
 
 
 class Waiter(NamedTuple):
@@ -118,23 +136,17 @@ class Residency:
 
     # -- requests ------------------------------------------------------------------------------------------------
 
-    async def enter(self, resident: Resident, patience: Patience, keep: Keep = "usual") -> None:
+    async def lease(self, resident: Resident, patience: Patience, keep: Keep = "usual") -> Lease:
         """Lease a model; waits until it is in. keep: how long it stays behind this request, if nobody comes.
 
-        Raises :class:`LoadFailed` if it cannot be loaded. Whoever enters has to leave.
+        Raises :class:`LoadFailed` if it cannot be loaded. The lease has to be given back.
         """
         resident.keep = resident.usual_keep if keep == "usual" else keep
         if resident.standing == "in":
             self._give(resident)
         else:
             await self._arrival(resident, patience)
-
-    def leave(self, resident: Resident) -> None:
-        """The request is over."""
-        resident.leases -= 1
-        resident.used = self._clock()
-        if not resident.leases:
-            self._changed.set()
+        return Lease(lambda: self._return(resident))
 
     def arrived(self, resident: Resident) -> None:
         """A model that was in from the start is loaded: only now does its time begin."""
@@ -178,7 +190,7 @@ class Residency:
             await patiently(waiter.turn, patience)
         except BaseException:
             if waiter not in resident.waiting and waiter.turn.done() and waiter.turn.exception() is None:
-                self.leave(resident)  # it was given, but who asked has left
+                self._return(resident)  # it was given, but who asked has left
             raise
         finally:
             if waiter in resident.waiting:
@@ -203,6 +215,12 @@ class Residency:
     def _give(self, resident: Resident) -> None:
         resident.leases += 1
         resident.used = self._clock()
+
+    def _return(self, resident: Resident) -> None:
+        resident.leases -= 1
+        resident.used = self._clock()
+        if not resident.leases:
+            self._changed.set()
 
     def _admit(self, resident: Resident) -> None:
         """It is in: everybody who waits for it may run."""

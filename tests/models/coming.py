@@ -82,12 +82,12 @@ class World:
     @asynccontextmanager
     async def leased(self, name: str, keep: Keep = "usual", patience: Patience | None = None) -> AsyncIterator[None]:
         resident = self.residents[name]
-        await self.residency.enter(resident, patience or Patience(), keep)
+        lease = await self.residency.lease(resident, patience or Patience(), keep)
         try:
             assert resident.standing in ("in", "leaving")
             yield
         finally:
-            self.residency.leave(resident)
+            lease.release()
 
     async def ask(self, name: str, seconds: float = 0.0, keep: Keep = "usual") -> str:
         """A request that runs so long."""

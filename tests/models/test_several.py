@@ -12,6 +12,8 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from server.models.models import Models
+from spec.request import Request
+from spec.sampling import SamplingParams
 from tests.models.serving import serving
 
 FOX, OWL = "said the fox", "said the owl"
@@ -288,3 +290,35 @@ def test_without_sections_there_is_one_model_that_is_there_from_the_start():
     models = Models.of(ServeConfig(target="bundled"))
     assert not models.several
     assert models.first.name == "bundled" and models.first.loaded
+
+
+async def test_a_client_that_does_not_read_holds_no_model(tokenizer):
+    """The engine has no more to do for it, so another model may have its place."""
+    async with serving(tokenizer, TEXTS) as server, server.models.lease("fox") as service:
+        resident = server.models.find("fox").resident
+        request = Request(id="deaf", prompt=[5, 6], params=SamplingParams(max_tokens=20))
+        async with service.generation([request]) as generation:
+            assert resident.leases == 1
+            answer = await server.json("/v1/completions", model="org/owl-1.5:q", prompt="x")
+            assert answer["choices"][0]["text"] == OWL
+            assert resident.standing == "out"
+            deltas = await generation.next()
+            assert deltas[-1][1].finish_reason is not None
+        assert resident.leases == 0
+
+
+async def test_choices_hold_it_until_the_last_of_them_is_done(tokenizer):
+    async with serving(tokenizer, TEXTS) as server, server.models.lease("fox") as service:
+        resident = server.models.find("fox").resident
+        server.by_name["fox"].engine.pause = 0.01
+        lengths = {"short": 2, "long": 20}
+        requests = [
+            Request(id=id, prompt=[5], params=SamplingParams(max_tokens=most, ignore_eos=True))
+            for id, most in lengths.items()
+        ]
+        async with service.generation(requests) as generation:
+            ended = 0
+            while ended < 2:
+                for _, delta in await generation.next():
+                    ended += delta.finish_reason is not None
+                assert resident.leases == (ended < 2)
