@@ -30,7 +30,7 @@ TOKENS = 8
 #: Switches after which everything has been made that is made once.
 WARM = 4
 #: Megabytes and open files by which the last half of the switches may lie above the first.
-MOST_GROWTH, MOST_FILES = 8.0, 2
+MOST_GROWTH, MOST_FILES = 2.0, 2
 
 
 @dataclass
