@@ -16,7 +16,7 @@ MOST_BODIES = 64
 
 class ServerState:
     """draining: no more requests are taken. bodies: bytes of bodies and messages. created: in seconds since 1970.
-    reading: held while a tokenizer is loaded, since transformers cannot be imported by two threads at once."""
+    reading: held while files are read, since not all libraries for that can be imported by two threads at once."""
 
     def __init__(self, responses: Responses | None = None) -> None:
         self.draining = False

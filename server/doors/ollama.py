@@ -198,8 +198,7 @@ async def show(http: web.Request) -> web.Response:
     if name is None:
         raise InvalidRequest("model", "model is required")
     entry = _found(models, name)
-    if entry.service.text is None and entry.model.is_here:
-        await entry.model.read_text()
+    await entry.model.peek()
     return json_response(_shown(entry))
 
 

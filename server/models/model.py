@@ -6,8 +6,10 @@ import asyncio
 import contextlib
 import gc
 import time
-from typing import NoReturn
+from collections.abc import Callable
+from typing import NoReturn, TypeVar
 
+from server.bounds import largest_body
 from server.config import ServeConfig
 from server.engine_client import EngineClient
 from server.models.residency import NoPlace, log
@@ -17,6 +19,8 @@ from spec.errors import ForesayError
 from spec.request import EngineInfo, Footprint
 from verifier.model.config import ModelConfig
 from verifier.model.hub import cached
+
+T = TypeVar("T")
 
 #: So many engine processes may end while a model is loaded for requests that wait, before these are told.
 MOST_STARTS = 3
@@ -32,6 +36,7 @@ class Model:
         telemetry = self.service.telemetry
         self.engine.observe, self.engine.observe_shadow = telemetry.step, telemetry.shadowed
         self.engine.observe_status = telemetry.startup.see
+        self._longest: int | None = None
 
     @property
     def name(self) -> str:
@@ -46,24 +51,27 @@ class Model:
     async def prepare(self) -> None:
         """Download what is not here, and read the tokenizer. The first time only."""
         if self.service.text is None:
-            await asyncio.to_thread(fetch, self.config)
-            await self.read_text()
+            async with self.service.server.reading:
+                await asyncio.to_thread(_import)
+            await _beside(fetch, self.config)
+            await self._read_text()
 
-    async def read_text(self) -> None:
-        """Read what the checkpoint says about text, if that is not done."""
+    async def look(self) -> None:
+        """See what its files tell before it is loaded, as far as they are here."""
+        async with self.service.server.reading:
+            self._longest = await _beside(longest_here, self.config)
+        self.service.server.allow_bodies(largest_body(self._longest or 0))
+
+    async def peek(self) -> None:
+        """Read its text if that needs no download."""
+        if self.service.text is None and await _beside(is_here, self.config):
+            await self._read_text()
+
+    async def _read_text(self) -> None:
         async with self.service.server.reading:
             if self.service.text is None:
-                self.service.text = await self._text()
-
-    async def _text(self) -> Text:
-        try:
-            text = await asyncio.to_thread(Text.load, self.config)
-        except (ForesayError, asyncio.CancelledError):
-            raise
-        except Exception as error:  # of the tokenizer's library, about what the files hold
-            raise ForesayError(f"its tokenizer cannot be read ({type(error).__name__}: {error})") from error
-        gc.freeze()  # it stays; no collection before it, which would hold up the streams of others
-        return text
+                self.service.text = await _beside(Text.load, self.config)
+                gc.freeze()  # it stays; no collection before it, which would hold up the streams of others
 
     async def start(self) -> None:
         """Begin to load it at the start of the server; returns at once."""
@@ -71,7 +79,7 @@ class Model:
 
     async def arrived(self, starts: int | None = None) -> EngineInfo:
         """What runs, once tokenizer and engine are there. starts: see :meth:`EngineClient.until_ready`."""
-        _, info = await asyncio.gather(self.read_text(), self.engine.until_ready(starts))
+        _, info = await asyncio.gather(self._read_text(), self.engine.until_ready(starts))
         self.service.server.allow_bodies(self.service.largest_body)
         return info
 
@@ -97,21 +105,39 @@ class Model:
         await self.engine.unload()
 
     @property
-    def is_here(self) -> bool:
-        """Whether nothing has to be downloaded to read its text."""
-        return self.config.target == "bundled" or cached(self.config.target) is not None
-
-    @property
     def longest(self) -> int | None:
-        """The longest text, as the engine said, or as far as the files that are here tell; None if nobody knows."""
-        if self.engine.info is not None:
-            return self.engine.info.max_model_len
-        if self.config.max_model_len is not None:
-            return self.config.max_model_len
-        with contextlib.suppress(ForesayError):
-            directory = cached(self.config.target)
-            return None if directory is None else ModelConfig.from_directory(directory).max_positions
-        return None
+        """The longest text, as the engine said, else as its files do; None if nobody knows."""
+        return self._longest if self.engine.info is None else self.engine.info.max_model_len
+
+
+async def _beside(read: Callable[[ServeConfig], T], config: ServeConfig) -> T:
+    """What ``read`` makes of the files, in a thread; whatever it raises as a :class:`ForesayError`."""
+    try:
+        return await asyncio.to_thread(read, config)
+    except (ForesayError, asyncio.CancelledError):
+        raise
+    except Exception as error:  # of the system's or of the tokenizer's library, about what the files hold
+        raise ForesayError(f"its files cannot be read ({type(error).__name__}: {error})") from error
+
+
+def _import() -> None:
+    """Whatever :func:`fetch` needs, by one thread at a time."""
+    import server.build  # noqa: F401
+
+
+def is_here(config: ServeConfig) -> bool:
+    """Whether nothing has to be downloaded to read the target's text."""
+    return config.target == "bundled" or cached(config.target) is not None
+
+
+def longest_here(config: ServeConfig) -> int | None:
+    """The longest text, as far as settings and files that are here tell; None if they do not."""
+    directory = cached(config.target)
+    if config.max_model_len is not None or directory is None:
+        return config.max_model_len
+    with contextlib.suppress(ForesayError):
+        return ModelConfig.from_directory(directory).max_positions
+    return None
 
 
 def fetch(config: ServeConfig) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import time
 from collections.abc import AsyncIterator, Iterator, Sequence
@@ -11,6 +12,7 @@ from typing import NamedTuple, NoReturn
 
 from aiohttp import web
 
+from server.bounds import largest_body
 from server.config import LATEST, ServeConfig
 from server.errors import ModelNotFound, Unavailable, WaitedTooLong
 from server.gateway.caller import CALLER
@@ -21,7 +23,7 @@ from server.models.served import Served, Staying
 from server.server_state import ServerState
 from server.service import Service
 from server.telemetry.exposition import Exposition
-from spec.errors import InvalidRequest
+from spec.errors import ForesayError, InvalidRequest
 from spec.request import EngineInfo
 
 
@@ -45,6 +47,14 @@ class Entry(NamedTuple):
     def loaded(self) -> bool:
         """Whether it is there, or was from the start."""
         return self.resident.standing == "in"
+
+    @property
+    def largest_body(self) -> int:
+        """Bytes that a body may have, also if it was never loaded."""
+        service = self.service
+        if service.engine.info is not None or service.options.max_body_bytes is not None:
+            return service.largest_body
+        return largest_body(self.model.longest or 0)
 
     @property
     def running(self) -> EngineInfo | None:
@@ -96,6 +106,7 @@ class Models:
         self.residency = Residency([entry.resident for entry in self], most)
         self.exposition = Exposition(*[entry.service.telemetry for entry in self])
         self._running: asyncio.Task[None] | None = None
+        self._looking: asyncio.Task[None] | None = None
 
     @classmethod
     def of(cls, config: ServeConfig) -> Models:
@@ -126,7 +137,7 @@ class Models:
     @property
     def largest_body(self) -> int:
         """Bytes that a body, or a message on a WebSocket, may have, whatever its model."""
-        return max(entry.service.largest_body for entry in self)
+        return max(entry.largest_body for entry in self)
 
     # -- names ---------------------------------------------------------------------------------------------------
 
@@ -222,9 +233,16 @@ class Models:
         await asyncio.gather(self._running, return_exceptions=True)
 
     async def start(self) -> None:
-        """Begin to load what is there from the start; returns at once."""
-        if not self.several:
+        """Begin to load what is there from the start, or to see what there is; returns at once."""
+        if self.several:
+            self._looking = asyncio.create_task(self._look())
+        else:
             await self.first.model.start()
+
+    async def _look(self) -> None:
+        for entry in self:
+            with contextlib.suppress(ForesayError):
+                await entry.model.look()
 
     async def arrived(self) -> EngineInfo | None:
         """What runs from the start, once it is loaded; None if nothing does."""
@@ -258,9 +276,10 @@ class Models:
 
     async def stop(self) -> None:
         """End all engines; requests still running fail."""
-        if self._running is not None:
-            self._running.cancel()
-            await asyncio.gather(self._running, return_exceptions=True)
+        tasks = [task for task in (self._running, self._looking) if task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
         await asyncio.gather(*[entry.model.unload() for entry in self])
 
 

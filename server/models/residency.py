@@ -280,8 +280,10 @@ class Residency:
         wanted.standing = "coming"
         try:
             await wanted.model.load(self._beside(wanted))
-        except NoPlace:
-            wanted.standing = "out"  # its footprint is known now: the next look finds who is in the way
+        except NoPlace as error:
+            wanted.standing = "out"
+            if self._in_the_way(wanted) is None:  # else, as its footprint is known now, the next look finds who is
+                self._refuse(wanted, self._failed(wanted, error))
         except ForesayError as error:
             wanted.standing = "out"
             self._refuse(wanted, self._failed(wanted, error))

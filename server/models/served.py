@@ -19,17 +19,16 @@ class Served(Loadable, Protocol):
         ...
 
     @property
-    def is_here(self) -> bool:
-        """Whether nothing has to be downloaded to read its text."""
-        ...
-
-    @property
     def longest(self) -> int | None:
         """The longest text, prompt and output together; None if nobody knows yet."""
         ...
 
-    async def read_text(self) -> None:
-        """Read what there is to know of its text, without loading it."""
+    async def look(self) -> None:
+        """See what its files tell before it is loaded, as far as they are here."""
+        ...
+
+    async def peek(self) -> None:
+        """Read its text, if that needs neither loading nor a download."""
         ...
 
     async def start(self) -> None:
@@ -49,7 +48,6 @@ class Staying:
     """A model whose engine is not ours to start or stop."""
 
     footprint: Footprint | None = None
-    is_here = True
 
     def __init__(self, service: Service) -> None:
         self.service = service
@@ -68,7 +66,10 @@ class Staying:
     async def unload(self) -> None:
         """It stays."""
 
-    async def read_text(self) -> None:
+    async def look(self) -> None:
+        """It is loaded."""
+
+    async def peek(self) -> None:
         """It was read."""
 
     async def start(self) -> None:

@@ -24,10 +24,8 @@ from tests.server.scripted import END, INFO, ScriptedEngine
 
 
 class ComingModel:
-    """A served model that says ``text``. begins: set when it may be loaded; seconds: how long that takes. wrong: why it
-    cannot be. loads, unloads: so often."""
-
-    is_here = True
+    """A served model that says ``text``. seconds: how long loading takes. wrong: why it cannot be loaded. loads,
+    unloads: so often."""
 
     def __init__(self, name: str, tokenizer: Tokenizer, server: ServerState, text: str, **options: Any) -> None:
         self.engine = ScriptedEngine([*tokenizer.encode(text, False), END])
@@ -44,9 +42,12 @@ class ComingModel:
         return None if self.engine.info is None else self.engine.info.max_model_len
 
     async def prepare(self) -> None:
-        await self.read_text()
+        await self.peek()
 
-    async def read_text(self) -> None:
+    async def look(self) -> None:
+        pass
+
+    async def peek(self) -> None:
         self.service.text = self._text
 
     async def load(self, beside: dict[str, int]) -> None:
@@ -64,7 +65,7 @@ class ComingModel:
 
     async def start(self) -> None:
         await self.load({})
-        await self.read_text()
+        await self.peek()
 
     async def arrived(self) -> EngineInfo | None:
         return self.engine.info
