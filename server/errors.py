@@ -146,6 +146,11 @@ class Unavailable(ApiError):
         self.code = code
 
 
+def going_away() -> Unavailable:
+    """What is told while the server shuts down."""
+    return Unavailable("The server is shutting down", "draining")
+
+
 class LoadFailed(Unavailable):
     """The model that the request names could not be loaded; nobody tries again for ``retry_after`` seconds."""
 

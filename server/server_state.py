@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 
-from server.errors import TooManyWaiting, Unavailable
+from server.errors import TooManyWaiting, Unavailable, going_away
 from server.gateway.share import Shared
 from server.responses.state import Responses
 from server.telemetry.connections import Connections
@@ -32,7 +32,7 @@ class ServerState:
 
     def refusal(self) -> Unavailable | None:
         """Why no request is taken, whatever its model; None if they are."""
-        return Unavailable("The server is shutting down", "draining") if self.draining else None
+        return going_away() if self.draining else None
 
     def crowded(self) -> TooManyWaiting:
         """Why no more bytes can be taken from the caller now."""

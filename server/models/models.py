@@ -79,7 +79,7 @@ class Entry(NamedTuple):
     def message(self) -> str:
         """More about its state; empty if there is nothing to say."""
         failure = self.resident.failure
-        return self.service.engine.status.message if failure is None else failure.message
+        return self.service.engine.status.message if failure is None else failure
 
     @property
     def is_well(self) -> bool:
@@ -271,7 +271,7 @@ class Models:
         """Take no more requests, let the running ones finish for ``seconds``, then end them with an error. Those that
         wait for a model have not begun; they are told at once."""
         self.server.draining = True
-        self.residency.close(self.server.refusal() or Unavailable("The server is shutting down", "draining"))
+        self.residency.close()
         await asyncio.gather(*[entry.service.drain(seconds) for entry in self])
 
     async def stop(self) -> None:

@@ -20,10 +20,11 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from itertools import count
+from math import ceil
 from typing import Literal, NamedTuple, Protocol
 
 from server.durations import in_words
-from server.errors import ApiError, LoadFailed, Unavailable
+from server.errors import LoadFailed, Unavailable, going_away
 from server.models.patience import Patience, patiently
 from spec.errors import ForesayError
 from spec.request import Footprint
@@ -93,7 +94,8 @@ class Resident:
     """One model as the residency sees it. Nobody else changes it.
 
     standing: see above. leases: requests that run. used: when the last one began or ended. keep: seconds it stays
-    without a request; None: for ever.
+    without a request; None: for ever. failure: why it could not be loaded the last time, None if it could; until
+    refused_until nobody tries again.
     """
 
     def __init__(self, name: str, model: Loadable, keep: float | None = None, standing: Standing = "out") -> None:
@@ -102,7 +104,7 @@ class Resident:
         self.leases, self.used = 0, 0.0
         self.waiting: list[Waiter] = []
         self.pause, self.refused_until = 0.0, 0.0
-        self.failure: LoadFailed | None = None
+        self.failure: str | None = None
         self.preparing: asyncio.Task[None] | None = None
 
     @property
@@ -129,7 +131,7 @@ class Residency:
         self.residents = list(residents)
         self._most, self._clock = most, clock
         self._changed = asyncio.Event()
-        self._closed: ApiError | None = None
+        self._closed = False
         self._numbers = count()
         for resident in self.residents:
             resident.used = clock()
@@ -158,11 +160,11 @@ class Residency:
         resident.keep = 0.0
         self._changed.set()
 
-    def close(self, reason: ApiError) -> None:
-        """Who waits is told so, and whoever comes later and would have to wait."""
-        self._closed = reason
+    def close(self) -> None:
+        """The server goes away: who waits is told so, and whoever comes later and would have to wait."""
+        self._closed = True
         for resident in self.residents:
-            self._refuse(resident, reason)
+            self._refuse(resident)
 
     async def _arrival(self, resident: Resident, patience: Patience) -> None:
         """Wait for a lease."""
@@ -174,10 +176,8 @@ class Residency:
 
     def _check(self, resident: Resident) -> None:
         """Raise for whom it is no use to wait."""
-        if self._closed is not None:
-            raise self._closed
-        if resident.failure is not None and self._clock() < resident.refused_until:
-            raise resident.failure
+        if self._closed or self._clock() < resident.refused_until:
+            raise self._refusal(resident)
 
     async def _turn(self, resident: Resident, waiter: Waiter, patience: Patience) -> None:
         """Wait among the others for the model."""
@@ -208,7 +208,8 @@ class Residency:
         try:
             await resident.model.prepare()
         except ForesayError as error:
-            raise self._failed(resident, error) from None
+            self._note(resident, error)
+            raise self._refusal(resident) from None
         finally:
             resident.preparing = None
 
@@ -232,11 +233,18 @@ class Residency:
                 self._give(resident)
                 waiter.turn.set_result(None)
 
-    def _refuse(self, resident: Resident, reason: ApiError) -> None:
+    def _refuse(self, resident: Resident) -> None:
+        """Nobody who waits for it will get it."""
         waiting, resident.waiting = resident.waiting, []
         for waiter in waiting:
             if not waiter.turn.done():
-                waiter.turn.set_exception(reason)
+                waiter.turn.set_exception(self._refusal(resident))
+
+    def _refusal(self, resident: Resident) -> Unavailable:
+        """Why; an error of its own for each, since what is raised keeps hold of those who raise it."""
+        if self._closed:
+            return going_away()
+        return LoadFailed(resident.name, resident.failure or "", ceil(resident.refused_until - self._clock()))
 
     # -- coming and going ----------------------------------------------------------------------------------------
 
@@ -283,10 +291,12 @@ class Residency:
         except NoPlace as error:
             wanted.standing = "out"
             if self._in_the_way(wanted) is None:  # else, as its footprint is known now, the next look finds who is
-                self._refuse(wanted, self._failed(wanted, error))
+                self._note(wanted, error)
+                self._refuse(wanted)
         except ForesayError as error:
             wanted.standing = "out"
-            self._refuse(wanted, self._failed(wanted, error))
+            self._note(wanted, error)
+            self._refuse(wanted)
         else:
             wanted.failure, wanted.pause = None, 0.0
             self._admit(wanted)
@@ -331,15 +341,12 @@ class Residency:
                 held[footprint.device] += footprint.held
         return dict(held)
 
-    def _failed(self, resident: Resident, error: ForesayError) -> LoadFailed:
-        """Why it cannot be loaded, for whoever asks for it in the next seconds, too."""
-        if isinstance(error, Unavailable):
-            return LoadFailed(resident.name, error.message, 1)
+    def _note(self, resident: Resident, error: ForesayError) -> None:
+        """It could not be loaded: whoever asks for it in the next seconds is told so, too."""
         resident.pause = min(2 * resident.pause or FIRST_PAUSE, LONGEST_PAUSE)
         resident.refused_until = self._clock() + resident.pause
-        resident.failure = LoadFailed(resident.name, str(error), round(resident.pause))
-        log.error("%s", resident.failure.message)
-        return resident.failure
+        resident.failure = str(error)
+        log.error("%s", self._refusal(resident).message)
 
 
 def _least_recently_used(residents: Sequence[Resident]) -> Resident | None:

@@ -279,7 +279,7 @@ async def test_at_the_end_who_waits_is_told_and_who_runs_is_not():
     async with world.running(), world.leased("a"):
         waiting = asyncio.create_task(world.ask("b"))
         await world.settle()
-        world.residency.close(Unavailable("The server is shutting down", "draining"))
+        world.residency.close()
         with pytest.raises(Unavailable, match="shutting down"):
             await waiting
         with pytest.raises(Unavailable, match="shutting down"):
@@ -333,3 +333,16 @@ async def test_a_beat_that_finds_nobody_ends_the_waiting():
         assert not world.residents["a"].waiting
         await asyncio.sleep(0.08)
         assert world.residents["a"].leases == 0
+
+
+async def test_each_refusal_is_an_error_of_its_own():
+    """One that is raised again and again would keep hold of everybody who raised it."""
+    broken = Comer("b")
+    broken.wrong = ConfigurationError("no")
+    world, refusals = World([broken]), []
+    async with world.running():
+        for _ in range(3):
+            refusals += await asyncio.gather(*[world.ask("b") for _ in range(3)], return_exceptions=True)
+        world.residency.close()
+        refusals += await asyncio.gather(*[world.ask("b") for _ in range(3)], return_exceptions=True)
+    assert len({id(one) for one in refusals}) == 12
