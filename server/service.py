@@ -24,7 +24,7 @@ from server.gateway.pace import Pace
 from server.gateway.share import Shared
 from server.generation import MOST_PENDING_TOKENS, Generation, TokenEngine
 from server.models.patience import WAITED
-from server.models.residency import LEASE
+from server.models.resident import LEASE
 from server.parsers.dialect import Dialect
 from server.responses.state import Responses
 from server.room import Room

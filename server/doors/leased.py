@@ -14,7 +14,7 @@ from server.doors.route import error_shape
 from server.errors import ApiError, described
 from server.models.models import MODELS
 from server.models.patience import Patience
-from server.models.residency import Keep
+from server.models.resident import Keep
 from server.service import Service
 from server.sse import EventStream, Framing
 from server.streaming import HEADERS_AFTER_SECONDS

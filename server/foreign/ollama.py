@@ -10,7 +10,7 @@ from server import validation
 from server.bounds import MOST_CALLS, check_count
 from server.durations import seconds_of
 from server.foreign.words import thinking
-from server.models.residency import Keep
+from server.models.resident import Keep
 from server.parsers.dialect import Dialect
 from server.wire.chat import ChatRequest
 from server.wire.ollama import (

@@ -12,7 +12,8 @@ from typing import NoReturn, TypeVar
 from server.bounds import largest_body
 from server.config import ServeConfig
 from server.engine_client import EngineClient
-from server.models.residency import NoPlace, log
+from server.models.residency import log
+from server.models.resident import NoPlace
 from server.server_state import ServerState
 from server.service import Service, ServiceOptions, Text
 from spec.errors import ForesayError
@@ -27,7 +28,7 @@ MOST_STARTS = 3
 
 
 class Model:
-    """A :class:`~server.models.residency.Loadable`. name: what clients call it."""
+    """A :class:`~server.models.resident.Loadable`. name: what clients call it."""
 
     def __init__(self, name: str, config: ServeConfig, server: ServerState) -> None:
         self.config = config
@@ -88,7 +89,7 @@ class Model:
         await self.engine.until_ended()
 
     async def load(self, beside: dict[str, int]) -> None:
-        """Start the engine and wait until it is ready; see :class:`~server.models.residency.Loadable`."""
+        """Start the engine and wait until it is ready; see :class:`~server.models.resident.Loadable`."""
         began = time.monotonic()
         log.info("%s: loading", self.name)
         await self.engine.start(beside)

@@ -18,7 +18,8 @@ from server.errors import ModelNotFound, Unavailable, WaitedTooLong
 from server.gateway.caller import CALLER
 from server.models.model import Model
 from server.models.patience import WAITED, Patience
-from server.models.residency import LEASE, Keep, Lease, Residency, Resident
+from server.models.residency import Residency
+from server.models.resident import LEASE, Keep, Lease, Resident
 from server.models.served import Served, Staying
 from server.server_state import ServerState
 from server.service import Service

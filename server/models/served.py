@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import NoReturn, Protocol
 
-from server.models.residency import Loadable
+from server.models.resident import Loadable
 from server.service import Service
 from spec.request import EngineInfo, Footprint
 

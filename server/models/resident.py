@@ -1,0 +1,100 @@
+"""One model as the residency sees it, what it asks of a model, and what it gives to a request: a lease."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from contextvars import ContextVar
+from typing import Literal, NamedTuple, Protocol
+
+from spec.errors import ForesayError
+from spec.request import Footprint
+
+Standing = Literal["out", "coming", "in", "leaving"]
+#: How long a model stays without a request: seconds, None for ever, or as it does anyway.
+Keep = float | None | Literal["usual"]
+
+
+class Loadable(Protocol):
+    """What comes and goes."""
+
+    @property
+    def footprint(self) -> Footprint | None:
+        """What it holds when it is loaded; None until that was planned once."""
+        ...
+
+    async def prepare(self) -> None:
+        """Fetch all that can be had without loading; raises a :class:`ForesayError` if it will not work."""
+        ...
+
+    async def load(self, beside: dict[str, int]) -> None:
+        """Return when it is ready; raises a :class:`ForesayError` if it will not be, NoPlace if only because of others.
+
+        beside: bytes that others hold, by device.
+        """
+        ...
+
+    async def unload(self) -> None:
+        """Return when what it held is free."""
+        ...
+
+
+class NoPlace(ForesayError):
+    """It would fit, but not beside the others; its footprint says what it would hold."""
+
+
+class Lease:
+    """A model that may not leave, until this is given back: when its engine has no more to do for the request."""
+
+    def __init__(self, give_back: Callable[[], None]) -> None:
+        self._give_back: Callable[[], None] | None = give_back
+
+    def release(self) -> None:
+        """Give it back; once is enough."""
+        give_back, self._give_back = self._give_back, None
+        if give_back is not None:
+            give_back()
+
+
+#: Of the request that the running task serves, where it has one.
+LEASE: ContextVar[Lease | None] = ContextVar("lease", default=None)
+
+
+class Waiter(NamedTuple):
+    """A request that waits for its model. number: those that came before have lower ones. turn: done when it may run,
+    or with why not."""
+
+    number: int
+    turn: asyncio.Future[None]
+
+
+class Resident:
+    """One model as the residency sees it. Nobody else changes it.
+
+    standing: see above. leases: requests that run. used: when the last one began or ended. keep: seconds it stays
+    without a request; None: for ever. failure: why it could not be loaded the last time, None if it could; until
+    refused_until nobody tries again.
+    """
+
+    def __init__(self, name: str, model: Loadable, keep: float | None = None, standing: Standing = "out") -> None:
+        self.name, self.model, self.usual_keep, self.standing = name, model, keep, standing
+        self.keep = None if standing == "in" else keep  # one that is there from the start may be loading yet
+        self.leases, self.used = 0, 0.0
+        self.waiting: list[Waiter] = []
+        self.pause, self.refused_until = 0.0, 0.0
+        self.failure: str | None = None
+        self.preparing: asyncio.Task[None] | None = None
+
+    @property
+    def idle(self) -> bool:
+        """Whether it is in and nobody uses it."""
+        return self.standing == "in" and not self.leases
+
+    def stays(self, now: float) -> float | None:
+        """Seconds that it stays if nobody asks for it any more; None for ever."""
+        return None if self.keep is None else max(0.0, (self.used if self.idle else now) + self.keep - now)
+
+    @property
+    def leaves_at(self) -> float | None:
+        """When it leaves if nobody asks for it; None if that is not known."""
+        return None if self.keep is None or not self.idle else self.used + self.keep
