@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import gc
 import logging
 import os
@@ -27,6 +28,7 @@ from aiohttp import web
 
 from server import banner, files
 from server.commands.command import told
+from server.commands.stages import Stages
 from server.config import ServeConfig
 from server.dashboard.feed import Feed
 from server.doors import (
@@ -45,6 +47,7 @@ from server.doors import (
 from server.doors.body import json_response
 from server.doors.route import ErrorShape
 from server.engine_client import EngineClient
+from server.engine_status import EngineStatus
 from server.errors import ApiError, described
 from server.gateway import access_log, malformed
 from server.gateway.caller import REQUEST_ID, usable_id
@@ -57,7 +60,7 @@ from server.telemetry.log import Reporter
 from server.text import SamplingDefaults, Tokenizer
 from server.turns import SERVICE
 from server.wire.shared import ErrorBody, ErrorDetail
-from spec.errors import ConfigurationError, InvalidRequest
+from spec.errors import ForesayError, InvalidRequest
 from spec.request import EngineInfo
 
 CLOSING_SECONDS = 2.0
@@ -151,8 +154,19 @@ async def _name_request(request: web.Request, response: web.StreamResponse) -> N
 
 def serve(config: ServeConfig) -> int:
     """Serve until SIGTERM or SIGINT, then drain; returns the exit status. Raises what :func:`run_server` raises."""
+    stages = Stages(lines=True)
+
+    def ready(info: EngineInfo, port: int) -> None:
+        stages.close()
+        banner.show(info, config, model_name(config), port, stages.summary())
+
+    def changed(status: EngineStatus) -> None:
+        if status.state == "loading":
+            stages(status.message, status.share)
+
     try:
-        return asyncio.run(run_server(config, lambda info, port: banner.show(info, config, model_name(config), port)))
+        with stages:
+            return asyncio.run(run_server(config, ready, changed))
     finally:
         _leave_the_busy()
 
@@ -162,9 +176,12 @@ def model_name(config: ServeConfig) -> str:
     return config.served_model_name or config.target
 
 
-async def run_server(config: ServeConfig, on_ready: Callable[[EngineInfo, int], None]) -> int:
+async def run_server(
+    config: ServeConfig, on_ready: Callable[[EngineInfo, int], None], on_status: Callable[[EngineStatus], None]
+) -> int:
     """Listen at once, load, call ``on_ready`` with the engine and the port, serve until told to stop, drain.
 
+    on_status: told of every change of the engine's status.
     Raises :class:`ForesayError` if the port is taken or the engine can never start.
     """
     files.allow_most()
@@ -173,7 +190,7 @@ async def run_server(config: ServeConfig, on_ready: Callable[[EngineInfo, int], 
     asyncio.get_running_loop().set_default_executor(threads)
     engine = EngineClient(config)
     service = Service(engine, ServiceOptions.of(config, model_name(config)))
-    engine.observe, engine.observe_status = service.telemetry.step, service.telemetry.startup.see
+    engine.observe, engine.observe_status = service.telemetry.step, [service.telemetry.startup.see, on_status]
     engine.observe_shadow = service.telemetry.shadowed
     gate, tls = Gate.of(config), context(config)
     if config.access_log:
@@ -268,8 +285,16 @@ async def _listen(runner: web.AppRunner, config: ServeConfig, tls: ssl.SSLContex
     try:
         await web.TCPSite(runner, config.host, config.port, ssl_context=tls).start()
     except OSError as error:
-        raise ConfigurationError(f"cannot listen on {config.host} port {config.port}: {error.strerror}") from error
+        raise ForesayError(_unheard(config, error)) from error
     return int(runner.addresses[0][1])
+
+
+def _unheard(config: ServeConfig, error: OSError) -> str:
+    """Why nobody can be heard on the port, and what to do."""
+    where = f"port {config.port} on {config.host}"
+    if error.errno == errno.EADDRINUSE:
+        return f"{where} is in use: end what listens there, or choose another with --port (0 takes a free one)"
+    return f"cannot listen on {where} ({error.strerror}): choose others with --host and --port"
 
 
 async def _load(service: Service, engine: EngineClient, config: ServeConfig) -> EngineInfo:

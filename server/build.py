@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 import msgspec
 import torch
@@ -37,8 +38,12 @@ from verifier.model.weights import load
 from verifier.paged_model import PagedModel
 from verifier.probe import Exactness, probe
 
-#: Told while the engine loads: what is being done now.
-Progress = Callable[[str], None]
+
+class Progress(Protocol):
+    """Told while the engine loads: what is being done now, and how much of it is done (0 to 1) where that is known."""
+
+    def __call__(self, phase: str, share: float | None = None) -> None: ...
+
 
 #: A prompt and an answer of one token each.
 LEAST_TOKENS = 2
@@ -64,7 +69,7 @@ class Choice:
 
 def target_directory(config: EngineConfig) -> Path:
     """The target's local directory (downloaded first, for a hub id)."""
-    return BUNDLED / "target" if config.target == "bundled" else resolve(config.target)
+    return BUNDLED / "target" if config.target == "bundled" else resolve(config.target, flag="TARGET")
 
 
 def choose_draft(config: EngineConfig) -> Choice:
@@ -119,7 +124,8 @@ def build_engine(config: EngineConfig, progress: Progress | None = None, observe
 
     Raises :class:`ConfigurationError` (or a loader's error) saying what does not fit and which flag changes it.
     """
-    say = progress or (lambda phase: None)
+    say = progress or _nobody
+    say("finding the models")
     torch.set_grad_enabled(False)
     _bound_primitives()
     if config.threads is not None:
@@ -136,23 +142,25 @@ def build_engine(config: EngineConfig, progress: Progress | None = None, observe
         translated = translation(drafts.model, directory, model, drafts.directory, models[1])
     memory = plan(config, length, dtype.value, models, drafts.head, device)
     pool = PagePool(memory.pages, config.page_size)
-    say("loading the target")
-    verifier = _paged_model(directory, model, dtype.value, pool, length, device)
+    verifier = _paged_model("target", directory, model, dtype.value, pool, length, device, say)
     drafters: list[Drafter] = []
+    warnings: list[str] = []
     if drafts.directory is not None:
-        say("loading the draft model")
         dynamic, columns = config.draft_growth == "dynamic", None if translated is None else translated.columns
-        draft_model = _paged_model(drafts.directory, models[1], dtype.value, pool, length, device, columns)
+        draft_model = _paged_model(
+            "draft model", drafts.directory, models[1], dtype.value, pool, length, device, say, columns
+        )
         if translated is None:
             drafters.append(DraftModelDrafter(draft_model, dynamic))
         else:
             read, token_ids = translated.read, translated.token_ids
             drafters.append(DraftModelDrafter(draft_model, dynamic, read=read, token_ids=token_ids))
             draft = Choice(draft.value, f"{draft.reason}, knows {translated.described}")
+            warnings += filter(None, [translated.warning(drafts.model)])
     say("probing exactness")
     exactness = probe(verifier, pool)
     if drafts.head is not None:
-        say("loading the head")
+        say("reading the head's weights")
         heads = load_head(drafts.head, verifier, pool, config.draft_growth == "dynamic")
         drafters.append(heads)
         if against := doubts(drafts.head, heads, verifier, pool, directory):
@@ -173,6 +181,7 @@ def build_engine(config: EngineConfig, progress: Progress | None = None, observe
     if device.is_gpu:
         capture = capture_of(config.graphs)
         runner = graph_runner(verifier, drafting.drafter, drafting.shape, pool, length, config.max_seqs, capture, say)
+    say("timing plain steps")
     info = msgspec.structs.replace(
         info,
         draft_shape=drafting.shape.widths,
@@ -180,6 +189,7 @@ def build_engine(config: EngineConfig, progress: Progress | None = None, observe
         more_seconds=more,
         drafters=tuple(drafter.name for drafter in drafters),
         chosen=drafting.budget is not None,
+        warnings=tuple(warnings),
     )
     prefix = PrefixIndex(pool) if config.prefix_cache else None
     return Engine(
@@ -231,19 +241,29 @@ def max_model_len(config: EngineConfig, model: ModelConfig) -> int:
     return wanted
 
 
+def _nobody(phase: str, share: float | None = None) -> None:
+    pass
+
+
 def _paged_model(
+    role: str,
     directory: Path,
     config: ModelConfig,
     dtype: str,
     pool: PagePool,
     length: int,
     device: Device,
+    say: Progress,
     columns: torch.Tensor | None = None,
 ) -> PagedModel:
-    """columns: int64[V'], the only tokens of which logits are wanted; None for all."""
-    weights = load(directory, config, getattr(torch, dtype), device.name)
+    """role: what the model is called while it loads. columns: int64[V'], the only tokens of which logits are wanted;
+    None for all."""
+    reading = f"reading the {role}'s weights"
+    say(reading)
+    weights = load(directory, config, getattr(torch, dtype), device.name, lambda share: say(reading, share))
     if columns is not None:
         weights.lm_head = weights.lm_head[columns.to(weights.lm_head.device)]
+    say(f"packing the {role}'s weights")
     decoder = Decoder(config, weights, length + MAX_NODES)
     store = KVStore(pool, config.num_layers, config.num_kv_heads, config.head_dim, decoder.dtype, decoder.device)
     return PagedModel(decoder, store, length)

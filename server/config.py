@@ -28,6 +28,9 @@ DeviceKind = Literal["auto", "cpu", "cuda"]
 ToolParser = Literal["auto", "none", "hermes", "qwen3_coder", "llama3", "mistral", "response_template"]
 ReasoningParser = Literal["auto", "none", "think"]
 Growth = Literal["dynamic", "static"]
+Chain = Annotated[
+    int, Meta(ge=1, le=63, extra={"expected": "a whole number from 1 to 63 (--draft none decodes without drafts)"})
+]
 Shape = Annotated[
     str,
     Meta(
@@ -89,7 +92,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
         bool, _about("capture whole steps in CUDA graphs at start-up; on a CPU there are none", "models")
     ] = True
     draft_tokens: Annotated[
-        Annotated[int, Meta(ge=0, le=63)] | None,
+        Chain | None,
         _about(
             "draft a chain of so many tokens in every step (chosen at each step, by what was measured)", "drafting", "K"
         ),

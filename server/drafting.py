@@ -69,7 +69,7 @@ class Drafts:
             named_head = heads[0].asked if heads else parts[0]
             heads = [head for head in [find_head(named_head, config.draft_layers)] if head is not None]
         model = models[0] if models else ""
-        return cls(lookups, model, resolve(model) if model else None, heads[0] if heads else None)
+        return cls(lookups, model, resolve(model, flag="--draft") if model else None, heads[0] if heads else None)
 
     def lookup_drafters(self, config: EngineConfig, vocab_size: int) -> list[Drafter]:
         """Those that need no model."""

@@ -56,7 +56,7 @@ class EngineClient:
         self.info: EngineInfo | None = None  # of the engine that was ready last
         self.observe: Callable[[StepTrace], None] | None = None
         self.observe_shadow: Callable[[ShadowReport], None] | None = None
-        self.observe_status: Callable[[EngineStatus], None] | None = None
+        self.observe_status: list[Callable[[EngineStatus], None]] = []
         self.process_id: int | None = None
         self._config = config
         self._sinks: dict[str, Sink] = {}
@@ -80,25 +80,31 @@ class EngineClient:
             self._supervisor = None
 
     async def until_ready(self) -> EngineInfo:
-        """Wait for the engine; :class:`ConfigurationError` if it will never come."""
+        """Wait for the engine; :class:`ForesayError` if it will never come (:class:`ConfigurationError` if settings are
+        wrong)."""
         while True:
             if self.status.state == "ready" and self.info is not None:
                 return self.info
             if self.status.state == "failed":
-                raise ConfigurationError(self.status.message)
+                raise self._never()
             self._changed.clear()
             await self._changed.wait()
 
     async def until_ended(self) -> NoReturn:
-        """Wait for the end of the supervision, and raise why: :class:`ConfigurationError` if there will be no engine,
-        or what should not have happened."""
+        """Wait for the end of the supervision, and raise why: that there will be no engine, or what should not have
+        happened."""
         assert self._supervisor is not None, "it was started"
         try:
             await asyncio.shield(self._supervisor)
         except Exception as error:
             log.critical("nobody watches over the engine any more", exc_info=error)
             raise ForesayError(f"the supervision of the engine ended ({type(error).__name__}: {error})") from error
-        raise ConfigurationError(self.status.message)
+        raise self._never()
+
+    def _never(self) -> ForesayError:
+        """Why there will be no engine."""
+        usage = self._failure is not None and self._failure.usage
+        return (ConfigurationError if usage else ForesayError)(self.status.message)
 
     # -- TokenEngine ---------------------------------------------------------------------------------------------
 
@@ -285,6 +291,6 @@ class EngineClient:
 
     def _set(self, status: EngineStatus) -> None:
         self.status = status
-        if self.observe_status is not None:
-            self.observe_status(status)
+        for observe in self.observe_status:
+            observe(status)
         self._changed.set()

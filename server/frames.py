@@ -80,10 +80,12 @@ class Ready(msgspec.Struct, tag="ready"):
 
 
 class Failed(msgspec.Struct, tag="failed"):
-    """The engine process is about to exit. building: it never got ready, most likely because the settings are wrong."""
+    """The engine process is about to exit. building: it never got ready, and would not another time. usage: because
+    settings are wrong."""
 
     message: str
     building: bool = False
+    usage: bool = False
 
 
 class Deltas(msgspec.Struct, tag="deltas"):

@@ -84,7 +84,7 @@ def find_head(draft: str, layers: str | None = None) -> Head | None:
 def _named(draft: str) -> Head | None:
     prefix, _, path = draft.partition(":")
     if prefix in PREFIXES and path:
-        directory = resolve(path, extra=PATTERNS)
+        directory = resolve(path, extra=PATTERNS, flag="--draft")
         found = kind_of(directory)
         if found != PREFIXES[prefix]:
             held = f"holds {found} heads" if found else "holds no head"
@@ -92,7 +92,7 @@ def _named(draft: str) -> Head | None:
         return Head(found, directory, draft)
     if draft in ("none", *LOOKUPS):
         return None
-    kind = kind_of(resolve(draft))
+    kind = kind_of(resolve(draft, flag="--draft"))
     # Of a hub repository only a model's files were fetched so far; heads may be stored as others.
     return Head(kind, resolve(draft, extra=PATTERNS), draft) if kind else None
 

@@ -127,6 +127,7 @@ class EngineInfo(msgspec.Struct, kw_only=True, frozen=True):
     root_seconds: a whole step of one sequence without drafts, as measured at start-up; 0 if nobody measured.
     more_seconds: what each number of sequences from 1 on adds to that, from the cost of their rows. drafters: by
     name. chosen: whether who drafts, and how much, is chosen at every step; ``draft_shape`` is the most then.
+    warnings: what whoever started it should know, a sentence each.
     """
 
     target: str
@@ -149,3 +150,4 @@ class EngineInfo(msgspec.Struct, kw_only=True, frozen=True):
     more_seconds: tuple[float, ...] = ()
     drafters: tuple[str, ...] = ()
     chosen: bool = False
+    warnings: tuple[str, ...] = ()

@@ -18,7 +18,7 @@ from server.drafting import named_in
 from server.heads import Head, find_head
 from server.lookup import LOOKUPS
 from server.memory import parameters
-from server.translation import translation
+from server.translation import SMALL_SHARE, translation
 from server.vocabulary import overlap
 from verifier.model.config import FAMILIES, ModelConfig
 from verifier.model.hub import resolve
@@ -30,8 +30,6 @@ _LOOKS = {
 }
 #: A draft model with more than this share of the target's weights seldom pays.
 _LARGE = 0.5
-#: A draft model with less than this share of the target's tokens may lack many that are often said.
-_SMALL = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +102,7 @@ def _without_files(notes: Notes, choice: Choice) -> Draft:
 
 def _look_at_model(notes: Notes, target: Target, choice: Choice) -> Draft | None:
     wrong = "name a directory that holds config.json, the tokenizer and *.safetensors, or a hub id"
-    directory = notes.attempt("draft", wrong, lambda: resolve(choice.value))
+    directory = notes.attempt("draft", wrong, lambda: resolve(choice.value, flag="--draft"))
     if directory is None:
         return None
     other = f"take an unquantised model of a supported family ({', '.join(f.models for f in FAMILIES.values())})"
@@ -157,7 +155,7 @@ def _note_translation(notes: Notes, draft: str, target: Target, directory: Path,
         return
     text = f"the draft model has another vocabulary, with {made.described}"
     facts = {"target": made.tokens, "shared": len(made.token_ids)}
-    if made.share < _SMALL:
+    if made.share < SMALL_SHARE:
         notes.warn(
             "vocabulary", text, "--probe measures whether that is enough; a model of the family has all", **facts
         )

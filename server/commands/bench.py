@@ -1,14 +1,12 @@
 """``foresay bench``: how much speculation gives on this machine, for these models.
 
 Each round decodes every prompt with the drafter and without, in turns, so that a machine that slows down slows both.
-Both ways write the same tokens where the engine is exact, and the report says whether they did. Medians; one JSON line
-last.
+Both ways write the same tokens where the engine is exact, and the report says whether they did. Medians.
 """
 
 from __future__ import annotations
 
 import statistics as averages
-import sys
 from argparse import ArgumentParser, Namespace
 from typing import TYPE_CHECKING, Any
 
@@ -32,25 +30,24 @@ PROMPTS = (
 
 def _add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--prompt", action="append", metavar="TEXT", help="measure on this prompt; may be repeated")
+    parser.add_argument("--json", action="store_true", help="print one JSON object instead of the table")
 
 
 def run(config: BenchConfig, arguments: Namespace) -> int:
-    """Measure, print a table on stderr and one JSON line on stdout."""
-    from server.commands.progress import loading
-    from server.local import Engine
+    """Measure, and print a table or, if that is asked for, JSON."""
+    from server.commands.progress import loaded
 
     if config.shadow is not None or config.trace is not None:
         raise ConfigurationError("bench measures without --shadow and --trace: they would slow one side down")
     config = msgspec.structs.replace(config, seed=0 if config.seed is None else config.seed)
     plain = msgspec.structs.replace(config, draft="none", draft_tree=None, draft_history=None)
     prompts = tuple(arguments.prompt or PROMPTS)
-    with Engine.from_config(config, loading()) as drafted, Engine.from_config(plain, loading()) as bare:
+    with loaded(config) as drafted, loaded(plain) as bare:
         if drafted.info.drafter == bare.info.drafter:
             raise ConfigurationError("there is nothing to compare: choose who drafts with --draft")
         report = measure({"on": drafted, "off": bare}, config, prompts)
         report |= {"target": drafted.info.target, "drafter": drafted.info.drafter, "dtype": drafted.info.dtype}
-    print(table(report), file=sys.stderr)
-    print(msgspec.json.encode(report).decode())
+    print(msgspec.json.encode(report).decode() if arguments.json else table(report))
     return 0
 
 
@@ -105,14 +102,29 @@ def _added(lists: list[list[int]]) -> list[int]:
 
 def table(report: dict[str, Any]) -> str:
     """The report for a reader."""
-    lines = [f"{report['target']}, {report['dtype']}, temperature {report['temperature']:g}"]
+    prompts = f"{report['prompts']} prompts of {report['max_tokens']} tokens, {report['rounds']} rounds"
+    rows = [("", "tokens/s", "least to most", "tokens per step")]
     for name, who in (("on", f"drafted by {report['drafter']}"), ("off", "plain decoding")):
         one = report[name]
         low, high = one["spread"]
-        speed = f"{one['tokens_per_second']:8.1f} tokens/s ({low:.1f} to {high:.1f})"
-        lines.append(f"  {who:<28} {speed}   {one['tokens_per_step']:.2f} tokens per step")
-    same = "the same tokens" if report["same_tokens"] else "NOT the same tokens"
-    return "\n".join([*lines, f"  {report['speedup']:.2f}x, {same}"])
+        rows.append(
+            (who, f"{one['tokens_per_second']:.1f}", f"{low:.1f} to {high:.1f}", f"{one['tokens_per_step']:.2f}")
+        )
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = [
+        "  ".join(
+            [f"{first:<{widths[0]}}", *(f"{cell:>{width}}" for cell, width in zip(cells, widths[1:], strict=True))]
+        )
+        for first, *cells in rows
+    ]
+    same = "both wrote the same tokens" if report["same_tokens"] else "they did NOT write the same tokens"
+    return "\n".join(
+        [
+            f"{report['target']}, {report['dtype']}, temperature {report['temperature']:g}, {prompts}",
+            *lines,
+            f"{report['speedup']:.2f} times as fast with drafts; {same}",
+        ]
+    )
 
 
 COMMAND = Command(

@@ -81,10 +81,9 @@ class Conversation:
 
 def run(config: SamplingConfig, arguments: Namespace) -> int:
     """Read lines until the end of input and answer each."""
-    from server.commands.progress import dim, loading
-    from server.local import Engine
+    from server.commands.progress import dim, loaded
 
-    with Engine.from_config(config, loading()) as engine:
+    with loaded(config) as engine:
         conversation = Conversation(engine, config, arguments.system)
         print(dim(f"{engine.info.target}, drafted by {engine.info.drafter}. {GREETING}"), file=sys.stderr)
         while True:

@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from typing import TYPE_CHECKING
 
+from server.commands.stages import Stages
+from server.config import EngineConfig
 from spec.trace import ShadowReport, Statistics
 
+if TYPE_CHECKING:
+    from server.local import Engine
 
-def loading() -> Callable[..., None]:
-    """A progress callback that names each phase once, on a terminal only."""
-    seen: set[str] = set()
 
-    def show(phase: str, share: float | None = None) -> None:
-        if phase not in seen and sys.stderr.isatty():
-            seen.add(phase)
-            print(dim(f"{phase} ..."), file=sys.stderr)
+def loaded(config: EngineConfig) -> Engine:
+    """The engine; its stages are shown on a terminal while it loads, and what it warns of is told."""
+    from server.local import Engine
 
-    return show
+    with Stages() as stages:
+        engine = Engine.from_config(config, stages)
+    for warning in engine.warnings:
+        print(f"warning: {warning}", file=sys.stderr)
+    return engine
 
 
 def dim(line: str) -> str:

@@ -121,7 +121,7 @@ def run(config: None, arguments: Namespace) -> int:
     from verifier.model.config import ModelConfig
     from verifier.model.hub import resolve
 
-    directory = BUNDLED / "target" if arguments.target == "bundled" else resolve(arguments.target)
+    directory = BUNDLED / "target" if arguments.target == "bundled" else resolve(arguments.target, flag="--target")
     model = ModelConfig.from_directory(directory)
     settings, device = _settings(arguments, model), _device(arguments.device)
     work = Work(arguments.out, settings)

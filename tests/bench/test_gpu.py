@@ -123,7 +123,7 @@ def logits(decoder: Decoder, device: Device, tokens: Tensor) -> Tensor:
 def test_a_model_made_on_the_device_says_what_the_bundled_one_says(shape, device) -> None:
     config = ModelConfig.from_directory(SOURCE)
     tokens = torch.randint(5, config.vocab_size, (60,), generator=torch.Generator().manual_seed(3))
-    small = Decoder(config, load(SOURCE, config, torch.float32, progress=False), 1024)
+    small = Decoder(config, load(SOURCE, config, torch.float32), 1024)
     _, large = inflated(device, shape, SOURCE, 1024)
     wanted, found = logits(small, device, tokens), logits(large, device, tokens)
     assert found.shape == (60, shape.vocab) and wanted.std() > 1.0

@@ -95,6 +95,9 @@ def test_help_shows_every_setting_and_its_default(name: str, capsys: pytest.Capt
         (["serve", "--draft_tokens=3"], 'unknown flag --draft_tokens; did you mean "--draft-tokens"?'),
         (["serve", "a", "b"], "foresay serve: unexpected argument b"),
         (["serve", "--port", "http"], "foresay serve: --port must be a whole number from 0 to 65535, got 'http'"),
+        (["serve", "--draft-tokens", "0"], "from 1 to 63 (--draft none decodes without drafts), got '0'"),
+        (["keys", "list", "alice"], "foresay keys: list takes no name"),
+        (["keys", "remove"], "foresay keys: remove whose key? foresay keys remove NAME"),
         (["generate"], "foresay generate: the following arguments are required: --prompt"),
         (["generate", "--prompt", ""], "--prompt must be text that is not empty"),
         (["config", "shwo"], "invalid choice: 'shwo'"),
@@ -215,6 +218,12 @@ def test_chat_remembers_resets_and_ends_with_its_input(
 def test_bench_reports_both_ways_and_the_same_tokens(capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["bench", "--rounds", "1", "--prompt", "Once upon a time", "--temperature", "0", *QUICK]
     assert main(arguments) == 0
+    head, titles, drafted, plain, verdict = capsys.readouterr().out.splitlines()
+    assert head == "bundled, float32, temperature 0, 1 prompts of 12 tokens, 1 rounds"
+    assert titles.split("  ")[-1] == "tokens per step"
+    assert drafted.startswith("drafted by ngram ") and plain.startswith("plain decoding ") and plain.endswith(" 1.00")
+    assert verdict.endswith("both wrote the same tokens")
+    assert main([*arguments, "--json"]) == 0
     report = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert report["same_tokens"] is True
     assert report["on"]["tokens_per_second"] > 0

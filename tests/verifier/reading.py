@@ -41,7 +41,7 @@ def load_decoder(
 ) -> Decoder:
     """The decoder of a checkpoint, its products as the probe leaves them on this machine: rows must be bit-equal."""
     config = ModelConfig.from_directory(directory)
-    weights = load(directory, config, dtype, device, progress=False)
+    weights = load(directory, config, dtype, device)
     decoder = Decoder(config, weights, config.max_positions + MAX_NODES)
     if probed and decoder.device.type == "cpu":
         reader = Reader(decoder)
