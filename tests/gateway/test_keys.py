@@ -358,7 +358,7 @@ def test_keys_list_names_who_has_one_and_its_own_limits_and_no_hash(tmp_path, ca
     key_file.append(path, "bob", BOB)
     assert main(["keys", "list", "--api-key-file", str(path)]) == 0
     listed, told = capsys.readouterr()
-    ids = [entry.id for entry in key_file.read(path)]
+    ids = [entry.id for entry in key_file.read(path) or ()]
     limits = "max_requests_per_minute 60, max_tokens_per_minute none"
     assert listed.splitlines() == [f"al   {ids[0]}  {limits}", f"bob  {ids[1]}"]
     assert told == f"2 keys in {path}\n"
