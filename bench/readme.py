@@ -49,7 +49,7 @@ def block(name: str, entry: Entry) -> str:
 def _conditions(entry: Entry) -> str:
     machine = entry["machine"]
     said = (
-        f"No GPU: {machine['cores']} cores of an {machine['cpu']}, {entry['dtype']}, {machine['threads']} threads each; "
+        f"No GPU: {machine['cores']} cores of an {machine['cpu']}, {machine['threads']} threads, {entry['dtype']}; "
         f"transformers {machine['transformers']}, llama.cpp {entry['llama.cpp']}, torch {machine['torch']}. The same "
         "checkpoint for all: the bundled target *inflated* to the shape of a 135M model, which costs what such a model "
         f"costs and says what the small one says. {entry['prompts']} prompts, {entry['max_tokens']} tokens each, "

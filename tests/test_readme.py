@@ -1,4 +1,4 @@
-"""What README and the documents name exists: commands, flags, make targets, files; and its figures are those measured."""
+"""What README and the documents name exists: commands, flags, make targets, files; its figures are those measured."""
 
 from __future__ import annotations
 
