@@ -94,15 +94,14 @@ def test_the_wheel_serves_the_bundled_pair_in_an_environment_of_its_own(wheel: z
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("FORESAY_", "PYTHON"))}
-    where = {"cwd": elsewhere, "env": kept | {"OMP_NUM_THREADS": "1"}, "text": True}
-    found = subprocess.run(
-        [programs / "python", "-c", "import server, spec; print(server.__file__, spec.__file__)"],
-        capture_output=True, check=True, **where,
-    )  # fmt: skip
-    assert all(Path(file).is_relative_to(tmp_path / "venv") for file in found.stdout.split())
+    environment = kept | {"OMP_NUM_THREADS": "1"}
+    code = "import server, spec; print(server.__file__, spec.__file__)"
+    found = subprocess.check_output([programs / "python", "-c", code], cwd=elsewhere, env=environment, text=True)
+    assert all(Path(file).is_relative_to(tmp_path / "venv") for file in found.split())
+    command = [programs / "foresay", "serve", "--port", "0"]
     with (
         (tmp_path / "log").open("w") as log,
-        subprocess.Popen([programs / "foresay", "serve", "--port", "0"], stderr=log, **where) as server,
+        subprocess.Popen(command, stderr=log, cwd=elsewhere, env=environment) as server,
     ):
         try:
             url = address(server, tmp_path / "log")
@@ -112,7 +111,7 @@ def test_the_wheel_serves_the_bundled_pair_in_an_environment_of_its_own(wheel: z
             )
             with urllib.request.urlopen(asked, timeout=60) as answer:
                 said = json.load(answer)
-            with urllib.request.urlopen(url.removesuffix("/v1") + "/", timeout=60) as page:
+            with urllib.request.urlopen(url.removesuffix("/v1") + "/dashboard", timeout=60) as page:
                 assert b"<title>" in page.read()
         finally:
             server.send_signal(signal.SIGTERM)
@@ -121,7 +120,7 @@ def test_the_wheel_serves_the_bundled_pair_in_an_environment_of_its_own(wheel: z
     assert said["metrics"]["speculative_decoding"]["num_draft_tokens"] > 0
 
 
-def address(server: subprocess.Popen[str], log: Path) -> str:
+def address(server: subprocess.Popen[bytes], log: Path) -> str:
     """Of the API, once the banner names it."""
     deadline = time.monotonic() + 180
     while (found := re.search(r"API +(http://\S+)", log.read_text())) is None:
