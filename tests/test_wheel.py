@@ -78,7 +78,7 @@ def test_the_wheel_is_typed_and_licensed(wheel: zipfile.ZipFile) -> None:
 def installed(wheel: zipfile.ZipFile, folder: Path) -> Path:
     """The programs of a new environment that holds the wheel, and looks for all that it needs in ours."""
     subprocess.run([sys.executable, "-m", "venv", folder], check=True)
-    python = folder / "bin" / "python"
+    python = str(folder / "bin" / "python")
     pip = [python, "-m", "pip", "--disable-pip-version-check", "install", "--quiet", "--no-deps", "--no-index"]
     subprocess.run([*pip, str(wheel.filename)], check=True, cwd=folder)
     version = f"python{sys.version_info[0]}.{sys.version_info[1]}"
@@ -98,7 +98,7 @@ def test_the_wheel_serves_the_bundled_pair_in_an_environment_of_its_own(wheel: z
     code = "import server, spec; print(server.__file__, spec.__file__)"
     found = subprocess.check_output([programs / "python", "-c", code], cwd=elsewhere, env=environment, text=True)
     assert all(Path(file).is_relative_to(tmp_path / "venv") for file in found.split())
-    command = [programs / "foresay", "serve", "--port", "0"]
+    command = [str(programs / "foresay"), "serve", "--port", "0"]
     with (
         (tmp_path / "log").open("w") as log,
         subprocess.Popen(command, stderr=log, cwd=elsewhere, env=environment) as server,
