@@ -12,9 +12,10 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from bench import drive, edits, forced, http, record, report, summary
+from bench import drive, edits, forced, http, peers, record, report, summary
 from bench.decode import compare
 from bench.drive import BadMode, Options, Run, engine_config
+from bench.llama import LlamaServer, ways
 from bench.overhead import added, metered_models
 from bench.summary import Sample, TokensDiffer, check_same
 from spec.sampling import SamplingParams
@@ -177,3 +178,44 @@ def test_as_many_words_are_edited_as_said(rate: float) -> None:
     kept = sum(word in set(edit.split()) for word in text.split()) / 720
     assert kept == pytest.approx(1 - rate * 2 / 3 - rate / 5 * 2 / 3, abs=0.06)
     assert (edit == text) == (rate == 0)
+
+
+def test_peers_decode_alone_and_count_what_came_behind_the_first(options: Options) -> None:
+    engine = drive.build("draft:2", options)
+    prompt = list(range(1, 20))
+    mine = peers.ours(engine, 12)(prompt, 0.0, 0)
+    model = peers.load_peer(options.target, "float32")
+    for more in (
+        {},
+        {"prompt_lookup_num_tokens": 3},
+        {"assistant_model": peers.load_peer(str(options.draft), "float32")},
+    ):
+        theirs = peers.theirs(model, 12, **more)(prompt, 0.0, 0)
+        assert theirs.tokens == mine.tokens and theirs.speed > 0
+    arrivals = peers.Arrivals()
+    arrivals.came = [(19, 0.0), (3, 2.0), (2, 3.0), (4, 5.0)]
+    assert arrivals.speed == 2.0
+
+
+def test_llama_cpp_is_asked_for_the_same_and_its_first_token_is_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The program itself is not here; what it answers is."""
+    asked: list[dict[str, Any]] = []
+
+    def post(self: LlamaServer, path: str, body: dict[str, Any]) -> Any:
+        asked.append({"path": path} | body)
+        return {"tokens": [4, 5, 6], "timings": {"predicted_n": 3, "predicted_ms": 500.0}}
+
+    monkeypatch.setattr(LlamaServer, "_post", post)
+    assert LlamaServer("http://here").decode([1, 2], 1.0, 7, 3) == ([4, 5, 6], 4.0)
+    wanted = {
+        "top_k": 0,
+        "top_p": 1.0,
+        "min_p": 0.0,
+        "cache_prompt": False,
+        "ignore_eos": True,
+        "n_predict": 3,
+        "seed": 7,
+    }
+    assert wanted.items() <= asked[0].items()
+    assert list(ways(None)) == ["llama.cpp", "llama.cpp n-gram"]
+    assert ways(Path("d.gguf"))["llama.cpp draft:4"][:2] == ["-md", "d.gguf"]
