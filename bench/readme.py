@@ -78,7 +78,8 @@ def _verdict(temperature: str, ways: Entry) -> str:
         said.append(
             f"{ratio['ratio']:.2f} [{ratio['low']:.2f}, {ratio['high']:.2f}] times as fast as {program} ({how})"
         )
-    return f"- T = {temperature}: Foresay with its draft model is {' and '.join(said)}."
+    text = f"- T = {temperature}: Foresay with its draft model is {' and '.join(said)}."
+    return fill(text, 120, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
 
 
 def _median(way: Entry) -> float:

@@ -56,12 +56,14 @@ def resolve(
 
 
 def _is_gguf(file: Path) -> bool:
-    """llama.cpp's format, by its first four bytes or, of a file that cannot be read or is empty, by its name."""
+    """llama.cpp's format, by its name or its first four bytes."""
+    if file.suffix == ".gguf" or not file.is_file():  # what is no plain file may have no end
+        return file.suffix == ".gguf"
     try:
         with file.open("rb") as opened:
-            return opened.read(4) == b"GGUF" or file.suffix == ".gguf"
+            return opened.read(4) == b"GGUF"
     except OSError:
-        return file.suffix == ".gguf"
+        return False
 
 
 def _is_local(name: str | Path) -> bool:
