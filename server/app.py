@@ -49,6 +49,7 @@ from server.errors import ApiError, described
 from server.gateway import access_log, malformed
 from server.gateway.caller import REQUEST_ID, usable_id
 from server.gateway.gate import Gate
+from server.gateway.threads import SharedThreads
 from server.gateway.tls import context
 from server.parsers.dialect import Dialect
 from server.service import MOST_BODIES, Service, ServiceOptions, Text
@@ -169,7 +170,7 @@ async def run_server(config: ServeConfig, on_ready: Callable[[EngineInfo, int], 
     """
     files.allow_most()
     asyncio.get_running_loop().set_exception_handler(files.Refusals())
-    threads = ThreadPoolExecutor(thread_name_prefix=_BESIDE)
+    threads = SharedThreads(thread_name_prefix=_BESIDE)
     asyncio.get_running_loop().set_default_executor(threads)
     engine = EngineClient(config)
     service = Service(engine, ServiceOptions.of(config, model_name(config)))
