@@ -21,7 +21,7 @@ from server.forks import check_choices, forked
 from server.gateway.caller import CALLER
 from server.grammars.answers import Beginning, chat_grammar
 from server.grammars.fields import wanted
-from server.options import bad_words, scores_only, truncated
+from server.options import bad_words, check_told, scores_only, truncated
 from server.options import choices as choices_of
 from server.parts import OutputParser, PlainText
 from server.prediction import prediction_of
@@ -132,6 +132,7 @@ def _choices(
     drafted = wishes(body.speculation, info)
     count = choices_of(body)
     check_choices(len(prompts), count)
+    check_told(body, prompts, count)
     unique, salt = uuid.uuid4().hex, _salt(body)
     choices = []
     for index, given in enumerate(prompts):

@@ -13,6 +13,7 @@ import msgspec
 from server import options
 from server.answers.base import AnswerOptions
 from server.answers.responses import Cancelled, ResponseAnswer
+from server.bounds import MOST_SAID_AGAIN, check_bytes
 from server.choice import Choice
 from server.errors import ApiError, described
 from server.gateway.caller import CALLER
@@ -211,6 +212,8 @@ def _response(body: ResponseRequest, id: str, model: str, choice: Choice) -> Res
     """The response before anything is said: the request, with what was chosen for it."""
     params = choice.request.params
     text = body.text or TextOptions()
+    for field in ("tools", "metadata"):  # which three events say again
+        check_bytes(getattr(body, field), MOST_SAID_AGAIN, field)
     return Response(
         id=f"resp_{id}",
         created_at=int(time.time()),
