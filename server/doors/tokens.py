@@ -73,7 +73,7 @@ async def render(http: web.Request) -> web.Response:
     _, info = service.opened()
     body = validation.decode_chat(await http.read())
     service.check_model(body.model)
-    prompt = await rendered(service, body)
+    prompt = (await rendered(service, body)).prompt
     tokens = await service.encode(prompt, add_special_tokens=bool(body.add_special_tokens))
     answer = Rendered(prompt=prompt.text, token_ids=tokens, count=len(tokens), max_model_len=info.max_model_len)
     return json_response(answer)

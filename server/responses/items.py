@@ -15,11 +15,28 @@ from typing import Any
 import msgspec
 
 from server.bounds import MOST_MESSAGES
-from server.wire.responses import FunctionCall, InputItem, InputPart, OutputItem, OutputMessage, ReasoningItem
+from server.responses.tools import ADDITIONAL, arguments_of, full_name
+from server.wire.responses import (
+    CustomToolCall,
+    FunctionCall,
+    InputItem,
+    InputPart,
+    OutputItem,
+    OutputMessage,
+    ReasoningItem,
+)
 from spec.errors import ContextLengthExceeded, InvalidRequest
 
 ROLES = ("user", "system", "developer", "assistant")
-PREFIXES = {"message": "msg", "function_call": "fc", "function_call_output": "fco", "reasoning": "rs"}
+PREFIXES = {
+    "message": "msg",
+    "function_call": "fc",
+    "function_call_output": "fco",
+    "custom_tool_call": "ctc",
+    "custom_tool_call_output": "ctco",
+    "reasoning": "rs",
+    ADDITIONAL: "at",
+}
 TEXTS = ("input_text", "output_text", "text", "refusal", "reasoning_text", "summary_text")
 
 # -- one form ------------------------------------------------------------------------------------------------------
@@ -50,12 +67,16 @@ def _normal(item: InputItem, place: str) -> InputItem:
             changes |= _message(item, place)
         case "function_call":
             _require(item, place, "call_id", "name", "arguments")
-        case "function_call_output":
+        case "custom_tool_call":
+            _require(item, place, "call_id", "name", "input")
+        case "function_call_output" | "custom_tool_call_output":
             _require(item, place, "call_id", "output")
             if not isinstance(item.output, str):
                 _parts(item.output, f"{place}.output")
         case "reasoning":
             changes |= {"summary": item.summary or [], "content": _parts(item.content, f"{place}.content")}
+        case "additional_tools":
+            _require(item, place, "tools")
     return msgspec.structs.replace(item, status=item.status or "completed", **changes)
 
 
@@ -94,13 +115,18 @@ def _said(item: OutputItem) -> InputItem:
         case OutputMessage():
             parts = [InputPart(type="output_text", text=part.text, annotations=[]) for part in item.content]
             return InputItem(id=item.id, type="message", status=item.status, role="assistant", content=parts)
-        case FunctionCall(id=id, status=status, call_id=call, name=name):
-            return InputItem(
-                id=id, type="function_call", status=status, call_id=call, name=name, arguments=item.arguments
-            )
+        case FunctionCall(arguments=arguments):
+            return msgspec.structs.replace(_said_call(item), type="function_call", arguments=arguments)
+        case CustomToolCall(input=text):
+            return msgspec.structs.replace(_said_call(item), type="custom_tool_call", input=text)
         case ReasoningItem():
             parts = [InputPart(type="reasoning_text", text=part.text) for part in item.content]
             return InputItem(id=item.id, type="reasoning", status=item.status, summary=[], content=parts)
+
+
+def _said_call(item: FunctionCall | CustomToolCall) -> InputItem:
+    namespace = item.namespace or None
+    return InputItem(id=item.id, status=item.status, call_id=item.call_id, name=item.name, namespace=namespace)
 
 
 # -- as a chat -----------------------------------------------------------------------------------------------------
@@ -139,8 +165,11 @@ class _Chat:
                 self.say("system" if item.role == "developer" else str(item.role), _text(item.content))
             case "reasoning":
                 self._last("content", "tool_calls", "reasoning_content")["reasoning_content"] = _text(item.content)
-            case "function_call":
-                function = {"name": item.name, "arguments": item.arguments}
+            case "additional_tools":
+                pass
+            case "function_call" | "custom_tool_call":
+                arguments = item.arguments if item.type == "function_call" else arguments_of(item.input or "")
+                function = {"name": full_name(item.name, item.namespace), "arguments": arguments}
                 message = self._last()
                 calls = message.setdefault("tool_calls", [])
                 calls.append({"id": item.call_id, "type": "function", "function": function})

@@ -120,11 +120,17 @@ async def test_what_it_says_about_its_models(tokenizer):
         version = await (await plain.get("/api/version")).json()
     assert listed.model == running.model == "toy:latest"
     assert listed.digest is not None and len(listed.digest) == 64
-    assert shown.modelinfo is not None and shown.modelinfo["foresay.context_length"] == INFO.max_model_len
+    assert shown.modelinfo is not None and shown.modelinfo["llama.context_length"] == INFO.max_model_len
+    assert shown.modelinfo["general.architecture"] == "llama"
+    assert listed.size == INFO.weight_bytes and running.size == INFO.held_bytes and running.size_vram == 0
+    for described in (listed.details, shown.details):
+        assert described is not None
+        assert (described.family, described.parameter_size, described.quantization_level) == ("llama", "1.2M", "F32")
     assert "generation_prompt" in (shown.template or "")
     assert "completion" in (shown.capabilities or [])
     assert running.context_length == INFO.max_model_len
-    assert version == {"version": foresay.__version__}
+    assert version["foresay"] == foresay.__version__
+    assert tuple(map(int, version["version"].split("."))) >= (0, 6, 4), "what VS Code's Copilot asks for"
 
 
 @pytest.mark.parametrize(
@@ -166,8 +172,8 @@ async def test_errors_are_a_sentence_that_names_the_field(tokenizer, script, fie
         ({"raw": True, "system": "x"}, "system"),
         ({"raw": True, "top_logprobs": 1}, "top_logprobs"),
         ({"raw": True, "logprobs": True, "top_logprobs": 99}, "logprobs"),
-        ({"raw": True, "options": {"num_predict": 1000}}, "prompt"),
-        ({"options": {"num_predict": 1000}}, "prompt"),
+        ({"raw": True, "prompt": "fox " * 600}, "prompt"),
+        ({"prompt": "fox " * 600}, "prompt"),
     ],
 )
 async def test_generate_refuses_what_it_does_not_do(tokenizer, script, fields, named):
@@ -179,7 +185,7 @@ async def test_generate_refuses_what_it_does_not_do(tokenizer, script, fields, n
 
 async def test_errors_raise_in_ollamas_client(tokenizer, script):
     async with clients(ScriptedEngine(script, fail_after=4), tokenizer) as (client, plain):
-        with pytest.raises(ollama.ResponseError, match="not found") as caught:
+        with pytest.raises(ollama.ResponseError, match="was not found") as caught:
             await client.chat(model="llama3", messages=ASK)
         assert caught.value.status_code == 404
         with pytest.raises(ollama.ResponseError, match="the script breaks here"):
