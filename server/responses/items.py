@@ -9,7 +9,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -37,6 +37,7 @@ PREFIXES = {
     "reasoning": "rs",
     ADDITIONAL: "at",
 }
+REFERENCE = "item_reference"
 TEXTS = ("input_text", "output_text", "text", "refusal", "reasoning_text", "summary_text")
 
 # -- one form ------------------------------------------------------------------------------------------------------
@@ -47,19 +48,36 @@ def new_id(kind: str) -> str:
     return f"{PREFIXES[kind]}_{uuid.uuid4().hex}"
 
 
-def given_items(given: str | list[InputItem] | None) -> list[InputItem]:
-    """The items of ``input``, with type, id and content parts; errors name the field."""
+def given_items(
+    given: str | list[InputItem] | None, find: Callable[[str], InputItem | None] = lambda id: None
+) -> list[InputItem]:
+    """The items of ``input``, with type, id and content parts; errors name the field. find: an item that was said, by
+    its id, for those that are only referred to.
+    """
     if given is None:
         return []
     if isinstance(given, str):
         given = [InputItem(role="user", content=given)]
-    return [_normal(item, f"input[{index}]") for index, item in enumerate(given)]
+    named = ((item, f"input[{index}]") for index, item in enumerate(given))
+    return [_normal(_found(item, place, find), place) for item, place in named]
+
+
+def _found(item: InputItem, place: str, find: Callable[[str], InputItem | None]) -> InputItem:
+    """The item itself, or what it refers to."""
+    if item.type != REFERENCE:
+        return item
+    _require(item, place, "id")
+    found = find(item.id or "")
+    if found is None:
+        wrong = f"{place}.id: there is no item {item.id!r}: its response was not stored, or it had to make room"
+        raise InvalidRequest(f"{place}.id", wrong)
+    return found
 
 
 def _normal(item: InputItem, place: str) -> InputItem:
     kind = item.type or ("message" if item.role is not None else None)
     if kind not in PREFIXES:
-        known = ", ".join(PREFIXES)
+        known = ", ".join([*PREFIXES, REFERENCE])
         raise InvalidRequest(f"{place}.type", f"{place}.type must be one of {known}, got {item.type!r}")
     changes: dict[str, Any] = {"type": kind, "id": item.id or new_id(kind)}
     match kind:

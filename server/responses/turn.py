@@ -138,7 +138,7 @@ async def prepared(
     service.check_model(body.model)
     tenant = CALLER.get().tenant
     before = _before(service, body.previous_response_id, tenant, place)
-    given = given_items(body.input)
+    given = given_items(body.input, partial(service.responses.store.item, tenant, place=place))
     conversation = () if before is None else before.conversation
     choice, dropped = await _choice(service, body, before, given, generates)
     toolbox = Toolbox.of(body.tools, given, conversation)
@@ -277,6 +277,8 @@ async def whole(turn: Turn) -> Response:
 async def prompt_length(service: Service, body: ResponseRequest) -> int:
     """The tokens of the prompt that the request would have."""
     service.check_model(body.model)
-    before = _before(service, body.previous_response_id, CALLER.get().tenant)
-    choice, _ = await _choice(service, body, before, given_items(body.input), True)
+    tenant = CALLER.get().tenant
+    before = _before(service, body.previous_response_id, tenant)
+    given = given_items(body.input, partial(service.responses.store.item, tenant))
+    choice, _ = await _choice(service, body, before, given, True)
     return len(choice.request.prompt)

@@ -91,7 +91,8 @@ def test_the_output_of_a_response_goes_on_as_items():
 @pytest.mark.parametrize(
     ("wrong", "param"),
     [
-        ({"type": "item_reference", "id": "x"}, "input[1].type"),
+        ({"type": "item_reference", "id": "x"}, "input[1].id"),
+        ({"type": "image_generation_call", "id": "x"}, "input[1].type"),
         ({"content": "x"}, "input[1].type"),
         ({"role": "tool", "content": "x"}, "input[1].role"),
         ({"role": "user"}, "input[1].content"),

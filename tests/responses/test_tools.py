@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 import msgspec
+import openai
 import pytest
 
 from server.responses.codec import MSGPACK_PROTOCOL
@@ -90,6 +91,30 @@ async def test_the_model_is_told_what_there_is_and_the_client_what_is_left_out(a
         ("format_not_enforced", "tools[2].tools[1].format"),
     ]
     assert json.loads(response.headers["X-Foresay-Warnings"]) == [one["message"] for one in warnings]
+
+
+async def test_items_may_be_referred_to_as_long_as_they_are_kept(agent):
+    """As Vercel's AI SDK does with every item it was given."""
+    engine = roomy(agent, call("look", at="x"))
+    async with asking(engine, agent) as client:
+        kept = await client.responses.create(model="toy", input="Go", tools=[LOOK])
+        lost = await client.responses.create(model="toy", input="Go", tools=[LOOK], store=False)
+        for first, status in ((kept, 200), (lost, 400)):
+            (made,) = first.output
+            assert made.type == "function_call"
+            result: Any = {"type": "function_call_output", "call_id": made.call_id, "output": "a.py"}
+            given: Any = [{"role": "user", "content": "Go"}, {"type": "item_reference", "id": made.id}, result]
+            if status == 200:
+                await client.responses.create(model="toy", input=given, tools=[LOOK])
+            else:
+                with pytest.raises(openai.BadRequestError, match=made.id or "") as caught:
+                    await client.responses.create(model="toy", input=given, tools=[LOOK])
+                assert caught.value.param == "input[1].id"
+        await client.responses.delete(kept.id)
+        given[1]["id"] = kept.output[0].id
+        with pytest.raises(openai.BadRequestError, match="there is no item"):
+            await client.responses.create(model="toy", input=given, tools=[LOOK])
+    assert '<tool_call>{"name": "look", "arguments": {"at": "x"}}</tool_call>' in prompt_of(engine, agent)
 
 
 @pytest.mark.parametrize("follow", [False, True])
