@@ -33,8 +33,8 @@ class InputPart(msgspec.Struct, kw_only=True, omit_defaults=True):
 
 class InputItem(msgspec.Struct, kw_only=True, omit_defaults=True):
     """One item of a conversation. type: ``message`` (also if left out), ``function_call``, ``function_call_output``,
-    ``custom_tool_call``, ``custom_tool_call_output``, ``reasoning``, ``additional_tools``, or ``item_reference`` for one
-    that a stored response said."""
+    ``custom_tool_call``, ``custom_tool_call_output``, ``reasoning``, ``additional_tools``, or
+    ``item_reference`` for one that a stored response said."""
 
     id: str | None = None
     type: str | None = None

@@ -1,7 +1,7 @@
 """Codex CLI and Claude Code, unmodified, finish a small edit: the model is a script, all else is real.
 
-The prompts are theirs, tens of thousands of tokens; the programs run their tools in a temporary directory, and what counts
-is the file they leave behind.
+The prompts are theirs, tens of thousands of tokens; the programs run their tools in a temporary directory, and what
+counts is the file they leave behind.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def agent() -> Tokenizer:
 
 
 @pytest.fixture
-def work(tmp_path) -> Path:
+def work(tmp_path: Path) -> Path:
     """A directory to work in."""
     work = tmp_path / "work"
     work.mkdir()

@@ -9,7 +9,7 @@ import pytest
 
 from server.text import Tokenizer
 from tests.clients.answering import AnsweringEngine, call
-from tests.clients.npm import PINS, installed, needs_npm, script
+from tests.clients.npm import needs_npm, script
 from tests.doors.conftest import AGENT_TEMPLATE
 from tests.doors.running import running
 from tests.server.conftest import byte_level_tokenizer
@@ -56,7 +56,3 @@ def test_the_ai_sdk(agent, tmp_path):
         assert (told["steps"], told["errors"], told["reasoning"]) == (2, 0, thought)
         assert told["usage"]["inputTokens"] > 0 and told["usage"]["outputTokens"] > 0
     assert said["asked"] == ["Ulm"] * 4
-
-
-def test_the_versions_are_those_that_are_pinned():
-    assert {package: installed(package) for package in PINS} == PINS

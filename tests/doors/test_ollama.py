@@ -133,6 +133,23 @@ async def test_what_it_says_about_its_models(tokenizer):
     assert tuple(map(int, version["version"].split("."))) >= (0, 6, 4), "what VS Code's Copilot asks for"
 
 
+async def test_copilot_finds_the_model_and_what_it_can(agent):
+    """What VS Code's Copilot asks: version, list, each model's facts; then it chats the way OpenAI's clients do."""
+    engine = ScriptedEngine([*agent.encode("Yes", False), END])
+    async with served(engine, agent) as plain:
+        version = (await (await plain.get("/api/version")).json())["version"]
+        [listed] = (await (await plain.get("/api/tags")).json())["models"]
+        shown = await (await plain.post("/api/show", json={"model": listed["model"]})).json()
+        chat = await plain.post("/v1/chat/completions", json={"model": listed["model"], "messages": ASK})
+        assert (chat.status, (await chat.json())["model"]) == (200, "toy")
+    assert tuple(map(int, version.split("."))) >= (0, 6, 4)
+    assert listed["size"] > 0 and listed["details"]["parameter_size"] == "1.2M"
+    info = shown["model_info"]
+    assert info[f"{info['general.architecture']}.context_length"] == INFO.max_model_len
+    assert (info["general.basename"], info["general.parameter_count"]) == ("toy", INFO.parameters)
+    assert {"completion", "tools"} <= set(shown["capabilities"])
+
+
 @pytest.mark.parametrize(
     ("fields", "named"),
     [

@@ -19,7 +19,7 @@ from tests.server.conftest import byte_level_tokenizer
 from tests.server.scripted import INFO, ScriptedEngine
 
 SCHEMA: dict[str, Any] = {"type": "object", "properties": {"at": {"type": "string"}}, "required": ["at"]}
-LOOK: dict[str, Any] = {"type": "function", "name": "look", "parameters": SCHEMA, "strict": False}
+LOOK: Any = {"type": "function", "name": "look", "parameters": SCHEMA, "strict": False}
 PATCH: dict[str, Any] = {
     "type": "custom",
     "name": "patch",
