@@ -13,7 +13,7 @@ from server.wire.shared import RequestWarning
 
 HEADER = "X-Foresay-Warnings"
 #: Proxies refuse headers of more than some kilobytes; the answer's body has all of it.
-LONGEST_HEADER = 2000
+LONGEST_HEADER, MOST_TOLD = 2000, 16
 #: Of the tools of one request. The others are counted.
 MOST_TOOLS_NAMED = 16
 #: Agents send the same tools with every request: the log tells of a field once in so many seconds.
@@ -83,8 +83,8 @@ def headers(warnings: Sequence[RequestWarning]) -> dict[str, str]:
     """The header of a response: a JSON list of sentences, as many as fit."""
     if not warnings:
         return {}
-    told = [warning.message for warning in warnings]
-    count = len(told)
+    count = len(warnings)
+    told = [warning.message for warning in warnings[:MOST_TOLD]]
     while len(value := json.dumps(_counted(told, count))) > LONGEST_HEADER and told:
         told.pop()
     return {HEADER: value}

@@ -171,7 +171,7 @@ class Conversation:
         for index, (at, _) in enumerate(shown):
             self.names[f"tools[{index}]"] = self.names[f"tools[{index}].function"] = f"tools[{at}]"
             self.names[f"tools[{index}].function.parameters"] = f"tools[{at}].input_schema"
-        return {"tools": [_tool(tool) for _, tool in shown]} | _choice(body.tool_choice)
+        return {"tools": [_tool(tool, f"tools[{at}]") for at, tool in shown]} | _choice(body.tool_choice)
 
     def _effort(self) -> Json:
         """How much the model is to think and say."""
@@ -184,9 +184,11 @@ class Conversation:
         return {}
 
 
-def _tool(tool: ToolDefinition) -> Json:
+def _tool(tool: ToolDefinition, place: str) -> Json:
     if tool.type not in (None, "custom"):
         return {"type": tool.type}
+    if tool.name is None:
+        raise InvalidRequest(f"{place}.name", f"{place}.name is required")
     function: Json = {"name": tool.name, "description": tool.description, "parameters": tool.input_schema}
     if tool.strict is not None:
         function["strict"] = tool.strict

@@ -34,9 +34,10 @@ def reword(choices: Sequence[Choice], names: Mapping[str, str]) -> Sequence[Choi
 
 def renamed(param: str, message: str, names: Mapping[str, str]) -> tuple[str, str]:
     """Field and message with the longest known beginning of the field replaced."""
-    for known in sorted(names, key=len, reverse=True):
-        if param == known or param.startswith((f"{known}.", f"{known}[")):
-            name = names[known] + param[len(known) :]
+    ends = [len(param), *(place for place in reversed(range(len(param))) if param[place] in ".[")]
+    for end in ends:
+        if param[:end] in names:
+            name = names[param[:end]] + param[end:]
             return name, message.replace(param, name)
     return param, message
 

@@ -71,7 +71,7 @@ class ToolDefinition(msgspec.Struct, kw_only=True):
     defer_loading: the model is not told of it before a ``tool_reference`` names it.
     """
 
-    name: str
+    name: str | None = None
     type: str | None = None
     description: str | None = None
     input_schema: dict[str, Any] | None = None

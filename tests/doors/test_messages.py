@@ -181,6 +181,7 @@ TURN = {"role": "user", "content": "Tell"}
             "tool_choice.name",
         ),
         ({"tools": [{"name": "what?", "input_schema": {}}]}, "tools[0].name"),
+        ({"tools": [{"type": "mcp_toolset"}, {"input_schema": {}}]}, "tools[1].name"),
         ({"tool_choice": {"type": "tool"}, "tools": []}, "tool_choice.name"),
     ],
 )
