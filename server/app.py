@@ -51,6 +51,7 @@ from server.gateway.caller import REQUEST_ID, usable_id
 from server.gateway.gate import Gate
 from server.gateway.threads import SharedThreads
 from server.gateway.tls import context
+from server.names import model_names
 from server.parsers.dialect import Dialect
 from server.service import MOST_BODIES, Service, ServiceOptions, Text
 from server.telemetry import log as speculation_log
@@ -153,14 +154,10 @@ async def _name_request(request: web.Request, response: web.StreamResponse) -> N
 def serve(config: ServeConfig) -> int:
     """Serve until SIGTERM or SIGINT, then drain; returns the exit status. Raises what :func:`run_server` raises."""
     try:
-        return asyncio.run(run_server(config, lambda info, port: banner.show(info, config, model_name(config), port)))
+        name = model_names(config)[0]
+        return asyncio.run(run_server(config, lambda info, port: banner.show(info, config, name, port)))
     finally:
         _leave_the_busy()
-
-
-def model_name(config: ServeConfig) -> str:
-    """What clients call the model."""
-    return config.served_model_name or config.target
 
 
 async def run_server(config: ServeConfig, on_ready: Callable[[EngineInfo, int], None]) -> int:
@@ -173,7 +170,7 @@ async def run_server(config: ServeConfig, on_ready: Callable[[EngineInfo, int], 
     threads = SharedThreads(thread_name_prefix=_BESIDE)
     asyncio.get_running_loop().set_default_executor(threads)
     engine = EngineClient(config)
-    service = Service(engine, ServiceOptions.of(config, model_name(config)))
+    service = Service(engine, ServiceOptions.of(config, model_names(config)))
     engine.observe, engine.observe_status = service.telemetry.step, service.telemetry.startup.see
     engine.observe_shadow = service.telemetry.shadowed
     gate, tls = Gate.of(config), context(config)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import msgspec
@@ -62,10 +62,11 @@ LINES = Framing("application/x-ndjson", line)
 class EventStream:
     """One streaming response. Headers go out with the first write; nothing is ever compressed or held back."""
 
-    def __init__(self, request: web.Request, framing: Framing) -> None:
+    def __init__(self, request: web.Request, framing: Framing, more: Mapping[str, str] | None = None) -> None:
+        """more: headers besides those of every stream."""
         self._request, self._framing = request, framing
         headers = {"Content-Type": framing.content_type, "Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
-        self._response = web.StreamResponse(headers=headers)
+        self._response = web.StreamResponse(headers=headers | dict(more or {}))
 
     @property
     def started(self) -> bool:

@@ -75,7 +75,7 @@ async def render(http: web.Request) -> web.Response:
     _, info = service.opened()
     body = validation.decode_chat(await http.read())
     service.check_model(body.model)
-    prompt, room = await rendered(service, body), room_for(service, body, "messages")
+    prompt, room = (await rendered(service, body)).prompt, room_for(service, body, "messages")
     tokens = await service.encode(prompt, bool(body.add_special_tokens), room=room)
     answer = Rendered(prompt=prompt.text, token_ids=tokens, count=len(tokens), max_model_len=info.max_model_len)
     return json_response(answer)
