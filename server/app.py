@@ -52,7 +52,9 @@ from server.errors import ApiError, described
 from server.gateway import access_log, malformed
 from server.gateway.caller import REQUEST_ID, usable_id
 from server.gateway.gate import Gate
+from server.gateway.threads import SharedThreads
 from server.gateway.tls import context
+from server.names import model_names
 from server.parsers.dialect import Dialect
 from server.service import MOST_BODIES, Service, ServiceOptions, Text
 from server.telemetry import log as speculation_log
@@ -158,7 +160,7 @@ def serve(config: ServeConfig) -> int:
 
     def ready(info: EngineInfo, port: int) -> None:
         stages.close()
-        banner.show(info, config, model_name(config), port, stages.summary())
+        banner.show(info, config, model_names(config)[0], port, stages.summary())
 
     def changed(status: EngineStatus) -> None:
         if status.state == "loading":
@@ -171,11 +173,6 @@ def serve(config: ServeConfig) -> int:
         _leave_the_busy()
 
 
-def model_name(config: ServeConfig) -> str:
-    """What clients call the model."""
-    return config.served_model_name or config.target
-
-
 async def run_server(
     config: ServeConfig, on_ready: Callable[[EngineInfo, int], None], on_status: Callable[[EngineStatus], None]
 ) -> int:
@@ -186,10 +183,10 @@ async def run_server(
     """
     files.allow_most()
     asyncio.get_running_loop().set_exception_handler(files.Refusals())
-    threads = ThreadPoolExecutor(thread_name_prefix=_BESIDE)
+    threads = SharedThreads(thread_name_prefix=_BESIDE)
     asyncio.get_running_loop().set_default_executor(threads)
     engine = EngineClient(config)
-    service = Service(engine, ServiceOptions.of(config, model_name(config)))
+    service = Service(engine, ServiceOptions.of(config, model_names(config)))
     engine.observe, engine.observe_status = service.telemetry.step, [service.telemetry.startup.see, on_status]
     engine.observe_shadow = service.telemetry.shadowed
     gate, tls = Gate.of(config), context(config)

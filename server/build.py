@@ -19,7 +19,7 @@ from server.device import Device, find_device, synchronize
 from server.drafting import DEFAULT_TOKENS, Drafting, Drafts, alone, named_in, pinned
 from server.graphs import capture_of, graph_runner
 from server.heads import doubts, load_head
-from server.memory import MemoryPlan, kept_in_fp16, packed_bytes, plan
+from server.memory import MemoryPlan, kept_in_fp16, packed_bytes, plan, stored_parameters
 from server.rehearsal import Rehearsal
 from server.translation import translation
 from server.unfit import Unfit
@@ -319,5 +319,9 @@ def _info(
         draft_shape=(),
         vocab_size=model.vocab_size,
         eos_token_ids=model.eos_token_ids,
+        architecture=model.architecture,
+        parameters=stored_parameters(model),
+        weight_bytes=memory.weights["target"],
+        held_bytes=memory.total,
         memory=memory.described,
     )

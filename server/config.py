@@ -38,6 +38,14 @@ Shape = Annotated[
         extra={"expected": 'node counts such as "3,2,1", or a template (.json)'},
     ),
 ]
+#: What clients call a model. Several are given one by one, so a comma can only be a mistake.
+ModelName = Annotated[
+    str,
+    Meta(
+        pattern=r"^[^,\x00-\x1f\x7f]{1,256}$",
+        extra={"expected": "a name of 1 to 256 characters without a comma (several names: the setting several times)"},
+    ),
+]
 LayerNumbers = Annotated[
     str, Meta(pattern=r"^[0-9]{1,4}(,[0-9]{1,4})*$", extra={"expected": 'layer numbers such as "2,16,29"'})
 ]
@@ -175,8 +183,24 @@ class ServeConfig(EngineConfig, frozen=True, kw_only=True):
     host: Annotated[str, _about("address to listen on", "server", "ADDRESS")] = "127.0.0.1"
     port: Annotated[int, Meta(ge=0, le=65535), _about("port to listen on; 0 takes a free one", "server", "PORT")] = 8000
     served_model_name: Annotated[
-        str | None, _about("the model's name in the API (the target's name)", "server", "NAME")
-    ] = None
+        tuple[ModelName, ...],
+        _about(
+            "the model's name in the API; may be given several times, answers show the first (the target's name, of a "
+            "directory the last part)",
+            "server",
+            "NAME",
+        ),
+    ] = ()
+    any_model_name: Annotated[
+        bool, _about("serve requests whatever model they name; answers show the real name", "server")
+    ] = False
+    strict_limits: Annotated[
+        bool,
+        _about(
+            "refuse a max_tokens that is more than the context leaves (such requests get what is left, and a warning)",
+            "server",
+        ),
+    ] = False
     max_queue: Annotated[
         int, Meta(ge=0), _about("requests that may wait for their turn before new ones get 429", "server", "N")
     ] = 256
@@ -360,6 +384,8 @@ def _check_server(config: ServeConfig) -> None:
         raise ConfigurationError(f"HTTPS needs a certificate and its key: {missing} is not set")
     if len(set(config.api_key)) < len(config.api_key):
         raise ConfigurationError("the same api_key is given twice")
+    if len(set(config.served_model_name)) < len(config.served_model_name):
+        raise ConfigurationError("the same served_model_name is given twice")
     if config.request_timeout is not None and (config.first_token_timeout or 0) > config.request_timeout:
         raise ConfigurationError(
             f"first_token_timeout ({config.first_token_timeout:g}) must be at most "

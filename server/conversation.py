@@ -31,6 +31,25 @@ def messages(request: ChatRequest) -> list[dict[str, Any]]:
     return rendered
 
 
+def folded(messages: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], list[int]]:
+    """The conversation with system messages only at its beginning, and which messages were of the system before.
+
+    Those behind are told as the user's, in one turn with its neighbours: templates often want turns to alternate.
+    """
+    told: list[dict[str, Any]] = []
+    moved: list[int] = []
+    for index, message in enumerate(messages):
+        late = message["role"] == "system" and index > 0
+        if late:
+            moved.append(index)
+            message = message | {"role": "user"}
+        if told and message["role"] == told[-1]["role"] == "user" and (late or index - 1 in moved):
+            told[-1] = told[-1] | {"content": f"{told[-1]['content']}\n\n{message['content']}"}
+        else:
+            told.append(message)
+    return told, moved
+
+
 def _check_arguments(messages: list[Message]) -> None:
     """Raise if there is too much in the JSON that arguments of calls are."""
     parts = 0

@@ -22,6 +22,7 @@ from server.gateway.deadlines import deadlines
 from server.gateway.pace import Pace
 from server.gateway.share import Shared
 from server.generation import MOST_PENDING_TOKENS, Generation, TokenEngine
+from server.names import Names
 from server.parsers.dialect import Dialect
 from server.responses.state import Responses
 from server.room import Room
@@ -29,6 +30,7 @@ from server.selfcheck.check import SelfCheck, Unpicked
 from server.telemetry.exposition import Exposition
 from server.telemetry.telemetry import Telemetry
 from server.text import SamplingDefaults, Tokenizer
+from server.warned import WarningLog, renamed
 from server.wire.shared import MetricsLevel
 from spec.request import EngineInfo, Request
 
@@ -59,12 +61,17 @@ class ServedEngine(TokenEngine, Protocol):
 class ServiceOptions(msgspec.Struct, frozen=True, kw_only=True):
     """How clients are treated.
 
-    model: the name they use. most_running: requests running and waiting. seed: of requests that bring none.
-    ping_seconds: between the comments in a stream that has nothing to say. config: what the server was started with.
+    model: the name they use. aliases: others for the same. any_model: whatever name they use is served. strict_limits:
+    more output than there is room for is refused, not clamped. most_running: requests running and waiting. seed: of
+    requests that bring none. ping_seconds: between the comments in a stream that has nothing to say. config: what the
+    server was started with.
     max_output_tokens, max_body_bytes, request_timeout, first_token_timeout, self_check: the settings of these names.
     """
 
     model: str
+    aliases: tuple[str, ...] = ()
+    any_model: bool = False
+    strict_limits: bool = False
     most_running: int = 260
     seed: int | None = None
     metrics_level: MetricsLevel = "summary"
@@ -77,11 +84,19 @@ class ServiceOptions(msgspec.Struct, frozen=True, kw_only=True):
     first_token_timeout: float | None = None
     self_check: float = 0.0
 
+    @property
+    def names(self) -> Names:
+        """What the model is called."""
+        return Names((self.model, *self.aliases), self.any_model)
+
     @classmethod
-    def of(cls, config: ServeConfig, model: str) -> ServiceOptions:
-        """As the settings say."""
+    def of(cls, config: ServeConfig, names: Sequence[str]) -> ServiceOptions:
+        """As the settings say. names: of the model, the first one for answers."""
         return cls(
-            model=model,
+            model=names[0],
+            aliases=tuple(names[1:]),
+            any_model=config.any_model_name,
+            strict_limits=config.strict_limits,
             most_running=config.max_seqs + config.max_queue,
             seed=config.seed,
             config=config,
@@ -109,6 +124,7 @@ class Service:
         self.options = options
         self.text = text
         self.draining = False
+        self.warned = WarningLog()
         self.responses = Responses()
         self.created = int(time.time())
         self.pace = Pace()
@@ -154,14 +170,19 @@ class Service:
 
     def check_model(self, name: str | None) -> None:
         """Raise unless the request means the model served here."""
-        if name is not None and name != self.options.model:
-            raise ModelNotFound(f"The model {name!r} does not exist; this server has {self.options.model!r}")
+        names = self.options.names
+        if name is not None and not names.mean(name):
+            known = " or ".join(map(repr, names.known))
+            raise ModelNotFound(f"The model {name!r} was not found; this server has {known}")
 
-    def origin(self, request_id: str, info: EngineInfo) -> Origin:
-        """What the answer says about where it comes from."""
+    def origin(self, request_id: str, info: EngineInfo, asked: str | None) -> Origin:
+        """What the answer says about where it comes from. asked: the model that the request names."""
         made_by = f"{info.target} {info.dtype} {info.device} {info.exact}"
         fingerprint = f"fs_{zlib.crc32(made_by.encode()):08x}"
-        return Origin(id=request_id, model=self.options.model, fingerprint=fingerprint, exact=info.exact)
+        name = self.options.model
+        other = asked is not None and not self.options.names.has(asked)
+        warnings = (renamed(asked, name),) if other and asked is not None else ()
+        return Origin(id=request_id, model=name, fingerprint=fingerprint, exact=info.exact, warnings=warnings)
 
     @asynccontextmanager
     async def generation(self, requests: Sequence[Request], keeps_text: bool = True) -> AsyncIterator[Generation]:

@@ -123,6 +123,8 @@ class Delta(msgspec.Struct, kw_only=True):
 class EngineInfo(msgspec.Struct, kw_only=True, frozen=True):
     """What is running, for banner, /health and reports.
 
+    architecture: of the target, in transformers' words. parameters: of the target. weight_bytes: of the target as it is
+    held. held_bytes: of models and KV cache together; these are 0 if nobody said.
     memory: what the engine holds, by parts, in words; empty if nobody said.
     root_seconds: a whole step of one sequence without drafts, as measured at start-up; 0 if nobody measured.
     more_seconds: what each number of sequences from 1 on adds to that, from the cost of their rows. drafters: by
@@ -145,6 +147,10 @@ class EngineInfo(msgspec.Struct, kw_only=True, frozen=True):
     draft_shape: tuple[int, ...]
     vocab_size: int
     eos_token_ids: tuple[int, ...]
+    architecture: str = ""
+    parameters: int = 0
+    weight_bytes: int = 0
+    held_bytes: int = 0
     memory: str = ""
     root_seconds: float = 0.0
     more_seconds: tuple[float, ...] = ()

@@ -8,6 +8,7 @@ import msgspec
 from aiohttp import web
 
 import foresay
+from server.answers.ollama import moment
 from server.config import ServeConfig
 from server.dashboard.assets import PAGE, served, wants_page
 from server.doors.body import json_response
@@ -99,23 +100,31 @@ def settings_shown(config: ServeConfig) -> dict[str, Any]:
 
 
 async def models(request: web.Request) -> web.Response:
-    """The model served here, as a list."""
-    return json_response(ModelList([_card(request.app[SERVICE])]))
+    """The model served here, as a list: once for each of its names."""
+    service = request.app[SERVICE]
+    cards = [_card(service, name) for name in service.options.names.known]
+    return json_response(ModelList(data=cards, first_id=cards[0].id, last_id=cards[-1].id))
 
 
 async def model(request: web.Request) -> web.Response:
     """The model, if it is the one served here."""
     service = request.app[SERVICE]
-    service.check_model(request.match_info["name"])
-    return json_response(_card(service))
+    name = request.match_info["name"]
+    service.check_model(name)
+    return json_response(_card(service, name if name in service.options.names.known else service.options.model))
 
 
-def _card(service: Service) -> ModelCard:
+def _card(service: Service, name: str) -> ModelCard:
     info = service.engine.info
     if info is None:
         raise unavailable(service.engine.status)
     return ModelCard(
-        id=service.options.model, created=service.created, root=info.target, max_model_len=info.max_model_len
+        id=name,
+        created=service.created,
+        root=info.target,
+        max_model_len=info.max_model_len,
+        display_name=name,
+        created_at=moment(service.created),
     )
 
 

@@ -11,7 +11,7 @@ from server.answers.messages import FRAMING, MessagesAnswer, error_shape
 from server.doors.body import json_response
 from server.doors.route import ErrorShape, Route, Stream
 from server.foreign.messages import Conversation, drawing
-from server.foreign.words import in_words
+from server.foreign.words import in_words, reword
 from server.gateway.caller import REQUEST_ID
 from server.turns import SERVICE, answered, chat_choices, chat_prompt
 from server.wire.messages import (
@@ -37,9 +37,11 @@ async def messages(http: web.Request) -> web.StreamResponse:
     fields = conversation.told() | drawing(body)
     with in_words(conversation.names):
         request = validation.chat_of(fields)
-        choices = await chat_choices(service, request)
+        choices = reword(await chat_choices(service, request), conversation.names)
         options = AnswerOptions.of(request, service.options.metrics_level)
-        answer = MessagesAnswer(service.origin(REQUEST_ID.get(), info), choices, options)
+        origin = service.origin(REQUEST_ID.get(), info, body.model)
+        origin = msgspec.structs.replace(origin, warnings=(*origin.warnings, *conversation.warnings))
+        answer = MessagesAnswer(origin, choices, options)
         return await answered(http, service, answer)
 
 

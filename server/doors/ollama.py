@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
+from collections.abc import Sequence
 
 import msgspec
 from aiohttp import web
@@ -11,29 +11,27 @@ import foresay
 from server import validation
 from server.answers.base import AnswerOptions, Origin
 from server.answers.ollama import OllamaAnswer, OllamaChat, OllamaGenerate, error_shape, moment
+from server.answers.ollama_models import described, details, model_info
 from server.choice import Choice
 from server.doors.body import json_response
 from server.doors.route import ErrorShape, Route, Stream
-from server.errors import ModelNotFound
 from server.foreign import ollama
-from server.foreign.words import in_words
+from server.foreign.words import in_words, reword
 from server.gateway.caller import REQUEST_ID
 from server.room import Room
 from server.service import Service, Text
 from server.sse import LINES
 from server.turns import SERVICE, answered, chat_choices, completion_choices
-from server.wire.about import Version
 from server.wire.completions import CompletionRequest
 from server.wire.ollama import (
-    ModelDetails,
     OllamaAnswerMessage,
     OllamaChatLine,
     OllamaChatRequest,
     OllamaError,
     OllamaGenerateLine,
     OllamaGenerateRequest,
-    OllamaModel,
     OllamaRequest,
+    OllamaVersion,
     Running,
     RunningModel,
     Shown,
@@ -42,9 +40,9 @@ from server.wire.ollama import (
 )
 from server.wire.shared import GenerationRequest
 from spec.errors import InvalidRequest
-from spec.request import EngineInfo
 
-LATEST = ":latest"
+#: Whose API this is, as far as it goes: log-probabilities came with it. Clients that ask want 0.6.4 at least.
+OLLAMA_VERSION = "0.12.11"
 #: Ollama unloads idle models; this one stays.
 NEVER = "9999-12-31T23:59:59Z"
 _chats = msgspec.json.Decoder(OllamaChatRequest)
@@ -57,7 +55,7 @@ async def chat(http: web.Request) -> web.StreamResponse:
     service = http.app[SERVICE]
     text, _ = service.opened()
     body = validation.decoded(await http.read(), _chats)
-    check_model(service, body.model)
+    service.check_model(body.model)
     if not body.messages:
         done = OllamaChatLine(model=body.model, created_at=moment(), done=True, message=OllamaAnswerMessage())
         done.done_reason = "load"
@@ -65,7 +63,8 @@ async def chat(http: web.Request) -> web.StreamResponse:
     ollama.refuse_unsupported(body)
     with in_words(ollama.NAMES):
         request = ollama.chat_of(body, text.dialect)
-        return await _answered(http, OllamaChat, body, request, await chat_choices(service, request))
+        choices = reword(await chat_choices(service, request), ollama.NAMES)
+        return await _answered(http, OllamaChat, body, request, choices)
 
 
 async def generate(http: web.Request) -> web.StreamResponse:
@@ -73,17 +72,20 @@ async def generate(http: web.Request) -> web.StreamResponse:
     service = http.app[SERVICE]
     text, _ = service.opened()
     body = validation.decoded(await http.read(), _prompts)
-    check_model(service, body.model)
+    service.check_model(body.model)
     if not body.prompt:
         done = OllamaGenerateLine(model=body.model, created_at=moment(), done=True, done_reason="load", response="")
         return json_response(done)
     ollama.refuse_unsupported(body)
-    with in_words(ollama.NAMES | {"messages": "prompt"}):
+    with in_words(names := ollama.NAMES | {"messages": "prompt"}):
+        request: GenerationRequest
         if not body.raw and text.tokenizer.has_template:
-            request = ollama.chat_of_prompt(body, text.dialect)
-            return await _answered(http, OllamaGenerate, body, request, await chat_choices(service, request))
-        raw = await _raw(service, body, body.prompt)
-        return await _answered(http, OllamaGenerate, body, raw, await completion_choices(service, raw))
+            request = chat = ollama.chat_of_prompt(body, text.dialect)
+            choices = await chat_choices(service, chat)
+        else:
+            request = raw = await _raw(service, body, body.prompt)
+            choices = await completion_choices(service, raw)
+        return await _answered(http, OllamaGenerate, body, request, reword(choices, names))
 
 
 async def _raw(service: Service, body: OllamaGenerateRequest, prompt: str) -> CompletionRequest:
@@ -97,47 +99,35 @@ async def _raw(service: Service, body: OllamaGenerateRequest, prompt: str) -> Co
 
 
 async def _answered(
-    http: web.Request, kind: type[OllamaAnswer], body: OllamaRequest, request: GenerationRequest, choices: list[Choice]
+    http: web.Request,
+    kind: type[OllamaAnswer],
+    body: OllamaRequest,
+    request: GenerationRequest,
+    choices: Sequence[Choice],
 ) -> web.StreamResponse:
     service = http.app[SERVICE]
     _, info = service.opened()
-    origin: Origin = msgspec.structs.replace(service.origin(REQUEST_ID.get(), info), model=body.model)
+    origin: Origin = msgspec.structs.replace(service.origin(REQUEST_ID.get(), info, body.model), model=body.model)
     return await answered(
         http, service, kind(origin, choices, AnswerOptions.of(request, service.options.metrics_level))
     )
 
 
-def check_model(service: Service, name: str) -> None:
-    """Raise unless the request means the model served here, with its tag or without."""
-    if name.removesuffix(LATEST) != service.options.model.removesuffix(LATEST):
-        raise ModelNotFound(f"model {name!r} not found; this server has {service.options.model!r}")
-
-
 async def tags(http: web.Request) -> web.Response:
-    """The model served here, as a list."""
+    """The model served here, as a list: once for each of its names."""
     service = http.app[SERVICE]
     _, info = service.opened()
-    return json_response(Tags([_described(service, info)]))
+    return json_response(Tags([described(name, service.created, info) for name in service.options.names.known]))
 
 
 async def running(http: web.Request) -> web.Response:
     """The model served here, which is always loaded."""
     service = http.app[SERVICE]
     _, info = service.opened()
-    known = msgspec.structs.asdict(_described(service, info))
-    model = RunningModel(**known, expires_at=NEVER, context_length=info.max_model_len)
+    known = msgspec.structs.asdict(described(service.options.model, service.created, info)) | {"size": info.held_bytes}
+    on_gpu = info.held_bytes if info.device.startswith("cuda") else 0
+    model = RunningModel(**known, expires_at=NEVER, size_vram=on_gpu, context_length=info.max_model_len)
     return json_response(Running([model]))
-
-
-def _described(service: Service, info: EngineInfo) -> OllamaModel:
-    name = service.options.model.removesuffix(LATEST) + LATEST
-    return OllamaModel(
-        name=name,
-        model=name,
-        modified_at=moment(service.created),
-        digest=hashlib.sha256(msgspec.json.encode(info)).hexdigest(),
-        details=ModelDetails(quantization_level=info.dtype),
-    )
 
 
 async def show(http: web.Request) -> web.Response:
@@ -148,20 +138,14 @@ async def show(http: web.Request) -> web.Response:
     name = body.model or body.name
     if name is None:
         raise InvalidRequest("model", "model is required")
-    check_model(service, name)
+    service.check_model(name)
     known = {name: value for name, value in msgspec.structs.asdict(text.defaults).items() if value is not None}
     shown = Shown(
         modelfile=f"FROM {info.target}\n",
         parameters="\n".join(f"{name} {value}" for name, value in known.items()),
         template=text.tokenizer.template,
-        details=ModelDetails(quantization_level=info.dtype),
-        model_info={
-            "general.architecture": "foresay",
-            "general.basename": info.target,
-            "foresay.context_length": info.max_model_len,
-            "foresay.vocab_size": info.vocab_size,
-            "foresay.drafter": info.drafter,
-        },
+        details=details(info),
+        model_info=model_info(service.options.model, info),
         capabilities=_capabilities(text),
         modified_at=moment(service.created),
     )
@@ -175,8 +159,8 @@ def _capabilities(text: Text) -> list[str]:
 
 
 async def version(http: web.Request) -> web.Response:
-    """The version of Foresay."""
-    return json_response(Version(version=foresay.__version__))
+    """The version of Ollama whose API this is; that of Foresay beside it."""
+    return json_response(OllamaVersion(version=OLLAMA_VERSION, foresay=foresay.__version__))
 
 
 ERRORS = ErrorShape(prefix="/api/", body=OllamaError, make=error_shape)
@@ -193,5 +177,5 @@ ROUTES = [
     Route("GET", "/api/tags", tags, answer=Tags, errors=(401, 503)),
     Route("GET", "/api/ps", running, answer=Running, errors=(401, 503)),
     Route("POST", "/api/show", show, ShowRequest, Shown),
-    Route("GET", "/api/version", version, answer=Version),
+    Route("GET", "/api/version", version, answer=OllamaVersion),
 ]

@@ -20,6 +20,7 @@ from server.sse import NAMED_EVENTS
 from server.streaming import stream
 from server.turns import SERVICE
 from server.validation import decoded
+from server.warned import headers
 from server.wire.response_events import ResponseEvent
 from server.wire.responses import (
     DeletedResponse,
@@ -44,7 +45,7 @@ async def create(http: web.Request) -> web.StreamResponse:
     service.opened()
     turn = await prepared(service, decoded(await http.read(), _requests))
     if not turn.answer.options.stream:
-        return json_response(await whole(turn))
+        return json_response(await whole(turn), headers=headers(turn.answer.warnings))
     async with turn.running() as generation:
         return await stream(http, turn.answer, generation, service.options.ping_seconds)
 

@@ -6,13 +6,14 @@ import asyncio
 
 import msgspec
 from aiohttp import web
+from msgspec import UNSET
 
 from server import validation
 from server.bounds import check_count
-from server.doors.body import json_response
+from server.doors.body import json_response, json_slices
 from server.doors.route import Route
 from server.service import Service
-from server.turns import SERVICE, chat_prompt, rendered
+from server.turns import SERVICE, chat_prompt, rendered, room_for
 from server.wire.chat import ChatRequest
 from server.wire.tokens import Detokenized, DetokenizeRequest, Rendered, Tokenized, TokenizeRequest
 from spec.errors import InvalidRequest
@@ -31,7 +32,7 @@ _tokenize = msgspec.json.Decoder(TokenizeRequest)
 _detokenize = msgspec.json.Decoder(DetokenizeRequest)
 
 
-async def tokenize(http: web.Request) -> web.Response:
+async def tokenize(http: web.Request) -> web.StreamResponse:
     """The tokens of a text or of a conversation."""
     service = http.app[SERVICE]
     text, info = service.opened()
@@ -41,7 +42,8 @@ async def tokenize(http: web.Request) -> web.Response:
     answer = Tokenized(count=len(tokens), max_model_len=info.max_model_len, tokens=tokens)
     if body.return_token_strs:
         answer.token_strs = await asyncio.to_thread(text.tokenizer.token_strings, tokens)
-    return json_response(answer)
+    told = {name: getattr(answer, name) for name in answer.__struct_fields__}
+    return await json_slices(http, {name: value for name, value in told.items() if value is not UNSET})
 
 
 async def _tokens(service: Service, body: TokenizeRequest) -> list[int]:
@@ -73,8 +75,8 @@ async def render(http: web.Request) -> web.Response:
     _, info = service.opened()
     body = validation.decode_chat(await http.read())
     service.check_model(body.model)
-    prompt = await rendered(service, body)
-    tokens = await service.encode(prompt, add_special_tokens=bool(body.add_special_tokens))
+    prompt, room = (await rendered(service, body)).prompt, room_for(service, body, "messages")
+    tokens = await service.encode(prompt, bool(body.add_special_tokens), room=room)
     answer = Rendered(prompt=prompt.text, token_ids=tokens, count=len(tokens), max_model_len=info.max_model_len)
     return json_response(answer)
 

@@ -148,6 +148,16 @@ class ArgumentsDone(Placed, kw_only=True, tag="response.function_call_arguments.
     arguments: str
 
 
+class CustomInputDelta(ItemDelta, kw_only=True, tag="response.custom_tool_call_input.delta"):
+    """More of a custom tool's input: all of it at once, when the call is complete."""
+
+
+class CustomInputDone(Placed, kw_only=True, tag="response.custom_tool_call_input.done"):
+    """All the input of a custom tool."""
+
+    input: str
+
+
 ResponseEvent = (
     ResponseCreated
     | ResponseInProgress
@@ -164,6 +174,8 @@ ResponseEvent = (
     | ReasoningTextDone
     | ArgumentsDelta
     | ArgumentsDone
+    | CustomInputDelta
+    | CustomInputDone
 )
 
 # -- only over a WebSocket -----------------------------------------------------------------------------------------

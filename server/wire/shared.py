@@ -17,6 +17,9 @@ from server.wire.structured import ResponseFormat, StructuredOutputs
 FinishReason = Literal["stop", "length", "tool_calls"]
 MetricsLevel = Literal["none", "summary", "detailed"]
 Pacing = Literal["at_once", "even"]
+WarningCode = Literal[
+    "tool_left_out", "format_not_enforced", "max_tokens_clamped", "model_renamed", "hint_left_out", "system_moved"
+]
 
 # -- requests ------------------------------------------------------------------------------------------------------
 
@@ -229,6 +232,19 @@ class Metrics(msgspec.Struct, kw_only=True):
     speculative_decoding: SpeculativeDecoding | None
 
 
+class RequestWarning(msgspec.Struct, frozen=True, kw_only=True):
+    """What is done otherwise than the request asks. param: the field; message: a sentence that names it.
+
+    tool_left_out: of a type that cannot be run here. format_not_enforced: the grammar of a tool is told to the model
+    only. max_tokens_clamped: to what the context leaves. model_renamed: another model was asked for. hint_left_out: the
+    model has no word for it. system_moved: a system message is told as the user's.
+    """
+
+    code: WarningCode
+    param: str
+    message: str
+
+
 class ErrorDetail(msgspec.Struct):
     """What went wrong, in OpenAI's four fields."""
 
@@ -245,7 +261,7 @@ class ErrorBody(msgspec.Struct):
 
 
 class ModelCard(msgspec.Struct, kw_only=True):
-    """One entry of ``GET /v1/models``."""
+    """One entry of ``GET /v1/models``, as OpenAI, vLLM and Anthropic have it."""
 
     id: str
     object: str = "model"
@@ -253,10 +269,16 @@ class ModelCard(msgspec.Struct, kw_only=True):
     owned_by: str = "foresay"
     root: str
     max_model_len: int
+    type: str = "model"
+    display_name: str
+    created_at: str
 
 
-class ModelList(msgspec.Struct):
-    """``GET /v1/models``."""
+class ModelList(msgspec.Struct, kw_only=True):
+    """``GET /v1/models``: all names of the model served here, on one page."""
 
     data: list[ModelCard]
     object: str = "list"
+    first_id: str
+    last_id: str
+    has_more: bool = False

@@ -38,6 +38,10 @@ INFO = EngineInfo(
     chosen=True,
     vocab_size=330,
     eos_token_ids=(END,),
+    architecture="LlamaForCausalLM",
+    parameters=1_234_567,
+    weight_bytes=4_938_268,
+    held_bytes=9_000_000,
 )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -20,11 +21,13 @@ from verifier.probe import Exactness, probe
 
 #: Shapes as of published models, their layers cut down: hidden, inner, layers, heads.
 SHAPES = [(64, 160, 3, 4), (288, 768, 6, 6), (320, 1280, 3, 5), (576, 1536, 1, 9)]
-#: Single matrices of larger ones, inner and outer width.
+#: Whole models as wide as large ones, of one layer; and single matrices, inner and outer width.
+WIDE = [("qwen3", (2048, 4096, 1, 16)), ("llama2", (4096, 2048, 1, 32))]
 LARGE = [(2048, 3072), (4096, 1024), (14336, 256)]
 NAMES = ["llama2", "mistral", "qwen2", "qwen3"]
 #: What is judged: every number of a small step, then some, to a pass over four trees and a chunk of a prompt.
 JUDGED = [*range(1, 42), *range(63, 67), *range(160, 206, 5), 255, 256, 257, 400, 513]
+JUDGED_WIDE = [1, 2, 7, 9, 17, 33, 37, 66, 130, 200]
 
 
 @pytest.mark.parametrize("agreed", [[8], [3, 4, 16], [2, 3, 5, 64], range(2, 257), [256]], ids=str)
@@ -62,11 +65,11 @@ def model_of(family: str, shape: tuple[int, int, int, int], directory, dtype: to
     return Reader(load_decoder(directory, dtype, probed=False))
 
 
-def judged(reader: Reader) -> tuple[Exactness, list[int]]:
+def judged(reader: Reader, numbers: Sequence[int] = JUDGED) -> tuple[Exactness, list[int]]:
     """What the probe says, and the numbers of rows at which rows differ all the same."""
     found = probe(reader.model, reader.pool)
     kinds = {linear.kind: linear for linear in reader.model.decoder.linears}
-    return found, sorted({rows for linear in kinds.values() for rows in differing(linear, JUDGED)})
+    return found, sorted({rows for linear in kinds.values() for rows in differing(linear, numbers)})
 
 
 ALL = [*zip(NAMES, SHAPES, strict=True)]
@@ -87,6 +90,13 @@ def test_a_model_is_exact_with_a_library_that_changes_its_sums(family, shape, li
 @pytest.mark.parametrize(("family", "shape"), ALL, ids=str)
 def test_no_model_is_called_exact_whose_rows_differ_here(family, shape, dtype, tmp_path) -> None:
     found, wrong = judged(model_of(family, shape, tmp_path, dtype))
+    assert not found.exact or wrong == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("family", "shape"), WIDE, ids=str)
+def test_no_wide_model_is_called_exact_whose_rows_differ(family, shape, tmp_path) -> None:
+    found, wrong = judged(model_of(family, shape, tmp_path, torch.bfloat16), JUDGED_WIDE)
     assert not found.exact or wrong == []
 
 
