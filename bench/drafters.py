@@ -21,7 +21,20 @@ from typing import Any
 
 from bench import judged, prompts, record
 from bench.decode import progress
-from bench.drive import BadMode, Options, Run, add_arguments, build, build_all, engine_config, request, run, target_of
+from bench.drive import (
+    FROM_DIRECTORY,
+    BadMode,
+    Options,
+    Run,
+    add_arguments,
+    build,
+    build_all,
+    engine_config,
+    mode_of,
+    request,
+    run,
+    target_of,
+)
 from bench.stats import Ratio, pooled_ratio
 from bench.summary import Sample, check_same, ratio, reached, totals
 from drafters.routed import configured
@@ -29,7 +42,7 @@ from server.build import BUNDLED, Choice, draft_shape
 from spec.engine import Engine
 from spec.sampling import SamplingParams
 
-MODES = ("none", "ngram:4", "draft:6,6,5,5,5,4", "medusa:8,9,8,6", "eagle3:6,6,6,5,4,4")
+MODES = ("none", "ngram:4", "draft_model:6,6,5,5,5,4", "medusa:8,9,8,6", "eagle3:6,6,6,5,4,4")
 APART = " (noise not shared)"
 
 
@@ -143,7 +156,7 @@ def judge(modes: Sequence[str], options: Options, samples: Sequence[Sample], ask
     highest = max(s.temperature for s in samples)
     chosen = {s.prompt: s for s in samples if s.temperature == highest and s.round == samples[0].round}
     texts = [asked[name] + sample.run.tokens for name, sample in chosen.items()]
-    depths = {kind: levels(modes, kind, options) for kind in ("draft", "medusa", "eagle3")}
+    depths = {kind: levels(modes, kind, options) for kind in FROM_DIRECTORY}
     return judged.report(options, {kind: depth for kind, depth in depths.items() if depth}, texts, highest)
 
 
@@ -151,7 +164,7 @@ def arguments() -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(prog="python -m bench.drafters", description="What each drafter guesses right.")
     add_arguments(parser)
-    parser.add_argument("--modes", nargs="+", default=MODES, help=f"default: {' '.join(MODES)}")
+    parser.add_argument("--modes", nargs="+", type=mode_of, default=MODES, help=f"default: {' '.join(MODES)}")
     parser.add_argument("--temperatures", nargs="+", type=float, default=(0.0, 1.0))
     parser.add_argument("--nodes", type=int, default=32, help="nodes of a tree at most, the root included")
     parser.add_argument("--seeds", type=int, default=2, help="texts per prompt at temperatures above 0")

@@ -12,7 +12,8 @@ from server.provenance import Said, step_of, tokens_of
 from server.text import Tokenizer
 from server.wire.provenance import StepProvenance, TokenProvenance
 from server.wire.shared import FinishReason
-from spec.request import PREDICTION, Delta, Origin, Request, TokenLogprobs
+from spec.names import PREDICTION
+from spec.request import Delta, Origin, Request, TokenLogprobs
 from spec.trace import Statistics
 
 

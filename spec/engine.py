@@ -14,10 +14,11 @@ from kvpaging import PagePool, PageTable, PrefixIndex
 from spec.adjust import Adjustment
 from spec.constrain import Guarded
 from spec.errors import ContextLengthExceeded, InvalidRequest
+from spec.names import PREDICTION
 from spec.noise import Noise
 from spec.observer import Observer, Observers
 from spec.protocols import Constraint, Drafter, Verifier
-from spec.request import PREDICTION, Delta, EngineInfo, FinishReason, Origin, Request
+from spec.request import Delta, EngineInfo, FinishReason, Origin, Request
 from spec.sampling import SEED_RANGE
 from spec.scheduler import Scheduler
 from spec.sequence import Sequence

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from spec.names import NONE
+
 
 class Statistics(msgspec.Struct, kw_only=True):
     """One finished request in numbers. Times in seconds; lists by depth start at depth 1.
@@ -52,7 +54,7 @@ class Weighed(msgspec.Struct, frozen=True, array_like=True):
     ms: float
 
     def __str__(self) -> str:
-        what = f"{self.drafter} of {self.nodes}" if self.drafter else "no draft"
+        what = f"{self.drafter} of {self.nodes}" if self.drafter else NONE
         return f"{what}: {self.tokens:.2f} tokens in {self.ms:.2f} ms"
 
 

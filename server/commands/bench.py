@@ -18,6 +18,7 @@ from server.commands.command import Command
 from server.commands.generate import sampling_params
 from server.config import BenchConfig
 from spec.errors import ConfigurationError
+from spec.names import NONE
 
 if TYPE_CHECKING:
     from server.local import Completion, Engine
@@ -42,7 +43,7 @@ def run(config: BenchConfig, arguments: Namespace) -> int:
     if config.shadow is not None or config.trace is not None:
         raise ConfigurationError("bench measures without --shadow and --trace: they would slow one side down")
     config = msgspec.structs.replace(config, seed=0 if config.seed is None else config.seed)
-    plain = msgspec.structs.replace(config, draft="none", draft_tree=None, draft_history=None)
+    plain = msgspec.structs.replace(config, draft=NONE, draft_tree=None, draft_history=None)
     prompts = tuple(arguments.prompt or PROMPTS)
     with Engine.from_config(config, loading()) as drafted, Engine.from_config(plain, loading()) as bare:
         if drafted.info.drafter == bare.info.drafter:

@@ -9,8 +9,9 @@ import msgspec
 from server.replay import lookups, recorded
 from server.replay.cost import Cost
 from server.replay.outcome import Outcome
-from server.replay.ways import NONE, RECORDED, Way
+from server.replay.ways import RECORDED, Way
 from server.tracing.reader import Session, Told, depths_of, drafting
+from spec.names import NONE
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):

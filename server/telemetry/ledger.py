@@ -21,8 +21,6 @@ if TYPE_CHECKING:  # whoever makes pieces counts them here
 MOST_STEPS = 2048
 #: About what a step and a token take, in bytes.
 STEP_BYTES, TOKEN_BYTES = 240, 8
-#: Whose tree it is when a grammar forced all of it.
-GRAMMAR = "grammar"
 #: Of tokens that came without one.
 NOWHERE = Origin(0, "", [-1], 0, [], {})
 
@@ -163,8 +161,7 @@ class Ledger:
         path, forced, books = origin.path, origin.forced, self._books
         shape = books.shapes.of(origin.parents)
         drafted, accepted = shape.drafted, min(len(path), kept)
-        drafter = origin.drafter or (GRAMMAR if forced else "")
-        run = drafter, shape, path[accepted - 1] if accepted else 0, kept
+        run = origin.drafter, shape, path[accepted - 1] if accepted else 0, kept
         tally.new_runs[run] = tally.new_runs.get(run, 0) + 1
         if not self.runs and self.leads:
             tally.prompt_tokens += self.prompt_tokens
@@ -177,7 +174,7 @@ class Ledger:
             self.drafts += 1
             self.drafted += drafted
             self.accepted += accepted
-            self.drafters[drafter] = self.drafters.get(drafter, 0) + 1
+            self.drafters[origin.drafter] = self.drafters.get(origin.drafter, 0) + 1
         sure = 0
         if forced:
             tally.forced += forced
@@ -186,7 +183,7 @@ class Ledger:
             latest = books.step
             same = latest is not None and latest.number == origin.step
             seconds = books.step_seconds if same else sum(origin.seconds.values())
-            self._steps.append((origin.step, drafter if drafted else "", drafted, accepted, sure, kept, seconds))
+            self._steps.append((origin.step, origin.drafter, drafted, accepted, sure, kept, seconds))
             if self.keeps_text:
                 self._offsets += piece.offsets
         else:
