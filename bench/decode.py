@@ -80,7 +80,10 @@ def show(temperature: float, compared: Mapping[str, Mapping[str, Any]]) -> None:
     trigrams = next(iter(compared.values()))["distinct_trigrams"]
     record.table(
         f"temperature {temperature:g}, distinct trigrams {trigrams:.2f}",
-        ["decoding", "tok/s", "vs none", "vs ngram", "tokens/step", "ms/step", "draft share", "reached depth 1, 2.."],
+        [
+            *("decoding", "tok/s", "vs none", "vs ngram", "tokens/step", "ms/step", "draft share"),
+            "accepted by depth, cumulative",
+        ],
         [
             [
                 mode, s["tokens_per_second"], s.get("vs_none", ""), s.get("vs_ngram", ""), s["tokens_per_step"],

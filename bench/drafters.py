@@ -15,7 +15,6 @@ import argparse
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -36,9 +35,10 @@ from bench.drive import (
     target_of,
 )
 from bench.stats import Ratio, pooled_ratio
-from bench.summary import Sample, check_same, ratio, reached, totals
+from bench.summary import Sample, accepted_by_depth, check_same, ratio
 from drafters.routed import configured
 from server.build import BUNDLED, Choice, draft_shape
+from spec.acceptance import by_place
 from spec.engine import Engine
 from spec.sampling import SamplingParams
 
@@ -99,19 +99,18 @@ def sampled(
 def figures(samples: Sequence[Sample], mode: str) -> dict[str, Any]:
     """One drafter at one temperature.
 
-    accepted_given_parent: of the steps whose path reached depth d - 1, the share that reached d. drafted_nodes_per_step
+    accepted_given_parent: by depth, conditional (:mod:`spec.acceptance`). drafted_nodes_per_step
     is over the steps after the prompt's. gain: tokens per step over those without shared noise, paired.
     """
     own = [s for s in samples if s.mode == mode]
     runs = [s.run for s in own]
-    shares = [1.0, *reached(runs)]
     result = {
         "tokens_per_step": tokens_per_step(own),
         "drafted_tokens": sum(r.statistics.drafted for r in runs),
         "drafted_nodes_per_step": sum(r.statistics.drafted for r in runs) / sum(r.statistics.steps - 1 for r in runs),
-        "accepted_given_parent": [below / above for above, below in pairwise(shares)],
-        "drafted_per_depth": totals([r.statistics.drafted_per_depth for r in runs]),
-        "accepted_per_depth": totals([r.statistics.accepted_per_depth for r in runs]),
+        "accepted_given_parent": accepted_by_depth(runs).conditional,
+        "drafted_per_depth": by_place(r.statistics.drafted_per_depth for r in runs),
+        "accepted_per_depth": by_place(r.statistics.accepted_per_depth for r in runs),
     }
     apart = [s for s in samples if s.mode == mode + APART]
     if apart:
@@ -141,7 +140,7 @@ def show(found: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> None:
         for temperature, modes in found.items()
         for mode, f in modes.items()
     ]  # fmt: skip
-    columns = ["drafter", "T", "tokens/step", "nodes/step", "drafted", "accepted given parent, depth 1, 2, .."]
+    columns = ["drafter", "T", "tokens/step", "nodes/step", "drafted", "accepted by depth, conditional"]
     record.table("drafters", [*columns, "tokens/step, noise not shared", "gain"], rows)
 
 

@@ -17,6 +17,7 @@ import msgspec
 from server.commands.command import Command
 from server.commands.generate import sampling_params
 from server.config import BenchConfig
+from spec.acceptance import ByDepth, by_place, tokens_per_step
 from spec.errors import ConfigurationError
 from spec.names import NONE
 
@@ -87,21 +88,17 @@ def _summarised(completions: list[Completion]) -> dict[str, Any]:
     rates = [_rate(completion) for completion in completions]
     measured = [completion.statistics for completion in completions if completion.statistics is not None]
     steps, tokens = sum(one.steps for one in measured), sum(one.completion_tokens for one in measured)
+    accepted = by_place(one.accepted_per_depth for one in measured)
     phases = {phase for one in measured for phase in one.seconds}
     return {
         "tokens_per_second": round(averages.median(rates), 2),
         "spread": [round(min(rates), 2), round(max(rates), 2)],
-        "tokens_per_step": round(tokens / steps, 3) if steps else 0.0,
-        "drafted_per_depth": _added([one.drafted_per_depth for one in measured]),
-        "accepted_per_depth": _added([one.accepted_per_depth for one in measured]),
+        "tokens_per_step": round(tokens_per_step(tokens, steps) or 0.0, 3),
+        "drafted_per_depth": by_place(one.drafted_per_depth for one in measured),
+        "accepted_per_depth": accepted,
+        "accepted_by_depth": ByDepth.of(accepted, sum(one.drafts for one in measured)),
         "seconds": {phase: round(sum(one.seconds.get(phase, 0.0) for one in measured), 4) for phase in sorted(phases)},
     }
-
-
-def _added(lists: list[list[int]]) -> list[int]:
-    """Sums by place of lists of different lengths."""
-    longest = max((len(counts) for counts in lists), default=0)
-    return [sum(counts[place] for counts in lists if place < len(counts)) for place in range(longest)]
 
 
 def table(report: dict[str, Any]) -> str:

@@ -91,7 +91,7 @@ def test_summary() -> None:
     assert got["draft_share"] == pytest.approx(0.25)
     assert got["phases_ms"]["forward"] == pytest.approx(1500.0)  # over the two steps after the prompt's
     assert got["acceptance_per_depth"] == [1.0, 0.0]
-    assert got["reached_per_depth"] == [1.0]
+    assert got["reached_per_depth"] == [1.0, 0.0]
 
 
 def test_real_engines_side_by_side(options: Options, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -29,10 +29,11 @@ VOCAB = 290
 
 def finished(tokens: int, drafted: list[int], accepted: list[int]) -> Run:
     """A run whose steps drafted and accepted so many tokens."""
+    reached = [sum(number > depth for number in accepted) for depth in range(max(accepted))]
     empty: dict[str, Any] = {"cached_tokens": 0, "discarded": 0, "preemptions": 0, "num_spec_tokens": 4}
     statistics = Statistics(
         prompt_tokens=1, completion_tokens=tokens, steps=len(drafted), drafted=sum(drafted), accepted=sum(accepted),
-        drafted_per_depth=[2, 1], accepted_per_depth=[1, 1], acceptance_histogram=[1], seconds={},
+        drafted_per_depth=[2, 1], accepted_per_depth=reached, acceptance_histogram=[1], seconds={},
         time_to_first_token=0.1, decode_seconds=1.0, decode_tokens_per_second=1.0, per_step_drafted=drafted,
         per_step_accepted=accepted, **empty,
     )  # fmt: skip
