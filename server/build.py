@@ -169,7 +169,6 @@ def build_engine(config: EngineConfig, progress: Progress | None = None, observe
     say("measuring the step cost")
     cost = StepCost.measure(lambda rows: _time_rows(verifier, pool, rows), _sizes(pool, length), _MEASURE_PATIENCE)
     info = _info(config, model, dtype, draft, exactness, memory, length, device)
-    more = tuple(cost.seconds(sequences) - cost.seconds(1) for sequences in range(1, config.max_seqs + 1))
     drafting = Drafting.of(config, drafters, info, verifier, pool, cost, device.is_gpu, say)
     runner = None
     if device.is_gpu:
@@ -179,7 +178,6 @@ def build_engine(config: EngineConfig, progress: Progress | None = None, observe
         info,
         draft_shape=drafting.shape.widths,
         root_seconds=Rehearsal(info, verifier, pool, runner).root_seconds(),
-        more_seconds=more,
         drafter=", ".join(drafter.name for drafter in drafters) or NONE,
         draft=", ".join(_placed(drafter.name, drafts) for drafter in drafters) or NONE,
         drafters=tuple(drafter.name for drafter in drafters),
@@ -192,7 +190,9 @@ def build_engine(config: EngineConfig, progress: Progress | None = None, observe
         prefix=prefix,
         verifier=verifier,
         drafter=drafting.drafter,
-        scheduler=Scheduler(pool, prefix, drafting.shape, cost, config.max_seqs, budget=drafting.budget),
+        scheduler=Scheduler(
+            pool, prefix, drafting.shape, cost, config.max_seqs, budget=drafting.budget, root_seconds=info.root_seconds
+        ),
         observers=observers,
         runner=runner,
     )

@@ -75,7 +75,7 @@ class Choice:
     """The text, counts and ending of one request.
 
     context: prompt tokens whose text precedes the answer's (empty where the answer starts a new text). parser: splits
-    the text into parts.
+    the text into parts. words: the first ones of its prompt, for those who may see it.
     """
 
     def __init__(
@@ -86,8 +86,9 @@ class Choice:
         eos_token_ids: Sequence[int],
         context: Sequence[int] = (),
         parser: OutputParser | None = None,
+        words: str = "",
     ) -> None:
-        self.request = request
+        self.request, self.words = request, words
         self.tokenizer = tokenizer
         self.completion_tokens = 0
         self.reasoning_tokens = 0

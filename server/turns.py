@@ -36,6 +36,8 @@ from spec.errors import InvalidRequest
 from spec.request import Grammar, Request
 
 SERVICE = web.AppKey("service", Service)
+#: Tokens of a prompt that its first words are made of.
+_SHOWN = 80
 
 
 async def completion_choices(service: Service, body: CompletionRequest) -> list[Choice]:
@@ -50,10 +52,10 @@ async def completion_choices(service: Service, body: CompletionRequest) -> list[
 async def chat_choices(service: Service, body: ChatRequest, spoken: Sequence[int] = ()) -> list[Choice]:
     """The answers to a conversation. spoken: the token ids of its beginning, where they are known."""
     continues = bool(body.continue_final_message)
-    conversation = await rendered(service, body)
+    written = await rendered(service, body)
     room = room_for(service, body, "messages")
-    prompt = await service.encode(conversation, bool(body.add_special_tokens), spoken, room)
-    text = conversation.text
+    prompt = await service.encode(written, bool(body.add_special_tokens), spoken, room)
+    text, words = written.text, conversation.last_words(body)
     dialect, offer = service.opened()[0].dialect, tools.offered(body)
     opened = dialect.opened_by(text, continues)
 
@@ -64,7 +66,7 @@ async def chat_choices(service: Service, body: ChatRequest, spoken: Sequence[int
     grammar = await chat_grammar(body, offer, dialect, service.opened()[0].tokenizer, beginning)
     predicted = await prediction_of(service, body)
     return _choices(
-        service, body, [prompt], "messages", follows=continues, parser=parser, grammar=grammar, predicted=predicted
+        service, body, [prompt], "messages", continues, parser=parser, grammar=grammar, predicted=predicted, words=words
     )
 
 
@@ -110,10 +112,11 @@ def _choices(
     parser: Callable[[str], OutputParser] = lambda request_id: PlainText(),
     grammar: Grammar | None = None,
     predicted: list[int] | None = None,
+    words: str = "",
 ) -> list[Choice]:
     """``n`` choices per prompt, checked. follows: whether the answer's text goes on where the prompt's ends. parser:
     makes the parser of the choice whose request has this id. grammar: what all of them must match. predicted: what they
-    will probably be.
+    will probably be. words: the first ones of the prompt, where those of its tokens are others'.
     """
     text, info = service.opened()
     params = validation.sampling_params(body, text.defaults, info.vocab_size)
@@ -148,8 +151,10 @@ def _choices(
             **drafted,
         )
         context = prompt if follows else ()
+        shown = words or conversation.first_words(text.tokenizer.decode(prompt[:_SHOWN]))
         for one in forked(request, count):
-            choices.append(Choice(one, text.tokenizer, options, info.eos_token_ids, context, parser(one.id)))
+            made = Choice(one, text.tokenizer, options, info.eos_token_ids, context, parser(one.id), shown)
+            choices.append(made)
     return choices
 
 
@@ -161,7 +166,7 @@ def _salt(body: GenerationRequest) -> str:
 
 async def answered(http: web.Request, service: Service, answer: Answer) -> web.StreamResponse:
     """Run an answer and send it, streamed or whole."""
-    async with service.generation([choice.request for choice in answer.choices]) as generation:
+    async with service.generation(answer.choices) as generation:
         if answer.options.stream:
             return await stream(http, answer, generation, service.options.ping_seconds)
         whole = await collect(answer, generation)

@@ -121,9 +121,8 @@ class EngineInfo(msgspec.Struct, kw_only=True, frozen=True):
     """What is running, for banner, /health and reports.
 
     memory: what the engine holds, by parts, in words; empty if nobody said.
-    root_seconds: a whole step of one sequence without drafts, as measured at start-up; 0 if nobody measured.
-    more_seconds: what each number of sequences from 1 on adds to that, from the cost of their rows. drafter: who
-    drafts, by name; draft: the same as ``--draft`` takes it, with where it was loaded from; drafters: each. chosen:
+    root_seconds: a whole step of one sequence without drafts, as measured at start-up; 0 if nobody measured. drafter:
+    who drafts, by name; draft: the same as ``--draft`` takes it, with where it was loaded from; drafters: each. chosen:
     whether who drafts, and how much, is chosen at every step; ``draft_shape`` is the most then.
     """
 
@@ -144,7 +143,6 @@ class EngineInfo(msgspec.Struct, kw_only=True, frozen=True):
     eos_token_ids: tuple[int, ...]
     memory: str = ""
     root_seconds: float = 0.0
-    more_seconds: tuple[float, ...] = ()
     drafters: tuple[str, ...] = ()
     draft: str = ""
     chosen: bool = False

@@ -163,6 +163,11 @@ def _estimates(families: Families, reading: Reading) -> Iterator[Metric]:
         [] if reading.speed_up is None else one(reading.speed_up),
     )
     yield from families.gauge(
+        "spec_decode_speed_up_unsure",
+        "1 if that estimate may be wrong: the steps without drafts it rests on are few, old or of another pace.",
+        [] if reading.speed_up is None else one(reading.unsure),
+    )
+    yield from families.gauge(
         "plain_step_seconds", "A decoding step of one request without drafts.", one(reading.plain_seconds)
     )
 
