@@ -26,8 +26,8 @@ def canonical(name: str) -> str:
 
 
 def together(names: Iterable[str]) -> str:
-    """The name of several drafters in one tree, such as ``suffix+draft_model``; "" of none."""
-    return "+".join(sorted(set(names) - {""}, key=_place))
+    """The name of several drafters in one tree, such as ``suffix+draft_model``; "" of none. Each may be several too."""
+    return "+".join(sorted({one for name in names for one in name.split("+")} - {""}, key=_place))
 
 
 def _place(name: str) -> tuple[int, str]:

@@ -5,7 +5,8 @@ pace changes between them. So each is kept as a share of the steps around it tha
 
     pace      of a step that drafts: its pass, over one of as many rows at start-up. The median of the last few
     sample    of a plain step: its seconds, over start-up's, over the pace around it
-    now       start-up's seconds, times the median of the last samples, times the pace now
+    instead   of a step that drafted: start-up's seconds, times the median of the last samples, times its own pace; so
+              what held the step up would have held up the other one, and a mean of many is no less than it was
 
 A pace that is another one than that of the samples may be so for chains and trees alone, and what is long ago may not
 be so any more: then the estimate is told with a doubt, and a plain step is wanted soon.
@@ -87,17 +88,17 @@ class PlainPace:
             self._paces.clear()
         self._drafted_at, self._since = now, self._since + 1
         self._earned = min(self._earned + 1, _SAVED * _EARNED)
-        self._paces.append(seconds.get("forward", 0.0) / self._cost.seconds(rows))
-        return self.of(sequences)
+        own = seconds.get("forward", 0.0) / self._cost.seconds(rows)
+        self._paces.append(own)
+        return self._at_start(sequences) * self._share() * own
 
-    def of(self, sequences: int) -> float:
-        """Seconds of a step of so many sequences without drafts, as the pace is now; 0 if nobody knows."""
+    def _share(self) -> float:
+        """Of the samples, those of a pace like this one's if there are some; 0 without any."""
         if not self._samples:
             return 0.0
         pace = self._pace()
         alike = [one.share for one in self._samples if not _differ(one.pace, pace)]
-        shares = alike if len(alike) > 1 else [one.share for one in self._samples]
-        return self._at_start(sequences) * median(shares) * pace
+        return median(alike if len(alike) > 1 else [one.share for one in self._samples])
 
     @property
     def doubt(self) -> str:

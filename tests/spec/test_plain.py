@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from statistics import median
+from statistics import fmean
 
 import pytest
 
@@ -12,22 +12,23 @@ from spec.plain import CHANGED, FEW, OLD, PLAIN_EVERY, PlainPace
 
 PASSES = {1: 0.0088, 2: 0.0090, 5: 0.0096, 9: 0.0110, 16: 0.0135}
 DRAFTING, REST = 0.003, 0.0012
-#: Seconds of a step without drafts on a quiet machine.
-ROOT = PASSES[1] + REST
+#: Seconds of a step without drafts on a quiet machine; how much longer one takes in the mean, as some are held up.
+ROOT, SELDOM = PASSES[1] + REST, 0.03
+HELD_UP = 1 + SELDOM * 5
 
 
 class Machine:
     """Steps that draft, and those that are asked to go without. pace: how much slower than at start-up it is now.
 
-    rows: of trees. wrong: by how much start-up mismeasured passes of several rows. errors: of the estimate at each step
-    that drafted, as a share, with the doubt it was told with.
+    rows: of trees. wrong: by how much start-up mismeasured passes of several rows. told: at each step that drafted,
+    what it would have taken without, as a share of what that takes, and the doubt it was told with.
     """
 
     def __init__(self, rows: tuple[int, ...] = (5,), wrong: float = 1.0) -> None:
         self.now, self.pace, self.rows = 1000.0, 1.0, rows
         cost = StepCost(list(PASSES), [seconds * (wrong if rows > 2 else 1.0) for rows, seconds in PASSES.items()])
         self.plain = PlainPace(cost, ROOT, clock=lambda: self.now)
-        self.errors: list[tuple[float, str]] = []
+        self.told: list[tuple[float, str]] = []
         self.steps = self.without = 0
         self._dice = random.Random(3)
 
@@ -45,21 +46,20 @@ class Machine:
         if without:
             assert told == pytest.approx(seconds["forward"] + seconds["draw"])
         else:
-            self.errors.append((told / (ROOT * self.pace) - 1, self.plain.doubt))
+            self.told.append((told / (ROOT * HELD_UP * self.pace), self.plain.doubt))
 
     def _took(self, seconds: float) -> float:
         """Some steps are held up by something else."""
-        held_up = self._dice.uniform(2, 10) if self._dice.random() < 0.03 else 1.0
+        held_up = self._dice.uniform(2, 10) if self._dice.random() < SELDOM else 1.0
         return seconds * self.pace * self._dice.lognormvariate(0, 0.05) * held_up
 
     def off(self) -> float:
-        """How far off the estimate is, nine times in ten, where it is told without a doubt."""
-        sure = sorted(abs(error) for error, doubt in self.errors if not doubt)
-        return sure[int(0.9 * len(sure))]
+        """How far off the estimate is in the mean, as a speed-up adds it up, where it is told without a doubt."""
+        return abs(fmean(share for share, doubt in self.told if not doubt) - 1)
 
     @property
     def unsure(self) -> int:
-        return sum(bool(doubt) for _, doubt in self.errors)
+        return sum(bool(doubt) for _, doubt in self.told)
 
 
 @pytest.mark.parametrize("pace", [1.0, 3.0, 0.35])
@@ -78,13 +78,12 @@ def test_a_pace_that_changes_is_followed_at_once_and_doubted_until_plain_steps_w
     machine.run(600)
     assert machine.plain.doubt == ""
     for pace in (3.0, 1.0, 0.4):
-        machine.pace, machine.errors = pace, []
-        machine.run(300)
-        late = [abs(error) for error, _ in machine.errors[16:]]
-        assert median(late) < 0.1
-        assert {doubt for _, doubt in machine.errors[8:24]} >= {CHANGED}
+        machine.pace, machine.told = pace, []
+        machine.run(400)
+        assert abs(fmean(share for share, _ in machine.told[16:]) - 1) < 0.15
+        assert {doubt for _, doubt in machine.told[8:24]} >= {CHANGED}
         assert 16 <= machine.unsure < 130
-        assert machine.errors[-1][1] == ""
+        assert machine.told[-1][1] == ""
 
 
 def test_a_machine_that_changes_all_the_time_is_not_asked_for_more_than_it_earned() -> None:
@@ -101,10 +100,10 @@ def test_plain_requests_of_another_pace_mislead_nobody_for_long() -> None:
     machine.run(300)
     machine.pace = 3.0
     machine.run(100, speculate=False)
-    machine.errors = []
-    machine.run(400)
-    assert all(doubt for error, doubt in machine.errors if abs(error) > 0.5)
-    assert abs(machine.errors[-1][0]) < 0.15
+    machine.told = []
+    machine.run(800)
+    assert 16 <= machine.unsure < 160
+    assert machine.off() < 0.15
 
 
 @pytest.mark.parametrize(("pause", "asked"), [(60.0, 1 / 100), (900.0, 1 / 50)])
@@ -113,7 +112,7 @@ def test_short_answers_with_pauses_between_are_sure_most_of_the_time(pause: floa
     for _ in range(40):
         machine.now += pause
         machine.run(60)
-    assert machine.off() < 0.1
+    assert machine.off() < 0.15
     assert machine.unsure < 0.2 * machine.steps
     assert machine.without < asked * machine.steps + 3
     assert machine.without <= machine.steps / 128 + machine.now / 120, "at most one in two minutes beside"
