@@ -8,13 +8,21 @@ import { TreeChart } from "./tree.js";
 
 const HEADS = ["drafter", "trees", "accepted", "per tree", "last hour"];
 
+/** A name that may go on in the next line behind a "+". */
+const breakable = (name) =>
+  html(
+    "span",
+    {},
+    name.split(/(?<=\+)/).flatMap((part) => [html("wbr"), part]),
+  );
+
 function row(name, now, hour) {
   const bar = html("span", { class: "meter", "aria-hidden": "true" }, paint(html("span"), name));
   bar.firstChild.style.width = `${100 * (now?.acceptance_rate ?? 0)}%`;
   return html(
     "tr",
     {},
-    html("th", { scope: "row" }, html("ul", {}, entries([{ name, colour: name }]))),
+    html("th", { scope: "row" }, html("ul", {}, entries([{ name: breakable(name), colour: name }]))),
     html("td", {}, count(now?.drafts ?? 0)),
     html("td", {}, bar, percent(now?.acceptance_rate)),
     html("td", {}, number(now?.mean_acceptance_length)),

@@ -108,7 +108,7 @@ export class TimeChart {
   _level({ at, text }, y) {
     return [
       svg("line", { class: "level", x1: LEFT, x2: this.width - RIGHT, y1: y(at), y2: y(at) }),
-      svg("text", { class: "level-text after", x: LEFT + 4, y: y(at) - 4 }, text),
+      svg("text", { class: "level-text", x: this.width - RIGHT - 4, y: y(at) - 4 }, text),
     ];
   }
 
