@@ -30,7 +30,9 @@ def last_words(request: ChatRequest) -> str:
     last = next((message for message in reversed(said) if message.role == "user"), said[-1] if said else None)
     if last is None or last.content is None:
         return ""
-    return first_words(last.content if isinstance(last.content, str) else last.content[0].text or "")
+    if isinstance(last.content, str):
+        return first_words(last.content)
+    return first_words(next((part.text for part in last.content if part.text), ""))
 
 
 def messages(request: ChatRequest) -> list[dict[str, Any]]:

@@ -2,7 +2,7 @@
 
 ::
 
-    draft_model, a head, ngram, suffix     each a member, with what it costs on this machine (server.rehearsal)
+    draft_model, a head, ngram, suffix   each a member, with what it costs on this machine (server.rehearsal)
     Budget                               chooses at every step, unless one drafter has one shape (--draft-tokens)
     CombinedDrafter                      all of them as one
 """
@@ -92,8 +92,11 @@ def named_in(draft: str) -> tuple[str, ...]:
 
 
 def model_in(part: str) -> str:
-    """The directory or hub id of a draft model that a setting names."""
-    return part.removeprefix(f"{DRAFT_MODEL}:")
+    """The directory or hub id of a draft model that a setting names. Raises ConfigurationError if none is there."""
+    place = part.removeprefix(f"{DRAFT_MODEL}:")
+    if not place:
+        raise ConfigurationError(f"--draft {part}: a directory or hub id must stand behind the colon")
+    return place
 
 
 def alone(drafters: Sequence[Drafter]) -> Drafter:

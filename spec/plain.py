@@ -125,8 +125,9 @@ class PlainPace:
         self._since, self._plain_at = 0, now
         if not self._root:
             self._root = own
-        if self._knows_pace(now):
-            self._samples.append(_Sample(own / self._at_start(sequences) / self._pace(), self._pace(), now))
+        expected = self._at_start(sequences) * self._pace()
+        if expected and self._knows_pace(now):
+            self._samples.append(_Sample(own / expected, self._pace(), now))
 
     def _at_start(self, sequences: int) -> float:
         """Of a step of so many sequences, as measured at start-up."""

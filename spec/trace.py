@@ -61,7 +61,7 @@ NOT_PAYING = "speculation does not pay now"
 
 
 class Weighed(msgspec.Struct, frozen=True, array_like=True):
-    """One way of drafting that was weighed for a step. drafter: "" drafts nothing. nodes: drafted ones. tokens:
+    """One way of drafting that was weighed for a step. drafter: ``none`` drafts nothing. nodes: drafted ones. tokens:
     expected to come out, all sequences together; ms: expected of the step, drafting included."""
 
     drafter: str
@@ -70,7 +70,7 @@ class Weighed(msgspec.Struct, frozen=True, array_like=True):
     ms: float
 
     def __str__(self) -> str:
-        what = f"{self.drafter} of {self.nodes}" if self.drafter else NONE
+        what = f"{self.drafter} of {self.nodes}" if self.drafter != NONE else NONE
         return f"{what}: {self.tokens:.2f} tokens in {self.ms:.2f} ms"
 
 

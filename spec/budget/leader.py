@@ -41,6 +41,6 @@ def told(why: Why) -> str:
     """The reason in words."""
     chosen, *others = why.weighed
     against = "; ".join(map(str, others)) or "nobody has anything to propose"
-    if not chosen.drafter:
+    if chosen.drafter == NONE:
         return f"{NOT_PAYING}: {chosen}; {against}" if others else f"{NONE}: {against}"
     return f"{chosen}; {against}"

@@ -42,11 +42,11 @@ class Why:
     @property
     def choice(self) -> str:
         """Who drafts, such as ``suffix+draft_model``; ``none`` for nobody."""
-        return self._name(self.ways[0]) or NONE
+        return self._name(self.ways[0])
 
     def _name(self, way: Taken) -> str:
         model, found = way.kind
-        return together((*self.looked, model) if found else (model,))
+        return together((*self.looked, model) if found else (model,)) or NONE
 
 
 @dataclass(frozen=True, slots=True)

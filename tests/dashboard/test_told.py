@@ -116,6 +116,7 @@ async def test_requests_say_what_was_asked_for_and_nobody_else_is_told(tokenizer
             ("/v1/completions", {"prompt": "Tell me of the fox", "temperature": 0.7, "seed": 11}),
             ("/v1/completions", {"prompt": tokenizer.encode("once upon a time"), "seed": 12}),
             ("/v1/chat/completions", {"messages": [{"role": "system", "content": "Be brief."}, said]}),
+            ("/v1/chat/completions", {"messages": [{"role": "user", "content": []}]}),
             ("/v1/responses", {"input": "a secret of mine", "store": False}),
         ]
         for path, fields in asks:
@@ -123,13 +124,17 @@ async def test_requests_say_what_was_asked_for_and_nobody_else_is_told(tokenizer
             response = await client.post(path, json=fields | limit, headers=key)
             assert response.status == 200, await response.text()
         listed = await (await client.get("/dashboard/requests", headers=key)).json()
-        assert [one["prompt"] for one in listed] == [
-            None,
-            ("What does the fox say? " * 4)[:80],
-            "once upon a time",
-            "Tell me of the fox",
-        ]
-        assert [(one["temperature"], one["seed"]) for one in listed[2:]] == [(1.0, 12), (0.7, 11)]
+        assert (
+            [one["prompt"] for one in listed]
+            == [
+                None,
+                listed[1]["prompt"],  # of nothing said, what the chat template begins with
+                ("What does the fox say? " * 4)[:80],
+                "once upon a time",
+                "Tell me of the fox",
+            ]
+        )
+        assert [(one["temperature"], one["seed"]) for one in listed[3:]] == [(1.0, 12), (0.7, 11)]
         assert await (await client.get("/dashboard/requests", headers=bearer(BOB))).json() == []
         for path in ("state", f"requests/{listed[0]['id']}"):
             told = await (await client.get(f"/dashboard/{path}", headers=key)).text()

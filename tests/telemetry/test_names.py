@@ -18,6 +18,7 @@ from server.drafting import Drafts
 from server.speculation import wishes
 from server.tracing.reader import read
 from server.wire.shared import Speculation
+from spec.errors import ConfigurationError
 from spec.names import DRAFT_MODEL, DRAFTERS, GRAMMAR, NGRAM, NONE, PREDICTION, SUFFIX, canonical, together
 from tests.server.live import LiveServer
 from tests.server.scripted import INFO
@@ -98,7 +99,7 @@ def test_every_name_is_one_of_the_list(told: Told, trace: Path, server: LiveServ
     assert all(one.end for one in session.requests.values())
     parts = [part for step in session.steps for part in step.parts]
     traced = {part.drafter for part in parts if len(part.parents) > 1}
-    weighed = {name for step in session.steps if step.choice for name, *_ in step.choice.weighed} - {""}
+    weighed = {name for step in session.steps if step.choice for name, *_ in step.choice.weighed} - {NONE}
     chosen = {step.choice.drafter for step in session.steps if step.choice}
     page = {rates["drafter"] for rates in snapshot["drafters_hour"]}
     listed = set(chain.from_iterable(one["drafters"] for one in told.listed))
@@ -148,6 +149,11 @@ def test_the_bundled_draft_model_by_its_name_and_as_before(named: str) -> None:
     value = choose_draft(EngineConfig(draft=named)).value
     assert value.startswith("draft_model:")
     assert Drafts.of(EngineConfig(), value).model == value.partition(":")[2]
+
+
+def test_a_draft_model_of_no_name_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match="--draft draft_model:: a directory or hub id must stand behind"):
+        Drafts.of(EngineConfig(), "draft_model:")
 
 
 def test_requests_may_use_the_name_that_was() -> None:
