@@ -23,7 +23,7 @@ from transformers.utils import logging
 
 from bench import llama, prompts, record
 from bench.decode import progress
-from bench.drive import Options, add_arguments, build_all, request, run, warm_up
+from bench.drive import Options, add_arguments, build_all, mode_of, request, run, warm_up
 from bench.llama import Decoded
 from bench.stats import paired_ratio, spread
 from spec.engine import Engine
@@ -167,7 +167,7 @@ def arguments() -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(prog="python -m bench.peers", description="Foresay beside others.")
     add_arguments(parser)
-    parser.add_argument("--modes", nargs="+", default=("none", "ngram", "draft:4"))
+    parser.add_argument("--modes", nargs="+", type=mode_of, default=("none", "ngram", "draft_model:4"))
     parser.add_argument("--temperatures", nargs="+", type=float, default=(0.0, 1.0))
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--prompts", type=Path)

@@ -25,6 +25,7 @@ from drafters.calibration import Calibration
 from drafters.growth import Growing
 from kvpaging import KVStore, PagePool, PageTable
 from spec.features import Features
+from spec.names import EAGLE, EAGLE3
 from spec.protocols import FeatureRequest, Rows, Wanted
 from spec.sequence import Sequence
 from spec.tree import DraftTree, TreeShape
@@ -49,7 +50,7 @@ class EagleDrafter:
         self, head: EagleHead, pool: PagePool, dynamic: bool = True, name: str = "", static: bool | None = None
     ) -> None:
         layer, device = head.layer, head.device
-        self.name = name or ("eagle3" if head.config.generation == 3 else "eagle")
+        self.name = name or (EAGLE3 if head.config.generation == 3 else EAGLE)
         self.needs: FeatureRequest | None = head.config.needs
         self.dynamic = dynamic
         self.store = KVStore(pool, layer.num_layers, layer.num_kv_heads, layer.head_dim, head.dtype, device)

@@ -28,7 +28,7 @@ def rows(info: EngineInfo) -> list[Row]:
     """The banner as name and value, in order."""
     return [
         ("target", info.target),
-        ("drafter", _reasoned(info.drafter + _shape(info), info.drafter_reason)),
+        ("drafter", _reasoned((info.draft or info.drafter) + _shape(info), info.drafter_reason)),
         ("dtype", _reasoned(f"{info.dtype} on {info.device}", info.dtype_reason)),
         ("exact", _reasoned("yes" if info.exact else "no", info.exact_reason)),
         (

@@ -19,6 +19,7 @@ from server.device import Device, find_device, synchronize
 from server.drafting import DEFAULT_TOKENS, Drafting, Drafts, alone, named_in, pinned
 from server.graphs import capture_of, graph_runner
 from server.heads import doubts, load_head
+from server.lookup import LOOKUPS
 from server.memory import MemoryPlan, kept_in_fp16, packed_bytes, plan, stored_parameters
 from server.rehearsal import Rehearsal
 from server.translation import translation
@@ -26,6 +27,7 @@ from server.unfit import Unfit
 from spec.budget import StepCost
 from spec.engine import Engine
 from spec.errors import ConfigurationError
+from spec.names import DRAFT_MODEL, EAGLE3, MEDUSA, NONE, SUFFIX
 from spec.observer import Observer
 from spec.protocols import Drafter, Rows
 from spec.request import EngineInfo
@@ -48,10 +50,11 @@ class Progress(Protocol):
 #: A prompt and an answer of one token each.
 LEAST_TOKENS = 2
 BUNDLED = Path(__file__).parent / "bundled"
-#: Heads that come with the bundled target, by what ``--draft`` calls them.
-BUNDLED_HEADS = ("medusa", "eagle3")
+#: Drafters that come with the bundled target. The heads fit it alone.
+BUNDLED_HEADS = (MEDUSA, EAGLE3)
+BUNDLED_MODEL = f"{DRAFT_MODEL}:{BUNDLED / 'draft'}"
 #: Drafters that every target has, of those that bring something beside the others: ngram finds what suffix finds too.
-AUTO = ("suffix",)
+AUTO = (SUFFIX,)
 #: Row counts the start-up measurement times, and when it stops going further (seconds of one pass).
 _MEASURED_ROWS = (2, 4, 8, 16, 32, 64, 128, 256)
 _MEASURE_PATIENCE = 0.4
@@ -80,7 +83,7 @@ def choose_draft(config: EngineConfig) -> Choice:
     if config.draft == "auto":
         if config.target == "bundled":
             return Choice(
-                ",".join((str(BUNDLED / "draft"), *AUTO)),
+                ",".join((BUNDLED_MODEL, *AUTO)),
                 "the model that comes with the bundled target, and earlier text",
             )
         return Choice(
@@ -94,7 +97,7 @@ def choose_draft(config: EngineConfig) -> Choice:
 def _found_draft(config: EngineConfig, part: str) -> str:
     """What one name stands for."""
     if part not in BUNDLED_HEADS:
-        return str(BUNDLED / "draft") if part == "bundled" else part
+        return BUNDLED_MODEL if part in ("bundled", DRAFT_MODEL) else part
     if config.target != "bundled":
         raise ConfigurationError(
             f"--draft {part}: the bundled head fits the bundled target alone; name the folder of one that "
@@ -173,9 +176,7 @@ def build_engine(config: EngineConfig, progress: Progress | None = None, observe
         draft = Choice(draft.value, f"{draft.reason}; where steps are captured {drafters[0].name} drafts alone")
     say("measuring the step cost")
     cost = StepCost.measure(lambda rows: _time_rows(verifier, pool, rows), _sizes(pool, length), _MEASURE_PATIENCE)
-    named = Choice(", ".join(map(short_name, named_in(draft.value))), draft.reason)
-    info = _info(config, model, dtype, named, exactness, memory, length, device)
-    more = tuple(cost.seconds(sequences) - cost.seconds(1) for sequences in range(1, config.max_seqs + 1))
+    info = _info(config, model, dtype, draft, exactness, memory, length, device)
     drafting = Drafting.of(config, drafters, info, verifier, pool, cost, device.is_gpu, say)
     runner = None
     if device.is_gpu:
@@ -186,7 +187,8 @@ def build_engine(config: EngineConfig, progress: Progress | None = None, observe
         info,
         draft_shape=drafting.shape.widths,
         root_seconds=Rehearsal(info, verifier, pool, runner).root_seconds(),
-        more_seconds=more,
+        drafter=", ".join(drafter.name for drafter in drafters) or NONE,
+        draft=", ".join(_placed(drafter.name, drafts) for drafter in drafters) or NONE,
         drafters=tuple(drafter.name for drafter in drafters),
         chosen=drafting.budget is not None,
         warnings=tuple(warnings),
@@ -198,7 +200,9 @@ def build_engine(config: EngineConfig, progress: Progress | None = None, observe
         prefix=prefix,
         verifier=verifier,
         drafter=drafting.drafter,
-        scheduler=Scheduler(pool, prefix, drafting.shape, cost, config.max_seqs, budget=drafting.budget),
+        scheduler=Scheduler(
+            pool, prefix, drafting.shape, cost, config.max_seqs, budget=drafting.budget, root_seconds=info.root_seconds
+        ),
         observers=observers,
         runner=runner,
     )
@@ -212,7 +216,7 @@ def _bound_primitives() -> None:
 
 def draft_shape(config: EngineConfig, draft: Choice) -> TreeShape:
     """The tree each step drafts where it is always the same: a given one, a chain, or the root alone."""
-    if draft.value == "none":
+    if draft.value == NONE:
         return TreeShape()
     return pinned(config) or TreeShape.chain(DEFAULT_TOKENS)
 
@@ -221,6 +225,12 @@ def short_name(name: str) -> str:
     """A model's name for people: ``bundled/draft`` instead of where the package lies."""
     path = Path(name.partition(":")[2] or name)
     return f"bundled/{path.name}" if path.is_relative_to(BUNDLED) else name
+
+
+def _placed(name: str, drafts: Drafts) -> str:
+    """A drafter and where it was loaded from, as ``--draft`` takes it."""
+    place = drafts.model if name == DRAFT_MODEL else drafts.head.place if drafts.head and name not in LOOKUPS else ""
+    return f"{name}:{short_name(place)}" if place else name
 
 
 def max_model_len(config: EngineConfig, model: ModelConfig) -> int:
@@ -305,7 +315,7 @@ def _info(
     scratch = config.max_seqs * (MAX_NODES + config.page_size)
     return EngineInfo(
         target=config.target,
-        drafter=draft.value,
+        drafter=NONE,
         drafter_reason=draft.reason,
         dtype=dtype.value,
         dtype_reason=dtype.reason,

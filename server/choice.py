@@ -12,7 +12,8 @@ from server.provenance import Said, step_of, tokens_of
 from server.text import Tokenizer
 from server.wire.provenance import StepProvenance, TokenProvenance
 from server.wire.shared import FinishReason, RequestWarning
-from spec.request import PREDICTION, Delta, Origin, Request, TokenLogprobs
+from spec.names import PREDICTION
+from spec.request import Delta, Origin, Request, TokenLogprobs
 from spec.trace import Statistics
 
 
@@ -74,7 +75,8 @@ class Choice:
     """The text, counts and ending of one request.
 
     context: prompt tokens whose text precedes the answer's (empty where the answer starts a new text). parser: splits
-    the text into parts. warnings: what of the request is done otherwise than asked.
+    the text into parts. warnings: what of the request is done otherwise than asked. words: the first ones of its
+    prompt, for those who may see it.
     """
 
     def __init__(
@@ -86,8 +88,9 @@ class Choice:
         context: Sequence[int] = (),
         parser: OutputParser | None = None,
         warnings: tuple[RequestWarning, ...] = (),
+        words: str = "",
     ) -> None:
-        self.request = request
+        self.request, self.words = request, words
         self.tokenizer = tokenizer
         self.warnings = warnings
         self.completion_tokens = 0

@@ -19,6 +19,7 @@ import msgspec
 from msgspec import Meta
 
 from spec.errors import ConfigurationError
+from spec.names import SUFFIX
 
 Positive = Annotated[int, Meta(ge=1)]
 Seconds = Annotated[float, Meta(gt=0)]
@@ -80,8 +81,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
         str,
         _about(
             "who proposes tokens: auto (suffix, and the bundled draft model for the bundled target), none, "
-            "ngram, suffix, a draft model as a directory, hub id or bundled, heads (medusa:PATH, "
-            "eagle3:PATH), the bundled heads (medusa, eagle3), or several with commas between them",
+            "ngram, suffix, a draft model as a directory or hub id (or draft_model:PATH), heads (medusa:PATH, "
+            "eagle3:PATH), those of the bundled target (draft_model, medusa, eagle3), or several with commas between",
             "models",
             "DRAFT",
         ),
@@ -364,7 +365,7 @@ def check(config: EngineConfig) -> None:
     if isinstance(config, SamplingConfig) and config.min_tokens > (config.max_tokens or USUAL_TOKENS):
         most = config.max_tokens or f"{USUAL_TOKENS}, unless it is set"
         raise ConfigurationError(f"min_tokens ({config.min_tokens}) must be at most max_tokens ({most})")
-    if config.draft_history is not None and not {"suffix", "auto"} & set(config.draft.split(",")):
+    if config.draft_history is not None and not {SUFFIX, "auto"} & set(config.draft.split(",")):
         raise ConfigurationError(
             f"draft_history is what the suffix drafter remembers, but draft is {config.draft}: set --draft suffix, or "
             "leave --draft-history out"

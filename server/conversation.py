@@ -14,7 +14,25 @@ from server.wire.chat import ChatRequest, ContentPart, Message
 from server.wire.tools import ToolCall
 from spec.errors import InvalidRequest
 
+#: Characters of a list's entry, and of the text that these are found in.
+_MOST_WORDS, _LOOKED_THROUGH = 80, 400
 ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
+
+
+def first_words(text: str) -> str:
+    """Of a text, for a list: one line of at most 80 characters."""
+    return " ".join(text[:_LOOKED_THROUGH].split())[:_MOST_WORDS]
+
+
+def last_words(request: ChatRequest) -> str:
+    """The first words of what the user said last; else of the last message."""
+    said = request.messages or []
+    last = next((message for message in reversed(said) if message.role == "user"), said[-1] if said else None)
+    if last is None or last.content is None:
+        return ""
+    if isinstance(last.content, str):
+        return first_words(last.content)
+    return first_words(next((part.text for part in last.content if part.text), ""))
 
 
 def messages(request: ChatRequest) -> list[dict[str, Any]]:

@@ -19,6 +19,7 @@ from server.config import EngineConfig
 from server.device import Device
 from server.heads import Head
 from server.unfit import Unfit
+from spec.names import DRAFT_MODEL
 from spec.tree import MAX_NODES
 from verifier.heads.files import HeadTensors
 from verifier.heads.medusa import BESIDE_MODEL
@@ -168,7 +169,7 @@ def packed_bytes(model: ModelConfig, dtype: str) -> int:
 def _weights(dtype: str, models: Sequence[ModelConfig], head: Head | None, packed: bool) -> dict[str, int]:
     """Bytes by whose they are. A head is small enough to be counted exactly; mapped files are not read for that."""
     sizes = [packed_bytes(model, dtype) if packed else item_bytes(dtype) * stored_parameters(model) for model in models]
-    weights = dict(zip(("target", "draft model"), sizes, strict=False))
+    weights = dict(zip(("target", DRAFT_MODEL), sizes, strict=False))
     if head is not None:
         stored = HeadTensors.read(head.directory, prefix=BESIDE_MODEL).tensors.values()
         weights["head"] = item_bytes(dtype) * sum(tensor.numel() for tensor in stored if tensor.is_floating_point())

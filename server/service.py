@@ -13,6 +13,7 @@ import msgspec
 
 from server.answers.base import Origin
 from server.bounds import largest_body
+from server.choice import Choice
 from server.config import ServeConfig
 from server.control import Rendered
 from server.engine_status import EngineStatus, unavailable
@@ -32,7 +33,7 @@ from server.telemetry.telemetry import Telemetry
 from server.text import SamplingDefaults, Tokenizer
 from server.warned import WarningLog, renamed
 from server.wire.shared import MetricsLevel
-from spec.request import EngineInfo, Request
+from spec.request import EngineInfo
 
 #: Bodies and messages of the largest size whose bytes may be held at once, by all callers together.
 MOST_BODIES = 64
@@ -185,17 +186,18 @@ class Service:
         return Origin(id=request_id, model=name, fingerprint=fingerprint, exact=info.exact, warnings=warnings)
 
     @asynccontextmanager
-    async def generation(self, requests: Sequence[Request], keeps_text: bool = True) -> AsyncIterator[Generation]:
-        """Run requests; :class:`QueueFull` if there is no room, and whatever the caller's limits or the engine refuse.
+    async def generation(self, choices: Sequence[Choice], keeps_text: bool = True) -> AsyncIterator[Generation]:
+        """Run choices; :class:`QueueFull` if there is no room, and whatever the caller's limits or the engine refuse.
 
         Every door comes through here, so limits and time limits are kept here. keeps_text: whether their text may be
         kept, for the dashboard, where their key can read it again, and for the self-check.
         """
-        count = len(requests)
+        requests, count = [choice.request for choice in choices], len(choices)
+        words = {choice.request.id: choice.words for choice in choices}
         with (
             self.places.holding(count, lambda: self._queue_full(count)),
             admitted(requests) as spend,
-            self.telemetry.watching(requests, keeps_text) as ledgers,
+            self.telemetry.watching(requests, keeps_text, words) as ledgers,
         ):
             engine = self.self_check if keeps_text else Unpicked(self.self_check)
             generation = Generation(engine, requests, self.options.most_pending_tokens, spend, ledgers)

@@ -39,6 +39,8 @@ from spec.errors import InvalidRequest
 from spec.request import Grammar, Request
 
 SERVICE = web.AppKey("service", Service)
+#: Tokens of a prompt that its first words are made of.
+_SHOWN = 80
 
 
 async def completion_choices(service: Service, body: CompletionRequest) -> list[Choice]:
@@ -60,6 +62,7 @@ async def chat_choices(
     told = await rendered(service, body)
     room = room_for(service, body, "messages")
     prompt = await service.encode(told.prompt, bool(body.add_special_tokens), spoken, room)
+    words = conversation.last_words(body)
     text, offer, dialect = told.prompt.text, told.offer, service.opened()[0].dialect
     opened = dialect.opened_by(text, continues)
 
@@ -80,6 +83,7 @@ async def chat_choices(
         predicted=predicted,
         warnings=told.warnings,
         strict=strict,
+        words=words,
     )
 
 
@@ -149,11 +153,12 @@ def _choices(
     predicted: list[int] | None = None,
     warnings: tuple[RequestWarning, ...] = (),
     strict: bool = False,
+    words: str = "",
 ) -> list[Choice]:
     """``n`` choices per prompt, checked. follows: whether the answer's text goes on where the prompt's ends. parser:
     makes the parser of the choice whose request has this id. grammar: what all of them must match. predicted: what they
-    will probably be. warnings: what the prompt does not tell as was asked.
-    strict: as in :func:`chat_choices`.
+    will probably be. warnings: what the prompt does not tell as was asked. strict: as in :func:`chat_choices`. words:
+    the first ones of the prompt, where those of its tokens are others'.
     """
     text, info = service.opened()
     params = validation.sampling_params(body, text.defaults, info.vocab_size)
@@ -192,8 +197,10 @@ def _choices(
         )
         context = prompt if follows else ()
         noted = (*warnings, *shortened)
+        shown = words or conversation.first_words(text.tokenizer.decode(prompt[:_SHOWN]))
         for one in forked(request, count):
-            choices.append(Choice(one, text.tokenizer, options, info.eos_token_ids, context, parser(one.id), noted))
+            made = Choice(one, text.tokenizer, options, info.eos_token_ids, context, parser(one.id), noted, shown)
+            choices.append(made)
     return choices
 
 
@@ -206,7 +213,7 @@ def _salt(body: GenerationRequest) -> str:
 async def answered(http: web.Request, service: Service, answer: Answer) -> web.StreamResponse:
     """Run an answer and send it, streamed or whole."""
     service.warned.note(answer.warnings)
-    async with service.generation([choice.request for choice in answer.choices]) as generation:
+    async with service.generation(answer.choices) as generation:
         if answer.options.stream:
             return await stream(http, answer, generation, service.options.ping_seconds)
         whole = await collect(answer, generation)

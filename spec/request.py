@@ -10,9 +10,6 @@ from spec.errors import InvalidRequest
 from spec.sampling import SamplingParams, check_tokens
 from spec.trace import Statistics
 
-#: What the drafter of a request's own prediction is called.
-PREDICTION = "prediction"
-
 FinishReason = Literal["stop", "length", "cancelled", "error"]
 
 
@@ -126,10 +123,10 @@ class EngineInfo(msgspec.Struct, kw_only=True, frozen=True):
     architecture: of the target, in transformers' words. parameters: of the target. weight_bytes: of the target as it is
     held. held_bytes: of models and KV cache together; these are 0 if nobody said.
     memory: what the engine holds, by parts, in words; empty if nobody said.
-    root_seconds: a whole step of one sequence without drafts, as measured at start-up; 0 if nobody measured.
-    more_seconds: what each number of sequences from 1 on adds to that, from the cost of their rows. drafters: by
-    name. chosen: whether who drafts, and how much, is chosen at every step; ``draft_shape`` is the most then.
-    warnings: what whoever started it should know, a sentence each.
+    root_seconds: a whole step of one sequence without drafts, as measured at start-up; 0 if nobody measured. drafter:
+    who drafts, by name; draft: the same as ``--draft`` takes it, with where it was loaded from; drafters: each. chosen:
+    whether who drafts, and how much, is chosen at every step; ``draft_shape`` is the most then. warnings:
+    what whoever started it should know, a sentence each.
     """
 
     target: str
@@ -153,7 +150,7 @@ class EngineInfo(msgspec.Struct, kw_only=True, frozen=True):
     held_bytes: int = 0
     memory: str = ""
     root_seconds: float = 0.0
-    more_seconds: tuple[float, ...] = ()
     drafters: tuple[str, ...] = ()
+    draft: str = ""
     chosen: bool = False
     warnings: tuple[str, ...] = ()

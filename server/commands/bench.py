@@ -15,7 +15,9 @@ import msgspec
 from server.commands.command import Command
 from server.commands.generate import sampling_params
 from server.config import BenchConfig
+from spec.acceptance import ByDepth, by_place, tokens_per_step
 from spec.errors import ConfigurationError
+from spec.names import NONE
 
 if TYPE_CHECKING:
     from server.local import Completion, Engine
@@ -40,7 +42,7 @@ def run(config: BenchConfig, arguments: Namespace) -> int:
     if config.shadow is not None or config.trace is not None:
         raise ConfigurationError("bench measures without --shadow and --trace: they would slow one side down")
     config = msgspec.structs.replace(config, seed=0 if config.seed is None else config.seed)
-    plain = msgspec.structs.replace(config, draft="none", draft_tree=None, draft_history=None)
+    plain = msgspec.structs.replace(config, draft=NONE, draft_tree=None, draft_history=None)
     prompts = tuple(arguments.prompt or PROMPTS)
     with loaded(config) as drafted, loaded(plain) as bare:
         if drafted.info.drafter == bare.info.drafter:
@@ -83,21 +85,17 @@ def _summarised(completions: list[Completion]) -> dict[str, Any]:
     rates = [_rate(completion) for completion in completions]
     measured = [completion.statistics for completion in completions if completion.statistics is not None]
     steps, tokens = sum(one.steps for one in measured), sum(one.completion_tokens for one in measured)
+    accepted = by_place(one.accepted_per_depth for one in measured)
     phases = {phase for one in measured for phase in one.seconds}
     return {
         "tokens_per_second": round(averages.median(rates), 2),
         "spread": [round(min(rates), 2), round(max(rates), 2)],
-        "tokens_per_step": round(tokens / steps, 3) if steps else 0.0,
-        "drafted_per_depth": _added([one.drafted_per_depth for one in measured]),
-        "accepted_per_depth": _added([one.accepted_per_depth for one in measured]),
+        "tokens_per_step": round(tokens_per_step(tokens, steps) or 0.0, 3),
+        "drafted_per_depth": by_place(one.drafted_per_depth for one in measured),
+        "accepted_per_depth": accepted,
+        "accepted_by_depth": ByDepth.of(accepted, sum(one.drafts for one in measured)),
         "seconds": {phase: round(sum(one.seconds.get(phase, 0.0) for one in measured), 4) for phase in sorted(phases)},
     }
-
-
-def _added(lists: list[list[int]]) -> list[int]:
-    """Sums by place of lists of different lengths."""
-    longest = max((len(counts) for counts in lists), default=0)
-    return [sum(counts[place] for counts in lists if place < len(counts)) for place in range(longest)]
 
 
 def table(report: dict[str, Any]) -> str:

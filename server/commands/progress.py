@@ -34,7 +34,7 @@ def summary(statistics: Statistics, finish_reason: str, seed: int, exact: bool) 
     parts = [
         f"{statistics.completion_tokens} tokens ({finish_reason})",
         f"{statistics.decode_tokens_per_second:.1f} tokens/s",
-        f"{_per_step(statistics):.2f} tokens per step",
+        f"{statistics.tokens_per_step or 0.0:.2f} tokens per step",
     ]
     if statistics.drafted:
         parts.append(f"{statistics.accepted / statistics.drafted:.0%} of {statistics.drafted} drafted accepted")
@@ -49,7 +49,3 @@ def shadow_summary(report: ShadowReport) -> str:
     steps = f"{report.tokens / report.steps:.2f} tokens per step" if report.steps else "no steps"
     share = f"{report.accepted / report.drafted:.0%} of {report.drafted} drafted accepted" if report.drafted else ""
     return f"with {report.drafter} (shadow): {', '.join(filter(None, (steps, share)))}"
-
-
-def _per_step(statistics: Statistics) -> float:
-    return statistics.completion_tokens / statistics.steps if statistics.steps else 0.0

@@ -46,7 +46,8 @@ async def health(request: web.Request) -> web.Response:
     )
     if info is not None:
         body.exact, body.exact_reason = "yes" if info.exact else "no", info.exact_reason
-        body.target, body.drafter, body.dtype, body.device = info.target, info.drafter, info.dtype, info.device
+        body.target, body.drafter, body.draft = info.target, info.drafter, info.draft
+        body.dtype, body.device = info.dtype, info.device
     return json_response(body, 200 if status.state == "ready" else 503)
 
 

@@ -73,8 +73,8 @@ class Turn:
         try:
             if self._cancelled:
                 raise Cancelled
-            request, stored = self.answer.choices[0].request, self.record.response.store
-            async with self._service.generation([request], keeps_text=stored) as generation:
+            choices, stored = self.answer.choices, self.record.response.store
+            async with self._service.generation(choices, keeps_text=stored) as generation:
                 self._generation = generation
                 yield generation
         except InvalidRequest as error:

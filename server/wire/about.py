@@ -21,7 +21,8 @@ class Index(msgspec.Struct, kw_only=True):
 
 
 class Health(msgspec.Struct, kw_only=True):
-    """``GET /health``: what runs, and whether speculation changes its tokens. running: requests running and waiting."""
+    """``GET /health``: what runs, and whether speculation changes its tokens. drafter: who
+    drafts, by name; draft: the same as ``--draft`` takes it. running: requests running and waiting."""
 
     status: str
     model: str
@@ -30,6 +31,7 @@ class Health(msgspec.Struct, kw_only=True):
     exact_reason: str | UnsetType = UNSET
     target: str | UnsetType = UNSET
     drafter: str | UnsetType = UNSET
+    draft: str | UnsetType = UNSET
     dtype: str | UnsetType = UNSET
     device: str | UnsetType = UNSET
     running: int

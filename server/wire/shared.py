@@ -218,7 +218,8 @@ class SpeculativeDecoding(msgspec.Struct, kw_only=True):
 
 
 class Metrics(msgspec.Struct, kw_only=True):
-    """How the answer was made: vLLM's fields and ``exact``: whether plain decoding here gives the same tokens.
+    """How the answer was made: vLLM's fields; ``tokens_per_step``: tokens over the passes of the target that wrote
+    them, those without drafts included; ``exact``: whether plain decoding here gives the same tokens.
 
     speculative_decoding is null when nothing drafts.
     """
@@ -228,6 +229,7 @@ class Metrics(msgspec.Struct, kw_only=True):
     queue_time_ms: float
     mean_itl_ms: float | None
     tokens_per_second: float
+    tokens_per_step: float | None
     exact: bool
     speculative_decoding: SpeculativeDecoding | None
 

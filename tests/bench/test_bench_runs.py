@@ -14,14 +14,14 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from bench import drive, edits, forced, http, peers, record, report, summary
 from bench.decode import compare
-from bench.drive import BadMode, Options, Run, engine_config
+from bench.drive import FROM_DIRECTORY, BadMode, Options, Run, engine_config, mode_of
 from bench.llama import LlamaServer, ways
 from bench.overhead import added, metered_models
 from bench.summary import Sample, TokensDiffer, check_same
 from spec.sampling import SamplingParams
 from spec.trace import Statistics
 
-MODES = ("none", "ngram:3", "draft:2", "draft:3,2")
+MODES = ("none", "ngram:3", "draft_model:2", "draft_model:3,2")
 
 
 def write_model(path: Path, layers: int) -> str:
@@ -53,8 +53,11 @@ def test_modes() -> None:
     options = Options("T", "D")
     assert engine_config("none", options).draft == "none"
     assert (engine_config("ngram:7", options).draft, engine_config("ngram:7", options).draft_tokens) == ("ngram", 7)
-    assert (engine_config("draft:3", options).draft, engine_config("draft:3", options).draft_tokens) == ("D", 3)
-    assert engine_config("draft:3,2", options).draft_tree == "3,2"
+    model = engine_config("draft_model:3", options)
+    assert (model.draft, model.draft_tokens) == ("draft_model:D", 3)
+    assert engine_config(mode_of("draft:3"), options) == model, "as old records call it"
+    assert mode_of("prediction+draft:3") == "prediction+draft_model:3"
+    assert engine_config("draft_model:3,2", options).draft_tree == "3,2"
     heads = Options("T", medusa="M", eagle3="E")
     assert engine_config("medusa:3", heads).draft == "medusa:M"
     assert (engine_config("eagle3:4,2", heads).draft, engine_config("eagle3:4,2", heads).draft_tree) == (
@@ -63,15 +66,15 @@ def test_modes() -> None:
     )
 
 
-@pytest.mark.parametrize("mode", ["hydra", "draft:x", "draft:-1"])
+@pytest.mark.parametrize("mode", ["hydra", "draft_model:x", "draft_model:-1"])
 def test_bad_modes(mode: str) -> None:
     with pytest.raises(BadMode, match=mode):
         engine_config(mode, Options("T", "D"))
 
 
-@pytest.mark.parametrize("name", ["draft", "medusa", "eagle3"])
+@pytest.mark.parametrize("name", FROM_DIRECTORY)
 def test_some_modes_need_a_directory(name: str) -> None:
-    with pytest.raises(BadMode, match=f"--{name} DIR"):
+    with pytest.raises(BadMode, match=f"--{FROM_DIRECTORY[name]} DIR"):
         engine_config(f"{name}:4", Options("T"))
 
 
@@ -83,13 +86,13 @@ def test_different_tokens_are_reported() -> None:
 
 
 def test_summary() -> None:
-    runs = [Sample("draft:2", 0.0, "p", n, finished_run([5, 6, 7, 8, 9], [0, 1, 1], [0, 2, 1])) for n in range(2)]
+    runs = [Sample("draft_model:2", 0.0, "p", n, finished_run([5, 6, 7, 8, 9], [0, 1, 1], [0, 2, 1])) for n in range(2)]
     got = summary.summarise(runs)
     assert got["tokens_per_step"] == pytest.approx(5 / 3)
     assert got["draft_share"] == pytest.approx(0.25)
     assert got["phases_ms"]["forward"] == pytest.approx(1500.0)  # over the two steps after the prompt's
     assert got["acceptance_per_depth"] == [1.0, 0.0]
-    assert got["reached_per_depth"] == [1.0]
+    assert got["reached_per_depth"] == [1.0, 0.0]
 
 
 def test_real_engines_side_by_side(options: Options, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -104,12 +107,12 @@ def test_real_engines_side_by_side(options: Options, tmp_path: Path, monkeypatch
             samples.append(Sample(mode, temperature, "p", 0, run))
     check_same(samples)
     compared = compare([s for s in samples if s.temperature == 0.0], MODES)
-    assert compared["draft:2"]["vs_none"].ratio > 0
-    assert sum(compared["draft:3,2"]["drafted_per_depth"]) > 0
+    assert compared["draft_model:2"]["vs_none"].ratio > 0
+    assert sum(compared["draft_model:3,2"]["drafted_per_depth"]) > 0
     monkeypatch.setattr(record, "RESULTS", tmp_path)
     described = record.models(engines["none"], options.target, options.draft)
     record.finish("decode", {**described, "temperature": {"0": compared}, "floor": None})
-    assert "| draft:3,2 |" in report.report(tmp_path)
+    assert "| draft_model:3,2 |" in report.report(tmp_path)
     assert str(tmp_path) not in report.report(tmp_path)
 
 

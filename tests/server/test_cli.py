@@ -181,11 +181,13 @@ def test_generate_ends_in_one_json_line(capsys: pytest.CaptureFixture[str]) -> N
 def test_generate_streams_the_text_alone_on_stdout(capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["generate", "--prompt", "Once upon a time", "--seed", "5", *QUICK]
     assert main([*arguments, "--json"]) == 0
-    text = json.loads(capsys.readouterr().out.splitlines()[-1])["text"]
+    answer = json.loads(capsys.readouterr().out.splitlines()[-1])
+    text, per_step = answer["text"], 12 / answer["statistics"]["steps"]
     assert main(arguments) == 0
     captured = capsys.readouterr()
     assert captured.out == text + "\n"
     assert "12 tokens (length)" in captured.err
+    assert f"{per_step:.2f} tokens per step" in captured.err
     assert "seed 5" in captured.err
 
 
@@ -209,6 +211,8 @@ def test_chat_remembers_resets_and_ends_with_its_input(
     assert len(captured.out) > 0
     told = [line for line in captured.err.splitlines() if "prompt tokens were in the KV cache" in line]
     assert "nothing to tell yet" in captured.err
+    for line in told:
+        assert re.search(r"\| accepted by depth: (cumulative [\d. ]+, conditional [\d. ]+|nothing was drafted)$", line)
     assert told[0].startswith("0 of ")
     assert not told[1].startswith("0 of ")
     assert "/quit" in captured.err.splitlines()[-1]
@@ -228,6 +232,8 @@ def test_bench_reports_both_ways_and_the_same_tokens(capsys: pytest.CaptureFixtu
     assert report["same_tokens"] is True
     assert report["on"]["tokens_per_second"] > 0
     assert report["off"]["tokens_per_step"] == 1.0
+    found = report["on"]["accepted_by_depth"]
+    assert found["cumulative"][:1] == found["conditional"][:1]
     assert report["speedup"] > 0
 
 

@@ -14,7 +14,8 @@ from server.app import create_app, load_text
 from server.config import ServeConfig
 from server.service import Service, ServiceOptions
 from spec.engine import Engine
-from spec.request import PREDICTION, Origin
+from spec.names import PREDICTION
+from spec.request import Origin
 from tests.selfcheck.inprocess import SteppedEngine, bundled
 from tests.server.scripted import END, ScriptedEngine, served
 from tests.server.wire import events
