@@ -29,6 +29,7 @@ from bench.stats import paired_ratio, spread
 from spec.engine import Engine
 from spec.sampling import SamplingParams
 from verifier.model.hub import resolve
+from verifier.ops.kernels.cpu import threads
 
 #: (prompt, temperature, seed) -> what was written, and how fast
 Decode = Callable[[list[int], float, int], Decoded]
@@ -189,7 +190,7 @@ def main() -> None:
     if args.llama_server is None:
         measure(args, {})
         return
-    with llama.servers(args.llama_server, args.gguf, args.draft_gguf, args.threads or torch.get_num_threads()) as found:
+    with llama.servers(args.llama_server, args.gguf, args.draft_gguf, args.threads or threads.wanted()) as found:
         measure(args, found)
 
 
@@ -211,7 +212,7 @@ def measure(args: argparse.Namespace, servers: dict[str, llama.LlamaServer]) -> 
     for temperature in args.temperatures:
         rows = {way: bout.summary(way, temperature, list(own)) for way in ways}
         record.table(
-            f"temperature {temperature:g}, {first.info.dtype}, {torch.get_num_threads()} threads, decoding alone",
+            f"temperature {temperature:g}, {first.info.dtype}, {threads.wanted()} threads, decoding alone",
             ["decoding", "tok/s", *(f"{other} is faster by" for other in own)],
             [[way, *row.values()] for way, row in rows.items()],
         )

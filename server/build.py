@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,7 +19,7 @@ from server.drafting import DEFAULT_TOKENS, Drafting, Drafts, alone, named_in, p
 from server.graphs import capture_of, graph_runner
 from server.heads import doubts, load_head
 from server.lookup import LOOKUPS
-from server.memory import MemoryPlan, kept_in_fp16, packed_bytes, plan, stored_parameters
+from server.memory import MemoryPlan, kept_in_16_bits, packed_bytes, plan, stored_parameters
 from server.rehearsal import Rehearsal
 from server.translation import translation
 from server.unfit import Unfit
@@ -37,6 +36,7 @@ from verifier.model.config import ModelConfig
 from verifier.model.decoder import Decoder
 from verifier.model.hub import resolve
 from verifier.model.weights import load
+from verifier.ops.kernels.cpu import threads
 from verifier.paged_model import PagedModel
 from verifier.probe import Exactness, probe
 
@@ -58,8 +58,6 @@ AUTO = (SUFFIX,)
 #: Row counts the start-up measurement times, and when it stops going further (seconds of one pass).
 _MEASURED_ROWS = (2, 4, 8, 16, 32, 64, 128, 256)
 _MEASURE_PATIENCE = 0.4
-#: Products that oneDNN keeps compiled: half of what it would, and next to none is made twice.
-_PRIMITIVES = 512
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +115,7 @@ def choose_dtype(config: EngineConfig, model: ModelConfig, device: Device) -> Ch
     if device.is_gpu:
         return Choice("float16", "the GPU has no bf16 instructions")
     if packed_bytes(model, "float32") < device.total / 2:
-        kept = ", with weights kept in fp16" if kept_in_fp16(model, "float32") else ""
+        kept = ", with weights kept in 16 bits" if kept_in_16_bits(model, "float32") else ""
         return Choice("float32", f"the processor has no bf16 instructions, fp32 is faster{kept}")
     return Choice("bfloat16", "fp32 would take more than half of the memory")
 
@@ -130,9 +128,7 @@ def build_engine(config: EngineConfig, progress: Progress | None = None, observe
     say = progress or _nobody
     say("finding the models")
     torch.set_grad_enabled(False)
-    _bound_primitives()
-    if config.threads is not None:
-        torch.set_num_threads(config.threads)
+    threads.use(config.threads or threads.wanted())
     device, directory = find_device(config), target_directory(config)
     model = ModelConfig.from_directory(directory)
     dtype, draft = choose_dtype(config, model, device), choose_draft(config)
@@ -160,6 +156,9 @@ def build_engine(config: EngineConfig, progress: Progress | None = None, observe
             drafters.append(DraftModelDrafter(draft_model, dynamic, read=read, token_ids=token_ids))
             draft = Choice(draft.value, f"{draft.reason}, knows {translated.described}")
             warnings += filter(None, [translated.warning(drafts.model)])
+    if not device.is_gpu:
+        # Torch's ops in a step are small, and its threads would wait for each other in the place of the kernels'.
+        torch.set_num_threads(1)
     say("probing exactness")
     exactness = probe(verifier, pool)
     if drafts.head is not None:
@@ -206,12 +205,6 @@ def build_engine(config: EngineConfig, progress: Progress | None = None, observe
         observers=observers,
         runner=runner,
     )
-
-
-def _bound_primitives() -> None:
-    """Let oneDNN keep fewer compiled products than its 1024 (0.3 MB each), unless the user said how many."""
-    if "DNNL_PRIMITIVE_CACHE_CAPACITY" not in os.environ:
-        os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", str(_PRIMITIVES))
 
 
 def draft_shape(config: EngineConfig, draft: Choice) -> TreeShape:

@@ -23,7 +23,6 @@ from spec.names import DRAFT_MODEL
 from spec.tree import MAX_NODES
 from verifier.heads.files import HeadTensors
 from verifier.heads.medusa import BESIDE_MODEL
-from verifier.model import half
 from verifier.model.config import ModelConfig
 
 #: Share of the machine's memory that the KV cache takes when no size is given, and the most that all may take then.
@@ -152,18 +151,16 @@ def stored_parameters(model: ModelConfig) -> int:
     return parameters(model) - model.vocab_size * model.hidden_size * model.tie_word_embeddings
 
 
-def kept_in_fp16(model: ModelConfig, dtype: str) -> bool:
-    """Whether a CPU keeps the matrices in fp16 (:mod:`verifier.model.half`), by what config.json says of them."""
-    return dtype == "float32" and model.dtype in ("bfloat16", "float16") and half.usable()
+def kept_in_16_bits(model: ModelConfig, dtype: str) -> bool:
+    """Whether a CPU that computes in fp32 keeps the matrices in 16 bits, by what config.json says of them."""
+    return dtype == "float32" and model.dtype in ("bfloat16", "float16")
 
 
 def packed_bytes(model: ModelConfig, dtype: str) -> int:
     """What the weights take on a CPU, output head and embedding beside each other."""
-    if not kept_in_fp16(model, dtype):
-        return item_bytes(dtype) * parameters(model)
-    layer = sum(half.packed_bytes(inner, outer) for inner, outer in _matrices(model))
-    head = half.packed_bytes(model.hidden_size, model.vocab_size)
-    return model.num_layers * layer + head + item_bytes(dtype) * model.vocab_size * model.hidden_size
+    embedding = model.vocab_size * model.hidden_size
+    matrices = 2 if kept_in_16_bits(model, dtype) else item_bytes(dtype)
+    return matrices * (parameters(model) - embedding) + item_bytes(dtype) * embedding
 
 
 def _weights(dtype: str, models: Sequence[ModelConfig], head: Head | None, packed: bool) -> dict[str, int]:

@@ -184,7 +184,7 @@ def test_as_many_words_are_edited_as_said(rate: float) -> None:
 
 
 def test_peers_decode_alone_and_count_what_came_behind_the_first(options: Options) -> None:
-    engine = drive.build("draft:2", options)
+    engine = drive.build("draft_model:2", options)
     prompt = list(range(1, 20))
     mine = peers.ours(engine, 12)(prompt, 0.0, 0)
     model = peers.load_peer(options.target, "float32")

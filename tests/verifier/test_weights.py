@@ -13,7 +13,6 @@ from safetensors.torch import load_file, save_file
 
 from tests.verifier.families import FAMILIES, make
 from tests.verifier.reading import Reader, load_decoder, random_tokens
-from verifier.model import half
 from verifier.model.config import ModelConfig
 from verifier.model.errors import WeightsError
 from verifier.model.weights import ModelWeights, load
@@ -73,18 +72,13 @@ def test_cast_on_the_way(tmp_path, dtype):
 
 @pytest.mark.parametrize("stored", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("family", ["qwen3", "smollm"], ids=["untied", "tied"])
-def test_matrices_stay_as_they_are_stored_until_they_are_kept_in_fp16(tmp_path, monkeypatch, family, stored):
+def test_matrices_of_16_bits_stay_as_they_are_stored_where_a_cpu_computes_in_fp32(tmp_path, family, stored):
     make(family, tmp_path).to(stored).save_pretrained(tmp_path)
-    monkeypatch.setattr(half, "usable", lambda: True)
     weights = read(tmp_path)
     matrices = {matrix.dtype for layer in weights.layers for matrix in (layer.qkv, layer.o, layer.gate_up, layer.down)}
     assert matrices == {stored}
     assert weights.lm_head.dtype == (stored if family == "qwen3" else torch.float32)
     assert weights.embed.dtype == weights.final_norm.dtype == weights.layers[0].input_norm.dtype == torch.float32
-    monkeypatch.setattr(half, "usable", lambda: False)
-    wide = read(tmp_path)
-    assert torch.equal(wide.layers[1].gate_up, weights.layers[1].gate_up.float())
-    assert wide.layers[1].gate_up.dtype == wide.lm_head.dtype == torch.float32
 
 
 def test_where_stored_types_differ_all_is_cast(tmp_path):
@@ -94,16 +88,14 @@ def test_where_stored_types_differ_all_is_cast(tmp_path):
     assert_equal(read(tmp_path), model)
 
 
-@pytest.mark.parametrize("usable", [True, False])
-def test_a_model_of_bf16_computes_in_fp32_whatever_it_is_kept_in(tmp_path, monkeypatch, usable):
+@pytest.mark.parametrize("stored", [torch.bfloat16, torch.float32], ids=str)
+def test_a_model_of_bf16_computes_in_fp32_and_is_kept_in_16_bits(tmp_path, stored):
     """Against transformers, whose weights are widened."""
     model = make("smollm", tmp_path)  # rounded to what bf16 holds
-    deepcopy(model).bfloat16().save_pretrained(tmp_path)
-    usable = usable and half.usable()
-    monkeypatch.setattr(half, "usable", lambda: usable)
+    deepcopy(model).to(stored).save_pretrained(tmp_path)
     decoder = load_decoder(tmp_path)
     kept = {linear.nbytes // (linear.in_features * linear.out_features) for linear in decoder.linears}
-    assert kept == {2 if usable else 4}
+    assert kept == {2}
     tokens = random_tokens(random.Random(0), 40, decoder.config.vocab_size)
     expected = model(torch.tensor([tokens])).logits[0]
     torch.testing.assert_close(Reader(decoder).alone(tokens), expected, atol=2e-4, rtol=2e-4)

@@ -6,8 +6,8 @@
 
 The fused tensors are allocated once; every tensor of a file has its place in one of them, a view of some rows, and is
 copied (and cast) straight there from the mapped file, onto a GPU too, so that no second copy of the model is ever held,
-here or there. Matrices that a CPU will multiply as fp16 (:mod:`verifier.model.half`) stay as they are stored until each
-is packed. Names, shapes and types are checked against the files' headers before the first byte is read.
+here or there. Where a CPU computes in fp32, matrices of 16 bits stay as they are stored (:mod:`verifier.model.linear`).
+Names, shapes and types are checked against the files' headers before the first byte is read.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
-from verifier.model import half
 from verifier.model.checkpoint import Checkpoint
 from verifier.model.config import ModelConfig
 from verifier.model.errors import WeightsError
@@ -89,9 +88,9 @@ def load(
 
 
 def _of_matrices(checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device) -> torch.dtype:
-    """What matrices are read as: as they are stored where they will be kept in fp16, else ``dtype``."""
+    """What matrices are read as: where a CPU computes in fp32 as they are stored, else ``dtype``."""
     stored = {tensor.dtype for tensor in checkpoint.tensors.values() if len(tensor.shape) == 2}
-    if dtype is not torch.float32 or device.type != "cpu" or len(stored) != 1 or not half.usable():
+    if dtype is not torch.float32 or device.type != "cpu" or len(stored) != 1:
         return dtype
     return {"BF16": torch.bfloat16, "F16": torch.float16}.get(stored.pop(), dtype)
 
