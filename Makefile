@@ -13,10 +13,12 @@ ARGS   ?=
 WORKERS ?= 2
 
 BIN := $(VENV)/bin
+# What the tests run against the server besides Python packages that go with ours.
+CLIENTS := $(VENV)/.installed-guidellm $(VENV)/.installed-litellm $(VENV)/.installed-npm
 TEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
-.PHONY: serve bench test quick check format clean
+.PHONY: serve bench test quick check clients format clean
 .DELETE_ON_ERROR:
 
 serve: $(VENV)/.installed
@@ -25,11 +27,13 @@ serve: $(VENV)/.installed
 bench: $(VENV)/.installed
 	@exec $(BIN)/foresay bench $(ARGS)
 
-test: $(VENV)/.installed-dev $(VENV)/.installed-guidellm
+test: $(VENV)/.installed-dev $(CLIENTS)
 	$(TEST) $(ARGS)
 
 quick: $(VENV)/.installed-dev
 	$(TEST) -m "not slow" $(ARGS)
+
+clients: $(CLIENTS)
 
 check: $(VENV)/.installed-dev
 	$(BIN)/ruff format --check .
@@ -51,17 +55,27 @@ $(BIN)/python:
 		|| { echo "$(PYTHON) cannot create virtual environments; on Debian and Ubuntu: apt install python3-venv" >&2; exit 1; }
 	@$(PYTHON) -m venv $(VENV)
 
-# GuideLLM, a load client that the tests run against the server, wants other versions of some packages: it gets an
-# environment of its own that looks into ours for the large ones.
-GUIDELLM := $(VENV)/guidellm
+# Clients that want other versions of some packages: each gets an environment of its own that looks into ours for the
+# large ones.
+guidellm := guidellm==0.8.1
+litellm := litellm[mcp]==1.106.2
 
-$(VENV)/.installed-guidellm: $(VENV)/.installed-dev
-	@echo "==> installing GuideLLM"
-	@$(BIN)/python -m venv $(GUIDELLM)
+$(VENV)/.installed-guidellm $(VENV)/.installed-litellm: $(VENV)/.installed-%: $(VENV)/.installed-dev
+	@echo "==> installing $($*)"
+	@$(BIN)/python -m venv $(VENV)/$*
 	@$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' \
-		> "$$($(GUIDELLM)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/foresay.pth"
-	@$(GUIDELLM)/bin/python -m pip --disable-pip-version-check install -q guidellm==0.8.1
+		> "$$($(VENV)/$*/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/foresay.pth"
+	@$(VENV)/$*/bin/python -m pip --disable-pip-version-check install -q '$($*)'
 	@touch $@
+
+# Clients from npm, coding agents among them. Where they cannot be had, their tests are skipped (in CI they fail). Nothing
+# that a package would run at its installation is run.
+$(VENV)/.installed-npm: tests/clients/node/package.json tests/clients/node/package-lock.json | $(BIN)/python
+	@echo "==> installing clients from npm"
+	@mkdir -p $(VENV)/clients
+	@cp $^ $(VENV)/clients
+	@if npm ci --prefix $(VENV)/clients --ignore-scripts --no-audit --no-fund --loglevel=error; then touch $@; \
+		else echo "clients from npm are not there; their tests will be skipped" >&2; fi
 
 # The stamps make an install run again only when the files that decide it have changed.
 $(VENV)/.installed: pyproject.toml constraints.txt | $(BIN)/python

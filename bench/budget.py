@@ -34,7 +34,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from bench import record
-from bench.drive import Options, add_arguments, build_all, request, warm_up
+from bench.drive import Options, add_arguments, build_all, mode_of, request, warm_up
 from bench.forced import FIRST_TEXT_ID
 from bench.texts import Asked, Workload, workloads
 from bench.turns import in_turns
@@ -43,7 +43,7 @@ from spec.engine import Engine
 from spec.request import Request
 from spec.sampling import SamplingParams
 
-FIXED = ("ngram:8", "suffix:4", "suffix:8", "suffix:16", "draft:2", "draft:4")
+FIXED = ("ngram:8", "suffix:4", "suffix:8", "suffix:16", "draft_model:2", "draft_model:4")
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +172,7 @@ def main() -> None:
     add_arguments(parser)
     parser.set_defaults(draft=str(BUNDLED / "draft"))
     parser.add_argument("--traces", type=Path, help="directory of recorded texts")
-    parser.add_argument("--fixed", nargs="+", default=FIXED, help=f"default: {' '.join(FIXED)}")
+    parser.add_argument("--fixed", nargs="+", type=mode_of, default=FIXED, help=f"default: {' '.join(FIXED)}")
     parser.add_argument("--workloads", nargs="+", choices=sorted(GOALS), default=FORCED)
     parser.add_argument("--rounds", type=int, default=24)
     parser.add_argument("--tokens", type=int, default=64, help="of each answer; of edits, three times as many")

@@ -19,12 +19,21 @@ from pathlib import Path
 from typing import Any
 
 from bench import floor, prompts, record
-from bench.drive import Options, add_arguments, build_all, request, run, warm_up
+from bench.drive import Options, add_arguments, build_all, mode_of, request, run, warm_up
 from bench.summary import PHASES, Sample, check_same, ratio, summarise
 from spec.engine import Engine
 from spec.sampling import SamplingParams
 
-MODES = ("none", "ngram", "draft:2", "draft:4", "draft:6", "draft:3,2,1", "medusa:6,6,3", "eagle3:4,6,5,3")
+MODES = (
+    "none",
+    "ngram",
+    "draft_model:2",
+    "draft_model:4",
+    "draft_model:6",
+    "draft_model:3,2,1",
+    "medusa:6,6,3",
+    "eagle3:4,6,5,3",
+)
 BASES = ("none", "ngram")
 
 
@@ -71,7 +80,10 @@ def show(temperature: float, compared: Mapping[str, Mapping[str, Any]]) -> None:
     trigrams = next(iter(compared.values()))["distinct_trigrams"]
     record.table(
         f"temperature {temperature:g}, distinct trigrams {trigrams:.2f}",
-        ["decoding", "tok/s", "vs none", "vs ngram", "tokens/step", "ms/step", "draft share", "reached depth 1, 2.."],
+        [
+            *("decoding", "tok/s", "vs none", "vs ngram", "tokens/step", "ms/step", "draft share"),
+            "accepted by depth, cumulative",
+        ],
         [
             [
                 mode, s["tokens_per_second"], s.get("vs_none", ""), s.get("vs_ngram", ""), s["tokens_per_step"],
@@ -88,7 +100,7 @@ def arguments() -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(prog="python -m bench.decode", description="Speculation on and off, side by side.")
     add_arguments(parser)
-    parser.add_argument("--modes", nargs="+", default=MODES, help=f"default: {' '.join(MODES)}")
+    parser.add_argument("--modes", nargs="+", type=mode_of, default=MODES, help=f"default: {' '.join(MODES)}")
     parser.add_argument("--temperatures", nargs="+", type=float, default=(0.0, 1.0))
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--prompts", type=Path, help="jsonl: own format, MT-bench, GSM8K or HumanEval")

@@ -15,21 +15,34 @@ import argparse
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from bench import judged, prompts, record
 from bench.decode import progress
-from bench.drive import BadMode, Options, Run, add_arguments, build, build_all, engine_config, request, run, target_of
+from bench.drive import (
+    FROM_DIRECTORY,
+    BadMode,
+    Options,
+    Run,
+    add_arguments,
+    build,
+    build_all,
+    engine_config,
+    mode_of,
+    request,
+    run,
+    target_of,
+)
 from bench.stats import Ratio, pooled_ratio
-from bench.summary import Sample, check_same, ratio, reached, totals
+from bench.summary import Sample, accepted_by_depth, check_same, ratio
 from drafters.routed import configured
 from server.build import BUNDLED, Choice, draft_shape
+from spec.acceptance import by_place
 from spec.engine import Engine
 from spec.sampling import SamplingParams
 
-MODES = ("none", "ngram:4", "draft:6,6,5,5,5,4", "medusa:8,9,8,6", "eagle3:6,6,6,5,4,4")
+MODES = ("none", "ngram:4", "draft_model:6,6,5,5,5,4", "medusa:8,9,8,6", "eagle3:6,6,6,5,4,4")
 APART = " (noise not shared)"
 
 
@@ -86,19 +99,18 @@ def sampled(
 def figures(samples: Sequence[Sample], mode: str) -> dict[str, Any]:
     """One drafter at one temperature.
 
-    accepted_given_parent: of the steps whose path reached depth d - 1, the share that reached d. drafted_nodes_per_step
+    accepted_given_parent: by depth, conditional (:mod:`spec.acceptance`). drafted_nodes_per_step
     is over the steps after the prompt's. gain: tokens per step over those without shared noise, paired.
     """
     own = [s for s in samples if s.mode == mode]
     runs = [s.run for s in own]
-    shares = [1.0, *reached(runs)]
     result = {
         "tokens_per_step": tokens_per_step(own),
         "drafted_tokens": sum(r.statistics.drafted for r in runs),
         "drafted_nodes_per_step": sum(r.statistics.drafted for r in runs) / sum(r.statistics.steps - 1 for r in runs),
-        "accepted_given_parent": [below / above for above, below in pairwise(shares)],
-        "drafted_per_depth": totals([r.statistics.drafted_per_depth for r in runs]),
-        "accepted_per_depth": totals([r.statistics.accepted_per_depth for r in runs]),
+        "accepted_given_parent": accepted_by_depth(runs).conditional,
+        "drafted_per_depth": by_place(r.statistics.drafted_per_depth for r in runs),
+        "accepted_per_depth": by_place(r.statistics.accepted_per_depth for r in runs),
     }
     apart = [s for s in samples if s.mode == mode + APART]
     if apart:
@@ -128,7 +140,7 @@ def show(found: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> None:
         for temperature, modes in found.items()
         for mode, f in modes.items()
     ]  # fmt: skip
-    columns = ["drafter", "T", "tokens/step", "nodes/step", "drafted", "accepted given parent, depth 1, 2, .."]
+    columns = ["drafter", "T", "tokens/step", "nodes/step", "drafted", "accepted by depth, conditional"]
     record.table("drafters", [*columns, "tokens/step, noise not shared", "gain"], rows)
 
 
@@ -143,7 +155,7 @@ def judge(modes: Sequence[str], options: Options, samples: Sequence[Sample], ask
     highest = max(s.temperature for s in samples)
     chosen = {s.prompt: s for s in samples if s.temperature == highest and s.round == samples[0].round}
     texts = [asked[name] + sample.run.tokens for name, sample in chosen.items()]
-    depths = {kind: levels(modes, kind, options) for kind in ("draft", "medusa", "eagle3")}
+    depths = {kind: levels(modes, kind, options) for kind in FROM_DIRECTORY}
     return judged.report(options, {kind: depth for kind, depth in depths.items() if depth}, texts, highest)
 
 
@@ -151,7 +163,7 @@ def arguments() -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(prog="python -m bench.drafters", description="What each drafter guesses right.")
     add_arguments(parser)
-    parser.add_argument("--modes", nargs="+", default=MODES, help=f"default: {' '.join(MODES)}")
+    parser.add_argument("--modes", nargs="+", type=mode_of, default=MODES, help=f"default: {' '.join(MODES)}")
     parser.add_argument("--temperatures", nargs="+", type=float, default=(0.0, 1.0))
     parser.add_argument("--nodes", type=int, default=32, help="nodes of a tree at most, the root included")
     parser.add_argument("--seeds", type=int, default=2, help="texts per prompt at temperatures above 0")

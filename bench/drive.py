@@ -1,8 +1,9 @@
 """Engines in this process, one per way of decoding, and one request at a time through them.
 
-A way of decoding is written as ``none``, ``ngram``, ``ngram:8`` (levels), ``draft:4`` (a chain of four) or
-``draft:3,2,1`` (a tree: nodes kept per level). ``suffix`` is written as ``ngram`` is; ``medusa`` and ``eagle3`` take
-chains and trees as ``draft`` does. ``auto`` chooses at every step among suffix and all that have a directory.
+A way of decoding is written as ``none``, ``ngram``, ``ngram:8`` (levels), ``draft_model:4`` (a chain of four) or
+``draft_model:3,2,1`` (a tree: nodes kept per level). ``suffix`` is written as ``ngram`` is; ``medusa`` and ``eagle3``
+take chains and trees as ``draft_model`` does, which old records call ``draft``. ``auto`` chooses at every step among
+suffix and all that have a directory.
 ``prediction`` is ``none`` for requests that bring one, ``prediction+suffix:8`` another way below it.
 """
 
@@ -21,7 +22,9 @@ import msgspec
 from server.build import AUTO, build_engine, target_directory
 from server.config import EngineConfig
 from server.drafting import DEFAULT_TOKENS
+from server.lookup import LOOKUPS
 from spec.engine import Engine
+from spec.names import DRAFT_MODEL, EAGLE3, MEDUSA, NONE, PREDICTION, canonical
 from spec.request import Delta, Request
 from spec.sampling import SamplingParams
 from spec.trace import Statistics
@@ -29,12 +32,8 @@ from verifier.paged_model import PagedModel
 
 _numbers = count()
 
-#: Ways of decoding that need a directory, which the flag of the same name gives.
-FROM_DIRECTORY = ("draft", "medusa", "eagle3")
-
-
-#: Ways of decoding that begin so are for requests with predictions.
-PREDICTED = "prediction"
+#: Drafters that need a directory, and the flag that gives it.
+FROM_DIRECTORY = {DRAFT_MODEL: "draft", MEDUSA: "medusa", EAGLE3: "eagle3"}
 
 
 class BadMode(ValueError):
@@ -70,32 +69,34 @@ class Options:
     def has(self, mode: str) -> bool:
         """Whether the directory that a way of decoding needs is given."""
         name = mode.partition(":")[0]
-        return name not in FROM_DIRECTORY or getattr(self, name) is not None
+        return name not in FROM_DIRECTORY or self.directory(name) is not None
+
+    def directory(self, name: str) -> str | None:
+        """Where a drafter is loaded from; None if nobody says."""
+        found: str | None = getattr(self, FROM_DIRECTORY[name])
+        return found
 
     def drafter(self, name: str) -> str:
         """What the engine calls the drafter of a way of decoding."""
         if name == "auto":
-            return ",".join([*(self.drafter(one) for one in FROM_DIRECTORY if getattr(self, one)), *AUTO])
-        if name not in FROM_DIRECTORY:
-            return name
-        directory = str(getattr(self, name))
-        return directory if name == "draft" else f"{name}:{directory}"
+            return ",".join([*(self.drafter(one) for one in FROM_DIRECTORY if self.directory(one)), *AUTO])
+        return f"{name}:{self.directory(name)}" if name in FROM_DIRECTORY else name
 
     @property
     def heads(self) -> dict[str, str]:
         """The names of the heads' directories, for the record."""
-        return {name: Path(path).name for name in ("medusa", "eagle3") if (path := getattr(self, name))}
+        return {name: Path(path).name for name in (MEDUSA, EAGLE3) if (path := self.directory(name))}
 
     @property
     def tokenizer(self) -> Path:
         """The local directory that holds the target's tokenizer."""
-        return target_directory(engine_config("none", self))
+        return target_directory(engine_config(NONE, self))
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The flags that all benchmarks share."""
     parser.add_argument("--target", default="bundled", help="checkpoint directory or hub id (the bundled target)")
-    parser.add_argument("--draft", help="draft model, for the draft modes")
+    parser.add_argument("--draft", help="draft model, for the draft_model modes")
     parser.add_argument("--medusa", help="directory of Medusa heads, for the medusa modes")
     parser.add_argument("--eagle3", help="directory of an EAGLE-3 head, for the eagle3 modes")
     parser.add_argument("--dtype", default="auto", choices=("auto", "bfloat16", "float32", "float16"))
@@ -124,17 +125,23 @@ class Run:
         return self.statistics.completion_tokens / max(1, self.statistics.steps)
 
 
+def mode_of(text: str) -> str:
+    """A way of decoding as a flag names it, by the drafter's one name."""
+    name, colon, size = text.partition(":")
+    return "+".join(map(canonical, name.split("+"))) + colon + size
+
+
 def engine_config(mode: str, options: Options) -> EngineConfig:
     """The configuration that decodes in the way ``mode`` says."""
-    name, _, size = (mode.removeprefix(f"{PREDICTED}+") if mode != PREDICTED else "none").partition(":")
-    known = name in ("none", "ngram", "suffix", "auto", *FROM_DIRECTORY) and not (name == "auto" and size)
+    name, _, size = (mode.removeprefix(f"{PREDICTION}+") if mode != PREDICTION else NONE).partition(":")
+    known = name in (NONE, *LOOKUPS, "auto", *FROM_DIRECTORY) and not (name == "auto" and size)
     if not known or (size and not size.replace(",", "").isdigit()):
         raise BadMode(
-            f"{mode!r} is none of: none, auto, ngram, ngram:8, suffix:8, draft:4, draft:3,2,1, medusa:6,8,6, "
-            "eagle3:4,6,6"
+            f"{mode!r} is none of: none, auto, ngram, ngram:8, suffix:8, draft_model:4, draft_model:3,2,1, "
+            "medusa:6,8,6, eagle3:4,6,6"
         )
     if not options.has(mode):
-        raise BadMode(f"{mode!r} needs --{name} DIR")
+        raise BadMode(f"{mode!r} needs --{FROM_DIRECTORY[name]} DIR")
     config = EngineConfig(
         target=options.target,
         draft=options.drafter(name),

@@ -59,7 +59,7 @@ class LinearsAlone:
 
     def __init__(self, linears: Sequence[Linear], rows: int, dtype: torch.dtype) -> None:
         widths = {linear.in_features for linear in linears}
-        inputs = {width: torch.randn(linears[0].fitting(rows), width).to(dtype) for width in widths}
+        inputs = {width: torch.randn(rows, width).to(dtype) for width in widths}
         self.work = [(linear, inputs[linear.in_features]) for linear in linears]
 
     @torch.inference_mode()

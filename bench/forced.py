@@ -21,13 +21,14 @@ from typing import Any
 
 from bench import record
 from bench.decode import compare, progress
-from bench.drive import PREDICTED, Options, RequestFailed, add_arguments, build_all, request, run, warm_up
+from bench.drive import Options, RequestFailed, add_arguments, build_all, mode_of, request, run, warm_up
 from bench.edits import edits
 from bench.summary import Sample
 from spec.engine import Engine
+from spec.names import PREDICTION
 from spec.sampling import SamplingParams
 
-MODES = ("none", "ngram:4", "ngram:8", "draft:4")
+MODES = ("none", "ngram:4", "ngram:8", "draft_model:4")
 FIRST_TEXT_ID = 16  # below lie special tokens, in most vocabularies
 
 
@@ -82,7 +83,7 @@ def interleave(engines: Mapping[str, Engine], trace: Sequence[Recorded], args: a
                 temperature=args.temperature, seed=args.seed + turn, max_tokens=len(recorded.output), ignore_eos=True
             )
             for mode in order.sample(sorted(engines), len(engines)):
-                predicted = recorded.prediction if mode.startswith(PREDICTED) else None
+                predicted = recorded.prediction if mode.startswith(PREDICTION) else None
                 done = run(engines[mode], request(recorded.prompt, params, recorded.output, predicted))
                 if done.tokens != recorded.output:
                     raise RequestFailed(f"{mode} did not follow the trace {recorded.name}")
@@ -126,7 +127,7 @@ def main() -> None:
     parser.add_argument("--edit-rate", type=float, default=0.1, help="share of words edited (0.1)")
     parser.add_argument("--characters", type=int, default=600, help="of each text (600)")
     parser.add_argument("--requests", type=int, default=4, help="requests of each synthetic trace")
-    parser.add_argument("--modes", nargs="+", default=MODES, help=f"default: {' '.join(MODES)}")
+    parser.add_argument("--modes", nargs="+", type=mode_of, default=MODES, help=f"default: {' '.join(MODES)}")
     parser.add_argument("--temperature", type=float, default=0.0, help="at which drafters draft (the draws are forced)")
     parser.add_argument("--rounds", type=int, default=2)
     args = parser.parse_args()

@@ -24,10 +24,10 @@ from spec.sampling import SamplingParams
 
 #: Recorded as, evaluated as, and the way of decoding that this foretells.
 PAIRS = (
-    ("draft:6", "recorded:1", "draft:1"),
-    ("draft:6", "recorded:2", "draft:2"),
-    ("draft:6", "recorded:4", "draft:4"),
-    ("draft:6", "ngram:4", "ngram:4"),
+    ("draft_model:6", "recorded:1", "draft_model:1"),
+    ("draft_model:6", "recorded:2", "draft_model:2"),
+    ("draft_model:6", "recorded:4", "draft_model:4"),
+    ("draft_model:6", "ngram:4", "ngram:4"),
     ("eagle3:6", "recorded:2", "eagle3:2"),
     ("eagle3:6", "recorded:4", "eagle3:4"),
     ("eagle3:6,6,6,5,4,4", "recorded@8", "eagle3:2,2,2,1,1"),

@@ -25,6 +25,7 @@ from drafters.heads.lesson import judge as compare
 from drafters.heads.medusa_model import MedusaModel
 from server.training.teacher import Teacher
 from server.vocabulary import overlap
+from spec.names import DRAFT_MODEL
 from verifier.heads.eagle_config import EagleConfig
 from verifier.heads.files import HeadTensors
 from verifier.model.config import ModelConfig
@@ -91,9 +92,9 @@ def report(options: Options, depths: Mapping[str, int], texts: Sequence[Sequence
     judges: dict[str, Judge] = {}
     needs: set[str] = set()
     for kind, depth in depths.items():
-        directory = resolve(str(getattr(options, kind)))
+        directory = resolve(str(options.directory(kind)))
         try:
-            if kind == "draft":
+            if kind == DRAFT_MODEL:
                 judges[kind] = draft_judge(directory, options.tokenizer)
                 continue
             model = learner(kind, directory, options.tokenizer, teacher, depth)

@@ -1,4 +1,4 @@
-"""What the engine adds to its models' passes: ``python -m bench.overhead --target DIR [--modes none draft:4]``.
+"""What the engine adds to its models' passes: ``python -m bench.overhead --target DIR [--modes none draft_model:4]``.
 
 Every ``run`` of a model inside a step is timed on the spot; what is left of the step is the engine's own: planning,
 pages, noise, the draw, accepting, committing, the delta. Same batch, same moment, no second run to compare with.
@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from bench import prompts, record
-from bench.drive import Options, add_arguments, build_all, request, warm_up
+from bench.drive import Options, add_arguments, build_all, mode_of, request, warm_up
 from bench.stats import percentile
 from spec.engine import Engine
 from spec.request import Request
@@ -86,7 +86,7 @@ def summarise(steps: list[tuple[float, float]]) -> dict[str, float]:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.overhead", description="What the engine adds to a forward.")
     add_arguments(parser)
-    parser.add_argument("--modes", nargs="+", default=("none", "draft:4"))
+    parser.add_argument("--modes", nargs="+", type=mode_of, default=("none", "draft_model:4"))
     parser.add_argument("--prompts", type=Path)
     parser.add_argument("--limit", type=int, default=8)
     parser.add_argument("--max-tokens", type=int, default=64)

@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.table import Table
 
 from spec.engine import Engine
+from verifier.ops.kernels.cpu import threads
 
 RESULTS = Path(__file__).parent / "results"
 
@@ -38,7 +39,7 @@ def machine() -> dict[str, Any]:
     return {
         "cpu": cpu_model(),
         "cores": os.cpu_count(),
-        "threads": torch.get_num_threads(),
+        "threads": threads.wanted(),
         "load_1m": round(os.getloadavg()[0], 2),
         "gpu": gpu,
         "python": platform.python_version(),

@@ -48,7 +48,7 @@ def decode(entry: Entry) -> str:
         "tokens/step",
         "ms/step",
         "draft share",
-        "depth 1, 2, ...",
+        "accepted by depth, cumulative",
     ]
     parts = []
     for temperature, modes in entry["temperature"].items():
@@ -87,7 +87,7 @@ def floor(entry: Entry) -> str:
 
 def drafters(entry: Entry) -> str:
     """What each drafter guesses right, all temperatures in one table, and how well each knows the target below."""
-    columns = ["drafter", "T", "tokens/step", "nodes/step", "drafted", "accepted given parent, depth 1, 2, ..."]
+    columns = ["drafter", "T", "tokens/step", "nodes/step", "drafted", "accepted by depth, conditional"]
     rows = [
         [
             mode, temperature, ratio(f["tokens_per_step"]), f"{f['drafted_nodes_per_step']:.1f}",

@@ -12,6 +12,7 @@ import numpy as np
 
 from bench.drive import Run
 from bench.stats import Ratio, distinct_trigrams, paired_ratio, spread
+from spec.acceptance import ByDepth, by_place
 
 PHASES = ("plan", "propose", "forward", "draw", "commit")  # of a step; queue and prefill are none of a step's
 
@@ -68,8 +69,8 @@ def summarise(samples: Sequence[Sample]) -> dict[str, Any]:
     """
     runs = [s.run for s in samples]
     phases = {phase: 1e3 * per_step(runs, phase) for phase in PHASES}
-    drafted = totals([r.statistics.drafted_per_depth for r in runs])
-    accepted = totals([r.statistics.accepted_per_depth for r in runs])
+    drafted = by_place(r.statistics.drafted_per_depth for r in runs)
+    accepted = by_place(r.statistics.accepted_per_depth for r in runs)
     return {
         "tokens_per_second": spread([r.tokens_per_second for r in runs]),
         "wall_tokens_per_second": spread([len(r.tokens) / r.seconds for r in runs]),
@@ -81,7 +82,7 @@ def summarise(samples: Sequence[Sample]) -> dict[str, Any]:
         "drafted_per_depth": drafted,
         "accepted_per_depth": accepted,
         "acceptance_per_depth": [a / d if d else 0.0 for a, d in zip(accepted, drafted, strict=True)],
-        "reached_per_depth": reached(runs),
+        "reached_per_depth": accepted_by_depth(runs).cumulative,
         "distinct_trigrams": float(np.mean([distinct_trigrams(r.tokens) for r in runs])),
     }
 
@@ -97,18 +98,7 @@ def per_step(runs: Sequence[Run], phase: str) -> float:
     return spent / max(1, sum(run.statistics.steps - 1 for run in runs))
 
 
-def totals(lists: Iterable[Sequence[int]]) -> list[int]:
-    """Element-wise sums of lists of different lengths."""
-    return [sum(column) for column in zip_longest(*lists, fillvalue=0)]
-
-
-def reached(runs: Sequence[Run]) -> list[float]:
-    """Of the steps that drafted, the share that accepted depth d or more, d = 1, 2, ... (a tree's acceptance)."""
-    pairs = [
-        (a, d)
-        for run in runs
-        for a, d in zip(run.statistics.per_step_accepted, run.statistics.per_step_drafted, strict=True)
-        if d
-    ]
-    deepest = max((a for a, _ in pairs), default=0)
-    return [sum(a >= depth for a, _ in pairs) / len(pairs) for depth in range(1, deepest + 1)]
+def accepted_by_depth(runs: Sequence[Run]) -> ByDepth:
+    """Of all drafts of these runs."""
+    accepted = by_place(run.statistics.accepted_per_depth for run in runs)
+    return ByDepth.of(accepted, sum(run.statistics.drafts for run in runs))

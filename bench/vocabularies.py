@@ -25,7 +25,7 @@ from tokenizers import Tokenizer
 from bench import prompts, record
 from bench.decode import progress
 from bench.drafters import tokens_per_step, with_bundled
-from bench.drive import Options, add_arguments, build, request, run, target_of
+from bench.drive import Options, add_arguments, build, mode_of, request, run, target_of
 from bench.summary import Sample, check_same
 from drafters.draft_model import DraftModelDrafter
 from drafters.routed import configured
@@ -113,7 +113,9 @@ def arguments() -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(prog="python -m bench.vocabularies", description="Draft models of other tokens.")
     add_arguments(parser)
-    parser.add_argument("--mode", default="draft:4", help="chain or tree, as draft:3,2,1 (draft:4)")
+    parser.add_argument(
+        "--mode", type=mode_of, default="draft_model:4", help="chain or tree, as draft_model:3,2,1 (draft_model:4)"
+    )
     parser.add_argument("--shares", nargs="+", type=float, default=(0.7, 0.5, 0.25, 0.1), help="of the vocabulary")
     parser.add_argument("--other", nargs="+", type=Path, default=(), help="draft models of another vocabulary")
     parser.add_argument("--temperatures", nargs="+", type=float, default=(0.0, 1.0))

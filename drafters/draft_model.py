@@ -18,6 +18,7 @@ from torch import Tensor
 
 from drafters.calibration import Calibration
 from drafters.growth import Growing
+from spec.names import DRAFT_MODEL
 from spec.protocols import FeatureRequest, Rows
 from spec.sequence import Sequence
 from spec.tree import DraftTree, TreeShape
@@ -42,7 +43,7 @@ class DraftModelDrafter:
         self,
         model: PagedModel,
         dynamic: bool = True,
-        name: str = "draft_model",
+        name: str = DRAFT_MODEL,
         read: Tensor | None = None,
         token_ids: Tensor | None = None,
     ) -> None:

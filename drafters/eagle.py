@@ -25,6 +25,7 @@ from drafters.calibration import Calibration
 from drafters.growth import Growing
 from kvpaging import KVStore, PagePool, PageTable
 from spec.features import Features
+from spec.names import EAGLE, EAGLE3
 from spec.protocols import FeatureRequest, Rows, Wanted
 from spec.sequence import Sequence
 from spec.tree import DraftTree, TreeShape
@@ -39,23 +40,19 @@ _CATCH_UP_ROWS = 256
 class EagleDrafter:
     """Implements :class:`spec.protocols.Drafter`. Owns the two stores. dynamic: see :mod:`drafters.growth`.
 
-    shared_noise: whether drafts are sampled with the target's own noise; False is for comparison. static: whether the
-    head's passes read static tensors, as on a GPU they have to; None: by the device.
+    shared_noise: whether drafts are sampled with the target's own noise; False is for comparison.
     """
 
     shared_noise: bool = True
 
-    def __init__(
-        self, head: EagleHead, pool: PagePool, dynamic: bool = True, name: str = "", static: bool | None = None
-    ) -> None:
+    def __init__(self, head: EagleHead, pool: PagePool, dynamic: bool = True, name: str = "") -> None:
         layer, device = head.layer, head.device
-        self.name = name or ("eagle3" if head.config.generation == 3 else "eagle")
+        self.name = name or (EAGLE3 if head.config.generation == 3 else EAGLE)
         self.needs: FeatureRequest | None = head.config.needs
         self.dynamic = dynamic
         self.store = KVStore(pool, layer.num_layers, layer.num_kv_heads, layer.head_dim, head.dtype, device)
         self.features = KVStore(pool, 1, 1, layer.hidden_size, head.dtype, device, value_dim=0)
         self.head, self.calibration = head, Calibration()
-        self.static = static
         self._grown: dict[str, Growing] = {}
         self._warned = False
 
@@ -168,7 +165,7 @@ class EagleDrafter:
 
     def _run(self, rows: list[Rows], hidden: list[Tensor]) -> list[tuple[Tensor, Tensor]]:
         """Logits and states of the wanted rows, by sequence. Committed rows that were run are marked."""
-        logits, states, starts = self.head.run(rows, torch.cat(hidden), self.store, self.static)
+        logits, states, starts = self.head.run(rows, torch.cat(hidden), self.store)
         for part in rows:
             if part.base < part.table.length:
                 self.store.mark(part.table, min(part.table.length, part.base + len(part.tokens)))

@@ -18,6 +18,7 @@ from torch import Tensor
 from drafters.calibration import Calibration
 from drafters.growth import Growing
 from spec.features import Features
+from spec.names import MEDUSA
 from spec.protocols import FeatureRequest
 from spec.sequence import Sequence
 from spec.tree import DraftTree, TreeShape
@@ -42,7 +43,7 @@ class MedusaDrafter:
     shared_noise: bool = True
     needs: FeatureRequest | None = FeatureRequest(final=True)
 
-    def __init__(self, heads: MedusaHeads, dynamic: bool = True, name: str = "medusa") -> None:
+    def __init__(self, heads: MedusaHeads, dynamic: bool = True, name: str = MEDUSA) -> None:
         self.name, self.dynamic = name, dynamic
         self.heads, self.calibration = heads, Calibration()
         self.elsewhere: list[Callable[[Sequence], Tensor | None]] = []

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Many
 
+from spec.names import NGRAM
 from spec.protocols import FeatureRequest, or_roots
 from spec.sequence import Sequence
 from spec.tree import DraftTree, TreeShape
@@ -48,7 +49,7 @@ class _Index:
 class NgramDrafter:
     """Chains by n-gram lookup in the sequence's own text; implements :class:`spec.protocols.Drafter`."""
 
-    name = "ngram"
+    name = NGRAM
     needs: FeatureRequest | None = None
 
     def __init__(self, shortest: int = 2, longest: int = 4) -> None:

@@ -17,8 +17,8 @@ from drafters.alignment import FAR, INSERTED, KINDS, MOST, NEAR, REPLACED, Align
 from drafters.suffix.growth import Grown
 from drafters.suffix.trust import Trust
 from spec.budget import StepCost
+from spec.names import PREDICTION
 from spec.protocols import FeatureRequest, or_roots
-from spec.request import PREDICTION
 from spec.sequence import Sequence
 from spec.tree import DraftTree, TreeShape
 

@@ -83,7 +83,7 @@ class Shadow(Observer):
         return ShadowReport(
             drafter=self.drafter.name,
             tokens=walk.emitted,
-            steps=len(trace.per_step_drafted),
+            steps=walk.steps,
             drafts=sum(drafted > 0 for drafted in trace.per_step_drafted),
             drafted=sum(trace.per_step_drafted),
             accepted=sum(trace.per_step_accepted),

@@ -13,7 +13,7 @@ def in_words(count: int) -> str:
 
 def count_in_words(count: int) -> str:
     """A number of weights: ``7.3M``, ``8.0B``."""
-    for unit, size in (("B", 1e9), ("M", 1e6), ("k", 1e3)):
+    for unit, size in (("B", 1e9), ("M", 1e6), ("K", 1e3)):
         if count >= size:
             return f"{count / size:.1f}{unit}"
     return str(count)

@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import os
 import signal
@@ -25,6 +26,7 @@ from aiohttp import web
 
 from server import banner, files
 from server.commands.command import told
+from server.commands.stages import Stages
 from server.config import ServeConfig
 from server.dashboard.feed import Feed
 from server.doors import (
@@ -41,18 +43,21 @@ from server.doors import (
     tokens,
 )
 from server.doors.body import json_response
+from server.engine_status import EngineStatus
 from server.errors import ApiError, described
 from server.gateway import access_log, malformed
 from server.gateway.caller import REQUEST_ID, usable_id
 from server.gateway.gate import Gate
+from server.gateway.threads import SharedThreads
 from server.gateway.tls import context
 from server.models import residency
 from server.models.models import MODELS, Models
+from server.names import model_names
 from server.service import Service
 from server.telemetry import log as speculation_log
 from server.telemetry.log import Reporter
 from server.wire.shared import ErrorBody, ErrorDetail
-from spec.errors import ConfigurationError, InvalidRequest
+from spec.errors import ForesayError, InvalidRequest
 from spec.request import EngineInfo
 
 CLOSING_SECONDS = 2.0
@@ -150,35 +155,42 @@ async def _name_request(request: web.Request, response: web.StreamResponse) -> N
 
 def serve(config: ServeConfig) -> int:
     """Serve until SIGTERM or SIGINT, then drain; returns the exit status. Raises what :func:`run_server` raises."""
+    stages = Stages(lines=True)
 
     def ready(info: EngineInfo | None, port: int) -> None:
+        stages.close()
         if info is None:
             banner.show_models(config, port)
         else:
-            banner.show(info, config, model_name(config), port)
+            banner.show(info, config, model_names(config)[0], port, stages.summary())
+
+    def changed(status: EngineStatus) -> None:
+        if status.state == "loading":
+            stages(status.message, status.share)
 
     try:
-        return asyncio.run(run_server(config, ready))
+        with stages:
+            return asyncio.run(run_server(config, ready, changed))
     finally:
         _leave_the_busy()
 
 
-def model_name(config: ServeConfig) -> str:
-    """What clients call the model."""
-    return config.served_model_name or config.target
-
-
-async def run_server(config: ServeConfig, on_ready: Callable[[EngineInfo | None, int], None]) -> int:
+async def run_server(
+    config: ServeConfig,
+    on_ready: Callable[[EngineInfo | None, int], None],
+    on_status: Callable[[EngineStatus], None],
+) -> int:
     """Listen at once, load, call ``on_ready`` with the engine (None where models are loaded when they are asked for)
     and the port, serve until told to stop, drain.
 
+    on_status: told of every change of an engine's status.
     Raises :class:`ForesayError` if the port is taken or the engine can never start.
     """
     files.allow_most()
     asyncio.get_running_loop().set_exception_handler(files.Refusals())
-    threads = ThreadPoolExecutor(thread_name_prefix=_BESIDE)
+    threads = SharedThreads(thread_name_prefix=_BESIDE)
     asyncio.get_running_loop().set_default_executor(threads)
-    models = Models.of(config)
+    models = Models.of(config, on_status)
     gate, tls = Gate.of(config), context(config)
     if config.access_log:
         access_log.to_stderr()
@@ -268,5 +280,13 @@ async def _listen(runner: web.AppRunner, config: ServeConfig, tls: ssl.SSLContex
     try:
         await web.TCPSite(runner, config.host, config.port, ssl_context=tls).start()
     except OSError as error:
-        raise ConfigurationError(f"cannot listen on {config.host} port {config.port}: {error.strerror}") from error
+        raise ForesayError(_unheard(config, error)) from error
     return int(runner.addresses[0][1])
+
+
+def _unheard(config: ServeConfig, error: OSError) -> str:
+    """Why nobody can be heard on the port, and what to do."""
+    where = f"port {config.port} on {config.host}"
+    if error.errno == errno.EADDRINUSE:
+        return f"{where} is in use: end what listens there, or choose another with --port (0 takes a free one)"
+    return f"cannot listen on {where} ({error.strerror}): choose others with --host and --port"

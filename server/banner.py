@@ -12,6 +12,7 @@ import msgspec
 
 from server.config import ServeConfig
 from server.durations import in_words
+from server.gateway.key_file import default_path
 from spec.request import EngineInfo
 
 Row = tuple[str, str]
@@ -24,11 +25,11 @@ def base_url(host: str, port: int, scheme: str = "http") -> str:
     return f"{scheme}://{literal}:{port}"
 
 
-def rows(info: EngineInfo, url: str) -> list[Row]:
+def rows(info: EngineInfo) -> list[Row]:
     """The banner as name and value, in order."""
     return [
         ("target", info.target),
-        ("drafter", _reasoned(info.drafter + _shape(info), info.drafter_reason)),
+        ("drafter", _reasoned((info.draft or info.drafter) + _shape(info), info.drafter_reason)),
         ("dtype", _reasoned(f"{info.dtype} on {info.device}", info.dtype_reason)),
         ("exact", _reasoned("yes" if info.exact else "no", info.exact_reason)),
         (
@@ -37,14 +38,18 @@ def rows(info: EngineInfo, url: str) -> list[Row]:
         ),
         *([("memory", info.memory)] if info.memory else []),
         ("context", f"{info.max_model_len:,} tokens"),
-        ("URL", f"{url}/v1"),
     ]
+
+
+def addresses(url: str) -> list[Row]:
+    """Where people and programs go."""
+    return [("page", f"{url}/"), ("API", f"{url}/v1")]
 
 
 def access(config: ServeConfig) -> str:
     """Who may use the server."""
     if not config.api_key and config.api_key_file is None:
-        return "anyone who can reach it; no API key is needed"
+        return "this machine alone" if _is_loopback(config.host) else "anyone who can reach it; no API key is needed"
     told = [f"{len(config.api_key)} from the settings"] if config.api_key else []
     told += [] if config.api_key_file is None else [f"those in {config.api_key_file}"]
     return "needs an API key: " + " and ".join(told)
@@ -59,15 +64,14 @@ def try_line(url: str, model: str, keyed: bool = False) -> str:
 
 
 def warnings(config: ServeConfig) -> list[str]:
-    """What the operator should know about these settings."""
+    """What the operator should know about where it listens."""
     if _is_loopback(config.host):
         return []
     where = f"listening on {config.host or 'all addresses'}"
     if not config.api_key and config.api_key_file is None:
         return [
             f"{where} WITHOUT AN API KEY: anyone who can reach this machine can use the model. "
-            "Make a key (foresay keys add NAME --api-key-file FILE) and start with --api-key-file FILE, "
-            "or listen on 127.0.0.1"
+            f"Make a key (foresay keys add NAME) and start with --api-key-file {default_path()}, or listen on 127.0.0.1"
         ]
     if config.ssl_certfile is None:
         return [f"{where} without HTTPS: keys and texts cross the network readable; see --ssl-certfile"]
@@ -81,16 +85,20 @@ def _is_loopback(host: str) -> bool:
         return False
 
 
-def show(info: EngineInfo, config: ServeConfig, model: str, port: int, out: TextIO | None = None) -> None:
+def show(
+    info: EngineInfo, config: ServeConfig, model: str, port: int, took: str = "", out: TextIO | None = None
+) -> None:
     """Print the banner on stderr, in colour on a terminal unless ``NO_COLOR`` is set.
 
     model: the name clients use. port: the one really listened on, which differs from the setting if that was 0.
+    took: how long the start took, in words.
     """
     out = out or sys.stderr
     url = base_url(config.host, port, "http" if config.ssl_certfile is None else "https")
-    table = [*rows(info, url), ("access", access(config))]
+    table = [*rows(info), *([("start-up", took)] if took else []), *addresses(url), ("access", access(config))]
+    notes = [*info.warnings, *warnings(config)]
     line = try_line(url, model, bool(config.api_key or config.api_key_file))
-    _write(table, warnings(config), line, out)
+    _write(table, notes, line, out)
 
 
 def show_models(config: ServeConfig, port: int, out: TextIO | None = None) -> None:
@@ -98,7 +106,7 @@ def show_models(config: ServeConfig, port: int, out: TextIO | None = None) -> No
     out = out or sys.stderr
     url = base_url(config.host, port, "http" if config.ssl_certfile is None else "https")
     table = [("model", f"{name}: {one.target}") for name, one in config.models.items()]
-    table += [("loaded", _how_long(config)), ("URL", f"{url}/v1"), ("access", access(config))]
+    table += [("loaded", _how_long(config)), *addresses(url), ("access", access(config))]
     line = try_line(url, next(iter(config.models)), bool(config.api_key or config.api_key_file))
     _write(table, warnings(config), line, out)
 
@@ -148,7 +156,7 @@ def _show_rich(table: list[Row], notes: list[str], line: str, out: TextIO) -> No
 def _style(name: str, value: str) -> str:
     if name == "exact":
         return "green" if value.startswith("yes") else "yellow"
-    return "bold" if name in ("target", "URL") else ""
+    return "bold" if name in ("target", "page", "API") else ""
 
 
 def _reasoned(value: str, reason: str) -> str:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Protocol
 
 import msgspec
 import torch
@@ -18,13 +18,16 @@ from server.device import Device, find_device, synchronize
 from server.drafting import DEFAULT_TOKENS, Drafting, Drafts, alone, named_in, pinned
 from server.graphs import capture_of, graph_runner
 from server.heads import doubts, load_head
-from server.memory import MemoryPlan, check_beside, footprint, kept_in_fp16, packed_bytes, plan
+from server.lookup import LOOKUPS
+from server.memory import MemoryPlan, check_beside, footprint, kept_in_16_bits, packed_bytes, plan
+from server.parameters import stored_parameters
 from server.rehearsal import Rehearsal
 from server.translation import translation
 from server.unfit import Unfit
 from spec.budget import StepCost
 from spec.engine import Engine
 from spec.errors import ConfigurationError
+from spec.names import DRAFT_MODEL, EAGLE3, MEDUSA, NONE, SUFFIX
 from spec.observer import Observer
 from spec.protocols import Drafter, Rows
 from spec.request import EngineInfo
@@ -34,24 +37,28 @@ from verifier.model.config import ModelConfig
 from verifier.model.decoder import Decoder
 from verifier.model.hub import resolve
 from verifier.model.weights import load
+from verifier.ops.kernels.cpu import threads
 from verifier.paged_model import PagedModel
 from verifier.probe import Exactness, probe
 
-#: Told while the engine loads: what is being done now.
-Progress = Callable[[str], None]
+
+class Progress(Protocol):
+    """Told while the engine loads: what is being done now, and how much of it is done (0 to 1) where that is known."""
+
+    def __call__(self, phase: str, share: float | None = None) -> None: ...
+
 
 #: A prompt and an answer of one token each.
 LEAST_TOKENS = 2
 BUNDLED = Path(__file__).parent / "bundled"
-#: Heads that come with the bundled target, by what ``--draft`` calls them.
-BUNDLED_HEADS = ("medusa", "eagle3")
+#: Drafters that come with the bundled target. The heads fit it alone.
+BUNDLED_HEADS = (MEDUSA, EAGLE3)
+BUNDLED_MODEL = f"{DRAFT_MODEL}:{BUNDLED / 'draft'}"
 #: Drafters that every target has, of those that bring something beside the others: ngram finds what suffix finds too.
-AUTO = ("suffix",)
+AUTO = (SUFFIX,)
 #: Row counts the start-up measurement times, and when it stops going further (seconds of one pass).
 _MEASURED_ROWS = (2, 4, 8, 16, 32, 64, 128, 256)
 _MEASURE_PATIENCE = 0.4
-#: Products that oneDNN keeps compiled: half of what it would, and next to none is made twice.
-_PRIMITIVES = 512
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +71,7 @@ class Choice:
 
 def target_directory(config: EngineConfig) -> Path:
     """The target's local directory (downloaded first, for a hub id)."""
-    return BUNDLED / "target" if config.target == "bundled" else resolve(config.target)
+    return BUNDLED / "target" if config.target == "bundled" else resolve(config.target, flag="TARGET")
 
 
 def choose_draft(config: EngineConfig) -> Choice:
@@ -75,7 +82,7 @@ def choose_draft(config: EngineConfig) -> Choice:
     if config.draft == "auto":
         if config.target == "bundled":
             return Choice(
-                ",".join((str(BUNDLED / "draft"), *AUTO)),
+                ",".join((BUNDLED_MODEL, *AUTO)),
                 "the model that comes with the bundled target, and earlier text",
             )
         return Choice(
@@ -89,7 +96,7 @@ def choose_draft(config: EngineConfig) -> Choice:
 def _found_draft(config: EngineConfig, part: str) -> str:
     """What one name stands for."""
     if part not in BUNDLED_HEADS:
-        return str(BUNDLED / "draft") if part == "bundled" else part
+        return BUNDLED_MODEL if part in ("bundled", DRAFT_MODEL) else part
     if config.target != "bundled":
         raise ConfigurationError(
             f"--draft {part}: the bundled head fits the bundled target alone; name the folder of one that "
@@ -109,7 +116,7 @@ def choose_dtype(config: EngineConfig, model: ModelConfig, device: Device) -> Ch
     if device.is_gpu:
         return Choice("float16", "the GPU has no bf16 instructions")
     if packed_bytes(model, "float32") < device.total / 2:
-        kept = ", with weights kept in fp16" if kept_in_fp16(model, "float32") else ""
+        kept = ", with weights kept in 16 bits" if kept_in_16_bits(model, "float32") else ""
         return Choice("float32", f"the processor has no bf16 instructions, fp32 is faster{kept}")
     return Choice("bfloat16", "fp32 would take more than half of the memory")
 
@@ -125,11 +132,10 @@ def build_engine(
 
     Raises :class:`ConfigurationError` (or a loader's error) saying what does not fit and which flag changes it.
     """
-    say = progress or (lambda phase: None)
+    say = progress or _nobody
+    say("finding the models")
     torch.set_grad_enabled(False)
-    _bound_primitives()
-    if config.threads is not None:
-        torch.set_num_threads(config.threads)
+    threads.use(config.threads or threads.wanted())
     device, directory = find_device(config), target_directory(config)
     model = ModelConfig.from_directory(directory)
     dtype, draft = choose_dtype(config, model, device), choose_draft(config)
@@ -145,23 +151,28 @@ def build_engine(
         check_beside(footprint(by_itself, device), others)
     memory = plan(config, length, dtype.value, models, drafts.head, device)
     pool = PagePool(memory.pages, config.page_size)
-    say("loading the target")
-    verifier = _paged_model(directory, model, dtype.value, pool, length, device)
+    verifier = _paged_model("target", directory, model, dtype.value, pool, length, device, say)
     drafters: list[Drafter] = []
+    warnings: list[str] = []
     if drafts.directory is not None:
-        say("loading the draft model")
         dynamic, columns = config.draft_growth == "dynamic", None if translated is None else translated.columns
-        draft_model = _paged_model(drafts.directory, models[1], dtype.value, pool, length, device, columns)
+        draft_model = _paged_model(
+            "draft model", drafts.directory, models[1], dtype.value, pool, length, device, say, columns
+        )
         if translated is None:
             drafters.append(DraftModelDrafter(draft_model, dynamic))
         else:
             read, token_ids = translated.read, translated.token_ids
             drafters.append(DraftModelDrafter(draft_model, dynamic, read=read, token_ids=token_ids))
             draft = Choice(draft.value, f"{draft.reason}, knows {translated.described}")
+            warnings += filter(None, [translated.warning(drafts.model)])
+    if not device.is_gpu:
+        # Torch's ops in a step are small, and its threads would wait for each other in the place of the kernels'.
+        torch.set_num_threads(1)
     say("probing exactness")
     exactness = probe(verifier, pool)
     if drafts.head is not None:
-        say("loading the head")
+        say("reading the head's weights")
         heads = load_head(drafts.head, verifier, pool, config.draft_growth == "dynamic")
         drafters.append(heads)
         if against := doubts(drafts.head, heads, verifier, pool, directory):
@@ -174,21 +185,22 @@ def build_engine(
         draft = Choice(draft.value, f"{draft.reason}; where steps are captured {drafters[0].name} drafts alone")
     say("measuring the step cost")
     cost = StepCost.measure(lambda rows: _time_rows(verifier, pool, rows), _sizes(pool, length), _MEASURE_PATIENCE)
-    named = Choice(", ".join(map(short_name, named_in(draft.value))), draft.reason)
-    info = _info(config, model, dtype, named, exactness, memory, length, device)
-    more = tuple(cost.seconds(sequences) - cost.seconds(1) for sequences in range(1, config.max_seqs + 1))
+    info = _info(config, model, dtype, draft, exactness, memory, length, device)
     drafting = Drafting.of(config, drafters, info, verifier, pool, cost, device.is_gpu, say)
     runner = None
     if device.is_gpu:
         capture = capture_of(config.graphs)
         runner = graph_runner(verifier, drafting.drafter, drafting.shape, pool, length, config.max_seqs, capture, say)
+    say("timing plain steps")
     info = msgspec.structs.replace(
         info,
         draft_shape=drafting.shape.widths,
         root_seconds=Rehearsal(info, verifier, pool, runner).root_seconds(),
-        more_seconds=more,
+        drafter=", ".join(drafter.name for drafter in drafters) or NONE,
+        draft=", ".join(_placed(drafter.name, drafts) for drafter in drafters) or NONE,
         drafters=tuple(drafter.name for drafter in drafters),
         chosen=drafting.budget is not None,
+        warnings=tuple(warnings),
     )
     prefix = PrefixIndex(pool) if config.prefix_cache else None
     return Engine(
@@ -197,21 +209,17 @@ def build_engine(
         prefix=prefix,
         verifier=verifier,
         drafter=drafting.drafter,
-        scheduler=Scheduler(pool, prefix, drafting.shape, cost, config.max_seqs, budget=drafting.budget),
+        scheduler=Scheduler(
+            pool, prefix, drafting.shape, cost, config.max_seqs, budget=drafting.budget, root_seconds=info.root_seconds
+        ),
         observers=observers,
         runner=runner,
     )
 
 
-def _bound_primitives() -> None:
-    """Let oneDNN keep fewer compiled products than its 1024 (0.3 MB each), unless the user said how many."""
-    if "DNNL_PRIMITIVE_CACHE_CAPACITY" not in os.environ:
-        os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", str(_PRIMITIVES))
-
-
 def draft_shape(config: EngineConfig, draft: Choice) -> TreeShape:
     """The tree each step drafts where it is always the same: a given one, a chain, or the root alone."""
-    if draft.value == "none":
+    if draft.value == NONE:
         return TreeShape()
     return pinned(config) or TreeShape.chain(DEFAULT_TOKENS)
 
@@ -220,6 +228,12 @@ def short_name(name: str) -> str:
     """A model's name for people: ``bundled/draft`` instead of where the package lies."""
     path = Path(name.partition(":")[2] or name)
     return f"bundled/{path.name}" if path.is_relative_to(BUNDLED) else name
+
+
+def _placed(name: str, drafts: Drafts) -> str:
+    """A drafter and where it was loaded from, as ``--draft`` takes it."""
+    place = drafts.model if name == DRAFT_MODEL else drafts.head.place if drafts.head and name not in LOOKUPS else ""
+    return f"{name}:{short_name(place)}" if place else name
 
 
 def max_model_len(config: EngineConfig, model: ModelConfig) -> int:
@@ -240,19 +254,29 @@ def max_model_len(config: EngineConfig, model: ModelConfig) -> int:
     return wanted
 
 
+def _nobody(phase: str, share: float | None = None) -> None:
+    pass
+
+
 def _paged_model(
+    role: str,
     directory: Path,
     config: ModelConfig,
     dtype: str,
     pool: PagePool,
     length: int,
     device: Device,
+    say: Progress,
     columns: torch.Tensor | None = None,
 ) -> PagedModel:
-    """columns: int64[V'], the only tokens of which logits are wanted; None for all."""
-    weights = load(directory, config, getattr(torch, dtype), device.name)
+    """role: what the model is called while it loads. columns: int64[V'], the only tokens of which logits are wanted;
+    None for all."""
+    reading = f"reading the {role}'s weights"
+    say(reading)
+    weights = load(directory, config, getattr(torch, dtype), device.name, lambda share: say(reading, share))
     if columns is not None:
         weights.lm_head = weights.lm_head[columns.to(weights.lm_head.device)]
+    say(f"packing the {role}'s weights")
     decoder = Decoder(config, weights, length + MAX_NODES)
     store = KVStore(pool, config.num_layers, config.num_kv_heads, config.head_dim, decoder.dtype, decoder.device)
     return PagedModel(decoder, store, length)
@@ -294,7 +318,7 @@ def _info(
     scratch = config.max_seqs * (MAX_NODES + config.page_size)
     return EngineInfo(
         target=config.target,
-        drafter=draft.value,
+        drafter=NONE,
         drafter_reason=draft.reason,
         dtype=dtype.value,
         dtype_reason=dtype.reason,
@@ -308,6 +332,9 @@ def _info(
         draft_shape=(),
         vocab_size=model.vocab_size,
         eos_token_ids=model.eos_token_ids,
+        architecture=model.architecture,
+        parameters=stored_parameters(model),
+        weight_bytes=memory.weights["target"],
         memory=memory.described,
         footprint=footprint(memory, device),
     )

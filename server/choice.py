@@ -11,8 +11,9 @@ from server.parts import OutputParser, Part, PlainText, ToolCallPart, joined
 from server.provenance import Said, step_of, tokens_of
 from server.text import Tokenizer
 from server.wire.provenance import StepProvenance, TokenProvenance
-from server.wire.shared import FinishReason
-from spec.request import PREDICTION, Delta, Origin, Request, TokenLogprobs
+from server.wire.shared import FinishReason, RequestWarning
+from spec.names import PREDICTION
+from spec.request import Delta, Origin, Request, TokenLogprobs
 from spec.trace import Statistics
 
 
@@ -74,7 +75,8 @@ class Choice:
     """The text, counts and ending of one request.
 
     context: prompt tokens whose text precedes the answer's (empty where the answer starts a new text). parser: splits
-    the text into parts.
+    the text into parts. warnings: what of the request is done otherwise than asked. words: the first ones of its
+    prompt, for those who may see it.
     """
 
     def __init__(
@@ -85,9 +87,12 @@ class Choice:
         eos_token_ids: Sequence[int],
         context: Sequence[int] = (),
         parser: OutputParser | None = None,
+        warnings: tuple[RequestWarning, ...] = (),
+        words: str = "",
     ) -> None:
-        self.request = request
+        self.request, self.words = request, words
         self.tokenizer = tokenizer
+        self.warnings = warnings
         self.completion_tokens = 0
         self.reasoning_tokens = 0
         self.accepted_prediction_tokens = self.rejected_prediction_tokens = 0

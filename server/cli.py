@@ -163,7 +163,11 @@ def _run(command: Command, arguments: Sequence[str]) -> int:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command and return its exit status: 2 for wrong usage or settings, 1 for what failed later."""
+    """Run one command and return its exit status.
+
+    2: what was asked for cannot be, since flags, variables, settings or the files of settings they name are wrong. 1:
+    the rest, such as a model that cannot be had, an address in use, or a check that found something.
+    """
     words = list(sys.argv[1:] if arguments is None else arguments)
     if not words or words[0] in ("-h", "--help", "help"):
         print(overview())
@@ -178,7 +182,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _guarded(command: Command, arguments: Sequence[str]) -> int:
     try:
-        return _run(command, arguments)
+        status = _run(command, arguments)
+        sys.stdout.flush()  # a reader that is gone is noticed here rather than by the interpreter at its end
+        return status
     except ForesayError as error:
         return told(command.name, error)
     except KeyboardInterrupt:

@@ -21,6 +21,7 @@ from msgspec import Meta
 
 from server import durations
 from spec.errors import ConfigurationError
+from spec.names import SUFFIX
 
 Positive = Annotated[int, Meta(ge=1)]
 Seconds = Annotated[float, Meta(gt=0)]
@@ -31,11 +32,22 @@ DeviceKind = Literal["auto", "cpu", "cuda"]
 ToolParser = Literal["auto", "none", "hermes", "qwen3_coder", "llama3", "mistral", "response_template"]
 ReasoningParser = Literal["auto", "none", "think"]
 Growth = Literal["dynamic", "static"]
+Chain = Annotated[
+    int, Meta(ge=1, le=63, extra={"expected": "a whole number from 1 to 63 (--draft none decodes without drafts)"})
+]
 Shape = Annotated[
     str,
     Meta(
         pattern=r"^([1-9][0-9]*(,[1-9][0-9]*)*|.*\.json)$",
         extra={"expected": 'node counts such as "3,2,1", or a template (.json)'},
+    ),
+]
+#: What clients call a model. Several are given one by one, so a comma can only be a mistake.
+ModelName = Annotated[
+    str,
+    Meta(
+        pattern=r"^[^,\x00-\x1f\x7f]{1,256}$",
+        extra={"expected": "a name of 1 to 256 characters without a comma (several names: the setting several times)"},
     ),
 ]
 LayerNumbers = Annotated[
@@ -72,8 +84,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
         str,
         _about(
             "who proposes tokens: auto (suffix, and the bundled draft model for the bundled target), none, "
-            "ngram, suffix, a draft model as a directory, hub id or bundled, heads (medusa:PATH, "
-            "eagle3:PATH), the bundled heads (medusa, eagle3), or several with commas between them",
+            "ngram, suffix, a draft model as a directory or hub id (or draft_model:PATH), heads (medusa:PATH, "
+            "eagle3:PATH), those of the bundled target (draft_model, medusa, eagle3), or several with commas between",
             "models",
             "DRAFT",
         ),
@@ -92,7 +104,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
         bool, _about("capture whole steps in CUDA graphs at start-up; on a CPU there are none", "models")
     ] = True
     draft_tokens: Annotated[
-        Annotated[int, Meta(ge=0, le=63)] | None,
+        Chain | None,
         _about(
             "draft a chain of so many tokens in every step (chosen at each step, by what was measured)", "drafting", "K"
         ),
@@ -175,8 +187,29 @@ class ServeConfig(EngineConfig, frozen=True, kw_only=True):
     host: Annotated[str, _about("address to listen on", "server", "ADDRESS")] = "127.0.0.1"
     port: Annotated[int, Meta(ge=0, le=65535), _about("port to listen on; 0 takes a free one", "server", "PORT")] = 8000
     served_model_name: Annotated[
-        str | None, _about("the model's name in the API (the target's name)", "server", "NAME")
-    ] = None
+        tuple[ModelName, ...],
+        _about(
+            "the model's name in the API; may be given several times, answers show the first (the target's name, of a "
+            "directory the last part). Not for [models.NAME] in the file, which are called NAME",
+            "server",
+            "NAME",
+        ),
+    ] = ()
+    any_model_name: Annotated[
+        bool,
+        _about(
+            "serve requests whatever model they name, with [models.NAME] by the first in the file; answers show the "
+            "real name",
+            "server",
+        ),
+    ] = False
+    strict_limits: Annotated[
+        bool,
+        _about(
+            "refuse a max_tokens that is more than the context leaves (such requests get what is left, and a warning)",
+            "server",
+        ),
+    ] = False
     max_queue: Annotated[
         int, Meta(ge=0), _about("requests that may wait for their turn before new ones get 429", "server", "N")
     ] = 256
@@ -305,8 +338,6 @@ class ServeConfig(EngineConfig, frozen=True, kw_only=True):
         return None if self.idle_unload is None else durations.seconds_of(self.idle_unload)
 
 
-#: What Ollama's clients put behind a model's name that has no other tag.
-LATEST = ":latest"
 #: What a command writes at most unless it is told.
 USUAL_TOKENS = 256
 
@@ -366,7 +397,7 @@ def check(config: EngineConfig) -> None:
     if isinstance(config, SamplingConfig) and config.min_tokens > (config.max_tokens or USUAL_TOKENS):
         most = config.max_tokens or f"{USUAL_TOKENS}, unless it is set"
         raise ConfigurationError(f"min_tokens ({config.min_tokens}) must be at most max_tokens ({most})")
-    if config.draft_history is not None and not {"suffix", "auto"} & set(config.draft.split(",")):
+    if config.draft_history is not None and not {SUFFIX, "auto"} & set(config.draft.split(",")):
         raise ConfigurationError(
             f"draft_history is what the suffix drafter remembers, but draft is {config.draft}: set --draft suffix, or "
             "leave --draft-history out"
@@ -388,6 +419,8 @@ def _check_server(config: ServeConfig) -> None:
         raise ConfigurationError(f"HTTPS needs a certificate and its key: {missing} is not set")
     if len(set(config.api_key)) < len(config.api_key):
         raise ConfigurationError("the same api_key is given twice")
+    if len(set(config.served_model_name)) < len(config.served_model_name):
+        raise ConfigurationError("the same served_model_name is given twice")
     if config.request_timeout is not None and (config.first_token_timeout or 0) > config.request_timeout:
         raise ConfigurationError(
             f"first_token_timeout ({config.first_token_timeout:g}) must be at most "
@@ -404,7 +437,7 @@ def check_models(config: ServeConfig) -> None:
         if config.max_loaded_models is not None:
             raise ConfigurationError("max_loaded_models is for several models, but no [models.NAME] names any")
         return
-    if config.served_model_name is not None:
+    if config.served_model_name:
         raise ConfigurationError("served_model_name is for one model; several are called what [models.NAME] says")
     _check_own_files(config.models)
 

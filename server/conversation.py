@@ -14,7 +14,25 @@ from server.wire.chat import ChatRequest, ContentPart, Message
 from server.wire.tools import ToolCall
 from spec.errors import InvalidRequest
 
+#: Characters of a list's entry, and of the text that these are found in.
+_MOST_WORDS, _LOOKED_THROUGH = 80, 400
 ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
+
+
+def first_words(text: str) -> str:
+    """Of a text, for a list: one line of at most 80 characters."""
+    return " ".join(text[:_LOOKED_THROUGH].split())[:_MOST_WORDS]
+
+
+def last_words(request: ChatRequest) -> str:
+    """The first words of what the user said last; else of the last message."""
+    said = request.messages or []
+    last = next((message for message in reversed(said) if message.role == "user"), said[-1] if said else None)
+    if last is None or last.content is None:
+        return ""
+    if isinstance(last.content, str):
+        return first_words(last.content)
+    return first_words(next((part.text for part in last.content if part.text), ""))
 
 
 def messages(request: ChatRequest) -> list[dict[str, Any]]:
@@ -29,6 +47,25 @@ def messages(request: ChatRequest) -> list[dict[str, Any]]:
         if message.role != "tool":
             called = frozenset(call.id for call in message.tool_calls or ())
     return rendered
+
+
+def folded(messages: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], list[int]]:
+    """The conversation with system messages only at its beginning, and which messages were of the system before.
+
+    Those behind are told as the user's, in one turn with its neighbours: templates often want turns to alternate.
+    """
+    told: list[dict[str, Any]] = []
+    moved: list[int] = []
+    for index, message in enumerate(messages):
+        late = message["role"] == "system" and index > 0
+        if late:
+            moved.append(index)
+            message = message | {"role": "user"}
+        if told and message["role"] == told[-1]["role"] == "user" and (late or index - 1 in moved):
+            told[-1] = told[-1] | {"content": f"{told[-1]['content']}\n\n{message['content']}"}
+        else:
+            told.append(message)
+    return told, moved
 
 
 def _check_arguments(messages: list[Message]) -> None:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Protocol
 
 REPLACEMENT = "\ufffd"
@@ -142,16 +143,17 @@ class StopSearch:
         return "".join(released)
 
 
-def _fallbacks(stop: str) -> list[int]:
+@lru_cache(16)  # all choices of a request look for the same ones
+def _fallbacks(stop: str) -> tuple[int, ...]:
     """For each beginning of ``stop``, the longest shorter one that it ends with, as Knuth, Morris and Pratt have it."""
     lengths, longest = [0], 0
     for character in stop[1:]:
         longest = _further(stop, lengths, longest, character)
         lengths.append(longest)
-    return lengths
+    return tuple(lengths)
 
 
-def _further(stop: str, fallbacks: list[int], begun: int, character: str) -> int:
+def _further(stop: str, fallbacks: Sequence[int], begun: int, character: str) -> int:
     """How much of ``stop`` the text ends with, one character after it ended with ``begun`` of it."""
     while begun and stop[begun] != character:
         begun = fallbacks[begun - 1]

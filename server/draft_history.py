@@ -29,6 +29,7 @@ from drafters.suffix.drafter import SuffixDrafter
 from drafters.suffix.history import History, Texts
 from spec.engine import Engine
 from spec.errors import ConfigurationError
+from spec.names import SUFFIX
 from spec.observer import Observer
 from spec.sequence import Sequence
 
@@ -138,7 +139,7 @@ class HistoryWriter(Observer):
         """The engine is ready."""
         drafter = configured(engine.drafter)
         if isinstance(drafter, CombinedDrafter):
-            drafter = drafter.members["suffix"]
+            drafter = drafter.members[SUFFIX]
         assert isinstance(drafter, SuffixDrafter), "the settings were checked"
         self._history, self._vocab_size = drafter.history, engine.info.vocab_size
         self._written = self._history.changes

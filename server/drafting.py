@@ -2,7 +2,7 @@
 
 ::
 
-    draft model, head, ngram, suffix     each a member, with what it costs on this machine (server.rehearsal)
+    draft_model, a head, ngram, suffix   each a member, with what it costs on this machine (server.rehearsal)
     Budget                               chooses at every step, unless one drafter has one shape (--draft-tokens)
     CombinedDrafter                      all of them as one
 """
@@ -28,6 +28,7 @@ from spec.budget import StepCost
 from spec.budget.budget import Budget
 from spec.budget.members import MODEL_LEVELS, Member
 from spec.errors import ConfigurationError
+from spec.names import DRAFT_MODEL, NONE, SUFFIX
 from spec.protocols import Drafter, Verifier
 from spec.request import EngineInfo
 from spec.scheduler import PREDICTED_LEVELS
@@ -55,13 +56,13 @@ class Drafts:
         heads: list[Head] = []
         models: list[str] = []
         for part in parts:
-            if part in LOOKUPS or part == "none":
+            if part in LOOKUPS or part == NONE:
                 continue
             head = find_head(part, config.draft_layers) if len(parts) == 1 else find_head(part)
             if head is not None:
                 heads.append(head)
             else:
-                models.append(part)
+                models.append(model_in(part))
         for several, what in ((len(heads), "head"), (len(models), "draft model")):
             if several > 1:
                 raise ConfigurationError(f"--draft {named}: names two of one kind; one {what} can draft, not several")
@@ -69,25 +70,33 @@ class Drafts:
             named_head = heads[0].asked if heads else parts[0]
             heads = [head for head in [find_head(named_head, config.draft_layers)] if head is not None]
         model = models[0] if models else ""
-        return cls(lookups, model, resolve(model) if model else None, heads[0] if heads else None)
+        return cls(lookups, model, resolve(model, flag="--draft") if model else None, heads[0] if heads else None)
 
     def lookup_drafters(self, config: EngineConfig, vocab_size: int) -> list[Drafter]:
         """Those that need no model."""
         made = {name: LOOKUPS[name] for name in self.lookups}
-        if config.draft_history is not None and "suffix" in made:
+        if config.draft_history is not None and SUFFIX in made:
             history = draft_history.read(config.draft_history, vocab_size)
-            made["suffix"] = lambda: SuffixDrafter(history)
+            made[SUFFIX] = lambda: SuffixDrafter(history)
         return [make() for make in made.values()]
 
 
 def named_in(draft: str) -> tuple[str, ...]:
     """The drafters that a setting names, in order. Raises ConfigurationError for one that is named twice."""
     parts = tuple(part.strip() for part in draft.split(","))
-    if len(set(parts)) < len(parts) or not all(parts) or ("none" in parts and len(parts) > 1):
+    if len(set(parts)) < len(parts) or not all(parts) or (NONE in parts and len(parts) > 1):
         raise ConfigurationError(
             f"--draft {draft}: name each drafter once, with a comma between two, such as ngram,suffix"
         )
     return parts
+
+
+def model_in(part: str) -> str:
+    """The directory or hub id of a draft model that a setting names. Raises ConfigurationError if none is there."""
+    place = part.removeprefix(f"{DRAFT_MODEL}:")
+    if not place:
+        raise ConfigurationError(f"--draft {part}: a directory or hub id must stand behind the colon")
+    return place
 
 
 def alone(drafters: Sequence[Drafter]) -> Drafter:

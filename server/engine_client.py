@@ -59,7 +59,7 @@ class EngineClient:
         self.footprint: Footprint | None = None  # of the engine that was planned last
         self.observe: Callable[[StepTrace], None] | None = None
         self.observe_shadow: Callable[[ShadowReport], None] | None = None
-        self.observe_status: Callable[[EngineStatus], None] | None = None
+        self.observe_status: list[Callable[[EngineStatus], None]] = []
         self.process_id: int | None = None
         self._config = config
         self._sinks: dict[str, Sink] = {}
@@ -106,8 +106,8 @@ class EngineClient:
         return self._failure is not None and self._failure.footprint is not None
 
     async def until_ready(self, starts: int | None = None) -> EngineInfo:
-        """Wait for the engine; :class:`ConfigurationError` if it will never come, or if so many engine processes ended
-        without having been ready."""
+        """Wait for the engine; :class:`ForesayError` if it will never come (:class:`ConfigurationError` if settings are
+        wrong), or if so many engine processes ended without having been ready."""
         last = None if starts is None else self.status.starts + starts
         while True:
             if self.status.state == "ready" and self.info is not None:
@@ -119,8 +119,8 @@ class EngineClient:
             await self._changed.wait()
 
     async def until_ended(self) -> NoReturn:
-        """Wait for the end of the supervision, and raise why: :class:`ConfigurationError` if there will be no engine,
-        or what should not have happened. An engine that was ready once and cannot be loaded again is no end."""
+        """Wait for the end of the supervision, and raise why: that there will be no engine, or what should not have
+        happened. An engine that was ready once and cannot be loaded again is no end."""
         assert self._over is not None, "it was started"
         await asyncio.shield(self._over)
         raise AssertionError("it only ever ends with an error")
@@ -140,8 +140,9 @@ class EngineClient:
             self._over.exception()  # there may be nobody who waits for it
 
     def _given_up(self) -> ForesayError:
-        """Why there is no engine: the settings are wrong, unless something broke here."""
-        return (ForesayError if self._broken else ConfigurationError)(self.status.message)
+        """Why there is no engine."""
+        usage = not self._broken and self._failure is not None and self._failure.usage
+        return (ConfigurationError if usage else ForesayError)(self.status.message)
 
     # -- TokenEngine ---------------------------------------------------------------------------------------------
 
@@ -328,6 +329,6 @@ class EngineClient:
 
     def _set(self, status: EngineStatus) -> None:
         self.status = status
-        if self.observe_status is not None:
-            self.observe_status(status)
+        for observe in self.observe_status:
+            observe(status)
         self._changed.set()

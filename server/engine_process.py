@@ -24,7 +24,7 @@ from server.config import EngineConfig
 from server.grammars.compiler import GrammarCompiler
 from server.grammars.pending import Pending
 from spec.engine import Engine
-from spec.errors import ForesayError, InvalidRequest
+from spec.errors import ConfigurationError, ForesayError, InvalidRequest
 from spec.protocols import Constraint
 from spec.request import Delta, EngineInfo, Request
 
@@ -59,6 +59,10 @@ class Link:
     def send(self, frame: frames.DownFrame) -> None:
         """Send one frame; waits if the server is behind with reading."""
         self._connection.sendall(frames.pack(frame))
+
+    def loading(self, phase: str, share: float | None = None) -> None:
+        """Tell the server what is being loaded, and how much of it is there (0 to 1)."""
+        self.send(frames.Loading(phase, share))
 
     def wake(self) -> None:
         """End a :meth:`receive` that waits; may be called in another thread."""
@@ -190,11 +194,11 @@ def built(start: frames.Start, link: Link) -> tuple[Engine, Watchers] | None:
 
     try:
         watchers = Watchers.of(start.config)
-        return build_engine(start.config, say, watchers.observers, start.beside), watchers
+        return build_engine(start.config, link.loading, watchers.observers, start.beside), watchers
     except NoRoom as error:
         link.send(frames.Failed(str(error), building=True, footprint=error.footprint))
     except ForesayError as error:
-        link.send(frames.Failed(str(error), building=True))
+        link.send(frames.Failed(str(error), building=True, usage=isinstance(error, ConfigurationError)))
     except GONE:
         raise
     except Exception as error:
@@ -223,6 +227,7 @@ def serve(link: Link) -> int:
         return 2
     engine, watchers = parts
     watchers.started(engine)
+    link.loading("preparing grammars")
     compiler = grammar_compiler(start.config, engine.info)
     gc.freeze()  # what was loaded stays; a full collection would otherwise look through all of it in mid-stream
     link.send(frames.Ready(engine.info))

@@ -33,9 +33,10 @@ def graph_runner(
     longest: int,
     max_seqs: int,
     capture: Capture,
-    say: Callable[[str], None],
+    say: Callable[..., None],
 ) -> GraphRunner:
-    """Capture the steps of up to four sequences. longest: most tokens of a text. say: told how far it is."""
+    """Capture the steps of up to four sequences. longest: most tokens of a text. say: told what is
+    done now, and how much of it."""
     say("compiling kernels for prompts")
     for run in _passes(verifier, drafter):
         _warm(run, pool, max_seqs)
@@ -46,7 +47,7 @@ def graph_runner(
     for number, (key, bucket) in enumerate(
         buckets(verifier, lambda size: proposer(drafter, shape, size, verifier), capture, (counts, tables)), start=1
     ):
-        say(f"capturing steps, {number} of {total} sizes")
+        say("capturing steps", number / total)
         made[key] = bucket
     return GraphRunner(EagerRunner(verifier, drafter), made)
 

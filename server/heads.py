@@ -11,6 +11,7 @@ from kvpaging import PagePool
 from server.lookup import LOOKUPS
 from server.trial import misfit
 from spec.errors import ConfigurationError
+from spec.names import DRAFT_MODEL, EAGLE, EAGLE3, MEDUSA, NONE
 from verifier.heads.eagle import EagleHead
 from verifier.heads.eagle_config import EagleConfig
 from verifier.heads.eagle_weights import EagleWeights
@@ -21,7 +22,7 @@ from verifier.model.hub import resolve
 from verifier.paged_model import PagedModel
 
 #: What may stand before the colon, and the kind of head it asks for.
-PREFIXES: dict[str, Kind] = {"medusa": "medusa", "eagle": "eagle", "eagle3": "eagle"}
+PREFIXES: dict[str, Kind] = {MEDUSA: "medusa", EAGLE: "eagle", EAGLE3: "eagle"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +36,12 @@ class Head:
     directory: Path
     asked: str
     layers: tuple[int, ...] | None = None
+
+    @property
+    def place(self) -> str:
+        """Where it was asked for from: a directory or a hub id."""
+        prefix, _, path = self.asked.partition(":")
+        return path if prefix in PREFIXES and path else self.asked
 
     def layer(self, target: ModelConfig) -> ModelConfig | None:
         """The shape of an EAGLE head's layers; None for Medusa heads, which keep nothing of a text."""
@@ -84,15 +91,15 @@ def find_head(draft: str, layers: str | None = None) -> Head | None:
 def _named(draft: str) -> Head | None:
     prefix, _, path = draft.partition(":")
     if prefix in PREFIXES and path:
-        directory = resolve(path, extra=PATTERNS)
+        directory = resolve(path, extra=PATTERNS, flag="--draft")
         found = kind_of(directory)
         if found != PREFIXES[prefix]:
             held = f"holds {found} heads" if found else "holds no head"
             raise ConfigurationError(f"--draft {draft}: {directory} {held}")
         return Head(found, directory, draft)
-    if draft in ("none", *LOOKUPS):
+    if draft in (NONE, *LOOKUPS) or prefix == DRAFT_MODEL:
         return None
-    kind = kind_of(resolve(draft))
+    kind = kind_of(resolve(draft, flag="--draft"))
     # Of a hub repository only a model's files were fetched so far; heads may be stored as others.
     return Head(kind, resolve(draft, extra=PATTERNS), draft) if kind else None
 

@@ -17,7 +17,8 @@ from typing import Any, Generic, TypeVar
 
 import msgspec
 
-from server.config import LATEST, SECTIONS, EngineConfig, ServeConfig, check, check_models
+from server.config import SECTIONS, EngineConfig, ServeConfig, check, check_models
+from server.names import LATEST
 from server.settings import PREFIX, Setting, all_settings, settings_of
 from spec.errors import ConfigurationError
 

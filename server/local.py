@@ -191,8 +191,6 @@ class Engine:
         self.usual_tokens: int | None = None
         if isinstance(config, SamplingConfig) and config.max_tokens is None:
             self.usual_tokens = USUAL_TOKENS
-            if progress is not None and self.info.max_model_len <= USUAL_TOKENS:
-                progress(f"writing no more than the context of {self.info.max_model_len} tokens leaves")
         self._streams: dict[str, TextStream] = {}
         self._numbers = count()
 
@@ -200,6 +198,14 @@ class Engine:
     def info(self) -> EngineInfo:
         """What was loaded, how much it holds, and whether it is exact."""
         return self._engine.info
+
+    @property
+    def warnings(self) -> list[str]:
+        """What whoever started it should know, a sentence each."""
+        length, told = self.info.max_model_len, list(self.info.warnings)
+        if self.usual_tokens is not None and length <= self.usual_tokens:
+            told.append(f"writing no more than the context of {length} tokens leaves")
+        return told
 
     def __enter__(self) -> Self:
         return self

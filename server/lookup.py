@@ -7,11 +7,12 @@ from collections.abc import Callable
 from drafters.ngram import NgramDrafter
 from drafters.suffix.drafter import SuffixDrafter
 from spec.errors import ConfigurationError
+from spec.names import NGRAM, SUFFIX
 from spec.protocols import Drafter
 from spec.tree import MAX_NODES, TreeShape
 
-#: By the name that flags give them.
-LOOKUPS: dict[str, Callable[[], Drafter]] = {"ngram": NgramDrafter, "suffix": SuffixDrafter}
+#: By name.
+LOOKUPS: dict[str, Callable[[], Drafter]] = {NGRAM: NgramDrafter, SUFFIX: SuffixDrafter}
 
 
 def lookup(text: str, flag: str, tokens: int) -> tuple[Drafter, TreeShape]:

@@ -2,7 +2,7 @@
 
 ::
 
-    weights     target, draft model or head, in the engine's dtype; on a CPU in fp32, matrices that fp16 holds in it
+    weights     target, draft model or head, in the engine's dtype; on a CPU in fp32, matrices in their files' 16 bits
     workspace   on a GPU: rotary tables and the tensors of a pass; and a reserve for its graphs
     KV cache    pages * page_size tokens, each as many numbers as all models together keep of it
 
@@ -19,13 +19,13 @@ from server.amounts import in_words
 from server.config import EngineConfig
 from server.device import Device
 from server.heads import Head
-from server.parameters import matrices, numbers_per_token, parameters, stored_parameters
+from server.parameters import numbers_per_token, parameters, stored_parameters
 from server.unfit import Unfit
+from spec.names import DRAFT_MODEL
 from spec.request import Footprint
 from spec.tree import MAX_NODES
 from verifier.heads.files import HeadTensors
 from verifier.heads.medusa import BESIDE_MODEL
-from verifier.model import half
 from verifier.model.config import ModelConfig
 
 #: Share of the machine's memory that the KV cache takes when no size is given, and the most that all may take then.
@@ -159,24 +159,22 @@ def check_beside(own: Footprint, beside: int) -> None:
         raise NoRoom(fault, f"all together may hold {in_words(own.capacity)} of {own.device}", own)
 
 
-def kept_in_fp16(model: ModelConfig, dtype: str) -> bool:
-    """Whether a CPU keeps the matrices in fp16 (:mod:`verifier.model.half`), by what config.json says of them."""
-    return dtype == "float32" and model.dtype in ("bfloat16", "float16") and half.usable()
+def kept_in_16_bits(model: ModelConfig, dtype: str) -> bool:
+    """Whether a CPU that computes in fp32 keeps the matrices in 16 bits, by what config.json says of them."""
+    return dtype == "float32" and model.dtype in ("bfloat16", "float16")
 
 
 def packed_bytes(model: ModelConfig, dtype: str) -> int:
     """What the weights take on a CPU, output head and embedding beside each other."""
-    if not kept_in_fp16(model, dtype):
-        return item_bytes(dtype) * parameters(model)
-    layer = sum(half.packed_bytes(inner, outer) for inner, outer in matrices(model))
-    head = half.packed_bytes(model.hidden_size, model.vocab_size)
-    return model.num_layers * layer + head + item_bytes(dtype) * model.vocab_size * model.hidden_size
+    embedding = model.vocab_size * model.hidden_size
+    matrices = 2 if kept_in_16_bits(model, dtype) else item_bytes(dtype)
+    return matrices * (parameters(model) - embedding) + item_bytes(dtype) * embedding
 
 
 def _weights(dtype: str, models: Sequence[ModelConfig], head: Head | None, packed: bool) -> dict[str, int]:
     """Bytes by whose they are. A head is small enough to be counted exactly; mapped files are not read for that."""
     sizes = [packed_bytes(model, dtype) if packed else item_bytes(dtype) * stored_parameters(model) for model in models]
-    weights = dict(zip(("target", "draft model"), sizes, strict=False))
+    weights = dict(zip(("target", DRAFT_MODEL), sizes, strict=False))
     if head is not None:
         stored = HeadTensors.read(head.directory, prefix=BESIDE_MODEL).tensors.values()
         weights["head"] = item_bytes(dtype) * sum(tensor.numel() for tensor in stored if tensor.is_floating_point())

@@ -5,7 +5,7 @@ Errors name the field as the client wrote it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Sized
 
 from server.bounds import check_count
 from server.text import Tokenizer
@@ -20,6 +20,9 @@ MOST_BAD_WORDS = 256
 #: Of all bad words together: each is spelled in three ways, on the event loop.
 MOST_BAD_CHARACTERS = 8192
 MOST_BIASES = 4096
+#: What an answer tells of its prompts, over all choices: entries of logprobs (5 MB of JSON), and tokens said again.
+MOST_PROMPT_ENTRIES = 100_000
+MOST_REPEATED_TOKENS = 1 << 20
 #: Digits of a token id. Python reads numbers of thousands of digits slowly or not at all.
 _LONGEST_ID = 20
 
@@ -66,6 +69,22 @@ def prompt_logprobs(request: GenerationRequest) -> int | None:
     if own is not None:
         _counted("prompt_logprobs", own)
     return max((count for count in (own, echoed) if count is not None), default=None)
+
+
+def check_told(request: GenerationRequest, prompts: Sequence[Sized], count: int) -> None:
+    """Raise where ``count`` answers to each prompt would tell so much of the prompts that writing it takes long."""
+    tokens, listed = count * sum(map(len, prompts)), prompt_logprobs(request)
+    each = 0 if listed is None else listed + 1
+    if tokens * each > MOST_PROMPT_ENTRIES:
+        field = "logprobs" if request.prompt_logprobs is None else "prompt_logprobs"
+        told = f"{tokens:,} tokens of prompts, over all choices, with {each} entries each are {tokens * each:,}"
+        raise InvalidRequest(field, f"{field}: {told}; at most {MOST_PROMPT_ENTRIES:,} are told")
+    echoes = isinstance(request, CompletionRequest) and bool(request.echo)
+    repeated = tokens if echoes or request.return_token_ids else 0
+    if repeated > max(MOST_REPEATED_TOKENS, *map(len, prompts)):
+        field = "echo" if echoes else "return_token_ids"
+        told = f"all choices would repeat {repeated:,} tokens of their prompts"
+        raise InvalidRequest(field, f"{field}: {told}; at most {MOST_REPEATED_TOKENS:,} are repeated")
 
 
 def _counted(field: str, count: int) -> int:

@@ -33,7 +33,7 @@ class Shape(Protocol):
     def tie_word_embeddings(self) -> bool: ...
 
 
-def matrices(model: Shape) -> tuple[tuple[int, int], ...]:
+def _matrices(model: Shape) -> tuple[tuple[int, int], ...]:
     """Inner and outer widths of a layer's products: qkv, output, gate_up, down."""
     hidden, inner, queries = model.hidden_size, model.intermediate_size, model.num_heads * model.head_dim
     both = queries + 2 * model.num_kv_heads * model.head_dim
@@ -42,7 +42,7 @@ def matrices(model: Shape) -> tuple[tuple[int, int], ...]:
 
 def parameters(model: Shape) -> int:
     """The number of weights, near enough to plan with; an output head tied to the embedding is packed beside it."""
-    layer = sum(inner * outer for inner, outer in matrices(model))
+    layer = sum(inner * outer for inner, outer in _matrices(model))
     return model.num_layers * layer + 2 * model.vocab_size * model.hidden_size
 
 

@@ -14,10 +14,11 @@ import msgspec
 
 from server.answers.base import Origin
 from server.bounds import largest_body
+from server.choice import Choice
 from server.config import ServeConfig
 from server.control import Rendered
 from server.engine_status import EngineStatus, unavailable
-from server.errors import EngineFailed, ModelNotFound, QueueFull, Unavailable
+from server.errors import EngineFailed, QueueFull, Unavailable
 from server.gateway.admission import admitted
 from server.gateway.deadlines import deadlines
 from server.gateway.pace import Pace
@@ -25,6 +26,7 @@ from server.gateway.share import Shared
 from server.generation import MOST_PENDING_TOKENS, Generation, TokenEngine
 from server.models.patience import WAITED
 from server.models.resident import LEASE
+from server.names import Names
 from server.parsers.dialect import Dialect
 from server.responses.state import Responses
 from server.room import Room
@@ -32,9 +34,10 @@ from server.selfcheck.check import SelfCheck, Unpicked
 from server.server_state import ServerState
 from server.telemetry.telemetry import Telemetry
 from server.text import SamplingDefaults, Tokenizer
+from server.warned import WarningLog, renamed
 from server.wire.shared import MetricsLevel
 from spec.errors import InvalidRequest
-from spec.request import EngineInfo, Request
+from spec.request import EngineInfo
 
 #: Texts longer than this are tokenized in a thread: a millisecond on the event loop would delay every stream.
 INLINE_CHARACTERS = 2000
@@ -61,12 +64,17 @@ class ServedEngine(TokenEngine, Protocol):
 class ServiceOptions(msgspec.Struct, frozen=True, kw_only=True):
     """How clients are treated.
 
-    model: the name they use. most_running: requests running and waiting. seed: of requests that bring none.
-    ping_seconds: between the comments in a stream that has nothing to say. config: what the server was started with.
+    model: the name they use. aliases: others for the same. any_model: whatever name they use is served. strict_limits:
+    more output than there is room for is refused, not clamped. most_running: requests running and waiting. seed: of
+    requests that bring none. ping_seconds: between the comments in a stream that has nothing to say. config: what the
+    server was started with.
     max_output_tokens, max_body_bytes, request_timeout, first_token_timeout, self_check: the settings of these names.
     """
 
     model: str
+    aliases: tuple[str, ...] = ()
+    any_model: bool = False
+    strict_limits: bool = False
     most_running: int = 260
     seed: int | None = None
     metrics_level: MetricsLevel = "summary"
@@ -79,11 +87,19 @@ class ServiceOptions(msgspec.Struct, frozen=True, kw_only=True):
     first_token_timeout: float | None = None
     self_check: float = 0.0
 
+    @property
+    def names(self) -> Names:
+        """What the model is called."""
+        return Names((self.model, *self.aliases), self.any_model)
+
     @classmethod
-    def of(cls, config: ServeConfig, model: str) -> ServiceOptions:
-        """As the settings say."""
+    def of(cls, config: ServeConfig, names: Sequence[str]) -> ServiceOptions:
+        """As the settings say. names: of the model, the first one for answers."""
         return cls(
-            model=model,
+            model=names[0],
+            aliases=tuple(names[1:]),
+            any_model=config.any_model_name,
+            strict_limits=config.strict_limits,
             most_running=config.max_seqs + config.max_queue,
             seed=config.seed,
             config=config,
@@ -127,6 +143,7 @@ class Service:
         self.options = options
         self.text = text
         self.server = server or ServerState()
+        self.warned = WarningLog()
         self.pace = Pace()
         self.telemetry = Telemetry(options.model, engine, connections=self.server.connections)
         self.places = Shared(options.most_running)
@@ -187,29 +204,28 @@ class Service:
         assert self.engine.info is not None, "and has said what it is"
         return self.text, self.engine.info
 
-    def check_model(self, name: str | None, tag: str = "") -> None:
-        """Raise unless the request means the model served here. tag: what may stand behind a name, or be left out."""
-        if name is not None and name.removesuffix(tag) != self.options.model.removesuffix(tag):
-            raise ModelNotFound(f"The model {name!r} does not exist; this server has {self.options.model!r}")
-
-    def origin(self, request_id: str, info: EngineInfo) -> Origin:
-        """What the answer says about where it comes from."""
+    def origin(self, request_id: str, info: EngineInfo, asked: str | None) -> Origin:
+        """What the answer says about where it comes from. asked: the model that the request names."""
         made_by = f"{info.target} {info.dtype} {info.device} {info.exact}"
         fingerprint = f"fs_{zlib.crc32(made_by.encode()):08x}"
-        return Origin(id=request_id, model=self.options.model, fingerprint=fingerprint, exact=info.exact)
+        name = self.options.model
+        other = asked is not None and not self.options.names.has(asked)
+        warnings = (renamed(asked, name),) if other and asked is not None else ()
+        return Origin(id=request_id, model=name, fingerprint=fingerprint, exact=info.exact, warnings=warnings)
 
     @asynccontextmanager
-    async def generation(self, requests: Sequence[Request], keeps_text: bool = True) -> AsyncIterator[Generation]:
-        """Run requests; :class:`QueueFull` if there is no room, and whatever the caller's limits or the engine refuse.
+    async def generation(self, choices: Sequence[Choice], keeps_text: bool = True) -> AsyncIterator[Generation]:
+        """Run choices; :class:`QueueFull` if there is no room, and whatever the caller's limits or the engine refuse.
 
         Every door comes through here, so limits and time limits are kept here. keeps_text: whether their text may be
         kept, for the dashboard, where their key can read it again, and for the self-check.
         """
-        count = len(requests)
+        requests, count = [choice.request for choice in choices], len(choices)
+        words = {choice.request.id: choice.words for choice in choices}
         with (
             self.places.holding(count, lambda: self.queue_full(count)),
             admitted(requests) as spend,
-            self.telemetry.watching(requests, keeps_text) as ledgers,
+            self.telemetry.watching(requests, keeps_text, words) as ledgers,
         ):
             engine = self.self_check if keeps_text else Unpicked(self.self_check)
             lease = LEASE.get()

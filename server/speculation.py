@@ -6,23 +6,24 @@ from typing import Any
 
 from server.wire.shared import Speculation
 from spec.errors import InvalidRequest
+from spec.names import NONE, canonical
 from spec.request import EngineInfo
 from spec.tree import MAX_NODES
 
 #: Methods that name no drafter: whatever the server would do, and decoding plainly.
-ANYBODY, NOBODY = "auto", "none"
+ANYBODY, NOBODY = "auto", NONE
 
 
 def wishes(asked: Speculation | None, info: EngineInfo) -> dict[str, Any]:
     """The fields of a :class:`~spec.request.Request` that say it. Raises InvalidRequest naming the field."""
     if asked is None:
         return {}
-    method, most = asked.method or ANYBODY, asked.max_tokens
+    method, most = canonical(asked.method or ANYBODY), asked.max_tokens
     known = (ANYBODY, NOBODY, *info.drafters)
     if method not in known:
         raise InvalidRequest(
             "speculation.method",
-            f'speculation.method must be one of {", ".join(known)} on this server, got "{method}"',
+            f'speculation.method must be one of {", ".join(known)} on this server, got "{asked.method}"',
         )
     if most is not None and not 0 <= most < MAX_NODES:
         raise InvalidRequest(

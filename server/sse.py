@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import msgspec
 from aiohttp import web
 
+#: Chunks above this go out alone, so that other streams have their turn between them.
+LARGE_BYTES = 1 << 18
 #: A client whose connection takes no bytes for this long is gone for all practical purposes.
 STALL_SECONDS = 300.0
 
@@ -69,11 +71,14 @@ class EventStream:
         self._response = web.StreamResponse(headers=headers)
 
     @classmethod
-    def of(cls, request: web.Request, framing: Framing) -> EventStream:
-        """The stream of the request, which may have begun while it waited for its model."""
+    def of(cls, request: web.Request, framing: Framing, more: Mapping[str, str] | None = None) -> EventStream:
+        """The stream of the request, which may have begun while it waited for its model. more: headers besides those of
+        every stream, unless they are out already."""
         begun = request.get(_STREAM)
         if begun is None:
             begun = request[_STREAM] = cls(request, framing)
+        if not begun.started:
+            begun._response.headers.update(more or {})
         return begun
 
     @property
@@ -82,8 +87,16 @@ class EventStream:
         return self._response.prepared
 
     async def send(self, chunks: Iterable[Any], last: bytes = b"") -> None:
-        """Write chunks, and ``last`` behind them, in one piece. Waits while the client's connection is full."""
-        await self.write(b"".join([*map(self._framing.encode, chunks), last]))
+        """Write chunks, and ``last`` behind them, in one piece unless they are large. Waits while the client's
+        connection is full."""
+        data: list[bytes] = []
+        for chunk in chunks:
+            data.append(self._framing.encode(chunk))
+            if len(data[-1]) > LARGE_BYTES:
+                await self.write(b"".join(data))
+                data = []
+                await asyncio.sleep(0)
+        await self.write(b"".join([*data, last]))
 
     async def write(self, data: bytes) -> None:
         """Write bytes as they are. ConnectionResetError if the client is gone or stalled."""

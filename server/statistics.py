@@ -15,6 +15,7 @@ from server.wire.shared import (
     SpeculativeDecoding,
     Usage,
 )
+from spec.acceptance import tokens_per_step
 
 
 def usage(choices: Sequence[Choice]) -> Usage:
@@ -54,9 +55,16 @@ def metrics(choices: Sequence[Choice], level: MetricsLevel, exact: bool) -> Metr
         queue_time_ms=_milliseconds(max(statistics.seconds.get("queue", 0.0) for statistics in known)),
         mean_itl_ms=_milliseconds(decode / (longest - 1)) if longest > 1 else None,
         tokens_per_second=round(sum(statistics.decode_tokens_per_second for statistics in known), 2),
+        tokens_per_step=_per_step(choices),
         exact=exact,
         speculative_decoding=speculative_decoding(choices, level),
     )
+
+
+def _per_step(choices: Sequence[Choice]) -> float | None:
+    steps = sum(choice.statistics.steps for choice in choices if choice.statistics is not None)
+    found = tokens_per_step(sum(choice.completion_tokens for choice in choices), steps)
+    return None if found is None else round(found, 4)
 
 
 def speculative_decoding(choices: Sequence[Choice], level: MetricsLevel) -> SpeculativeDecoding | None:

@@ -17,6 +17,7 @@ from server.errors import ApiError, described
 from server.generation import Generation
 from server.pacing import Arrivals, Batch, Evenly
 from server.sse import EventStream
+from server.warned import headers
 from spec.errors import InvalidRequest
 from spec.request import Delta
 
@@ -31,7 +32,7 @@ T = TypeVar("T")
 
 async def stream(request: web.Request, answer: Answer, generation: Generation, ping: float) -> web.StreamResponse:
     """Write one event batch per engine step; a comment every ``ping`` seconds while there is nothing to say."""
-    events = EventStream.of(request, answer.framing)
+    events = EventStream.of(request, answer.framing, headers(answer.warnings))
     try:
         await _stream(events, answer, generation, ping)
     except (ApiError, InvalidRequest) as error:

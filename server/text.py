@@ -19,6 +19,7 @@ from server.interrupt import TookTooLong, interrupted_after
 from server.room import Room, most_characters
 from server.spelling import SpelledToken, Spelling
 from spec.errors import ConfigurationError, InvalidRequest
+from verifier.model.errors import ModelError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -46,7 +47,7 @@ class SamplingDefaults(msgspec.Struct, frozen=True):
         try:
             return msgspec.json.decode(path.read_bytes(), type=cls)
         except msgspec.MsgspecError as error:
-            raise ConfigurationError(f"{path} cannot be read: {error}") from error
+            raise ModelError(f"{path} cannot be read: {error}") from error
 
 
 def code_refused(file: str, error: Exception) -> str | None:
@@ -73,16 +74,16 @@ class Tokenizer:
 
     @classmethod
     def load(cls, directory: Path) -> Tokenizer:
-        """Load from a checkpoint directory; :class:`ConfigurationError` if there is no usable tokenizer in it."""
+        """Load from a checkpoint directory; :class:`ModelError` if there is no usable tokenizer in it."""
         from transformers import AutoTokenizer  # costs seconds: not before a server needs it
 
         try:
             tokenizer = AutoTokenizer.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
         except Exception as error:  # of a damaged tokenizer.json the library raises nothing more special
             reason = code_refused("tokenizer_config.json", error) or error
-            raise ConfigurationError(f"the tokenizer in {directory} cannot be loaded: {reason}") from error
+            raise ModelError(f"the tokenizer in {directory} cannot be loaded: {reason}") from error
         if not getattr(tokenizer, "is_fast", False):
-            raise ConfigurationError(f"{directory} has no fast tokenizer (tokenizer.json); only those are supported")
+            raise ModelError(f"{directory} has no fast tokenizer (tokenizer.json); only those are supported")
         return cls(cast("PreTrainedTokenizerFast", tokenizer))
 
     def encode(self, text: str, add_special_tokens: bool = True, room: Room | None = None) -> list[int]:

@@ -9,10 +9,13 @@ from typing import Any, Literal
 import msgspec
 
 from server.bounds import MOST_TOOLS, check_count
+from server.warned import tools_left_out
 from server.wire.chat import ChatRequest
+from server.wire.shared import RequestWarning
 from server.wire.tools import AllowedChoice, Function, FunctionChoice, NamedTool, Tool
 from spec.errors import InvalidRequest
 
+FUNCTION = "function"
 MODES = ("none", "auto", "required")
 _NAME = re.compile(r"[A-Za-z0-9_.:/-]{1,128}")
 
@@ -20,14 +23,22 @@ _NAME = re.compile(r"[A-Za-z0-9_.:/-]{1,128}")
 class Offer(msgspec.Struct, frozen=True, kw_only=True):
     """The functions the model may call; none where it must not call any.
 
-    listed: all functions the prompt tells of. functions: those that may be called. required: at least one call must be
-    made. parallel: more than one may be.
+    listed: all functions the prompt tells of. places: their fields in the request, if not simply those of the tools in
+    order. functions: those that may be called. required: at least one call must be made. parallel: more than one may
+    be. warnings: about tools that cannot be run here.
     """
 
     listed: tuple[Function, ...] = ()
+    places: tuple[str, ...] = ()
     functions: tuple[Function, ...] = ()
     required: bool = False
     parallel: bool = True
+    warnings: tuple[RequestWarning, ...] = ()
+
+    def place_of(self, function: Function) -> str:
+        """The field of one of the listed functions."""
+        index = self.listed.index(function)
+        return self.places[index] if self.places else f"tools[{index}].function"
 
     @property
     def schemas(self) -> dict[str, dict[str, Any]]:
@@ -42,27 +53,28 @@ class Offer(msgspec.Struct, frozen=True, kw_only=True):
 def offered(request: ChatRequest) -> Offer:
     """What the request offers, checked; errors name the field."""
     check_count(request.tools, MOST_TOOLS, "tools")
-    functions = [_function(tool, f"tools[{index}]") for index, tool in enumerate(request.tools or ())]
+    given = [(f"tools[{index}]", tool) for index, tool in enumerate(request.tools or ())]
+    functions = {place: _function(tool, place) for place, tool in given if tool.type == FUNCTION}
+    warnings = tools_left_out([(place, tool.type) for place, tool in given if tool.type != FUNCTION])
     names: dict[str, None] = {}
-    for index, function in enumerate(functions):
+    for place, function in functions.items():
         if function.name in names:
-            place = f"tools[{index}].function.name"
-            raise InvalidRequest(place, f"tools: there are two functions named {function.name!r}")
+            raise InvalidRequest(f"{place}.function.name", f"tools: there are two functions named {function.name!r}")
         names[function.name] = None
     mode, chosen = _choice(request, names)
     if mode == "none" or not functions:
-        return Offer()
+        return Offer(warnings=warnings)
     return Offer(
-        listed=tuple(functions),
-        functions=tuple(function for function in functions if function.name in chosen),
+        listed=tuple(functions.values()),
+        places=tuple(f"{place}.function" for place in functions),
+        functions=tuple(function for function in functions.values() if function.name in chosen),
         required=mode == "required",
         parallel=request.parallel_tool_calls is not False and not isinstance(request.tool_choice, FunctionChoice),
+        warnings=warnings,
     )
 
 
 def _function(tool: Tool, place: str) -> Function:
-    if tool.type != "function":
-        raise InvalidRequest(f"{place}.type", f"{place}.type must be function, got {tool.type!r}")
     if tool.function is None:
         raise InvalidRequest(f"{place}.function", f"{place}.function is required")
     if not _NAME.fullmatch(tool.function.name):
@@ -83,7 +95,7 @@ def _choice(
             return "none", names
         case "required":
             if not names:
-                raise InvalidRequest("tool_choice", "tool_choice is required, but there are no tools")
+                raise InvalidRequest("tool_choice", "tool_choice is required, but there are no tools to call")
             return "required", names
         case FunctionChoice(function=function):
             return "required", {_known(function.name, names, "tool_choice.function.name")}

@@ -29,6 +29,8 @@ from verifier.model.config import ModelConfig
 #: A draft model with less than this share of the target's tokens is refused. With a tenth, the usual ones, the bundled
 #: one still came to 1.3 tokens a step; with less, little is left but single bytes.
 LEAST_SHARE = 0.05
+#: One with less than this may lack many that are often said.
+SMALL_SHARE = 0.5
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -64,13 +66,22 @@ class Translation:
         """The same in words."""
         return f"{len(self.token_ids):,} of the target's {self.tokens:,} tokens, {self.share:.0%}"
 
+    def warning(self, draft: str) -> str:
+        """What to say of the draft model ``draft`` if it knows few; empty if it knows enough."""
+        if self.share >= SMALL_SHARE:
+            return ""
+        return (
+            f"--draft {draft} knows only {self.described}, and drafts no others: name a draft model of the target's "
+            "family, or --draft suffix, which needs none"
+        )
+
 
 def translation(
     draft: str, target: Path, target_model: ModelConfig, directory: Path, model: ModelConfig
 ) -> Translation | None:
     """For the draft model ``draft``, in ``directory``; None where the vocabularies are equal, or one is not known.
 
-    Raises Unfit if they have too little in common, ConfigurationError for a damaged tokenizer.
+    Raises Unfit if they have too little in common, ModelError for a damaged tokenizer.
     """
     found = overlap(target, directory)
     if found is None or found.whole:

@@ -9,6 +9,8 @@ from __future__ import annotations
 import asyncio
 import uuid
 from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Any, NamedTuple
 
 import msgspec
 from aiohttp import web
@@ -21,7 +23,7 @@ from server.forks import check_choices, forked
 from server.gateway.caller import CALLER
 from server.grammars.answers import Beginning, chat_grammar
 from server.grammars.fields import wanted
-from server.options import bad_words, scores_only, truncated
+from server.options import bad_words, check_told, scores_only, truncated
 from server.options import choices as choices_of
 from server.parts import OutputParser, PlainText
 from server.prediction import prediction_of
@@ -29,11 +31,15 @@ from server.room import Room
 from server.service import Service
 from server.speculation import wishes
 from server.streaming import collect, stream
+from server.warned import headers, system_moved
 from server.wire.chat import ChatRequest
 from server.wire.completions import CompletionRequest
-from server.wire.shared import GenerationRequest
+from server.wire.shared import GenerationRequest, RequestWarning
 from spec.errors import InvalidRequest
 from spec.request import Grammar, Request
+
+#: Tokens of a prompt that its first words are made of.
+_SHOWN = 80
 
 
 async def completion_choices(service: Service, body: CompletionRequest) -> list[Choice]:
@@ -45,14 +51,18 @@ async def completion_choices(service: Service, body: CompletionRequest) -> list[
     return _choices(service, body, prompts, "prompt", follows=True, grammar=await wanted(body), predicted=predicted)
 
 
-async def chat_choices(service: Service, body: ChatRequest, spoken: Sequence[int] = ()) -> list[Choice]:
-    """The answers to a conversation. spoken: the token ids of its beginning, where they are known."""
+async def chat_choices(
+    service: Service, body: ChatRequest, spoken: Sequence[int] = (), strict: bool = False
+) -> list[Choice]:
+    """The answers to a conversation. spoken: the token ids of its beginning, where they are known. strict: refuse more
+    output than there is room for, whatever the settings say.
+    """
     continues = bool(body.continue_final_message)
-    conversation = await rendered(service, body)
+    told = await rendered(service, body)
     room = room_for(service, body, "messages")
-    prompt = await service.encode(conversation, bool(body.add_special_tokens), spoken, room)
-    text = conversation.text
-    dialect, offer = service.opened()[0].dialect, tools.offered(body)
+    prompt = await service.encode(told.prompt, bool(body.add_special_tokens), spoken, room)
+    words = conversation.last_words(body)
+    text, offer, dialect = told.prompt.text, told.offer, service.opened()[0].dialect
     opened = dialect.opened_by(text, continues)
 
     def parser(request_id: str) -> OutputParser:
@@ -62,13 +72,24 @@ async def chat_choices(service: Service, body: ChatRequest, spoken: Sequence[int
     grammar = await chat_grammar(body, offer, dialect, service.opened()[0].tokenizer, beginning)
     predicted = await prediction_of(service, body)
     return _choices(
-        service, body, [prompt], "messages", follows=continues, parser=parser, grammar=grammar, predicted=predicted
+        service,
+        body,
+        [prompt],
+        "messages",
+        follows=continues,
+        parser=parser,
+        grammar=grammar,
+        predicted=predicted,
+        warnings=told.warnings,
+        strict=strict,
+        words=words,
     )
 
 
 async def chat_prompt(service: Service, body: ChatRequest) -> list[int]:
     """The token ids of the conversation, as the model's chat template writes it."""
-    return await service.encode(await rendered(service, body), add_special_tokens=bool(body.add_special_tokens))
+    told = await rendered(service, body)
+    return await service.encode(told.prompt, add_special_tokens=bool(body.add_special_tokens))
 
 
 def room_for(service: Service, body: GenerationRequest, field: str) -> Room | None:
@@ -76,12 +97,20 @@ def room_for(service: Service, body: GenerationRequest, field: str) -> Room | No
     return None if body.truncate_prompt_tokens is not None else Room(field, service.opened()[1].max_model_len)
 
 
-async def rendered(service: Service, body: ChatRequest) -> Rendered:
+class Told(NamedTuple):
+    """A conversation as the model reads it. offer: the tools it may call. warnings: what is not told as was asked."""
+
+    prompt: Rendered
+    offer: tools.Offer
+    warnings: tuple[RequestWarning, ...]
+
+
+async def rendered(service: Service, body: ChatRequest) -> Told:
     """The conversation as the model's chat template writes it, in a thread: a template is a program of the model's."""
     return await asyncio.to_thread(_rendered, service, body)
 
 
-def _rendered(service: Service, body: ChatRequest) -> Rendered:
+def _rendered(service: Service, body: ChatRequest) -> Told:
     text = service.opened()[0]
     offer = tools.offered(body)
     text.dialect.check(body, offer)
@@ -95,8 +124,21 @@ def _rendered(service: Service, body: ChatRequest) -> Rendered:
     given = body.chat_template_kwargs or {}
     if body.reasoning_effort is not None:
         given = {"reasoning_effort": body.reasoning_effort} | given
+
+    def render(messages: list[dict[str, Any]]) -> Rendered:
+        return text.tokenizer.render(messages, opens and not continues, continues, given, offer.rendered())
+
     messages = conversation.messages(body)
-    return text.tokenizer.render(messages, opens and not continues, continues, given, offer.rendered())
+    try:
+        return Told(render(messages), offer, offer.warnings)
+    except InvalidRequest:
+        folded, moved = conversation.folded(messages)
+        if not moved:
+            raise
+        with suppress(InvalidRequest):
+            prompt = render(folded)
+            return Told(prompt, offer, (*offer.warnings, *(system_moved(f"messages[{index}]") for index in moved)))
+        raise
 
 
 def _choices(
@@ -108,10 +150,14 @@ def _choices(
     parser: Callable[[str], OutputParser] = lambda request_id: PlainText(),
     grammar: Grammar | None = None,
     predicted: list[int] | None = None,
+    warnings: tuple[RequestWarning, ...] = (),
+    strict: bool = False,
+    words: str = "",
 ) -> list[Choice]:
     """``n`` choices per prompt, checked. follows: whether the answer's text goes on where the prompt's ends. parser:
     makes the parser of the choice whose request has this id. grammar: what all of them must match. predicted: what they
-    will probably be.
+    will probably be. warnings: what the prompt does not tell as was asked. strict: as in :func:`chat_choices`. words:
+    the first ones of the prompt, where those of its tokens are others'.
     """
     text, info = service.opened()
     params = validation.sampling_params(body, text.defaults, info.vocab_size)
@@ -130,11 +176,14 @@ def _choices(
     drafted = wishes(body.speculation, info)
     count = choices_of(body)
     check_choices(len(prompts), count)
+    check_told(body, prompts, count)
     unique, salt = uuid.uuid4().hex, _salt(body)
     choices = []
     for index, given in enumerate(prompts):
         prompt = truncated(body, given, info.max_model_len - (params.max_tokens or 1))
-        own = validation.capped(body, params, service.options.max_output_tokens, info.max_model_len - len(prompt))
+        left = info.max_model_len - len(prompt)
+        own = validation.capped(body, params, service.options.max_output_tokens, left)
+        own, shortened = validation.clamped(body, own, left, strict or service.options.strict_limits)
         validation.check_prompt(prompt, field, own, info.vocab_size, info.max_model_len)
         request = Request(
             id=f"{unique}-{index}",
@@ -146,8 +195,11 @@ def _choices(
             **drafted,
         )
         context = prompt if follows else ()
+        noted = (*warnings, *shortened)
+        shown = words or conversation.first_words(text.tokenizer.decode(prompt[:_SHOWN]))
         for one in forked(request, count):
-            choices.append(Choice(one, text.tokenizer, options, info.eos_token_ids, context, parser(one.id)))
+            made = Choice(one, text.tokenizer, options, info.eos_token_ids, context, parser(one.id), noted, shown)
+            choices.append(made)
     return choices
 
 
@@ -159,8 +211,10 @@ def _salt(body: GenerationRequest) -> str:
 
 async def answered(http: web.Request, service: Service, answer: Answer) -> web.StreamResponse:
     """Run an answer and send it, streamed or whole."""
-    async with service.generation([choice.request for choice in answer.choices]) as generation:
+    service.warned.note(answer.warnings)
+    async with service.generation(answer.choices) as generation:
         if answer.options.stream:
             return await stream(http, answer, generation, service.options.ping_seconds)
         whole = await collect(answer, generation)
-    return web.Response(body=msgspec.json.encode(whole), content_type="application/json")
+    body = msgspec.json.encode(whole)
+    return web.Response(body=body, headers=headers(answer.warnings), content_type="application/json")

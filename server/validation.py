@@ -13,13 +13,13 @@ from typing import Any, TypeVar, cast
 
 import msgspec
 
-from server import bounds, options
+from server import bounds, options, warned
 from server.gateway.caller import ID_WANTED, usable_id
 from server.room import Room
 from server.text import SamplingDefaults
 from server.wire.chat import ChatRequest
 from server.wire.completions import CompletionRequest
-from server.wire.shared import NOT_SUPPORTED, WRITE_INSTEAD, GenerationRequest
+from server.wire.shared import NOT_SUPPORTED, WRITE_INSTEAD, GenerationRequest, RequestWarning
 from spec.errors import InvalidRequest
 from spec.sampling import SEED_RANGE, SamplingParams
 
@@ -27,6 +27,8 @@ COMPLETION_MAX_TOKENS = 16
 MOST_STOPS = 16
 MOST_STOP_IDS = 1024
 MOST_PROMPTS = 128
+#: The fields that say how many tokens are written at most, the stronger first.
+_LIMITING = ("max_completion_tokens", "max_tokens")
 
 #: To msgspec these are texts in base64.
 _AS_THEY_ARE = (bytes, bytearray, memoryview)
@@ -234,6 +236,22 @@ def capped(request: GenerationRequest, params: SamplingParams, most: int | None,
         if asked is not None and asked > most:
             raise InvalidRequest(field, f"{field} must be at most {most} on this server, got {asked}")
     return msgspec.structs.replace(params, max_tokens=max(1, min(most, room)))
+
+
+def clamped(
+    request: GenerationRequest, params: SamplingParams, room: int, strict: bool
+) -> tuple[SamplingParams, tuple[RequestWarning, ...]]:
+    """``params`` with no more output tokens than there is ``room`` for behind the prompt, and what to say of it.
+
+    strict: leave them, so that :func:`check_prompt` refuses. So it does a prompt that has no room at all, and one that
+    was to be cut so that the output fits.
+    """
+    most = params.max_tokens
+    if strict or most is None or most <= room or room < 1 or request.truncate_prompt_tokens == -1:
+        return params, ()
+    asked = next((field for field in _LIMITING if getattr(request, field, None) == most), None)
+    warnings = () if asked is None else (warned.clamped(asked, most, room),)
+    return msgspec.structs.replace(params, max_tokens=room), warnings
 
 
 def check_tokens(tokens: list[int], field: str, vocab_size: int) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
-from spec.errors import ConfigurationError
+from verifier.model.errors import ModelError
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,18 +28,18 @@ class Overlap:
 
 
 def tokenizer(directory: Path) -> Tokenizer | None:
-    """What tokenizer.json holds; None where there is none. Raises ConfigurationError for a damaged one."""
+    """What tokenizer.json holds; None where there is none. Raises ModelError for a damaged one."""
     file = directory / "tokenizer.json"
     if not file.exists():
         return None
     try:
         return Tokenizer.from_file(str(file))
     except Exception as error:  # the library raises nothing more special
-        raise ConfigurationError(f"{file}: not a whole tokenizer ({error})") from error
+        raise ModelError(f"{file}: not a whole tokenizer ({error})") from error
 
 
 def vocabulary(directory: Path) -> dict[str, int] | None:
-    """Token ids by token; None where there is no tokenizer.json. Raises ConfigurationError for a damaged one."""
+    """Token ids by token; None where there is no tokenizer.json. Raises ModelError for a damaged one."""
     found = tokenizer(directory)
     return None if found is None else found.get_vocab(with_added_tokens=True)
 

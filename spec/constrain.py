@@ -26,6 +26,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from spec.errors import ForesayError, InvalidRequest
+from spec.names import GRAMMAR
 from spec.protocols import Constraint
 from spec.tree import DraftTree
 
@@ -180,7 +181,8 @@ def graft(constraint: Guarded, forced: Sequence[int], tree: DraftTree, most: int
         if legal[node]:
             grown.add(node, parents[node], tokens[node], most)
     sources = tuple(tree.sources[node] if node > 0 else "" for node in grown.origin) if tree.sources else ()
-    built = DraftTree.build(grown.tokens, grown.parents, tree.drafter)
+    drafter = tree.drafter if any(node > 0 for node in grown.origin) else GRAMMAR
+    built = DraftTree.build(grown.tokens, grown.parents, drafter)
     return Draft(replace(built, sources=sources, parts=tree.parts or (tree,)), grown.origin, len(forced))
 
 

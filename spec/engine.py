@@ -14,10 +14,11 @@ from kvpaging import PagePool, PageTable, PrefixIndex
 from spec.adjust import Adjustment
 from spec.constrain import Guarded
 from spec.errors import ContextLengthExceeded, InvalidRequest
+from spec.names import PREDICTION
 from spec.noise import Noise
 from spec.observer import Observer, Observers
 from spec.protocols import Constraint, Drafter, Verifier
-from spec.request import PREDICTION, Delta, EngineInfo, FinishReason, Origin, Request
+from spec.request import Delta, EngineInfo, FinishReason, Origin, Request
 from spec.sampling import SEED_RANGE
 from spec.scheduler import Scheduler
 from spec.sequence import Sequence
@@ -268,9 +269,11 @@ class Engine:
     def _trace(self, plan: StepPlan, verdicts: list[Verdict], seconds: dict[str, float]) -> StepTrace:
         leads = sum(work.lead for work in plan.works)
         drafted = sum(len(v.depths) for v in verdicts)
+        rows = leads + drafted + sum(1 for work in plan.works if work.shape is not None)
+        plain = self.scheduler.plain
         return StepTrace(
             number=self.steps,
-            rows=leads + drafted + sum(1 for work in plan.works if work.shape is not None),
+            rows=rows,
             sequences=len(plan.works),
             prefill_rows=leads,
             drafted=drafted,
@@ -284,6 +287,8 @@ class Engine:
             preemptions=len(self.scheduler.preempted),
             plain=sum(not work.sequence.speculate for work in plan.works),
             aside=sum(work.sequence.aside for work in plan.works),
+            root_seconds=0.0 if leads else plain.saw(rows, len(plan.works), drafted, seconds),
+            doubt=plain.doubt if drafted else "",
             choice=plan.choice,
             news=plan.news,
         )

@@ -10,9 +10,6 @@ from spec.errors import InvalidRequest
 from spec.sampling import SamplingParams, check_tokens
 from spec.trace import Statistics
 
-#: What the drafter of a request's own prediction is called.
-PREDICTION = "prediction"
-
 FinishReason = Literal["stop", "length", "cancelled", "error"]
 
 
@@ -132,10 +129,13 @@ class Footprint(msgspec.Struct, frozen=True):
 class EngineInfo(msgspec.Struct, kw_only=True, frozen=True):
     """What is running, for banner, /health and reports.
 
-    memory: what the engine holds, by parts, in words; empty if nobody said. footprint: the same in bytes, as planned.
-    root_seconds: a whole step of one sequence without drafts, as measured at start-up; 0 if nobody measured.
-    more_seconds: what each number of sequences from 1 on adds to that, from the cost of their rows. drafters: by
-    name. chosen: whether who drafts, and how much, is chosen at every step; ``draft_shape`` is the most then.
+    architecture: of the target, in transformers' words. parameters: of the target. weight_bytes: of the target as it is
+    held; these are 0 if nobody said. memory: what the engine holds, by parts, in words; empty if nobody said.
+    footprint: the same in bytes, as planned.
+    root_seconds: a whole step of one sequence without drafts, as measured at start-up; 0 if nobody measured. drafter:
+    who drafts, by name; draft: the same as ``--draft`` takes it, with where it was loaded from; drafters: each. chosen:
+    whether who drafts, and how much, is chosen at every step; ``draft_shape`` is the most then. warnings:
+    what whoever started it should know, a sentence each.
     """
 
     target: str
@@ -153,9 +153,13 @@ class EngineInfo(msgspec.Struct, kw_only=True, frozen=True):
     draft_shape: tuple[int, ...]
     vocab_size: int
     eos_token_ids: tuple[int, ...]
+    architecture: str = ""
+    parameters: int = 0
+    weight_bytes: int = 0
     memory: str = ""
     footprint: Footprint | None = None
     root_seconds: float = 0.0
-    more_seconds: tuple[float, ...] = ()
     drafters: tuple[str, ...] = ()
+    draft: str = ""
     chosen: bool = False
+    warnings: tuple[str, ...] = ()

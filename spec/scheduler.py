@@ -22,12 +22,11 @@ from collections.abc import Callable
 from kvpaging import OutOfPages, PagePool, PrefixIndex
 from spec.budget import StepCost
 from spec.budget.budget import Budget
+from spec.plain import PLAIN_EVERY, PlainPace
 from spec.sequence import Sequence
 from spec.step import StepPlan, Work
 from spec.tree import MAX_NODES, ROOT_ONLY, TreeShape
 
-#: After so many steps with drafts one goes without, so that somebody knows what drafting is to be compared with.
-PLAIN_EVERY = 256
 #: Rows of prompts in one step, at most.
 MAX_CHUNK = 256
 #: As deep a draft may be where the request brought a prediction: beyond, a row costs more than one more token is worth,
@@ -40,8 +39,8 @@ _ASIDE_CHUNK = 32
 class Scheduler:
     """Owns the waiting and the running sequences; reserves the pages a plan needs.
 
-    shape: what is drafted for each sequence, unless a budget says it, then the most that is. plain_every: see
-    :data:`PLAIN_EVERY`; 0: never.
+    shape: what is drafted for each sequence, unless a budget says it, then the most that is. plain_every, root_seconds:
+    when a step goes without drafts, see :class:`~spec.plain.PlainPace`.
     """
 
     def __init__(
@@ -54,11 +53,12 @@ class Scheduler:
         max_chunk: int = MAX_CHUNK,
         plain_every: int = PLAIN_EVERY,
         budget: Budget | None = None,
+        root_seconds: float = 0.0,
     ) -> None:
         self.pool, self.prefix, self.shape, self.cost = pool, prefix, shape, cost
-        self.max_seqs, self.max_chunk, self.plain_every = max_seqs, max_chunk, plain_every
+        self.max_seqs, self.max_chunk = max_seqs, max_chunk
+        self.plain = PlainPace(cost, root_seconds, plain_every)
         self.budget = budget
-        self._with_drafts = 0
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []
         self.forks: list[Sequence] = []
@@ -82,13 +82,8 @@ class Scheduler:
 
     def _is_plain(self, decoding: list[Sequence]) -> bool:
         """Whether this step goes without drafts; not while a prompt is read, whose rows would blur what it takes."""
-        if not any(sequence.speculate and self.levels_of(sequence) for sequence in decoding):
-            return False
-        self._with_drafts += 1
-        if not self.plain_every or self._with_drafts <= self.plain_every or len(decoding) < len(self.running):
-            return False
-        self._with_drafts = 0
-        return True
+        might_draft = any(sequence.speculate and self.levels_of(sequence) for sequence in decoding)
+        return might_draft and len(decoding) == len(self.running) and self.plain.due()
 
     def levels_of(self, sequence: Sequence) -> int:
         """The deepest that is ever drafted for a sequence: what has a prediction may go far ahead along it."""

@@ -7,6 +7,9 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from spec.acceptance import ByDepth, tokens_per_step
+from spec.names import NONE
+
 
 class Statistics(msgspec.Struct, kw_only=True):
     """One finished request in numbers. Times in seconds; lists by depth start at depth 1.
@@ -37,13 +40,28 @@ class Statistics(msgspec.Struct, kw_only=True):
     per_step_accepted: list[int]
     forced: int = 0
 
+    @property
+    def tokens_per_step(self) -> float | None:
+        """As :mod:`spec.acceptance` defines it."""
+        return tokens_per_step(self.completion_tokens, self.steps)
+
+    @property
+    def drafts(self) -> int:
+        """Steps that drafted anything."""
+        return sum(map(bool, self.per_step_drafted))
+
+    @property
+    def by_depth(self) -> ByDepth:
+        """How deep they were accepted."""
+        return ByDepth.of(self.accepted_per_depth, self.drafts)
+
 
 #: How the news of a budget begin that drafts nothing.
 NOT_PAYING = "speculation does not pay now"
 
 
 class Weighed(msgspec.Struct, frozen=True, array_like=True):
-    """One way of drafting that was weighed for a step. drafter: "" drafts nothing. nodes: drafted ones. tokens:
+    """One way of drafting that was weighed for a step. drafter: ``none`` drafts nothing. nodes: drafted ones. tokens:
     expected to come out, all sequences together; ms: expected of the step, drafting included."""
 
     drafter: str
@@ -52,7 +70,7 @@ class Weighed(msgspec.Struct, frozen=True, array_like=True):
     ms: float
 
     def __str__(self) -> str:
-        what = f"{self.drafter} of {self.nodes}" if self.drafter else "no draft"
+        what = f"{self.drafter} of {self.nodes}" if self.drafter != NONE else NONE
         return f"{what}: {self.tokens:.2f} tokens in {self.ms:.2f} ms"
 
 
@@ -62,8 +80,9 @@ class StepTrace(msgspec.Struct, kw_only=True):
     mask: pruning by grammars, and what is left of computing their masks once the forward pass is done. running,
     waiting: sequences after the step. pages, kept_pages: of the KV cache in use, and those that only keep old text
     findable. preemptions: in this step. plain: sequences whose requests switched speculation off. aside: those
-    that run beside the traffic. choice: who drafts, where a budget chooses. news: in words, if it is another one now
-    than for some time before, and why.
+    that run beside the traffic. root_seconds: what it would have taken without drafts, of a step that read no prompt; 0
+    if nobody knows; doubt: why that may be wrong. choice: who drafts, where a budget chooses. news: in words, if it is
+    another one now than for some time before, and why.
     """
 
     number: int
@@ -81,6 +100,8 @@ class StepTrace(msgspec.Struct, kw_only=True):
     preemptions: int = 0
     plain: int = 0
     aside: int = 0
+    root_seconds: float = 0.0
+    doubt: str = ""
     choice: str = ""
     news: str = ""
 
@@ -88,7 +109,7 @@ class StepTrace(msgspec.Struct, kw_only=True):
 class ShadowReport(msgspec.Struct, frozen=True):
     """What a shadow would have done for one request that is over.
 
-    steps: those behind the one that computed the prompt, as they would have been; tokens: what these emitted. drafts:
+    steps: as they would have been, the one that computed the prompt first; tokens: what they emitted. drafts:
     the steps in which it had something to propose. By depth from 1 on. seconds: what drafting took.
     """
 

@@ -117,9 +117,9 @@ ROOT_ONLY = TreeShape()
 class DraftTree:
     """One sequence's proposed tokens. All tensors int64[N] on one device, N at most 64.
 
-    tokens[0] is the root. drafter: who proposed the others. chances: each node's chance to be accepted, as the drafter
-    sees it, the root's 1; empty if it does not say. sources: who proposed each node, where several did, the root's "".
-    parts: what each of them proposed.
+    tokens[0] is the root. drafter: who proposed the others, "" if there are none. chances: each node's chance to be
+    accepted, as the drafter sees it, the root's 1; empty if it does not say. sources: who proposed each node, where
+    several did, the root's "". parts: what each of them proposed.
     """
 
     tokens: Tensor
@@ -176,13 +176,19 @@ class DraftTree:
         chain = all(parent == node - 1 for node, parent in enumerate(parents))
         signed = [w - (1 << 64) if w >> 63 else w for w in words]
         columns = [torch.tensor(list(column)) for column in (tokens, parents, depths, signed)]
-        return cls(columns[0], columns[1], columns[2], columns[3], drafter, chain, chances)
+        return cls(columns[0], columns[1], columns[2], columns[3], _author(drafter, tokens), chain, chances)
 
     @classmethod
     def chain(cls, tokens: Sequence[int], drafter: str = "", chances: tuple[float, ...] = ()) -> DraftTree:
         """A chain: the root, then each token the child of the one before."""
         parents, depths, ancestors = _chain_columns(len(tokens))
-        return cls(torch.tensor(list(tokens)), parents, depths, ancestors, drafter, is_chain=True, chances=chances)
+        author = _author(drafter, tokens)
+        return cls(torch.tensor(list(tokens)), parents, depths, ancestors, author, is_chain=True, chances=chances)
+
+
+def _author(drafter: str, tokens: Sequence[int]) -> str:
+    """Who proposed a tree: nobody, if it is a root alone."""
+    return drafter if len(tokens) > 1 else ""
 
 
 @lru_cache(maxsize=MAX_NODES)

@@ -47,8 +47,14 @@ class Walk:
 
     @property
     def emitted(self) -> int:
-        """Tokens that its steps so far have emitted."""
-        return 0 if self.begun is None else max(self.length - self.begun, 0)
+        """Tokens of the output so far, those that came with the prompt included."""
+        return self.length - self._copy.prompt_length
+
+    @property
+    def steps(self) -> int:
+        """Steps so far, the one that computed the prompt included, if it emitted anything."""
+        with_prompt = self.begun is not None and self.begun > self._copy.prompt_length
+        return len(self.trace.per_step_drafted) + with_prompt
 
     def follow(self, tokens: Many[int], over: bool = False) -> None:
         """Take all steps that ``tokens`` (the prompt and what is known of the output) decide. over: no more will come,

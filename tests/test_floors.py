@@ -18,7 +18,8 @@ FLOORS: dict[str, frozenset[str]] = {
     "kvpaging": frozenset({"torch", "numpy"}),
     "spec": frozenset({"torch", "numpy", "msgspec", "kvpaging"}),
     "verifier": frozenset(
-        {"torch", "numpy", "msgspec", "triton", "safetensors", "tqdm", "huggingface_hub", "spec", "kvpaging"}
+        {"torch", "numpy", "msgspec", "triton", "llvmlite", "safetensors", "tqdm", "huggingface_hub"}
+        | {"spec", "kvpaging"}
     ),
     "drafters": frozenset({"torch", "numpy", "msgspec", "verifier", "spec", "kvpaging"}),
     "server": frozenset(

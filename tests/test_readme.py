@@ -1,4 +1,4 @@
-"""What README and the documents name exists: commands, flags, make targets, files."""
+"""What README and the documents name exists: commands, flags, make targets, files; its figures are those measured."""
 
 from __future__ import annotations
 
@@ -7,18 +7,26 @@ from pathlib import Path
 
 import pytest
 
+from bench import readme
+from bench.gpu.shapes import LLAMA_1B, LLAMA_8B, QWEN_8B, ModelShape
+from bench.inflate import Shape
+from server.build import BUNDLED
 from server.cli import COMMANDS, build_parser
+from server.config import EngineConfig
+from server.memory import Demand
+from verifier.model.config import ModelConfig
 
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text("utf-8")
-DOCUMENTS = sorted([ROOT / "README.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").glob("*.md")])
+PACKAGING = ROOT / "packaging" / "README.md"
+DOCUMENTS = sorted([ROOT / "README.md", ROOT / "CHANGELOG.md", PACKAGING, *(ROOT / "docs").glob("*.md")])
 
 
 def test_every_command_is_in_the_readme() -> None:
     assert set(re.findall(r"^\| `foresay ([a-z]+)", README, re.MULTILINE)) == set(COMMANDS)
 
 
-@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+@pytest.mark.parametrize("document", [one for one in DOCUMENTS if one != PACKAGING], ids=lambda path: path.name)
 def test_flags_that_are_written_about_exist(document: Path) -> None:
     flags = {flag for command in COMMANDS.values() for flag in build_parser(command)._option_string_actions}
     written = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", document.read_text("utf-8")))
@@ -48,3 +56,23 @@ def test_examples_in_help_are_commands_that_parse() -> None:
             program, name, *arguments = shlex.split(example)
             assert (program, name) == ("foresay", command.name)
             build_parser(command).parse_strictly(arguments)
+
+
+def test_the_figures_are_those_of_the_newest_record() -> None:
+    assert readme.rewritten(README, readme.block(*readme.newest())) == README, "run python -m bench.readme"
+
+
+QWEN_06B = ModelShape("Qwen3-0.6B", Shape(28, 1024, 16, 8, 3072), 128, 151_936, untied=False, qk_norm=True)
+
+
+def memory(*shapes: ModelShape) -> tuple[str, str]:
+    """GiB of the weights, and with a KV cache of 8,192 tokens, as a server would plan them."""
+    models = [shape.config(ModelConfig.from_directory(BUNDLED / "target")) for shape in shapes]
+    demand = Demand.of(EngineConfig(), "bfloat16", models, None)
+    weights = sum(demand.weights.values())
+    return f"{weights / 2**30:.1f} GiB", f"{(weights + demand.kv_bytes(8192)) / 2**30:.1f} GiB"
+
+
+@pytest.mark.parametrize("shapes", [(QWEN_8B, QWEN_06B), (LLAMA_8B, LLAMA_1B), (QWEN_06B,), (LLAMA_1B,)])
+def test_the_memory_of_real_models_is_as_computed(shapes: tuple[ModelShape, ...]) -> None:
+    assert f"| {' and '.join(shape.name for shape in shapes)} | {' | '.join(memory(*shapes))} |" in README

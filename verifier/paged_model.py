@@ -11,40 +11,33 @@ from spec.draw import draw_at
 from spec.noise import Noise
 from spec.protocols import FeatureRequest, Forward, Rows
 from spec.sampling import SamplingParams
-from verifier.batch import ForwardBatch
 from verifier.model.decoder import Decoder
 from verifier.model.paged_pass import paged_pass
+from verifier.model.recorded_pass import RecordedPass
 from verifier.ops.draw import RowSampling, draw_rows
-from verifier.ops.spans import least_rows
+from verifier.ops.eager import compiled
 from verifier.paged_rows import StaticRows
 
 
 class PagedModel:
-    """Implements :class:`spec.protocols.Verifier`. Owns its KV store; page tables belong to the sequences.
+    """Implements :class:`spec.protocols.Verifier`. Owns its KV store; page tables belong to the sequences."""
 
-    static: whether passes read static tensors, as on a GPU they have to; None: by the device.
-    """
-
-    def __init__(self, decoder: Decoder, store: KVStore, max_positions: int, static: bool | None = None) -> None:
+    def __init__(self, decoder: Decoder, store: KVStore, max_positions: int) -> None:
         self.decoder, self.store = decoder, store
-        self.static = store.keys.device.type != "cpu" if static is None else static
+        self._passes: dict[FeatureRequest | None, RecordedPass] = {}
         self.vocab_size = decoder.config.vocab_size
         self.max_positions = max_positions
 
     def run(self, rows: Many[Rows], features: FeatureRequest | None = None) -> Forward:
         """One forward pass over ragged rows of several sequences: trees, chains and prefill chunks mixed.
 
-        Logits come to the host, where they are drawn from; features stay on the model's device.
+        Logits come to the host, where they are drawn from; features stay on the model's device. Both are good until the
+        next pass.
         """
-        if self.static:
-            return self._run_static(rows, features)
-        decoder = self.decoder
-        least = least_rows(decoder.config.head_dim)
-        batch = ForwardBatch.build(rows, decoder.group, decoder.window, decoder.fitting, least)
-        logits, taken = decoder(batch, self.store, features)
-        return Forward(logits, batch.starts, taken)
-
-    def _run_static(self, rows: Many[Rows], features: FeatureRequest | None) -> Forward:
+        if compiled(self.store.keys):
+            if features not in self._passes:
+                self._passes[features] = RecordedPass(self.decoder, self.store, features)
+            return self._passes[features](rows)
         static = StaticRows.of(rows, self.store.keys.device)
         logits, taken = paged_pass(self.decoder, static, self.store, features)
         return Forward(logits.cpu(), list(static.starts), static.in_order(taken))

@@ -1,15 +1,18 @@
-"""The rows of a pass as static tensors: what a captured step fills on the device, and an eager pass from the host.
+"""The rows of a pass as static tensors: what a captured step fills on the device, and other passes from the host.
 
-The CPU's own passes read a :class:`~verifier.batch.ForwardBatch`, which knows on the host where everything is. On a GPU
-lengths and tables are tensors, so that the same pass can be captured once and replayed.
+Lengths and tables are tensors, so that the same pass can be captured or recorded once and replayed. A GPU takes trees
+and texts in groups, each with a kernel of its own; a CPU takes all rows as they come.
 """
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence as Many
 from dataclasses import dataclass
 from itertools import accumulate
+from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -29,11 +32,12 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class StaticRows:
-    """R rows, at least two; those from ``live`` on are padding, at position 0 of the padding page.
+    """R rows; those from ``live`` on are padding, at position 0 of the padding page.
 
     tokens, positions, slots: int64[R]. groups: in order, all live rows; padding belongs to the last. wanted: int64[W],
     the rows whose logits are needed; None for all live ones. starts: where each sequence's are among them. order:
-    int64[live], where the sequences' rows are, if texts and trees are mixed and so not in order.
+    int64[live], where the sequences' rows are, if texts and trees are mixed and so not in order. count, wanted_count:
+    int64[1], of how many rows, and of how many wanted ones, where that is known when the pass runs; None: of all.
     """
 
     tokens: Tensor
@@ -44,37 +48,47 @@ class StaticRows:
     wanted: Tensor | None = None
     starts: tuple[int, ...] = ()
     order: Tensor | None = None
+    count: Tensor | None = None
+    wanted_count: Tensor | None = None
 
     @classmethod
     def of(cls, rows: Many[Rows], device: torch.device) -> StaticRows:
-        """From the host's description. Short stretches are laid out as chains, so that they are read like trees."""
+        """From the host's description, for a pass that is run at once."""
+        if device.type == "cpu":
+            written = WrittenRows(Sizes.of(rows), rows[0].table.pool.page_size)
+            return written.laid_out(exactly=True, starts=written.write(rows))
+        return cls._grouped(rows, device)
+
+    @classmethod
+    def _grouped(cls, rows: Many[Rows], device: torch.device) -> StaticRows:
+        """Short stretches are laid out as chains, so that they are read like trees."""
         order = sorted(range(len(rows)), key=lambda index: _is_text(rows[index]))
         parts = [_Part.of(rows[index]) for index in order]
         first = dict(zip(order, accumulate([part.count for part in parts], initial=0), strict=False))
-        live = sum(part.count for part in parts)
-        padding = torch.zeros(max(0, 2 - live), dtype=torch.int64)
         wanted, starts = _wanted(rows, first)
         return cls(
-            tokens=torch.cat([*(part.tokens for part in parts), padding]).to(device),
-            positions=torch.cat([*(part.positions for part in parts), padding]).to(device),
-            slots=torch.cat([*(part.slots for part in parts), padding]).to(device),
-            groups=tuple(_groups(parts, live + len(padding), device)),
-            live=live,
+            tokens=torch.cat([part.tokens for part in parts]).to(device),
+            positions=torch.cat([part.positions for part in parts]).to(device),
+            slots=torch.cat([part.slots for part in parts]).to(device),
+            groups=tuple(_groups(parts, device)),
+            live=sum(part.count for part in parts),
             wanted=torch.tensor(wanted, dtype=torch.int64).to(device),
             starts=tuple(starts),
             order=None if order == sorted(order) else _order(rows, first).to(device),
         )
 
     def in_order(self, features: Features) -> Features:
-        """Rows of the pass, padding left out, in the order of the sequences they were made of."""
+        """Rows of the pass in the order of the sequences they were made of."""
         if self.order is None:
-            return {name: rows[: self.live] for name, rows in features.items()}
+            return features
         return {name: rows[self.order] for name, rows in features.items()}
 
     def in_place(self, values: Tensor) -> Tensor:
         """[R, ..]: values of the sequences' rows, [live, ..] in the order of the sequences, where the rows are."""
-        placed = values.new_zeros(len(self.tokens), *values.shape[1:])
-        placed[slice(self.live) if self.order is None else self.order] = values
+        if self.order is None:
+            return values
+        placed = torch.empty_like(values)
+        placed[self.order] = values
         return placed
 
 
@@ -138,8 +152,8 @@ class _Part:
         )
 
 
-def _groups(parts: Many[_Part], rows: int, device: torch.device) -> list[Group]:
-    """Trees first, then texts; the last group takes the padding along."""
+def _groups(parts: Many[_Part], device: torch.device) -> list[Group]:
+    """Trees first, then texts."""
     groups = []
     begin = 0
     for text in (False, True):
@@ -148,7 +162,6 @@ def _groups(parts: Many[_Part], rows: int, device: torch.device) -> list[Group]:
             end = begin + sum(part.count for part in mine)
             groups.append(Group(slice(begin, end), _paged(mine, device)))
             begin = end
-    groups[-1] = Group(slice(groups[-1].rows.start, rows), _padded(groups[-1].paged, rows - begin))
     return groups
 
 
@@ -172,9 +185,79 @@ def _paged(parts: Many[_Part], device: torch.device) -> PagedRows:
     )
 
 
-def _padded(paged: PagedRows, padding: int) -> PagedRows:
-    """Room for padding rows in what is kept for each row."""
-    if paged.words is not None and paged.depths is not None and padding:
-        paged.words = torch.cat((paged.words, paged.words.new_zeros(padding)))
-        paged.depths = torch.cat((paged.depths, paged.depths.new_zeros(padding)))
-    return paged
+class Sizes(NamedTuple):
+    """Room for so many rows, sequences, pages of a table and wanted rows."""
+
+    rows: int
+    sequences: int
+    pages: int
+    wanted: int
+
+    @classmethod
+    def of(cls, rows: Many[Rows]) -> Sizes:
+        """Just what these need."""
+        wanted = sum({"all": len(part.tokens), "last": 1, "none": 0}[part.wanted] for part in rows)
+        pages = max(len(part.table.pages) for part in rows)
+        return cls(sum(len(part.tokens) for part in rows), len(rows), pages, wanted)
+
+    def holds(self, other: Sizes) -> bool:
+        """Whether there is room for the other's."""
+        return all(map(operator.ge, self, other))
+
+    def grown(self, other: Sizes) -> Sizes:
+        """Room for both and for some more: powers of two."""
+        return Sizes(*(1 << (max(pair) - 1).bit_length() if max(pair) else 0 for pair in zip(self, other, strict=True)))
+
+
+class WrittenRows:
+    """Tensors of a CPU that the host writes before a pass; rows of all kinds, in the order in which they are given."""
+
+    def __init__(self, sizes: Sizes, page_size: int) -> None:
+        self.sizes, self._size = sizes, page_size
+        self._tokens, self._words = (torch.zeros(sizes.rows, dtype=torch.int64) for _ in range(2))
+        self._wanted, self._counts = torch.zeros(sizes.wanted, dtype=torch.int64), torch.zeros(3, dtype=torch.int64)
+        self._lengths, self._texts = (torch.zeros(sizes.sequences, dtype=torch.int32) for _ in range(2))
+        self._offsets = torch.zeros(sizes.sequences + 1, dtype=torch.int32)
+        self._tables = torch.zeros(sizes.sequences, sizes.pages, dtype=torch.int32)
+        self._pages = [list[int]() for _ in range(sizes.sequences)]
+        tensors = (self._tokens, self._words, self._wanted, self._counts, self._lengths, self._texts, self._offsets)
+        self._arrays = [tensor.numpy() for tensor in (*tensors, self._tables)]
+
+    def laid_out(self, exactly: bool = False, starts: tuple[int, ...] = ()) -> StaticRows:
+        """As a pass reads them. exactly: they are written, and just as many as there is room for."""
+        rows, wanted, sequences = (None, None, None) if exactly else self._counts.split(1)
+        paged = PagedRows(
+            self._tables, self._size, self._lengths, self._offsets, self._words, None, self._texts, sequences
+        )
+        places = paged.found(len(self._tokens), rows)
+        group = Group(slice(None), paged)
+        return StaticRows(
+            self._tokens, places.positions, places.own, (group,), len(self._tokens), self._wanted, starts,
+            count=rows, wanted_count=wanted,
+        )  # fmt: skip
+
+    def write(self, rows: Many[Rows]) -> tuple[int, ...]:
+        """Write what a pass reads; returns where the wanted rows of each sequence begin."""
+        tokens, words, wanted, counts, lengths, texts, offsets, _ = self._arrays
+        row, starts = 0, [0]
+        for index, part in enumerate(rows):
+            end = row + len(part.tokens)
+            tokens[row:end] = part.tokens.numpy()
+            lengths[index], offsets[index + 1], texts[index] = part.base, end, part.words is None
+            if part.words is not None:
+                words[row:end] = np.array([word & _WORD for word in part.words], dtype=np.uint64).view(np.int64)
+            self._write_pages(index, part.table.pages)
+            first = {"all": row, "last": end - 1, "none": end}[part.wanted]
+            starts.append(starts[-1] + end - first)
+            wanted[starts[-2] : starts[-1]] = range(first, end)
+            row = end
+        counts[:] = row, starts[-1], len(rows)
+        return tuple(starts)
+
+    def _write_pages(self, index: int, pages: list[int]) -> None:
+        if self._pages[index] != pages:
+            self._pages[index] = list(pages)
+            self._arrays[-1][index, : len(pages)] = pages
+
+
+_WORD = (1 << 64) - 1

@@ -18,7 +18,7 @@ from bench.gpu.token_cases import TokenCases
 from bench.gpu.trees import random_words, unsigned
 from verifier.model.config import ModelConfig
 from verifier.model.rope import RopeTable
-from verifier.ops import activation, linear, norm, rope, tree_attention
+from verifier.ops import linear, norm, rope, tree_attention
 from verifier.ops.tree_attention import PagedRows
 
 PAGE = 16
@@ -64,9 +64,8 @@ class Cases:
         return self.dtype.itemsize
 
     def of_rows(self, rows: int) -> Iterator[Case]:
-        """Norms, rotation with the store, the activation."""
-        c = self.config
-        hidden, inner = c.hidden_size, c.intermediate_size
+        """Norms, and rotation with the store."""
+        hidden = self.config.hidden_size
         yield Case(
             f"rms_norm {rows} x {hidden}",
             lambda: (self.random(rows, hidden), self.random(hidden)),
@@ -82,27 +81,20 @@ class Cases:
             4 * rows * hidden * self.item,
             written=lambda normed, x, y, w: torch.stack((normed, x)),
         )
-        yield Case(
-            f"silu_mul {rows} x {inner}",
-            lambda: (self.random(rows, 2 * inner),),
-            activation.silu_mul,
-            dense.silu_mul,
-            3 * rows * inner * self.item,
-        )
         yield self.rotation(rows)
 
     def rotation(self, rows: int) -> Case:
         """From the qkv product to rotated queries and the store, with the norms where the model has them."""
         c = self.config
         heads, groups, dim = c.num_heads, c.num_kv_heads, c.head_dim
-        table = RopeTable(c, 4096, self.device)
+        table = RopeTable(c, 4096, self.device, self.dtype)
         normed = (torch.ones(2, dim, device=self.device).to(self.dtype),) if c.qk_norm else ()
 
         def make() -> list[Tensor]:
             positions = torch.randint(4096, (rows,), generator=self._generator, device=self.device)
             store = torch.zeros(2, (rows + 1) * PAGE, groups, dim, dtype=self.dtype, device=self.device)
             slots = PAGE + torch.randperm(rows * PAGE, generator=self._generator, device=self.device)[:rows]
-            return [self.random(rows, (heads + 2 * groups) * dim), *table.rows(positions, self.dtype), store, slots]
+            return [self.random(rows, (heads + 2 * groups) * dim), *table.rows(positions), store, slots]
 
         def run(qkv: Tensor, cos: Tensor, sin: Tensor, store: Tensor, slots: Tensor) -> Tensor:
             norms = (*normed[0], EPS) if normed else ()

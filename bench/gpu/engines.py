@@ -20,6 +20,7 @@ from drafters.ngram import NgramDrafter
 from kvpaging import PagePool
 from spec.budget import StepCost
 from spec.engine import Engine
+from spec.names import DRAFT_MODEL, EAGLE3, MEDUSA, NGRAM, NONE
 from spec.protocols import Drafter
 from spec.request import EngineInfo, Request
 from spec.sampling import SamplingParams
@@ -63,9 +64,9 @@ class Bench:
         return self.target.store.pool
 
     def drafter(self, name: str) -> Drafter | None:
-        """``none``, ``ngram``; ``draft``, ``medusa``, ``eagle3``, the bundled ones; or ``random``, a head that knows
-        nothing. Raises KeyError for others."""
-        if name == "none":
+        """``none``, ``ngram``; ``draft_model``, ``medusa``, ``eagle3``, the bundled ones; or ``random``, a head that
+        knows nothing. Raises KeyError for others."""
+        if name == NONE:
             return None
         if name not in self._drafters:
             self._drafters[name] = _MAKERS[name](self)
@@ -140,10 +141,10 @@ def _medusa(bench: Bench) -> Drafter:
 
 
 _MAKERS: dict[str, Callable[[Bench], Drafter]] = {
-    "ngram": lambda _: NgramDrafter(),
-    "draft": _draft_model,
-    "medusa": _medusa,
-    "eagle3": _eagle,
+    NGRAM: lambda _: NgramDrafter(),
+    DRAFT_MODEL: _draft_model,
+    MEDUSA: _medusa,
+    EAGLE3: _eagle,
     "random": _random,
 }
 

@@ -65,5 +65,5 @@ def scribble(store: KVStore) -> None:
 
 
 def paged(pool: PagePool, decoder: Decoder, device: Device) -> PagedModel:
-    """A decoder with a store on the pool, its passes over static rows on every device."""
-    return PagedModel(decoder, store_for(pool, decoder, device), decoder.max_positions - 64, static=True)
+    """A decoder with a store on the pool."""
+    return PagedModel(decoder, store_for(pool, decoder, device), decoder.max_positions - 64)

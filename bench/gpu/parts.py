@@ -21,6 +21,7 @@ from drafters.captured.choice import captured
 from drafters.draft_model import DraftModelDrafter
 from drafters.eagle import EagleDrafter
 from kvpaging import PagePool
+from spec.names import DRAFT_MODEL
 from spec.tree import TreeShape
 from verifier.graphs.plain import RootOnly
 from verifier.model.config import ModelConfig
@@ -161,7 +162,7 @@ class _BarModel:
         """Part d, and whole steps with replayed acceptance."""
         session, chosen, looped, whole = self.session, self.session.settings, [], []
         context, item = min(chosen.contexts), session.device.dtype.itemsize
-        head, model = self.bench.drafter("random"), self.bench.drafter("draft")
+        head, model = self.bench.drafter("random"), self.bench.drafter(DRAFT_MODEL)
         assert isinstance(head, EagleDrafter) and isinstance(model, DraftModelDrafter)
         for store in (head.store, head.features, model.model.store):
             scribble(store)
@@ -224,7 +225,7 @@ class _BarModel:
         session, chosen, found = self.session, self.session.settings, {}
         texts, tokens = self.texts[:1], 2 * chosen.tokens
         pages = speed.pages_for(self.bench, texts, tokens)
-        for name, tree in (("none", ""), ("eagle3", ",".join("1" * BAR_LEVELS)), ("draft", "1,1,1,1")):
+        for name, tree in (("none", ""), ("eagle3", ",".join("1" * BAR_LEVELS)), (DRAFT_MODEL, "1,1,1,1")):
             engine = self.bench.engine(name, speed.shape_of(tree), True, pages)
             found[name] = {
                 "host_us": split.phases(engine, texts[0], tokens),

@@ -18,10 +18,10 @@ from spec.sampling import SamplingParams
 #: What is compared with plain decoding op by op: who drafts, the tree, captured or not.
 WAYS = (
     ("none", "", True),
-    ("draft", "1,1,1,1", False),
-    ("draft", "1,1,1,1", True),
-    ("draft", "3,2,1", False),
-    ("draft", "3,2,1", True),
+    ("draft_model", "1,1,1,1", False),
+    ("draft_model", "1,1,1,1", True),
+    ("draft_model", "3,2,1", False),
+    ("draft_model", "3,2,1", True),
     ("eagle3", "1,1,1,1", True),
     ("medusa", "1,1,1,1", True),
     ("ngram", "1,1,1,1", True),
@@ -56,10 +56,10 @@ def compare(bench: Bench, texts: Sequence[list[int]], tokens: int, clock: Clock,
             yield from compared(way, written(bench.engine(name, shape_of(tree), graphs, pages), texts[:1]))
     for graphs in (False, True):
         if clock.fits("same tokens in company", 2 * needs):
-            engine = bench.engine("draft", shape_of("1,1,1,1"), graphs, pages, max_seqs=3)
+            engine = bench.engine("draft_model", shape_of("1,1,1,1"), graphs, pages, max_seqs=3)
             yield from compared(f"draft, batch of 3{', captured' if graphs else ''}", written(engine, texts))
     if clock.fits("same tokens after preemption", 2 * needs):
-        engine = bench.engine("draft", shape_of("1,1,1,1"), True, pages, max_seqs=3)
+        engine = bench.engine("draft_model", shape_of("1,1,1,1"), True, pages, max_seqs=3)
         yield from compared("draft, after preemption", [_preempted(bench, engine, texts, s) for s in asked])
 
 

@@ -23,9 +23,9 @@ MODES = (
     ("none", "", True),
     ("none", "", False),
     ("ngram", "1,1,1,1", True),
-    ("draft", "1,1,1,1", True),
-    ("draft", "1,1,1,1", False),
-    ("draft", "3,2,1", True),
+    ("draft_model", "1,1,1,1", True),
+    ("draft_model", "1,1,1,1", False),
+    ("draft_model", "3,2,1", True),
     ("medusa", "1,1,1,1", True),
     ("eagle3", "1,1,1,1,1", True),
 )

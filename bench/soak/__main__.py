@@ -15,7 +15,7 @@ from pathlib import Path
 from aiohttp import ClientError
 
 from bench import record
-from bench.drive import Options, engine_config
+from bench.drive import FROM_DIRECTORY, Options, engine_config, mode_of
 from bench.http import ServerFailed
 from bench.soak import report
 from bench.soak.served import Served, started
@@ -26,8 +26,8 @@ from server.config import ServeConfig
 #: The part of the time without harm, in which the engine's memory is watched.
 CALM_SHARE = 0.3
 ENGINE_SECONDS = 4.0
-BUNDLED_DRAFTS = {name: str(BUNDLED / name) for name in ("draft", "medusa", "eagle3")}
-MODES = ("auto", "ngram", "suffix", "draft:4", "draft:3,2,1", "medusa:3,2,1", "eagle3:4,3,2")
+BUNDLED_DRAFTS = {flag: str(BUNDLED / flag) for flag in FROM_DIRECTORY.values()}
+MODES = ("auto", "ngram", "suffix", "draft_model:4", "draft_model:3,2,1", "medusa:3,2,1", "eagle3:4,3,2")
 
 
 def flags(mode: str, known: Options, args: argparse.Namespace) -> list[str]:
@@ -138,7 +138,7 @@ async def progress(tally: Tally, judge: Judge, rounds: list[Round]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.soak", description="Random requests, kills and freezes.")
     parser.add_argument("--minutes", type=float, default=10)
-    parser.add_argument("--modes", nargs="+", default=MODES, help="ways of drafting, one after the other")
+    parser.add_argument("--modes", nargs="+", type=mode_of, default=MODES, help="ways of drafting, one after the other")
     parser.add_argument("--kills-per-minute", type=float, default=3)
     parser.add_argument("--freezes-per-minute", type=float, default=3)
     parser.add_argument("--target", default="bundled")

@@ -12,8 +12,8 @@ import numpy as np
 from bench import record
 from bench.soak.storm import Round, Tally
 
-#: Memory is flat if it rises by less than this in 1,000 requests, or in all of them where they are fewer.
-FLAT_MB = 10.0
+#: Memory is flat if it rises by less than this in 1,000 requests; of fewer nothing is said.
+FLAT_MB, TOLD_BY = 2.0, 1000
 MOST_FAULTS = 20
 
 
@@ -27,9 +27,9 @@ class Memory(NamedTuple):
     requests: int
 
     @property
-    def flat(self) -> bool:
-        """As ``FLAT_MB`` says."""
-        return self.slope * min(1.0, self.requests / 1000) < FLAT_MB
+    def flat(self) -> bool | None:
+        """As ``FLAT_MB`` says; None if there were too few requests to tell."""
+        return self.slope < FLAT_MB if self.requests >= TOLD_BY else None
 
     def __str__(self) -> str:
         return f"{self.first:.0f} -> {self.last:.0f}, {self.slope:+.1f} per 1,000 requests (last {self.requests})"
@@ -63,7 +63,7 @@ def results(tally: Tally, rounds: Sequence[Round]) -> dict[str, Any]:
         "wrong": whats.count("wrong"),
         "leaked": whats.count("leaked"),
         "other_faults": len(whats) - whats.count("wrong") - whats.count("leaked"),
-        "flat": all(one is None or one.flat for one in known.values()),
+        "flat": _all([None if one is None else one.flat for one in known.values()]),
         "counts": dict(sorted(tally.counts.items())),
         "restart_s": {"median": median(tally.seconds_down), "longest": max(tally.seconds_down)}
         if tally.seconds_down
@@ -82,9 +82,14 @@ def results(tally: Tally, rounds: Sequence[Round]) -> dict[str, Any]:
     }
 
 
+def _all(found: Sequence[bool | None]) -> bool | None:
+    """False if any is, else None if any is not known."""
+    return False if False in found else None if None in found else True
+
+
 def well(found: dict[str, Any]) -> bool:
     """Whether nothing was wrong."""
-    return found["flat"] and not (found["wrong"] or found["leaked"] or found["other_faults"])
+    return found["flat"] is not False and not (found["wrong"] or found["leaked"] or found["other_faults"])
 
 
 def show(found: dict[str, Any]) -> None:
@@ -110,6 +115,6 @@ def show(found: dict[str, Any]) -> None:
         ("pages held at quiet moments", f"{found['pages_at_quiet_moments']} in {found['quiet_moments']}"),
         ("leaks", found["leaked"]),
         *((f"{name.removesuffix('_mb')}, MB", one or "too short to tell") for name, one in found["memory"].items()),
-        ("memory is flat", "yes" if found["flat"] else "no"),
+        ("memory is flat", {True: "yes", False: "no", None: "too few requests to tell"}[found["flat"]]),
     ]
     record.table("soak", ["", "figure"], rows)

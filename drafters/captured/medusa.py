@@ -13,7 +13,6 @@ from collections.abc import Sequence as Many
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from drafters.captured.growth import DeviceGrowth, Plan
 from drafters.captured.learning import learn
@@ -52,11 +51,8 @@ class CapturedMedusa:
     def propose(self, state: StepState) -> DeviceTree:
         """A tree below every root."""
         growth = DeviceGrowth(self._plan, state, self._heads.token_map)
-        hidden = self._hidden[0]
-        if len(hidden) == 1:
-            hidden = functional.pad(hidden, (0, 0, 0, 1))  # a product needs two rows
         for depth in range(self.shape.levels):
-            growth.grow(self._heads(hidden, depth)[: state.size])
+            growth.grow(self._heads(self._hidden[0], depth))
         return growth.tree()
 
     def committed(self, state: StepState, taken: Taken) -> None:

@@ -15,6 +15,7 @@ from drafters.suffix.contexts import MOST_CONTEXT, Contexts
 from drafters.suffix.growth import Found, Grown, grow_chain, grow_tree
 from drafters.suffix.history import Answers, History
 from drafters.suffix.slices import SLICE, Slices
+from spec.names import SUFFIX
 from spec.protocols import FeatureRequest, or_roots
 from spec.sequence import Sequence
 from spec.tree import DraftTree, TreeShape
@@ -42,7 +43,7 @@ class SuffixDrafter:
     False leaves the chances as they begin, for comparison.
     """
 
-    name = "suffix"
+    name = SUFFIX
     needs: FeatureRequest | None = None
 
     def __init__(self, history: History | None = None, slice_seconds: float = SLICE) -> None:

@@ -16,21 +16,23 @@ from server import options, statistics
 from server.choice import Choice, Piece
 from server.logprobs import Speller
 from server.sse import EVENTS, Framing
+from server.warned import together
 from server.wire.logprobs import PromptLogprobs
 from server.wire.provenance import Provenance
-from server.wire.shared import ErrorBody, GenerationRequest, Metrics, MetricsLevel, Pacing, Usage
+from server.wire.shared import ErrorBody, GenerationRequest, Metrics, MetricsLevel, Pacing, RequestWarning, Usage
 from spec.request import TokenLogprobs
 
 
 class Origin(msgspec.Struct, frozen=True, kw_only=True):
     """Where an answer comes from. id: of the request, without prefix. exact: as in
-    :class:`~server.wire.shared.Metrics`.
+    :class:`~server.wire.shared.Metrics`. warnings: about the model's name.
     """
 
     id: str
     model: str
     fingerprint: str
     exact: bool
+    warnings: tuple[RequestWarning, ...] = ()
 
 
 class AnswerOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -73,11 +75,12 @@ class AnswerOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Answer(Protocol):
-    """What streaming and collecting need of an answer."""
+    """What streaming and collecting need of an answer. warnings: what is done otherwise than asked."""
 
     choices: Sequence[Choice]
     options: AnswerOptions
     framing: Framing
+    warnings: tuple[RequestWarning, ...]
 
     def opening(self, index: int) -> list[msgspec.Struct]:
         """The chunks that introduce a choice."""
@@ -113,6 +116,7 @@ class BaseAnswer:
         self.choices = choices
         self.options = options
         self.created = int(time.time())
+        self.warnings = together((*origin.warnings, *(one for choice in choices for one in choice.warnings)))
         self._speller = Speller(choices[0].tokenizer, options.tokens_as_ids)
         places = {choice.request.id: place for place, choice in enumerate(choices)}
         self._leaders = [places[choice.request.fork_of or choice.request.id] for choice in choices]
@@ -131,6 +135,9 @@ class BaseAnswer:
 
     def _metrics(self) -> Metrics | UnsetType:
         return statistics.metrics(self.choices, self.options.metrics_level, self.origin.exact) or UNSET
+
+    def _warnings(self) -> list[RequestWarning] | UnsetType:
+        return list(self.warnings) or UNSET
 
     def _closes(self, piece: Piece) -> bool:
         """Whether the chunk of this piece is the answer's last one. To be asked once for each piece, in order."""

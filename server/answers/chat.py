@@ -77,6 +77,7 @@ class ChatAnswer(BaseAnswer):
             prompt_token_ids=self._prompt_ids(0),
             prompt_logprobs=self._prompt_logprobs(0),
             metrics=self._metrics(),
+            warnings=self._warnings(),
         )
 
     def _shown(self, piece: Piece) -> list[Part]:
@@ -119,4 +120,5 @@ class ChatAnswer(BaseAnswer):
 
     def _final(self, chunk: ChatChunk) -> ChatChunk:
         chunk.system_fingerprint, chunk.metrics = self.origin.fingerprint, self._metrics()
+        chunk.warnings = self._warnings()
         return chunk

@@ -120,6 +120,7 @@ class CompletionAnswer(BaseAnswer):
 
     def _final(self, completion: Completion) -> Completion:
         completion.system_fingerprint, completion.metrics = self.origin.fingerprint, self._metrics()
+        completion.warnings = self._warnings()
         return completion
 
 

@@ -96,7 +96,13 @@ class MessagesAnswer(BaseAnswer):
 
     def _message(self, content: list[AnswerBlock]) -> AssistantTurn:
         return AssistantTurn(
-            id=self.id, model=self.model, content=content, stop_reason=None, stop_sequence=None, usage=self._counts()
+            id=self.id,
+            model=self.model,
+            content=content,
+            stop_reason=None,
+            stop_sequence=None,
+            usage=self._counts(),
+            warnings=self._warnings(),
         )
 
     def _counts(self) -> MessageUsage:

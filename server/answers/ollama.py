@@ -97,7 +97,7 @@ class OllamaAnswer(BaseAnswer):
         if statistics is not None:
             line.prompt_eval_duration = int(statistics.time_to_first_token * NANOSECONDS)
             line.eval_duration = int(statistics.decode_seconds * NANOSECONDS)
-        line.metrics = self._metrics()
+        line.metrics, line.warnings = self._metrics(), self._warnings()
         return line
 
 

@@ -6,12 +6,15 @@ import uuid
 from typing import Protocol
 
 import msgspec
+from msgspec import UNSET
 
 from server.parts import Part, ReasoningPart, TextPart, ToolCallPart
+from server.responses.tools import ClientName, spoken_input
 from server.wire import response_events as events
 from server.wire.logprobs import ChatTokenLogprob
 from server.wire.response_events import ResponseEvent
 from server.wire.responses import (
+    CustomToolCall,
     FunctionCall,
     ItemStatus,
     OutputItem,
@@ -152,9 +155,14 @@ class ReasoningInProgress:
 class CallInProgress:
     """A call of a function."""
 
-    def __init__(self, id: str, place: int, first: ToolCallPart) -> None:
-        call_id = first.id or f"call_{uuid.uuid4().hex}"
-        self.item = FunctionCall(id=id, status="in_progress", call_id=call_id, name=first.name or "")
+    def __init__(self, id: str, place: int, first: ToolCallPart, name: ClientName) -> None:
+        self.item = FunctionCall(
+            id=id,
+            status="in_progress",
+            call_id=first.id or f"call_{uuid.uuid4().hex}",
+            name=name.name,
+            namespace=name.namespace or UNSET,
+        )
         self._place, self._index = place, first.index
 
     def takes(self, part: Part) -> bool:
@@ -184,6 +192,51 @@ class CallInProgress:
         item.status = status
         return [
             events.ArgumentsDone(item_id=item.id, output_index=place, name=item.name, arguments=item.arguments),
+            events.OutputItemDone(output_index=place, item=item),
+        ]
+
+
+class CustomCallInProgress:
+    """A call of a custom tool. Its text is known when the arguments that hold it are complete."""
+
+    def __init__(self, id: str, place: int, first: ToolCallPart, name: ClientName) -> None:
+        self.item = CustomToolCall(
+            id=id,
+            status="in_progress",
+            call_id=first.id or f"call_{uuid.uuid4().hex}",
+            name=name.name,
+            namespace=name.namespace or UNSET,
+        )
+        self._place, self._index, self._arguments = place, first.index, ""
+
+    def takes(self, part: Part) -> bool:
+        """More of the same call."""
+        return isinstance(part, ToolCallPart) and part.index == self._index
+
+    def opening(self) -> list[ResponseEvent]:
+        """The call by its name."""
+        return [events.OutputItemAdded(output_index=self._place, item=copied(self.item))]
+
+    def more(self, part: Part, logprobs: list[ChatTokenLogprob]) -> list[ResponseEvent]:
+        """More of the arguments."""
+        assert isinstance(part, ToolCallPart)
+        self._arguments += part.arguments
+        return []
+
+    def nothing(self) -> ResponseEvent:
+        """An empty delta."""
+        return self._delta("")
+
+    def _delta(self, text: str) -> events.CustomInputDelta:
+        return events.CustomInputDelta(item_id=self.item.id, output_index=self._place, delta=text)
+
+    def closing(self, status: ItemStatus, logprobs: list[ChatTokenLogprob]) -> list[ResponseEvent]:
+        """The text, all at once, and the call are done."""
+        item, place = self.item, self._place
+        item.status, item.input = status, spoken_input(self._arguments)
+        return [
+            self._delta(item.input),
+            events.CustomInputDone(item_id=item.id, output_index=place, input=item.input),
             events.OutputItemDone(output_index=place, item=item),
         ]
 

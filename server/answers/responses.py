@@ -17,10 +17,17 @@ import msgspec
 
 from server import statistics
 from server.answers.base import AnswerOptions, BaseAnswer, Origin
-from server.answers.response_items import CallInProgress, ItemInProgress, MessageInProgress, ReasoningInProgress
+from server.answers.response_items import (
+    CallInProgress,
+    CustomCallInProgress,
+    ItemInProgress,
+    MessageInProgress,
+    ReasoningInProgress,
+)
 from server.choice import Choice, Piece
 from server.errors import ApiError
 from server.parts import Part, ReasoningPart, TextPart, ToolCallPart
+from server.responses.tools import Toolbox
 from server.sse import NAMED_EVENTS
 from server.wire import response_events as events
 from server.wire.logprobs import ChatTokenLogprob
@@ -55,7 +62,8 @@ class Cancelled(ApiError):
 class ResponseAnswer(BaseAnswer):
     """One response while it is made. ``response`` is what it is so far; ``record`` sees every event.
 
-    stream_id: the lane of a WebSocket it belongs to. said: the token ids of what was told.
+    toolbox: how the client calls its tools. stream_id: the lane of a WebSocket it belongs to. said: the token ids of
+    what was told.
     """
 
     framing = NAMED_EVENTS
@@ -66,10 +74,13 @@ class ResponseAnswer(BaseAnswer):
         choice: Choice,
         options: AnswerOptions,
         response: Response,
+        toolbox: Toolbox,
         stream_id: str | None = None,
     ) -> None:
         super().__init__(origin, [choice], options)
         self.id, self.response = response.id, response
+        response.warnings = self._warnings()
+        self._toolbox = toolbox
         self.record: Callable[[ResponseEvent], None] = lambda event: None
         self._stream_id = msgspec.UNSET if stream_id is None else stream_id
         self._item: ItemInProgress | None = None
@@ -157,7 +168,10 @@ class ResponseAnswer(BaseAnswer):
             case ReasoningPart():
                 return ReasoningInProgress(f"rs_{uuid.uuid4().hex}", place)
             case ToolCallPart():
-                return CallInProgress(f"fc_{uuid.uuid4().hex}", place, part)
+                name = self._toolbox.client_name(part.name or "")
+                if name.custom:
+                    return CustomCallInProgress(f"ctc_{uuid.uuid4().hex}", place, part, name)
+                return CallInProgress(f"fc_{uuid.uuid4().hex}", place, part, name)
 
     def _taken_logprobs(self, part: Part) -> list[ChatTokenLogprob]:
         """The tokens since the last text; those of reasoning and calls are nobody's."""

@@ -14,7 +14,7 @@ from server.parameters import Shape, numbers_per_token, stored_parameters
 FILE = Path(__file__).parent / "catalog.toml"
 #: Bytes of a number in bfloat16.
 ITEM = 2
-Kind = Literal["draft model", "eagle3", "medusa"]
+Kind = Literal["draft_model", "eagle3", "medusa"]
 
 
 class KnownShape(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -60,7 +60,7 @@ class KnownDraft(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def setting(self) -> str:
         """What ``--draft`` is to say."""
-        return self.id if self.kind == "draft model" else f"{self.kind}:{self.id}"
+        return self.id if self.kind == "draft_model" else f"{self.kind}:{self.id}"
 
 
 class KnownTarget(msgspec.Struct, frozen=True, kw_only=True):
@@ -103,7 +103,7 @@ def _draft(file: _File, target: KnownShape, id: str) -> KnownDraft:
         return KnownDraft(id=id, kind="eagle3", parameters=_eagle3(target, head), numbers_per_token=kept)
     shape = file.shapes[file.draft_models[id]]
     kept = numbers_per_token(shape)
-    return KnownDraft(id=id, kind="draft model", parameters=stored_parameters(shape), numbers_per_token=kept)
+    return KnownDraft(id=id, kind="draft_model", parameters=stored_parameters(shape), numbers_per_token=kept)
 
 
 def _medusa(target: KnownShape, head: _Head) -> int:

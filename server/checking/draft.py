@@ -14,24 +14,23 @@ from server.checking.origin import look_at_origin
 from server.checking.report import Notes
 from server.checking.target import Target, described, facts, named
 from server.config import EngineConfig
-from server.drafting import named_in
+from server.drafting import model_in, named_in
 from server.heads import Head, find_head
 from server.lookup import LOOKUPS
 from server.parameters import parameters
-from server.translation import translation
+from server.translation import SMALL_SHARE, translation
 from server.vocabulary import overlap
+from spec.names import DRAFT_MODEL, NGRAM, NONE, SUFFIX
 from verifier.model.config import FAMILIES, ModelConfig
 from verifier.model.hub import resolve
 
 #: What the drafters that need no model do.
 _LOOKS = {
-    "ngram": "looks for the last tokens earlier in the text",
-    "suffix": "looks for the last tokens earlier in the text and in earlier answers",
+    NGRAM: "looks for the last tokens earlier in the text",
+    SUFFIX: "looks for the last tokens earlier in the text and in earlier answers",
 }
 #: A draft model with more than this share of the target's weights seldom pays.
 _LARGE = 0.5
-#: A draft model with less than this share of the target's tokens may lack many that are often said.
-_SMALL = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +53,7 @@ def look_at_draft(notes: Notes, config: EngineConfig, target: Target | None) -> 
         return _look_at_several(notes, config, target, choice, parts)
     counts = 'give numbers of nodes per level, such as "3,2,1", that add up to at most 63'
     shape = notes.attempt("drafting", counts, lambda: draft_shape(config, choice))
-    if choice.value in ("none", *LOOKUPS) and config.draft_layers is None:
+    if choice.value in (NONE, *LOOKUPS) and config.draft_layers is None:
         return _without_files(notes, choice)
     # A list, since that there is no head is an answer too.
     found = notes.attempt("draft", _which(config), lambda: [find_head(choice.value, config.draft_layers)])
@@ -98,13 +97,13 @@ def _without_files(notes: Notes, choice: Choice) -> Draft:
     if choice.value in _LOOKS:
         notes.ok("draft", f"{choice.value}: {_LOOKS[choice.value]}; goes with every target", kind=choice.value)
     else:
-        notes.ok("draft", "none: the target writes alone", kind="none")
+        notes.ok("draft", f"{NONE}: the target writes alone", kind=NONE)
     return Draft(choice)
 
 
 def _look_at_model(notes: Notes, target: Target, choice: Choice) -> Draft | None:
     wrong = "name a directory that holds config.json, the tokenizer and *.safetensors, or a hub id"
-    directory = notes.attempt("draft", wrong, lambda: resolve(choice.value))
+    directory = notes.attempt("draft", wrong, lambda: resolve(model_in(choice.value), flag="--draft"))
     if directory is None:
         return None
     other = f"take an unquantised model of a supported family ({', '.join(f.models for f in FAMILIES.values())})"
@@ -113,14 +112,14 @@ def _look_at_model(notes: Notes, target: Target, choice: Choice) -> Draft | None
         look_at_files(notes, "draft", directory, model, target.dtype.value)
         if not notes.failed("draft"):
             _note_model(notes, target, choice, directory, model)
-    look_at_vocabulary(notes, choice.value, target, directory, model)
+    look_at_vocabulary(notes, model_in(choice.value), target, directory, model)
     return None if model is None else Draft(choice, model=model, positions=model.max_positions)
 
 
 def _note_model(notes: Notes, target: Target, choice: Choice, directory: Path, model: ModelConfig) -> None:
     share = parameters(model) / parameters(target.model)
     text = f"{described(model)} ({share:.0%} of the target's), {named(choice)}"
-    notes.ok("draft", text, kind="draft model", **facts(model))
+    notes.ok("draft", text, kind=DRAFT_MODEL, **facts(model))
     look_at_origin(notes, "draft", directory, target)
     if share > _LARGE:
         notes.warn(
@@ -157,7 +156,7 @@ def _note_translation(notes: Notes, draft: str, target: Target, directory: Path,
         return
     text = f"the draft model has another vocabulary, with {made.described}"
     facts = {"target": made.tokens, "shared": len(made.token_ids)}
-    if made.share < _SMALL:
+    if made.share < SMALL_SHARE:
         notes.warn(
             "vocabulary", text, "--probe measures whether that is enough; a model of the family has all", **facts
         )

@@ -15,6 +15,7 @@ from server.checking.target import Target, layers, named
 from server.heads import Head
 from server.vocabulary import overlap
 from spec.errors import ForesayError
+from spec.names import EAGLE3, MEDUSA
 from spec.tree import TreeShape
 from verifier.heads.eagle import EagleHead
 from verifier.heads.files import HeadTensors
@@ -38,7 +39,7 @@ def look_at_head(notes: Notes, target: Target, choice: Choice, head: Head, shape
     look_at_origin(notes, "draft", head.directory, target)
     _look_at_tokenizer(notes, head, target)
     if isinstance(found, EagleDrafter):
-        _note_eagle(notes, target, found.head, name)
+        _note_eagle(notes, target, found, name)
         return found.trained_positions
     _note_medusa(notes, target, found, name, shape)
     return None
@@ -46,18 +47,19 @@ def look_at_head(notes: Notes, target: Target, choice: Choice, head: Head, shape
 
 def _another(head: Head, target: Target) -> str:
     """Where a head that fits comes from."""
-    kind = "medusa" if head.kind == "medusa" else "eagle3"
+    kind = MEDUSA if head.kind == "medusa" else EAGLE3
     where = f" (this one says {origin})" if (origin := made_for(head.directory)) else ""
     train = f"foresay train {kind} --target {shlex.quote(target.name)} --prompts FILE --out DIR"
     return f"name a head that was made for {target.name}{where}, or make one: {train}"
 
 
-def _note_eagle(notes: Notes, target: Target, head: EagleHead, name: str) -> None:
+def _note_eagle(notes: Notes, target: Target, drafter: EagleDrafter, name: str) -> None:
+    head: EagleHead = drafter.head
     config = head.config
     shape = (
         f"EAGLE{'-3' if config.generation == 3 else ''}, {layers(head.layer.num_layers)} of {head.layer.hidden_size}"
     )
-    notes.ok("draft", f"{shape}, {name}", kind=f"eagle{config.generation}", hidden_size=head.layer.hidden_size)
+    notes.ok("draft", f"{shape}, {name}", kind=drafter.name, hidden_size=head.layer.hidden_size)
     if config.aux:
         last = f" ({target.model.num_layers} is the last one's output)" if target.model.num_layers in config.aux else ""
         numbers = _listed(config.aux)
@@ -71,7 +73,7 @@ def _note_eagle(notes: Notes, target: Target, head: EagleHead, name: str) -> Non
 def _note_medusa(notes: Notes, target: Target, drafter: MedusaDrafter, name: str, shape: TreeShape | None) -> None:
     heads: MedusaHeads = drafter.heads
     text = f"Medusa, {len(heads)} heads on a hidden size of {target.model.hidden_size}, {name}"
-    notes.ok("draft", text, kind="medusa", heads=len(heads), hidden_size=target.model.hidden_size)
+    notes.ok("draft", text, kind=drafter.name, heads=len(heads), hidden_size=target.model.hidden_size)
     if shape is not None and shape.levels > len(heads):
         notes.warn(
             "draft",

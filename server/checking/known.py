@@ -13,7 +13,7 @@ from server.checking.target import Target
 def recommended(name: str, target: Target | None = None) -> str:
     """Drafts for the target in a sentence; empty where none is known. target: None if it could not be read."""
     if name == "bundled":
-        return "The bundled target's own draft model comes with it: --draft bundled, or leave --draft out."
+        return "The bundled target's own draft model comes with it: --draft draft_model, or leave --draft out."
     names = [name] if target is None else [name, *sorted(names_of(target))]
     known = find_target(*names)
     if known is not None:
@@ -21,7 +21,7 @@ def recommended(name: str, target: Target | None = None) -> str:
     alike = [] if target is None else of_shape(target.model)
     if not alike:
         return ""
-    models = [draft for draft in alike[0].drafts if draft.kind == "draft model"]
+    models = [draft for draft in alike[0].drafts if draft.kind == "draft_model"]
     if not models:
         return ""
     return f"It has the shape of {alike[0].id}; if it comes from that, these may draft for it: {_listed(models)}."

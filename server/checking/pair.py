@@ -20,6 +20,7 @@ from server.checking.limits import look_at_context, look_at_memory
 from server.checking.report import Measured, Notes, Report
 from server.checking.target import look_at_target
 from server.config import EngineConfig
+from spec.names import NONE
 
 
 def check(config: EngineConfig, probe_seconds: float | None = None) -> Report:
@@ -58,7 +59,7 @@ def _probe(notes: Notes, config: EngineConfig, seconds: float) -> tuple[list[Mea
     from server.checking.summary import measured
 
     choice = choose_draft(config)
-    if choice.value == "none":
+    if choice.value == NONE:
         notes.ok("probe", "there is nobody to measure")
         return None
     found = notes.attempt("probe", "run it again; if it fails again, report it", lambda: probe(config, seconds))

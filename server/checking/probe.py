@@ -15,7 +15,7 @@ from tqdm import tqdm
 
 from server.build import build_engine, target_directory
 from server.checking.summary import Twice, Written
-from server.commands.progress import loading
+from server.commands.stages import Stages
 from server.config import EngineConfig
 from server.drafting import DEFAULT_TOKENS, pinned
 from server.text import Tokenizer
@@ -61,7 +61,8 @@ def probe(config: EngineConfig, seconds: float) -> Probed:
     if "," not in config.draft and config.draft != "auto" and pinned(config) is None:
         # One drafter in one shape, so that its acceptance by depth can be told.
         config = msgspec.structs.replace(config, draft_tokens=DEFAULT_TOKENS)
-    drafted = build_engine(config, loading())
+    with Stages() as stages:
+        drafted = build_engine(config, stages)
     plain = _plain(drafted)
     prompts = _prompts(config, drafted.info)
     length = _tokens(plain, drafted, prompts, seconds)

@@ -8,6 +8,7 @@ from typing import Any, Literal, TypeVar
 import msgspec
 
 from server.unfit import Unfit
+from spec.acceptance import ByDepth
 from spec.errors import ForesayError
 
 Status = Literal["ok", "warn", "fail"]
@@ -22,13 +23,6 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     text: str
     fix: str = ""
     facts: dict[str, Any] = {}
-
-
-class Depth(msgspec.Struct, frozen=True, kw_only=True):
-    """accepted: the share of steps that took a draft of this depth, of those that took all before it."""
-
-    depth: int
-    accepted: float
 
 
 class Measured(msgspec.Struct, frozen=True, kw_only=True):
@@ -47,7 +41,7 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
     plain_speed: float
     tokens_per_step: float
     propose_share: float
-    depths: list[Depth]
+    accepted_by_depth: ByDepth
     same_tokens: bool
 
 

@@ -75,10 +75,16 @@ def _measured_rows(probe: list[Measured]) -> list[tuple[str, ...]]:
     """A table of what was measured, its header first; empty if nothing was."""
     if not probe:
         return []
-    rows: list[tuple[str, ...]] = [("T", "speed-up", "tokens/s", "alone", "per step", "accepted by depth")]
+    rows: list[tuple[str, ...]] = [("T", "speed-up", "tokens/s", "alone", "tokens per step", "accepted by depth")]
     for one in probe:
         low, high = one.spread
-        depths = " ".join(f"{depth.accepted:.0%}" for depth in one.depths)
         speeds = (f"{one.drafted_speed:.1f}", f"{one.plain_speed:.1f}", f"{one.tokens_per_step:.2f}")
-        rows.append((f"{one.temperature:g}", f"{one.speedup:.2f}x ({low:.2f} to {high:.2f})", *speeds, depths or "-"))
+        rows.append(
+            (
+                f"{one.temperature:g}",
+                f"{one.speedup:.2f}x ({low:.2f} to {high:.2f})",
+                *speeds,
+                str(one.accepted_by_depth),
+            )
+        )
     return rows

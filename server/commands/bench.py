@@ -1,14 +1,12 @@
 """``foresay bench``: how much speculation gives on this machine, for these models.
 
 Each round decodes every prompt with the drafter and without, in turns, so that a machine that slows down slows both.
-Both ways write the same tokens where the engine is exact, and the report says whether they did. Medians; one JSON line
-last.
+Both ways write the same tokens where the engine is exact, and the report says whether they did. Medians.
 """
 
 from __future__ import annotations
 
 import statistics as averages
-import sys
 from argparse import ArgumentParser, Namespace
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +15,9 @@ import msgspec
 from server.commands.command import Command
 from server.commands.generate import sampling_params
 from server.config import BenchConfig
+from spec.acceptance import ByDepth, by_place, tokens_per_step
 from spec.errors import ConfigurationError
+from spec.names import NONE
 
 if TYPE_CHECKING:
     from server.local import Completion, Engine
@@ -32,25 +32,24 @@ PROMPTS = (
 
 def _add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--prompt", action="append", metavar="TEXT", help="measure on this prompt; may be repeated")
+    parser.add_argument("--json", action="store_true", help="print one JSON object instead of the table")
 
 
 def run(config: BenchConfig, arguments: Namespace) -> int:
-    """Measure, print a table on stderr and one JSON line on stdout."""
-    from server.commands.progress import loading
-    from server.local import Engine
+    """Measure, and print a table or, if that is asked for, JSON."""
+    from server.commands.progress import loaded
 
     if config.shadow is not None or config.trace is not None:
         raise ConfigurationError("bench measures without --shadow and --trace: they would slow one side down")
     config = msgspec.structs.replace(config, seed=0 if config.seed is None else config.seed)
-    plain = msgspec.structs.replace(config, draft="none", draft_tree=None, draft_history=None)
+    plain = msgspec.structs.replace(config, draft=NONE, draft_tree=None, draft_history=None)
     prompts = tuple(arguments.prompt or PROMPTS)
-    with Engine.from_config(config, loading()) as drafted, Engine.from_config(plain, loading()) as bare:
+    with loaded(config) as drafted, loaded(plain) as bare:
         if drafted.info.drafter == bare.info.drafter:
             raise ConfigurationError("there is nothing to compare: choose who drafts with --draft")
         report = measure({"on": drafted, "off": bare}, config, prompts)
         report |= {"target": drafted.info.target, "drafter": drafted.info.drafter, "dtype": drafted.info.dtype}
-    print(table(report), file=sys.stderr)
-    print(msgspec.json.encode(report).decode())
+    print(msgspec.json.encode(report).decode() if arguments.json else table(report))
     return 0
 
 
@@ -86,33 +85,44 @@ def _summarised(completions: list[Completion]) -> dict[str, Any]:
     rates = [_rate(completion) for completion in completions]
     measured = [completion.statistics for completion in completions if completion.statistics is not None]
     steps, tokens = sum(one.steps for one in measured), sum(one.completion_tokens for one in measured)
+    accepted = by_place(one.accepted_per_depth for one in measured)
     phases = {phase for one in measured for phase in one.seconds}
     return {
         "tokens_per_second": round(averages.median(rates), 2),
         "spread": [round(min(rates), 2), round(max(rates), 2)],
-        "tokens_per_step": round(tokens / steps, 3) if steps else 0.0,
-        "drafted_per_depth": _added([one.drafted_per_depth for one in measured]),
-        "accepted_per_depth": _added([one.accepted_per_depth for one in measured]),
+        "tokens_per_step": round(tokens_per_step(tokens, steps) or 0.0, 3),
+        "drafted_per_depth": by_place(one.drafted_per_depth for one in measured),
+        "accepted_per_depth": accepted,
+        "accepted_by_depth": ByDepth.of(accepted, sum(one.drafts for one in measured)),
         "seconds": {phase: round(sum(one.seconds.get(phase, 0.0) for one in measured), 4) for phase in sorted(phases)},
     }
 
 
-def _added(lists: list[list[int]]) -> list[int]:
-    """Sums by place of lists of different lengths."""
-    longest = max((len(counts) for counts in lists), default=0)
-    return [sum(counts[place] for counts in lists if place < len(counts)) for place in range(longest)]
-
-
 def table(report: dict[str, Any]) -> str:
     """The report for a reader."""
-    lines = [f"{report['target']}, {report['dtype']}, temperature {report['temperature']:g}"]
+    prompts = f"{report['prompts']} prompts of {report['max_tokens']} tokens, {report['rounds']} rounds"
+    rows = [("", "tokens/s", "least to most", "tokens per step")]
     for name, who in (("on", f"drafted by {report['drafter']}"), ("off", "plain decoding")):
         one = report[name]
         low, high = one["spread"]
-        speed = f"{one['tokens_per_second']:8.1f} tokens/s ({low:.1f} to {high:.1f})"
-        lines.append(f"  {who:<28} {speed}   {one['tokens_per_step']:.2f} tokens per step")
-    same = "the same tokens" if report["same_tokens"] else "NOT the same tokens"
-    return "\n".join([*lines, f"  {report['speedup']:.2f}x, {same}"])
+        rows.append(
+            (who, f"{one['tokens_per_second']:.1f}", f"{low:.1f} to {high:.1f}", f"{one['tokens_per_step']:.2f}")
+        )
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = [
+        "  ".join(
+            [f"{first:<{widths[0]}}", *(f"{cell:>{width}}" for cell, width in zip(cells, widths[1:], strict=True))]
+        )
+        for first, *cells in rows
+    ]
+    same = "both wrote the same tokens" if report["same_tokens"] else "they did NOT write the same tokens"
+    return "\n".join(
+        [
+            f"{report['target']}, {report['dtype']}, temperature {report['temperature']:g}, {prompts}",
+            *lines,
+            f"{report['speedup']:.2f} times as fast with drafts; {same}",
+        ]
+    )
 
 
 COMMAND = Command(

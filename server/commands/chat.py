@@ -72,19 +72,17 @@ class Conversation:
         statistics = self._last.statistics
         print(summary(statistics, self._last.finish_reason, self._last.seed, self._last.exact), file=sys.stderr)
         cached = f"{statistics.cached_tokens} of {statistics.prompt_tokens} prompt tokens were in the KV cache"
-        depths = zip(statistics.accepted_per_depth, statistics.drafted_per_depth, strict=True)
-        rates = ", ".join(f"{accepted / drafted:.2f}" for accepted, drafted in depths if drafted)
-        print(f"{cached} | accepted per depth: {rates or 'nothing was drafted'}", file=sys.stderr)
+        accepted = statistics.by_depth if statistics.drafts else "nothing was drafted"
+        print(f"{cached} | accepted by depth: {accepted}", file=sys.stderr)
         for report in self._shadowed:
             print(shadow_summary(report), file=sys.stderr)
 
 
 def run(config: SamplingConfig, arguments: Namespace) -> int:
     """Read lines until the end of input and answer each."""
-    from server.commands.progress import dim, loading
-    from server.local import Engine
+    from server.commands.progress import dim, loaded
 
-    with Engine.from_config(config, loading()) as engine:
+    with loaded(config) as engine:
         conversation = Conversation(engine, config, arguments.system)
         print(dim(f"{engine.info.target}, drafted by {engine.info.drafter}. {GREETING}"), file=sys.stderr)
         while True:

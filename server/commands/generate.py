@@ -35,10 +35,9 @@ def run(config: SamplingConfig, arguments: Namespace) -> int:
     """Generate, and print the text or the JSON line."""
     prompt = _prompt(arguments.prompt)
 
-    from server.commands.progress import dim, loading, shadow_summary, summary
-    from server.local import Engine
+    from server.commands.progress import dim, loaded, shadow_summary, summary
 
-    with Engine.from_config(config, loading()) as engine:
+    with loaded(config) as engine:
         stream = _stream(engine, config, prompt, arguments.chat)
         if arguments.json:
             print(_json_line(engine, stream.result()), flush=True)

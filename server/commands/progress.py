@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from typing import TYPE_CHECKING
 
+from server.commands.stages import Stages
+from server.config import EngineConfig
 from spec.trace import ShadowReport, Statistics
 
+if TYPE_CHECKING:
+    from server.local import Engine
 
-def loading() -> Callable[..., None]:
-    """A progress callback that names each phase once, on a terminal only."""
-    seen: set[str] = set()
 
-    def show(phase: str, share: float | None = None) -> None:
-        if phase not in seen and sys.stderr.isatty():
-            seen.add(phase)
-            print(dim(f"{phase} ..."), file=sys.stderr)
+def loaded(config: EngineConfig) -> Engine:
+    """The engine; its stages are shown on a terminal while it loads, and what it warns of is told."""
+    from server.local import Engine
 
-    return show
+    with Stages() as stages:
+        engine = Engine.from_config(config, stages)
+    for warning in engine.warnings:
+        print(f"warning: {warning}", file=sys.stderr)
+    return engine
 
 
 def dim(line: str) -> str:
@@ -30,7 +34,7 @@ def summary(statistics: Statistics, finish_reason: str, seed: int, exact: bool) 
     parts = [
         f"{statistics.completion_tokens} tokens ({finish_reason})",
         f"{statistics.decode_tokens_per_second:.1f} tokens/s",
-        f"{_per_step(statistics):.2f} tokens per step",
+        f"{statistics.tokens_per_step or 0.0:.2f} tokens per step",
     ]
     if statistics.drafted:
         parts.append(f"{statistics.accepted / statistics.drafted:.0%} of {statistics.drafted} drafted accepted")
@@ -45,7 +49,3 @@ def shadow_summary(report: ShadowReport) -> str:
     steps = f"{report.tokens / report.steps:.2f} tokens per step" if report.steps else "no steps"
     share = f"{report.accepted / report.drafted:.0%} of {report.drafted} drafted accepted" if report.drafted else ""
     return f"with {report.drafter} (shadow): {', '.join(filter(None, (steps, share)))}"
-
-
-def _per_step(statistics: Statistics) -> float:
-    return statistics.completion_tokens / statistics.steps if statistics.steps else 0.0

@@ -7,7 +7,7 @@ from argparse import ArgumentParser, Namespace
 from pathlib import Path
 
 from server.commands.command import Command
-from spec.errors import ForesayError
+from spec.errors import ConfigurationError, ForesayError
 
 
 def _add_arguments(parser: ArgumentParser) -> None:
@@ -21,7 +21,7 @@ def run(config: None, arguments: Namespace) -> int:
     """Fetch, and say where it lies and what to do with it. What was fetched in part before is gone on with."""
     name = arguments.name
     if name == "bundled":
-        raise ForesayError("the bundled target comes with Foresay: there is nothing to fetch")
+        raise ConfigurationError("the bundled target comes with Foresay: there is nothing to fetch")
     draft = _draft_of(name) if arguments.draft else None
     print(f"{name}: {fetched(name)}")
     words = ["foresay", "serve", name]
@@ -37,9 +37,9 @@ def fetched(name: str) -> Path:
     from verifier.heads.kind import PATTERNS, kind_of
     from verifier.model.hub import resolve
 
-    directory = resolve(name)
+    directory = resolve(name, flag="NAME")
     if kind_of(directory) is not None:  # only a model's files were fetched so far; heads may be stored as others
-        return resolve(name, extra=PATTERNS)
+        return resolve(name, extra=PATTERNS, flag="NAME")
     if not any(directory.glob("*.safetensors")):
         raise ForesayError(f"{name} holds no safetensors, the only weights of a model that are read")
     return directory
@@ -51,7 +51,7 @@ def _draft_of(name: str) -> tuple[str, str]:
 
     target = find_target(name)
     if target is None:
-        raise ForesayError(f"no draft is known for {name}; foresay models lists the targets that have one")
+        raise ConfigurationError(f"no draft is known for {name}; foresay models lists the targets that have one")
     return target.drafts[0].id, target.drafts[0].setting
 
 

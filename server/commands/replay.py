@@ -80,8 +80,8 @@ def _shown(evaluation: Evaluation) -> str:
 
 _NOTE = """\
 Times are estimates, from the recorded steps and the passes measured when the engine started. Trees cut out of the
-recorded ones are judged at the recorded roots; lookups go through the recorded texts again. >=: the recorded trees
-were smaller than what was asked for."""
+recorded ones are judged at the recorded roots; lookups go through the recorded texts again. Steps are those behind the
+ones that read prompts. >=: the recorded trees were smaller than what was asked for."""
 
 
 COMMAND = Command(

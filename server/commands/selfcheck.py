@@ -35,8 +35,7 @@ def _add_arguments(parser: ArgumentParser) -> None:
 
 def run(config: SamplingConfig, arguments: Namespace) -> int:
     """Write every prompt with the drafter and plainly; 0 if all tokens are the same, 1 if not."""
-    from server.commands.progress import loading
-    from server.local import Engine
+    from server.commands.progress import loaded
     from server.selfcheck.prompts import check, rows, sentence
     from server.training.progress import Progress
 
@@ -45,7 +44,7 @@ def run(config: SamplingConfig, arguments: Namespace) -> int:
     prompts = prompts_of(arguments.prompts)
     samplings = _samplings(config)
     with (
-        Engine.from_config(config, loading()) as engine,
+        loaded(config) as engine,
         Progress("checked", len(prompts) * len(samplings), "answers") as progress,
     ):
         if arguments.prompts is None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from server.commands.command import Command
+from spec.names import DRAFT_MODEL, EAGLE3, MEDUSA, canonical
 
 if TYPE_CHECKING:
     import torch
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from verifier.model.config import ModelConfig
 
 #: Heads of a Medusa set, and passes of the training-time test; a draft model sees the true text at every depth.
-_DEPTHS = {"medusa": 4, "eagle3": 6, "draft": 1}
+_DEPTHS = {MEDUSA: 4, EAGLE3: 6, DRAFT_MODEL: 1}
 _INTERRUPTED = 130
 
 
@@ -69,11 +70,12 @@ def _temperatures(text: str) -> tuple[float, ...]:
 
 
 def _add_arguments(parser: ArgumentParser) -> None:
-    parser.usage = "foresay train {draft,eagle3,medusa} --prompts PATH --out DIR [flags]"
+    parser.usage = "foresay train {draft_model,eagle3,medusa} --prompts PATH --out DIR [flags]"
     parser.add_argument(
         "kind",
+        type=canonical,
         choices=sorted(_DEPTHS),
-        help="draft: a small model; eagle3: one layer on the target, run per token; medusa: independent heads",
+        help="draft_model: a small model; eagle3: one layer on the target, run per token; medusa: independent heads",
     )
     _add_needed(parser)
     _add_texts(parser)
@@ -87,8 +89,8 @@ def _add_needed(parser: ArgumentParser) -> None:
         "--prompts", type=Path, required=True, metavar="PATH", help="what the target goes on from: .txt, .jsonl, folder"
     )
     add("--out", type=Path, required=True, metavar="DIR", help="a new folder; DIR.work beside it holds unfinished work")
-    add("--layers", type=_count, metavar="N", help="draft: its layers (default: a quarter of the target's)")
-    add("--width", type=_width, metavar="H", help="draft: its width (default: half of the target's)")
+    add("--layers", type=_count, metavar="N", help="draft_model: its layers (default: a quarter of the target's)")
+    add("--width", type=_width, metavar="H", help="draft_model: its width (default: half of the target's)")
     add("--depth", type=_count, metavar="N", help="medusa: heads (4); eagle3: tokens it is trained ahead (6)")
 
 
@@ -121,7 +123,7 @@ def run(config: None, arguments: Namespace) -> int:
     from verifier.model.config import ModelConfig
     from verifier.model.hub import resolve
 
-    directory = BUNDLED / "target" if arguments.target == "bundled" else resolve(arguments.target)
+    directory = BUNDLED / "target" if arguments.target == "bundled" else resolve(arguments.target, flag="--target")
     model = ModelConfig.from_directory(directory)
     settings, device = _settings(arguments, model), _device(arguments.device)
     work = Work(arguments.out, settings)
@@ -145,7 +147,7 @@ def _settings(arguments: Namespace, model: ModelConfig) -> Settings:
     from spec.errors import ConfigurationError
 
     kind = arguments.kind
-    for name, kinds in {"depth": ("eagle3", "medusa"), "layers": ("draft",), "width": ("draft",)}.items():
+    for name, kinds in {"depth": (EAGLE3, MEDUSA), "layers": (DRAFT_MODEL,), "width": (DRAFT_MODEL,)}.items():
         if getattr(arguments, name) is not None and kind not in kinds:
             raise ConfigurationError(f"--{name} is for {' and '.join(kinds)} alone, not for {kind}")
     depth = arguments.depth or _DEPTHS[kind]
@@ -154,7 +156,7 @@ def _settings(arguments: Namespace, model: ModelConfig) -> Settings:
             f"--length must be above {depth + 8} and at most {model.max_positions}, the model's own"
         )
     width = arguments.width or default_width(model.hidden_size)
-    learning = width if kind == "draft" else model.hidden_size
+    learning = width if kind == DRAFT_MODEL else model.hidden_size
     return Settings(
         kind=kind,
         target=arguments.target,
@@ -167,8 +169,8 @@ def _settings(arguments: Namespace, model: ModelConfig) -> Settings:
         depth=depth,
         seed=arguments.seed,
         temperatures=arguments.temperatures,
-        layers=(arguments.layers or default_layers(model.num_layers)) if kind == "draft" else None,
-        width=width if kind == "draft" else None,
+        layers=(arguments.layers or default_layers(model.num_layers)) if kind == DRAFT_MODEL else None,
+        width=width if kind == DRAFT_MODEL else None,
     )
 
 
@@ -211,7 +213,7 @@ def table(depths: Sequence[Depth], kind: str) -> str:
     """Held-out acceptance by depth, given that everything before was right."""
     lines = ["depth   accepted at T=0   at T=1   cross-entropy"]
     for number, depth in enumerate(depths, start=1):
-        name = "any" if kind == "draft" else str(number)
+        name = "any" if kind == DRAFT_MODEL else str(number)
         lines.append(f"{name:>5}   {depth.greedy:>15.1%}   {depth.sampled:>6.1%}   {depth.loss:>13.3f}")
     return "\n".join(lines)
 
@@ -219,7 +221,7 @@ def table(depths: Sequence[Depth], kind: str) -> str:
 def farewell(settings: Settings, out: Path) -> str:
     """How to use what was made, and how to see whether it is any good."""
     target = "" if settings.target == "bundled" else f"{shlex.quote(settings.target)} "
-    draft = shlex.quote(str(out) if settings.kind == "draft" else f"{settings.kind}:{out}")
+    draft = shlex.quote(str(out) if settings.kind == DRAFT_MODEL else f"{settings.kind}:{out}")
     return "\n".join(
         [
             f"saved in {out}",
@@ -234,7 +236,7 @@ COMMAND = Command(
     summary="train a draft model, an EAGLE-3 head or a Medusa set for a target",
     examples=(
         "foresay train eagle3 --prompts prompts.txt --out my-head",
-        "foresay train draft --target HuggingFaceTB/SmolLM2-1.7B-Instruct --prompts chats.jsonl --out my-draft",
+        "foresay train draft_model --target HuggingFaceTB/SmolLM2-1.7B-Instruct --prompts chats.jsonl --out my-draft",
         "foresay train medusa --target HuggingFaceTB/SmolLM2-135M-Instruct --prompts chats.jsonl --out my-heads",
     ),
     config=None,

@@ -8,6 +8,7 @@ import msgspec
 from aiohttp import web
 
 import foresay
+from server.answers.ollama import moment
 from server.config import ServeConfig
 from server.dashboard.assets import PAGE, served, wants_page
 from server.doors.body import json_response
@@ -48,7 +49,8 @@ async def health(request: web.Request) -> web.Response:
         return json_response(body)
     if info is not None:
         body.exact, body.exact_reason = "yes" if info.exact else "no", info.exact_reason
-        body.target, body.drafter, body.dtype, body.device = info.target, info.drafter, info.dtype, info.device
+        body.target, body.drafter, body.draft = info.target, info.drafter, info.draft
+        body.dtype, body.device = info.dtype, info.device
     return json_response(body, 200 if first.is_well else 503)
 
 
@@ -103,31 +105,33 @@ def settings_shown(config: ServeConfig) -> dict[str, Any]:
 
 
 async def models(request: web.Request) -> web.Response:
-    """The models served here."""
+    """The models served here, each once for each of its names."""
     served = request.app[MODELS]
-    return json_response(ModelList([_card(served, entry) for entry in served]))
+    cards = [_card(served, entry, name) for entry in served for name in entry.service.options.names.known]
+    return json_response(ModelList(data=cards, first_id=cards[0].id, last_id=cards[-1].id))
 
 
 async def model(request: web.Request) -> web.Response:
     """One model, if it is served here."""
-    served = request.app[MODELS]
-    return json_response(_card(served, served.find(request.match_info["name"])))
+    served, name = request.app[MODELS], request.match_info["name"]
+    entry = served.find(name)
+    return json_response(_card(served, entry, name if name in entry.service.options.names.known else entry.name))
 
 
-def _card(served: Models, entry: Entry) -> ModelCard:
-    info, created = entry.service.engine.info, served.server.created
-    if served.several:
-        root, longest = entry.service.options.config, entry.model.longest
-        return ModelCard(
-            id=entry.name,
-            created=created,
-            root=entry.name if root is None else root.target,
-            max_model_len=longest or msgspec.UNSET,
-            loaded=entry.loaded,
-        )
-    if info is None:
+def _card(served: Models, entry: Entry, name: str) -> ModelCard:
+    info, created = entry.info, served.server.created
+    if not served.several and info is None:
         raise unavailable(entry.service.engine.status)
-    return ModelCard(id=entry.name, created=created, root=info.target, max_model_len=info.max_model_len)
+    longest = entry.model.longest if info is None else info.max_model_len
+    return ModelCard(
+        id=name,
+        created=created,
+        root=entry.target,
+        max_model_len=longest or msgspec.UNSET,
+        loaded=entry.loaded if served.several else msgspec.UNSET,
+        display_name=name,
+        created_at=moment(created),
+    )
 
 
 ROUTES = [

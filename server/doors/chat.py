@@ -29,7 +29,7 @@ async def _chat(http: web.Request, service: Service, body: ChatRequest) -> web.S
     _, info = service.opened()
     choices = await chat_choices(service, body)
     options = AnswerOptions.of(body, service.options.metrics_level)
-    origin = service.origin(body.request_id or REQUEST_ID.get(), info)
+    origin = service.origin(body.request_id or REQUEST_ID.get(), info, body.model)
     answer = ChatAnswer(origin, choices, options, body.include_reasoning is not False)
     return await answered(http, service, answer)
 

@@ -36,7 +36,8 @@ async def _completions(http: web.Request, service: Service, body: CompletionRequ
     choices = await completion_choices(service, body)
     echoes = await asyncio.to_thread(_echoes, text, body, choices) if body.echo else []
     options = AnswerOptions.of(body, service.options.metrics_level)
-    answer = CompletionAnswer(service.origin(body.request_id or REQUEST_ID.get(), info), choices, options, echoes)
+    origin = service.origin(body.request_id or REQUEST_ID.get(), info, body.model)
+    answer = CompletionAnswer(origin, choices, options, echoes)
     return await answered(http, service, answer)
 
 

@@ -32,22 +32,21 @@ async def leased(
     framing: Framing | None = None,
     broken: Callable[[int, ErrorBody], msgspec.Struct] | None = None,
     keep: Keep = "usual",
-    tag: str = "",
 ) -> web.StreamResponse:
     """What ``answer`` returns, with the model called ``name``.
 
     framing: of the stream, if one was asked for. broken: how it tells an error before there is an answer, from the HTTP
-    status and OpenAI's body; as the API's error bodies unless it is given. keep, tag: see :meth:`Models.lease`.
+    status and OpenAI's body; as the API's error bodies unless it is given. keep: see :meth:`Models.lease`.
     """
     models = http.app[MODELS]
     if framing is None:
-        async with models.lease(name, keep=keep, tag=tag) as service:
+        async with models.lease(name, keep=keep) as service:
             return await answer(service)
     events = EventStream.of(http, framing)
-    ping = models.find(name, tag).service.options.ping_seconds
+    ping = models.find(name).service.options.ping_seconds
     patience = Patience(lambda: events.write(framing.ping), min(ping, HEADERS_AFTER_SECONDS), ping)
     try:
-        async with models.lease(name, patience, keep, tag) as service:
+        async with models.lease(name, patience, keep) as service:
             return await answer(service)
     except (ApiError, InvalidRequest) as error:
         if not events.started:

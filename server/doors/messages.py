@@ -12,7 +12,7 @@ from server.doors.body import json_response
 from server.doors.leased import leased
 from server.doors.route import ErrorShape, Route, Stream
 from server.foreign.messages import Conversation, drawing
-from server.foreign.words import in_words
+from server.foreign.words import in_words, reword
 from server.gateway.caller import REQUEST_ID
 from server.models.models import MODELS
 from server.service import Service
@@ -45,9 +45,11 @@ async def _messages(http: web.Request, service: Service, body: MessagesRequest) 
     fields = conversation.told() | drawing(body)
     with in_words(conversation.names):
         request = validation.chat_of(fields)
-        choices = await chat_choices(service, request)
+        choices = reword(await chat_choices(service, request), conversation.names)
         options = AnswerOptions.of(request, service.options.metrics_level)
-        answer = MessagesAnswer(service.origin(REQUEST_ID.get(), info), choices, options)
+        origin = service.origin(REQUEST_ID.get(), info, body.model)
+        origin = msgspec.structs.replace(origin, warnings=(*origin.warnings, *conversation.warnings))
+        answer = MessagesAnswer(origin, choices, options)
         return await answered(http, service, answer)
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
 import time
+from collections.abc import Sequence
 
 import msgspec
 from aiohttp import web
@@ -12,33 +12,30 @@ import foresay
 from server import validation
 from server.answers.base import AnswerOptions, Origin
 from server.answers.ollama import OllamaAnswer, OllamaChat, OllamaGenerate, error_shape, moment
+from server.answers.ollama_models import described, details, model_info
 from server.choice import Choice
-from server.config import LATEST
 from server.doors.body import json_response
 from server.doors.leased import Answering, leased
 from server.doors.route import ErrorShape, Route, Stream
-from server.errors import ModelNotFound
 from server.foreign import ollama
-from server.foreign.words import in_words
+from server.foreign.words import in_words, reword
 from server.gateway.caller import REQUEST_ID
-from server.models.models import MODELS, Entry, Models, tagged
+from server.models.models import MODELS, Entry
 from server.room import Room
 from server.service import Service, Text
 from server.sse import LINES
 from server.turns import answered, chat_choices, completion_choices
-from server.wire.about import Version
 from server.wire.completions import CompletionRequest
 from server.wire.ollama import (
-    ModelDetails,
     OllamaAnswerMessage,
     OllamaChatLine,
     OllamaChatRequest,
     OllamaError,
     OllamaGenerateLine,
     OllamaGenerateRequest,
-    OllamaModel,
     OllamaProgress,
     OllamaRequest,
+    OllamaVersion,
     Running,
     RunningModel,
     Shown,
@@ -49,6 +46,8 @@ from server.wire.shared import GenerationRequest
 from spec.errors import InvalidRequest
 from spec.request import EngineInfo
 
+#: Whose API this is, as far as it goes: log-probabilities came with it. Clients that ask want 0.6.4 at least.
+OLLAMA_VERSION = "0.12.11"
 #: When a model leaves that stays for ever.
 NEVER = "9999-12-31T23:59:59Z"
 _chats = msgspec.json.Decoder(OllamaChatRequest)
@@ -71,7 +70,8 @@ async def _chat(http: web.Request, service: Service, body: OllamaChatRequest) ->
     ollama.refuse_unsupported(body)
     with in_words(ollama.NAMES):
         request = ollama.chat_of(body, text.dialect)
-        return await _answered(http, service, OllamaChat, body, request, await chat_choices(service, request))
+        choices = reword(await chat_choices(service, request), ollama.NAMES)
+        return await _answered(http, service, OllamaChat, body, request, choices)
 
 
 async def generate(http: web.Request) -> web.StreamResponse:
@@ -89,19 +89,22 @@ async def _generate(
 ) -> web.StreamResponse:
     text, _ = service.opened()
     ollama.refuse_unsupported(body)
-    with in_words(ollama.NAMES | {"messages": "prompt"}):
+    with in_words(names := ollama.NAMES | {"messages": "prompt"}):
+        request: GenerationRequest
         if not body.raw and text.tokenizer.has_template:
-            request = ollama.chat_of_prompt(body, text.dialect)
-            return await _answered(http, service, OllamaGenerate, body, request, await chat_choices(service, request))
-        raw = await _raw(service, body, prompt)
-        return await _answered(http, service, OllamaGenerate, body, raw, await completion_choices(service, raw))
+            request = chat = ollama.chat_of_prompt(body, text.dialect)
+            choices = await chat_choices(service, chat)
+        else:
+            request = raw = await _raw(service, body, prompt)
+            choices = await completion_choices(service, raw)
+        return await _answered(http, service, OllamaGenerate, body, request, reword(choices, names))
 
 
 async def _nothing_said(http: web.Request, body: OllamaRequest, done: OllamaProgress) -> web.StreamResponse:
     """An empty prompt loads the model, or unloads it."""
     models, keep = http.app[MODELS], ollama.keep_alive(body)
     if keep == 0.0:
-        models.forget(_found(models, body.model))
+        models.forget(models.find(body.model))
         done.done_reason = "unload"
         return json_response(done)
 
@@ -109,13 +112,13 @@ async def _nothing_said(http: web.Request, body: OllamaRequest, done: OllamaProg
         done.done_reason = "load"
         return json_response(done)
 
-    return await leased(http, _found(models, body.model).name, loaded, keep=keep)
+    return await leased(http, body.model, loaded, keep=keep)
 
 
 async def _leased(http: web.Request, body: OllamaRequest, answer: Answering) -> web.StreamResponse:
     """The answer of the model that the request names."""
-    keep, name = ollama.keep_alive(body), _found(http.app[MODELS], body.model).name
-    return await leased(http, name, answer, None if body.stream is False else LINES, keep=keep)
+    framing = None if body.stream is False else LINES
+    return await leased(http, body.model, answer, framing, keep=ollama.keep_alive(body))
 
 
 async def _raw(service: Service, body: OllamaGenerateRequest, prompt: str) -> CompletionRequest:
@@ -134,30 +137,21 @@ async def _answered(
     kind: type[OllamaAnswer],
     body: OllamaRequest,
     request: GenerationRequest,
-    choices: list[Choice],
+    choices: Sequence[Choice],
 ) -> web.StreamResponse:
     _, info = service.opened()
-    origin: Origin = msgspec.structs.replace(service.origin(REQUEST_ID.get(), info), model=body.model)
+    origin: Origin = msgspec.structs.replace(service.origin(REQUEST_ID.get(), info, body.model), model=body.model)
     return await answered(
         http, service, kind(origin, choices, AnswerOptions.of(request, service.options.metrics_level))
     )
 
 
-def _found(models: Models, name: str) -> Entry:
-    """The model that is called so, with its tag or without."""
-    try:
-        return models.find(name, LATEST)
-    except ModelNotFound as error:
-        raise ModelNotFound(
-            error.message.replace(f"The model {name!r} does not exist", f"model {name!r} not found")
-        ) from None
-
-
 async def tags(http: web.Request) -> web.Response:
-    """The models served here, loaded or not."""
+    """The models served here, loaded or not, each once for each of its names."""
     models = http.app[MODELS]
     models.check_open()
-    return json_response(Tags([_described(entry) for entry in models]))
+    names = [(entry, name) for entry in models for name in entry.service.options.names.known]
+    return json_response(Tags([described(name, models.server.created, entry.info) for entry, name in names]))
 
 
 async def running(http: web.Request) -> web.Response:
@@ -168,24 +162,13 @@ async def running(http: web.Request) -> web.Response:
 
 
 def _running(entry: Entry, info: EngineInfo) -> RunningModel:
-    known, stays = msgspec.structs.asdict(_described(entry)), entry.resident.stays(time.monotonic())
-    held = 0 if info.footprint is None else info.footprint.held
+    known = msgspec.structs.asdict(described(entry.name, entry.service.created, info))
+    held, stays = 0 if info.footprint is None else info.footprint.held, entry.resident.stays(time.monotonic())
     return RunningModel(
         **known | {"size": held},
         expires_at=NEVER if stays is None else moment(time.time() + stays),
         size_vram=held if info.device.startswith("cuda") else 0,
         context_length=info.max_model_len,
-    )
-
-
-def _described(entry: Entry) -> OllamaModel:
-    name, info = tagged(entry.name), entry.service.engine.info
-    return OllamaModel(
-        name=name,
-        model=name,
-        modified_at=moment(entry.service.created),
-        digest=hashlib.sha256(msgspec.json.encode(entry.name if info is None else info)).hexdigest(),
-        details=ModelDetails(quantization_level="" if info is None else info.dtype),
     )
 
 
@@ -197,26 +180,20 @@ async def show(http: web.Request) -> web.Response:
     name = body.model or body.name
     if name is None:
         raise InvalidRequest("model", "model is required")
-    entry = _found(models, name)
+    entry = models.find(name)
     await entry.model.peek()
     return json_response(_shown(entry))
 
 
 def _shown(entry: Entry) -> Shown:
-    text, info, config = entry.service.text, entry.service.engine.info, entry.service.options.config
+    text, target = entry.service.text, entry.target
     defaults = {} if text is None else msgspec.structs.asdict(text.defaults)
-    target = info.target if info is not None else entry.name if config is None else config.target
-    known: dict[str, object] = {"general.architecture": "foresay", "general.basename": target}
-    if (longest := entry.model.longest) is not None:
-        known["foresay.context_length"] = longest
-    if info is not None:
-        known |= {"foresay.vocab_size": info.vocab_size, "foresay.drafter": info.drafter}
     return Shown(
         modelfile=f"FROM {target}\n",
         parameters="\n".join(f"{name} {value}" for name, value in defaults.items() if value is not None),
         template="" if text is None else text.tokenizer.template,
-        details=ModelDetails(quantization_level="" if info is None else info.dtype),
-        model_info=known,
+        details=details(entry.info),
+        model_info=model_info(entry.name, target, entry.info, entry.model.longest),
         capabilities=["completion"] if text is None else _capabilities(text),
         modified_at=moment(entry.service.created),
     )
@@ -229,8 +206,8 @@ def _capabilities(text: Text) -> list[str]:
 
 
 async def version(http: web.Request) -> web.Response:
-    """The version of Foresay."""
-    return json_response(Version(version=foresay.__version__))
+    """The version of Ollama whose API this is; that of Foresay beside it."""
+    return json_response(OllamaVersion(version=OLLAMA_VERSION, foresay=foresay.__version__))
 
 
 ERRORS = ErrorShape(prefix="/api/", body=OllamaError, make=error_shape)
@@ -247,5 +224,5 @@ ROUTES = [
     Route("GET", "/api/tags", tags, answer=Tags, errors=(401, 503)),
     Route("GET", "/api/ps", running, answer=Running, errors=(401, 503)),
     Route("POST", "/api/show", show, ShowRequest, Shown),
-    Route("GET", "/api/version", version, answer=Version),
+    Route("GET", "/api/version", version, answer=OllamaVersion),
 ]

@@ -21,6 +21,7 @@ from server.service import Service
 from server.sse import NAMED_EVENTS
 from server.streaming import stream
 from server.validation import decoded
+from server.warned import headers
 from server.wire.response_events import ResponseEvent, StreamError
 from server.wire.responses import (
     DeletedResponse,
@@ -50,7 +51,7 @@ async def create(http: web.Request) -> web.StreamResponse:
 async def _create(http: web.Request, service: Service, body: ResponseRequest) -> web.StreamResponse:
     turn = await prepared(service, body)
     if not turn.answer.options.stream:
-        return json_response(await whole(turn))
+        return json_response(await whole(turn), headers=headers(turn.answer.warnings))
     async with turn.running() as generation:
         return await stream(http, turn.answer, generation, service.options.ping_seconds)
 

@@ -6,14 +6,15 @@ import asyncio
 
 import msgspec
 from aiohttp import web
+from msgspec import UNSET
 
 from server import validation
 from server.bounds import check_count
-from server.doors.body import json_response
+from server.doors.body import json_response, json_slices
 from server.doors.route import Route
 from server.models.models import MODELS
 from server.service import Service
-from server.turns import chat_prompt, rendered
+from server.turns import chat_prompt, rendered, room_for
 from server.wire.chat import ChatRequest
 from server.wire.tokens import Detokenized, DetokenizeRequest, Rendered, Tokenized, TokenizeRequest
 from spec.errors import InvalidRequest
@@ -32,22 +33,24 @@ _tokenize = msgspec.json.Decoder(TokenizeRequest)
 _detokenize = msgspec.json.Decoder(DetokenizeRequest)
 
 
-async def tokenize(http: web.Request) -> web.Response:
+async def tokenize(http: web.Request) -> web.StreamResponse:
     """The tokens of a text or of a conversation."""
     models = http.app[MODELS]
     models.check_open()
     body = validation.decoded(await http.read(), _tokenize)
     async with models.reading(body.model) as service:
-        return await _tokenized(service, body)
+        answer = await _tokenized(service, body)
+    told = {name: getattr(answer, name) for name in answer.__struct_fields__}
+    return await json_slices(http, {name: value for name, value in told.items() if value is not UNSET})
 
 
-async def _tokenized(service: Service, body: TokenizeRequest) -> web.Response:
+async def _tokenized(service: Service, body: TokenizeRequest) -> Tokenized:
     text, info = service.opened()
     tokens = await _tokens(service, body)
     answer = Tokenized(count=len(tokens), max_model_len=info.max_model_len, tokens=tokens)
     if body.return_token_strs:
         answer.token_strs = await asyncio.to_thread(text.tokenizer.token_strings, tokens)
-    return json_response(answer)
+    return answer
 
 
 async def _tokens(service: Service, body: TokenizeRequest) -> list[int]:
@@ -81,8 +84,8 @@ async def render(http: web.Request) -> web.Response:
     body = validation.decode_chat(await http.read())
     async with models.reading(body.model) as service:
         _, info = service.opened()
-        prompt = await rendered(service, body)
-        tokens = await service.encode(prompt, add_special_tokens=bool(body.add_special_tokens))
+        prompt, room = (await rendered(service, body)).prompt, room_for(service, body, "messages")
+        tokens = await service.encode(prompt, bool(body.add_special_tokens), room=room)
     answer = Rendered(prompt=prompt.text, token_ids=tokens, count=len(tokens), max_model_len=info.max_model_len)
     return json_response(answer)
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 
 from server.foreign.words import thinking
 from server.parsers.dialect import Dialect
+from server.warned import hint_left_out
 from server.wire.messages import (
     Block,
     ChoiceOfTool,
@@ -16,13 +18,17 @@ from server.wire.messages import (
     TextBlock,
     ThinkingBlock,
     ToolDefinition,
+    ToolReference,
     ToolResultBlock,
     ToolUseBlock,
     Turn,
 )
+from server.wire.shared import RequestWarning
 from spec.errors import InvalidRequest
 
 HOTTEST = 1.0
+#: Of Anthropic's efforts, those that templates with a word for it know.
+EFFORTS = ("low", "medium", "high")
 
 Json = dict[str, Any]
 
@@ -53,13 +59,17 @@ _NAMES = {
 
 
 class Conversation:
-    """A conversation on its way to a chat request. names: the client's name of each field that gets another one."""
+    """A conversation on its way to a chat request. names: the client's name of each field that gets another one.
+    warnings: what the chat request does not say.
+    """
 
     def __init__(self, body: CountTokensRequest, dialect: Dialect) -> None:
         self.names = dict(_NAMES)
         self._body = body
         self._dialect = dialect
         self._messages: list[Json] = []
+        self._found: set[str] = set()  # deferred tools that the conversation has come upon
+        self.warnings: tuple[RequestWarning, ...] = ()
 
     def told(self) -> Json:
         """The fields of the chat request; errors are in the client's words already."""
@@ -67,7 +77,7 @@ class Conversation:
         if not body.messages:
             raise InvalidRequest("messages", "messages must not be empty")
         if body.system:
-            self._add("system", "system", role="system", content=_text(body.system))
+            self._say("system", _text(body.system), "system", "system")
         for index, turn in enumerate(body.messages):
             self._turn(turn, f"messages[{index}]")
         for message in self._messages:
@@ -82,16 +92,26 @@ class Conversation:
         if body.output_config is not None and body.output_config.format is not None:
             shape = {"name": "output", "schema": body.output_config.format.schema, "strict": True}
             request["response_format"] = {"type": "json_schema", "json_schema": shape}
-        return request
+        return request | self._effort()
 
     def _turn(self, turn: Turn, place: str) -> None:
         blocks: list[Block] = list(turn.content) if isinstance(turn.content, list) else [TextBlock(text=turn.content)]
         if not blocks:
             raise InvalidRequest(f"{place}.content", f"{place}.content must not be empty")
-        if turn.role == "user":
-            self._user(blocks, place)
-        else:
-            self._assistant(blocks, place)
+        match turn.role:
+            case "user":
+                self._user(blocks, place)
+            case "assistant":
+                self._assistant(blocks, place)
+            case "system":
+                self._system(blocks, place)
+
+    def _system(self, blocks: list[Block], place: str) -> None:
+        for index, block in enumerate(blocks):
+            if not isinstance(block, TextBlock):
+                at = f"{place}.content[{index}]"
+                raise InvalidRequest(at, f"{at}: the system says only text")
+            self._say("system", block.text, place)
 
     def _user(self, blocks: list[Block], place: str) -> None:
         """Results of tools are messages of their own; text between them is the user's."""
@@ -101,6 +121,7 @@ class Conversation:
                 case TextBlock(text=text):
                     self._say("user", text, place)
                 case ToolResultBlock(tool_use_id=id, content=content):
+                    self._found.update(part.tool_name for part in content or () if isinstance(part, ToolReference))
                     self._add(at, f"{at}.content", role="tool", tool_call_id=id, content=_text(content or ""))
                 case _:
                     raise InvalidRequest(at, f"{at}: this block is the assistant's")
@@ -127,13 +148,13 @@ class Conversation:
             message["content"] = "".join(texts)
         self._add(place, f"{place}.content", **message)
 
-    def _say(self, role: str, text: str, place: str) -> None:
+    def _say(self, role: str, text: str, place: str, content_place: str | None = None) -> None:
         """Add text to the last message if it is of the same role, which makes neighbours one turn."""
         last = self._messages[-1] if self._messages else {}
         if last.get("role") == role:
             last["content"].append(text)
         else:
-            self._add(place, f"{place}.content", role=role, content=[text])
+            self._add(place, content_place or f"{place}.content", role=role, content=[text])
 
     def _add(self, place: str, content_place: str, **message: Any) -> None:
         index = len(self._messages)
@@ -146,16 +167,28 @@ class Conversation:
         body = self._body
         if body.tools is None:
             return {}
-        tools = [_tool(tool, f"tools[{index}]") for index, tool in enumerate(body.tools)]
-        for index in range(len(tools)):
-            self.names[f"tools[{index}].function"] = f"tools[{index}]"
-            self.names[f"tools[{index}].function.parameters"] = f"tools[{index}].input_schema"
-        return {"tools": tools} | _choice(body.tool_choice)
+        shown = [(at, tool) for at, tool in enumerate(body.tools) if not tool.defer_loading or tool.name in self._found]
+        for index, (at, _) in enumerate(shown):
+            self.names[f"tools[{index}]"] = self.names[f"tools[{index}].function"] = f"tools[{at}]"
+            self.names[f"tools[{index}].function.parameters"] = f"tools[{at}].input_schema"
+        return {"tools": [_tool(tool, f"tools[{at}]") for at, tool in shown]} | _choice(body.tool_choice)
+
+    def _effort(self) -> Json:
+        """How much the model is to think and say."""
+        effort = None if self._body.output_config is None else self._body.output_config.effort
+        if effort is None:
+            return {}
+        if effort in EFFORTS and "reasoning_effort" in self._dialect.words:
+            return {"reasoning_effort": effort}
+        self.warnings = (hint_left_out("output_config.effort", effort),)
+        return {}
 
 
 def _tool(tool: ToolDefinition, place: str) -> Json:
     if tool.type not in (None, "custom"):
-        raise InvalidRequest(f"{place}.type", f"{place}.type: {tool.type} is not offered here, only custom")
+        return {"type": tool.type}
+    if tool.name is None:
+        raise InvalidRequest(f"{place}.name", f"{place}.name is required")
     function: Json = {"name": tool.name, "description": tool.description, "parameters": tool.input_schema}
     if tool.strict is not None:
         function["strict"] = tool.strict
@@ -175,5 +208,7 @@ def _choice(choice: ChoiceOfTool | None) -> Json:
     return wanted
 
 
-def _text(content: str | list[TextBlock]) -> str:
-    return content if isinstance(content, str) else "\n".join(block.text for block in content)
+def _text(content: str | Sequence[TextBlock | ToolReference]) -> str:
+    if isinstance(content, str):
+        return content
+    return "\n".join(part.text if isinstance(part, TextBlock) else part.tool_name for part in content)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from msgspec.structs import replace
+
+from server.choice import Choice
 from server.parsers.dialect import Dialect
 from server.wire.shared import ErrorDetail
 from spec.errors import InvalidRequest
@@ -17,17 +20,26 @@ def in_words(names: Mapping[str, str]) -> Iterator[None]:
     try:
         yield
     except InvalidRequest as error:
-        error.param, error.message = _renamed(error, names)
+        error.param, error.message = renamed(error.param, error.message, names)
         raise
 
 
-def _renamed(error: InvalidRequest, names: Mapping[str, str]) -> tuple[str, str]:
+def reword(choices: Sequence[Choice], names: Mapping[str, str]) -> Sequence[Choice]:
+    """The choices, their warnings in the same words."""
+    for choice in choices:
+        said = [(one, renamed(one.param, one.message, names)) for one in choice.warnings]
+        choice.warnings = tuple(replace(one, param=param, message=message) for one, (param, message) in said)
+    return choices
+
+
+def renamed(param: str, message: str, names: Mapping[str, str]) -> tuple[str, str]:
     """Field and message with the longest known beginning of the field replaced."""
-    for known in sorted(names, key=len, reverse=True):
-        if error.param == known or error.param.startswith((f"{known}.", f"{known}[")):
-            param = names[known] + error.param[len(known) :]
-            return param, error.message.replace(error.param, param)
-    return error.param, error.message
+    ends = [len(param), *(place for place in reversed(range(len(param))) if param[place] in ".[")]
+    for end in ends:
+        if param[:end] in names:
+            name = names[param[:end]] + param[end:]
+            return name, message.replace(param, name)
+    return param, message
 
 
 def naming(error: ErrorDetail) -> str:

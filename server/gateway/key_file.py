@@ -29,7 +29,7 @@ from msgspec import Meta
 
 from server.gateway.allowance import Limits
 from server.gateway.keys import HASHED, ApiKey, HashedKey, check_usable, new_id
-from spec.errors import ConfigurationError
+from spec.errors import ConfigurationError, ForesayError
 
 HEADER = "# API keys of Foresay: only hashes. foresay keys add NAME adds one, foresay keys remove NAME takes it back.\n"
 NONE = re.compile(r"^[ \t]*key[ \t]*=[ \t]*\[\s*\].*\n?", re.MULTILINE)
@@ -59,6 +59,12 @@ class Entries(msgspec.Struct, forbid_unknown_fields=True):
     """The whole file."""
 
     key: list[Entry] | None = None
+
+
+def default_path() -> Path:
+    """Where ``foresay keys`` keeps keys unless told: ``foresay/keys.toml`` in the user's folder of settings (XDG)."""
+    folder = Path(os.environ.get("XDG_CONFIG_HOME", ""))
+    return (folder if folder.is_absolute() else Path.home() / ".config") / "foresay" / "keys.toml"
 
 
 def read(path: Path) -> list[Entry] | None:
@@ -116,6 +122,8 @@ def _changing(path: Path) -> Iterator[dict[str, str]]:
     """
     path = path.resolve()
     try:
+        if path == default_path().resolve():
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         with _locked(path.parent):
             entries, text = (read(path) or [], path.read_text("utf-8")) if path.exists() else ([], HEADER)
             head, *parts = re.split(r"^(?=\[\[key\]\])", text, flags=re.MULTILINE)
@@ -126,7 +134,7 @@ def _changing(path: Path) -> Iterator[dict[str, str]]:
             head = NONE.sub("", head) if blocks else NONE.sub("", head) + "key = []\n"
             _replace(path, "\n".join(part.strip("\n") + "\n" for part in (head, *blocks.values())))
     except OSError as error:
-        raise ConfigurationError(f"cannot write the key file {path}: {error.strerror}") from None
+        raise ForesayError(f"cannot write the key file {path}: {error.strerror}") from None
 
 
 @contextmanager

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from server.errors import ApiError
-from server.gateway.caller import CALLER
+from server.gateway.caller import CALLER, Caller
 
 
 class Shared:
@@ -26,17 +26,21 @@ class Shared:
         """What the caller holds."""
         return self._held[CALLER.get().tenant]
 
+    def fits(self, amount: int, caller: Caller) -> bool:
+        """Whether a caller may hold so much more. One that holds nothing gets whatever is free."""
+        own, free = self._held[caller.tenant], self.most - self.used - amount
+        fair = caller.allowance.alone or not own or own + amount <= free
+        return not amount or (free >= 0 and fair)
+
     def take(self, amount: int, refusal: Callable[[], ApiError]) -> None:
-        """Let the caller hold so much more, or raise. One that holds nothing gets whatever is free."""
-        caller, free = CALLER.get(), self.most - self.used - amount
-        fair = caller.allowance.alone or not self.own or self.own + amount <= free
-        if amount and (free < 0 or not fair):
+        """Let the caller of this context hold so much more, or raise."""
+        if not self.fits(amount, CALLER.get()):
             raise refusal()
-        self._add(caller.tenant, amount)
+        self.change(CALLER.get().tenant, amount)
 
     def give(self, amount: int) -> None:
         """The caller holds so much less."""
-        self._add(CALLER.get().tenant, -amount)
+        self.change(CALLER.get().tenant, -amount)
 
     @contextmanager
     def holding(self, amount: int, refusal: Callable[[], ApiError]) -> Iterator[None]:
@@ -46,9 +50,10 @@ class Shared:
         try:
             yield
         finally:
-            self._add(tenant, -amount)
+            self.change(tenant, -amount)
 
-    def _add(self, tenant: str, amount: int) -> None:
+    def change(self, tenant: str, amount: int) -> None:
+        """A caller holds so much more, or less."""
         self.used += amount
         self._held[tenant] += amount
         assert self._held[tenant] >= 0, "nobody gives what it does not hold"

@@ -28,7 +28,7 @@ def bare_rules(offer: Offer) -> list[str]:
 
 
 def _function(number: int, function: Function, offer: Offer) -> Iterator[str]:
-    place = f"tools[{offer.listed.index(function)}].function.parameters"
+    place = f"{offer.place_of(function)}.parameters"
     schema = function.parameters or {}
     _refuse(schema, _OF_OBJECT, place)
     guided(schema, place)  # refuses what is no schema

@@ -85,7 +85,7 @@ def _object(key: str) -> Callable[[int, Function], str]:
 
 
 def _arguments(number: int, function: Function, offer: Offer) -> str:
-    place = f"tools[{offer.listed.index(function)}].function.parameters"
+    place = f"{offer.place_of(function)}.parameters"
     schema = guided(function.parameters or _NOTHING, place, closed=True)
     if schema.get("type", "object") != "object":
         raise InvalidRequest(place, f"{place}.type must be object, got {schema['type']!r}")

@@ -6,12 +6,13 @@ import asyncio
 import contextlib
 import gc
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NoReturn, TypeVar
 
 from server.bounds import largest_body
 from server.config import ServeConfig
 from server.engine_client import EngineClient
+from server.engine_status import EngineStatus
 from server.models.residency import log
 from server.models.resident import NoPlace
 from server.server_state import ServerState
@@ -28,15 +29,24 @@ MOST_STARTS = 3
 
 
 class Model:
-    """A :class:`~server.models.resident.Loadable`. name: what clients call it."""
+    """A :class:`~server.models.resident.Loadable`.
 
-    def __init__(self, name: str, config: ServeConfig, server: ServerState) -> None:
+    names: what clients call it, the first one for answers. on_status: told of every change of its engine's status.
+    """
+
+    def __init__(
+        self,
+        names: Sequence[str],
+        config: ServeConfig,
+        server: ServerState,
+        on_status: Callable[[EngineStatus], None],
+    ) -> None:
         self.config = config
         self.engine = EngineClient(config)
-        self.service = Service(self.engine, ServiceOptions.of(config, name), server=server)
+        self.service = Service(self.engine, ServiceOptions.of(config, names), server=server)
         telemetry = self.service.telemetry
         self.engine.observe, self.engine.observe_shadow = telemetry.step, telemetry.shadowed
-        self.engine.observe_status = telemetry.startup.see
+        self.engine.observe_status = [telemetry.startup.see, on_status]
         self._longest: int | None = None
 
     @property

@@ -6,14 +6,15 @@ import asyncio
 import contextlib
 import gc
 import time
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from typing import NamedTuple, NoReturn
 
 from aiohttp import web
 
 from server.bounds import largest_body
-from server.config import LATEST, ServeConfig
+from server.config import ServeConfig
+from server.engine_status import EngineStatus
 from server.errors import ModelNotFound, Unavailable, WaitedTooLong
 from server.gateway.caller import CALLER
 from server.models.model import Model
@@ -21,6 +22,7 @@ from server.models.patience import WAITED, Patience
 from server.models.residency import Residency
 from server.models.resident import LEASE, Keep, Lease, Resident
 from server.models.served import Served, Staying
+from server.names import model_names
 from server.server_state import ServerState
 from server.service import Service
 from server.telemetry.exposition import Exposition
@@ -58,9 +60,20 @@ class Entry(NamedTuple):
         return largest_body(self.model.longest or 0)
 
     @property
+    def info(self) -> EngineInfo | None:
+        """What runs, or ran last; None if it was never loaded."""
+        return self.service.engine.info
+
+    @property
     def running(self) -> EngineInfo | None:
         """What runs; None while it is not loaded."""
-        return self.service.engine.info if self.service.engine.status.state == "ready" else None
+        return self.info if self.service.engine.status.state == "ready" else None
+
+    @property
+    def target(self) -> str:
+        """What the settings call the target."""
+        config = self.service.options.config
+        return self.info.target if self.info is not None else self.name if config is None else config.target
 
     @property
     def refusal(self) -> Unavailable | None:
@@ -110,11 +123,11 @@ class Models:
         self._looking: asyncio.Task[None] | None = None
 
     @classmethod
-    def of(cls, config: ServeConfig) -> Models:
-        """Those that the settings name."""
+    def of(cls, config: ServeConfig, on_status: Callable[[EngineStatus], None]) -> Models:
+        """Those that the settings name. on_status: told of every change of an engine's status."""
         server = ServerState()
-        named = config.models or {config.served_model_name or config.target: config}
-        models = [Model(name, one, server) for name, one in named.items()]
+        named: list[tuple[Sequence[str], ServeConfig]] = [((name,), one) for name, one in config.models.items()]
+        models = [Model(names, one, server, on_status) for names, one in named or [(model_names(config), config)]]
         return cls(models, bool(config.models), config.idle_seconds, config.max_loaded_models)
 
     @classmethod
@@ -142,30 +155,27 @@ class Models:
 
     # -- names ---------------------------------------------------------------------------------------------------
 
-    def find(self, name: str | None, tag: str = "") -> Entry:
-        """The model that a request means; :class:`ModelNotFound` if there is none.
-
-        tag: what may stand behind a name, or be left out.
+    def find(self, name: str | None) -> Entry:
+        """The model that a request means, by one of its names, with Ollama's tag or without; the first one serves
+        whatever else is asked for where any name will do. :class:`ModelNotFound` if there is none.
         """
-        if not self.several:
-            self.first.service.check_model(name, tag)
+        if name is None and not self.several:
+            return self.first
+        found = None if name is None else next((one for one in self if one.service.options.names.has(name)), None)
+        if found is not None:
+            return found
+        if self.first.service.options.any_model:
             return self.first
         if name is None:
             raise InvalidRequest("model", f"model is required; this server has {self._listed()}")
-        found = self._entries.get(name)
-        if found is None and tag:
-            bare = name.removesuffix(tag)
-            found = next((entry for entry in self if entry.name.removesuffix(tag) == bare), None)
-        if found is None:
-            raise ModelNotFound(f"The model {name!r} does not exist; this server has {self._listed()}")
-        return found
+        raise ModelNotFound(f"The model {name!r} was not found; this server has {self._listed()}")
 
     def chosen(self, name: str | None) -> Entry:
         """The model that somebody wants to read about; the first one unless a name is given."""
         return self.first if name is None else self.find(name)
 
     def _listed(self) -> str:
-        return ", ".join(repr(entry.name) for entry in self)
+        return " or ".join(repr(name) for entry in self for name in entry.service.options.names.known)
 
     # -- requests ------------------------------------------------------------------------------------------------
 
@@ -182,14 +192,14 @@ class Models:
 
     @asynccontextmanager
     async def lease(
-        self, name: str | None, patience: Patience | None = None, keep: Keep = "usual", tag: str = ""
+        self, name: str | None, patience: Patience | None = None, keep: Keep = "usual"
     ) -> AsyncIterator[Service]:
         """The service of the model that a request means. It stays loaded until its engine has no more to do for the
         request, or the context ends; a request for one that is not loaded waits.
 
         keep: how long it is to stay afterwards. Where there are several keys nobody else's model is sent away.
         """
-        entry = self.find(name, tag)
+        entry = self.find(name)
         lease = await self._leased(entry, patience or Patience(), keep if CALLER.get().allowance.alone else "usual")
         LEASE.set(lease)
         try:
@@ -286,8 +296,3 @@ class Models:
 
 #: The models that an application serves.
 MODELS: web.AppKey[Models] = web.AppKey("models", Models)
-
-
-def tagged(name: str) -> str:
-    """A name as Ollama's clients see it: with a tag."""
-    return name if ":" in name.rpartition("/")[2] else name + LATEST

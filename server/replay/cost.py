@@ -7,14 +7,15 @@ from dataclasses import dataclass
 from statistics import median
 
 from server.replay.outcome import Outcome
-from server.replay.ways import NONE, RECORDED, Way
+from server.replay.ways import RECORDED, Way
 from server.tracing.reader import Session, depths_of
 from server.tracing.records import Step
 from spec.budget import StepCost
 from spec.errors import ConfigurationError
+from spec.names import MEDUSA, NONE
 
 #: Drafters that propose all depths in one go: fewer levels save them nothing.
-_AT_ONCE = ("medusa",)
+_AT_ONCE = (MEDUSA,)
 
 
 @dataclass(frozen=True, slots=True)

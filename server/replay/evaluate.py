@@ -9,20 +9,23 @@ import msgspec
 from server.replay import lookups, recorded
 from server.replay.cost import Cost
 from server.replay.outcome import Outcome
-from server.replay.ways import NONE, RECORDED, Way
+from server.replay.ways import RECORDED, Way
 from server.tracing.reader import Session, Told, depths_of, drafting
+from spec.acceptance import ByDepth
+from spec.names import NONE
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
-    """One way. Per step of one request; milliseconds, tokens_per_second and speed_up (over drafting nothing) are
-    estimated. at_least: the recorded trees were too small to tell how much more would have been accepted."""
+    """One way. Per step of one request behind the one that read its prompt; milliseconds, tokens_per_second and
+    speed_up (over drafting nothing) are estimated. at_least: the recorded trees were too small to tell how much more
+    would have been accepted."""
 
     draft: str
     steps: int
     tokens_per_step: float
     drafted_per_step: float
     acceptance_rate: float | None
-    accepted_per_depth: list[float]
+    accepted_by_depth: ByDepth
     milliseconds: float
     tokens_per_second: float
     speed_up: float
@@ -87,7 +90,7 @@ def _row(way: Way, outcome: Outcome, cost: Cost) -> Row:
         tokens_per_step=outcome.tokens_per_step,
         drafted_per_step=outcome.drafted / outcome.steps if outcome.steps else 0.0,
         acceptance_rate=outcome.accepted / outcome.drafted if outcome.drafted else None,
-        accepted_per_depth=[accepted / outcome.steps for accepted in outcome.accepted_per_depth],
+        accepted_by_depth=ByDepth.of(outcome.accepted_per_depth, outcome.drafts),
         milliseconds=milliseconds,
         tokens_per_second=rate,
         speed_up=rate * cost.plain() / 1000,

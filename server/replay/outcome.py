@@ -26,6 +26,11 @@ class Outcome:
         """Of one request: the accepted tokens and the target's own."""
         return 1 + self.accepted / self.steps if self.steps else 1.0
 
+    @property
+    def drafts(self) -> int:
+        """Steps that drafted anything."""
+        return sum(times for (drafted, _), times in self.sizes.items() if drafted)
+
     def count(self, drafted: int, levels: int, accepted: int) -> None:
         """One step."""
         self.steps += 1

@@ -6,9 +6,10 @@ from dataclasses import dataclass
 
 from server.lookup import LOOKUPS
 from spec.errors import ConfigurationError
+from spec.names import NONE
 from spec.tree import MAX_NODES, TreeShape
 
-RECORDED, NONE = "recorded", "none"
+RECORDED = "recorded"
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,17 +9,35 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
 
 from server.bounds import MOST_MESSAGES
-from server.wire.responses import FunctionCall, InputItem, InputPart, OutputItem, OutputMessage, ReasoningItem
+from server.responses.tools import ADDITIONAL, arguments_of, full_name
+from server.wire.responses import (
+    CustomToolCall,
+    FunctionCall,
+    InputItem,
+    InputPart,
+    OutputItem,
+    OutputMessage,
+    ReasoningItem,
+)
 from spec.errors import ContextLengthExceeded, InvalidRequest
 
 ROLES = ("user", "system", "developer", "assistant")
-PREFIXES = {"message": "msg", "function_call": "fc", "function_call_output": "fco", "reasoning": "rs"}
+PREFIXES = {
+    "message": "msg",
+    "function_call": "fc",
+    "function_call_output": "fco",
+    "custom_tool_call": "ctc",
+    "custom_tool_call_output": "ctco",
+    "reasoning": "rs",
+    ADDITIONAL: "at",
+}
+REFERENCE = "item_reference"
 TEXTS = ("input_text", "output_text", "text", "refusal", "reasoning_text", "summary_text")
 
 # -- one form ------------------------------------------------------------------------------------------------------
@@ -30,19 +48,36 @@ def new_id(kind: str) -> str:
     return f"{PREFIXES[kind]}_{uuid.uuid4().hex}"
 
 
-def given_items(given: str | list[InputItem] | None) -> list[InputItem]:
-    """The items of ``input``, with type, id and content parts; errors name the field."""
+def given_items(
+    given: str | list[InputItem] | None, find: Callable[[str], InputItem | None] = lambda id: None
+) -> list[InputItem]:
+    """The items of ``input``, with type, id and content parts; errors name the field. find: an item that was said, by
+    its id, for those that are only referred to.
+    """
     if given is None:
         return []
     if isinstance(given, str):
         given = [InputItem(role="user", content=given)]
-    return [_normal(item, f"input[{index}]") for index, item in enumerate(given)]
+    named = ((item, f"input[{index}]") for index, item in enumerate(given))
+    return [_normal(_found(item, place, find), place) for item, place in named]
+
+
+def _found(item: InputItem, place: str, find: Callable[[str], InputItem | None]) -> InputItem:
+    """The item itself, or what it refers to."""
+    if item.type != REFERENCE:
+        return item
+    _require(item, place, "id")
+    found = find(item.id or "")
+    if found is None:
+        wrong = f"{place}.id: there is no item {item.id!r}: its response was not stored, or it had to make room"
+        raise InvalidRequest(f"{place}.id", wrong)
+    return found
 
 
 def _normal(item: InputItem, place: str) -> InputItem:
     kind = item.type or ("message" if item.role is not None else None)
     if kind not in PREFIXES:
-        known = ", ".join(PREFIXES)
+        known = ", ".join([*PREFIXES, REFERENCE])
         raise InvalidRequest(f"{place}.type", f"{place}.type must be one of {known}, got {item.type!r}")
     changes: dict[str, Any] = {"type": kind, "id": item.id or new_id(kind)}
     match kind:
@@ -50,12 +85,16 @@ def _normal(item: InputItem, place: str) -> InputItem:
             changes |= _message(item, place)
         case "function_call":
             _require(item, place, "call_id", "name", "arguments")
-        case "function_call_output":
+        case "custom_tool_call":
+            _require(item, place, "call_id", "name", "input")
+        case "function_call_output" | "custom_tool_call_output":
             _require(item, place, "call_id", "output")
             if not isinstance(item.output, str):
                 _parts(item.output, f"{place}.output")
         case "reasoning":
             changes |= {"summary": item.summary or [], "content": _parts(item.content, f"{place}.content")}
+        case "additional_tools":
+            _require(item, place, "tools")
     return msgspec.structs.replace(item, status=item.status or "completed", **changes)
 
 
@@ -94,13 +133,18 @@ def _said(item: OutputItem) -> InputItem:
         case OutputMessage():
             parts = [InputPart(type="output_text", text=part.text, annotations=[]) for part in item.content]
             return InputItem(id=item.id, type="message", status=item.status, role="assistant", content=parts)
-        case FunctionCall(id=id, status=status, call_id=call, name=name):
-            return InputItem(
-                id=id, type="function_call", status=status, call_id=call, name=name, arguments=item.arguments
-            )
+        case FunctionCall(arguments=arguments):
+            return msgspec.structs.replace(_said_call(item), type="function_call", arguments=arguments)
+        case CustomToolCall(input=text):
+            return msgspec.structs.replace(_said_call(item), type="custom_tool_call", input=text)
         case ReasoningItem():
             parts = [InputPart(type="reasoning_text", text=part.text) for part in item.content]
             return InputItem(id=item.id, type="reasoning", status=item.status, summary=[], content=parts)
+
+
+def _said_call(item: FunctionCall | CustomToolCall) -> InputItem:
+    namespace = item.namespace or None
+    return InputItem(id=item.id, status=item.status, call_id=item.call_id, name=item.name, namespace=namespace)
 
 
 # -- as a chat -----------------------------------------------------------------------------------------------------
@@ -139,8 +183,11 @@ class _Chat:
                 self.say("system" if item.role == "developer" else str(item.role), _text(item.content))
             case "reasoning":
                 self._last("content", "tool_calls", "reasoning_content")["reasoning_content"] = _text(item.content)
-            case "function_call":
-                function = {"name": item.name, "arguments": item.arguments}
+            case "additional_tools":
+                pass
+            case "function_call" | "custom_tool_call":
+                arguments = item.arguments if item.type == "function_call" else arguments_of(item.input or "")
+                function = {"name": full_name(item.name, item.namespace), "arguments": arguments}
                 message = self._last()
                 calls = message.setdefault("tool_calls", [])
                 calls.append({"id": item.call_id, "type": "function", "function": function})

@@ -83,10 +83,11 @@ class Record(msgspec.Struct, kw_only=True, eq=False):
 
 
 class Shelf:
-    """The records of one tenant, the least recently used first."""
+    """The records of one tenant, the least recently used first. said: the response that each output item is of."""
 
     def __init__(self) -> None:
         self.records: OrderedDict[str, Record] = OrderedDict()
+        self.said: dict[str, str] = {}
         self.bytes = 0
 
 
@@ -111,6 +112,7 @@ class ResponseStore:
         record.size = record.measured()
         shelf = self._shelves.setdefault(record.tenant, Shelf())
         shelf.records[record.response.id] = record
+        shelf.said |= dict.fromkeys((item.id for item in record.response.output), record.response.id)
         shelf.bytes += record.size
         while len(self) > self.limits.count:
             self._make_room(lambda shelf: len(shelf.records))
@@ -126,6 +128,12 @@ class ResponseStore:
         shelf.records.move_to_end(id)
         return record
 
+    def item(self, tenant: str, id: str, place: str = "") -> InputItem | None:
+        """An item that a response said, by its id; None if no such response is kept."""
+        record = self.find(tenant, self._shelves.get(tenant, Shelf()).said.get(id, ""), place)
+        said = () if record is None else said_items(record.response.output)
+        return next((item for item in said if item.id == id), None)
+
     def drop(self, tenant: str, id: str) -> bool:
         """Forget a record; returns whether it was there."""
         shelf = self._shelves.get(tenant)
@@ -133,6 +141,8 @@ class ResponseStore:
         if shelf is None or record is None:
             return False
         shelf.bytes -= record.size
+        for item in record.response.output:
+            shelf.said.pop(item.id, None)
         if not shelf.records:
             del self._shelves[tenant]
         return True

@@ -5,24 +5,26 @@ former. Each option is understood where chat understands it.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
 
 from server import validation
 from server.bounds import MOST_NAME, MOST_TOOLS, check_count
+from server.foreign import words
 from server.responses.items import messages_of
+from server.responses.tools import CUSTOM, Toolbox, full_name
+from server.warned import hint_left_out
 from server.wire.chat import ChatRequest
 from server.wire.responses import (
     RESPONSES_NOT_SUPPORTED,
-    FunctionTool,
     InputItem,
     NamedChoice,
     ResponseRequest,
     TextFormat,
 )
-from server.wire.shared import GenerationRequest
+from server.wire.shared import GenerationRequest, RequestWarning
 from spec.errors import InvalidRequest
 
 LOGPROBS = "message.output_text.logprobs"
@@ -44,12 +46,12 @@ RENAMED = (
     (r"^max_(completion_)?tokens$", "max_output_tokens"),
     (r"^response_format\.json_schema\b", "text.format"),
     (r"^response_format\b", "text.format"),
-    (r"^reasoning_effort$", "reasoning.effort"),
-    (r"^verbosity$", "text.verbosity"),
     (r"^logprobs$", "include"),
-    (r"^(tools\[\d+\])\.function\b", r"\1"),
     (r"^(tool_choice)\.(function|allowed_tools)\b", r"\1"),
 )
+
+#: Values of hints that any model follows which does not know the hint.
+ASKS_NOTHING = ("none", "medium")
 
 #: What chat's fields of this meaning are called here.
 INSTEAD = {"max_tokens": "max_output_tokens", "response_format": "text.format", "logprobs": f"include: [{LOGPROBS!r}]"}
@@ -59,13 +61,20 @@ _shared = [field for field in GenerationRequest.__struct_fields__ if field not i
 
 
 def chat_request(
-    body: ResponseRequest, before: Sequence[InputItem], given: Sequence[InputItem], generates: bool = True
+    body: ResponseRequest,
+    before: Sequence[InputItem],
+    given: Sequence[InputItem],
+    generates: bool = True,
+    words: Collection[str] = (),
 ) -> ChatRequest:
     """The chat that continues the items ``before`` with the items ``given``.
 
-    generates: false only prepares the conversation, as far as it is certain whatever comes next.
+    generates: false only prepares the conversation, as far as it is certain whatever comes next. words: what the chat
+    template has words for; see :func:`hints_left_out`.
     """
     check(body)
+    toolbox = Toolbox.of(body.tools, given, before)
+    hints = {word: value for word, _, value in _hints(body) if word in words}
     messages = messages_of(body.instructions, before, given)
     if not messages:
         raise InvalidRequest("input", "input is required: there is nothing to answer")
@@ -74,13 +83,11 @@ def chat_request(
         "messages": messages,
         "max_completion_tokens": body.max_output_tokens,
         "logprobs": True if _wants_logprobs(body) else None,
-        "tools": [_tool(tool, f"tools[{index}]") for index, tool in enumerate(body.tools or ())] or None,
+        "tools": list(toolbox.chat) or None,
         "tool_choice": _tool_choice(body.tool_choice),
         "parallel_tool_calls": body.parallel_tool_calls,
         "response_format": _response_format(body.text.format if body.text else None),
-        "verbosity": body.text.verbosity if body.text else None,
-        "reasoning_effort": body.reasoning.effort if body.reasoning else None,
-        "chat_template_kwargs": body.chat_template_kwargs,
+        "chat_template_kwargs": hints | (body.chat_template_kwargs or {}) or None,
     }
     if not generates:
         fields |= {"max_completion_tokens": 1, "min_tokens": None, "add_generation_prompt": False, "logprobs": None}
@@ -89,9 +96,24 @@ def chat_request(
     try:
         return validation.checked_chat(msgspec.convert(fields, ChatRequest))
     except msgspec.ValidationError as error:
-        raise renamed(validation.named(str(error))) from None
+        raise renamed(validation.named(str(error)), toolbox.fields) from None
     except InvalidRequest as error:
-        raise renamed(error) from None
+        raise renamed(error, toolbox.fields) from None
+
+
+def hints_left_out(body: ResponseRequest, words: Collection[str]) -> tuple[RequestWarning, ...]:
+    """About hints that the model cannot be told. Agents send them to every model, and none of them is an order."""
+    untold = [hint for hint in _hints(body) if hint[0] not in words and hint[2] not in ASKS_NOTHING]
+    return tuple(hint_left_out(field, value) for _, field, value in untold)
+
+
+def _hints(body: ResponseRequest) -> list[tuple[str, str, str]]:
+    """The template's word, the field and the value of each hint there is."""
+    given = (
+        ("reasoning_effort", "reasoning.effort", body.reasoning.effort if body.reasoning else None),
+        ("verbosity", "text.verbosity", body.text.verbosity if body.text else None),
+    )
+    return [(word, field, value) for word, field, value in given if value is not None]
 
 
 def check(body: ResponseRequest) -> None:
@@ -117,47 +139,52 @@ def check(body: ResponseRequest) -> None:
             raise InvalidRequest("metadata", "metadata: keys have at most 64 characters, values at most 512")
 
 
-def renamed(error: InvalidRequest) -> InvalidRequest:
-    """An error about a field of the chat, as one about the field it came from."""
+def renamed(error: InvalidRequest, tools: Mapping[str, str] | None = None) -> InvalidRequest:
+    """An error about a field of the chat, as one about the field it came from. tools: the fields of tools."""
+    return type(error)(*_reworded(error.param, error.message, tools or {}))
+
+
+def reworded(warnings: Iterable[RequestWarning], tools: Mapping[str, str]) -> tuple[RequestWarning, ...]:
+    """Warnings about fields of the chat, in the same way."""
+    said = [(one, _reworded(one.param, one.message, tools)) for one in warnings]
+    return tuple(msgspec.structs.replace(one, param=param, message=message) for one, (param, message) in said)
+
+
+def _reworded(param: str, message: str, tools: Mapping[str, str]) -> tuple[str, str]:
     for pattern, name in RENAMED:
-        field = re.sub(pattern, name, error.param)
-        if field != error.param:
-            return type(error)(field, error.message.replace(error.param, field))
-    return error
+        field = re.sub(pattern, name, param)
+        if field != param:
+            return field, message.replace(param, field)
+    return words.renamed(param, message, tools)
 
 
 def _wants_logprobs(body: ResponseRequest) -> bool:
     return LOGPROBS in (body.include or ()) or bool(body.top_logprobs)
 
 
-def _tool(tool: FunctionTool, place: str) -> dict[str, Any]:
-    if tool.type != "function":
-        raise InvalidRequest(f"{place}.type", f"{place}.type must be function, got {tool.type!r}")
-    if tool.name is None:
-        raise InvalidRequest(f"{place}.name", f"{place}.name is required")
-    function = {"name": tool.name, "description": tool.description, "parameters": tool.parameters}
-    return {"type": "function", "function": function | {"strict": tool.strict}}
-
-
 def _tool_choice(choice: str | NamedChoice | None) -> Any:
     if choice is None or isinstance(choice, str):
         return choice
     match choice.type:
-        case "function":
+        case "function" | "custom":
             return {"type": "function", "function": {"name": _name(choice, "tool_choice")}}
         case "allowed_tools":
             tools = [
-                {"type": tool.type, "function": {"name": _name(tool, f"tool_choice.tools[{index}]")}}
+                {
+                    "type": "function" if tool.type == CUSTOM else tool.type,
+                    "function": {"name": _name(tool, f"tool_choice.tools[{index}]")},
+                }
                 for index, tool in enumerate(choice.tools or ())
             ]
             return {"type": "allowed_tools", "allowed_tools": {"mode": choice.mode or "auto", "tools": tools}}
-    raise InvalidRequest("tool_choice.type", f"tool_choice.type must be function or allowed_tools, got {choice.type!r}")
+    known = "function, custom or allowed_tools"
+    raise InvalidRequest("tool_choice.type", f"tool_choice.type must be {known}, got {choice.type!r}")
 
 
 def _name(choice: NamedChoice, place: str) -> str:
     if choice.name is None:
         raise InvalidRequest(f"{place}.name", f"{place}.name is required")
-    return choice.name
+    return full_name(choice.name, choice.namespace)
 
 
 def _response_format(text: TextFormat | None) -> Any:

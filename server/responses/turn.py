@@ -5,14 +5,16 @@ from __future__ import annotations
 import contextlib
 import time
 import uuid
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 
 import msgspec
 
 from server import options
 from server.answers.base import AnswerOptions
 from server.answers.responses import Cancelled, ResponseAnswer
+from server.bounds import MOST_SAID_AGAIN, check_bytes
 from server.choice import Choice
 from server.errors import ApiError, described
 from server.gateway.caller import CALLER
@@ -20,7 +22,8 @@ from server.generation import Generation
 from server.pacing import Arrivals, Batch
 from server.responses.items import given_items
 from server.responses.store import PreviousResponseNotFound, Record
-from server.responses.translate import chat_request, renamed
+from server.responses.tools import Toolbox, served
+from server.responses.translate import chat_request, hints_left_out, renamed, reworded
 from server.service import Service
 from server.streaming import Paced, delivery, finished
 from server.turns import chat_choices
@@ -70,8 +73,8 @@ class Turn:
         try:
             if self._cancelled:
                 raise Cancelled
-            request, stored = self.answer.choices[0].request, self.record.response.store
-            async with self._service.generation([request], keeps_text=stored) as generation:
+            choices, stored = self.answer.choices, self.record.response.store
+            async with self._service.generation(choices, keeps_text=stored) as generation:
                 self._generation = generation
                 yield generation
         except InvalidRequest as error:
@@ -135,9 +138,10 @@ async def prepared(
     _, info = service.opened()
     tenant = CALLER.get().tenant
     before = _before(service, body.previous_response_id, tenant, place)
-    given = given_items(body.input)
+    given = given_items(body.input, partial(service.responses.store.item, tenant, place=place))
     conversation = () if before is None else before.conversation
     choice, dropped = await _choice(service, body, before, given, generates)
+    toolbox = Toolbox.of(body.tools, given, conversation)
     shown = AnswerOptions(
         stream=bool(body.stream),
         metrics_level=body.spec_decode_metrics or service.options.metrics_level,
@@ -146,9 +150,10 @@ async def prepared(
         pacing=body.stream_pacing or "at_once",
         provenance=bool(body.provenance),
     )
-    origin = service.origin(uuid.uuid4().hex, info)
+    origin = service.origin(uuid.uuid4().hex, info, body.model)
     response = _response(body, origin.id, origin.model, choice)
-    answer = ResponseAnswer(origin, choice, shown, response, stream_id)
+    answer = ResponseAnswer(origin, choice, shown, response, toolbox, stream_id)
+    service.warned.note(answer.warnings)
     items = (*conversation, *given)[dropped:]
     made_by, where = service.options.model, "" if response.store else place
     record = Record(tenant=tenant, response=response, items=items, model=made_by, place=where)
@@ -166,46 +171,64 @@ def _before(service: Service, previous: str | None, tenant: str, place: str = ""
     return found
 
 
+Attempt = Callable[[Record | None, Sequence[InputItem]], Awaitable[Choice]]
+
+
 async def _choice(
     service: Service, body: ResponseRequest, before: Record | None, given: list[InputItem], generates: bool
 ) -> tuple[Choice, int]:
-    """What will run, and how many items were dropped to make it fit (with truncation ``auto``)."""
+    """What will run, and how many items were dropped to make it fit (with truncation ``auto``): so that there is room
+    for all the output asked for, if there can be; else for some.
+    """
+    attempt = partial(_attempt, service, body, generates)
+    if body.truncation != "auto":
+        return await attempt(before, given), 0
     try:
-        return await _attempt(service, body, before, given, generates), 0
+        return await _shortened(partial(attempt, strict=True), before, given)
     except ContextLengthExceeded:
-        if body.truncation != "auto":
-            raise
+        return await _shortened(attempt, before, given)
+
+
+async def _shortened(attempt: Attempt, before: Record | None, given: list[InputItem]) -> tuple[Choice, int]:
+    """The conversation without its oldest turns, as few of them as make it fit, and how many items these were."""
+    with contextlib.suppress(ContextLengthExceeded):
+        return await attempt(before, given), 0
     items = [*(() if before is None else before.conversation), *given]
     starts = [index for index, item in enumerate(items) if index and item.role == "user"]
     best: tuple[Choice, int] | None = None
     low, high = 0, len(starts)
-    while low < high:  # the fewest turns dropped, in few attempts: each one renders and encodes the conversation
+    while low < high:  # in few attempts: each one renders and encodes the conversation
         middle = (low + high) // 2
         try:
-            cut = items[starts[middle] :]
-            best, high = (await _attempt(service, body, None, cut, generates), starts[middle]), middle
+            best, high = (await attempt(None, items[starts[middle] :]), starts[middle]), middle
         except ContextLengthExceeded:
             low = middle + 1
     if best is None:
-        return await _attempt(service, body, before, given, generates), 0
+        return await attempt(before, given), 0
     return best
 
 
 async def _attempt(
     service: Service,
     body: ResponseRequest,
+    generates: bool,
     before: Record | None,
     given: Sequence[InputItem],
-    generates: bool,
+    strict: bool = False,
 ) -> Choice:
+    """strict: refuse where the output asked for has no room, whatever the settings say."""
     conversation, spoken = ((), []) if before is None else (before.conversation, before.tokens)
+    words = service.opened()[0].dialect.words
     if before is not None and before.model != service.options.model:
         spoken = []  # another model's token ids
-    chat = chat_request(body, conversation, given, generates)
+    chat = chat_request(body, conversation, given, generates, words)
+    toolbox = Toolbox.of(body.tools, given, conversation)
     try:
-        (choice,) = await chat_choices(service, chat, spoken)
+        (choice,) = await chat_choices(service, chat, spoken, strict)
     except InvalidRequest as error:
-        raise renamed(error) from None
+        raise renamed(error, toolbox.fields) from None
+    said = reworded(choice.warnings, toolbox.fields)
+    choice.warnings = (*said, *toolbox.warnings, *hints_left_out(body, words))
     return choice
 
 
@@ -213,6 +236,8 @@ def _response(body: ResponseRequest, id: str, model: str, choice: Choice) -> Res
     """The response before anything is said: the request, with what was chosen for it."""
     params = choice.request.params
     text = body.text or TextOptions()
+    for field in ("tools", "metadata"):  # which three events say again
+        check_bytes(getattr(body, field), MOST_SAID_AGAIN, field)
     return Response(
         id=f"resp_{id}",
         created_at=int(time.time()),
@@ -228,7 +253,7 @@ def _response(body: ResponseRequest, id: str, model: str, choice: Choice) -> Res
         temperature=params.temperature,
         text=TextOptions(format=text.format or TextFormat(type="text"), verbosity=text.verbosity or "medium"),
         tool_choice=body.tool_choice or "auto",
-        tools=body.tools or [],
+        tools=served(body.tools),
         top_logprobs=body.top_logprobs or 0,
         top_p=params.top_p,
         truncation=body.truncation or "disabled",
@@ -256,6 +281,8 @@ async def whole(turn: Turn) -> Response:
 
 async def prompt_length(service: Service, body: ResponseRequest) -> int:
     """The tokens of the prompt that the request would have."""
-    before = _before(service, body.previous_response_id, CALLER.get().tenant)
-    choice, _ = await _choice(service, body, before, given_items(body.input), True)
+    tenant = CALLER.get().tenant
+    before = _before(service, body.previous_response_id, tenant)
+    given = given_items(body.input, partial(service.responses.store.item, tenant))
+    choice, _ = await _choice(service, body, before, given, True)
     return len(choice.request.prompt)

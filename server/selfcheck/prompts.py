@@ -104,7 +104,7 @@ def _checked(
         seed=completion.seed,
         tokens=tokens,
         steps=statistics.steps,
-        tokens_per_step=round(tokens / statistics.steps, 3) if statistics.steps else 0.0,
+        tokens_per_step=round(statistics.tokens_per_step or 0.0, 3),
         difference=found,
     )
 

@@ -17,6 +17,7 @@ from server.telemetry.self_check import self_check
 from server.telemetry.slices import Slices
 from server.telemetry.tally import Tally
 from server.telemetry.telemetry import Telemetry
+from spec.names import NONE
 from spec.request import EngineInfo
 
 #: How vLLM calls the ends of requests. Its tools count ``stop`` and ``length``.
@@ -150,7 +151,7 @@ def _speculation(families: Families, totals: Tally) -> Iterator[Metric]:
     yield from families.counter(
         "spec_decode_num_choices",
         "Steps by who was to draft in them, as the budget chose (none: nobody).",
-        [((choice,), steps) for choice, steps in sorted(({"none": 0} | totals.chosen).items())],
+        [((choice,), steps) for choice, steps in sorted(({NONE: 0} | totals.chosen).items())],
         ["choice"],
     )
     yield from families.histogram(
@@ -199,6 +200,11 @@ def _estimates(families: Families, reading: Reading) -> Iterator[Metric]:
         "spec_decode_speed_up",
         "Estimate of the speed over plain decoding in the last minute; without decoding there is none.",
         [] if reading.speed_up is None else one(reading.speed_up),
+    )
+    yield from families.gauge(
+        "spec_decode_speed_up_unsure",
+        "1 if that estimate may be wrong: the steps without drafts it rests on are few, old or of another pace.",
+        [] if reading.speed_up is None else one(reading.unsure),
     )
     yield from families.gauge(
         "plain_step_seconds", "A decoding step of one request without drafts.", one(reading.plain_seconds)
@@ -304,9 +310,9 @@ def _server(families: Families, reading: Reading) -> Iterator[Metric]:
 
 def _build(families: Families, info: EngineInfo | None) -> Iterator[Metric]:
     """What runs, once anything does."""
-    labels = ("version", "target", "drafter", "dtype", "device", "exact")
+    labels = ("version", "target", "drafter", "draft", "dtype", "device", "exact")
     known: list[Series] = []
     if info is not None:
         exact = "yes" if info.exact else "no"
-        known = [((foresay.__version__, info.target, info.drafter, info.dtype, info.device, exact), 1)]
+        known = [((foresay.__version__, info.target, info.drafter, info.draft, info.dtype, info.device, exact), 1)]
     yield from families.gauge("build_info", "What runs.", known, labels)

@@ -12,7 +12,6 @@ The tens are there to be summed: a minute or an hour up to now is a few long spa
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
 from itertools import pairwise
 from math import inf
 
@@ -131,8 +130,3 @@ class History:
         self._total.add(over)
         for level in self._levels:
             level.add(over)
-
-
-def busy_seconds(tallies: Iterable[Tally]) -> int:
-    """Seconds in which the engine stepped."""
-    return sum(1 for tally in tallies if tally.steps)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import TYPE_CHECKING
@@ -11,6 +11,7 @@ from server.telemetry.history import History
 from server.telemetry.report import RequestDetail, RequestStep, RequestSummary, TokenText
 from server.telemetry.shapes import Shapes
 from server.telemetry.tally import Tally
+from spec.acceptance import tokens_per_step
 from spec.request import Delta, Origin, Request
 from spec.trace import Statistics, StepTrace
 
@@ -20,14 +21,12 @@ if TYPE_CHECKING:  # whoever makes pieces counts them here
 #: Steps of one request that are kept to be shown; of a longer one only the beginning is.
 MOST_STEPS = 2048
 #: About what a step and a token take, in bytes.
-STEP_BYTES, TOKEN_BYTES = 240, 8
-#: Whose tree it is when a grammar forced all of it.
-GRAMMAR = "grammar"
+STEP_BYTES, TOKEN_BYTES = 264, 8
 #: Of tokens that came without one.
 NOWHERE = Origin(0, "", [-1], 0, [], {})
 
-#: step, drafter, drafted, accepted, forced among the accepted, kept, seconds
-Step = tuple[int, str, int, int, int, int, float]
+#: step, drafter, drafted, accepted, forced among the accepted, kept, seconds, whose each accepted one was
+Step = tuple[int, str, int, int, int, int, float, Sequence[str]]
 
 
 @dataclass(slots=True)
@@ -48,15 +47,24 @@ class Books:
 class Ledger:
     """One request's counts. All of them are of tokens that are in its text; ``drafted`` is of whatever was verified.
 
-    choices: that were asked for with it. keeps_text: whether its text may be shown later.
+    choices: that were asked for with it. keeps_text: whether its text may be shown later. words: its prompt's first.
     """
 
     def __init__(
-        self, request: Request, tenant: str, request_id: str, books: Books, choices: int = 1, keeps_text: bool = True
+        self,
+        request: Request,
+        tenant: str,
+        request_id: str,
+        books: Books,
+        choices: int = 1,
+        keeps_text: bool = True,
+        words: str = "",
     ) -> None:
         self.id, self.tenant, self.request_id = request.id, tenant, request_id
         self.prompt_tokens, self.leads = len(request.prompt), request.fork_of is None
         self.max_tokens, self.choices, self.keeps_text = request.params.max_tokens, choices, keeps_text
+        self.words = words if keeps_text else None
+        self.temperature, self.seed = request.params.temperature, request.params.seed
         self.began = books.clock()
         self.ended: float | None = None
         self.finish_reason: str | None = None
@@ -86,6 +94,7 @@ class Ledger:
             tally.cached_tokens += delta.cached_tokens - self.cached_tokens
             self.cached_tokens = delta.cached_tokens
         if delta.tokens:
+            self.seed = delta.seed
             self._run(tally, delta, piece)
         if piece.text and self._whole and self.keeps_text:
             self._text.append(piece.text)
@@ -125,34 +134,42 @@ class Ledger:
     def summary(self) -> RequestSummary:
         """The request in numbers."""
         seconds = (self._books.clock() if self.ended is None else self.ended) - self.began
-        rest = self.tokens - self._first_run
-        decoding = self._last - self._first if self._first is not None else 0.0
         return RequestSummary(
             id=self.id,
             request_id=self.request_id,
             started=self.began,
+            prompt=self.words,
+            temperature=self.temperature,
+            seed=self.seed,
             prompt_tokens=self.prompt_tokens,
             cached_tokens=self.cached_tokens,
             output_tokens=self.tokens,
             time_to_first_token=None if self._first is None else self._first - self.began,
             seconds=seconds,
-            tokens_per_second=rest / decoding if decoding > 0 and rest > 0 else None,
+            tokens_per_second=self.rate,
             steps=self.runs,
             drafts=self.drafts,
             drafted=self.drafted,
             accepted=self.accepted,
             discarded=self.discarded,
             acceptance_rate=self.accepted / self.drafted if self.drafted else None,
-            tokens_per_step=self.tokens / self.runs if self.runs else None,
+            tokens_per_step=tokens_per_step(self.tokens, self.runs),
             drafters=self.drafters,
             finish_reason=self.finish_reason,
         )
+
+    @property
+    def rate(self) -> float | None:
+        """Tokens per second behind the first ones; None if there were no others."""
+        rest = self.tokens - self._first_run
+        decoding = self._last - self._first if self._first is not None else 0.0
+        return rest / decoding if decoding > 0 and rest > 0 else None
 
     def detail(self) -> RequestDetail:
         """The request step by step, and its text by origin; for the key that asked for it only."""
         steps = [
             RequestStep(number, drafter, drafted, accepted, kept, 1000 * seconds)
-            for number, drafter, drafted, accepted, _, kept, seconds in self._steps
+            for number, drafter, drafted, accepted, _, kept, seconds, _ in self._steps
         ]
         text = self._by_origin()
         return RequestDetail(self.summary(), steps, text, whole=self._whole, text_kept=self.keeps_text)
@@ -163,8 +180,7 @@ class Ledger:
         path, forced, books = origin.path, origin.forced, self._books
         shape = books.shapes.of(origin.parents)
         drafted, accepted = shape.drafted, min(len(path), kept)
-        drafter = origin.drafter or (GRAMMAR if forced else "")
-        run = drafter, shape, path[accepted - 1] if accepted else 0, kept
+        run = origin.drafter, shape, path[accepted - 1] if accepted else 0, kept
         tally.new_runs[run] = tally.new_runs.get(run, 0) + 1
         if not self.runs and self.leads:
             tally.prompt_tokens += self.prompt_tokens
@@ -177,7 +193,7 @@ class Ledger:
             self.drafts += 1
             self.drafted += drafted
             self.accepted += accepted
-            self.drafters[drafter] = self.drafters.get(drafter, 0) + 1
+            self.drafters[origin.drafter] = self.drafters.get(origin.drafter, 0) + 1
         sure = 0
         if forced:
             tally.forced += forced
@@ -186,7 +202,8 @@ class Ledger:
             latest = books.step
             same = latest is not None and latest.number == origin.step
             seconds = books.step_seconds if same else sum(origin.seconds.values())
-            self._steps.append((origin.step, drafter if drafted else "", drafted, accepted, sure, kept, seconds))
+            step = (origin.step, origin.drafter, drafted, accepted, sure, kept, seconds, origin.sources)
+            self._steps.append(step)
             if self.keeps_text:
                 self._offsets += piece.offsets
         else:
@@ -219,8 +236,8 @@ class Ledger:
         text = "".join(self._text)
         spans = iter(pairwise([*self._offsets, len(text)]))
         found = []
-        for _, drafter, _, accepted, sure, kept, _ in self._steps:
+        for _, drafter, _, accepted, sure, kept, _, sources in self._steps:
             for place, (begin, end) in zip(range(kept), spans, strict=False):
-                who, depth = (drafter, place + 1) if place < accepted else ("", 0)
+                who, depth = (sources[place] if sources else drafter, place + 1) if place < accepted else ("", 0)
                 found.append(TokenText(text[begin:end], who, depth, place < sure))
         return found

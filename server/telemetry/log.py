@@ -1,6 +1,7 @@
 """For people: how speculation went, every 10 seconds in which something was drafted, and a warning if it costs.
 
-The first is worded as vLLM words it, with the time saved behind it, so that what reads vLLM's log reads this one.
+The first is worded as vLLM words it, with the time saved and what
+else we count behind it, so that what reads vLLM's log reads this one.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from aiohttp import web
 
 from server.telemetry.tally import Tally
 from server.telemetry.verdict import judged
-from server.telemetry.views import accepted_per_depth
+from spec.acceptance import ByDepth, by_place, tokens_per_step
 from spec.trace import NOT_PAYING
 
 if TYPE_CHECKING:
@@ -39,16 +40,20 @@ def to_stderr(whose: logging.Logger = log) -> None:
 def line(tally: Tally, seconds: float) -> str:
     """What was drafted and accepted in so many seconds."""
     drafts, drafted, accepted = tally.drafts, tally.drafted, tally.accepted
-    positions = ", ".join(f"{count / drafts:.3f}" for count in accepted_per_depth(tally))
+    per_depth = by_place(drafting.accepted_per_depth for drafting in tally.drafting.values())
+    positions = ", ".join(f"{count / drafts:.3f}" for count in per_depth)
     verdict = judged(tally)
     speed = "" if verdict.speed_up is None else f", {verdict.speed_up:.2f}x of plain decoding"
+    speed += f", unsure: {tally.doubt}" if tally.doubt else ""
+    per_step = tokens_per_step(tally.tokens, tally.runs) or 0.0
     return (
         f"SpecDecoding metrics: Mean acceptance length: {1 + accepted / drafts:.2f}, "
         f"Accepted throughput: {accepted / seconds:.2f} tokens/s, "
         f"Drafted throughput: {drafted / seconds:.2f} tokens/s, "
         f"Accepted: {accepted} tokens, Drafted: {drafted} tokens, Per-position acceptance rate: {positions}, "
         f"Avg Draft acceptance rate: {100 * accepted / drafted:.1f}%, "
-        f"Time saved: {verdict.saved_seconds:.2f} s (estimated{speed})"
+        f"Time saved: {verdict.saved_seconds:.2f} s (estimated{speed}), Tokens per step: {per_step:.2f}, "
+        f"Accepted by depth: {ByDepth.of(per_depth, drafts)}"
     )
 
 

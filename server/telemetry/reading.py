@@ -16,13 +16,14 @@ from spec.request import EngineInfo
 
 
 class Reading(msgspec.Struct, frozen=True):
-    """What the families of one scrape are made from. speed_up: of the last minute. restarts, startup: of the engine.
-    http: responses by status. websockets, websocket_seconds: those open, and how long the others were.
+    """What the families of one scrape are made from. speed_up, unsure: of the last minute. restarts, startup: of the
+    engine. http: responses by status. websockets, websocket_seconds: those open, and how long the others were.
     """
 
     totals: Tally
     gauges: Gauges
     speed_up: float | None
+    unsure: bool
     plain_seconds: float
     status: EngineStatus
     info: EngineInfo | None
@@ -36,10 +37,12 @@ class Reading(msgspec.Struct, frozen=True):
     @classmethod
     def of(cls, telemetry: Telemetry) -> Reading:
         """As of now."""
+        minute = telemetry.window(60)
         return cls(
             totals=telemetry.totals(),
             gauges=telemetry.gauges,
-            speed_up=telemetry.window(60).speed_up,
+            speed_up=minute.speed_up,
+            unsure=bool(minute.doubt),
             plain_seconds=telemetry.plain_seconds,
             status=telemetry.engine.status,
             info=telemetry.engine.info,

@@ -1,6 +1,7 @@
 """What telemetry tells, ready for JSON. Rates are shares from 0 to 1, times are seconds; None: nothing to tell it from.
 
-No struct but :class:`RequestDetail` holds a text, and that is given to the key that asked for the request only.
+No struct but :class:`RequestSummary` and :class:`RequestDetail` holds a text, and those are given to the key that asked
+for the request only.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import msgspec
 
 from server.telemetry.self_check import SelfCheckCounts
+from spec.acceptance import ByDepth
 
 
 class Quantiles(msgspec.Struct, frozen=True):
@@ -28,28 +30,31 @@ class Gauges(msgspec.Struct, frozen=True):
 
 
 class Live(msgspec.Struct, frozen=True, kw_only=True):
-    """The tiles. ``tokens_per_second`` is of the last 10 seconds, as far as the engine was busy; the others but the
-    gauges are of the last 60.
+    """The tiles. ``tokens_per_second`` is of the last 10 seconds, over the time that the engine stepped; the others but
+    the gauges are of the last 60.
 
     speed_up: estimated, how many times faster than plain decoding: tokens per step of one request, times
-    ``root_seconds`` over the mean seconds of a decoding step. root_seconds: of a step without drafts, measured live if
-    there were some, else at start-up.
+    ``root_seconds`` over the mean seconds of a decoding step. doubt: why that is unsure; empty if it is not.
+    root_seconds: of a step without drafts, as it would be now.
     """
 
-    tokens_per_second: float
+    tokens_per_second: float | None
+    last_request_tokens_per_second: float | None
     time_to_first_token: Quantiles
     time_per_token: Quantiles
     chunk_gap: Quantiles
     acceptance_rate: float | None
     tokens_per_step: float | None
     speed_up: float | None
+    doubt: str
     root_seconds: float
     step_seconds: float | None
     gauges: Gauges
 
 
 class DrafterRates(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of one drafter's trees. drafts: trees; share: of all trees; by depth from 1 on."""
+    """What became of one drafter's trees. drafts: trees; share: of all trees; by depth from 1 on.
+    mean_acceptance_length: tokens of a step in which it drafted, the target's own included."""
 
     drafter: str
     drafts: int
@@ -57,14 +62,14 @@ class DrafterRates(msgspec.Struct, frozen=True, kw_only=True):
     accepted: int
     share: float
     acceptance_rate: float | None
-    tokens_per_step: float | None
+    mean_acceptance_length: float | None
     drafted_per_depth: list[int]
     accepted_per_depth: list[int]
 
 
 class ShadowRates(msgspec.Struct, frozen=True, kw_only=True):
-    """What a shadow drafter would have had accepted, of requests that are over. tokens_per_step: of the steps behind
-    the one that computes the prompt. milliseconds: what drafting took it, per step."""
+    """What a shadow drafter would have had accepted, of requests that are over. milliseconds: what drafting
+    took it, per step."""
 
     drafter: str
     steps: int
@@ -73,6 +78,7 @@ class ShadowRates(msgspec.Struct, frozen=True, kw_only=True):
     accepted: int
     acceptance_rate: float | None
     tokens_per_step: float | None
+    mean_acceptance_length: float | None
     milliseconds: float | None
     drafted_per_depth: list[int]
     accepted_per_depth: list[int]
@@ -93,9 +99,12 @@ class Point(msgspec.Struct, frozen=True, kw_only=True):
     """One bucket of time. at: its first second, since 1970. seconds: its length, 1 or 60.
 
     tokens: in texts; runs: steps of single requests that wrote any; emitted: by the engine. tokens_per_step: of one
-    request. tree_nodes: drafted nodes per tree. phases: seconds spent in the bucket: plan, propose, mask, forward, draw
-    and commit by the engine, deliver by the server. drafters: trees of each. chunk_gaps, token_times: counts by the
-    bounds in :class:`HistoryReport`, the last one beyond all. Gauges as after the last step.
+    request. tree_nodes: drafted nodes per tree. busy_seconds: of steps; decode_seconds: of those that read no prompt;
+    plain_seconds: of plain decoding in their place, estimated; doubted_seconds: of those of which that is unsure.
+    first_tokens: requests that got their first, after first_token_seconds in all. phases: seconds spent in the bucket:
+    plan, propose, mask, forward, draw and commit by the engine, deliver by the server. drafters: trees of each.
+    chunk_gaps, token_times: counts by the bounds in :class:`HistoryReport`, the last one beyond all. Gauges as after
+    the last step.
     """
 
     at: int
@@ -112,6 +121,12 @@ class Point(msgspec.Struct, frozen=True, kw_only=True):
     acceptance_rate: float | None
     tree_nodes: float | None
     speed_up: float | None
+    busy_seconds: float
+    decode_seconds: float
+    plain_seconds: float
+    doubted_seconds: float
+    first_tokens: int
+    first_token_seconds: float
     phases: dict[str, float]
     drafters: dict[str, int]
     accepted_per_depth: list[int]
@@ -136,7 +151,9 @@ class HistoryReport(msgspec.Struct, frozen=True, kw_only=True):
 
 class Server(msgspec.Struct, frozen=True, kw_only=True):
     """The header. status: the engine's (ready, loading, down, failed), or draining: the server is about to stop.
-    exact: whether the text is bit for bit that of plain decoding. root_seconds: at start-up."""
+    drafter: by name; draft:
+    with where they were loaded from; drafters: each. exact: whether the text is bit for bit that of plain decoding.
+    root_seconds: at start-up."""
 
     model: str
     status: str
@@ -147,7 +164,9 @@ class Server(msgspec.Struct, frozen=True, kw_only=True):
     restarts: int
     target: str = ""
     drafter: str = ""
+    draft: str = ""
     drafter_reason: str = ""
+    drafters: list[str] = []
     dtype: str = ""
     device: str = ""
     exact: bool | None = None
@@ -161,9 +180,9 @@ class Server(msgspec.Struct, frozen=True, kw_only=True):
 
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     """The whole page but its charts. drafters: in the last minute; drafters_hour, shadows: in the last hour. nodes: of
-    the last minute, by depth and rank, of all shapes together. totals: counters since the start, as in /metrics.
-    startup: seconds of each phase of the engine's last start. verdict: one sentence: does speculation pay, and if not,
-    why."""
+    the last minute, by depth and rank, of all shapes together. accepted_by_depth: of all drafters, in the last minute
+    and hour. totals: counters since the start, as in /metrics. startup: seconds of each phase of the engine's last
+    start. verdict: one sentence: does speculation pay, and if not, why."""
 
     now: float
     server: Server
@@ -172,6 +191,8 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     drafters_hour: list[DrafterRates]
     shadows: list[ShadowRates]
     nodes: list[Node]
+    accepted_by_depth: ByDepth
+    accepted_by_depth_hour: ByDepth
     totals: dict[str, int]
     startup: dict[str, float]
     verdict: str
@@ -181,13 +202,17 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
 class RequestSummary(msgspec.Struct, frozen=True, kw_only=True):
     """One request that is over, or still runs (``finish_reason`` None). cancelled and error are reasons too.
 
-    request_id: the ``X-Request-Id`` of the HTTP request it came with. drafters: trees of each. Times as the server saw
-    them, from when the request was let in.
+    request_id: the ``X-Request-Id`` of the HTTP request it came with. prompt: the first words of its prompt, or of what
+    was said last in a conversation; None if its client wanted nothing stored. seed: gives the same text again, None
+    before it is known. drafters: trees of each. Times as the server saw them, from when the request was let in.
     """
 
     id: str
     request_id: str
     started: float
+    prompt: str | None
+    temperature: float
+    seed: int | None
     prompt_tokens: int
     cached_tokens: int
     output_tokens: int

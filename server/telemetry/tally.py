@@ -37,7 +37,8 @@ class Tally:
 
     Of steps: steps, emitted (tokens the engine wrote), phases (seconds), preemptions, the latest one for its gauges;
     decode_*, propose_seconds: of steps that read no prompt and in which no request had switched speculation off;
-    plain_seconds: what plain decoding would have taken for what these emitted, estimated. Of runs (a step of one
+    plain_seconds: what plain decoding would have taken for what these emitted, estimated; doubted: the seconds of those
+    whose estimate may be wrong, by the reason. Of runs (a step of one
     request that wrote text): new_runs, and what :meth:`settle` makes of them: runs, tokens, run_lengths, drafting,
     places; discarded (tokens behind the end of a text) and forced (drafts). chosen: steps by what the budget chose,
     where there is one; news: of the last change of who leads. shadows: of drafters beside the one in use.
@@ -47,8 +48,9 @@ class Tally:
     def __init__(self, second: int = 0) -> None:
         self.second = second
         self.steps = self.emitted = self.preemptions = 0
-        self.decode_steps = self.decode_sequences = self.decode_emitted = self.decode_rows = 0
+        self.decode_steps = self.decode_emitted = self.decode_rows = 0
         self.decode_seconds = self.propose_seconds = self.plain_seconds = 0.0
+        self.doubted: dict[str, float] = {}
         self.latest: StepTrace | None = None
         self.told: msgspec.Raw | None = None
         self.phases: dict[str, float] = {}
@@ -93,13 +95,19 @@ class Tally:
         return self.plain_seconds / self.decode_seconds if self.plain_seconds and self.decode_seconds else None
 
     @property
+    def doubt(self) -> str:
+        """Why that may be wrong for more than half of the time; "" if it is not."""
+        doubted = self.doubted
+        return max(doubted, key=doubted.__getitem__) if 2 * sum(doubted.values()) > self.decode_seconds else ""
+
+    @property
     def acceptance_rate(self) -> float | None:
         """The share of drafted nodes that was accepted."""
         drafted = self.drafted
         return self.accepted / drafted if drafted else None
 
-    def step(self, trace: StepTrace, plain: float) -> float:
-        """One step of the engine; returns its seconds. plain: what it would take without drafts; 0 if nobody knows."""
+    def step(self, trace: StepTrace) -> float:
+        """One step of the engine; returns its seconds."""
         phases, total = self.phases, 0.0
         for phase, seconds in trace.seconds.items():
             phases[phase] = phases.get(phase, 0.0) + seconds
@@ -117,11 +125,12 @@ class Tally:
         if not trace.prefill_rows and not trace.plain:
             self.decode_steps += 1
             self.decode_seconds += total
-            self.decode_sequences += trace.sequences
             self.decode_emitted += trace.emitted
             self.decode_rows += trace.rows
             self.propose_seconds += trace.seconds.get("propose", 0.0)
-            self.plain_seconds += plain * trace.emitted / trace.sequences
+            self.plain_seconds += trace.root_seconds * trace.emitted / trace.sequences
+            if trace.doubt:
+                self.doubted[trace.doubt] = self.doubted.get(trace.doubt, 0.0) + total
         return total
 
     def settle(self) -> Self:
@@ -138,8 +147,7 @@ class Tally:
     def _settle(self, runs: int, kept: int) -> None:
         self.runs += runs
         self.tokens += kept * runs
-        if kept:
-            self.run_lengths.observe(kept, runs)
+        self.run_lengths.observe(kept, runs)
 
     def add(self, later: Self) -> None:
         """Count what a later tally has counted."""
@@ -151,8 +159,9 @@ class Tally:
         for counts, more in counted:
             add(counts, more)
         self.news = later.news or self.news
-        for phase, seconds in later.phases.items():
-            self.phases[phase] = self.phases.get(phase, 0.0) + seconds
+        for times, seconds in ((self.phases, later.phases), (self.doubted, later.doubted)):
+            for name, spent in seconds.items():
+                times[name] = times.get(name, 0.0) + spent
         for name, drafting in later.drafting.items():
             self.drafting.setdefault(name, Drafting()).add(drafting)
         self.places.add(later.places)
@@ -169,7 +178,7 @@ class Tally:
 
 
 _SUMS = (
-    *("steps", "emitted", "preemptions", "decode_steps", "decode_sequences", "decode_emitted", "decode_rows"),
+    *("steps", "emitted", "preemptions", "decode_steps", "decode_emitted", "decode_rows"),
     *("decode_seconds", "propose_seconds", "plain_seconds"),
     *("runs", "tokens", "discarded", "forced", "prompt_tokens", "cached_tokens"),
 )

@@ -11,9 +11,10 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import copy
+from types import MappingProxyType
 from typing import Protocol
 
 import foresay
@@ -24,7 +25,6 @@ from server.telemetry import views
 from server.telemetry.connections import Connections
 from server.telemetry.histogram import TOKEN_BOUNDS
 from server.telemetry.ledger import Books, Ledger
-from server.telemetry.plain import PlainPace
 from server.telemetry.recent import Recent
 from server.telemetry.report import Gauges, HistoryReport, Point, RequestDetail, RequestSummary, Server, Snapshot
 from server.telemetry.self_check import SelfCheckCounts
@@ -40,6 +40,10 @@ from spec.trace import ShadowReport, StepTrace
 DRAINING = "what runs is finished, nothing new is taken"
 #: Errors that are no failure: somebody asked for the end.
 ASKED_FOR = frozenset({"cancelled"})
+#: Of prompts that nobody has words of.
+NO_WORDS: Mapping[str, str] = MappingProxyType({})
+#: How far one step moves what is told of a step without drafts.
+_MOVED = 1 / 16
 #: What raises where the client has left.
 LEFT = (asyncio.CancelledError, GeneratorExit, ConnectionError)
 
@@ -87,20 +91,21 @@ class Telemetry:
         self._engine = engine
         self._books, self._recent = Books(self.clock), Recent()
         self._history = self._books.history
-        self._plain = PlainPace()
+        self._root_seconds = 0.0
+        self._last_rate: float | None = None
 
     # -- counting ------------------------------------------------------------------------------------------------
 
     def step(self, trace: StepTrace) -> None:
         """Count a step of the engine. To be told of every one; costs microseconds. Of re-runs only the pace counts."""
-        if not trace.drafted:
-            self._plain.see(trace)
+        if trace.sequences == 1 and trace.root_seconds:
+            known = self._root_seconds or trace.root_seconds
+            self._root_seconds = known + _MOVED * (trace.root_seconds - known)
         if trace.aside:
             return
-        plain = self._plain.of(trace.sequences, self._engine.info)
         books = self._books
         books.delivered = now = books.clock()
-        books.step_seconds = books.history.at(now).step(trace, plain)
+        books.step_seconds = books.history.at(now).step(trace)
         books.step = trace
 
     def shadowed(self, report: ShadowReport) -> None:
@@ -109,13 +114,17 @@ class Telemetry:
         tally.shadows.setdefault(report.drafter, Shadowing()).count(report)
 
     @contextmanager
-    def watching(self, requests: Sequence[Request], keeps_text: bool = True) -> Iterator[list[Ledger]]:
+    def watching(
+        self, requests: Sequence[Request], keeps_text: bool = True, words: Mapping[str, str] = NO_WORDS
+    ) -> Iterator[list[Ledger]]:
         """Count what becomes of these requests; whoever has not ended by the end of the context has failed, or was left
-        alone by its client. keeps_text: whether what they say may be shown to their key later."""
+        alone by its client. keeps_text: whether what they say may be shown to their key later. words: the first ones of
+        their prompts, by id."""
         tenant, request_id = CALLER.get().tenant, REQUEST_ID.get("")
         forks = Counter(request.fork_of for request in requests)
         ledgers = [
-            Ledger(request, tenant, request_id, self._books, 1 + forks[request.id], keeps_text) for request in requests
+            Ledger(r, tenant, request_id, self._books, 1 + forks[r.id], keeps_text, words.get(r.id, ""))
+            for r in requests
         ]
         for ledger in ledgers:
             self._recent.begin(ledger)
@@ -135,6 +144,7 @@ class Telemetry:
             for ledger in ledgers:
                 ledger.failed(reason, failed)
                 self._recent.end(ledger)
+                self._last_rate = ledger.rate or self._last_rate
 
     # -- telling -------------------------------------------------------------------------------------------------
 
@@ -157,7 +167,8 @@ class Telemetry:
     @property
     def plain_seconds(self) -> float:
         """A decoding step of one request without drafts; 0 if nobody knows."""
-        return self._plain.of(1, self._engine.info)
+        info = self._engine.info
+        return self._root_seconds or (info.root_seconds if info is not None else 0.0)
 
     def totals(self) -> Tally:
         """Everything counted since the start."""
@@ -185,11 +196,13 @@ class Telemetry:
         return Snapshot(
             now=now,
             server=self._server(now, info),
-            live=views.live(recent, whole, now, self.plain_seconds, self.gauges),
+            live=views.live(recent, whole, self._last_rate, self.plain_seconds, self.gauges),
             drafters=views.drafters(whole),
             drafters_hour=views.drafters(hour),
             shadows=views.shadows(hour),
             nodes=views.nodes(whole),
+            accepted_by_depth=views.by_depth(whole),
+            accepted_by_depth_hour=views.by_depth(hour),
             totals=_counters(totals),
             startup=dict(self.startup.seconds),
             verdict=judged(whole).sentence,
@@ -239,7 +252,7 @@ class Telemetry:
 def _with_engine(known: Server, info: EngineInfo) -> Server:
     names = [name for name in Server.__struct_fields__ if name in EngineInfo.__struct_fields__]
     told = {name: getattr(known, name) for name in Server.__struct_fields__} | {n: getattr(info, n) for n in names}
-    return Server(**told | {"draft_shape": list(info.draft_shape)})
+    return Server(**told | {"draft_shape": list(info.draft_shape), "drafters": list(info.drafters)})
 
 
 def _counters(totals: Tally) -> dict[str, int]:

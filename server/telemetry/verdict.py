@@ -30,6 +30,8 @@ def judged(tally: Tally) -> Verdict:
     saved = 0.0 if speed_up is None else tally.plain_seconds - tally.decode_seconds
     if not tally.drafts:
         return Verdict(None, speed_up, saved, "Nothing was drafted.")
+    if tally.doubt:
+        return Verdict(None, speed_up, saved, f"Unsure whether speculation pays: {tally.doubt}.")
     if speed_up is None or tally.decode_steps < FEWEST_STEPS:
         return Verdict(None, speed_up, saved, "Too few steps to tell whether speculation pays.")
     if speed_up > 1 + MARGIN:
@@ -40,12 +42,11 @@ def judged(tally: Tally) -> Verdict:
 
 
 def _figures(tally: Tally) -> str:
-    tokens = tally.decode_emitted / tally.decode_sequences
-    needed = tokens * tally.decode_seconds / tally.plain_seconds
     step, draft = (1000 * seconds / tally.decode_steps for seconds in (tally.decode_seconds, tally.propose_seconds))
+    token, alone = (1000 * seconds / tally.decode_emitted for seconds in (tally.decode_seconds, tally.plain_seconds))
     return (
-        f"a step gives {tokens:.2f} tokens and would have to give {needed:.2f} "
-        f"(it takes {step:.2f} ms, {draft:.2f} ms of them drafting; without drafts {step / needed:.2f} ms)"
+        f"a token takes {token:.2f} ms, and would take {alone:.2f} ms without drafts "
+        f"(a step takes {step:.2f} ms, {draft:.2f} ms of them drafting)"
     )
 
 

@@ -8,11 +8,11 @@ from typing import cast
 import msgspec
 
 from server.telemetry.histogram import Histogram
-from server.telemetry.history import busy_seconds
 from server.telemetry.report import DrafterRates, Gauges, Live, Node, Point, Quantiles, ShadowRates
 from server.telemetry.shapes import link, unlink
 from server.telemetry.slices import Slices
 from server.telemetry.tally import Tally
+from spec.acceptance import ByDepth, by_place, tokens_per_step
 
 RATE_SECONDS = 10
 LIVE_SECONDS = 60
@@ -28,29 +28,24 @@ def quantiles(histogram: Histogram) -> Quantiles:
     return Quantiles(histogram.quantile(0.5), histogram.quantile(0.99))
 
 
-def live(recent: Sequence[Tally], whole: Tally, now: float, plain: float, gauges: Gauges) -> Live:
-    """The tiles. recent: the last ``RATE_SECONDS``. whole: the last ``LIVE_SECONDS``, summed up. plain: seconds of a
-    step without drafts."""
+def live(recent: Sequence[Tally], whole: Tally, last_rate: float | None, plain: float, gauges: Gauges) -> Live:
+    """The tiles. recent: the last ``RATE_SECONDS``. whole: the last ``LIVE_SECONDS``, summed up. last_rate: tokens per
+    second of the last request that is over. plain: seconds of a step without drafts."""
+    tokens, busy = sum(tally.tokens for tally in recent), sum(tally.step_seconds.sum for tally in recent)
     return Live(
-        tokens_per_second=sum(tally.tokens for tally in recent) / _span(recent, now),
+        tokens_per_second=ratio(tokens, busy),
+        last_request_tokens_per_second=last_rate,
         time_to_first_token=quantiles(whole.times["time_to_first_token"]),
         time_per_token=quantiles(whole.token_times),
         chunk_gap=quantiles(whole.chunk_gaps),
         acceptance_rate=whole.acceptance_rate,
-        tokens_per_step=ratio(whole.tokens, whole.runs),
+        tokens_per_step=tokens_per_step(whole.tokens, whole.runs),
         speed_up=whole.speed_up,
+        doubt=whole.doubt,
         root_seconds=plain,
         step_seconds=ratio(whole.decode_seconds, whole.decode_steps),
         gauges=gauges,
     )
-
-
-def _span(recent: Sequence[Tally], now: float) -> float:
-    """The seconds in which the engine was busy; of the running one what has passed. Not so little that it misleads."""
-    busy = float(busy_seconds(recent))
-    if recent and recent[-1].steps and recent[-1].second == int(now):
-        busy -= 1.0 - (now - int(now))
-    return max(busy, 0.5)
 
 
 def drafters(tally: Tally) -> list[DrafterRates]:
@@ -63,7 +58,7 @@ def drafters(tally: Tally) -> list[DrafterRates]:
             accepted=drafting.accepted,
             share=drafting.drafts / tally.drafts,
             acceptance_rate=ratio(drafting.accepted, drafting.drafted),
-            tokens_per_step=ratio(drafting.drafts + drafting.accepted, drafting.drafts),
+            mean_acceptance_length=ratio(drafting.drafts + drafting.accepted, drafting.drafts),
             drafted_per_depth=list(drafting.drafted_per_depth),
             accepted_per_depth=list(drafting.accepted_per_depth),
         )
@@ -82,7 +77,8 @@ def shadows(tally: Tally) -> list[ShadowRates]:
             drafted=shadow.drafting.drafted,
             accepted=shadow.drafting.accepted,
             acceptance_rate=ratio(shadow.drafting.accepted, shadow.drafting.drafted),
-            tokens_per_step=ratio(shadow.tokens, shadow.steps),
+            tokens_per_step=tokens_per_step(shadow.tokens, shadow.steps),
+            mean_acceptance_length=ratio(shadow.drafting.drafts + shadow.drafting.accepted, shadow.drafting.drafts),
             milliseconds=ratio(1000 * shadow.seconds, shadow.steps),
             drafted_per_depth=list(shadow.drafting.drafted_per_depth),
             accepted_per_depth=list(shadow.drafting.accepted_per_depth),
@@ -104,14 +100,9 @@ def nodes(tally: Tally) -> list[Node]:
     return found
 
 
-def accepted_per_depth(tally: Tally) -> list[int]:
-    """Accepted nodes by depth, of all drafters."""
-    depths = max((len(drafting.accepted_per_depth) for drafting in tally.drafting.values()), default=0)
-    total = [0] * depths
-    for drafting in tally.drafting.values():
-        for depth, accepted in enumerate(drafting.accepted_per_depth):
-            total[depth] += accepted
-    return total
+def by_depth(tally: Tally) -> ByDepth:
+    """How deep drafts were accepted, of all drafters."""
+    return ByDepth.of(by_place(drafting.accepted_per_depth for drafting in tally.drafting.values()), tally.drafts)
 
 
 async def points(tallies: Sequence[Tally], seconds: int) -> list[Point]:
@@ -139,13 +130,19 @@ def point(tally: Tally, seconds: int) -> Point:
         drafted=tally.drafted,
         accepted=tally.accepted,
         discarded=tally.discarded,
-        tokens_per_step=ratio(tally.tokens, tally.runs),
+        tokens_per_step=tokens_per_step(tally.tokens, tally.runs),
         acceptance_rate=tally.acceptance_rate,
         tree_nodes=ratio(tally.drafted, tally.drafts),
         speed_up=tally.speed_up,
+        busy_seconds=tally.step_seconds.sum,
+        decode_seconds=tally.decode_seconds,
+        plain_seconds=tally.plain_seconds,
+        doubted_seconds=sum(tally.doubted.values()),
+        first_tokens=tally.times["time_to_first_token"].count,
+        first_token_seconds=tally.times["time_to_first_token"].sum,
         phases=dict(tally.phases),
         drafters={name: drafting.drafts for name, drafting in tally.drafting.items()},
-        accepted_per_depth=accepted_per_depth(tally),
+        accepted_per_depth=by_place(drafting.accepted_per_depth for drafting in tally.drafting.values()),
         chunk_gaps=list(tally.chunk_gaps.counts),
         token_times=list(tally.token_times.counts),
         running=latest.running if latest else 0,

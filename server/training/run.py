@@ -25,6 +25,7 @@ from server.training.shapes import draft_shape, draft_vocabulary, eagle_shape
 from server.training.teacher import Teacher
 from server.training.work import Work
 from spec.errors import ForesayError
+from spec.names import DRAFT_MODEL, EAGLE3, MEDUSA
 
 Model = MedusaModel | EagleModel | DraftModel
 
@@ -33,7 +34,11 @@ _WRITTEN_AT_ONCE = 128
 _SAVED_EVERY = 60.0
 #: One text in so many is held out to judge what was learned.
 _HELD_OUT = 20
-_LEARNERS = {"medusa": "the Medusa heads learn", "eagle3": "the EAGLE-3 head learns", "draft": "the draft model learns"}
+_LEARNERS = {
+    MEDUSA: "the Medusa heads learn",
+    EAGLE3: "the EAGLE-3 head learns",
+    DRAFT_MODEL: "the draft model learns",
+}
 
 
 class Run:
@@ -102,9 +107,9 @@ class Run:
         """A fresh model to learn from the target."""
         torch.manual_seed(self.settings.seed)
         teacher, settings = self.teacher, self.settings
-        if settings.kind == "medusa":
+        if settings.kind == MEDUSA:
             return MedusaModel(teacher.lm_head, settings.depth)
-        if settings.kind == "draft":
+        if settings.kind == DRAFT_MODEL:
             assert settings.layers is not None and settings.width is not None
             return DraftModel(draft_shape(teacher.config, settings.layers, settings.width))
         ids = draft_vocabulary(texts, teacher.config.vocab_size)

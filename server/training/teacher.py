@@ -14,6 +14,7 @@ from drafters.heads.lesson import Lesson
 from server.text import code_refused
 from server.training.prompts import Messages, Prompt, read_prompts
 from spec.errors import ConfigurationError
+from verifier.model.errors import ModelError
 from verifier.model.hub import BESIDE
 
 
@@ -144,7 +145,7 @@ def _drawn(logits: Tensor, temperature: float, generator: torch.Generator) -> Te
 
 
 def _loaded(directory: Path, dtype: torch.dtype) -> tuple[torch.dtype, Any, Any]:
-    """The checkpoint's dtype, the tokenizer and the model. Raises ConfigurationError for what cannot be loaded."""
+    """The checkpoint's dtype, the tokenizer and the model. Raises ModelError for what cannot be loaded."""
     from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
     part, file = "the configuration", "config.json"
@@ -161,8 +162,8 @@ def _loaded(directory: Path, dtype: torch.dtype) -> tuple[torch.dtype, Any, Any]
         )
     except Exception as error:  # broken files make transformers, tokenizers and safetensors raise errors of any kind
         reason = code_refused(file, error) or (str(error).splitlines() or [type(error).__name__])[0]
-        raise ConfigurationError(f"--target {directory}: {part} cannot be loaded ({reason})") from error
+        raise ModelError(f"--target {directory}: {part} cannot be loaded ({reason})") from error
     model, found = loaded
     if missing := sorted(found["missing_keys"]):
-        raise ConfigurationError(f"--target {directory}: {missing[0]} is missing from its weights ({len(missing)} are)")
+        raise ModelError(f"--target {directory}: {missing[0]} is missing from its weights ({len(missing)} are)")
     return stored, tokenizer, model

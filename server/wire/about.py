@@ -21,7 +21,8 @@ class Index(msgspec.Struct, kw_only=True):
 
 
 class Health(msgspec.Struct, kw_only=True):
-    """``GET /health``: what runs, and whether speculation changes its tokens. running: requests running and waiting.
+    """``GET /health``: what runs, and whether speculation changes its tokens. drafter: who drafts, by name; draft: the
+    same as ``--draft`` takes it. running: requests running and waiting.
 
     status: ok, unloaded (nobody asked for long; the next request waits until it is loaded), loading, down, failed or
     draining. models: of a server with several, the same by name.
@@ -34,6 +35,7 @@ class Health(msgspec.Struct, kw_only=True):
     exact_reason: str | UnsetType = UNSET
     target: str | UnsetType = UNSET
     drafter: str | UnsetType = UNSET
+    draft: str | UnsetType = UNSET
     dtype: str | UnsetType = UNSET
     device: str | UnsetType = UNSET
     running: int

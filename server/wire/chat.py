@@ -9,7 +9,7 @@ from msgspec import UNSET, UnsetType
 
 from server.wire.logprobs import ChatLogprobs, PromptLogprobs
 from server.wire.provenance import Provenance
-from server.wire.shared import FinishReason, GenerationRequest, Metrics, Usage
+from server.wire.shared import FinishReason, GenerationRequest, Metrics, RequestWarning, Usage
 from server.wire.tools import Tool, ToolCall, ToolCallDelta, ToolChoice
 
 
@@ -98,6 +98,7 @@ class ChatCompletion(msgspec.Struct, kw_only=True):
     prompt_token_ids: list[int] | UnsetType = UNSET
     prompt_logprobs: PromptLogprobs | UnsetType = UNSET
     metrics: Metrics | UnsetType = UNSET
+    warnings: list[RequestWarning] | UnsetType = UNSET
 
 
 class ChatDelta(msgspec.Struct, kw_only=True):
@@ -135,3 +136,4 @@ class ChatChunk(msgspec.Struct, kw_only=True):
     prompt_token_ids: list[int] | UnsetType = UNSET
     prompt_logprobs: PromptLogprobs | UnsetType = UNSET
     metrics: Metrics | UnsetType = UNSET
+    warnings: list[RequestWarning] | UnsetType = UNSET

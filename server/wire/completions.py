@@ -9,7 +9,7 @@ from msgspec import UNSET, UnsetType
 
 from server.wire.logprobs import CompletionLogprobs, PromptLogprobs
 from server.wire.provenance import Provenance
-from server.wire.shared import FinishReason, GenerationRequest, Metrics, Usage
+from server.wire.shared import FinishReason, GenerationRequest, Metrics, RequestWarning, Usage
 
 
 class CompletionRequest(GenerationRequest, kw_only=True):
@@ -48,3 +48,4 @@ class Completion(msgspec.Struct, kw_only=True):
     usage: Usage | UnsetType | None = UNSET
     system_fingerprint: str | UnsetType = UNSET
     metrics: Metrics | UnsetType = UNSET
+    warnings: list[RequestWarning] | UnsetType = UNSET

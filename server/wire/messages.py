@@ -10,7 +10,7 @@ from typing import Any, Literal
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from server.wire.shared import Metrics
+from server.wire.shared import Metrics, RequestWarning
 
 StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"]
 
@@ -38,11 +38,17 @@ class ToolUseBlock(msgspec.Struct, kw_only=True, tag_field="type", tag="tool_use
     input: dict[str, Any]
 
 
+class ToolReference(msgspec.Struct, kw_only=True, tag_field="type", tag="tool_reference"):
+    """A deferred tool that the conversation has come upon: from now on the model is told of it."""
+
+    tool_name: str
+
+
 class ToolResultBlock(msgspec.Struct, kw_only=True, tag_field="type", tag="tool_result"):
     """What a call came to."""
 
     tool_use_id: str
-    content: str | list[TextBlock] | None = None
+    content: str | list[TextBlock | ToolReference] | None = None
     is_error: bool | None = None
 
 
@@ -53,20 +59,24 @@ AnswerBlock = TextBlock | ThinkingBlock | ToolUseBlock
 
 
 class Turn(msgspec.Struct, kw_only=True):
-    """One turn of the conversation; texts of the user that follow each other are one turn."""
+    """One turn of the conversation; texts of the user that follow each other are one turn, and texts of the system."""
 
-    role: Literal["user", "assistant"]
+    role: Literal["user", "assistant", "system"]
     content: str | list[Block]
 
 
 class ToolDefinition(msgspec.Struct, kw_only=True):
-    """A tool the model may call; only those of the client's own (type ``custom``) are served."""
+    """A tool the model may call; those that are not the client's own (type ``custom``) are left out, and named.
 
-    name: str
+    defer_loading: the model is not told of it before a ``tool_reference`` names it.
+    """
+
+    name: str | None = None
     type: str | None = None
     description: str | None = None
     input_schema: dict[str, Any] | None = None
     strict: bool | None = None
+    defer_loading: bool | None = None
 
 
 class ChoiceOfTool(msgspec.Struct, kw_only=True):
@@ -92,9 +102,10 @@ class OutputSchema(msgspec.Struct, kw_only=True):
 
 
 class OutputConfig(msgspec.Struct, kw_only=True):
-    """What the answer looks like."""
+    """What the answer looks like. effort: how much the model thinks and says, where its template has a word for it."""
 
     format: OutputSchema | None = None
+    effort: str | None = None
 
 
 class CountTokensRequest(msgspec.Struct, kw_only=True):
@@ -152,6 +163,7 @@ class AssistantTurn(msgspec.Struct, kw_only=True):
     stop_sequence: str | None
     usage: MessageUsage
     metrics: Metrics | UnsetType = UNSET
+    warnings: list[RequestWarning] | UnsetType = UNSET
 
 
 # -- events --------------------------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from server.wire.logprobs import ChatTokenLogprob
-from server.wire.shared import Metrics
+from server.wire.shared import Metrics, RequestWarning
 
 # -- requests ------------------------------------------------------------------------------------------------------
 
@@ -135,6 +135,7 @@ class OllamaProgress(msgspec.Struct, kw_only=True):
     eval_count: int | UnsetType = UNSET
     eval_duration: int | UnsetType = UNSET
     metrics: Metrics | UnsetType = UNSET
+    warnings: list[RequestWarning] | UnsetType = UNSET
 
 
 class OllamaChatLine(OllamaProgress, kw_only=True):
@@ -161,28 +162,29 @@ class ModelDetails(msgspec.Struct, kw_only=True):
 
     parent_model: str = ""
     format: str = "safetensors"
-    family: str = "foresay"
-    families: tuple[str, ...] = ("foresay",)
-    parameter_size: str = ""
+    family: str
+    families: tuple[str, ...]
+    parameter_size: str
     quantization_level: str
 
 
 class OllamaModel(msgspec.Struct, kw_only=True):
-    """A model in ``/api/tags``. digest: of what is known about it, not of its files."""
+    """A model in ``/api/tags``. size: bytes of its weights, 0 before it was loaded. digest: of what is known about it,
+    not of its files."""
 
     name: str
     model: str
     modified_at: str
-    size: int = 0
+    size: int
     digest: str
     details: ModelDetails
 
 
 class RunningModel(OllamaModel, kw_only=True):
-    """A model in ``/api/ps``. size: what it holds, size_vram: of a GPU's memory; in bytes."""
+    """A model in ``/api/ps``. size: bytes that models and KV cache hold; size_vram: those on a GPU."""
 
     expires_at: str
-    size_vram: int = 0
+    size_vram: int
     context_length: int
 
 
@@ -196,6 +198,13 @@ class Running(msgspec.Struct):
     """``GET /api/ps``."""
 
     models: list[RunningModel]
+
+
+class OllamaVersion(msgspec.Struct, kw_only=True):
+    """``GET /api/version``. version: of Ollama, whose API this is."""
+
+    version: str
+    foresay: str
 
 
 class Shown(msgspec.Struct, kw_only=True):

@@ -156,6 +156,16 @@ class StreamError(Event, kw_only=True, tag="error"):
     param: str | None
 
 
+class CustomInputDelta(ItemDelta, kw_only=True, tag="response.custom_tool_call_input.delta"):
+    """More of a custom tool's input: all of it at once, when the call is complete."""
+
+
+class CustomInputDone(Placed, kw_only=True, tag="response.custom_tool_call_input.done"):
+    """All the input of a custom tool."""
+
+    input: str
+
+
 ResponseEvent = (
     ResponseCreated
     | ResponseInProgress
@@ -173,6 +183,8 @@ ResponseEvent = (
     | ArgumentsDelta
     | ArgumentsDone
     | StreamError
+    | CustomInputDelta
+    | CustomInputDone
 )
 
 # -- only over a WebSocket -----------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from msgspec import UNSET, UnsetType
 
 from server.wire.logprobs import ChatTokenLogprob
 from server.wire.provenance import Provenance
-from server.wire.shared import GenerationRequest, Metrics
+from server.wire.shared import GenerationRequest, Metrics, RequestWarning
 
 Status = Literal["in_progress", "completed", "incomplete", "failed", "cancelled"]
 ItemStatus = Literal["in_progress", "completed", "incomplete"]
@@ -32,8 +32,9 @@ class InputPart(msgspec.Struct, kw_only=True, omit_defaults=True):
 
 
 class InputItem(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """One item of a conversation. type: ``message`` (also if left out), ``function_call``, ``function_call_output`` or
-    ``reasoning``."""
+    """One item of a conversation. type: ``message`` (also if left out), ``function_call``, ``function_call_output``,
+    ``custom_tool_call``, ``custom_tool_call_output``, ``reasoning``, ``additional_tools``, or
+    ``item_reference`` for one that a stored response said."""
 
     id: str | None = None
     type: str | None = None
@@ -42,26 +43,34 @@ class InputItem(msgspec.Struct, kw_only=True, omit_defaults=True):
     content: str | list[InputPart] | None = None
     call_id: str | None = None
     name: str | None = None
+    namespace: str | None = None
     arguments: str | None = None
+    input: str | None = None
     output: str | list[InputPart] | None = None
     summary: list[InputPart] | None = None
+    tools: list[FunctionTool] | None = None
 
 
 class FunctionTool(msgspec.Struct, kw_only=True):
-    """A function the model may call; other types of tools are refused. parameters: a JSON schema of its arguments."""
+    """Something the model may call: a ``function``, whose arguments follow the JSON schema ``parameters``; a ``custom``
+    tool, which takes a text of some ``format``; a ``namespace`` of such ``tools``. Other types are left out, and named.
+    """
 
     type: str
     name: str | None = None
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
+    format: dict[str, Any] | UnsetType | None = UNSET
+    tools: list[FunctionTool] | UnsetType | None = UNSET
 
 
 class NamedChoice(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """``tool_choice`` as an object: a ``function`` by its name, or ``allowed_tools`` with a mode."""
+    """``tool_choice`` as an object: a ``function`` or ``custom`` tool by its name, or ``allowed_tools`` with a mode."""
 
     type: str
     name: str | None = None
+    namespace: str | None = None
     mode: str | None = None
     tools: list[NamedChoice] | None = None
 
@@ -175,7 +184,19 @@ class FunctionCall(msgspec.Struct, kw_only=True, tag_field="type", tag="function
     status: ItemStatus
     call_id: str
     name: str
+    namespace: str | UnsetType = UNSET
     arguments: str = ""
+
+
+class CustomToolCall(msgspec.Struct, kw_only=True, tag_field="type", tag="custom_tool_call"):
+    """A call of a custom tool for the client to make. input: the text it takes."""
+
+    id: str
+    status: ItemStatus
+    call_id: str
+    name: str
+    namespace: str | UnsetType = UNSET
+    input: str = ""
 
 
 class ReasoningItem(msgspec.Struct, kw_only=True, tag_field="type", tag="reasoning"):
@@ -188,7 +209,7 @@ class ReasoningItem(msgspec.Struct, kw_only=True, tag_field="type", tag="reasoni
     encrypted_content: None = None
 
 
-OutputItem = OutputMessage | FunctionCall | ReasoningItem
+OutputItem = OutputMessage | FunctionCall | CustomToolCall | ReasoningItem
 
 # -- the response --------------------------------------------------------------------------------------------------
 
@@ -269,6 +290,7 @@ class Response(msgspec.Struct, kw_only=True):
     system_fingerprint: str | UnsetType = UNSET
     metrics: Metrics | UnsetType = UNSET
     provenance: Provenance | UnsetType = UNSET
+    warnings: list[RequestWarning] | UnsetType = UNSET
 
 
 class DeletedResponse(msgspec.Struct):

@@ -17,6 +17,9 @@ from server.wire.structured import ResponseFormat, StructuredOutputs
 FinishReason = Literal["stop", "length", "tool_calls"]
 MetricsLevel = Literal["none", "summary", "detailed"]
 Pacing = Literal["at_once", "even"]
+WarningCode = Literal[
+    "tool_left_out", "format_not_enforced", "max_tokens_clamped", "model_renamed", "hint_left_out", "system_moved"
+]
 
 # -- requests ------------------------------------------------------------------------------------------------------
 
@@ -215,7 +218,8 @@ class SpeculativeDecoding(msgspec.Struct, kw_only=True):
 
 
 class Metrics(msgspec.Struct, kw_only=True):
-    """How the answer was made: vLLM's fields and ``exact``: whether plain decoding here gives the same tokens.
+    """How the answer was made: vLLM's fields; ``tokens_per_step``: tokens over the passes of the target that wrote
+    them, those without drafts included; ``exact``: whether plain decoding here gives the same tokens.
 
     speculative_decoding is null when nothing drafts.
     """
@@ -225,8 +229,22 @@ class Metrics(msgspec.Struct, kw_only=True):
     queue_time_ms: float
     mean_itl_ms: float | None
     tokens_per_second: float
+    tokens_per_step: float | None
     exact: bool
     speculative_decoding: SpeculativeDecoding | None
+
+
+class RequestWarning(msgspec.Struct, frozen=True, kw_only=True):
+    """What is done otherwise than the request asks. param: the field; message: a sentence that names it.
+
+    tool_left_out: of a type that cannot be run here. format_not_enforced: the grammar of a tool is told to the model
+    only. max_tokens_clamped: to what the context leaves. model_renamed: another model was asked for. hint_left_out: the
+    model has no word for it. system_moved: a system message is told as the user's.
+    """
+
+    code: WarningCode
+    param: str
+    message: str
 
 
 class ErrorDetail(msgspec.Struct):
@@ -245,8 +263,8 @@ class ErrorBody(msgspec.Struct):
 
 
 class ModelCard(msgspec.Struct, kw_only=True):
-    """One entry of ``GET /v1/models``. loaded: only where there are several models. max_model_len: left out of a model
-    that was never loaded, unless its files tell."""
+    """One entry of ``GET /v1/models``, as OpenAI, vLLM and Anthropic have it. loaded: only where there are several
+    models. max_model_len: left out of a model that was never loaded, unless its files tell."""
 
     id: str
     object: str = "model"
@@ -255,10 +273,16 @@ class ModelCard(msgspec.Struct, kw_only=True):
     root: str
     max_model_len: int | UnsetType = UNSET
     loaded: bool | UnsetType = UNSET
+    type: str = "model"
+    display_name: str
+    created_at: str
 
 
-class ModelList(msgspec.Struct):
-    """``GET /v1/models``."""
+class ModelList(msgspec.Struct, kw_only=True):
+    """``GET /v1/models``: all names of the model served here, on one page."""
 
     data: list[ModelCard]
     object: str = "list"
+    first_id: str
+    last_id: str
+    has_more: bool = False

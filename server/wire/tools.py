@@ -20,7 +20,7 @@ class Function(msgspec.Struct, kw_only=True):
 
 
 class Tool(msgspec.Struct, kw_only=True):
-    """Something the model may use; only those of type ``function`` are served."""
+    """Something the model may use; those of other types than ``function`` are left out, and named."""
 
     type: str
     function: Function | None = None

@@ -22,14 +22,14 @@ from spec.budget.cost import StepCost, Table
 from spec.budget.held import Held
 from spec.budget.leader import Leader
 from spec.budget.members import OPEN, Member
-from spec.budget.mixed import NOBODY, Mixed, Share, Why, shape_of, to_draft
+from spec.budget.mixed import Mixed, Share, Why, shape_of, to_draft
 from spec.budget.probes import Probes, allowances
 from spec.budget.timing import Prices, Timing
 from spec.budget.ways import Offer, Taken
 from spec.budget.weigh import pays_up_to, weigh, weigh_found, weigh_pinned, worth_rows
+from spec.names import NONE, PREDICTION
 from spec.observer import Observer
 from spec.price import Price
-from spec.request import PREDICTION
 from spec.sequence import Sequence
 from spec.step import Verdict
 from spec.trace import StepTrace
@@ -69,7 +69,7 @@ class Budget(Observer):
         self._probes = Probes()
         self._held: Held | None = None
         self._repeated = self._modelless = self._same = 0
-        self._last_told: tuple[str, bool, str] | None = None
+        self._last_told: tuple[str, bool, tuple[str, ...]] | None = None
 
     @property
     def shape(self) -> TreeShape:
@@ -81,7 +81,7 @@ class Budget(Observer):
     @property
     def choice(self) -> str:
         """Who drafts in the step last planned."""
-        return NOBODY if self.why is None else self.why.choice
+        return NONE if self.why is None else self.why.choice
 
     def resting(self, name: str) -> bool:
         """Whether a model is asked so seldom that what was written need not be shown to it at once."""
@@ -203,7 +203,7 @@ class Budget(Observer):
         """What each of them drafts of a way, remembered as planned. held: what of that may hold for longer; ways: all
         that were weighed; probe: it is not the best of them, but asked to be seen."""
         self._same = 0
-        looked = "+".join(dict.fromkeys(name for case in cases for name in case.found.names))
+        looked = tuple(dict.fromkeys(name for case in cases for name in case.found.names))
         why = Why((way, *(other for other in ways if other.kind != way.kind)), looked, probe)
         self._told(why, way, cases)
         for case, nodes in zip(cases, way.found, strict=True):

@@ -8,7 +8,7 @@ from collections.abc import Sequence as Many
 from spec.budget.case import Case
 from spec.budget.found import NOTHING
 from spec.budget.members import Member, Record
-from spec.request import PREDICTION
+from spec.names import PREDICTION
 from spec.sequence import Sequence
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from spec.budget.mixed import NOBODY, Why
+from spec.budget.mixed import Why
+from spec.names import NONE
 from spec.trace import NOT_PAYING
 
 #: What one step counts among the last ones, and by how much a new leader must be ahead.
@@ -14,7 +15,7 @@ class Leader:
 
     def __init__(self) -> None:
         self.name, self.news = "", ""
-        self._last = NOBODY
+        self._last = NONE
         self._shares: dict[str, float] = {}
 
     def see(self, why: Why, repeated: int = 0) -> None:
@@ -40,6 +41,6 @@ def told(why: Why) -> str:
     """The reason in words."""
     chosen, *others = why.weighed
     against = "; ".join(map(str, others)) or "nobody has anything to propose"
-    if not chosen.drafter:
-        return f"{NOT_PAYING}: {chosen}; {against}" if others else f"no draft: {against}"
+    if chosen.drafter == NONE:
+        return f"{NOT_PAYING}: {chosen}; {against}" if others else f"{NONE}: {against}"
     return f"{chosen}; {against}"

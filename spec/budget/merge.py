@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, replace
 
+from spec.names import together
 from spec.tree import MAX_NODES, DraftTree
 
 #: The chance of a node whose drafter says none, given its parent.
@@ -38,7 +39,7 @@ def merge(trees: Many[DraftTree], most: int = MAX_NODES) -> Merged:
     tree = DraftTree.build(
         [union.tokens[node] for node in places],
         [-1, *(places[union.parents[node]] for node in list(places)[1:])],
-        "+".join(dict.fromkeys(tree.drafter for tree in trees if len(tree) > 1)),
+        together(tree.drafter for tree in trees if len(tree) > 1),
         tuple(union.chances[node] for node in places),
     )
     sources = tuple(union.sources[node] for node in places)

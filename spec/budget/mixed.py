@@ -11,11 +11,9 @@ from dataclasses import dataclass, replace
 from itertools import zip_longest
 
 from spec.budget.ways import Taken
+from spec.names import NONE, together
 from spec.trace import Weighed
 from spec.tree import MAX_NODES, DraftTree, TreeShape
-
-#: The choice that nobody drafts.
-NOBODY = "none"
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,10 +28,10 @@ class Share:
 @dataclass(frozen=True, slots=True)
 class Why:
     """Why a step drafts what it does, all its sequences together. ways: the choice first, then what it was preferred
-    to. looked: whose nodes are the found ones. probe: it is asked to be seen, not because it is the best."""
+    to. looked: who found nodes. probe: it is asked to be seen, not because it is the best."""
 
     ways: tuple[Taken, ...]
-    looked: str
+    looked: tuple[str, ...]
     probe: bool = False
 
     @property
@@ -44,11 +42,11 @@ class Why:
     @property
     def choice(self) -> str:
         """Who drafts, such as ``suffix+draft_model``; ``none`` for nobody."""
-        return self._name(self.ways[0]) or NOBODY
+        return self._name(self.ways[0])
 
     def _name(self, way: Taken) -> str:
         model, found = way.kind
-        return "+".join(filter(None, (self.looked if found else "", model)))
+        return together((*self.looked, model) if found else (model,)) or NONE
 
 
 @dataclass(frozen=True, slots=True)

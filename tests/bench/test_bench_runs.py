@@ -12,15 +12,16 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from bench import drive, edits, forced, http, record, report, summary
+from bench import drive, edits, forced, http, peers, record, report, summary
 from bench.decode import compare
-from bench.drive import BadMode, Options, Run, engine_config
+from bench.drive import FROM_DIRECTORY, BadMode, Options, Run, engine_config, mode_of
+from bench.llama import LlamaServer, ways
 from bench.overhead import added, metered_models
 from bench.summary import Sample, TokensDiffer, check_same
 from spec.sampling import SamplingParams
 from spec.trace import Statistics
 
-MODES = ("none", "ngram:3", "draft:2", "draft:3,2")
+MODES = ("none", "ngram:3", "draft_model:2", "draft_model:3,2")
 
 
 def write_model(path: Path, layers: int) -> str:
@@ -52,8 +53,11 @@ def test_modes() -> None:
     options = Options("T", "D")
     assert engine_config("none", options).draft == "none"
     assert (engine_config("ngram:7", options).draft, engine_config("ngram:7", options).draft_tokens) == ("ngram", 7)
-    assert (engine_config("draft:3", options).draft, engine_config("draft:3", options).draft_tokens) == ("D", 3)
-    assert engine_config("draft:3,2", options).draft_tree == "3,2"
+    model = engine_config("draft_model:3", options)
+    assert (model.draft, model.draft_tokens) == ("draft_model:D", 3)
+    assert engine_config(mode_of("draft:3"), options) == model, "as old records call it"
+    assert mode_of("prediction+draft:3") == "prediction+draft_model:3"
+    assert engine_config("draft_model:3,2", options).draft_tree == "3,2"
     heads = Options("T", medusa="M", eagle3="E")
     assert engine_config("medusa:3", heads).draft == "medusa:M"
     assert (engine_config("eagle3:4,2", heads).draft, engine_config("eagle3:4,2", heads).draft_tree) == (
@@ -62,15 +66,15 @@ def test_modes() -> None:
     )
 
 
-@pytest.mark.parametrize("mode", ["hydra", "draft:x", "draft:-1"])
+@pytest.mark.parametrize("mode", ["hydra", "draft_model:x", "draft_model:-1"])
 def test_bad_modes(mode: str) -> None:
     with pytest.raises(BadMode, match=mode):
         engine_config(mode, Options("T", "D"))
 
 
-@pytest.mark.parametrize("name", ["draft", "medusa", "eagle3"])
+@pytest.mark.parametrize("name", FROM_DIRECTORY)
 def test_some_modes_need_a_directory(name: str) -> None:
-    with pytest.raises(BadMode, match=f"--{name} DIR"):
+    with pytest.raises(BadMode, match=f"--{FROM_DIRECTORY[name]} DIR"):
         engine_config(f"{name}:4", Options("T"))
 
 
@@ -82,13 +86,13 @@ def test_different_tokens_are_reported() -> None:
 
 
 def test_summary() -> None:
-    runs = [Sample("draft:2", 0.0, "p", n, finished_run([5, 6, 7, 8, 9], [0, 1, 1], [0, 2, 1])) for n in range(2)]
+    runs = [Sample("draft_model:2", 0.0, "p", n, finished_run([5, 6, 7, 8, 9], [0, 1, 1], [0, 2, 1])) for n in range(2)]
     got = summary.summarise(runs)
     assert got["tokens_per_step"] == pytest.approx(5 / 3)
     assert got["draft_share"] == pytest.approx(0.25)
     assert got["phases_ms"]["forward"] == pytest.approx(1500.0)  # over the two steps after the prompt's
     assert got["acceptance_per_depth"] == [1.0, 0.0]
-    assert got["reached_per_depth"] == [1.0]
+    assert got["reached_per_depth"] == [1.0, 0.0]
 
 
 def test_real_engines_side_by_side(options: Options, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -103,12 +107,12 @@ def test_real_engines_side_by_side(options: Options, tmp_path: Path, monkeypatch
             samples.append(Sample(mode, temperature, "p", 0, run))
     check_same(samples)
     compared = compare([s for s in samples if s.temperature == 0.0], MODES)
-    assert compared["draft:2"]["vs_none"].ratio > 0
-    assert sum(compared["draft:3,2"]["drafted_per_depth"]) > 0
+    assert compared["draft_model:2"]["vs_none"].ratio > 0
+    assert sum(compared["draft_model:3,2"]["drafted_per_depth"]) > 0
     monkeypatch.setattr(record, "RESULTS", tmp_path)
     described = record.models(engines["none"], options.target, options.draft)
     record.finish("decode", {**described, "temperature": {"0": compared}, "floor": None})
-    assert "| draft:3,2 |" in report.report(tmp_path)
+    assert "| draft_model:3,2 |" in report.report(tmp_path)
     assert str(tmp_path) not in report.report(tmp_path)
 
 
@@ -177,3 +181,44 @@ def test_as_many_words_are_edited_as_said(rate: float) -> None:
     kept = sum(word in set(edit.split()) for word in text.split()) / 720
     assert kept == pytest.approx(1 - rate * 2 / 3 - rate / 5 * 2 / 3, abs=0.06)
     assert (edit == text) == (rate == 0)
+
+
+def test_peers_decode_alone_and_count_what_came_behind_the_first(options: Options) -> None:
+    engine = drive.build("draft_model:2", options)
+    prompt = list(range(1, 20))
+    mine = peers.ours(engine, 12)(prompt, 0.0, 0)
+    model = peers.load_peer(options.target, "float32")
+    for more in (
+        {},
+        {"prompt_lookup_num_tokens": 3},
+        {"assistant_model": peers.load_peer(str(options.draft), "float32")},
+    ):
+        theirs = peers.theirs(model, 12, **more)(prompt, 0.0, 0)
+        assert theirs.tokens == mine.tokens and theirs.speed > 0
+    arrivals = peers.Arrivals()
+    arrivals.came = [(19, 0.0), (3, 2.0), (2, 3.0), (4, 5.0)]
+    assert arrivals.speed == 2.0
+
+
+def test_llama_cpp_is_asked_for_the_same_and_its_first_token_is_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The program itself is not here; what it answers is."""
+    asked: list[dict[str, Any]] = []
+
+    def post(self: LlamaServer, path: str, body: dict[str, Any]) -> Any:
+        asked.append({"path": path} | body)
+        return {"tokens": [4, 5, 6], "timings": {"predicted_n": 3, "predicted_ms": 500.0}}
+
+    monkeypatch.setattr(LlamaServer, "_post", post)
+    assert LlamaServer("http://here").decode([1, 2], 1.0, 7, 3) == ([4, 5, 6], 4.0)
+    wanted = {
+        "top_k": 0,
+        "top_p": 1.0,
+        "min_p": 0.0,
+        "cache_prompt": False,
+        "ignore_eos": True,
+        "n_predict": 3,
+        "seed": 7,
+    }
+    assert wanted.items() <= asked[0].items()
+    assert list(ways(None)) == ["llama.cpp", "llama.cpp n-gram"]
+    assert ways(Path("d.gguf"))["llama.cpp draft:4"][:2] == ["-md", "d.gguf"]

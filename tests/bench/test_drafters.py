@@ -29,10 +29,11 @@ VOCAB = 290
 
 def finished(tokens: int, drafted: list[int], accepted: list[int]) -> Run:
     """A run whose steps drafted and accepted so many tokens."""
+    reached = [sum(number > depth for number in accepted) for depth in range(max(accepted))]
     empty: dict[str, Any] = {"cached_tokens": 0, "discarded": 0, "preemptions": 0, "num_spec_tokens": 4}
     statistics = Statistics(
         prompt_tokens=1, completion_tokens=tokens, steps=len(drafted), drafted=sum(drafted), accepted=sum(accepted),
-        drafted_per_depth=[2, 1], accepted_per_depth=[1, 1], acceptance_histogram=[1], seconds={},
+        drafted_per_depth=[2, 1], accepted_per_depth=reached, acceptance_histogram=[1], seconds={},
         time_to_first_token=0.1, decode_seconds=1.0, decode_tokens_per_second=1.0, per_step_drafted=drafted,
         per_step_accepted=accepted, **empty,
     )  # fmt: skip
@@ -58,9 +59,9 @@ def test_figures() -> None:
 
 def test_too_many_nodes() -> None:
     options = Options("T", "D")
-    check_nodes(["none", "draft:16,15"], options, 32)
+    check_nodes(["none", "draft_model:16,15"], options, 32)
     with pytest.raises(BadMode, match="33 nodes"):
-        check_nodes(["none", "draft:16,16"], options, 32)
+        check_nodes(["none", "draft_model:16,16"], options, 32)
 
 
 def test_entropy() -> None:
@@ -129,7 +130,7 @@ def test_a_whole_run(target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPat
     (tmp_path / "prompts.jsonl").write_text('{"text": "the quick brown fox"}\n{"text": "says the lazy dog"}\n')
     flags = ["--target", str(target), "--draft", str(target), "--medusa", str(tmp_path / "medusa")]
     flags += ["--eagle3", str(tmp_path / "eagle3"), "--prompts", str(tmp_path / "prompts.jsonl")]
-    flags += ["--modes", "none", "ngram:3", "draft:2", "medusa:3,2", "eagle3:3,2,2"]
+    flags += ["--modes", "none", "ngram:3", "draft_model:2", "medusa:3,2", "eagle3:3,2,2"]
     flags += ["--dtype", "float32", "--max-tokens", "12", "--seeds", "1"]
     monkeypatch.setattr(sys, "argv", ["bench/drafters.py", *flags])
     monkeypatch.setattr(record, "RESULTS", tmp_path / "results")
@@ -137,15 +138,15 @@ def test_a_whole_run(target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPat
     entry = json.loads(next((tmp_path / "results").glob("*-drafters.json")).read_text())
     for temperature in ("0", "1"):
         found = entry["temperature"][temperature]
-        assert list(found) == ["none", "ngram:3", "draft:2", "medusa:3,2", "eagle3:3,2,2"]
+        assert list(found) == ["none", "ngram:3", "draft_model:2", "medusa:3,2", "eagle3:3,2,2"]
         assert found["none"]["tokens_per_step"]["ratio"] == 1.0
         # The draft model is the target itself, so all it drafts is right: 12 tokens in a prompt's and four more steps.
-        assert found["draft:2"]["tokens_per_step"]["ratio"] == pytest.approx(12 / 5)
-        assert found["draft:2"]["accepted_given_parent"] == [1.0, pytest.approx(1.0, abs=0.3)]
+        assert found["draft_model:2"]["tokens_per_step"]["ratio"] == pytest.approx(12 / 5)
+        assert found["draft_model:2"]["accepted_given_parent"] == [1.0, pytest.approx(1.0, abs=0.3)]
         assert found["eagle3:3,2,2"]["drafted_tokens"] > 0
-    shared = entry["temperature"]["1"]["draft:2"]
+    shared = entry["temperature"]["1"]["draft_model:2"]
     assert shared["not_shared"]["ratio"] < shared["tokens_per_step"]["ratio"]
     judged = entry["judged"]
-    assert judged["depths"]["draft"]["loss"] == [pytest.approx(judged["entropy_of_target"], abs=1e-3)]
+    assert judged["depths"]["draft_model"]["loss"] == [pytest.approx(judged["entropy_of_target"], abs=1e-3)]
     assert "| eagle3:3,2,2 | 1 |" in report.report(tmp_path / "results")
     assert [len(judged["depths"][kind]["loss"]) for kind in ("medusa", "eagle3")] == [2, 3]

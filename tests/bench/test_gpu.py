@@ -123,7 +123,7 @@ def logits(decoder: Decoder, device: Device, tokens: Tensor) -> Tensor:
 def test_a_model_made_on_the_device_says_what_the_bundled_one_says(shape, device) -> None:
     config = ModelConfig.from_directory(SOURCE)
     tokens = torch.randint(5, config.vocab_size, (60,), generator=torch.Generator().manual_seed(3))
-    small = Decoder(config, load(SOURCE, config, torch.float32, progress=False), 1024)
+    small = Decoder(config, load(SOURCE, config, torch.float32), 1024)
     _, large = inflated(device, shape, SOURCE, 1024)
     wanted, found = logits(small, device, tokens), logits(large, device, tokens)
     assert found.shape == (60, shape.vocab) and wanted.std() > 1.0
@@ -132,7 +132,7 @@ def test_a_model_made_on_the_device_says_what_the_bundled_one_says(shape, device
     assert found.softmax(-1)[:, config.vocab_size :].sum(-1).max() < 1e-6
 
 
-@pytest.mark.parametrize(("name", "least"), [("draft", 1.5), ("medusa", 1.2), ("eagle3", 1.5)])
+@pytest.mark.parametrize(("name", "least"), [("draft_model", 1.5), ("medusa", 1.2), ("eagle3", 1.5)])
 def test_embedded_drafters_still_guess(name, least, bench) -> None:
     text = speed.prompts(SOURCE, 1)[0]
     asked = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)

@@ -170,9 +170,13 @@ def test_memory_that_rises_is_not_flat() -> None:
     assert flat is not None and flat.flat
     assert rising is not None and rising.slope == pytest.approx(50) and not rising.flat
     assert report.memory([300.0, 310.0], [0, 5]) is None
+    few = report.memory([300.0 + n for n in range(30)], range(0, 300, 10))
+    assert few is not None and few.flat is None
 
 
 def test_anything_wrong_is_told_by_the_exit_status() -> None:
     tally = Tally(faults=[Fault("hung", "auto, wave 0", "nothing came")])
     found = {"flat": True, "wrong": 0, "leaked": 0, "other_faults": len(tally.faults)}
     assert not report.well(found) and report.well(found | {"other_faults": 0})
+    assert report.well(found | {"other_faults": 0, "flat": None})
+    assert not report.well(found | {"other_faults": 0, "flat": False})

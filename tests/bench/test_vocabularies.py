@@ -31,7 +31,7 @@ def test_the_first_tokens_are_those_of_the_smallest_ids(tmp_path) -> None:
 
 def test_a_whole_run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path) -> None:
     other = vocabularies.renumbered(DRAFT, tmp_path / "other", range(4095, -1, -1))
-    flags = "--limit 1 --max-tokens 24 --shares 0.5 --threads 1 --no-save --temperatures 1 --mode draft:3 --other"
+    flags = "--limit 1 --max-tokens 24 --shares 0.5 --threads 1 --no-save --temperatures 1 --mode draft_model:3 --other"
     monkeypatch.setattr(sys, "argv", ["bench.vocabularies", *flags.split(), str(other)])
     vocabularies.main()
     record = json.loads(capsys.readouterr().out.splitlines()[-1])

@@ -66,7 +66,7 @@ def test_every_draft_is_smaller_and_of_a_kind_that_is_loaded():
         assert target.drafts, target.id
         for draft in target.drafts:
             assert 0 < draft.parameters < 0.6 * target.parameters, draft.id
-            assert draft.kind == "draft model" or draft.kind in PREFIXES
+            assert draft.kind == "draft_model" or draft.kind in PREFIXES
             assert target.bytes(draft, 0) == 2 * (target.parameters + draft.parameters)
             assert target.bytes(draft, 100) > target.bytes(draft, 0)
 

@@ -10,9 +10,10 @@ import pytest
 
 from server.checking.advice import advice
 from server.checking.pair import _note_texts, check
-from server.checking.report import Depth, Measured, Notes
+from server.checking.report import Measured, Notes
 from server.checking.summary import Twice, Written, measured
 from server.cli import main
+from spec.acceptance import ByDepth
 from spec.trace import Statistics
 from tests.checking.pairs import DOUBTFUL, FAULTY, SOUND
 
@@ -38,7 +39,8 @@ def test_a_perfect_drafter_is_seen_to_be_right(models, tmp_path) -> None:
     report = check(DOUBTFUL["twin"].config(models, tmp_path), probe_seconds=0.5)
     for one in report.probe:
         assert one.tokens_per_step > 3
-        assert one.depths == [Depth(depth=depth, accepted=1.0) for depth in range(1, 5)]
+        assert one.accepted_by_depth.conditional[:2] == [1.0, 1.0]
+        assert min(one.accepted_by_depth.cumulative) > 0.7, "but for the last draft of a text, which is cut short"
 
 
 def test_a_head_that_guesses_is_doubted(models, tmp_path) -> None:
@@ -80,7 +82,9 @@ def test_the_command_prints_what_was_measured(models, tmp_path, capsys, monkeypa
     assert main(flags) == 0
     out = capsys.readouterr().out
     assert "speed-up" in out
-    assert "per step" in out
+    assert "tokens per step" in out
+    assert "cumulative" in out
+    assert "conditional" in out
     assert main([*flags, "--json"]) == 0
     assert len(json.loads(capsys.readouterr().out)["probe"]) == 2
 
@@ -96,7 +100,7 @@ def one(speedup: float, **changes: object) -> Measured:
         plain_speed=100.0,
         tokens_per_step=2.5,
         propose_share=0.2,
-        depths=[],
+        accepted_by_depth=ByDepth(),
         same_tokens=True,
     )
     return msgspec.structs.replace(base, **changes)
@@ -159,12 +163,13 @@ def statistics(accepted: list[int], speed: float) -> Statistics:
     )
 
 
-def test_acceptance_counts_only_steps_that_came_so_far() -> None:
-    steps = ([0, 3, 2, 1, 0, 3, 1, 2], [0, 3, 3, 0, 2, 1, 3, 0])  # the last of each is cut short by the text's end
+def test_acceptance_is_told_both_ways() -> None:
+    steps = ([0, 3, 2, 1, 0, 3, 1, 2], [0, 3, 3, 0, 2, 1, 3, 0])  # the first of each read the prompt
     written = [Written(list(range(20)), statistics(accepted, 30.0)) for accepted in steps]
     alone = [Written(list(range(20)), statistics([0] * 20, speed)) for speed in (10.0, 20.0)]
     found = measured(0.0, [Twice(*both) for both in zip(written, alone, strict=True)])
-    assert [depth.accepted for depth in found.depths] == [0.833, 0.7, 0.714]
+    assert found.accepted_by_depth == ByDepth(14, [11 / 14, 8 / 14, 5 / 14], [11 / 14, 8 / 11, 5 / 8])
+    assert str(found.accepted_by_depth) == "cumulative 0.79 0.57 0.36, conditional 0.79 0.73 0.62"
     assert found.tokens_per_step == 2.5
     assert found.speedup == pytest.approx(2.25)
     assert found.spread == (1.5, 3.0)

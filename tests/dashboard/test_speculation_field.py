@@ -90,14 +90,22 @@ async def test_what_it_does_not_know_is_refused(tokenizer, path, wrong):
 
 def test_plain_steps_that_were_asked_for_say_nothing_of_whether_speculation_pays():
     step = StepTrace(
-        number=1, rows=5, sequences=1, prefill_rows=0, drafted=4, accepted=2, emitted=3, seconds={"forward": 0.02}
+        number=1,
+        rows=5,
+        sequences=1,
+        prefill_rows=0,
+        drafted=4,
+        accepted=2,
+        emitted=3,
+        seconds={"forward": 0.02},
+        root_seconds=0.01,
     )
     in_vain = msgspec.structs.replace(step, rows=1, drafted=0, accepted=0, emitted=1)
     tally = Tally()
-    tally.step(step, plain=0.01)
+    tally.step(step)
     assert tally.speed_up == pytest.approx(1.5)
-    tally.step(msgspec.structs.replace(in_vain, plain=1), plain=0.01)
+    tally.step(msgspec.structs.replace(in_vain, plain=1))
     assert tally.speed_up == pytest.approx(1.5)
     assert (tally.steps, tally.decode_steps) == (2, 1)
-    tally.step(in_vain, plain=0.01)
+    tally.step(in_vain)
     assert tally.speed_up == pytest.approx(1.0)

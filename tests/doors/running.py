@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
 
 from aiohttp.test_utils import TestServer
 
@@ -29,14 +30,20 @@ class SentEngine(ScriptedEngine):
         super().add(frame.request, sink)
 
 
-@contextmanager
-def scripted_server(tokenizer: Tokenizer, tokens: list[int], run: int = 4) -> Iterator[str]:
+def scripted_server(tokenizer: Tokenizer, tokens: list[int], run: int = 4) -> AbstractContextManager[str]:
     """The address of a server whose engine says ``tokens``."""
+    return running(SentEngine(tokens, run), tokenizer)
+
+
+@contextmanager
+def running(engine: ScriptedEngine, tokenizer: Tokenizer, **options: Any) -> Iterator[str]:
+    """The address of a server around ``engine``."""
     loop = asyncio.new_event_loop()
 
     async def start() -> TestServer:
         text = Text(tokenizer, SamplingDefaults(), Dialect.of(tokenizer))
-        server = TestServer(create_app(Service(SentEngine(tokens, run), ServiceOptions(model="toy"), text)))
+        settings = ServiceOptions(**{"model": "toy", **options})
+        server = TestServer(create_app(Service(engine, settings, text)))
         await server.start_server(logger=malformed.log)
         return server
 

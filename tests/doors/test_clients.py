@@ -48,7 +48,7 @@ def test_anthropic_sync(url):
         with pytest.raises(anthropic.BadRequestError, match="max_tokens"):
             client.messages.create(**GREEDY | {"max_tokens": 0})
         with pytest.raises(anthropic.BadRequestError, match="context length"):
-            client.messages.create(**GREEDY | {"max_tokens": 5000})
+            client.messages.create(**GREEDY | {"messages": [{"role": "user", "content": "fox " * 400}]})
     assert "." not in text
     assert final.stop_reason in ("stop_sequence", "max_tokens")
     assert [event.type for event in events[:2]] == ["message_start", "content_block_start"]

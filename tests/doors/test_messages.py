@@ -152,9 +152,13 @@ TURN = {"role": "user", "content": "Tell"}
     [
         ({"max_tokens": None}, "max_tokens"),
         ({"max_tokens": 0}, "max_tokens"),
-        ({"max_tokens": 10_000}, "messages"),
+        ({"messages": [{"role": "user", "content": "fox " * 600}]}, "messages"),
         ({"messages": []}, "messages"),
-        ({"messages": [{"role": "system", "content": "x"}]}, "messages[0].role"),
+        ({"messages": [{"role": "wizard", "content": "x"}]}, "messages[0].role"),
+        (
+            {"messages": [TURN, {"role": "system", "content": [{"type": "thinking", "thinking": "x"}]}]},
+            "messages[1].content[0]",
+        ),
         ({"messages": [{"role": "user", "content": []}]}, "messages[0].content"),
         ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "messages[0].content[0].type"),
         (
@@ -169,8 +173,15 @@ TURN = {"role": "user", "content": "Tell"}
         ({"top_p": 0.0}, "top_p"),
         ({"stop_sequences": [""]}, "stop_sequences"),
         ({"stop_sequences": "x"}, "stop_sequences"),
-        ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools[0].type"),
+        (
+            {
+                "tools": [{"type": "web_search_20250305", "name": "web_search"}],
+                "tool_choice": {"type": "tool", "name": "web_search"},
+            },
+            "tool_choice.name",
+        ),
         ({"tools": [{"name": "what?", "input_schema": {}}]}, "tools[0].name"),
+        ({"tools": [{"type": "mcp_toolset"}, {"input_schema": {}}]}, "tools[1].name"),
         ({"tool_choice": {"type": "tool"}, "tools": []}, "tool_choice.name"),
     ],
 )

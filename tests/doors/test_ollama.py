@@ -120,11 +120,35 @@ async def test_what_it_says_about_its_models(tokenizer):
         version = await (await plain.get("/api/version")).json()
     assert listed.model == running.model == "toy:latest"
     assert listed.digest is not None and len(listed.digest) == 64
-    assert shown.modelinfo is not None and shown.modelinfo["foresay.context_length"] == INFO.max_model_len
+    assert shown.modelinfo is not None and shown.modelinfo["llama.context_length"] == INFO.max_model_len
+    assert shown.modelinfo["general.architecture"] == "llama"
+    assert INFO.footprint is not None
+    assert listed.size == INFO.weight_bytes and running.size == INFO.footprint.held and running.size_vram == 0
+    for described in (listed.details, shown.details):
+        assert described is not None
+        assert (described.family, described.parameter_size, described.quantization_level) == ("llama", "1.2M", "F32")
     assert "generation_prompt" in (shown.template or "")
     assert "completion" in (shown.capabilities or [])
     assert running.context_length == INFO.max_model_len
-    assert version == {"version": foresay.__version__}
+    assert version["foresay"] == foresay.__version__
+    assert tuple(map(int, version["version"].split("."))) >= (0, 6, 4), "what VS Code's Copilot asks for"
+
+
+async def test_copilot_finds_the_model_and_what_it_can(agent):
+    """What VS Code's Copilot asks: version, list, each model's facts; then it chats the way OpenAI's clients do."""
+    engine = ScriptedEngine([*agent.encode("Yes", False), END])
+    async with served(engine, agent) as plain:
+        version = (await (await plain.get("/api/version")).json())["version"]
+        [listed] = (await (await plain.get("/api/tags")).json())["models"]
+        shown = await (await plain.post("/api/show", json={"model": listed["model"]})).json()
+        chat = await plain.post("/v1/chat/completions", json={"model": listed["model"], "messages": ASK})
+        assert (chat.status, (await chat.json())["model"]) == (200, "toy")
+    assert tuple(map(int, version.split("."))) >= (0, 6, 4)
+    assert listed["size"] > 0 and listed["details"]["parameter_size"] == "1.2M"
+    info = shown["model_info"]
+    assert info[f"{info['general.architecture']}.context_length"] == INFO.max_model_len
+    assert (info["general.basename"], info["general.parameter_count"]) == ("toy", INFO.parameters)
+    assert {"completion", "tools"} <= set(shown["capabilities"])
 
 
 @pytest.mark.parametrize(
@@ -166,8 +190,8 @@ async def test_errors_are_a_sentence_that_names_the_field(tokenizer, script, fie
         ({"raw": True, "system": "x"}, "system"),
         ({"raw": True, "top_logprobs": 1}, "top_logprobs"),
         ({"raw": True, "logprobs": True, "top_logprobs": 99}, "logprobs"),
-        ({"raw": True, "options": {"num_predict": 1000}}, "prompt"),
-        ({"options": {"num_predict": 1000}}, "prompt"),
+        ({"raw": True, "prompt": "fox " * 600}, "prompt"),
+        ({"prompt": "fox " * 600}, "prompt"),
     ],
 )
 async def test_generate_refuses_what_it_does_not_do(tokenizer, script, fields, named):
@@ -179,7 +203,7 @@ async def test_generate_refuses_what_it_does_not_do(tokenizer, script, fields, n
 
 async def test_errors_raise_in_ollamas_client(tokenizer, script):
     async with clients(ScriptedEngine(script, fail_after=4), tokenizer) as (client, plain):
-        with pytest.raises(ollama.ResponseError, match="not found") as caught:
+        with pytest.raises(ollama.ResponseError, match="was not found") as caught:
             await client.chat(model="llama3", messages=ASK)
         assert caught.value.status_code == 404
         with pytest.raises(ollama.ResponseError, match="the script breaks here"):

@@ -17,11 +17,14 @@ import msgspec
 import pytest
 from aiohttp.test_utils import TestClient
 
+from server import frames
 from server.app import DOORS
 from server.bounds import LARGEST_BODY, MOST_CALLS, MOST_MESSAGES, MOST_PARTS, MOST_TOOLS
 from server.doors.route import Route
+from server.generation import Sink
+from spec.request import Delta, Request
 from tests.doors.running import SentEngine
-from tests.server.scripted import served
+from tests.server.scripted import INFO, served
 
 ROUTES = [route for door in DOORS for route in door.ROUTES if isinstance(route, Route) and route.body is not None]
 FIELD_BYTES = 1 << 20
@@ -173,6 +176,108 @@ def bodies(route: Route) -> Iterator[tuple[str, bytes]]:
         yield f"{name}: a text", with_field(base, name, b'"' + b"a " * (TEXT_BYTES // 2) + b'"')
         for number, given in enumerate(crowded.get(name, ())):
             yield f"{name}: crowd {number}", with_field(base, name, msgspec.json.encode(given))
+
+
+LONGEST = 1 << 17  # the context of the engine below
+TEXT = "Once upon a fox. " * 14_000  # some 110,000 tokens
+SAYS = [{"role": "user", "content": TEXT}]
+TOOL = {"type": "function", "name": "f", "description": '"' * 500_000, "parameters": {"type": "object"}}
+#: Requests that are much work together, though each of their fields is within its bounds.
+LABOURS: list[tuple[str, dict[str, Any]]] = [
+    ("/v1/completions", {"prompt": [65] * 4700, "max_tokens": 1, "prompt_logprobs": 20}),
+    ("/v1/completions", {"prompt": [65] * 900, "max_tokens": 1, "prompt_logprobs": 20, "n": 5, "stream": True}),
+    ("/v1/completions", {"prompt": [65] * 4700, "max_tokens": 1, "logprobs": 20, "echo": True}),
+    ("/v1/completions", {"prompt": TEXT, "max_tokens": 1, "echo": True, "return_token_ids": True, "n": 8}),
+    ("/v1/completions", {"prompt": TEXT, "max_tokens": 1, "echo": True, "n": 8, "stream": True}),
+    (
+        "/v1/completions",
+        {"prompt": "x", "max_tokens": 1, "n": 128, "stop": ["a" * 255 + chr(98 + n) for n in range(16)]},
+    ),
+    ("/v1/completions", {"prompt": ["x"] * 128, "max_tokens": 9, "logprobs": 20, "stop": ["ab" * 128] * 16}),
+    ("/v1/chat/completions", {"messages": SAYS, "max_tokens": 9}),
+    ("/v1/responses", {"input": TEXT, "max_output_tokens": 9, "stream": True}),
+    ("/v1/responses", {"input": "x", "max_output_tokens": 9, "tools": [TOOL], "tool_choice": "none", "stream": True}),
+    ("/v1/messages", {"messages": SAYS, "max_tokens": 9, "stream": True}),
+    ("/v1/messages/count_tokens", {"messages": SAYS}),
+    ("/api/chat", {"messages": SAYS, "options": {"num_predict": 9}}),
+    ("/api/generate", {"prompt": TEXT, "raw": True, "options": {"num_predict": 9}}),
+    ("/tokenize", {"prompt": "\u00e9\u00fc" * 1_000_000, "return_token_strs": True}),
+    ("/detokenize", {"tokens": [65] * LONGEST}),
+    ("/v1/chat/completions/render", {"messages": SAYS}),
+]
+
+
+class FarEngine(SentEngine):
+    """One with a long context, whose results come as bytes, too."""
+
+    info = msgspec.structs.replace(INFO, max_model_len=LONGEST, kv_tokens=LONGEST)
+
+    def __init__(self) -> None:
+        super().__init__([65, 66, 67])
+        self.info = type(self).info
+
+    def add(self, request: Request, sink: Sink) -> None:
+        super().add(request, Unpacked(sink))
+
+
+class Unpacked:
+    """Hears of each delta when the loop has read it."""
+
+    def __init__(self, sink: Sink) -> None:
+        self._sink, self.fail = sink, sink.fail
+
+    def put(self, delta: Delta) -> None:
+        frame = frames.pack(frames.Deltas([delta]))[frames.HEADER_BYTES :]
+        asyncio.get_running_loop().call_soon(self._read, frame)
+
+    def _read(self, frame: bytes) -> None:
+        read = frames.unpack_down(frame)
+        assert isinstance(read, frames.Deltas)
+        self._sink.put(read.deltas[0])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("path", "body"), LABOURS, ids=lambda given: given if isinstance(given, str) else ",".join(given)
+)
+async def test_no_answer_holds_up_the_event_loop(agent, path, body, monkeypatch):
+    sent = msgspec.json.encode({"model": "toy"} | body)
+    (route,) = (one for one in ROUTES if one.path == path)
+    async with served(FarEngine(), agent) as client:
+        with probing(monkeypatch) as probe:
+            for _ in range(3):
+                probe.seconds = 0.0
+                status, said = await answered(client, route, sent)
+                assert status == 200, said[:200]
+                if probe.seconds < MOST_SECONDS or probe.seconds < MOST_YARDS * yard():
+                    break
+    print(f"{1e3 * probe.seconds:.0f} ms, {len(said):,} bytes")
+    assert probe.seconds < max(MOST_SECONDS, MOST_YARDS * yard())
+
+
+@pytest.mark.slow
+async def test_no_message_holds_up_the_event_loop(agent, monkeypatch):
+    """Over a WebSocket: what is refused, and what runs."""
+    (route,) = (one for one in ROUTES if one.path == "/v1/responses")
+    labours = [msgspec.json.encode(body) for path, body in LABOURS if path == route.path]
+    messages = [("labour", sent) for sent in labours] + list(bodies(route))
+    slow: list[str] = []
+    async with served(FarEngine(), agent) as client, client.ws_connect(route.path, max_msg_size=0) as socket:
+        with probing(monkeypatch) as probe:
+            for name, body in messages:
+                sent = b'{"type":"response.create","max_output_tokens":2,' + body[1:]
+                if len(sent) >= LARGEST_BODY:  # which closes the socket
+                    continue
+                for _ in range(3):
+                    probe.seconds = 0.0
+                    await socket.send_str(sent.decode())
+                    while (await socket.receive_json(timeout=60))["type"] not in ("error", "response.incomplete"):
+                        pass
+                    if probe.seconds < MOST_SECONDS or probe.seconds < MOST_YARDS * yard():
+                        break
+                else:
+                    slow.append(f"{name}: {probe.seconds:.3f} s, a yard is {yard():.3f} s")
+    assert not slow, slow
 
 
 @pytest.mark.slow

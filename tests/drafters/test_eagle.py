@@ -23,7 +23,6 @@ from tests.same_tokens.models import Pair, engine_of, paged
 from tests.same_tokens.runs import jobs_of, plain, whole
 from tests.same_tokens.witness import Job, poison
 from tests.verifier.reading import Reader, random_tokens
-from verifier.batch import ForwardBatch
 from verifier.heads.eagle import EagleHead
 
 LAYERS = [0, 2, 3]
@@ -37,15 +36,13 @@ def head(pair, tmp_path_factory) -> EagleHead:
 
 
 class Watched:
-    """An engine whose drafter's stores are looked into after every step. static: what passes its head makes."""
+    """An engine whose drafter's stores are looked into after every step."""
 
-    def __init__(
-        self, pair: Pair, head: EagleHead, shape: str, texts: dict[str, list[int]], static: bool = False, **options
-    ) -> None:
+    def __init__(self, pair: Pair, head: EagleHead, shape: str, texts: dict[str, list[int]], **options) -> None:
         made: list[EagleDrafter] = []
 
         def drafter(pool: PagePool) -> Whisper:
-            made.append(EagleDrafter(head, pool, static=static))
+            made.append(EagleDrafter(head, pool))
             return Whisper(made[0], texts)
 
         self.engine: Engine = engine_of(pair.target, drafter, TreeShape.parse(shape), **options)
@@ -91,7 +88,7 @@ class fresh_rows:  # noqa: N801
         drafter = EagleDrafter(head, reader.pool)
         if len(tokens) > 1:
             text = Rows(table, torch.tensor(tokens[1:]), 1)
-            head(ForwardBatch.build([text], head.group, None), self.hidden[:-1], drafter.store)
+            head.run([text], self.hidden[:-1].clone(), drafter.store)
         slots = table.slots(0, len(tokens))
         self.keys, self.values = drafter.store.keys[0, slots], drafter.store.values[0, slots]
 
@@ -100,7 +97,7 @@ SHAPES = ["1,1,1", "3,4,2"]
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("options", [{"chunk": 24}, {"tokens": 160}, {"static": True}])
+@pytest.mark.parametrize("options", [{"chunk": 24}, {"tokens": 160}])
 def test_its_rows_are_those_of_the_committed_text(pair, head, shape, options) -> None:
     """Through acceptances and rejections, prefill in chunks, four sequences at a time, preemption."""
     models = pair("llama2")

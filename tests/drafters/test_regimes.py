@@ -232,6 +232,6 @@ def test_news_come_with_reasons_and_not_at_every_step() -> None:
     news = [line for line in told if line]
     assert 1 <= len(news) <= 3
     assert "suffix of" in news[-1]
-    assert "no draft: 1.00 tokens in 6.00 ms" in news[-1]
+    assert "none: 1.00 tokens in 6.00 ms" in news[-1]
     assert {trace.choice for trace in house.traces if not trace.prefill_rows} >= {"suffix"}
     assert [trace.news for trace in house.traces if trace.news] == news

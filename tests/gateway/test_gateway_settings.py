@@ -114,7 +114,7 @@ def test_a_server_that_others_can_reach_is_warned_about_and_told_what_to_do(give
 
 
 def test_the_banner_says_who_may_ask_and_shows_no_key():
-    assert "no API key is needed" in banner.access(ServeConfig())
+    assert "no API key is needed" in banner.access(ServeConfig(host="0.0.0.0"))
     told = banner.access(ServeConfig(api_key=(ALICE, BOB), api_key_file="keys.toml"))
     assert told == "needs an API key: 2 from the settings and those in keys.toml"
     line = banner.try_line("https://127.0.0.1:1", "m", keyed=True)

@@ -13,13 +13,16 @@ from pathlib import Path
 import pytest
 
 from server.cli import main
+from server.config import ServeConfig
 from server.errors import Unauthorized
 from server.gateway import key_file, keychain, keys
 from server.gateway.allowance import Limits
 from server.gateway.caller import Caller
+from server.gateway.gate import Gate
 from server.gateway.keychain import Keychain
 from server.gateway.keys import ApiKey, HashedKey, KeyRing
-from spec.errors import ConfigurationError
+from server.load_config import load
+from spec.errors import ConfigurationError, ForesayError
 from tests.gateway.guarded import ALICE, BOB
 
 
@@ -317,17 +320,48 @@ def test_a_change_of_the_file_is_never_seen_half(tmp_path, monkeypatch):
     key_file.append(path, "alice", ALICE)
     before = path.read_text()
     monkeypatch.setattr(os, "fsync", lambda descriptor: (_ for _ in ()).throw(OSError(28, "No space left on device")))
-    with pytest.raises(ConfigurationError, match="No space left"):
+    with pytest.raises(ForesayError, match="No space left"):
         key_file.append(path, "bob", BOB)
     assert path.read_text() == before and os.listdir(tmp_path) == ["keys.toml"]
 
 
 def test_keys_add_takes_the_file_from_the_settings(tmp_path, monkeypatch, capsys):
-    assert main(["keys", "add", "alice"]) == 2
-    assert "--api-key-file or FORESAY_API_KEY_FILE" in capsys.readouterr().err
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     monkeypatch.setenv("FORESAY_API_KEY_FILE", str(tmp_path / "keys.toml"))
     assert main(["keys", "add", "alice"]) == 0
-    assert (tmp_path / "keys.toml").exists()
+    assert os.listdir(tmp_path) == ["keys.toml"]
+
+
+@pytest.mark.parametrize("variable", ["XDG_CONFIG_HOME", "HOME"])
+def test_keys_are_kept_in_the_users_folder_which_no_server_opens_unasked(tmp_path, monkeypatch, capsys, variable):
+    monkeypatch.delenv("XDG_CONFIG_HOME", raising=False)
+    monkeypatch.setenv(variable, str(tmp_path))
+    path = key_file.default_path()
+    assert path == tmp_path / ("" if variable == "XDG_CONFIG_HOME" else ".config") / "foresay" / "keys.toml"
+    assert main(["keys", "list"]) == 0
+    assert capsys.readouterr() == ("", f"no keys in {path}\n")
+    assert not path.parent.exists()
+    assert main(["keys", "add", "alice"]) == 0
+    key, told = capsys.readouterr()
+    assert f"started with --api-key-file {path}" in told
+    assert (path.parent.stat().st_mode & 0o777, path.stat().st_mode & 0o777) == (0o700, 0o600)
+    assert not Gate.of(load(ServeConfig, {}, {}).config).keychain.needed
+    chain = Gate.of(ServeConfig(api_key_file=str(path))).keychain
+    assert chain.needed and holder(chain, key.strip()).name == "alice"
+    assert main(["keys", "remove", "alice"]) == 0
+
+
+def test_keys_list_names_who_has_one_and_its_own_limits_and_no_hash(tmp_path, capsys):
+    path = tmp_path / "keys.toml"
+    key_file.append(path, "al", ALICE)
+    path.write_text(path.read_text() + "max_requests_per_minute = 60\nmax_tokens_per_minute = 0\n")
+    key_file.append(path, "bob", BOB)
+    assert main(["keys", "list", "--api-key-file", str(path)]) == 0
+    listed, told = capsys.readouterr()
+    ids = [entry.id for entry in key_file.read(path) or ()]
+    limits = "max_requests_per_minute 60, max_tokens_per_minute none"
+    assert listed.splitlines() == [f"al   {ids[0]}  {limits}", f"bob  {ids[1]}"]
+    assert told == f"2 keys in {path}\n"
 
 
 def test_keys_hash_prints_what_goes_into_the_file(tmp_path, monkeypatch, capsys):

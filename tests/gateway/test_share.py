@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import random
+import threading
 from collections import Counter
-from contextlib import AsyncExitStack
+from collections.abc import Callable, Iterator
+from contextlib import AsyncExitStack, contextmanager
+from functools import partial
+from typing import Any
 
 import pytest
 
@@ -16,6 +20,7 @@ from server.gateway.caller import CALLER, Caller
 from server.gateway.gate import Gate
 from server.gateway.keychain import Keychain
 from server.gateway.share import Shared
+from server.gateway.threads import SharedThreads
 from server.models.models import MODELS
 from server.responses.state import SocketLimits
 from tests.gateway.guarded import ALICE, ASK, BOB, bearer, guarded
@@ -80,6 +85,62 @@ def test_it_adds_up_whatever_happens():
             assert took(shared, caller, amount) == fits
             held[caller.tenant] += amount * fits
         assert shared.used == held.total() <= 1000
+
+
+@contextmanager
+def beside(most: int) -> Iterator[Callable[[Caller, Callable[[], Any]], asyncio.Future[Any]]]:
+    """What runs work for a caller in one of so many shared threads."""
+    with SharedThreads(most) as threads:
+
+        def run(caller: Caller, work: Callable[[], Any]) -> asyncio.Future[Any]:
+            CALLER.set(caller)
+            return asyncio.get_running_loop().run_in_executor(threads, work)
+
+        yield run
+
+
+async def test_one_key_cannot_have_all_threads():
+    alice, bob, carol, over = keyed("alice"), keyed("bob"), keyed("carol"), threading.Event()
+    with beside(4) as run:
+        held = [run(alice, over.wait) for _ in range(9)]
+        assert await asyncio.wait_for(run(bob, lambda: "bob"), 5) == "bob"
+        held += [run(bob, over.wait), run(bob, over.wait)]
+        assert await asyncio.wait_for(run(carol, lambda: "carol"), 5) == "carol"
+        held[8].cancel()
+        over.set()
+        assert await asyncio.gather(*held[:8], *held[9:]) == [True] * 10
+        with pytest.raises(ZeroDivisionError):
+            await run(alice, lambda: 1 / 0)
+
+
+async def test_who_is_alone_has_all_threads_and_others_take_turns():
+    anyone, running = Caller(), threading.Barrier(5)
+    with beside(4) as run:
+        jobs = [run(anyone, running.wait) for _ in range(4)]
+        await asyncio.to_thread(running.wait, 5)
+        await asyncio.gather(*jobs)
+    done: list[str] = []
+    with beside(1) as run:
+        begin = threading.Event()
+        jobs = [run(keyed("first"), begin.wait)]
+        for name in ("alice", "alice", "alice", "bob", "carol"):
+            jobs.append(run(keyed(name), partial(done.append, name)))
+        begin.set()
+        await asyncio.gather(*jobs)
+    assert done == ["alice", "bob", "carol", "alice", "alice"]
+
+
+async def test_a_pool_that_is_shut_down_keeps_nobody_waiting():
+    over, threads = threading.Event(), SharedThreads(1)
+    loop = asyncio.get_running_loop()
+    running, waiting = (loop.run_in_executor(threads, over.wait) for _ in range(2))
+    threads.shutdown(wait=False)
+    with pytest.raises(asyncio.CancelledError):
+        await asyncio.wait_for(waiting, 5)
+    over.set()
+    assert await running
+    with pytest.raises(RuntimeError):
+        threads.submit(over.wait)
 
 
 @KEYS

@@ -16,13 +16,11 @@ from spec.protocols import FeatureRequest, Rows
 from tests.heads.published import EAGLE, draft_ids, make_eagle
 from tests.heads.writing import change_config
 from tests.verifier.reading import Reader, random_tokens
-from verifier.batch import ForwardBatch
 from verifier.heads.eagle import EagleHead
 from verifier.heads.eagle_config import EagleConfig
 from verifier.heads.eagle_weights import EagleWeights
 from verifier.heads.kind import kind_of
 from verifier.model.errors import ModelError
-from verifier.paged_rows import StaticRows
 
 
 def load(directory, target, layers=None) -> EagleHead:
@@ -37,12 +35,10 @@ def features_of(target, tokens: list[int], needs: FeatureRequest) -> Features:
 
 
 class Rig:
-    """A head with a store of its own, fed with one text. static: by passes over static rows."""
+    """A head with a store of its own, fed with one text."""
 
-    def __init__(
-        self, head: EagleHead, tokens: list[int], features: Features, page_size: int = 16, static: bool = False
-    ) -> None:
-        self.head, self.tokens, self.static = head, tokens, static
+    def __init__(self, head: EagleHead, tokens: list[int], features: Features, page_size: int = 16) -> None:
+        self.head, self.tokens = head, tokens
         self.pool = PagePool(17, page_size)
         self.table = PageTable(self.pool)
         self.table.reserve(len(tokens) + 20)
@@ -56,15 +52,13 @@ class Rig:
         return self.run(rows, self.hidden[start - 1 : stop - 1])
 
     def run(self, rows: Rows, hidden):
-        if self.static:
-            static = StaticRows.of([rows], self.head.device)
-            return self.head.paged(static, static.in_place(hidden), self.store)
-        return self.head(ForwardBatch.build([rows], self.head.group, None), hidden, self.store)
+        logits, states, _ = self.head.run([rows], hidden.clone(), self.store)
+        return logits, states
 
 
 @pytest.mark.parametrize("layout", EAGLE)
 def test_every_layout_gives_the_same_logits(target, tmp_path, layout) -> None:
-    """Over the whole text at once and in pieces, across page borders; in passes of both kinds."""
+    """Over the whole text at once and in pieces, across page borders."""
     model = target("llama2")
     plain = make_eagle(tmp_path, model, layout)
     head = load(tmp_path, model)
@@ -73,8 +67,8 @@ def test_every_layout_gives_the_same_logits(target, tmp_path, layout) -> None:
     assert set(features) == set(head.config.names)
     fused = plain.fuse([features[name] for name in head.config.names])
     expected, states = plain(torch.tensor(tokens[1:]), fused[:-1])
-    for borders, static in itertools.product(((1, 45), (1, 2, 3, 16, 17, 40, 45)), (False, True)):
-        rig = Rig(head, tokens, features, static=static)
+    for borders in ((1, 45), (1, 2, 3, 16, 17, 40, 45)):
+        rig = Rig(head, tokens, features)
         found = [rig.text(start, stop) for start, stop in itertools.pairwise(borders)]
         assert torch.allclose(torch.cat([logits for logits, _ in found]), expected, rtol=0, atol=2e-4)
         assert torch.allclose(torch.cat([state for _, state in found]), states, rtol=0, atol=2e-4)

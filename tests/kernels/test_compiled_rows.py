@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.kernels.compiling import CAPABILITIES, Compiled, compile_kernel
-from verifier.ops.kernels import activation, norm, rotate
+from verifier.ops.kernels import norm, rotate
 
 pytestmark = pytest.mark.parametrize("capability", CAPABILITIES)
 
@@ -26,13 +26,6 @@ def test_norm(width, add, capability, tmp_path) -> None:
     made = compile_kernel(norm.norm_rows, arguments, constants, tmp_path, capability, norm.warps(width))
     assert fits(made, registers=64)
     assert "rsqrt.approx" not in made.ptx, "the root is rounded as torch's"
-
-
-def test_activation(capability, tmp_path) -> None:
-    made = compile_kernel(
-        activation.silu_mul_rows, bf16("gate_up", "out"), {"INNER": 14336, "BLOCK": 1024}, tmp_path, capability
-    )
-    assert fits(made, registers=32)
 
 
 @pytest.mark.parametrize(("dim", "block"), [(64, 32), (96, 64), (128, 64), (256, 128)])

@@ -11,10 +11,12 @@ import openai
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from server.choice import Choice, TextOptions
 from server.models.models import Models
 from spec.request import Request
 from spec.sampling import SamplingParams
 from tests.models.serving import serving
+from tests.server.scripted import END
 
 FOX, OWL = "said the fox", "said the owl"
 TEXTS = {"fox": FOX, "org/owl-1.5:q": OWL}
@@ -287,17 +289,21 @@ async def test_draining_tells_those_who_wait_and_lets_the_others_finish(tokenize
 def test_without_sections_there_is_one_model_that_is_there_from_the_start():
     from server.config import ServeConfig
 
-    models = Models.of(ServeConfig(target="bundled"))
+    models = Models.of(ServeConfig(target="bundled"), lambda status: None)
     assert not models.several
     assert models.first.name == "bundled" and models.first.loaded
+
+
+def choice(tokenizer, id: str, prompt: list[int], **params: Any) -> Choice:
+    request = Request(id=id, prompt=prompt, params=SamplingParams(**params))
+    return Choice(request, tokenizer, TextOptions(), [END])
 
 
 async def test_a_client_that_does_not_read_holds_no_model(tokenizer):
     """The engine has no more to do for it, so another model may have its place."""
     async with serving(tokenizer, TEXTS) as server, server.models.lease("fox") as service:
         resident = server.models.find("fox").resident
-        request = Request(id="deaf", prompt=[5, 6], params=SamplingParams(max_tokens=20))
-        async with service.generation([request]) as generation:
+        async with service.generation([choice(tokenizer, "deaf", [5, 6], max_tokens=20)]) as generation:
             assert resident.leases == 1
             answer = await server.json("/v1/completions", model="org/owl-1.5:q", prompt="x")
             assert answer["choices"][0]["text"] == OWL
@@ -312,11 +318,8 @@ async def test_choices_hold_it_until_the_last_of_them_is_done(tokenizer):
         resident = server.models.find("fox").resident
         server.by_name["fox"].engine.pause = 0.01
         lengths = {"short": 2, "long": 20}
-        requests = [
-            Request(id=id, prompt=[5], params=SamplingParams(max_tokens=most, ignore_eos=True))
-            for id, most in lengths.items()
-        ]
-        async with service.generation(requests) as generation:
+        choices = [choice(tokenizer, id, [5], max_tokens=most, ignore_eos=True) for id, most in lengths.items()]
+        async with service.generation(choices) as generation:
             ended = 0
             while ended < 2:
                 for _, delta in await generation.next():

@@ -267,7 +267,9 @@ def choosing(**choice) -> dict:
 
 REFUSED: list[tuple[str, dict[str, Any]]] = [
     ("tools", {"tools": {}}),
-    ("tools[0].type", {"tools": [{"type": "web_search"}]}),
+    ("tools[0].type", {"tools": [{"type": 5}]}),
+    ("tool_choice", {"tools": [{"type": "web_search"}], "tool_choice": "required"}),
+    ("tool_choice.type", {"tools": [TOOL, {"type": "web_search"}], "tool_choice": {"type": "web_search"}}),
     ("tools[0].function", {"tools": [{"type": "function"}]}),
     ("tools[0].function.name", {"tools": [{"type": "function", "function": {}}]}),
     ("tools[0].function.name", {"tools": [{"type": "function", "function": {"name": "a b"}}]}),

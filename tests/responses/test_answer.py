@@ -17,7 +17,8 @@ from server.answers.responses import Cancelled, ResponseAnswer
 from server.choice import Choice, Piece, TextOptions
 from server.errors import EngineFailed, described
 from server.parts import Part, ReasoningPart, TextPart, ToolCallPart
-from server.wire.responses import Reasoning, Response, TextFormat
+from server.responses.tools import Toolbox
+from server.wire.responses import FunctionTool, Reasoning, Response, TextFormat
 from server.wire.responses import TextOptions as ResponseText
 from spec.request import Request, TokenLogprobs
 from spec.sampling import SamplingParams
@@ -25,7 +26,7 @@ from spec.sampling import SamplingParams
 CALL = ToolCallPart(index=0, id="call_1", name="look", arguments="")
 
 
-def answer_of(tokenizer) -> ResponseAnswer:
+def answer_of(tokenizer, tools: Sequence[FunctionTool] = ()) -> ResponseAnswer:
     request = Request(id="r", prompt=[1, 2, 3], params=SamplingParams())
     choice = Choice(request, tokenizer, TextOptions(), [0])
     response = Response(
@@ -39,7 +40,7 @@ def answer_of(tokenizer) -> ResponseAnswer:
         text=ResponseText(format=TextFormat(type="text")),
     )
     origin = Origin(id="1", model="toy", fingerprint="fs", exact=True)
-    return ResponseAnswer(origin, choice, AnswerOptions(), response)
+    return ResponseAnswer(origin, choice, AnswerOptions(), response, Toolbox.of(tools, (), ()))
 
 
 def played(answer: ResponseAnswer, *steps: Sequence[Part], finish: str = "stop") -> list[Any]:

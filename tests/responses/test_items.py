@@ -91,7 +91,8 @@ def test_the_output_of_a_response_goes_on_as_items():
 @pytest.mark.parametrize(
     ("wrong", "param"),
     [
-        ({"type": "item_reference", "id": "x"}, "input[1].type"),
+        ({"type": "item_reference", "id": "x"}, "input[1].id"),
+        ({"type": "image_generation_call", "id": "x"}, "input[1].type"),
         ({"content": "x"}, "input[1].type"),
         ({"role": "tool", "content": "x"}, "input[1].role"),
         ({"role": "user"}, "input[1].content"),
@@ -151,12 +152,13 @@ def test_each_option_becomes_the_one_of_chat():
         ({"include": ["something"]}, "include[0]"),
         ({"reasoning": {"summary": "detailed"}}, "reasoning.summary"),
         ({"truncation": "middle"}, "truncation"),
-        ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
         ({"tools": [{"type": "function"}]}, "tools[0].name"),
+        ({"tools": [{"type": "custom"}]}, "tools[0].name"),
+        ({"tools": [{"type": "namespace", "tools": []}]}, "tools[0].name"),
+        ({"tools": [{"type": "namespace", "name": "n", "tools": [{"type": "function"}]}]}, "tools[0].tools[0].name"),
         ({"tool_choice": {"type": "mcp"}}, "tool_choice.type"),
         ({"text": {"format": {"type": "xml"}}}, "text.format.type"),
         ({"text": {"format": {"type": "json_schema", "name": "n"}}}, "text.format.schema"),
-        ({"text": {"verbosity": "low"}}, "text.verbosity"),
         ({"best_of": 3, "use_beam_search": True}, "use_beam_search"),
     ],
 )

@@ -26,8 +26,8 @@ MakeDrafter = Callable[[PagePool], Drafter | None]
 
 
 def draft_model(pair: Pair) -> MakeDrafter:
-    """The pair's draft model, its passes static too."""
-    return lambda pool: DraftModelDrafter(paged(pair.draft, pool, static=True), dynamic=False)
+    """The pair's draft model."""
+    return lambda pool: DraftModelDrafter(paged(pair.draft, pool), dynamic=False)
 
 
 def captured_engine(
@@ -45,9 +45,9 @@ def captured_engine(
     plain_every: int = 0,
     wrap: Callable[[Proposer], Proposer] = lambda proposer: proposer,
 ) -> Engine:
-    """graphs: False runs the same static passes op by op. wrap: put around every proposer that has a model."""
+    """graphs: False runs the same passes without captured steps. wrap: put around every proposer that has a model."""
     pool = PagePool(1 + tokens // page_size, page_size)
-    verifier, proposing = paged(pair.target, pool, static=True), drafter(pool)
+    verifier, proposing = paged(pair.target, pool), drafter(pool)
     eager = EagerRunner(verifier, proposing)
     index = PrefixIndex(pool) if prefix else None
     info = info_of(pair.target, pool, max_seqs, shape)

@@ -66,11 +66,11 @@ def blur(model: Any, distance: float = DISTANCE) -> None:
         parameter.add_(noise.to(parameter.dtype) * parameter.std() * distance)
 
 
-def paged(decoder: Decoder, pool: PagePool, static: bool = False) -> PagedModel:
-    """static: whether it takes passes over static rows, as on a GPU."""
+def paged(decoder: Decoder, pool: PagePool) -> PagedModel:
+    """A model with a store on the pool."""
     config = decoder.config
     store = KVStore(pool, config.num_layers, config.num_kv_heads, config.head_dim, decoder.dtype, decoder.device)
-    return PagedModel(decoder, store, config.max_positions, static)
+    return PagedModel(decoder, store, config.max_positions)
 
 
 #: Makes a drafter whose KV, if it has any, lies in the pages of this pool.

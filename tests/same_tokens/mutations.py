@@ -5,6 +5,10 @@ Each function takes pytest's ``monkeypatch``, which also undoes it.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from types import ModuleType
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
@@ -15,37 +19,67 @@ from spec.adjust import Adjustment
 from spec.constrain import Guarded
 from spec.noise import Noise
 from spec.score import logprobs_of_run
-from verifier.batch import Segment
-from verifier.model.decoder import Decoder
-from verifier.model.rows import RowCounts
-from verifier.ops import attention, spans
+from verifier.ops.kernels.cpu import attention, launch, linear
+from verifier.ops.kernels.cpu.asm import F32, Value, Variable
+from verifier.ops.kernels.cpu.launch import Compiled
 
 
-def untried_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Products have as many rows as there are, one too: nothing is padded or split to numbers that were tried."""
-    monkeypatch.setattr(RowCounts, "fitting", lambda self, rows: rows)
-    monkeypatch.setattr(RowCounts, "multiply", lambda self, product, x: product(x))
-    monkeypatch.setattr(Decoder, "fitting", lambda self, rows: rows)
+def rewritten(monkeypatch: pytest.MonkeyPatch, module: ModuleType, name: str, kernel: type) -> None:
+    """Kernels that the class of this name writes in the module are written by another one from now on."""
+    monkeypatch.setattr(module, name, kernel)
+    for each, found in vars(module).items():
+        if isinstance(found, Compiled):
+            monkeypatch.setattr(module, each, Compiled(found.write))
 
 
-def single_pages() -> bool:
-    """Whether this processor's products are over one page each, whatever a row is part of."""
-    return not all(spans.adds_in_order(width, 16, 64) for width in (16, 32, 64, 128))
+def sums_by_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A product of several rows adds up from the last term to the first, one of a single row the other way round."""
 
+    class Backwards(linear._Product):
+        def _summed(self, block: Value, row: Value, rows: int) -> list[Variable]:
+            self.backwards = rows > 1
+            return super()._summed(block, row, rows)
 
-def trees_by_page(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A tree's values are summed page by page, a chain's span by span."""
+        def _steps(self, steps: Value) -> Iterator[Value]:
+            for term in super()._steps(steps):
+                yield steps - 1 - term if self.backwards else term
 
-    def span_sums(weights: Tensor, values: Tensor, segment: Segment) -> Tensor:
-        by_page = segment.path_columns is not None
-        return (spans._by_page if by_page else spans.span_sums)(weights, values, segment)
-
-    monkeypatch.setattr(attention, "span_sums", span_sums)
+    rewritten(monkeypatch, linear, "_Product", Backwards)
 
 
 def weights_by_slot(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Weights are added up in the order of the slots, gaps of other paths between them."""
-    monkeypatch.setattr(attention, "_weight_sums", lambda weights, segment: weights.sum(dim=-1, keepdim=True))
+    """The weights of a path are added up for themselves, and then to those of what is committed."""
+
+    class Apart(attention._Attention):
+        def _weighted(self, largest: list[Variable]) -> list[Value]:
+            k, totals = self.k, super()._weighted(largest)
+            apart = []
+            for head, _ in enumerate(totals):
+                parts = []
+                for _, begin, end, _ in self._stretches():
+                    parts.append(k.variable(k.constant(0.0, F32)))
+                    with k.loop(begin, end) as position:
+                        weight = k.load(self.scores, F32, self.room * head + position)
+                        parts[-1].value = parts[-1].value + weight
+                apart.append(parts[0].value + parts[1].value)
+            return apart
+
+    rewritten(monkeypatch, attention, "_Attention", Apart)
+
+
+def values_by_slot(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The values of a path are added up before those of what is committed."""
+
+    class PathFirst(attention._Attention):
+        def _stretches(self) -> Any:
+            return reversed(super()._stretches())
+
+    rewritten(monkeypatch, attention, "_Attention", PathFirst)
+
+
+def lengths_baked_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Recorded kernels work on as many rows as there were when they were recorded."""
+    monkeypatch.setattr(launch, "counted", lambda count, rows: torch.tensor([rows]) if count is None else count.clone())
 
 
 def reused_noise(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -55,12 +89,6 @@ def reused_noise(monkeypatch: pytest.MonkeyPatch) -> None:
         return torch.stack([self.row(position - min(positions)) for position in positions])
 
     monkeypatch.setattr(Noise, "rows", by_depth)
-
-
-def sums_by_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Blocks and spans are added up by ``sum``, whose order depends on how many there are."""
-    monkeypatch.setattr(attention, "_SUM_LANES", 1)
-    monkeypatch.setattr(attention, "_merge", lambda blocks: blocks.permute(1, 2, 3, 0).contiguous().sum(dim=-1))
 
 
 def no_compaction(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -84,7 +84,7 @@ def test_a_draft_model_of_another_vocabulary(pair, shape, right) -> None:
     own = ids if right else ids.flip(0)
 
     def translated(pool: PagePool) -> Drafter:
-        return DraftModelDrafter(paged(made.draft, pool, static=True), dynamic=False, read=ids, token_ids=own)
+        return DraftModelDrafter(paged(made.draft, pool), dynamic=False, read=ids, token_ids=own)
 
     _, texts = check(made, translated, TreeShape.chain(4) if shape == "chain4" else TreeShape.parse(shape))
     assert (accepted(texts) > 10) == right

@@ -10,15 +10,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from drafters.eagle import EagleDrafter
 from kvpaging import PagePool
-from spec.protocols import Drafter
 from spec.sequence import Sequence
 from spec.tree import DraftTree, TreeShape
 from tests.drafters.worlds import World
 from tests.same_tokens.captured import captured_engine, run_freely
 from tests.same_tokens.heads import KINDS, head_of
-from tests.same_tokens.models import MakeDrafter, Pair
+from tests.same_tokens.models import Pair
 from tests.same_tokens.runs import jobs_of, plain, whole
 from tests.same_tokens.witness import Job
 from verifier.graphs.proposer import DeviceTree, Proposer, Taken
@@ -81,18 +79,6 @@ class Run:
     accepted: int
 
 
-def static(make: MakeDrafter) -> MakeDrafter:
-    """The same drafter, its own passes over static rows, as on a GPU."""
-
-    def made(pool: PagePool) -> Drafter | None:
-        drafter = make(pool)
-        if isinstance(drafter, EagleDrafter):
-            drafter.static = True
-        return drafter
-
-    return made
-
-
 def run(pair: Pair, kind: str, shape: str, jobs: list[Job], careful: bool = False, **options) -> Run:
     """Run requests in captured steps whose proposers are whispered to, and compare the texts."""
     texts, whispers = plain(pair.target, jobs), []
@@ -101,7 +87,7 @@ def run(pair: Pair, kind: str, shape: str, jobs: list[Job], careful: bool = Fals
         whispers.append(CapturedWhisper(proposer, whole(jobs, texts)))
         return whispers[-1]
 
-    engine = captured_engine(pair, static(head_of(pair, kind, shape)), SHAPES[shape], wrap=wrap, **options)
+    engine = captured_engine(pair, head_of(pair, kind, shape), SHAPES[shape], wrap=wrap, **options)
     found = run_freely(engine, jobs, careful)
     assert {name: text.tokens for name, text in found.items()} == {name: text.tokens for name, text in texts.items()}
     assert isinstance(engine.runner, GraphRunner)

@@ -8,19 +8,13 @@ from __future__ import annotations
 import random
 
 import pytest
-import torch
 
 from tests.same_tokens import mutations
-from tests.same_tokens.models import Pair, make_pair
-from tests.same_tokens.runs import LARGEST, SAMPLINGS, drafting, jobs_of, plain, replace_params, whole
+from tests.same_tokens.models import Pair
+from tests.same_tokens.runs import LARGEST, SAMPLINGS, drafting, plain, replace_params, whole
 from tests.same_tokens.witness import Job, differences, run
 from tests.spec.grammars import Automaton
-from tests.verifier.libraries import BORDERS, simulate
 from tests.verifier.reading import random_tokens
-from verifier.model.decoder import Decoder
-from verifier.model.rows import agreeing, random_rows
-
-FP32, BF16 = torch.float32, torch.bfloat16
 
 
 def compare(pair: Pair, drafter: str, *, sampling: str = "warm", prompt: int = 23, tokens: int = 60) -> list[str]:
@@ -29,35 +23,6 @@ def compare(pair: Pair, drafter: str, *, sampling: str = "warm", prompt: int = 2
     jobs = [Job("one", random_tokens(random.Random(1), prompt, pair.vocab_size), params)]
     expected = plain(pair.target, jobs)
     return differences(expected, run(drafting(pair, drafter, whole(jobs, expected)), jobs))
-
-
-def single_rows_differ(model: Decoder) -> bool:
-    """Whether this processor multiplies one row with other bits than several, in any matrix of the model."""
-    x = random_rows(64, max(linear.in_features for linear in model.linears)).to(model.dtype)
-    tried = ((linear._product, x[:, : linear.in_features].contiguous()) for linear in model.linears)
-    return any(1 not in agreeing(product, rows, 8, [1]) for product, rows in tried)
-
-
-@pytest.mark.parametrize("name", ["wide1536", "half1536"])
-def test_products_of_numbers_that_were_not_tried_are_seen(pair, monkeypatch, name) -> None:
-    models = pair(name)
-    assert compare(models, "truth") == []
-    mutations.untried_rows(monkeypatch)
-    if not single_rows_differ(models.target):
-        pytest.skip("this processor multiplies a single row as it does several")
-    assert compare(models, "truth")
-
-
-@pytest.mark.parametrize("mutated", [False, True], ids=["tried", "not tried"])
-def test_a_library_that_adds_up_by_the_number_of_rows_changes_no_token(tmp_path, monkeypatch, mutated) -> None:
-    """As oneDNN's bf16 products on AMX do: trees of 64 rows and 4 sequences at once, chunks of prompts beside them."""
-    simulate(monkeypatch, BORDERS["amx"])
-    pair = make_pair("llama2", tmp_path, BF16, hidden_size=288, intermediate_size=768, num_hidden_layers=2)
-    jobs = jobs_of(pair.vocab_size, [150, 23, 41, 90], 24, ["greedy", "warm", "cool", "warm_filtered"])
-    if mutated:
-        mutations.untried_rows(monkeypatch)
-    expected = plain(pair.target, jobs)
-    assert bool(differences(expected, run(drafting(pair, LARGEST, {}), jobs))) == mutated
 
 
 @pytest.mark.parametrize(
@@ -75,14 +40,26 @@ def test_without_a_mutation_nothing_is_seen(pair, name, drafter) -> None:
     assert compare(pair(name), drafter) == []
 
 
-@pytest.mark.parametrize("mutation", [mutations.trees_by_page, mutations.weights_by_slot])
+@pytest.mark.parametrize("name", ["llama2", "wide1536", "half1536"])
+def test_products_that_add_up_by_the_number_of_rows_are_seen(pair, monkeypatch, name) -> None:
+    models = pair(name)
+    mutations.sums_by_rows(monkeypatch)
+    assert compare(models, "truth")
+
+
+@pytest.mark.parametrize("mutation", [mutations.weights_by_slot, mutations.values_by_slot])
 @pytest.mark.parametrize("drafter", ["truth", "4,4,2,2,1"])
 @pytest.mark.parametrize("name", ["llama2", "qwen3", "wide1536"])
 def test_attention_in_another_order_is_seen(pair, monkeypatch, name, drafter, mutation) -> None:
     models = pair(name)
-    if mutations.single_pages():
-        pytest.skip("on this processor every product is over one page anyway")
     mutation(monkeypatch)
+    assert compare(models, drafter)
+
+
+@pytest.mark.parametrize("drafter", ["truth", "chain4"])
+def test_a_recording_that_bakes_in_a_length_is_seen(pair, monkeypatch, drafter) -> None:
+    models = pair("llama2")
+    mutations.lengths_baked_in(monkeypatch)
     assert compare(models, drafter)
 
 
@@ -93,12 +70,6 @@ def test_reused_noise_is_seen(pair, monkeypatch, sampling, drafter) -> None:
     found = compare(pair("llama2"), drafter, sampling=sampling)
     assert found
     assert "expected" in found[0]
-
-
-def test_sums_in_the_order_of_the_library_are_seen(pair, monkeypatch) -> None:
-    assert compare(pair("llama2"), LARGEST, prompt=100, tokens=30) == []
-    mutations.sums_by_the_library(monkeypatch)
-    assert compare(pair("llama2"), LARGEST, prompt=100, tokens=30)
 
 
 def test_rows_left_in_their_tree_slots_are_seen(pair, monkeypatch) -> None:

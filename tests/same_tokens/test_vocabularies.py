@@ -200,6 +200,7 @@ def test_an_engine_of_strangers(strangers, changes) -> None:
     assert engine.info.exact, engine.info.exact_reason
     said = "asked for, knows 269 of the target's 290 tokens, 93%"
     assert engine.info.drafter_reason == said
+    assert engine.info.warnings == ()
     bare = witnessed(build_engine(config(strangers / "target", "none")))
     expected = {job.id: run(bare, [job])[job.id] for job in asked}
     assert_same(expected, run(engine, asked))
@@ -209,15 +210,25 @@ def test_an_engine_of_strangers(strangers, changes) -> None:
 
 def test_too_little_in_common_is_refused(strangers, tmp_path) -> None:
     make("llama2", tmp_path, num_hidden_layers=1)
-    write_numbers(tmp_path)
+    write_characters(tmp_path, "0123456789")
     with pytest.raises(ConfigurationError, match=r"knows only 10 of the target's 290 tokens, 3%, too few to be of use"):
         build_engine(config(strangers / "target", str(tmp_path)))
 
 
-def write_numbers(directory: Path) -> None:
-    """A tokenizer that knows nothing but digits."""
-    digits = WordLevel({str(digit): digit for digit in range(10)}, unk_token="0")
-    Tokenizer(digits).save(str(directory / "tokenizer.json"))
+def test_little_in_common_is_told_with_what_to_do(strangers, tmp_path) -> None:
+    make("llama2", tmp_path, num_hidden_layers=1)
+    write_characters(tmp_path, "0123456789abcdefgh")
+    engine = build_engine(config(strangers / "target", str(tmp_path)))
+    assert engine.info.warnings == (
+        f"--draft {tmp_path} knows only 18 of the target's 290 tokens, 6%, and drafts no others: name a draft model of "
+        "the target's family, or --draft suffix, which needs none",
+    )
+
+
+def write_characters(directory: Path, characters: str) -> None:
+    """A tokenizer that knows nothing but these."""
+    known = WordLevel({character: id for id, character in enumerate(characters)}, unk_token=characters[0])
+    Tokenizer(known).save(str(directory / "tokenizer.json"))
 
 
 @pytest.fixture(scope="module")

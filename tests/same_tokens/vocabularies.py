@@ -82,7 +82,7 @@ class Translated(Pair):
 def with_columns(directory: Path, columns: Tensor, dtype: torch.dtype) -> Decoder:
     """A checkpoint's decoder that has logits of these tokens alone."""
     config = ModelConfig.from_directory(directory)
-    weights = load(directory, config, dtype, progress=False)
+    weights = load(directory, config, dtype)
     weights.lm_head = weights.lm_head[columns]
     return Decoder(config, weights, config.max_positions + 64)
 

@@ -51,7 +51,7 @@ class LiveServer:
         """Wait for the banner; returns the address in it."""
         deadline = time.monotonic() + START_SECONDS
         while time.monotonic() < deadline:
-            found = re.search(r"URL +(http://\S+)/v1", self.output)
+            found = re.search(r"API +(http://\S+)/v1", self.output)
             if found:
                 return found[1]
             assert self.process.poll() is None, self.output

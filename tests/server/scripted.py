@@ -16,7 +16,7 @@ from server.parsers.dialect import Dialect
 from server.service import Service, ServiceOptions, Text
 from server.text import SamplingDefaults, Tokenizer
 from server.tracing.reader import depths_of
-from spec.request import Delta, EngineInfo, FinishReason, Origin, Request, TokenLogprobs
+from spec.request import Delta, EngineInfo, FinishReason, Footprint, Origin, Request, TokenLogprobs
 from spec.trace import SequenceTrace
 
 END = 0
@@ -38,6 +38,10 @@ INFO = EngineInfo(
     chosen=True,
     vocab_size=330,
     eos_token_ids=(END,),
+    architecture="LlamaForCausalLM",
+    parameters=1_234_567,
+    weight_bytes=4_938_268,
+    footprint=Footprint(9_000_000, 1 << 34, "cpu"),
 )
 
 

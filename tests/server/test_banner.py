@@ -36,7 +36,7 @@ class Terminal(io.StringIO):
 
 
 def shown(config: ServeConfig, out: io.StringIO) -> str:
-    banner.show(INFO, config, "bundled", 8123, out)
+    banner.show(INFO, config, "bundled", 8123, out=out)
     return out.getvalue()
 
 
@@ -50,8 +50,19 @@ def test_the_banner_says_what_runs_why_and_where() -> None:
     assert told["KV cache"].startswith("4,096 tokens")
     assert told["memory"] == "target 28.0 MiB, KV cache of 4,096 tokens 35.0 MiB"
     assert told["context"] == "1,024 tokens"
-    assert told["URL"] == "http://127.0.0.1:8123/v1"
-    assert "warning" not in told
+    assert (told["page"], told["API"]) == ("http://127.0.0.1:8123/", "http://127.0.0.1:8123/v1")
+    assert told["access"] == "this machine alone"
+    assert not {"warning", "start-up"} & set(told)
+
+
+def test_the_banner_says_how_long_it_took_and_what_the_engine_warns_of() -> None:
+    import msgspec
+
+    out = io.StringIO()
+    info = msgspec.structs.replace(INFO, warnings=("--draft x knows only 10 of the target's 290 tokens",))
+    banner.show(info, ServeConfig(), "bundled", 80, "7.7 s: probing exactness 0.6", out)
+    assert "start-up  7.7 s: probing exactness 0.6\n" in out.getvalue()
+    assert "warning   --draft x knows only 10 of the target's 290 tokens\n" in out.getvalue()
 
 
 def test_the_line_to_try_is_one_shell_command_with_a_json_body() -> None:
@@ -84,6 +95,7 @@ def test_colour_only_on_a_terminal_and_not_against_the_users_wish(monkeypatch: p
 def test_an_address_others_can_reach_is_warned_about(host: str, url: str, warned: bool) -> None:
     assert banner.base_url(host, 80) == url
     assert bool(banner.warnings(ServeConfig(host=host))) is warned
+    assert banner.access(ServeConfig(host=host)).startswith("anyone" if warned else "this machine")
 
 
 def test_a_tree_is_told_from_a_chain() -> None:
@@ -91,5 +103,5 @@ def test_a_tree_is_told_from_a_chain() -> None:
 
     tree = msgspec.structs.replace(INFO, draft_shape=(3, 2, 1))
     none = msgspec.structs.replace(INFO, draft_shape=(), drafter="none", drafter_reason="")
-    assert dict(banner.rows(tree, ""))["drafter"].startswith("bundled/draft, a tree of 3,2,1")
-    assert dict(banner.rows(none, ""))["drafter"] == "none"
+    assert dict(banner.rows(tree))["drafter"].startswith("bundled/draft, a tree of 3,2,1")
+    assert dict(banner.rows(none))["drafter"] == "none"

@@ -95,6 +95,9 @@ def test_help_shows_every_setting_and_its_default(name: str, capsys: pytest.Capt
         (["serve", "--draft_tokens=3"], 'unknown flag --draft_tokens; did you mean "--draft-tokens"?'),
         (["serve", "a", "b"], "foresay serve: unexpected argument b"),
         (["serve", "--port", "http"], "foresay serve: --port must be a whole number from 0 to 65535, got 'http'"),
+        (["serve", "--draft-tokens", "0"], "from 1 to 63 (--draft none decodes without drafts), got '0'"),
+        (["keys", "list", "alice"], "foresay keys: list takes no name"),
+        (["keys", "remove"], "foresay keys: remove whose key? foresay keys remove NAME"),
         (["generate"], "foresay generate: the following arguments are required: --prompt"),
         (["generate", "--prompt", ""], "--prompt must be text that is not empty"),
         (["config", "shwo"], "invalid choice: 'shwo'"),
@@ -178,11 +181,13 @@ def test_generate_ends_in_one_json_line(capsys: pytest.CaptureFixture[str]) -> N
 def test_generate_streams_the_text_alone_on_stdout(capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["generate", "--prompt", "Once upon a time", "--seed", "5", *QUICK]
     assert main([*arguments, "--json"]) == 0
-    text = json.loads(capsys.readouterr().out.splitlines()[-1])["text"]
+    answer = json.loads(capsys.readouterr().out.splitlines()[-1])
+    text, per_step = answer["text"], 12 / answer["statistics"]["steps"]
     assert main(arguments) == 0
     captured = capsys.readouterr()
     assert captured.out == text + "\n"
     assert "12 tokens (length)" in captured.err
+    assert f"{per_step:.2f} tokens per step" in captured.err
     assert "seed 5" in captured.err
 
 
@@ -206,6 +211,8 @@ def test_chat_remembers_resets_and_ends_with_its_input(
     assert len(captured.out) > 0
     told = [line for line in captured.err.splitlines() if "prompt tokens were in the KV cache" in line]
     assert "nothing to tell yet" in captured.err
+    for line in told:
+        assert re.search(r"\| accepted by depth: (cumulative [\d. ]+, conditional [\d. ]+|nothing was drafted)$", line)
     assert told[0].startswith("0 of ")
     assert not told[1].startswith("0 of ")
     assert "/quit" in captured.err.splitlines()[-1]
@@ -215,10 +222,18 @@ def test_chat_remembers_resets_and_ends_with_its_input(
 def test_bench_reports_both_ways_and_the_same_tokens(capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["bench", "--rounds", "1", "--prompt", "Once upon a time", "--temperature", "0", *QUICK]
     assert main(arguments) == 0
+    head, titles, drafted, plain, verdict = capsys.readouterr().out.splitlines()
+    assert head == "bundled, float32, temperature 0, 1 prompts of 12 tokens, 1 rounds"
+    assert titles.split("  ")[-1] == "tokens per step"
+    assert drafted.startswith("drafted by ngram ") and plain.startswith("plain decoding ") and plain.endswith(" 1.00")
+    assert verdict.endswith("both wrote the same tokens")
+    assert main([*arguments, "--json"]) == 0
     report = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert report["same_tokens"] is True
     assert report["on"]["tokens_per_second"] > 0
     assert report["off"]["tokens_per_step"] == 1.0
+    found = report["on"]["accepted_by_depth"]
+    assert found["cumulative"][:1] == found["conditional"][:1]
     assert report["speedup"] > 0
 
 

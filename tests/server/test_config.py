@@ -92,7 +92,10 @@ def test_a_list_can_be_a_repeated_flag_or_a_toml_array(toml) -> None:
             {"draft_tree": "3,,1"},
             "--draft-tree must be node counts such as \"3,2,1\", or a template (.json), got '3,,1'",
         ),
-        ({"draft_tokens": -1}, "--draft-tokens must be a whole number from 0 to 63, got -1"),
+        (
+            {"draft_tokens": -1},
+            "--draft-tokens must be a whole number from 1 to 63 (--draft none decodes without drafts), got -1",
+        ),
         ({"prefix_cache": "maybe"}, "--prefix-cache must be true or false, got 'maybe'"),
         ({"kv_tokens": 0}, "--kv-tokens must be a whole number of at least 1, got 0"),
         ({"drain_seconds": "long"}, "--drain-seconds must be a number of at least 0, got 'long'"),
@@ -147,7 +150,9 @@ def test_an_unknown_argument_of_the_facade_gets_the_nearest_name() -> None:
     message = refused(EngineConfig, {"draft_token": 3}, {}, given_as="argument")
     assert message == 'unknown argument "draft_token"; did you mean "draft_tokens"?'
     message = refused(EngineConfig, {"draft_tokens": "many"}, {}, given_as="argument")
-    assert message == "draft_tokens must be a whole number from 0 to 63, got 'many'"
+    assert (
+        message == "draft_tokens must be a whole number from 1 to 63 (--draft none decodes without drafts), got 'many'"
+    )
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:

@@ -14,7 +14,6 @@ from server.config import EngineConfig
 from server.device import Device, find_device
 from server.parameters import parameters
 from server.unfit import Unfit
-from verifier.model import half
 from verifier.model.config import ModelConfig
 
 GIB = 1 << 30
@@ -89,14 +88,13 @@ def test_a_processor_without_bf16_takes_fp32_if_it_fits(monkeypatch) -> None:
     assert choose_dtype(EngineConfig(), model(), Device("cpu", GIB >> 6)).value == "bfloat16"
 
 
-@pytest.mark.parametrize("usable", [True, False])
-def test_a_model_kept_in_fp16_fits_where_twice_of_it_would_not(monkeypatch, usable) -> None:
+@pytest.mark.parametrize("stored", ["bfloat16", "float32"])
+def test_a_model_kept_in_16_bits_fits_where_twice_of_it_would_not(monkeypatch, stored) -> None:
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx2": True})
-    monkeypatch.setattr(half, "usable", lambda: usable)
-    wide = replace(model(), hidden_size=2048, intermediate_size=4096, num_heads=16, head_dim=128)
+    wide = replace(model(), dtype=stored, hidden_size=2048, intermediate_size=4096, num_heads=16, head_dim=128)
     choice = choose_dtype(EngineConfig(), wide, Device("cpu", 2 * 3 * parameters(wide)))
-    assert choice.value == ("float32" if usable else "bfloat16")
-    assert ("kept in fp16" in choice.reason) == usable
+    assert choice.value == ("float32" if stored == "bfloat16" else "bfloat16")
+    assert ("kept in 16 bits" in choice.reason) == (stored == "bfloat16")
 
 
 @no_gpu

@@ -7,6 +7,8 @@ import itertools
 import re
 import shutil
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -32,6 +34,26 @@ def test_what_takes_too_long_is_interrupted_and_nothing_else() -> None:
         with interrupted_after(60):
             pass
     time.sleep(0.1)
+
+
+def test_what_holds_the_interpreters_lock_ends_the_process() -> None:
+    program = """
+import time
+from server import interrupt
+
+interrupt.LOCKED_SECONDS, interrupt._LOOK_SECONDS = 1.0, 0.2
+with interrupt.interrupted_after(60):
+    time.sleep(2)  # others have their turn
+with interrupt.interrupted_after(60):
+    pass
+time.sleep(2)  # nothing is left behind
+print("still here", flush=True)
+with interrupt.interrupted_after(60):
+    9 ** (9 ** 9)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout) == (1, "still here\n"), done.stderr
+    assert "Timeout (0:00:01)" in done.stderr
 
 
 async def test_other_requests_go_on(monkeypatch) -> None:
@@ -63,18 +85,24 @@ def test_it_is_an_error_of_the_messages(template, says, monkeypatch) -> None:
         byte_level_tokenizer(template).render([{"role": "user", "content": "x"}])
 
 
+#: One instruction that holds the interpreter's lock for longer than anybody lives.
+POWER = "{% set n = messages|length + 8 %}{{ (n**(n**n)) }}"
+
+
 @pytest.mark.slow
-def test_the_process_ends_while_a_template_is_rendered(tmp_path) -> None:
+@pytest.mark.parametrize(("template", "status", "says"), [(LOOP, 0, ""), (POWER, 1, "Timeout (0:00:15)!")])
+def test_the_process_ends_while_a_template_is_rendered(tmp_path, template, status, says) -> None:
     directory = tmp_path / "model"
     shutil.copytree(BUNDLED, directory)
-    (directory / "chat_template.jinja").write_text(LOOP)
+    (directory / "chat_template.jinja").write_text(template)
     with LiveServer(tmp_path / "log", str(directory), "--draft", "none", "--dtype", "float32") as server:
         while not _heeds_sigterm(server.process.pid):
             assert server.process.poll() is None, server.output
             time.sleep(0.1)
         time.sleep(6)  # the tokenizer is loaded and its template tried: for ten seconds, if nobody ends it
         server.terminate()
-        assert server.process.wait(60) == 0
+        assert server.process.wait(60) == status
+        assert says in server.output and ("in render" in server.output) == (status == 1)
 
 
 def _heeds_sigterm(process: int) -> bool:

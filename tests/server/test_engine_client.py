@@ -43,7 +43,7 @@ async def until(true: Callable[[], bool]) -> None:
 async def started(**settings: Any) -> AsyncIterator[tuple[EngineClient, list[EngineStatus]]]:
     """An engine client that has been started, and every status it has had."""
     engine, seen = EngineClient(ServeConfig(**QUICK | settings)), []
-    engine.observe_status = seen.append
+    engine.observe_status = [seen.append]
     await engine.start()
     try:
         yield engine, seen

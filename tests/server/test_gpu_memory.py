@@ -90,7 +90,7 @@ def test_every_part_takes_its_share_of_the_tokens() -> None:
     )
     draft = llama(LLAMA_1B)
     pair = planned(H200, llama(LLAMA_8B), draft)
-    assert pair.weights["draft model"] == 2 * parameters(draft)
+    assert pair.weights["draft_model"] == 2 * parameters(draft)
     assert pair.kv_bytes == pair.pages * 16 * (PER_TOKEN + 2 * 16 * 8 * 64 * 2)
     assert planned(H200, max_model_len=8192).beside["workspace"] < planned(H200).beside["workspace"]
 

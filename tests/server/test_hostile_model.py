@@ -138,7 +138,7 @@ def test_a_hostile_target(call, ordinary, model, tmp_path, monkeypatch, capsys) 
     (tmp_path / "prompts.txt").write_text("the quick\nbrown fox\nthe lazy dog\njumps over\n")
     status, said = run(CALLS[call], capsys, model=directory, prompts=tmp_path / "prompts.txt", out=tmp_path / "out")
     if not ordinary and not call.startswith("check"):
-        assert status == 2 and said.count("\n") == 1 and REFUSED in said
+        assert status == 1 and said.count("\n") == 1 and REFUSED in said
     elif call != "check":  # which may find other fault with a model of random weights
         assert status == 0, said
     assert not code_that_ran(directory)
@@ -163,7 +163,7 @@ def test_a_hostile_target_is_served_or_refused(ordinary, model, tmp_path) -> Non
         if ordinary:
             server.wait_for_url()
         else:
-            assert server.process.wait(60) == 2
+            assert server.process.wait(60) == 1
             assert REFUSED in server.output.splitlines()[-1]
     assert not code_that_ran(directory)
 

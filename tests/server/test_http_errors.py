@@ -20,7 +20,7 @@ from tests.server.wire import ASK, events, post
         ("completions", {"prompt": "x", "best_of": 2}, 400, "best_of", None),
         ("completions", {}, 400, "prompt", None),
         ("completions", {"prompt": ""}, 400, "prompt", None),
-        ("completions", {"prompt": "x", "max_tokens": 600}, 400, "prompt", "context_length_exceeded"),
+        ("completions", {"prompt": [40] * 512, "max_tokens": 1}, 400, "prompt", "context_length_exceeded"),
         ("completions", {"prompt": "x", "model": "gpt-9"}, 404, "model", "model_not_found"),
         ("chat/completions", {"messages": []}, 400, "messages", None),
         ("chat/completions", ASK | {"tools": [{"type": "function"}]}, 400, "tools[0].function", None),

@@ -50,7 +50,7 @@ async def test_a_server_that_is_ready_says_what_it_serves(tokenizer):
         assert (health.status, (await health.json())["exact"]) == (200, "yes")
         models = await (await client.get("/v1/models")).json()
         card = await (await client.get("/v1/models/toy")).json()
-        assert models == {"object": "list", "data": [card]}
+        assert models == {"object": "list", "data": [card], "first_id": "toy", "has_more": False, "last_id": "toy"}
         assert (card["id"], card["object"], card["max_model_len"]) == ("toy", "model", 512)
         assert (await client.get("/v1/models/org/other")).status == 404
         assert "/v1/models" in (await (await client.get("/")).json())["routes"]

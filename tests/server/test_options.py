@@ -6,10 +6,15 @@ from typing import Any
 
 import pytest
 
+from server.options import check_told
 from server.text import SamplingDefaults
+from server.wire.completions import CompletionRequest
+from spec.errors import InvalidRequest
 from spec.sampling import SamplingParams
 from tests.server.asking import PATHS, answer, refusal
 from tests.server.scripted import END, ScriptedEngine, served
+
+LONG = [{"role": "user", "content": "fox " * 90}]
 
 
 @pytest.mark.parametrize("path", PATHS)
@@ -94,11 +99,27 @@ async def test_what_is_out_of_range_is_named(tokenizer, path, fields, param):
         ("completions", {"max_tokens": 0}, "max_tokens"),
         ("completions", {"max_tokens": 0, "echo": True, "min_tokens": 1}, "min_tokens"),
         ("completions", {"prompt": ["a"] * 3, "n": 50}, "n"),
+        ("completions", {"prompt": [[5] * 100] * 2, "n": 40, "prompt_logprobs": 20}, "prompt_logprobs"),
+        ("completions", {"prompt": [5] * 200, "n": 100, "echo": True, "logprobs": 6}, "logprobs"),
+        ("chat/completions", {"messages": LONG, "n": 128, "prompt_logprobs": 19}, "prompt_logprobs"),
     ],
 )
 async def test_each_api_has_its_own_idea_of_logprobs(tokenizer, path, fields, param):
     async with served(ScriptedEngine([END]), tokenizer) as client:
         assert (await refusal(client, path, **fields))["param"] == param
+
+
+async def test_prompts_are_repeated_within_bounds(tokenizer):
+    body = CompletionRequest(prompt="", echo=True)
+    for echo, ids, field in ((True, None, "echo"), (False, True, "return_token_ids"), (True, True, "echo")):
+        body.echo, body.return_token_ids = echo, ids
+        with pytest.raises(InvalidRequest, match=f"{field}: all choices would repeat 1,048,584 tokens") as refused:
+            check_told(body, [range(131_073)], 8)
+        assert refused.value.param == field
+        check_told(body, [range(131_072)], 8)
+        check_told(body, [range(2_000_000)], 1)
+    body.echo = body.return_token_ids = None
+    check_told(body, [range(131_073)] * 8, 16)
 
 
 @pytest.mark.parametrize("path", PATHS)

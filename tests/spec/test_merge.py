@@ -19,14 +19,14 @@ def paths(tree: DraftTree) -> list[tuple[int, ...]]:
 
 def test_a_node_that_two_proposed_belongs_to_the_first() -> None:
     suffix = DraftTree.chain([7, 3, 5], "suffix", (1.0, 0.6, 0.5))
-    model = DraftTree.chain([7, 3, 8, 9], "model", (1.0, 0.8, 0.4, 0.1))
+    model = DraftTree.chain([7, 3, 8, 9], "draft_model", (1.0, 0.8, 0.4, 0.1))
     ngram = DraftTree.chain([7, 2], "ngram", (1.0, 0.2))
     merged = merge([suffix, model, ngram])
     assert merged.tree.tokens.tolist() == [7, 3, 5, 8, 9, 2]
     assert merged.tree.parents.tolist() == [-1, 0, 1, 1, 3, 0]
-    assert merged.tree.sources == ("", "suffix", "suffix", "model", "model", "ngram")
+    assert merged.tree.sources == ("", "suffix", "suffix", "draft_model", "draft_model", "ngram")
     assert merged.tree.chances == (1.0, 0.8, 0.5, 0.4, 0.1, 0.2)
-    assert merged.tree.drafter == "suffix+model+ngram"
+    assert merged.tree.drafter == "suffix+ngram+draft_model", "in one order, whoever comes first"
     assert merged.numbers == [[0, 1, 2], [0, 1, 3, 4], [0, 5]]
 
 

@@ -356,7 +356,7 @@ def test_now_and_then_a_step_goes_without_drafts_and_the_tokens_are_the_same() -
     prompt, sampling = [1] * 10, SamplingParams(max_tokens=60, seed=1)
     wanted = plain(model, prompt, sampling, max_model_len=128)
     house = House(model, Guesser(model, 0.5, full=True), (2, 1))
-    house.scheduler.plain_every = 5
+    house.scheduler.plain.every = 5
     answer = house.answer(prompt, sampling)
     assert answer.plain == wanted
     drafting = [bool(trace.drafted) for trace in house.traces if not trace.prefill_rows]
@@ -366,6 +366,6 @@ def test_now_and_then_a_step_goes_without_drafts_and_the_tokens_are_the_same() -
 
 def test_a_scheduler_without_a_drafter_has_no_steps_to_leave_drafts_out_of() -> None:
     house = House(TableModel(4))
-    house.scheduler.plain_every = 2
+    house.scheduler.plain.every = 2
     house.answer([1] * 10, SamplingParams(max_tokens=20, seed=1))
-    assert house.scheduler._with_drafts == 0
+    assert not house.scheduler.plain.due()

@@ -1,15 +1,20 @@
-"""Acceptance as counted in /metrics, told by the response, told token by token, and traced step by step: one number."""
+"""Numbers that are told in several places: in /metrics, by responses, token by token, in the trace, on the page, in the
+log. Each is one number."""
 
 from __future__ import annotations
 
 import asyncio
+import re
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 import pytest
 
+from server.telemetry.log import EVERY_SECONDS
 from server.tracing.reader import Session, Told, read
+from spec.acceptance import ByDepth, by_place, tokens_per_step
+from tests.server.live import LiveServer
 from tests.telemetry.scraping import Scrape, Sums, scraped
 
 Json = dict[str, Any]
@@ -34,10 +39,13 @@ async def posted(session: aiohttp.ClientSession, url: str, ask: Json) -> Json:
 
 
 class Seen:
-    """What a server was asked, and what was found in each of the four places."""
+    """What a server was asked, and what was found in each of the places. state, listed: of the page."""
 
-    def __init__(self, bodies: list[Json], scrape: Scrape, session: Session) -> None:
+    def __init__(
+        self, bodies: list[Json], scrape: Scrape, session: Session, state: Json, listed: list[Json], log: str
+    ) -> None:
         self.bodies, self.scrape, self.session = bodies, scrape, session
+        self.state, self.listed, self.log = state, listed, log
 
     @property
     def told(self) -> list[Told]:
@@ -50,14 +58,16 @@ def asked(session: Session) -> list[Told]:
 
 
 @pytest.fixture(scope="module")
-def seen(url: str, trace_file: Path) -> Seen:
-    return asyncio.run(_seen(url, trace_file))
+def seen(url: str, live: LiveServer, trace_file: Path) -> Seen:
+    return asyncio.run(_seen(url, live, trace_file))
 
 
-async def _seen(url: str, trace_file: Path) -> Seen:
+async def _seen(url: str, live: LiveServer, trace_file: Path) -> Seen:
     async with aiohttp.ClientSession() as session:
         bodies = [await posted(session, url, ask) for ask in ASKS]
         bodies += await asyncio.gather(*(posted(session, url, ask) for ask in ASKS))
+        await asyncio.sleep(EVERY_SECONDS + 2)  # until the log has told of the last of them
+        state, listed = [await (await session.get(f"{url}/dashboard/{name}")).json() for name in ("state", "requests")]
     scrape = await scraped(url)
     async with asyncio.timeout(20):
         while True:  # the last line is written behind the last answer
@@ -66,7 +76,7 @@ async def _seen(url: str, trace_file: Path) -> Seen:
             told = asked(lived)
             if len(told) == choices(bodies) and all(one.end for one in told):
                 assert trace.broken == 0
-                return Seen(bodies, scrape, lived)
+                return Seen(bodies, scrape, lived, state, listed, live.output)
             await asyncio.sleep(0.05)
 
 
@@ -97,17 +107,85 @@ def test_four_tellings_of_one_number(seen: Seen) -> None:
     )
 
 
+def test_tokens_per_step_is_one_number(seen: Seen) -> None:
+    """Of all answers together, and of each: in /metrics, twice on the page, by the responses, in the trace."""
+    steps = {
+        (body["id"], choice["index"]): len(choice["provenance"]["steps"])
+        for body in seen.bodies
+        for choice in body["choices"]
+    }
+    tokens = sum(body["usage"]["completion_tokens"] for body in seen.bodies)
+    wanted = tokens_per_step(tokens, sum(steps.values()))
+    histogram = "foresay:spec_decode_tokens_per_step"
+    assert seen.scrape.sum(f"{histogram}_sum") / seen.scrape.sum(f"{histogram}_count") == wanted
+    points = seen.state["history"]["seconds"]
+    assert sum(point["tokens"] for point in points) / sum(point["runs"] for point in points) == wanted
+    assert sum(told.kept for told in seen.told) / sum(len(told.parts) for told in seen.told) == wanted
+    assert sum(one["output_tokens"] for one in seen.listed) / sum(one["steps"] for one in seen.listed) == wanted
+    for body in seen.bodies:
+        own = sum(steps[body["id"], choice["index"]] for choice in body["choices"])
+        assert body["metrics"]["tokens_per_step"] == round(body["usage"]["completion_tokens"] / own, 4)
+    each = sorted(round(one["tokens_per_step"], 4) for one in seen.listed)
+    assert each == sorted(round(told.kept / len(told.parts), 4) for told in seen.told)
+    plain = [body for body in seen.bodies if body["metrics"]["speculative_decoding"]["num_draft_tokens"] == 0]
+    assert any(body["metrics"]["tokens_per_step"] == 1 for body in plain), "steps without drafts count"
+
+
+def test_accepted_by_depth_is_two_numbers(seen: Seen) -> None:
+    page = ByDepth(**seen.state["snapshot"]["accepted_by_depth_hour"])
+    traced = [told.counts() for told in seen.told]
+    of_trace = ByDepth.of(
+        by_place(counts.accepted_per_depth for counts in traced),
+        sum(drafted > 0 for counts in traced for drafted in counts.per_step_drafted),
+    )
+    positions = seen.scrape.by("foresay:spec_decode_num_accepted_tokens_per_pos_total", "position")
+    counted = [int(positions[str(place)]) for place in range(len(positions))]
+    of_metrics = ByDepth.of(counted, int(seen.scrape.sum("foresay:spec_decode_num_drafts_total")))
+    tellings = [body["metrics"]["speculative_decoding"] for body in seen.bodies]
+    accepted = [depths for telling in tellings for depths in telling["per_step_accepted"]]
+    of_answers = ByDepth.of([sum(one > depth for one in accepted) for depth in range(len(counted))], len(accepted))
+    assert page == of_trace == of_metrics == of_answers
+    assert len(page.cumulative) >= 4
+    assert page.cumulative[1:] != page.conditional[1:]
+
+
+LINE = re.compile(
+    r"Mean acceptance length: (?P<length>[\d.]+), .*"
+    r"Accepted: (?P<accepted>\d+) tokens, Drafted: (?P<drafted>\d+) tokens, "
+    r"Per-position acceptance rate: (?P<positions>[\d., ]+), Avg.*"
+    r"Tokens per step: (?P<per_step>[\d.]+), Accepted by depth: cumulative (?P<cumulative>[\d. ]+), "
+    r"conditional (?P<conditional>[\d. ]+)"
+)
+
+
+def test_the_log_tells_the_same(seen: Seen) -> None:
+    lines = [found.groupdict() for found in LINE.finditer(seen.log)]
+    assert len(lines) == seen.log.count("SpecDecoding metrics:")
+    assert lines
+    drafted, accepted, _ = of_metrics(seen.scrape)
+    assert sum(int(line["drafted"]) for line in lines) == drafted
+    assert sum(int(line["accepted"]) for line in lines) == accepted
+    for line in lines:
+        cumulative, conditional = ([float(x) for x in line[name].split()] for name in ("cumulative", "conditional"))
+        positions = [float(share) for share in line["positions"].split(", ")]
+        assert cumulative == pytest.approx(positions[: len(cumulative)], abs=0.0051)
+        before = [1.0, *positions]
+        assert conditional == pytest.approx(
+            [here / above for above, here in zip(before, positions[: len(conditional)], strict=False)], abs=0.02
+        )
+        assert float(line["length"]) == pytest.approx(1 + sum(positions), abs=0.01)
+    rates = [float(line["per_step"]) for line in lines]
+    whole, steps = (seen.scrape.sum(f"foresay:spec_decode_tokens_per_step_{part}") for part in ("sum", "count"))
+    assert min(rates) - 0.01 <= whole / steps <= max(rates) + 0.01
+
+
 def test_the_trace_holds_the_texts(seen: Seen) -> None:
     said = sorted(choice["token_ids"] for body in seen.bodies for choice in body["choices"])
     assert sorted(output for told in seen.told if (output := told.output()) is not None) == said
 
 
 def test_the_shadow_walked_along_every_text_that_may_be_drafted_for(seen: Seen) -> None:
-    tokens = sum(
-        told.kept - sum(part.emitted for part in told.parts if part.lead)
-        for told in seen.told
-        if told.begin.speculate and told.kept
-    )
+    tokens = sum(told.kept for told in seen.told if told.begin.speculate and not told.begin.grammar)
     by = {name: seen.scrape.sum(f"foresay:shadow_{name}_total", drafter="ngram") for name in ("tokens", "steps")}
     assert by["tokens"] == pytest.approx(tokens, abs=30), "a cut in a run that has ended already comes too late"
     # A stop string may be found when a step behind it is walked already; of that step no token counts.

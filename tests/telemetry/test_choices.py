@@ -10,8 +10,8 @@ from server.telemetry.tally import Tally
 from spec.trace import NOT_PAYING, StepTrace
 from tests.telemetry.test_verdict import Run
 
-GAINS = "suffix of 8: 4.00 tokens in 7.00 ms; no draft: 1.00 tokens in 6.00 ms"
-LOSES = f"{NOT_PAYING}: no draft: 1.00 tokens in 6.00 ms; draft_model of 1: 1.10 tokens in 7.20 ms"
+GAINS = "suffix of 8: 4.00 tokens in 7.00 ms; none: 1.00 tokens in 6.00 ms"
+LOSES = f"{NOT_PAYING}: none: 1.00 tokens in 6.00 ms; draft_model of 1: 1.10 tokens in 7.20 ms"
 
 
 def step(choice: str, news: str = "") -> StepTrace:
@@ -34,7 +34,7 @@ def test_steps_are_counted_by_who_was_chosen() -> None:
     for choices in (("none", "suffix", "suffix"), ("suffix+draft_model", ""), ("none",)):
         second = Tally()
         for choice in choices:
-            second.step(step(choice, GAINS if choice == "suffix" else ""), plain=0.01)
+            second.step(step(choice, GAINS if choice == "suffix" else ""))
         total.add(second)
     assert total.chosen == {"none": 2, "suffix": 2, "suffix+draft_model": 1}
     assert total.news == GAINS

@@ -46,7 +46,7 @@ def one_line(capsys, words: str, status: int) -> str:
         ("--length 600", 2, "--length must be above 12 and at most 512"),
         ("--prompts /nowhere.txt", 2, "/nowhere.txt: cannot be read"),
         ("--target /nowhere", 1, "/nowhere: no such directory"),
-        ("--width 64", 2, "--width is for draft alone, not for medusa"),
+        ("--width 64", 2, "--width is for draft_model alone, not for medusa"),
         ("--out /dev/null/heads", 2, "--out /dev/null/heads: /dev/null/heads.work cannot be made (Not a directory)"),
         pytest.param(
             "--device cuda",

@@ -30,7 +30,7 @@ def teacher(target) -> Teacher:
 
 @pytest.fixture
 def settings(target, prompts) -> Settings:
-    return Settings("draft", str(target), str(prompts), 40, 24, 60, 4, 5e-3, 1, 0, layers=2, width=48)
+    return Settings("draft_model", str(target), str(prompts), 40, 24, 60, 4, 5e-3, 1, 0, layers=2, width=48)
 
 
 @pytest.fixture

@@ -24,7 +24,7 @@ def contents(directory: Path) -> dict[str, bytes]:
     return {file.name: file.read_bytes() for file in directory.iterdir()}
 
 
-@pytest.mark.parametrize("kind", ["draft", "eagle3", "medusa"])
+@pytest.mark.parametrize("kind", ["draft_model", "eagle3", "medusa"])
 def test_killed_again_and_again_it_ends_with_the_same_weights(target, prompts, tmp_path, kind) -> None:
     """While texts are written, between steps, and at every file of the finished model."""
     settings = Settings(kind, str(target), str(prompts), 40, 24, 5, 4, 5e-3, 2, 0, layers=1, width=32)
@@ -42,7 +42,7 @@ def test_killed_again_and_again_it_ends_with_the_same_weights(target, prompts, t
 
 def command(target: Path, prompts: Path, out: Path) -> list[str]:
     """It trains a small draft model."""
-    words = f"train draft --target {target} --prompts {prompts} --out {out} --layers 2 --width 64"
+    words = f"train draft_model --target {target} --prompts {prompts} --out {out} --layers 2 --width 64"
     return f"{words} --samples 40 --length 24 --steps 4 --batch 4".split()
 
 

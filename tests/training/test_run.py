@@ -178,7 +178,7 @@ def test_a_state_that_does_not_fit_is_named(teacher, settings, tmp_path, monkeyp
     assert len(begun(settings, teacher, tmp_path / "head")()) == 3
 
 
-@pytest.mark.parametrize("kind", ["medusa", "eagle3", "draft"])
+@pytest.mark.parametrize("kind", ["medusa", "eagle3", "draft_model"])
 def test_two_texts_that_end_at_once_are_enough(teacher, settings, tmp_path, monkeypatch, kind) -> None:
     """One is held out, one learned from, each again and again until a row is full."""
     monkeypatch.setattr(Teacher, "_end_tokens", list(range(teacher.config.vocab_size)))

@@ -13,6 +13,7 @@ from tests.verifier.faked_hub import hub as hub
 from tests.verifier.families import make
 from tests.verifier.reading import load_decoder
 from verifier.model.decoder import Decoder
+from verifier.ops.kernels.cpu.jit import Processor
 
 
 @dataclass(frozen=True)
@@ -21,6 +22,27 @@ class Family:
 
     oracle: Any
     decoder: Callable[[torch.dtype], Decoder]
+
+
+PROCESSORS = ["here", "without bf16", "without AVX-512"]
+
+
+def lesser(kind: str) -> Processor:
+    """This processor, or what of it a lesser one would have."""
+    here = Processor.here()
+    without = {"here": (), "without bf16": ("avx512bf16",), "without AVX-512": ("avx512", "amx", "avxvnni")}[kind]
+    features = [f"-{one[1:]}" if one[1:].startswith(without) and without else one for one in here.features.split(",")]
+    return Processor("x86-64-v3" if kind == "without AVX-512" else here.name, ",".join(features))
+
+
+@pytest.fixture(params=PROCESSORS)
+def processor(request, monkeypatch) -> Processor:
+    """Kernels are compiled for this one."""
+    if request.param != "here" and not Processor.here().is_x86:
+        pytest.skip("other processors have no such instructions to leave out")
+    made = lesser(request.param)
+    monkeypatch.setattr(Processor, "here", classmethod(lambda cls: made))
+    return made
 
 
 @pytest.fixture(scope="session")

@@ -19,17 +19,20 @@ from spec.tree import MAX_NODES, DraftTree
 from verifier.model.config import ModelConfig
 from verifier.model.decoder import Decoder
 from verifier.model.weights import load
+from verifier.ops.kernels.cpu.threads import use, wanted
 from verifier.paged_model import PagedModel
 from verifier.probe import probe
 
 
 @contextmanager
 def threads(count: int) -> Iterator[None]:
-    """Run torch's ops with so many threads."""
-    before = torch.get_num_threads()
+    """Run torch's ops and kernels with so many threads."""
+    before, kernels = torch.get_num_threads(), wanted()
     torch.set_num_threads(count)
+    use(count)
     yield
     torch.set_num_threads(before)
+    use(kernels)
 
 
 def load_decoder(
@@ -41,7 +44,7 @@ def load_decoder(
 ) -> Decoder:
     """The decoder of a checkpoint, its products as the probe leaves them on this machine: rows must be bit-equal."""
     config = ModelConfig.from_directory(directory)
-    weights = load(directory, config, dtype, device, progress=False)
+    weights = load(directory, config, dtype, device)
     decoder = Decoder(config, weights, config.max_positions + MAX_NODES)
     if probed and decoder.device.type == "cpu":
         reader = Reader(decoder)
@@ -108,7 +111,7 @@ class Reader:
         """The logits of each sequence's rows, from one pass over all of them."""
         self.model.store.poison()
         forward = self.model.run(rows)
-        return [forward.of(index) for index in range(len(rows))]
+        return [forward.of(index).clone() for index in range(len(rows))]
 
     def read(self, table: PageTable, tokens: Sequence[int]) -> Tensor:
         """Run the next tokens of a text in one pass and commit them."""

@@ -13,9 +13,8 @@ from kvpaging import KVStore, PagePool, PageTable
 from spec.protocols import Rows
 from spec.tree import DraftTree
 from tests.verifier.reading import random_parents, scattered, threads
-from verifier.batch import ForwardBatch
-from verifier.ops import spans
-from verifier.ops.attention import attend
+from verifier.model.paged_pass import attended
+from verifier.paged_rows import StaticRows
 
 SCALE = 0.3
 
@@ -61,8 +60,8 @@ class Bench:
         return table
 
     def attend(self, rows: Rows, query: Tensor) -> Tensor:
-        (segment,) = ForwardBatch.build([rows], self.group, self.window).segments
-        return attend(query, self.store.keys[0], self.store.values[0], segment, SCALE, self.window is not None)
+        static = StaticRows.of([rows], query.device)
+        return attended(query, self.store.keys[0], self.store.values[0], static, SCALE, self.window)
 
     def row_alone(self, keys: Tensor, values: Tensor, query: Tensor) -> Tensor:
         """One query at the end of contiguous text that is committed but for its own key."""
@@ -120,21 +119,9 @@ def test_it_is_softmax_attention_over_a_rows_path(bench) -> None:
         for node, path in enumerate(paths_of(tree)):
             seen = [*range(base), *(base + ancestor for ancestor in path)]
             wanted = definition(query[node], keys[seen], values[seen], bench.group, bench.window)
-            assert (result[node].double() - wanted).abs().max() < 1e-5, f"base {base}, path {path}"
-
-
-def test_a_product_that_adds_in_lanes_is_found_out(monkeypatch) -> None:
-    def in_lanes(weights: Tensor, values: Tensor) -> Tensor:
-        return weights[..., 0::2] @ values[:, 0::2] + weights[..., 1::2] @ values[:, 1::2]
-
-    monkeypatch.setattr(torch, "bmm", in_lanes)
-    assert not spans.adds_in_order.__wrapped__(64, 16, 64)
-
-
-def test_products_add_in_order_here() -> None:
-    """Otherwise the tests below ran over single pages only, as a server does on such a processor."""
-    if not spans.adds_in_order(64, 16, 64):
-        pytest.skip("products on this processor do not add term by term: spans are not tested")
+            assert (result[node].double() - wanted).abs().max() < (1e-5 if bench.dtype is torch.float32 else 0.02), (
+                f"base {base}, path {path}"
+            )
 
 
 #: Contexts of a few blocks and of many: additions over blocks have many orders only when there are many.
@@ -161,14 +148,6 @@ def test_a_row_has_the_same_bits_in_a_tree_and_alone(bench, count) -> None:
     with threads(count):
         for base in CONTEXTS:
             alike_in_a_tree(bench, base)
-
-
-@pytest.mark.parametrize("bench", [*CASES[:5], CASES[8], CASES[10]], ids=str)
-def test_so_it_has_where_every_product_is_over_one_page(bench, monkeypatch) -> None:
-    """What is done where zeros between the terms of a product change its bits."""
-    monkeypatch.setattr(spans, "adds_in_order", lambda *shape: False)
-    for base in (0, 3, 37, 64, 130):
-        alike_in_a_tree(bench, base, nodes=20)
 
 
 def alike_in_a_tree(bench: Bench, base: int, nodes: int = 64) -> None:
@@ -205,16 +184,3 @@ def _chunk(bench: Bench, keys: Tensor, values: Tensor, query: Tensor, start: int
     result = bench.attend(Rows(table, torch.zeros(stop - start, dtype=torch.int64), start), query[start:stop])
     table.release()
     return result
-
-
-def test_what_lies_behind_the_rows_in_use_is_cleared_and_nothing_else() -> None:
-    """NaN in free slots of the last page must not survive a zero weight; committed rows and other pages stay."""
-    bench = Bench()
-    keys, values, query = case_of(bench, 18, 3)
-    table = bench.text(keys, values)
-    table.commit(18)
-    before = bench.store.values.clone()
-    result = bench.attend(Rows.of_tree(table, bench.tree(3, 64)), query)
-    assert result.isfinite().all()
-    changed = (bench.store.values.nan_to_num(7.0) != before.nan_to_num(7.0)).any(dim=-1).any(dim=-1)[0]
-    assert set(changed.nonzero().flatten().tolist()) <= set(table.slots(21, 32).tolist())

@@ -41,8 +41,34 @@ def test_a_directory_without_config(tmp_path):
 
 
 def test_a_file(tmp_path):
-    (tmp_path / "model.gguf").write_text("")
-    refused(tmp_path / "model.gguf", "is a file")
+    (tmp_path / "model").write_text("")
+    refused(tmp_path / "model", "is a file; name the directory that holds it")
+
+
+GGUF = "is in GGUF, which is not read yet: name the safetensors checkpoint that it was made from"
+
+
+@pytest.mark.parametrize(("name", "content"), [("model.gguf", b""), ("blob", b"GGUF\3\0\0\0"), ("model.gguf", b"GGUF")])
+def test_a_file_of_llama_cpp_is_named_as_such(tmp_path, name, content):
+    (tmp_path / name).write_bytes(content)
+    refused(tmp_path / name, f"{tmp_path / name} {GGUF}")
+    if name.endswith(".gguf"):
+        refused(tmp_path, f"{tmp_path} {GGUF}")
+        (tmp_path / "config.json").write_text("{}")
+        refused(tmp_path, f"{tmp_path} {GGUF}")
+        (tmp_path / "model.safetensors").write_bytes(b"")
+        assert resolve(tmp_path) == tmp_path
+
+
+def test_a_cached_repository_of_llama_cpp_is_named_as_such(cache):
+    directory = snapshot(cache)
+    directory.parents[1].rename(cache / "models--owner--model-GGUF")
+    refused("owner/model-GGUF", f"owner/model-GGUF {GGUF}")
+
+
+def test_messages_name_the_flag(tmp_path):
+    with pytest.raises(ModelNotFound, match=r"^--draft /no/such: no such directory$"):
+        resolve("/no/such", flag="--draft")
 
 
 @pytest.mark.parametrize("name", ["/no/such/model", "./model", "~/model/of/mine", "a/b/c"])
@@ -67,7 +93,7 @@ def test_a_cached_repository_without_config(cache):
 
 
 def test_offline_and_not_cached(cache):
-    refused("owner/model", "owner/model is not a directory", "HF_HUB_OFFLINE is set", str(cache), "download it")
+    refused("owner/model", "owner/model is no directory", "HF_HUB_OFFLINE is set", str(cache), "download it")
     snapshot(cache, "config.json")
     refused("owner/model", "owner/model (revision v2)", "HF_HUB_OFFLINE is set", revision="v2")
 
@@ -76,7 +102,7 @@ def test_hub_out_of_reach(cache, monkeypatch):
     """A connection that is really refused: nothing listens on the port."""
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
-    refused("owner/model", "could not be reached", "ConnectError", str(cache), "download it")
+    refused("owner/model", "the hub at http://127.0.0.1:9 cannot be reached (", "check the connection, or download it")
 
 
 def test_download(hub, cache, monkeypatch):
@@ -95,7 +121,7 @@ def test_download(hub, cache, monkeypatch):
         ("owner/gated", ["gated", "accept its terms at", "/owner/gated", "hf auth login"]),
         ("owner/absent", ["no such repository", "private"]),
         ("owner/other-revision", ["no such revision"]),
-        ("owner/broken", ["the hub answered with an error", "Bad request"]),
+        ("owner/broken", ["the hub at http", "answered with an error", "Bad request", "try again"]),
     ],
 )
 def test_what_the_hub_answers_is_told_with_what_to_do(hub, name, words):

@@ -1,4 +1,4 @@
-"""Norm, activation and rotation: what they compute, and that no row's bits depend on its neighbours or on threads."""
+"""Norm and rotation: what they compute, and that no row's bits depend on its neighbours or on threads."""
 
 from __future__ import annotations
 
@@ -7,12 +7,11 @@ from collections.abc import Callable
 import pytest
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from tests.verifier.reading import threads
-from verifier.ops.activation import silu_mul
-from verifier.ops.norm import rms_norm
-from verifier.ops.rope import rotate
+from verifier.ops.eager import references
+from verifier.ops.norm import add_rms_norm, rms_norm
+from verifier.ops.rope import rotate_and_store
 
 DTYPES = [torch.float32, torch.bfloat16]
 ROWS = 70
@@ -28,21 +27,10 @@ def assert_rows_are_independent(op: Callable[[Tensor], Tensor], x: Tensor) -> No
         assert torch.equal(op(x[:count].clone()), alone[:count]), f"among {count} rows"
 
 
-@pytest.mark.parametrize("count", [1, 2, 3, 7])
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("width", [100, 160, 1000, 3072, 8192])
-def test_activation(width, dtype, count) -> None:
-    x = noise(ROWS, 2 * width, dtype=dtype)
-    with threads(count):
-        wanted = functional.silu(x[:, :width].double()) * x[:, width:].double()
-        assert torch.allclose(silu_mul(x).double(), wanted, rtol=4 * torch.finfo(dtype).eps, atol=1e-6)
-        assert_rows_are_independent(silu_mul, x)
-
-
 @pytest.mark.parametrize("count", [1, 3])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("width", [16, 100, 576, 4096])
-def test_norm(width, dtype, count) -> None:
+def test_norm(processor, width, dtype, count) -> None:
     x, weight = noise(ROWS, width, dtype=dtype), noise(width, dtype=dtype)
     with threads(count):
         wide = x.double()
@@ -50,6 +38,9 @@ def test_norm(width, dtype, count) -> None:
         result = rms_norm(x, weight, 1e-5)
         assert torch.allclose(result.double(), wanted, rtol=4 * torch.finfo(dtype).eps, atol=1e-6)
         assert_rows_are_independent(lambda part: rms_norm(part, weight, 1e-5), x)
+        added, stream = noise(ROWS, width, dtype=dtype).flip(0).contiguous(), x.clone()
+        normed = add_rms_norm(stream, added, weight, 1e-5)
+        assert torch.equal(stream, x + added) and torch.equal(normed, rms_norm(x + added, weight, 1e-5))
 
 
 @pytest.mark.parametrize("count", [1, 3])
@@ -65,18 +56,29 @@ def test_norm_of_the_heads_of_each_row(heads, dtype, count) -> None:
 
 
 @pytest.mark.parametrize("count", [1, 3])
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("heads", [(6, 64), (9, 16), (40, 128)], ids=str)
-def test_rotation(heads, dtype, count) -> None:
-    x, angle = noise(ROWS, *heads, dtype=dtype), noise(ROWS, 1, heads[1] // 2)
+@pytest.mark.parametrize("normed", [False, True])
+@pytest.mark.parametrize("dtype", [*DTYPES, torch.float16], ids=str)
+@pytest.mark.parametrize("heads", [(4, 2, 64), (9, 3, 16), (32, 8, 128), (3, 1, 24)], ids=str)
+def test_rotation(processor, heads, dtype, normed, count) -> None:
+    """As the reference has it; keys and values in their slots, and each row as if it were alone."""
+    queries, groups, dim = heads
+    qkv, angle = noise(ROWS, (queries + 2 * groups) * dim, dtype=dtype), noise(ROWS, 1, dim // 2)
     cos = torch.cat((angle, angle), dim=-1).cos().to(dtype)
     sin = torch.cat((-angle, angle), dim=-1).sin().to(dtype)
+    norms = (noise(dim, dtype=dtype), noise(dim + 1, dtype=dtype)[1:].clone()) if normed else (None, None)
+    slots = torch.randperm(2 * ROWS)[:ROWS]
+
+    def turned(part: slice) -> tuple[Tensor, Tensor, Tensor]:
+        keys, values = (torch.zeros(2 * ROWS, groups, dim, dtype=dtype) for _ in range(2))
+        turning, tables = qkv[part], (cos[part], sin[part])
+        query = rotate_and_store(turning, *tables, keys, values, slots[part], norms[0], norms[1], 1e-5)
+        return query, keys[slots[part]], values[slots[part]]
+
     with threads(count):
-        turned = torch.view_as_complex(torch.stack(x.double().chunk(2, dim=-1), dim=-1)) * torch.polar(
-            torch.ones_like(angle.double()), angle.double()
-        )
-        wanted = torch.cat((turned.real, turned.imag), dim=-1)
-        tolerance = 1e-5 if dtype == torch.float32 else 0.06
-        assert torch.allclose(rotate(x, cos, sin).double(), wanted, atol=tolerance)
-        both = torch.cat((x, cos, sin), dim=1)
-        assert_rows_are_independent(lambda part: rotate(part[:, :-2], part[:, -2:-1], part[:, -1:]), both)
+        found = turned(slice(None))
+        with references():
+            wanted = turned(slice(None))
+        for mine, its in zip(found, wanted, strict=True):
+            torch.testing.assert_close(mine, its, rtol=4 * torch.finfo(dtype).eps, atol=4 * torch.finfo(dtype).eps)
+        for row in range(0, ROWS, 9):
+            assert all(torch.equal(a[0], b[row]) for a, b in zip(turned(slice(row, row + 1)), found, strict=True))

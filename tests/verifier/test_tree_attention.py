@@ -1,4 +1,4 @@
-"""The reference of batched attention against the op the eager step uses."""
+"""Batched attention as it is compiled against its reference."""
 
 from __future__ import annotations
 
@@ -8,11 +8,9 @@ import pytest
 import torch
 
 from kvpaging import KVStore, PagePool, PageTable
-from spec.protocols import Rows
 from spec.tree import DraftTree
 from tests.verifier.reading import random_parents, scattered
-from verifier.batch import ForwardBatch, Segment
-from verifier.ops.attention import attend
+from verifier.ops.eager import references
 from verifier.ops.tree_attention import PagedRows, tree_attention
 
 SCALE = 0.3
@@ -21,8 +19,8 @@ HEADS, GROUPS, WIDTH, SIZE = 6, 2, 16, 16
 
 @pytest.mark.parametrize("first", [0, 1])
 @pytest.mark.parametrize("window", [None, 20])
-@pytest.mark.parametrize("kind", ["trees", "chunks"])
-def test_it_is_the_attention_of_the_eager_step(kind, window, first) -> None:
+@pytest.mark.parametrize("kind", ["trees", "chunks", "both"])
+def test_it_is_what_the_reference_says(kind, window, first) -> None:
     generator, rng = torch.Generator().manual_seed(0), random.Random(0)
     pool = PagePool(40, SIZE)
     store = KVStore(pool, 1, GROUPS, WIDTH, torch.float32)
@@ -44,17 +42,13 @@ def test_it_is_the_attention_of_the_eager_step(kind, window, first) -> None:
         lengths=torch.tensor([length for length, _ in sequences], dtype=torch.int32),
         offsets=torch.tensor([0, *torch.tensor(counts).cumsum(0).tolist()], dtype=torch.int32),
     )
-    if kind == "trees":
-        parts = [Rows.of_tree(table, tree) for table, tree in zip(tables, trees, strict=True)]
+    if kind != "chunks":
         rows.words = torch.cat([*(tree.ancestors for tree in trees), torch.zeros(2, dtype=torch.int64)])
         rows.depths = torch.cat([*(tree.depths for tree in trees), torch.zeros(2, dtype=torch.int64)]).int()
-    else:
-        parts = [Rows(t, torch.zeros(n, dtype=torch.int64), b) for t, (b, n) in zip(tables, sequences, strict=True)]
+    if kind == "both":
+        rows.texts = torch.tensor([0, 1, 0], dtype=torch.int32)
     result = tree_attention(query, store.keys[0], store.values[0], rows, SCALE, window, first)
-    for segment in ForwardBatch.build(parts, HEADS // GROUPS, window).segments:
-        assert isinstance(segment, Segment)
-        segment.first = first
-        wanted = attend(query[segment.rows], store.keys[0], store.values[0], segment, SCALE, window is not None)
-        seen = slice(1, None) if first and segment.used == 1 else slice(None)  # a lone row at 0 would see nothing
-        assert torch.allclose(result[segment.rows].flatten(1)[seen], wanted[seen], atol=1e-5)
+    with references():
+        wanted = tree_attention(query, store.keys[0], store.values[0], rows, SCALE, window, first)
+    torch.testing.assert_close(result, wanted, atol=1e-5, rtol=1e-5)
     assert not result[sum(counts) :].any()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 from copy import deepcopy
+from itertools import pairwise
 
 import pytest
 import torch
@@ -12,7 +13,6 @@ from safetensors.torch import load_file, save_file
 
 from tests.verifier.families import FAMILIES, make
 from tests.verifier.reading import Reader, load_decoder, random_tokens
-from verifier.model import half
 from verifier.model.config import ModelConfig
 from verifier.model.errors import WeightsError
 from verifier.model.weights import ModelWeights, load
@@ -21,7 +21,7 @@ SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 
 
 def read(directory, dtype=torch.float32) -> ModelWeights:
-    return load(directory, ModelConfig.from_directory(directory), dtype, progress=False)
+    return load(directory, ModelConfig.from_directory(directory), dtype)
 
 
 def assert_equal(weights: ModelWeights, model, dtype=torch.float32) -> None:
@@ -72,18 +72,13 @@ def test_cast_on_the_way(tmp_path, dtype):
 
 @pytest.mark.parametrize("stored", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("family", ["qwen3", "smollm"], ids=["untied", "tied"])
-def test_matrices_stay_as_they_are_stored_until_they_are_kept_in_fp16(tmp_path, monkeypatch, family, stored):
+def test_matrices_of_16_bits_stay_as_they_are_stored_where_a_cpu_computes_in_fp32(tmp_path, family, stored):
     make(family, tmp_path).to(stored).save_pretrained(tmp_path)
-    monkeypatch.setattr(half, "usable", lambda: True)
     weights = read(tmp_path)
     matrices = {matrix.dtype for layer in weights.layers for matrix in (layer.qkv, layer.o, layer.gate_up, layer.down)}
     assert matrices == {stored}
     assert weights.lm_head.dtype == (stored if family == "qwen3" else torch.float32)
     assert weights.embed.dtype == weights.final_norm.dtype == weights.layers[0].input_norm.dtype == torch.float32
-    monkeypatch.setattr(half, "usable", lambda: False)
-    wide = read(tmp_path)
-    assert torch.equal(wide.layers[1].gate_up, weights.layers[1].gate_up.float())
-    assert wide.layers[1].gate_up.dtype == wide.lm_head.dtype == torch.float32
 
 
 def test_where_stored_types_differ_all_is_cast(tmp_path):
@@ -93,16 +88,14 @@ def test_where_stored_types_differ_all_is_cast(tmp_path):
     assert_equal(read(tmp_path), model)
 
 
-@pytest.mark.parametrize("usable", [True, False])
-def test_a_model_of_bf16_computes_in_fp32_whatever_it_is_kept_in(tmp_path, monkeypatch, usable):
+@pytest.mark.parametrize("stored", [torch.bfloat16, torch.float32], ids=str)
+def test_a_model_of_bf16_computes_in_fp32_and_is_kept_in_16_bits(tmp_path, stored):
     """Against transformers, whose weights are widened."""
     model = make("smollm", tmp_path)  # rounded to what bf16 holds
-    deepcopy(model).bfloat16().save_pretrained(tmp_path)
-    usable = usable and half.usable()
-    monkeypatch.setattr(half, "usable", lambda: usable)
+    deepcopy(model).to(stored).save_pretrained(tmp_path)
     decoder = load_decoder(tmp_path)
     kept = {linear.nbytes // (linear.in_features * linear.out_features) for linear in decoder.linears}
-    assert kept == {2 if usable else 4}
+    assert kept == {2}
     tokens = random_tokens(random.Random(0), 40, decoder.config.vocab_size)
     expected = model(torch.tensor([tokens])).logits[0]
     torch.testing.assert_close(Reader(decoder).alone(tokens), expected, atol=2e-4, rtol=2e-4)
@@ -114,15 +107,15 @@ def test_sharded(tmp_path):
     assert_equal(read(tmp_path), model)
 
 
-def test_progress_bar_counts_every_byte(tmp_path, capsys):
+def test_progress_counts_every_byte(tmp_path, capsys):
     make("qwen2", tmp_path)
-    total = sum(tensor.nbytes for tensor in load_file(tmp_path / SINGLE).values())
-    load(tmp_path, ModelConfig.from_directory(tmp_path), torch.bfloat16, progress=True)
-    output = capsys.readouterr()
-    assert output.out == ""
-    assert f"{total / 1000:.0f}k/{total / 1000:.0f}k" in output.err
-    load(tmp_path, ModelConfig.from_directory(tmp_path), torch.bfloat16, progress=False)
-    assert capsys.readouterr().err == ""
+    sizes = [tensor.nbytes for tensor in load_file(tmp_path / SINGLE).values()]
+    told: list[float] = []
+    capsys.readouterr()
+    load(tmp_path, ModelConfig.from_directory(tmp_path), torch.bfloat16, progress=told.append)
+    steps = [after - before for before, after in pairwise([0.0, *told])]
+    assert sorted(steps) == pytest.approx(sorted(size / sum(sizes) for size in sizes)) and told[-1] == 1
+    assert capsys.readouterr() == ("", "")
 
 
 @pytest.fixture

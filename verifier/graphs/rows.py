@@ -6,7 +6,6 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from verifier.graphs.proposer import chain_columns
 from verifier.graphs.state import StepState
@@ -38,29 +37,23 @@ def rows_of(state: StepState, nodes: Nodes, back: int = 0, wanted: Tensor | None
     lengths = state.lengths if not back else (state.lengths - back).clamp(min=0)
     positions, slots = lay_out(state.tables, state.page_size, lengths, nodes.depths, nodes.numbers, state.live)
     rows = size * count
-    # A CPU's products have other bits for a single row.
-    short = 1 if rows == 1 and state.device.type == "cpu" else 0
     paged = PagedRows(
         tables=state.tables,
         page_size=state.page_size,
         lengths=lengths,
         offsets=state.offsets(count),
-        words=_padded(nodes.words.flatten(), short),
-        depths=_padded(nodes.depths.flatten(), short),
+        words=nodes.words.flatten(),
+        depths=nodes.depths.flatten(),
     )
     static = StaticRows(
-        tokens=_padded(nodes.tokens.flatten(), short),
-        positions=_padded(positions, short),
-        slots=_padded(slots, short),
-        groups=(Group(slice(0, rows + short), paged),),
+        tokens=nodes.tokens.flatten(),
+        positions=positions,
+        slots=slots,
+        groups=(Group(slice(0, rows), paged),),
         live=rows,
         wanted=wanted,
     )
     return static, slots.view(size, count)
-
-
-def _padded(values: Tensor, short: int) -> Tensor:
-    return functional.pad(values, (0, short)) if short else values
 
 
 def chain_words(sequences: int, count: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:

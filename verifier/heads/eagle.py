@@ -22,18 +22,17 @@ from dataclasses import replace
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from kvpaging import KVStore
 from spec.features import Features
 from spec.protocols import Rows
-from verifier.batch import ForwardBatch
 from verifier.heads.eagle_config import EagleConfig
 from verifier.heads.eagle_weights import EagleWeights
 from verifier.heads.layer import HeadLayer
 from verifier.model.linear import Linear
 from verifier.model.rope import RopeTable
 from verifier.ops.norm import rms_norm
+from verifier.ops.take import take_rows
 from verifier.paged_rows import StaticRows
 
 
@@ -79,67 +78,25 @@ class EagleHead:
             fused = self._norm("input_norm", fused)
         return fused if self.config.generation == 1 or self._fc is None else self._fc(fused)
 
-    @torch.inference_mode()
-    def __call__(self, batch: ForwardBatch, hidden: Tensor, store: KVStore) -> tuple[Tensor, Tensor]:
-        """Run the rows, storing their KV; hidden: [R, H], the fused feature (or the state) behind each row's token.
-
-        Returns fp32[W, V'] logits of the wanted rows and the states to go on from, [W, H].
-        """
-        hidden = functional.pad(hidden, (0, 0, 0, len(batch.tokens) - len(hidden)))
-        rotation = self._rope.rows(batch.positions, hidden.dtype)
-        for segment in batch.segments:
-            segment.first = 1
-        mixed, x = self._inputs(functional.embedding(batch.tokens, self._embed), hidden)
-        for layer in self._layers:
-            if layer is not self._layers[0]:
-                mixed = layer.norm("input_layernorm", x)
-            query = layer.stored(mixed, batch, rotation, store)
-            if layer is self._layers[-1]:
-                return self._wanted(layer, x, query, batch, store)
-            x = x + layer.attention(query, batch, store)
-            x = x + layer.mlp(x)
-        raise AssertionError("a head has at least one layer")
-
-    def _wanted(
-        self, layer: HeadLayer, x: Tensor, query: Tensor, batch: ForwardBatch, store: KVStore
-    ) -> tuple[Tensor, Tensor]:
-        """The rest of the last layer, for wanted rows alone: of the others only keys and values are of use."""
-        if not len(batch.wanted):
-            return x.new_empty(0, self._head.out_features, dtype=torch.float32), x[:0]
-        x = (x + layer.attention(query, batch, store))[batch.wanted]
-        x = x + layer.mlp(x)
-        if self.config.generation == 1:
-            x = self._norm_if_any("pre_lm_head_layernorm", x)
-            return self._head(x).float(), x
-        normed = self._norm("norm", x)
-        return self._head(normed).float(), normed if self.config.output_normed else x
-
-    def run(
-        self, rows: Many[Rows], hidden: Tensor, store: KVStore, static: bool | None = None
-    ) -> tuple[Tensor, Tensor, Many[int]]:
+    def run(self, rows: Many[Rows], hidden: Tensor, store: KVStore) -> tuple[Tensor, Tensor, Many[int]]:
         """A pass over ragged rows of several sequences; logits come to the host, where trees are grown.
 
-        hidden: [R, H], as the rows are given. static: whether static tensors are read, as on a GPU they have to be;
-        None: by the device. Returns logits and states of the wanted rows, and where those of each sequence begin.
+        hidden: [R, H], as the rows are given. Returns logits and states of the wanted rows, and where those of each
+        sequence begin.
         """
-        if self.device.type == "cpu" if static is None else not static:
-            batch = ForwardBatch.build(rows, self.group, None, self._layers[0].fitting)
-            logits, states = self(batch, hidden, store)
-            if batch.sift(states):
-                logits, states = self(batch, hidden, store)
-            return logits, states, batch.starts
         fixed = StaticRows.of(rows, self.device)
         logits, states = self.paged(fixed, fixed.in_place(hidden), store)
         return logits.cpu(), states, fixed.starts
 
     @torch.inference_mode()
     def paged(self, rows: StaticRows, hidden: Tensor, store: KVStore) -> tuple[Tensor, Tensor]:
-        """The same over static rows, as a GPU runs it, eagerly or captured (:mod:`verifier.model.paged_pass`).
+        """Run static rows, storing their KV (:mod:`verifier.model.paged_pass`).
 
-        hidden: [R, H], one for each row, padding included; it is written to.
+        hidden: [R, H], the fused feature (or the state) behind each row's token; it is written to. Returns fp32[W, V']
+        logits of the wanted rows and the states to go on from, [W, H].
         """
-        rotation = self._rope.rows(rows.positions, hidden.dtype)
-        mixed, x = self._inputs(functional.embedding(rows.tokens, self._embed), hidden)
+        rotation = self._rope.rows(rows.positions)
+        mixed, x = self._inputs(take_rows(self._embed, rows.tokens), hidden)
         *below, last = self._layers
         for layer, above in zip(below, self._layers[1:], strict=True):
             mixed = layer.finish(x, layer.seen(mixed, rows, rotation, store), above.norms["input_layernorm"])
@@ -148,11 +105,10 @@ class EagleHead:
             count = len(rows.wanted)
             if not count:
                 return x.new_empty(0, self._head.out_features, dtype=torch.float32), x[:0]
-            chosen = rows.wanted if count > 1 else rows.wanted.expand(2)
-            x, seen = x[chosen], seen[chosen]
+            x, seen = take_rows(x, rows.wanted), take_rows(seen, rows.wanted)
         normed = last.finish(x, seen, self._last_norm)
         state = normed if self.config.generation == 1 or self.config.output_normed else x
-        return self._head(normed)[:count].float(), state[:count]
+        return self._head.wide(normed)[:count], state[:count]
 
     @property
     def _last_norm(self) -> Tensor | None:

@@ -4,18 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from kvpaging import KVStore
-from kvpaging.ops import store_rows
-from verifier.batch import ForwardBatch
 from verifier.model.config import ModelConfig
 from verifier.model.linear import Linear
-from verifier.ops.attention import attend
-from verifier.ops.norm import add_rms_norm, rms_norm
-from verifier.ops.rope import rotate, rotate_and_store
-from verifier.ops.tree_attention import tree_attention
+from verifier.model.paged_pass import attended
+from verifier.ops.norm import add_rms_norm
+from verifier.ops.rope import rotate_and_store
 from verifier.paged_rows import StaticRows
 
 
@@ -46,36 +42,8 @@ class HeadLayer:
         self._config, self._number, self.norms = config, number, weights.norms
         self._qkv = Linear(weights.qkv, weights.qkv_bias)
         self._output = Linear(weights.o, weights.o_bias)
-        self._gate_up, self._down = Linear(weights.gate_up), Linear(weights.down)
+        self._gate_up, self._down = Linear(weights.gate_up, gated=True), Linear(weights.down)
         self._scale = config.head_dim**-0.5
-
-    def fitting(self, rows: int) -> int:
-        """How many rows to run where so many are needed: what products take without padding them each by itself."""
-        return self._qkv.fitting(rows)
-
-    def norm(self, name: str, x: Tensor) -> Tensor:
-        """RMSNorm with the layer's weight of that name."""
-        return rms_norm(x, self.norms[name], self._config.rms_norm_eps)
-
-    def stored(self, mixed: Tensor, batch: ForwardBatch, rotation: tuple[Tensor, Tensor], store: KVStore) -> Tensor:
-        """Rotated queries [R, Hq, D]; the rows' keys and values are stored on the way."""
-        c = self._config
-        heads = self._qkv(mixed).view(len(mixed), c.num_heads + 2 * c.num_kv_heads, c.head_dim)
-        turned = rotate(self._turning(heads[:, : -c.num_kv_heads]), *rotation)
-        key, value = turned[: batch.live, c.num_heads :], heads[: batch.live, -c.num_kv_heads :]
-        store_rows(store.keys[self._number], store.values[self._number], batch.slots, key, value)
-        return turned[:, : c.num_heads]
-
-    def attention(self, query: Tensor, batch: ForwardBatch, store: KVStore) -> Tensor:
-        """[R, H]: what the rows read of those before them."""
-        keys, values = store.keys[self._number], store.values[self._number]
-        seen = [attend(query[s.rows], keys, values, s, self._scale, False) for s in batch.segments]
-        padding = seen[0].new_zeros(len(query) - batch.live, seen[0].shape[1])
-        return self._output(torch.cat([*seen, padding]).to(query.dtype))
-
-    def mlp(self, x: Tensor) -> Tensor:
-        """[R, H]: what the second half of the layer adds."""
-        return self._down(self._gate_up.gated(self.norm("post_attention_layernorm", x)))
 
     def seen(self, mixed: Tensor, rows: StaticRows, rotation: tuple[Tensor, Tensor], store: KVStore) -> Tensor:
         """[R, Hq D]: what static rows read of those before them; their own keys and values are stored before."""
@@ -83,9 +51,8 @@ class HeadLayer:
         norms, eps = self.norms, self._config.rms_norm_eps
         query = rotate_and_store(
             self._qkv(mixed), *rotation, keys, values, rows.slots, norms.get("q_norm"), norms.get("k_norm"), eps
-        ).contiguous()
-        parts = [tree_attention(query[g.rows], keys, values, g.paged, self._scale, first=1) for g in rows.groups]
-        return (parts[0] if len(parts) == 1 else torch.cat(parts)).flatten(1)
+        )
+        return attended(query, keys, values, rows, self._scale, first=1)
 
     def finish(self, x: Tensor, seen: Tensor, norm: Tensor | None) -> Tensor:
         """The rest of the layer is added to x, [R, H], in place. Returns x, normed with ``norm`` if there is one."""
@@ -93,11 +60,3 @@ class HeadLayer:
         normed = add_rms_norm(x, self._output(seen), self.norms["post_attention_layernorm"], eps)
         added = self._down(self._gate_up.gated(normed))
         return x.add_(added) if norm is None else add_rms_norm(x, added, norm, eps)
-
-    def _turning(self, heads: Tensor) -> Tensor:
-        """Queries and keys, normed by head where the layer has such norms."""
-        if "q_norm" not in self.norms:
-            return heads
-        c = self._config
-        query, key = heads.split_with_sizes((c.num_heads, c.num_kv_heads), dim=1)
-        return torch.cat((self.norm("q_norm", query), self.norm("k_norm", key)), dim=1)

@@ -47,7 +47,7 @@ class MedusaHead:
         """[R, H] -> fp32[R, V']."""
         for block in self.blocks:
             hidden = hidden + functional.silu(block(hidden))
-        return self.output(hidden).float()
+        return self.output.wide(hidden)
 
 
 class MedusaHeads:

@@ -25,23 +25,47 @@ BESIDE = [
 PATTERNS = ["config.json", "model*.safetensors", "model.safetensors.index.json", *BESIDE]
 
 _OFFLINE = "download it where there is a connection, copy the directory here and name that"
+_GGUF = (
+    "is in GGUF, which is not read yet: name the safetensors checkpoint that it was made from, a hub id such as "
+    "Qwen/Qwen3-8B or a directory"
+)
 
 
-def resolve(name_or_path: str | Path, revision: str | None = None, extra: Sequence[str] = ()) -> Path:
+def resolve(
+    name_or_path: str | Path, revision: str | None = None, extra: Sequence[str] = (), flag: str = "model"
+) -> Path:
     """The directory that holds the model ``name_or_path``: itself, or the cached snapshot of the hub repository.
 
     revision: branch, tag or commit of a hub repository; without it the main branch. extra: patterns of files to fetch
-    besides those of a model.
+    besides those of a model. flag: how messages call what named it.
     Raises ModelNotFound, which says what was tried and what to do.
     """
     path = Path(name_or_path).expanduser()
-    if _is_there(path) and path.is_dir():
-        return _with_config(path, "a model directory holds config.json, the tokenizer and *.safetensors")
-    if _is_there(path):
-        raise ModelNotFound(f"{path} is a file; name the directory that holds it")
-    if _is_local(name_or_path):
-        raise ModelNotFound(f"{name_or_path}: no such directory")
-    return _with_config(_snapshot(str(name_or_path), revision, extra), "is it a model that transformers can load?")
+    try:
+        there = _is_there(path)
+        if there and path.is_dir():
+            return _with_config(path, "a model directory holds config.json, the tokenizer and *.safetensors")
+        if there:
+            raise ModelNotFound(_GGUF if _is_gguf(path) else "is a file; name the directory that holds it")
+        if _is_local(name_or_path):
+            raise ModelNotFound("no such directory")
+        directory = _snapshot(str(name_or_path), revision, extra)
+        return _with_config(directory, "is it a model that transformers can load?", str(name_or_path))
+    except ModelNotFound as error:
+        wanted = f"{name_or_path} (revision {revision})" if revision else str(name_or_path)
+        joined = " " if str(error).startswith(("is ", "has ")) else ": "
+        raise ModelNotFound(f"{flag} {wanted}{joined}{error}") from error.__cause__
+
+
+def _is_gguf(file: Path) -> bool:
+    """llama.cpp's format, by its name or its first four bytes."""
+    if file.suffix == ".gguf" or not file.is_file():  # what is no plain file may have no end
+        return file.suffix == ".gguf"
+    try:
+        with file.open("rb") as opened:
+            return opened.read(4) == b"GGUF"
+    except OSError:
+        return False
 
 
 def cached(name: str) -> Path | None:
@@ -92,9 +116,13 @@ def _is_local(name: str | Path) -> bool:
     return isinstance(name, Path) or name.startswith((".", "/", "~")) or name.count("/") > 1 or "\\" in name
 
 
-def _with_config(directory: Path, advice: str) -> Path:
-    if not (directory / "config.json").is_file():
-        raise ModelNotFound(f"{directory} has no config.json; {advice}")
+def _with_config(directory: Path, advice: str, repository: str = "") -> Path:
+    configured = (directory / "config.json").is_file()
+    gguf = any(directory.glob("*.gguf")) or (not configured and "gguf" in repository.lower())
+    if gguf and not any(directory.glob("*.safetensors")):
+        raise ModelNotFound(_GGUF)
+    if not configured:
+        raise ModelNotFound(f"has no config.json; {advice}")
     return directory
 
 
@@ -105,10 +133,9 @@ def _snapshot(repository: str, revision: str | None, extra: Sequence[str]) -> Pa
     try:
         return Path(snapshot_download(repository, revision=revision, allow_patterns=[*PATTERNS, *extra]))
     except HFValidationError as error:
-        raise ModelNotFound(f"{repository!r} is neither a directory nor a hub repository (OWNER/NAME)") from error
+        raise ModelNotFound("is neither a directory nor a hub repository (OWNER/NAME)") from error
     except Exception as error:  # the hub's client raises its own, its HTTP library's and the system's errors
-        wanted = f"{repository} (revision {revision})" if revision else repository
-        raise ModelNotFound(f"{wanted} is not a directory here, and {_reason(repository, error)}") from error
+        raise ModelNotFound(f"is no directory here, and {_reason(repository, error)}") from error
 
 
 def _reason(repository: str, error: Exception) -> str:
@@ -130,11 +157,12 @@ def _reason(repository: str, error: Exception) -> str:
             return f"HF_HUB_OFFLINE is set while {cache} does not hold all of it; {_OFFLINE}"
         case errors.LocalEntryNotFoundError():
             answered = isinstance(error.__cause__, errors.HfHubHTTPError)
-            trouble = "answered with an error" if answered else "could not be reached"
-            return f"the hub {trouble} ({_cause(error)}) and {cache} does not hold all of it; {_OFFLINE}"
+            trouble = "answered with an error" if answered else "cannot be reached"
+            remedy = "try again" if answered else "check the connection"
+            return f"the hub at {constants.ENDPOINT} {trouble} ({_cause(error)}): {remedy}, or {_OFFLINE}"
     return f"the download from the hub failed ({_cause(error)}); try again, or {_OFFLINE}"
 
 
 def _cause(error: BaseException) -> str:
     cause = error.__cause__ or error
-    return " ".join(f"{type(cause).__name__}: {cause}".split())
+    return " ".join(str(cause).split()) or type(cause).__name__

@@ -1,8 +1,7 @@
-"""The decoder's pass over static rows: the one that a GPU runs, eagerly or captured.
+"""The decoder's pass over static rows: op by op, captured in a GPU's graph, or recorded for a CPU.
 
 Six launches a layer where a product needs one: the sum of the residual stream is normed where it is formed, heads are
-normed, rotated and stored in one go, and the gate is applied where it is multiplied. The CPU's pass
-(:class:`~verifier.model.decoder.Decoder`) computes the same function with other ops.
+normed, rotated and stored in one go, and the gate is applied where it is multiplied.
 
 Legend: R rows, H hidden width, V vocabulary, W rows whose logits are wanted.
 """
@@ -11,7 +10,6 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from kvpaging import KVStore
 from spec.features import Features
@@ -19,6 +17,7 @@ from spec.protocols import FeatureRequest
 from verifier.model.decoder import Decoder, Layer
 from verifier.ops.norm import add_rms_norm, rms_norm
 from verifier.ops.rope import rotate_and_store
+from verifier.ops.take import copy_rows, take_rows
 from verifier.ops.tree_attention import tree_attention
 from verifier.paged_rows import StaticRows
 
@@ -31,18 +30,18 @@ def paged_pass(
 
     Returns fp32[W, V] logits of the wanted rows and the features asked for, each [R, H], padding rows included.
     """
-    asked, eps = features or FeatureRequest(), decoder.config.rms_norm_eps
-    x = functional.embedding(rows.tokens, decoder.embedding)
-    rotation = decoder.rope.rows(rows.positions, x.dtype)
+    asked, eps, count = features or FeatureRequest(), decoder.config.rms_norm_eps, rows.count
+    x = take_rows(decoder.embedding, rows.tokens, count)
+    rotation = decoder.rope.rows(rows.positions, count)
     taken: Features = {}
     norms = [*(layer.input_norm for layer in decoder.layers[1:]), decoder.final_norm]
-    normed = rms_norm(x, decoder.layers[0].input_norm, eps)
+    normed = rms_norm(x, decoder.layers[0].input_norm, eps, count)
     for index, (layer, next_norm) in enumerate(zip(decoder.layers, norms, strict=True)):
         if index in asked.layers:
-            taken[f"layer.{index}"] = x.clone()
+            taken[f"layer.{index}"] = copy_rows(x, count)
         mixed = attention(decoder, index, layer, normed, rotation, rows, store)
-        normed = add_rms_norm(x, layer.output(mixed), layer.post_norm, eps)
-        normed = add_rms_norm(x, layer.down(layer.gate_up.gated(normed)), next_norm, eps)
+        normed = add_rms_norm(x, layer.output(mixed, count), layer.post_norm, eps, count)
+        normed = add_rms_norm(x, layer.down(layer.gate_up.gated(normed, count), count), next_norm, eps, count)
     if len(decoder.layers) in asked.layers:
         taken[f"layer.{len(decoder.layers)}"] = x
     if asked.final:
@@ -63,7 +62,7 @@ def attention(
     keys, values = store.keys[index], store.values[index]
     cos, sin = rotation
     query = rotate_and_store(
-        layer.qkv(normed),
+        layer.qkv(normed, rows.count),
         cos,
         sin,
         keys,
@@ -72,20 +71,33 @@ def attention(
         layer.query_norm,
         layer.key_norm,
         decoder.config.rms_norm_eps,
-    ).contiguous()
-    window = decoder.window if layer.windowed else None
+        rows.count,
+    )
+    return attended(query, keys, values, rows, decoder.scale, decoder.window if layer.windowed else None)
+
+
+def attended(
+    query: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    rows: StaticRows,
+    scale: float,
+    window: int | None = None,
+    first: int = 0,
+) -> Tensor:
+    """[R, Q * D]: the attention of all groups of rows (:func:`~verifier.ops.tree_attention.tree_attention`)."""
     seen = [
-        tree_attention(query[group.rows], keys, values, group.paged, decoder.scale, window) for group in rows.groups
+        tree_attention(query[group.rows], keys, values, group.paged, scale, window, first, rows.count)
+        for group in rows.groups
     ]
     return (seen[0] if len(seen) == 1 else torch.cat(seen)).flatten(1)
 
 
 def _logits(decoder: Decoder, normed: Tensor, rows: StaticRows) -> Tensor:
-    """fp32[W, V]; at least two rows go through the head."""
+    """fp32[W, V]."""
     wanted = rows.wanted
     if wanted is None:
-        return decoder.head(normed)[: rows.live].float()
+        return decoder.head.wide(normed)[: rows.live]
     if not len(wanted):
         return normed.new_empty(0, decoder.head.out_features, dtype=torch.float32)
-    chosen = normed[wanted if len(wanted) > 1 else wanted.expand(2)]
-    return decoder.head(chosen)[: len(wanted)].float()
+    return decoder.head.wide(take_rows(normed, wanted, rows.wanted_count), rows.wanted_count)

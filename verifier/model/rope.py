@@ -14,6 +14,7 @@ from torch import Tensor
 
 from verifier.model.config import ModelConfig
 from verifier.model.rope_config import LinearScaling, Llama3Scaling, YarnScaling
+from verifier.ops.take import take_rows
 
 
 class RopeTable:
@@ -36,10 +37,13 @@ class RopeTable:
         self.cos = torch.cat((cos, cos), dim=1).to(device, dtype)
         self.signed_sin = torch.cat((-sin, sin), dim=1).to(device, dtype)
 
-    def rows(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """Both tables at the ``positions`` (R,), each (R, 1, D) in ``dtype``: one for all heads of a row."""
-        cos, signed_sin = self.cos[positions], self.signed_sin[positions]
-        return cos.to(dtype).unsqueeze(1), signed_sin.to(dtype).unsqueeze(1)
+    def rows(self, positions: Tensor, count: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Both tables at the ``positions`` (R,), each (R, 1, D): one for all heads of a row.
+
+        count: int64 (1,), of how many, read when it runs (on a CPU; None: all).
+        """
+        cos, signed_sin = (take_rows(table, positions, count) for table in (self.cos, self.signed_sin))
+        return cos.unsqueeze(1), signed_sin.unsqueeze(1)
 
 
 def inverse_frequencies(config: ModelConfig) -> tuple[Tensor, float]:

@@ -6,27 +6,26 @@
 
 The fused tensors are allocated once; every tensor of a file has its place in one of them, a view of some rows, and is
 copied (and cast) straight there from the mapped file, onto a GPU too, so that no second copy of the model is ever held,
-here or there. Matrices that a CPU will multiply as fp16 (:mod:`verifier.model.half`) stay as they are stored until each
-is packed. Names, shapes and types are checked against the files' headers before the first byte is read.
+here or there. Where a CPU computes in fp32, matrices of 16 bits stay as they are stored (:mod:`verifier.model.linear`).
+Names, shapes and types are checked against the files' headers before the first byte is read.
 """
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NoReturn
 
 import torch
 from safetensors import safe_open
 from torch import Tensor
-from tqdm import tqdm
 
-from verifier.model import half
 from verifier.model.checkpoint import Checkpoint
 from verifier.model.config import ModelConfig
 from verifier.model.errors import WeightsError
+
+#: Told how much has been read, from 0 to 1.
+Progress = Callable[[float], None]
 
 EMBEDDING, LM_HEAD = "model.embed_tokens.weight", "lm_head.weight"
 
@@ -72,9 +71,9 @@ def load(
     config: ModelConfig,
     dtype: torch.dtype,
     device: torch.device | str = "cpu",
-    progress: bool = True,
+    progress: Progress | None = None,
 ) -> ModelWeights:
-    """The weights in ``directory``, to compute with in ``dtype``, on ``device``; ``progress`` shows a bar on stderr.
+    """The weights in ``directory``, to compute with in ``dtype``, on ``device``.
 
     Raises WeightsError, naming tensor and file, unless every tensor the configuration asks for is there exactly once
     and in the right shape, and nothing unknown is.
@@ -82,18 +81,16 @@ def load(
     checkpoint = Checkpoint.open(Path(directory))
     weights = allocate(config, dtype, device, _of_matrices(checkpoint, dtype, torch.device(device)))
     places = _fitting(checkpoint, config, weights)
-    total = sum(checkpoint.tensors[name].nbytes for name in places)
-    with tqdm(total=total, unit="B", unit_scale=True, desc="weights", file=sys.stderr, disable=not progress) as bar:
-        _read(checkpoint, places, bar, fp16=dtype is torch.float16)
+    _read(checkpoint, places, progress or (lambda share: None), fp16=dtype is torch.float16)
     if config.tie_word_embeddings:
         _check_tied(checkpoint, weights.embed)
     return weights
 
 
 def _of_matrices(checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device) -> torch.dtype:
-    """What matrices are read as: as they are stored where they will be kept in fp16, else ``dtype``."""
+    """What matrices are read as: where a CPU computes in fp32 as they are stored, else ``dtype``."""
     stored = {tensor.dtype for tensor in checkpoint.tensors.values() if len(tensor.shape) == 2}
-    if dtype is not torch.float32 or device.type != "cpu" or len(stored) != 1 or not half.usable():
+    if dtype is not torch.float32 or device.type != "cpu" or len(stored) != 1:
         return dtype
     return {"BF16": torch.bfloat16, "F16": torch.float16}.get(stored.pop(), dtype)
 
@@ -183,15 +180,17 @@ def _split(weight: Tensor, bias: Tensor | None, rows: dict[str, int]) -> Iterato
 
 
 @torch.no_grad()
-def _read(checkpoint: Checkpoint, places: dict[str, Tensor], bar: tqdm[NoReturn], fp16: bool) -> None:
+def _read(checkpoint: Checkpoint, places: dict[str, Tensor], progress: Progress, fp16: bool) -> None:
     """Copy each tensor of the checkpoint into its place, one file open at a time. fp16: whether all must fit that."""
+    total, done = sum(checkpoint.tensors[name].nbytes for name in places), 0
     for file in checkpoint.files:
         with safe_open(file, framework="pt") as tensors:
             for name in filter(places.__contains__, tensors.offset_keys()):
                 place = places[name].copy_(tensors.get_tensor(name))
                 if fp16 and not place.isfinite().all():
                     raise WeightsError(f"{file}: {name} does not fit float16; load it as bfloat16 or float32")
-                bar.update(checkpoint.tensors[name].nbytes)
+                done += checkpoint.tensors[name].nbytes
+                progress(done / total)
 
 
 def _check_tied(checkpoint: Checkpoint, embed: Tensor) -> None:

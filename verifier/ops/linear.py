@@ -1,16 +1,39 @@
-"""Products of a few rows with a large weight, and what is done to them before they are stored.
-
-On a CPU the model multiplies through :class:`verifier.model.linear.Linear`; these are the same products as a GPU makes
-them, with the epilogues that save a launch.
+"""Products of rows with a large weight, and what is done to them before they are stored.
 
 Legend: R rows, K inner width, O outer width.
 """
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 from torch import Tensor
 from torch.nn import functional
+
+from verifier.ops.eager import compiled
+
+if TYPE_CHECKING:
+    from verifier.ops.kernels.cpu.linear import PackedWeight
+
+
+def packed_linear(x: Tensor, weight: PackedWeight, dtype: torch.dtype, count: Tensor | None = None) -> Tensor:
+    """``x @ weight.T + bias`` of a weight that is packed for a CPU; of a gated one ``silu(gate) * up``, see below.
+
+    x: [R, K], contiguous. Returns [R, O] (or [R, O / 2]), rounded to ``dtype``. Sums are in fp32, and a row has the
+    same bits with any number of rows. count: int64[1], of how many rows, read when it runs (of compiled kernels; None:
+    all).
+    """
+    if not compiled(x):
+        bias = None if weight.bias is None else weight.plain_bias().to(x.dtype)
+        plain = weight.plain().to(x.dtype)
+        return (gated_linear if weight.gated else linear)(x, plain, bias).to(dtype)
+    from verifier.ops.kernels.cpu.launch import counted, room
+    from verifier.ops.kernels.cpu.linear import multiply
+
+    out = room((len(x), weight.outer // (2 if weight.gated else 1)), dtype)
+    multiply(x, weight, out, counted(count, len(x)))
+    return out
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, residual: Tensor | None = None) -> Tensor:

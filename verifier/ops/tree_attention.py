@@ -1,8 +1,7 @@
 """Attention of many sequences' rows over their pages, from static tensors: what a captured step calls.
 
-The eager step on a CPU calls :func:`verifier.ops.attention.attend` for each sequence; this one has the whole batch in
-one call, reads lengths, page tables and trees from tensors only, and a row's bits depend on its own path alone
-(docs/latency.md).
+The whole batch is one call, lengths, page tables and trees are read from tensors only, and a row's bits depend on its
+own path alone (docs/same-tokens.md, docs/latency.md).
 
 Legend: S sequences, R rows, H query heads, G kv heads, D head dim, P pages of a table.
 """
@@ -11,9 +10,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
+
+from verifier.ops.eager import compiled
+
+if TYPE_CHECKING:
+    from verifier.ops.kernels.cpu.attention import Places
 
 
 @dataclass(slots=True)
@@ -26,6 +31,8 @@ class PagedRows:
     words: int64[R], ancestor words (bit i: node i, kept in slot length + i, is the row or above it); or None: the rows
         are those of a text, one behind the other, kept in slots length, length + 1 and so on.
     depths: int32[R], nodes above each row, which is at position length + depth. Not read where words is None.
+    texts: int32[S], 1 for sequences whose rows are those of a text though there are words, for kernels of a CPU; None:
+        no sequence's. sequences: int64[1], how many there are, read when it runs (of compiled kernels; None: S).
     """
 
     tables: Tensor
@@ -34,6 +41,19 @@ class PagedRows:
     offsets: Tensor
     words: Tensor | None = None
     depths: Tensor | None = None
+    texts: Tensor | None = None
+    sequences: Tensor | None = None
+    _places: Places | None = None
+
+    def found(self, rows: int, count: Tensor | None = None) -> Places:
+        """Where all keys are, looked for once: for kernels of a CPU. rows: R. count: int64[1], how many of them; None:
+        all."""
+        from verifier.ops.kernels.cpu.attention import find_places
+        from verifier.ops.kernels.cpu.launch import counted
+
+        if self._places is None:
+            self._places = find_places(self, rows, counted(count, rows))
+        return self._places
 
 
 def tree_attention(
@@ -44,15 +64,25 @@ def tree_attention(
     scale: float,
     window: int | None = None,
     first: int = 0,
+    count: Tensor | None = None,
 ) -> Tensor:
     """Attention of every row over the committed tokens of its sequence and its own path. Returns [R, H, D] like query.
 
     query: [R, H, D], contiguous. keys, values: [slots, G, D], one layer of a store, the rows' own stored beforehand.
     window: how many positions a row sees, its own included; None: all. first: positions below are not seen.
-    A row that sees nothing, and a padding row, gives zeros.
+    A row that sees nothing, and a padding row, gives zeros. count: int64[1], of how many rows, read when it runs (of
+    compiled kernels; None: all).
     """
     if query.is_cuda:
         return _on_gpu(query, keys, values, rows, scale, window, first)
+    if compiled(query):
+        from verifier.ops.kernels.cpu import attention
+        from verifier.ops.kernels.cpu.launch import counted, room
+
+        number = counted(count, len(query))
+        mixed = room(query.shape, query.dtype)
+        attention.attend(query, keys, values, rows.found(len(query), count), mixed, number, scale, window or 0, first)
+        return mixed
     out = torch.zeros_like(query)
     for sequence, (begin, end) in enumerate(pairwise(rows.offsets.tolist())):
         for row in range(begin, end):
@@ -77,7 +107,7 @@ def _on_gpu(
 def _places(rows: PagedRows, sequence: int, order: int, row: int) -> Tensor:
     """int64[N]: where the keys that a row may see lie in its sequence, in order of position."""
     length = int(rows.lengths[sequence])
-    if rows.words is None:
+    if rows.words is None or (rows.texts is not None and int(rows.texts[sequence])):
         return torch.arange(length + order + 1)
     word = int(rows.words[row])
     return torch.tensor([*range(length), *(length + node for node in range(64) if word >> node & 1)])

@@ -1,4 +1,4 @@
-// One answer in the playground: its coloured text, its steps, and its numbers.
+// One answer in the playground: its clock, its coloured text, its steps, and its numbers.
 
 import { ColouredText, key } from "./coloured.js";
 import { html } from "./elements.js";
@@ -13,18 +13,19 @@ export class Answer {
     this.steps = new Map();
     this.text = new ColouredText(`${title}: text coloured by origin`);
     this.strip = new StepStrip(`${title}: steps`);
+    this.clock = html("b", { class: "clock", title: "since it was asked for" });
     this.numbers = html("dl", { class: "numbers-said" });
     this.key = html("div");
     this.element = html(
       "article",
       { class: "answer", "data-state": "running", "aria-label": title },
-      html("h3", {}, title),
+      html("h3", {}, title, " ", this.clock),
       this.numbers,
       this.text.element,
       this.strip.element,
       this.key,
     );
-    this._waiting = false;
+    this._tick();
   }
 
   /** What a delta brought. Without provenance its text has no colour. */
@@ -36,31 +37,28 @@ export class Answer {
     }));
     this.text.add(said.length ? said : [{ text, drafter: "", depth: 0 }]);
     for (const step of steps) {
-      this.steps.set(step.step, { ...step, drafter: step.drafter ?? "", tokens: 0, milliseconds: total(step.ms) });
+      const more = { drafter: step.drafter ?? "", tokens: 0, sources: [], milliseconds: total(step.ms) };
+      this.steps.set(step.step, { ...step, ...more });
     }
-    for (const token of tokens) {
+    for (const token of said) {
       const step = this.steps.get(token.step);
-      if (step) step.tokens += 1;
+      if (!step) continue;
+      step.tokens += 1;
+      if (token.depth) step.sources.push(token.forced ? "grammar" : token.drafter);
     }
-    if (this._waiting) return; // once a frame is enough, however fast tokens come
-    this._waiting = true;
-    requestAnimationFrame(() => {
-      this._waiting = false;
-      this._draw();
-    });
+    this.changed = true;
   }
 
   /** The response is over: its own numbers replace what was counted here. */
   end(response) {
-    this._draw();
     const { metrics, usage } = response,
       drafting = metrics?.speculative_decoding;
-    this.element.dataset.state = "done";
+    this.stop();
     this._say([
       ["tokens", count(usage?.output_tokens)],
       ["first token", time(metrics && metrics.time_to_first_token_ms / 1000)],
       ["tok/s", number(metrics?.tokens_per_second)],
-      ["per step", number(drafting?.num_spec_steps ? drafting.mean_acceptance_length : 1)],
+      ["tokens per step", number(metrics?.tokens_per_step)],
       ["accepted", drafting?.num_draft_tokens ? percent(drafting.draft_acceptance_rate) : "–"],
     ]);
     this.element.dataset.tokens = usage?.output_tokens ?? 0;
@@ -68,25 +66,32 @@ export class Answer {
     this.element.dataset.accepted = drafting?.num_accepted_draft_tokens ?? 0;
   }
 
-  _draw() {
-    const steps = [...this.steps.values()];
-    this.strip.show(steps);
-    const names = [...new Set(steps.map((step) => step.drafter).filter(Boolean))];
-    this.key.replaceChildren(
-      key(
-        names,
-        steps.some((step) => step.forced > 0),
-      ),
-    );
+  /** Nothing more will come. */
+  stop() {
     if (this.element.dataset.state === "done") return;
-    const tokens = steps.reduce((sum, step) => sum + step.tokens, 0);
-    const drafted = steps.reduce((sum, step) => sum + step.drafted, 0),
-      accepted = steps.reduce((sum, step) => sum + step.accepted, 0);
+    this.element.dataset.state = "done";
+    this._draw();
+  }
+
+  /** Once a frame is enough, however fast tokens come. */
+  _tick() {
+    if (this.element.dataset.state === "done") return;
+    if (this.changed) this._draw();
+    this.changed = false;
+    this.clock.textContent = time((performance.now() - this.began) / 1000);
+    requestAnimationFrame(() => this._tick());
+  }
+
+  _draw() {
+    const steps = [...this.steps.values()],
+      sum = (name) => steps.reduce((all, step) => all + step[name], 0);
+    this.strip.show(steps);
+    this.key.replaceChildren(key(this.text.tokens));
+    this.clock.textContent = time((performance.now() - this.began) / 1000);
     this._say([
-      ["tokens", count(tokens)],
-      ["running", time((performance.now() - this.began) / 1000)],
-      ["per step", number(steps.length ? tokens / steps.length : NaN)],
-      ["accepted", drafted ? percent(accepted / drafted) : "–"],
+      ["tokens", count(sum("tokens"))],
+      ["tokens per step", number(steps.length ? sum("tokens") / steps.length : NaN)],
+      ["accepted", sum("drafted") ? percent(sum("accepted") / sum("drafted")) : "–"],
     ]);
   }
 

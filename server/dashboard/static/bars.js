@@ -1,7 +1,9 @@
-// Bars: acceptance by depth, and histograms. Each bar tells its value when pointed at or reached with the arrow keys.
+// Bars: acceptance by depth, and histograms. Each tells its value when pointed at or reached with the arrow keys.
 
 import { scale, ticks } from "./axis.js";
-import { html, onWidth, svg } from "./elements.js";
+import { paint } from "./colours.js";
+import { html, svg } from "./elements.js";
+import { canvas, card, entries, marked, put, readable } from "./plot.js";
 
 const LEFT = 40,
   RIGHT = 8,
@@ -10,72 +12,42 @@ const LEFT = 40,
   HEIGHT = 178;
 
 /** bars: [{ label, told, parts: [{ size, colour }] }]; sizes from 0 up, marks: of the value axis, foot: under the bars,
- * lines: [{ at, name, value }], in bars from the left. */
+ * lines: [{ at, name, value }], in bars from the left; apart: pixels that a label needs. */
 export class BarChart {
   constructor({ id, title, note, legend = [], empty, foot }) {
-    Object.assign(this, { empty, foot, title, width: 0, data: { bars: [] }, chosen: null });
-    this.told = html("span", { class: "when" });
-    this.svg = svg("svg", { tabindex: 0, role: "img", class: "plot", height: HEIGHT });
-    this.element = html(
-      "section",
-      { class: "card chart", id, "aria-label": title },
-      html("h3", {}, title),
-      html("p", { class: "note" }, note),
-      html(
-        "ul",
-        { class: "legend" },
-        legend.map(({ name, colour }) => html("li", {}, html("i", { class: `swatch c-${colour}` }), name)),
-        html("li", {}, this.told),
-      ),
+    Object.assign(this, { empty, foot, title, width: 0, data: { bars: [] } });
+    this.told = html("li", { class: "when" });
+    this.svg = canvas((width) => this._draw((this.width = width)));
+    this.element = card({ id, title, note }, html("ul", { class: "legend" }, entries(legend), this.told), this.svg);
+    readable(
       this.svg,
+      () => [...this.svg.querySelectorAll(".bar")],
+      (chosen) => this._tell(this.data.bars[chosen]),
     );
-    this.svg.addEventListener("pointermove", (event) => this._choose(Math.floor(this._place(event.offsetX))));
-    this.svg.addEventListener("pointerleave", () => this._choose(null));
-    this.svg.addEventListener("blur", () => this._choose(null));
-    this.svg.addEventListener("keydown", (event) => this._key(event));
-    onWidth(this.svg, (width) => {
-      this.width = width;
-      this.draw();
-    });
   }
 
   show(data) {
     this.data = data;
-    this.draw();
+    if (this.width) this._draw(this.width);
   }
 
-  draw() {
-    const { width } = this,
-      { bars, lines = [] } = this.data;
-    if (!width) return;
-    this.svg.setAttribute("viewBox", `0 0 ${width} ${HEIGHT}`);
-    const bottom = HEIGHT - BOTTOM,
-      middle = (LEFT + width - RIGHT) / 2;
-    if (!bars.length) {
-      this.svg.replaceChildren(
-        svg("line", { class: "grid", x1: LEFT, x2: width - RIGHT, y1: bottom, y2: bottom }),
-        svg("text", { class: "empty", x: middle, y: HEIGHT / 2 }, this.empty),
-      );
-      this._tell();
-      return;
-    }
-    const highest = Math.max(...bars.flatMap((bar) => bar.parts.map((part) => part.size)));
-    const marks = this.data.marks ?? ticks(highest, 4),
-      y = scale(0, marks.at(-1), bottom, TOP);
-    const slot = (width - LEFT - RIGHT) / bars.length;
-    this.svg.replaceChildren(
-      ...marks.map((mark) =>
-        svg(
-          "g",
-          {},
-          svg("line", { class: "grid", x1: LEFT, x2: width - RIGHT, y1: y(mark), y2: y(mark) }),
-          svg("text", { class: "mark", x: LEFT - 6, y: y(mark) + 3.5 }, this.data.text(mark)),
-        ),
-      ),
-      ...bars.map((bar, index) => this._bar(bar, index, LEFT + index * slot, slot, y)),
-      ...lines.map((line, row) => this._line(line, LEFT + line.at * slot, row, bottom)),
-      svg("text", { class: "foot", x: middle, y: HEIGHT - 4 }, this.foot),
-    );
+  _draw(width) {
+    const { bars, lines = [], text } = this.data,
+      right = width - RIGHT,
+      bottom = HEIGHT - BOTTOM,
+      middle = (LEFT + right) / 2;
+    const marks = this.data.marks ?? ticks(Math.max(...bars.flatMap((bar) => bar.parts.map((part) => part.size))), 4),
+      y = scale(0, marks.at(-1), bottom, TOP),
+      slot = (right - LEFT) / bars.length;
+    const drawn = bars.length
+      ? [
+          marked(marks, y, LEFT, right, text),
+          bars.map((bar, index) => this._bar(bar, index, LEFT + index * slot, slot, y)),
+          lines.map((line, row) => this._line(line, LEFT + line.at * slot, row, bottom)),
+          svg("text", { class: "foot", x: middle, y: HEIGHT - 4 }, this.foot),
+        ]
+      : svg("text", { class: "empty", x: middle, y: HEIGHT / 2 }, this.empty);
+    put(this.svg, width, HEIGHT, drawn);
     this._tell();
   }
 
@@ -90,55 +62,26 @@ export class BarChart {
     const room = Math.min(slot * 0.78, 64),
       each = room / bar.parts.length,
       first = left + (slot - room) / 2;
-    const labelled = index % Math.ceil(34 / slot) === 0;
+    const part = ({ size, colour }, place) => {
+      const [x, width] = [first + place * each + 0.5, Math.max(each - 1, 0.8)];
+      return paint(svg("rect", { class: "fill", x, width, y: y(size), height: y(0) - y(size) }), colour);
+    };
     return svg(
       "g",
-      { class: index === this.chosen ? "bar chosen" : "bar" },
+      { class: "bar" },
       svg("rect", { class: "hit", x: left, width: slot, y: TOP, height: y(0) - TOP }),
-      bar.parts.map((part, place) =>
-        svg("rect", {
-          class: `fill c-${part.colour}`,
-          x: (first + place * each + 0.5).toFixed(1),
-          width: Math.max(each - 1, 0.8).toFixed(1),
-          y: y(part.size).toFixed(1),
-          height: (y(0) - y(part.size)).toFixed(1),
-          rx: Math.min(2, each / 4),
-        }),
-      ),
-      labelled ? svg("text", { class: "below", x: left + slot / 2, y: y(0) + 13 }, bar.label) : null,
+      bar.parts.map(part),
+      index % Math.ceil((this.data.apart ?? 34) / slot)
+        ? null
+        : svg("text", { class: "below", x: left + slot / 2, y: y(0) + 13 }, bar.label),
     );
   }
 
-  _place(x) {
-    const place = ((x - LEFT) / (this.width - LEFT - RIGHT)) * this.data.bars.length;
-    return place < 0 || place >= this.data.bars.length ? NaN : place;
-  }
-
-  _choose(index) {
-    const chosen = Number.isInteger(index) ? index : null;
-    if (chosen === this.chosen) return;
-    this.chosen = chosen;
-    [...this.svg.querySelectorAll(".bar")].forEach((bar, place) => bar.classList.toggle("chosen", place === chosen));
-    this._tell();
-  }
-
-  _tell() {
-    const bar = this.chosen === null ? null : this.data.bars[this.chosen];
-    const figures = (this.data.lines ?? []).map(({ name, value }) => html("span", {}, name, " ", html("b", {}, value)));
+  _tell(bar) {
+    const { bars, lines = [] } = this.data;
+    const figures = lines.map(({ name, value }) => html("span", {}, `${name} `, html("b", {}, value)));
     this.told.replaceChildren(...(bar ? [bar.told] : figures));
-    const all = [...(this.data.lines ?? []), ...this.data.bars]
-      .map((one) => one.told ?? `${one.name} ${one.value}`)
-      .join("; ");
-    this.svg.setAttribute("aria-label", `${this.title}: ${bar ? bar.told : all || this.empty}`);
-  }
-
-  _key(event) {
-    const last = this.data.bars.length - 1,
-      from = this.chosen;
-    const to = { ArrowLeft: (from ?? last + 1) - 1, ArrowRight: (from ?? -1) + 1, Home: 0, End: last }[event.key];
-    if (event.key === "Escape") this._choose(null);
-    else if (to === undefined) return;
-    else this._choose(Math.min(Math.max(to, 0), last));
-    event.preventDefault();
+    const all = [...lines.map(({ name, value }) => `${name} ${value}`), ...bars.map((one) => one.told)].join("; ");
+    this.svg.setAttribute("aria-label", `${this.title}: ${bar?.told ?? (all || this.empty)}`);
   }
 }

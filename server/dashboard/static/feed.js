@@ -5,14 +5,20 @@ import { ask } from "./api.js";
 const SILENCE = 6000;
 const pause = (milliseconds) => new Promise((resolve) => setTimeout(resolve, milliseconds));
 
-/** Calls `take(frame)` for every event, and `lost(why)` when there are none. Never returns. */
+/** Calls `take(frame)` for every event, and `lost()` when there are none: not where one stream follows another at once.
+ * Never returns. */
 export async function follow(since, take, lost) {
   for (let wait = 500; ; wait = Math.min(2 * wait, 8000)) {
     const quiet = new AbortController();
-    let timer = null;
+    let timer = null,
+      heard = false;
+    const silent = () => {
+      quiet.abort();
+      lost();
+    };
     const listen = () => {
       clearTimeout(timer);
-      timer = setTimeout(() => quiet.abort(), SILENCE);
+      timer = setTimeout(silent, SILENCE);
     };
     try {
       listen();
@@ -20,13 +26,14 @@ export async function follow(since, take, lost) {
       for await (const frame of events(response.body)) {
         listen();
         wait = 500;
+        heard = true;
         take(frame);
       }
     } catch (error) {
       console.debug("feed:", error);
     }
     clearTimeout(timer);
-    lost();
+    if (!heard) lost();
     await pause(wait);
   }
 }

@@ -36,35 +36,35 @@ function facts(server, checks) {
   ];
 }
 
-function speed(live) {
-  const known = live.speed_up !== null;
-  const class_ = !known ? "big unknown" : live.speed_up >= 1 ? "big good" : "big warn";
+function speed({ speed_up, doubt }) {
+  const known = speed_up !== null;
+  const class_ = !known || doubt ? "big unknown" : speed_up >= 1 ? "big good" : "big warn";
   return [
-    html("b", { class: class_ }, known ? `${number(live.speed_up)}×` : "–"),
-    html("span", {}, "speed-up now", html("small", {}, "estimated")),
+    html("b", { class: class_ }, known ? `${number(speed_up)}×` : "–"),
+    html("span", {}, "speed-up now", html("small", {}, known && doubt ? "unsure" : "estimated")),
   ];
+}
+
+function aboutSpeed({ speed_up, doubt, tokens_per_step, step_seconds, root_seconds }) {
+  if (speed_up === null) return "Nothing has run in the last minute";
+  const figures =
+    `${number(tokens_per_step)} tokens per step, ${time(step_seconds)} per step; ` +
+    `a step that drafts nothing takes ${time(root_seconds)}`;
+  return doubt ? `Unsure, since ${doubt}: ${figures}` : figures;
 }
 
 export function showHeader({ server, live, verdict, self_check: checks }) {
   byId("pair").replaceChildren(
     html("b", {}, base(server.target || server.model)),
     html("span", { class: "arrow", "aria-label": "drafted by" }, "←"),
-    html(
-      "b",
-      { class: "drafter", title: server.drafter_reason },
-      server.drafter && server.drafter !== "none" ? base(server.drafter) : "nobody",
-    ),
+    html("b", { class: "drafter", title: `${server.draft}: ${server.drafter_reason}` }, server.drafter || "none"),
   );
   byId("facts").replaceChildren(...facts(server, checks));
   byId("speed").replaceChildren(...speed(live));
-  byId("speed").title =
-    live.speed_up === null
-      ? "Nothing has run in the last minute"
-      : `${number(live.tokens_per_step)} tokens per step, ${time(live.step_seconds)} per step; ` +
-        `a step that drafts nothing takes ${time(live.root_seconds)}`;
+  byId("speed").title = aboutSpeed(live);
   byId("verdict").textContent = verdict;
-  document.title =
-    live.speed_up === null ? `Foresay: ${server.model}` : `${number(live.speed_up)}× · Foresay: ${server.model}`;
+  const headline = live.speed_up === null || live.doubt ? "" : `${number(live.speed_up)}× · `;
+  document.title = `${headline}Foresay: ${server.model}`;
 }
 
 // -- tiles ----------------------------------------------------------------------------------------------------------
@@ -73,8 +73,12 @@ const pair = ([value, unit], rest) => ({ value, unit, rest });
 const share = (value, digits) => percent(value, digits).split(" ");
 const quantiles = ({ p50, p99 }) => pair(timeParts(p50), p99 === null ? "" : `p99 ${time(p99)}`);
 
+/** Of what runs; else of what ran last. */
+const rate = ({ tokens_per_second: now, last_request_tokens_per_second: last }) =>
+  pair([number(now ?? last), "tok/s"], now !== null ? "last 10 s" : last !== null ? "last request" : "");
+
 const TILES = [
-  ["Throughput", (live) => pair([number(live.tokens_per_second), "tok/s"], `last 10 s`)],
+  ["Throughput", rate],
   ["Tokens per step", (live) => pair([number(live.tokens_per_step), ""], "plain is 1")],
   ["Acceptance", (live) => pair(share(live.acceptance_rate), "of drafted tokens")],
   ["Time per token", (live) => quantiles(live.time_per_token)],

@@ -4,6 +4,7 @@ import { ask } from "./api.js";
 import { drafters } from "./drafters.js";
 import { byId, html } from "./elements.js";
 import { follow } from "./feed.js";
+import { clock } from "./format.js";
 import { notice, showFooter, showHeader, showTiles } from "./header.js";
 import { showModels } from "./models.js";
 import { overTime } from "./overtime.js";
@@ -12,26 +13,28 @@ import { Requests } from "./requests.js";
 import { spread } from "./spread.js";
 import { SPANS, Timeline } from "./timeline.js";
 
-const state = { snapshot: null, bounds: [] };
+const state = { snapshot: null, bounds: [], heard: null };
 const timeline = new Timeline();
-const times = overTime(timeline, state),
-  spreads = spread(timeline, state),
-  drafting = drafters(state);
 const requests = new Requests(byId("requests"));
+const playground = new Playground(byId("playground"), () => setTimeout(refreshRequests, 200));
+let charts = [];
 
-byId("over-time").append(...times.map((chart) => chart.element));
-byId("spread").append(...spreads.charts.map((chart) => chart.element));
-byId("drafting").append(...drafting.elements);
-new Playground(byId("playground"), () => setTimeout(refreshRequests, 200));
+/** Puts the charts on the page, once there is something to draw. */
+function build() {
+  const times = overTime(timeline, state),
+    spreads = spread(timeline, state),
+    drafting = drafters(state);
+  charts = [...times, spreads, drafting];
+  byId("charts").append(...times.map((chart) => chart.element), ...spreads.elements, ...drafting.elements);
+}
 
 function draw() {
   showHeader(state.snapshot);
   showTiles(state.snapshot);
   showFooter(state.snapshot);
   showSpans();
-  for (const chart of times) chart.draw();
-  spreads.draw();
-  drafting.draw();
+  playground.offer(state.snapshot.server.drafters);
+  for (const chart of charts) chart.draw();
 }
 
 // -- what the server tells ------------------------------------------------------------------------------------------
@@ -39,7 +42,10 @@ function draw() {
 let listed = false;
 
 function take({ snapshot, points, models }) {
-  state.snapshot = snapshot;
+  const restarted = state.snapshot !== null && state.snapshot.server.started !== snapshot.server.started;
+  Object.assign(state, { snapshot, heard: Date.now() / 1000 });
+  document.documentElement.removeAttribute("data-unreachable");
+  if (restarted) return begin().catch(console.debug);
   showModels(models);
   timeline.more(points, snapshot.now);
   tellStatus(snapshot.server);
@@ -61,6 +67,12 @@ function tellStatus({ status, message }) {
   notice(words[status] ?? `${status}: ${message}`, ["loading", "draining", "unloaded"].includes(status) ? "" : "bad");
 }
 
+/** What is on the page is what was last heard, and says so. */
+function lost() {
+  document.documentElement.dataset.unreachable = "yes";
+  notice(`Server unreachable since ${clock(state.heard)}. Trying again; the numbers are those of then.`, "bad");
+}
+
 async function refreshRequests() {
   try {
     requests.show(await (await ask("dashboard/requests")).json());
@@ -74,20 +86,11 @@ async function refreshRequests() {
 const label = (span) => (span < 3600 ? `${span / 60} min` : "1 h");
 
 for (const span of SPANS) {
-  const button = html(
-    "button",
-    {
-      type: "button",
-      role: "radio",
-      "data-span": span,
-      onclick: () => {
-        timeline.choose(span);
-        if (state.snapshot) draw();
-      },
-    },
-    label(span),
-  );
-  byId("span").append(button);
+  const onclick = () => {
+    timeline.choose(span);
+    if (state.snapshot) draw();
+  };
+  byId("span").append(html("button", { type: "button", role: "radio", "data-span": span, onclick }, label(span)));
 }
 byId("span").addEventListener("keydown", (event) => {
   const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
@@ -118,26 +121,30 @@ byId("theme").addEventListener("click", () => {
 
 // -- begin ----------------------------------------------------------------------------------------------------------
 
+/** Take over all that the server has kept; again, where it was started again. */
 async function begin() {
   const { snapshot, history, models } = await (await ask("dashboard/state")).json();
   state.bounds = history.bounds;
   timeline.begin(history);
+  if (!charts.length) build();
+  state.snapshot = snapshot;
   take({ snapshot, points: [], models });
-  document.documentElement.dataset.ready = "yes";
-  const since = () => (timeline.seconds.length ? timeline.seconds.at(-1).at + 1 : Math.floor(history.now));
-  follow(since, take, () => notice("The connection to the server was lost; trying again.", "bad"));
 }
 
 /** The server may not be there yet, or not let this page in: say so and try again. */
 async function keepBeginning() {
   for (;;) {
     try {
-      return await begin();
+      await begin();
+      break;
     } catch (error) {
       notice(`The server does not answer: ${error.message}`, "bad");
       await new Promise((resolve) => setTimeout(resolve, 2000));
     }
   }
+  document.documentElement.dataset.ready = "yes";
+  const since = () => (timeline.seconds.length ? timeline.seconds.at(-1).at + 1 : Math.floor(timeline.now));
+  follow(since, take, lost);
 }
 
 keepBeginning();

@@ -8,8 +8,9 @@ import { StepStrip } from "./strip.js";
 
 const COLUMNS = [
   ["when", (one) => clock(one.started)],
-  ["prompt", (one) => count(one.prompt_tokens)],
-  ["output", (one) => count(one.output_tokens)],
+  ["prompt; drafter, temperature, seed", asked],
+  ["in", (one) => count(one.prompt_tokens)],
+  ["out", (one) => count(one.output_tokens)],
   ["first token", (one) => time(one.time_to_first_token)],
   ["tok/s", (one) => number(one.tokens_per_second)],
   ["tokens per step", (one) => number(one.tokens_per_step)],
@@ -17,29 +18,38 @@ const COLUMNS = [
   ["end", (one) => one.finish_reason ?? "running"],
 ];
 
+/** What was asked for, in two lines: the prompt's first words, and below who drafted how. */
+function asked({ prompt, drafters, temperature, seed }) {
+  const who = Object.keys(drafters).sort().join(", ") || "none";
+  return [
+    html("div", { class: "words", title: prompt }, prompt ?? "(not kept)"),
+    html("small", {}, `${who}, T ${number(temperature)}, seed ${seed ?? "–"}`),
+  ];
+}
+
 const NOT_KEPT = "Its text was not kept: store is false.";
 const STEP = ["step", "drafter", "drafted", "accepted", "tokens", "milliseconds"];
 const RUN = ["text", "drafter", "depth", "forced"];
 const named = (names) => (values) => Object.fromEntries(names.map((name, index) => [name, values[index]]));
 
+/** The steps, each with whose its accepted tokens were, as far as the text was kept. */
+function withSources(steps, runs) {
+  let begin = 0;
+  return steps.map((step) => {
+    const sources = runs.slice(begin, (begin += step.tokens)).map((run) => (run.forced ? "grammar" : run.drafter));
+    return { ...step, sources: sources.slice(0, step.accepted) };
+  });
+}
+
 function shown(detail) {
-  const steps = new StepStrip("Steps of this request");
-  steps.show(detail.steps.map(named(STEP)));
+  const runs = detail.text.map(named(RUN)),
+    steps = new StepStrip("Steps of this request");
+  steps.show(withSources(detail.steps.map(named(STEP)), runs));
   const whole = detail.whole ? null : html("p", { class: "note" }, "Only the beginning of this request was kept.");
   if (!detail.text_kept) return [steps.element, html("p", { class: "note" }, NOT_KEPT), whole];
   const text = new ColouredText("Text of this request, coloured by origin");
-  const runs = detail.text.map(named(RUN));
   text.add(runs);
-  const names = [...new Set(runs.filter((run) => run.depth && !run.forced).map((run) => run.drafter))];
-  return [
-    key(
-      names,
-      runs.some((run) => run.forced),
-    ),
-    steps.element,
-    text.element,
-    whole,
-  ];
+  return [key(runs), steps.element, text.element, whole];
 }
 
 export class Requests {
@@ -48,31 +58,16 @@ export class Requests {
     this.open = null;
     this.body = html("tbody");
     this.detail = html("div", { class: "detail", id: "request-detail" });
+    const heads = COLUMNS.map(([name]) => html("th", { scope: "col" }, name));
     this.table = html(
       "div",
       { class: "scroll list", tabindex: 0, role: "region", "aria-label": "Recent requests" },
-      html(
-        "table",
-        { class: "requests" },
-        html(
-          "thead",
-          {},
-          html(
-            "tr",
-            {},
-            COLUMNS.map(([name]) => html("th", { scope: "col" }, name)),
-          ),
-        ),
-        this.body,
-      ),
+      html("table", { class: "requests" }, html("thead", {}, html("tr", {}, heads)), this.body),
     );
+    const note = "Those of your key. Choose one to see its steps and where each token of its text came from.";
     place.append(
       html("h3", { id: "requests-title" }, "Recent requests"),
-      html(
-        "p",
-        { class: "note" },
-        "Those of your key. Choose one to see its steps and where each token of its text came from.",
-      ),
+      html("p", { class: "note" }, note),
       this.table,
       this.detail,
     );
@@ -89,17 +84,8 @@ export class Requests {
     const { list } = this;
     const scrolled = this.table.scrollTop;
     const focused = document.activeElement?.closest?.("tr")?.dataset.id;
-    this.body.replaceChildren(
-      ...(list.length
-        ? list.map((one) => this._row(one))
-        : [
-            html(
-              "tr",
-              {},
-              html("td", { colspan: COLUMNS.length, class: "none" }, "None yet. The playground sends one."),
-            ),
-          ]),
-    );
+    const none = html("td", { colspan: COLUMNS.length, class: "none" }, "None yet. The playground sends one.");
+    this.body.replaceChildren(...(list.length ? list.map((one) => this._row(one)) : [html("tr", {}, none)]));
     this.table.scrollTop = scrolled;
     if (focused) this.body.querySelector(`tr[data-id="${CSS.escape(focused)}"] button`)?.focus({ preventScroll: true });
   }
@@ -107,18 +93,11 @@ export class Requests {
   _row(one) {
     const open = this.open === one.id;
     const [first, ...others] = COLUMNS.map(([, read]) => read(one));
+    const button = { type: "button", class: "row", "aria-expanded": String(open), "aria-controls": "request-detail" };
     return html(
       "tr",
       { "data-id": one.id, class: open ? "open" : null, onclick: () => this.choose(one.id) },
-      html(
-        "td",
-        {},
-        html(
-          "button",
-          { type: "button", class: "row", "aria-expanded": String(open), "aria-controls": "request-detail" },
-          first,
-        ),
-      ),
+      html("td", {}, html("button", button, first)),
       others.map((value) => html("td", {}, value)),
     );
   }

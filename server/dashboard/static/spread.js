@@ -4,30 +4,25 @@ import { BarChart } from "./bars.js";
 import { count, percent, time } from "./format.js";
 import { sum } from "./timeline.js";
 
-/** Per depth the share of trees of which a token was accepted there, over several drafters. */
-function byDepth(drafters) {
-  const drafts = drafters.reduce((all, one) => all + one.drafts, 0),
-    accepted = [];
-  for (const one of drafters)
-    one.accepted_per_depth.forEach((times, index) => {
-      accepted[index] = (accepted[index] ?? 0) + times;
-    });
-  return accepted.map((times) => times / drafts);
-}
+/** Depths that are shown each; the last one stands for all deeper ones too. */
+export const DEEPEST = 9;
+export const depthName = (depth) => (depth < DEEPEST ? String(depth) : `${DEEPEST}+`);
 
-function depths(snapshot) {
-  const now = byDepth(snapshot.drafters),
-    hour = byDepth(snapshot.drafters_hour);
-  const length = Math.max(now.length, hour.length);
+function depths({ accepted_by_depth: now, accepted_by_depth_hour: hour }) {
+  const length = Math.min(Math.max(now.cumulative.length, hour.cumulative.length), DEEPEST);
   const bars = Array.from({ length }, (_, index) => ({
-    label: String(index + 1),
-    told: `depth ${index + 1}: ${percent(now[index])} now, ${percent(hour[index])} in the last hour`,
+    label: depthName(index + 1),
+    told:
+      `depth ${depthName(index + 1)}: cumulative ${percent(now.cumulative[index])}, ` +
+      `conditional ${percent(now.conditional[index])}; in the last hour ${percent(hour.cumulative[index])}, ` +
+      percent(hour.conditional[index]),
     parts: [
-      { size: now[index] ?? 0, colour: "now" },
-      { size: hour[index] ?? 0, colour: "before" },
+      { size: now.cumulative[index] ?? 0, colour: "now" },
+      { size: hour.cumulative[index] ?? 0, colour: "before" },
+      { size: now.conditional[index] ?? 0, colour: "given" },
     ],
   }));
-  return { bars, marks: [0, 0.25, 0.5, 0.75, 1], text: (mark) => `${100 * mark} %` };
+  return { bars, marks: [0, 0.25, 0.5, 0.75, 1], text: percent, apart: 18 };
 }
 
 /** Where in the bars a share of all values is reached, and the value there. */
@@ -78,10 +73,11 @@ export function spread(timeline, state) {
   const depth = new BarChart({
     id: "by-depth",
     title: "Accepted by depth",
-    note: "Share of trees accepted at least to this depth.",
+    note: "Cumulative: of all drafts, accepted at least so far. Conditional: of those accepted at the depth before.",
     legend: [
-      { name: "last minute", colour: "now" },
+      { name: "cumulative, last minute", colour: "now" },
       { name: "last hour", colour: "before" },
+      { name: "conditional, last minute", colour: "given" },
     ],
     empty: "nothing drafted yet",
     foot: "depth",
@@ -101,11 +97,10 @@ export function spread(timeline, state) {
     foot: "ms, up to",
   });
   const draw = () => {
-    if (!state.snapshot) return;
     depth.show(depths(state.snapshot));
     const shown = sum(timeline.shown());
     gaps.show(histogram(shown.chunk_gaps, state.bounds));
     tokens.show(histogram(shown.token_times, state.bounds));
   };
-  return { charts: [depth, gaps, tokens], draw };
+  return { elements: [depth.element, gaps.element, tokens.element], draw };
 }

@@ -1,13 +1,14 @@
 // A chart over the time axis: panels one above the other that share it, a legend that tells the values, a cursor.
 //
-// A panel has { unit, height, top(bins), marks?, text?(mark), base?, level?() -> { at, text },
-// lines?(bin) -> [{ key, at }], stack?(bin) -> [{ key, size }] }.
-// The keys are those of the legend: { key, name, colour, value(bin) }.
+// A panel has { unit, height, top(bins), marks?, text?(mark), level?() -> { at, text }, lines?(bin) -> { key: value },
+// stack?(bin) -> { key: size } }. legend(bins) names the keys: [{ key?, name, colour, value?(bin) }].
 
 import { ages, label, scale, ticks } from "./axis.js";
+import { paint } from "./colours.js";
 import { onPointing, point, pointedAt } from "./cursor.js";
-import { html, onWidth, svg } from "./elements.js";
+import { html, svg } from "./elements.js";
 import { clock } from "./format.js";
+import { canvas, card, entries, marked, put } from "./plot.js";
 
 const LEFT = 40,
   RIGHT = 8,
@@ -16,106 +17,56 @@ const LEFT = 40,
   GAP = 14;
 
 export class TimeChart {
-  constructor(timeline, { id, title, note, panels, legend }) {
-    Object.assign(this, { timeline, panels, legend, width: 0, bins: [], size: 1 });
-    this.values = new Map(legend.map((entry) => [entry.key, html("b")]));
+  constructor(timeline, { panels, legend, ...named }) {
+    Object.assign(this, { timeline, panels, legend, title: named.title, width: 0, bins: [], size: 1 });
     this.when = html("span", { class: "when" });
-    this.svg = svg("svg", { tabindex: 0, role: "img", class: "plot" });
-    this.element = html(
-      "section",
-      { class: "card chart", id, "aria-label": title },
-      html("h3", {}, title, this.when),
-      html("p", { class: "note" }, note),
-      html(
-        "ul",
-        { class: "legend" },
-        legend.map((entry) =>
-          html(
-            "li",
-            {},
-            html("i", { class: `swatch ${entry.dashed ? "dashed" : ""} c-${entry.colour}` }),
-            entry.name,
-            " ",
-            this.values.get(entry.key),
-          ),
-        ),
-      ),
-      this.svg,
-    );
-    this.svg.addEventListener("pointermove", (event) => this._pointAt(event.offsetX));
-    this.svg.addEventListener("pointerleave", () => point(null));
-    this.svg.addEventListener("blur", () => point(null));
-    this.svg.addEventListener("keydown", (event) => this._key(event));
-    this.title = title;
-    onWidth(this.svg, (width) => {
+    this.names = html("ul", { class: "legend" });
+    this.svg = canvas((width) => {
       this.width = width;
       this.draw();
     });
-    onPointing(() => this._drawCursor());
-  }
-
-  get height() {
-    return TOP + BOTTOM + this.panels.reduce((sum, panel) => sum + panel.height, 0) + GAP * (this.panels.length - 1);
+    this.element = card({ ...named, beside: this.when }, this.names, this.svg);
+    this.svg.addEventListener("pointermove", ({ offsetX }) => this._pointAt(offsetX));
+    for (const end of ["pointerleave", "blur"]) this.svg.addEventListener(end, () => point(null));
+    this.svg.addEventListener("keydown", (event) => this._key(event));
+    onPointing(() => this._tell());
   }
 
   draw() {
     if (!this.width) return;
-    const { timeline, width, height } = this;
-    const inner = width - LEFT - RIGHT;
-    ({ bins: this.bins, size: this.size } = timeline.bins(inner));
+    const { timeline, width } = this;
+    ({ bins: this.bins, size: this.size } = timeline.bins(width - LEFT - RIGHT));
     this.x = scale(timeline.from, timeline.now, LEFT, width - RIGHT);
-    this.svg.setAttribute("height", height);
-    this.svg.setAttribute("viewBox", `0 0 ${width} ${height}`);
-    const parts = [this._times(height)];
-    let top = TOP;
-    for (const panel of this.panels) {
-      parts.push(this._panel(panel, top, top + panel.height));
-      top += panel.height + GAP;
-    }
-    if (!this.bins.length)
-      parts.push(svg("text", { x: LEFT + inner / 2, y: height / 2, class: "empty" }, "no steps in this time"));
-    this.line = svg("line", { class: "cursor", y1: TOP, y2: height - BOTTOM });
-    this.svg.replaceChildren(...parts, this.line);
-    this._drawCursor();
+    this.keys = new Map(this.legend(this.bins).map((entry) => [entry.key, entry.colour]));
+    let bottom = TOP - GAP;
+    const panels = this.panels.map((panel) => this._panel(panel, bottom + GAP, (bottom += GAP + panel.height)));
+    const height = bottom + BOTTOM,
+      middle = (LEFT + width - RIGHT) / 2;
+    this.line = svg("line", { class: "cursor", y1: TOP, y2: bottom });
+    const empty = this.bins.length
+      ? null
+      : svg("text", { x: middle, y: height / 2, class: "empty" }, "no steps in this time");
+    put(this.svg, width, height, this._times(height - 5), panels, empty, this.line);
+    this._tell();
   }
 
-  _times(height) {
-    const { now } = this.timeline;
-    const marks = ages(this.timeline.span);
-    return svg(
-      "g",
-      { class: "axis" },
-      marks.map(([age, text], index) =>
-        svg(
-          "text",
-          {
-            x: this.x(now - age),
-            y: height - 5,
-            "text-anchor": index === 0 ? "end" : index === marks.length - 1 ? "start" : "middle",
-          },
-          text,
-        ),
-      ),
-    );
+  _times(y) {
+    const { now, span } = this.timeline;
+    const anchor = (age) => ({ 0: "end", [span]: "start" })[age] ?? "middle";
+    return ages(span).map(([age, text]) => svg("text", { x: this.x(now - age), y, "text-anchor": anchor(age) }, text));
   }
 
   _panel(panel, top, bottom) {
-    const marks = panel.marks?.(this.bins) ?? ticks(panel.top(this.bins), panel.height > 70 ? 4 : 2);
-    const y = scale(0, marks.at(-1), bottom, top);
-    const grid = marks.map((mark) => [
-      svg("line", { class: "grid", x1: LEFT, x2: this.width - RIGHT, y1: y(mark), y2: y(mark) }),
-      svg("text", { class: "mark", x: LEFT - 6, y: y(mark) + 3.5 }, panel.text?.(mark) ?? label(mark)),
-    ]);
-    const unit = svg("text", { class: "unit", x: LEFT + 4, y: top + 9 }, panel.unit);
-    return svg(
-      "g",
-      {},
-      grid,
-      panel.stack ? this._stack(panel, y) : null,
-      panel.lines ? this._lines(panel, y) : null,
-      panel.level && this.bins.length ? this._level(panel.level(), y, marks.at(-1)) : null,
-      unit,
-    );
+    const { bins } = this,
+      marks = panel.marks ?? ticks(panel.top(bins), panel.height > 70 ? 4 : 2),
+      y = scale(0, marks.at(-1), bottom, top);
+    const level = panel.level?.() ?? {};
+    return [
+      marked(marks, y, LEFT, this.width - RIGHT, panel.text ?? label),
+      panel.stack ? this._stack(panel, y) : this._lines(panel, y),
+      bins.length && level.at > 0 && level.at <= marks.at(-1) ? this._level(level, y) : null,
+      svg("text", { class: "unit", x: LEFT + 4, y: top + 9 }, panel.unit),
+    ];
   }
 
   /** Columns of stacked parts. */
@@ -124,47 +75,40 @@ export class TimeChart {
     for (const bin of this.bins) {
       const [left, right] = this._edges(bin, 0.5);
       let below = 0;
-      for (const { key, size } of panel.stack(bin)) {
+      for (const [key, size] of Object.entries(panel.stack(bin))) {
         if (!(size > 0)) continue;
         const path = `M${left} ${y(below).toFixed(1)}V${y(below + size).toFixed(1)}H${right}V${y(below).toFixed(1)}Z`;
         paths.set(key, (paths.get(key) ?? "") + path);
         below += size;
       }
     }
-    return [...paths].map(([key, d]) => svg("path", { d, class: `fill c-${this._colour(key)}` }));
+    return this._painted(paths, "fill");
   }
 
-  /** A line in steps, broken where there was nothing; filled down to the panel's base, if it has one. */
+  /** Lines in steps, broken where there was nothing. */
   _lines(panel, y) {
     const paths = new Map(),
-      areas = new Map();
-    let last = null;
+      ends = new Map();
     for (const bin of this.bins) {
       const [left, right] = this._edges(bin, 0);
-      const follows = last !== null && bin.at === last;
-      for (const { key, at } of panel.lines(bin)) {
-        if (!Number.isFinite(at)) continue;
-        const path = paths.get(key);
-        paths.set(key, `${path ?? ""}${path && follows ? "L" : "M"}${left} ${y(at).toFixed(1)}H${right}`);
-        if (panel.base === undefined) continue;
-        areas.set(
-          key,
-          `${areas.get(key) ?? ""}M${left} ${y(panel.base)}V${y(at).toFixed(1)}H${right}V${y(panel.base)}Z`,
-        );
+      for (const [key, value] of Object.entries(panel.lines(bin))) {
+        if (!Number.isFinite(value)) continue;
+        const begin = ends.get(key) === bin.at ? "L" : "M";
+        paths.set(key, `${paths.get(key) ?? ""}${begin}${left} ${y(value).toFixed(1)}H${right}`);
+        ends.set(key, bin.at + this.size);
       }
-      last = bin.at + this.size;
     }
-    return [
-      ...[...areas].map(([key, d]) => svg("path", { d, class: `area c-${this._colour(key)}` })),
-      ...[...paths].map(([key, d]) => svg("path", { d, class: `line c-${this._colour(key)}` })),
-    ];
+    return this._painted(paths, "line");
   }
 
-  _level({ at, text }, y, most) {
-    if (!(at > 0 && at <= most)) return null;
+  _painted(paths, kind) {
+    return [...paths].map(([key, d]) => paint(svg("path", { d, class: kind }), this.keys.get(key) ?? "none"));
+  }
+
+  _level({ at, text }, y) {
     return [
       svg("line", { class: "level", x1: LEFT, x2: this.width - RIGHT, y1: y(at), y2: y(at) }),
-      svg("text", { class: "level-text after", x: LEFT + 4, y: y(at) - 4 }, text),
+      svg("text", { class: "level-text", x: this.width - RIGHT - 4, y: y(at) - 4 }, text),
     ];
   }
 
@@ -174,51 +118,36 @@ export class TimeChart {
     return [(left + inset).toFixed(1), Math.max(right - inset, left + inset + 0.8).toFixed(1)];
   }
 
-  _colour(key) {
-    return this.legend.find((entry) => entry.key === key)?.colour ?? "nobody";
-  }
-
   // -- the cursor ---------------------------------------------------------------------------------------------------
 
-  /** The bin pointed at; the last one while nobody points. */
-  _current() {
-    const at = pointedAt();
-    if (at === null) return this.bins.at(-1) ?? null;
-    return this.bins.find((bin) => bin.at <= at && at < bin.at + this.size) ?? null;
-  }
-
-  _drawCursor() {
+  /** Tells the bin pointed at; the last one while nobody points. */
+  _tell() {
     if (!this.line) return;
     const at = pointedAt(),
-      bin = this._current();
-    const shown = at !== null && at >= this.timeline.from;
+      shown = at !== null && at >= this.timeline.from;
+    const bin = at === null ? this.bins.at(-1) : this.bins.find((one) => one.at <= at && at < one.at + this.size);
     this.line.classList.toggle("shown", shown);
     if (shown) for (const name of ["x1", "x2"]) this.line.setAttribute(name, this.x(Math.min(at, this.timeline.now)));
     this.when.textContent = at === null ? "" : clock(at);
-    for (const entry of this.legend) this.values.get(entry.key).textContent = bin ? entry.value(bin) : "";
-    this.svg.setAttribute(
-      "aria-label",
-      `${this.title}: ` +
-        (bin
-          ? `${clock(bin.at)}, ${this.legend.map((entry) => `${entry.name} ${entry.value(bin)}`).join(", ")}`
-          : "nothing at this time") +
-        ". Arrow keys move in time.",
-    );
+    const told = this.legend(this.bins).map((entry) => ({ ...entry, value: bin ? entry.value?.(bin) : "" }));
+    this.names.replaceChildren(...entries(told));
+    const values = told.filter(({ value }) => value).map(({ name, value }) => `${name} ${value}`);
+    const what = bin ? `${clock(bin.at)}, ${values.join(", ")}` : "nothing at this time";
+    this.svg.setAttribute("aria-label", `${this.title}: ${what}. Arrow keys move in time.`);
   }
 
   _pointAt(x) {
-    const { timeline, width } = this;
-    const share = (x - LEFT) / (width - LEFT - RIGHT);
-    point(share < 0 || share > 1 ? null : timeline.from + share * timeline.span);
+    const share = (x - LEFT) / (this.width - LEFT - RIGHT);
+    point(share < 0 || share > 1 ? null : this.timeline.from + share * this.timeline.span);
   }
 
   _key(event) {
-    const { timeline, size } = this;
-    const at = pointedAt() ?? timeline.now;
-    const to = { ArrowLeft: at - size, ArrowRight: at + size, Home: timeline.from, End: timeline.now - 0.5 }[event.key];
-    if (event.key === "Escape") point(null);
-    else if (to === undefined) return;
-    else point(Math.min(Math.max(to, timeline.from), timeline.now - 0.5));
+    const { timeline, size } = this,
+      at = pointedAt() ?? timeline.now;
+    const to = { ArrowLeft: at - size, ArrowRight: at + size, Home: timeline.from, End: timeline.now, Escape: null };
+    if (!(event.key in to)) return;
+    const moment = to[event.key];
+    point(moment === null ? null : Math.min(Math.max(moment, timeline.from), timeline.now - 0.5));
     event.preventDefault();
   }
 }

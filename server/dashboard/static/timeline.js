@@ -2,7 +2,9 @@
 
 const KEPT = 620;
 const SIZES = [1, 2, 5, 10, 20, 30, 60, 120];
-const SUMS = ["steps", "tokens", "emitted", "runs", "drafts", "drafted", "accepted", "discarded"];
+const SUMS = ["steps", "tokens", "runs", "drafts", "drafted", "busy_seconds", "decode_seconds", "plain_seconds"].concat(
+  ["doubted_seconds", "first_tokens", "first_token_seconds"],
+);
 const GAUGES = ["running", "waiting", "pages", "kept_pages"];
 export const SPANS = [60, 180, 600, 3600];
 
@@ -16,14 +18,14 @@ const addedLists = (into, counts) =>
 
 /** Everything counted in these points, as one point. */
 export function sum(points) {
-  const total = { phases: {}, drafters: {}, accepted_per_depth: [], chunk_gaps: [], token_times: [] };
+  const total = { phases: {}, drafters: {}, chunk_gaps: [], token_times: [] };
   for (const name of SUMS) total[name] = 0;
   for (const point of points) {
     for (const name of SUMS) total[name] += point[name];
     for (const name of GAUGES) total[name] = point[name];
     added(total.phases, point.phases);
     added(total.drafters, point.drafters);
-    for (const name of ["accepted_per_depth", "chunk_gaps", "token_times"]) addedLists(total[name], point[name]);
+    for (const name of ["chunk_gaps", "token_times"]) addedLists(total[name], point[name]);
   }
   return total;
 }
@@ -37,7 +39,7 @@ export class Timeline {
     this.chosen = false;
   }
 
-  /** Begin with what the server has kept. */
+  /** Begin with what the server has kept, again where it has begun anew. */
   begin(history) {
     [this.seconds, this.minutes, this.now] = [history.seconds, history.minutes, history.now];
     this._suit();

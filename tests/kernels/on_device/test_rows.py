@@ -6,10 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from verifier.ops import activation as activation_op
 from verifier.ops import norm as norm_op
 from verifier.ops import rope as rope_op
-from verifier.ops.kernels import activation, norm, rotate
+from verifier.ops.kernels import norm, rotate
 
 # In the interpreter exp() is numpy's, which warns where it gives infinity, as it is meant to far below zero.
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore:overflow encountered in exp:RuntimeWarning")]
@@ -50,19 +49,6 @@ def test_norm_behind_a_residual_addition(width, dtype, device) -> None:
 def test_norm_of_heads_that_lie_among_others(dtype, device) -> None:
     x, weight = noise(device, ROWS, 6, 64, dtype=dtype), noise(device, 64, dtype=dtype)
     assert close(norm.rms_norm(x[:, 1:5], weight, 1e-5), norm_op.rms_norm(x.cpu()[:, 1:5], weight.cpu(), 1e-5), 4.0)
-
-
-@pytest.mark.parametrize("inner", [1, 100, 1024, 1537])
-def test_activation(inner, dtype, device) -> None:
-    x = noise(device, ROWS, 2 * inner, dtype=dtype) * 4
-    result = activation.silu_mul(x)
-    assert close(result, activation_op.silu_mul(x.cpu()), ulps=6.0)
-    assert torch.equal(activation.silu_mul(x[3:4].clone()), result[3:4])
-
-
-def test_activation_far_out_is_zero_or_the_identity(dtype, device) -> None:
-    x = torch.tensor([[-200.0, 200.0, 2.0, 3.0]], dtype=dtype, device=device)
-    assert activation.silu_mul(x).tolist() == [[0.0, 600.0]]
 
 
 class _Attention:
@@ -119,4 +105,3 @@ def test_a_row_is_rotated_and_stored_alike_alone_and_in_company(dtype, device) -
 def test_no_rows_is_no_launch(device) -> None:
     empty = torch.empty(0, 64, device=device)
     assert norm.rms_norm(empty, torch.ones(64, device=device), 1e-5).shape == (0, 64)
-    assert activation.silu_mul(empty).shape == (0, 32)

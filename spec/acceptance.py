@@ -1,0 +1,58 @@
+"""Two numbers that are told in many places, each with the one definition it has.
+
+Tokens per step: the tokens of a text over the passes of the target that wrote to it, whoever drafted, the one that
+read the prompt's end among them. Plain decoding has 1.
+
+Accepted by depth, of drafts, which are trees with at least one drafted token::
+
+    drafts  10        accepted at depth 1, 2, 3        6    3    3
+                      cumulative                      0.6  0.3  0.3     of all drafts: at least so far
+                      conditional                     0.6  0.5  1.0     of those accepted at the depth before
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import zip_longest
+
+import msgspec
+
+#: Depths that are told each; the last one stands for all deeper ones too.
+TOLD = 9
+
+
+def tokens_per_step(tokens: int, steps: int) -> float | None:
+    """Tokens of texts over the steps of single requests that wrote them; None without any."""
+    return tokens / steps if steps else None
+
+
+def by_place(counts: Iterable[Sequence[int]]) -> list[int]:
+    """Sums by place of lists of different lengths."""
+    return [sum(column) for column in zip_longest(*counts, fillvalue=0)]
+
+
+class ByDepth(msgspec.Struct, frozen=True):
+    """Accepted by depth, from 1 on, as shares of drafts. cumulative: of all drafts, those accepted at least so far;
+    conditional: of those accepted at the depth before, those accepted here too. Both end behind the first 0."""
+
+    drafts: int = 0
+    cumulative: list[float] = []
+    conditional: list[float] = []
+
+    @classmethod
+    def of(cls, accepted_per_depth: Sequence[int], drafts: int) -> ByDepth:
+        """From how many drafts were accepted at each depth."""
+        counts = [count for count in accepted_per_depth if count] if drafts else []
+        if len(counts) < len(accepted_per_depth) and drafts:
+            counts.append(0)
+        above = [drafts, *counts]
+        return cls(
+            drafts,
+            [count / drafts for count in counts],
+            [count / before for before, count in zip(above, counts, strict=False)],
+        )
+
+    def __str__(self) -> str:
+        """Both, for people: each share with two digits, all depths from the ninth on as one."""
+        named = {"cumulative": self.cumulative, "conditional": self.conditional}
+        return ", ".join(f"{name} {' '.join(f'{share:.2f}' for share in own[:TOLD])}" for name, own in named.items())

@@ -1,0 +1,151 @@
+"""Codex CLI and Claude Code, unmodified, finish a small edit: the model is a script, all else is real.
+
+The prompts are theirs, tens of thousands of tokens; the programs run their tools in a temporary directory, and what
+counts is the file they leave behind.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from server.text import Tokenizer
+from tests.clients.answering import AnsweringEngine, call
+from tests.clients.npm import CLAUDE, CODEX, needs_npm, node
+from tests.doors.conftest import AGENT_TEMPLATE
+from tests.doors.running import running
+from tests.server.conftest import byte_level_tokenizer
+
+pytestmark = needs_npm
+
+WRONG, RIGHT = "print('helo')\n", "print('hello')\n"
+TASK = "Mend the word in hello.py"
+#: Less than a prompt of Claude Code and the 32,000 tokens it asks for besides.
+CONTEXT = 72_000
+
+
+@pytest.fixture(scope="module")
+def agent() -> Tokenizer:
+    return byte_level_tokenizer(AGENT_TEMPLATE)
+
+
+@pytest.fixture
+def work(tmp_path: Path) -> Path:
+    """A directory to work in."""
+    work = tmp_path / "work"
+    work.mkdir()
+    (work / "hello.py").write_text(WRONG)
+    return work
+
+
+def in_turn(*answers: str) -> Callable[[str], str]:
+    """The answers one after the other: as many were given as there are results of tools in the prompt."""
+
+    def answer(prompt: str) -> str:
+        return answers[min(prompt.count("<tool_call>{"), len(answers) - 1)]
+
+    return answer
+
+
+CONFIG = """
+model = "toy"
+model_provider = "foresay"
+[model_providers.foresay]
+name = "Foresay"
+base_url = "{url}/v1"
+wire_api = "responses"
+"""
+
+
+def codex(url: str, work: Path, *flags: str) -> str:
+    """What Codex prints in the end."""
+    home = work.parent / "codex"
+    home.mkdir()
+    (home / "config.toml").write_text(CONFIG.format(url=url))
+    line = ["exec", "--skip-git-repo-check", "--sandbox", "danger-full-access", *flags, TASK]
+    done = node(str(CODEX), *line, home=home, cwd=work, CODEX_HOME=str(home))
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def claude(url: str, work: Path, *flags: str) -> str:
+    """What Claude Code prints in the end."""
+    variables = {
+        "ANTHROPIC_BASE_URL": url,
+        "ANTHROPIC_API_KEY": "none",
+        "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
+    }
+    line = ["--print", "--permission-mode", "acceptEdits", *flags, TASK]
+    done = node(str(CLAUDE), *line, home=work.parent, cwd=work, **variables)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_codex_edits_a_file(agent, work, caplog):
+    engine = AnsweringEngine(
+        agent,
+        in_turn(
+            call("multi_agent_v1.close_agent", target="nobody"),
+            call("exec_command", cmd="sed -i s/helo/hello/ hello.py && cat hello.py"),
+            "Mended.",
+        ),
+        CONTEXT,
+    )
+    with running(engine, agent) as url:
+        assert "Mended." in codex(url, work)
+    assert (work / "hello.py").read_text() == RIGHT
+    first, second, third = engine.prompts
+    assert TASK in first and '"exec_command"' in first and '"multi_agent_v1.spawn_agent"' in first
+    assert "web_search" not in first and "tools of type 'web_search'" in caplog.text
+    result = second.rpartition("<|user|>")[2]
+    assert "nobody" in result and "unsupported" not in result, "Codex knows the function by its namespace"
+    assert "hello" in third.rpartition("<|user|>")[2]
+
+
+def test_codex_of_another_model_edits_a_file_with_code(agent, work):
+    """For models it knows Codex brings its tools in the conversation, the main one of them as plain text."""
+    engine = AnsweringEngine(
+        agent,
+        in_turn(
+            call("functions.exec", input='text(await tools.exec_command({cmd: "sed -i s/helo/hello/ hello.py"}));\n'),
+            "Mended.",
+        ),
+        CONTEXT,
+    )
+    with running(engine, agent, any_model=True) as url:
+        assert "Mended." in codex(url, work, "--model", "gpt-6.1-sol")
+    assert (work / "hello.py").read_text() == RIGHT
+    assert '"functions.exec"' in engine.prompts[0]
+
+
+def test_claude_code_edits_a_file(agent, work):
+    path = str(work / "hello.py")
+    engine = AnsweringEngine(
+        agent,
+        in_turn(
+            call("ToolSearch", query="select:WebFetch", max_results=2),
+            call("Read", file_path=path),
+            call("Edit", file_path=path, old_string="helo", new_string="hello"),
+            "Mended.",
+        ),
+        CONTEXT,
+    )
+    with running(engine, agent) as url:
+        assert "Mended." in claude(url, work, "--model", "toy")
+    assert (work / "hello.py").read_text() == RIGHT
+    first, second, third, _ = engine.prompts
+    assert TASK in first and "<|system|># Environment" in first, "its system message in the middle is told"
+    assert '"Edit"' in first and "DeferredToolPlaceholder" not in first
+    assert '"name": "WebFetch"' not in first and '"name": "WebFetch"' in second, "found, and told of from then on"
+    assert "print('helo')" in third
+    most = engine.requests[0].params.max_tokens
+    assert most is not None and most == CONTEXT - len(engine.requests[0].prompt) < 32_000
+
+
+def test_claude_code_calls_the_model_what_it_likes(agent, work):
+    engine = AnsweringEngine(agent, in_turn("Nothing to do."), CONTEXT)
+    with running(engine, agent, any_model=True) as url:
+        assert "Nothing to do." in claude(url, work)
+    assert engine.requests

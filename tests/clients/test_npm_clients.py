@@ -1,0 +1,58 @@
+"""OpenAI's client for Node and Vercel's AI SDK, as npm has them, against the real application."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from server.text import Tokenizer
+from tests.clients.answering import AnsweringEngine, call
+from tests.clients.npm import needs_npm, script
+from tests.doors.conftest import AGENT_TEMPLATE
+from tests.doors.running import running
+from tests.server.conftest import byte_level_tokenizer
+
+pytestmark = needs_npm
+
+
+@pytest.fixture(scope="module")
+def agent() -> Tokenizer:
+    return byte_level_tokenizer(AGENT_TEMPLATE)
+
+
+def weather(prompt: str) -> str:
+    if "It rains" in prompt:
+        return "Take an umbrella."
+    return f"<think>Where?</think>Let me look.{call('weather', city='Ulm')}"
+
+
+def run(agent: Tokenizer, name: str, home: Path) -> Any:
+    engine = AnsweringEngine(agent, weather)
+    with running(engine, agent, aliases=("gpt-4o",)) as url:
+        return script(name, url, home)
+
+
+def test_openai_for_node(agent, tmp_path):
+    said = run(agent, "openai.mjs", tmp_path)
+    for message in (said["whole"], said["streamed"]):
+        assert message["content"] == "Let me look."
+        assert message["tool_calls"][0]["function"] == {"name": "weather", "arguments": '{"city": "Ulm"}'}
+    assert said["models"] == ["toy", "gpt-4o"]
+    assert said["refused"] == {"status": 404, "code": "model_not_found", "name": "NotFoundError"}
+    assert said["last"] == "response.completed"
+    for output in (said["response"], said["events"]):
+        assert [item["type"] for item in output] == ["reasoning", "message", "function_call"]
+        assert output[2]["arguments"] == '{"city": "Ulm"}'
+    assert [one["code"] for one in said["warnings"]] == ["tool_left_out"]
+
+
+def test_the_ai_sdk(agent, tmp_path):
+    said = run(agent, "ai_sdk.mjs", tmp_path)
+    for name, thought in (("chat", "Where?"), ("responses", "")):  # of responses it shows summaries only
+        told = said[name]
+        assert (told["text"], told["streamed"]) == ("Take an umbrella.", "Take an umbrella.")
+        assert (told["steps"], told["errors"], told["reasoning"]) == (2, 0, thought)
+        assert told["usage"]["inputTokens"] > 0 and told["usage"]["outputTokens"] > 0
+    assert said["asked"] == ["Ulm"] * 4

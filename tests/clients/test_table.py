@@ -1,0 +1,49 @@
+"""The table of clients says which versions the suite ran with."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from importlib.metadata import version
+
+import pytest
+
+from tests.clients import table
+from tests.clients.npm import NODE, PINS, installed, needs_npm
+from tests.clients.test_litellm import PYTHON, needs_litellm
+
+
+def test_the_page_has_the_current_table():
+    page = table.PAGE.read_text("utf-8")
+    assert page == table.renewed(page), "python -m tests.clients.table"
+
+
+@pytest.mark.parametrize("client", [one for one in table.CLIENTS if one.source == "PyPI"], ids=lambda one: one.name)
+def test_python_clients_are_of_these_versions(client):
+    for package in client.packages:
+        assert version(package) == table.pinned("PyPI", package)
+
+
+@needs_litellm
+def test_litellm_is_of_this_version():
+    line = [str(PYTHON), "-c", "from importlib.metadata import version; print(version('litellm'))"]
+    done = subprocess.run(line, capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout.strip() == table.pinned("Makefile", "litellm")
+
+
+@needs_npm
+def test_clients_from_npm_are_of_these_versions():
+    assert {package: installed(package) for package in PINS} == PINS
+    assert {package for one in table.CLIENTS if one.source == "npm" for package in one.packages} == set(PINS)
+
+
+def test_npm_versions_are_pinned_and_tied_to_no_registry():
+    assert all(pin[0].isdecimal() for pin in PINS.values())
+    lock = json.loads((NODE / "package-lock.json").read_text("utf-8"))
+    assert lock["packages"][""]["dependencies"] == PINS
+    assert [name for name, entry in lock["packages"].items() if "resolved" in entry] == []
+
+
+def test_every_file_that_is_named_is_there():
+    for client in table.CLIENTS:
+        assert all((table.ROOT / place).exists() for place in client.tests.split(", ")), client.name

@@ -1,0 +1,46 @@
+"""A server that is gone, and comes back."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from playwright.async_api import expect
+
+from tests.dashboard.browsing import needs_chromium, visiting
+from tests.server.live import LiveServer
+
+pytestmark = [needs_chromium, pytest.mark.slow]
+
+
+async def test_the_page_says_since_when_and_goes_on_by_itself(tmp_path: Path) -> None:
+    flags = ("--draft", "ngram", "--threads", "1")
+    with LiveServer(tmp_path / "first", *flags) as server:
+        url = server.wait_for_url()
+        async with visiting(url) as visit:
+            page = visit.page
+            await visit.go()
+            await visit.ready()
+            await visit.run(max_output_tokens=8)
+            notice, tiles = page.locator("#notice"), page.locator("#tiles")
+            generated = page.locator("#footer li[data-total=generation_tokens] b")
+            await expect(generated).to_have_text("8")
+            await expect(notice).to_be_hidden()
+            server.process.kill()
+            server.process.wait()
+            await expect(notice).to_have_text(re.compile(r"^Server unreachable since \d\d:\d\d:\d\d\. Trying again"))
+            assert await tiles.evaluate("one => Number(getComputedStyle(one).opacity)") < 0.6
+            assert "grayscale" in await tiles.evaluate("one => getComputedStyle(one).filter")
+            since = await notice.inner_text()
+            await page.wait_for_timeout(2500)
+            assert await notice.inner_text() == since, "that moment does not move"
+            await visit.keep_picture("unreachable", tmp_path)
+            port = url.rpartition(":")[2]
+            with LiveServer(tmp_path / "second", *flags, "--port", port) as again:
+                again.wait_for_url()
+                await expect(notice).to_be_hidden()
+                assert await tiles.evaluate("one => getComputedStyle(one).opacity") == "1"
+                await expect(generated).to_have_text("0")
+                await visit.run(max_output_tokens=6)
+                await expect(generated).to_have_text("6")

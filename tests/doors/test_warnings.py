@@ -1,0 +1,301 @@
+"""What is done otherwise than asked is told in the answer, in a header and in the log, whatever the API."""
+
+from __future__ import annotations
+
+import json
+import logging
+from typing import Any, NamedTuple
+
+import pytest
+
+from server.config import ServeConfig
+from server.names import model_names
+from server.text import Tokenizer
+from server.warned import HEADER, LONGEST_HEADER, WarningLog, clamped, headers, tools_left_out
+from spec.errors import ConfigurationError
+from tests.doors.conftest import AGENT_TEMPLATE
+from tests.server.conftest import byte_level_tokenizer
+from tests.server.scripted import END, INFO, ScriptedEngine, served
+
+USER = {"role": "user", "content": "Tell"}
+SCHEMA = {"type": "object", "properties": {}}
+FUNCTION = {"type": "function", "function": {"name": "look", "parameters": SCHEMA}}
+
+
+class Api(NamedTuple):
+    """path, body: of a request. most: the field that limits the output. tools: one that is served, one that is not."""
+
+    path: str
+    body: dict[str, Any]
+    most: str
+    tools: list[dict[str, Any]]
+
+
+APIS = {
+    "completions": Api("/v1/completions", {"prompt": "Tell"}, "max_tokens", []),
+    "chat": Api("/v1/chat/completions", {"messages": [USER]}, "max_tokens", [FUNCTION, {"type": "web_search"}]),
+    "chat, new name": Api("/v1/chat/completions", {"messages": [USER]}, "max_completion_tokens", []),
+    "messages": Api(
+        "/v1/messages",
+        {"messages": [USER], "max_tokens": 9},
+        "max_tokens",
+        [{"name": "look", "input_schema": SCHEMA}, {"type": "web_search_20250305", "name": "web_search"}],
+    ),
+    "responses": Api(
+        "/v1/responses",
+        {"input": "Tell"},
+        "max_output_tokens",
+        [{"type": "function", "name": "look", "parameters": SCHEMA}, {"type": "web_search", "external": True}],
+    ),
+    "ollama": Api("/api/chat", {"messages": [USER]}, "options.num_predict", [FUNCTION, {"type": "web_search"}]),
+    "ollama generate": Api("/api/generate", {"prompt": "Tell"}, "options.num_predict", []),
+    "ollama raw": Api("/api/generate", {"prompt": "Tell", "raw": True}, "options.num_predict", []),
+}
+
+
+@pytest.fixture
+def engine(agent) -> ScriptedEngine:
+    return ScriptedEngine([*agent.encode("Yes", False), END])
+
+
+def asking(api: Api, stream: bool, **fields: Any) -> dict[str, Any]:
+    return {"model": "toy", **api.body, "stream": stream, **fields}
+
+
+def limited(api: Api, most: int) -> dict[str, Any]:
+    outer, _, inner = api.most.partition(".")
+    return {outer: {inner: most}} if inner else {outer: most}
+
+
+async def told(client, path: str, body: dict[str, Any]) -> tuple[list[dict[str, Any]], list[str]]:
+    """The warnings of an answer, streamed or whole, and those of its header."""
+    response = await client.post(path, json=body)
+    text = await response.text()
+    assert response.status == 200, text
+    return found(text), json.loads(response.headers.get(HEADER, "[]"))
+
+
+def found(text: str) -> list[dict[str, Any]]:
+    """The warnings in a body: of events, of lines, or of one object. A stream tells them in one form only."""
+    lines = [line.removeprefix("data: ") for line in text.splitlines() if "{" in line[:7]]
+    said = [json.loads(line) for line in lines]
+    holders = [one for chunk in said for one in (chunk, chunk.get("message"), chunk.get("response"))]
+    lists = [one["warnings"] for one in holders if isinstance(one, dict) and "warnings" in one]
+    assert all(one == lists[0] for one in lists)
+    return lists[0] if lists else []
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("name", [name for name, api in APIS.items() if api.tools])
+async def test_tools_that_cannot_be_run_are_left_out_and_named(agent, engine, caplog, name, stream):
+    api = APIS[name]
+    async with served(engine, agent) as client:
+        with caplog.at_level(logging.WARNING, "foresay.server"):
+            (warning,), header = await told(client, api.path, asking(api, stream, tools=api.tools))
+        assert await told(client, api.path, asking(api, stream, tools=api.tools[:1])) == ([], [])
+        everything = await told(client, api.path, asking(api, stream, tools=api.tools[1:]))
+    assert (warning["code"], warning["param"]) == ("tool_left_out", "tools[1]")
+    assert warning["message"].startswith("tools[1]: tools of type 'web_search")
+    assert header == [warning["message"]]
+    assert [record.getMessage().partition(": ")[2] for record in caplog.records] == header
+    assert everything[0][0]["param"] == "tools[0]"
+    first, second, third = (agent.decode(request.prompt, False) for request in engine.requests)
+    assert first == second and '"look"' in first
+    assert "web_search" not in first and '"look"' not in third
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("name", APIS)
+async def test_more_output_than_there_is_room_for_is_clamped_and_said(agent, engine, name, stream):
+    api = APIS[name]
+    async with served(engine, agent) as client:
+        (warning,), header = await told(client, api.path, asking(api, stream, **limited(api, 32_000)))
+        [request] = engine.requests
+        room = INFO.max_model_len - len(request.prompt)
+        exact = await told(client, api.path, asking(api, stream, **limited(api, room)))
+    assert (warning["code"], warning["param"], header) == ("max_tokens_clamped", api.most, [warning["message"]])
+    assert warning["message"].startswith(f"{api.most}: 32,000 tokens") and f"at most {room} " in warning["message"]
+    assert request.params.max_tokens == room
+    assert exact == ([], [])
+    assert engine.requests[-1].params.max_tokens == room
+
+
+@pytest.mark.parametrize("name", APIS)
+async def test_strict_limits_refuse_instead(agent, engine, name):
+    api = APIS[name]
+    async with served(engine, agent, strict_limits=True) as client:
+        response = await client.post(api.path, json=asking(api, False, **limited(api, 32_000)))
+        text = await response.text()
+        assert (await client.post(api.path, json=asking(api, False))).status == 200
+    assert (response.status, HEADER in response.headers) == (400, False)
+    assert "This model's maximum context length is 512 tokens. However, you requested 32" in text
+    assert "in the prompt, 32000 in the completion)" in text
+
+
+@pytest.mark.parametrize("strict", [False, True])
+@pytest.mark.parametrize("name", APIS)
+async def test_a_prompt_that_does_not_fit_is_refused_as_ever(agent, engine, name, strict):
+    api = APIS[name]
+    prompt = "fox " * 600
+    given = {"prompt": prompt, "input": prompt, "messages": [USER | {"content": prompt}]}
+    fields = {field: value for field, value in given.items() if field in api.body} | limited(api, 32_000)
+    async with served(engine, agent, strict_limits=strict) as client:
+        response = await client.post(api.path, json=asking(api, False, **fields))
+        text = await response.text()
+    assert (response.status, "maximum context length is 512 tokens" in text) == (400, True)
+    assert engine.requests == []
+
+
+async def test_what_is_not_asked_for_is_clamped_without_a_word(agent, engine):
+    """A completion has 16 tokens unless it says otherwise; nobody is misled by fewer."""
+    body = {"prompt": [40] * (INFO.max_model_len - 5)}
+    async with served(engine, agent) as client:
+        assert await told(client, "/v1/completions", body) == ([], [])
+    assert engine.requests[0].params.max_tokens == 5
+
+
+async def test_a_prompt_that_is_cut_for_the_output_is_not_cut_to_nothing(agent, engine):
+    body = {"prompt": [40] * 700, "truncate_prompt_tokens": -1, "max_tokens": 600}
+    async with served(engine, agent) as client:
+        response = await client.post("/v1/completions", json=body)
+        refused = await response.json()
+        assert (await client.post("/v1/completions", json=body | {"max_tokens": 12})).status == 200
+    assert (response.status, refused["error"]["code"]) == (400, "context_length_exceeded")
+    assert len(engine.requests[0].prompt) == 500
+
+
+async def test_every_prompt_is_told_of_its_own_room_once(agent, engine):
+    body = {"prompt": ["a", "a b c d", "a"], "max_tokens": 600, "n": 2}
+    async with served(engine, agent) as client:
+        warnings, _ = await told(client, "/v1/completions", body)
+    rooms = {INFO.max_model_len - len(request.prompt) for request in engine.requests}
+    assert len(warnings) == len(rooms) == 2
+    assert all(any(f"at most {room} " in one["message"] for one in warnings) for room in rooms)
+
+
+async def test_old_turns_make_room_for_all_the_output_if_they_can(agent, engine):
+    """With ``truncation: auto`` nothing is clamped that dropping turns makes room for."""
+    turns = [USER | {"content": "fox " * 40} for _ in range(15)]
+    async with served(engine, agent) as client:
+        body = {"input": turns, "truncation": "auto"}
+        assert await told(client, "/v1/responses", body | {"max_output_tokens": 300}) == ([], [])
+        (warning,), _ = await told(client, "/v1/responses", body | {"max_output_tokens": 32_000})
+    roomy, clamped = engine.requests
+    assert len(roomy.prompt) + 300 <= 512
+    assert warning["code"] == "max_tokens_clamped" and len(clamped.prompt) > len(roomy.prompt)
+
+
+# -- names ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", APIS)
+async def test_any_name_is_served_and_answers_tell_the_real_one(agent, engine, name):
+    api = APIS[name]
+    async with served(engine, agent, aliases=("gpt-4o",)) as client:
+        assert (await client.post(api.path, json=asking(api, False, model="claude"))).status == 404
+        for known in ("toy", "toy:latest", "gpt-4o", "gpt-4o:latest"):
+            assert await told(client, api.path, asking(api, False, model=known)) == ([], [])
+    async with served(engine, agent, any_model=True) as client:
+        response = await client.post(api.path, json=asking(api, False, model="claude"))
+        answer = await response.json()
+        (warning,), header = await told(client, api.path, asking(api, True, model="claude"))
+    assert answer["model"] == ("claude" if name.startswith("ollama") else "toy"), "Ollama's clients see their own word"
+    assert (warning["code"], warning["param"]) == ("model_renamed", "model")
+    assert [warning["message"]] == header == ["model: 'claude' is served by 'toy'"]
+    assert answer["warnings"] == [warning]
+
+
+async def test_lists_have_all_names(agent, engine):
+    async with served(engine, agent, aliases=("gpt-4o", "a/b")) as client:
+        models = await (await client.get("/v1/models")).json()
+        tags = await (await client.get("/api/tags")).json()
+        one = await (await client.get("/v1/models/a/b")).json()
+        missing = await client.get("/v1/models/other")
+    assert [card["id"] for card in models["data"]] == ["toy", "gpt-4o", "a/b"]
+    assert (models["first_id"], models["last_id"], models["has_more"]) == ("toy", "a/b", False)
+    assert [model["name"] for model in tags["models"]] == ["toy:latest", "gpt-4o:latest", "a/b:latest"]
+    assert (one["id"], one["type"], one["display_name"], missing.status) == ("a/b", "model", "a/b", 404)
+
+
+def test_a_directory_is_called_by_its_last_part(tmp_path, monkeypatch):
+    model = tmp_path / "Tiny-1B"
+    model.mkdir()
+    monkeypatch.chdir(model)
+    for target in (str(model), f"{model}/", ".", "../Tiny-1B"):
+        assert model_names(ServeConfig(target=target)) == ("Tiny-1B",)
+    for target in ("bundled", "Qwen/Qwen3-0.6B", str(tmp_path / "not-there")):
+        assert model_names(ServeConfig(target=target)) == (target,)
+    assert model_names(ServeConfig(target=".", served_model_name=("a", "b"))) == ("a", "b")
+
+
+def test_names_are_given_one_by_one():
+    from server.load_config import load
+
+    assert load(ServeConfig, {"served_model_name": ["a", "b c"]}, {}).config.served_model_name == ("a", "b c")
+    assert load(ServeConfig, {}, {"FORESAY_SERVED_MODEL_NAME": "a"}).config.served_model_name == ("a",)
+    with pytest.raises(ConfigurationError, match=r"without a comma.*several times"):
+        load(ServeConfig, {"served_model_name": ["a,b"]}, {})
+    with pytest.raises(ConfigurationError, match="given twice"):
+        load(ServeConfig, {"served_model_name": ["a", "a"]}, {})
+
+
+# -- system messages -----------------------------------------------------------------------------------------------
+
+ONLY_FIRST = (
+    "{% for m in messages %}{% if m.role == 'system' and not loop.first %}{{ raise_exception('first!') }}"
+    "{% endif %}{% endfor %}"
+)
+
+
+@pytest.fixture(scope="module")
+def strict_template() -> Tokenizer:
+    """A model whose template wants its system message first, as Qwen 3.5's does."""
+    return byte_level_tokenizer(ONLY_FIRST + AGENT_TEMPLATE)
+
+
+LATE = [USER, {"role": "system", "content": "Be kind"}, {"role": "user", "content": "Now"}]
+
+
+@pytest.mark.parametrize("name", ["chat", "messages", "ollama"])
+async def test_system_messages_in_the_middle_are_told_as_the_template_can(agent, strict_template, engine, name):
+    api = APIS[name]
+    async with served(engine, agent) as client:
+        assert await told(client, api.path, asking(api, False, messages=LATE)) == ([], [])
+    async with served(engine, strict_template) as client:
+        (warning,), header = await told(client, api.path, asking(api, False, messages=LATE))
+    assert (warning["code"], warning["param"], len(header)) == ("system_moved", "messages[1]", 1)
+    free, strict = (agent.decode(request.prompt, False) for request in engine.requests)
+    assert "<|user|>Tell<|end|><|system|>Be kind<|end|><|user|>Now<|end|>" in free
+    assert "<|user|>Tell\n\nBe kind\n\nNow<|end|><|assistant|>" in strict
+
+
+async def test_a_template_that_refuses_more_than_that_says_so(engine):
+    template = byte_level_tokenizer("{{ raise_exception('never!') }}")
+    async with served(engine, template) as client:
+        response = await client.post("/v1/chat/completions", json={"messages": LATE})
+        assert (response.status, "never!" in await response.text()) == (400, True)
+
+
+# -- the header and the log ----------------------------------------------------------------------------------------
+
+
+def test_a_header_is_one_line_of_ascii_however_much_there_is_to_say():
+    few = tools_left_out([("tools[0]", "näive\r\nX-Evil: 1\u2028")])
+    value = headers(few)[HEADER]
+    assert value.isascii() and value.isprintable()
+    assert json.loads(value) == [few[0].message]
+    many = tools_left_out([(f"tools[{index}]", "x" * 5000) for index in range(1000)])
+    assert len(many) == 17 and "984 more" in many[-1].message
+    assert all(len(one.message) < 250 for one in many)
+    shortened = json.loads(headers(many * 9)[HEADER])
+    assert len(headers(many * 9)[HEADER]) <= LONGEST_HEADER
+    assert shortened[0] == many[0].message and "more; the answer has all of them" in shortened[-1]
+    assert headers(()) == {}
+
+
+def test_the_log_says_the_same_once_a_minute(caplog):
+    log = WarningLog()
+    with caplog.at_level(logging.WARNING, "foresay.server"):
+        for room in range(50):
+            log.note([clamped("max_tokens", 9000, room), *tools_left_out([(f"tools[{room}]", "mcp")])])
+    assert len(caplog.records) == 2

@@ -1,0 +1,164 @@
+"""Kernels of a CPU: the threads that walk them, what a recording owns, and that a kernel is what its text says."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+
+import pytest
+import torch
+
+from tests.verifier.conftest import lesser
+from verifier.ops.kernels.cpu import launch, rows
+from verifier.ops.kernels.cpu.asm import F32, I64, Kernel, vector
+from verifier.ops.kernels.cpu.launch import Compiled, recording, room
+from verifier.ops.kernels.cpu.threads import Threads, current, use, wanted
+from verifier.ops.norm import add_rms_norm
+
+
+@pytest.fixture(autouse=True, params=[1, 2, 4])
+def as_many(request):
+    before = wanted()
+    use(request.param)
+    yield
+    use(before)
+
+
+@Compiled
+def _marking() -> Kernel:
+    """Each thread adds one to its own of some int64: (numbers)."""
+    k = Kernel("mark")
+    numbers = k.pointer(0)
+    k.store(k.load(numbers, I64, k.thread) + 1, numbers, k.thread)
+    return k
+
+
+@Compiled
+def _doubling() -> Kernel:
+    """(numbers, count): each is twice what it was."""
+    k = Kernel("double")
+    numbers = k.pointer(0)
+    with k.share(k.counted(1)) as index:
+        k.store(k.load(numbers, I64, index) * 2, numbers, index)
+    return k
+
+
+def test_every_thread_runs_every_entry_once() -> None:
+    numbers = torch.zeros(8, dtype=torch.int64)
+    for _ in range(500):
+        _marking()(numbers)
+    assert numbers.tolist() == [500] * current().count + [0] * (8 - current().count)
+
+
+def test_entries_wait_for_each_other_and_threads_that_slept_come_back() -> None:
+    numbers, count = torch.ones(1000, dtype=torch.int64), torch.tensor([1000])
+    with recording() as made:
+        for _ in range(40):
+            _doubling()(numbers, count)
+    assert numbers.sum() == 1000, "recorded, not run"
+    for _ in range(3):
+        numbers.fill_(1)
+        time.sleep(0.05)  # all others sleep by then
+        made()
+        assert (numbers == 2**40).all()
+
+
+def test_a_recording_reads_how_many_when_it_runs() -> None:
+    numbers, count = torch.ones(10, dtype=torch.int64), torch.tensor([0])
+    with recording() as made:
+        _doubling()(numbers, count)
+    for many in (0, 3, 10):
+        count[0] = many
+        made()
+    assert numbers.tolist() == [4] * 3 + [2] * 7
+
+
+def test_a_recording_owns_what_its_kernels_touch() -> None:
+    """And uses memory again that nothing names any more, as views do."""
+    x, weight = torch.randn(6, 32), torch.ones(32)
+    with recording() as made:
+        kept = add_rms_norm(x, torch.randn(6, 32), weight, 1e-5)
+        first = room((6, 32), torch.float32)
+        place, view = first.data_ptr(), first.view(3, 64)
+        del first
+        assert room((6, 32), torch.float32).data_ptr() != place
+        del view
+        assert room((6, 32), torch.float32).data_ptr() == place != kept.data_ptr()
+    begun = x.clone()
+    junk = [torch.full((6, 32), 7.0) for _ in range(50)]  # would lie where something was freed
+    made()
+    made()
+    assert len(junk) == 50
+    added = (x - begun) / 2
+    expected = torch.nn.functional.rms_norm(begun + 2 * added, (32,), weight, 1e-5)
+    torch.testing.assert_close(kept, expected, atol=1e-4, rtol=1e-4)
+
+
+def test_callers_in_several_threads_wait_for_each_other() -> None:
+    texts = [torch.ones(300, dtype=torch.int64) for _ in range(4)]
+
+    def work(numbers: torch.Tensor) -> None:
+        for _ in range(30):
+            _doubling()(numbers, torch.tensor([300]))
+
+    users = [threading.Thread(target=work, args=(numbers,)) for numbers in texts]
+    for user in users:
+        user.start()
+    for user in users:
+        user.join()
+    assert all((numbers == 2**30).all() for numbers in texts)
+
+
+def test_threads_end_and_others_come() -> None:
+    for _ in range(5):
+        team = Threads(3)
+        numbers = torch.zeros(4, dtype=torch.int64)
+        launcher = _marking()
+        with recording() as made:
+            launcher(numbers)
+        team.run(made._table.ctypes.data, 1)
+        team.stop()
+        assert numbers.tolist() == [1, 1, 1, 0]
+        assert not any(thread.is_alive() for thread in team._others)
+
+
+def test_a_child_has_threads_of_its_own() -> None:
+    numbers = torch.zeros(8, dtype=torch.int64)
+    _marking()(numbers)
+    child = os.fork()
+    if not child:
+        numbers.zero_()
+        _marking()(numbers)
+        os._exit(int(numbers.sum()) != wanted())
+    assert os.waitpid(child, 0)[1] == 0
+
+
+@pytest.mark.parametrize("processor", ["here", "without bf16", "without AVX-512"])
+def test_exp_is_within_two_ulps(monkeypatch, processor) -> None:
+    made = lesser(processor)
+    monkeypatch.setattr("verifier.ops.kernels.cpu.jit.Processor.here", classmethod(lambda cls: made))
+
+    @Compiled
+    def exp() -> Kernel:
+        k = Kernel("exp")
+        with k.share(k.counted(2)) as block:
+            k.store(k.exp(k.load(k.pointer(0), vector(F32), block * 16)), k.pointer(1), block * 16)
+        return k
+
+    x = torch.cat([torch.linspace(-100, 100, 40_000), torch.randn(9_984), torch.tensor([0.0, -0.0] * 8)])
+    ends = torch.tensor([torch.inf, -torch.inf, torch.nan, 88.7, -87.0, 1e30, -1e30, 1e-30] * 2)
+    x = torch.cat([x, ends])
+    result = torch.empty_like(x)
+    exp()(x, result, torch.tensor([len(x) // 16]))
+    exact = x.double().exp()
+    inside = (x > -86.9) & (x < 88.6)
+    assert ((result - exact).abs() / exact)[inside].max() < 2 * 2.0**-23
+    assert torch.equal(result[x == 0], torch.ones(16 + 0))
+    assert result[-16:-13].isfinite().tolist() == [False, True, False] and result[-15] == 0
+    assert (result[x > 89] == torch.inf).all() and (result[x < -87.01] == 0).all()
+
+
+def test_the_first_of_what_is_equal_is_compiled_once() -> None:
+    assert rows._taking() is rows._taking()
+    assert isinstance(rows._taking(), launch.Launcher)

@@ -1,0 +1,138 @@
+"""2 where what was asked for is wrong, 1 for the rest: of every command, each in a process of its own."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from server.cli import COMMANDS
+from tests.verifier.families import make
+
+#: What each command needs to get as far as its settings.
+NEEDED = {
+    "generate": ["--prompt", "x"],
+    "train": ["eagle3", "--prompts", "p", "--out", "o"],
+    "pull": ["owner/model"],
+    "replay": ["t"],
+    "config": ["show"],
+    "keys": ["list"],
+}
+#: Commands that start from a model, and how they are told which.
+WITH_MODEL = {
+    "serve": ["NAME"],
+    "generate": ["NAME", "--prompt", "x"],
+    "chat": ["NAME"],
+    "check": ["NAME"],
+    "pull": ["NAME"],
+    "selfcheck": ["NAME"],
+    "bench": ["NAME"],
+    "train": ["draft", "--target", "NAME", "--prompts", "p.txt", "--out", "o"],
+}
+
+
+def foresay(*arguments: str, **more: str) -> subprocess.CompletedProcess[str]:
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("FORESAY_")}
+    command = [sys.executable, "-m", "server.cli", *arguments]
+    environment = kept | {"HF_HUB_OFFLINE": "1"} | more
+    return subprocess.run(
+        command, capture_output=True, text=True, timeout=240, env=environment, stdin=subprocess.DEVNULL
+    )
+
+
+def said(done: subprocess.CompletedProcess[str], name: str) -> str:
+    """What the command said last: one sentence under its name, no traceback."""
+    assert "Traceback" not in done.stderr
+    *_, last = done.stderr.splitlines()
+    assert last.startswith(f"foresay {name}: "), done.stderr
+    return last
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_wrong_flag_is_2(name: str) -> None:
+    done = foresay(name, *NEEDED.get(name, []), "--no-such-flag")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "--no-such-flag" in said(done, name)
+
+
+@pytest.mark.parametrize("name", [name for name, command in COMMANDS.items() if command.config])
+def test_a_wrong_variable_is_2(name: str) -> None:
+    done = foresay(name, *NEEDED.get(name, []), FORESAY_DRAFT_TOKENS="0")
+    assert done.returncode == 2
+    assert "FORESAY_DRAFT_TOKENS must be a whole number from 1 to 63" in said(done, name)
+
+
+@pytest.mark.parametrize("name", [*WITH_MODEL])
+def test_a_model_that_is_not_there_is_1(name: str, tmp_path: Path) -> None:
+    (tmp_path / "p.txt").write_text("Once upon a time\n")
+    missing = str(tmp_path / "gone")
+    words = [
+        {"NAME": missing, "p.txt": str(tmp_path / "p.txt"), "o": str(tmp_path / "o")}.get(w, w)
+        for w in WITH_MODEL[name]
+    ]
+    done = foresay(name, *words, *(["--port", "0"] if name == "serve" else []))
+    assert done.returncode == 1
+    assert f"{missing}: no such directory" in done.stdout + done.stderr
+
+
+def test_a_reader_that_is_gone_is_1() -> None:
+    """What is left of commands that hardly can fail."""
+    for name in ("version", "config"):
+        reading, writing = os.pipe()
+        os.close(reading)
+        command = [sys.executable, "-m", "server.cli", name, *NEEDED.get(name, [])]
+        done = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, timeout=60)
+        os.close(writing)
+        assert (done.returncode, done.stderr) == (1, b"")
+
+
+def test_keys_that_cannot_be_written_are_1_and_a_name_that_is_not_there_is_2(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    done = foresay("keys", "add", "alice", "--api-key-file", str(tmp_path / "file" / "keys.toml"))
+    assert done.returncode == 1
+    assert "cannot write the key file" in said(done, "keys")
+    done = foresay("keys", "remove", "alice", "--api-key-file", str(tmp_path / "keys.toml"))
+    assert done.returncode == 2
+    assert "has no key named 'alice'" in said(done, "keys")
+
+
+def test_a_trace_that_is_none_is_2(tmp_path: Path) -> None:
+    (tmp_path / "trace").write_text("words\n")
+    done = foresay("replay", str(tmp_path / "trace"))
+    assert done.returncode == 2
+    assert "foresay serve --trace FILE writes one" in said(done, "replay")
+
+
+def test_a_port_in_use_is_1_and_says_what_to_do() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        done = foresay("serve", "--port", str(port))
+    assert done.returncode == 1
+    assert f"port {port} on 127.0.0.1 is in use" in said(done, "serve")
+    assert "choose another with --port" in done.stderr
+
+
+def test_serve_tells_settings_that_do_not_fit_from_a_model_that_is_broken(tmp_path: Path) -> None:
+    """Both are found by the engine, in another process; the tokenizer is none of its affairs."""
+    done = foresay("serve", "--port", "0", "--max-model-len", "4000")
+    assert done.returncode == 2
+    assert "--max-model-len 1024 is the most" in said(done, "serve")
+    make("qwen2", tmp_path)
+    (tmp_path / "model.safetensors").write_bytes(b"broken")
+    done = foresay("serve", "--port", "0", "--draft", str(tmp_path))
+    assert done.returncode == 1
+    assert "not a whole safetensors file" in said(done, "serve")
+
+
+def test_a_hub_that_cannot_be_reached_is_1_and_names_what_asked_for_it(tmp_path: Path) -> None:
+    away = {"HF_HUB_OFFLINE": "0", "HF_ENDPOINT": "http://127.0.0.1:9", "HF_HOME": str(tmp_path), "NO_PROXY": "*"}
+    for words, flag in ((["owner/model"], "TARGET owner/model"), (["--draft", "owner/draft"], "--draft owner/draft")):
+        done = foresay("serve", *words, "--port", "0", **away)
+        assert done.returncode == 1
+        assert f"{flag} is no directory here, and the hub at http://127.0.0.1:9 cannot be reached" in said(
+            done, "serve"
+        )

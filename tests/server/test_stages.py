@@ -1,0 +1,121 @@
+"""What is shown until an engine is ready: one line on a terminal, a line for each stage elsewhere."""
+
+from __future__ import annotations
+
+import io
+import os
+import pty
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from server.commands.stages import TICK_SECONDS, Stages
+from tests.server.live import LiveServer
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def shown(text: str) -> str:
+    """What is left on the screen of one line that is rewritten."""
+    return re.sub(r"\x1b\[\d*m", "", text.rpartition("\r\x1b[K")[2])
+
+
+def test_a_line_for_each_stage_where_nobody_looks() -> None:
+    out = io.StringIO()
+    with Stages(out, lines=True) as stages:
+        for share in (None, 0.5, 1.0):
+            stages("reading weights", share)
+        stages("probing exactness")
+    stages("too late")
+    assert re.fullmatch(r" +0\.\d s  reading weights\n +0\.\d s  probing exactness\n", out.getvalue())
+    assert list(stages.seconds) == ["reading weights", "probing exactness"]
+
+
+def test_nothing_beside_a_command_whose_output_is_its_answer() -> None:
+    out = io.StringIO()
+    with Stages(out) as stages:
+        stages("reading weights")
+    assert out.getvalue() == ""
+
+
+def test_one_line_on_a_terminal_that_shows_time_passing_and_goes_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "40")
+    out = Terminal()
+    with Stages(out, lines=True) as stages:
+        stages("reading weights", 0.43)
+        assert re.fullmatch(r" +0\.\d s  reading weights, 43% \.\.\.", shown(out.getvalue()))
+        deadline = time.monotonic() + 20
+        while not (late := re.match(r" +(\d+\.\d) s  reading", shown(out.getvalue()))) or float(late[1]) < TICK_SECONDS:
+            assert time.monotonic() < deadline, out.getvalue()
+            time.sleep(0.01)
+        stages("x" * 100)
+        assert len(shown(out.getvalue())) == 39
+    assert "\n" not in out.getvalue()
+    assert shown(out.getvalue()) == ""
+
+
+def test_a_terminal_that_cannot_rewrite_gets_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "dumb")
+    out = Terminal()
+    with Stages(out, lines=True) as stages:
+        stages("reading weights")
+    assert "\x1b" not in out.getvalue() and out.getvalue().endswith("reading weights\n")
+
+
+def test_the_summary_names_what_took_long() -> None:
+    with Stages(io.StringIO()) as stages:
+        stages("reading weights")
+        time.sleep(0.06)
+        stages("a moment")
+    assert re.fullmatch(r"0\.\d s: reading weights 0\.\d", stages.summary())
+
+
+def test_serve_names_every_stage_then_both_addresses(tmp_path: Path) -> None:
+    with LiveServer(tmp_path / "log", "--draft", "bundled,suffix") as server:
+        url = server.wait_for_url()
+        lines = server.output.splitlines()
+    ready = lines.index("Foresay is ready.")
+    times, stages = zip(*(line.split(" s  ") for line in lines[:ready]), strict=True)
+    assert list(map(float, times)) == sorted(map(float, times))
+    assert stages == (
+        "starting the engine process",
+        "finding the models",
+        "reading the target's weights",
+        "packing the target's weights",
+        "reading the draft model's weights",
+        "packing the draft model's weights",
+        "probing exactness",
+        "measuring the step cost",
+        "measuring what drafting costs",
+        "timing plain steps",
+        "preparing grammars",
+    )
+    assert lines[lines.index(f"page      {url}/") + 1] == f"API       {url}/v1"
+    assert "warning" not in server.output and "anyone" not in server.output
+
+
+def test_on_a_terminal_only_the_banner_is_left(tmp_path: Path) -> None:
+    """The engine process writes to the same terminal, and nothing."""
+    ours, theirs = pty.openpty()
+    command = [sys.executable, "-m", "server.cli", "serve", "--port", "0", "--draft", "none"]
+    environment = os.environ | {"TERM": "xterm-256color", "NO_COLOR": "1"}
+    with subprocess.Popen(command, stderr=theirs, stdout=subprocess.DEVNULL, env=environment) as process:
+        os.close(theirs)
+        text = ""
+        while "try it:" not in text:
+            text += os.read(ours, 4096).decode()
+        process.terminate()
+        while process.poll() is None:
+            time.sleep(0.05)
+    os.close(ours)
+    loading, _, banner = text.partition("Foresay is ready.")
+    assert loading.endswith("\r\x1b[K") and "\n" not in loading
+    assert "probing exactness ..." in loading and "start-up  " in banner

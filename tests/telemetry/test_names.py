@@ -1,0 +1,161 @@
+"""A drafter has one name, wherever a server tells it; several in one tree have one too."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Iterator
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+from server.build import choose_draft
+from server.config import EngineConfig
+from server.drafting import Drafts
+from server.speculation import wishes
+from server.tracing.reader import read
+from server.wire.shared import Speculation
+from spec.errors import ConfigurationError
+from spec.names import DRAFT_MODEL, DRAFTERS, GRAMMAR, NGRAM, NONE, PREDICTION, SUFFIX, canonical, together
+from tests.server.live import LiveServer
+from tests.server.scripted import INFO
+from tests.telemetry.scraping import Scrape, scraped
+
+Json = dict[str, Any]
+
+SAID = "Once upon a time there was a fox who went to the market to buy a hat. "
+EXTRA: Json = {"provenance": True, "spec_decode_metrics": "detailed", "max_tokens": 48}
+ASKS: list[Json] = [
+    *({"prompt": SAID * 3, "seed": seed, "ignore_eos": True} for seed in range(6)),
+    {"prompt": SAID * 3, "seed": 1, "ignore_eos": True, "speculation": {"method": "draft_model"}},
+    {"prompt": SAID * 3, "seed": 1, "ignore_eos": True, "speculation": {"method": "ngram"}},
+    {"prompt": "Tell me", "seed": 2, "structured_outputs": {"choice": ["once upon a time", "the end of it"]}},
+    {"prompt": "Say it", "seed": 3, "prediction": {"type": "content", "content": SAID}, "temperature": 0},
+]
+
+
+@pytest.fixture(scope="module")
+def trace(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("trace") / "trace.jsonl"
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory, trace: Path) -> Iterator[LiveServer]:
+    """One that chooses among three drafters, is shadowed, and traced."""
+    flags = ("--draft", "draft_model,suffix,ngram", "--threads", "1", "--trace", str(trace), "--shadow", "suffix:3")
+    with LiveServer(tmp_path_factory.mktemp("serve") / "log", *flags) as server:
+        yield server
+
+
+class Told:
+    """What a server told: the answers, what it says of itself, its page, its metrics."""
+
+    def __init__(self, bodies: list[Json], health: Json, state: Json, listed: list[Json], scrape: Scrape) -> None:
+        self.bodies, self.health, self.state, self.listed, self.scrape = bodies, health, state, listed, scrape
+
+    def steps(self, what: str) -> list[Json]:
+        """The provenance of all steps, or of all tokens."""
+        choices = chain.from_iterable(body["choices"] for body in self.bodies)
+        return [one for choice in choices for one in choice["provenance"][what]]
+
+    def labels(self, name: str) -> set[str]:
+        """The values of a label in all metrics."""
+        found = (dict(labels).get(name) for series in self.scrape.samples.values() for labels in series)
+        return {value for value in found if value is not None}
+
+
+@pytest.fixture(scope="module")
+def told(server: LiveServer) -> Told:
+    return asyncio.run(_told(server.wait_for_url()))
+
+
+async def _told(url: str) -> Told:
+    async with aiohttp.ClientSession() as session:
+        bodies = []
+        for ask in ASKS:
+            async with session.post(f"{url}/v1/completions", json=ask | EXTRA) as response:
+                assert response.status == 200, await response.text()
+                bodies.append(await response.json())
+        await asyncio.sleep(2.5)  # until the last second is over, and the last line of the trace is written
+        paths = ("health", "dashboard/state", "dashboard/requests")
+        health, state, listed = [await (await session.get(f"{url}/{path}")).json() for path in paths]
+    return Told(bodies, health, state, listed, await scraped(url))
+
+
+def one_of_them(name: str) -> bool:
+    """Whether it is the name of a drafter, or of several in their order."""
+    parts = name.split("+")
+    return set(parts) <= set(DRAFTERS) and together(parts) == name
+
+
+def test_every_name_is_one_of_the_list(told: Told, trace: Path, server: LiveServer) -> None:
+    snapshot = told.state["snapshot"]
+    steps = {step["drafter"] for step in told.steps("steps") if step["drafted"]}
+    tokens = {token["drafter"] for token in told.steps("tokens") if "drafter" in token}
+    (session,) = read(trace).sessions
+    assert all(one.end for one in session.requests.values())
+    parts = [part for step in session.steps for part in step.parts]
+    traced = {part.drafter for part in parts if len(part.parents) > 1}
+    weighed = {name for step in session.steps if step.choice for name, *_ in step.choice.weighed} - {NONE}
+    chosen = {step.choice.drafter for step in session.steps if step.choice}
+    page = {rates["drafter"] for rates in snapshot["drafters_hour"]}
+    listed = set(chain.from_iterable(one["drafters"] for one in told.listed))
+    metrics = set(told.scrape.by("foresay:spec_decode_num_drafts_total", "drafter"))
+    assert steps == traced == page == listed == metrics, "trees are told by the same names everywhere"
+    assert {DRAFT_MODEL, NGRAM, GRAMMAR, PREDICTION} <= set("+".join(steps).split("+"))
+    for name in steps | tokens | weighed | {rates["drafter"] for rates in snapshot["shadows"]}:
+        assert one_of_them(name), name
+    assert all("+" not in name for name in tokens), "a token is one drafter's"
+    assert chosen - {NONE} <= weighed
+    assert set(told.scrape.by("foresay:spec_decode_num_choices_total", "choice")) == chosen | {NONE}
+    news = re.findall(r"Drafting, as it was weighed: (.*)", server.output)
+    for line in news:
+        assert all(one_of_them(name) for name in re.findall(r"(\S+) of \d+:", line)), line
+
+
+@pytest.mark.parametrize("method", ["draft_model", "ngram"])
+def test_who_is_asked_for_by_name_drafts(told: Told, method: str) -> None:
+    (body,) = (
+        body for body, ask in zip(told.bodies, ASKS, strict=True) if ask.get("speculation") == {"method": method}
+    )
+    steps = [step for choice in body["choices"] for step in choice["provenance"]["steps"]]
+    assert {step["drafter"] for step in steps if step["drafted"]} == {method}
+
+
+def test_who_drafts_is_said_the_same_way(told: Told, server: LiveServer) -> None:
+    names = ["draft_model", "suffix", "ngram"]
+    listed, placed = ", ".join(names), "draft_model:bundled/draft, suffix, ngram"
+    shown = told.state["snapshot"]["server"]
+    assert (shown["drafters"], shown["drafter"], shown["draft"]) == (names, listed, placed)
+    assert (told.health["drafter"], told.health["draft"]) == (listed, placed)
+    (info,) = [dict(labels) for labels in told.scrape.samples["foresay:build_info"]]
+    assert (info["drafter"], info["draft"]) == (listed, placed)
+    assert f"drafter   {placed}" in server.output
+    assert told.labels("drafter") - {listed} >= {"draft_model", "suffix"}
+
+
+def test_names_of_several_are_in_one_order() -> None:
+    assert together([DRAFT_MODEL, SUFFIX, "", SUFFIX]) == "suffix+draft_model"
+    assert together(["somebody", DRAFT_MODEL, PREDICTION]) == "prediction+draft_model+somebody"
+    assert together(["prediction+suffix", DRAFT_MODEL]) == "prediction+suffix+draft_model"
+    assert together([]) == ""
+
+
+@pytest.mark.parametrize("named", ["draft_model", "bundled"])
+def test_the_bundled_draft_model_by_its_name_and_as_before(named: str) -> None:
+    value = choose_draft(EngineConfig(draft=named)).value
+    assert value.startswith("draft_model:")
+    assert Drafts.of(EngineConfig(), value).model == value.partition(":")[2]
+
+
+def test_a_draft_model_of_no_name_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match="--draft draft_model:: a directory or hub id must stand behind"):
+        Drafts.of(EngineConfig(), "draft_model:")
+
+
+def test_requests_may_use_the_name_that_was() -> None:
+    assert canonical("draft") == DRAFT_MODEL
+    assert wishes(Speculation(method="draft"), INFO) == wishes(Speculation(method="draft_model"), INFO)

@@ -1,0 +1,90 @@
+"""The Dockerfile and the unit of systemd say what is true of the package and of the command."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from server.commands.command import USAGE_ERROR
+from server.config import ServeConfig
+from server.settings import all_settings
+from tests.test_wheel import PACKAGES, ROOT
+
+PACKAGING = ROOT / "packaging"
+DOCKERFILE = (PACKAGING / "Dockerfile").read_text("utf-8")
+UNIT = (PACKAGING / "foresay.service").read_text("utf-8")
+
+
+def instruction(name: str) -> list[str]:
+    """What stands behind each instruction of a name, lines joined."""
+    return re.findall(rf"^{name} (.*)$", DOCKERFILE.replace("\\\n", " "), re.MULTILINE)
+
+
+@pytest.mark.slow
+def test_what_the_image_copies_is_enough_to_install(tmp_path: Path) -> None:
+    """The very RUN that installs, with a wheel in place of an installation."""
+    build, ignored = tmp_path / "build", (PACKAGING / "Dockerfile.dockerignore").read_text("utf-8")
+    build.mkdir()
+    for *sources, target in map(str.split, instruction("COPY")):
+        for source in sources:
+            assert f"!{source}\n" in ignored
+            if (ROOT / source).is_dir():
+                shutil.copytree(ROOT / source, build / target, ignore=shutil.ignore_patterns("__pycache__"))
+            else:
+                shutil.copy(ROOT / source, build / target)
+    (install,) = [words for words in instruction("RUN") if "pip install" in words]
+    assert "pip install --no-cache-dir -c constraints.txt . " in install
+    pip = [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "--no-index", "--no-build-isolation"]
+    done = subprocess.run([*pip, "-c", "constraints.txt", "-w", "out", "."], cwd=build, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    (wheel,) = (build / "out").glob("foresay-*.whl")
+    packed = {name for name in zipfile.ZipFile(wheel).namelist() if name.endswith(".py")}
+    assert packed == {
+        "foresay.py", *(str(path.relative_to(ROOT)) for name in PACKAGES for path in (ROOT / name).rglob("*.py"))
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(("device", "status"), [("cpu", 0), ("cuda", 0), ("tpu", 1)])
+def test_the_device_of_the_image_is_one_of_two(tmp_path: Path, device: str, status: int) -> None:
+    """The shell of the RUN, with an apt-get that only says that it was called."""
+    for name in ("apt-get", "rm"):
+        (tmp_path / name).write_text('#!/bin/sh\necho "$0 $*"\n')
+        (tmp_path / name).chmod(0o755)
+    (choice,) = [words for words in instruction("RUN") if "DEVICE" in words]
+    environment = {"PATH": f"{tmp_path}:/usr/bin:/bin", "DEVICE": device}
+    done = subprocess.run(["sh", "-c", choice], env=environment, capture_output=True, text=True)
+    assert done.returncode == status
+    assert ("gcc" in done.stdout) is (device == "cuda")
+    assert device != "tpu" or "cpu or cuda, not tpu" in done.stderr
+
+
+def test_the_image_listens_where_it_says_and_is_asked_how_it_is() -> None:
+    assert f"EXPOSE {ServeConfig().port}" in DOCKERFILE
+    assert "FORESAY_HOST=0.0.0.0" in DOCKERFILE and f"127.0.0.1:{ServeConfig().port}/health" in DOCKERFILE
+    assert instruction("USER") == ["1000"]
+
+
+def test_the_service_is_not_started_again_for_wrong_settings() -> None:
+    assert f"RestartPreventExitStatus={USAGE_ERROR}\n" in UNIT
+    (patience,) = re.findall(r"^TimeoutStopSec=(\d+)$", UNIT, re.MULTILINE)
+    assert int(patience) > ServeConfig().drain_seconds
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd is not installed")
+def test_systemd_understands_the_unit(tmp_path: Path) -> None:
+    (tmp_path / "foresay.service").write_text(UNIT.replace("/opt/foresay/.venv/bin/foresay", "/bin/true"))
+    command = ["systemd-analyze", "verify", str(tmp_path / "foresay.service")]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert (done.returncode, done.stdout + done.stderr) == (0, "")
+
+
+def test_variables_that_are_written_about_are_settings() -> None:
+    known = {setting.variable for setting in all_settings().values()} | {"FORESAY_CONFIG"}
+    written = (PACKAGING / "README.md").read_text("utf-8") + UNIT + DOCKERFILE
+    assert set(re.findall(r"FORESAY_[A-Z_]+[A-Z]", written)) <= known

@@ -1,0 +1,12 @@
+"""Kernels for processors, made by LLVM when they are first needed: no compiler is needed, and nothing is kept on disk.
+
+::
+
+    jit      the processor of this machine; text of LLVM's language becomes the address of a function
+    asm      writes that text: values with operators, loops, loads and stores
+    threads  the threads that walk a list of (kernel, arguments), a barrier behind each entry
+    launch   runs one entry now, or adds it to the recording that is being made
+    ...      one file for each op of verifier/ops
+
+Every sum of a row runs in an order that its own positions decide, whatever stands beside it (docs/same-tokens.md).
+"""

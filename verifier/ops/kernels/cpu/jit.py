@@ -1,0 +1,73 @@
+"""The processor of this machine, and how text in LLVM's language becomes code for it."""
+
+from __future__ import annotations
+
+import platform
+from dataclasses import dataclass
+from functools import cache, cached_property
+from typing import Any
+
+import llvmlite.binding as llvm
+
+
+@dataclass(frozen=True)
+class Processor:
+    """What code is made for. name, features: as LLVM has them."""
+
+    name: str
+    features: str
+
+    @classmethod
+    @cache
+    def here(cls) -> Processor:
+        """The one that this program runs on."""
+        return cls(llvm.get_host_cpu_name(), llvm.get_host_cpu_features().flatten())
+
+    def has(self, feature: str) -> bool:
+        """Whether it has instructions of this name."""
+        return f"+{feature}" in self.features.split(",")
+
+    @cached_property
+    def multiplies_bf16(self) -> bool:
+        """Whether one instruction multiplies pairs of bf16 and adds them to fp32."""
+        return self.has("avx512bf16")
+
+    @cached_property
+    def wide(self) -> bool:
+        """Whether there are 32 registers of 16 numbers, rather than 16 of 8."""
+        return self.has("avx512f")
+
+    @property
+    def is_x86(self) -> bool:
+        """Whether it knows x86's own instructions."""
+        return platform.machine() in ("x86_64", "AMD64")
+
+    def machine(self) -> Any:
+        """LLVM's code generator for it."""
+        _initialize()
+        return llvm.Target.from_default_triple().create_target_machine(self.name, self.features, opt=3, jit=True)
+
+
+@cache
+def _initialize() -> None:
+    llvm.initialize_native_target()
+    llvm.initialize_native_asmprinter()
+
+
+class Code:
+    """Compiled functions. Owns their memory: addresses are good as long as this lives."""
+
+    def __init__(self, text: str, processor: Processor | None = None) -> None:
+        machine = (processor or Processor.here()).machine()
+        module = llvm.parse_assembly(text)
+        module.verify()
+        builder = llvm.create_pass_builder(machine, llvm.create_pipeline_tuning_options(speed_level=3))
+        builder.getModulePassManager().run(module, builder)
+        self._engine = llvm.create_mcjit_compiler(module, machine)
+        self._engine.finalize_object()
+
+    def address(self, name: str) -> int:
+        """Where a function begins."""
+        found: int = self._engine.get_function_address(name)
+        assert found, f"{name} was compiled"
+        return found

@@ -1,0 +1,156 @@
+"""Running a kernel: now, or as an entry of the recording that is being made; and the memory that it writes to."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import cache
+from math import prod
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
+
+from verifier.ops.kernels.cpu import threads
+from verifier.ops.kernels.cpu.asm import Kernel
+from verifier.ops.kernels.cpu.jit import Processor
+
+#: What a kernel reads: the data of a tensor, or a number.
+Argument = Tensor | int
+_LINE = 64
+
+
+class Recording:
+    """A list of entries, recorded once and replayed. It owns all memory that its kernels touch.
+
+    Whatever changes between two replays, the number of rows too, is the content of a tensor. What kernels write lies in
+    memory of the recording's own, which a later entry uses again when no tensor is left that names it.
+    """
+
+    def __init__(self) -> None:
+        self._entries: list[tuple[int, int]] = []
+        self._kept: list[object] = []
+        self._table = np.empty(0, dtype=np.int64)
+        self._rooms: list[_Room] = []
+
+    def add(self, address: int, arguments: tuple[Argument, ...], code: object) -> None:
+        """One entry more."""
+        block = _block(arguments)
+        self._entries.append((address, block.ctypes.data))
+        own = {room.address for room in self._rooms}
+        foreign = [one for one in arguments if isinstance(one, Tensor) and one.untyped_storage().data_ptr() not in own]
+        self._kept += [block, code, *foreign]
+
+    def room(self, size: int) -> _Room:
+        """Memory for a tensor of so many bytes."""
+        for room in self._rooms:
+            if room.size == size and room.is_free():
+                return room
+        self._rooms.append(_Room(size))
+        return self._rooms[-1]
+
+    def close(self) -> None:
+        """Nothing is added any more."""
+        self._table = np.array(self._entries, dtype=np.int64).reshape(-1)
+
+    def __call__(self) -> None:
+        """Run all entries."""
+        threads.current().run(self._table.ctypes.data, len(self._entries))
+
+
+class _Room:
+    """Memory that tensors have one after the other."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self._bytes = np.empty(size + _LINE, dtype=np.uint8)
+        begin = -self._bytes.ctypes.data % _LINE
+        self._bytes = self._bytes[begin : begin + size]
+        self.address = self._bytes.ctypes.data
+        self._user: StorageWeakRef | None = None
+
+    def is_free(self) -> bool:
+        """Whether no tensor uses it any more."""
+        return self._user is None or self._user.expired()
+
+    def tensor(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        """A tensor that lies here."""
+        made = torch.frombuffer(self._bytes, dtype=dtype, count=prod(shape)).view(*shape)
+        self._user = StorageWeakRef(made.untyped_storage())
+        return made
+
+
+class _Open(threading.local):
+    """The recording that is being made in this thread."""
+
+    recording: Recording | None = None
+
+
+_open = _Open()
+
+
+@contextmanager
+def recording() -> Iterator[Recording]:
+    """Kernels that are launched in the block are recorded, and not run."""
+    assert _open.recording is None, "one recording at a time"
+    made = _open.recording = Recording()
+    try:
+        yield made
+    finally:
+        _open.recording = None
+    made.close()
+
+
+def room(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+    """An empty tensor for what a kernel writes."""
+    if _open.recording is None or not prod(shape):
+        return torch.empty(*shape, dtype=dtype)
+    return _open.recording.room(prod(shape) * dtype.itemsize).tensor(shape, dtype)
+
+
+def counted(count: Tensor | None, rows: int) -> Tensor:
+    """int64[1]: how many rows a kernel works on, if it is not all of so many."""
+    return _number(rows) if count is None else count
+
+
+@cache
+def _number(value: int) -> Tensor:
+    return torch.tensor([value])
+
+
+class Launcher:
+    """A compiled kernel."""
+
+    def __init__(self, kernel: Kernel) -> None:
+        self._code = kernel.code()
+        self._address = self._code.address(kernel.name)
+
+    def __call__(self, *arguments: Argument) -> None:
+        """Run it with these arguments, or record that."""
+        if _open.recording is not None:
+            _open.recording.add(self._address, arguments, self._code)
+            return
+        block = _block(arguments)
+        entry = np.array((self._address, block.ctypes.data), dtype=np.int64)
+        threads.current().run(entry.ctypes.data, 1)
+
+
+def _block(arguments: tuple[Argument, ...]) -> np.ndarray:
+    return np.array([one if isinstance(one, int) else one.data_ptr() for one in arguments], dtype=np.int64)
+
+
+class Compiled:
+    """Decorates a function that writes a kernel for some constants: it is compiled, once for each of them."""
+
+    def __init__(self, write: Callable[..., Kernel]) -> None:
+        self.write = write
+        self._made: dict[tuple[object, ...], Launcher] = {}
+
+    def __call__(self, *constants: object) -> Launcher:
+        """The kernel for these."""
+        key = (Processor.here(), *constants)
+        if key not in self._made:
+            self._made[key] = Launcher(self.write(*constants))
+        return self._made[key]

@@ -1,0 +1,156 @@
+"""What is done to each row for itself: taking rows of a table, norms, rotation."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from verifier.ops.kernels.cpu.asm import F32, I64, LANES, OF_TORCH, Kernel, Value, vector
+from verifier.ops.kernels.cpu.launch import Compiled
+
+
+def take_rows(table: Tensor, places: Tensor, out: Tensor, count: Tensor) -> None:
+    """``out[n] = table[places[n]]`` for the first ``count`` rows. table: [N, ..], out: [R, ..], contiguous."""
+    _taking()(table, places, out, count, table[0].numel() * table.element_size())
+
+
+def copy_rows(x: Tensor, out: Tensor, count: Tensor) -> None:
+    """``out = x`` in the first ``count`` rows. x, out: [R, ..], contiguous."""
+    _copying()(x, out, count, x[0].numel() * x.element_size())
+
+
+def rms_norm(x: Tensor, added: Tensor | None, weight: Tensor, out: Tensor, eps: float, count: Tensor) -> None:
+    """The norm of ``x``, or of ``x += added``. x, added, out: [R, D], contiguous."""
+    _norm(x.dtype, eps, added is not None)(x, 0 if added is None else added, weight, out, count, x.shape[-1])
+
+
+def rotate_and_store(
+    qkv: Tensor,
+    tables: tuple[Tensor, Tensor],
+    store: tuple[Tensor, Tensor],
+    slots: Tensor,
+    norms: tuple[Tensor, Tensor] | None,
+    eps: float,
+    query: Tensor,
+    count: Tensor,
+) -> None:
+    """Norm and rotate the heads of the first ``count`` rows; keys and values go to their slots, queries to ``query``.
+
+    tables: cosines and signed sines, [R, 1, D]. store: keys and values of a layer, [slots, G, D]. norms: of queries and
+    of keys.
+    """
+    groups, dim = store[0].shape[-2:]
+    heads = query.shape[1]
+    shape = (qkv.dtype, store[0].dtype, tables[0].dtype, dim, heads, groups, None if norms is None else eps)
+    _rotation(*shape)(qkv, *tables, *store, slots, *(norms or (0, 0)), query, count)
+
+
+@Compiled
+def _taking() -> Kernel:
+    k = Kernel("take_rows")
+    table, places, out, size = k.pointer(0), k.pointer(1), k.pointer(2), k.number(4)
+    with k.share(k.counted(3)) as row:
+        k.copy(k.bytes_at(table, k.load(places, I64, row) * size), k.bytes_at(out, row * size), size)
+    return k
+
+
+@Compiled
+def _copying() -> Kernel:
+    k = Kernel("copy_rows")
+    x, out, size = k.pointer(0), k.pointer(1), k.number(3)
+    with k.share(k.counted(2)) as row:
+        k.copy(k.bytes_at(x, row * size), k.bytes_at(out, row * size), size)
+    return k
+
+
+@Compiled
+def _norm(dtype: torch.dtype, eps: float, adds: bool) -> Kernel:
+    k, of = Kernel("rms_norm"), OF_TORCH[dtype]
+    x, added, weight, out = (k.pointer(index) for index in range(4))
+    width = k.number(5)
+    with k.share(k.counted(4)) as row:
+        row_of_x = k.at(x, row * width, of)
+        if adds:
+            row_added = k.at(added, row * width, of)
+
+            def add(index: Value, lanes: int, x: Value = row_of_x, y: Value = row_added) -> None:
+                k.write(k.read(x, of, index, lanes) + k.read(y, of, index, lanes), x, of, index)
+
+            k.across(width, add)
+        _normed(k, row_of_x, weight, k.at(out, row * width, of), (width, eps), of)
+    return k
+
+
+def _normed(k: Kernel, source: Value, weight: Value, out: Value, shape: tuple[Value | int, float], of: object) -> None:
+    """One row: its statistics in fp32, then each number rounded before it is multiplied by its weight."""
+    width, eps = shape
+    squares, rest = k.variable(k.constant(0.0, vector(F32))), k.variable(k.constant(0.0, F32))
+
+    def add(index: Value, lanes: int) -> None:
+        value, total = k.read(source, of, index, lanes), squares if lanes == LANES else rest
+        total.value = k.fma(value, value, total.value)
+
+    k.across(width, add)
+    mean = (k.total(squares.value) + rest.value) / k.as_float(width)
+    scale = k.constant(1.0, F32) / k.sqrt(mean + eps)
+
+    def write(index: Value, lanes: int) -> None:
+        value = k.rounded(k.read(source, of, index, lanes) * scale, of)
+        k.write(value * k.read(weight, of, index, lanes), out, of, index)
+
+    k.across(width, write)
+
+
+@Compiled
+def _rotation(
+    dtype: torch.dtype,
+    stored: torch.dtype,
+    turned: torch.dtype,
+    dim: int,
+    heads: int,
+    groups: int,
+    eps: float | None,
+) -> Kernel:
+    """Arguments: qkv, cosines, sines, keys, values, slots, norms of queries and of keys, query, count."""
+    k, of, kept = Kernel("rotate_and_store"), OF_TORCH[dtype], OF_TORCH[stored]
+    qkv, cos, sin, keys, values, slots, query_norm, key_norm, query = (k.pointer(index) for index in range(9))
+    room, each = k.array(of, dim), heads + 2 * groups
+    with k.share(k.counted(9) * each) as unit:
+        row, head = unit // each, unit % each
+        source = k.at(qkv, unit * dim, of)
+        slot = k.load(slots, I64, row) * groups
+        with k.when(head >= heads + groups):
+            target = k.at(values, (slot + (head - (heads + groups))) * dim, kept)
+            k.across(dim, lambda index, lanes: k.write(k.read(source, of, index, lanes), target, kept, index))
+        for begin, end, norm in ((0, heads, query_norm), (heads, heads + groups, key_norm)):
+            is_query = begin == 0
+            with k.when((head >= begin) & (head < end)):
+                turning = source
+                if eps is not None:
+                    _normed(k, source, norm, room, (dim, eps), of)
+                    turning = room
+                place = (row * heads + head) if is_query else (slot + (head - heads))
+                into = of if is_query else kept
+                tables = (
+                    k.at(cos, row * dim, OF_TORCH[turned]),
+                    k.at(sin, row * dim, OF_TORCH[turned]),
+                    OF_TORCH[turned],
+                )
+                _turned(k, turning, tables, k.at(query if is_query else keys, place * dim, into), (dim, of, into))
+    return k
+
+
+def _turned(
+    k: Kernel, source: Value, tables: tuple[Value, Value, object], out: Value, shape: tuple[int, object, object]
+) -> None:
+    """``source * cos + swapped * sin``, the second product rounded first."""
+    (cos, sin, turned), (dim, of, into) = tables, shape
+    for mine, other in ((0, dim // 2), (dim // 2, 0)):
+
+        def turn(index: Value, lanes: int, mine: int = mine, other: int = other) -> None:
+            at = index + mine
+            swapped = k.rounded(k.read(source, of, index + other, lanes) * k.read(sin, turned, at, lanes), of)
+            value = k.fma(k.read(source, of, at, lanes), k.read(cos, turned, at, lanes), swapped)
+            k.write(k.rounded(value, of), out, into, at)
+
+        k.across(dim // 2, turn)

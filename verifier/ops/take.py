@@ -1,0 +1,34 @@
+"""Rows of a table, as many as there are places."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from verifier.ops.eager import compiled
+
+
+def take_rows(table: Tensor, places: Tensor, count: Tensor | None = None) -> Tensor:
+    """``table[places]``. table: [N, ..], contiguous. places: int64[R]. Returns [R, ..].
+
+    count: int64[1], how many rows are taken, read when it runs (of compiled kernels; None: all).
+    """
+    if not compiled(table):
+        return table.index_select(0, places)
+    from verifier.ops.kernels.cpu import rows
+    from verifier.ops.kernels.cpu.launch import counted, room
+
+    out = room((len(places), *table.shape[1:]), table.dtype)
+    rows.take_rows(table, places, out, counted(count, len(places)))
+    return out
+
+
+def copy_rows(x: Tensor, count: Tensor | None = None) -> Tensor:
+    """The same rows elsewhere, as they are now. x: [R, ..], contiguous; count: see :func:`take_rows`."""
+    if not compiled(x):
+        return x.clone()
+    from verifier.ops.kernels.cpu import rows
+    from verifier.ops.kernels.cpu.launch import counted, room
+
+    out = room(x.shape, x.dtype)
+    rows.copy_rows(x, out, counted(count, len(x)))
+    return out
