@@ -13,6 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from server.choice import Choice, TextOptions
 from server.models.models import Models
+from server.warned import HEADER
 from spec.request import Request
 from spec.sampling import SamplingParams
 from tests.models.serving import serving
@@ -68,9 +69,36 @@ async def test_a_name_that_is_none_or_missing(tokenizer, path):
     assert server.loads == {"fox": 0, "org/owl-1.5:q": 0}
 
 
+@pytest.mark.parametrize("path", APIS)
+async def test_where_any_name_will_do_the_first_model_serves_it(tokenizer, path):
+    ask, text = APIS[path]
+    async with serving(tokenizer, TEXTS, any_model=True) as server:
+        for given in ({"model": "claude"}, {} if path.startswith("/v1/") and path != "/v1/messages" else {"model": ""}):
+            assert text(await server.json(path, **given, **ask)) == FOX
+        answer = await server.json(path, model="org/owl-1.5:q:latest", **ask)
+        assert text(answer) == OWL and "warnings" not in answer
+        answer = await server.json(path, model="claude", **ask)
+    assert [warning["message"] for warning in answer["warnings"]] == ["model: 'claude' is served by 'fox'"]
+
+
+@pytest.mark.parametrize("path", APIS)
+async def test_a_stream_that_began_while_it_waited_tells_warnings_in_its_events_alone(tokenizer, path):
+    """Its headers were out before anybody had looked at the request."""
+    ask = APIS[path][0] | {"stream": True, "model": "claude"}
+    async with serving(tokenizer, TEXTS, any_model=True, ping_seconds=0.05) as server:
+        server.by_name["fox"].seconds = 0.2
+        for told_in_header in (False, True):
+            response = await server.client.post(path, json=ask)
+            assert "is served by 'fox'" in await response.text()
+            assert (HEADER in response.headers) is told_in_header
+
+
 async def test_what_it_says_of_its_models(tokenizer):
     async with serving(tokenizer, TEXTS) as server:
-        cards = (await server.json("/v1/models"))["data"]
+        listed = await server.json("/v1/models")
+        assert (listed["first_id"], listed["last_id"], listed["has_more"]) == ("fox", "org/owl-1.5:q", False)
+        cards = listed["data"]
+        assert [card["display_name"] for card in cards] == ["fox", "org/owl-1.5:q"]
         assert [(card["id"], card["loaded"], card["root"]) for card in cards] == [
             ("fox", False, "/models/fox"),
             ("org/owl-1.5:q", False, "/models/org/owl-1.5:q"),
