@@ -73,12 +73,18 @@ async def test_a_name_that_is_none_or_missing(tokenizer, path):
 async def test_where_any_name_will_do_the_first_model_serves_it(tokenizer, path):
     ask, text = APIS[path]
     async with serving(tokenizer, TEXTS, any_model=True) as server:
-        for given in ({"model": "claude"}, {} if path.startswith("/v1/") and path != "/v1/messages" else {"model": ""}):
-            assert text(await server.json(path, **given, **ask)) == FOX
+        for name in ("claude", ""):
+            assert text(await server.json(path, model=name, **ask)) == FOX
         answer = await server.json(path, model="org/owl-1.5:q:latest", **ask)
         assert text(answer) == OWL and "warnings" not in answer
         answer = await server.json(path, model="claude", **ask)
     assert [warning["message"] for warning in answer["warnings"]] == ["model: 'claude' is served by 'fox'"]
+
+
+async def test_where_any_name_will_do_none_need_be_given(tokenizer):
+    async with serving(tokenizer, TEXTS, any_model=True) as server:
+        assert (await server.json("/v1/completions", prompt="Who?"))["choices"][0]["text"] == FOX
+        assert "warnings" not in await server.json("/v1/completions", prompt="Who?")
 
 
 @pytest.mark.parametrize("path", APIS)
