@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import time
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -18,7 +19,7 @@ from verifier.ops.norm import add_rms_norm
 
 
 @pytest.fixture(autouse=True, params=[1, 2, 4])
-def as_many(request) -> None:
+def as_many(request) -> Iterator[None]:
     before = wanted()
     use(request.param)
     yield

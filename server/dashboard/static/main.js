@@ -4,7 +4,7 @@ import { ask } from "./api.js";
 import { drafters } from "./drafters.js";
 import { byId, html } from "./elements.js";
 import { follow } from "./feed.js";
-import { clock } from "./format.js";
+import { clock, percent } from "./format.js";
 import { notice, showFooter, showHeader, showTiles } from "./header.js";
 import { overTime } from "./overtime.js";
 import { Playground } from "./playground.js";
@@ -46,22 +46,25 @@ function take({ snapshot, points }) {
   document.documentElement.removeAttribute("data-unreachable");
   if (restarted) return begin().catch(console.debug);
   timeline.more(points, snapshot.now);
-  tellStatus(snapshot.server);
+  tellStatus(snapshot);
   draw();
   const over = points.reduce((sum, point) => sum + point.finished + point.failed, 0);
   if (over > 0 || !listed || snapshot.live.gauges.running > 0) refreshRequests();
   listed = true;
 }
 
-function tellStatus({ status, message }) {
+const BUSY = 0.25; // as the log has it
+
+function tellStatus({ server: { status, message }, live: { crowded } }) {
+  const waits = `of its time the engine waits ${percent(crowded, 0)} for a core.`;
   const words = {
-    ready: "",
+    ready: crowded < BUSY ? "" : `Something else keeps this machine busy: ${waits}`,
     loading: `Loading: ${message}`,
     down: `The engine is down: ${message}`,
     failed: `The engine cannot start: ${message}`,
     draining: `The server is shutting down: ${message}.`,
   };
-  notice(words[status] ?? `${status}: ${message}`, ["loading", "draining"].includes(status) ? "" : "bad");
+  notice(words[status] ?? `${status}: ${message}`, ["ready", "loading", "draining"].includes(status) ? "" : "bad");
 }
 
 /** What is on the page is what was last heard, and says so. */

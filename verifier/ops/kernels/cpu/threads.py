@@ -23,6 +23,7 @@ from string import Template
 import numpy as np
 import torch
 
+from verifier.ops.kernels.cpu.crowding import Crowding
 from verifier.ops.kernels.cpu.jit import Code, Processor
 
 #: Places of the state's words, in bytes.
@@ -54,6 +55,11 @@ class Threads:
         for thread in self._others:
             thread.start()
 
+    @property
+    def ids(self) -> list[int]:
+        """The kernel's numbers of the threads, the caller's first."""
+        return [threading.get_native_id(), *(thread.native_id or 0 for thread in self._others)]
+
     def run(self, entries: int, count: int) -> None:
         """Walk ``count`` pairs of int64 at this address: of a kernel, and of its arguments."""
         with self._lock:
@@ -83,14 +89,14 @@ class _Walker:
 _walker = cache(_Walker)
 _current: list[Threads] = []
 _asked: list[int] = []
-
+_crowding: list[Crowding] = []
 
 #: More threads are never used, and kernels that need room for each have room for so many.
 MOST = max(os.cpu_count() or 1, 4)
 
 
 def use(count: int) -> None:
-    """Let kernels have so many threads."""
+    """Let kernels have so many threads, or fewer while there are no cores for so many."""
     _asked[:] = [min(count, MOST)]
 
 
@@ -99,9 +105,16 @@ def wanted() -> int:
     return _asked[0] if _asked else min(torch.get_num_threads(), MOST)
 
 
+def crowding() -> Crowding:
+    """What is known of cores that something else has."""
+    if not _crowding or _crowding[0].most != wanted():
+        _crowding[:] = [Crowding(wanted())]
+    return _crowding[0]
+
+
 def current() -> Threads:
-    """They are kept until another number is wanted."""
-    count = wanted()
+    """They are kept until another number is wanted, or fits the cores better."""
+    count = crowding().look(_current[0].ids if _current else [])
     if not _current or _current[0].count != count:
         for threads in _current:
             threads.stop()
