@@ -34,21 +34,21 @@ _PLACES = {
 }
 #: Looks before a thread sleeps: at a barrier (some 50 us), and for the next list (some 500 us).
 _LOOKS = {"barrier_looks": 2_000, "work_looks": 20_000}
+#: More threads are never used, and kernels that need room for each have room for so many.
+MOST = max(os.cpu_count() or 1, 4)
 _FUTEX = {"x86_64": 202, "AMD64": 202, "aarch64": 98}
 
 
 class Threads:
-    """So many threads, the caller's among them. One list at a time: callers wait for each other."""
+    """So many threads, the caller's among them. One list at a time: see :class:`Team`."""
 
     def __init__(self, count: int) -> None:
         self.count = count
-        self._lock = threading.Lock()
         self._state = np.zeros(len(_PLACES) * 8, dtype=np.int64)
         self._state[_PLACES["threads"] // 8] = count
-        self._at = self._state.ctypes.data
-        self._walker = _walker()
+        self._at, self._walker = self._state.ctypes.data, _walker()
         self._others = [
-            threading.Thread(target=self._walker.serve, args=(self._at, number), name=f"kernels {number}", daemon=True)
+            threading.Thread(target=_serve, args=(self._state, number), name=f"kernels {number}", daemon=True)
             for number in range(1, count)
         ]
         for thread in self._others:
@@ -56,16 +56,56 @@ class Threads:
 
     def run(self, entries: int, count: int) -> None:
         """Walk ``count`` pairs of int64 at this address: of a kernel, and of its arguments."""
-        with self._lock:
+        if count:  # without a barrier behind an entry the others might still be looking for this list in the next
             self._walker.run(self._at, entries, count)
 
     def stop(self) -> None:
         """End the threads; nothing can be run any more."""
+        self._state[_PLACES["stop"] // 8] = 1
+        self._walker.run(self._at, 0, 0)
+        for thread in self._others:
+            thread.join()
+
+
+def _serve(state: np.ndarray, number: int) -> None:
+    """What each of the others does. It holds the memory that it waits at, so that nobody takes that from under it."""
+    _walker().serve(state.ctypes.data, number)
+
+
+class Team:
+    """The threads of this process: started when they are needed first, and others when another number is wanted.
+
+    Callers in several threads wait for each other.
+    """
+
+    def __init__(self) -> None:
+        self._asked: int | None = None
+        self.forget()
+
+    def forget(self) -> None:
+        """In a child: it has the caller's thread alone, and another may have held the lock."""
+        self._lock = threading.Lock()
+        self._threads: Threads | None = None
+
+    def use(self, count: int) -> None:
+        """Let kernels have so many threads."""
+        self._asked = min(count, MOST)
+
+    def wanted(self) -> int:
+        """How many kernels have: as many as torch has, unless :meth:`use` said otherwise."""
+        return self._asked or min(torch.get_num_threads(), MOST)
+
+    def run(self, entries: int, count: int) -> None:
+        """Walk ``count`` pairs of int64 at this address: of a kernel, and of its arguments."""
         with self._lock:
-            self._state[_PLACES["stop"] // 8] = 1
-            self._walker.run(self._at, 0, 0)
-            for thread in self._others:
-                thread.join()
+            self._as_many(self.wanted()).run(entries, count)
+
+    def _as_many(self, wanted: int) -> Threads:
+        if self._threads is None or self._threads.count != wanted:
+            if self._threads is not None:
+                self._threads.stop()
+            self._threads = Threads(wanted)
+        return self._threads
 
 
 class _Walker:
@@ -81,35 +121,9 @@ class _Walker:
 
 
 _walker = cache(_Walker)
-_current: list[Threads] = []
-_asked: list[int] = []
-
-
-#: More threads are never used, and kernels that need room for each have room for so many.
-MOST = max(os.cpu_count() or 1, 4)
-
-
-def use(count: int) -> None:
-    """Let kernels have so many threads."""
-    _asked[:] = [min(count, MOST)]
-
-
-def wanted() -> int:
-    """How many kernels have: as many as torch has, unless :func:`use` said otherwise."""
-    return _asked[0] if _asked else min(torch.get_num_threads(), MOST)
-
-
-def current() -> Threads:
-    """They are kept until another number is wanted."""
-    count = wanted()
-    if not _current or _current[0].count != count:
-        for threads in _current:
-            threads.stop()
-        _current[:] = [Threads(count)]
-    return _current[0]
-
-
-os.register_at_fork(after_in_child=_current.clear)  # threads do not outlive a fork
+_team = Team()
+use, wanted, run = _team.use, _team.wanted, _team.run
+os.register_at_fork(after_in_child=_team.forget)
 
 _TEXT = """
 declare i64 @syscall(i64, ...)
