@@ -182,6 +182,19 @@ def test_a_child_has_threads_of_its_own() -> None:
     other.join()
 
 
+def test_denormals_are_numbers_in_every_thread() -> None:
+    """Whatever the caller set for its own: a row must not depend on the thread that it is given to."""
+    x, tiny, one = torch.full((8, 32), 1e-40), torch.full((8, 32), 1e-40), torch.ones(32)
+    assert torch.set_flush_denormal(True)
+    try:
+        add_rms_norm(x, tiny, one, 1e-5)
+        added = tiny + tiny
+    finally:
+        torch.set_flush_denormal(False)
+    assert not added.any(), "and the caller's are as it set them"
+    assert (x == 2 * tiny).all()
+
+
 @pytest.mark.parametrize("processor", ["here", "without bf16", "without AVX-512"])
 def test_exp_is_within_two_ulps(monkeypatch, processor) -> None:
     made = lesser(processor)

@@ -112,8 +112,8 @@ class _Walker:
     """The functions of ``_TEXT``. They leave the interpreter's lock to others."""
 
     def __init__(self) -> None:
-        pause = "call void @llvm.x86.sse2.pause()" if Processor.here().is_x86 else "fence acquire"
-        names = _PLACES | _LOOKS | {"futex": _FUTEX[platform.machine()], "pause": pause}
+        own = _OF_X86 if Processor.here().is_x86 else _OF_OTHERS
+        names = _PLACES | _LOOKS | own | {"futex": _FUTEX[platform.machine()]}
         self._code = Code(Template(_TEXT).substitute(names))
         run = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64)
         serve = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64)
@@ -125,9 +125,28 @@ _team = Team()
 use, wanted, run = _team.use, _team.wanted, _team.run
 os.register_at_fork(after_in_child=_team.forget)
 
+#: What is the processor's own: a pause while one looks; and that denormals are numbers in every thread, whatever the
+#: caller has set for its own (0x1F80: round to nearest, no exceptions).
+_OF_X86 = {
+    "declared": """
+declare void @llvm.x86.sse2.pause()
+declare void @llvm.x86.sse.stmxcsr(ptr)
+declare void @llvm.x86.sse.ldmxcsr(ptr)
+""",
+    "pause": "call void @llvm.x86.sse2.pause()",
+    "set": """
+  %before = alloca i32
+  %ours = alloca i32
+  call void @llvm.x86.sse.stmxcsr(ptr %before)
+  store i32 8064, ptr %ours
+  call void @llvm.x86.sse.ldmxcsr(ptr %ours)
+""",
+    "reset": "call void @llvm.x86.sse.ldmxcsr(ptr %before)",
+}
+_OF_OTHERS = {"declared": "", "pause": "fence acquire", "set": "", "reset": ""}
 _TEXT = """
 declare i64 @syscall(i64, ...)
-declare void @llvm.x86.sse2.pause()
+$declared
 
 ; Wait until a word has another value than this: look for a while, then sleep. Whoever changes it wakes the sleepers.
 define internal void @await(ptr %word, i32 %old, ptr %sleepers, i32 %looks) noinline {
@@ -202,6 +221,7 @@ begin:
   %threads_at = getelementptr i8, ptr %state, i64 $threads
   %threads = load i64, ptr %threads_at
   %arriving = trunc i64 %threads to i32
+  $set
   br label %head
 head:
   %n = phi i64 [0, %begin], [%next, %entry]
@@ -217,6 +237,7 @@ entry:
   %next = add i64 %n, 1
   br label %head
 over:
+  $reset
   ret void
 }
 
