@@ -16,9 +16,10 @@ import torch
 
 from tests.verifier.conftest import lesser
 from verifier.ops.kernels.cpu import launch, rows
-from verifier.ops.kernels.cpu.asm import F32, I64, Kernel, vector
+from verifier.ops.kernels.cpu.asm import Kernel
 from verifier.ops.kernels.cpu.launch import Compiled, recording, room
 from verifier.ops.kernels.cpu.threads import _PLACES, Threads, _walker, use, wanted
+from verifier.ops.kernels.cpu.types import F32, I64, vector
 from verifier.ops.norm import add_rms_norm
 
 

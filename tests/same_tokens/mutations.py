@@ -20,8 +20,10 @@ from spec.constrain import Guarded
 from spec.noise import Noise
 from spec.score import logprobs_of_run
 from verifier.ops.kernels.cpu import attention, launch, linear
-from verifier.ops.kernels.cpu.asm import F32, Value, Variable
+from verifier.ops.kernels.cpu.asm import Variable
 from verifier.ops.kernels.cpu.launch import Compiled
+from verifier.ops.kernels.cpu.types import F32
+from verifier.ops.kernels.cpu.values import Value
 
 
 def rewritten(monkeypatch: pytest.MonkeyPatch, module: ModuleType, name: str, kernel: type) -> None:

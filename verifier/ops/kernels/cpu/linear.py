@@ -15,15 +15,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from verifier.ops.kernels.cpu.asm import BF16, F32, I16, I32, LANES, OF_TORCH, Kernel, Value, Variable, vector
+from verifier.ops.kernels.cpu.asm import Kernel, Variable
 from verifier.ops.kernels.cpu.jit import Processor
 from verifier.ops.kernels.cpu.launch import Compiled
+from verifier.ops.kernels.cpu.types import BF16, F32, I16, I32, LANES, OF_TORCH, vector
+from verifier.ops.kernels.cpu.values import Value
 
 #: Rows whose sums are held at once, and how far ahead of the sums weights are asked for.
 _GROUP, _AHEAD_BYTES = 6, 2048
