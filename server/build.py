@@ -204,7 +204,7 @@ def build_engine(config: EngineConfig, progress: Progress | None = None, observe
         ),
         observers=observers,
         runner=runner,
-        crowded=lambda: 0.0 if device.is_gpu else threads.crowding().share,
+        crowded=threads.crowded,
     )
 
 
