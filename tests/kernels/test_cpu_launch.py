@@ -15,24 +15,23 @@ import pytest
 import torch
 
 from tests.verifier.conftest import lesser
-from verifier.ops.kernels.cpu import launch, rows, threads
+from verifier.ops.kernels.cpu import launch, rows
 from verifier.ops.kernels.cpu.asm import Kernel
-from verifier.ops.kernels.cpu.crowding import Crowding
 from verifier.ops.kernels.cpu.launch import Compiled, recording, room
-from verifier.ops.kernels.cpu.threads import _PLACES, Threads, _walker, use, wanted
+from verifier.ops.kernels.cpu.threads import _PLACES, Threads, _walker, give_way, use, wanted
 from verifier.ops.kernels.cpu.types import F32, I64, vector
 from verifier.ops.norm import add_rms_norm
 
 
 @pytest.fixture(autouse=True, params=[1, 2, 4])
-def as_many(request, monkeypatch) -> Iterator[None]:
+def as_many(request) -> Iterator[None]:
     """So many threads, however busy the machine is."""
-    monkeypatch.setattr(threads, "Crowding", lambda most: Crowding(most, read=lambda _: (0.0, 0.0)))
     before = wanted()
-    threads._team._crowding = None
+    give_way(False)
     use(request.param)
     yield
     use(before)
+    give_way(True)
 
 
 @Compiled

@@ -87,6 +87,7 @@ class Team:
 
     def __init__(self) -> None:
         self._asked: int | None = None
+        self._gives_way = True
         self.forget()
 
     def forget(self) -> None:
@@ -103,6 +104,10 @@ class Team:
         """How many kernels have: as many as torch has, unless :meth:`use` said otherwise."""
         return self._asked or min(torch.get_num_threads(), MOST)
 
+    def give_way(self, gives_way: bool) -> None:
+        """Whether threads for which there is no core are left out (see :mod:`~verifier.ops.kernels.cpu.crowding`)."""
+        self._gives_way, self._crowding = gives_way, None
+
     def crowded(self) -> float:
         """Of the time in which the threads could have run lately, the share that they waited for a core."""
         return 0.0 if self._crowding is None else self._crowding.share
@@ -115,6 +120,8 @@ class Team:
     def _fitting(self) -> int:
         """How many there are cores for."""
         wanted = self.wanted()
+        if not self._gives_way:
+            return wanted
         if self._crowding is None or self._crowding.most != wanted:
             self._crowding = Crowding(wanted)
         return self._crowding.look([] if self._threads is None else self._threads.ids)
@@ -141,7 +148,7 @@ class _Walker:
 
 _walker = cache(_Walker)
 _team = Team()
-use, wanted, crowded, run = _team.use, _team.wanted, _team.crowded, _team.run
+use, wanted, give_way, crowded, run = _team.use, _team.wanted, _team.give_way, _team.crowded, _team.run
 os.register_at_fork(after_in_child=_team.forget)
 
 #: What is the processor's own: a pause while one looks; and that denormals are numbers in every thread, whatever the
