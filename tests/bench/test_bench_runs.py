@@ -236,14 +236,14 @@ def test_what_decoding_keeps_beside_others(options: Options, monkeypatch: pytest
         seen.append((team._gives_way, sum(process.poll() is None for process in beside)))
         return 100.0 / (1 + seen[-1][1]) * (1.5 if seen[-1][0] else 1.0)
 
-    class Other(subprocess.Popen):  # type: ignore[type-arg]
+    class Other(subprocess.Popen):
         def __init__(self, command: list[str]) -> None:
             super().__init__(command)
             beside.append(self)
 
     team = threads._team
     monkeypatch.setattr(busy, "speed", speed)
-    monkeypatch.setattr(busy.subprocess, "Popen", Other)
+    monkeypatch.setattr("bench.busy.subprocess.Popen", Other)
     args = Namespace(processes=1, rounds=2, max_tokens=4, seed=0)
     result = busy.decoding(drive.build("none", options), {"a": [1, 2], "b": [3]}, args)
     assert sorted(seen) == sorted([(way, count) for way in (False, True) for count in (0, 1)] * 4)
