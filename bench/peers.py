@@ -12,7 +12,8 @@ import argparse
 import random
 import time
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +68,17 @@ class Arrivals(BaseStreamer):
         return sum(count for count, _ in rest) / (rest[-1][1] - first)
 
 
+@contextmanager
+def torchs_threads(count: int) -> Iterator[None]:
+    """Give torch so many threads: an engine of ours, whose kernels have threads of their own, leaves it one."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
 def theirs(model: Any, max_tokens: int, **kwargs: Any) -> Decode:
     """The ``generate`` of transformers, with ``kwargs`` on top."""
 
@@ -76,15 +88,16 @@ def theirs(model: Any, max_tokens: int, **kwargs: Any) -> Decode:
         sampling = {"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": 1.0}
         how = sampling if temperature else {"do_sample": False}
         ids = torch.tensor([prompt])
-        out = model.generate(
-            ids,
-            attention_mask=torch.ones_like(ids),
-            max_new_tokens=max_tokens,
-            pad_token_id=0,
-            streamer=arrivals,
-            **how,
-            **kwargs,
-        )
+        with torchs_threads(threads.wanted()):
+            out = model.generate(
+                ids,
+                attention_mask=torch.ones_like(ids),
+                max_new_tokens=max_tokens,
+                pad_token_id=0,
+                streamer=arrivals,
+                **how,
+                **kwargs,
+            )
         return Decoded([int(token) for token in out[0, len(prompt) :]], arrivals.speed)
 
     return decode

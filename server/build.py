@@ -214,6 +214,7 @@ def build_engine(
         ),
         observers=observers,
         runner=runner,
+        crowded=threads.crowded,
     )
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import secrets
 import time
+from collections.abc import Callable
 from collections.abc import Sequence as Many
 
 from kvpaging import PagePool, PageTable, PrefixIndex
@@ -28,7 +29,10 @@ from spec.tree import MAX_NODES
 
 
 class Engine:
-    """Generates tokens for up to ``info.max_seqs`` requests at once; more wait in order of arrival."""
+    """Generates tokens for up to ``info.max_seqs`` requests at once; more wait in order of arrival.
+
+    crowded: see :class:`~spec.trace.StepTrace`.
+    """
 
     def __init__(
         self,
@@ -41,10 +45,12 @@ class Engine:
         scheduler: Scheduler,
         observers: Many[Observer] = (),
         runner: StepRunner | None = None,
+        crowded: Callable[[], float] = lambda: 0.0,
     ) -> None:
         self.info, self.pool, self.prefix = info, pool, prefix
         self.drafter, self.scheduler = drafter, scheduler
         self.runner = runner or EagerRunner(verifier, drafter)
+        self._crowded = crowded
         self.steps = 0
         self.trace: StepTrace | None = None
         budget = scheduler.budget
@@ -291,6 +297,7 @@ class Engine:
             doubt=plain.doubt if drafted else "",
             choice=plan.choice,
             news=plan.news,
+            crowded=self._crowded(),
         )
 
     def check(self) -> None:

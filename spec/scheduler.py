@@ -111,11 +111,14 @@ class Scheduler:
         return Work(sequence, 0, shape, sequence.constraint.forced(min(sequence.most_levels, most)))
 
     def _schedule_prefill(self, works: list[Work]) -> None:
+        prefilling = [s for s in self.running if s.pending]
+        if not prefilling:
+            return
         # How far along a prediction is drafted, and how large a tree grows, is decided later: that it may be far shall
         # hold up nobody.
         rows = sum(min(w.nodes, self.shape.nodes + len(w.forced)) for w in works)
         left = self.cost.chunk(rows, self.max_chunk)
-        for sequence in [s for s in self.running if s.pending]:
+        for sequence in prefilling:
             lead = min(sequence.pending, left, _ASIDE_CHUNK if sequence.aside else left)
             if lead <= 0:
                 return

@@ -82,7 +82,8 @@ class StepTrace(msgspec.Struct, kw_only=True):
     findable. preemptions: in this step. plain: sequences whose requests switched speculation off. aside: those
     that run beside the traffic. root_seconds: what it would have taken without drafts, of a step that read no prompt; 0
     if nobody knows; doubt: why that may be wrong. choice: who drafts, where a budget chooses. news: in words, if it is
-    another one now than for some time before, and why.
+    another one now than for some time before, and why. crowded: of the time in which the engine's threads could have
+    run lately, the share that they waited for a core; 0 where nobody knows.
     """
 
     number: int
@@ -104,6 +105,7 @@ class StepTrace(msgspec.Struct, kw_only=True):
     doubt: str = ""
     choice: str = ""
     news: str = ""
+    crowded: float = 0.0
 
 
 class ShadowReport(msgspec.Struct, frozen=True):

@@ -217,6 +217,11 @@ def _steps(families: Families, totals: Tally) -> Iterator[Metric]:
     yield from families.counter(
         "step_phase_seconds", "Time in steps by phase; deliver: in the server.", by(totals.phases), ["phase"]
     )
+    yield from families.counter(
+        "step_wait_seconds",
+        "Time in steps in which the engine waited for a core that something else had, estimated.",
+        one(totals.waited_seconds),
+    )
     yield from families.histogram("step_seconds", "A whole step of the engine.", totals.step_seconds)
     yield from families.histogram(
         "iteration_tokens", "Tokens of a step: read of prompts, and written.", totals.step_tokens

@@ -1,7 +1,8 @@
-"""For people: how speculation went, every 10 seconds in which something was drafted, and a warning if it costs.
+"""For people: how speculation went, every 10 seconds in which something was drafted, and a warning if it costs, or if
+something else keeps the machine busy.
 
-The first is worded as vLLM words it, with the time saved and what
-else we count behind it, so that what reads vLLM's log reads this one.
+The first is worded as vLLM words it, with the time saved and what else we count behind it, so that what reads vLLM's
+log reads this one.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 EVERY_SECONDS = 10
 #: A server that goes on losing says so this often.
 WARN_EVERY_SECONDS = 300.0
+#: A machine is called busy where the engine waited for a core for such a share of its steps.
+BUSY = 0.25
 log = logging.getLogger("foresay.speculation")
 
 
@@ -69,6 +72,7 @@ class Reporter:
         self._reported = int(telemetry.clock())
         self._next_warning = 0.0
         self._next_choice_warning = 0.0
+        self._next_busy_warning = 0.0
 
     def report(self) -> None:
         """Log the seconds since the last report that are over, if anything was drafted in them."""
@@ -76,6 +80,7 @@ class Reporter:
         tally, seconds = self._telemetry.between(self._reported, now), max(now - self._reported, 1)
         self._reported = now
         self._tell_choice(tally, now)
+        self._tell_busy(tally.crowded, now)
         if not tally.drafts:
             return
         log.info("%s%s", self._whose, line(tally, seconds))
@@ -95,6 +100,14 @@ class Reporter:
             log.log(level, "%sDrafting, as it was weighed: %s", self._whose, tally.news)
         if level == logging.WARNING:
             self._next_choice_warning = now + WARN_EVERY_SECONDS
+
+    def _tell_busy(self, crowded: float, now: int) -> None:
+        """Warn when the engine waits for cores: at once, and then now and again while it stays so."""
+        if crowded >= BUSY and now >= self._next_busy_warning:
+            log.warning(
+                "Something else keeps this machine busy: of its time the engine waits %.0f%% for a core.", 100 * crowded
+            )
+            self._next_busy_warning = now + WARN_EVERY_SECONDS
 
     async def life(self, app: web.Application) -> AsyncIterator[None]:
         """Report while the server runs."""

@@ -35,7 +35,8 @@ class Live(msgspec.Struct, frozen=True, kw_only=True):
 
     speed_up: estimated, how many times faster than plain decoding: tokens per step of one request, times
     ``root_seconds`` over the mean seconds of a decoding step. doubt: why that is unsure; empty if it is not.
-    root_seconds: of a step without drafts, as it would be now.
+    root_seconds: of a step without drafts, as it would be now. crowded: of the last 10 seconds, the share of the steps'
+    time in which the engine waited for a core that something else had.
     """
 
     tokens_per_second: float | None
@@ -49,6 +50,7 @@ class Live(msgspec.Struct, frozen=True, kw_only=True):
     doubt: str
     root_seconds: float
     step_seconds: float | None
+    crowded: float
     gauges: Gauges
 
 

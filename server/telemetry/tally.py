@@ -38,7 +38,8 @@ class Tally:
     Of steps: steps, emitted (tokens the engine wrote), phases (seconds), preemptions, the latest one for its gauges;
     decode_*, propose_seconds: of steps that read no prompt and in which no request had switched speculation off;
     plain_seconds: what plain decoding would have taken for what these emitted, estimated; doubted: the seconds of those
-    whose estimate may be wrong, by the reason. Of runs (a step of one
+    whose estimate may be wrong, by the reason; waited_seconds: those in which the engine waited for a core, estimated.
+    Of runs (a step of one
     request that wrote text): new_runs, and what :meth:`settle` makes of them: runs, tokens, run_lengths, drafting,
     places; discarded (tokens behind the end of a text) and forced (drafts). chosen: steps by what the budget chose,
     where there is one; news: of the last change of who leads. shadows: of drafters beside the one in use.
@@ -50,6 +51,7 @@ class Tally:
         self.steps = self.emitted = self.preemptions = 0
         self.decode_steps = self.decode_emitted = self.decode_rows = 0
         self.decode_seconds = self.propose_seconds = self.plain_seconds = 0.0
+        self.waited_seconds = 0.0
         self.doubted: dict[str, float] = {}
         self.latest: StepTrace | None = None
         self.told: msgspec.Raw | None = None
@@ -101,6 +103,11 @@ class Tally:
         return max(doubted, key=doubted.__getitem__) if 2 * sum(doubted.values()) > self.decode_seconds else ""
 
     @property
+    def crowded(self) -> float:
+        """The share of the steps' time in which the engine waited for a core that something else had, estimated."""
+        return self.waited_seconds / self.step_seconds.sum if self.waited_seconds else 0.0
+
+    @property
     def acceptance_rate(self) -> float | None:
         """The share of drafted nodes that was accepted."""
         drafted = self.drafted
@@ -115,6 +122,7 @@ class Tally:
         self.steps += 1
         self.emitted += trace.emitted
         self.latest = trace
+        self.waited_seconds += trace.crowded * total
         self.step_seconds.observe(total)
         self.step_tokens.observe(trace.prefill_rows + trace.emitted)
         if trace.preemptions:
@@ -179,7 +187,7 @@ class Tally:
 
 _SUMS = (
     *("steps", "emitted", "preemptions", "decode_steps", "decode_emitted", "decode_rows"),
-    *("decode_seconds", "propose_seconds", "plain_seconds"),
+    *("decode_seconds", "propose_seconds", "plain_seconds", "waited_seconds"),
     *("runs", "tokens", "discarded", "forced", "prompt_tokens", "cached_tokens"),
 )
 

@@ -44,6 +44,7 @@ def live(recent: Sequence[Tally], whole: Tally, last_rate: float | None, plain: 
         doubt=whole.doubt,
         root_seconds=plain,
         step_seconds=ratio(whole.decode_seconds, whole.decode_steps),
+        crowded=ratio(sum(tally.waited_seconds for tally in recent), busy) or 0.0,
         gauges=gauges,
     )
 

@@ -21,6 +21,7 @@ from spec.budget.cases import Cases
 from spec.budget.cost import StepCost, Table
 from spec.budget.held import Held
 from spec.budget.leader import Leader
+from spec.budget.looks import Looks
 from spec.budget.members import OPEN, Member
 from spec.budget.mixed import Mixed, Share, Why, shape_of, to_draft
 from spec.budget.probes import Probes, allowances
@@ -61,7 +62,7 @@ class Budget(Observer):
         self.why: Why | None = None
         self.leader = Leader()
         self._models = [member for member in members if not member.looks]
-        self._cases = Cases(self.members)
+        self._cases, self._looks = Cases(self.members), Looks()
         self._table = Table(cost)
         self._sequences = 0
         self._pace = 0.0
@@ -102,8 +103,15 @@ class Budget(Observer):
             if drafted and not any(verdict.accepted for verdict in drafted):
                 self._held = None
         # Of steps that are repeated one in four is enough.
-        if self.timed and verdicts and not (trace.prefill_rows or trace.aside or self._same % 4):
-            self._timing.saw(trace, verdicts)
+        if self.timed and verdicts and not (trace.prefill_rows or trace.aside):
+            self._looks.saw(trace.seconds, any(v.accepted and self._looked(v) for v in verdicts))
+            if not self._same % 4:
+                self._timing.saw(trace, verdicts)
+
+    def _looked(self, verdict: Verdict) -> bool:
+        """Whether something that was looked up was drafted."""
+        case = self._cases.known(verdict.work.sequence.id)
+        return case is not None and case.looked
 
     def ended(self, sequence: Sequence) -> None:
         """Forget the sequence; what it showed stays with the members."""
@@ -112,6 +120,7 @@ class Budget(Observer):
             self._timing.lasted(case.alone)
         self._cases.ended(sequence.id)
         self._probes.ended()
+        self._looks.begin()
         self._held = None
 
     # -- planning ------------------------------------------------------------------------------------------------
@@ -123,7 +132,9 @@ class Budget(Observer):
         self._sequences = len(able)
         if not able:
             return [ROOT_ONLY] * len(sequences)
-        decided = self._decide(able, self._cases.look(able))
+        looks = self._looks.due() or not self.timed or any(sequence.prediction for sequence in able)
+        cases = self._cases.look(able, looks)
+        decided = self._decide(able, cases)
         if len(able) == len(sequences):
             return [*decided]
         shapes = dict(zip((sequence.id for sequence in able), decided, strict=True))

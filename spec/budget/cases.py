@@ -28,12 +28,12 @@ class Cases:
         """Forget a sequence."""
         self._of.pop(id, None)
 
-    def look(self, able: Many[Sequence]) -> list[Case]:
-        """Ask whoever looks things up, for each of these."""
+    def look(self, able: Many[Sequence], looks: bool = True) -> list[Case]:
+        """Ask whoever looks things up, for each of these; without ``looks`` nobody is asked and nothing found."""
         cases = [self._of.get(sequence.id) or self._begun(sequence) for sequence in able]
         for sequence, case in zip(able, cases, strict=True):
             case.found, case.length = NOTHING, len(sequence.tokens)
-        for name, member in self._looking:
+        for name, member in self._looking if looks else ():
             asked = [pair for pair in zip(able, cases, strict=True) if name in pair[1].records]
             if asked:
                 for (_, case), tree in zip(asked, member.find([sequence for sequence, _ in asked]), strict=True):

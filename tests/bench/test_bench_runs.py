@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import subprocess
 from argparse import Namespace
 from pathlib import Path
 from typing import Any
@@ -12,14 +13,16 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from bench import drive, edits, forced, http, peers, record, report, summary
+from bench import busy, drive, edits, forced, http, peers, record, report, summary
 from bench.decode import compare
 from bench.drive import FROM_DIRECTORY, BadMode, Options, Run, engine_config, mode_of
 from bench.llama import LlamaServer, ways
 from bench.overhead import added, metered_models
 from bench.summary import Sample, TokensDiffer, check_same
+from spec.engine import Engine
 from spec.sampling import SamplingParams
 from spec.trace import Statistics
+from verifier.ops.kernels.cpu import threads
 
 MODES = ("none", "ngram:3", "draft_model:2", "draft_model:3,2")
 
@@ -222,3 +225,31 @@ def test_llama_cpp_is_asked_for_the_same_and_its_first_token_is_not_counted(monk
     assert wanted.items() <= asked[0].items()
     assert list(ways(None)) == ["llama.cpp", "llama.cpp n-gram"]
     assert ways(Path("d.gguf"))["llama.cpp draft:4"][:2] == ["-md", "d.gguf"]
+
+
+def test_what_decoding_keeps_beside_others(options: Options, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both ways, quiet and beside a process that wants a core; and others are gone afterwards."""
+    seen: list[tuple[bool, int]] = []
+    beside: list[subprocess.Popen[bytes]] = []
+
+    def speed(engine: Engine, prompt: list[int], tokens: int, seed: int) -> float:
+        seen.append((team._gives_way, sum(process.poll() is None for process in beside)))
+        return 100.0 / (1 + seen[-1][1]) * (1.5 if seen[-1][0] else 1.0)
+
+    class Other(subprocess.Popen):
+        def __init__(self, command: list[str]) -> None:
+            super().__init__(command)
+            beside.append(self)
+
+    team = threads._team
+    monkeypatch.setattr(busy, "speed", speed)
+    monkeypatch.setattr("bench.busy.subprocess.Popen", Other)
+    args = Namespace(processes=1, rounds=2, max_tokens=4, seed=0)
+    result = busy.decoding(drive.build("none", options), {"a": [1, 2], "b": [3]}, args)
+    assert sorted(seen) == sorted([(way, count) for way in (False, True) for count in (0, 1)] * 4)
+    speeds = result["tokens_per_second"]
+    assert isinstance(speeds, dict)
+    assert [row["kept"].ratio for row in speeds.values()] == pytest.approx([0.5, 0.5])
+    assert result["quiet, giving way over all threads"].ratio == pytest.approx(1.5)  # type: ignore[attr-defined]
+    assert team._gives_way
+    assert all(process.poll() is not None for process in beside)

@@ -2,27 +2,36 @@
 
 from __future__ import annotations
 
+import gc
+import itertools
 import os
+import signal
 import threading
 import time
+import weakref
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
 
 from tests.verifier.conftest import lesser
 from verifier.ops.kernels.cpu import launch, rows
-from verifier.ops.kernels.cpu.asm import F32, I64, Kernel, vector
+from verifier.ops.kernels.cpu.asm import Kernel
 from verifier.ops.kernels.cpu.launch import Compiled, recording, room
-from verifier.ops.kernels.cpu.threads import Threads, current, use, wanted
+from verifier.ops.kernels.cpu.threads import _PLACES, Threads, _walker, give_way, use, wanted
+from verifier.ops.kernels.cpu.types import F32, I64, vector
 from verifier.ops.norm import add_rms_norm
 
 
 @pytest.fixture(autouse=True, params=[1, 2, 4])
-def as_many(request):
+def as_many(request) -> Iterator[None]:
+    """So many threads, however busy the machine is."""
     before = wanted()
+    give_way(False)
     use(request.param)
     yield
     use(before)
+    give_way(True)
 
 
 @Compiled
@@ -48,7 +57,7 @@ def test_every_thread_runs_every_entry_once() -> None:
     numbers = torch.zeros(8, dtype=torch.int64)
     for _ in range(500):
         _marking()(numbers)
-    assert numbers.tolist() == [500] * current().count + [0] * (8 - current().count)
+    assert numbers.tolist() == [500] * wanted() + [0] * (8 - wanted())
 
 
 def test_entries_wait_for_each_other_and_threads_that_slept_come_back() -> None:
@@ -95,19 +104,50 @@ def test_a_recording_owns_what_its_kernels_touch() -> None:
     torch.testing.assert_close(kept, expected, atol=1e-4, rtol=1e-4)
 
 
-def test_callers_in_several_threads_wait_for_each_other() -> None:
+def doubled_in_several_threads(before: Callable[[], None] = lambda: None) -> None:
     texts = [torch.ones(300, dtype=torch.int64) for _ in range(4)]
 
     def work(numbers: torch.Tensor) -> None:
         for _ in range(30):
+            before()
             _doubling()(numbers, torch.tensor([300]))
 
-    users = [threading.Thread(target=work, args=(numbers,)) for numbers in texts]
+    users = [threading.Thread(target=work, args=(numbers,), daemon=True) for numbers in texts]
     for user in users:
         user.start()
     for user in users:
-        user.join()
+        user.join(20)
+    assert not any(user.is_alive() for user in users), "hangs"
     assert all((numbers == 2**30).all() for numbers in texts)
+
+
+def test_callers_in_several_threads_wait_for_each_other() -> None:
+    doubled_in_several_threads()
+
+
+def test_the_number_of_threads_may_change_while_others_call() -> None:
+    numbers = itertools.cycle([1, 3, 2])
+    for _ in range(10):
+        doubled_in_several_threads(lambda: use(next(numbers)))
+
+
+def test_a_list_without_entries_wakes_nobody() -> None:
+    """There would be no barrier behind which the next list may be named: who comes late would walk that one twice."""
+    team = Threads(3)
+    before = team._state.copy()
+    team.run(0, 0)
+    assert (team._state == before).all()
+    team.stop()
+
+
+def test_threads_that_are_dropped_keep_what_they_wait_at() -> None:
+    """Else others would get that memory, and wake them to walk what is no list."""
+    dropped = weakref.ref(Threads(3)._state)
+    gc.collect()
+    state = dropped()
+    assert state is not None
+    state[_PLACES["stop"] // 8] = 1
+    _walker().run(state.ctypes.data, 0, 0)
 
 
 def test_threads_end_and_others_come() -> None:
@@ -124,14 +164,39 @@ def test_threads_end_and_others_come() -> None:
 
 
 def test_a_child_has_threads_of_its_own() -> None:
-    numbers = torch.zeros(8, dtype=torch.int64)
+    """Whatever another thread ran when it was made."""
+    numbers, ends = torch.zeros(8, dtype=torch.int64), threading.Event()
     _marking()(numbers)
-    child = os.fork()
-    if not child:
-        numbers.zero_()
-        _marking()(numbers)
-        os._exit(int(numbers.sum()) != wanted())
-    assert os.waitpid(child, 0)[1] == 0
+
+    def run_on() -> None:
+        while not ends.is_set():
+            _doubling()(torch.ones(300, dtype=torch.int64), torch.tensor([300]))
+
+    other = threading.Thread(target=run_on)
+    other.start()
+    for _ in range(20):
+        child = os.fork()
+        if not child:
+            signal.alarm(20)
+            numbers.zero_()
+            _marking()(numbers)
+            os._exit(int(numbers.sum()) != wanted())
+        assert os.waitpid(child, 0)[1] == 0
+    ends.set()
+    other.join()
+
+
+def test_denormals_are_numbers_in_every_thread() -> None:
+    """Whatever the caller set for its own: a row must not depend on the thread that it is given to."""
+    x, tiny, one = torch.full((8, 32), 1e-40), torch.full((8, 32), 1e-40), torch.ones(32)
+    assert torch.set_flush_denormal(True)
+    try:
+        add_rms_norm(x, tiny, one, 1e-5)
+        added = tiny + tiny
+    finally:
+        torch.set_flush_denormal(False)
+    assert not added.any(), "and the caller's are as it set them"
+    assert (x == 2 * tiny).all()
 
 
 @pytest.mark.parametrize("processor", ["here", "without bf16", "without AVX-512"])

@@ -5,7 +5,7 @@ Each function takes pytest's ``monkeypatch``, which also undoes it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from types import ModuleType
 from typing import Any
 
@@ -18,10 +18,14 @@ from spec import step
 from spec.adjust import Adjustment
 from spec.constrain import Guarded
 from spec.noise import Noise
+from spec.protocols import Rows
 from spec.score import logprobs_of_run
-from verifier.ops.kernels.cpu import attention, launch, linear
-from verifier.ops.kernels.cpu.asm import F32, Value, Variable
+from verifier.ops.kernels.cpu import attention, linear
+from verifier.ops.kernels.cpu.asm import Variable
 from verifier.ops.kernels.cpu.launch import Compiled
+from verifier.ops.kernels.cpu.types import F32
+from verifier.ops.kernels.cpu.values import Value
+from verifier.paged_rows import WrittenRows
 
 
 def rewritten(monkeypatch: pytest.MonkeyPatch, module: ModuleType, name: str, kernel: type) -> None:
@@ -78,8 +82,17 @@ def values_by_slot(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def lengths_baked_in(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Recorded kernels work on as many rows as there were when they were recorded."""
-    monkeypatch.setattr(launch, "counted", lambda count, rows: torch.tensor([rows]) if count is None else count.clone())
+    """Recorded kernels work on as many rows as there were when they ran first."""
+    write = WrittenRows.write
+
+    def write_once(self: WrittenRows, rows: Sequence[Rows]) -> tuple[int, ...]:
+        known = self._counts.clone()
+        starts = write(self, rows)
+        if known.any():
+            self._counts.copy_(known)
+        return starts
+
+    monkeypatch.setattr(WrittenRows, "write", write_once)
 
 
 def reused_noise(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,8 @@ from typing import Any
 import aiohttp
 import pytest
 
-from server.build import choose_draft
+from bench.inflate import inflate
+from server.build import BUNDLED, choose_draft
 from server.config import EngineConfig
 from server.drafting import Drafts
 from server.speculation import wishes
@@ -44,8 +45,20 @@ def trace(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory, trace: Path) -> Iterator[LiveServer]:
-    """One that chooses among three drafters, is shadowed, and traced."""
-    flags = ("--draft", "draft_model,suffix,ngram", "--threads", "1", "--trace", str(trace), "--shadow", "suffix:3")
+    """One that chooses among three drafters, is shadowed, and traced. Its target is slow, so that drafting pays."""
+    target = tmp_path_factory.mktemp("target")
+    inflate(BUNDLED / "target", target, "layers=40")
+    flags = (
+        str(target),
+        "--draft",
+        "draft_model,suffix,ngram",
+        "--threads",
+        "1",
+        "--trace",
+        str(trace),
+        "--shadow",
+        "suffix:3",
+    )
     with LiveServer(tmp_path_factory.mktemp("serve") / "log", *flags) as server:
         yield server
 

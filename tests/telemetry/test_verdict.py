@@ -48,7 +48,14 @@ class Run:
         self.reporter = Reporter(self.telemetry)
 
     def steps(
-        self, count: int, accepted: int, propose: float, forward: float, drafted: int = 4, doubt: str = ""
+        self,
+        count: int,
+        accepted: int,
+        propose: float,
+        forward: float,
+        drafted: int = 4,
+        doubt: str = "",
+        crowded: float = 0.0,
     ) -> None:
         """Decode with a chain of ``drafted`` tokens of which so many are accepted. A step without drafts: 10 ms."""
         seconds = {"propose": propose, "forward": forward}
@@ -67,6 +74,7 @@ class Run:
                         seconds=seconds,
                         root_seconds=0.01,
                         doubt=doubt,
+                        crowded=crowded,
                     )
                 )
                 tokens = [5] * (1 + accepted)
@@ -195,3 +203,21 @@ async def test_the_tiles_tell_the_last_request_where_nothing_runs() -> None:
     live = (await run.telemetry.snapshot()).live
     assert live.tokens_per_second is None
     assert live.last_request_tokens_per_second == pytest.approx(4 / 0.25)
+
+
+async def test_a_busy_machine_is_named_at_once_and_not_every_ten_seconds(caplog: pytest.LogCaptureFixture) -> None:
+    run = Run()
+    run.steps(10, accepted=3, propose=0.004, forward=0.011, crowded=0.2)
+    run.report()
+    assert (await run.telemetry.snapshot()).live.crowded == pytest.approx(0)  # that was ten seconds ago
+    assert not caplog.records, "a process of ours beside is no reason to worry anybody"
+    for _ in range(3):
+        run.steps(10, accepted=3, propose=0.004, forward=0.011, crowded=0.5)
+        assert (await run.telemetry.snapshot()).live.crowded == pytest.approx(0.5)
+        run.report()
+    [warning] = [record for record in caplog.records if "busy" in record.getMessage()]
+    assert warning.levelno == logging.WARNING
+    assert (
+        warning.getMessage() == "Something else keeps this machine busy: of its time the engine waits 50% for a core."
+    )
+    assert run.telemetry.totals().waited_seconds == pytest.approx(0.15 * 0.2 + 3 * 0.15 * 0.5)

@@ -10,6 +10,7 @@ from torch.nn import functional
 from tests.simulated.device import DEVICE, simulated
 from verifier.model.linear import Linear
 from verifier.ops.eager import references
+from verifier.ops.kernels.cpu.launch import recording
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 #: in, out: narrow, odd, the widths of a tiny model, of many terms.
@@ -64,6 +65,20 @@ def test_it_multiplies(processor, shape, dtype, bias, kept) -> None:
 def test_a_row_has_the_same_bits_at_any_count(processor, shape, dtype, kept, gated) -> None:
     linear, _, _ = layer_of((shape[0], 2 * shape[1]), dtype, True, kept, gated)
     assert differing(linear, rows_of(shape, dtype), COUNTS) == []
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_a_recording_multiplies_what_there_is_when_it_runs(processor, shape, dtype) -> None:
+    linear, _, _ = layer_of(shape, dtype, True, torch.bfloat16)
+    x = rows_of(shape, dtype, 8)
+    expected = linear(x)
+    later = torch.full_like(x, torch.nan)
+    with recording() as replay:
+        result = linear(later)
+    later.copy_(x)
+    replay()
+    assert torch.equal(result, expected)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

@@ -4,7 +4,7 @@ import { ask } from "./api.js";
 import { drafters } from "./drafters.js";
 import { byId, html } from "./elements.js";
 import { follow } from "./feed.js";
-import { clock } from "./format.js";
+import { clock, percent } from "./format.js";
 import { notice, showFooter, showHeader, showTiles } from "./header.js";
 import { showModels } from "./models.js";
 import { overTime } from "./overtime.js";
@@ -48,23 +48,27 @@ function take({ snapshot, points, models }) {
   if (restarted) return begin().catch(console.debug);
   showModels(models);
   timeline.more(points, snapshot.now);
-  tellStatus(snapshot.server);
+  tellStatus(snapshot);
   draw();
   const over = points.reduce((sum, point) => sum + point.finished + point.failed, 0);
   if (over > 0 || !listed || snapshot.live.gauges.running > 0) refreshRequests();
   listed = true;
 }
 
-function tellStatus({ status, message }) {
+const BUSY = 0.25; // as the log has it
+
+function tellStatus({ server: { status, message }, live: { crowded } }) {
+  const waits = `of its time the engine waits ${percent(crowded, 0)} for a core.`;
   const words = {
-    ready: "",
+    ready: crowded < BUSY ? "" : `Something else keeps this machine busy: ${waits}`,
     unloaded: `Not loaded: the next request waits until it is.${message && ` It could not be: ${message}`}`,
     loading: `Loading: ${message}`,
     down: `The engine is down: ${message}`,
     failed: `The engine cannot start: ${message}`,
     draining: `The server is shutting down: ${message}.`,
   };
-  notice(words[status] ?? `${status}: ${message}`, ["loading", "draining", "unloaded"].includes(status) ? "" : "bad");
+  const calm = ["ready", "unloaded", "loading", "draining"];
+  notice(words[status] ?? `${status}: ${message}`, calm.includes(status) ? "" : "bad");
 }
 
 /** What is on the page is what was last heard, and says so. */

@@ -3,7 +3,8 @@
 ::
 
     jit      the processor of this machine; text of LLVM's language becomes the address of a function
-    asm      writes that text: values with operators, loops, loads and stores
+    asm      writes that text: loops, loads and stores, over
+             types, values (with operators), conversions and arithmetic
     threads  the threads that walk a list of (kernel, arguments), a barrier behind each entry
     launch   runs one entry now, or adds it to the recording that is being made
     ...      one file for each op of verifier/ops

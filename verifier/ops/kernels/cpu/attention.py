@@ -21,8 +21,10 @@ import torch
 from torch import Tensor
 
 from verifier.ops.kernels.cpu import launch, threads
-from verifier.ops.kernels.cpu.asm import BF16, F32, I1, I32, I64, LANES, OF_TORCH, Kernel, Value, Variable, vector
+from verifier.ops.kernels.cpu.asm import Kernel, Variable
 from verifier.ops.kernels.cpu.launch import Compiled
+from verifier.ops.kernels.cpu.types import BF16, F32, I1, I32, I64, LANES, OF_TORCH, vector
+from verifier.ops.kernels.cpu.values import Value
 from verifier.ops.tree_attention import PagedRows
 
 #: Nodes of a tree at most, and numbers that say of a row: its sequence, leading positions of that, nodes of its path.

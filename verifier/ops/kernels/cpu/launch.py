@@ -57,7 +57,7 @@ class Recording:
 
     def __call__(self) -> None:
         """Run all entries."""
-        threads.current().run(self._table.ctypes.data, len(self._entries))
+        threads.run(self._table.ctypes.data, len(self._entries))
 
 
 class _Room:
@@ -134,7 +134,7 @@ class Launcher:
             return
         block = _block(arguments)
         entry = np.array((self._address, block.ctypes.data), dtype=np.int64)
-        threads.current().run(entry.ctypes.data, 1)
+        threads.run(entry.ctypes.data, 1)
 
 
 def _block(arguments: tuple[Argument, ...]) -> np.ndarray:

@@ -15,15 +15,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from verifier.ops.kernels.cpu.asm import BF16, F32, I32, LANES, OF_TORCH, Kernel, Value, Variable, vector
+from verifier.ops.kernels.cpu.asm import Kernel, Variable
 from verifier.ops.kernels.cpu.jit import Processor
 from verifier.ops.kernels.cpu.launch import Compiled
+from verifier.ops.kernels.cpu.types import BF16, F32, I16, I32, LANES, OF_TORCH, vector
+from verifier.ops.kernels.cpu.values import Value
 
 #: Rows whose sums are held at once, and how far ahead of the sums weights are asked for.
 _GROUP, _AHEAD_BYTES = 6, 2048
@@ -86,7 +87,10 @@ def _packed(weight: Tensor, block: int, pairs: bool) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What a kernel is compiled for. weight, compute, out: dtypes of the weight, of inputs and of what comes out."""
+    """What a kernel is compiled for. weight, compute, out: dtypes of the weight, of inputs and of what comes out.
+
+    odd: whether the last of a row's inputs is half of a pair.
+    """
 
     block: int
     weight: torch.dtype
@@ -94,6 +98,7 @@ class Shape:
     out: torch.dtype
     gated: bool
     bias: bool
+    odd: bool
 
 
 def multiply(x: Tensor, weight: PackedWeight, out: Tensor, count: Tensor) -> None:
@@ -101,10 +106,8 @@ def multiply(x: Tensor, weight: PackedWeight, out: Tensor, count: Tensor) -> Non
 
     x: [R, K], out: [R, O or O / 2], contiguous. count: int64[1], of how many rows; a row's bits do not depend on it.
     """
-    if weight.pairs and weight.inner % 2:
-        x = functional.pad(x, (0, 1))
-    shape = Shape(weight.block, weight.data.dtype, x.dtype, out.dtype, weight.gated, weight.bias is not None)
-    _kernel(shape)(
+    bias, odd = weight.bias is not None, weight.pairs and weight.inner % 2 == 1
+    _kernel(Shape(weight.block, weight.data.dtype, x.dtype, out.dtype, weight.gated, bias, odd))(
         x, weight.data, out, 0 if weight.bias is None else weight.bias, count,
         len(weight.data) // (2 if weight.gated else 1), out.shape[1], x.shape[1],
     )  # fmt: skip
@@ -152,18 +155,24 @@ class _Product:
         k, shape = self.k, self.shape
         steps = self.inner // 2 if self.pairs else self.inner
         item = I32 if self.pairs else OF_TORCH[shape.weight]
-        weights = k.at(self.weight, block * steps * shape.block, item)
+        weights = k.at(self.weight, block * (steps + int(shape.odd)) * shape.block, item)
         inputs = [k.at(self.x, (row + number) * self.inner, OF_TORCH[shape.compute]) for number in range(rows)]
         sums = [self._begun(block, at) for _ in range(rows) for at in range(self.vectors)]
         for step in self._steps(steps):
-            columns = self._columns(k.at(weights, step * shape.block, item), item)
-            for number in range(rows):
-                factors = self._inputs(inputs[number], step)
-                for at, column in enumerate(columns):
-                    total = sums[number * self.vectors + at]
-                    for factor, weight in zip(factors, column, strict=True):
-                        total.value = self._added(total.value, factor, weight)
+            self._add(sums, k.at(weights, step * shape.block, item), inputs, step)
+        if shape.odd:
+            self._add(sums, k.at(weights, steps * shape.block, item), inputs, steps, half=True)
         return sums
+
+    def _add(self, sums: list[Variable], line: Value, rows: list[Value], step: Value, half: bool = False) -> None:
+        """The terms of one step: weights that stand in a line, times each row's inputs."""
+        columns = self._columns(line)
+        for number, row in enumerate(rows):
+            factors = self._inputs(row, step, half)
+            for at, column in enumerate(columns):
+                total = sums[number * self.vectors + at]
+                for factor, weight in zip(factors, column, strict=True):
+                    total.value = self._added(total.value, factor, weight)
 
     def _steps(self, steps: Value) -> Iterator[Value]:
         """The order of the terms."""
@@ -177,11 +186,11 @@ class _Product:
             return k.variable(k.constant(0.0, vector(F32)))
         return k.variable(k.load(self.bias, vector(F32), block * self.shape.block + at * LANES))
 
-    def _columns(self, line: Value, item: Any) -> list[list[Value]]:
+    def _columns(self, line: Value) -> list[list[Value]]:
         """The weights of one step, vector by vector: a pair of bf16 for each output, or numbers in fp32, one or two."""
-        ahead = _AHEAD_BYTES // (4 if self.pairs else self.shape.weight.itemsize)
+        size = 4 if self.pairs else self.shape.weight.itemsize
         for at in range(self.vectors):
-            self.k.prefetch(self.k.at(line, ahead + at * LANES, item))
+            self.k.prefetch(self.k.bytes_at(line, _AHEAD_BYTES + at * LANES * size))
         return [self._weights(line, at * LANES) for at in range(self.vectors)]
 
     def _weights(self, line: Value, at: int) -> list[Value]:
@@ -196,15 +205,23 @@ class _Product:
         of = self.k.like(words, F32)
         return [self.k.bits(words << 16, of), self.k.bits(words & -65536, of)]
 
-    def _inputs(self, row: Value, step: Value) -> list[Value]:
-        """The same of a row's inputs, each in all lanes."""
+    def _inputs(self, row: Value, step: Value, half: bool = False) -> list[Value]:
+        """The same of a row's inputs, each in all lanes. half: behind the first of the pair the row ends."""
         k, compute = self.k, OF_TORCH[self.shape.compute]
         if self.dot:
-            return [k.bits(k.spread(k.load(row, I32, step)), vector(BF16, 2 * LANES))]
+            return [k.bits(k.spread(self._pair(row, step, half)), vector(BF16, 2 * LANES))]
         if self.pairs and compute is BF16:
-            return [k.spread(half) for half in self._halves(k.load(row, I32, step))]
+            return [k.spread(each) for each in self._halves(self._pair(row, step, half))]
         places = [step * 2, step * 2 + 1] if self.pairs else [step]
-        return [k.spread(k.widened(k.load(row, compute, place))) for place in places]
+        found = [k.widened(k.load(row, compute, place)) for place in places[: 1 if half else None]]
+        return [k.spread(each) for each in (*found, *[k.constant(0.0, F32)] * half)]
+
+    def _pair(self, row: Value, step: Value, half: bool) -> Value:
+        """Two bf16 in one word. Rows of an odd width do not begin where words do."""
+        k = self.k
+        if half:
+            return k.integer(k.load(row, I16, step * 2), I32) & 0xFFFF
+        return k.bits(k.load(row, vector(I16, 2), step * 2), I32) if self.shape.odd else k.load(row, I32, step)
 
     def _added(self, total: Value, factor: Value, weight: Value) -> Value:
         if self.dot:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from verifier.ops.kernels.cpu.asm import F32, I64, LANES, OF_TORCH, Kernel, Value, vector
+from verifier.ops.kernels.cpu.asm import Kernel
 from verifier.ops.kernels.cpu.launch import Compiled
+from verifier.ops.kernels.cpu.types import F32, I64, LANES, OF_TORCH, vector
+from verifier.ops.kernels.cpu.values import Value
 
 
 def take_rows(table: Tensor, places: Tensor, out: Tensor, count: Tensor) -> None:

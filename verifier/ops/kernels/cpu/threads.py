@@ -23,6 +23,7 @@ from string import Template
 import numpy as np
 import torch
 
+from verifier.ops.kernels.cpu.crowding import Crowding
 from verifier.ops.kernels.cpu.jit import Code, Processor
 
 #: Places of the state's words, in bytes.
@@ -34,46 +35,111 @@ _PLACES = {
 }
 #: Looks before a thread sleeps: at a barrier (some 50 us), and for the next list (some 500 us).
 _LOOKS = {"barrier_looks": 2_000, "work_looks": 20_000}
+#: More threads are never used, and kernels that need room for each have room for so many.
+MOST = max(os.cpu_count() or 1, 4)
 _FUTEX = {"x86_64": 202, "AMD64": 202, "aarch64": 98}
 
 
 class Threads:
-    """So many threads, the caller's among them. One list at a time: callers wait for each other."""
+    """So many threads, the caller's among them. One list at a time: see :class:`Team`."""
 
     def __init__(self, count: int) -> None:
         self.count = count
-        self._lock = threading.Lock()
         self._state = np.zeros(len(_PLACES) * 8, dtype=np.int64)
         self._state[_PLACES["threads"] // 8] = count
-        self._at = self._state.ctypes.data
-        self._walker = _walker()
+        self._at, self._walker = self._state.ctypes.data, _walker()
         self._others = [
-            threading.Thread(target=self._walker.serve, args=(self._at, number), name=f"kernels {number}", daemon=True)
+            threading.Thread(target=_serve, args=(self._state, number), name=f"kernels {number}", daemon=True)
             for number in range(1, count)
         ]
         for thread in self._others:
             thread.start()
 
+    @property
+    def ids(self) -> list[int]:
+        """The kernel's numbers of the threads, the caller's first."""
+        return [threading.get_native_id(), *(thread.native_id or 0 for thread in self._others)]
+
     def run(self, entries: int, count: int) -> None:
         """Walk ``count`` pairs of int64 at this address: of a kernel, and of its arguments."""
-        with self._lock:
+        if count:  # without a barrier behind an entry the others might still be looking for this list in the next
             self._walker.run(self._at, entries, count)
 
     def stop(self) -> None:
         """End the threads; nothing can be run any more."""
+        self._state[_PLACES["stop"] // 8] = 1
+        self._walker.run(self._at, 0, 0)
+        for thread in self._others:
+            thread.join()
+
+
+def _serve(state: np.ndarray, number: int) -> None:
+    """What each of the others does. It holds the memory that it waits at, so that nobody takes that from under it."""
+    _walker().serve(state.ctypes.data, number)
+
+
+class Team:
+    """The threads of this process: started when they are needed first, and others when another number is wanted, or
+    fits the cores better that something else leaves.
+
+    Callers in several threads wait for each other.
+    """
+
+    def __init__(self) -> None:
+        self._asked: int | None = None
+        self._gives_way = True
+        self.forget()
+
+    def forget(self) -> None:
+        """In a child: it has the caller's thread alone, and another may have held the lock."""
+        self._lock = threading.Lock()
+        self._threads: Threads | None = None
+        self._crowding: Crowding | None = None
+
+    def use(self, count: int) -> None:
+        """Let kernels have so many threads, or fewer while there are no cores for so many."""
+        self._asked = min(count, MOST)
+
+    def wanted(self) -> int:
+        """How many kernels have: as many as torch has, unless :meth:`use` said otherwise."""
+        return self._asked or min(torch.get_num_threads(), MOST)
+
+    def give_way(self, gives_way: bool) -> None:
+        """Whether threads for which there is no core are left out (see :mod:`~verifier.ops.kernels.cpu.crowding`)."""
+        self._gives_way, self._crowding = gives_way, None
+
+    def crowded(self) -> float:
+        """Of the time in which the threads could have run lately, the share that they waited for a core."""
+        return 0.0 if self._crowding is None else self._crowding.share
+
+    def run(self, entries: int, count: int) -> None:
+        """Walk ``count`` pairs of int64 at this address: of a kernel, and of its arguments."""
         with self._lock:
-            self._state[_PLACES["stop"] // 8] = 1
-            self._walker.run(self._at, 0, 0)
-            for thread in self._others:
-                thread.join()
+            self._as_many(self._fitting()).run(entries, count)
+
+    def _fitting(self) -> int:
+        """How many there are cores for."""
+        wanted = self.wanted()
+        if not self._gives_way:
+            return wanted
+        if self._crowding is None or self._crowding.most != wanted:
+            self._crowding = Crowding(wanted)
+        return self._crowding.look([] if self._threads is None else self._threads.ids)
+
+    def _as_many(self, count: int) -> Threads:
+        if self._threads is None or self._threads.count != count:
+            if self._threads is not None:
+                self._threads.stop()
+            self._threads = Threads(count)
+        return self._threads
 
 
 class _Walker:
     """The functions of ``_TEXT``. They leave the interpreter's lock to others."""
 
     def __init__(self) -> None:
-        pause = "call void @llvm.x86.sse2.pause()" if Processor.here().is_x86 else "fence acquire"
-        names = _PLACES | _LOOKS | {"futex": _FUTEX[platform.machine()], "pause": pause}
+        own = _OF_X86 if Processor.here().is_x86 else _OF_OTHERS
+        names = _PLACES | _LOOKS | own | {"futex": _FUTEX[platform.machine()]}
         self._code = Code(Template(_TEXT).substitute(names))
         run = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64)
         serve = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64)
@@ -81,39 +147,32 @@ class _Walker:
 
 
 _walker = cache(_Walker)
-_current: list[Threads] = []
-_asked: list[int] = []
+_team = Team()
+use, wanted, give_way, crowded, run = _team.use, _team.wanted, _team.give_way, _team.crowded, _team.run
+os.register_at_fork(after_in_child=_team.forget)
 
-
-#: More threads are never used, and kernels that need room for each have room for so many.
-MOST = max(os.cpu_count() or 1, 4)
-
-
-def use(count: int) -> None:
-    """Let kernels have so many threads."""
-    _asked[:] = [min(count, MOST)]
-
-
-def wanted() -> int:
-    """How many kernels have: as many as torch has, unless :func:`use` said otherwise."""
-    return _asked[0] if _asked else min(torch.get_num_threads(), MOST)
-
-
-def current() -> Threads:
-    """They are kept until another number is wanted."""
-    count = wanted()
-    if not _current or _current[0].count != count:
-        for threads in _current:
-            threads.stop()
-        _current[:] = [Threads(count)]
-    return _current[0]
-
-
-os.register_at_fork(after_in_child=_current.clear)  # threads do not outlive a fork
-
+#: What is the processor's own: a pause while one looks; and that denormals are numbers in every thread, whatever the
+#: caller has set for its own (0x1F80: round to nearest, no exceptions).
+_OF_X86 = {
+    "declared": """
+declare void @llvm.x86.sse2.pause()
+declare void @llvm.x86.sse.stmxcsr(ptr)
+declare void @llvm.x86.sse.ldmxcsr(ptr)
+""",
+    "pause": "call void @llvm.x86.sse2.pause()",
+    "set": """
+  %before = alloca i32
+  %ours = alloca i32
+  call void @llvm.x86.sse.stmxcsr(ptr %before)
+  store i32 8064, ptr %ours
+  call void @llvm.x86.sse.ldmxcsr(ptr %ours)
+""",
+    "reset": "call void @llvm.x86.sse.ldmxcsr(ptr %before)",
+}
+_OF_OTHERS = {"declared": "", "pause": "fence acquire", "set": "", "reset": ""}
 _TEXT = """
 declare i64 @syscall(i64, ...)
-declare void @llvm.x86.sse2.pause()
+$declared
 
 ; Wait until a word has another value than this: look for a while, then sleep. Whoever changes it wakes the sleepers.
 define internal void @await(ptr %word, i32 %old, ptr %sleepers, i32 %looks) noinline {
@@ -188,6 +247,7 @@ begin:
   %threads_at = getelementptr i8, ptr %state, i64 $threads
   %threads = load i64, ptr %threads_at
   %arriving = trunc i64 %threads to i32
+  $set
   br label %head
 head:
   %n = phi i64 [0, %begin], [%next, %entry]
@@ -203,6 +263,7 @@ entry:
   %next = add i64 %n, 1
   br label %head
 over:
+  $reset
   ret void
 }
 

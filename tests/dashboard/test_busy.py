@@ -1,0 +1,51 @@
+"""A machine that does something else beside."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from playwright.async_api import expect
+
+from tests.dashboard.browsing import needs_chromium, visiting
+from tests.server.live import LiveServer, openai_client
+
+pytestmark = [needs_chromium, pytest.mark.slow]
+BUSY = "Something else keeps this machine busy: of its time the engine waits "
+
+
+@contextmanager
+def busy(processes: int) -> Iterator[None]:
+    """So many that want a core each."""
+    others = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(processes)]
+    try:
+        yield
+    finally:
+        for other in others:
+            other.kill()
+            other.wait()
+
+
+async def test_the_page_and_the_log_say_that_something_else_keeps_it_busy(tmp_path: Path) -> None:
+    with LiveServer(tmp_path / "server", "--draft", "ngram") as server:
+        url = server.wait_for_url()
+        async with visiting(url) as visit, openai_client(url) as client:
+            notice = visit.page.locator("#notice")
+            await visit.go()
+            await visit.ready()
+            with busy(2 * (os.cpu_count() or 1)):
+                for seed in range(6):
+                    await client.completions.create(
+                        model="bundled", prompt=f"{seed}", max_tokens=400, seed=seed, extra_body={"ignore_eos": True}
+                    )
+                await expect(notice).to_have_text(re.compile(f"^{BUSY}\\d+ % for a core"))
+                await visit.keep_picture("busy", tmp_path)
+                await visit.page.wait_for_timeout(10_500)
+            await expect(notice).to_be_hidden(timeout=20_000)
+        assert BUSY in server.output

@@ -1,0 +1,89 @@
+"""Functions of numbers. Whatever runs over several lanes does so in one order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import llvmlite.ir as ir
+
+from verifier.ops.kernels.cpu.conversions import Conversions
+from verifier.ops.kernels.cpu.types import I32, LANES, lanes_of, suffix
+from verifier.ops.kernels.cpu.values import Operand, Value
+
+#: Taylor's, from the sixth power down: enough where the rest is below half of ln 2.
+_EXP = (1 / 720, 1 / 120, 1 / 24, 1 / 6, 0.5, 1.0, 1.0)
+
+
+class Arithmetic(Conversions):
+    """Emits functions."""
+
+    def fma(self, first: Value, second: Value, third: Value) -> Value:
+        """``first * second + third``, rounded once."""
+        return self.call(f"llvm.fma.{suffix(first.type)}", first.type, first, second, third)
+
+    def sqrt(self, value: Value) -> Value:
+        """The square root."""
+        return self.call(f"llvm.sqrt.{suffix(value.type)}", value.type, value)
+
+    def largest(self, first: Value, second: Value) -> Value:
+        """The larger one; NaN if either is."""
+        return self.call(f"llvm.maximum.{suffix(first.type)}", first.type, first, second)
+
+    def smallest(self, first: Value, second: Operand) -> Value:
+        """The smaller of two integers."""
+        mine, its = self.alike(first, second)
+        return self.select(mine < its, mine, its)
+
+    def folded(self, value: Value, combine: Any) -> Value:
+        """Halves combined until one number is left: always in the same order."""
+        lanes = lanes_of(value.type)
+        while lanes > 1:
+            lanes //= 2
+            low, high = (self.shuffled(value, value, range(begin, begin + lanes)) for begin in (0, lanes))
+            value = combine(low, high)
+        return Value(self, self.builder.extract_element(value.raw, ir.Constant(I32, 0)))
+
+    def sums(self, parts: Sequence[Value]) -> Value:
+        """One vector whose lane n is the sum of the lanes of ``parts[n]``, 16 of 16 lanes, each always added alike."""
+        level = list(parts)
+        while len(level) > 1:
+            reach = len(level) // 2
+            low, high = ([*_interleaved(reach, at)] for at in (0, reach))
+            level = [
+                self.shuffled(level[n], level[n + reach], low) + self.shuffled(level[n], level[n + reach], high)
+                for n in range(reach)
+            ]
+        return level[0]
+
+    def total(self, value: Value) -> Value:
+        """The sum of the lanes."""
+        return self.folded(value, Value.__add__)
+
+    def exp(self, value: Value) -> Value:
+        """e to the power of fp32, within an ulp or two; zero below -87, infinity above 88.7, NaN for NaN."""
+        log2 = self.call(f"llvm.roundeven.{suffix(value.type)}", value.type, value * 1.44269504088896341)
+        rest = self.fma(log2, self.constant(-0.693145751953125, value.type), value)
+        rest = self.fma(log2, self.constant(-1.42860682030941723e-6, value.type), rest)
+        series = self.constant(_EXP[0], value.type)
+        for factor in _EXP[1:]:
+            series = self.fma(series, rest, self.constant(factor, value.type))
+        return self._scaled(series, log2, value)
+
+    def _scaled(self, series: Value, log2: Value, value: Value) -> Value:
+        """``series`` times two to the power of ``log2``, whose ends lie beyond fp32's exponents."""
+        whole = self.like(value, I32)
+        power = self.call(f"llvm.fptosi.sat.{suffix(whole)}.{suffix(value.type)}", whole, log2)  # of NaN 0
+        half = power // 2
+        result = series
+        for part in (half, power - half):
+            result = result * self.bits((part + 127) << 23, value.type)
+        result = self.select(value < -87.0, 0.0, result)
+        return self.select(value > 88.7, float("inf"), result)
+
+
+def _interleaved(reach: int, at: int) -> Iterator[int]:
+    """Of each 2 * reach lanes of a first vector ``reach``, from ``at`` on, then the same of a second."""
+    for begin in range(0, LANES, 2 * reach):
+        for first in (0, LANES):
+            yield from range(first + begin + at, first + begin + at + reach)

@@ -1,0 +1,165 @@
+"""Values of a kernel that is being written, their operators, and the instructions that the rest is made of."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import llvmlite.ir as ir
+
+from verifier.ops.kernels.cpu.jit import Processor
+from verifier.ops.kernels.cpu.types import F32, I32, I64, LANES, element, lanes_of, vector
+
+
+@dataclass(frozen=True, eq=False)
+class Value:
+    """A number, a vector or a pointer while a kernel runs."""
+
+    kernel: Instructions
+    raw: Any
+
+    @property
+    def type(self) -> ir.Type:
+        """Its type."""
+        return self.raw.type
+
+    @property
+    def floats(self) -> bool:
+        """Whether it is made of fp32."""
+        return element(self.type) is F32
+
+    def __add__(self, other: Operand) -> Value:
+        return self._with(other, "fadd", "add")
+
+    def __sub__(self, other: Operand) -> Value:
+        return self._with(other, "fsub", "sub")
+
+    def __mul__(self, other: Operand) -> Value:
+        return self._with(other, "fmul", "mul")
+
+    def __truediv__(self, other: Operand) -> Value:
+        return self._with(other, "fdiv", "sdiv")
+
+    def __floordiv__(self, other: Operand) -> Value:
+        return self._with(other, "", "sdiv")
+
+    def __mod__(self, other: Operand) -> Value:
+        return self._with(other, "", "srem")
+
+    def __and__(self, other: Operand) -> Value:
+        return self._with(other, "", "and_")
+
+    def __or__(self, other: Operand) -> Value:
+        return self._with(other, "", "or_")
+
+    def __xor__(self, other: Operand) -> Value:
+        return self._with(other, "", "xor")
+
+    def __lshift__(self, other: Operand) -> Value:
+        return self._with(other, "", "shl")
+
+    def __rshift__(self, other: Operand) -> Value:
+        return self._with(other, "", "lshr")
+
+    def __lt__(self, other: Operand) -> Value:
+        return self._compared("<", other)
+
+    def __le__(self, other: Operand) -> Value:
+        return self._compared("<=", other)
+
+    def __gt__(self, other: Operand) -> Value:
+        return self._compared(">", other)
+
+    def __ge__(self, other: Operand) -> Value:
+        return self._compared(">=", other)
+
+    def equals(self, other: Operand) -> Value:
+        """Whether both are the same number."""
+        return self._compared("==", other)
+
+    def differs(self, other: Operand) -> Value:
+        """Whether they are not; of fp32 NaN differs from itself."""
+        if self.floats:
+            mine, its = self.kernel.alike(self, other)
+            return Value(self.kernel, self.kernel.builder.fcmp_unordered("!=", mine.raw, its.raw))
+        return self._compared("!=", other)
+
+    def _with(self, other: Operand, of_floats: str, of_integers: str) -> Value:
+        mine, its = self.kernel.alike(self, other)
+        emit = getattr(self.kernel.builder, of_floats if self.floats else of_integers)
+        return Value(self.kernel, emit(mine.raw, its.raw))
+
+    def _compared(self, how: str, other: Operand) -> Value:
+        mine, its = self.kernel.alike(self, other)
+        builder = self.kernel.builder
+        compare = builder.fcmp_ordered if self.floats else builder.icmp_signed
+        return Value(self.kernel, compare(how, mine.raw, its.raw))
+
+
+Operand = Value | int | float
+
+
+class Instructions:
+    """Emits single instructions into ``module``, for a processor."""
+
+    module: ir.Module
+    builder: ir.IRBuilder
+    processor: Processor
+
+    def constant(self, value: float, of: ir.Type = I64) -> Value:
+        """A number, or a vector of equal ones."""
+        lanes = lanes_of(of)
+        return Value(self, ir.Constant(of, [value] * lanes if lanes else value))
+
+    def index(self, value: Operand) -> Value:
+        """An int64."""
+        return value if isinstance(value, Value) else self.constant(value)
+
+    def places(self, numbers: Sequence[int]) -> Value:
+        """A vector of int32."""
+        return Value(self, ir.Constant(vector(I32, len(numbers)), list(numbers)))
+
+    def alike(self, first: Value, second: Operand) -> tuple[Value, Value]:
+        """Both as one type: scalars are spread over the other's lanes."""
+        if not isinstance(second, Value):
+            return first, self.constant(second, first.type)
+        if lanes_of(first.type) == lanes_of(second.type):
+            return first, second
+        if lanes_of(first.type):
+            return first, self.spread(second, lanes_of(first.type))
+        return self.spread(first, lanes_of(second.type)), second
+
+    def spread(self, value: Value, lanes: int = LANES) -> Value:
+        """A vector of equal ones."""
+        of = vector(value.type, lanes)
+        one = self.builder.insert_element(ir.Constant(of, ir.Undefined), value.raw, ir.Constant(I32, 0))
+        return Value(self, self.builder.shuffle_vector(one, one, self.places([0] * lanes).raw))
+
+    def shuffled(self, first: Value, second: Value, lanes: Sequence[int]) -> Value:
+        """Lanes of two vectors, those of the second counted on from the first's."""
+        return Value(self, self.builder.shuffle_vector(first.raw, second.raw, self.places(lanes).raw))
+
+    def select(self, condition: Value, yes: Operand, no: Operand) -> Value:
+        """``yes`` where the condition holds."""
+        if not isinstance(yes, Value):
+            assert isinstance(no, Value), "one of both says what type it is"
+            no, yes = self.alike(no, yes)
+        else:
+            yes, no = self.alike(yes, no)
+        return Value(self, self.builder.select(condition.raw, yes.raw, no.raw))
+
+    def bits(self, value: Value, of: ir.Type) -> Value:
+        """The same bits as another type."""
+        return Value(self, self.builder.bitcast(value.raw, of))
+
+    def like(self, value: Value, of: ir.Type) -> ir.Type:
+        """Type ``of`` with as many lanes as the value."""
+        return vector(of, lanes_of(value.type)) if lanes_of(value.type) else of
+
+    def call(self, name: str, of: ir.Type, *values: Value) -> Value:
+        """A function or intrinsic."""
+        known = self.module.globals.get(name)
+        if known is None:
+            known = ir.Function(self.module, ir.FunctionType(of, [value.type for value in values]), name=name)
+        return Value(self, self.builder.call(known, [value.raw for value in values]))
