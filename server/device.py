@@ -11,6 +11,7 @@ import torch
 
 from server.config import EngineConfig
 from server.unfit import Unfit
+from verifier.ops.kernels.cpu.walk import unsupported
 
 #: Where a container's limit is written (cgroup v2, v1); on a bare machine there is none.
 _LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
@@ -66,7 +67,8 @@ class Device:
 def find_device(config: EngineConfig) -> Device:
     """What ``--device`` names; ``auto`` is a GPU if there is one.
 
-    Raises Unfit for a GPU that is not there, and for a share of its memory where none is used.
+    Raises Unfit for a GPU that is not there, for a share of its memory where none is used, and for a processor without
+    kernels.
     """
     there = torch.cuda.is_available()
     if config.device == "cuda" and not there:
@@ -78,6 +80,8 @@ def find_device(config: EngineConfig) -> Device:
             f"--gpu-memory-utilization {config.gpu_memory_utilization:g}: the engine runs on the CPU",
             "leave the flag out; --kv-tokens sizes the KV cache there",
         )
+    if reason := unsupported():
+        raise Unfit(f"--device {config.device}: {reason}", "--device cuda is what is left, with a GPU")
     return Device.cpu()
 
 

@@ -44,6 +44,15 @@ def test_without_a_gpu_auto_is_the_cpu_and_cuda_is_refused() -> None:
         find_device(EngineConfig(gpu_memory_utilization=0.5))
 
 
+@no_gpu
+@pytest.mark.parametrize(("system", "machine"), [("Linux", "riscv64"), ("Darwin", "arm64")])
+def test_a_processor_without_kernels_is_refused(monkeypatch, system, machine) -> None:
+    monkeypatch.setattr("platform.system", lambda: system)
+    monkeypatch.setattr("platform.machine", lambda: machine)
+    with pytest.raises(Unfit, match=f"--device auto: kernels .* Linux on x86-64 and aarch64, .* {system} on {machine}"):
+        find_device(EngineConfig())
+
+
 @gpu
 @pytest.mark.parametrize("asked", ["auto", "cuda"])
 def test_the_first_gpu(asked) -> None:

@@ -28,8 +28,10 @@ PROCESSORS = ["here", "without bf16", "without AVX-512"]
 
 
 def lesser(kind: str) -> Processor:
-    """This processor, or what of it a lesser one would have."""
+    """This processor, or what of it a lesser one would have; plain: what every one of its kind has."""
     here = Processor.here()
+    if kind == "plain":
+        return Processor("x86-64" if here.is_x86 else "generic", "")
     without = {"here": (), "without bf16": ("avx512bf16",), "without AVX-512": ("avx512", "amx", "avxvnni")}[kind]
     features = [f"-{one[1:]}" if one[1:].startswith(without) and without else one for one in here.features.split(",")]
     return Processor("x86-64-v3" if kind == "without AVX-512" else here.name, ",".join(features))

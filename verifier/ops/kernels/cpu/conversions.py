@@ -7,8 +7,11 @@ from __future__ import annotations
 
 import llvmlite.ir as ir
 
-from verifier.ops.kernels.cpu.types import BF16, BYTES, F32, I16, I32, element
+from verifier.ops.kernels.cpu.types import BF16, BYTES, F16, F32, I16, I32, element
 from verifier.ops.kernels.cpu.values import Instructions, Operand, Value
+
+#: Of fp16.
+_INFINITY = 0x7C00
 
 
 class Conversions(Instructions):
@@ -19,23 +22,50 @@ class Conversions(Instructions):
         if value.floats:
             return value
         if element(value.type) is BF16:
-            whole = self.builder.zext(self.bits(value, self.like(value, I16)).raw, self.like(value, I32))
-            return self.bits(Value(self, whole) << 16, self.like(value, F32))
-        return Value(self, self.builder.fpext(value.raw, self.like(value, F32)))
+            return self.bits(self._word(value) << 16, self.like(value, F32))
+        if self.processor.converts_fp16:
+            return Value(self, self.builder.fpext(value.raw, self.like(value, F32)))
+        return self._widened_fp16(self._word(value))
 
     def narrowed(self, value: Value, of: ir.Type) -> Value:
         """fp32 as another type, to the nearest, ties to even."""
         if of is F32:
             return value
         if of is BF16 and not self.processor.multiplies_bf16:
-            return self._narrowed_by_hand(value)
+            return self._half_word(self._narrowed_bf16(value), of)
+        if of is F16 and not self.processor.converts_fp16:
+            return self._half_word(self._narrowed_fp16(value), of)
         return Value(self, self.builder.fptrunc(value.raw, self.like(value, of)))
 
-    def _narrowed_by_hand(self, value: Value) -> Value:
+    def _word(self, value: Value) -> Value:
+        """The bits of a number of 16 bits, in an int32."""
+        return Value(self, self.builder.zext(self.bits(value, self.like(value, I16)).raw, self.like(value, I32)))
+
+    def _half_word(self, word: Value, of: ir.Type) -> Value:
+        """The reverse."""
+        return self.bits(Value(self, self.builder.trunc(word.raw, self.like(word, I16))), self.like(word, of))
+
+    def _narrowed_bf16(self, value: Value) -> Value:
         bits = self.bits(value, self.like(value, I32))
         rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
-        kept = self.select(value.differs(value), (bits >> 16) | 0x40, rounded)  # NaN stays NaN
-        return self.bits(Value(self, self.builder.trunc(kept.raw, self.like(value, I16))), self.like(value, BF16))
+        return self.select(value.differs(value), (bits >> 16) | 0x40, rounded)  # NaN stays NaN
+
+    def _widened_fp16(self, word: Value) -> Value:
+        """Exponents of fp16 begin 112 lower: a product moves them, and makes denormals normal."""
+        moved = self.bits((word & 0x7FFF) << 13, self.like(word, F32)) * 2.0**112
+        size = self.bits(moved, word.type)
+        finite = (word & _INFINITY).differs(_INFINITY)
+        return self.bits(self.select(finite, size, size | 0x7F800000) | ((word & 0x8000) << 16), moved.type)
+
+    def _narrowed_fp16(self, value: Value) -> Value:
+        bits = self.bits(value, self.like(value, I32))
+        size = bits & 0x7FFFFFFF
+        rounded = (size - (112 << 23) + 0xFFF + ((size >> 13) & 1)) >> 13
+        # The sum with a half has the last digit where denormals have theirs, and is rounded there.
+        small = self.bits(self.bits(size, value.type) + 0.5, bits.type) - (126 << 23)
+        beyond = self.select(size > 0x7F800000, ((size >> 13) & 0x3FF) | 0x7E00, _INFINITY)
+        finite = self.select(size < (113 << 23), small, rounded)
+        return self.select(size < (143 << 23), finite, beyond) | ((bits >> 16) & 0x8000)
 
     def rounded(self, value: Value, of: ir.Type) -> Value:
         """fp32 with the digits that another type has."""

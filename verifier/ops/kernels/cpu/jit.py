@@ -33,6 +33,11 @@ class Processor:
         return self.has("avx512bf16")
 
     @cached_property
+    def converts_fp16(self) -> bool:
+        """Whether there are instructions from fp16 to fp32 and back."""
+        return not self.is_x86 or self.has("f16c") or self.has("avx512f")
+
+    @cached_property
     def wide(self) -> bool:
         """Whether there are 32 registers of 16 numbers, rather than 16 of 8."""
         return self.has("avx512f")
@@ -40,7 +45,7 @@ class Processor:
     @property
     def is_x86(self) -> bool:
         """Whether it knows x86's own instructions."""
-        return platform.machine() in ("x86_64", "AMD64")
+        return platform.machine() == "x86_64"
 
     def machine(self) -> Any:
         """LLVM's code generator for it."""

@@ -1,0 +1,85 @@
+"""Numbers as kernels of a CPU convert and compute them, on processors that lack the instructions too."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.verifier.conftest import PROCESSORS, lesser
+from verifier.ops.kernels.cpu.asm import Kernel
+from verifier.ops.kernels.cpu.jit import Processor
+from verifier.ops.kernels.cpu.launch import Compiled
+from verifier.ops.kernels.cpu.types import F32, OF_TORCH, vector
+
+
+@pytest.fixture(params=[*PROCESSORS, "plain"])
+def any_processor(request, monkeypatch) -> Processor:
+    made = lesser(request.param)
+    monkeypatch.setattr(Processor, "here", classmethod(lambda cls: made))
+    return made
+
+
+@Compiled
+def _converting(lanes: int, source: torch.dtype, result: torch.dtype) -> Kernel:
+    k = Kernel("convert")
+    with k.share(k.counted(2)) as block:
+        k.write(
+            k.read(k.pointer(0), OF_TORCH[source], block * lanes, lanes), k.pointer(1), OF_TORCH[result], block * lanes
+        )
+    return k
+
+
+def converted(x: Tensor, to: torch.dtype, lanes: int) -> Tensor:
+    result = torch.empty_like(x, dtype=to)
+    _converting(lanes, x.dtype, to)(x, result, torch.tensor([len(x) // lanes]))
+    return result
+
+
+@pytest.mark.parametrize("lanes", [1, 16])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_every_number_of_16_bits_becomes_fp32_and_comes_back(any_processor, dtype, lanes) -> None:
+    x = torch.arange(1 << 16, dtype=torch.int32).to(torch.int16).view(dtype)
+    wide = converted(x, torch.float32, lanes)
+    torch.testing.assert_close(wide, x.float(), rtol=0, atol=0, equal_nan=True)
+    if dtype is torch.bfloat16 and any_processor.multiplies_bf16:
+        wide = torch.where(wide.abs() < 2.0**-126, 0.0 * wide, wide)  # its own instruction knows no denormals
+    back = converted(wide, dtype, lanes)
+    torch.testing.assert_close(back.float(), wide, rtol=0, atol=0, equal_nan=True)
+    assert torch.equal(back.signbit()[~back.isnan()], x.signbit()[~x.isnan()])
+
+
+@pytest.mark.parametrize("lanes", [1, 16])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_fp32_is_rounded_to_the_nearest(any_processor, dtype, lanes) -> None:
+    """At random, at ties between neighbours, and just beside them."""
+    kept = torch.arange(0, 1 << 15, dtype=torch.int16).view(dtype).float()
+    kept = kept[kept.isfinite() & (kept >= 2.0**-126)][: (1 << 14) + 4000]
+    ties = (kept[1:] + kept[:-1]) / 2
+    beside = [torch.nextafter(ties, torch.full_like(ties, end)) for end in (0.0, torch.inf)]
+    ends = torch.tensor([65504.0, 65519.99, 65520.0, 65536.0, 3.4e38, 2.0**-25, 2.0**-26, 0.0])
+    x = torch.cat([ties, *beside, ends, torch.randn(4096) * 10.0 ** torch.randint(-9, 9, (4096,))])
+    x = torch.cat([x, -x])
+    x = x[: len(x) // 16 * 16]
+    torch.testing.assert_close(converted(x, dtype, lanes), x.to(dtype), rtol=0, atol=0)
+
+
+def test_exp_is_within_two_ulps(any_processor) -> None:
+    @Compiled
+    def exp() -> Kernel:
+        k = Kernel("exp")
+        with k.share(k.counted(2)) as block:
+            k.store(k.exp(k.load(k.pointer(0), vector(F32), block * 16)), k.pointer(1), block * 16)
+        return k
+
+    x = torch.cat([torch.linspace(-100, 100, 40_000), torch.randn(9_984), torch.tensor([0.0, -0.0] * 8)])
+    ends = torch.tensor([torch.inf, -torch.inf, torch.nan, 88.7, -87.0, 1e30, -1e30, 1e-30] * 2)
+    x = torch.cat([x, ends])
+    result = torch.empty_like(x)
+    exp()(x, result, torch.tensor([len(x) // 16]))
+    exact = x.double().exp()
+    inside = (x > -86.9) & (x < 88.6)
+    assert ((result - exact).abs() / exact)[inside].max() < 2 * 2.0**-23
+    assert torch.equal(result[x == 0], torch.ones(16 + 0))
+    assert result[-16:-13].isfinite().tolist() == [False, True, False] and result[-15] == 0
+    assert (result[x > 89] == torch.inf).all() and (result[x < -87.01] == 0).all()
