@@ -6,6 +6,8 @@ import openai
 import pytest
 import torch
 
+from bench.inflate import inflate
+from server.build import BUNDLED
 from tests.server.live import LiveServer, openai_client
 
 
@@ -20,6 +22,14 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The bundled pair behind a real server, which whoever uses it leaves as it was."""
     with LiveServer(tmp_path_factory.mktemp("serve") / "log", "--max-seqs", "4") as server:
         yield server.wait_for_url()
+
+
+@pytest.fixture(scope="session")
+def slow_target(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The bundled target made as slow as drafting needs to pay for sure: it says the same."""
+    directory = tmp_path_factory.mktemp("slow") / "target"
+    inflate(BUNDLED / "target", directory, "layers=40")
+    return str(directory)
 
 
 @pytest.fixture

@@ -32,12 +32,16 @@ class SharedThreads(ThreadPoolExecutor):
         super().__init__(most, thread_name_prefix)
         self._places = Shared(self._max_workers)
         self._waiting: dict[str, deque[_Job]] = {}  # by tenant, in the order of their turns
+        self._shut = False
         self._lock = Lock()
 
     def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
-        """Run ``fn`` as soon as its caller, that of the running context, may hold a thread."""
+        """Run ``fn`` as soon as its caller, that of the running context, may hold a thread; RuntimeError behind a
+        :meth:`shutdown`."""
         job = _Job(CALLER.get(), partial(fn, *args, **kwargs), Future())
         with self._lock:
+            if self._shut:
+                raise RuntimeError("this pool of threads is shut down")
             self._waiting.setdefault(job.caller.tenant, deque()).append(job)
             self._begin()
         return job.done
@@ -45,7 +49,7 @@ class SharedThreads(ThreadPoolExecutor):
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         """As any pool, but what waits for a thread is cancelled in any case."""
         with self._lock:
-            waiting, self._waiting = self._waiting, {}
+            waiting, self._waiting, self._shut = self._waiting, {}, True
         for jobs in waiting.values():
             for job in jobs:
                 job.done.cancel()

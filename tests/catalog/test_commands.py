@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from huggingface_hub import constants
+from huggingface_hub.utils.tqdm import enable_progress_bars
 
 from server.catalog import catalog
 from server.cli import main
@@ -28,6 +29,7 @@ def pair(monkeypatch):
 
 
 def test_pull_fetches_once_and_says_where_it_lies(hub, cache, capsys, monkeypatch):
+    enable_progress_bars()  # another command may have put them away in this process
     assert main(["pull", "owner/model"]) == 0
     where = cache / "models--owner--model" / "snapshots" / COMMIT
     told = capsys.readouterr()
@@ -77,7 +79,8 @@ def test_pull_of_what_cannot_be_served(hub, cache, capsys, monkeypatch):
         (["owner/absent"], "no such repository", 1),
         (["owner/gated"], "gated", 1),
         (["owner/mo del"], "neither a directory nor a hub repository", 1),
-        (["../../etc/passwd"], "no such directory", 1),
+        (["../../etc/passwords"], "no such directory", 1),
+        (["/etc/passwd"], "is a file", 1),
         (["owner/model\x00"], "neither a directory nor a hub repository", 1),
         (["nobody/nothing", "--draft"], "no draft is known for nobody/nothing; foresay models lists", 2),
         (["bundled"], "comes with Foresay", 2),

@@ -33,13 +33,14 @@ def busy(processes: int) -> Iterator[None]:
 
 
 async def test_the_page_and_the_log_say_that_something_else_keeps_it_busy(tmp_path: Path) -> None:
-    with LiveServer(tmp_path / "server", "--draft", "ngram") as server:
+    cores = os.cpu_count() or 1
+    with LiveServer(tmp_path / "server", "--draft", "ngram", "--threads", str(cores)) as server:
         url = server.wait_for_url()
         async with visiting(url) as visit, openai_client(url) as client:
             notice = visit.page.locator("#notice")
             await visit.go()
             await visit.ready()
-            with busy(2 * (os.cpu_count() or 1)):
+            with busy(2 * cores):
                 for seed in range(6):
                     await client.completions.create(
                         model="bundled", prompt=f"{seed}", max_tokens=400, seed=seed, extra_body={"ignore_eos": True}

@@ -17,10 +17,10 @@ pytestmark = [needs_chromium, pytest.mark.slow]
 
 
 @pytest.fixture(scope="module")
-def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def url(tmp_path_factory: pytest.TempPathFactory, slow_target: str) -> Iterator[str]:
     """A server with two drafters to choose from."""
     log = tmp_path_factory.mktemp("serve") / "log"
-    with LiveServer(log, "--draft", "draft_model,ngram", "--threads", "1") as server:
+    with LiveServer(log, slow_target, "--draft", "draft_model,ngram", "--threads", "1") as server:
         yield server.wait_for_url()
 
 

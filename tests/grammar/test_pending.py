@@ -88,8 +88,21 @@ class Server:
 
     def next(self) -> frames.DownFrame:
         while not self._frames:
-            self._frames += [frames.unpack_down(body) for body in self._splitter.feed(self._connection.recv(1 << 16))]
+            self._read()
         return self._frames.pop(0)
+
+    def _read(self) -> None:
+        self._frames += [frames.unpack_down(body) for body in self._splitter.feed(self._connection.recv(1 << 16))]
+
+    def read_until(self, happened: threading.Semaphore) -> None:
+        """Take what the engine sends (it waits for its reader) until this has happened."""
+        deadline = time.monotonic() + PATIENCE
+        self._connection.settimeout(0.01)
+        while not happened.acquire(timeout=0.01):
+            assert time.monotonic() < deadline
+            with contextlib.suppress(TimeoutError):
+                self._read()
+        self._connection.settimeout(PATIENCE)
 
     def read_while(self, thread: threading.Thread) -> None:
         """Take what the engine still sends (it waits for its reader) until it has ended."""
@@ -126,7 +139,7 @@ def running() -> Iterator[tuple[Server, Stepping, Held]]:
 def test_others_step_on_while_a_grammar_is_compiled(running: tuple[Server, Stepping, Held]):
     server, engine, held = running
     server.send(frames.Add(request("slow", "start: /a+/")))
-    assert held.begun.acquire(timeout=PATIENCE)
+    server.read_until(held.begun)
     server.send(frames.Add(request("other")))
     server.until_running("other")
     assert list(engine.running) == ["other"]
@@ -139,7 +152,7 @@ def test_an_idle_engine_wakes_when_the_grammar_is_ready(running: tuple[Server, S
     server, _, held = running
     for id in ("first", "second"):
         server.send(frames.Add(request(id, "start: /a+/")))
-        assert held.begun.acquire(timeout=PATIENCE)
+        server.read_until(held.begun)
         held.go.release()
         server.until_running(id)
         server.send(frames.Cancel(id))
@@ -149,7 +162,7 @@ def test_who_leaves_while_the_grammar_is_compiled_never_runs(running: tuple[Serv
     server, engine, held = running
     server.send(frames.Add(request("gone", "start: /a+/")))
     server.send(frames.Add(request("next", "start: /b+/")))
-    assert held.begun.acquire(timeout=PATIENCE)
+    server.read_until(held.begun)
     server.send(frames.Inspect())
     assert cast(frames.Inspected, server.next()).busy
     server.send(frames.Cancel("gone"))

@@ -12,8 +12,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from bench.inflate import inflate
-from server.build import BUNDLED, choose_draft
+from server.build import choose_draft
 from server.config import EngineConfig
 from server.drafting import Drafts
 from server.speculation import wishes
@@ -32,7 +31,7 @@ EXTRA: Json = {"provenance": True, "spec_decode_metrics": "detailed", "max_token
 ASKS: list[Json] = [
     *({"prompt": SAID * 3, "seed": seed, "ignore_eos": True} for seed in range(6)),
     {"prompt": SAID * 3, "seed": 1, "ignore_eos": True, "speculation": {"method": "draft_model"}},
-    {"prompt": SAID * 3, "seed": 1, "ignore_eos": True, "speculation": {"method": "ngram"}},
+    {"prompt": SAID * 3, "temperature": 0, "ignore_eos": True, "speculation": {"method": "ngram"}},
     {"prompt": "Tell me", "seed": 2, "structured_outputs": {"choice": ["once upon a time", "the end of it"]}},
     {"prompt": "Say it", "seed": 3, "prediction": {"type": "content", "content": SAID}, "temperature": 0},
 ]
@@ -44,21 +43,10 @@ def trace(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory, trace: Path) -> Iterator[LiveServer]:
-    """One that chooses among three drafters, is shadowed, and traced. Its target is slow, so that drafting pays."""
-    target = tmp_path_factory.mktemp("target")
-    inflate(BUNDLED / "target", target, "layers=40")
-    flags = (
-        str(target),
-        "--draft",
-        "draft_model,suffix,ngram",
-        "--threads",
-        "1",
-        "--trace",
-        str(trace),
-        "--shadow",
-        "suffix:3",
-    )
+def server(tmp_path_factory: pytest.TempPathFactory, trace: Path, slow_target: str) -> Iterator[LiveServer]:
+    """One that chooses among three drafters, is shadowed, and traced."""
+    choice = ("--draft", "draft_model,suffix,ngram", "--threads", "1")
+    flags = (slow_target, *choice, "--trace", str(trace), "--shadow", "suffix:3")
     with LiveServer(tmp_path_factory.mktemp("serve") / "log", *flags) as server:
         yield server
 

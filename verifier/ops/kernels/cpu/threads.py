@@ -81,11 +81,13 @@ class Team:
 
     def give_way(self, gives_way: bool) -> None:
         """Whether threads for which there is no core are left out (see :mod:`~verifier.ops.kernels.cpu.crowding`)."""
-        self._gives_way, self._crowding = gives_way, None
+        with self._lock:
+            self._gives_way, self._crowding = gives_way, None
 
     def crowded(self) -> float:
         """Of the time in which the threads could have run lately, the share that they waited for a core."""
-        return 0.0 if self._crowding is None else self._crowding.share
+        crowding = self._crowding
+        return 0.0 if crowding is None else crowding.share
 
     def run(self, entries: int, count: int) -> None:
         """Walk ``count`` pairs of int64 at this address: of a kernel, and of its arguments."""
