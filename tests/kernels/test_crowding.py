@@ -23,7 +23,7 @@ class Machine:
         """So long a list after the other; how many threads walked them."""
         counts, end = set(), self.now + seconds
         while self.now < end:
-            count = self.crowding.look([])
+            count = self.crowding.look(list)
             counts.add(count)
             share = min(1.0, self.cores / (count + self.hogs))
             self.now += 0.005
@@ -78,7 +78,7 @@ def test_what_hardly_ran_tells_nothing() -> None:
     for _ in range(100):
         now[0] += 1.0
         ran[0] += 0.0005
-        assert crowding.look([]) == 2
+        assert crowding.look(list) == 2
 
 
 def test_linux_counts_it() -> None:

@@ -51,16 +51,16 @@ class Crowding:
         self._due = clock() + _LOOK
         self._seen: tuple[float, float] | None = None
 
-    def look(self, threads: Iterable[int]) -> int:
-        """To be asked before every list, by the thread that calls: how many threads walk it. threads: the ids of those
-        that walked the one before."""
+    def look(self, threads: Callable[[], Iterable[int]]) -> int:
+        """To be asked before every list, by the thread that calls: how many threads walk it. threads: tells the ids of
+        those that walked the one before."""
         now = self._clock()
         if self.count == self.most and self._seen is None:
-            self._seen = self._read(threads)
+            self._seen = self._read(threads())
         elif now >= self._due and self.count < self.most:
             self.count, self._seen, self._due = self.most, None, now + _TRIAL
         elif now >= self._due:
-            self._judge(self._read(threads), now)
+            self._judge(self._read(threads()), now)
         return self.count
 
     def _judge(self, seen: tuple[float, float], now: float) -> None:

@@ -30,7 +30,6 @@ class Threads:
         for thread in self._others:
             thread.start()
 
-    @property
     def ids(self) -> list[int]:
         """The kernel's numbers of the threads, the caller's first."""
         return [threading.get_native_id(), *(thread.native_id or 0 for thread in self._others)]
@@ -101,7 +100,7 @@ class Team:
             return wanted
         if self._crowding is None or self._crowding.most != wanted:
             self._crowding = Crowding(wanted)
-        return self._crowding.look([] if self._threads is None else self._threads.ids)
+        return self._crowding.look(list if self._threads is None else self._threads.ids)
 
     def _as_many(self, count: int) -> Threads:
         if self._threads is None or self._threads.count != count:
