@@ -24,9 +24,9 @@ WAYS = {
     "llama.cpp draft:4": "llama.cpp, draft model, 4 ahead",
     "foresay none": "Foresay, no drafts",
     "foresay ngram": "Foresay, n-gram, 4 ahead",
-    "foresay draft:4": "Foresay, draft model, 4 ahead",
+    "foresay draft_model:4": "Foresay, draft model, 4 ahead",
 }
-OURS = "foresay draft:4"
+OURS = "foresay draft_model:4"
 
 Entry = dict[str, Any]
 
@@ -53,8 +53,8 @@ def _conditions(entry: Entry) -> str:
         f"transformers {machine['transformers']}, llama.cpp {entry['llama.cpp']}, torch {machine['torch']}. The same "
         "checkpoint for all: the bundled target *inflated* to the shape of a 135M model, which costs what such a model "
         f"costs and says what the small one says. {entry['prompts']} prompts, {entry['max_tokens']} tokens each, "
-        f"{entry['rounds']} rounds, all in turns in one run, on a machine that others used too (load "
-        f"{machine['load_1m']:g}). Decoding alone, without the prompt: median, in brackets the quartiles."
+        f"{entry['rounds']} rounds, all in turns in one run (the machine's load was then "
+        f"{machine['load_1m']:g}, its own threads counted in). Decoding alone, without the prompt: median, in brackets the quartiles."
     )
     return fill(said, 120, break_long_words=False, break_on_hyphens=False)
 
