@@ -54,7 +54,8 @@ def _conditions(entry: Entry) -> str:
         "checkpoint for all: the bundled target *inflated* to the shape of a 135M model, which costs what such a model "
         f"costs and says what the small one says. {entry['prompts']} prompts, {entry['max_tokens']} tokens each, "
         f"{entry['rounds']} rounds, all in turns in one run (the machine's load was then "
-        f"{machine['load_1m']:g}, its own threads counted in). Decoding alone, without the prompt: median, in brackets the quartiles."
+        f"{machine['load_1m']:g}, its own threads counted in). Decoding alone, without the prompt: median, in "
+        "brackets the quartiles."
     )
     return fill(said, 120, break_long_words=False, break_on_hyphens=False)
 

@@ -123,8 +123,10 @@ async def _answer_errors(request: web.Request, handler: Handler) -> web.StreamRe
         response = _told(request, 400, ErrorBody(detail))
         response.force_close()  # where the next request begins is anybody's guess
         return response
-    except ConnectionResetError:
-        raise  # the client is gone, there is nobody to tell
+    except ConnectionResetError as error:
+        # The client is gone, there is nobody to tell. If aiohttp notices first it ends the handler in the same way; it
+        # would log anything else as a mistake.
+        raise asyncio.CancelledError from error
     except Exception:
         id = REQUEST_ID.get()
         log.exception("%s %s failed (request %s)", request.method, request.rel_url.raw_path, id)

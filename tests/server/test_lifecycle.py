@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
+from aiohttp import ServerDisconnectedError
+
 from server.engine_status import EngineStatus
 from server.service import Service
+from server.sse import EventStream
 from tests.server.scripted import END, ScriptedEngine, served
 from tests.server.wire import events, post
 
@@ -101,3 +105,17 @@ async def test_draining_ends_what_takes_too_long(tokenizer):
         assert error["error"]["message"] == "the server is shutting down"
         assert (await whole).status == 500
     assert len(engine.cancelled) == 2
+
+
+async def test_a_client_that_is_gone_when_something_is_written_is_no_mistake(tokenizer, monkeypatch, caplog):
+    async def write(self: EventStream, data: bytes) -> None:
+        raise ConnectionResetError("Cannot write to closing transport")
+
+    monkeypatch.setattr(EventStream, "write", write)
+    engine = ScriptedEngine(tokenizer.encode("abc"), pause=0.01)
+    async with served(engine, tokenizer) as client:
+        with pytest.raises(ServerDisconnectedError):
+            await post(client, "completions", prompt="x", stream=True)
+        assert (await client.get("/health")).status == 200
+    assert engine.cancelled == [engine.requests[0].id]
+    assert [record.getMessage() for record in caplog.records if record.levelname == "ERROR"] == []
