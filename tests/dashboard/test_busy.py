@@ -16,7 +16,13 @@ from playwright.async_api import expect
 from tests.dashboard.browsing import needs_chromium, visiting
 from tests.server.live import LiveServer, openai_client
 
-pytestmark = [needs_chromium, pytest.mark.slow]
+pytestmark = [
+    needs_chromium,
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        not Path("/proc/self/schedstat").exists(), reason="a kernel that does not count run delay, so nobody knows"
+    ),
+]
 BUSY = "Something else keeps this machine busy: of its time the engine waits "
 
 
