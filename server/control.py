@@ -162,6 +162,6 @@ def _strings(value: Any) -> Iterator[str]:
 
 def _finder(names: Iterable[str]) -> Tokenizer:
     """A tokenizer that sees nothing but these tokens: it finds them in linear time, without the interpreter's lock."""
-    finder = Tokenizer(models.BPE())
+    finder = Tokenizer(models.BPE(cache_capacity=0))
     finder.add_special_tokens([AddedToken(name, normalized=False, special=True) for name in names])
     return finder

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -276,3 +277,30 @@ async def test_what_is_told_of_a_conversation(path, body, counts, tokenizer) -> 
         said = await (await client.post(path, json={"model": "toy", **body})).json()
     assert tokenizer.token_strings(placed(tokenizer, counts(said))) == ["<|user|>", "<|end|>", "<|assistant|>"]
     assert said.get("prompt", f"<|user|>{HOSTILE}<|end|><|assistant|>") == f"<|user|>{HOSTILE}<|end|><|assistant|>"
+
+
+class _Allocated(ctypes.Structure):
+    """glibc's ``struct mallinfo2``."""
+
+    _fields_ = [(name, ctypes.c_size_t) for name in ("a", "b", "c", "d", "e", "f", "g", "bytes", "h", "i")]
+
+
+def allocated() -> int:
+    """Bytes that this process holds outside of Python's own allocator."""
+    tell = ctypes.CDLL(None).mallinfo2
+    tell.restype = _Allocated
+    return int(tell().bytes)
+
+
+@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallinfo2"), reason="needs glibc's mallinfo2")
+def test_texts_that_were_searched_are_not_kept():
+    tokenizer = Tokenizer.load(BUNDLED)
+
+    def search(number: int) -> None:
+        tokenizer._control.sealed(f"{number:06d} " * 30, "")
+
+    search(0)
+    before = allocated()
+    for number in range(1, 4001):
+        search(number)
+    assert allocated() - before < 200_000, "a cache would hold a megabyte"
