@@ -6,11 +6,13 @@ import pytest
 import torch
 from torch import Tensor
 
+from spec.noise import gumbel_row, noise_bits
 from tests.verifier.conftest import PROCESSORS, lesser
 from verifier.ops.kernels.cpu.asm import Kernel
 from verifier.ops.kernels.cpu.jit import Processor
 from verifier.ops.kernels.cpu.launch import Compiled
-from verifier.ops.kernels.cpu.types import F32, OF_TORCH, vector
+from verifier.ops.kernels.cpu.noise import PositionNoise
+from verifier.ops.kernels.cpu.types import F32, I32, I64, LANES, OF_TORCH, vector
 
 
 @pytest.fixture(params=[*PROCESSORS, "plain"])
@@ -83,3 +85,34 @@ def test_exp_is_within_two_ulps(any_processor) -> None:
     assert torch.equal(result[x == 0], torch.ones(16 + 0))
     assert result[-16:-13].isfinite().tolist() == [False, True, False] and result[-15] == 0
     assert (result[x > 89] == torch.inf).all() and (result[x < -87.01] == 0).all()
+
+
+@Compiled
+def _noise(lanes: int) -> Kernel:
+    """Arguments: seed and position, bits, noise, what the noise is at most, how many vectors."""
+    k = Kernel("noise")
+    noise = PositionNoise(k, k.load(k.pointer(0), I64), k.load(k.pointer(0), I64, 1))
+    with k.share(k.counted(4)) as block:
+        first = k.integer(block * lanes, I32)
+        ids = first if lanes == 1 else first + k.places(range(LANES))
+        uniform = noise.uniform(ids)
+        k.store(noise.bits(ids), k.pointer(1), block * lanes)
+        k.store(noise.gumbel(uniform), k.pointer(2), block * lanes)
+        k.store(noise.at_most(uniform), k.pointer(3), block * lanes)
+    return k
+
+
+@pytest.mark.parametrize("lanes", [1, LANES])
+@pytest.mark.parametrize(
+    ("seed", "position"),
+    # The last two hold a token of the smallest uniform numbers, where 1 - u is 1, and one of the largest.
+    [(0, 0), (1, 5), (-1, 77), (2**63 - 1, 2**40), (-(2**63), 131_071), (0x9E3779B97F4A7C1, 3), (86, 9), (271, 9)],
+)
+def test_the_noise_of_a_position(any_processor, lanes, seed, position) -> None:
+    size = 70_000
+    bits = torch.empty(size, dtype=torch.int32)
+    noise, most = torch.empty(size), torch.empty(size)
+    _noise(lanes)(torch.tensor([seed, position]), bits, noise, most, torch.tensor([size // lanes]))
+    assert torch.equal(bits, noise_bits(seed, position, size))
+    torch.testing.assert_close(noise, gumbel_row(seed, position, size), rtol=3e-7, atol=3e-7)
+    assert (most >= noise).all() and (most < noise + 1.1)[noise > 0.36].all()

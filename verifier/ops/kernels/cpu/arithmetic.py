@@ -13,6 +13,11 @@ from verifier.ops.kernels.cpu.values import Operand, Value
 
 #: Taylor's, from the sixth power down: enough where the rest is below half of ln 2.
 _EXP = (1 / 720, 1 / 120, 1 / 24, 1 / 6, 0.5, 1.0, 1.0)
+#: Cephes's, from the eighth power of the rest down to the third.
+_LOG = (
+    7.0376836292e-2, -1.1514610310e-1, 1.1676998740e-1, -1.2420140846e-1, 1.4249322787e-1, -1.6668057665e-1,
+    2.0000714765e-1, -2.4999993993e-1, 3.3333331174e-1,
+)  # fmt: skip
 
 
 class Arithmetic(Conversions):
@@ -69,6 +74,22 @@ class Arithmetic(Conversions):
         for factor in _EXP[1:]:
             series = self.fma(series, rest, self.constant(factor, value.type))
         return self._scaled(series, log2, value)
+
+    def log(self, value: Value) -> Value:
+        """The natural logarithm of a positive, normal fp32, within an ulp or two."""
+        whole = self.like(value, I32)
+        word = self.bits(value, whole)
+        # The mantissa lies between the roots of 1/2 and of 2, so that the rest is small and of both signs.
+        power = (word - 0x3F3504F3) >> 23
+        power = self.select((word - 0x3F3504F3) < 0, power - 512, power)
+        rest = self.bits(word - (power << 23), value.type) - 1.0
+        series = self.constant(_LOG[0], value.type)
+        for factor in _LOG[1:]:
+            series = self.fma(series, rest, self.constant(factor, value.type))
+        square, power = rest * rest, self.as_float(power)
+        low = self.fma(power, self.constant(-2.12194440e-4, value.type), series * rest * square)
+        low = self.fma(square, self.constant(-0.5, value.type), low)
+        return self.fma(power, self.constant(0.693359375, value.type), rest + low)
 
     def _scaled(self, series: Value, log2: Value, value: Value) -> Value:
         """``series`` times two to the power of ``log2``, whose ends lie beyond fp32's exponents."""

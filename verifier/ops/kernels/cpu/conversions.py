@@ -78,4 +78,5 @@ class Conversions(Instructions):
 
     def as_float(self, value: Operand) -> Value:
         """An integer as fp32."""
-        return Value(self, self.builder.sitofp(self.index(value).raw, F32))
+        whole = self.index(value)
+        return Value(self, self.builder.sitofp(whole.raw, self.like(whole, F32)))

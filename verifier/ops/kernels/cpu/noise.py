@@ -1,0 +1,68 @@
+"""Gumbel noise where it is needed: the integers of :mod:`spec.noise` bit for bit, its logarithms to an ulp or two.
+
+A token's noise is one function of (seed, position, token id), whatever lane computes it.
+"""
+
+from __future__ import annotations
+
+from verifier.ops.kernels.cpu.asm import Kernel
+from verifier.ops.kernels.cpu.types import F32, I32
+from verifier.ops.kernels.cpu.values import Value
+
+
+def _signed(word: int, bits: int) -> int:
+    """The number of two's complement that has the same bits."""
+    return word - (1 << bits) if word >> (bits - 1) else word
+
+
+def _mixed(value: Value) -> Value:
+    """As :func:`spec.seeds.mix64`."""
+    value = value + _signed(0x9E3779B97F4A7C15, 64)
+    value = (value ^ (value >> 30)) * _signed(0xBF58476D1CE4E5B9, 64)
+    value = (value ^ (value >> 27)) * _signed(0x94D049BB133111EB, 64)
+    return value ^ (value >> 31)
+
+
+class PositionNoise:
+    """The noise of the tokens at one position. seed, position: int64."""
+
+    def __init__(self, kernel: Kernel, seed: Value, position: Value) -> None:
+        key = _mixed(_mixed(seed) ^ position)
+        self._k, self._low, self._high = kernel, kernel.integer(key, I32), kernel.integer(key >> 32, I32)
+
+    def bits(self, ids: Value) -> Value:
+        """31 random bits for each token. ids: int32."""
+        x = ids * _signed(0x9E3779B1, 32)
+        x = (x ^ (x >> 15)) * _signed(0x85EBCA77, 32)
+        x = (x ^ (x >> 13)) ^ self._low
+        x = x * _signed(0xC2B2AE3D, 32)
+        x = (x ^ (x >> 16)) + self._high
+        x = x * 0x27D4EB2F
+        x = (x ^ (x >> 15)) * 0x165667B1
+        return (x ^ (x >> 16)) & 0x7FFFFFFF
+
+    def uniform(self, ids: Value) -> Value:
+        """fp32 between 0 and 1, both left out."""
+        k = self._k
+        exact = k.as_float(self.bits(ids)) * 2.0**-31 + 2.0**-32
+        return k.select(exact < 1.0, exact, 1.0 - 2.0**-24)
+
+    def gumbel(self, uniform: Value) -> Value:
+        """fp32: the noise that belongs to a uniform number, ``-log(-log1p(-u))``.
+
+        The inner logarithm is Kahan's: where ``1 - u`` rounds to 1 it is u itself; elsewhere the factor undoes that
+        rounding.
+        """
+        k = self._k
+        rest = k.constant(1.0, uniform.type) - uniform
+        lost = k.constant(1.0, uniform.type) - rest
+        same = rest.equals(1.0)
+        exponential = k.log(rest) * -1.0 * (uniform / k.select(same, 1.0, lost))
+        return k.log(k.select(same, uniform, exponential)) * -1.0
+
+    def at_most(self, uniform: Value) -> Value:
+        """fp32: no less than the noise and found at once, close above where noise is large: ``-log`` of the power of 2
+        below u."""
+        k = self._k
+        power = k.bits(uniform, k.like(uniform, I32)) >> 23
+        return k.as_float(power * -1 + 127) * 0.6931472 + 0.0001
