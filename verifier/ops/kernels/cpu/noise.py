@@ -6,7 +6,7 @@ A token's noise is one function of (seed, position, token id), whatever lane com
 from __future__ import annotations
 
 from verifier.ops.kernels.cpu.asm import Kernel
-from verifier.ops.kernels.cpu.types import F32, I32
+from verifier.ops.kernels.cpu.types import I32
 from verifier.ops.kernels.cpu.values import Value
 
 
