@@ -237,8 +237,9 @@ class EagerRunner:
 
     def _show(self, work: Work, path: list[int], features: Features) -> None:
         """Hand the features of what was just committed to a drafter that reads them."""
-        reader = reader_of(self.drafter)
-        if reader is not None and features and (work.lead or path):
+        if features and (work.lead or path):
+            reader = reader_of(self.drafter)
+            assert reader is not None, "who asks for features reads them"
             reader.observe(work.sequence, of_path(features, work.lead, path))
 
 

@@ -22,16 +22,16 @@ from verifier.ops.kernels.cpu.launch import recording
 pytestmark = test_draw.pytestmark[1:]
 
 
-@pytest.fixture(params=[*PROCESSORS, "plain"])
-def drawing(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Drawing:  # type: ignore[no-redef]
+@pytest.fixture(params=[*PROCESSORS, "plain"])  # type: ignore[no-redef]
+def drawing(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Drawing:
     """The kernels of a CPU."""
     made = lesser(request.param)
     monkeypatch.setattr(Processor, "here", classmethod(lambda cls: made))
     return draw_rows
 
 
-@pytest.fixture
-def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:  # type: ignore[no-redef]
+@pytest.fixture  # type: ignore[no-redef]
+def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Many pieces though the vocabulary is small."""
     monkeypatch.setattr(draw, "PIECE", 128)
 
