@@ -1,6 +1,6 @@
 """Compiled kernels on disk, so that a second start need not compile them again.
 
-A file is found by everything that its code follows from: LLVM's text, the processor, LLVM itself. Code is only run from a
+A file is found by all that its code follows from: its text, the processor, LLVM itself. Code is only run from a
 directory that nobody else can write to, and only if it is whole; whatever is amiss, it is compiled again.
 """
 
