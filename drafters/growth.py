@@ -19,6 +19,7 @@ Candidates are numbered as they are found; the root is number 0. Those that are 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, field
 
@@ -28,8 +29,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from drafters.calibration import Calibration, Floats, kind_of
-from drafters.candidates import adjusted, adjusts, best_children, by_path, with_noise
+from drafters.candidates import adjusted, adjusts, by_path, undrawn
 from spec.constrain import Ahead
+from spec.draw import Undrawn
 from spec.price import Price
 from spec.protocols import Rows
 from spec.sequence import Sequence
@@ -37,6 +39,8 @@ from spec.template import Template
 from spec.tree import DraftTree, TreeShape
 
 Tokens = NDArray[np.int64]
+#: The likeliest children of several sequences' rows: see :meth:`verifier.paged_model.PagedModel.children`.
+Rank = Callable[[Many[Undrawn], int, Tensor | None], list[tuple[Tensor, Tensor]]]
 #: A dynamic tree looks at no fewer children of a node, if it has as many nodes. Looking costs little.
 _LEAST_LOOKED = 8
 #: The log chance of a chain's only candidate.
@@ -113,18 +117,24 @@ class Growing:
         rows, words = ([of[node] for node in self.frontier] for of in (self.rows, self.words))
         return Rows(table, tokens, table.length, rows, words)
 
-    def grow(self, logits: Tensor, shared_noise: bool, token_ids: Tensor | None = None) -> list[int]:
-        """Hang the next level below the frontier; returns which of its rows are gone on from.
+    def asked(self, logits: Tensor, shared_noise: bool = True, token_ids: Tensor | None = None) -> Undrawn:
+        """Whose likeliest children the next level is made of.
 
         logits: fp32[F, V'], a row for each node of the frontier, or one for all. token_ids: see
         :mod:`drafters.candidates`.
         """
         if adjusts(self.sequence, self.depth):
             logits = self._adjusted(logits, token_ids)
-        noisy = with_noise(logits, self.sequence, self.depth, token_ids, shared_noise)
+        return undrawn(logits, self.sequence, self.depth, token_ids, shared_noise)
+
+    def grow(self, tokens: Tensor, chances: Tensor) -> list[int]:
+        """Hang the next level below the frontier; returns which of its rows are gone on from.
+
+        tokens, chances: int64 and fp32 [F, k] or [1, k], as :func:`verifier.ops.children.best_children` finds them.
+        """
+        tokens, chances = tokens[:, : self.width], chances[:, : self.width]
         if self.shape.is_chain:
-            return self._lengthen(noisy[0], token_ids)
-        tokens, chances = best_children(noisy, self.width, token_ids)
+            return self._lengthen(int(tokens[0, 0]), float(chances[0, 0]))
         return self._add_level(tokens.numpy(), chances.double().numpy())
 
     def _adjusted(self, logits: Tensor, token_ids: Tensor | None) -> Tensor:
@@ -147,13 +157,11 @@ class Growing:
             node = self.parents[node]
         return path[::-1]
 
-    def _lengthen(self, noisy: Tensor, token_ids: Tensor | None) -> list[int]:
-        """One more token of a chain. noisy: fp32[V']."""
-        column = int(noisy.argmax())
-        if not float(noisy[column]) > -torch.inf:
+    def _lengthen(self, token: int, chance: float) -> list[int]:
+        """One more token of a chain, if there is one."""
+        if chance == -math.inf:
             self.frontier = []
             return []
-        token = column if token_ids is None else int(token_ids[column])
         self.looked.append((self.frontier, np.array([[token]]), _UNKNOWN))
         self._add([token], [0.0], self.frontier, [0])
         return [0]
@@ -256,3 +264,16 @@ class Growing:
                 break
             rows.append(self.rows[self.kept[node]])
         return rows
+
+
+def lengthened(
+    growing: Many[Growing],
+    logits: Many[Tensor],
+    rank: Rank,
+    shared_noise: bool = True,
+    token_ids: Tensor | None = None,
+) -> list[list[int]]:
+    """One more level of several trees; returns of each which rows of its frontier are gone on from."""
+    asked = [g.asked(rows, shared_noise, token_ids) for g, rows in zip(growing, logits, strict=True)]
+    found = rank(asked, max(g.width for g in growing), token_ids)
+    return [g.grow(*pair) for g, pair in zip(growing, found, strict=True)]
