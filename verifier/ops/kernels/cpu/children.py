@@ -150,7 +150,9 @@ class _Lister:
         """Write the scaled logits, then minus infinity to the end of the last vector; returns the largest."""
         k = self.k
         source = k.at(self.call.logits, asked.row * self.call.width + begin, F32)
-        tops = {lanes: k.variable(k.constant(_LOWEST, vector(F32, lanes) if lanes > 1 else F32)) for lanes in (1, LANES)}
+        tops = {
+            lanes: k.variable(k.constant(_LOWEST, vector(F32, lanes) if lanes > 1 else F32)) for lanes in (1, LANES)
+        }
         k.store(k.constant(_LOWEST, vector(F32)), self.scaled, length // LANES * LANES)
 
         def scale(index: Value, lanes: int) -> None:
