@@ -23,7 +23,7 @@ from server.parameters import numbers_per_token, parameters, stored_parameters
 from server.unfit import Unfit
 from spec.names import DRAFT_MODEL
 from spec.request import Footprint
-from spec.tree import MAX_NODES
+from spec.shape import MAX_NODES
 from verifier.heads.files import HeadTensors
 from verifier.heads.medusa import BESIDE_MODEL
 from verifier.model.config import ModelConfig
