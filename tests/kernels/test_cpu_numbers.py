@@ -7,19 +7,10 @@ import torch
 from torch import Tensor
 
 from spec.noise import gumbel_row, noise_bits
-from tests.verifier.conftest import PROCESSORS, lesser
 from verifier.ops.kernels.cpu.asm import Kernel
-from verifier.ops.kernels.cpu.jit import Processor
 from verifier.ops.kernels.cpu.launch import Compiled
 from verifier.ops.kernels.cpu.noise import PositionNoise
 from verifier.ops.kernels.cpu.types import F32, I32, I64, LANES, OF_TORCH, vector
-
-
-@pytest.fixture(params=[*PROCESSORS, "plain"])
-def any_processor(request, monkeypatch) -> Processor:
-    made = lesser(request.param)
-    monkeypatch.setattr(Processor, "here", classmethod(lambda cls: made))
-    return made
 
 
 @Compiled
