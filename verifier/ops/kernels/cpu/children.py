@@ -7,8 +7,8 @@
 
 A thread has one list for each row, which goes on from piece to piece. A row that filters is listed without noise, which
 is added to what its filters keep; where they keep more than 64, the thread that merges the row goes through it again,
-with noise. Noise is made piece by piece, and used again by the next row at the same position, as siblings are. Sums of a
-row run in the order of its columns.
+with noise. The noise of a piece is used again by the next row at the same position, as siblings are. A row's sums run
+in the order of its columns.
 """
 
 from __future__ import annotations

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from verifier.ops.children import MOST
 from verifier.ops.kernels.cpu.asm import Kernel
 from verifier.ops.kernels.cpu.types import F32, I1, I16, I32, I64, LANES, vector
 from verifier.ops.kernels.cpu.values import Value
 
-#: Entries of a list at most, and numbers that it takes room for, of its values and of its columns.
-MOST = 64
+#: Numbers that a list takes room for, of its values and of its columns.
 ROOM = LANES + MOST
 
 
