@@ -17,10 +17,10 @@ from bench.gpu.probe import probe
 from bench.gpu.replay import highest_tau
 from bench.gpu.session import Session
 from bench.gpu.shapes import ModelShape
-from drafters.captured.choice import captured
 from drafters.draft_model import DraftModelDrafter
 from drafters.eagle import EagleDrafter
 from kvpaging import PagePool
+from server.drafters.registry import captured
 from spec.names import DRAFT_MODEL
 from spec.tree import TreeShape
 from verifier.graphs.plain import RootOnly
