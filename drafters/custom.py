@@ -46,31 +46,31 @@ class CustomDrafter:
     def propose(self, sequences: Many[Sequence], shapes: Many[TreeShape]) -> list[DraftTree]:
         """What it proposes; roots alone where that is not valid."""
         found: Many[DraftTree | None] = [None] * len(sequences)
-        with self._walled():
+        with self._walled("propose"):
             trees = self._own.propose([self._shown(sequence) for sequence in sequences], list(shapes))
             found = self._checked(trees, sequences, shapes)
         return or_roots(found, sequences, self.name)
 
     def extend(self, sequence: Sequence) -> None:
         """It is told."""
-        with self._walled():
+        with self._walled("extend"):
             self._own.extend(self._shown(sequence))
 
     def observe(self, sequence: Sequence, features: Features) -> None:
         """It is shown what it asked for, if it asked for anything."""
         reader = reader_of(self._own)
         if self.needs is not None and reader is not None:
-            with self._walled():
+            with self._walled("observe"):
                 reader.observe(self._shown(sequence), features)
 
     def committed(self, sequence: Sequence, path: list[int]) -> None:
         """It is told."""
-        with self._walled():
+        with self._walled("committed"):
             self._own.committed(self._shown(sequence), list(path))
 
     def finished(self, sequence: Sequence) -> None:
         """It is told for the last time."""
-        with self._walled():
+        with self._walled("finished"):
             self._own.finished(self._shown(sequence))
         self._tokens.pop(sequence.id, None)
         self._known.pop(sequence.id, None)
@@ -78,7 +78,7 @@ class CustomDrafter:
     def _shown(self, sequence: Sequence) -> Sequence:
         """A copy, so that nothing it does to the tokens becomes part of the text."""
         tokens = self._tokens.setdefault(sequence.id, [])
-        if len(tokens) != self._known.get(sequence.id, 0):
+        if not self._known.get(sequence.id, 0) == len(tokens) <= len(sequence.tokens):
             tokens.clear()
         tokens += sequence.tokens[len(tokens) :]
         self._known[sequence.id] = len(tokens)
@@ -94,20 +94,21 @@ class CustomDrafter:
         return [checked(tree, one.tokens[-1], shape, self._vocab_size, self.name) for tree, one, shape in parts]
 
     @contextmanager
-    def _walled(self) -> Iterator[None]:
+    def _walled(self, call: str) -> Iterator[None]:
         """Whatever it raises is said and forgotten; a sys.exit of its own too, for that would end everybody's text."""
         try:
             yield
         except (Exception, SystemExit) as error:
-            self._warn(error)
+            self._warn(call, error)
 
-    def _warn(self, error: BaseException) -> None:
+    def _warn(self, call: str, error: BaseException) -> None:
         self._faults += 1
         if self._clock() >= self._quiet_until:
-            before = f" (it failed {self._faults - 1} more times since the last warning)" if self._faults > 1 else ""
-            log.warning("the drafter %s failed and drafts nothing in this step: %s%s", self.name, told(error), before)
+            so = " and drafts nothing in this step" if call == "propose" else ""
+            again = f" (it failed {self._faults - 1} more times since the last warning)" if self._faults > 1 else ""
+            log.warning("the drafter %s failed in %s%s: %s%s", self.name, call, so, told(error), again)
             self._faults, self._quiet_until = 0, self._clock() + _QUIET
-        log.debug("the drafter %s failed", self.name, exc_info=error)
+        log.debug("the drafter %s failed in %s", self.name, call, exc_info=error)
 
 
 def told(error: BaseException) -> str:
@@ -130,7 +131,10 @@ def checked(tree: object, root: int, shape: TreeShape, vocab_size: int, name: st
     if not (_whole(tokens) and _whole(parents) and len(tokens) == len(parents) > 0):
         raise BadProposal("a tree's tokens and parents must be int64[N], as many of one as of the other")
     if tokens[0] != root or parents[0] != -1:
-        raise BadProposal(f"node 0 must be the root, the last token ({root}) with the parent -1, not {tokens[0]}")
+        found = f"token {tokens[0]}, parent {parents[0]}"
+        raise BadProposal(
+            f"node 0 must be the root, the last token of the text, and no child ({root}, -1), not {found}"
+        )
     if not all(0 <= token < vocab_size for token in tokens):
         raise BadProposal(f"it proposed a token that is none of the target's {vocab_size}")
     if len(tokens) > shape.nodes or _depth(parents) > shape.levels:

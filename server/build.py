@@ -1,4 +1,4 @@
-"""From a configuration to a running engine: the one place that knows every concrete class."""
+"""From a configuration to a running engine: with :mod:`server.drafters`, the place that knows concrete classes."""
 
 from __future__ import annotations
 

@@ -114,7 +114,7 @@ class Custom(Entry):
             self._refuse(f"the module {module_name} ({file}) has no class {name}")
         lacking = [method for method in _METHODS if not callable(getattr(found, method, None))]
         if lacking:
-            self._refuse(f"{name} is no drafter, it lacks {' and '.join(lacking)}")
+            self._refuse(f"{name} is no drafter, it lacks {', '.join(lacking)}")
         return found
 
     def _check_needs(self, own: Drafter, needs: object, loading: Loading) -> None:
