@@ -146,10 +146,8 @@ def build_engine(
         torch.set_num_threads(1)
     say("probing exactness")
     exactness = probe(verifier, pool)
-    reasons = [draft.reason, *(drafter.remark for drafter in named)]
-    for drafter, made in zip(named, drafters, strict=True):
-        if against := drafter.doubts(made, verifier, pool, directory):
-            reasons.append(f", but {against}")
+    loaded = zip(named, drafters, strict=True)
+    reasons = [draft.reason, *(drafter.remark(made, verifier, pool, directory) for drafter, made in loaded)]
     if device.is_gpu and len(drafters) > 1:
         drafters = [alone(drafters)]
         reasons.append(f"; where steps are captured {drafters[0].name} drafts alone")
@@ -171,7 +169,7 @@ def build_engine(
         draft=", ".join(placed[drafter.name] for drafter in drafters) or NONE,
         drafters=tuple(drafter.name for drafter in drafters),
         chosen=drafting.budget is not None,
-        warnings=tuple(warning for drafter in named for warning in drafter.warnings),
+        warnings=tuple(drafter.warning for drafter in named if drafter.warning),
     )
     prefix = PrefixIndex(pool) if config.prefix_cache else None
     return Engine(

@@ -33,12 +33,7 @@ DEFAULT_TOKENS = 4
 
 def alone(drafters: Sequence[Drafter]) -> Drafter:
     """Who drafts where only one can: a model before a lookup, of lookups the one that is named last (auto: suffix)."""
-    return next((drafter for drafter in drafters if not _looks(drafter)), drafters[-1])
-
-
-def _looks(drafter: Drafter) -> bool:
-    entry = entry_of(drafter)
-    return entry is not None and entry.looks
+    return next((drafter for drafter in drafters if not entry_of(drafter).looks), drafters[-1])
 
 
 def pinned(config: EngineConfig) -> TreeShape | None:
@@ -94,7 +89,6 @@ class Drafting:
 
 def _member(drafter: Drafter, rehearsal: Rehearsal) -> Member:
     entry = entry_of(drafter)
-    assert entry is not None, "whoever was loaded has an entry"
     if entry.looks:
         return Member.looking(drafter)
     levels = entry.levels(drafter)

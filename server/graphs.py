@@ -68,8 +68,7 @@ def proposer(drafter: Drafter | None, shape: TreeShape, sequences: int, verifier
 def _passes(verifier: PagedModel, drafter: Drafter | None) -> list[Pass]:
     """An eager pass of each model there is."""
     drafter = configured(drafter)
-    entry = entry_of(drafter)
-    return [verifier.run, *([] if entry is None else entry.passes(drafter))]
+    return [verifier.run, *entry_of(drafter).passes(drafter)]
 
 
 def _warm(run: Pass, pool: PagePool, most: int) -> None:

@@ -9,6 +9,7 @@ from functools import partial
 from server.build import Choice, choose_draft, draft_shape
 from server.checking.report import Notes
 from server.checking.target import Target
+from server.checking.target import named as for_people
 from server.config import EngineConfig
 from server.drafters.entry import Entry
 from server.drafters.registry import find, named_in, settled
@@ -41,7 +42,7 @@ def look_at_draft(notes: Notes, config: EngineConfig, target: Target | None) -> 
     if not drafters:
         notes.ok("draft", f"{NONE}: the target writes alone", kind=NONE)
     reason = choice.reason if len(drafters) == 1 else "asked for"
-    positions = [one.look_at(notes, target, Choice(one.asked, reason), shape) for one in drafters]
+    positions = [one.look_at(notes, target, for_people(Choice(one.asked, reason)), shape) for one in drafters]
     return Draft(drafters, min((longest for longest in positions if longest is not None), default=None))
 
 

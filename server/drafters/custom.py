@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 from drafters.custom import CustomDrafter, told
+from server.checking.report import Notes
 from server.drafters.entry import Entry
 from server.loading import Loading
 from spec.errors import ConfigurationError
@@ -25,8 +26,6 @@ from verifier.model.config import ModelConfig
 from verifier.paged_model import PagedModel
 
 if TYPE_CHECKING:  # foresay check knows the registry
-    from server.build import Choice
-    from server.checking.report import Notes
     from server.checking.target import Target
 
 _NAMED = re.compile(r"(?!\d)\w+(\.(?!\d)\w+)*:(?!\d)\w+")
@@ -60,7 +59,7 @@ class Custom(Entry):
         self._class()
         return self
 
-    def look_at(self, notes: Notes, target: Target, choice: Choice, shape: TreeShape | None) -> None:
+    def look_at(self, notes: Notes, target: Target, name: str, shape: TreeShape | None) -> None:
         """Whether it can be imported and is a drafter."""
         found = notes.attempt("draft", f"name a class that is a drafter, {_LOOK}", self._class)
         if found is not None:

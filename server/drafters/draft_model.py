@@ -10,6 +10,10 @@ from typing import TYPE_CHECKING, Any, Self
 
 from drafters.captured.draft_model import CapturedDraftModel
 from drafters.draft_model import DraftModelDrafter
+from kvpaging import PagePool
+from server.checking.files import look_at_files
+from server.checking.origin import look_at_origin
+from server.checking.report import Notes
 from server.drafters.entry import FromFiles, Pass
 from server.loading import Loading
 from server.memory import model_bytes
@@ -23,8 +27,6 @@ from verifier.model.config import FAMILIES, ModelConfig
 from verifier.paged_model import PagedModel
 
 if TYPE_CHECKING:  # foresay check knows the registry
-    from server.build import Choice
-    from server.checking.report import Notes
     from server.checking.target import Target
 
 #: A draft model with more than this share of the target's weights seldom pays.
@@ -68,16 +70,14 @@ class DraftModel(FromFiles):
         model = loading.paged_model("draft model", self.directory, self.model, columns)
         return DraftModelDrafter(model, dynamic, read=read, token_ids=ids)
 
-    @property
-    def remark(self) -> str:
+    def remark(self, drafter: Any, target: PagedModel, pool: PagePool, directory: Path) -> str:
         """How many of the target's tokens it knows, if not all."""
         return "" if self.between is None else f", knows {self.between.described}"
 
     @property
-    def warnings(self) -> tuple[str, ...]:
+    def warning(self) -> str:
         """Where these are few."""
-        said = "" if self.between is None else self.between.warning(self.place)
-        return (said,) if said else ()
+        return "" if self.between is None else self.between.warning(self.place)
 
     @staticmethod
     def passes(drafter: Any) -> list[Pass]:
@@ -89,25 +89,22 @@ class DraftModel(FromFiles):
         """:mod:`drafters.captured.draft_model`."""
         return CapturedDraftModel(drafter, shape, sequences, vocab_size)
 
-    def look_at(self, notes: Notes, target: Target, choice: Choice, shape: TreeShape | None) -> int | None:
+    def look_at(self, notes: Notes, target: Target, name: str, shape: TreeShape | None) -> int | None:
         """Its files, its size beside the target's, and what both vocabularies share."""
-        from server.checking.files import look_at_files
-
         other = f"take an unquantised model of a supported family ({', '.join(f.models for f in FAMILIES.values())})"
         model = notes.attempt("draft", other, lambda: self.model)
         if model is not None:
             look_at_files(notes, "draft", self.directory, model, target.dtype.value)
             if not notes.failed("draft"):
-                self._note(notes, target, choice)
+                self._note(notes, target, name)
         self._look_at_vocabulary(notes, target, model)
         return None if model is None else model.max_positions
 
-    def _note(self, notes: Notes, target: Target, choice: Choice) -> None:
-        from server.checking.origin import look_at_origin
-        from server.checking.target import described, facts, named
+    def _note(self, notes: Notes, target: Target, name: str) -> None:
+        from server.checking.target import described, facts
 
         share = parameters(self.model) / parameters(target.model)
-        text = f"{described(self.model)} ({share:.0%} of the target's), {named(choice)}"
+        text = f"{described(self.model)} ({share:.0%} of the target's), {name}"
         notes.ok("draft", text, kind=DRAFT_MODEL, **facts(self.model))
         look_at_origin(notes, "draft", self.directory, target)
         if share > _LARGE:

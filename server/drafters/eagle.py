@@ -13,6 +13,7 @@ from torch import Tensor
 from drafters.captured.eagle import CapturedEagle
 from drafters.eagle import EagleDrafter
 from kvpaging import PagePool, PageTable
+from server.checking.report import Notes
 from server.config import EngineConfig
 from server.drafters.entry import Pass
 from server.drafters.head import Head, note_vocabulary
@@ -31,7 +32,6 @@ from verifier.model.config import ModelConfig
 from verifier.paged_model import PagedModel
 
 if TYPE_CHECKING:  # foresay check knows the registry
-    from server.checking.report import Notes
     from server.checking.target import Target
 
 

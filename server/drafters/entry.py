@@ -5,7 +5,7 @@
     named, holds                          is it what --draft names: by a word, a prefix, what a directory holds
     checked, look_at                      can it draft for the target; the same for people (foresay check)
     shapes, numbers_per_token, weights    what memory it takes, before a weight is read
-    load, doubts                          the drafter itself, and what speaks against it now that it is there
+    load, remark                          the drafter itself, and what to say of it now that it is there
     looks, levels                         whether it costs next to nothing, else how deep it can go: for the budget
     passes, captured                      its models' passes, and itself inside captured steps, on a GPU
 
@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from kvpaging import PagePool
+from server.checking.report import Notes
 from server.config import EngineConfig
 from server.loading import Loading
 from spec.budget.members import MODEL_LEVELS
@@ -32,8 +33,6 @@ from verifier.model.hub import resolve
 from verifier.paged_model import PagedModel
 
 if TYPE_CHECKING:  # foresay check knows the registry
-    from server.build import Choice
-    from server.checking.report import Notes
     from server.checking.target import Target
 
 #: An eager pass of a model.
@@ -90,10 +89,10 @@ class Entry:
         """
         return self
 
-    def look_at(self, notes: Notes, target: Target, choice: Choice, shape: TreeShape | None) -> int | None:
+    def look_at(self, notes: Notes, target: Target, name: str, shape: TreeShape | None) -> int | None:
         """Note what there is to say of it beside the target; returns the longest text it was made for, if it says so.
 
-        choice: as :func:`server.build.choose_draft` has it. shape: of the tree that each step drafts, if it is known.
+        name: for people. shape: of the tree that each step drafts, if it is known.
         """
         raise NotImplementedError
 
@@ -110,24 +109,19 @@ class Entry:
         return {}
 
     def load(self, loading: Loading, target: PagedModel) -> Drafter:
-        """The drafter."""
-        raise NotImplementedError
+        """The drafter; this one is made of nothing."""
+        drafter: Drafter = self.made()
+        return drafter
 
-    @property
-    def remark(self) -> str:
-        """What to say behind the reason why it drafts; "" for nothing. Of one that was checked."""
+    def remark(self, drafter: Any, target: PagedModel, pool: PagePool, directory: Path) -> str:
+        """What to say behind the reason why the drafter drafts, now that it is loaded: what it does not know, or what
+        speaks against it; "" for nothing. directory: the target's.
+        """
         return ""
 
     @property
-    def warnings(self) -> tuple[str, ...]:
-        """What to warn of at start-up. Of one that was checked."""
-        return ()
-
-    def doubts(self, drafter: Any, target: PagedModel, pool: PagePool, directory: Path) -> str:
-        """What speaks against the drafter that was loaded, in words for the banner; "" if nothing does.
-
-        directory: the target's.
-        """
+    def warning(self) -> str:
+        """What to warn of at start-up; "" for nothing. Of one that was checked."""
         return ""
 
     @staticmethod

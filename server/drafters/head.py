@@ -5,9 +5,12 @@ from __future__ import annotations
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from kvpaging import PagePool
+from server.checking.origin import look_at_origin, made_for
+from server.checking.report import Notes
 from server.drafters.entry import FromFiles
 from server.loading import Loading
 from server.memory import item_bytes
@@ -22,10 +25,6 @@ from verifier.heads.medusa import BESIDE_MODEL
 from verifier.paged_model import PagedModel
 
 if TYPE_CHECKING:  # foresay check knows the registry
-    from pathlib import Path
-
-    from server.build import Choice
-    from server.checking.report import Notes
     from server.checking.target import Target
 
 _FETCH = "fetch the head's files again from where it was published, or train it again"
@@ -68,15 +67,21 @@ class Head(FromFiles):
         """The drafter, for this target. dynamic: how its trees grow, see :mod:`drafters.growth`."""
         raise NotImplementedError
 
+    def remark(self, drafter: Any, target: PagedModel, pool: PagePool, directory: Path) -> str:
+        """What speaks against it."""
+        against = self.doubts(drafter, target, pool, directory)
+        return f", but {against}" if against else ""
+
+    def doubts(self, drafter: Any, target: PagedModel, pool: PagePool, directory: Path) -> str:
+        """The same in words, "" if nothing does. directory: the target's."""
+        raise NotImplementedError
+
     def note(self, notes: Notes, target: Target, drafter: Any, name: str, shape: TreeShape | None) -> int | None:
         """Note what it is; returns the longest text that it was trained on, where it says so. name: for people."""
         raise NotImplementedError
 
-    def look_at(self, notes: Notes, target: Target, choice: Choice, shape: TreeShape | None) -> int | None:
+    def look_at(self, notes: Notes, target: Target, name: str, shape: TreeShape | None) -> int | None:
         """Is it whole, does it fit, what does it read, which tokens can it draft?"""
-        from server.checking.origin import look_at_origin
-        from server.checking.target import named
-
         files = notes.attempt("draft", _FETCH, lambda: HeadTensors.read(self.directory, prefix=BESIDE_MODEL))
         if files is None:
             return None
@@ -90,12 +95,10 @@ class Head(FromFiles):
             return None
         look_at_origin(notes, "draft", self.directory, target)
         self._look_at_tokenizer(notes, target)
-        return self.note(notes, target, found, named(choice), shape)
+        return self.note(notes, target, found, name, shape)
 
     def _another(self, target: Target) -> str:
         """Where a head that fits comes from."""
-        from server.checking.origin import made_for
-
         where = f" (this one says {origin})" if (origin := made_for(self.directory)) else ""
         train = f"foresay train {self.trained} --target {shlex.quote(target.name)} --prompts FILE --out DIR"
         return f"name a head that was made for {target.name}{where}, or make one: {train}"

@@ -8,16 +8,14 @@ from typing import TYPE_CHECKING, ClassVar
 from drafters.ngram import NgramDrafter
 from drafters.suffix.drafter import SuffixDrafter
 from server import draft_history
+from server.checking.report import Notes
 from server.drafters.entry import Entry
 from server.loading import Loading
 from spec.names import NGRAM, SUFFIX
-from spec.protocols import Drafter
 from spec.tree import TreeShape
 from verifier.paged_model import PagedModel
 
 if TYPE_CHECKING:  # foresay check knows the registry
-    from server.build import Choice
-    from server.checking.report import Notes
     from server.checking.target import Target
 
 
@@ -28,12 +26,7 @@ class _Lookup(Entry):
     what: ClassVar[str]
     looks = True
 
-    def load(self, loading: Loading, target: PagedModel) -> Drafter:
-        """With nothing."""
-        drafter: Drafter = self.made()
-        return drafter
-
-    def look_at(self, notes: Notes, target: Target, choice: Choice, shape: TreeShape | None) -> None:
+    def look_at(self, notes: Notes, target: Target, name: str, shape: TreeShape | None) -> None:
         """There is nothing that could be wrong."""
         notes.ok("draft", f"{self.asked}: {self.what}; goes with every target", kind=self.asked)
 

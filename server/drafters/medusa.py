@@ -11,6 +11,7 @@ from torch import Tensor
 from drafters.captured.medusa import CapturedMedusa
 from drafters.medusa import MedusaDrafter
 from kvpaging import PagePool, PageTable
+from server.checking.report import Notes
 from server.drafters.head import Head, note_vocabulary
 from server.trial import in_words, tried
 from spec.names import MEDUSA
@@ -22,7 +23,6 @@ from verifier.heads.medusa import MedusaHeads
 from verifier.paged_model import PagedModel
 
 if TYPE_CHECKING:  # foresay check knows the registry
-    from server.checking.report import Notes
     from server.checking.target import Target
 
 

@@ -80,9 +80,9 @@ def drafts(config: EngineConfig, draft: str) -> list[Entry]:
     return settled([find(part) for part in named_in(draft) if part != NONE], config, draft)
 
 
-def entry_of(drafter: Drafter | None) -> type[Entry] | None:
-    """The kind of a drafter that is loaded; None for one that nobody can ask for."""
-    return next((entry for entry in ENTRIES if isinstance(drafter, entry.made)), None)
+def entry_of(drafter: Drafter | None) -> type[Entry]:
+    """The kind of a drafter that is loaded; of one that nobody can ask for, what all have in common."""
+    return next((entry for entry in ENTRIES if isinstance(drafter, entry.made)), Entry)
 
 
 def captured(
@@ -92,8 +92,7 @@ def captured(
 
     vocab_size: the target's, if the drafter's may be larger.
     """
-    entry = entry_of(drafter)
-    return None if entry is None else entry.captured(drafter, shape, sequences, vocab_size)
+    return entry_of(drafter).captured(drafter, shape, sequences, vocab_size)
 
 
 def at_once(names: Iterable[str]) -> bool:
