@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+import importlib
 import logging
 import math
 import time
@@ -115,8 +116,9 @@ def told(error: BaseException) -> str:
     """What was raised, and where."""
     if isinstance(error, BadProposal):
         return str(error)
-    frames = traceback.extract_tb(error.__traceback__)
-    where = f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith("<frozen")]
+    own = frames and frames[-1].filename != importlib.__file__
+    where = f" ({frames[-1].filename}:{frames[-1].lineno})" if own else ""
     return f"{type(error).__name__}: {error}{where}"
 
 
