@@ -21,8 +21,8 @@ import msgspec
 
 from server.build import AUTO, build_engine, target_directory
 from server.config import EngineConfig
+from server.drafters.registry import LOOKUPS
 from server.drafting import DEFAULT_TOKENS
-from server.lookup import LOOKUPS
 from spec.engine import Engine
 from spec.names import DRAFT_MODEL, EAGLE3, MEDUSA, NONE, PREDICTION, canonical
 from spec.request import Delta, Request

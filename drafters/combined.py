@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence as Many
 from dataclasses import replace
 
+from drafters.routed import configured
 from spec.budget.budget import Budget
 from spec.budget.merge import Merged, likeliest, merge, straightened
 from spec.budget.mixed import shares_of, to_draft
@@ -120,6 +121,14 @@ class CombinedDrafter:
         self._asked.pop(sequence.id, None)
         for member in self.members.values():
             member.finished(sequence)
+
+
+def members_of(drafter: Drafter | None) -> dict[str, Drafter]:
+    """Those that an engine's drafter consists of, by name, the prediction aside where one has one shape."""
+    if isinstance(drafter, CombinedDrafter):
+        return drafter.members
+    one = configured(drafter)
+    return {} if one is None else {one.name: one}
 
 
 def united(needs: Many[FeatureRequest | None]) -> FeatureRequest | None:

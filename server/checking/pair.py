@@ -46,7 +46,8 @@ def _look(notes: Notes, config: EngineConfig) -> str:
     draft = look_at_draft(notes, config, target)
     if target is None:
         return recommended(config.target)
-    drafts_well = draft is not None and (draft.model or draft.head) and not notes.doubted("draft", "vocabulary")
+    models = draft is not None and not all(drafter.looks for drafter in draft.drafters)
+    drafts_well = models and not notes.doubted("draft", "vocabulary")
     length = look_at_context(notes, config, target, draft)
     if length is not None:
         look_at_memory(notes, config, target, draft, length)

@@ -154,7 +154,7 @@ def longest_here(config: ServeConfig) -> int | None:
 def fetch(config: ServeConfig) -> None:
     """Download what the settings name and is not here: while a model is downloaded nobody else has to wait."""
     from server.build import choose_draft, target_directory
-    from server.drafting import Drafts
+    from server.drafters.registry import drafts
 
     target_directory(config)
-    Drafts.of(config, choose_draft(config).value)
+    drafts(config, choose_draft(config).value)
