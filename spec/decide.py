@@ -5,35 +5,55 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from collections.abc import Sequence as Many
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from spec.adjust import paths_of
-from spec.draw import BROKEN
+from spec.draw import BROKEN, Undrawn
 from spec.errors import ForesayError, InvalidRequest, NumericalError
-from spec.noise import Noise
-from spec.sampling import SamplingParams
 from spec.sequence import Sequence
 from spec.tree import DraftTree
 
 GRAMMAR = "the grammar"
 #: :meth:`spec.protocols.Verifier.draw`.
-Draw = Callable[[Tensor, SamplingParams, Noise, Many[int]], Tensor]
+Draw = Callable[[Many[Undrawn]], list[Tensor]]
 
 
-def decide(draw: Draw, sequence: Sequence, tree: DraftTree, logits: Tensor, banned: Tensor | None) -> Tensor:
-    """int64[N], on the host: the draw at every node; ``BROKEN`` where none can be made.
+@dataclass(frozen=True, slots=True)
+class Nodes:
+    """The nodes of one sequence's tree behind a pass.
 
-    logits: fp32[N, V], the raw rows of the nodes; left as they are. banned: bool[N, V], what a grammar rules out.
+    logits: fp32[N, V], their raw rows, which are left as they are. banned: bool[N, V], what a grammar rules out.
     """
-    # The token drawn at depth d sits one position past the node: tokens are numbered from 0, the root is the last.
-    positions = [len(sequence.tokens) + depth for depth in tree.depths.tolist()]
-    adjusted = _adjusted(sequence, tree, positions, logits, banned)
-    drawn = draw(adjusted, sequence.sampling, sequence.noise, positions)
+
+    sequence: Sequence
+    tree: DraftTree
+    logits: Tensor
+    banned: Tensor | None = None
+
+    def undrawn(self) -> Undrawn:
+        """What is to be drawn from, as the request wants it."""
+        sequence = self.sequence
+        # The token drawn at depth d sits one position past the node: tokens are numbered from 0, the root is the last.
+        positions = [len(sequence.tokens) + depth for depth in self.tree.depths.tolist()]
+        adjusted = _adjusted(sequence, self.tree, positions, self.logits, self.banned)
+        return Undrawn(adjusted, sequence.sampling, sequence.noise, positions)
+
+
+def decide(draw: Draw, nodes: Many[Nodes]) -> list[Tensor]:
+    """int64[N] of each sequence, on the host: the draw at every node; ``BROKEN`` where none can be made."""
+    rows = [each.undrawn() for each in nodes]
+    drawn = draw(rows)
+    return [_forced(each.sequence, row, draws) for each, row, draws in zip(nodes, rows, drawn, strict=True)]
+
+
+def _forced(sequence: Sequence, rows: Undrawn, drawn: Tensor) -> Tensor:
+    """The draws, or what was recorded instead."""
     if sequence.forced is None:
         return drawn
-    return torch.tensor([_recorded(sequence, *pair) for pair in zip(positions, drawn.tolist(), strict=True)])
+    return torch.tensor([_recorded(sequence, *pair) for pair in zip(rows.positions, drawn.tolist(), strict=True)])
 
 
 def _adjusted(

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -50,9 +51,21 @@ def draw(logits: Tensor, sampling: SamplingParams, noise: Tensor | None) -> Tens
     return winners.where(sound, BROKEN)
 
 
-def draw_at(logits: Tensor, sampling: SamplingParams, noise: Noise, positions: Sequence[int]) -> Tensor:
-    """:func:`draw` of the tokens at these absolute positions, one for each row, with the noise of a sequence."""
-    return draw(logits, sampling, None if sampling.greedy else noise.rows(positions))
+@dataclass(frozen=True, slots=True)
+class Undrawn:
+    """The rows of one sequence's nodes, from each of which a token is to be drawn.
+
+    logits: fp32[N, V], as the request wants them. noise: of the sequence. positions: absolute, of the tokens drawn.
+    """
+
+    logits: Tensor
+    sampling: SamplingParams
+    noise: Noise
+    positions: Sequence[int]
+
+    def drawn(self) -> Tensor:
+        """int64[N]: :func:`draw` of them."""
+        return draw(self.logits, self.sampling, None if self.sampling.greedy else self.noise.rows(self.positions))
 
 
 def _draw_with_noise(scaled: Tensor, sampling: SamplingParams, noise: Tensor) -> Tensor:

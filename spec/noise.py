@@ -12,6 +12,7 @@ low 31 bits make a uniform number whose fine end is at 0, where the winners of t
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 
 import torch
@@ -67,28 +68,18 @@ def gumbel_row(seed: int, position: int, vocab_size: int) -> Tensor:
     return uniform.neg_().log1p_().neg_().log_().neg_()
 
 
+@dataclass(frozen=True, slots=True)
 class Noise:
-    """The noise rows of one sequence, made once per position and kept while they can still be asked for.
+    """The noise of one sequence: that of its seed, for every token of the target."""
 
-    Drafter and verifier ask for the same rows; a position stays until the sequence has moved past it.
-    """
-
-    def __init__(self, seed: int, vocab_size: int) -> None:
-        self.seed, self.vocab_size = seed, vocab_size
-        self._rows: dict[int, Tensor] = {}
+    seed: int
+    vocab_size: int
 
     def row(self, position: int) -> Tensor:
         """fp32[V]: the noise for the token at ``position``."""
-        row = self._rows.get(position)
-        if row is None:
-            row = self._rows[position] = gumbel_row(self.seed, position, self.vocab_size)
-        return row
+        return gumbel_row(self.seed, position, self.vocab_size)
 
     def rows(self, positions: Sequence[int]) -> Tensor:
         """fp32[N, V]: the rows of several positions, repeated where positions repeat."""
-        return torch.stack([self.row(p) for p in positions])
-
-    def forget_before(self, position: int) -> None:
-        """Drop the rows of positions already decided."""
-        for old in [p for p in self._rows if p < position]:
-            del self._rows[old]
+        made = {position: self.row(position) for position in positions}
+        return torch.stack([made[position] for position in positions])

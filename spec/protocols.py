@@ -9,8 +9,7 @@ from typing import Literal, Protocol, runtime_checkable
 from torch import Tensor
 
 from kvpaging import PageTable
-from spec.noise import Noise
-from spec.sampling import SamplingParams
+from spec.draw import Undrawn
 from spec.sequence import Sequence
 from spec.tree import DraftTree, TreeShape
 
@@ -85,10 +84,10 @@ class Verifier(Protocol):
         """One forward pass over ragged rows; stores their KV; never changes a page table."""
         ...
 
-    def draw(self, logits: Tensor, sampling: SamplingParams, noise: Noise, positions: Many[int]) -> Tensor:
-        """int64[N], on the host: a token from each row, under the contract of :func:`spec.draw.draw`.
+    def draw(self, rows: Many[Undrawn]) -> list[Tensor]:
+        """int64[N] of each sequence, on the host: a token from each row, under the contract of :func:`spec.draw.draw`.
 
-        logits: fp32[N, V], raw rows of a pass or changed ones. noise: of the sequence. positions: of the drawn tokens.
+        Logits are those of the last pass, or changed copies.
         """
         ...
 

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from spec.commit import Run, emit, moves
 from spec.constrain import Draft, Guarded, MaskThread, graft
-from spec.decide import decide, why_nothing
+from spec.decide import Nodes, decide, why_nothing
 from spec.features import Features, by_sequence, of_path, reader_of
 from spec.protocols import Drafter, Rows, Verifier, Wanted
 from spec.request import TokenLogprobs
@@ -171,7 +171,7 @@ class EagerRunner:
             banned = masks.result()
             watch.lap("mask")
         logits = [forward.of(index) for index in range(len(plan.works))]
-        drawn = [self._drawn(*parts) for parts in zip(plan.works, drafts, logits, banned, strict=True)]
+        drawn = self._drawn(plan.works, drafts, logits, banned)
         watch.lap("draw")
         features = by_sequence(forward.features, [len(part.tokens) for part in rows])
         return EagerTicket(plan, watch, drafts, logits, drawn, features)
@@ -200,11 +200,18 @@ class EagerRunner:
                 trees[i] = tree.within(self.verifier.vocab_size)
         return trees
 
-    def _drawn(self, work: Work, draft: Draft, logits: Tensor, banned: Tensor | None) -> Tensor | None:
-        """int64[N]: the draw at every node; None where nothing is drawn."""
-        if work.shape is None:
-            return None
-        return decide(self.verifier.draw, work.sequence, draft.tree, _of_nodes(work, logits), banned)
+    def _drawn(
+        self, works: list[Work], drafts: list[Draft], logits: list[Tensor], banned: list[Tensor | None]
+    ) -> list[Tensor | None]:
+        """int64[N] of each: the draw at every node; None where nothing is drawn."""
+        parts = [*zip(works, drafts, logits, banned, strict=True)]
+        nodes = [
+            Nodes(work.sequence, draft.tree, _of_nodes(work, raw), ban)
+            for work, draft, raw, ban in parts
+            if work.shape is not None
+        ]
+        drawn = iter(decide(self.verifier.draw, nodes) if nodes else ())
+        return [None if work.shape is None else next(drawn) for work in works]
 
     def _commit(self, work: Work, draft: Draft, logits: Tensor, drawn: Tensor | None, features: Features) -> Verdict:
         sequence, table = work.sequence, work.sequence.table
@@ -225,14 +232,14 @@ class EagerRunner:
         self._show(work, run.path, features)
         if self.drafter is not None and run.path:
             self.drafter.committed(sequence, draft.proposed(run.path))
-        sequence.noise.forget_before(len(sequence.tokens))
         probed = logprobs_of_run(sequence, logits, run.path, run.emitted)
         return Verdict.of(work, draft.tree, drawn, run, draft.forced, probed)
 
     def _show(self, work: Work, path: list[int], features: Features) -> None:
         """Hand the features of what was just committed to a drafter that reads them."""
-        reader = reader_of(self.drafter)
-        if reader is not None and features and (work.lead or path):
+        if features and (work.lead or path):
+            reader = reader_of(self.drafter)
+            assert reader is not None, "who asks for features reads them"
             reader.observe(work.sequence, of_path(features, work.lead, path))
 
 

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Many
 
+import torch
 from torch import Tensor
 
 from kvpaging import KVStore, PageTable
-from spec.draw import draw_at
-from spec.noise import Noise
+from spec.draw import Undrawn
 from spec.protocols import FeatureRequest, Forward, Rows
-from spec.sampling import SamplingParams
 from verifier.model.decoder import Decoder
 from verifier.model.paged_pass import paged_pass
 from verifier.model.recorded_pass import RecordedPass
@@ -25,6 +24,7 @@ class PagedModel:
     def __init__(self, decoder: Decoder, store: KVStore, max_positions: int) -> None:
         self.decoder, self.store = decoder, store
         self._passes: dict[FeatureRequest | None, RecordedPass] = {}
+        self._last: RecordedPass | None = None
         self.vocab_size = decoder.config.vocab_size
         self.max_positions = max_positions
 
@@ -37,18 +37,24 @@ class PagedModel:
         if compiled(self.store.keys):
             if features not in self._passes:
                 self._passes[features] = RecordedPass(self.decoder, self.store, features)
-            return self._passes[features](rows)
+            self._last = self._passes[features]
+            return self._last(rows)
         static = StaticRows.of(rows, self.store.keys.device)
         logits, taken = paged_pass(self.decoder, static, self.store, features)
         return Forward(logits.cpu(), list(static.starts), static.in_order(taken))
 
-    def draw(self, logits: Tensor, sampling: SamplingParams, noise: Noise, positions: Many[int]) -> Tensor:
-        """int64[N], on the host. On a GPU the kernel draws, as in captured steps: its logarithms are its own."""
-        if self.decoder.device.type == "cpu":
-            return draw_at(logits, sampling, noise, positions)
-        count, device = len(positions), self.decoder.device
-        rows = RowSampling.of([sampling] * count, [noise.seed] * count, positions, device)
-        return draw_rows(logits.to(device), rows).cpu()
+    def draw(self, rows: Many[Undrawn]) -> list[Tensor]:
+        """int64[N] of each sequence, on the host; drawn where the model is: a device's logarithms are its own."""
+        recorded = self._last.draw_of(rows) if self._last is not None else None
+        if recorded is not None:
+            return recorded(rows)
+        device, counts = self.decoder.device, [len(each.positions) for each in rows]
+        asked = [each.sampling for each in rows for _ in each.positions]
+        seeds = [each.noise.seed for each in rows for _ in each.positions]
+        positions = [position for each in rows for position in each.positions]
+        logits = torch.cat([each.logits.to(device) for each in rows])
+        drawn = draw_rows(logits, RowSampling.of(asked, seeds, positions, device))
+        return list(drawn.cpu().split(counts))
 
     def committed(self, table: PageTable, moves: tuple[Tensor, Tensor] | None) -> None:
         """Accepted rows move down to be contiguous; everything up to the table's length is then valid."""

@@ -15,8 +15,8 @@ from drafters.candidates import adjusted, adjusts, filtered, with_noise
 from kvpaging import PagePool, PageTable
 from spec.adjust import Adjustment, paths_of
 from spec.constrain import Ahead, Guarded
-from spec.decide import decide
-from spec.draw import draw, draw_at
+from spec.decide import Nodes, decide
+from spec.draw import draw
 from spec.noise import Noise
 from spec.protocols import Drafter
 from spec.request import Request
@@ -61,7 +61,7 @@ def test_the_likeliest_candidate_is_the_draw_that_the_target_would_make_of_these
         logits, banned = torch.randn(len(tree), VOCAB), torch.rand(len(tree), VOCAB) < 0.3
         logits[:, [7, 11]] += 3
         banned[:, [2, 7, 32]] = False
-        drawn = decide(draw_at, s, tree, logits, banned)
+        drawn = decide(lambda rows: [each.drawn() for each in rows], [Nodes(s, tree, logits, banned)])[0]
         paths = paths_of(tree.tokens.tolist(), tree.parents.tolist())
         for node, depth in enumerate(tree.depths.tolist()):
             assert adjusts(s, depth) == (s.adjustment is not None or depth < 3)

@@ -6,18 +6,19 @@ Each function takes pytest's ``monkeypatch``, which also undoes it.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from types import ModuleType
 from typing import Any
 
 import pytest
-import torch
 from torch import Tensor
 
 from kvpaging import KVStore
 from spec import step
 from spec.adjust import Adjustment
 from spec.constrain import Guarded
-from spec.noise import Noise
+from spec.decide import Nodes
+from spec.draw import Undrawn
 from spec.protocols import Rows
 from spec.score import logprobs_of_run
 from verifier.ops.kernels.cpu import attention, linear
@@ -98,10 +99,13 @@ def lengths_baked_in(monkeypatch: pytest.MonkeyPatch) -> None:
 def reused_noise(monkeypatch: pytest.MonkeyPatch) -> None:
     """Noise keyed by the depth in the step, not by the absolute position."""
 
-    def by_depth(self: Noise, positions: list[int]) -> Tensor:
-        return torch.stack([self.row(position - min(positions)) for position in positions])
+    undrawn = Nodes.undrawn
 
-    monkeypatch.setattr(Noise, "rows", by_depth)
+    def by_depth(self: Nodes) -> Undrawn:
+        rows = undrawn(self)
+        return replace(rows, positions=[position - min(rows.positions) for position in rows.positions])
+
+    monkeypatch.setattr(Nodes, "undrawn", by_depth)
 
 
 def no_compaction(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 
 from kvpaging import KVStore, PagePool, PageTable, store_rows
-from spec.draw import draw_at
-from spec.noise import Noise, gumbel_row
+from spec.draw import Undrawn
+from spec.noise import gumbel_row
 from spec.protocols import FeatureRequest, Forward, Rows
 from spec.request import FinishReason
 from spec.sampling import SamplingParams
@@ -184,9 +184,9 @@ class TableVerifier:
             assert state == found, "a row of another text"
         return state
 
-    def draw(self, logits: Tensor, sampling: SamplingParams, noise: Noise, positions: Many[int]) -> Tensor:
-        """As any model on a CPU."""
-        return draw_at(logits, sampling, noise, positions)
+    def draw(self, rows: Many[Undrawn]) -> list[Tensor]:
+        """Row by row."""
+        return [each.drawn() for each in rows]
 
     def committed(self, table: PageTable, moves: tuple[Tensor, Tensor] | None) -> None:
         """Accepted rows move down."""

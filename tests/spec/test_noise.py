@@ -92,13 +92,6 @@ def test_a_row_has_the_same_bits_each_time_and_whoever_asks() -> None:
         assert torch.equal(row, Noise(11, 4097).row(position))
 
 
-def test_forgotten_rows_come_back_the_same() -> None:
-    noise = Noise(5, 64)
-    before = noise.rows(range(10)).clone()
-    noise.forget_before(7)
-    assert torch.equal(noise.rows(range(10)), before)
-
-
 def test_the_noise_is_gumbel() -> None:
     values = torch.cat([gumbel_row(2024, position, 151936) for position in range(7)]).double()
     count = len(values)

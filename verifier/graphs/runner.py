@@ -196,5 +196,4 @@ class GraphRunner:
         proposer.collected(sequence, tree, run.path)
         if proposer.host and self.eager.drafter is not None and run.path:
             self.eager.drafter.committed(sequence, run.path)
-        sequence.noise.forget_before(len(sequence.tokens))
         return Verdict.of(work, tree, drawn, run)

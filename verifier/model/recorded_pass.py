@@ -5,13 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence as Many
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from kvpaging import KVStore
+from spec.draw import Undrawn
 from spec.features import Features
 from spec.protocols import FeatureRequest, Forward, Rows
+from spec.sampling import SamplingParams
 from verifier.model.decoder import Decoder
 from verifier.model.paged_pass import paged_pass
+from verifier.ops.draw import RowSampling, draw_rows
 from verifier.ops.kernels.cpu.launch import Recording, recording
 from verifier.paged_rows import Sizes, WrittenRows
 
@@ -21,10 +25,43 @@ _LEAST = Sizes(16, 1, 16, 16)
 
 @dataclass(frozen=True, slots=True)
 class _Recorded:
+    """draw: of the logits; None where there is no room for any."""
+
     rows: WrittenRows
     replay: Recording
     logits: Tensor
     features: Features
+    draw: RecordedDraw | None
+
+
+class RecordedDraw:
+    """The draw of the first rows of a pass's logits."""
+
+    def __init__(self, logits: Tensor) -> None:
+        self.logits, count = logits, len(logits)
+        sampling = RowSampling.of([SamplingParams()] * count, [0] * count, [0] * count)
+        self._columns, self._count = sampling.columns(), torch.zeros(1, dtype=torch.int64)
+        with recording() as self._replay:
+            self._drawn = draw_rows(logits, sampling, count=self._count)
+
+    def holds(self, rows: Many[Undrawn]) -> bool:
+        """Whether these are the rows, in order and unchanged."""
+        place = self.logits.data_ptr()
+        for each in rows:
+            if each.logits.data_ptr() != place:
+                return False
+            place += each.logits.nbytes
+        return True
+
+    def __call__(self, rows: Many[Undrawn]) -> list[Tensor]:
+        """int64[N] of each sequence."""
+        counts, end = [len(each.positions) for each in rows], 0
+        for each, count in zip(rows, counts, strict=True):
+            self._columns.write(slice(end, end + count), each.sampling, each.noise.seed, each.positions)
+            end += count
+        self._count[0] = end
+        self._replay()
+        return list(self._drawn[:end].clone().split(counts))
 
 
 class RecordedPass:
@@ -46,8 +83,13 @@ class RecordedPass:
         taken = {name: values[: need.rows] for name, values in recorded.features.items()}
         return Forward(recorded.logits[: need.wanted], list(starts), taken)
 
+    def draw_of(self, rows: Many[Undrawn]) -> RecordedDraw | None:
+        """Who draws from these rows of the last pass; None where they are not its own, unchanged."""
+        draw = self._recorded.draw if self._recorded is not None else None
+        return draw if draw is not None and draw.holds(rows) else None
+
     def _record(self, sizes: Sizes, page_size: int) -> _Recorded:
         rows = WrittenRows(sizes, page_size)
         with recording() as replay:
             logits, features = paged_pass(self._decoder, rows.laid_out(), self._store, self._asked)
-        return _Recorded(rows, replay, logits, features)
+        return _Recorded(rows, replay, logits, features, RecordedDraw(logits) if sizes.wanted else None)

@@ -7,15 +7,21 @@ number on the host: so that it can be part of a captured graph.
 from __future__ import annotations
 
 from collections.abc import Sequence as Many
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from typing import Any, NamedTuple
 
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from spec.draw import BROKEN, draw
 from spec.noise import gumbel_row
 from spec.sampling import SamplingParams
+from verifier.ops.eager import compiled
 
+#: Of the tensors of :class:`RowSampling`.
+_DTYPES = (torch.float32, torch.int32, torch.float32, torch.float32, torch.int64, torch.int64)
+Numbers = NDArray[Any]
 _SIGNED, _MOST_OF_INT32 = 1 << 63, (1 << 31) - 1
 #: Below this temperature the draw is greedy, as in spec/sampling.py.
 COLDEST = 1e-30
@@ -42,33 +48,62 @@ class RowSampling:
     ) -> RowSampling:
         """One entry per row in each argument; a seed is any integer, taken modulo 2**64."""
 
-        def column(values: Many[float], dtype: torch.dtype) -> Tensor:
-            return torch.tensor(values, dtype=dtype, device=device)
+        made = cls(*(torch.zeros(len(rows), dtype=dtype) for dtype in _DTYPES))
+        columns = made.columns()
+        for row, (asked, seed) in enumerate(zip(rows, seeds, strict=True)):
+            columns.write(row, asked, seed, positions[row])
+        return cls(*(getattr(made, each.name).to(device) for each in fields(made)))
 
-        return cls(
-            temperature=column([r.temperature for r in rows], torch.float32),
-            top_k=column([min(r.top_k, _MOST_OF_INT32) for r in rows], torch.int32),
-            top_p=column([r.top_p for r in rows], torch.float32),
-            min_p=column([r.min_p for r in rows], torch.float32),
-            seeds=column([(seed + _SIGNED) % (2 * _SIGNED) - _SIGNED for seed in seeds], torch.int64),
-            positions=column(positions, torch.int64),
-        )
+    def columns(self) -> SamplingColumns:
+        """The same memory, to be written to by the host; of tensors of a CPU."""
+        return SamplingColumns(*(getattr(self, each.name).numpy() for each in fields(self)))
 
 
-def draw_rows(logits: Tensor, sampling: RowSampling, token_ids: Tensor | None = None) -> Tensor:
+class SamplingColumns(NamedTuple):
+    """What :class:`RowSampling` has."""
+
+    temperature: Numbers
+    top_k: Numbers
+    top_p: Numbers
+    min_p: Numbers
+    seeds: Numbers
+    positions: Numbers
+
+    def write(self, rows: int | slice, asked: SamplingParams, seed: int, positions: int | Many[int]) -> None:
+        """How these rows are drawn; a seed is any integer, taken modulo 2**64."""
+        self.temperature[rows], self.top_p[rows], self.min_p[rows] = asked.temperature, asked.top_p, asked.min_p
+        self.top_k[rows] = min(asked.top_k, _MOST_OF_INT32)
+        self.seeds[rows], self.positions[rows] = (seed + _SIGNED) % (2 * _SIGNED) - _SIGNED, positions
+
+
+def draw_rows(
+    logits: Tensor, sampling: RowSampling, token_ids: Tensor | None = None, count: Tensor | None = None
+) -> Tensor:
     """Draw one token per row, under the contract of :func:`spec.draw.draw`.
 
     logits: fp32[N, V]. token_ids: int64[V], which token of the target each column is, for a drafter that has a
     vocabulary of its own; None where they are the same. The noise is that of the target's tokens, and ties go to the
-    first column. Returns int64[N], tokens of the target, ``BROKEN`` for a row that holds NaN, plus infinity or nothing
+    first column. count: int64[1], how many rows are drawn, read when it runs (of compiled kernels; None: all). Returns
+    int64[N], tokens of the target, ``BROKEN`` for a row that holds NaN, plus infinity or nothing
     finite.
     """
     if logits.is_cuda:
         from verifier.ops.kernels import draw as kernels
 
         return kernels.draw_rows(logits, sampling, token_ids)
+    if compiled(logits):
+        return _compiled(logits, sampling, token_ids, count)
     drawn = [_draw_row(row, sampling, n, token_ids) for n, row in enumerate(logits.split(1))]
     return torch.cat(drawn) if drawn else torch.empty(0, dtype=torch.int64)
+
+
+def _compiled(logits: Tensor, sampling: RowSampling, token_ids: Tensor | None, count: Tensor | None) -> Tensor:
+    from verifier.ops.kernels.cpu import draw as kernels
+    from verifier.ops.kernels.cpu.launch import counted, room
+
+    drawn = room((len(logits),), torch.int64)
+    kernels.draw_rows(logits.contiguous(), sampling, token_ids, drawn, counted(count, len(logits)))
+    return drawn
 
 
 def _draw_row(row: Tensor, sampling: RowSampling, n: int, token_ids: Tensor | None) -> Tensor:

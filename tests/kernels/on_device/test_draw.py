@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import fields
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from torch import Tensor
 from spec.draw import BROKEN
 from spec.sampling import SamplingParams
 from verifier.ops.draw import RowSampling, draw_rows
+from verifier.ops.eager import references
 from verifier.ops.kernels import draw, planes
 
 # numpy warns of what a GPU computes in silence: infinity minus infinity, where the result is not used.
@@ -46,42 +48,61 @@ def asked(rows: Sequence[SamplingParams], seed: int = 1) -> RowSampling:
     return RowSampling.of(rows, [rng.getrandbits(64) for _ in rows], [rng.randrange(1 << 17) for _ in rows])
 
 
-def on(device: torch.device, sampling: RowSampling, rows: Sequence[int] | None = None) -> RowSampling:
-    """The same rows, or some of them, on a device."""
-    s = sampling
-    taken = slice(None) if rows is None else list(rows)
-    columns = [t[taken].to(device) for t in (s.temperature, s.top_k, s.top_p, s.min_p, s.seeds, s.positions)]
-    return RowSampling(*columns)
+#: Draws every row: the kernel that is tried.
+Drawing = Callable[[Tensor, RowSampling, Tensor | None], Tensor]
+
+
+@pytest.fixture
+def drawing(device: torch.device) -> Drawing:
+    """The kernels of a GPU."""
+
+    def drawn(logits: Tensor, sampling: RowSampling, token_ids: Tensor | None = None) -> Tensor:
+        there = None if token_ids is None else token_ids.to(device)
+        columns = [getattr(sampling, each.name).to(device) for each in fields(sampling)]
+        return draw.draw_rows(logits.to(device), RowSampling(*columns), there).cpu()
+
+    return drawn
+
+
+def some(sampling: RowSampling, rows: Sequence[int]) -> RowSampling:
+    """Some of the rows."""
+    return RowSampling(*(getattr(sampling, each.name)[list(rows)] for each in fields(sampling)))
+
+
+def wanted(logits: Tensor, sampling: RowSampling, token_ids: Tensor | None = None) -> list[int]:
+    """What the contract says, by torch."""
+    with references():
+        tokens: list[int] = draw_rows(logits, sampling, token_ids).tolist()
+    return tokens
 
 
 def assert_drawn_alike(
-    logits: Tensor, sampling: RowSampling, device: torch.device, token_ids: Tensor | None = None
+    logits: Tensor, sampling: RowSampling, drawing: Drawing, token_ids: Tensor | None = None
 ) -> list[int]:
-    there = None if token_ids is None else token_ids.to(device)
-    drawn = draw.draw_rows(logits.to(device), on(device, sampling), there).tolist()
-    assert drawn == draw_rows(logits, sampling, token_ids).tolist()
+    drawn: list[int] = drawing(logits, sampling, token_ids).tolist()
+    assert drawn == wanted(logits, sampling, token_ids)
     return drawn
 
 
 @pytest.mark.parametrize("filters", FILTERS, ids=str)
 @pytest.mark.usefixtures("small_blocks")
-def test_each_filter(filters, device) -> None:
+def test_each_filter(filters, drawing) -> None:
     logits = rows_of([0.2, 1.0, 2.0, 4.0], 777)
     rows = [SamplingParams(temperature=t, **filters) for t in (1.0, 0.7, 1.5, 1.0)]
     plain = asked([SamplingParams(temperature=r.temperature) for r in rows])
-    filtered = assert_drawn_alike(logits, asked(rows), device)
-    assert filtered != draw_rows(logits, plain).tolist(), "the filter takes a winner out"
+    filtered = assert_drawn_alike(logits, asked(rows), drawing)
+    assert filtered != wanted(logits, plain), "the filter takes a winner out"
 
 
 @pytest.mark.parametrize("vocab_size", [1, 2, 127, 128, 1025])
 @pytest.mark.usefixtures("small_blocks")
-def test_any_vocabulary(vocab_size, device) -> None:
+def test_any_vocabulary(vocab_size, drawing) -> None:
     rows = [SamplingParams(temperature=t, top_p=p) for t, p in ((0.0, 1.0), (1.0, 1.0), (1.0, 0.5))]
-    assert_drawn_alike(rows_of([1.0, 1.0, 3.0], vocab_size), asked(rows), device)
+    assert_drawn_alike(rows_of([1.0, 1.0, 3.0], vocab_size), asked(rows), drawing)
 
 
 @pytest.mark.usefixtures("small_blocks")
-def test_rows_of_many_kinds_in_one_launch(device) -> None:
+def test_rows_of_many_kinds_in_one_launch(drawing) -> None:
     rng = random.Random(5)
     rows = [
         SamplingParams(
@@ -92,86 +113,86 @@ def test_rows_of_many_kinds_in_one_launch(device) -> None:
         )
         for _ in range(16)
     ]
-    assert_drawn_alike(rows_of([0.1, 1.0, 3.0, 6.0] * 4, 300), asked(rows), device)
+    assert_drawn_alike(rows_of([0.1, 1.0, 3.0, 6.0] * 4, 300), asked(rows), drawing)
 
 
 @pytest.mark.usefixtures("small_blocks")
-def test_columns_that_are_other_tokens_of_the_target(device) -> None:
+def test_columns_that_are_other_tokens_of_the_target(drawing) -> None:
     """All ways a winner is found: at once, in the second round, and by the search, in the list and in the whole row."""
     filters = [{"temperature": 0.0}, {}, *FILTERS, {"top_p": 1e-4}, {"top_k": 200, "top_p": 0.1}] * 2
     logits, sampling = rows_of([1.0] * len(filters), 500), asked([SamplingParams(**f) for f in filters])
     logits[3, 8] = math.nan
     token_ids = torch.randperm(152_000, generator=torch.Generator().manual_seed(2))[:500].sort().values
-    drawn = assert_drawn_alike(logits, sampling, device, token_ids)
+    drawn = assert_drawn_alike(logits, sampling, drawing, token_ids)
     columns = torch.searchsorted(token_ids, torch.tensor(drawn)).tolist()
-    assert drawn[3] == BROKEN and columns != draw_rows(logits, sampling).tolist(), "the noise is the target's"
+    assert drawn[3] == BROKEN and columns != wanted(logits, sampling), "the noise is the target's"
 
 
 @pytest.mark.usefixtures("small_blocks")
-def test_ties_stay_in(device) -> None:
+def test_ties_stay_in(drawing) -> None:
     logits = (rows_of([1.0] * 8, 400) * 2).round()
     logits[0] = 0.5
     filters: list[dict[str, Any]] = [{"top_k": 3}, {"top_k": 3}, {"top_p": 0.3}, {"top_k": 30, "top_p": 0.9}] * 2
-    drawn = assert_drawn_alike(logits, asked([SamplingParams(**f) for f in filters]), device)
+    drawn = assert_drawn_alike(logits, asked([SamplingParams(**f) for f in filters]), drawing)
     assert drawn[0] != 0, "all 400 tokens tie, so the top 3 are all of them"
 
 
 @pytest.mark.usefixtures("small_blocks")
-def test_greedy_takes_the_first_of_the_largest(device) -> None:
+def test_greedy_takes_the_first_of_the_largest(drawing) -> None:
     logits = torch.zeros(2, 700)
     logits[0, [650, 300, 301]] = 4.0
     rows = [SamplingParams(temperature=0.0, top_k=5, top_p=0.5), SamplingParams(temperature=0.0)]
-    assert assert_drawn_alike(logits, asked(rows), device) == [300, 0]
+    assert assert_drawn_alike(logits, asked(rows), drawing) == [300, 0]
 
 
 @pytest.mark.parametrize("sampling", [SamplingParams(temperature=0.0), SamplingParams(top_k=9, top_p=0.9)], ids=str)
 @pytest.mark.usefixtures("small_blocks")
-def test_rows_nothing_can_be_drawn_from(sampling, device) -> None:
+def test_rows_nothing_can_be_drawn_from(sampling, drawing) -> None:
     logits = rows_of([1.0] * 6, 300)
     logits[0, 299] = math.nan
     logits[1, 5] = math.inf
     logits[2] = -math.inf
     logits[3, :290] = -math.inf
     logits[4] = math.nan
-    drawn = assert_drawn_alike(logits, asked([sampling] * 6), device)
+    drawn = assert_drawn_alike(logits, asked([sampling] * 6), drawing)
     assert drawn[:3] == [BROKEN] * 3 and drawn[4] == BROKEN
     assert drawn[3] >= 290 and drawn[5] != BROKEN
 
 
-def test_a_flat_row_has_more_likelier_tokens_than_the_list_holds(device) -> None:
+def test_a_flat_row_has_more_likelier_tokens_than_the_list_holds(drawing) -> None:
     logits = rows_of([0.01] * 3, 8500)
     logits[1, 8200:] += 0.1
     rows = [SamplingParams(top_p=0.1), SamplingParams(top_p=0.02), SamplingParams(top_k=600, top_p=0.5)]
-    drawn = assert_drawn_alike(logits, asked(rows), device)
+    drawn = assert_drawn_alike(logits, asked(rows), drawing)
     assert drawn[1] >= 8200, "the search goes over all of the row, not only over its first 8192 tokens"
 
 
 @pytest.mark.usefixtures("small_blocks")
-def test_top_p_asks_for_a_share_of_what_top_k_keeps(device) -> None:
+def test_top_p_asks_for_a_share_of_what_top_k_keeps(drawing) -> None:
     logits = rows_of([0.1] * 8, 300) - 30  # all below zero, where floats are ordered the other way round
     logits[:, 50:57] += 3.3  # two fifths of the mass
-    assert_drawn_alike(logits, asked([SamplingParams(top_k=7, top_p=0.5)] * 8), device)
+    assert_drawn_alike(logits, asked([SamplingParams(top_k=7, top_p=0.5)] * 8), drawing)
 
 
 @pytest.mark.usefixtures("small_blocks")
-def test_one_round_two_and_many(device) -> None:
+def test_one_round_two_and_many(drawing) -> None:
     """Of some rows the second winner stands; of some a ten-thousandth of the mass stays, halving after halving."""
     rows = [SamplingParams(top_p=p) for p in (0.7, 0.6, 0.5, 0.5, 0.4, 0.3, 0.2, 0.1, 1e-4)]
     rows += [SamplingParams(min_p=0.9), SamplingParams(top_p=0.01, min_p=0.5)]
-    assert_drawn_alike(rows_of([1.0] * len(rows), 700), asked(rows), device)
+    assert_drawn_alike(rows_of([1.0] * len(rows), 700), asked(rows), drawing)
 
 
 @pytest.mark.usefixtures("small_blocks")
-def test_rows_of_which_little_is_allowed(device) -> None:
+def test_rows_of_which_little_is_allowed(drawing) -> None:
     logits = rows_of([1.0] * 4, 600)
     logits[:, :500] = -math.inf
     logits[2:, 502:] = -math.inf
     rows = [SamplingParams(top_k=k, top_p=p) for k, p in ((3, 0.8), (3, 1.0), (3, 0.7), (5, 0.3))]
-    assert min(assert_drawn_alike(logits, asked(rows), device)) >= 500
+    assert min(assert_drawn_alike(logits, asked(rows), drawing)) >= 500
 
 
 @pytest.mark.usefixtures("small_blocks")
-def test_the_ends_of_every_range(device) -> None:
+def test_the_ends_of_every_range(drawing) -> None:
     ends = [
         SamplingParams(temperature=1e-29),
         SamplingParams(temperature=1e-31),
@@ -180,17 +201,17 @@ def test_the_ends_of_every_range(device) -> None:
         SamplingParams(top_k=301),
         SamplingParams(top_k=300, top_p=0.999999),
     ]
-    assert_drawn_alike(rows_of([1.0] * len(ends), 300), asked(ends), device)
+    assert_drawn_alike(rows_of([1.0] * len(ends), 300), asked(ends), drawing)
 
 
 @pytest.mark.usefixtures("small_blocks")
-def test_a_row_is_drawn_alike_alone_and_in_company(device) -> None:
+def test_a_row_is_drawn_alike_alone_and_in_company(drawing) -> None:
     rows = [SamplingParams(**filters) for filters in FILTERS]
     logits, sampling = rows_of([2.0] * len(rows), 500), asked(rows)
-    together = draw.draw_rows(logits.to(device), on(device, sampling)).tolist()
-    for some in ([4, 3, 2, 1, 0], [5]):
-        again = draw.draw_rows(logits[some].to(device), on(device, sampling, some)).tolist()
-        assert again == [together[row] for row in some]
+    together = drawing(logits, sampling, None).tolist()
+    for places in ([4, 3, 2, 1, 0], [5]):
+        again = drawing(logits[places], some(sampling, places), None).tolist()
+        assert again == [together[row] for row in places]
 
 
 def test_blocks_cover_any_vocabulary_and_stay_few() -> None:

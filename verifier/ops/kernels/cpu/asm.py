@@ -15,7 +15,7 @@ import llvmlite.ir as ir
 
 from verifier.ops.kernels.cpu.arithmetic import Arithmetic
 from verifier.ops.kernels.cpu.jit import Code, Processor
-from verifier.ops.kernels.cpu.types import BYTES, I1, I8, I32, I64, LANES, POINTER, VOID, element, vector
+from verifier.ops.kernels.cpu.types import BYTES, I1, I8, I32, I64, LANES, POINTER, VOID, element, suffix, vector
 from verifier.ops.kernels.cpu.values import Operand, Value
 
 
@@ -99,22 +99,23 @@ class Kernel(Arithmetic):
             body(index, 1)
 
     @contextmanager
+    def during(self, going: Variable) -> Iterator[None]:
+        """``while going``, an int64."""
+        builder = self.builder
+        head, body, behind = (self._function.append_basic_block(name) for name in ("head", "body", "behind"))
+        builder.branch(head)
+        builder.position_at_end(head)
+        builder.cbranch(going.value.differs(0).raw, body, behind)
+        builder.position_at_end(body)
+        yield
+        builder.branch(head)
+        builder.position_at_end(behind)
+
+    @contextmanager
     def when(self, condition: Value) -> Iterator[None]:
         """``if condition``."""
         with self.builder.if_then(condition.raw):
             yield
-
-    @contextmanager
-    def during(self, going: Variable) -> Iterator[None]:
-        """``while going``: an int64 that is looked at before each turn."""
-        head, body, behind = (self._function.append_basic_block(name) for name in ("head", "body", "behind"))
-        self.builder.branch(head)
-        self.builder.position_at_end(head)
-        self.builder.cbranch(going.value.differs(0).raw, body, behind)
-        self.builder.position_at_end(body)
-        yield
-        self.builder.branch(head)
-        self.builder.position_at_end(behind)
 
     @contextmanager
     def share(self, count: Operand) -> Iterator[Value]:
@@ -172,6 +173,14 @@ class Kernel(Arithmetic):
     def read(self, pointer: Value, of: ir.Type, index: Operand, lanes: int = LANES) -> Value:
         """What is kept in another type, as fp32: a vector, or of one lane a number."""
         return self.widened(self.load(pointer, of if lanes == 1 else vector(of, lanes), index))
+
+    def some(self, pointer: Value, of: ir.Type, index: Value, end: Value, rest: float) -> Value:
+        """The vector that begins at number ``index`` of an array; lanes from number ``end`` on are ``rest``."""
+        whole = vector(of)
+        there = self.counting(index) < self.integer(end, I32)
+        align, instead = self.constant(BYTES[of], I32), self.constant(rest, whole)
+        name = f"llvm.masked.load.{suffix(whole)}.p0"
+        return self.call(name, whole, self.at(pointer, index, of), align, there, instead)
 
     def write(self, value: Value, pointer: Value, of: ir.Type, index: Operand) -> None:
         """fp32 into what is kept in another type."""

@@ -7,7 +7,10 @@ from dataclasses import dataclass
 from functools import cache, cached_property
 from typing import Any
 
+import llvmlite
 import llvmlite.binding as llvm
+
+from verifier.ops.kernels.cpu import kept
 
 
 @dataclass(frozen=True)
@@ -59,16 +62,29 @@ def _initialize() -> None:
     llvm.initialize_native_asmprinter()
 
 
+def _compiled(text: str, machine: Any) -> bytes:
+    """The machine's code for a text, as an object file."""
+    module = llvm.parse_assembly(text)
+    module.verify()
+    builder = llvm.create_pass_builder(machine, llvm.create_pipeline_tuning_options(speed_level=3))
+    builder.getModulePassManager().run(module, builder)
+    code: bytes = machine.emit_object(module)
+    return code
+
+
 class Code:
     """Compiled functions. Owns their memory: addresses are good as long as this lives."""
 
     def __init__(self, text: str, processor: Processor | None = None) -> None:
-        machine = (processor or Processor.here()).machine()
-        module = llvm.parse_assembly(text)
-        module.verify()
-        builder = llvm.create_pass_builder(machine, llvm.create_pipeline_tuning_options(speed_level=3))
-        builder.getModulePassManager().run(module, builder)
-        self._engine = llvm.create_mcjit_compiler(module, machine)
+        processor = processor or Processor.here()
+        machine = processor.machine()
+        key = kept.key_of(text, processor.name, processor.features, str(llvm.llvm_version_info), llvmlite.__version__)
+        code = kept.find(key)
+        if code is None:
+            code = _compiled(text, machine)
+            kept.keep(key, code)
+        self._engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), machine)
+        self._engine.add_object_file(llvm.ObjectFileRef.from_data(code))
         self._engine.finalize_object()
 
     def address(self, name: str) -> int:

@@ -9,7 +9,7 @@ from typing import Any
 import llvmlite.ir as ir
 
 from verifier.ops.kernels.cpu.jit import Processor
-from verifier.ops.kernels.cpu.types import F32, I32, I64, LANES, element, lanes_of, vector
+from verifier.ops.kernels.cpu.types import F32, I1, I32, I64, LANES, element, lanes_of, vector
 
 
 @dataclass(frozen=True, eq=False)
@@ -119,6 +119,15 @@ class Instructions:
     def places(self, numbers: Sequence[int]) -> Value:
         """A vector of int32."""
         return Value(self, ir.Constant(vector(I32, len(numbers)), list(numbers)))
+
+    def counting(self, first: Value) -> Value:
+        """A vector of int32 that counts on from an integer."""
+        word = self.builder.trunc(first.raw, I32) if first.type is I64 else first.raw
+        return Value(self, word) + self.places(range(LANES))
+
+    def any(self, mask: Value) -> Value:
+        """Whether a condition holds in any lane."""
+        return self.call(f"llvm.vector.reduce.or.v{lanes_of(mask.type)}i1", I1, mask)
 
     def alike(self, first: Value, second: Operand) -> tuple[Value, Value]:
         """Both as one type: scalars are spread over the other's lanes."""

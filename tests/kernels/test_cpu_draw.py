@@ -1,0 +1,88 @@
+"""The draw as a kernel of a CPU: the same cases as on a GPU, on several processors and by one thread or two."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+from torch import Tensor
+
+from spec.sampling import SamplingParams
+from tests.kernels.on_device import test_draw
+from tests.kernels.on_device.test_draw import *  # noqa: F403
+from tests.kernels.on_device.test_draw import Drawing, asked, rows_of, wanted
+from tests.verifier.conftest import PROCESSORS, lesser
+from tests.verifier.reading import threads
+from verifier.ops.draw import RowSampling, draw_rows
+from verifier.ops.kernels.cpu import draw
+from verifier.ops.kernels.cpu.jit import Processor
+from verifier.ops.kernels.cpu.launch import recording
+
+pytestmark = test_draw.pytestmark[1:]
+
+
+@pytest.fixture(params=[*PROCESSORS, "plain"])  # type: ignore[no-redef]
+def drawing(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Drawing:
+    """The kernels of a CPU."""
+    made = lesser(request.param)
+    monkeypatch.setattr(Processor, "here", classmethod(lambda cls: made))
+    return draw_rows
+
+
+@pytest.fixture  # type: ignore[no-redef]
+def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Many pieces though the vocabulary is small."""
+    monkeypatch.setattr(draw, "PIECE", 128)
+
+
+KINDS = [
+    SamplingParams(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
+    for temperature in (0.0, 0.7, 1.0)
+    for top_k, top_p, min_p in ((0, 1.0, 0.0), (0, 0.6, 0.0), (50, 0.9, 0.0), (3, 1.0, 0.1))
+]
+
+
+@pytest.mark.parametrize("vocab_size", [4095, 4097, 49_152])
+@pytest.mark.parametrize("scale", [0.1, 2.0, 6.0])
+def test_large_vocabularies(scale, vocab_size) -> None:
+    logits, sampling = rows_of([scale] * len(KINDS), vocab_size), asked(KINDS)
+    drawn = []
+    for count in (1, 2):
+        with threads(count):
+            drawn.append(draw_rows(logits, sampling).tolist())
+    assert drawn[0] == drawn[1] == wanted(logits, sampling)
+
+
+def test_a_recording_draws_what_its_tensors_hold_when_it_is_replayed() -> None:
+    rng = random.Random(4)
+    logits, count = torch.empty(len(KINDS), 777), torch.zeros(1, dtype=torch.int64)
+    sampling = asked(KINDS)
+    columns = sampling.columns()
+    with recording() as replay:
+        drawn = draw_rows(logits, sampling, count=count)
+    for rows in (1, len(KINDS), 4):
+        logits.copy_(rows_of([1.0 + rows] * len(KINDS), 777))
+        params = rng.sample(KINDS, len(KINDS))
+        seeds, places = [rng.getrandbits(64) for _ in KINDS], [rng.randrange(1 << 17) for _ in KINDS]
+        for row, asks in enumerate(params):
+            columns.write(row, asks, seeds[row], places[row])
+        count[0] = rows
+        drawn.fill_(-7)
+        replay()
+        assert drawn[rows:].eq(-7).all(), "rows that are not there are not touched"
+        assert drawn[:rows].tolist() == wanted(logits, RowSampling.of(params, seeds, places))[:rows]
+
+
+def chosen(logits: Tensor, seed: int, positions: int) -> Tensor:
+    """One draw at each of so many positions."""
+    sampling = RowSampling.of([SamplingParams()] * positions, [seed] * positions, range(positions))
+    return draw_rows(logits.expand(positions, -1).contiguous(), sampling)
+
+
+def test_the_law_of_the_draw() -> None:
+    """Tokens come as often as the softmax says, within five standard deviations."""
+    logits, positions = torch.tensor([1.0, 0.5, 0.0, 0.3, -2.0]), 40_000
+    counts = torch.bincount(chosen(logits, 8, positions), minlength=5) / positions
+    chances = logits.softmax(0)
+    assert ((counts - chances).abs() < 5 * (chances * (1 - chances) / positions).sqrt()).all()

@@ -1,0 +1,119 @@
+"""Compiled kernels are kept on disk, and only run from there if nobody else can have put them there."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from verifier.ops.kernels.cpu import jit, kept
+from verifier.ops.kernels.cpu.asm import Kernel
+from verifier.ops.kernels.cpu.jit import Processor
+from verifier.ops.kernels.cpu.launch import Launcher
+from verifier.ops.kernels.cpu.walk import walker
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    walker()  # what every kernel needs is there already
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    return tmp_path / "foresay" / "kernels"
+
+
+@pytest.fixture
+def compilations(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The texts that were compiled."""
+    compiled = jit._compiled
+    texts: list[str] = []
+
+    def compile(text: str, machine: Any) -> bytes:
+        texts.append(text)
+        return compiled(text, machine)
+
+    monkeypatch.setattr(jit, "_compiled", compile)
+    return texts
+
+
+def doubled(factor: int = 2) -> int:
+    """A kernel, compiled or found, and run."""
+    k = Kernel("double")
+    with k.when(k.thread.equals(0)):
+        k.store(k.counted(0) * factor, k.pointer(1))
+    numbers = torch.tensor([21, 0])
+    Launcher(k)(numbers[:1], numbers[1:])
+    return int(numbers[1])
+
+
+def test_a_kernel_is_compiled_once(folder, compilations) -> None:
+    assert doubled() == doubled() == 42
+    assert len(compilations) == 1 and len(list(folder.iterdir())) == 1
+    assert doubled(3) == 63, "another text is another kernel"
+    assert len(compilations) == 2
+    assert folder.stat().st_mode & 0o777 == 0o700
+
+
+def test_another_processor_finds_none_of_it(folder, compilations, monkeypatch) -> None:
+    doubled()
+    here = Processor.here()
+    lesser = Processor(here.name, here.features + ",-avx2")
+    monkeypatch.setattr(Processor, "here", classmethod(lambda cls: lesser))
+    assert doubled() == 42 and len(compilations) == 2
+
+
+def cut_short(file: Path) -> None:
+    file.write_bytes(file.read_bytes()[:-100])
+
+
+def changed(file: Path) -> None:
+    code = bytearray(file.read_bytes())
+    code[200] ^= 1
+    file.write_bytes(bytes(code))
+
+
+def emptied(file: Path) -> None:
+    file.write_bytes(b"")
+
+
+@pytest.mark.parametrize("damage", [cut_short, changed, emptied])
+def test_a_damaged_file_is_made_anew(folder, compilations, damage: Callable[[Path], None]) -> None:
+    doubled()
+    damage(next(folder.iterdir()))
+    assert doubled() == 42 and len(compilations) == 2
+    assert doubled() == 42 and len(compilations) == 2
+
+
+@pytest.mark.parametrize("mode", [0o770, 0o707])
+def test_where_others_can_write_nothing_is_found_or_kept(folder, compilations, mode) -> None:
+    doubled()
+    folder.chmod(mode)
+    assert doubled() == 42 and doubled(3) == 63
+    assert len(compilations) == 3 and len(list(folder.iterdir())) == 1
+
+
+def test_without_a_place_kernels_are_compiled_each_time(tmp_path, compilations, monkeypatch) -> None:
+    file = tmp_path / "file"
+    file.write_text("no directory")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(file))
+    assert doubled() == doubled() == 42
+    assert len(compilations) == 2
+
+
+def test_without_xdg_it_is_below_home(tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    for nothing in ("", "not/absolute"):
+        monkeypatch.setenv("XDG_CACHE_HOME", nothing)
+        assert kept.directory() == tmp_path / "home" / ".cache" / "foresay" / "kernels"
+
+
+def test_what_was_not_used_for_longest_makes_room(folder, monkeypatch) -> None:
+    monkeypatch.setattr(kept, "_MOST", 3)
+    for number in range(3):
+        kept.keep(str(number), b"code")
+        os.utime(folder / str(number), (number, number))
+    assert kept.find("0") == b"code", "used just now"
+    kept.keep("3", b"code")
+    assert sorted(path.name for path in folder.iterdir()) == ["0", "2", "3"]

@@ -1,0 +1,69 @@
+"""Compiled kernels on disk, so that a second start need not compile them again.
+
+A file is found by all that its code follows from: its text, the processor, LLVM itself. Code is only run from a
+directory that nobody else can write to, and only if it is whole; whatever is amiss, it is compiled again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import stat
+import tempfile
+from pathlib import Path
+
+#: Files kept; of more the ones that were not used for longest go. An engine has some fifteen.
+_MOST = 1000
+_DIGEST = 32
+
+
+def directory() -> Path:
+    """Where kernels are kept: ``foresay/kernels`` in ``XDG_CACHE_HOME``, which is ``~/.cache`` unless it is set."""
+    asked = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    folder = asked if asked.is_absolute() else Path.home() / ".cache"
+    return folder / "foresay" / "kernels"
+
+
+def key_of(*parts: str) -> str:
+    """The name of what follows from these."""
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()
+
+
+def find(key: str) -> bytes | None:
+    """The code that was kept under this name; None if there is none that may be run."""
+    try:
+        if not _is_ours(directory()):
+            return None
+        path = directory() / key
+        found = path.read_bytes()
+        os.utime(path)
+    except (OSError, RuntimeError):  # RuntimeError: nobody knows where home is
+        return None
+    digest, code = found[:_DIGEST], found[_DIGEST:]
+    return code if hashlib.sha256(code).digest() == digest else None
+
+
+def keep(key: str, code: bytes) -> None:
+    """Keep it, if there is a place; a reader sees all of it or nothing."""
+    try:
+        directory().mkdir(mode=0o700, parents=True, exist_ok=True)
+        if not _is_ours(directory()):
+            return
+        with tempfile.NamedTemporaryFile(dir=directory(), delete=False) as file:
+            file.write(hashlib.sha256(code).digest() + code)
+        os.replace(file.name, directory() / key)
+        _make_room()
+    except (OSError, RuntimeError):
+        return
+
+
+def _is_ours(folder: Path) -> bool:
+    """Whether nobody else can write there."""
+    found = folder.stat()
+    return found.st_uid == os.geteuid() and not found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+
+
+def _make_room() -> None:
+    files = [(path.stat().st_mtime, path) for path in directory().iterdir()]
+    for _, path in sorted(files)[: max(0, len(files) - _MOST)]:
+        path.unlink(missing_ok=True)
