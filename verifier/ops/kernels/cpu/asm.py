@@ -105,18 +105,6 @@ class Kernel(Arithmetic):
             yield
 
     @contextmanager
-    def during(self, going: Variable) -> Iterator[None]:
-        """``while going``: an int64 that is looked at before each turn."""
-        head, body, behind = (self._function.append_basic_block(name) for name in ("head", "body", "behind"))
-        self.builder.branch(head)
-        self.builder.position_at_end(head)
-        self.builder.cbranch(going.value.differs(0).raw, body, behind)
-        self.builder.position_at_end(body)
-        yield
-        self.builder.branch(head)
-        self.builder.position_at_end(behind)
-
-    @contextmanager
     def share(self, count: Operand) -> Iterator[Value]:
         """The part of ``range(count)`` that is this thread's, in one piece."""
         whole = self.index(count)
