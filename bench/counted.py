@@ -19,7 +19,7 @@ from bench.budget import FORCED
 from bench.lookups import FOREVER, sequence_of
 from bench.texts import Asked, workloads
 from drafters.suffix.drafter import SuffixDrafter
-from server.build import BUNDLED
+from server.resolved import BUNDLED
 from spec.budget import StepCost
 from spec.budget.budget import Budget
 from spec.budget.members import Member

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import replace
 
 import msgspec
 import torch
@@ -14,100 +13,50 @@ from kvpaging import PagePool, PageTable, PrefixIndex
 from server.config import EngineConfig
 from server.device import Device, find_device, synchronize
 from server.drafters.entry import Entry
-from server.drafters.registry import drafts, named_in
+from server.drafters.registry import drafts
 from server.drafting import DEFAULT_TOKENS, Drafting, alone, pinned
 from server.graphs import capture_of, graph_runner
 from server.loading import Loading, Progress
 from server.memory import MemoryPlan, check_beside, footprint, kept_in_16_bits, packed_bytes, plan
 from server.parameters import stored_parameters
 from server.rehearsal import Rehearsal
+from server.resolved import Resolved, choose_draft, short_name, target_directory
 from server.unfit import Unfit
 from spec.budget import StepCost
 from spec.engine import Engine
 from spec.errors import ConfigurationError
-from spec.names import DRAFT_MODEL, EAGLE3, MEDUSA, NONE, SUFFIX
+from spec.names import NONE
 from spec.observer import Observer
 from spec.protocols import Rows
 from spec.request import EngineInfo
 from spec.scheduler import Scheduler
 from spec.tree import MAX_NODES, TreeShape
 from verifier.model.config import ModelConfig
-from verifier.model.hub import resolve
 from verifier.ops.kernels.cpu import threads
 from verifier.paged_model import PagedModel
 from verifier.probe import Exactness, probe
 
 #: A prompt and an answer of one token each.
 LEAST_TOKENS = 2
-BUNDLED = Path(__file__).parent / "bundled"
-#: Drafters that come with the bundled target. The heads fit it alone.
-BUNDLED_HEADS = (MEDUSA, EAGLE3)
-BUNDLED_MODEL = f"{DRAFT_MODEL}:{BUNDLED / 'draft'}"
-#: Drafters that every target has, of those that bring something beside the others: ngram finds what suffix finds too.
-AUTO = (SUFFIX,)
 #: Row counts the start-up measurement times, and when it stops going further (seconds of one pass).
 _MEASURED_ROWS = (2, 4, 8, 16, 32, 64, 128, 256)
 _MEASURE_PATIENCE = 0.4
 
 
-@dataclass(frozen=True, slots=True)
-class Choice:
-    """A setting that was resolved, and why."""
-
-    value: str
-    reason: str
-
-
-def target_directory(config: EngineConfig) -> Path:
-    """The target's local directory (downloaded first, for a hub id)."""
-    return BUNDLED / "target" if config.target == "bundled" else resolve(config.target, flag="TARGET")
-
-
-def choose_draft(config: EngineConfig) -> Choice:
-    """Who drafts, in one word or several with commas between them.
-
-    Raises ConfigurationError for a bundled head (``medusa``, ``eagle3``) with another target.
-    """
-    if config.draft == "auto":
-        if config.target == "bundled":
-            return Choice(
-                ",".join((BUNDLED_MODEL, *AUTO)),
-                "the model that comes with the bundled target, and earlier text",
-            )
-        return Choice(
-            ",".join(AUTO), "need no model; name a smaller model of the same family with --draft to gain more"
-        )
-    parts = [_found_draft(config, part) for part in named_in(config.draft)]
-    bundled = len(parts) == 1 and config.draft in BUNDLED_HEADS
-    return Choice(",".join(parts), "comes with the bundled target" if bundled else "asked for")
-
-
-def _found_draft(config: EngineConfig, part: str) -> str:
-    """What one name stands for."""
-    if part not in BUNDLED_HEADS:
-        return BUNDLED_MODEL if part in ("bundled", DRAFT_MODEL) else part
-    if config.target != "bundled":
-        raise ConfigurationError(
-            f"--draft {part}: the bundled head fits the bundled target alone; name the folder of one that "
-            f"was trained for {config.target} (--draft {part}:PATH), or make one with foresay train"
-        )
-    return f"{part}:{BUNDLED / part}"
-
-
-def choose_dtype(config: EngineConfig, model: ModelConfig, device: Device) -> Choice:
+def choose_dtype(config: EngineConfig, model: ModelConfig, device: Device) -> Resolved:
     """``auto``: bf16 where the device multiplies it natively; else fp16 on a GPU, and fp32 on a CPU if it fits."""
     if config.dtype == "float32" and device.name.startswith("cuda"):
         raise Unfit("--dtype float32: the kernels for a GPU are made for 16-bit weights", "leave --dtype out")
     if config.dtype != "auto":
-        return Choice(config.dtype, "asked for")
+        return Resolved(config.dtype, "asked for")
     if device.has_bf16:
-        return Choice("bfloat16", f"the {'GPU' if device.is_gpu else 'processor'} multiplies bf16")
+        return Resolved("bfloat16", f"the {'GPU' if device.is_gpu else 'processor'} multiplies bf16")
     if device.is_gpu:
-        return Choice("float16", "the GPU has no bf16 instructions")
+        return Resolved("float16", "the GPU has no bf16 instructions")
     if packed_bytes(model, "float32") < device.total / 2:
         kept = ", with weights kept in 16 bits" if kept_in_16_bits(model, "float32") else ""
-        return Choice("float32", f"the processor has no bf16 instructions, fp32 is faster{kept}")
-    return Choice("bfloat16", "fp32 would take more than half of the memory")
+        return Resolved("float32", f"the processor has no bf16 instructions, fp32 is faster{kept}")
+    return Resolved("bfloat16", "fp32 would take more than half of the memory")
 
 
 def build_engine(
@@ -151,7 +100,7 @@ def build_engine(
     if device.is_gpu and len(drafters) > 1:
         drafters = [alone(drafters)]
         reasons.append(f"; where steps are captured {drafters[0].name} drafts alone")
-    draft = Choice(draft.value, "".join(reasons))
+    draft = Resolved(draft.value, "".join(reasons))
     say("measuring the step cost")
     cost = StepCost.measure(lambda rows: _time_rows(verifier, pool, rows), _sizes(pool, length), _MEASURE_PATIENCE)
     info = _info(config, model, dtype, draft, exactness, memory, length, device)
@@ -187,17 +136,11 @@ def build_engine(
     )
 
 
-def draft_shape(config: EngineConfig, draft: Choice) -> TreeShape:
+def draft_shape(config: EngineConfig, draft: Resolved) -> TreeShape:
     """The tree each step drafts where it is always the same: a given one, a chain, or the root alone."""
     if draft.value == NONE:
         return TreeShape()
     return pinned(config) or TreeShape.chain(DEFAULT_TOKENS)
-
-
-def short_name(name: str) -> str:
-    """A model's name for people: ``bundled/draft`` instead of where the package lies."""
-    path = Path(name.partition(":")[2] or name)
-    return f"bundled/{path.name}" if path.is_relative_to(BUNDLED) else name
 
 
 def _placed(names: Sequence[str], drafts: Sequence[Entry]) -> dict[str, str]:
@@ -258,8 +201,8 @@ def _time_rows(verifier: PagedModel, pool: PagePool, rows: int) -> float:
 def _info(
     config: EngineConfig,
     model: ModelConfig,
-    dtype: Choice,
-    draft: Choice,
+    dtype: Resolved,
+    draft: Resolved,
     exactness: Exactness,
     memory: MemoryPlan,
     length: int,

@@ -6,13 +6,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from server.build import Choice, choose_draft, draft_shape
+from server.build import draft_shape
 from server.checking.report import Notes
 from server.checking.target import Target
 from server.checking.target import named as for_people
 from server.config import EngineConfig
 from server.drafters.entry import Entry
-from server.drafters.registry import find, named_in, settled
+from server.drafters.registry import find, settled
+from server.resolved import Resolved, choose_draft, named_in
 from spec.names import NONE
 
 
@@ -42,7 +43,7 @@ def look_at_draft(notes: Notes, config: EngineConfig, target: Target | None) -> 
     if not drafters:
         notes.ok("draft", f"{NONE}: the target writes alone", kind=NONE)
     reason = choice.reason if len(drafters) == 1 else "asked for"
-    positions = [one.look_at(notes, target, for_people(Choice(one.asked, reason)), shape) for one in drafters]
+    positions = [one.look_at(notes, target, for_people(Resolved(one.asked, reason)), shape) for one in drafters]
     return Draft(drafters, min((longest for longest in positions if longest is not None), default=None))
 
 

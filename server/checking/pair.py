@@ -12,7 +12,6 @@ it would be to serve it.
 
 from __future__ import annotations
 
-from server.build import choose_draft
 from server.checking.advice import advice
 from server.checking.draft import look_at_draft
 from server.checking.known import recommended
@@ -20,6 +19,7 @@ from server.checking.limits import look_at_context, look_at_memory
 from server.checking.report import Measured, Notes, Report
 from server.checking.target import look_at_target
 from server.config import EngineConfig
+from server.resolved import choose_draft
 from spec.names import NONE
 
 

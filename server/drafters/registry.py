@@ -15,6 +15,7 @@ from server.drafters.eagle import Eagle
 from server.drafters.entry import Entry, FromFiles
 from server.drafters.lookups import Ngram, Suffix
 from server.drafters.medusa import Medusa
+from server.resolved import named_in
 from spec.errors import ConfigurationError
 from spec.names import NONE
 from spec.protocols import Drafter
@@ -29,16 +30,6 @@ ENTRIES: tuple[type[Entry], ...] = (Medusa, Eagle, DraftModel, Ngram, Suffix, Cu
 LOOKUPS: dict[str, Callable[[], Drafter]] = {
     name: entry.made for entry in ENTRIES if entry.looks for name in entry.names
 }
-
-
-def named_in(draft: str) -> tuple[str, ...]:
-    """The drafters that a setting names, in order. Raises ConfigurationError for one that is named twice."""
-    parts = tuple(part.strip() for part in draft.split(","))
-    if len(set(parts)) < len(parts) or not all(parts) or (NONE in parts and len(parts) > 1):
-        raise ConfigurationError(
-            f"--draft {draft}: name each drafter once, with a comma between two, such as ngram,suffix"
-        )
-    return parts
 
 
 def find(part: str) -> Entry:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 
 from server.amounts import count_in_words
-from server.build import BUNDLED
 from server.catalog.catalog import KnownShape, find_target, known_targets, of_shape
 from server.checking.known import recommended
 from server.checking.pair import check
 from server.config import EngineConfig
 from server.drafters.registry import ENTRIES
 from server.parameters import parameters, stored_parameters
+from server.resolved import BUNDLED
 from verifier.model.config import ModelConfig
 
 #: Weights as the publishers count them, in millions (Qwen counts what is stored; Meta says 1.23B, 3.21B, 8.03B).

@@ -12,9 +12,9 @@ from typing import Any
 import aiohttp
 import pytest
 
-from server.build import choose_draft
 from server.config import EngineConfig
 from server.drafters.registry import drafts
+from server.resolved import choose_draft
 from server.speculation import wishes
 from server.tracing.reader import read
 from server.wire.shared import Speculation

@@ -99,6 +99,18 @@ class Kernel(Arithmetic):
             body(index, 1)
 
     @contextmanager
+    def during(self, going: Variable) -> Iterator[None]:
+        """``while going``, an int64."""
+        head, body, behind = (self._function.append_basic_block(name) for name in ("head", "body", "behind"))
+        self.builder.branch(head)
+        self.builder.position_at_end(head)
+        self.builder.cbranch(going.value.differs(0).raw, body, behind)
+        self.builder.position_at_end(body)
+        yield
+        self.builder.branch(head)
+        self.builder.position_at_end(behind)
+
+    @contextmanager
     def when(self, condition: Value) -> Iterator[None]:
         """``if condition``."""
         with self.builder.if_then(condition.raw):
