@@ -50,12 +50,10 @@ def choose_draft(config: EngineConfig) -> Resolved:
     return Resolved(",".join(parts), "comes with the bundled target" if bundled else "asked for")
 
 
-def comes_along(draft: str) -> bool:
-    """Whether all drafters of a resolved ``--draft`` are Foresay's own files, or need none."""
-    return all(
-        part in (NONE, NGRAM, SUFFIX) or Path(part.partition(":")[2]).is_relative_to(BUNDLED)
-        for part in draft.split(",")
-    )
+def nothing_to_fetch(draft: str) -> bool:
+    """Whether all drafters of a resolved ``--draft`` need no files, or lie in a directory of this machine."""
+    places = [part.partition(":")[2] or part for part in draft.split(",") if part not in (NONE, NGRAM, SUFFIX)]
+    return all(Path(place).is_dir() for place in places)
 
 
 def _found_draft(config: EngineConfig, part: str) -> str:

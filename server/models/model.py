@@ -15,7 +15,7 @@ from server.engine_client import EngineClient
 from server.engine_status import EngineStatus
 from server.models.residency import log
 from server.models.resident import NoPlace
-from server.resolved import choose_draft, comes_along, target_directory
+from server.resolved import choose_draft, nothing_to_fetch, target_directory
 from server.server_state import ServerState
 from server.service import Service, ServiceOptions, Text
 from server.torchless import importing
@@ -157,7 +157,7 @@ def fetch(config: ServeConfig) -> None:
     """Download what the settings name and is not here: while a model is downloaded nobody else has to wait."""
     target_directory(config)
     draft = choose_draft(config).value
-    if not comes_along(draft):
+    if not nothing_to_fetch(draft):
         with importing:
             from server.drafters.registry import drafts  # knows the drafters, and with them torch
         drafts(config, draft)
