@@ -60,7 +60,7 @@ class DraftModelDrafter:
             rows = [self._frontier(g) if g.depth else self._catch_up(g.sequence) for g in active]
             forward = self.model.run(rows)
             logits = [forward.of(index) for index in range(len(active))]
-            lengthened(active, logits, self.model.children, self.shared_noise, self.token_ids)
+            lengthened(active, logits, self.model, self.shared_noise, self.token_ids)
         self._grown.update((g.sequence.id, g) for g in growing if g.depth)
         return [g.tree(self.name) for g in growing]
 

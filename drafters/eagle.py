@@ -30,7 +30,7 @@ from spec.protocols import FeatureRequest, Rows, Wanted
 from spec.sequence import Sequence
 from spec.tree import DraftTree, TreeShape
 from verifier.heads.eagle import EagleHead
-from verifier.ops.children import children_of
+from verifier.ops import nodes
 
 log = logging.getLogger("foresay.drafters")
 
@@ -128,7 +128,7 @@ class EagleDrafter:
             ]
             found = self._run(rows, hidden)
             logits = [rows for rows, _ in found]
-            going = lengthened(active, logits, children_of, self.shared_noise, self._token_ids)
+            going = lengthened(active, logits, nodes, self.shared_noise, self._token_ids)
             states |= {g.sequence.id: state[rows] for g, (_, state), rows in zip(active, found, going, strict=True)}
         self._grown.update((g.sequence.id, g) for g in growing if g.depth)
         return [g.tree(self.name) for g in growing]

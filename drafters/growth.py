@@ -19,9 +19,9 @@ Candidates are numbered as they are found; the root is number 0. Those that are 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -31,7 +31,7 @@ from torch import Tensor
 from drafters.calibration import Calibration, Floats, kind_of
 from drafters.candidates import adjusted, adjusts, by_path, undrawn
 from spec.constrain import Ahead
-from spec.draw import Undrawn
+from spec.draw import BROKEN, Undrawn
 from spec.price import Price
 from spec.protocols import Rows
 from spec.sequence import Sequence
@@ -39,12 +39,22 @@ from spec.template import Template
 from spec.tree import DraftTree, TreeShape
 
 Tokens = NDArray[np.int64]
-#: The likeliest children of several sequences' rows: see :meth:`verifier.paged_model.PagedModel.children`.
-Rank = Callable[[Many[Undrawn], int, Tensor | None], list[tuple[Tensor, Tensor]]]
 #: A dynamic tree looks at no fewer children of a node, if it has as many nodes. Looking costs little.
 _LEAST_LOOKED = 8
 #: The log chance of a chain's only candidate.
 _UNKNOWN = np.array([[np.nan]])
+
+
+class Ranks(Protocol):
+    """What follows rows of logits: :mod:`verifier.ops.nodes`, or a :class:`~verifier.paged_model.PagedModel`."""
+
+    def draw(self, rows: Many[Undrawn], token_ids: Tensor | None = None) -> list[Tensor]:
+        """int64[N] of each sequence: what would be drawn; ``BROKEN`` where nothing can be."""
+        ...
+
+    def children(self, rows: Many[Undrawn], count: int, token_ids: Tensor | None = None) -> list[tuple[Tensor, Tensor]]:
+        """[N, count] of each sequence: the likeliest tokens, and their log chances."""
+        ...
 
 
 @dataclass(slots=True, eq=False)
@@ -134,7 +144,7 @@ class Growing:
         """
         tokens, chances = tokens[:, : self.width], chances[:, : self.width]
         if self.shape.is_chain:
-            return self._lengthen(int(tokens[0, 0]), float(chances[0, 0]))
+            return self.lengthen(int(tokens[0, 0]) if float(chances[0, 0]) > -math.inf else BROKEN)
         return self._add_level(tokens.numpy(), chances.double().numpy())
 
     def _adjusted(self, logits: Tensor, token_ids: Tensor | None) -> Tensor:
@@ -157,9 +167,9 @@ class Growing:
             node = self.parents[node]
         return path[::-1]
 
-    def _lengthen(self, token: int, chance: float) -> list[int]:
+    def lengthen(self, token: int) -> list[int]:
         """One more token of a chain, if there is one."""
-        if chance == -math.inf:
+        if token == BROKEN:
             self.frontier = []
             return []
         self.looked.append((self.frontier, np.array([[token]]), _UNKNOWN))
@@ -269,11 +279,14 @@ class Growing:
 def lengthened(
     growing: Many[Growing],
     logits: Many[Tensor],
-    rank: Rank,
+    ranks: Ranks,
     shared_noise: bool = True,
     token_ids: Tensor | None = None,
 ) -> list[list[int]]:
     """One more level of several trees; returns of each which rows of its frontier are gone on from."""
     asked = [g.asked(rows, shared_noise, token_ids) for g, rows in zip(growing, logits, strict=True)]
-    found = rank(asked, max(g.width for g in growing), token_ids)
+    if all(g.shape.is_chain for g in growing):  # nobody asks for chances
+        drawn = ranks.draw(asked, token_ids)
+        return [g.lengthen(int(token[0])) for g, token in zip(growing, drawn, strict=True)]
+    found = ranks.children(asked, max(g.width for g in growing), token_ids)
     return [g.grow(*pair) for g, pair in zip(growing, found, strict=True)]

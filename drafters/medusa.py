@@ -23,7 +23,7 @@ from spec.protocols import FeatureRequest
 from spec.sequence import Sequence
 from spec.tree import DraftTree, TreeShape
 from verifier.heads.medusa import MedusaHeads
-from verifier.ops.children import children_of
+from verifier.ops import nodes
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +77,7 @@ class MedusaDrafter:
         hidden = {name: row for name, row in found.items() if row is not None}
         while growing := [g for g in growing if g.sequence.id in hidden and not g.done]:
             logits = self.heads(torch.stack([hidden[g.sequence.id] for g in growing]), growing[0].depth)
-            lengthened(growing, logits.split(1), children_of, self.shared_noise, self._token_ids)
+            lengthened(growing, logits.split(1), nodes, self.shared_noise, self._token_ids)
 
     def hidden(self, sequence: Sequence) -> Tensor | None:
         """[H]: the row that the sequence's root was drawn from, if anybody has it."""

@@ -30,7 +30,7 @@ from tests.same_tokens.witness import Job, run
 from tests.spec.grammars import Automaton
 from tests.spec.trees import random_tree
 from tests.verifier.reading import random_tokens
-from verifier.ops.children import children_of
+from verifier.ops import nodes
 
 VOCAB = 300
 OPTIONS: list[dict[str, Any]] = [
@@ -55,7 +55,7 @@ def sequence(temperature: float, **options: Any) -> Sequence:
 
 def likeliest(logits: Tensor, s: Sequence, depth: int) -> list[int]:
     """The best child of each row."""
-    [(tokens, _)] = children_of([undrawn(logits, s, depth)], 1)
+    [(tokens, _)] = nodes.children([undrawn(logits, s, depth)], 1)
     best: list[int] = tokens[:, 0].tolist()
     return best
 

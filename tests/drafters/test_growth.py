@@ -20,7 +20,7 @@ from spec.sampling import SamplingParams
 from spec.sequence import Sequence
 from spec.template import Template
 from spec.tree import DraftTree, TreeShape
-from verifier.ops.children import children_of
+from verifier.ops import nodes
 
 
 def sequence(tokens: list[int], temperature: float = 1.0, vocab: int = 40) -> Sequence:
@@ -30,7 +30,7 @@ def sequence(tokens: list[int], temperature: float = 1.0, vocab: int = 40) -> Se
 
 def hang(growing: Growing, logits: Tensor) -> list[int]:
     """One more level, by these logits."""
-    return lengthened([growing], [logits], children_of)[0]
+    return lengthened([growing], [logits], nodes)[0]
 
 
 def uncalibrated() -> Calibration:
@@ -262,7 +262,7 @@ def test_noise_is_that_of_the_position_and_of_the_targets_ids() -> None:
 
     def ranked(rows: Tensor, *rest: Any, of: Sequence = s) -> list[list[int]]:
         ids = rest[0] if rest else None
-        return children_of([undrawn(rows, of, 1, *rest)], 3, ids)[0][0].tolist()
+        return nodes.children([undrawn(rows, of, 1, *rest)], 3, ids)[0][0].tolist()
 
     def best(rows: Tensor) -> list[list[int]]:
         return rows.topk(3).indices.tolist()

@@ -5,14 +5,15 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from server.resolved import BUNDLED, nothing_to_fetch
 from tests.server.live import LiveServer, openai_client
 
-ASK: dict[str, object] = {"model": "bundled", "messages": [{"role": "user", "content": "Tell a story."}]}
-SHAPE = {"type": "json_schema", "json_schema": {"name": "n", "schema": {"type": "integer"}}}
+ASK: Any = {"model": "bundled", "messages": [{"role": "user", "content": "Tell a story."}]}
+SHAPE: Any = {"type": "json_schema", "json_schema": {"name": "n", "schema": {"type": "integer"}}}
 
 
 @pytest.mark.parametrize("draft", ["auto", f"{BUNDLED / 'draft'},ngram", "medusa"])

@@ -89,10 +89,13 @@ class RecordedPass:
             place += each.logits.nbytes
         return True
 
-    def draw(self, rows: Many[Undrawn]) -> list[Tensor]:
+    def draw(self, rows: Many[Undrawn], token_ids: Tensor | None = None) -> list[Tensor]:
         """int64[N] of each sequence: a token from each of these rows, which it :meth:`has`."""
-        found = self._op("draw", lambda logits, sampling, count: (draw_rows(logits, sampling, count=count),))(rows)
-        return [drawn for (drawn,) in found]
+
+        def draw(logits: Tensor, sampling: RowSampling, rows: Tensor) -> tuple[Tensor, ...]:
+            return (draw_rows(logits, sampling, token_ids, rows),)
+
+        return [drawn for (drawn,) in self._op(("draw", id(token_ids)), draw)(rows)]
 
     def children(self, rows: Many[Undrawn], count: int, token_ids: Tensor | None = None) -> list[tuple[Tensor, Tensor]]:
         """Tokens and chances [N, count] of each sequence: the children of these rows, which it :meth:`has`."""

@@ -7,13 +7,11 @@ a number on the host: so that the levels of a draft can be part of a captured gr
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence as Many
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from spec.draw import Undrawn
 from verifier.ops.draw import COLDEST, RowSampling, noise_of
 from verifier.ops.eager import compiled
 
@@ -62,15 +60,6 @@ def best_children(
     tokens = columns if token_ids is None else token_ids[columns]
     chances = best - noisy.logsumexp(dim=-1, keepdim=True)
     return tokens.where(left, 0), chances.where(left, -math.inf)
-
-
-def children_of(rows: Many[Undrawn], count: int, token_ids: Tensor | None = None) -> list[tuple[Tensor, Tensor]]:
-    """[N, count] of each sequence, on the host: the children of its rows, found where the logits are."""
-    logits = torch.cat([each.logits for each in rows])
-    ids = None if token_ids is None else token_ids.to(logits.device)
-    found = best_children(logits, RowSampling.of_nodes(rows, logits.device), count, ids)
-    counts = [len(each.positions) for each in rows]
-    return list(zip(*(part.cpu().split(counts) for part in found), strict=True))
 
 
 def _noise(logits: Tensor, sampling: RowSampling, token_ids: Tensor | None) -> Tensor:

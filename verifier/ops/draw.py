@@ -104,13 +104,6 @@ def draw_rows(
     return torch.cat(drawn) if drawn else torch.empty(0, dtype=torch.int64)
 
 
-def drawn_of(rows: Many[Undrawn], device: torch.device | str = "cpu") -> list[Tensor]:
-    """int64[N] of each sequence, on the host: the draw at its rows, drawn on ``device``."""
-    logits = torch.cat([each.logits.to(device) for each in rows])
-    drawn = draw_rows(logits, RowSampling.of_nodes(rows, device))
-    return list(drawn.cpu().split([len(each.positions) for each in rows]))
-
-
 def _compiled(logits: Tensor, sampling: RowSampling, token_ids: Tensor | None, count: Tensor | None) -> Tensor:
     from verifier.ops.kernels.cpu import draw as kernels
     from verifier.ops.kernels.cpu.launch import counted, room
