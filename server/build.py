@@ -101,10 +101,18 @@ def build_engine(
         drafters = [alone(drafters)]
         reasons.append(f"; where steps are captured {drafters[0].name} drafts alone")
     draft = Resolved(draft.value, "".join(reasons))
-    say("measuring the step cost")
-    cost = StepCost.measure(lambda rows: _time_rows(verifier, pool, rows), _sizes(pool, length), _MEASURE_PATIENCE)
     info = _info(config, model, dtype, draft, exactness, memory, length, device)
-    drafting = Drafting.of(config, drafters, info, verifier, pool, cost, device.is_gpu, say)
+    sizes = _sizes(pool, length)
+    drafting = Drafting.of(
+        config,
+        drafters,
+        info,
+        verifier,
+        pool,
+        lambda: StepCost.measure(lambda rows: _time_rows(verifier, pool, rows), sizes, _MEASURE_PATIENCE),
+        device.is_gpu,
+        say,
+    )
     runner = None
     if device.is_gpu:
         capture = capture_of(config.graphs)
@@ -128,7 +136,13 @@ def build_engine(
         verifier=verifier,
         drafter=drafting.drafter,
         scheduler=Scheduler(
-            pool, prefix, drafting.shape, cost, config.max_seqs, budget=drafting.budget, root_seconds=info.root_seconds
+            pool,
+            prefix,
+            drafting.shape,
+            drafting.cost,
+            config.max_seqs,
+            budget=drafting.budget,
+            root_seconds=info.root_seconds,
         ),
         observers=observers,
         runner=runner,

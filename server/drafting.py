@@ -45,7 +45,8 @@ def pinned(config: EngineConfig) -> TreeShape | None:
 
 @dataclass(frozen=True, slots=True)
 class Drafting:
-    """Who drafts, all as one, and who chooses: nobody where one drafter has one shape. shape: the largest drafted.
+    """Who drafts, all as one, and who chooses: nobody where one drafter has one shape. shape: the largest. cost:
+    of a step, by its rows.
 
     What a request predicts of its answer is drafted in any case.
     """
@@ -53,6 +54,7 @@ class Drafting:
     drafter: Drafter
     budget: Budget | None
     shape: TreeShape
+    cost: StepCost
 
     @classmethod
     def of(
@@ -62,29 +64,38 @@ class Drafting:
         info: EngineInfo,
         verifier: Verifier,
         pool: PagePool,
-        cost: StepCost,
+        measure: Callable[[], StepCost],
         captured: bool,
         say: Callable[[str], None],
     ) -> Drafting:
-        """Measures what each costs, if there is anything to choose.
+        """Measures what steps cost, and what each drafter does if there is anything to choose.
 
-        cost: of a pass, by its rows. captured: whether steps are captured: their shape is fixed, so nobody chooses.
+        measure: the cost of passes, by their rows. captured: whether steps are captured: their shape is fixed, so
+        nobody chooses.
         """
         shape = pinned(config)
         if not drafters or (shape is not None and not shape.levels):
-            return cls._fixed(drafters[0] if drafters else None, TreeShape(), cost)
-        if captured or (len(drafters) == 1 and shape is not None):
-            return cls._fixed(drafters[0], shape or TreeShape.chain(DEFAULT_TOKENS), cost)
-        say("measuring what drafting costs")
-        rehearsal = Rehearsal(info, verifier, pool)
-        members = [_member(drafter, rehearsal) for drafter in drafters]
-        # First: of a token that several propose it is said that the request predicted it.
-        budget = Budget([Member.looking(PredictionDrafter(), PREDICTED_LEVELS), *members], rehearsal.curve(), shape)
-        return cls(CombinedDrafter(budget), budget, budget.shape)
+            shape = TreeShape()
+        elif captured or (len(drafters) == 1 and shape is not None):
+            shape = shape or TreeShape.chain(DEFAULT_TOKENS)
+        else:
+            return cls._chosen(drafters, Rehearsal(info, verifier, pool), shape, say)
+        say("measuring the step cost")
+        cost = measure()
+        drafter = RoutedDrafter(PredictionDrafter(cost), drafters[0] if drafters else None, shape)
+        return cls(drafter, None, shape, cost)
 
     @classmethod
-    def _fixed(cls, drafter: Drafter | None, shape: TreeShape, cost: StepCost) -> Drafting:
-        return cls(RoutedDrafter(PredictionDrafter(cost), drafter, shape), None, shape)
+    def _chosen(
+        cls, drafters: Sequence[Drafter], rehearsal: Rehearsal, shape: TreeShape | None, say: Callable[[str], None]
+    ) -> Drafting:
+        say("measuring the step cost")
+        curve = rehearsal.curve()
+        say("measuring what drafting costs")
+        members = [_member(drafter, rehearsal) for drafter in drafters]
+        # First: of a token that several propose it is said that the request predicted it.
+        budget = Budget([Member.looking(PredictionDrafter(), PREDICTED_LEVELS), *members], curve, shape)
+        return cls(CombinedDrafter(budget), budget, budget.shape, budget.cost)
 
 
 def _member(drafter: Drafter, rehearsal: Rehearsal) -> Member:
