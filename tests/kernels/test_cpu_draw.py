@@ -14,7 +14,9 @@ from tests.kernels.on_device.test_draw import *  # noqa: F403
 from tests.kernels.on_device.test_draw import Drawing, asked, rows_of, wanted
 from tests.verifier.conftest import PROCESSORS, lesser
 from tests.verifier.reading import threads
+from verifier.ops.children import best_children
 from verifier.ops.draw import RowSampling, draw_rows
+from verifier.ops.eager import references
 from verifier.ops.kernels.cpu import draw
 from verifier.ops.kernels.cpu.jit import Processor
 from verifier.ops.kernels.cpu.launch import recording
@@ -86,3 +88,14 @@ def test_the_law_of_the_draw() -> None:
     counts = torch.bincount(chosen(logits, 8, positions), minlength=5) / positions
     chances = logits.softmax(0)
     assert ((counts - chances).abs() < 5 * (chances * (1 - chances) / positions).sqrt()).all()
+
+
+def test_ids_that_lie_apart_are_read_as_they_are() -> None:
+    """A table's column, as translations between vocabularies have it."""
+    logits, sampling = rows_of([1.0] * len(KINDS), 777), asked(KINDS)
+    token_ids = torch.arange(2 * 777).view(777, 2).flip(0)[:, 1].sort().values.repeat_interleave(2)[::2]
+    assert not token_ids.is_contiguous()
+    assert draw_rows(logits, sampling, token_ids).tolist() == wanted(logits, sampling, token_ids)
+    tokens, _ = best_children(logits, sampling, 1, token_ids)
+    with references():
+        assert torch.equal(tokens, best_children(logits, sampling, 1, token_ids)[0])

@@ -48,7 +48,7 @@ def best_children(
     numbers = (launch.room((1,), torch.int64), *(launch.room((rows, pieces), torch.float32) for _ in range(2)))
     tokens, chances = launch.room((rows, count), torch.int64), launch.room((rows, count), torch.float32)
     arguments = (
-        logits, 0 if token_ids is None else token_ids, *asked, *lists, *numbers, tokens, chances,
+        logits, 0 if token_ids is None else token_ids.contiguous(), *asked, *lists, *numbers, tokens, chances,
         width, count, rows, launch.counted(count_rows, rows),
     )  # fmt: skip
     shape = (PIECE, token_ids is not None)

@@ -39,7 +39,8 @@ def draw_rows(logits: Tensor, sampling: RowSampling, token_ids: Tensor | None, d
     s = sampling
     asked = (s.temperature, s.top_k, s.top_p, s.min_p, s.seeds, s.positions)
     found = (room((rows * pieces, 3), torch.float32), room((rows * pieces,), torch.int32))
-    arguments = (logits, 0 if token_ids is None else token_ids, *asked, *found, drawn, count, width, pieces)
+    ids = 0 if token_ids is None else token_ids.contiguous()
+    arguments = (logits, ids, *asked, *found, drawn, count, width, pieces)
     for entry in (_scan, _settle):
         entry(token_ids is not None, PIECE)(*arguments)
 

@@ -138,6 +138,8 @@ class Launcher:
 
 
 def _block(arguments: tuple[Argument, ...]) -> np.ndarray:
+    gaps = [one.shape for one in arguments if isinstance(one, Tensor) and not one.is_contiguous()]
+    assert not gaps, f"a kernel reads numbers one behind the other, of shapes {gaps} too"
     return np.array([one if isinstance(one, int) else one.data_ptr() for one in arguments], dtype=np.int64)
 
 
