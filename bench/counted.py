@@ -24,10 +24,10 @@ from bench.lookups import FOREVER
 from bench.texts import Asked, workloads
 from drafters.combined import CombinedDrafter
 from drafters.draft_model import DraftModelDrafter
-from drafters.routed import RoutedDrafter
+from drafters.routed import configured
 from drafters.suffix.drafter import SuffixDrafter
 from kvpaging import PagePool, PageTable
-from server.build import BUNDLED
+from server.resolved import BUNDLED
 from spec.budget import StepCost
 from spec.budget.budget import Budget
 from spec.budget.cost import DraftCost
@@ -231,10 +231,9 @@ def main() -> None:
 
 def draft_model(engine: Engine) -> DraftModelDrafter:
     """The engine's draft model, of which nothing is known yet."""
-    routed: Any = engine.drafter
-    assert isinstance(routed, RoutedDrafter)
-    assert isinstance(routed.configured, DraftModelDrafter)
-    return DraftModelDrafter(routed.configured.model)
+    drafter = configured(engine.drafter)
+    assert isinstance(drafter, DraftModelDrafter)
+    return DraftModelDrafter(drafter.model)
 
 
 if __name__ == "__main__":

@@ -37,7 +37,8 @@ from bench.drive import (
 from bench.stats import Ratio, pooled_ratio
 from bench.summary import Sample, accepted_by_depth, check_same, ratio
 from drafters.routed import configured
-from server.build import BUNDLED, Choice, draft_shape
+from server.build import draft_shape
+from server.resolved import BUNDLED, Resolved
 from spec.acceptance import by_place
 from spec.engine import Engine
 from spec.sampling import SamplingParams
@@ -66,7 +67,7 @@ def check_nodes(modes: Sequence[str], options: Options, most: int) -> None:
     """Raise BadMode for a tree of more than ``most`` nodes."""
     for mode in modes:
         config = engine_config(mode, options)
-        nodes = draft_shape(config, Choice(config.draft, "")).nodes
+        nodes = draft_shape(config, Resolved(config.draft, "")).nodes
         if nodes > most:
             raise BadMode(f"{mode!r} has {nodes} nodes with its root, more than --nodes {most}")
 
@@ -147,7 +148,7 @@ def show(found: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> None:
 def levels(modes: Sequence[str], kind: str, options: Options) -> int:
     """The deepest tree asked of a kind of drafter; 0 if none is."""
     configs = [engine_config(mode, options) for mode in modes if mode.partition(":")[0] == kind]
-    return max((draft_shape(config, Choice(config.draft, "")).levels for config in configs), default=0)
+    return max((draft_shape(config, Resolved(config.draft, "")).levels for config in configs), default=0)
 
 
 def judge(modes: Sequence[str], options: Options, samples: Sequence[Sample], asked: Mapping[str, list[int]]) -> Any:

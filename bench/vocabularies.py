@@ -27,7 +27,6 @@ from bench.decode import progress
 from bench.drafters import tokens_per_step, with_bundled
 from bench.drive import Options, add_arguments, build, mode_of, request, run, target_of
 from bench.summary import Sample, check_same
-from drafters.draft_model import DraftModelDrafter
 from drafters.routed import configured
 from server.spelling import Spelling
 from spec.engine import Engine
@@ -96,8 +95,7 @@ def engines_of(options: Options, args: argparse.Namespace, folder: Path) -> Iter
 
 def known(engine: Engine) -> set[int]:
     """The target's tokens that the draft model can propose."""
-    drafter = configured(engine.drafter)
-    ids = drafter.token_ids if isinstance(drafter, DraftModelDrafter) else None
+    ids = getattr(configured(engine.drafter), "token_ids", None)
     return set(range(engine.info.vocab_size)) if ids is None else set(ids.tolist())
 
 

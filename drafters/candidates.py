@@ -3,73 +3,40 @@
 ::
 
     adjusted    penalties, bias, bans, a grammar, as the target's logits will be: what may not be said is not drafted
-    filtered    at the request's temperature, without what top-k, top-p or min-p would take out if the target saw these
-    noisy       plus the noise of the position
-    best        the likeliest tokens and their chances, the softmax of that
+    undrawn     how the request draws, and the position whose noise it draws with
+    children    the likeliest tokens and their chances (:func:`verifier.ops.children.best_children`)
 
 A drafter that has a vocabulary of its own says which token of the target each of its columns is (``token_ids``).
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence as Many
 
 import torch
 from torch import Tensor
 
-from spec.draw import keep_top_k
+from spec.draw import Undrawn
 from spec.sampling import SamplingParams
 from spec.sequence import Sequence
 
-#: Top-p is looked for among so many of the likeliest tokens; if it needs more, nothing is taken out.
-_NUCLEUS = 256
+_GREEDY = SamplingParams(temperature=0.0)
 
 
-def with_noise(
+def undrawn(
     logits: Tensor, sequence: Sequence, depth: int, token_ids: Tensor | None = None, shared: bool = True
-) -> Tensor:
-    """fp32[R, V']: logits at the request's temperature, plus the noise of the token drawn below depth ``depth``.
+) -> Undrawn:
+    """The rows of nodes at depth ``depth``, with the noise of the tokens drawn below them.
 
     token_ids: int64[V'], the target's id of each column; None where they are the same (columns past the target's
-    vocabulary are cut off). shared: False leaves the noise out, for comparison.
+    vocabulary are cut off). shared: False leaves noise and filters out, for comparison.
     """
     if token_ids is None:
         logits = logits[:, : sequence.noise.vocab_size]
-    if sequence.sampling.greedy:
-        return logits
-    scaled = filtered(logits / sequence.sampling.temperature, sequence.sampling)
-    if not shared:
-        return scaled
-    noise = sequence.noise.row(len(sequence.tokens) + depth)
-    return scaled + (noise[: scaled.shape[1]] if token_ids is None else noise[token_ids])
-
-
-def filtered(scaled: Tensor, sampling: SamplingParams) -> Tensor:
-    """fp32[R, V']: minus infinity where the request's filters would take a token out; about, since they cost a sort.
-
-    scaled: the logits at the request's temperature. (:mod:`spec.draw` has the filters that count.)
-    """
-    if sampling.top_k > 0:
-        scaled = keep_top_k(scaled, sampling.top_k)
-    if sampling.top_p >= 1.0 and sampling.min_p <= 0.0:
-        return scaled
-    best = scaled.topk(min(_NUCLEUS, scaled.shape[-1]), dim=-1).values
-    least = best[:, :1] + (math.log(sampling.min_p) if sampling.min_p > 0.0 else -math.inf)
-    if sampling.top_p < 1.0:
-        shares = (best - scaled.logsumexp(dim=-1, keepdim=True)).exp()
-        needed = (shares.cumsum(dim=-1) - shares < sampling.top_p).sum(dim=-1, keepdim=True)
-        # In a row of nothing but minus infinity or NaN nothing is needed; what comes of it is left to whoever looks.
-        last = best.gather(-1, needed.clamp_(min=1) - 1)
-        least = least.maximum(last.masked_fill(needed == best.shape[-1], -math.inf))
-    return scaled.masked_fill(scaled < least, -math.inf)
-
-
-def best_children(noisy: Tensor, count: int, token_ids: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """The likeliest tokens of each row: int64[R, k] ids of the target, fp32[R, k] log chances, best first."""
-    best = noisy.topk(min(count, noisy.shape[-1]), dim=-1)
-    chances = best.values - noisy.logsumexp(dim=-1, keepdim=True)
-    return (best.indices if token_ids is None else token_ids[best.indices]), chances
+    sampling = sequence.sampling
+    if not shared and not sampling.greedy:
+        logits, sampling = logits / sampling.temperature, _GREEDY
+    return Undrawn(logits, sampling, sequence.noise, [len(sequence.tokens) + depth] * len(logits))
 
 
 def adjusts(sequence: Sequence, depth: int) -> bool:

@@ -13,6 +13,7 @@ from collections.abc import Sequence as Many
 
 import numpy as np
 
+from drafters.routed import configured
 from spec.budget.budget import Budget
 from spec.budget.merge import Merged, merge
 from spec.budget.mixed import shares_of
@@ -89,6 +90,14 @@ class CombinedDrafter:
         self._asked.pop(sequence.id, None)
         for member in self.members.values():
             member.finished(sequence)
+
+
+def members_of(drafter: Drafter | None) -> dict[str, Drafter]:
+    """Those that an engine's drafter consists of, by name, the prediction aside where one has one shape."""
+    if isinstance(drafter, CombinedDrafter):
+        return drafter.members
+    one = configured(drafter)
+    return {} if one is None else {one.name: one}
 
 
 def united(needs: Many[FeatureRequest | None]) -> FeatureRequest | None:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from drafters.calibration import Calibration
-from drafters.growth import Growing
+from drafters.growth import Growing, lengthened
 from spec.names import DRAFT_MODEL
 from spec.protocols import FeatureRequest, Rows
 from spec.sequence import Sequence
@@ -59,8 +59,8 @@ class DraftModelDrafter:
         while active := [g for g in growing if not g.done]:
             rows = [self._frontier(g) if g.depth else self._catch_up(g.sequence) for g in active]
             forward = self.model.run(rows)
-            for index, g in enumerate(active):
-                g.grow(forward.of(index), self.shared_noise, self.token_ids)
+            logits = [forward.of(index) for index in range(len(active))]
+            lengthened(active, logits, self.model, self.shared_noise, self.token_ids)
         self._grown.update((g.sequence.id, g) for g in growing if g.depth)
         return [g.tree(self.name) for g in growing]
 

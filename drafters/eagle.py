@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from drafters.calibration import Calibration
-from drafters.growth import Growing
+from drafters.growth import Growing, lengthened
 from kvpaging import KVStore, PagePool, PageTable
 from spec.features import Features
 from spec.names import EAGLE, EAGLE3
@@ -30,6 +30,7 @@ from spec.protocols import FeatureRequest, Rows, Wanted
 from spec.sequence import Sequence
 from spec.tree import DraftTree, TreeShape
 from verifier.heads.eagle import EagleHead
+from verifier.ops import nodes
 
 log = logging.getLogger("foresay.drafters")
 
@@ -126,8 +127,9 @@ class EagleDrafter:
                 for g, part in zip(active, rows, strict=True)
             ]
             found = self._run(rows, hidden)
-            for g, (logits, state) in zip(active, found, strict=True):
-                states[g.sequence.id] = state[g.grow(logits, self.shared_noise, self._token_ids)]
+            logits = [rows for rows, _ in found]
+            going = lengthened(active, logits, nodes, self.shared_noise, self._token_ids)
+            states |= {g.sequence.id: state[rows] for g, (_, state), rows in zip(active, found, going, strict=True)}
         self._grown.update((g.sequence.id, g) for g in growing if g.depth)
         return [g.tree(self.name) for g in growing]
 

@@ -21,6 +21,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -28,8 +29,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from drafters.calibration import Calibration, Floats, kind_of
-from drafters.candidates import adjusted, adjusts, best_children, by_path, with_noise
+from drafters.candidates import adjusted, adjusts, by_path, undrawn
 from spec.constrain import Ahead
+from spec.draw import BROKEN, Undrawn
 from spec.price import Price
 from spec.protocols import Rows
 from spec.sequence import Sequence
@@ -41,6 +43,18 @@ Tokens = NDArray[np.int64]
 _LEAST_LOOKED = 8
 #: The log chance of a chain's only candidate.
 _UNKNOWN = np.array([[np.nan]])
+
+
+class Ranks(Protocol):
+    """What follows rows of logits: :mod:`verifier.ops.nodes`, or a :class:`~verifier.paged_model.PagedModel`."""
+
+    def draw(self, rows: Many[Undrawn], token_ids: Tensor | None = None) -> list[Tensor]:
+        """int64[N] of each sequence: what would be drawn; ``BROKEN`` where nothing can be."""
+        ...
+
+    def children(self, rows: Many[Undrawn], count: int, token_ids: Tensor | None = None) -> list[tuple[Tensor, Tensor]]:
+        """[N, count] of each sequence: the likeliest tokens, and their log chances."""
+        ...
 
 
 @dataclass(slots=True, eq=False)
@@ -113,18 +127,24 @@ class Growing:
         rows, words = ([of[node] for node in self.frontier] for of in (self.rows, self.words))
         return Rows(table, tokens, table.length, rows, words)
 
-    def grow(self, logits: Tensor, shared_noise: bool, token_ids: Tensor | None = None) -> list[int]:
-        """Hang the next level below the frontier; returns which of its rows are gone on from.
+    def asked(self, logits: Tensor, shared_noise: bool = True, token_ids: Tensor | None = None) -> Undrawn:
+        """Whose likeliest children the next level is made of.
 
         logits: fp32[F, V'], a row for each node of the frontier, or one for all. token_ids: see
         :mod:`drafters.candidates`.
         """
         if adjusts(self.sequence, self.depth):
             logits = self._adjusted(logits, token_ids)
-        noisy = with_noise(logits, self.sequence, self.depth, token_ids, shared_noise)
+        return undrawn(logits, self.sequence, self.depth, token_ids, shared_noise)
+
+    def grow(self, tokens: Tensor, chances: Tensor) -> list[int]:
+        """Hang the next level below the frontier; returns which of its rows are gone on from.
+
+        tokens, chances: int64 and fp32 [F, k] or [1, k], as :func:`verifier.ops.children.best_children` finds them.
+        """
+        tokens, chances = tokens[:, : self.width], chances[:, : self.width]
         if self.shape.is_chain:
-            return self._lengthen(noisy[0], token_ids)
-        tokens, chances = best_children(noisy, self.width, token_ids)
+            return self.lengthen(int(tokens[0, 0]) if float(chances[0, 0]) > -math.inf else BROKEN)
         return self._add_level(tokens.numpy(), chances.double().numpy())
 
     def _adjusted(self, logits: Tensor, token_ids: Tensor | None) -> Tensor:
@@ -147,13 +167,11 @@ class Growing:
             node = self.parents[node]
         return path[::-1]
 
-    def _lengthen(self, noisy: Tensor, token_ids: Tensor | None) -> list[int]:
-        """One more token of a chain. noisy: fp32[V']."""
-        column = int(noisy.argmax())
-        if not float(noisy[column]) > -torch.inf:
+    def lengthen(self, token: int) -> list[int]:
+        """One more token of a chain, if there is one."""
+        if token == BROKEN:
             self.frontier = []
             return []
-        token = column if token_ids is None else int(token_ids[column])
         self.looked.append((self.frontier, np.array([[token]]), _UNKNOWN))
         self._add([token], [0.0], self.frontier, [0])
         return [0]
@@ -256,3 +274,19 @@ class Growing:
                 break
             rows.append(self.rows[self.kept[node]])
         return rows
+
+
+def lengthened(
+    growing: Many[Growing],
+    logits: Many[Tensor],
+    ranks: Ranks,
+    shared_noise: bool = True,
+    token_ids: Tensor | None = None,
+) -> list[list[int]]:
+    """One more level of several trees; returns of each which rows of its frontier are gone on from."""
+    asked = [g.asked(rows, shared_noise, token_ids) for g, rows in zip(growing, logits, strict=True)]
+    if all(g.shape.is_chain for g in growing):  # nobody asks for chances
+        drawn = ranks.draw(asked, token_ids)
+        return [g.lengthen(int(token[0])) for g, token in zip(growing, drawn, strict=True)]
+    found = ranks.children(asked, max(g.width for g in growing), token_ids)
+    return [g.grow(*pair) for g, pair in zip(growing, found, strict=True)]

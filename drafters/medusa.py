@@ -16,13 +16,14 @@ import torch
 from torch import Tensor
 
 from drafters.calibration import Calibration
-from drafters.growth import Growing
+from drafters.growth import Growing, lengthened
 from spec.features import Features
 from spec.names import MEDUSA
 from spec.protocols import FeatureRequest
 from spec.sequence import Sequence
 from spec.tree import DraftTree, TreeShape
 from verifier.heads.medusa import MedusaHeads
+from verifier.ops import nodes
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,8 +77,7 @@ class MedusaDrafter:
         hidden = {name: row for name, row in found.items() if row is not None}
         while growing := [g for g in growing if g.sequence.id in hidden and not g.done]:
             logits = self.heads(torch.stack([hidden[g.sequence.id] for g in growing]), growing[0].depth)
-            for row, g in zip(logits.cpu(), growing, strict=True):
-                g.grow(row[None], self.shared_noise, self._token_ids)
+            lengthened(growing, logits.split(1), nodes, self.shared_noise, self._token_ids)
 
     def hidden(self, sequence: Sequence) -> Tensor | None:
         """[H]: the row that the sequence's root was drawn from, if anybody has it."""

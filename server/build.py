@@ -1,124 +1,62 @@
-"""From a configuration to a running engine: the one place that knows every concrete class."""
+"""From a configuration to a running engine: with :mod:`server.drafters`, the place that knows concrete classes."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Protocol
+from dataclasses import replace
 
 import msgspec
 import torch
 
-from drafters.draft_model import DraftModelDrafter
-from kvpaging import KVStore, PagePool, PageTable, PrefixIndex
+from kvpaging import PagePool, PageTable, PrefixIndex
 from server.config import EngineConfig
 from server.device import Device, find_device, synchronize
-from server.drafting import DEFAULT_TOKENS, Drafting, Drafts, alone, named_in, pinned
+from server.drafters.entry import Entry
+from server.drafters.registry import drafts
+from server.drafting import DEFAULT_TOKENS, Drafting, alone, pinned
 from server.graphs import capture_of, graph_runner
-from server.heads import doubts, load_head
-from server.lookup import LOOKUPS
+from server.loading import Loading, Progress
 from server.memory import MemoryPlan, check_beside, footprint, kept_in_16_bits, packed_bytes, plan
 from server.parameters import stored_parameters
 from server.rehearsal import Rehearsal
-from server.translation import translation
+from server.resolved import Resolved, choose_draft, short_name, target_directory
 from server.unfit import Unfit
 from spec.budget import StepCost
 from spec.engine import Engine
 from spec.errors import ConfigurationError
-from spec.names import DRAFT_MODEL, EAGLE3, MEDUSA, NONE, SUFFIX
+from spec.names import NONE
 from spec.observer import Observer
-from spec.protocols import Drafter, Rows
+from spec.protocols import Rows
 from spec.request import EngineInfo
 from spec.scheduler import Scheduler
 from spec.tree import MAX_NODES, TreeShape
 from verifier.model.config import ModelConfig
-from verifier.model.decoder import Decoder
-from verifier.model.hub import resolve
-from verifier.model.weights import load
 from verifier.ops.kernels.cpu import threads
 from verifier.paged_model import PagedModel
 from verifier.probe import Exactness, probe
 
-
-class Progress(Protocol):
-    """Told while the engine loads: what is being done now, and how much of it is done (0 to 1) where that is known."""
-
-    def __call__(self, phase: str, share: float | None = None) -> None: ...
-
-
 #: A prompt and an answer of one token each.
 LEAST_TOKENS = 2
-BUNDLED = Path(__file__).parent / "bundled"
-#: Drafters that come with the bundled target. The heads fit it alone.
-BUNDLED_HEADS = (MEDUSA, EAGLE3)
-BUNDLED_MODEL = f"{DRAFT_MODEL}:{BUNDLED / 'draft'}"
-#: Drafters that every target has, of those that bring something beside the others: ngram finds what suffix finds too.
-AUTO = (SUFFIX,)
 #: Row counts the start-up measurement times, and when it stops going further (seconds of one pass).
 _MEASURED_ROWS = (2, 4, 8, 16, 32, 64, 128, 256)
 _MEASURE_PATIENCE = 0.4
 
 
-@dataclass(frozen=True, slots=True)
-class Choice:
-    """A setting that was resolved, and why."""
-
-    value: str
-    reason: str
-
-
-def target_directory(config: EngineConfig) -> Path:
-    """The target's local directory (downloaded first, for a hub id)."""
-    return BUNDLED / "target" if config.target == "bundled" else resolve(config.target, flag="TARGET")
-
-
-def choose_draft(config: EngineConfig) -> Choice:
-    """Who drafts, in one word or several with commas between them.
-
-    Raises ConfigurationError for a bundled head (``medusa``, ``eagle3``) with another target.
-    """
-    if config.draft == "auto":
-        if config.target == "bundled":
-            return Choice(
-                ",".join((BUNDLED_MODEL, *AUTO)),
-                "the model that comes with the bundled target, and earlier text",
-            )
-        return Choice(
-            ",".join(AUTO), "need no model; name a smaller model of the same family with --draft to gain more"
-        )
-    parts = [_found_draft(config, part) for part in named_in(config.draft)]
-    bundled = len(parts) == 1 and config.draft in BUNDLED_HEADS
-    return Choice(",".join(parts), "comes with the bundled target" if bundled else "asked for")
-
-
-def _found_draft(config: EngineConfig, part: str) -> str:
-    """What one name stands for."""
-    if part not in BUNDLED_HEADS:
-        return BUNDLED_MODEL if part in ("bundled", DRAFT_MODEL) else part
-    if config.target != "bundled":
-        raise ConfigurationError(
-            f"--draft {part}: the bundled head fits the bundled target alone; name the folder of one that "
-            f"was trained for {config.target} (--draft {part}:PATH), or make one with foresay train"
-        )
-    return f"{part}:{BUNDLED / part}"
-
-
-def choose_dtype(config: EngineConfig, model: ModelConfig, device: Device) -> Choice:
+def choose_dtype(config: EngineConfig, model: ModelConfig, device: Device) -> Resolved:
     """``auto``: bf16 where the device multiplies it natively; else fp16 on a GPU, and fp32 on a CPU if it fits."""
     if config.dtype == "float32" and device.name.startswith("cuda"):
         raise Unfit("--dtype float32: the kernels for a GPU are made for 16-bit weights", "leave --dtype out")
     if config.dtype != "auto":
-        return Choice(config.dtype, "asked for")
+        return Resolved(config.dtype, "asked for")
     if device.has_bf16:
-        return Choice("bfloat16", f"the {'GPU' if device.is_gpu else 'processor'} multiplies bf16")
+        return Resolved("bfloat16", f"the {'GPU' if device.is_gpu else 'processor'} multiplies bf16")
     if device.is_gpu:
-        return Choice("float16", "the GPU has no bf16 instructions")
+        return Resolved("float16", "the GPU has no bf16 instructions")
     if packed_bytes(model, "float32") < device.total / 2:
         kept = ", with weights kept in 16 bits" if kept_in_16_bits(model, "float32") else ""
-        return Choice("float32", f"the processor has no bf16 instructions, fp32 is faster{kept}")
-    return Choice("bfloat16", "fp32 would take more than half of the memory")
+        return Resolved("float32", f"the processor has no bf16 instructions, fp32 is faster{kept}")
+    return Resolved("bfloat16", "fp32 would take more than half of the memory")
 
 
 def build_engine(
@@ -140,53 +78,41 @@ def build_engine(
     model = ModelConfig.from_directory(directory)
     dtype, draft = choose_dtype(config, model, device), choose_draft(config)
     length = max_model_len(config, model)
-    drafts = Drafts.of(config, draft.value)
+    named = drafts(config, draft.value)
     pinned(config)  # a shape that cannot be should be refused before anything is loaded
-    models, translated = [model], None
-    if drafts.directory is not None:
-        models.append(ModelConfig.from_directory(drafts.directory))
-        translated = translation(drafts.model, directory, model, drafts.directory, models[1])
+    named = [drafter.checked(directory, model) for drafter in named]
     if others := (beside or {}).get(device.name, 0):  # free if they have to go, so what is free now says nothing
-        by_itself = plan(config, length, dtype.value, models, drafts.head, replace(device, free=None))
+        by_itself = plan(config, length, dtype.value, model, named, replace(device, free=None))
         check_beside(footprint(by_itself, device), others)
-    memory = plan(config, length, dtype.value, models, drafts.head, device)
+    memory = plan(config, length, dtype.value, model, named, device)
     pool = PagePool(memory.pages, config.page_size)
-    verifier = _paged_model("target", directory, model, dtype.value, pool, length, device, say)
-    drafters: list[Drafter] = []
-    warnings: list[str] = []
-    if drafts.directory is not None:
-        dynamic, columns = config.draft_growth == "dynamic", None if translated is None else translated.columns
-        draft_model = _paged_model(
-            "draft model", drafts.directory, models[1], dtype.value, pool, length, device, say, columns
-        )
-        if translated is None:
-            drafters.append(DraftModelDrafter(draft_model, dynamic))
-        else:
-            read, token_ids = translated.read, translated.token_ids
-            drafters.append(DraftModelDrafter(draft_model, dynamic, read=read, token_ids=token_ids))
-            draft = Choice(draft.value, f"{draft.reason}, knows {translated.described}")
-            warnings += filter(None, [translated.warning(drafts.model)])
+    loading = Loading(config, directory, model, dtype.value, length, device, pool, say)
+    verifier = loading.paged_model("target", directory, model)
+    drafters = [drafter.load(loading, verifier) for drafter in named]
+    placed = _placed([drafter.name for drafter in drafters], named)
     if not device.is_gpu:
         # Torch's ops in a step are small, and its threads would wait for each other in the place of the kernels'.
         torch.set_num_threads(1)
     say("probing exactness")
     exactness = probe(verifier, pool)
-    if drafts.head is not None:
-        say("reading the head's weights")
-        heads = load_head(drafts.head, verifier, pool, config.draft_growth == "dynamic")
-        drafters.append(heads)
-        if against := doubts(drafts.head, heads, verifier, pool, directory):
-            draft = Choice(draft.value, f"{draft.reason}, but {against}")
-    if config.draft_history is not None:
-        say("reading the draft history")
-    drafters += drafts.lookup_drafters(config, model.vocab_size)
+    loaded = zip(named, drafters, strict=True)
+    reasons = [draft.reason, *(drafter.remark(made, verifier, pool, directory) for drafter, made in loaded)]
     if device.is_gpu and len(drafters) > 1:
         drafters = [alone(drafters)]
-        draft = Choice(draft.value, f"{draft.reason}; where steps are captured {drafters[0].name} drafts alone")
-    say("measuring the step cost")
-    cost = StepCost.measure(lambda rows: _time_rows(verifier, pool, rows), _sizes(pool, length), _MEASURE_PATIENCE)
+        reasons.append(f"; where steps are captured {drafters[0].name} drafts alone")
+    draft = Resolved(draft.value, "".join(reasons))
     info = _info(config, model, dtype, draft, exactness, memory, length, device)
-    drafting = Drafting.of(config, drafters, info, verifier, pool, cost, device.is_gpu, say)
+    sizes = _sizes(pool, length)
+    drafting = Drafting.of(
+        config,
+        drafters,
+        info,
+        verifier,
+        pool,
+        lambda: StepCost.measure(lambda rows: _time_rows(verifier, pool, rows), sizes, _MEASURE_PATIENCE),
+        device.is_gpu,
+        say,
+    )
     runner = None
     if device.is_gpu:
         capture = capture_of(config.graphs)
@@ -197,10 +123,10 @@ def build_engine(
         draft_shape=drafting.shape.widths,
         root_seconds=Rehearsal(info, verifier, pool, runner).root_seconds(),
         drafter=", ".join(drafter.name for drafter in drafters) or NONE,
-        draft=", ".join(_placed(drafter.name, drafts) for drafter in drafters) or NONE,
+        draft=", ".join(placed[drafter.name] for drafter in drafters) or NONE,
         drafters=tuple(drafter.name for drafter in drafters),
         chosen=drafting.budget is not None,
-        warnings=tuple(warnings),
+        warnings=tuple(drafter.warning for drafter in named if drafter.warning),
     )
     prefix = PrefixIndex(pool) if config.prefix_cache else None
     return Engine(
@@ -210,7 +136,13 @@ def build_engine(
         verifier=verifier,
         drafter=drafting.drafter,
         scheduler=Scheduler(
-            pool, prefix, drafting.shape, cost, config.max_seqs, budget=drafting.budget, root_seconds=info.root_seconds
+            pool,
+            prefix,
+            drafting.shape,
+            drafting.cost,
+            config.max_seqs,
+            budget=drafting.budget,
+            root_seconds=info.root_seconds,
         ),
         observers=observers,
         runner=runner,
@@ -218,23 +150,21 @@ def build_engine(
     )
 
 
-def draft_shape(config: EngineConfig, draft: Choice) -> TreeShape:
+def draft_shape(config: EngineConfig, draft: Resolved) -> TreeShape:
     """The tree each step drafts where it is always the same: a given one, a chain, or the root alone."""
     if draft.value == NONE:
         return TreeShape()
     return pinned(config) or TreeShape.chain(DEFAULT_TOKENS)
 
 
-def short_name(name: str) -> str:
-    """A model's name for people: ``bundled/draft`` instead of where the package lies."""
-    path = Path(name.partition(":")[2] or name)
-    return f"bundled/{path.name}" if path.is_relative_to(BUNDLED) else name
-
-
-def _placed(name: str, drafts: Drafts) -> str:
-    """A drafter and where it was loaded from, as ``--draft`` takes it."""
-    place = drafts.model if name == DRAFT_MODEL else drafts.head.place if drafts.head and name not in LOOKUPS else ""
-    return f"{name}:{short_name(place)}" if place else name
+def _placed(names: Sequence[str], drafts: Sequence[Entry]) -> dict[str, str]:
+    """By the name of each drafter, how ``--draft`` would name it. Raises ConfigurationError for two of one name."""
+    placed: dict[str, str] = {}
+    for name, draft in zip(names, drafts, strict=True):
+        if name in placed:
+            raise ConfigurationError(f"--draft {draft.asked}: is called {name}, as is {placed[name]}; rename one")
+        placed[name] = draft.setting(name, short_name(draft.place) if draft.place else "")
+    return placed
 
 
 def max_model_len(config: EngineConfig, model: ModelConfig) -> int:
@@ -257,30 +187,6 @@ def max_model_len(config: EngineConfig, model: ModelConfig) -> int:
 
 def _nobody(phase: str, share: float | None = None) -> None:
     pass
-
-
-def _paged_model(
-    role: str,
-    directory: Path,
-    config: ModelConfig,
-    dtype: str,
-    pool: PagePool,
-    length: int,
-    device: Device,
-    say: Progress,
-    columns: torch.Tensor | None = None,
-) -> PagedModel:
-    """role: what the model is called while it loads. columns: int64[V'], the only tokens of which logits are wanted;
-    None for all."""
-    reading = f"reading the {role}'s weights"
-    say(reading)
-    weights = load(directory, config, getattr(torch, dtype), device.name, lambda share: say(reading, share))
-    if columns is not None:
-        weights.lm_head = weights.lm_head[columns.to(weights.lm_head.device)]
-    say(f"packing the {role}'s weights")
-    decoder = Decoder(config, weights, length + MAX_NODES)
-    store = KVStore(pool, config.num_layers, config.num_kv_heads, config.head_dim, decoder.dtype, decoder.device)
-    return PagedModel(decoder, store, length)
 
 
 def _sizes(pool: PagePool, length: int) -> list[int]:
@@ -309,8 +215,8 @@ def _time_rows(verifier: PagedModel, pool: PagePool, rows: int) -> float:
 def _info(
     config: EngineConfig,
     model: ModelConfig,
-    dtype: Choice,
-    draft: Choice,
+    dtype: Resolved,
+    draft: Resolved,
     exactness: Exactness,
     memory: MemoryPlan,
     length: int,

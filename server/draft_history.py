@@ -18,14 +18,13 @@ import threading
 import time
 from hashlib import blake2b
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
 
-from drafters.combined import CombinedDrafter
-from drafters.routed import configured
+from drafters.combined import members_of
 from drafters.suffix.contexts import END
-from drafters.suffix.drafter import SuffixDrafter
 from drafters.suffix.history import History, Texts
 from spec.engine import Engine
 from spec.errors import ConfigurationError
@@ -137,12 +136,9 @@ class HistoryWriter(Observer):
 
     def started(self, engine: Engine) -> None:
         """The engine is ready."""
-        drafter = configured(engine.drafter)
-        if isinstance(drafter, CombinedDrafter):
-            drafter = drafter.members[SUFFIX]
-        assert isinstance(drafter, SuffixDrafter), "the settings were checked"
-        self._history, self._vocab_size = drafter.history, engine.info.vocab_size
-        self._written = self._history.changes
+        suffix: Any = members_of(engine.drafter)[SUFFIX]
+        history: History = suffix.history
+        self._history, self._vocab_size, self._written = history, engine.info.vocab_size, history.changes
 
     def ended(self, sequence: Sequence) -> None:
         """Answers are added when sequences end: write, if the last time is long ago."""

@@ -210,7 +210,7 @@ def built(start: frames.Start, link: Link) -> tuple[Engine, Watchers] | None:
 
 def grammar_compiler(config: EngineConfig, info: EngineInfo) -> GrammarCompiler | None:
     """What compiles grammars for the target; None, and a line in the log, if its tokenizer is of no use for that."""
-    from server.build import target_directory
+    from server.resolved import target_directory
 
     try:
         return GrammarCompiler.load(target_directory(config), info.vocab_size, info.eos_token_ids)

@@ -18,8 +18,8 @@ import msgspec
 from server.amounts import in_words
 from server.config import EngineConfig
 from server.device import Device
+from server.drafters.entry import Entry
 from server.drafting import DEFAULT_TOKENS, pinned
-from server.heads import Head
 from server.memory import MOST_UTILIZATION, Demand, MemoryPlan, item_bytes, listed
 from server.unfit import Unfit
 from spec.scheduler import MAX_CHUNK
@@ -39,10 +39,10 @@ _LEAST_CONTEXT = 512
 
 
 def plan_gpu(
-    config: EngineConfig, length: int, dtype: str, models: Sequence[ModelConfig], head: Head | None, device: Device
+    config: EngineConfig, length: int, dtype: str, target: ModelConfig, drafters: Sequence[Entry], device: Device
 ) -> MemoryPlan:
     """As :func:`server.memory.plan`. What does not fit is refused with the flags that would make it fit."""
-    case = _Case(config, length, dtype, tuple(models), head, device)
+    case = _Case(config, length, dtype, target, tuple(drafters), device)
     room = case.room
     if room.tokens < case.least:
         raise Unfit(_fault(case, room), _remedy(list(_remedies(case, room))))
@@ -74,8 +74,8 @@ class _Case:
     config: EngineConfig
     length: int
     dtype: str
-    models: tuple[ModelConfig, ...]
-    head: Head | None
+    target: ModelConfig
+    drafters: tuple[Entry, ...]
     device: Device
 
     @property
@@ -97,7 +97,7 @@ class _Case:
     @property
     def room(self) -> _Room:
         """What fits behind the models."""
-        demand = Demand.of(self.config, self.dtype, self.models, self.head, packed=False)
+        demand = Demand.of(self.config, self.dtype, self.target, self.drafters, packed=False)
         beside = self._beside()
         left = self.budget - sum(demand.weights.values()) - sum(beside.values())
         return _Room(demand, beside, demand.tokens(left))
@@ -109,8 +109,7 @@ class _Case:
 
     def _beside(self) -> dict[str, int]:
         """Workspace and reserve. Models take turns, so the largest pass counts; their rotary tables stay."""
-        layer = self.head.layer(self.models[0]) if self.head is not None else None
-        shapes = self.models if layer is None else (*self.models, layer)
+        shapes = [self.target, *(shape for drafter in self.drafters for shape in drafter.shapes(self.target))]
         positions, trees = self.length + MAX_NODES, self.config.max_seqs * MAX_NODES
         passes = [
             workspace_bytes(shape, item_bytes(self.dtype), positions, MAX_CHUNK + trees, trees) for shape in shapes
@@ -123,7 +122,7 @@ class _Case:
         nodes = (pinned(self.config) or TreeShape.chain(DEFAULT_TOKENS)).nodes
         rows = nodes * max(sizes(self.config.max_seqs))
         positions, item = self.length + MAX_NODES, item_bytes(self.dtype)
-        cut = len(widths(positions, self.config.page_size)) * (nodes + 1) * self.models[0].vocab_size * 4
+        cut = len(widths(positions, self.config.page_size)) * (nodes + 1) * self.target.vocab_size * 4
         return GRAPH_RESERVE + cut + max(workspace_bytes(shape, item, positions, rows, rows) for shape in shapes)
 
     def changed(self, **settings: object) -> _Case:
@@ -174,7 +173,7 @@ def _remedies(case: _Case, room: _Room) -> Iterator[str]:
             yield f"--dtype {half.dtype} {shorter}"
     if case.config.graphs and case.changed(graphs=False).fits:
         yield "--no-graphs"
-    if (case.head or case.models[1:]) and replace(case, models=case.models[:1], head=None).fits:
+    if case.drafters and replace(case, drafters=()).fits:
         yield "--draft none"
 
 

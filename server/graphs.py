@@ -6,11 +6,10 @@ from collections.abc import Callable
 
 import torch
 
-from drafters.captured.choice import captured
-from drafters.draft_model import DraftModelDrafter
-from drafters.eagle import EagleDrafter
 from drafters.routed import configured
 from kvpaging import OutOfPages, PagePool, PageTable
+from server.drafters.entry import Pass
+from server.drafters.registry import captured, entry_of
 from spec.protocols import Drafter, Rows
 from spec.step import EagerRunner
 from spec.tree import MAX_NODES, TreeShape
@@ -66,25 +65,13 @@ def proposer(drafter: Drafter | None, shape: TreeShape, sequences: int, verifier
     return FromHost(drafter.name, shape, sequences, verifier.decoder.device) if found is None else found
 
 
-def _passes(verifier: PagedModel, drafter: Drafter | None) -> list[Callable[[list[Rows]], object]]:
+def _passes(verifier: PagedModel, drafter: Drafter | None) -> list[Pass]:
     """An eager pass of each model there is."""
-    found: list[Callable[[list[Rows]], object]] = [verifier.run]
-    model = configured(drafter)
-    if isinstance(model, DraftModelDrafter):
-        found.append(model.model.run)
-    if isinstance(model, EagleDrafter):
-        head, store = model.head, model.store
-
-        def run(rows: list[Rows]) -> object:
-            count = sum(len(part.tokens) for part in rows)
-            hidden = torch.zeros(count, head.layer.hidden_size, dtype=head.dtype, device=head.device)
-            return head.run(rows, hidden, store)
-
-        found.append(run)
-    return found
+    drafter = configured(drafter)
+    return [verifier.run, *entry_of(drafter).passes(drafter)]
 
 
-def _warm(run: Callable[[list[Rows]], object], pool: PagePool, most: int) -> None:
+def _warm(run: Pass, pool: PagePool, most: int) -> None:
     """Let kernels be compiled that only prompts need, by how many there are at once: later all streams would wait."""
     tables: list[PageTable] = []
     try:

@@ -16,7 +16,7 @@ from typing import Any, Self, overload
 
 import msgspec
 
-from server.build import build_engine, target_directory
+from server.build import build_engine
 from server.choice import Choice, TextOptions
 from server.config import USUAL_TOKENS, EngineConfig, SamplingConfig
 from server.forks import forked
@@ -24,6 +24,7 @@ from server.grammars.compiler import GrammarCompiler
 from server.grammars.fields import of_outputs, refuse_lengths
 from server.load_config import load
 from server.options import MOST_CHOICES, spelled_words
+from server.resolved import target_directory
 from server.text import Tokenizer
 from server.validation import typed
 from server.watchers import Watchers

@@ -14,19 +14,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from server.amounts import in_words
 from server.config import EngineConfig
 from server.device import Device
-from server.heads import Head
 from server.parameters import numbers_per_token, parameters, stored_parameters
 from server.unfit import Unfit
-from spec.names import DRAFT_MODEL
 from spec.request import Footprint
-from spec.tree import MAX_NODES
-from verifier.heads.files import HeadTensors
-from verifier.heads.medusa import BESIDE_MODEL
+from spec.shape import MAX_NODES
 from verifier.model.config import ModelConfig
+
+if TYPE_CHECKING:  # drafters know how their weights are counted
+    from server.drafters.entry import Entry
 
 #: Share of the machine's memory that the KV cache takes when no size is given, and the most that all may take then.
 _KV_SHARE = 0.25
@@ -81,16 +81,17 @@ class Demand:
 
     @classmethod
     def of(
-        cls, config: EngineConfig, dtype: str, models: Sequence[ModelConfig], head: Head | None, packed: bool = True
+        cls, config: EngineConfig, dtype: str, target: ModelConfig, drafters: Sequence[Entry], packed: bool = True
     ) -> Demand:
         """packed: as on a CPU, where an output head tied to the embedding stands beside it.
 
-        Raises a loader's error for a head that cannot be read.
+        Raises a loader's error for a drafter that cannot be read.
         """
-        numbers = sum(map(numbers_per_token, models))
-        numbers += head.numbers_per_token(models[0]) if head else 0
+        numbers = numbers_per_token(target) + sum(drafter.numbers_per_token(target) for drafter in drafters)
         scratch = config.max_seqs * (MAX_NODES + config.page_size)
-        weights = _weights(dtype, models, head, packed)
+        weights = {"target": model_bytes(target, dtype, packed)}
+        for drafter in drafters:
+            weights.update(drafter.weights(dtype, packed))
         return cls(weights, numbers * item_bytes(dtype), scratch, config.page_size, dtype)
 
     def pages(self, tokens: int) -> int:
@@ -107,19 +108,19 @@ class Demand:
 
 
 def plan(
-    config: EngineConfig, length: int, dtype: str, models: Sequence[ModelConfig], head: Head | None, device: Device
+    config: EngineConfig, length: int, dtype: str, target: ModelConfig, drafters: Sequence[Entry], device: Device
 ) -> MemoryPlan:
     """The pages: ``kv_tokens`` if given, else what the device has room for.
 
-    length: the longest text. models: the target and perhaps a draft model.
+    length: the longest text. drafters: those that will be loaded.
     Raises Unfit if the longest text does not fit the KV cache, or everything together not the device, and a loader's
-    error for a head that cannot be read.
+    error for a drafter that cannot be read.
     """
     if device.is_gpu:
         from server.gpu_memory import plan_gpu  # knows the kernels, which a CPU does without
 
-        return plan_gpu(config, length, dtype, models, head, device)
-    return _plan_cpu(config, length, Demand.of(config, dtype, models, head), device)
+        return plan_gpu(config, length, dtype, target, drafters, device)
+    return _plan_cpu(config, length, Demand.of(config, dtype, target, drafters), device)
 
 
 def _plan_cpu(config: EngineConfig, length: int, demand: Demand, device: Device) -> MemoryPlan:
@@ -171,14 +172,9 @@ def packed_bytes(model: ModelConfig, dtype: str) -> int:
     return matrices * (parameters(model) - embedding) + item_bytes(dtype) * embedding
 
 
-def _weights(dtype: str, models: Sequence[ModelConfig], head: Head | None, packed: bool) -> dict[str, int]:
-    """Bytes by whose they are. A head is small enough to be counted exactly; mapped files are not read for that."""
-    sizes = [packed_bytes(model, dtype) if packed else item_bytes(dtype) * stored_parameters(model) for model in models]
-    weights = dict(zip(("target", DRAFT_MODEL), sizes, strict=False))
-    if head is not None:
-        stored = HeadTensors.read(head.directory, prefix=BESIDE_MODEL).tensors.values()
-        weights["head"] = item_bytes(dtype) * sum(tensor.numel() for tensor in stored if tensor.is_floating_point())
-    return weights
+def model_bytes(model: ModelConfig, dtype: str, packed: bool) -> int:
+    """What a model's weights take. packed: see :meth:`Demand.of`."""
+    return packed_bytes(model, dtype) if packed else item_bytes(dtype) * stored_parameters(model)
 
 
 def item_bytes(dtype: str) -> int:

@@ -34,6 +34,7 @@ from server.selfcheck.check import SelfCheck, Unpicked
 from server.server_state import ServerState
 from server.telemetry.telemetry import Telemetry
 from server.text import SamplingDefaults, Tokenizer
+from server.torchless import import_tokenizers
 from server.warned import WarningLog, renamed
 from server.wire.shared import MetricsLevel
 from spec.errors import InvalidRequest
@@ -121,9 +122,10 @@ class Text(msgspec.Struct, frozen=True):
     @classmethod
     def load(cls, config: ServeConfig) -> Text:
         """Of the target, downloaded first if it is a hub id."""
-        from server.build import target_directory
+        from server.resolved import target_directory
 
         directory = target_directory(config)
+        import_tokenizers()
         tokenizer = Tokenizer.load(directory)
         dialect = Dialect.of(tokenizer, config.tool_parser, config.reasoning_parser)
         if tokenizer.has_template:  # compiled now rather than while the first chat request waits

@@ -8,7 +8,7 @@ from server.wire.shared import Speculation
 from spec.errors import InvalidRequest
 from spec.names import NONE, canonical
 from spec.request import EngineInfo
-from spec.tree import MAX_NODES
+from spec.shape import MAX_NODES
 
 #: Methods that name no drafter: whatever the server would do, and decoding plainly.
 ANYBODY, NOBODY = "auto", NONE

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from drafters.shadow import Shadow
 from server.config import EngineConfig
 from server.draft_history import HistoryWriter
-from server.lookup import lookup
+from server.drafters.registry import lookup
 from server.tracing.lines import Lines
 from server.tracing.writer import TraceWriter
 from spec.engine import Engine

@@ -103,7 +103,8 @@ class Verifier(Protocol):
 class Drafter(Protocol):
     """Whoever proposes tokens. It may be wrong in any way: that only costs speed.
 
-    One whose ``needs`` are not None is a :class:`~spec.features.FeatureReader` too.
+    One whose ``needs`` are not None is a :class:`~spec.features.FeatureReader` too. All calls come from one thread, one
+    at a time. docs/drafters.md explains them, and how ``--draft`` names one.
     """
 
     name: str

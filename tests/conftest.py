@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from bench.inflate import inflate
-from server.build import BUNDLED
+from server.resolved import BUNDLED
 from tests.server.live import LiveServer, openai_client
 
 

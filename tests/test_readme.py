@@ -10,10 +10,11 @@ import pytest
 from bench import readme
 from bench.gpu.shapes import LLAMA_1B, LLAMA_8B, QWEN_8B, ModelShape
 from bench.inflate import Shape
-from server.build import BUNDLED
 from server.cli import COMMANDS, build_parser
 from server.config import EngineConfig
 from server.memory import Demand
+from server.resolved import BUNDLED
+from tests.checking.planned import draft_of
 from verifier.model.config import ModelConfig
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -68,7 +69,8 @@ QWEN_06B = ModelShape("Qwen3-0.6B", Shape(28, 1024, 16, 8, 3072), 128, 151_936, 
 def memory(*shapes: ModelShape) -> tuple[str, str]:
     """GiB of the weights, and with a KV cache of 8,192 tokens, as a server would plan them."""
     models = [shape.config(ModelConfig.from_directory(BUNDLED / "target")) for shape in shapes]
-    demand = Demand.of(EngineConfig(), "bfloat16", models, None)
+    drafts = [draft_of(model) for model in models[1:]]
+    demand = Demand.of(EngineConfig(), "bfloat16", models[0], drafts)
     weights = sum(demand.weights.values())
     return f"{weights / 2**30:.1f} GiB", f"{(weights + demand.kv_bytes(8192)) / 2**30:.1f} GiB"
 

@@ -20,7 +20,7 @@ from pathlib import Path
 
 import pytest
 
-from server.build import BUNDLED
+from server.resolved import BUNDLED
 
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text("utf-8")

@@ -12,12 +12,12 @@ from bench.gpu.device import Device
 from bench.gpu.floor import EagleShape
 from bench.gpu.models import BUNDLED, inflated, paged
 from bench.gpu.shapes import ModelShape
-from drafters.captured.choice import captured
 from drafters.draft_model import DraftModelDrafter
 from drafters.eagle import EagleDrafter
 from drafters.medusa import MedusaDrafter
 from drafters.ngram import NgramDrafter
 from kvpaging import PagePool
+from server.drafters.registry import captured
 from spec.budget import StepCost
 from spec.engine import Engine
 from spec.names import DRAFT_MODEL, EAGLE3, MEDUSA, NGRAM, NONE

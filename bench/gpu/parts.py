@@ -6,6 +6,7 @@ import argparse
 from collections.abc import Callable
 from dataclasses import asdict
 from functools import partial
+from typing import Any
 
 from bench.gpu import drafting, kernel_tests, kernels, same, speed, split, verify
 from bench.gpu.cases import Cases
@@ -17,10 +18,8 @@ from bench.gpu.probe import probe
 from bench.gpu.replay import highest_tau
 from bench.gpu.session import Session
 from bench.gpu.shapes import ModelShape
-from drafters.captured.choice import captured
-from drafters.draft_model import DraftModelDrafter
-from drafters.eagle import EagleDrafter
 from kvpaging import PagePool
+from server.drafters.registry import captured
 from spec.names import DRAFT_MODEL
 from spec.tree import TreeShape
 from verifier.graphs.plain import RootOnly
@@ -162,8 +161,8 @@ class _BarModel:
         """Part d, and whole steps with replayed acceptance."""
         session, chosen, looped, whole = self.session, self.session.settings, [], []
         context, item = min(chosen.contexts), session.device.dtype.itemsize
-        head, model = self.bench.drafter("random"), self.bench.drafter(DRAFT_MODEL)
-        assert isinstance(head, EagleDrafter) and isinstance(model, DraftModelDrafter)
+        head: Any = self.bench.drafter("random")
+        model: Any = self.bench.drafter(DRAFT_MODEL)
         for store in (head.store, head.features, model.model.store):
             scribble(store)
         reads: dict[str, Callable[[int, float], float]] = {

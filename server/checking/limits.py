@@ -34,13 +34,12 @@ def look_at_context(notes: Notes, config: EngineConfig, target: Target, draft: D
 
 def look_at_memory(notes: Notes, config: EngineConfig, target: Target, draft: Draft | None, length: int) -> None:
     """Note what weights and KV cache take of the device's memory. Without a drafter, what the target takes alone."""
-    drafts = [draft.model] if draft is not None and draft.model is not None else []
-    head = None if draft is None or notes.failed("draft") else draft.head
+    drafters = () if draft is None or notes.failed("draft") else draft.drafters
     smaller = "lower --max-model-len, --kv-tokens or --max-seqs, or name a smaller model"
     found = notes.attempt(
         "memory",
         smaller,
-        lambda: plan(config, length, target.dtype.value, [target.model, *drafts], head, target.device),
+        lambda: plan(config, length, target.dtype.value, target.model, drafters, target.device),
     )
     if found is None:
         return

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from server.checking.report import Notes
-from server.checking.target import Target
 from verifier.model.errors import ConfigError
 from verifier.model.fields import Fields
+
+if TYPE_CHECKING:  # it knows the registry of drafters, which looks at origins
+    from server.checking.target import Target
 
 #: Keys that name it: Medusa's, foresay train's, those of other trainers; speculators nests its own.
 _KEYS = ("base_model_name_or_path", "base_model_name", "target_model", "target_model_name_or_path")

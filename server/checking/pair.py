@@ -12,7 +12,6 @@ it would be to serve it.
 
 from __future__ import annotations
 
-from server.build import choose_draft
 from server.checking.advice import advice
 from server.checking.draft import look_at_draft
 from server.checking.known import recommended
@@ -20,6 +19,7 @@ from server.checking.limits import look_at_context, look_at_memory
 from server.checking.report import Measured, Notes, Report
 from server.checking.target import look_at_target
 from server.config import EngineConfig
+from server.resolved import choose_draft
 from spec.names import NONE
 
 
@@ -46,7 +46,8 @@ def _look(notes: Notes, config: EngineConfig) -> str:
     draft = look_at_draft(notes, config, target)
     if target is None:
         return recommended(config.target)
-    drafts_well = draft is not None and (draft.model or draft.head) and not notes.doubted("draft", "vocabulary")
+    models = draft is not None and not all(drafter.looks for drafter in draft.drafters)
+    drafts_well = models and not notes.doubted("draft", "vocabulary")
     length = look_at_context(notes, config, target, draft)
     if length is not None:
         look_at_memory(notes, config, target, draft, length)

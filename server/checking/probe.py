@@ -13,11 +13,12 @@ from itertools import count
 import msgspec
 from tqdm import tqdm
 
-from server.build import build_engine, target_directory
+from server.build import build_engine
 from server.checking.summary import Twice, Written
 from server.commands.stages import Stages
 from server.config import EngineConfig
 from server.drafting import DEFAULT_TOKENS, pinned
+from server.resolved import target_directory
 from server.text import Tokenizer
 from spec.engine import Engine
 from spec.errors import ForesayError

@@ -6,12 +6,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from server.amounts import count_in_words
-from server.build import Choice, choose_dtype, short_name, target_directory
+from server.build import choose_dtype
 from server.checking.files import look_at_files
 from server.checking.report import Notes
 from server.config import EngineConfig
 from server.device import Device, find_device
 from server.parameters import stored_parameters
+from server.resolved import Resolved, short_name, target_directory
 from server.text import SamplingDefaults, Tokenizer
 from server.vocabulary import vocabulary
 from verifier.model.config import FAMILIES, ModelConfig
@@ -26,7 +27,7 @@ class Target:
     name: str
     directory: Path
     model: ModelConfig
-    dtype: Choice
+    dtype: Resolved
     device: Device
 
 
@@ -68,7 +69,7 @@ def described(model: ModelConfig) -> str:
     return f"{family}, {layers(model.num_layers)} of {model.hidden_size}, {count} weights"
 
 
-def named(choice: Choice) -> str:
+def named(choice: Resolved) -> str:
     """Who drafts, and why if nobody asked for it."""
     name = short_name(choice.value)
     return name if choice.reason == "asked for" else f"{name} ({choice.reason})"

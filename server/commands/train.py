@@ -118,7 +118,7 @@ def _add_learning(parser: ArgumentParser) -> None:
 
 def run(config: None, arguments: Namespace) -> int:
     """Train; the table of held-out acceptance goes to stdout."""
-    from server.build import BUNDLED
+    from server.resolved import BUNDLED
     from server.training.work import Work
     from verifier.model.config import ModelConfig
     from verifier.model.hub import resolve

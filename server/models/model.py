@@ -15,8 +15,10 @@ from server.engine_client import EngineClient
 from server.engine_status import EngineStatus
 from server.models.residency import log
 from server.models.resident import NoPlace
+from server.resolved import choose_draft, nothing_to_fetch, target_directory
 from server.server_state import ServerState
 from server.service import Service, ServiceOptions, Text
+from server.torchless import importing
 from spec.errors import ForesayError
 from spec.request import EngineInfo, Footprint
 from verifier.model.config import ModelConfig
@@ -153,8 +155,9 @@ def longest_here(config: ServeConfig) -> int | None:
 
 def fetch(config: ServeConfig) -> None:
     """Download what the settings name and is not here: while a model is downloaded nobody else has to wait."""
-    from server.build import choose_draft, target_directory
-    from server.drafting import Drafts
-
     target_directory(config)
-    Drafts.of(config, choose_draft(config).value)
+    draft = choose_draft(config).value
+    if not nothing_to_fetch(draft):
+        with importing:
+            from server.drafters.registry import drafts  # knows the drafters, and with them torch
+        drafts(config, draft)

@@ -6,16 +6,14 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from statistics import median
 
+from server.drafters.registry import at_once
 from server.replay.outcome import Outcome
 from server.replay.ways import RECORDED, Way
 from server.tracing.reader import Session, depths_of
 from server.tracing.records import Step
 from spec.budget import StepCost
 from spec.errors import ConfigurationError
-from spec.names import MEDUSA, NONE
-
-#: Drafters that propose all depths in one go: fewer levels save them nothing.
-_AT_ONCE = (MEDUSA,)
+from spec.names import NONE
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,12 +46,13 @@ class Cost:
         if not steps:
             raise ConfigurationError("the trace holds no step that decoded anything")
         drafted = [step for step in steps if _levels(step)]
-        at_once = any(part.drafter in _AT_ONCE for step in drafted for part in step.parts)
+        # Fewer levels save such a drafter nothing.
+        whole = at_once(part.drafter for step in drafted for part in step.parts)
         return cls(
             curve=curve,
             slower=_middle(steps, lambda step: step.ms.get("forward", 0.0) / (1000 * curve.seconds(step.rows))),
-            level=0.0 if at_once else _middle(drafted, lambda step: step.ms.get("propose", 0.0) / _levels(step)),
-            propose=_middle(drafted, lambda step: step.ms.get("propose", 0.0)) if at_once else 0.0,
+            level=0.0 if whole else _middle(drafted, lambda step: step.ms.get("propose", 0.0) / _levels(step)),
+            propose=_middle(drafted, lambda step: step.ms.get("propose", 0.0)) if whole else 0.0,
             draw=_middle(steps, lambda step: step.ms.get("draw", 0.0) / step.rows),
             rest=_middle(steps, lambda step: sum(step.ms.get(phase, 0.0) for phase in ("plan", "mask", "commit"))),
             measured=_middle(steps, lambda step: sum(step.ms.values())),

@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterable
 
 from kvpaging import PagePool, PageTable
-from server.lookup import LOOKUPS
+from server.drafters.registry import LOOKUPS
 from server.replay.outcome import Outcome
 from server.replay.ways import Way
 from server.tracing.reader import Told

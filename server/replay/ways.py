@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from server.lookup import LOOKUPS
+from server.drafters.registry import LOOKUPS
 from spec.errors import ConfigurationError
 from spec.names import NONE
 from spec.tree import MAX_NODES, TreeShape

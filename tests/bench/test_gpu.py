@@ -25,8 +25,8 @@ from bench.gpu.models import BUNDLED, inflated, paged
 from bench.gpu.session import Session
 from bench.gpu.shapes import ModelShape
 from bench.gpu.stream import BLOCK, read_stream
-from drafters.captured.choice import captured
 from kvpaging import PagePool, PageTable
+from server.drafters.registry import captured
 from spec.protocols import Rows
 from spec.sampling import SamplingParams
 from spec.tree import TreeShape

@@ -10,7 +10,7 @@ import pytest
 from tokenizers import Tokenizer
 
 from bench import vocabularies
-from server.build import BUNDLED
+from server.resolved import BUNDLED
 
 DRAFT = BUNDLED / "draft"
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 
 from server.amounts import count_in_words
-from server.build import BUNDLED
 from server.catalog.catalog import KnownShape, find_target, known_targets, of_shape
 from server.checking.known import recommended
 from server.checking.pair import check
 from server.config import EngineConfig
-from server.heads import PREFIXES
+from server.drafters.registry import ENTRIES
 from server.parameters import parameters, stored_parameters
+from server.resolved import BUNDLED
 from verifier.model.config import ModelConfig
 
 #: Weights as the publishers count them, in millions (Qwen counts what is stored; Meta says 1.23B, 3.21B, 8.03B).
@@ -66,7 +66,7 @@ def test_every_draft_is_smaller_and_of_a_kind_that_is_loaded():
         assert target.drafts, target.id
         for draft in target.drafts:
             assert 0 < draft.parameters < 0.6 * target.parameters, draft.id
-            assert draft.kind == "draft_model" or draft.kind in PREFIXES
+            assert draft.kind in {name for entry in ENTRIES for name in entry.names}
             assert target.bytes(draft, 0) == 2 * (target.parameters + draft.parameters)
             assert target.bytes(draft, 100) > target.bytes(draft, 0)
 

@@ -17,7 +17,7 @@ from server.amounts import in_words
 from server.checking.pair import check
 from server.config import EngineConfig
 from server.device import Device, free_bytes, machine_bytes
-from server.heads import Head
+from server.drafters.eagle import Eagle
 from server.memory import MemoryPlan, plan
 from server.parameters import parameters
 from server.unfit import Unfit
@@ -114,10 +114,10 @@ def test_weights_alone_may_be_too_much(large, monkeypatch, machine, taken) -> No
     assert fault.fix == "Load them with --dtype bfloat16, or name a smaller model."
 
 
-def planned(model: ModelConfig, machine: int, head: Head | None = None, **settings: object) -> MemoryPlan:
+def planned(model: ModelConfig, machine: int, head: Eagle | None = None, **settings: object) -> MemoryPlan:
     config = EngineConfig(**settings)  # type: ignore[arg-type]
     length = config.max_model_len or model.max_positions
-    return plan(config, length, "bfloat16", [model], head, Device("cpu", machine))
+    return plan(config, length, "bfloat16", model, [head] if head else [], Device("cpu", machine))
 
 
 def test_the_cache_leaves_room_for_the_weights(large) -> None:
@@ -143,7 +143,7 @@ def test_the_cache_that_fits_is_named(large) -> None:
 
 def test_a_head_is_counted_too(large) -> None:
     model = ModelConfig.from_directory(large / "target")
-    head = Head("eagle", large / "head", "head")
+    head = Eagle("head", "head", large / "head")
     assert planned(model, 64 * GIB, head).kv_bytes > planned(model, 64 * GIB).kv_bytes
     assert set(planned(model, 64 * GIB, head).weights) == {"target", "head"}
 

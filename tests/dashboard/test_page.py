@@ -206,6 +206,14 @@ async def test_a_phone_shows_all_of_it(url, tmp_path):
         await visit.keep_picture("phone", tmp_path)
 
 
+#: Nobody's hand is quick enough: 900 tokens take the bundled pair a third of a second.
+STOP_AT_ONCE = """() => {
+  const stop = document.querySelector("#playground button.quiet");
+  const click = (_, watching) => { if (!stop.disabled) { watching.disconnect(); stop.click(); } };
+  new MutationObserver(click).observe(stop, { attributes: true });
+}"""
+
+
 async def test_what_the_server_does_not_like_is_said_and_stopping_works(url):
     async with visiting(url) as visit:
         outcome = visit.page.locator(".outcome")
@@ -215,10 +223,9 @@ async def test_what_the_server_does_not_like_is_said_and_stopping_works(url):
         await expect(outcome).to_have_text(re.compile("^Nothing came of it: top_p must be"))
         await visit.page.fill("[name=top_p]", "")
         await visit.page.fill("[name=max_output_tokens]", "900")
+        await visit.page.evaluate(STOP_AT_ONCE)
         await visit.page.click("#playground button.main")
-        await visit.page.locator(".coloured span").nth(3).wait_for()
-        await visit.page.click("#playground button.quiet")
-        await expect(outcome).to_have_text(re.compile("^(Stopped.)?$"))
+        await expect(outcome).to_have_text("Stopped.")
         await visit.page.wait_for_selector("#playground form[data-busy=false]")
 
 

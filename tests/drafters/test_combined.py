@@ -11,7 +11,7 @@ import torch
 
 from drafters.calibration import Calibration
 from drafters.combined import CombinedDrafter
-from drafters.growth import Growing
+from drafters.growth import Growing, lengthened
 from kvpaging import PagePool, PageTable
 from spec.budget import StepCost
 from spec.budget.budget import Budget
@@ -24,6 +24,7 @@ from spec.protocols import FeatureRequest
 from spec.sampling import SamplingParams
 from spec.sequence import Sequence as Running
 from spec.tree import DraftTree, TreeShape
+from verifier.ops import nodes
 
 
 class Parrot:
@@ -145,7 +146,7 @@ def test_a_tree_stops_growing_where_a_level_is_not_worth_its_price() -> None:
         grown = Growing.below(sequence(), TreeShape((2, 2, 2, 2), price=price), False, Calibration())
         grown.sequence.sampling = SamplingParams(temperature=0.0)
         while not grown.done:
-            grown.grow(torch.zeros(len(grown.frontier), 16), True)
+            lengthened([grown], [torch.zeros(len(grown.frontier), 16)], nodes)
         depths[level] = grown.depth
     assert depths[0.0] == 4
     assert depths[0.5] < depths[0.05] < 4

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import itertools
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
 from drafters.calibration import Calibration
-from drafters.candidates import with_noise
-from drafters.growth import Growing
+from drafters.candidates import undrawn
+from drafters.growth import Growing, lengthened
 from kvpaging import PagePool, PageTable
 from spec.noise import Noise
 from spec.price import Price
@@ -18,11 +20,17 @@ from spec.sampling import SamplingParams
 from spec.sequence import Sequence
 from spec.template import Template
 from spec.tree import DraftTree, TreeShape
+from verifier.ops import nodes
 
 
 def sequence(tokens: list[int], temperature: float = 1.0, vocab: int = 40) -> Sequence:
     table = PageTable(PagePool(4, 16))
     return Sequence("s", tokens, 1, SamplingParams(temperature=temperature), table, Noise(3, vocab), 99, frozenset())
+
+
+def hang(growing: Growing, logits: Tensor) -> list[int]:
+    """One more level, by these logits."""
+    return lengthened([growing], [logits], nodes)[0]
 
 
 def uncalibrated() -> Calibration:
@@ -42,7 +50,7 @@ def independent(levels: list[torch.Tensor], shape: TreeShape, dynamic: bool) -> 
     """A tree whose candidates are the same below every node of a depth. levels: fp32[V] of chances."""
     g = Growing.below(sequence([3], temperature=0.0, vocab=len(levels[0])), shape, dynamic, uncalibrated(), free=True)
     while not g.done:
-        g.grow(levels[g.depth].log()[None], True)
+        hang(g, levels[g.depth].log()[None])
     return g.tree("x")
 
 
@@ -97,7 +105,7 @@ def grown(shape: TreeShape, dynamic: bool, vocab: int = 40) -> tuple[Growing, di
         assert len(g.frontier) <= shape.nodes
         before = len(g.tokens)
         rows = g.frontier
-        going = g.grow(logits, True)
+        going = hang(g, logits)
         for node in range(before, len(g.tokens)):
             path_of[node] = (*path_of[g.parents[node]], g.tokens[node])
         assert [g.parents[node] for node in g.frontier] == [rows[index] for index in going]
@@ -177,9 +185,9 @@ def test_a_template_goes_without_what_may_not_be_said() -> None:
     first = level(t4=0.6, t5=0.4).log()
     first[first < -5] = -torch.inf
     g = Growing.below(sequence([3], temperature=0.0, vocab=10), TEMPLATE, False, uncalibrated(), free=True)
-    g.grow(first[None], True)
-    g.grow(level(t7=0.9, t8=0.1).log()[None], True)
-    g.grow(level(t1=1.0).log()[None], True)
+    hang(g, first[None])
+    hang(g, level(t7=0.9, t8=0.1).log()[None])
+    hang(g, level(t1=1.0).log()[None])
     tree = g.tree("x")
     assert tree.tokens.tolist() == [3, 4, 5, 8, 1]
     assert tree.parents.tolist() == [-1, 0, 0, 1, 3]
@@ -206,7 +214,7 @@ def test_what_was_accepted_is_learnt() -> None:
     s = sequence([3], temperature=0.0, vocab=10)
     g = Growing.below(s, TreeShape((2, 2, 1)), True, calibration, free=True)
     while not g.done:
-        g.grow(LEVELS[g.depth].log()[None], True)
+        hang(g, LEVELS[g.depth].log()[None])
     tree = g.tree("x")
     (second,) = [node for node in range(6) if tree.tokens[node] == 7]
     s.tokens += [7, 2]  # the draw below 7 is its second candidate, which is not in the tree
@@ -235,15 +243,15 @@ def test_what_may_not_be_said_is_not_drafted() -> None:
         g = Growing.below(
             sequence([3], temperature=0.0, vocab=10), TreeShape((6, 2)), dynamic, uncalibrated(), free=True
         )
-        g.grow(row[None], True)
-        g.grow(torch.full((1, 10), -torch.inf), True)
+        hang(g, row[None])
+        hang(g, torch.full((1, 10), -torch.inf))
         assert g.done
         assert g.tree("x").tokens.tolist() == [3, 8, 4, 1]
 
 
 def test_nothing_follows_broken_logits() -> None:
     g = Growing.below(sequence([3], temperature=0.0, vocab=10), TreeShape((3, 2)), True, uncalibrated())
-    assert g.grow(torch.full((1, 10), torch.nan), True) == []
+    assert hang(g, torch.full((1, 10), torch.nan)) == []
     assert g.done
     assert g.tree("x").tokens.tolist() == [3]
 
@@ -251,9 +259,17 @@ def test_nothing_follows_broken_logits() -> None:
 def test_noise_is_that_of_the_position_and_of_the_targets_ids() -> None:
     s, logits = sequence([1, 2, 3], temperature=0.5), torch.randn(2, 40)
     noise = s.noise.row(3 + 1)
-    assert torch.equal(with_noise(logits, s, 1), logits / 0.5 + noise)
+
+    def ranked(rows: Tensor, *rest: Any, of: Sequence = s) -> list[list[int]]:
+        ids = rest[0] if rest else None
+        return nodes.children([undrawn(rows, of, 1, *rest)], 3, ids)[0][0].tolist()
+
+    def best(rows: Tensor) -> list[list[int]]:
+        return rows.topk(3).indices.tolist()
+
+    assert ranked(logits) == best(logits / 0.5 + noise)
     ids = torch.tensor([4, 9, 33])
-    assert torch.equal(with_noise(logits[:, :3], s, 1, ids), logits[:, :3] / 0.5 + noise[ids])
-    assert torch.equal(with_noise(torch.cat((logits, logits), 1), s, 1), logits / 0.5 + noise)
-    assert torch.equal(with_noise(logits, sequence([1], temperature=0.0), 1), logits)
-    assert torch.equal(with_noise(logits, s, 1, shared=False), logits / 0.5)
+    assert ranked(logits[:, :3], ids) == ids[(logits[:, :3] / 0.5 + noise[ids]).topk(3).indices].tolist()
+    assert ranked(torch.cat((logits, logits), 1)) == best(logits / 0.5 + noise)
+    assert ranked(logits, of=sequence([1], temperature=0.0)) == best(logits)
+    assert ranked(logits, None, False) == best(logits)

@@ -8,9 +8,9 @@ import numpy as np
 from llguidance import LLMatcher, LLTokenizer
 from torch import Tensor
 
-from server.build import BUNDLED
 from server.grammars.compiler import GrammarCompiler, tokenizer_text
 from server.grammars.forcing import spells, unforced
+from server.resolved import BUNDLED
 from spec.request import Grammar
 
 TARGET = BUNDLED / "target"

@@ -7,19 +7,10 @@ import torch
 from torch import Tensor
 
 from spec.noise import gumbel_row, noise_bits
-from tests.verifier.conftest import PROCESSORS, lesser
 from verifier.ops.kernels.cpu.asm import Kernel
-from verifier.ops.kernels.cpu.jit import Processor
 from verifier.ops.kernels.cpu.launch import Compiled
 from verifier.ops.kernels.cpu.noise import PositionNoise
 from verifier.ops.kernels.cpu.types import F32, I32, I64, LANES, OF_TORCH, vector
-
-
-@pytest.fixture(params=[*PROCESSORS, "plain"])
-def any_processor(request, monkeypatch) -> Processor:
-    made = lesser(request.param)
-    monkeypatch.setattr(Processor, "here", classmethod(lambda cls: made))
-    return made
 
 
 @Compiled
@@ -89,16 +80,17 @@ def test_exp_is_within_two_ulps(any_processor) -> None:
 
 @Compiled
 def _noise(lanes: int) -> Kernel:
-    """Arguments: seed and position, bits, noise, what the noise is at most, how many vectors."""
+    """Arguments: seed and position, bits, noise, what the noise is at most, and again, closer, how many vectors."""
     k = Kernel("noise")
     noise = PositionNoise(k, k.load(k.pointer(0), I64), k.load(k.pointer(0), I64, 1))
-    with k.share(k.counted(4)) as block:
+    with k.share(k.counted(5)) as block:
         first = k.integer(block * lanes, I32)
         ids = first if lanes == 1 else first + k.places(range(LANES))
         uniform = noise.uniform(ids)
         k.store(noise.bits(ids), k.pointer(1), block * lanes)
         k.store(noise.gumbel(uniform), k.pointer(2), block * lanes)
         k.store(noise.at_most(uniform), k.pointer(3), block * lanes)
+        k.store(noise.at_most(noise.exponential(uniform)), k.pointer(4), block * lanes)
     return k
 
 
@@ -111,8 +103,9 @@ def _noise(lanes: int) -> Kernel:
 def test_the_noise_of_a_position(any_processor, lanes, seed, position) -> None:
     size = 70_000
     bits = torch.empty(size, dtype=torch.int32)
-    noise, most = torch.empty(size), torch.empty(size)
-    _noise(lanes)(torch.tensor([seed, position]), bits, noise, most, torch.tensor([size // lanes]))
+    noise, most, closer = (torch.empty(size) for _ in range(3))
+    _noise(lanes)(torch.tensor([seed, position]), bits, noise, most, closer, torch.tensor([size // lanes]))
     assert torch.equal(bits, noise_bits(seed, position, size))
     torch.testing.assert_close(noise, gumbel_row(seed, position, size), rtol=3e-7, atol=3e-7)
     assert (most >= noise).all() and (most < noise + 1.1)[noise > 0.36].all()
+    assert (closer >= noise).all() and (closer < noise + 0.7).all()

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from server.build import BUNDLED
 from server.parsers.dialect import Dialect
+from server.resolved import BUNDLED
 from server.text import Tokenizer
 
 TALK = [

@@ -13,7 +13,7 @@ import pytest
 from drafters.ngram import NgramDrafter
 from drafters.suffix.drafter import SuffixDrafter
 from server.cli import main
-from server.lookup import LOOKUPS
+from server.drafters.registry import LOOKUPS
 from server.replay import lookups, recorded
 from server.replay.cost import Cost
 from server.replay.evaluate import evaluate, largest

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from drafters.captured.choice import captured
 from drafters.draft_model import DraftModelDrafter
 from kvpaging import PagePool, PrefixIndex
+from server.drafters.registry import captured
 from spec.budget import StepCost
 from spec.engine import Engine
 from spec.protocols import Drafter

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from server.build import build_engine
-from server.heads import find_head
+from server.drafters.draft_model import DraftModel
+from server.drafters.registry import find
 from spec.errors import ConfigurationError
 from tests.heads.published import make_eagle, make_medusa
 from tests.same_tokens.models import Pair
@@ -94,9 +95,9 @@ def test_a_head_trained_on_shorter_texts_is_mentioned(directory) -> None:
 
 def test_what_is_no_head_is_refused(directory) -> None:
     with pytest.raises(ConfigurationError, match=r"--draft medusa:.*target holds no head"):
-        find_head(f"medusa:{directory}/target")
+        find(f"medusa:{directory}/target")
     with pytest.raises(ConfigurationError, match=r"--draft medusa:.*eagle3 holds eagle heads"):
-        find_head(f"medusa:{directory}/eagle3")
+        find(f"medusa:{directory}/eagle3")
     with pytest.raises(ModelNotFound, match="no such directory"):
-        find_head("eagle3:/nowhere/at/all")
-    assert find_head(str(directory / "target")) is None
+        find("eagle3:/nowhere/at/all")
+    assert isinstance(find(str(directory / "target")), DraftModel)

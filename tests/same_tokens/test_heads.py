@@ -8,8 +8,9 @@ from functools import cache
 import pytest
 import torch
 
+from drafters.candidates import undrawn
 from spec.engine import Engine
-from spec.noise import gumbel_row
+from spec.noise import Noise
 from spec.tree import TreeShape
 from tests.same_tokens.heads import KINDS, SHAPES, Whisper, head_of, whispered
 from tests.same_tokens.models import Pair, engine_of
@@ -129,11 +130,10 @@ def test_noise_is_shared_with_the_draw(pair, monkeypatch, kind) -> None:
 def add_noise_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let drafters add the noise of a seed of their own."""
 
-    def other(logits, sequence, depth, token_ids=None, shared=True):
-        noise = gumbel_row(12345, len(sequence.tokens) + depth, sequence.noise.vocab_size)
-        return logits / sequence.sampling.temperature + (noise if token_ids is None else noise[token_ids])
+    def other(logits, sequence, *rest):
+        return replace(undrawn(logits, sequence, *rest), noise=Noise(12345, sequence.noise.vocab_size))
 
-    monkeypatch.setattr("drafters.growth.with_noise", other)
+    monkeypatch.setattr("drafters.growth.undrawn", other)
 
 
 @cache

@@ -16,8 +16,9 @@ from tokenizers.models import WordLevel
 from bench.vocabularies import renumbered
 from drafters.draft_model import DraftModelDrafter
 from kvpaging import PagePool, PageTable
-from server.build import BUNDLED, build_engine
+from server.build import build_engine
 from server.config import EngineConfig
+from server.resolved import BUNDLED
 from server.spelling import Spelling
 from spec.errors import ConfigurationError
 from spec.tree import TreeShape

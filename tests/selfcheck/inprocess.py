@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from server.build import BUNDLED, build_engine
+from server.build import build_engine
 from server.config import EngineConfig
 from server.engine_status import EngineStatus
 from server.generation import Sink
 from server.grammars.compiler import GrammarCompiler
+from server.resolved import BUNDLED
 from spec.accept import Acceptance
 from spec.engine import Engine
 from spec.request import EngineInfo, Request

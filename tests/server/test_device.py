@@ -8,11 +8,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from server.build import BUNDLED, choose_dtype
+from server.build import choose_dtype
 from server.checking.pair import check
 from server.config import EngineConfig
 from server.device import Device, find_device
 from server.parameters import parameters
+from server.resolved import BUNDLED
 from server.unfit import Unfit
 from verifier.model.config import ModelConfig
 

@@ -17,12 +17,12 @@ import openai
 import pytest
 
 from server import app, watchdog
-from server.build import BUNDLED
 from server.cli import main
 from server.config import ServeConfig
 from server.engine_client import EngineClient
 from server.engine_status import EngineStatus
 from server.generation import generate
+from server.resolved import BUNDLED
 from spec.request import Request
 from spec.sampling import SamplingParams
 from tests.server.live import LiveServer, openai_client, status_of

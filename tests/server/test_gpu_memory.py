@@ -18,6 +18,7 @@ from server.load_config import load
 from server.memory import MemoryPlan, plan
 from server.parameters import parameters
 from server.unfit import Unfit
+from tests.checking.planned import draft_of
 from verifier.model.config import ModelConfig
 from verifier.model.fields import Fields
 from verifier.model.weights import allocate
@@ -50,7 +51,8 @@ def llama(shape: dict[str, Any], **changed: object) -> ModelConfig:
 def planned(device: Device, *models: ModelConfig, dtype: str = "bfloat16", **settings: Any) -> MemoryPlan:
     config = EngineConfig(**settings)
     models = models or (llama(LLAMA_8B),)
-    return plan(config, config.max_model_len or models[0].max_positions, dtype, models, None, device)
+    drafts = [draft_of(model) for model in models[1:]]
+    return plan(config, config.max_model_len or models[0].max_positions, dtype, models[0], drafts, device)
 
 
 def test_the_rest_of_an_h200_is_kv_cache() -> None:

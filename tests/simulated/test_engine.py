@@ -10,6 +10,7 @@ from server.build import build_engine
 from server.config import EngineConfig
 from server.device import Device
 from spec.engine import Engine
+from spec.errors import ConfigurationError
 from spec.request import Request
 from spec.sampling import SamplingParams
 from tests.simulated.device import DEVICE, Simulated, simulated
@@ -36,7 +37,9 @@ def texts(engine: Engine) -> dict[str, list[int]]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("draft", ["auto", "eagle3"])
+@pytest.mark.parametrize(
+    "draft", ["auto", "eagle3", "tests.same_tokens.customs:Random", "tests.same_tokens.customs:Rubbish"]
+)
 def test_the_same_tokens_as_on_the_cpu(draft, monkeypatch) -> None:
     """fp32 leaves no close calls here: a token that differs was drawn from something else."""
     config = EngineConfig(
@@ -53,3 +56,11 @@ def test_the_same_tokens_as_on_the_cpu(draft, monkeypatch) -> None:
     assert engine.info.device == "meta (a GPU in all but speed)"
     assert "workspace" in engine.info.memory
     assert all(isinstance(store, KVStore) and isinstance(store.keys, Simulated) for store in engine.pool.stores)
+
+
+def test_what_a_drafter_of_ones_own_cannot_have_there_is_refused(monkeypatch) -> None:
+    monkeypatch.setattr(server.build, "find_device", lambda config: GPU)
+    draft = "tests.same_tokens.customs:Reading"
+    config = EngineConfig(draft=draft, dtype="float32", device="cpu", max_seqs=2, max_model_len=128, kv_tokens=256)
+    with simulated(), pytest.raises(ConfigurationError, match="needs features of the target, which stay on the device"):
+        build_engine(config)

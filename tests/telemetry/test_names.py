@@ -12,9 +12,9 @@ from typing import Any
 import aiohttp
 import pytest
 
-from server.build import choose_draft
 from server.config import EngineConfig
-from server.drafting import Drafts
+from server.drafters.registry import drafts
+from server.resolved import choose_draft
 from server.speculation import wishes
 from server.tracing.reader import read
 from server.wire.shared import Speculation
@@ -149,12 +149,12 @@ def test_names_of_several_are_in_one_order() -> None:
 def test_the_bundled_draft_model_by_its_name_and_as_before(named: str) -> None:
     value = choose_draft(EngineConfig(draft=named)).value
     assert value.startswith("draft_model:")
-    assert Drafts.of(EngineConfig(), value).model == value.partition(":")[2]
+    assert [found.place for found in drafts(EngineConfig(), value)] == [value.partition(":")[2]]
 
 
 def test_a_draft_model_of_no_name_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="--draft draft_model:: a directory or hub id must stand behind"):
-        Drafts.of(EngineConfig(), "draft_model:")
+        drafts(EngineConfig(), "draft_model:")
 
 
 def test_requests_may_use_the_name_that_was() -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import random
+from collections.abc import Iterator
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -14,6 +16,7 @@ from spec.draw import BROKEN
 from spec.sampling import SamplingParams
 from verifier.ops.children import MOST, best_children
 from verifier.ops.draw import RowSampling, draw_rows
+from verifier.ops.eager import references
 from verifier.ops.lay_out import lay_out
 from verifier.ops.recent import gather_recent
 
@@ -26,6 +29,12 @@ KINDS: list[dict[str, Any]] = [
     {"top_k": 20, "top_p": 0.6, "min_p": 0.01},
 ]
 TARGET = 1000
+
+
+@pytest.fixture(autouse=True, params=[nullcontext, references], ids=["compiled", "reference"])
+def executor(request: pytest.FixtureRequest) -> Iterator[None]:
+    with request.param():
+        yield
 
 
 def asked(kinds: list[dict[str, Any]]) -> RowSampling:

@@ -1,9 +1,10 @@
-"""The decoder's pass on a CPU: recorded once, and replayed for any rows there is room for."""
+"""The decoder's pass on a CPU, and what is drawn from its logits: recorded once, replayed for any rows."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from collections.abc import Sequence as Many
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -15,53 +16,47 @@ from spec.protocols import FeatureRequest, Forward, Rows
 from spec.sampling import SamplingParams
 from verifier.model.decoder import Decoder
 from verifier.model.paged_pass import paged_pass
+from verifier.ops.children import best_children
 from verifier.ops.draw import RowSampling, draw_rows
 from verifier.ops.kernels.cpu.launch import Recording, recording
 from verifier.paged_rows import Sizes, WrittenRows
 
 #: Room that the first recording has at least: rows of a step, sequences, pages and logits.
 _LEAST = Sizes(16, 1, 16, 16)
+#: An op of which each row has a request, of so many rows.
+RowOp = Callable[[Tensor, RowSampling, Tensor], tuple[Tensor, ...]]
 
 
 @dataclass(frozen=True, slots=True)
 class _Recorded:
-    """draw: of the logits; None where there is no room for any."""
+    """ops: on its logits, each recorded when it is first asked for."""
 
     rows: WrittenRows
     replay: Recording
     logits: Tensor
     features: Features
-    draw: RecordedDraw | None
+    ops: dict[object, RecordedOp] = field(default_factory=dict)
 
 
-class RecordedDraw:
-    """The draw of the first rows of a pass's logits."""
+class RecordedOp:
+    """An op on the first rows of a pass's logits."""
 
-    def __init__(self, logits: Tensor) -> None:
-        self.logits, count = logits, len(logits)
+    def __init__(self, logits: Tensor, op: RowOp) -> None:
+        count = len(logits)
         sampling = RowSampling.of([SamplingParams()] * count, [0] * count, [0] * count)
         self._columns, self._count = sampling.columns(), torch.zeros(1, dtype=torch.int64)
         with recording() as self._replay:
-            self._drawn = draw_rows(logits, sampling, count=self._count)
+            self._found = op(logits, sampling, self._count)
 
-    def holds(self, rows: Many[Undrawn]) -> bool:
-        """Whether these are the rows, in order and unchanged."""
-        place = self.logits.data_ptr()
-        for each in rows:
-            if each.logits.data_ptr() != place:
-                return False
-            place += each.logits.nbytes
-        return True
-
-    def __call__(self, rows: Many[Undrawn]) -> list[Tensor]:
-        """int64[N] of each sequence."""
+    def __call__(self, rows: Many[Undrawn]) -> list[tuple[Tensor, ...]]:
+        """What the op returns, by sequence."""
         counts, end = [len(each.positions) for each in rows], 0
         for each, count in zip(rows, counts, strict=True):
             self._columns.write(slice(end, end + count), each.sampling, each.noise.seed, each.positions)
             end += count
         self._count[0] = end
         self._replay()
-        return list(self._drawn[:end].clone().split(counts))
+        return list(zip(*(part[:end].clone().split(counts) for part in self._found), strict=True))
 
 
 class RecordedPass:
@@ -83,13 +78,42 @@ class RecordedPass:
         taken = {name: values[: need.rows] for name, values in recorded.features.items()}
         return Forward(recorded.logits[: need.wanted], list(starts), taken)
 
-    def draw_of(self, rows: Many[Undrawn]) -> RecordedDraw | None:
-        """Who draws from these rows of the last pass; None where they are not its own, unchanged."""
-        draw = self._recorded.draw if self._recorded is not None else None
-        return draw if draw is not None and draw.holds(rows) else None
+    def has(self, rows: Many[Undrawn]) -> bool:
+        """Whether these are the first rows of the last pass's logits, in order and unchanged."""
+        if self._recorded is None:
+            return False
+        place, width = self._recorded.logits.data_ptr(), self._recorded.logits.shape[1]
+        for each in rows:
+            if each.logits.data_ptr() != place or each.logits.shape[1] != width:
+                return False
+            place += each.logits.nbytes
+        return True
+
+    def draw(self, rows: Many[Undrawn], token_ids: Tensor | None = None) -> list[Tensor]:
+        """int64[N] of each sequence: a token from each of these rows, which it :meth:`has`."""
+
+        def draw(logits: Tensor, sampling: RowSampling, rows: Tensor) -> tuple[Tensor, ...]:
+            return (draw_rows(logits, sampling, token_ids, rows),)
+
+        return [drawn for (drawn,) in self._op(("draw", id(token_ids)), draw)(rows)]
+
+    def children(self, rows: Many[Undrawn], count: int, token_ids: Tensor | None = None) -> list[tuple[Tensor, Tensor]]:
+        """Tokens and chances [N, count] of each sequence: the children of these rows, which it :meth:`has`."""
+
+        def children(logits: Tensor, sampling: RowSampling, rows: Tensor) -> tuple[Tensor, ...]:
+            return best_children(logits, sampling, count, token_ids, rows)
+
+        found = self._op(("children", count, id(token_ids)), children)(rows)
+        return [(tokens, chances) for tokens, chances in found]
+
+    def _op(self, name: object, op: RowOp) -> RecordedOp:
+        assert self._recorded is not None, "there was a pass"
+        if name not in self._recorded.ops:
+            self._recorded.ops[name] = RecordedOp(self._recorded.logits, op)
+        return self._recorded.ops[name]
 
     def _record(self, sizes: Sizes, page_size: int) -> _Recorded:
         rows = WrittenRows(sizes, page_size)
         with recording() as replay:
             logits, features = paged_pass(self._decoder, rows.laid_out(), self._store, self._asked)
-        return _Recorded(rows, replay, logits, features, RecordedDraw(logits) if sizes.wanted else None)
+        return _Recorded(rows, replay, logits, features)

@@ -13,18 +13,24 @@ from torch import Tensor
 from torch.nn import functional
 
 from verifier.ops.draw import COLDEST, RowSampling, noise_of
+from verifier.ops.eager import compiled
 
 #: Children of one node at most; and the filters are looked for among so many of a row's likeliest tokens.
 MOST = 64
 
 
 def best_children(
-    logits: Tensor, sampling: RowSampling, count: int, token_ids: Tensor | None = None
+    logits: Tensor,
+    sampling: RowSampling,
+    count: int,
+    token_ids: Tensor | None = None,
+    count_rows: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """The ``count`` largest of each row's ``logit / T + noise``, largest first, ties to the first column.
 
     logits: fp32[N, V]; NaN and plus infinity count as minus infinity. count: 1 to 64. token_ids: int64[V], which token
     of the target each column is, for a drafter that has a vocabulary of its own; None where they are the same.
+    count_rows: int64[1], of how many rows, read when it runs (of compiled kernels; None: all).
 
     A row at temperature 0 has neither noise nor filters. Otherwise top-k, top-p and min-p leave tokens out, as the
     target's draw will, in that order and with ties to the first column; a row that keeps more than 64 tokens by these
@@ -38,6 +44,10 @@ def best_children(
         from verifier.ops.kernels import children as kernels
 
         return kernels.best_children(logits, sampling, count, token_ids)
+    if compiled(logits):
+        from verifier.ops.kernels.cpu import children as of_cpu
+
+        return of_cpu.best_children(logits, sampling, count, token_ids, count_rows)
     greedy = (sampling.temperature < COLDEST)[:, None]
     scaled = logits.where(logits < math.inf, -math.inf) / sampling.temperature[:, None].masked_fill(greedy, 1.0)
     noisy = (scaled + _noise(logits, sampling, token_ids)).where(_kept(scaled, sampling), -math.inf)

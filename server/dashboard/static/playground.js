@@ -128,7 +128,8 @@ export class Playground {
       this.prompt.select(); // what is typed next takes its place
     } catch (error) {
       this.turn.remove();
-      this._say(`Nothing came of it: ${error.message}`, "bad");
+      if (this.cancelled) this._say("Stopped.", "");
+      else this._say(`Nothing came of it: ${error.message}`, "bad");
     }
     this._busy(false);
     this.finished();

@@ -9,6 +9,7 @@ export class Session {
   constructor() {
     this.socket = null;
     this.running = null;
+    this.stopped = false;
   }
 
   /** Make a response; `more(tokens, steps, text)` is called for each of its deltas. Resolves to the finished response.
@@ -16,15 +17,18 @@ export class Session {
    * Throws an Error that says what the server did not like.
    */
   async run(fields, more) {
+    this.stopped = false;
     await this._open();
     return new Promise((resolve, reject) => {
       this.running = { resolve, reject, more };
       this.socket.send(JSON.stringify({ type: "response.create", model: model(), provenance: true, ...fields }));
+      if (this.stopped) this.cancel(); // asked for while the socket was being opened
     });
   }
 
   /** End what runs; it keeps what it has said. */
   cancel() {
+    this.stopped = true;
     if (this.running) this.socket.send(JSON.stringify({ type: "response.cancel" }));
   }
 

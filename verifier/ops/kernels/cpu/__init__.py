@@ -5,6 +5,7 @@
     jit      the processor of this machine; text of LLVM's language becomes the address of a function
     asm      writes that text: loops, loads and stores, over
              types, values (with operators), conversions and arithmetic
+    noise, largest    what several kernels are made of
     walk     the code that walks a list of (kernel, arguments), a barrier behind each entry
     threads  the threads that do, and who may use them
     launch   runs one entry now, or adds it to the recording that is being made

@@ -13,6 +13,8 @@ from verifier.ops.kernels.cpu.values import Operand, Value
 
 #: Taylor's, from the sixth power down: enough where the rest is below half of ln 2.
 _EXP = (1 / 720, 1 / 120, 1 / 24, 1 / 6, 0.5, 1.0, 1.0)
+#: Between 2^23 and 2^24, with room on both sides, and its bits.
+_UNITS, _UNITS_BITS = 12582912.0, 0x4B400000
 #: Cephes's, from the eighth power of the rest down to the third.
 _LOG = (
     7.0376836292e-2, -1.1514610310e-1, 1.1676998740e-1, -1.2420140846e-1, 1.4249322787e-1, -1.6668057665e-1,
@@ -67,13 +69,15 @@ class Arithmetic(Conversions):
 
     def exp(self, value: Value) -> Value:
         """e to the power of fp32, within an ulp or two; zero below -87, infinity above 88.7, NaN for NaN."""
-        log2 = self.call(f"llvm.roundeven.{suffix(value.type)}", value.type, value * 1.44269504088896341)
+        # Where fp32 has no more digits than units, a sum is rounded to an integer, and that is in its last bits.
+        shifted = value * 1.44269504088896341 + _UNITS
+        log2 = shifted - _UNITS
         rest = self.fma(log2, self.constant(-0.693145751953125, value.type), value)
         rest = self.fma(log2, self.constant(-1.42860682030941723e-6, value.type), rest)
         series = self.constant(_EXP[0], value.type)
         for factor in _EXP[1:]:
             series = self.fma(series, rest, self.constant(factor, value.type))
-        return self._scaled(series, log2, value)
+        return self._scaled(series, self.bits(shifted, self.like(value, I32)) - _UNITS_BITS, value)
 
     def log(self, value: Value) -> Value:
         """The natural logarithm of a positive, normal fp32, within an ulp or two."""
@@ -91,11 +95,9 @@ class Arithmetic(Conversions):
         low = self.fma(square, self.constant(-0.5, value.type), low)
         return self.fma(power, self.constant(0.693359375, value.type), rest + low)
 
-    def _scaled(self, series: Value, log2: Value, value: Value) -> Value:
-        """``series`` times two to the power of ``log2``, whose ends lie beyond fp32's exponents."""
-        whole = self.like(value, I32)
-        power = self.call(f"llvm.fptosi.sat.{suffix(whole)}.{suffix(value.type)}", whole, log2)  # of NaN 0
-        half = power // 2
+    def _scaled(self, series: Value, power: Value, value: Value) -> Value:
+        """``series`` times two to this power, whose ends lie beyond fp32's exponents."""
+        half = ((power + 254) >> 1) - 127
         result = series
         for part in (half, power - half):
             result = result * self.bits((part + 127) << 23, value.type)

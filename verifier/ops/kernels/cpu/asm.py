@@ -101,15 +101,14 @@ class Kernel(Arithmetic):
     @contextmanager
     def during(self, going: Variable) -> Iterator[None]:
         """``while going``, an int64."""
-        builder = self.builder
         head, body, behind = (self._function.append_basic_block(name) for name in ("head", "body", "behind"))
-        builder.branch(head)
-        builder.position_at_end(head)
-        builder.cbranch(going.value.differs(0).raw, body, behind)
-        builder.position_at_end(body)
+        self.builder.branch(head)
+        self.builder.position_at_end(head)
+        self.builder.cbranch(going.value.differs(0).raw, body, behind)
+        self.builder.position_at_end(body)
         yield
-        builder.branch(head)
-        builder.position_at_end(behind)
+        self.builder.branch(head)
+        self.builder.position_at_end(behind)
 
     @contextmanager
     def when(self, condition: Value) -> Iterator[None]:

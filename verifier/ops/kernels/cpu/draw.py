@@ -20,16 +20,16 @@ from torch import Tensor
 
 from spec.draw import BROKEN
 from verifier.ops.draw import COLDEST, RowSampling
-from verifier.ops.kernels.cpu.asm import Kernel, Variable
+from verifier.ops.kernels.cpu.asm import Kernel
 from verifier.ops.kernels.cpu.best import Best
 from verifier.ops.kernels.cpu.launch import Compiled, room
 from verifier.ops.kernels.cpu.noise import PositionNoise
+from verifier.ops.kernels.cpu.search import INFINITY, Search
 from verifier.ops.kernels.cpu.types import F32, I32, I64, LANES, vector
 from verifier.ops.kernels.cpu.values import Value
 
 #: Tokens of a piece: a quarter of what a core's nearest cache holds.
 PIECE = 4096
-_INFINITY = float("inf")
 
 
 def draw_rows(logits: Tensor, sampling: RowSampling, token_ids: Tensor | None, drawn: Tensor, count: Tensor) -> None:
@@ -47,7 +47,7 @@ def draw_rows(logits: Tensor, sampling: RowSampling, token_ids: Tensor | None, d
 @Compiled
 def _scan(own_ids: bool, piece: int) -> Kernel:
     k = Kernel("scan")
-    draw = _Draw(k, own_ids, piece)
+    draw = Drawing(k, own_ids, piece)
     with k.share(draw.rows * draw.pieces) as unit:
         draw.scan(draw.row(unit // draw.pieces), unit % draw.pieces, unit)
     return k
@@ -56,14 +56,14 @@ def _scan(own_ids: bool, piece: int) -> Kernel:
 @Compiled
 def _settle(own_ids: bool, piece: int) -> Kernel:
     k = Kernel("settle")
-    draw = _Draw(k, own_ids, piece)
+    draw = Drawing(k, own_ids, piece)
     with k.share(draw.rows) as row:
         draw.settle(draw.row(row))
     return k
 
 
 @dataclass(frozen=True, slots=True)
-class _Row:
+class Row:
     """One row while it is drawn. by_k, by_p, filtered: whether top-k, top-p, any filter is on."""
 
     number: Value
@@ -83,7 +83,7 @@ class _Row:
         return self.hot & (self.by_k | self.by_p | (self.min_p > 0.0))
 
 
-class _Draw:
+class Drawing:
     """Writes both kernels, whose arguments are the same."""
 
     def __init__(self, kernel: Kernel, own_ids: bool, piece: int) -> None:
@@ -92,7 +92,7 @@ class _Draw:
         self.floats, self.winners, self.drawn = (kernel.pointer(index) for index in (8, 9, 10))
         self.rows, self.width, self.pieces = kernel.counted(11), kernel.number(12), kernel.number(13)
 
-    def row(self, number: Value) -> _Row:
+    def row(self, number: Value) -> Row:
         """What is asked of a row."""
         k = self.k
         types = (F32, I32, F32, F32, I64, I64)
@@ -100,7 +100,7 @@ class _Draw:
             k.load(pointer, of, number) for pointer, of in zip(self.asked, types, strict=True)
         )
         hot, top_k = heat >= COLDEST, k.integer(top_k, I64)
-        return _Row(
+        return Row(
             number=number,
             start=k.at(self.logits, number * self.width, F32),
             heat=k.select(hot, heat, 1.0),
@@ -121,7 +121,7 @@ class _Draw:
 
     # -- scan -------------------------------------------------------------------------------------------------------
 
-    def scan(self, row: _Row, piece: Value, unit: Value) -> None:
+    def scan(self, row: Row, piece: Value, unit: Value) -> None:
         """One piece of a row."""
         k = self.k
         begin = piece * self.piece
@@ -135,73 +135,73 @@ class _Draw:
         k.store(top, self.floats, where + 1)
         k.store(best.column, self.winners, unit)
         with k.when(row.filtered & row.by_p):
-            k.store(self._mass(row, begin, end, top), self.floats, where + 2)
+            k.store(self.mass(row, begin, end, top), self.floats, where + 2)
 
-    def _top(self, row: _Row, begin: Value, end: Value) -> Value:
+    def _top(self, row: Row, begin: Value, end: Value) -> Value:
         """The largest scaled logit; NaN if there is one."""
         k = self.k
-        top = k.variable(k.constant(-_INFINITY, vector(F32)))
+        top = k.variable(k.constant(-INFINITY, vector(F32)))
         with k.loop(begin, end, LANES) as at:
             top.value = k.largest(top.value, self._raw(row, at))
         return k.folded(top.value, k.largest) / row.heat
 
-    def _raw(self, row: _Row, at: Value) -> Value:
-        return self.k.some(row.start, F32, at, self.width, -_INFINITY)
+    def _raw(self, row: Row, at: Value) -> Value:
+        return self.k.some(row.start, F32, at, self.width, -INFINITY)
 
-    def _scaled(self, row: _Row, at: Value) -> Value:
+    def scaled(self, row: Row, at: Value) -> Value:
         return self._raw(row, at) / row.heat
 
-    def _see(self, row: _Row, best: Best, at: Value) -> None:
+    def _see(self, row: Row, best: Best, at: Value) -> None:
         """The tokens of a vector take part, with their noise if there is any."""
         k = self.k
-        scaled, columns = self._scaled(row, at), k.counting(at)
+        scaled, columns = self.scaled(row, at), k.counting(at)
         with k.builder.if_else(row.hot.raw) as (hot, cold):
             with hot:
-                self._see_noisy(row, best, scaled, at)
+                self.see_noisy(row, best, scaled, at)
             with cold, k.when(k.any(scaled > best.least)):
                 best.see(scaled, columns)
 
-    def _see_noisy(self, row: _Row, best: Best, scaled: Value, at: Value) -> None:
+    def see_noisy(self, row: Row, best: Best, scaled: Value, at: Value) -> None:
         k, columns = self.k, self.k.counting(at)
         uniform = row.noise.uniform(self.tokens(columns, at))
         with k.when(k.any(scaled + row.noise.at_most(uniform) > best.least)):
             best.see(scaled + row.noise.gumbel(uniform), columns)
 
-    def _mass(self, row: _Row, begin: Value | int, end: Value, top: Value, least: Value | None = None) -> Value:
+    def mass(self, row: Row, begin: Value | int, end: Value, top: Value, least: Value | None = None) -> Value:
         """What the tokens weigh together, one as likely as ``top`` being 1. least: of those that reach it."""
         k = self.k
         total = k.variable(k.constant(0.0, vector(F32)))
-        base = k.select(top > -_INFINITY, top, 0.0)
+        base = k.select(top > -INFINITY, top, 0.0)
         with k.loop(begin, end, LANES) as at:
-            scaled = self._scaled(row, at)
+            scaled = self.scaled(row, at)
             weight = k.exp(scaled - base)
             total.value = total.value + (weight if least is None else k.select(scaled >= least, weight, 0.0))
         return k.total(total.value)
 
     # -- settle -----------------------------------------------------------------------------------------------------
 
-    def settle(self, row: _Row) -> None:
+    def settle(self, row: Row) -> None:
         """The token of a row."""
         k = self.k
         first = row.number * self.pieces
         token, top = self._merged(first)
-        broken = top.differs(top) | (top >= _INFINITY) | (top <= -_INFINITY)
+        broken = top.differs(top) | (top >= INFINITY) | (top <= -INFINITY)
         found = k.variable(k.select(broken, BROKEN, k.integer(token, I64)))
-        with k.when(row.filtered & (found.value >= 0)), k.when(self._logit(row, found.value) < top):
-            _Search(self, row, top).run(found, self._total(first, top))
+        with k.when(row.filtered & (found.value >= 0)), k.when(self.logit(row, found.value) < top):
+            Search(self, row, top).run(found, self._total(first, top))
         if self.own_ids:
             with k.when(found.value >= 0):
                 found.value = k.load(self.ids, I64, found.value)
         k.store(found.value, self.drawn, row.number)
 
-    def _logit(self, row: _Row, token: Value) -> Value:
+    def logit(self, row: Row, token: Value) -> Value:
         return self.k.load(row.start, F32, token) / row.heat
 
     def _merged(self, first: Value) -> tuple[Value, Value]:
         """The row's winner, and its largest scaled logit."""
         k = self.k
-        best, winner = k.variable(k.constant(-_INFINITY, F32)), k.variable(k.load(self.winners, I32, first))
-        top = k.variable(k.constant(-_INFINITY, F32))
+        best, winner = k.variable(k.constant(-INFINITY, F32)), k.variable(k.load(self.winners, I32, first))
+        top = k.variable(k.constant(-INFINITY, F32))
         with k.loop(0, self.pieces) as piece:
             value = k.load(self.floats, F32, (first + piece) * 3)
             better = value > best.value
@@ -218,79 +218,3 @@ class _Draw:
             at = (first + piece) * 3
             total.value = total.value + k.load(self.floats, F32, at + 2) * k.exp(k.load(self.floats, F32, at + 1) - top)
         return total.value
-
-
-class _Search:
-    """The first winner of a row that stands: fewer than k tokens are likelier, and weigh less than enough together; it
-    weighs ``min_p``."""
-
-    def __init__(self, draw: _Draw, row: _Row, top: Value) -> None:
-        self.k, self.draw, self.row, self.top = draw.k, draw, row, top
-
-    def run(self, token: Variable, total: Value) -> None:
-        """token: the winner among all. total: the row's mass."""
-        k, row = self.k, self.row
-        least = k.variable(k.constant(-_INFINITY, F32))
-        enough = k.variable(k.select(row.by_p, total * row.top_p, _INFINITY))
-        with k.when(row.by_k & row.by_p):
-            least.value = self._least_of_top_k()
-            enough.value = self.draw._mass(row, 0, self.draw.width, self.top, least.value) * row.top_p
-        most = k.select(row.by_k, row.top_k, self.draw.width)
-        going = k.variable(k.constant(1))
-        with k.during(going):
-            pivot = self.draw._logit(row, token.value)
-            count, mass, following = self._likelier(pivot, least.value)
-            stands = (count < most) & (pivot >= least.value) & (k.exp(pivot - self.top) >= row.min_p)
-            stands = stands & ((mass < enough.value) | count.equals(0))
-            going.value = k.select(stands, 0, going.value)
-            token.value = k.select(stands, token.value, following)
-
-    def _likelier(self, pivot: Value, least: Value) -> tuple[Value, Value, Value]:
-        """How many tokens are likelier than the pivot, what they weigh, and which of those that may stand wins."""
-        k, draw, row = self.k, self.draw, self.row
-        count, mass = k.variable(k.constant(0, vector(I32))), k.variable(k.constant(0.0, vector(F32)))
-        best = Best(k)
-        with k.loop(0, draw.width, LANES) as at:
-            scaled = draw._scaled(row, at)
-            above = scaled > pivot
-            with k.when(k.any(above)):
-                weight = k.exp(scaled - self.top)
-                count.value = count.value + k.select(above, k.constant(1, vector(I32)), 0)
-                mass.value = mass.value + k.select(above, weight, 0.0)
-                possible = above & (scaled >= least) & (weight >= row.min_p)
-                draw._see_noisy(row, best, k.select(possible, scaled, -_INFINITY), at)
-        return k.integer(k.total(count.value), I64), k.total(mass.value), k.integer(best.column, I64)
-
-    def _least_of_top_k(self) -> Value:
-        """The k-th largest scaled logit: bisection over the bits, which are in the order of the numbers."""
-        k, row = self.k, self.row
-        low, high = k.variable(_ordered(k, k.constant(-_INFINITY, F32))), k.variable(_ordered(k, self.top))
-        going = k.variable(k.constant(1))
-        with k.during(going):
-            middle = low.value + (high.value - low.value + 1) // 2
-            reaches = self._reaching(_unordered(k, middle)) >= row.top_k
-            low.value = k.select(reaches, middle, low.value)
-            high.value = k.select(reaches, high.value, middle - 1)
-            going.value = k.select(low.value < high.value, k.constant(1), 0)
-        return _unordered(k, low.value)
-
-    def _reaching(self, least: Value) -> Value:
-        """How many tokens are at least as likely."""
-        k, draw = self.k, self.draw
-        count = k.variable(k.constant(0, vector(I32)))
-        with k.loop(0, draw.width, LANES) as at:
-            reaches = draw._scaled(self.row, at) >= least
-            count.value = count.value + k.select(reaches, k.constant(1, vector(I32)), 0)
-        return k.integer(k.total(count.value), I64)
-
-
-def _ordered(k: Kernel, value: Value) -> Value:
-    """int64 in the order of the fp32 values."""
-    bits = k.bits(value, I32)
-    return k.integer(k.select(bits < 0, bits ^ 0x7FFFFFFF, bits), I64)
-
-
-def _unordered(k: Kernel, number: Value) -> Value:
-    """The fp32 value of an ordered number."""
-    low = k.integer(number, I32)
-    return k.bits(k.select(low < 0, low ^ 0x7FFFFFFF, low), F32)

@@ -48,21 +48,27 @@ class PositionNoise:
         return k.select(exact < 1.0, exact, 1.0 - 2.0**-24)
 
     def gumbel(self, uniform: Value) -> Value:
-        """fp32: the noise that belongs to a uniform number, ``-log(-log1p(-u))``.
+        """fp32: the noise that belongs to a uniform number, ``-log(-log1p(-u))``."""
+        return self.of_exponential(self.exponential(uniform))
 
-        The inner logarithm is Kahan's: where ``1 - u`` rounds to 1 it is u itself; elsewhere the factor undoes that
-        rounding.
+    def of_exponential(self, exponential: Value) -> Value:
+        """fp32: the noise, whose exponential is the reciprocal of this."""
+        return self._k.log(exponential) * -1.0
+
+    def exponential(self, uniform: Value) -> Value:
+        """fp32: ``-log1p(-u)``, at least 2^-32.
+
+        The logarithm is Kahan's: where ``1 - u`` rounds to 1 it is u itself; elsewhere the factor undoes that rounding.
         """
         k = self._k
         rest = k.constant(1.0, uniform.type) - uniform
         lost = k.constant(1.0, uniform.type) - rest
         same = rest.equals(1.0)
-        exponential = k.log(rest) * -1.0 * (uniform / k.select(same, 1.0, lost))
-        return k.log(k.select(same, uniform, exponential)) * -1.0
+        return k.select(same, uniform, k.log(rest) * -1.0 * (uniform / k.select(same, 1.0, lost)))
 
     def at_most(self, uniform: Value) -> Value:
         """fp32: no less than the noise and found at once, close above where noise is large: ``-log`` of the power of 2
-        below u."""
+        below u, or below the exponential of u, which is closer."""
         k = self._k
         power = k.bits(uniform, k.like(uniform, I32)) >> 23
         return k.as_float(power * -1 + 127) * 0.6931472 + 0.0001

@@ -8,10 +8,7 @@ from __future__ import annotations
 
 import torch
 
-from drafters.eagle import EagleDrafter
-from drafters.medusa import MedusaDrafter
 from kvpaging import KVStore, PagePool
-from server.heads import Head, load_head
 from verifier.model.config import ModelConfig
 from verifier.model.decoder import Decoder
 from verifier.model.weights import allocate
@@ -24,8 +21,3 @@ def outline(model: ModelConfig, dtype: str) -> PagedModel:
     decoder = Decoder(model, allocate(model, kind, "meta"), max_positions=1)
     store = KVStore(PagePool(2, 1), model.num_layers, model.num_kv_heads, model.head_dim, kind, "meta")
     return PagedModel(decoder, store, model.max_positions)
-
-
-def outline_head(head: Head, model: ModelConfig, dtype: str) -> MedusaDrafter | EagleDrafter:
-    """The head as it would be loaded for this target; raises what its loader raises."""
-    return load_head(head, outline(model, dtype), PagePool(2, 1), dynamic=False)

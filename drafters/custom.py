@@ -1,0 +1,172 @@
+"""A drafter of the user's own, behind a wall: whatever it does, it costs speed alone.
+
+::
+
+    propose     it sees copies of the sequences' tokens      what it returns is checked, node by node, and built anew
+    faulty      an exception, or no valid trees              nobody drafts in that step, and the log says why, once
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import math
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from collections.abc import Sequence as Many
+from contextlib import contextmanager
+from copy import copy
+
+from spec.features import Features, reader_of
+from spec.protocols import Drafter, FeatureRequest, or_roots
+from spec.sequence import Sequence
+from spec.tree import DraftTree, TreeShape
+
+log = logging.getLogger("foresay.drafters")
+
+#: Seconds between two warnings of one drafter.
+_QUIET = 60.0
+
+
+class BadProposal(ValueError):
+    """What a drafter returned is no valid proposal; the message says why."""
+
+
+class CustomDrafter:
+    """Implements :class:`spec.protocols.Drafter` around one of the user's. vocab_size: the target's."""
+
+    def __init__(self, own: Drafter, vocab_size: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self.name: str = own.name
+        self.needs: FeatureRequest | None = own.needs
+        self._own, self._vocab_size, self._clock = own, vocab_size, clock
+        self._tokens: dict[str, list[int]] = {}
+        self._known: dict[str, int] = {}
+        self._faults, self._quiet_until = 0, -math.inf
+
+    def propose(self, sequences: Many[Sequence], shapes: Many[TreeShape]) -> list[DraftTree]:
+        """What it proposes; roots alone where that is not valid."""
+        found: Many[DraftTree | None] = [None] * len(sequences)
+        with self._walled("propose"):
+            trees = self._own.propose([self._shown(sequence) for sequence in sequences], list(shapes))
+            found = self._checked(trees, sequences, shapes)
+        return or_roots(found, sequences, self.name)
+
+    def extend(self, sequence: Sequence) -> None:
+        """It is told."""
+        with self._walled("extend"):
+            self._own.extend(self._shown(sequence))
+
+    def observe(self, sequence: Sequence, features: Features) -> None:
+        """It is shown what it asked for, if it asked for anything."""
+        reader = reader_of(self._own)
+        if self.needs is not None and reader is not None:
+            with self._walled("observe"):
+                reader.observe(self._shown(sequence), features)
+
+    def committed(self, sequence: Sequence, path: list[int]) -> None:
+        """It is told."""
+        with self._walled("committed"):
+            self._own.committed(self._shown(sequence), list(path))
+
+    def finished(self, sequence: Sequence) -> None:
+        """It is told for the last time."""
+        with self._walled("finished"):
+            self._own.finished(self._shown(sequence))
+        self._tokens.pop(sequence.id, None)
+        self._known.pop(sequence.id, None)
+
+    def _shown(self, sequence: Sequence) -> Sequence:
+        """A copy, so that nothing it does to the tokens becomes part of the text."""
+        tokens = self._tokens.setdefault(sequence.id, [])
+        if not self._known.get(sequence.id, 0) == len(tokens) <= len(sequence.tokens):
+            tokens.clear()
+        tokens += sequence.tokens[len(tokens) :]
+        self._known[sequence.id] = len(tokens)
+        shown = copy(sequence)
+        shown.tokens = tokens
+        return shown
+
+    def _checked(self, trees: object, sequences: Many[Sequence], shapes: Many[TreeShape]) -> list[DraftTree]:
+        if not isinstance(trees, list | tuple) or len(trees) != len(sequences):
+            count = len(trees) if isinstance(trees, list | tuple) else f"a {type(trees).__name__}"
+            raise BadProposal(f"propose was asked for a list of {len(sequences)} trees and returned {count}")
+        parts = zip(trees, sequences, shapes, strict=True)
+        return [checked(tree, one.tokens[-1], shape, self._vocab_size, self.name) for tree, one, shape in parts]
+
+    @contextmanager
+    def _walled(self, call: str) -> Iterator[None]:
+        """Whatever it raises is said and forgotten; a sys.exit of its own too, for that would end everybody's text."""
+        try:
+            yield
+        except (Exception, SystemExit) as error:
+            self._warn(call, error)
+
+    def _warn(self, call: str, error: BaseException) -> None:
+        self._faults += 1
+        if self._clock() >= self._quiet_until:
+            so = " and drafts nothing in this step" if call == "propose" else ""
+            again = f" (it failed {self._faults - 1} more times since the last warning)" if self._faults > 1 else ""
+            log.warning("the drafter %s failed in %s%s: %s%s", self.name, call, so, told(error), again)
+            self._faults, self._quiet_until = 0, self._clock() + _QUIET
+        log.debug("the drafter %s failed in %s", self.name, call, exc_info=error)
+
+
+def told(error: BaseException) -> str:
+    """What was raised, and where."""
+    if isinstance(error, BadProposal):
+        return str(error)
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith("<frozen")]
+    own = frames and frames[-1].filename != importlib.__file__
+    where = f" ({frames[-1].filename}:{frames[-1].lineno})" if own else ""
+    return f"{type(error).__name__}: {error}{where}"
+
+
+def checked(tree: object, root: int, shape: TreeShape, vocab_size: int, name: str) -> DraftTree:
+    """The tree that somebody proposed, built from its tokens, parents and chances alone. root: the last token.
+
+    Raises BadProposal for anything that is no tree below the root, of tokens that there are, within the shape.
+    """
+    if not isinstance(tree, DraftTree):
+        raise BadProposal(f"propose returned a {type(tree).__name__} in the place of a DraftTree")
+    tokens, parents, chances = tree.tokens.tolist(), tree.parents.tolist(), tree.chances
+    if not (_whole(tokens) and _whole(parents) and len(tokens) == len(parents) > 0):
+        raise BadProposal("a tree's tokens and parents must be int64[N], as many of one as of the other")
+    if tokens[0] != root or parents[0] != -1:
+        found = f"token {tokens[0]}, parent {parents[0]}"
+        raise BadProposal(
+            f"node 0 must be the root, the last token of the text, and no child ({root}, -1), not {found}"
+        )
+    if not all(0 <= token < vocab_size for token in tokens):
+        raise BadProposal(f"it proposed a token that is none of the target's {vocab_size}")
+    if len(tokens) > shape.nodes or _depth(parents) > shape.levels:
+        size = f"{len(tokens)} nodes on {_depth(parents)} levels"
+        raise BadProposal(f"it was asked for at most {shape.nodes} nodes on {shape.levels} levels and proposed {size}")
+    if len(set(zip(parents, tokens, strict=True))) < len(tokens):
+        raise BadProposal("siblings must be distinct: it proposed a token twice below one node")
+    if chances and not _are_chances(chances, parents):
+        raise BadProposal("chances must be one for each node, from 0 to 1, none above its parent's, or none at all")
+    own = tuple(map(float, chances))
+    if parents == list(range(-1, len(tokens) - 1)):
+        return DraftTree.chain(tokens, name, own)
+    return DraftTree.build(tokens, parents, name, own)
+
+
+def _whole(numbers: object) -> bool:
+    return isinstance(numbers, list) and all(type(number) is int for number in numbers)
+
+
+def _depth(parents: list[int]) -> int:
+    """The deepest node's. Raises BadProposal for what is no tree."""
+    depths = [0]
+    for node, parent in enumerate(parents[1:], start=1):
+        if not 0 <= parent < node:
+            raise BadProposal(f"a parent must come before its children: node {node} hangs on node {parent}")
+        depths.append(depths[parent] + 1)
+    return max(depths)
+
+
+def _are_chances(chances: tuple[float, ...], parents: list[int]) -> bool:
+    if len(chances) != len(parents) or not all(0.0 <= chance <= 1.0 for chance in chances):  # NaN is not either
+        return False
+    return all(chances[node] <= chances[parent] for node, parent in enumerate(parents) if node)

@@ -1,0 +1,1 @@
+"""The registry of drafters: one entry for each kind that ``--draft`` can name (:mod:`server.drafters.registry`)."""

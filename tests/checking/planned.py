@@ -1,0 +1,13 @@
+"""A draft model of a shape that no directory holds, for the arithmetic of memory."""
+
+from __future__ import annotations
+
+from server.drafters.draft_model import DraftModel
+from verifier.model.config import ModelConfig
+
+
+def draft_of(model: ModelConfig) -> DraftModel:
+    """One whose config.json was read already."""
+    draft = DraftModel("draft")
+    vars(draft)["model"] = model
+    return draft

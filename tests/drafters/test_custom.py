@@ -1,0 +1,119 @@
+"""The wall around a drafter of the user's own: what is let through, what is said, and what it is shown."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from drafters.custom import BadProposal, CustomDrafter, checked
+from spec.tree import DraftTree, TreeShape
+from tests.drafters.texts import sequence
+from tests.same_tokens.customs import Good, Quiet, rubbish
+
+ROOT, VOCAB, CHAIN = 5, 20, TreeShape.chain(3)
+
+
+def let_through(tree: object, shape: TreeShape = CHAIN) -> DraftTree:
+    return checked(tree, ROOT, shape, VOCAB, "own")
+
+
+@pytest.mark.parametrize("piece", range(20))
+def test_no_piece_of_rubbish_is_let_through(piece: int) -> None:
+    pieces = rubbish(sequence([1, ROOT]), CHAIN)
+    assert len(pieces) == 20
+    with pytest.raises((BadProposal, AttributeError, TypeError)):
+        let_through(pieces[piece])
+
+
+@pytest.mark.parametrize(
+    ("tree", "said"),
+    [
+        (DraftTree.chain([4, 1]), r"\(5, -1\), not token 4, parent -1"),
+        (DraftTree.chain([5, 20]), "none of the target's 20"),
+        (DraftTree.chain([5, 1, 2, 3, 4]), "at most 4 nodes on 3 levels and proposed 5 nodes on 4 levels"),
+        (DraftTree.build([5, 1, 2, 3, 4], [-1, 0, 0, 0, 0]), "proposed 5 nodes on 1 levels"),
+        (DraftTree.build([5, 1, 1], [-1, 0, 0]), "siblings must be distinct"),
+        (None, "a NoneType in the place of a DraftTree"),
+    ],
+)
+def test_what_is_wrong_is_said(tree: object, said: str) -> None:
+    with pytest.raises(BadProposal, match=said):
+        let_through(tree)
+
+
+def test_what_is_let_through_is_as_it_was_proposed() -> None:
+    alone = let_through(DraftTree.chain([5]))
+    assert (len(alone), alone.drafter) == (1, "")
+    chain = let_through(DraftTree.chain([5, 1, 1], "x", (1.0, 0.5, 0.5)))
+    assert (chain.tokens.tolist(), chain.is_chain, chain.drafter, chain.chances) == (
+        [5, 1, 1],
+        True,
+        "own",
+        (1, 0.5, 0.5),
+    )
+    tree = DraftTree.build([5, 1, 2, 1], [-1, 0, 0, 2])
+    found = let_through(tree, TreeShape((3, 2)))
+    for column in ("tokens", "parents", "depths", "ancestors"):
+        assert getattr(found, column).tolist() == getattr(tree, column).tolist()
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Bad(Quiet):
+    name = "bad"
+
+    def tree(self, sequence: Any, shape: TreeShape) -> Any:
+        raise KeyError(3)
+
+
+def test_the_log_says_it_once_and_counts_the_others(caplog: pytest.LogCaptureFixture) -> None:
+    clock, text = Clock(), sequence([1, ROOT])
+    wall = CustomDrafter(Bad(), VOCAB, clock)
+    for clock.now in (0.0, 1.0, 59.0, 60.0, 61.0):
+        (tree,) = wall.propose([text], [CHAIN])
+        assert tree.tokens.tolist() == [ROOT]
+    first, second = (record.getMessage() for record in caplog.records if record.levelno == logging.WARNING)
+    assert first.startswith("the drafter bad failed in propose and drafts nothing in this step: KeyError: 3 (")
+    assert "test_custom.py:" in first
+    assert second.endswith("(it failed 2 more times since the last warning)")
+
+
+class Noting(Good):
+    """Notes what it was shown."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[list[int]] = []
+
+    def tree(self, sequence: Any, shape: TreeShape) -> DraftTree:
+        self.seen.append(list(sequence.tokens))
+        return super().tree(sequence, shape)
+
+
+def meddled(change: Callable[[list[int]], object]) -> tuple[list[int], list[list[int]]]:
+    """The text, and what is shown of it, after somebody changed what it was shown."""
+    own, running = Noting(), sequence([1, 2, ROOT])
+    wall = CustomDrafter(own, VOCAB)
+    wall.propose([running], [CHAIN])
+    change(wall._shown(running).tokens)
+    running.tokens += [6, 7]
+    wall.propose([running], [CHAIN])
+    wall.finished(running)
+    assert not wall._tokens
+    return running.tokens, own.seen
+
+
+def test_the_text_goes_on_whatever_it_does_to_what_it_was_shown() -> None:
+    for change in (list.clear, list.pop, lambda tokens: tokens.extend([9, 9, 9, 9])):
+        text, seen = meddled(change)
+        assert text == [1, 2, ROOT, 6, 7]
+        assert seen == [[1, 2, ROOT], [1, 2, ROOT, 6, 7]]
+    assert meddled(lambda tokens: tokens.reverse())[0] == [1, 2, ROOT, 6, 7]

@@ -1,0 +1,14 @@
+from __future__ import annotations
+
+import pytest
+
+from tests.verifier.conftest import PROCESSORS, lesser
+from verifier.ops.kernels.cpu.jit import Processor
+
+
+@pytest.fixture(params=[*PROCESSORS, "plain"])
+def any_processor(request, monkeypatch) -> Processor:
+    """Kernels of a CPU are compiled for this one."""
+    made = lesser(request.param)
+    monkeypatch.setattr(Processor, "here", classmethod(lambda cls: made))
+    return made

@@ -1,0 +1,107 @@
+"""The likeliest children of many rows by compiled kernels of a CPU, whatever threads and rows there are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.kernels.children_cases import KINDS, ChildrenCases, Find, asked, part_of, rows_of
+from verifier.ops.children import MOST, best_children
+from verifier.ops.draw import RowSampling
+from verifier.ops.kernels.cpu import children
+from verifier.ops.kernels.cpu.jit import Processor
+from verifier.ops.kernels.cpu.launch import Launcher, recording
+from verifier.ops.kernels.cpu.threads import give_way, use, wanted
+
+
+@pytest.fixture
+def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(children, "PIECE", 64)
+
+
+@pytest.fixture
+def any_threads() -> Iterator[None]:
+    """As many as are asked for, however busy the machine is."""
+    before = wanted()
+    give_way(False)
+    yield
+    use(before)
+    give_way(True)
+
+
+class TestOnCpu(ChildrenCases):
+    @pytest.fixture
+    def find(self, any_processor: Processor) -> Find:
+        return best_children
+
+
+def siblings(kinds: list[dict[str, Any]]) -> RowSampling:
+    """Rows at one position beside each other, then others of another seed, then at another position."""
+    sampling, third = asked(kinds), len(kinds) // 3
+    sampling.seeds[:third], sampling.seeds[third:] = sampling.seeds[0].clone(), sampling.seeds[-1].clone()
+    sampling.positions[: 2 * third], sampling.positions[2 * third :] = 70, 71
+    return sampling
+
+
+def equal(one: tuple[Tensor, Tensor], other: tuple[Tensor, Tensor]) -> bool:
+    return torch.equal(one[0], other[0]) and torch.equal(one[1], other[1])
+
+
+@pytest.mark.parametrize(("kinds", "make"), [(KINDS, asked), (KINDS[:3] * 4, siblings)], ids=["others", "siblings"])
+@pytest.mark.usefixtures("small_pieces", "any_threads")
+def test_neither_rows_nor_threads_change_a_bit(any_processor, kinds, make) -> None:
+    """Noise that is used again is the same, and so is what several threads list."""
+    logits, sampling = rows_of([1.0, 4.0] * (len(kinds) // 2), 1000), make(kinds)
+    use(1)
+    rows = [slice(row, row + 1) for row in range(len(kinds))]
+    alone = [best_children(logits[row].clone(), part_of(sampling, row), 9) for row in rows]
+    together = torch.cat([tokens for tokens, _ in alone]), torch.cat([chances for _, chances in alone])
+    for threads in (1, 2, 4):
+        use(threads)
+        assert equal(best_children(logits, sampling, 9), together)
+        few = slice(3, 8)
+        part = best_children(logits[few].clone(), part_of(sampling, few), 9)
+        assert equal(part, (together[0][few], together[1][few]))
+
+
+@pytest.mark.usefixtures("small_pieces", "any_threads")
+def test_fewer_threads_may_merge_than_list(monkeypatch) -> None:
+    """As when a core is taken between two entries."""
+    logits, sampling = rows_of([2.0] * len(KINDS), 1000), asked(KINDS)
+    expected, merging = best_children(logits, sampling, MOST), children._merging
+    use(4)
+
+    def by_one(*shape: object) -> Launcher:
+        use(1)
+        return merging(*shape)
+
+    monkeypatch.setattr(children, "_merging", by_one)
+    assert equal(best_children(logits, sampling, MOST), expected)
+
+
+@pytest.mark.usefixtures("small_pieces")
+def test_a_recording_reads_rows_and_how_many_when_it_runs() -> None:
+    kinds, width, token_ids = KINDS[:6], 300, torch.randperm(5000)[:300]
+    logits, sampling, count = torch.zeros(len(kinds), width), asked([{}] * len(kinds)), torch.tensor([0])
+    with recording() as made:
+        tokens, chances = best_children(logits, sampling, 5, token_ids, count)
+    tokens.fill_(-7)
+    for rows in (3, 6, 1):
+        now, first = asked(kinds[-rows:]), slice(0, rows)
+        logits[:rows] = rows_of([3.0] * rows, width)
+        for name in ("temperature", "top_k", "top_p", "min_p", "seeds", "positions"):
+            getattr(sampling, name)[:rows] = getattr(now, name)
+        count[0] = rows
+        made()
+        wanted = best_children(logits[first].clone(), now, 5, token_ids)
+        assert equal((tokens[first], chances[first]), wanted)
+        if rows == 3:
+            assert (tokens[3:] == -7).all(), "and writes no other"
+
+
+def test_no_rows() -> None:
+    assert [part.shape for part in best_children(torch.zeros(0, 30), asked([]), 4)] == [(0, 4), (0, 4)]

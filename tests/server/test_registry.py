@@ -1,0 +1,68 @@
+"""One entry for each kind of drafter, and nobody else tells their classes apart."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+from server.config import EngineConfig
+from server.drafters.draft_model import DraftModel
+from server.drafters.entry import Entry, FromFiles
+from server.drafters.registry import ENTRIES, LOOKUPS, entry_of, settled
+from spec.errors import ConfigurationError
+from spec.names import DRAFTERS, GRAMMAR, PREDICTION
+
+ROOT = Path(__file__).resolve().parents[2]
+#: Those that consist of others, which tell themselves apart.
+_OF_OTHERS = {"drafters/combined.py": "CombinedDrafter", "drafters/routed.py": "RoutedDrafter"}
+
+
+def test_every_drafter_that_can_be_named_has_an_entry_of_its_own() -> None:
+    names = [name for entry in ENTRIES for name in entry.names]
+    assert sorted(names) == sorted(set(DRAFTERS) - {PREDICTION, GRAMMAR})
+    assert len({entry.made for entry in ENTRIES}) == len(ENTRIES)
+    assert set(LOOKUPS) == {"ngram", "suffix"}
+    for name, make in LOOKUPS.items():
+        assert make().name == name
+        assert name in entry_of(make()).names
+
+
+def told_apart(path: Path) -> list[str]:
+    """The drafters' classes that a file asks about."""
+    calls = [node for node in ast.walk(ast.parse(path.read_text("utf-8"))) if isinstance(node, ast.Call)]
+    asked = [node.args[1] for node in calls if getattr(node.func, "id", "") in ("isinstance", "issubclass")]
+    named = [getattr(part, "id", "") for question in asked for part in ast.walk(question)]
+    return [name for name in named if name.endswith("Drafter")]
+
+
+def test_nobody_else_tells_their_classes_apart() -> None:
+    folders = ("spec", "verifier", "drafters", "server", "bench")
+    files = [path for folder in folders for path in (ROOT / folder).rglob("*.py")]
+    found = {str(path.relative_to(ROOT)): told_apart(path) for path in files}
+    assert {path: names for path, names in found.items() if names} == {p: [name] for p, name in _OF_OTHERS.items()}
+
+
+def test_what_asks_is_seen(tmp_path: Path) -> None:
+    (tmp_path / "a.py").write_text("isinstance(x, A | EagleDrafter) or isinstance(y, (B, MedusaDrafter))")
+    assert told_apart(tmp_path / "a.py") == ["EagleDrafter", "MedusaDrafter"]
+
+
+def test_models_draft_before_lookups_and_each_as_named() -> None:
+    eagle, medusa, model, ngram, suffix = (
+        next(entry for entry in ENTRIES if name in entry.names)(name)
+        for name in ("eagle", "medusa", "draft_model", "ngram", "suffix")
+    )
+    assert settled([suffix, ngram, model], EngineConfig(), "x") == [model, suffix, ngram]
+    with pytest.raises(ConfigurationError, match="names two of one kind; one head can draft, not several"):
+        settled([eagle, suffix, medusa], EngineConfig(), "x")
+    with pytest.raises(ConfigurationError, match="names two of one kind; one draft model can draft"):
+        settled([model, DraftModel("other")], EngineConfig(), "x")
+
+
+def test_the_page_names_what_an_entry_says() -> None:
+    page = (ROOT / "docs" / "drafters.md").read_text("utf-8").partition("## Adding one to Foresay")[2]
+    said = {name for name in {**vars(Entry), **Entry.__annotations__, **vars(FromFiles)} if not name.startswith("_")}
+    own = {"asked", "place", "directory", "at", "setting", "files", "warning"}
+    assert {name for name in said - own if f"`{name}`" not in page} == set()
