@@ -143,7 +143,7 @@ class Counted:
         for part in tree.parts or (tree,):
             if part.drafter == DRAFT_MODEL:
                 levels = levels_of(part)
-                seconds += self._draft.seconds(levels, len(part) - 1 - levels + unread)
+                seconds += self._draft.seconds(levels, max(0, min(len(part), len(tree)) - 1 - levels) + unread)
         return seconds
 
 

@@ -92,10 +92,17 @@ class Budget(Observer):
         self.cost.saw(trace.rows, trace.rows / len(verdicts), context, seconds)
         for member in self._models.values():  # what moves all steps moves models at rest too: it is mostly the machine
             member.cost.slower *= self.cost.slower / before
-            parts = [p for v in verdicts if v.tree for p in v.tree.parts or (v.tree,) if p.drafter == member.name]
+            parts = [
+                (part, min(len(part), len(v.tree)) - 1)
+                for v in verdicts
+                if v.tree
+                for part in v.tree.parts or (v.tree,)
+                if part.drafter == member.name
+            ]
             if parts and (drafted := trace.seconds.get("propose", 0.0)):
-                levels = max(map(levels_of, parts))
-                more = sum(map(len, parts)) - len(parts) - levels + self._unread.get(member.name, 0)
+                levels = max(levels_of(part) for part, _ in parts)
+                # Nodes that were not worth their rows were hardly rows of the draft either.
+                more = sum(nodes for _, nodes in parts) - levels + self._unread.get(member.name, 0)
                 member.cost.saw(levels, drafted, max(0, more))
 
     def ended(self, sequence: Sequence) -> None:

@@ -10,8 +10,9 @@ import math
 
 from spec.budget.weigh import Grove
 
-#: What is expected of a tree before anybody knows.
-_GUESS = Grove(1.0, 4.0, 2.0)
+#: What is expected of a tree before anybody knows, and as many trees as that counts: bad luck in the first ones should
+#: not put a model to rest.
+_GUESS, _TREES = Grove(1.0, 4.0, 2.0), 4
 #: How far one tree moves what is expected of the next; farther in the beginning.
 _STEP = 0.02
 #: As many promised tokens as the first guess of a share counts, and as many as that of all does for one sequence.
@@ -67,7 +68,7 @@ class Promises:
     def saw(self, own: Share, grove: Grove, came: int) -> None:
         """A tree was drafted whose nodes' chances add up to these tokens, and so many of them came."""
         self._trees += 1
-        step = max(_STEP, 1.0 / self._trees)
+        step = max(_STEP, 1.0 / (_TREES + self._trees))
         self.brings = Grove(*(old + step * (new - old) for old, new in zip(self.brings, grove, strict=True)))
         self.share.saw(came, grove.tokens)
         own.saw(came, grove.tokens)

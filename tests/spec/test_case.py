@@ -11,6 +11,8 @@ from spec.budget import StepCost
 from spec.budget.budget import Budget
 from spec.budget.cost import DraftCost
 from spec.budget.members import OPEN, Member
+from spec.budget.mixed import shares_of
+from spec.budget.promises import Promises
 from spec.step import Verdict, Work
 from spec.trace import StepTrace
 from spec.tree import DraftTree, TreeShape
@@ -42,6 +44,11 @@ class Steps:
         return shape, tree
 
 
+def moved(tree: tuple[float, ...]) -> list[float]:
+    """What is expected after one tree, which counts a fifth beside the guess."""
+    return [old + (new - old) / 5 for old, new in zip(Promises().brings, tree, strict=True)]
+
+
 @pytest.fixture
 def free() -> Steps:
     return Steps()
@@ -51,7 +58,7 @@ def test_a_tree_that_grew_shows_what_its_nodes_promised(free: Steps) -> None:
     shape, tree = free.step([3, 6, 1], 2)
     assert shape.widths == OPEN.widths
     assert len(tree) == len(MODEL)
-    assert free.model.promises.brings == pytest.approx((sum(MODEL.chances[1:]), len(MODEL) - 1, 2))
+    assert free.model.promises.brings == pytest.approx(moved((sum(MODEL.chances[1:]), len(MODEL) - 1, 2)))
     before = free.model.promises.share.kept
     free.step([9], 0)
     assert free.model.promises.share.kept < before, "nothing came of what was promised"
@@ -61,7 +68,7 @@ def test_of_a_tree_that_was_cut_only_the_nodes_that_were_verified_count() -> Non
     dear = Steps(rows=0.1)
     _, tree = dear.step([3, 1], 1)
     assert 1 < len(tree) < len(MODEL)
-    assert dear.model.promises.brings == pytest.approx((sum(tree.chances[1:]), len(tree) - 1, 2))
+    assert dear.model.promises.brings == pytest.approx(moved((sum(tree.chances[1:]), len(tree) - 1, 2)))
 
 
 def test_one_that_says_no_chances_promises_what_came(free: Steps) -> None:
@@ -71,7 +78,8 @@ def test_one_that_says_no_chances_promises_what_came(free: Steps) -> None:
     brought = [free.model.promises.brings]
     free.step([9], 0)
     brought.append(free.model.promises.brings)
-    assert brought == [(2, 2, 2), (1, 2, 2)]
+    assert brought[0] == pytest.approx(moved((2, 2, 2)))
+    assert brought[1].tokens < brought[0].tokens
 
 
 @pytest.mark.parametrize("forced", [0, 1])
@@ -85,13 +93,10 @@ def test_beside_found_nodes_a_tree_shows_nothing_of_how_it_does_alone(free: Step
     free.step([3, 6, 1], 2)
     known, beside = free.model.promises.brings, free.model.beside.kept
     free.looked.tree = replace(LOOKED, drafter="looked")
-    for _ in range(20):
-        free.step([9], 0)
-    assert free.model.beside.kept < beside, "it was asked beside them, and wrong where they were"
+    shape, _ = free.step([9], 0)
+    assert [share.drafter for share in shares_of(shape)] == ["looked", "model"]
+    assert free.model.beside.kept < beside, "it was wrong where what was found was"
     assert free.model.promises.brings == known
-    for _ in range(20):
-        free.step([4, 9], 1)
-    assert free.model.beside.kept > beside / 2
 
 
 def test_a_model_does_not_draft_what_a_grammar_forces_for_free(free: Steps) -> None:
