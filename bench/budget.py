@@ -158,10 +158,9 @@ def choices(engine: Engine) -> dict[str, Any]:
     return {
         "step_ms": [(rows, 1000 * seconds) for rows, seconds in budget.cost.points],
         "token_of_context_us": [(rows, 1e6 * seconds) for rows, seconds in budget.cost.context],
-        "branching_ms": 1000 * budget.cost.branching,
         "slower": budget.cost.slower,
         "draft_ms": {
-            name: {part: 1000 * getattr(m.cost, part) for part in ("start", "level", "token", "tree_level")}
+            name: {part: 1000 * getattr(m.cost, part) for part in ("start", "level", "token")}
             for name, m in budget.members.items()
         },
     }

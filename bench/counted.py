@@ -1,8 +1,11 @@
 """What the budget chooses, without a machine's noise: ``python -m bench.counted --traces DIR``.
 
-The texts of ``bench.budget``, looked up by the suffix drafter alone, in seconds counted from a curve of costs that
-``bench.budget`` measured (``--record``, the newest by default): so what is compared are choices, and nothing else. The
-budget beside fixed lengths, in sums over all rounds.
+The texts of ``bench.budget``, in seconds counted from costs: of steps by their rows as ``bench.budget`` measured them
+(``--record``, the newest by default) or as ``--step-ms 1:8.0 64:53 ..`` says, and of a draft model by ``--draft-ms
+START LEVEL ROW``. So what is compared are choices, and nothing else. The drafters are real, suffix and the bundled
+draft model; the texts are recorded or drawn by the bundled target beforehand, which no choice changes. The budget
+beside fixed ways, in sums over all rounds; ``short`` are drawn answers of half the length, by budgets that have seen
+none before.
 """
 
 from __future__ import annotations
@@ -16,72 +19,140 @@ from typing import Any
 
 from bench import record
 from bench.budget import FORCED
-from bench.lookups import FOREVER, sequence_of
+from bench.drive import Options, build, request, run
+from bench.lookups import FOREVER
 from bench.texts import Asked, workloads
+from drafters.combined import CombinedDrafter
+from drafters.draft_model import DraftModelDrafter
+from drafters.routed import configured
 from drafters.suffix.drafter import SuffixDrafter
+from kvpaging import PagePool, PageTable
 from server.resolved import BUNDLED
 from spec.budget import StepCost
 from spec.budget.budget import Budget
+from spec.budget.cost import DraftCost
 from spec.budget.members import Member
-from spec.budget.mixed import shares_of
+from spec.budget.mixed import levels_of
+from spec.engine import Engine
+from spec.names import DRAFT_MODEL, SUFFIX
+from spec.noise import Noise
+from spec.protocols import Drafter
+from spec.sampling import SamplingParams
 from spec.sequence import Sequence as Running
 from spec.step import Verdict, Work
 from spec.trace import StepTrace
-from spec.tree import MAX_NODES, DraftTree, TreeShape
+from spec.tree import MAX_NODES, ROOT_ONLY, DraftTree, TreeShape
 
 #: What a step of the budget is told beside its verdict, when it is not timed.
 _UNTIMED = StepTrace(number=0, rows=0, sequences=1, prefill_rows=0, drafted=0, accepted=0, emitted=0, seconds={})
+#: Workloads that the target draws, of which the last is of short answers.
+_DRAWN = ("drawn", "again", "short")
+#: What the budget is compared with.
+FIXED = ("suffix:4", "suffix:8", "suffix:16", "draft_model:2", "draft_model:4", "draft_model:3,2,1")
+#: Milliseconds that a draft model takes if nobody says: a compiled pass of the bundled one beside a 135M target.
+_DRAFT = (0.15, 0.28, 0.03)
 
 
 class Counted:
-    """One way of drafting, request by request. levels: of every draft; None leaves it to a budget."""
+    """One way of drafting, request by request. way: ``auto``, ``none``, ``suffix:8`` or ``draft_model:3,2,1``. model:
+    the draft model, if there is one, on the pages of ``pool``; draft: what it costs."""
 
-    def __init__(self, cost: StepCost, levels: int | None) -> None:
-        self._cost, self._levels = cost, levels
-        self._drafter = SuffixDrafter(slice_seconds=FOREVER)
-        self._budget = None if levels else Budget([Member.looking(self._drafter)], cost, timed=False)
+    def __init__(
+        self,
+        cost: StepCost,
+        way: str,
+        model: DraftModelDrafter | None = None,
+        draft: DraftCost | None = None,
+        pool: PagePool | None = None,
+    ) -> None:
+        self._cost, self._draft, self._model = cost, draft or DraftCost(), model
+        self._pool = pool or PagePool(2)
+        name, _, size = way.partition(":")
+        self._shape = TreeShape.parse(size if "," in size else ",".join("1" * int(size or 0))) if size else ROOT_ONLY
+        suffix = SuffixDrafter(slice_seconds=FOREVER)
+        self._budget: Budget | None = None
+        self._drafter: Drafter | None = {SUFFIX: suffix, DRAFT_MODEL: model}.get(name)
+        if name == "auto":
+            models = [] if model is None else [Member.model(model, self._draft)]
+            self._budget = Budget([*models, Member.looking(suffix)], cost, timed=False)
+            self._drafter = CombinedDrafter(self._budget)
         self._table = cost.expected(MAX_NODES)
         self._requests = 0
 
-    def seconds(self, asked: Sequence[Asked], salt: str) -> float:
+    def seconds(self, asked: Sequence[Asked], salt: str, seed: int = 0) -> float:
         """What the answers of a round take, behind the first token of each."""
-        return sum(self._answer(prompt, output, salt) for prompt, output in asked)
+        return sum(self._answer(prompt, output, salt, seed) for prompt, output in asked)
 
-    def _answer(self, prompt: list[int], output: list[int], salt: str) -> float:
+    def _answer(self, prompt: list[int], output: list[int], salt: str, seed: int) -> float:
         self._requests += 1
-        sequence = sequence_of(self._requests, prompt)
-        sequence.salt, sequence.limit = salt, len(prompt) + len(output)
-        self._drafter.extend(sequence)
-        sequence.tokens.append(output[0])
+        sampling = SamplingParams(temperature=1.0, seed=seed)
+        vocab = 1 if self._model is None else self._model.model.vocab_size
+        sequence = Running(
+            id=f"{self._requests}",
+            tokens=list(prompt),
+            prompt_length=len(prompt),
+            sampling=sampling,
+            table=PageTable(self._pool),
+            noise=Noise(seed, vocab),
+            limit=len(prompt) + len(output),
+            stop_ids=frozenset(),
+            salt=salt,
+        )
+        if self._model is not None:
+            sequence.table.reserve(len(prompt))
+            sequence.table.commit(len(prompt))
         seconds = 0.0
+        if self._drafter is not None:
+            for _ in range(0, len(prompt), MAX_NODES):
+                self._drafter.extend(sequence)
+        sequence.tokens.append(output[0])
         while sequence.output_length < len(output):
-            context, rows = len(sequence.tokens), self._step(sequence, output[sequence.output_length :])
-            seconds += self._table[rows] + self._cost.behind(rows, context)
+            seconds += self._step(sequence, output[sequence.output_length :])
         sequence.finish_reason = "length"
         if self._budget is not None:
             self._budget.ended(sequence)
-        self._drafter.finished(sequence)
+        if self._drafter is not None:
+            self._drafter.finished(sequence)
+        sequence.table.release()
         return seconds
 
-    def _step(self, sequence: Running, coming: list[int]) -> int:
-        """One step of a text that goes on like this; how many rows it had."""
-        shape, tree = self._drafted(sequence)
+    def _step(self, sequence: Running, coming: list[int]) -> float:
+        """Seconds of one step of a text that goes on like this."""
+        context, unread = len(sequence.tokens), 0 if self._model is None else self._model.unread(sequence) - 1
+        shape = self._shape.limited(sequence.most_levels)
+        if self._budget is not None:
+            (shape,) = self._budget.plan([sequence])
+        tree = DraftTree.chain(sequence.tokens[-1:])
+        if self._model is not None:
+            sequence.table.reserve(MAX_NODES)
+        if shape.levels and self._drafter is not None:
+            (tree,) = self._drafter.propose([sequence], [shape])
         accepted = tree.accepted(coming)
         emitted = coming[: accepted + 1]
         sequence.tokens.extend(emitted)
+        path = _path(tree, emitted[:accepted])
+        if self._model is not None:
+            sequence.table.commit(len(path))
+        if self._drafter is not None:
+            self._drafter.committed(sequence, path)
+        sequence.table.trim()
         if self._budget is not None:
-            depths = list(range(1, len(tree)))
-            work = Work(sequence, 0, shape)
-            self._budget.stepped(_UNTIMED, [Verdict(work, tree, emitted=emitted, accepted=accepted, depths=depths)])
-        return len(tree)
+            verdict = Verdict(Work(sequence, 0, shape), tree, emitted=emitted, accepted=accepted, depths=path[1:])
+            self._budget.stepped(_UNTIMED, [verdict])
+        seconds = self._table[len(tree)] + self._cost.behind(len(tree), context)
+        for part in tree.parts or (tree,):
+            if part.drafter == DRAFT_MODEL:
+                levels = levels_of(part)
+                seconds += self._draft.seconds(levels, max(0, min(len(part), len(tree)) - 1 - levels) + unread)
+        return seconds
 
-    def _drafted(self, sequence: Running) -> tuple[TreeShape, DraftTree]:
-        if self._budget is None:
-            shape = TreeShape.chain(min(self._levels or 0, sequence.most_levels))
-            return shape, self._drafter.propose([sequence], [shape])[0]
-        (shape,) = self._budget.plan([sequence])
-        found = [share.tree for share in shares_of(shape) if share.tree is not None]
-        return shape, found[0] if found else DraftTree.chain(sequence.tokens[-1:])
+
+def _path(tree: DraftTree, accepted: list[int]) -> list[int]:
+    """The root and the nodes of the tokens that were accepted."""
+    path, tokens, parents = [0], tree.tokens.tolist(), tree.parents.tolist()
+    for token in accepted:
+        path.append(next(n for n in range(1, len(tokens)) if (parents[n], tokens[n]) == (path[-1], token)))
+    return path
 
 
 def newest() -> Path | None:
@@ -101,7 +172,14 @@ def curve(file: Path) -> StepCost:
     costs = measured(file)
     rows, steps = zip(*costs["step_ms"], strict=True)
     context = [(rows, us / 1e6) for rows, us in costs["token_of_context_us"]]
-    return StepCost(rows, [ms / 1000 for ms in steps], context, costs.get("branching_ms", 0.0) / 1000)
+    return StepCost(rows, [ms / 1000 for ms in steps], context)
+
+
+def drawn(engine: Engine, prompts: list[Asked], length: int, seed: int) -> list[Asked]:
+    """What the target answers."""
+    params = SamplingParams(temperature=1.0, seed=seed, max_tokens=length, ignore_eos=True)
+    known = {tuple(prompt): run(engine, request(prompt, params)).tokens for prompt, _ in prompts}
+    return [(prompt, known[tuple(prompt)]) for prompt, _ in prompts]
 
 
 def main() -> None:
@@ -110,37 +188,52 @@ def main() -> None:
     )
     parser.add_argument("--traces", type=Path, help="directory of recorded texts")
     parser.add_argument("--record", type=Path, default=newest(), help="of bench.budget, for its costs (the newest)")
+    parser.add_argument("--step-ms", nargs="+", metavar="ROWS:MS", help="costs of steps, in the place of a record's")
+    parser.add_argument("--draft-ms", nargs=3, type=float, default=_DRAFT, metavar=("START", "LEVEL", "ROW"))
+    parser.add_argument("--workloads", nargs="+", choices=[*FORCED, *_DRAWN], default=[*FORCED, *_DRAWN])
     parser.add_argument("--rounds", type=int, default=30)
     parser.add_argument("--tokens", type=int, default=64, help="of each answer; of edits, three times as many")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--levels", nargs="+", type=int, default=[4, 8, 16], help="of the fixed lengths")
+    parser.add_argument("--fixed", nargs="+", default=FIXED, help=f"ways to compare with: {' '.join(FIXED)}")
     parser.add_argument("--no-save", action="store_true", help="do not write to bench/results/")
     args = parser.parse_args()
-    if args.record is None:
-        parser.error("there is no record of bench.budget: name one with --record, or run it first")
+    if args.step_ms:
+        rows, ms = zip(*(point.split(":") for point in args.step_ms), strict=True)
+        costs = [int(one) for one in rows], [float(one) / 1000 for one in ms]
+    elif args.record is None:
+        parser.error("there is no record of bench.budget: name one with --record, run it first, or give --step-ms")
+    engine = build(f"{DRAFT_MODEL}:1", Options("bundled", str(BUNDLED / "draft"), kv_tokens=4096))
     target = BUNDLED / "target"  # the inflated one has its vocabulary and its room, unless told otherwise
-    config = json.loads((target / "config.json").read_text("utf-8"))
-    vocab, room = config["vocab_size"], config["max_position_embeddings"]
-    texts = workloads(args.traces, target, args.tokens, args.seed, vocab, room)
+    texts = workloads(args.traces, target, args.tokens, args.seed, engine.info.vocab_size, engine.info.max_model_len)
+    texts["short"] = texts["drawn"]
     result: dict[str, dict[str, float]] = {}
-    for name in (name for name in FORCED if name in texts and name != "fresh"):
-        ways = {"auto": Counted(curve(args.record), None)}
-        ways |= {f"suffix:{levels}": Counted(curve(args.record), levels) for levels in args.levels}
+    for name in (name for name in args.workloads if name in texts):
         rounds = list(islice(texts[name], args.rounds))
-        spent = {
-            way: sum(counted.seconds(asked, f"{name}/{turn}") for turn, asked in enumerate(rounds))
-            for way, counted in ways.items()
-        }
+        if name in _DRAWN:
+            length = args.tokens // 2 if name == "short" else args.tokens
+            rounds = [drawn(engine, asked, length, args.seed + turn) for turn, asked in enumerate(rounds)]
+        spent = {}
+        for way in ("auto", "none", *args.fixed):
+            spent[way] = 0.0
+            for turn, asked in enumerate(rounds):
+                if not turn or (name == "short" and turn % 4 == 0):
+                    cost = StepCost(*costs) if args.step_ms else curve(args.record)
+                    draft = DraftCost(*(ms / 1000 for ms in args.draft_ms))
+                    counted = Counted(cost, way, draft_model(engine), draft, engine.pool)
+                spent[way] += counted.seconds(asked, f"{name}/{turn}", args.seed + turn)
         result[name] = {way: seconds / spent["auto"] for way, seconds in spent.items() if way != "auto"}
-    rows = [[name, *(f"{ratio:.3f}" for ratio in ratios.values())] for name, ratios in result.items()]
-    record.table(
-        f"auto over fixed lengths, {args.rounds} rounds", ["texts", *(f"suffix:{n}" for n in args.levels)], rows
-    )
-    record.finish(
-        "counted",
-        {"record": args.record.name, "rounds": args.rounds, "tokens": args.tokens, "auto_over": result},
-        not args.no_save,
-    )
+    shown = [[name, *(f"{ratio:.3f}" for ratio in ratios.values())] for name, ratios in result.items()]
+    record.table(f"auto over other ways, {args.rounds} rounds", ["texts", "none", *args.fixed], shown)
+    told = {"record": args.record.name if args.record and not args.step_ms else "", "step_ms": args.step_ms}
+    told |= {"draft_ms": args.draft_ms, "rounds": args.rounds, "tokens": args.tokens, "auto_over": result}
+    record.finish("counted", told, not args.no_save)
+
+
+def draft_model(engine: Engine) -> DraftModelDrafter:
+    """The engine's draft model, of which nothing is known yet."""
+    drafter = configured(engine.drafter)
+    assert isinstance(drafter, DraftModelDrafter)
+    return DraftModelDrafter(drafter.model)
 
 
 if __name__ == "__main__":

@@ -3,19 +3,20 @@
 ::
 
     shape      suffix: 3 found nodes, draft_model: 4 levels       from the budget (:mod:`spec.budget.mixed`)
-    propose    the found nodes as they are, the model's chain     merged into one tree
+    propose    the found nodes as they are, the model's tree      cut to what is worth its rows, merged into one tree
     committed  its own path, in its own numbers, to whoever was asked; to the others, that others were
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence as Many
-from dataclasses import replace
+
+import numpy as np
 
 from drafters.routed import configured
 from spec.budget.budget import Budget
-from spec.budget.merge import Merged, likeliest, merge, straightened
-from spec.budget.mixed import shares_of, to_draft
+from spec.budget.merge import Merged, merge
+from spec.budget.mixed import shares_of
 from spec.features import Features, reader_of
 from spec.protocols import Drafter, FeatureRequest
 from spec.sequence import Sequence
@@ -48,50 +49,18 @@ class CombinedDrafter:
                     models.setdefault(share.drafter, []).append((index, share.shape))
             if not shares_of(shape):
                 models.setdefault(next(iter(self.members)), []).append((index, shape))
+        kept: list[list[int]] = [[len(tree) for tree in of_one] for of_one in trees]
         for name, asked in models.items():
             drafted = self.members[name].propose([sequences[i] for i, _ in asked], [shape for _, shape in asked])
-            for (index, _), tree in zip(asked, drafted, strict=True):
+            for (index, shape), tree in zip(asked, drafted, strict=True):
                 trees[index].append(tree)
-        return [self._merged(*parts) for parts in zip(sequences, trees, shapes, strict=True)]
+                kept[index].append(_worth(tree, shape))
+        return [self._merged(*parts) for parts in zip(sequences, trees, kept, shapes, strict=True)]
 
-    def _merged(self, sequence: Sequence, trees: list[DraftTree], shape: TreeShape) -> DraftTree:
-        if len(trees) == 1 and trees[0].is_chain and len(trees[0]) <= shape.nodes and shares_of(shape):
-            return self._chain(sequence, trees[0], shape)
-        merged = merge(trees, most=shape.nodes)
-        growing = any(share.shape.price is not None for share in shares_of(shape)) or not all(
-            tree.is_chain for tree in trees
-        )
-        if self._budget.pinned is None and growing:
-            merged = self._cut(sequence, merged, shape)
+    def _merged(self, sequence: Sequence, trees: list[DraftTree], kept: list[int], shape: TreeShape) -> DraftTree:
+        merged = merge(trees, shape.nodes, kept)
         self._asked[sequence.id] = _numbers(trees, merged)
         return merged.tree
-
-    def _chain(self, sequence: Sequence, tree: DraftTree, shape: TreeShape) -> DraftTree:
-        """The same of a chain that nobody else proposed anything beside."""
-        (share,) = shares_of(shape)
-        grown = self._budget.pinned is None and share.tree is None and share.shape.price is not None
-        if grown and len(tree.chances) == len(tree):
-            worth, _ = self._budget.worth(sequence, tree.chances[1:], tree.chances[1:])
-            if worth + 1 < len(tree):
-                tree = replace(merge([tree], most=worth + 1).tree, parts=(tree,))
-        self._asked[sequence.id] = {tree.drafter: list(range(len(tree)))}
-        return tree
-
-    def _cut(self, sequence: Sequence, merged: Merged, shape: TreeShape) -> Merged:
-        """Without the nodes that are not worth their rows, as their drafter sees their chances now."""
-        tree = merged.tree
-        if not to_draft(shape) or len(tree.chances) != len(tree):
-            return merged
-        found = any(share.tree is not None for share in shares_of(shape))
-        path = [] if found else likeliest(tree)
-        along = None if found else [tree.chances[node] for node in path]
-        worth, straight = self._budget.worth(sequence, tree.chances[1:], along)
-        if worth + 1 >= len(tree):
-            return merged
-        cut = straightened(tree, path[:worth]) if straight else merge([tree], most=worth + 1)
-        places = cut.numbers[0]
-        kept = replace(cut.tree, parts=tree.parts or (tree,))
-        return Merged(kept, [[places[node] if node >= 0 else -1 for node in own] for own in merged.numbers])
 
     def extend(self, sequence: Sequence) -> None:
         """To all but those at rest: they catch up when they are asked."""
@@ -136,6 +105,14 @@ def united(needs: Many[FeatureRequest | None]) -> FeatureRequest | None:
     asked = [request for request in needs if request is not None]
     layers = sorted({layer for request in asked for layer in request.layers})
     return FeatureRequest(any(request.final for request in asked), tuple(layers)) if asked else None
+
+
+def _worth(tree: DraftTree, shape: TreeShape) -> int:
+    """How many nodes of a tree are worth their rows, now that all are there; the root is one. One more is seen in any
+    case: what is drafted and never looked at would show nothing."""
+    if shape.price is None or len(tree.chances) != len(tree):
+        return len(tree)
+    return 1 + max(1, shape.price.worth(np.array(tree.chances[1:])).nodes)
 
 
 def _numbers(trees: Many[DraftTree], merged: Merged) -> dict[str, list[int]]:

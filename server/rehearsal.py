@@ -31,13 +31,9 @@ _TURNS, _LEAST_TURNS, _PATIENCE = 6, 3, 1.5
 _LONG = 0.4
 #: But for so many: of one row alone nobody knows what a second one costs.
 _ANYWAY = 5
-#: Rows of the steps whose time is measured (some products are made in groups of 6), levels of the longer of two
-#: drafted chains, and a tree.
+#: Rows of the steps whose time is measured (some products are made in groups of 6), and a drafted tree.
 _ROWS = (1, 2, 3, 5, 6, 8, 12, 16, 32, 64)
-_DEEP, _TREE = 4, TreeShape((4, 4, 3, 3))
-#: Behind a short text, what a tree takes beyond its rows hardly depends on how many they are; of few, the rest of the
-#: step hides it least.
-_BRANCHED = TreeShape((2, 2))
+_TREE = TreeShape((4, 4, 3, 3))
 #: A longer text, for what context adds, and rows of the passes behind it: a few rows share what more rows pay for.
 _CONTEXT, _CONTEXT_ROWS, _CONTEXT_TURNS = 1024, (1, 3, 5, 8, 16, 32), 6
 _LEAST_CONTEXT = 256
@@ -149,15 +145,10 @@ class Rehearsal:
         return [(rows, chains[rows]) for rows in _ROWS if rows in chains]
 
     def curve(self) -> StepCost:
-        """Seconds of a whole step by its rows, drafting left out, and what context adds, and trees."""
+        """Seconds of a whole step by its rows, drafting left out, and what context adds."""
         points = self._points or [(1, 1.0)]
         rows, seconds = [rows for rows, _ in points], [seconds for _, seconds in points]
-        return StepCost(rows, seconds, self._context(), self._branching())
-
-    def _branching(self) -> float:
-        """Seconds that a tree takes more than a chain of as many nodes."""
-        times = self._passes([TreeShape.chain(_BRANCHED.nodes - 1), _BRANCHED])
-        return self._added(list(zip(*times.values(), strict=False))) if len(times) == 2 else 0.0
+        return StepCost(rows, seconds, self._context())
 
     def _context(self) -> list[tuple[int, float]]:
         """Rows, and seconds that each token of context adds to a pass of so many."""
@@ -193,29 +184,21 @@ class Rehearsal:
         return time.perf_counter() - begun
 
     def draft_cost(self, drafter: Drafter, most: int) -> DraftCost:
-        """What a chain and a tree of this drafter take, and what each token it has to catch up with adds to that.
+        """What a draft of this drafter takes: its first level, each further one of a tree, and each further row.
 
         most: levels that it can draft.
         """
-        deep, tree = min(_DEEP, most), _TREE.limited(most)
-        shapes = (TreeShape.chain(1), TreeShape.chain(deep), tree)
-        times = self.turns(drafter, list(dict.fromkeys(shapes)))
-        one_level, deepest, branching = (
-            median(spent["propose"] for spent in times[shape]) if shape in times else None for shape in shapes
-        )
-        if one_level is None:  # no room to draft anything
+        one, tree = TreeShape.chain(1), _TREE.limited(most)
+        times = self.turns(drafter, list(dict.fromkeys((one, tree))))
+        first, deep = (median(spent["propose"] for spent in times[s]) if s in times else None for s in (one, tree))
+        if first is None:  # no room to draft anything
             return DraftCost()
-        level = one_level if deepest is None or deep == 1 else max(0.0, deepest - one_level) / (deep - 1)
-        start = max(0.0, one_level - level)
-        # A pass over what was written meanwhile costs more rows, as the target's own passes show.
-        (_, one), (rows, all) = (
-            self._points[0] if self._points else (1, 1.0),
-            self._points[-1] if self._points else (2, 1.0),
-        )
-        token = level * max(0.0, all - one) / (one * max(rows - 1, 1))
-        more = token * (tree.nodes - 1 - tree.levels)
-        tree_level = level if branching is None else max(level, (branching - start - more) / tree.levels)
-        return DraftCost(start, level, token, tree_level)
+        # A pass of more rows costs more, as the target's own passes show.
+        (_, less), (rows, more) = (self._points[0], self._points[-1]) if self._points else ((1, 1.0), (2, 1.0))
+        row = max(0.0, more - less) / (less * max(rows - 1, 1))
+        beyond, beside = tree.levels - 1, tree.nodes - 1 - tree.levels
+        level = first if deep is None or not beyond else max(0.0, deep - first) / (beyond + row * beside)
+        return DraftCost(max(0.0, first - level), level, row * level)
 
 
 class _Filler:

@@ -1,116 +1,115 @@
-"""What the budget knows of one sequence that runs."""
+"""What the budget knows of the sequences that run, and what whoever looks things up finds for them."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from collections.abc import Sequence as Many
 from dataclasses import dataclass
 
-from spec.budget.found import NOTHING, Found
-from spec.budget.members import Member, Record
-from spec.budget.mixed import drafted_by
-from spec.budget.ways import Grove, Offer
+from spec.budget.found import NOTHING, Found, Looking
+from spec.budget.members import Member
+from spec.budget.mixed import levels_of, shares_of
+from spec.budget.promises import Share
+from spec.budget.weigh import Grove, Offer
+from spec.names import PREDICTION
+from spec.sequence import Sequence
 from spec.step import Verdict
 from spec.tree import DraftTree
 
 #: What is left of a step in the pace of a sequence after one more.
 _PACE_KEPT = 0.8
-#: The least of what a model's tree brings alone that it is taken to bring beside others.
-_LEAST_BESIDE = 0.05
 
 
 @dataclass(slots=True, eq=False)
 class Case:
     """One sequence.
 
-    length: of its text when found was; records: by member. tokens, seconds: expected of the step planned. tree: what is
-    expected of the tree that a model was asked for in it; grown: what its nodes' chances add up to, since it is there,
-    if no others stand beside them. came, spent: tokens and seconds of the last steps. others: nodes planned for the
-    other sequences. looked: whether anything that was found is drafted. alone: steps in a row in which it was not, or
-    hardly anything was expected of it.
+    looking, models: what it showed, by member. found: of the step planned; length: of the text then; seconds: expected
+    of it; looked: whether anything that was found is drafted in it. came, spent: tokens and seconds of the last steps.
     """
 
-    records: dict[str, Record]
+    looking: dict[str, Looking]
+    models: dict[str, tuple[Member, Share]]
     found: Found = NOTHING
     length: int = -1
-    tokens: float = 0.0
     seconds: float = 0.0
-    tree: Grove | None = None
-    grown: Grove | None = None
+    looked: bool = False
     came: float = 0.0
     spent: float = 0.0
-    others: int = 0
-    looked: bool = False
-    alone: int = 0
-
-    def see(self, record: Record, tree: DraftTree | None) -> None:
-        """What one who looks things up found; None for nothing."""
-        if tree is None:
-            record.runs.went(0, ended=True)
-            return
-        if self.found is NOTHING:
-            self.found = Found()
-        self.found.add(record, tree)
 
     def pace(self, plain: float) -> float:
         """Tokens in a second of late; at least one in a step that takes ``plain``, as without drafts."""
         return max(self.came / self.spent if self.spent else 0.0, 1.0 / plain)
 
-    def offer(self, models: Many[Member], levels: int, trees: bool) -> Offer:
-        """What could be drafted, no deeper than ``levels``. trees: whether a model may be asked for others than chains
-        of a given length."""
-        chains, beside, grown = {}, {}, {}
-        for name in (member.name for member in models if member.name in self.records):
-            record = self.records[name]
-            expected = record.expected(levels, trees)
-            chains[name] = expected.chain
-            if self.found.chances:
-                beside[name] = record.behind_wrong(expected.chain)
-            if expected.tree is not None:
-                grown[name] = expected.tree
-        return Offer(self.found.chances, self.found.first, chains, beside, grown)
+    def offer(self, levels: int) -> Offer:
+        """What could be drafted, no deeper than ``levels``."""
+        trees = {name: of.promises.expected(own, min(levels, of.levels)) for name, (of, own) in self.models.items()}
+        missed = 1.0 - self.found.first
+        beside = {name: missed * of.beside.hope for name, (of, _) in self.models.items()}
+        return Offer(self.found.chances, trees, beside)
 
-    def nodes(self, levels: int) -> int:
-        """About how many of a model's will be verified, that was asked for so many levels."""
-        return round(self.tree.nodes) if levels and self.tree is not None else levels
-
-    def share_beside(self, model: str) -> float:
-        """How much of what its chances say a model's tree is expected to bring where others stand beside it."""
-        expected = self.records[model].expected_tree
-        if self.tree is None or not self.found.chances or expected is None or not expected.tokens:
-            return 1.0
-        return min(1.0, max(_LEAST_BESIDE, self.tree.tokens / expected.tokens))
-
-    def kept(self, nodes: int, tokens: float, branches: bool) -> None:
-        """Of a model's tree, which stands alone, so many nodes are verified, whose chances add up to these tokens."""
-        self.grown = Grove(tokens, nodes, branches=branches)
-
-    def learn(self, verdict: Verdict) -> list[str]:
-        """See what was right of all that was proposed, verified or not; returns the models that began rightly."""
-        tree, emitted = verdict.tree, verdict.emitted
+    def learn(self, verdict: Verdict) -> None:
+        """See what was right of all that was proposed, verified or not."""
+        emitted, tree = verdict.emitted, verdict.tree
         assert tree is not None, "whoever emits has a tree"
         current = self.length == len(verdict.work.sequence.tokens) - len(emitted)
         missed = current and self.found is not NOTHING and self.found.learn(emitted)
-        for record in self.records.values():
-            record.pursuit.saw(emitted)
+        for looking in self.looking.values():
+            looking.pursuit.saw(emitted)
         if current:
-            self._stepped(len(emitted))
-        if len(tree) == 1 and not tree.parts:
-            return []
-        models = [name for name, record in self.records.items() if not record.member.looks]
-        right = []
-        for part in tree.parts or (tree,):
-            if part.drafter in models and len(part) > 1:
-                record = self.records[part.drafter]
-                grown = None
-                if self.grown is not None and current and not verdict.forced:
-                    grown = self.grown._replace(levels=drafted_by(part.drafter, tree)[0])
-                hit = record.learn(part, emitted, verdict.accepted, current and self.tree is None, grown)
-                if missed:
-                    record.beside.saw(0, hit)
-                right += [part.drafter] * hit
-        return right
+            self.came = _PACE_KEPT * self.came + len(emitted)
+            self.spent = _PACE_KEPT * self.spent + self.seconds
+        for part in (tree.parts or (tree,)) if not verdict.forced else ():
+            if part.drafter in self.models and len(part) > 1:
+                self._drafted(*self.models[part.drafter], part, verdict, missed)
 
-    def _stepped(self, tokens: int) -> None:
-        """So many came of the step planned. Without found nodes what was expected of it counts: the rest is luck."""
-        self.came = _PACE_KEPT * self.came + (tokens if self.looked else self.tokens)
-        self.spent = _PACE_KEPT * self.spent + self.seconds
+    def _drafted(self, member: Member, own: Share, part: DraftTree, verdict: Verdict, missed: bool) -> None:
+        """What a model drafted; missed: what was found was wrong."""
+        if missed:
+            came = part.accepted(verdict.emitted)
+            member.beside.saw(came, sum(part.chances[1:]) or came)
+        tree = verdict.tree
+        if tree is not None and not any(share.tree is not None for share in shares_of(verdict.work.shape)):
+            promised = sum(tree.chances[1:]) if len(tree.chances) == len(tree) else verdict.accepted
+            member.promises.saw(own, Grove(promised, len(tree) - 1, levels_of(part)), verdict.accepted)
+
+
+class Cases:
+    """Owns what is known of each sequence, by its id."""
+
+    def __init__(self, members: Mapping[str, Member]) -> None:
+        self._members = members
+        self._of: dict[str, Case] = {}
+
+    def known(self, id: str) -> Case | None:
+        """Of a sequence for which something was planned already."""
+        return self._of.get(id)
+
+    def ended(self, id: str) -> None:
+        """Forget a sequence."""
+        self._of.pop(id, None)
+
+    def look(self, able: Many[Sequence], looks: bool = True) -> list[Case]:
+        """Ask whoever looks things up, for each of these; without ``looks`` nobody is asked and nothing found."""
+        cases = [self._of.get(sequence.id) or self._begun(sequence) for sequence in able]
+        for sequence, case in zip(able, cases, strict=True):
+            case.found, case.length = NOTHING, len(sequence.tokens)
+        for name, member in self._members.items() if looks else ():
+            asked = [pair for pair in zip(able, cases, strict=True) if name in pair[1].looking]
+            if asked:
+                for (_, case), tree in zip(asked, member.find([sequence for sequence, _ in asked]), strict=True):
+                    case.found = case.found.plus(case.looking[name], tree)
+        return cases
+
+    def _begun(self, sequence: Sequence) -> Case:
+        members = self._allowed(sequence)
+        looking = {m.name: Looking(m.salts.claims(sequence.salt)) for m in members if m.looks}
+        models = {m.name: (m, m.promises.own()) for m in members if not m.looks}
+        case = self._of[sequence.id] = Case(looking, models)
+        return case
+
+    def _allowed(self, sequence: Sequence) -> list[Member]:
+        """Who may draft; what a request predicts itself is drafted whatever it says of others."""
+        members = self._members
+        named = [m for m in members.values() if m.name != PREDICTION and sequence.draft_method in ("", m.name)]
+        return named + ([members[PREDICTION]] if sequence.prediction and PREDICTION in members else [])

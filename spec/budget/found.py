@@ -2,31 +2,48 @@
 
 from __future__ import annotations
 
+import bisect
 from collections.abc import Iterator
 from collections.abc import Sequence as Many
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
-from spec.budget.members import Record
+from spec.budget.claims import LEAST, Claims, claimed
 from spec.budget.merge import merge
-from spec.budget.reach import MOST_REACH
-from spec.budget.trust import Claims, Runs, behind, claimed
+from spec.budget.reach import Pursuit
 from spec.tree import MAX_NODES, DraftTree
 
-#: What is less likely than this is no candidate.
-_LEAST = 0.04
-#: Claims that differ by less are one.
-_ALIKE = 1e-9
+#: Of a drafter that claims nothing: the chance of its next token behind so many in a row that were right.
+_RUN_EDGES, _RUN_CLAIMS = (1, 2, 3, 5, 9, 17), (0.15, 0.4, 0.55, 0.7, 0.8, 0.9, 0.95)
 
 
 @dataclass(slots=True, eq=False)
-class _Looked:
-    """One drafter's proposal. marks: by which the trust in each drafted node is told; expected: of each, by that."""
+class Looking:
+    """What one sequence has shown of one who looks things up. run: tokens in a row that it has been right on by now.
+    pursuit: the chain of it that is followed."""
 
-    record: Record
+    claims: Claims
+    run: int = 0
+    pursuit: Pursuit = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.pursuit = Pursuit(self.claims.reach)
+
+    def marks(self, tree: DraftTree) -> list[float]:
+        """The claim of each drafted node, given its parent: the drafter's, or by how long it has been right."""
+        depths: Many[int] = range(1, len(tree)) if tree.is_chain else tree.depths.tolist()[1:]
+        return claimed(tree) or [_RUN_CLAIMS[bisect.bisect_right(_RUN_EDGES, self.run + depth - 1)] for depth in depths]
+
+
+@dataclass(slots=True, eq=False)
+class _Proposal:
+    """One drafter's tree. marks: the claim of each drafted node; expected: its chance by these; chances: and by its
+    depth."""
+
+    looking: Looking
     tree: DraftTree
-    trust: Claims | Runs
     marks: list[float]
     expected: list[float]
+    chances: list[float]
 
 
 class Found:
@@ -37,25 +54,32 @@ class Found:
         self.chances: list[float] = []
         self.first = 0.0
         self.names: list[str] = []
-        self._looked: list[_Looked] = []
-        self._trees: list[tuple[DraftTree, list[float], int]] = []
+        self._all: list[_Proposal] = []
+        self._likely: list[DraftTree] = []
 
-    def add(self, record: Record, tree: DraftTree) -> None:
-        """What one of them proposed."""
-        marks = claimed(tree)
-        trust: Claims | Runs = record.claims if marks else record.runs
-        marks = marks or behind(tree, record.runs.now)
-        expected = _of_chain(trust, marks) if tree.is_chain else _together(tree, [trust.chance(mark) for mark in marks])
-        self._looked.append(_Looked(record, tree, trust, marks, expected))
-        chances = trust.reach.chances(expected) if isinstance(trust, Claims) and tree.is_chain else expected
-        if max(chances) >= _LEAST:
-            self.names.append(tree.drafter)
-            self._merge(tree, chances)
+    def plus(self, looking: Looking, tree: DraftTree | None) -> Found:
+        """With what one more of them proposed; None is nothing."""
+        if tree is None:
+            looking.run = 0
+            return self
+        found = Found() if self is NOTHING else self
+        marks = looking.marks(tree)
+        expected = looking.claims.chances(tree, marks)
+        chances = looking.claims.reach.chances(expected) if tree.is_chain else expected
+        found._all.append(_Proposal(looking, tree, marks, expected, chances))
+        if max(chances) >= LEAST:
+            found.names.append(tree.drafter)
+            found._merge(tree, chances)
+        return found
 
     def _merge(self, tree: DraftTree, chances: list[float]) -> None:
-        likely = [chance for chance in chances if chance >= _LEAST]
-        self._trees.append((tree, chances, len(likely)))
-        if len(self._trees) == 1 and tree.is_chain:
+        likely = [chance for chance in chances if chance >= LEAST]
+        if tree.is_chain:
+            tokens = tree.tokens[: 1 + len(likely)].tolist()
+            self._likely.append(DraftTree.chain(tokens, tree.drafter, (1.0, *likely)))
+        else:
+            self._likely.append(merge([replace(tree, chances=(1.0, *chances))], 1 + len(likely)).tree)
+        if len(self._likely) == 1 and tree.is_chain:
             self.chances, self.first = likely, likely[0]
             return
         merged = self.best(MAX_NODES)
@@ -65,29 +89,21 @@ class Found:
 
     def best(self, nodes: int) -> DraftTree:
         """The likeliest of them as a tree."""
-        if len(self._trees) == 1 and self._trees[0][0].is_chain:
-            ((tree, chances, likely),) = self._trees
-            size = 1 + min(nodes, likely)
-            return DraftTree.chain(tree.tokens[:size].tolist(), tree.drafter, (1.0, *chances[: size - 1]))
-        trees = [
-            merge([replace(tree, chances=(1.0, *chances, *[0.0] * (len(tree) - 1 - len(chances))))], 1 + likely).tree
-            for tree, chances, likely in self._trees
-        ]
-        return merge(trees, most=nodes + 1).tree
+        return merge(self._likely, most=nodes + 1).tree
 
     def learn(self, emitted: Many[int]) -> bool:
         """What came says what was right; returns whether something was found, and all of it wrong from the start."""
-        missed = bool(self._looked)
-        for looked in self._looked:
+        missed = bool(self._all)
+        for one in self._all:
             right, ended = 0, False
-            for node, hit in _trials(looked.tree, emitted):
-                if node <= len(looked.expected):
-                    looked.trust.saw(looked.marks[node - 1], hit)
+            for node, hit in _trials(one.tree, emitted):
+                if node <= len(one.expected):
+                    one.looking.claims.saw(one.marks[node - 1], hit)
                 right += hit
                 ended = not hit
-            if isinstance(looked.trust, Claims) and looked.tree.is_chain and looked.record.pursuit.idle:
-                looked.record.pursuit.begin(looked.tree.tokens.tolist()[1:], looked.expected)
-            looked.record.runs.went(right, ended)
+            if one.tree.is_chain and one.looking.pursuit.idle:
+                one.looking.pursuit.begin(one.tree.tokens.tolist()[1:], one.expected)
+            one.looking.run = 0 if ended else one.looking.run + right
             missed = missed and not right
         return missed
 
@@ -98,44 +114,16 @@ NOTHING = Found()
 
 def _trials(tree: DraftTree, emitted: Many[int]) -> Iterator[tuple[int, bool]]:
     """The nodes whose parent came, as far as the text is known, and whether they came too."""
-    tokens = tree.tokens.tolist()
-    if tree.is_chain:
-        for node, token in zip(range(1, len(tokens)), emitted, strict=False):
-            yield node, tokens[node] == token
-            if tokens[node] != token:
-                return
-        return
-    below: dict[int, list[int]] = {}
-    for node, parent in enumerate(tree.parents.tolist()):
-        below.setdefault(parent, []).append(node)
-    at = 0
+    tokens, parents = tree.tokens.tolist(), tree.parents.tolist()
+    at, begin = 0, 1
     for token in emitted:
         came = -1
-        for child in below.get(at, ()):
-            yield child, tokens[child] == token
-            came = child if tokens[child] == token else came
+        for node in range(begin, len(tokens)):
+            if parents[node] == at:
+                yield node, tokens[node] == token
+                came = node if tokens[node] == token else came
+            elif tree.is_chain:
+                break
         if came < 0:
             return
-        at = came
-
-
-def _of_chain(trust: Claims | Runs, marks: Many[float]) -> list[float]:
-    """The chance of each node of a chain, as far as any is likely enough."""
-    chances, chance = [], 1.0
-    last, given = -1.0, 0.0
-    for mark in marks:
-        if abs(mark - last) > _ALIKE:  # deep nodes mostly have the same claim
-            last, given = mark, trust.chance(mark)
-        chance *= given
-        chances.append(chance)
-        if chance < _LEAST / MOST_REACH:
-            break
-    return chances
-
-
-def _together(tree: DraftTree, given: Many[float]) -> list[float]:
-    """The chance of each drafted node, of those given its parent."""
-    chances = [1.0]
-    for parent, chance in zip(tree.parents.tolist()[1:], given, strict=True):
-        chances.append(chances[parent] * chance)
-    return chances[1:]
+        at, begin = came, came + 1

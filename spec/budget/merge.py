@@ -27,14 +27,20 @@ class Merged:
     numbers: list[list[int]]
 
 
-def merge(trees: Many[DraftTree], most: int = MAX_NODES) -> Merged:
-    """One tree of at most ``most`` nodes, the likeliest; of a node that several proposed the larger chance counts."""
-    if len(trees) == 1 and len(trees[0]) <= most:
-        return Merged(trees[0], [list(range(len(trees[0])))])
-    if len(trees) == 1 and trees[0].is_chain:
-        return straightened(trees[0], range(1, most))
+def merge(trees: Many[DraftTree], most: int = MAX_NODES, kept: Many[int] = ()) -> Merged:
+    """One tree of at most ``most`` nodes, the likeliest; of a node that several proposed the larger chance counts.
+
+    kept: of each tree, how many of its nodes take part, the likeliest; all if it is not given.
+    """
+    kept = kept or [len(tree) for tree in trees]
+    if len(trees) == 1:
+        most = min(most, kept[0])
+        if len(trees[0]) <= most:
+            return Merged(trees[0], [list(range(len(trees[0])))])
+        if trees[0].is_chain:
+            return _shortened(trees[0], most)
     union = _Union(int(trees[0].tokens[0]))
-    numbers = [union.add(tree) for tree in trees]
+    numbers = [union.add(tree, count) for tree, count in zip(trees, kept, strict=True)]
     places = union.best(min(most, MAX_NODES))
     tree = DraftTree.build(
         [union.tokens[node] for node in places],
@@ -50,27 +56,11 @@ def merge(trees: Many[DraftTree], most: int = MAX_NODES) -> Merged:
     )
 
 
-def likeliest(tree: DraftTree) -> list[int]:
-    """The nodes of the path that has the likeliest node at each depth of those below the one before."""
-    below: dict[int, list[int]] = {}
-    for node, parent in enumerate(tree.parents.tolist()):
-        below.setdefault(parent, []).append(node)
-    path, at = [], 0
-    while children := below.get(at):
-        at = max(children, key=tree.chances.__getitem__)
-        path.append(at)
-    return path
-
-
-def straightened(tree: DraftTree, path: Many[int]) -> Merged:
-    """The nodes of a path alone, as a chain."""
-    nodes = [0, *path]
-    tokens = tree.tokens.tolist()
-    chances = tuple(tree.chances[node] for node in nodes) if tree.chances else ()
-    sources = tuple(tree.sources[node] for node in nodes) if tree.sources else ()
-    chain = DraftTree.chain([tokens[node] for node in nodes], tree.drafter, chances)
-    places = {node: place for place, node in enumerate(nodes)}
-    return Merged(replace(chain, sources=sources), [[places.get(node, -1) for node in range(len(tokens))]])
+def _shortened(chain: DraftTree, most: int) -> Merged:
+    """The first nodes of a chain."""
+    shorter = DraftTree.chain(chain.tokens[:most].tolist(), chain.drafter, chain.chances[:most])
+    numbers = [node if node < most else -1 for node in range(len(chain))]
+    return Merged(replace(shorter, sources=chain.sources[:most], parts=chain.parts or (chain,)), [numbers])
 
 
 class _Union:
@@ -80,12 +70,16 @@ class _Union:
         self.tokens, self.parents, self.chances, self.sources = [root], [-1], [1.0], [""]
         self._children: dict[tuple[int, int], int] = {}
 
-    def add(self, tree: DraftTree) -> list[int]:
-        """Hang a tree in; returns what number each of its nodes has here."""
+    def add(self, tree: DraftTree, count: int) -> list[int]:
+        """Hang the likeliest nodes of a tree in; returns what number each of its nodes has here, -1 for none."""
         tokens, parents, places = tree.tokens.tolist(), tree.parents.tolist(), [0]
         chances = tree.chances if len(tree.chances) == len(tokens) else _untold(parents)
-        sources = tree.sources or [tree.drafter] * len(tokens)
-        for token, parent, chance, source in zip(tokens[1:], parents[1:], chances[1:], sources[1:], strict=True):
+        sources, kept = tree.sources or [tree.drafter] * len(tokens), set(_likeliest(chances, count))
+        for node in range(1, len(tokens)):
+            if node not in kept:
+                places.append(-1)
+                continue
+            token, parent, chance, source = tokens[node], parents[node], chances[node], sources[node]
             below = (places[parent], token)
             place = self._children.get(below)
             if place is None:
@@ -101,11 +95,15 @@ class _Union:
 
     def best(self, most: int) -> dict[int, int]:
         """The likeliest nodes in their order, each with its place among them."""
-        kept = list(range(len(self.tokens)))
-        if len(kept) > most:
-            # Of equal ones the earlier, so that a parent stays in.
-            kept = sorted(sorted(kept, key=lambda node: (-self.chances[node], node))[:most])
-        return {node: place for place, node in enumerate(kept)}
+        return {node: place for place, node in enumerate(_likeliest(self.chances, most))}
+
+
+def _likeliest(chances: Many[float], count: int) -> list[int]:
+    """The nodes of the largest chances, in their order; of equal ones the earlier, so that a parent stays in."""
+    nodes = range(len(chances))
+    return (
+        list(nodes) if len(nodes) <= count else sorted(sorted(nodes, key=lambda node: (-chances[node], node))[:count])
+    )
 
 
 def _untold(parents: Many[int]) -> list[float]:

@@ -1,6 +1,5 @@
-"""What one sequence's tree is asked of: drafters by name, how much of each, and why.
-
-The plan carries it in the place of a shape, to whoever routes it (:mod:`drafters.combined`).
+"""What one sequence's tree is asked of: drafters by name, how much of each, and why. A plain value: whoever routes it
+(:mod:`drafters.combined`) needs nothing else.
 """
 
 from __future__ import annotations
@@ -10,10 +9,13 @@ from collections.abc import Sequence as Many
 from dataclasses import dataclass, replace
 from itertools import zip_longest
 
-from spec.budget.ways import Taken
+from spec.budget.weigh import Taken
 from spec.names import NONE, together
-from spec.trace import Weighed
+from spec.trace import NOT_PAYING, Weighed
 from spec.tree import MAX_NODES, DraftTree, TreeShape
+
+#: What one step counts among the last ones, and by how much a new leader must be ahead.
+_STEP, _AHEAD = 1 / 64, 0.2
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +49,31 @@ class Why:
     def _name(self, way: Taken) -> str:
         model, found = way.kind
         return together((*self.looked, model) if found else (model,)) or NONE
+
+    def __str__(self) -> str:
+        chosen, *others = self.weighed
+        against = "; ".join(map(str, others)) or "nobody has anything to propose"
+        if chosen.drafter == NONE:
+            return f"{NOT_PAYING}: {chosen}; {against}" if others else f"{NONE}: {against}"
+        return f"{chosen}; {against}"
+
+
+class Leader:
+    """Who drafts most of the time, told when that changes and not at every step. name: "" before anybody does. news:
+    why another one leads since the last step; "" mostly."""
+
+    def __init__(self) -> None:
+        self.name, self.news = "", ""
+        self._shares: dict[str, float] = {}
+
+    def see(self, why: Why) -> None:
+        """What a step does."""
+        choice, self.news = why.choice, ""
+        for name in self._shares:
+            self._shares[name] *= 1 - _STEP
+        self._shares[choice] = share = self._shares.get(choice, 0.0) + _STEP
+        if choice != self.name and not why.probe and share > self._shares.get(self.name, 0.0) + _AHEAD:
+            self.name, self.news = choice, str(why)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,11 +114,6 @@ def shares_of(shape: TreeShape | None) -> tuple[Share, ...]:
     return shape.shares if isinstance(shape, Mixed) else ()
 
 
-def to_draft(shape: TreeShape | None) -> list[Share]:
-    """The shares that models are still asked for: what was looked up is there already."""
-    return [share for share in shares_of(shape) if share.tree is None]
-
-
 def shape_of(tree: DraftTree) -> TreeShape:
     """The shape that a tree has."""
     if tree.is_chain:
@@ -100,14 +122,6 @@ def shape_of(tree: DraftTree) -> TreeShape:
     return TreeShape(tuple(counts[depth] for depth in range(1, max(counts) + 1)))
 
 
-def drafted_by(name: str, tree: DraftTree) -> tuple[int, int]:
-    """How many levels and nodes a drafter proposed, of what became this tree."""
-    part = next((part for part in tree.parts or (tree,) if part.drafter == name), None)
-    if part is None:
-        return 0, 0
-    return len(part) - 1 if part.is_chain else max(part.depths.tolist()), len(part) - 1
-
-
-def branches(tree: DraftTree | None, shape: TreeShape | None) -> bool:
-    """Whether a model's draft became a tree that is no chain, which is expected to take more to verify."""
-    return tree is not None and not tree.is_chain and bool(to_draft(shape))
+def levels_of(tree: DraftTree) -> int:
+    """The depth of a tree."""
+    return len(tree) - 1 if tree.is_chain else max(tree.depths.tolist())

@@ -1,136 +1,75 @@
-"""Asking who is not expected to be worth it, now and then, to see whether that still holds.
+"""How often what mostly brings nothing is tried all the same, to see whether that still holds.
 
 What an ask is expected to lose is saved up beforehand, a small share of each step; so the dearer it is (a model that
-has long rested has much to catch up with), the more seldom. And the less has come of earlier asks, the smaller the
-share, and the shorter the draft.
+has long rested has much to catch up with), the more seldom.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Many
 
-from spec.budget.members import Member
-from spec.budget.ways import DraftSeconds, Offer, Taken, of_rows
-from spec.tree import TreeShape
+from spec.budget.weigh import Taken
 
-#: The share of the time that may be lost; what is left of it where hardly anything has ever come.
-PROBING, _HOPELESS = 0.003, 0.25
-#: The least that an ask is taken to lose, as a share of the step: however cheap, it is no way of its own.
-_LEAST_LOSS = 0.1
-#: Where too little was saved, the price, which grows meanwhile, is looked at again when there is that much, and so many
-#: times what there is.
-_MORE = 1.25
-#: What is as likely as this to begin rightly is worth the whole share, and drafts of so many levels.
-_HOPEFUL, _LEVELS = 0.3, 3
+#: The share of the time that may be lost by asking models in vain.
+PROBING = 0.003
+#: Of the time, the share that looking in vain may take; so many looks in vain are spared; how far one step moves what
+#: is known of their share.
+_LOOKING, _SPARED, _MOVED = 0.02, 4, 1 / 16
 
 
 class Probes:
-    """Owns what is saved up, for each member by its name."""
+    """Owns what is saved up for each model, by its name."""
 
     def __init__(self) -> None:
         self._saved: dict[str, float] = {}
-        self._least: dict[str, float] = {}
-        self._again: set[str] = set()
-
-    def save(self, allowed: Mapping[str, float]) -> bool:
-        """A step more; returns whether anybody may be due. allowed: see :func:`allowances`."""
-        due = False
-        for name, seconds in allowed.items():
-            self._saved[name] = self._saved.get(name, 0.0) + seconds
-            due = due or self._may_ask(name)
-        return due
 
     def due(
-        self,
-        models: Many[Member],
-        best: Taken,
-        offers: Many[Offer],
-        drafting: DraftSeconds,
-        seconds: Many[float],
-        pinned: TreeShape | None,
+        self, ways: Many[Taken], pace: float, reading: Mapping[str, float], behind: Callable[[str], float]
     ) -> Taken:
-        """What to do in the place of the best way, if enough is saved up for anything; otherwise that.
+        """What to do in the place of the best way, which is the first, if enough is saved up for any; otherwise that.
 
-        drafting: seconds of a draft; seconds: of a step by its rows; pinned: the shape of all drafts, if there is one.
+        pace: tokens in a second that time is worth. reading: seconds that catching up with what this step writes will
+        take each model, which is paid beside, up to as much again. behind: seconds of catching up that are not in a
+        way's, for a model.
         """
-        for member in sorted(models, key=lambda member: member.asked):
-            if not self._may_ask(member.name):
-                continue
-            way = None
-            if member.name != best.model:
-                way = _chain(member, best, offers, drafting, seconds, pinned)
-            if way is None:
-                self._again.discard(member.name)
-                self._least[member.name] = self._saved.get(member.name, 0.0) + _LEAST_LOSS * best.seconds
-            elif self._affords(member.name, way, best):
-                return way
+        best = ways[0]
+        allowed = PROBING * best.seconds
+        for way in ways[1:]:
+            if way.model and way.model != best.model and way.kind[1] == best.kind[1]:
+                saved = self._saved.get(way.model, 0.0) + allowed + min(allowed, reading[way.model])
+                self._saved[way.model] = saved
+                lost = max(way.seconds - best.seconds, (best.worth - way.worth) / pace)  # as if it brought nothing
+                if saved >= lost + behind(way.model):
+                    self._saved[way.model] = 0.0
+                    return way
         return best
 
-    def surprised(self, name: str) -> None:
-        """A member at rest was right: it is asked again in the next step, unless that takes longer than a step more."""
-        self._again.add(name)
 
-    def ended(self) -> None:
-        """A sequence is over: what was surprising in it may not be in another."""
-        self._again.clear()
-        self._least.clear()
+class Looks:
+    """Whether to look things up in the next step. That and planning take a tenth of a millisecond or two: nothing
+    beside a step of 10 ms, and a fifth of one of 0.5. So where a few looks in a row brought nothing, the next ones come
+    after 1, 2, 4, .. steps without; never more seldom than the share of the time that looking in vain may take asks
+    for. Where something that was found is right, and where another text begins, it begins anew."""
 
-    def _may_ask(self, name: str) -> bool:
-        """Whether it was right just now, or more is saved than was too little the last time."""
-        return self._saved.get(name, 0.0) >= self._least.get(name, 0.0) or name in self._again
+    def __init__(self) -> None:
+        self.now = True
+        self._share = 0.0
+        self._vain = self._left = 0
 
-    def _affords(self, name: str, way: Taken, best: Taken) -> bool:
-        """Whether it is to be asked; then what is saved is spent, all of it: what was meant for a long text to catch up
-        with is not for many asks in a short one."""
-        loss = max(_LEAST_LOSS * best.seconds, way.seconds - way.tokens / best.pace)
-        again = name in self._again and name != best.model and loss <= best.seconds
-        self._again.discard(name)
-        if self._saved[name] < loss and not again:
-            self._least[name] = max(loss, _MORE * self._saved[name])
-            return False
-        self._saved[name] = self._least[name] = 0.0
-        return True
+    def due(self) -> bool:
+        """Whether to look in the step that is planned."""
+        self.now = self._left <= 0
+        self._left -= 1
+        return self.now
 
+    def saw(self, seconds: Mapping[str, float], right: bool) -> None:
+        """What a step took, by its phases, and whether something that was found and drafted was right."""
+        if self.now:
+            self._share += _MOVED * (seconds.get("plan", 0.0) / sum(seconds.values()) - self._share)
+            self._vain = 0 if right else self._vain + 1
+            self._left = min(1 << min(self._vain, 16) >> _SPARED, int(self._share / _LOOKING))
 
-def _chain(
-    member: Member,
-    best: Taken,
-    offers: Many[Offer],
-    drafting: DraftSeconds,
-    seconds: Many[float],
-    pinned: TreeShape | None,
-) -> Taken | None:
-    """A few levels beside what was found, or the pinned shape; nobody else is asked. Of what they bring nothing is
-    expected."""
-    most = pinned.levels if pinned is not None else _LEVELS if _hope(member, offers) == 1.0 else 1
-    levels = tuple(min(most, len(offer.models.get(member.name, ()))) for offer in offers)
-    if not any(levels):
-        return None
-    found = best.found if pinned is None else (0,) * len(offers)
-    nodes = sum(levels) if pinned is None else (pinned.nodes - 1) * sum(map(bool, levels))
-    tokens = len(offers) + sum(sum(offer.found[:taken]) for offer, taken in zip(offers, found, strict=True))
-    spent = of_rows(seconds, len(offers) + sum(found) + nodes) + drafting(member.name, max(levels), max(levels))
-    return Taken(member.name, found, levels, tokens, spent)
-
-
-def allowances(models: Many[Member], best: Taken, offers: Many[Offer]) -> dict[str, float]:
-    """Seconds of a step that may be lost by asking each model that has anything to say."""
-    others = [member for member in models if member.name != best.model]
-    asked = [member for member in others if any(offer.models.get(member.name) for offer in offers)]
-    return {member.name: best.seconds * _share(member, best, offers) / len(asked) for member in asked}
-
-
-def _share(member: Member, best: Taken, offers: Many[Offer]) -> float:
-    """Of the time, that may be lost by asking a member if it is the only one.
-
-    What it has to catch up with grows with each token, so that is paid beside, up to as much again.
-    """
-    reading = member.cost.of_a_token * best.tokens / len(offers)
-    return PROBING * _hope(member, offers) + min(PROBING, reading / best.seconds)
-
-
-def _hope(member: Member, offers: Many[Offer]) -> float:
-    """Of a member, by what its chains begin with."""
-    first = max((offer.models[member.name][0] for offer in offers if offer.models.get(member.name)), default=0.0)
-    return min(1.0, max(_HOPELESS, first / _HOPEFUL))
+    def begin(self) -> None:
+        """Another text is written now."""
+        self._vain = self._left = 0

@@ -114,7 +114,7 @@ class Noted(Budget):
         if self.why is not None:
             ms = self.why.weighed[0].ms
             way = self.why.ways[0]
-            most = "model" if sum(way.levels) > sum(way.found) else "lookup" if any(way.found) else "nobody"
+            most = "model" if way.nodes > 2 * sum(way.found) else "lookup" if any(way.found) else "nobody"
             self.steps.append(Step(len(sequences[0].tokens), self.choice, self.why.probe, ms, most))
         return shapes
 

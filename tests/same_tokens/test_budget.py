@@ -45,7 +45,7 @@ class Reckless(Budget):
     trees, of models also such as grow by their price. made: how often each mix was asked for."""
 
     def __init__(self, members: Sequence[Member], seed: int) -> None:
-        super().__init__(members, StepCost([1, 64], [1.0, 1.5], branching=0.1), timed=False)
+        super().__init__(members, StepCost([1, 64], [1.0, 1.5]), timed=False)
         self._seed, self._planned = seed, 0
         self.made: Counter[str] = Counter()
 
@@ -96,7 +96,7 @@ def engine_with(pair: Pair, texts: Mapping[str, list[int]], seed: int | None, **
 
     def drafter(pool: PagePool) -> Drafter:
         members = members_of(pair, texts, pool)
-        curve = StepCost([1, 64], [1.0, 1.5], branching=0.1)
+        curve = StepCost([1, 64], [1.0, 1.5])
         made.append(Budget(members, curve, timed=False) if seed is None else Reckless(members, seed))
         return CombinedDrafter(made[0])
 

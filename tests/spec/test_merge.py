@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from spec.budget.merge import likeliest, merge, straightened
+from spec.budget.merge import merge
 from spec.tree import DraftTree
 
 
@@ -41,17 +41,16 @@ def test_the_least_likely_nodes_go() -> None:
     assert len(cut.sources) == 3
 
 
-def test_the_likeliest_path_alone_is_a_chain_that_knows_whose_its_nodes_are() -> None:
+def test_of_each_tree_only_so_many_nodes_take_part_and_all_of_it_is_remembered() -> None:
     suffix = DraftTree.chain([7, 3, 5], "suffix", (1.0, 0.5, 0.1))
     model = DraftTree.build([7, 4, 8, 9], [-1, 0, 1, 1], "model", (1.0, 0.6, 0.2, 0.3))
-    both = merge([suffix, model]).tree
-    path = likeliest(both)
-    assert path == [3, 5], "4, then 9"
-    alone = straightened(both, path)
-    assert (alone.tree.is_chain, alone.tree.tokens.tolist()) == (True, [7, 4, 9])
-    assert alone.tree.chances == (1.0, 0.6, 0.3)
-    assert alone.tree.sources == ("", "model", "model")
-    assert alone.numbers == [[0, -1, -1, 1, -1, 2]]
+    both = merge([suffix, model], kept=[2, 3])
+    assert paths(both.tree) == [(), (3,), (4,), (4, 9)]
+    assert both.numbers == [[0, 1, -1], [0, 2, -1, 3]]
+    assert both.tree.parts == (suffix, model)
+    alone = merge([model], kept=[3])
+    assert (alone.tree.is_chain, alone.tree.tokens.tolist(), alone.tree.drafter) == (True, [7, 4, 9], "model")
+    assert (alone.numbers, alone.tree.parts) == ([[0, 1, -1, 2]], (model,))
     begun = merge([DraftTree.chain([7, 3, 5], "x")], most=2)
     assert (begun.tree.tokens.tolist(), begun.tree.chances, begun.numbers) == ([7, 3], (), [[0, 1, -1]])
 

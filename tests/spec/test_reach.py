@@ -6,8 +6,8 @@ import random
 
 import pytest
 
+from spec.budget.claims import Salts
 from spec.budget.reach import Pursuit, Reach
-from spec.budget.trust import Salts
 
 LONG = list(range(10, 34))
 

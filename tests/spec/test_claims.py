@@ -6,18 +6,16 @@ import random
 
 import pytest
 
-from spec.budget.rates import Rates
-from spec.budget.trust import Runs, Salts, behind, claimed, of_runs
+from spec.budget.claims import Salts, claimed
+from spec.budget.found import Looking
 from spec.tree import DraftTree
 
 
-def test_before_anything_was_seen_a_claim_is_taken_at_its_word_and_hopefully() -> None:
-    chances = [Salts().claims("").chance(claim) for claim in (0.1, 0.5, 0.9)]
-    assert chances == pytest.approx([0.1, 0.5, 0.9], abs=0.08)
-    assert all(chance > claim for chance, claim in zip(chances, (0.1, 0.5, 0.9), strict=True))
+def test_before_anything_was_seen_a_claim_is_taken_at_its_word() -> None:
+    assert [Salts().claims("").chance(claim) for claim in (0.1, 0.5, 0.9)] == pytest.approx([0.1, 0.5, 0.9])
 
 
-def test_the_surer_it_is_the_less_it_hopes_and_moves() -> None:
+def test_the_surer_it_is_the_less_it_moves() -> None:
     claims = Salts().claims("")
     moves: list[float] = []
     for _ in range(100):
@@ -97,7 +95,7 @@ def test_a_new_salt_begins_where_all_are_and_soon_goes_its_own_way() -> None:
 
 
 def test_no_more_salts_are_remembered_than_so_many(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("spec.budget.trust._SALTS", 2)
+    monkeypatch.setattr("spec.budget.claims._SALTS", 2)
     salts = Salts()
     reach = salts.claims("a").reach
     for salt in ("b", "a", "c"):
@@ -108,30 +106,24 @@ def test_no_more_salts_are_remembered_than_so_many(monkeypatch: pytest.MonkeyPat
     assert salts.claims("a").reach is not reach
 
 
-def test_runs_grow_while_they_are_right() -> None:
-    runs = Runs(of_runs())
-    runs.went(3, ended=False)
-    runs.went(2, ended=False)
-    assert runs.now == 5
-    assert runs.chance(5) > runs.chance(0)
-    runs.went(2, ended=True)
-    assert runs.now == 0
+def test_one_that_claims_nothing_is_believed_by_how_long_it_has_been_right() -> None:
+    looking, silent = Looking(Salts().claims("")), DraftTree.chain([7, 1, 2])
+    begun = looking.marks(silent)
+    assert begun == sorted(begun)
+    looking.run = 5
+    assert looking.marks(silent)[0] > begun[1]
+    assert looking.marks(DraftTree.chain([7, 1], "suffix", (1.0, 0.5))) == [0.5], "what it claims comes first"
+    tree = DraftTree.build([7, 1, 2, 3], [-1, 0, 0, 2], "ngram")
+    assert looking.marks(tree) == [looking.marks(silent)[0]] * 2 + [looking.marks(silent)[1]]
 
 
-def test_runs_learn_of_their_length_alone() -> None:
-    runs = Runs(Rates(list(of_runs().chances)))
-    before = runs.chance(0)
-    for _ in range(50):
-        runs.saw(9, False)
-    assert runs.chance(9) < 0.4
-    assert runs.chance(0) == before
-
-
-def test_claims_and_runs_of_chains_and_trees() -> None:
+def test_claims_of_chains_and_trees_and_what_they_come_to() -> None:
     chain = DraftTree.chain([7, 1, 2], "suffix", (1.0, 0.5, 0.4))
     assert claimed(chain) == pytest.approx([0.5, 0.8])
-    assert behind(chain, 4) == [4.0, 5.0]
     tree = DraftTree.build([7, 1, 2, 3], [-1, 0, 0, 2], "suffix", (1.0, 0.5, 0.2, 0.1))
     assert claimed(tree) == pytest.approx([0.5, 0.2, 0.5])
-    assert behind(tree, 0) == [0.0, 0.0, 1.0]
     assert claimed(DraftTree.chain([7, 1])) == []
+    claims = Salts().claims("")
+    assert claims.chances(chain, claimed(chain)) == pytest.approx([0.5, 0.4])
+    assert claims.chances(tree, claimed(tree)) == pytest.approx([0.5, 0.2, 0.1])
+    assert len(claims.chances(DraftTree.chain([7] * 20), [0.3] * 19)) < 6, "no farther than anything is likely"

@@ -1,10 +1,7 @@
 """How far what one who looks things up drafted is to be trusted in one sequence.
 
-::
-
-    claims     its own chance of a node, given the one before: in log odds, shifted and stretched by what came of them
-    reach      how far chains come, where the product of claims says too much (:mod:`spec.budget.reach`)
-    runs       one that claims nothing: by how many tokens in a row it has been right by now, drafted ones included
+A claim is its own chance of a node, given the one before; what it is worth is, in log odds, that shifted and stretched.
+How far chains come, where the product of these says too much, is learnt beside (:mod:`spec.budget.reach`).
 
 Claims are mostly right about each other, and in one text too low or too high together (a text that is copied word by
 word, one that only sounds alike). So two numbers are learnt rather than a table, which is done within a few steps: the
@@ -14,21 +11,17 @@ Kalman filter of the logistic), and that drifts back a little, since texts chang
 
 from __future__ import annotations
 
-import bisect
 import math
 from collections import OrderedDict
 from collections.abc import Sequence as Many
 from hashlib import blake2b
 from secrets import token_bytes
 
-from spec.budget.rates import OwnRates, Rates
-from spec.budget.reach import Reach
+from spec.budget.reach import MOST_REACH, Reach
 from spec.tree import DraftTree
 
 #: How unsure the shift and the stretch are in the beginning, and how much of that comes back with each node.
 _SHIFT, _STRETCH, _DRIFT = 1.0, 0.03, 0.005
-#: By how much of how unsure it is the line is read too high: what is drafted is verified, and teaches.
-_HOPE = 0.3
 #: Log odds are looked at between these chances.
 _UNLIKELY, _SURE = 0.02, 0.98
 #: How much surer what holds for all sequences of a salt, or of all salts, is from the beginning, and how many salts are
@@ -36,8 +29,8 @@ _UNLIKELY, _SURE = 0.02, 0.98
 _OF_SALT, _SALTS = 0.3, 256
 _LEAST_STRETCH, _MOST_STRETCH, _MOST_SHIFT = 0.05, 2.0, 3.0
 _LEAST_INFORMATION = 1e-3
-_RUN_EDGES = (1, 2, 3, 5, 9, 17)
-_RUN_GUESSES = (0.15, 0.4, 0.55, 0.7, 0.8, 0.9, 0.95)
+#: What is less likely than this is no candidate.
+LEAST = 0.04
 
 
 class Claims:
@@ -56,10 +49,19 @@ class Claims:
 
     def chance(self, claim: float) -> float:
         """What a claim is worth here, given the node before it."""
-        odds = _odds(claim)
-        shifts, both, stretches = self._covariance
-        spread = math.sqrt(max(0.0, shifts + 2 * both * odds + stretches * odds * odds))
-        return _chance(self._shift + self._stretch * odds + _HOPE * spread)
+        return _chance(self._shift + self._stretch * _odds(claim))
+
+    def chances(self, tree: DraftTree, claims: Many[float]) -> list[float]:
+        """The chance of each drafted node, by the claims of all; of a chain, as far as any is likely enough."""
+        chances, parents = [1.0], range(len(claims)) if tree.is_chain else tree.parents.tolist()[1:]
+        last, given = -1.0, 0.0
+        for parent, claim in zip(parents, claims, strict=True):
+            if claim != last:  # deep nodes mostly have the same claim
+                last, given = claim, self.chance(claim)
+            chances.append(chances[parent] * given)
+            if tree.is_chain and chances[-1] < LEAST / MOST_REACH:
+                break
+        return chances[1:]
 
     def saw(self, claim: float, hit: bool) -> None:
         """A node of this claim came, or another token did."""
@@ -107,31 +109,6 @@ class Salts:
         return Claims(known, known.reach)
 
 
-class Runs:
-    """Of a drafter that does not. now: tokens in a row that it has been right on by now."""
-
-    def __init__(self, rates: Rates) -> None:
-        self._rates = OwnRates(rates)
-        self.now = 0
-
-    def chance(self, before: float) -> float:
-        """Of a node behind so many tokens that were right, or are if it is to come at all."""
-        return self._rates.chance(_cell(before))
-
-    def saw(self, before: float, hit: bool) -> None:
-        """Such a node came, or another token did."""
-        self._rates.saw(_cell(before), hit)
-
-    def went(self, right: int, ended: bool) -> None:
-        """So many more were right, up to one that was not, or to the last one."""
-        self.now = 0 if ended else self.now + right
-
-
-def of_runs() -> Rates:
-    """What all sequences show of one who claims nothing."""
-    return Rates(_RUN_GUESSES)
-
-
 def claimed(tree: DraftTree) -> list[float]:
     """What the drafter says of each drafted node, given its parent; empty if it says nothing."""
     chances = tree.chances
@@ -142,16 +119,6 @@ def claimed(tree: DraftTree) -> list[float]:
         chance / chances[parent] if chances[parent] else 0.0
         for chance, parent in zip(chances[1:], parents, strict=True)
     ]
-
-
-def behind(tree: DraftTree, before: int) -> list[float]:
-    """How many tokens in a row were right where each drafted node comes, if it does."""
-    depths: Many[int] = range(1, len(tree)) if tree.is_chain else tree.depths.tolist()[1:]
-    return [float(before + depth - 1) for depth in depths]
-
-
-def _cell(before: float) -> int:
-    return bisect.bisect_right(_RUN_EDGES, before)
 
 
 def _odds(chance: float) -> float:

@@ -1,0 +1,180 @@
+"""What a step is planned as: for several at once, with what must be caught up with, and when not at all."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Many
+from dataclasses import replace
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+from spec.budget import StepCost
+from spec.budget.budget import Budget
+from spec.budget.cost import DraftCost
+from spec.budget.members import Member
+from spec.budget.mixed import Mixed, Share
+from spec.sequence import Sequence
+from spec.step import Verdict, Work
+from spec.trace import StepTrace
+from spec.tree import ROOT_ONLY, DraftTree, TreeShape
+from tests.drafters.test_combined import LOOKED, MODEL, Parrot, sequence
+
+FLAT = ([1, 64], [1.0, 1.0])
+
+
+class Picky(Parrot):
+    """Says its tree for one sequence alone."""
+
+    def propose(self, sequences: Many[Sequence], shapes: Many[TreeShape]) -> list[DraftTree]:
+        return [self.tree if one.id == "s" else DraftTree.chain([7], self.name) for one in sequences]
+
+
+class Reader(Parrot):
+    """Says one tree, and has 64 tokens to catch up with beside the last one."""
+
+    def unread(self, sequence: Sequence) -> int:
+        return 65
+
+
+def model(seconds: float = 0.1, parrot: type[Parrot] = Parrot) -> Member:
+    return Member.model(parrot("model", MODEL), DraftCost(seconds, 0.1, 0.01))
+
+
+def budget_of(*members: Member, timed: bool = False, pinned: TreeShape | None = None) -> Budget:
+    return Budget(members, StepCost(*FLAT), pinned, timed=timed)
+
+
+def came(
+    one: Sequence, shape: TreeShape, tree: DraftTree, tokens: list[int], accepted: int, **seconds: float
+) -> tuple[StepTrace, list[Verdict]]:
+    """A step of this shape in which these tokens came."""
+    one.tokens.extend(tokens)
+    trace = StepTrace(
+        number=0, rows=len(tree), sequences=1, prefill_rows=0, drafted=0, accepted=accepted, emitted=0, seconds=seconds
+    )
+    depths = tree.depths.tolist()[1:]
+    return trace, [Verdict(Work(one, 0, shape), tree, emitted=tokens, accepted=accepted, depths=depths)]
+
+
+def model_share(shape: TreeShape) -> Share:
+    assert isinstance(shape, Mixed)
+    return next(share for share in shape.shares if share.drafter == "model")
+
+
+def test_the_pace_of_two_is_what_both_bring() -> None:
+    """One copies, of the other nothing is found."""
+    budget, one = budget_of(Member.looking(Picky("looked", LOOKED))), sequence()
+    other = replace(one, id="other", tokens=[1, 7])
+    for _ in range(30):
+        shapes = budget.plan([one, other])
+        trace, first = came(one, shapes[0], LOOKED, [3, 5, 7], 2)
+        _, second = came(other, shapes[1], DraftTree.chain([7]), [9], 0)
+        budget.stepped(trace, [*first, *second])
+    cases = budget._cases.look([one, other])
+    assert sum(case.pace(1.0) for case in cases) == pytest.approx(3.0 + 1.0, rel=0.02)
+
+
+def test_a_pinned_shape_is_drafted_by_the_best_and_tells_of_the_others() -> None:
+    shape = TreeShape.chain(2)
+    budget = budget_of(Member.looking(Parrot("looked", LOOKED)), model(seconds=50.0), pinned=shape)
+    for _ in range(20):
+        (planned,) = budget.plan([sequence()])
+        assert planned.widths == shape.widths
+        assert budget.choice == "looked"
+        assert budget.why is not None
+        assert [way.model for way in budget.why.ways] == ["", "model", ""]
+
+
+@pytest.mark.parametrize(("left", "share"), [(1000, 4), (10, 6.4), (1, 64)])
+def test_what_must_be_read_is_shared_out_among_the_steps_to_come(left: int, share: float) -> None:
+    budget, one = budget_of(model(parrot=Reader)), sequence()
+    one.limit = len(one.tokens) + left
+    if left == 1:
+        assert budget.plan([one]) == [ROOT_ONLY], "there is no room for a draft"
+        return
+    budget.plan([one])
+    assert budget.why is not None
+    way = next(way for way in budget.why.ways if way.model)
+    nodes, levels = way.trees[0].nodes, way.trees[0].levels
+    assert way.seconds == pytest.approx(1.0 + 0.1 + 0.1 * levels + 0.01 * (nodes - levels + share))
+
+
+def test_a_model_at_rest_is_cheaper_where_the_machine_has_become_faster() -> None:
+    member = model(seconds=50.0)
+    budget, one = budget_of(member, timed=True), sequence()
+    one.limit = 1000
+    for _ in range(300):
+        (shape,) = budget.plan([one])
+        budget.stepped(*came(one, shape, DraftTree.chain([7]), [9], 0, plan=0.0, forward=0.5))
+    assert member.cost.slower == pytest.approx(budget.cost.slower)
+    assert member.cost.slower < 0.75
+
+
+def test_what_a_draft_takes_corrects_its_price() -> None:
+    member = model()
+    budget, one = budget_of(member, timed=True), sequence()
+    one.limit = 1000
+    for _ in range(200):
+        (shape,) = budget.plan([one])
+        budget.stepped(*came(one, shape, MODEL, [3, 6, 1], 2, propose=0.9, forward=1.0))
+    assert member.cost.seconds(2, 2) == pytest.approx(0.9, rel=0.05)
+
+
+def test_where_looking_is_dear_and_vain_a_step_without_drafts_is_not_planned_anew() -> None:
+    """And it is again as soon as another text begins."""
+    budget, one = budget_of(Member.looking(Parrot("looked", DraftTree.chain([7]))), model(50.0), timed=True), sequence()
+    one.limit, whys = 10_000, []
+    for _ in range(200):
+        (shape,) = budget.plan([one])
+        assert isinstance(shape, Mixed)
+        assert (shape.levels, shape.why, budget.choice) == (0, budget.why, "none")
+        budget.stepped(*came(one, shape, DraftTree.chain([7]), [9], 0, plan=0.3, forward=1.0))
+        whys.append(budget.why)
+    repeated = [why is before for before, why in pairwise(whys)]
+    assert not any(repeated[:3])
+    assert sum(repeated[100:]) > 85
+    budget.ended(one)
+    (_,) = budget.plan([replace(one, id="other", tokens=[1, 7])])
+    assert budget.why is not whys[-1]
+
+
+def test_a_model_that_drafts_is_planned_for_in_every_step() -> None:
+    budget, one = budget_of(Member.looking(Parrot("looked", DraftTree.chain([7]))), model(), timed=True), sequence()
+    one.limit = 10_000
+    for _ in range(60):
+        (shape,) = budget.plan([one])
+        assert shape.levels > 0
+        budget.stepped(*came(one, shape, MODEL, [3, 6, 1], 2, plan=0.3, propose=0.3, forward=1.0))
+
+
+def test_who_may_not_draft_is_not_asked_and_its_neighbour_is() -> None:
+    budget, one = budget_of(model()), sequence()
+    mine, other = budget.plan([one, replace(one, id="other", speculate=False)])
+    assert mine.levels > 0
+    assert other == ROOT_ONLY
+
+
+def test_rows_planned_for_others_make_those_of_one_dearer_and_its_level_cheaper() -> None:
+    """Eight rows cost as much as one, each further one two seconds more; a level is drafted for all at once."""
+    budget = Budget([model()], StepCost([1, 8, 64], [1.0, 1.0, 113.0]), timed=False)
+    alone = model_share(budget.plan([sequence()])[0]).shape.price
+    two = model_share(budget.plan([sequence(), replace(sequence(), id="other")])[0]).shape.price
+    assert alone is not None
+    assert two is not None
+    assert alone.rows[7] == 0.0 < alone.rows[8]
+    assert two.rows[3] == 0.0 < two.rows[4], "two rows are the roots, and of the other three more are expected"
+    assert two.level == pytest.approx(alone.level), "half the seconds, at twice the pace"
+
+
+def test_beside_what_was_found_levels_and_rows_are_dearer() -> None:
+    looked = Parrot("looked", DraftTree.chain([7]))
+    budget, one = budget_of(Member.looking(looked), model(seconds=0.01)), sequence()
+    budget.cost = StepCost([1, 64], [1.0, 1.63])
+    alone = model_share(budget.plan([one])[0]).shape.price
+    looked.tree = DraftTree.chain([7, 5], "looked", (1.0, 0.4))
+    beside = model_share(budget.plan([one])[0]).shape.price
+    assert alone is not None
+    assert beside is not None
+    assert beside.level > 1.3 * alone.level
+    assert np.all(beside.rows >= alone.rows)
