@@ -231,8 +231,7 @@ def main() -> None:
 
 def draft_model(engine: Engine) -> DraftModelDrafter:
     """The engine's draft model, of which nothing is known yet."""
-    drafter = configured(engine.drafter)
-    assert isinstance(drafter, DraftModelDrafter)
+    drafter: Any = configured(engine.drafter)
     return DraftModelDrafter(drafter.model)
 
 

@@ -77,7 +77,7 @@ class MedusaDrafter:
         hidden = {name: row for name, row in found.items() if row is not None}
         while growing := [g for g in growing if g.sequence.id in hidden and not g.done]:
             logits = self.heads(torch.stack([hidden[g.sequence.id] for g in growing]), growing[0].depth)
-            lengthened(growing, logits.split(1), nodes, self.shared_noise, self._token_ids)
+            lengthened(growing, logits.cpu().split(1), nodes, self.shared_noise, self._token_ids)
 
     def hidden(self, sequence: Sequence) -> Tensor | None:
         """[H]: the row that the sequence's root was drawn from, if anybody has it."""

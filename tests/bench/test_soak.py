@@ -79,10 +79,11 @@ def drafting(log: Path) -> Iterator[tuple[int, int]]:
 
 
 @pytest.mark.slow
-def test_a_wave_with_a_freeze_and_a_kill(plain: int, tmp_path: Path) -> None:
+def test_a_wave_with_a_freeze_and_a_kill(plain: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(storm, "VISITS", 12)  # so that the wave outlasts both
     log = tmp_path / "log"
     with drafting(log) as (process, port):
-        harms = [Harm(0.3, hold=0.5), Harm(0.3, hold=None)]
+        harms = [Harm(0.1, hold=0.5), Harm(0.1, hold=None)]
         tally, one = asyncio.run(wave(plain, process, port, log, harms))
     assert tally.faults == []
     assert (tally.counts["kills"], tally.counts["freezes"], len(tally.seconds_down)) == (1, 1, 1)
