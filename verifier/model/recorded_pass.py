@@ -45,6 +45,7 @@ class RecordedOp:
         count = len(logits)
         sampling = RowSampling.of([SamplingParams()] * count, [0] * count, [0] * count)
         self._columns, self._count = sampling.columns(), torch.zeros(1, dtype=torch.int64)
+        self._op = op  # holds the ids by which it is found again, so that no others can have their place
         with recording() as self._replay:
             self._found = op(logits, sampling, self._count)
 

@@ -47,7 +47,6 @@ class RowSampling:
         cls, rows: Many[SamplingParams], seeds: Many[int], positions: Many[int], device: torch.device | str = "cpu"
     ) -> RowSampling:
         """One entry per row in each argument; a seed is any integer, taken modulo 2**64."""
-
         made = cls(*(torch.zeros(len(rows), dtype=dtype) for dtype in _DTYPES))
         columns = made.columns()
         for row, (asked, seed) in enumerate(zip(rows, seeds, strict=True)):
@@ -91,8 +90,7 @@ def draw_rows(
     logits: fp32[N, V]. token_ids: int64[V], which token of the target each column is, for a drafter that has a
     vocabulary of its own; None where they are the same. The noise is that of the target's tokens, and ties go to the
     first column. count: int64[1], how many rows are drawn, read when it runs (of compiled kernels; None: all). Returns
-    int64[N], tokens of the target, ``BROKEN`` for a row that holds NaN, plus infinity or nothing
-    finite.
+    int64[N], tokens of the target, ``BROKEN`` for a row that holds NaN, plus infinity or nothing finite.
     """
     if logits.is_cuda:
         from verifier.ops.kernels import draw as kernels
