@@ -206,6 +206,7 @@ async def test_the_tiles_tell_the_last_request_where_nothing_runs() -> None:
 
 
 async def test_a_busy_machine_is_named_at_once_and_not_every_ten_seconds(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.WARNING, "foresay.speculation")
     run = Run()
     run.steps(10, accepted=3, propose=0.004, forward=0.011, crowded=0.2)
     run.report()
