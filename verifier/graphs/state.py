@@ -128,8 +128,8 @@ class StepState:
 
     def advance(self, taken: AcceptedPaths) -> None:
         """The accepted paths become text; the last emitted token of each is its new root."""
-        # A broken draw is no token and must not be looked up. The host takes none either, and drops what runs ahead.
-        self.recent.copy_(gather_recent(self.recent, taken.emitted, taken.lengths).clamp_(min=0))
+        # Of a broken draw the host takes nothing, and drops what runs ahead.
+        self.recent.copy_(gather_recent(self.recent, taken.emitted, taken.lengths))
         self.lengths.add_(taken.lengths)
         self.ends.add_(taken.lengths[:, None])
 

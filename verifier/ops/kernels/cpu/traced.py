@@ -42,7 +42,7 @@ class Traced(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if func in _READS:
+        if func in _READS or (func is _ATEN.index.Tensor and any(_is_mask(one) for one in args[1])):
             raise ReadsNumbers(f"{func} in a step that is recorded")
         if func in _CONSTANT:
             return func(*args, **kwargs)
@@ -54,6 +54,10 @@ class Traced(TorchDispatchMode):
         if any(_place(one) not in given for one in tree_leaves(made)):
             self._add(partial(_again_one if isinstance(made, Tensor) else _again, made, func, *args, **kwargs))
         return made
+
+
+def _is_mask(index: Tensor | None) -> bool:
+    return index is not None and index.dtype == torch.bool
 
 
 def _place(tensor: Tensor) -> int:
