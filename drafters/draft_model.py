@@ -49,7 +49,7 @@ class DraftModelDrafter(TreeDrafter):
         token_ids: Tensor | None = None,
     ) -> None:
         device = model.store.keys.device
-        super().__init__(name, dynamic, device, model.store.pool.page_size)
+        super().__init__(name, dynamic, device, model.store.pool)
         self.model = model
         self._read, self._known = read, model.vocab_size if read is None else len(read)
         self._read_there, self.token_ids = (None if ids is None else ids.to(device) for ids in (read, token_ids))

@@ -45,7 +45,7 @@ class EagleDrafter(TreeDrafter):
 
     def __init__(self, head: EagleHead, pool: PagePool, dynamic: bool = True, name: str = "") -> None:
         layer, device = head.layer, head.device
-        super().__init__(name or (EAGLE3 if head.config.generation == 3 else EAGLE), dynamic, device, pool.page_size)
+        super().__init__(name or (EAGLE3 if head.config.generation == 3 else EAGLE), dynamic, device, pool)
         self.needs: FeatureRequest | None = head.config.needs
         self.store = KVStore(pool, layer.num_layers, layer.num_kv_heads, layer.head_dim, head.dtype, device)
         self.features = KVStore(pool, 1, 1, layer.hidden_size, head.dtype, device, value_dim=0)

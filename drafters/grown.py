@@ -24,7 +24,8 @@ _NONE = -math.inf
 
 @dataclass(slots=True, eq=False)
 class Grown:
-    """fixed: the levels of the shape. over: whether no level is to come, or none is worth it.
+    """fixed: of the levels that are grown, of which the tree may take fewer. over: whether no level is to come, or none
+    is worth it.
 
     tokens, parents, scores: of the candidates (:mod:`drafters.growth`), the root first. front: those that are expanded
     next. rows: the row of each that was. looked: for each level what was expanded, and the tokens and uncalibrated log
@@ -34,7 +35,6 @@ class Grown:
     sequence: Sequence
     shape: TreeShape
     dynamic: bool
-    fixed: tuple[LevelLayout, ...]
     calibration: Calibration
     grammar: Ahead | None
     tokens: list[int]
@@ -44,6 +44,7 @@ class Grown:
     rows: dict[int, int] = field(default_factory=lambda: {0: 0})
     looked: list[tuple[list[int], NDArray[np.int64], Floats]] = field(default_factory=list)
     kept: list[int] = field(default_factory=lambda: [0])
+    fixed: tuple[LevelLayout, ...] = ()
     over: bool = False
 
     @property

@@ -22,7 +22,8 @@ from torch import Tensor
 from drafters.calibration import Calibration, Curves
 from drafters.candidates import adjusts, by_path
 from drafters.grown import Grown
-from drafters.growth import Growth, Level, Passes, Plan, layout, levels
+from drafters.growth import Growth, Level, Passes, Plan, levels
+from kvpaging import PagePool
 from spec.constrain import Ahead
 from spec.sampling import SamplingParams
 from spec.sequence import Sequence
@@ -32,8 +33,6 @@ from verifier.ops.eager import compiled
 from verifier.ops.kernels.cpu.launch import Recording, recording
 
 _GREEDY = SamplingParams(temperature=0.0)
-#: Pages of a table that there is room for at least.
-_LEAST_PAGES = 16
 
 
 class Levels:
@@ -47,13 +46,17 @@ class Levels:
         self.states = None if states is None else torch.empty_like(states)
         self._recorded: Recording | None = None
         if compiled(self.logits):
-            self.whole()  # on padding: what is made when it is first needed is not made again by each replay
-            with recording() as self._recorded:
-                self._growth, parts = self._begun()
-                self._seen = []
-                for seen in parts:
-                    self._seen.append(seen)
-                    self._recorded.cut()
+            self._record()
+            self._record()  # what is made when it is first needed, is there now, and not made again by each replay
+
+    def _record(self) -> None:
+        with recording() as made:
+            self._growth, parts = self._begun()
+            self._seen = []
+            for seen in parts:
+                self._seen.append(seen)
+                made.cut()
+        self._recorded = made
 
     def _begun(self) -> tuple[Growth, Iterator[Tensor]]:
         growth = Growth(self.plan, self.state, self._passes.token_ids, self.curves)
@@ -92,10 +95,12 @@ class TreeDrafter(ABC):
     shared_noise: bool = True
     token_ids: Tensor | None = None
 
-    def __init__(self, name: str, dynamic: bool, device: torch.device, page_size: int) -> None:
+    def __init__(self, name: str, dynamic: bool, device: torch.device, pool: PagePool | None = None) -> None:
+        """pool: whose pages hold what it computes; None: it has no KV."""
         self.name, self.dynamic, self.calibration = name, dynamic, Calibration()
-        self._device, self._page_size = device, page_size
-        self._levels: dict[tuple[object, ...], Levels] = {}
+        self._device = device
+        self._page_size, self._pages = (1, 1) if pool is None else (pool.page_size, pool.num_pages)
+        self._levels: dict[tuple[object, ...], list[Levels]] = {}
         self._grown: dict[str, Grown] = {}
 
     @abstractmethod
@@ -140,14 +145,15 @@ class TreeDrafter(ABC):
         shape = self.limited(shape)
         dynamic = self.dynamic and shape.template is None and not shape.is_chain
         grammar = None if sequence.constraint is None else Ahead(sequence.constraint)
-        fixed = layout(shape, dynamic, self.free, shape.price is not None)
-        return Grown(sequence, shape, dynamic, fixed, self.calibration, grammar, [sequence.tokens[-1]])
+        return Grown(sequence, shape, dynamic, self.calibration, grammar, [sequence.tokens[-1]])
 
     def _grow(self, growing: Many[Grown], apart: bool) -> None:
         """Trees of one shape."""
         sequences = [grown.sequence for grown in growing]
         logits, states = self.first(sequences)
         at = self._levels_of(growing, apart, logits, states)
+        for grown in growing:
+            grown.fixed = at.plan.levels
         at.logits.copy_(logits[:, : at.logits.shape[1]])
         if at.states is not None and states is not None:
             at.states.copy_(states)
@@ -187,18 +193,22 @@ class TreeDrafter(ABC):
         return Joined(pages, table.length, sequence.tokens[-1:], sampling, sequence.noise.seed)
 
     def _levels_of(self, growing: Many[Grown], apart: bool, logits: Tensor, states: Tensor | None) -> Levels:
+        """What is made for such trees; of trees with a price, whoever has as many levels or more: they end early."""
         count, first = len(growing), growing[0]
-        most = _LEAST_PAGES if self.free else max(_LEAST_PAGES, *(len(g.sequence.table.pages) for g in growing))
-        pages = 1 << (most - 1).bit_length()
+        priced = first.shape.price is not None
+        key = (count, apart, priced, first.dynamic, logits.shape[1])
+        for made in self._levels.get(key, []):
+            shape = made.plan.shape
+            if shape == first.shape or (priced and shape.widths[: first.shape.levels] == first.shape.widths):
+                return made
         columns = logits.shape[1]
         if self.token_ids is None:
             columns = min(columns, first.sequence.noise.vocab_size)
-        key = (first.shape, first.shape.price is None, first.dynamic, count, pages, columns, apart)
-        if key not in self._levels:
-            plan = Plan(first.shape, count, self._device, first.dynamic, self.free, columns, apart)
-            state = StepState(count, pages, self._page_size, 1, self._device)
-            self._levels[key] = Levels(plan, self, state, logits[:, :columns], states)
-        return self._levels[key]
+        plan = Plan(first.shape, count, self._device, first.dynamic, self.free, columns, apart)
+        state = StepState(count, self._pages, self._page_size, 1, self._device)
+        made = Levels(plan, self, state, logits[:, :columns], states)
+        self._levels.setdefault(key, []).append(made)
+        return made
 
     def committed(self, sequence: Sequence, path: list[int]) -> None:
         """The calibration learns."""

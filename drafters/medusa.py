@@ -24,9 +24,6 @@ from spec.tree import TreeShape
 from verifier.graphs.state import StepState
 from verifier.heads.medusa import MedusaHeads
 
-#: Heads have no pages.
-_NO_PAGES = 1
-
 
 @dataclass(frozen=True, slots=True)
 class _Last:
@@ -46,7 +43,7 @@ class MedusaDrafter(TreeDrafter):
     needs: FeatureRequest | None = FeatureRequest(final=True)
 
     def __init__(self, heads: MedusaHeads, dynamic: bool = True, name: str = MEDUSA) -> None:
-        super().__init__(name, dynamic, heads.device, _NO_PAGES)
+        super().__init__(name, dynamic, heads.device)
         self.heads, self.token_ids = heads, heads.token_map
         self.elsewhere: list[Callable[[Sequence], Tensor | None]] = []
         self._last: dict[str, _Last] = {}

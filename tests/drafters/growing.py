@@ -9,7 +9,7 @@ from torch import Tensor
 
 from drafters.calibration import Calibration, Curves
 from drafters.grown import Grown
-from drafters.growth import Growth, Plan, layout
+from drafters.growth import Growth, Plan
 from kvpaging import PagePool, PageTable
 from spec.noise import Noise
 from spec.sampling import SamplingParams
@@ -46,8 +46,7 @@ def grown(
     length = len(s.tokens) - 1
     state.join([Joined([], length, s.tokens, s.sampling, s.noise.seed)])
     calibration = calibration or uncalibrated()
-    fixed = layout(shape, plan.dynamic, free, shape.price is not None)
-    tree, curves = Grown(s, shape, plan.dynamic, fixed, calibration, None, s.tokens[-1:]), Curves(1, _CPU)
+    tree, curves = Grown(s, shape, plan.dynamic, calibration, None, s.tokens[-1:], fixed=plan.levels), Curves(1, _CPU)
     curves.write(calibration, [tree.kind])
     growth = Growth(plan, state, None, curves)
     while not tree.over:

@@ -107,13 +107,18 @@ class StepState:
 
     @torch.inference_mode()
     def write_tables(self, pages: Many[list[int]]) -> None:
-        """The page ids of the first places, of which only the first P matter; nothing is copied if they are there."""
+        """The page ids of the first places, of which only the first P matter; nothing is copied if they are there.
+
+        What is behind them is not looked at, but where there are none: rows of padding go to the padding page.
+        """
         width = self.tables.shape[1]
         for place, row in enumerate(pages):
             if self._pages[place] != row[:width]:
                 self._pages[place] = list(row[:width])
-                blank = [0] * (width - len(self._pages[place]))
-                write(self.tables[place], [*self._pages[place], *blank])
+                if row:
+                    write(self.tables[place, : len(row)], self._pages[place])
+                else:
+                    self.tables[place].zero_()
 
     def _rows(self, nodes: int, device: torch.device | str) -> RowSampling:
         """How ``nodes`` rows of each place are drawn, at position 0."""
