@@ -18,10 +18,12 @@ from __future__ import annotations
 from collections.abc import Sequence as Many
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from spec.sampling import SamplingParams
 from spec.tree import MAX_NODES
+from verifier.ops.level import Pieces
 
 Floats = NDArray[np.float64]
 
@@ -49,7 +51,8 @@ _ODDS = np.linspace(-9.0, 9.0, 25)
 #: Where the curves have their knots: log chances of a candidate. Outside the bins they go straight on.
 _KNOT_ODDS = np.concatenate(([-900.0], _ODDS, [60.0]))
 _KNOTS = -np.logaddexp(0.0, -_KNOT_ODDS)
-#: The curves of all groups lie side by side, each so wide, the first group's on the right.
+_PIECES, _KNOTS_ROOM = len(_KNOTS) + 1, 32
+#: A log chance that is as good as none.
 _ROOM = 1000.0
 
 
@@ -71,21 +74,17 @@ class Calibration:
         self.hits = np.zeros((KINDS, DEPTHS, RANKS))
         self._binned = np.zeros((2, KINDS, DEPTHS, GROUPS, len(_ODDS)))
         self._lines = np.repeat(BEGINNING[:, None], DEPTHS + 1, axis=1)
-        self._offsets = -_ROOM * np.minimum(np.arange(MAX_NODES), GROUPS - 1)
-        self._knots = (_KNOTS - _ROOM * np.arange(GROUPS)[::-1, None]).ravel()
-        self._curves = np.stack([_curves(lines[1:]) for lines in self._lines])
+        self._pieces = [_pieces(lines[1:]) for lines in self._lines]
         self._chains = [_chain(self.hits[kind], self.trials[kind]) for kind in range(KINDS)]
         self._usual = [_usual(self.hits[kind], self.trials[kind]) for kind in range(KINDS)]
         self._seen: list[list[tuple[int, Floats, NDArray[np.bool_]]]] = [[] for _ in range(KINDS)]
         self._steps, self._fit_at = 0, FIRST_FIT
 
-    def calibrated(self, kind: int, depth: int, chances: Floats) -> Floats:
-        """[F, k] log chances of siblings, best first -> log chances to be hit, given that the parent is."""
+    def pieces(self, kind: int) -> NDArray[np.float32]:
+        """fp32[2, depth, group, piece]: slope and shift of each straight piece of the curves."""
         if not self.active:
-            return chances
-        places = chances + self._offsets[: chances.shape[1]]
-        curves: Floats = np.interp(places, self._knots, self._curves[kind, min(depth, DEPTHS - 1)], left=-np.inf)
-        return curves
+            return _IDENTITY
+        return self._pieces[kind]
 
     def saw(self, kind: int, depth: int, chances: Floats, hit: NDArray[np.bool_]) -> None:
         """A trial below an accepted node: [k] log chances of the candidates (NaN if unknown), and which one came."""
@@ -127,7 +126,7 @@ class Calibration:
         together = trials.sum(0, keepdims=True), hits.sum(0, keepdims=True)
         lines[:1] = _fitted(*together, lines[:1], BEGINNING[kind], _HOLD_ALL)
         lines[1:] = _fitted(trials, hits, lines[1:], lines[:1], _HOLD_DEPTH)
-        self._curves[kind] = _curves(lines[1:])
+        self._pieces[kind] = _pieces(lines[1:])
 
     def _count(self, kind: int, seen: Many[tuple[int, Floats, NDArray[np.bool_]]]) -> None:
         """Sort trials into the bins; what lay there fades."""
@@ -154,11 +153,42 @@ class Calibration:
         self._usual[kind] = _usual(self.hits[kind], self.trials[kind])
 
 
-def _curves(lines: Floats) -> Floats:
-    """Log chances at the knots, [depth, group * knot]; the first group on the right. lines: [depth, group, 2]."""
+def _pieces(lines: Floats) -> NDArray[np.float32]:
+    """Slope and shift of the pieces between knots, [2, depth, group, piece]; the outermost go on. lines: [depth, group,
+    2]."""
     odds = lines[..., :1] * _KNOT_ODDS + lines[..., 1:]
-    curves: Floats = -np.logaddexp(0.0, -odds)[:, ::-1].reshape(len(lines), -1)
-    return curves
+    hit = -np.logaddexp(0.0, -odds)
+    slopes = np.diff(hit) / np.diff(_KNOTS)
+    made = np.stack((slopes, hit[..., :-1] - slopes * _KNOTS[:-1]))
+    return np.pad(made, ((0, 0),) * 3 + ((1, 1),), mode="edge").astype(np.float32)
+
+
+#: Pieces that leave chances as they are.
+_IDENTITY = np.zeros((2, DEPTHS, GROUPS, _PIECES), dtype=np.float32)
+_IDENTITY[0] = 1.0
+
+
+class Curves:
+    """The curves by which the chances of some sequences are calibrated, where trees grow; the host writes them."""
+
+    def __init__(self, sequences: int, device: torch.device) -> None:
+        knots = np.pad(_KNOTS, (0, _KNOTS_ROOM - len(_KNOTS)), constant_values=np.inf)
+        self._knots = torch.tensor(knots, dtype=torch.float32).to(device)
+        self._pieces = torch.zeros(2, DEPTHS, sequences, GROUPS * _PIECES, device=device)
+        self._written: list[NDArray[np.float32] | None] = [None] * sequences
+
+    def write(self, calibration: Calibration, kinds: Many[int]) -> None:
+        """kinds: the way in which each sequence is drawn."""
+        for place, kind in enumerate(kinds):
+            pieces = calibration.pieces(kind)
+            if self._written[place] is not pieces:
+                self._written[place] = pieces
+                self._pieces[:, :, place] = torch.from_numpy(pieces).flatten(2)
+
+    def at(self, depth: int) -> Pieces:
+        """Those of a depth."""
+        slopes, shifts = self._pieces[:, min(depth, DEPTHS - 1)]
+        return Pieces(self._knots, slopes, shifts, _PIECES, -_ROOM)
 
 
 def _chain(hits: Floats, trials: Floats) -> tuple[float, ...]:

@@ -1,10 +1,6 @@
-"""What could follow a node: the drafter's logits as the request wants them, with the noise the target will draw with.
+"""A drafter's logits as the request wants them: penalties, bias, bans, a grammar, as the target's will be.
 
-::
-
-    adjusted    penalties, bias, bans, a grammar, as the target's logits will be: what may not be said is not drafted
-    undrawn     how the request draws, and the position whose noise it draws with
-    children    the likeliest tokens and their chances (:func:`verifier.ops.children.best_children`)
+What may not be said is not drafted.
 
 A drafter that has a vocabulary of its own says which token of the target each of its columns is (``token_ids``).
 """
@@ -16,27 +12,7 @@ from collections.abc import Sequence as Many
 import torch
 from torch import Tensor
 
-from spec.draw import Undrawn
-from spec.sampling import SamplingParams
 from spec.sequence import Sequence
-
-_GREEDY = SamplingParams(temperature=0.0)
-
-
-def undrawn(
-    logits: Tensor, sequence: Sequence, depth: int, token_ids: Tensor | None = None, shared: bool = True
-) -> Undrawn:
-    """The rows of nodes at depth ``depth``, with the noise of the tokens drawn below them.
-
-    token_ids: int64[V'], the target's id of each column; None where they are the same (columns past the target's
-    vocabulary are cut off). shared: False leaves noise and filters out, for comparison.
-    """
-    if token_ids is None:
-        logits = logits[:, : sequence.noise.vocab_size]
-    sampling = sequence.sampling
-    if not shared and not sampling.greedy:
-        logits, sampling = logits / sampling.temperature, _GREEDY
-    return Undrawn(logits, sampling, sequence.noise, [len(sequence.tokens) + depth] * len(logits))
 
 
 def adjusts(sequence: Sequence, depth: int) -> bool:

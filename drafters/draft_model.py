@@ -11,32 +11,33 @@ scratch rows past the committed length, and those of an accepted path are kept.
 from __future__ import annotations
 
 from collections.abc import Sequence as Many
-from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from drafters.calibration import Calibration
-from drafters.growth import Growing, lengthened
+from drafters.growth import Growth
+from drafters.levels import TreeDrafter
 from spec.names import DRAFT_MODEL
 from spec.protocols import FeatureRequest, Rows
 from spec.sequence import Sequence
-from spec.tree import DraftTree, TreeShape
+from verifier.graphs.rows import rows_of
+from verifier.graphs.state import StepState
+from verifier.model.paged_pass import paged_pass
+from verifier.ops.level import known_tokens
 from verifier.paged_model import PagedModel
+from verifier.paged_rows import StaticRows
 
 #: Committed text is caught up in pieces of at most this many rows, to bound the pass's memory.
 _CATCH_UP_ROWS = 256
 
 
-class DraftModelDrafter:
-    """Implements :class:`spec.protocols.Drafter` with a :class:`~verifier.paged_model.PagedModel`.
+class DraftModelDrafter(TreeDrafter):
+    """Drafts with a :class:`~verifier.paged_model.PagedModel`.
 
-    dynamic: see :mod:`drafters.growth`. shared_noise: whether drafts are sampled with the target's own noise; False is
-    for comparison. In another vocabulary than the target's, read: int64[V], the model's id for each of the target's,
-    and token_ids: int64[V'], the target's id of each of its logits; None where they are the same.
+    In another vocabulary than the target's, read: int64[V], the model's id for each of the target's, and token_ids:
+    int64[V'], the target's id of each of its logits; None where they are the same.
     """
 
-    shared_noise: bool = True
     needs: FeatureRequest | None = None
 
     def __init__(
@@ -47,38 +48,42 @@ class DraftModelDrafter:
         read: Tensor | None = None,
         token_ids: Tensor | None = None,
     ) -> None:
-        self.name, self.dynamic, self.read, self.token_ids = name, dynamic, read, token_ids
-        self.model, self.calibration = model, Calibration()
-        self._grown: dict[str, Growing] = {}
+        device = model.store.keys.device
+        super().__init__(name, dynamic, device, model.store.pool)
+        self.model = model
+        self._read, self._known = read, model.vocab_size if read is None else len(read)
+        self._read_there, self.token_ids = (None if ids is None else ids.to(device) for ids in (read, token_ids))
 
-    def propose(self, sequences: Many[Sequence], shapes: Many[TreeShape]) -> list[DraftTree]:
-        """One tree per sequence, all sequences' frontiers in one pass per level."""
-        growing = [
-            Growing.below(s, shape, self.dynamic, self.calibration) for s, shape in zip(sequences, shapes, strict=True)
-        ]
-        while active := [g for g in growing if not g.done]:
-            rows = [self._frontier(g) if g.depth else self._catch_up(g.sequence) for g in active]
-            forward = self.model.run(rows)
-            logits = [forward.of(index) for index in range(len(active))]
-            lengthened(active, logits, self.model, self.shared_noise, self.token_ids)
-        self._grown.update((g.sequence.id, g) for g in growing if g.depth)
-        return [g.tree(self.name) for g in growing]
+    def first(self, sequences: Many[Sequence]) -> tuple[Tensor, None]:
+        """One pass over what was not read yet, the roots last."""
+        return self.model.run([self._catch_up(sequence) for sequence in sequences]).logits, None
 
-    def _frontier(self, growing: Growing) -> Rows:
-        rows = growing.frontier_rows()
-        return rows if self.read is None else replace(rows, tokens=self.read[rows.tokens])
+    def next(
+        self, state: StepState, growth: Growth, states: Tensor | None, places: Tensor | None
+    ) -> tuple[Tensor, None]:
+        """A pass over the expanded nodes."""
+        nodes = growth.expanded()
+        return self.logits(rows_of(state, nodes._replace(tokens=self.known(nodes.tokens)))[0]), None
+
+    def logits(self, rows: StaticRows) -> Tensor:
+        """fp32[W, V'], of static rows."""
+        return paged_pass(self.model.decoder, rows, self.model.store)[0]
+
+    def known(self, tokens: Tensor) -> Tensor:
+        """The tokens as this model's."""
+        return known_tokens(tokens, self._known, self._read_there)
 
     def _catch_up(self, sequence: Sequence) -> Rows:
         """The rows from the first committed token without KV to the root; long stretches run beforehand."""
         while len(sequence.tokens) - self._filled(sequence) > _CATCH_UP_ROWS:
             self.extend(sequence)
         filled = self._filled(sequence)
-        return Rows(sequence.table, self._known(sequence.tokens[filled:]), filled, wanted="last")
+        return Rows(sequence.table, self._text(sequence.tokens[filled:]), filled, wanted="last")
 
-    def _known(self, tokens: list[int]) -> Tensor:
-        """int64[R]: the tokens as this model's; those past its vocabulary (the target's padding) as its last one."""
+    def _text(self, tokens: list[int]) -> Tensor:
+        """int64[R], on the host."""
         ids = torch.tensor(tokens)
-        return ids.clamp_(max=self.model.vocab_size - 1) if self.read is None else self.read[ids]
+        return ids.clamp_(max=self.model.vocab_size - 1) if self._read is None else self._read[ids]
 
     def _filled(self, sequence: Sequence) -> int:
         return sequence.table.length - self.model.missing(sequence.table)
@@ -92,7 +97,7 @@ class DraftModelDrafter:
         table, filled = sequence.table, self._filled(sequence)
         stop = min(table.length, filled + _CATCH_UP_ROWS)
         if stop > filled:
-            self.model.run([Rows(table, self._known(sequence.tokens[filled:stop]), filled, wanted="none")])
+            self.model.run([Rows(table, self._text(sequence.tokens[filled:stop]), filled, wanted="none")])
             self.model.store.mark(table, stop)
 
     def committed(self, sequence: Sequence, path: list[int]) -> None:
@@ -109,7 +114,3 @@ class DraftModelDrafter:
             sources, destinations = zip(*jumped, strict=True)
             self.model.store.move(slots[torch.tensor(sources)], slots[torch.tensor(destinations)])
         self.model.store.mark(table, base + len(rows))
-
-    def finished(self, sequence: Sequence) -> None:
-        """Nothing outlives the sequence: its rows are in its pages."""
-        self._grown.pop(sequence.id, None)

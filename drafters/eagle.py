@@ -16,21 +16,23 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence as Many
-from functools import cached_property
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
-from drafters.calibration import Calibration
-from drafters.growth import Growing, lengthened
+from drafters.growth import Growth
+from drafters.levels import TreeDrafter
 from kvpaging import KVStore, PagePool, PageTable
 from spec.features import Features
 from spec.names import EAGLE, EAGLE3
 from spec.protocols import FeatureRequest, Rows, Wanted
 from spec.sequence import Sequence
-from spec.tree import DraftTree, TreeShape
+from verifier.graphs.rows import rows_of
+from verifier.graphs.state import StepState
 from verifier.heads.eagle import EagleHead
-from verifier.ops import nodes
+from verifier.ops.level import known_tokens
+from verifier.paged_rows import StaticRows
 
 log = logging.getLogger("foresay.drafters")
 
@@ -38,29 +40,17 @@ log = logging.getLogger("foresay.drafters")
 _CATCH_UP_ROWS = 256
 
 
-class EagleDrafter:
-    """Implements :class:`spec.protocols.Drafter`. Owns the two stores. dynamic: see :mod:`drafters.growth`.
-
-    shared_noise: whether drafts are sampled with the target's own noise; False is for comparison.
-    """
-
-    shared_noise: bool = True
+class EagleDrafter(TreeDrafter):
+    """Drafts with a head. Owns the two stores."""
 
     def __init__(self, head: EagleHead, pool: PagePool, dynamic: bool = True, name: str = "") -> None:
         layer, device = head.layer, head.device
-        self.name = name or (EAGLE3 if head.config.generation == 3 else EAGLE)
+        super().__init__(name or (EAGLE3 if head.config.generation == 3 else EAGLE), dynamic, device, pool)
         self.needs: FeatureRequest | None = head.config.needs
-        self.dynamic = dynamic
         self.store = KVStore(pool, layer.num_layers, layer.num_kv_heads, layer.head_dim, head.dtype, device)
         self.features = KVStore(pool, 1, 1, layer.hidden_size, head.dtype, device, value_dim=0)
-        self.head, self.calibration = head, Calibration()
-        self._grown: dict[str, Growing] = {}
+        self.head, self.token_ids = head, head.token_ids
         self._warned = False
-
-    @cached_property
-    def _token_ids(self) -> Tensor | None:
-        """The head's, on the host; brought there when first needed, since an outline of a head has none to bring."""
-        return None if self.head.token_ids is None else self.head.token_ids.cpu()
 
     @property
     def trained_positions(self) -> int:
@@ -99,39 +89,38 @@ class EagleDrafter:
             start = self._start(sequence)
             stop = min(table.length, start + _CATCH_UP_ROWS)
             if stop > start:
-                self._run([self._text(sequence, start, stop, "none")], [self._true_features(sequence, start, stop)])
+                rows = self._text(sequence, start, stop, "none")
+                self.head.run([rows], self._true_features(sequence, start, stop), self.store)
             self.store.mark(table, stop)
 
-    def committed(self, sequence: Sequence, path: list[int]) -> None:
-        """Drafted rows are not kept; the true ones are run before the next draft. The calibration learns."""
-        if grown := self._grown.pop(sequence.id, None):
-            grown.learn(path)
+    def able(self, sequence: Sequence) -> bool:
+        """Whether there is a text, and the features of all of it."""
+        return bool(sequence.table.length) and self.knows(sequence)
 
-    def finished(self, sequence: Sequence) -> None:
-        """Nothing outlives the sequence: its rows are in its pages."""
-        self._grown.pop(sequence.id, None)
+    def first(self, sequences: Many[Sequence]) -> tuple[Tensor, Tensor]:
+        """One pass over the rows that were not run yet, the roots' last. Those of committed text are marked."""
+        rows = [self._with_root(sequence) for sequence in sequences]
+        ends = [part.table.length + 1 for part in rows]
+        spans = zip(sequences, rows, ends, strict=True)
+        hidden = [self._true_features(sequence, part.base, end) for sequence, part, end in spans]
+        logits, states, _ = self.head.run(rows, torch.cat(hidden), self.store)
+        for part in rows:
+            self.store.mark(part.table, part.table.length)
+        return logits, states
 
-    def propose(self, sequences: Many[Sequence], shapes: Many[TreeShape]) -> list[DraftTree]:
-        """One tree per sequence, all sequences' frontiers in one pass per level."""
-        growing = [
-            Growing.below(s, shape, self.dynamic, self.calibration) for s, shape in zip(sequences, shapes, strict=True)
-        ]
-        able = [g for g in growing if self.knows(g.sequence) and g.sequence.table.length]
-        states: dict[str, Tensor] = {}
-        while active := [g for g in able if not g.done]:
-            rows = [g.frontier_rows() if g.depth else self._with_root(g.sequence) for g in active]
-            hidden = [
-                states[g.sequence.id]
-                if g.depth
-                else self._true_features(g.sequence, part.base, g.sequence.table.length + 1)
-                for g, part in zip(active, rows, strict=True)
-            ]
-            found = self._run(rows, hidden)
-            logits = [rows for rows, _ in found]
-            going = lengthened(active, logits, nodes, self.shared_noise, self._token_ids)
-            states |= {g.sequence.id: state[rows] for g, (_, state), rows in zip(active, found, going, strict=True)}
-        self._grown.update((g.sequence.id, g) for g in growing if g.depth)
-        return [g.tree(self.name) for g in growing]
+    def next(
+        self, state: StepState, growth: Growth, states: Tensor | None, places: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """A pass over the expanded nodes, each made of the state of the node it hangs on."""
+        assert states is not None, "the level above has states"
+        nodes = growth.expanded()
+        rows, _ = rows_of(state, nodes._replace(tokens=known_tokens(nodes.tokens, self.head.vocab_size)))
+        return self.run(rows, states if places is None else _below(states, places))
+
+    def run(self, rows: StaticRows, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        """Logits and states of static rows; of two rows at least, since a GPU's products need them."""
+        short = len(rows.tokens) - len(hidden)
+        return self.head.paged(rows, functional.pad(hidden, (0, 0, 0, short)) if short else hidden.clone(), self.store)
 
     def knows(self, sequence: Sequence) -> bool:
         """Whether the features of all committed positions are there."""
@@ -165,11 +154,8 @@ class EagleDrafter:
         """[R, H]: what the rows of positions start .. stop - 1 are made of, the features one place before."""
         return self.features.keys[0, sequence.table.slots(start - 1, stop - 1), 0]
 
-    def _run(self, rows: list[Rows], hidden: list[Tensor]) -> list[tuple[Tensor, Tensor]]:
-        """Logits and states of the wanted rows, by sequence. Committed rows that were run are marked."""
-        logits, states, starts = self.head.run(rows, torch.cat(hidden), self.store)
-        for part in rows:
-            if part.base < part.table.length:
-                self.store.mark(part.table, min(part.table.length, part.base + len(part.tokens)))
-        spans = [slice(*starts[index : index + 2]) for index in range(len(rows))]
-        return [(logits[span], states[span]) for span in spans]
+
+def _below(states: Tensor, places: Tensor) -> Tensor:
+    """[S * F, H]: the states of the nodes that others hang on. states: [S * F', H]. places: int64[S, F]."""
+    by_sequence = states.view(len(places), -1, states.shape[1])
+    return by_sequence.gather(1, places[:, :, None].expand(-1, -1, states.shape[1])).flatten(0, 1)

@@ -5,288 +5,301 @@
     chance of a candidate   softmax of the draft's logits with the position's noise, calibrated (drafters.calibration)
     chance of a node        the product along its path
 
-A *static* tree keeps the best ``widths[d]`` candidates of each level. A *dynamic* one takes the shape's depth and size
-alone: every level goes on from its best few candidates, and of all candidates the best are kept in the end. A child is
-never likelier than its parent, so the best ones form a tree. A *template* says which ranks are kept below which node.
+A *static* tree keeps the best ``widths[d]`` candidates of each level, a *template* those ranks that it names. A
+*dynamic* one takes the shape's depth and size alone: every level goes on from its best few candidates, and of all
+candidates the best are kept in the end. A child is never likelier than its parent, so the best ones form a tree.
 
-Candidates are numbered as they are found; the root is number 0. Those that are expanded get a row each, in order::
+Everything is known beforehand but numbers, so growing is ops on static tensors: recorded on a CPU, part of a captured
+step on a GPU. Candidates are numbered as they are found; the root is number 0. Those that are expanded get a row each::
 
     candidates  0  1  2  3  4  5  6 ..      all that were looked at and might be kept
     rows        0  1     2                  slots past the committed text, where a drafter with KV of its own runs them
-    nodes       0  1  2     3               the finished tree
+
+Legend: S sequences, F expanded nodes of a level, k children looked at below each, W candidates that a level keeps.
 """
 
 from __future__ import annotations
 
-import math
+from collections.abc import Iterator
 from collections.abc import Sequence as Many
-from dataclasses import dataclass, field
-from typing import Protocol
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import NamedTuple, Protocol
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
-from drafters.calibration import Calibration, Floats, kind_of
-from drafters.candidates import adjusted, adjusts, by_path, undrawn
-from spec.constrain import Ahead
-from spec.draw import BROKEN, Undrawn
-from spec.price import Price
-from spec.protocols import Rows
-from spec.sequence import Sequence
-from spec.template import Template
-from spec.tree import DraftTree, TreeShape
+from drafters.calibration import Curves
+from spec.tree import MAX_NODES, TreeShape
+from verifier.graphs.proposer import DeviceTree, chain_columns
+from verifier.graphs.rows import Nodes
+from verifier.graphs.state import StepState
+from verifier.ops.children import best_children
+from verifier.ops.draw import draw_rows
+from verifier.ops.level import Above, Kept, keep_children
 
-Tokens = NDArray[np.int64]
 #: A dynamic tree looks at no fewer children of a node, if it has as many nodes. Looking costs little.
 _LEAST_LOOKED = 8
-#: The log chance of a chain's only candidate.
-_UNKNOWN = np.array([[np.nan]])
 
 
-class Ranks(Protocol):
-    """What follows rows of logits: :mod:`verifier.ops.nodes`, or a :class:`~verifier.paged_model.PagedModel`."""
+class LevelLayout(NamedTuple):
+    """What is fixed of a level before it grows.
 
-    def draw(self, rows: Many[Undrawn], token_ids: Tensor | None = None) -> list[Tensor]:
-        """int64[N] of each sequence: what would be drawn; ``BROKEN`` where nothing can be."""
-        ...
-
-    def children(self, rows: Many[Undrawn], count: int, token_ids: Tensor | None = None) -> list[tuple[Tensor, Tensor]]:
-        """[N, count] of each sequence: the likeliest tokens, and their log chances."""
-        ...
-
-
-@dataclass(slots=True, eq=False)
-class Growing:
-    """One sequence's tree while it grows, and until it is known what of it was accepted.
-
-    breadth: how many nodes a dynamic level goes on from. scores: log chance of each candidate, along its path. rows,
-    words: the row of each expanded candidate, and its ancestors' rows as bits. frontier: what is expanded next. looked:
-    for each level what was expanded, and the tokens and uncalibrated log chances found below, [F, k] or [1, k] each.
-    kept: the candidates that are nodes of the tree. places: the candidates that stand for a template's nodes.
+    front: nodes expanded for it. looked: k. kept: W. going: which of the kept are expanded next, by their place. picks:
+    of a template, the flat places ``node * k + rank`` of the kept; None where the likeliest are kept.
     """
 
-    sequence: Sequence
-    shape: TreeShape
-    dynamic: bool
-    calibration: Calibration
-    breadth: int
-    tokens: list[int]
-    parents: list[int] = field(default_factory=lambda: [-1])
-    scores: list[float] = field(default_factory=lambda: [0.0])
-    rows: dict[int, int] = field(default_factory=lambda: {0: 0})
-    words: dict[int, int] = field(default_factory=lambda: {0: 1})
-    frontier: list[int] = field(default_factory=lambda: [0])
-    looked: list[tuple[list[int], Tokens, Floats]] = field(default_factory=list)
-    kept: list[int] = field(default_factory=lambda: [0])
-    places: dict[int, int] = field(default_factory=lambda: {0: 0})
-    depth: int = 0
-    grammar: Ahead | None = None
+    front: int
+    looked: int
+    kept: int
+    going: tuple[int, ...]
+    picks: tuple[int, ...] | None = None
 
-    @classmethod
-    def below(
-        cls, sequence: Sequence, shape: TreeShape, dynamic: bool, calibration: Calibration, free: bool = False
-    ) -> Growing:
-        """A tree that is only a root. A chain has nothing to choose.
 
-        free: expanding a node costs nothing, so all are. Otherwise the expanded ones fit into the rows of the shape.
+@lru_cache(maxsize=256)
+def layout(shape: TreeShape, dynamic: bool, free: bool = False, priced: bool = False) -> tuple[LevelLayout, ...]:
+    """Of each level.
+
+    free: expanding a node costs nothing, so all are; else the expanded ones fit into the shape. priced: whether the
+    shape has a price, by which a dynamic tree ends early: its first levels are then the widest.
+    """
+    if shape.template is not None:
+        return tuple(_of_template(shape, level) for level in range(shape.levels))
+    most, front = shape.nodes - 1, 1
+    levels: list[LevelLayout] = []
+    breadth = most if free else max(1, most // max(1, shape.levels - 1))
+    for width in shape.widths:
+        looked = min(most, max(breadth, _LEAST_LOOKED)) if dynamic else width
+        kept = min(most, front * looked) if dynamic else width
+        going = min(kept, max(1, width) if priced else breadth) if dynamic else width
+        if len(levels) == shape.levels - 1:
+            going = 0
+        levels.append(LevelLayout(front, looked, kept, tuple(range(going))))
+        front = going
+    return tuple(levels)
+
+
+def _of_template(shape: TreeShape, level: int) -> LevelLayout:
+    template = shape.template
+    assert template is not None
+    front = [node for node in template.level(level) if node in template.inner]
+    looked, nodes = template.reach(level), template.level(level + 1)
+    picks = [front.index(template.parents[node]) * looked + template.ranks[node] for node in nodes]
+    going = [place for place, node in enumerate(nodes) if node in template.inner]  # none of the last level
+    return LevelLayout(len(front), looked, len(nodes), tuple(going), tuple(picks))
+
+
+class Plan:
+    """What trees of a shape have in common, on the device.
+
+    dynamic, free: see :func:`layout`. columns: of a drafter's logits that are looked at. apart: whether each node has a
+    row of logits even where all of a level would have the same, since a request changes them from node to node.
+    """
+
+    def __init__(
+        self,
+        shape: TreeShape,
+        sequences: int,
+        device: torch.device,
+        dynamic: bool = False,
+        free: bool = False,
+        columns: int | None = None,
+        apart: bool = False,
+    ) -> None:
+        self.shape, self.sequences, self.device, self.free = shape, sequences, device, free
+        self.columns, self.apart = columns, apart
+        self.dynamic = dynamic and shape.template is None and not shape.is_chain
+        self.levels = layout(shape, self.dynamic, free, shape.price is not None)
+        self.root_words = torch.ones(sequences, 1, dtype=torch.int64).to(device)
+        self.root_scores = torch.zeros(sequences, 1).to(device)
+        chain = [torch.full((sequences, 1), _signed((2 << depth) - 1)) for depth in range(MAX_NODES)]
+        self.chain_words = [word.to(device) for word in chain[: shape.levels + 1]]
+        self._columns: dict[tuple[int, ...], Tensor] = {}
+        self._depths: dict[tuple[int, int], Tensor] = {}
+        depths = [depth for depth, width in enumerate((1, *shape.widths)) for _ in range(width)]
+        parents, words, _ = chain_columns(sequences, min(shape.nodes, MAX_NODES), device)
+        self.whole = parents, words, self.of_each(depths).int().contiguous()
+
+    def column(self, values: Many[int]) -> Tensor:
+        """int64: these numbers."""
+        key = tuple(values)
+        if key not in self._columns:
+            self._columns[key] = torch.tensor(key, dtype=torch.int64).to(self.device)
+        return self._columns[key]
+
+    def of_each(self, values: Many[int]) -> Tensor:
+        """int64[S, N]: the same numbers for every sequence."""
+        return self.column(values).expand(self.sequences, -1)
+
+    def marks(self, level: int, first: int) -> Tensor:
+        """int64[W]: the bits of what a level keeps, counted on from ``first``: of all, or of those that get a row."""
+        fixed = self.levels[level]
+        count = len(fixed.going) if self.dynamic else fixed.kept
+        bits = [_signed(1 << first + place) if not self.free or not self.dynamic else 0 for place in range(count)]
+        return self.column([*bits, *[0] * (fixed.kept - count)])
+
+    def depths(self, depth: int, count: int) -> Tensor:
+        """int32[S, count]: all the same."""
+        key = (depth, count)
+        if key not in self._depths:
+            self._depths[key] = torch.full((self.sequences, count), depth, dtype=torch.int32).to(self.device)
+        return self._depths[key]
+
+
+def _signed(word: int) -> int:
+    return word - (1 << 64) if word >> 63 else word
+
+
+class Level(NamedTuple):
+    """What was found below the nodes of a level.
+
+    tokens: int64[S, W], of the kept candidates; ``BROKEN`` where a chain ends. Of a chain that is all. parents:
+    int64[S, W], their candidates. scores: fp32[S, W], log chances along the path, minus infinity where there is none.
+    children, chances: [S, F, k] (or [S, 1, k], alike below all), what was looked at, uncalibrated.
+    """
+
+    tokens: Tensor
+    parents: Tensor | None = None
+    scores: Tensor | None = None
+    children: Tensor | None = None
+    chances: Tensor | None = None
+
+    def on_host(self) -> Level:
+        """The same on the host."""
+        return self if self.tokens.device.type == "cpu" else Level(*(t if t is None else t.cpu() for t in self))  # type: ignore[arg-type]
+
+
+@dataclass(slots=True)
+class _Front:
+    """The nodes that are expanded next. numbers, rows: of each, alike in all trees. tokens, words, scores: [S, F]."""
+
+    numbers: tuple[int, ...]
+    rows: tuple[int, ...]
+    tokens: Tensor
+    words: Tensor
+    scores: Tensor
+
+
+class Growth:
+    """Trees below the roots of some sequences while they grow; made anew in each step, or once for a recording.
+
+    curves: of the way in which each sequence is drawn; None: chances are taken as they are. token_ids: see
+    :func:`verifier.ops.draw.draw_rows`.
+    """
+
+    def __init__(
+        self, plan: Plan, state: StepState, token_ids: Tensor | None = None, curves: Curves | None = None
+    ) -> None:
+        self.plan, self.levels = plan, list[Level]()
+        self.state, self._token_ids, self._curves = state, token_ids, curves
+        self._front = _Front((0,), (0,), state.roots[:, None], plan.root_words, plan.root_scores)
+        self._words = [plan.root_words]
+        self._candidates = self._rows = 1
+
+    def expanded(self) -> Nodes:
+        """The nodes that the next level hangs below: the rows of the drafter's next pass. A token may be ``BROKEN``."""
+        front = self._front
+        numbers = self.plan.of_each(front.rows).contiguous()
+        depths = self.plan.depths(len(self.levels), len(front.rows))
+        return Nodes(front.tokens, numbers, front.words, depths)
+
+    def grow(self, logits: Tensor) -> Tensor | None:
+        """Hang the next level below the expanded nodes.
+
+        logits: fp32[S * F, V'], a row for each expanded node, or [S, V'], one for all of a sequence's. Returns
+        int64[S, F'], for each node that is expanded next, on which of those before it hangs (its place among them);
+        None for chains.
         """
-        most = shape.nodes - 1
-        breadth = most if free else max(1, most // max(1, shape.levels - 1))
-        dynamic = dynamic and shape.template is None and not shape.is_chain
-        grown = cls(sequence, shape, dynamic, calibration, breadth, [sequence.tokens[-1]])
-        grown.grammar = None if sequence.constraint is None else Ahead(sequence.constraint)
-        return grown
+        plan, depth = self.plan, len(self.levels)
+        rows = len(logits) // plan.sequences
+        sampling = self.state.sampling(plan.depths(depth, rows))
+        if plan.shape.is_chain:
+            self._lengthen(draw_rows(logits, sampling, self._token_ids)[:, None])
+            return None
+        found = best_children(logits, sampling, plan.levels[depth].looked, self._token_ids)
+        return self._hang(*(part.view(plan.sequences, rows, -1) for part in found))
 
-    @property
-    def kind(self) -> int:
-        """The way of drawing, as the calibration tells them apart."""
-        return kind_of(self.sequence.sampling)
+    def _lengthen(self, drawn: Tensor) -> None:
+        self.levels.append(Level(drawn))
+        depth = (len(self.levels),)
+        self._front = _Front(depth, depth, drawn, self.plan.chain_words[depth[0]], self.plan.root_scores)
 
-    @property
-    def done(self) -> bool:
-        """Whether no level is to come: all are there, or none is worth it."""
-        return self.depth >= self.shape.levels or not self.frontier
-
-    @property
-    def width(self) -> int:
-        """How many children are looked at below each node of the frontier."""
-        if self.shape.template is not None:
-            return self.shape.template.reach(self.depth)
-        if self.dynamic:
-            return min(self.shape.nodes - 1, max(self.breadth, _LEAST_LOOKED))
-        return self.shape.widths[self.depth]
-
-    def frontier_rows(self) -> Rows:
-        """The rows of a forward pass that expands the frontier."""
-        table = self.sequence.table
-        tokens = torch.tensor([self.tokens[node] for node in self.frontier])
-        if self.shape.is_chain:
-            return Rows(table, tokens, table.length + self.depth)
-        rows, words = ([of[node] for node in self.frontier] for of in (self.rows, self.words))
-        return Rows(table, tokens, table.length, rows, words)
-
-    def asked(self, logits: Tensor, shared_noise: bool = True, token_ids: Tensor | None = None) -> Undrawn:
-        """Whose likeliest children the next level is made of.
-
-        logits: fp32[F, V'], a row for each node of the frontier, or one for all. token_ids: see
-        :mod:`drafters.candidates`.
-        """
-        if adjusts(self.sequence, self.depth):
-            logits = self._adjusted(logits, token_ids)
-        return undrawn(logits, self.sequence, self.depth, token_ids, shared_noise)
-
-    def grow(self, tokens: Tensor, chances: Tensor) -> list[int]:
-        """Hang the next level below the frontier; returns which of its rows are gone on from.
-
-        tokens, chances: int64 and fp32 [F, k] or [1, k], as :func:`verifier.ops.children.best_children` finds them.
-        """
-        tokens, chances = tokens[:, : self.width], chances[:, : self.width]
-        if self.shape.is_chain:
-            return self.lengthen(int(tokens[0, 0]) if float(chances[0, 0]) > -math.inf else BROKEN)
-        return self._add_level(tokens.numpy(), chances.double().numpy())
-
-    def _adjusted(self, logits: Tensor, token_ids: Tensor | None) -> Tensor:
-        nodes = self.frontier
-        if not by_path(self.sequence):
-            nodes = nodes[: len(logits)]
-        banned = [self._banned(node) for node in nodes]
-        paths = [self._path(node) for node in nodes]
-        return adjusted(logits.expand(len(nodes), -1), self.sequence, self.depth, paths, banned, token_ids)
-
-    def _banned(self, node: int) -> Tensor | None:
-        """bool[V]: what the grammar rules out after a node; None if it says nothing."""
-        return None if self.grammar is None else self.grammar.banned(node, self.parents[node], self.tokens[node])
-
-    def _path(self, node: int) -> list[int]:
-        """The tokens from below the root down to a node."""
-        path = []
-        while node:
-            path.append(self.tokens[node])
-            node = self.parents[node]
-        return path[::-1]
-
-    def lengthen(self, token: int) -> list[int]:
-        """One more token of a chain, if there is one."""
-        if token == BROKEN:
-            self.frontier = []
-            return []
-        self.looked.append((self.frontier, np.array([[token]]), _UNKNOWN))
-        self._add([token], [0.0], self.frontier, [0])
-        return [0]
-
-    def _add_level(self, tokens: Tokens, chances: Floats) -> list[int]:
-        """Add the best of the children found, [F, k] or [1, k] each."""
-        self.looked.append((self.frontier, tokens, chances))
-        chances = self.calibration.calibrated(self.kind, self.depth, chances)
-        scores = chances + np.array([[self.scores[node]] for node in self.frontier])
-        best, going = (
-            self._best(scores) if self.shape.template is None else self._by_template(self.shape.template, scores)
+    def _hang(self, children: Tensor, chances: Tensor) -> Tensor:
+        """Keep the best of these, or those that a template names."""
+        plan, front, depth = self.plan, self._front, len(self.levels)
+        fixed = plan.levels[depth]
+        kept = keep_children(
+            children,
+            chances,
+            Above(front.scores, front.words, plan.column(front.numbers)),
+            plan.marks(depth, self._rows if plan.dynamic else self._candidates),
+            None if fixed.picks is None else plan.column(fixed.picks),
+            None if self._curves is None else self._curves.at(depth),
         )
-        found = tokens.take(best if tokens.shape == scores.shape else best % scores.shape[1])
-        froms: list[int] = (best // scores.shape[1]).tolist()
-        parents, first = [self.frontier[index] for index in froms], len(self.tokens)
-        self._add(found.tolist(), scores.take(best).tolist(), parents, going)
-        return [froms[node - first] for node in self.frontier]
+        self.levels.append(Level(kept.tokens, kept.parents, kept.scores, children, chances))
+        self._words.append(kept.words)
+        return self._go_on(fixed.going, kept)
 
-    def _best(self, scores: Floats) -> tuple[Tokens, Many[int]]:
-        """The likeliest of the candidates, [F, k], as flat indices; and which of them are gone on from."""
-        count = self.shape.nodes - 1 if self.dynamic else self.width
-        best = np.argsort(-scores, axis=None, kind="stable")[:count]
-        best = best[scores.take(best) > -np.inf]
-        return best, range(min(len(best), self._room) if self.dynamic else len(best))
+    def _go_on(self, going: tuple[int, ...], kept: Kept) -> Tensor:
+        """Number the new candidates, and expand some of them next; returns on which nodes these hang."""
+        plan = self.plan
+        numbers = tuple(self._candidates + place for place in going)
+        rows = tuple(range(self._rows, self._rows + len(going))) if plan.dynamic else numbers
+        self._candidates += kept.tokens.shape[1]
+        self._rows += len(going)
+        tokens, places, words, scores = (
+            _taken(each, going, plan) for each in (kept.tokens, kept.places, kept.words, kept.scores)
+        )
+        self._front = _Front(numbers, rows, tokens, words, scores)
+        return places
 
-    @property
-    def _room(self) -> int:
-        """From how many nodes a dynamic level may go on. One that grows by its chances rather does without the last."""
-        return self.breadth if self.shape.price is None else self.shape.nodes - len(self.rows)
+    def tree(self) -> DeviceTree:
+        """The finished trees, on the device; of any but dynamic ones."""
+        plan, state = self.plan, self.state
+        assert not plan.dynamic, "which nodes a dynamic tree has is decided by numbers"
+        tokens = torch.cat([state.roots[:, None], *(level.tokens for level in self.levels)], dim=1).clamp(min=0)
+        counts = torch.full_like(state.roots, plan.shape.nodes)
+        parents, words, depths = plan.whole
+        if not plan.shape.is_chain:
+            below = [level.parents for level in self.levels if level.parents is not None]
+            parents = torch.cat([parents[:, :1], *below], dim=1)
+            words = torch.cat(self._words, dim=1)
+        return DeviceTree(tokens, parents, words, depths, counts, plan.shape.is_chain)
 
-    def _by_template(self, template: Template, scores: Floats) -> tuple[Tokens, Many[int]]:
-        """The candidates that stand for the template's next level, as far as there are such."""
-        width, first = scores.shape[1], len(self.tokens)
-        best: list[int] = []
-        going: list[int] = []
-        for node in template.level(self.depth + 1):
-            parent, rank = self.places.get(template.parents[node]), template.ranks[node]
-            flat = -1 if parent is None or rank >= width else self.frontier.index(parent) * width + rank
-            if flat >= 0 and scores.flat[flat] > -np.inf:
-                self.places[node] = first + len(best)
-                going += [len(best)] if node in template.inner else []
-                best.append(flat)
-        return np.array(best, dtype=np.int64), going
 
-    def _add(self, tokens: list[int], scores: list[float], parents: list[int], going: Many[int]) -> None:
-        """Number new candidates; of them ``going`` are the next frontier."""
-        first = len(self.tokens)
-        self.tokens += tokens
-        self.scores += scores
-        self.parents += parents
-        self.depth += 1
-        self.frontier = [first + index for index in going]
-        if self.depth < self.shape.levels:
-            if self.shape.price is not None:
-                self._narrow(self.shape.price)
-            for node in self.frontier:
-                row = self.rows[node] = len(self.rows)
-                self.words[node] = self.words[self.parents[node]] | 1 << row
+class Passes(Protocol):
+    """What a drafter with logits computes for a level. token_ids: see :func:`verifier.ops.draw.draw_rows`."""
 
-    def _narrow(self, price: Price) -> None:
-        """Leave of the frontier the nodes below which drafting is worth its price."""
-        usual = self.calibration.usual(self.kind, self.depth, self.width)
-        chances = np.exp(self.scores[1:])
-        front = chances[[node - 1 for node in self.frontier]]
-        self.frontier = [self.frontier[index] for index in price.going_on(chances, np.outer(front, usual))]
+    token_ids: Tensor | None
 
-    def tree(self, drafter: str) -> DraftTree:
-        """The finished tree."""
-        if self.shape.is_chain:
-            self.kept = list(range(len(self.tokens)))
-            counted = (1.0, *self.calibration.chain(self.kind, len(self.tokens) - 1))
-            return DraftTree.chain(self.tokens, drafter, counted)
-        # The likeliest, in the order found; of equal ones the earlier, so that a parent stays in.
-        ranked = sorted(range(1, len(self.tokens)), key=lambda node: (-self.scores[node], node))
-        self.kept = [0, *sorted(ranked[: self.shape.nodes - 1])]
-        number = {node: index for index, node in enumerate(self.kept)} | {-1: -1}
-        parents = [number[self.parents[node]] for node in self.kept]
-        chances = tuple(math.exp(self.scores[node]) for node in self.kept)
-        return DraftTree.build([self.tokens[node] for node in self.kept], parents, drafter, chances)
+    def next(
+        self, state: StepState, growth: Growth, states: Tensor | None, places: Tensor | None
+    ) -> tuple[Tensor, Tensor | None]:
+        """Logits below the expanded nodes, as :meth:`Growth.grow` takes them, and what the next level starts from.
 
-    def learn(self, path: list[int]) -> None:
-        """What came below each accepted node, of what was looked at there, is shown to the calibration.
-
-        path: nodes of the tree that were committed, their draws already in the sequence's tokens; -1 for tokens that
-        were no node, at the end.
+        states: that of the level above. places: int64[S, F], which row of it each node hangs on; None: the only one.
         """
-        first = len(self.sequence.tokens) - len(path)
-        for depth, (node, (expanded, tokens, chances)) in enumerate(zip(path, self.looked, strict=False)):
-            if node < 0 or self.kept[node] not in expanded:
-                break
-            row = expanded.index(self.kept[node]) % len(tokens)
-            self.calibration.saw(self.kind, depth, chances[row], tokens[row] == self.sequence.tokens[first + depth])
-        self.calibration.step()
-
-    def rows_of(self, path: list[int]) -> list[int]:
-        """The rows of a path's nodes, as far as they were expanded; -1 (no node of this tree) ends it."""
-        rows = []
-        for node in path:
-            if node < 0 or self.kept[node] not in self.rows:
-                break
-            rows.append(self.rows[self.kept[node]])
-        return rows
+        ...
 
 
-def lengthened(
-    growing: Many[Growing],
-    logits: Many[Tensor],
-    ranks: Ranks,
-    shared_noise: bool = True,
-    token_ids: Tensor | None = None,
-) -> list[list[int]]:
-    """One more level of several trees; returns of each which rows of its frontier are gone on from."""
-    asked = [g.asked(rows, shared_noise, token_ids) for g, rows in zip(growing, logits, strict=True)]
-    if all(g.shape.is_chain for g in growing):  # nobody asks for chances
-        drawn = ranks.draw(asked, token_ids)
-        return [g.lengthen(int(token[0])) for g, token in zip(growing, drawn, strict=True)]
-    found = ranks.children(asked, max(g.width for g in growing), token_ids)
-    return [g.grow(*pair) for g, pair in zip(growing, found, strict=True)]
+def levels(growth: Growth, passes: Passes, logits: Tensor, states: Tensor | None = None) -> Iterator[Tensor]:
+    """Grow trees, from logits below their roots: fp32[S, V'].
+
+    Stops before a level grows, and when it has: yields the logits, which the host may change before it goes on.
+    """
+    columns, count = growth.plan.columns, growth.plan.shape.levels
+    for level in range(count):
+        yield logits
+        places = growth.grow(logits)
+        yield logits
+        if level + 1 < count:
+            logits, states = passes.next(growth.state, growth, states, places)
+            if columns is not None and columns < logits.shape[1]:
+                logits = logits[:, :columns].contiguous()
+
+
+def _taken(values: Tensor, going: tuple[int, ...], plan: Plan) -> Tensor:
+    """[S, F]: the columns of the nodes that are expanded."""
+    if going == tuple(range(len(going))):
+        return values if len(going) == values.shape[1] else values[:, : len(going)].contiguous()
+    return values.index_select(1, plan.column(going))

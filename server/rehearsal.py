@@ -8,15 +8,19 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Sequence as Many
+from dataclasses import replace
 from functools import cached_property
 from statistics import median
 
+import numpy as np
 import torch
 
 from kvpaging import PagePool, PageTable
 from spec.budget import StepCost
 from spec.budget.cost import DraftCost
+from spec.budget.members import OPEN
 from spec.engine import Engine
+from spec.price import Price
 from spec.protocols import Drafter, FeatureRequest, Rows, Verifier
 from spec.request import EngineInfo, Request
 from spec.sampling import SamplingParams
@@ -189,7 +193,9 @@ class Rehearsal:
         most: levels that it can draft.
         """
         one, tree = TreeShape.chain(1), _TREE.limited(most)
-        times = self.turns(drafter, list(dict.fromkeys((one, tree))))
+        # One that may grow as it likes, though not beyond a level: what that needs is made now, and not for a request.
+        opened = replace(OPEN.limited(most), price=Price(math.inf, np.zeros(2)))
+        times = self.turns(drafter, list(dict.fromkeys((one, tree, opened))))
         first, deep = (median(spent["propose"] for spent in times[s]) if s in times else None for s in (one, tree))
         if first is None:  # no room to draft anything
             return DraftCost()

@@ -46,15 +46,11 @@ class Price:
         best = int(gains.argmax())
         return Worth(best + 1, float(gains[best])) if gains[best] > 0 else Worth(0, 0.0)
 
-    def going_on(self, chances: Floats, below: Floats) -> list[int]:
-        """Where the next level is to be drafted; empty if that is not worth its price.
+    def goes_on(self, chances: Floats, below: Floats) -> bool:
+        """Whether the next level is worth its price.
 
-        chances: fp64[N], of the nodes that are there; below: fp64[F, k], of those that may come to be below each node
-        of the last level, as they mostly are. Nothing is drafted below a node of which none of these is worth its row.
+        chances: fp64[N], of the nodes that are there; below: fp64[M], of those that may come to be below the nodes of
+        the last level, as they mostly are.
         """
-        together = np.concatenate((chances, below.ravel()))
-        count, gain = self.worth(together)
-        if not count or gain - self.worth(chances).gain < self.level:
-            return []
-        least = np.sort(together)[-count]
-        return [index for index, best in enumerate(below.max(1).tolist()) if best >= least]
+        together = self.worth(np.concatenate((chances, below)))
+        return together.nodes > 0 and together.gain - self.worth(chances).gain >= self.level

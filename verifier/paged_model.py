@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Many
-from dataclasses import replace
 
+import torch
 from torch import Tensor
 
 from kvpaging import KVStore, PageTable
@@ -13,7 +13,7 @@ from spec.protocols import FeatureRequest, Forward, Rows
 from verifier.model.decoder import Decoder
 from verifier.model.paged_pass import paged_pass
 from verifier.model.recorded_pass import RecordedPass
-from verifier.ops import nodes
+from verifier.ops.draw import RowSampling, draw_rows
 from verifier.ops.eager import compiled
 from verifier.paged_rows import StaticRows
 
@@ -43,21 +43,14 @@ class PagedModel:
         logits, taken = paged_pass(self.decoder, static, self.store, features)
         return Forward(logits.cpu(), list(static.starts), static.in_order(taken))
 
-    def draw(self, rows: Many[Undrawn], token_ids: Tensor | None = None) -> list[Tensor]:
-        """int64[N] of each sequence, on the host; drawn where the model is: a device's logarithms are its own.
-
-        token_ids: see :func:`verifier.ops.draw.draw_rows`.
-        """
+    def draw(self, rows: Many[Undrawn]) -> list[Tensor]:
+        """int64[N] of each sequence, on the host; drawn where the model is: a device's logarithms are its own."""
         if self._last is not None and self._last.has(rows):
-            return self._last.draw(rows, token_ids)
+            return self._last.draw(rows)
         device = self.decoder.device
-        return nodes.draw([replace(each, logits=each.logits.to(device)) for each in rows], token_ids)
-
-    def children(self, rows: Many[Undrawn], count: int, token_ids: Tensor | None = None) -> list[tuple[Tensor, Tensor]]:
-        """Tokens and chances [N, count] of each sequence, on the host: its rows' :mod:`verifier.ops.children`."""
-        if self._last is not None and self._last.has(rows):
-            return self._last.children(rows, count, token_ids)
-        return nodes.children(rows, count, token_ids)
+        logits = torch.cat([each.logits for each in rows]).to(device)
+        drawn = draw_rows(logits, RowSampling.of_nodes(rows, device))
+        return list(drawn.cpu().split([len(each.positions) for each in rows]))
 
     def committed(self, table: PageTable, moves: tuple[Tensor, Tensor] | None) -> None:
         """Accepted rows move down to be contiguous; everything up to the table's length is then valid."""

@@ -14,20 +14,17 @@ from __future__ import annotations
 from collections.abc import Sequence as Many
 
 import torch
-from torch import Tensor
 
-from drafters.captured.growth import DeviceGrowth, Plan
 from drafters.captured.learning import learn
 from drafters.draft_model import DraftModelDrafter
+from drafters.growth import Growth, Plan, levels
 from spec.protocols import FeatureRequest
 from spec.sequence import Sequence
 from spec.tree import DraftTree, TreeShape
 from verifier.graphs.proposer import DeviceTree, Taken
 from verifier.graphs.rows import Nodes, chain_words, rows_of
 from verifier.graphs.state import StepState
-from verifier.model.paged_pass import paged_pass
 from verifier.ops.move import move_paths
-from verifier.paged_rows import StaticRows
 
 #: The last committed token and the root.
 _REACH = 2
@@ -50,30 +47,19 @@ class CapturedDraftModel:
         model = drafter.model
         device = model.store.keys.device
         self._columns = vocab_size if drafter.token_ids is None else None
-        self._model, self._plan = model, Plan(shape, sequences, device)
-        self._read, self._token_ids = (None if t is None else t.to(device) for t in (drafter.read, drafter.token_ids))
+        self._model, self._plan = model, Plan(shape, sequences, device, columns=self._columns)
         self._text = chain_words(sequences, _REACH, device)
         self._roots = torch.arange(_REACH - 1, sequences * _REACH, _REACH).to(device)
 
     def propose(self, state: StepState) -> DeviceTree:
         """A tree below every root: a pass for each level."""
-        growth = DeviceGrowth(self._plan, state, self._token_ids)
+        growth = Growth(self._plan, state, self.drafter.token_ids)
         numbers, words, depths = self._text
-        end = Nodes(self._known(state.recent[:, -_REACH:]), numbers, words, depths)
-        growth.grow(self._logits(rows_of(state, end, back=_REACH - 1, wanted=self._roots)[0]))
-        for _ in range(1, self.shape.levels):
-            nodes = growth.expanded()
-            growth.grow(self._logits(rows_of(state, nodes._replace(tokens=self._known(nodes.tokens)))[0]))
+        end = Nodes(self.drafter.known(state.recent[:, -_REACH:]), numbers, words, depths)
+        logits = self.drafter.logits(rows_of(state, end, back=_REACH - 1, wanted=self._roots)[0])
+        for _ in levels(growth, self.drafter, logits[:, : self._columns].contiguous()):
+            pass
         return growth.tree()
-
-    def _logits(self, rows: StaticRows) -> Tensor:
-        """fp32[W, V'], V' the columns that this model has."""
-        logits = paged_pass(self._model.decoder, rows, self._model.store)[0]
-        return logits if self._columns is None else logits[:, : self._columns].contiguous()
-
-    def _known(self, tokens: Tensor) -> Tensor:
-        """The tokens as this model's; those past its vocabulary (the target's padding) as its last one."""
-        return tokens.clamp(max=self._model.vocab_size - 1) if self._read is None else self._read[tokens]
 
     def committed(self, state: StepState, taken: Taken) -> None:
         """Rows of accepted nodes move down. A leaf has none; the next step computes it before it drafts."""

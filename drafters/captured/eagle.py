@@ -23,16 +23,15 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from drafters.captured.growth import DeviceGrowth, Plan
 from drafters.captured.learning import learn
 from drafters.eagle import EagleDrafter
+from drafters.growth import Growth, Plan, levels
 from spec.sequence import Sequence
 from spec.tree import DraftTree, TreeShape
 from verifier.graphs.proposer import DeviceTree, Taken
 from verifier.graphs.rows import Nodes, chain_words, rows_of
 from verifier.graphs.state import StepState
 from verifier.ops.lay_out import lay_out
-from verifier.paged_rows import StaticRows
 
 
 class CapturedEagle:
@@ -48,20 +47,12 @@ class CapturedEagle:
         self._numbers, self._words, self._depths = chain_words(sequences, self.reach, device)
         self._roots = torch.arange(self.reach - 1, sequences * self.reach, self.reach).to(device)
         self._order = torch.arange(sequences, device=device)[:, None]
-        # Which nodes of each level are expanded, by their place among them.
-        self._inner = [nodes - first for nodes, first in zip(self._plan.inner, self._plan.starts, strict=False)]
 
     def propose(self, state: StepState) -> DeviceTree:
         """A tree below every root: a pass for each level."""
-        growth = DeviceGrowth(self._plan, state, self._head.token_ids)
-        logits, states = self._from_text(state)
-        for level in range(1, self.shape.levels):
-            parents = growth.grow(logits)
-            if not self.shape.is_chain:
-                states = _of_parents(states, parents.index_select(1, self._inner[level]))
-            rows, _ = rows_of(state, growth.expanded())
-            logits, states = self._run(rows, states)
-        growth.grow(logits)
+        growth = Growth(self._plan, state, self._head.token_ids)
+        for _ in levels(growth, self.drafter, *self._from_text(state)):
+            pass
         return growth.tree()
 
     def _from_text(self, state: StepState) -> tuple[Tensor, Tensor]:
@@ -70,10 +61,7 @@ class CapturedEagle:
         rows, _ = rows_of(state, end, back=self.reach - 1, wanted=self._roots)
         before = state.lengths - self.reach
         _, slots = lay_out(state.tables, state.page_size, before, self._depths, self._numbers, state.live)
-        return self._run(rows, self._features.index_select(0, slots))
-
-    def _run(self, rows: StaticRows, hidden: Tensor) -> tuple[Tensor, Tensor]:
-        return self._head.paged(rows, _filled(hidden, len(rows.tokens)), self.drafter.store)
+        return self.drafter.run(rows, self._features.index_select(0, slots))
 
     @property
     def _features(self) -> Tensor:
@@ -109,10 +97,3 @@ class CapturedEagle:
 def _filled(rows: Tensor, count: int) -> Tensor:
     """``count`` rows at least, zeros behind what there is: a product needs two."""
     return functional.pad(rows, (0, 0, 0, count - len(rows))) if len(rows) < count else rows
-
-
-def _of_parents(states: Tensor, parents: Tensor) -> Tensor:
-    """[S * F, H]: the states of the parents. states: [S * F', H], of the level above. parents: int64[S, F], places."""
-    width = states.shape[1]
-    by_sequence = states.view(len(parents), -1, width)
-    return by_sequence.gather(1, parents[:, :, None].expand(-1, -1, width)).flatten(0, 1)

@@ -14,8 +14,8 @@ from collections.abc import Sequence as Many
 import torch
 from torch import Tensor
 
-from drafters.captured.growth import DeviceGrowth, Plan
 from drafters.captured.learning import learn
+from drafters.growth import Growth, Plan, levels
 from drafters.medusa import MedusaDrafter
 from spec.protocols import FeatureRequest
 from spec.sequence import Sequence
@@ -50,9 +50,9 @@ class CapturedMedusa:
 
     def propose(self, state: StepState) -> DeviceTree:
         """A tree below every root."""
-        growth = DeviceGrowth(self._plan, state, self._heads.token_map)
-        for depth in range(self.shape.levels):
-            growth.grow(self._heads(self._hidden[0], depth))
+        growth = Growth(self._plan, state, self._heads.token_map)
+        for _ in levels(growth, self.drafter, self._heads(self._hidden[0], 0), self._hidden[0]):
+            pass
         return growth.tree()
 
     def committed(self, state: StepState, taken: Taken) -> None:

@@ -12,12 +12,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from drafters.candidates import adjusted, adjusts, undrawn
+from drafters.candidates import adjusted, adjusts
 from kvpaging import PagePool, PageTable
 from spec.adjust import Adjustment, paths_of
 from spec.constrain import Ahead, Guarded
 from spec.decide import Nodes, decide
-from spec.draw import draw
+from spec.draw import Undrawn, draw
 from spec.noise import Noise
 from spec.protocols import Drafter
 from spec.request import Request
@@ -30,7 +30,8 @@ from tests.same_tokens.witness import Job, run
 from tests.spec.grammars import Automaton
 from tests.spec.trees import random_tree
 from tests.verifier.reading import random_tokens
-from verifier.ops import nodes
+from verifier.ops.children import best_children
+from verifier.ops.draw import RowSampling
 
 VOCAB = 300
 OPTIONS: list[dict[str, Any]] = [
@@ -55,7 +56,8 @@ def sequence(temperature: float, **options: Any) -> Sequence:
 
 def likeliest(logits: Tensor, s: Sequence, depth: int) -> list[int]:
     """The best child of each row."""
-    [(tokens, _)] = nodes.children([undrawn(logits, s, depth)], 1)
+    rows = Undrawn(logits, s.sampling, s.noise, [len(s.tokens) + depth] * len(logits))
+    tokens, _ = best_children(logits, RowSampling.of_nodes([rows]), 1)
     best: list[int] = tokens[:, 0].tolist()
     return best
 
@@ -132,7 +134,7 @@ everyone = pytest.mark.parametrize("kind", ["medusa", "eagle3", "eagle1", "draft
 @everyone
 @pytest.mark.parametrize("shape", ["chain", "static", "dynamic", "template"])
 def test_nothing_is_drafted_that_a_grammar_rules_out(pair, monkeypatch, kind, shape) -> None:
-    monkeypatch.setattr("drafters.growth.Ahead", partial(Ahead, seconds=60.0))  # this one is slow
+    monkeypatch.setattr("drafters.levels.Ahead", partial(Ahead, seconds=60.0))  # this one is slow
     grammar = Automaton(3, VOCAB, forcing=0.1)
     for _, tree, legal in watched(pair("llama2"), kind, shape, grammar=grammar):
         assert legal == [True] * len(tree)

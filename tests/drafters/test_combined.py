@@ -11,7 +11,6 @@ import torch
 
 from drafters.calibration import Calibration
 from drafters.combined import CombinedDrafter
-from drafters.growth import Growing, lengthened
 from kvpaging import PagePool, PageTable
 from spec.budget import StepCost
 from spec.budget.budget import Budget
@@ -24,7 +23,8 @@ from spec.protocols import FeatureRequest
 from spec.sampling import SamplingParams
 from spec.sequence import Sequence as Running
 from spec.tree import DraftTree, TreeShape
-from verifier.ops import nodes
+from tests.drafters.growing import grown
+from tests.drafters.growing import sequence as sequence_of
 
 
 class Parrot:
@@ -142,12 +142,9 @@ def test_a_tree_stops_growing_where_a_level_is_not_worth_its_price() -> None:
     """Uniform logits over 16 tokens: every node is a sixteenth as likely as the one above."""
     depths = {}
     for level in (0.0, 0.05, 0.5):
-        price = Price(level, np.zeros(33))
-        grown = Growing.below(sequence(), TreeShape((2, 2, 2, 2), price=price), False, Calibration())
-        grown.sequence.sampling = SamplingParams(temperature=0.0)
-        while not grown.done:
-            lengthened([grown], [torch.zeros(len(grown.frontier), 16)], nodes)
-        depths[level] = grown.depth
+        shape = TreeShape((2, 2, 2, 2), price=Price(level, np.zeros(33)))
+        alike = sequence_of([7], temperature=0.0, vocab=16)
+        depths[level] = grown(alike, shape, lambda g: torch.zeros(len(g.front), 16), calibration=Calibration()).depth
     assert depths[0.0] == 4
     assert depths[0.5] < depths[0.05] < 4
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from typing import Any
 
 import numpy as np
 import pytest
@@ -11,32 +10,11 @@ import torch
 from torch import Tensor
 
 from drafters.calibration import Calibration
-from drafters.candidates import undrawn
-from drafters.growth import Growing, lengthened
-from kvpaging import PagePool, PageTable
-from spec.noise import Noise
+from drafters.grown import Grown
 from spec.price import Price
-from spec.sampling import SamplingParams
-from spec.sequence import Sequence
 from spec.template import Template
-from spec.tree import DraftTree, TreeShape
-from verifier.ops import nodes
-
-
-def sequence(tokens: list[int], temperature: float = 1.0, vocab: int = 40) -> Sequence:
-    table = PageTable(PagePool(4, 16))
-    return Sequence("s", tokens, 1, SamplingParams(temperature=temperature), table, Noise(3, vocab), 99, frozenset())
-
-
-def hang(growing: Growing, logits: Tensor) -> list[int]:
-    """One more level, by these logits."""
-    return lengthened([growing], [logits], nodes)[0]
-
-
-def uncalibrated() -> Calibration:
-    calibration = Calibration()
-    calibration.active = False
-    return calibration
+from spec.tree import TreeShape
+from tests.drafters.growing import grown, sequence, uncalibrated
 
 
 def paths_of(tokens: list[int], parents: list[int]) -> set[tuple[int, ...]]:
@@ -46,12 +24,12 @@ def paths_of(tokens: list[int], parents: list[int]) -> set[tuple[int, ...]]:
     return set(paths[1:])
 
 
-def independent(levels: list[torch.Tensor], shape: TreeShape, dynamic: bool) -> DraftTree:
+def independent(
+    levels: list[Tensor], shape: TreeShape, dynamic: bool, calibration: Calibration | None = None, root: int = 3
+) -> Grown:
     """A tree whose candidates are the same below every node of a depth. levels: fp32[V] of chances."""
-    g = Growing.below(sequence([3], temperature=0.0, vocab=len(levels[0])), shape, dynamic, uncalibrated(), free=True)
-    while not g.done:
-        hang(g, levels[g.depth].log()[None])
-    return g.tree("x")
+    s = sequence([root], temperature=0.0, vocab=len(levels[0]))
+    return grown(s, shape, lambda g: levels[g.depth].log()[None], dynamic, True, calibration)
 
 
 def level(**chances: float) -> torch.Tensor:
@@ -65,14 +43,14 @@ LEVELS = [level(t5=0.7, t7=0.25, t9=0.05), level(t1=0.85, t2=0.15), level(t8=1.0
 
 
 def test_a_static_tree_keeps_so_many_of_each_level() -> None:
-    tree = independent(LEVELS, TreeShape((2, 3, 1)), dynamic=False)
+    tree = independent(LEVELS, TreeShape((2, 3, 1)), dynamic=False).tree("x")
     # Level 1: 5, 7. Level 2: 5-1 (.60), 7-1 (.21), 5-2 (.11). Level 3: below 5-1.
     assert tree.tokens.tolist() == [3, 5, 7, 1, 1, 2, 8]
     assert tree.parents.tolist() == [-1, 0, 0, 1, 2, 1, 3]
 
 
 def test_a_dynamic_tree_takes_the_likeliest_paths() -> None:
-    tree = independent(LEVELS, TreeShape((2, 2, 1)), dynamic=True)
+    tree = independent(LEVELS, TreeShape((2, 2, 1)), dynamic=True).tree("x")
     assert paths_of(tree.tokens.tolist(), tree.parents.tolist()) == {(5,), (5, 1), (5, 1, 8), (7,), (7, 1)}
 
 
@@ -87,7 +65,7 @@ def test_of_all_paths_the_dynamic_tree_holds_the_best(nodes) -> None:
         for path in itertools.product(range(8), repeat=length)
     }
     best = sorted(scored, key=scored.__getitem__, reverse=True)[: nodes - 1]
-    tree = independent(levels, TreeShape((nodes - 1, *(0, 0))), dynamic=True)
+    tree = independent(levels, TreeShape((nodes - 1, *(0, 0))), dynamic=True).tree("x")
     assert paths_of(tree.tokens.tolist(), tree.parents.tolist()) == set(best)
 
 
@@ -96,26 +74,25 @@ def conditional(path: tuple[int, ...], vocab: int) -> torch.Tensor:
     return torch.randn(vocab, generator=torch.Generator().manual_seed(hash(path) & 0xFFFF)) * 2
 
 
-def grown(shape: TreeShape, dynamic: bool, vocab: int = 40) -> tuple[Growing, dict[tuple[int, ...], float]]:
+def path_of(g: Grown, node: int) -> tuple[int, ...]:
+    return () if node == 0 else (*path_of(g, g.parents[node]), g.tokens[node])
+
+
+def made_up(shape: TreeShape, dynamic: bool, vocab: int = 40) -> tuple[Grown, dict[tuple[int, ...], float]]:
     """A tree over the made-up model, and the score of every path it looked at."""
-    g = Growing.below(sequence([1, 2], temperature=0.0), shape, dynamic, uncalibrated())
-    path_of: dict[int, tuple[int, ...]] = {0: ()}
-    while not g.done:
-        logits = torch.stack([conditional(path_of[node], vocab) for node in g.frontier])
-        assert len(g.frontier) <= shape.nodes
-        before = len(g.tokens)
-        rows = g.frontier
-        going = hang(g, logits)
-        for node in range(before, len(g.tokens)):
-            path_of[node] = (*path_of[g.parents[node]], g.tokens[node])
-        assert [g.parents[node] for node in g.frontier] == [rows[index] for index in going]
-    return g, {path_of[node]: g.scores[node] for node in range(1, len(g.tokens))}
+
+    def logits(g: Grown) -> Tensor:
+        assert len(g.front) <= shape.nodes
+        return torch.stack([conditional(path_of(g, node), vocab) for node in g.front])
+
+    g = grown(sequence([1, 2], temperature=0.0), shape, logits, dynamic)
+    return g, {path_of(g, node): g.scores[node] for node in range(1, len(g.tokens))}
 
 
 @pytest.mark.parametrize("shape", [TreeShape((3, 2, 1)), TreeShape((6, 14, 18, 14)), TreeShape((5,))])
 def test_scores_are_log_chances_along_the_path(shape) -> None:
     for dynamic in (False, True):
-        _, scores = grown(shape, dynamic)
+        _, scores = made_up(shape, dynamic)
         for path, score in scores.items():
             steps = (conditional(path[:d], 40).log_softmax(-1)[token] for d, token in enumerate(path))
             assert score == pytest.approx(float(sum(steps)), abs=1e-4)
@@ -123,7 +100,7 @@ def test_scores_are_log_chances_along_the_path(shape) -> None:
 
 @pytest.mark.parametrize("shape", [TreeShape((3, 2, 1)), TreeShape((6, 14, 18, 14)), TreeShape((5,))])
 def test_a_dynamic_tree_keeps_the_best_of_what_it_looked_at(shape) -> None:
-    g, scores = grown(shape, dynamic=True)
+    g, scores = made_up(shape, dynamic=True)
     tree = g.tree("x")
     assert len(tree) == shape.nodes
     best = sorted(scores, key=scores.__getitem__, reverse=True)[: shape.nodes - 1]
@@ -131,34 +108,27 @@ def test_a_dynamic_tree_keeps_the_best_of_what_it_looked_at(shape) -> None:
 
 
 def test_a_static_tree_keeps_its_widths() -> None:
-    g, _ = grown(TreeShape((3, 4, 2)), dynamic=False)
+    g, _ = made_up(TreeShape((3, 4, 2)), dynamic=False)
     assert g.tree("x").depths.bincount().tolist() == [1, 3, 4, 2]
 
 
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize("shape", [TreeShape((6, 14, 18, 14, 8, 3)), TreeShape((3, 2, 1)), TreeShape((1, 1, 1))])
 def test_expanded_nodes_fit_into_the_rows_of_the_shape(shape, dynamic) -> None:
-    g, _ = grown(shape, dynamic)
+    g, _ = made_up(shape, dynamic)
     assert max(g.rows.values()) < shape.nodes
-    assert sorted(g.rows.values()) == list(range(len(g.rows)))
-    for node, row in g.rows.items():
-        above = g.words[g.parents[node]] if node else 0
-        assert g.words[node] == above | 1 << row
+    assert len(set(g.rows.values())) == len(g.rows)
+    assert all(node == 0 or g.rows[g.parents[node]] < row for node, row in g.rows.items())
 
 
 @pytest.mark.parametrize("step", [0.0, 0.03, 0.08])
-def test_a_tree_that_pays_for_rows_goes_on_below_fewer_nodes_and_numbers_only_their_rows(step) -> None:
-    """That each row is of the node it hangs below is seen while it grows."""
+def test_a_tree_that_pays_for_rows_has_fewer_levels(step) -> None:
     shape = (4, 4, 3, 3, 2)
-    free, _ = grown(TreeShape(shape, price=Price(0.0, np.zeros(17))), dynamic=True)
-    paid, _ = grown(TreeShape(shape, price=Price(0.01, step * np.arange(17.0))), dynamic=True)
-    assert sorted(paid.rows.values()) == list(range(len(paid.rows)))
-    for node, row in paid.rows.items():
-        above = paid.words[paid.parents[node]] if node else 0
-        assert paid.words[node] == above | 1 << row
-    if step:
-        assert 1 < len(paid.rows) < len(free.rows)
-    assert paid.depth <= free.depth
+    free, _ = made_up(TreeShape(shape, price=Price(0.0, np.zeros(17))), dynamic=True)
+    paid, _ = made_up(TreeShape(shape, price=Price(0.01, step * np.arange(17.0))), dynamic=True)
+    assert free.depth == len(shape)
+    assert 1 <= paid.depth <= free.depth
+    assert paid.depth < free.depth or not step
 
 
 TEMPLATE = TreeShape.of(Template.of([[0], [2], [0, 1], [2, 0], [2, 3], [0, 1, 0], [1]]))
@@ -167,7 +137,7 @@ TEMPLATE = TreeShape.of(Template.of([[0], [2], [0, 1], [2, 0], [2, 3], [0, 1, 0]
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_a_template_is_grown_as_it_is(dynamic) -> None:
     """Rank r below a node is the r-th best candidate there, whatever its chance."""
-    g, scores = grown(TEMPLATE, dynamic)
+    g, scores = made_up(TEMPLATE, dynamic)
     tree = g.tree("x")
     assert TEMPLATE.template is not None
     assert tuple(tree.parents.tolist()) == TEMPLATE.template.parents
@@ -184,37 +154,33 @@ def test_a_template_goes_without_what_may_not_be_said() -> None:
     """And without what is below it. Of the root's children only the two best are allowed."""
     first = level(t4=0.6, t5=0.4).log()
     first[first < -5] = -torch.inf
-    g = Growing.below(sequence([3], temperature=0.0, vocab=10), TEMPLATE, False, uncalibrated(), free=True)
-    hang(g, first[None])
-    hang(g, level(t7=0.9, t8=0.1).log()[None])
-    hang(g, level(t1=1.0).log()[None])
-    tree = g.tree("x")
+    levels = [first[None], level(t7=0.9, t8=0.1).log()[None], level(t1=1.0).log()[None]]
+    s = sequence([3], temperature=0.0, vocab=10)
+    tree = grown(s, TEMPLATE, lambda g: levels[g.depth], free=True).tree("x")
     assert tree.tokens.tolist() == [3, 4, 5, 8, 1]
     assert tree.parents.tolist() == [-1, 0, 0, 1, 3]
 
 
 def test_a_vocabulary_smaller_than_the_ranks_of_a_template() -> None:
     shape = TreeShape.of(Template.of([[0], [5], [5, 0], [0, 0]]))
-    tree = independent([torch.tensor([0.5, 0.3, 0.2])] * 2, shape, dynamic=False)
+    tree = independent([torch.tensor([0.5, 0.3, 0.2])] * 2, shape, dynamic=False, root=1).tree("x")
     assert tree.parents.tolist() == [-1, 0, 1]
 
 
 def test_a_tree_says_what_it_expects() -> None:
     """The chances along the path, and their sum: so many drafts should be accepted."""
-    tree = independent(LEVELS, TreeShape((2, 2, 1)), dynamic=True)
+    tree = independent(LEVELS, TreeShape((2, 2, 1)), dynamic=True).tree("x")
     assert tree.chances == pytest.approx((1.0, 0.7, 0.25, 0.595, 0.2125, 0.595), abs=0.01)
     assert tree.expected == pytest.approx(0.7 + 0.25 + 0.595 + 0.2125 + 0.595, abs=0.03)
-    assert independent(LEVELS, TreeShape.chain(2), dynamic=True).expected == pytest.approx(0.75)
+    assert independent(LEVELS, TreeShape.chain(2), dynamic=True).tree("x").expected == pytest.approx(0.75)
     assert TreeShape().is_chain
 
 
 def test_what_was_accepted_is_learnt() -> None:
     """Below each accepted node that was expanded: which candidate came, whether or not it was in the tree."""
     calibration = uncalibrated()
-    s = sequence([3], temperature=0.0, vocab=10)
-    g = Growing.below(s, TreeShape((2, 2, 1)), True, calibration, free=True)
-    while not g.done:
-        hang(g, LEVELS[g.depth].log()[None])
+    g = independent(LEVELS, TreeShape((2, 2, 1)), True, calibration)
+    s = g.sequence
     tree = g.tree("x")
     (second,) = [node for node in range(6) if tree.tokens[node] == 7]
     s.tokens += [7, 2]  # the draw below 7 is its second candidate, which is not in the tree
@@ -231,7 +197,7 @@ def test_what_was_accepted_is_learnt() -> None:
 
 def test_equal_scores_keep_the_parent() -> None:
     """A child that is certain is as likely as its parent."""
-    tree = independent([level(t4=0.4, t5=0.3, t6=0.3), level(t7=1.0)], TreeShape((2, 2)), dynamic=True)
+    tree = independent([level(t4=0.4, t5=0.3, t6=0.3), level(t7=1.0)], TreeShape((2, 2)), dynamic=True).tree("x")
     assert paths_of(tree.tokens.tolist(), tree.parents.tolist()) == {(4,), (4, 7), (5,), (6,)}
 
 
@@ -239,37 +205,15 @@ def test_what_may_not_be_said_is_not_drafted() -> None:
     """Three tokens are left of ten; the tree stays smaller than its shape."""
     row = torch.full((10,), -torch.inf)
     row[[1, 4, 8]] = torch.tensor([0.0, 1.0, 2.0])
+    nothing = torch.full((10,), -torch.inf)
     for dynamic in (False, True):
-        g = Growing.below(
-            sequence([3], temperature=0.0, vocab=10), TreeShape((6, 2)), dynamic, uncalibrated(), free=True
-        )
-        hang(g, row[None])
-        hang(g, torch.full((1, 10), -torch.inf))
-        assert g.done
+        g = independent([row.exp(), nothing.exp()], TreeShape((6, 2)), dynamic)
         assert g.tree("x").tokens.tolist() == [3, 8, 4, 1]
 
 
-def test_nothing_follows_broken_logits() -> None:
-    g = Growing.below(sequence([3], temperature=0.0, vocab=10), TreeShape((3, 2)), True, uncalibrated())
-    assert hang(g, torch.full((1, 10), torch.nan)) == []
-    assert g.done
+@pytest.mark.parametrize("shape", [TreeShape((3, 2)), TreeShape.chain(3)])
+def test_nothing_follows_broken_logits(shape) -> None:
+    s = sequence([3], temperature=0.0, vocab=10)
+    g = grown(s, shape, lambda g: torch.full((len(g.front), 10), torch.nan), True)
+    assert g.over
     assert g.tree("x").tokens.tolist() == [3]
-
-
-def test_noise_is_that_of_the_position_and_of_the_targets_ids() -> None:
-    s, logits = sequence([1, 2, 3], temperature=0.5), torch.randn(2, 40)
-    noise = s.noise.row(3 + 1)
-
-    def ranked(rows: Tensor, *rest: Any, of: Sequence = s) -> list[list[int]]:
-        ids = rest[0] if rest else None
-        return nodes.children([undrawn(rows, of, 1, *rest)], 3, ids)[0][0].tolist()
-
-    def best(rows: Tensor) -> list[list[int]]:
-        return rows.topk(3).indices.tolist()
-
-    assert ranked(logits) == best(logits / 0.5 + noise)
-    ids = torch.tensor([4, 9, 33])
-    assert ranked(logits[:, :3], ids) == ids[(logits[:, :3] / 0.5 + noise[ids]).topk(3).indices].tolist()
-    assert ranked(torch.cat((logits, logits), 1)) == best(logits / 0.5 + noise)
-    assert ranked(logits, of=sequence([1], temperature=0.0)) == best(logits)
-    assert ranked(logits, None, False) == best(logits)

@@ -61,11 +61,10 @@ class Foresight:
         """A chain as long as asked for, or as its price lets it grow."""
         chances, claimed = [1.0], self._hits / self._trials
         for _ in range(shape.levels):
-            if len(chances) > 1 and shape.price is not None:
-                below = np.array([[claimed * chances[-1]]])
-                if not shape.price.going_on(np.array(chances[1:]), below):
-                    break
-            chances.append(claimed * chances[-1])
+            below, price = claimed * chances[-1], shape.price
+            if len(chances) > 1 and price is not None and not price.goes_on(np.array(chances[1:]), np.array([below])):
+                break
+            chances.append(below)
         said = [self._said(len(tokens) + depth) for depth in range(len(chances) - 1)]
         return DraftTree.chain([tokens[-1], *said], self.name, tuple(chances))
 

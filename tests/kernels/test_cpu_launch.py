@@ -18,6 +18,7 @@ from verifier.ops.kernels.cpu import launch, rows
 from verifier.ops.kernels.cpu.asm import Kernel
 from verifier.ops.kernels.cpu.launch import Compiled, recording, room
 from verifier.ops.kernels.cpu.threads import Threads, give_way, use, wanted
+from verifier.ops.kernels.cpu.traced import ReadsNumbers
 from verifier.ops.kernels.cpu.types import I64
 from verifier.ops.kernels.cpu.walk import PLACES, walker
 from verifier.ops.norm import add_rms_norm
@@ -202,3 +203,51 @@ def test_denormals_are_numbers_in_every_thread() -> None:
 def test_the_first_of_what_is_equal_is_compiled_once() -> None:
     assert rows._taking() is rows._taking()
     assert isinstance(rows._taking(), launch.Launcher)
+
+
+def test_ops_of_torch_are_entries_too() -> None:
+    """Between kernels, in order, into the same memory; what changes is the content of their inputs."""
+    numbers, count, state = torch.tensor([1, 2, 3, 4]), torch.tensor([4]), torch.zeros(2, dtype=torch.int64)
+    with recording() as made:
+        _doubling()(numbers, count)
+        view = numbers.view(2, 2)[:, 1]
+        best = (view + 1).sort(descending=True)
+        state.add_(best.values)
+        _doubling()(state, torch.tensor([2]))
+    assert numbers.tolist() == [1, 2, 3, 4] and state.tolist() == [0, 0], "nothing was run"
+    made()
+    assert (numbers.tolist(), state.tolist()) == ([2, 4, 6, 8], [18, 10])
+    assert best.indices.tolist() == [1, 0]
+    numbers[:] = torch.tensor([0, 20, 0, 1])
+    made()
+    assert (numbers.tolist(), state.tolist()) == ([0, 40, 0, 2], [2 * (18 + 41), 2 * (10 + 3)])
+    assert best.indices.tolist() == [0, 1]
+
+
+def test_a_recording_is_cut_where_the_host_looks() -> None:
+    numbers, count = torch.tensor([1, 2]), torch.tensor([2])
+    with recording() as made:
+        _doubling()(numbers, count)
+        made.cut()
+        _doubling()(numbers, count)
+        numbers.add_(1)
+        made.cut()
+        _doubling()(numbers, count)
+    made.run(0)
+    assert numbers.tolist() == [2, 4]
+    numbers[0] = 5
+    made.run(1)
+    assert numbers.tolist() == [11, 9]
+    made.run(2)
+    assert numbers.tolist() == [22, 18]
+    numbers[:] = 1
+    made()
+    assert numbers.tolist() == [10, 10]
+
+
+@pytest.mark.parametrize("read", [lambda x: x.item(), lambda x: int(x[0]), lambda x: x[x > 0], lambda x: x.nonzero()])
+def test_a_step_that_asks_for_a_number_is_not_recorded(read: Callable[[torch.Tensor], object]) -> None:
+    """It would have that of the recording for ever."""
+    numbers = torch.tensor([3])
+    with pytest.raises(ReadsNumbers), recording():
+        read(numbers)

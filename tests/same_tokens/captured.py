@@ -1,4 +1,4 @@
-"""Engines whose steps are captured, on a CPU: the launcher calls the step instead of replaying a graph."""
+"""Engines whose steps are captured, on a CPU: they are recorded, under the rules of a graph, and replayed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from spec.tree import TreeShape
 from tests.same_tokens.models import MAX_SEQS, Pair, info_of, paged
 from tests.same_tokens.witness import Job, Text, poison
 from verifier.graphs.buckets import buckets, sizes, widths
-from verifier.graphs.capture import Capture, direct
+from verifier.graphs.capture import Capture, recorded
 from verifier.graphs.plain import FromHost
 from verifier.graphs.proposer import Proposer
 from verifier.graphs.runner import GraphRunner
@@ -37,7 +37,7 @@ def captured_engine(
     *,
     graphs: bool = True,
     run_ahead: bool = True,
-    capture: Capture = direct,
+    capture: Capture = recorded,
     max_seqs: int = MAX_SEQS,
     tokens: int = 1024,
     page_size: int = 16,

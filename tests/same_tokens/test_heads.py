@@ -8,9 +8,8 @@ from functools import cache
 import pytest
 import torch
 
-from drafters.candidates import undrawn
+from drafters.levels import TreeDrafter
 from spec.engine import Engine
-from spec.noise import Noise
 from spec.tree import TreeShape
 from tests.same_tokens.heads import KINDS, SHAPES, Whisper, head_of, whispered
 from tests.same_tokens.models import Pair, engine_of
@@ -130,10 +129,8 @@ def test_noise_is_shared_with_the_draw(pair, monkeypatch, kind) -> None:
 def add_noise_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let drafters add the noise of a seed of their own."""
 
-    def other(logits, sequence, *rest):
-        return replace(undrawn(logits, sequence, *rest), noise=Noise(12345, sequence.noise.vocab_size))
-
-    monkeypatch.setattr("drafters.growth.undrawn", other)
+    joined = TreeDrafter._joined
+    monkeypatch.setattr(TreeDrafter, "_joined", lambda self, sequence: replace(joined(self, sequence), seed=12345))
 
 
 @cache

@@ -9,6 +9,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from verifier.ops.kernels.cpu.launch import recording
+
 #: Runs of a step before it is captured: kernels are compiled and libraries make their handles.
 _WARM_UP = 2
 
@@ -24,8 +26,16 @@ Capture = Callable[[Callable[[], None]], Launcher]
 
 
 def direct(step: Callable[[], None]) -> Launcher:
-    """Call it: on a CPU, and with ``--no-graphs``."""
+    """Call it: with ``--no-graphs``."""
     return step
+
+
+def recorded(step: Callable[[], None]) -> Launcher:
+    """A :data:`Capture` for a CPU: run it on places that are only padding, then record it."""
+    step()
+    with recording() as replay:
+        step()
+    return replay
 
 
 class CudaGraphs:

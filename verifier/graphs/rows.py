@@ -9,6 +9,7 @@ from torch import Tensor
 
 from verifier.graphs.proposer import chain_columns
 from verifier.graphs.state import StepState
+from verifier.ops.eager import compiled
 from verifier.ops.lay_out import lay_out
 from verifier.ops.tree_attention import PagedRows
 from verifier.paged_rows import Group, StaticRows
@@ -35,7 +36,6 @@ def rows_of(state: StepState, nodes: Nodes, back: int = 0, wanted: Tensor | None
     """
     size, count = nodes.tokens.shape
     lengths = state.lengths if not back else (state.lengths - back).clamp(min=0)
-    positions, slots = lay_out(state.tables, state.page_size, lengths, nodes.depths, nodes.numbers, state.live)
     rows = size * count
     paged = PagedRows(
         tables=state.tables,
@@ -45,6 +45,11 @@ def rows_of(state: StepState, nodes: Nodes, back: int = 0, wanted: Tensor | None
         words=nodes.words.flatten(),
         depths=nodes.depths.flatten(),
     )
+    if compiled(lengths):  # its attention has to find both anyway
+        places = paged.found(rows)
+        positions, slots = places.positions, places.own
+    else:
+        positions, slots = lay_out(state.tables, state.page_size, lengths, nodes.depths, nodes.numbers, state.live)
     static = StaticRows(
         tokens=nodes.tokens.flatten(),
         positions=positions,

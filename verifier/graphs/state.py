@@ -17,6 +17,7 @@ from torch import Tensor
 from spec.sampling import SamplingParams
 from verifier.ops.accept import AcceptedPaths
 from verifier.ops.draw import RowSampling
+from verifier.ops.level import positions_below
 from verifier.ops.recent import gather_recent
 
 
@@ -30,6 +31,11 @@ class Joined:
     sampling: SamplingParams
     seed: int
 
+    @property
+    def drawn(self) -> tuple[object, ...]:
+        """What decides how its rows are drawn, but for their positions."""
+        return self.sampling, self.seed, self is _PADDING
+
 
 _PADDING = Joined([], 0, (), SamplingParams(temperature=0.0), 0)
 
@@ -38,14 +44,16 @@ class StepState:
     """The sequences of one bucket; all tensors on the device, none ever replaced.
 
     tables: int32[S, P], page ids, 0 (the padding page) where there is none. lengths: int32[S], committed tokens, whose
-    KV the target has. live: int32[S], 1, or 0 for a place that is only padding. recent: int64[S, T], the ends of the
-    texts, the root last. Nothing is known of a text before its ``length + 1 - T``-th token.
+    KV the target has. ends: int64[S, 1], the position behind the root. live: int32[S], 1, or 0 for a place that is only
+    padding. recent: int64[S, T], the ends of the texts, the root last. Nothing is known of a text before its ``length +
+    1 - T``-th token.
     """
 
     def __init__(self, sequences: int, pages: int, page_size: int, reach: int, device: torch.device | str) -> None:
         self.page_size, self.device = page_size, torch.device(device)
         self.tables = torch.zeros(sequences, pages, dtype=torch.int32, device=device)
         self.lengths = torch.zeros(sequences, dtype=torch.int32, device=device)
+        self.ends = torch.ones(sequences, 1, dtype=torch.int64, device=device)
         self.live = torch.zeros(sequences, dtype=torch.int32, device=device)
         self.recent = torch.zeros(sequences, reach, dtype=torch.int64, device=device)
         self._sampling: dict[int, RowSampling] = {}
@@ -72,13 +80,12 @@ class StepState:
     def sampling(self, depths: Tensor) -> RowSampling:
         """How the tokens below nodes of these depths are drawn, N rows for each sequence.
 
-        depths: int32[N] or int32[S, N]. The tensors but for the positions are filled by the host (:meth:`join`).
+        depths: int32[S, N], contiguous. The tensors but for the positions are filled by the host (:meth:`join`).
         """
         nodes = depths.shape[-1]
         if nodes not in self._sampling:
             self._sampling[nodes] = self._rows(nodes, self.device)
-        positions = (self.lengths[:, None] + depths + 1).flatten().long()
-        return replace(self._sampling[nodes], positions=positions)
+        return replace(self._sampling[nodes], positions=positions_below(self.ends, depths))
 
     @torch.inference_mode()
     def join(self, sequences: Many[Joined]) -> None:
@@ -86,10 +93,13 @@ class StepState:
         size = self.size
         places = [*sequences, *[_PADDING] * (size - len(sequences))]
         self.write_tables([place.pages for place in places])
-        write(self.lengths, torch.tensor([place.length for place in places], dtype=torch.int32))
-        write(self.live, torch.tensor([int(index < len(sequences)) for index in range(size)], dtype=torch.int32))
-        write(self.recent, torch.tensor([self._end(place.text) for place in places]))
-        self._places = places
+        write(self.lengths, [place.length for place in places])
+        write(self.ends, [[place.length + 1] for place in places])
+        write(self.recent, [self._end(place.text) for place in places])
+        before, self._places = self._places, places
+        if [place.drawn for place in before] == [place.drawn for place in places]:
+            return
+        write(self.live, [int(place is not _PADDING) for place in places])
         for nodes, kept in self._sampling.items():
             fresh = self._rows(nodes, "cpu")
             for name in ("temperature", "top_k", "top_p", "min_p", "seeds"):
@@ -97,13 +107,18 @@ class StepState:
 
     @torch.inference_mode()
     def write_tables(self, pages: Many[list[int]]) -> None:
-        """The page ids of the first places, of which only the first P matter; nothing is copied if they are there."""
+        """The page ids of the first places, of which only the first P matter; nothing is copied if they are there.
+
+        What is behind them is not looked at, but where there are none: rows of padding go to the padding page.
+        """
         width = self.tables.shape[1]
         for place, row in enumerate(pages):
             if self._pages[place] != row[:width]:
                 self._pages[place] = list(row[:width])
-                blank = [0] * (width - len(self._pages[place]))
-                write(self.tables[place], torch.tensor([*self._pages[place], *blank], dtype=torch.int32))
+                if row:
+                    write(self.tables[place, : len(row)], self._pages[place])
+                else:
+                    self.tables[place].zero_()
 
     def _rows(self, nodes: int, device: torch.device | str) -> RowSampling:
         """How ``nodes`` rows of each place are drawn, at position 0."""
@@ -118,14 +133,18 @@ class StepState:
 
     def advance(self, taken: AcceptedPaths) -> None:
         """The accepted paths become text; the last emitted token of each is its new root."""
-        # A broken draw is no token and must not be looked up. The host takes none either, and drops what runs ahead.
-        self.recent.copy_(gather_recent(self.recent, taken.emitted, taken.lengths).clamp_(min=0))
-        self.lengths.add_(taken.lengths.to(torch.int32))
+        # Of a broken draw the host takes nothing, and drops what runs ahead.
+        self.recent.copy_(gather_recent(self.recent, taken.emitted, taken.lengths))
+        self.lengths.add_(taken.lengths)
+        self.ends.add_(taken.lengths[:, None])
 
 
-def write(target: Tensor, values: Tensor) -> None:
+def write(target: Tensor, values: Tensor | Many[object]) -> None:
     """Copy from the host without waiting for what the device is doing: through pinned memory, kept until it is read."""
+    if target.device.type == "cpu":
+        target.numpy()[:] = values
+        return
+    fresh = values if isinstance(values, Tensor) else torch.tensor(values, dtype=target.dtype)
     if target.device.type == "cuda":
-        target.copy_(values.pin_memory(), non_blocking=True)
-    else:
-        target.copy_(values)
+        fresh = fresh.pin_memory()
+    target.copy_(fresh, non_blocking=True)

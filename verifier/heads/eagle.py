@@ -57,6 +57,11 @@ class EagleHead:
         return self._embed.dtype
 
     @property
+    def vocab_size(self) -> int:
+        """How many tokens it can read: the target's."""
+        return len(self._embed)
+
+    @property
     def device(self) -> torch.device:
         """Where weights and activations are."""
         return self._embed.device

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from collections.abc import Sequence as Many
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -16,48 +15,44 @@ from spec.protocols import FeatureRequest, Forward, Rows
 from spec.sampling import SamplingParams
 from verifier.model.decoder import Decoder
 from verifier.model.paged_pass import paged_pass
-from verifier.ops.children import best_children
 from verifier.ops.draw import RowSampling, draw_rows
 from verifier.ops.kernels.cpu.launch import Recording, recording
 from verifier.paged_rows import Sizes, WrittenRows
 
 #: Room that the first recording has at least: rows of a step, sequences, pages and logits.
 _LEAST = Sizes(16, 1, 16, 16)
-#: An op of which each row has a request, of so many rows.
-RowOp = Callable[[Tensor, RowSampling, Tensor], tuple[Tensor, ...]]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass
 class _Recorded:
-    """ops: on its logits, each recorded when it is first asked for."""
+    """draw: from its logits, recorded when it is first asked for."""
 
     rows: WrittenRows
     replay: Recording
     logits: Tensor
     features: Features
-    ops: dict[object, RecordedOp] = field(default_factory=dict)
+    draw: _Draw | None = None
 
 
-class RecordedOp:
-    """An op on the first rows of a pass's logits."""
+class _Draw:
+    """A token from each of the first rows of a pass's logits."""
 
-    def __init__(self, logits: Tensor, op: RowOp) -> None:
+    def __init__(self, logits: Tensor) -> None:
         count = len(logits)
         sampling = RowSampling.of([SamplingParams()] * count, [0] * count, [0] * count)
         self._columns, self._count = sampling.columns(), torch.zeros(1, dtype=torch.int64)
-        self._op = op  # holds the ids by which it is found again, so that no others can have their place
         with recording() as self._replay:
-            self._found = op(logits, sampling, self._count)
+            self._drawn = draw_rows(logits, sampling, None, self._count)
 
-    def __call__(self, rows: Many[Undrawn]) -> list[tuple[Tensor, ...]]:
-        """What the op returns, by sequence."""
+    def __call__(self, rows: Many[Undrawn]) -> list[Tensor]:
+        """int64[N] of each sequence."""
         counts, end = [len(each.positions) for each in rows], 0
         for each, count in zip(rows, counts, strict=True):
             self._columns.write(slice(end, end + count), each.sampling, each.noise.seed, each.positions)
             end += count
         self._count[0] = end
         self._replay()
-        return list(zip(*(part[:end].clone().split(counts) for part in self._found), strict=True))
+        return list(self._drawn[:end].clone().split(counts))
 
 
 class RecordedPass:
@@ -90,28 +85,12 @@ class RecordedPass:
             place += each.logits.nbytes
         return True
 
-    def draw(self, rows: Many[Undrawn], token_ids: Tensor | None = None) -> list[Tensor]:
+    def draw(self, rows: Many[Undrawn]) -> list[Tensor]:
         """int64[N] of each sequence: a token from each of these rows, which it :meth:`has`."""
-
-        def draw(logits: Tensor, sampling: RowSampling, rows: Tensor) -> tuple[Tensor, ...]:
-            return (draw_rows(logits, sampling, token_ids, rows),)
-
-        return [drawn for (drawn,) in self._op(("draw", id(token_ids)), draw)(rows)]
-
-    def children(self, rows: Many[Undrawn], count: int, token_ids: Tensor | None = None) -> list[tuple[Tensor, Tensor]]:
-        """Tokens and chances [N, count] of each sequence: the children of these rows, which it :meth:`has`."""
-
-        def children(logits: Tensor, sampling: RowSampling, rows: Tensor) -> tuple[Tensor, ...]:
-            return best_children(logits, sampling, count, token_ids, rows)
-
-        found = self._op(("children", count, id(token_ids)), children)(rows)
-        return [(tokens, chances) for tokens, chances in found]
-
-    def _op(self, name: object, op: RowOp) -> RecordedOp:
         assert self._recorded is not None, "there was a pass"
-        if name not in self._recorded.ops:
-            self._recorded.ops[name] = RecordedOp(self._recorded.logits, op)
-        return self._recorded.ops[name]
+        if self._recorded.draw is None:
+            self._recorded.draw = _Draw(self._recorded.logits)
+        return self._recorded.draw(rows)
 
     def _record(self, sizes: Sizes, page_size: int) -> _Recorded:
         rows = WrittenRows(sizes, page_size)

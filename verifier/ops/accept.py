@@ -13,6 +13,7 @@ from torch import Tensor
 
 from spec.accept import accept
 from spec.tree import DraftTree
+from verifier.ops.eager import compiled
 
 #: What fills the places behind a path.
 NO_NODE = -1
@@ -51,6 +52,10 @@ def accept_paths(
         from verifier.ops.kernels import accept as kernels
 
         return kernels.accept_paths(tokens, parents, ancestors, drawn, nodes, slots)
+    if compiled(tokens):
+        from verifier.ops.kernels.cpu import accept as of_cpu
+
+        return of_cpu.accept_paths(tokens, parents, ancestors, drawn, nodes, slots)
     found = AcceptedPaths.empty(tokens)
     for row, count in enumerate(nodes.tolist()):
         if count:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from kvpaging.ops import move_rows
+from verifier.ops.eager import compiled
 
 
 def move_paths(keys: Tensor, values: Tensor, sources: Tensor, destinations: Tensor, lengths: Tensor) -> None:
@@ -23,6 +24,11 @@ def move_paths(keys: Tensor, values: Tensor, sources: Tensor, destinations: Tens
         from verifier.ops.kernels import move as kernels
 
         kernels.move_paths(keys, values, sources, destinations, lengths)
+        return
+    if compiled(keys):
+        from verifier.ops.kernels.cpu import accept as of_cpu
+
+        of_cpu.move_paths(keys, values, sources, destinations, lengths)
         return
     for row, length in enumerate(lengths.tolist()):
         move_rows(keys, values, sources[row, :length], destinations[row, :length])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import cache
 from math import prod
 
@@ -16,17 +17,21 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from verifier.ops.kernels.cpu import threads
 from verifier.ops.kernels.cpu.asm import Kernel
 from verifier.ops.kernels.cpu.jit import Processor
+from verifier.ops.kernels.cpu.traced import Traced
 
 #: What a kernel reads: the data of a tensor, or a number.
 Argument = Tensor | int
 _LINE = 64
+#: Bytes of an entry: where the kernel is, and where its arguments are.
+_PAIR = 16
 
 
 class Recording:
     """A list of entries, recorded once and replayed. It owns all memory that its kernels touch.
 
     Whatever changes between two replays, the number of rows too, is the content of a tensor. What kernels write lies in
-    memory of the recording's own, which a later entry uses again when no tensor is left that names it.
+    memory of the recording's own, which a later entry uses again when no tensor is left that names it. Ops of torch are
+    entries too (:mod:`~verifier.ops.kernels.cpu.traced`), and it may be cut into parts: see :meth:`cut`.
     """
 
     def __init__(self) -> None:
@@ -34,14 +39,30 @@ class Recording:
         self._kept: list[object] = []
         self._table = np.empty(0, dtype=np.int64)
         self._rooms: list[_Room] = []
+        self._parts: list[list[_Step]] = [[]]
+        self._whole: list[_Step] = []
 
     def add(self, address: int, arguments: tuple[Argument, ...], code: object) -> None:
         """One entry more."""
         block = _block(arguments)
         self._entries.append((address, block.ctypes.data))
+        part = self._parts[-1]
+        last = part[-1] if part else None
+        if not isinstance(last, _Kernels):
+            last = _Kernels(len(self._entries) - 1)
+            part.append(last)
+        last.count += 1
         own = {room.address for room in self._rooms}
         foreign = [one for one in arguments if isinstance(one, Tensor) and one.untyped_storage().data_ptr() not in own]
         self._kept += [block, code, *foreign]
+
+    def add_torch(self, run: Callable[[], object]) -> None:
+        """One entry more, of torch."""
+        self._parts[-1].append(run)
+
+    def cut(self) -> None:
+        """Here the host may look at what is there, and change it, before it goes on with the next part."""
+        self._parts.append([])
 
     def room(self, size: int) -> _Room:
         """Memory for a tensor of so many bytes."""
@@ -54,10 +75,40 @@ class Recording:
     def close(self) -> None:
         """Nothing is added any more."""
         self._table = np.array(self._entries, dtype=np.int64).reshape(-1)
+        for each in (each for part in self._parts for each in part):
+            last = self._whole[-1] if self._whole else None
+            if isinstance(each, _Kernels) and isinstance(last, _Kernels):
+                self._whole[-1] = _Kernels(last.first, last.count + each.count)
+            else:
+                self._whole.append(each)
 
     def __call__(self) -> None:
         """Run all entries."""
-        threads.run(self._table.ctypes.data, len(self._entries))
+        self._run(self._whole)
+
+    def run(self, part: int) -> None:
+        """Run the entries between two cuts."""
+        self._run(self._parts[part])
+
+    def _run(self, steps: Sequence[_Step]) -> None:
+        for each in steps:
+            if isinstance(each, _Kernels):
+                threads.run(self._table.ctypes.data + each.first * _PAIR, each.count)
+            else:
+                with torch.inference_mode():
+                    each()
+
+
+@dataclass(slots=True)
+class _Kernels:
+    """Entries that are run in one call."""
+
+    first: int
+    count: int = 0
+
+
+#: Kernels, or an op of torch.
+_Step = _Kernels | Callable[[], object]
 
 
 class _Room:
@@ -65,7 +116,7 @@ class _Room:
 
     def __init__(self, size: int) -> None:
         self.size = size
-        self._bytes = np.empty(size + _LINE, dtype=np.uint8)
+        self._bytes = np.zeros(size + _LINE, dtype=np.uint8)  # what is traced is run on these: indices have to be some
         begin = -self._bytes.ctypes.data % _LINE
         self._bytes = self._bytes[begin : begin + size]
         self.address = self._bytes.ctypes.data
@@ -97,7 +148,8 @@ def recording() -> Iterator[Recording]:
     assert _open.recording is None, "one recording at a time"
     made = _open.recording = Recording()
     try:
-        yield made
+        with Traced(made.add_torch):
+            yield made
     finally:
         _open.recording = None
     made.close()

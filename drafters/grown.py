@@ -1,0 +1,159 @@
+"""One sequence's tree as the host sees it: while it grows, and until it is known what of it was accepted."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from drafters.calibration import Calibration, Floats, kind_of
+from drafters.candidates import adjusted, by_path
+from drafters.growth import Level, LevelLayout
+from spec.constrain import Ahead
+from spec.draw import BROKEN
+from spec.sequence import Sequence
+from spec.tree import DraftTree, TreeShape
+
+#: The log chance of a chain's only candidate.
+_UNKNOWN = np.array([[np.nan]])
+_NONE = -math.inf
+
+
+@dataclass(slots=True, eq=False)
+class Grown:
+    """fixed: of the levels that are grown, of which the tree may take fewer. over: whether no level is to come, or none
+    is worth it.
+
+    tokens, parents, scores: of the candidates (:mod:`drafters.growth`), the root first. front: those that are expanded
+    next. rows: the row of each that was. looked: for each level what was expanded, and the tokens and uncalibrated log
+    chances found below, [F, k] or [1, k] each. kept: the candidates that are nodes of the tree.
+    """
+
+    sequence: Sequence
+    shape: TreeShape
+    dynamic: bool
+    calibration: Calibration
+    grammar: Ahead | None
+    tokens: list[int]
+    parents: list[int] = field(default_factory=lambda: [-1])
+    scores: list[float] = field(default_factory=lambda: [0.0])
+    front: list[int] = field(default_factory=lambda: [0])
+    rows: dict[int, int] = field(default_factory=lambda: {0: 0})
+    looked: list[tuple[list[int], NDArray[np.int64], Floats]] = field(default_factory=list)
+    kept: list[int] = field(default_factory=lambda: [0])
+    fixed: tuple[LevelLayout, ...] = ()
+    over: bool = False
+
+    @property
+    def kind(self) -> int:
+        """The way of drawing, as the calibration tells them apart."""
+        return kind_of(self.sequence.sampling)
+
+    @property
+    def depth(self) -> int:
+        """How many levels there are."""
+        return len(self.looked)
+
+    def add(self, tokens: list[int], level: Level, place: int) -> None:
+        """The next level, on the host; the sequence's is in this place, where it has these tokens."""
+        if self.over:
+            return
+        if level.parents is None or level.scores is None:
+            self._lengthen(tokens[0])
+            return
+        assert level.children is not None and level.chances is not None, "a tree's level has them"
+        # Copies: the next tree grows in the same place.
+        found = level.children[place].numpy().copy(), level.chances[place].numpy().astype(np.float64)
+        self._extend(tokens, level.parents[place].tolist(), level.scores[place].tolist(), *found)
+
+    def _lengthen(self, token: int) -> None:
+        if token == BROKEN:
+            self.over = True
+        else:
+            self._extend([token], self.front, [0.0], np.array([[token]]), _UNKNOWN)
+
+    def _extend(
+        self, tokens: list[int], parents: list[int], scores: list[float], children: NDArray[np.int64], chances: Floats
+    ) -> None:
+        first, going = len(self.tokens), self.fixed[self.depth].going
+        for node in self.front:  # they were expanded, or there would be no level below them
+            self.rows[node] = len(self.rows) if self.dynamic and node else node
+        self.looked.append((self.front, children, chances))
+        self.tokens += tokens
+        self.parents += parents
+        self.scores += scores
+        self.front = [first + place for place in going]
+        self.over = self.depth >= self.shape.levels or all(self.scores[node] == _NONE for node in self.front)
+
+    def narrow(self) -> None:
+        """It is over if the next level is not worth its price."""
+        price = self.shape.price
+        if price is None or self.over:
+            return
+        chances = np.exp(self.scores[1:])
+        usual = self.calibration.usual(self.kind, self.depth, self.fixed[self.depth].looked)
+        below = np.outer(chances[[node - 1 for node in self.front]], usual)
+        self.over = not price.goes_on(chances[chances > 0], below[below > 0])
+
+    def adjusted(self, logits: Tensor, token_ids: Tensor | None) -> Tensor:
+        """What the request makes of the logits below the front, fp32[F, V'], or [1, V'] below all; on the host."""
+        nodes = self.front
+        if not by_path(self.sequence):
+            nodes = nodes[: len(logits)]
+        banned = [self._banned(node) for node in nodes]
+        paths = [self._path(node) for node in nodes]
+        return adjusted(logits, self.sequence, self.depth, paths, banned, token_ids)
+
+    def _banned(self, node: int) -> Tensor | None:
+        """bool[V]: what the grammar rules out after a node; None if it says nothing."""
+        sound = self.grammar is not None and self.scores[node] > _NONE
+        return self.grammar.banned(node, self.parents[node], self.tokens[node]) if sound and self.grammar else None
+
+    def _path(self, node: int) -> list[int]:
+        """The tokens from below the root down to a node."""
+        path = []
+        while node:
+            path.append(self.tokens[node])
+            node = self.parents[node]
+        return path[::-1]
+
+    def tree(self, drafter: str) -> DraftTree:
+        """The finished tree."""
+        if self.shape.is_chain:
+            self.kept = list(range(len(self.tokens)))
+            counted = (1.0, *self.calibration.chain(self.kind, len(self.tokens) - 1))
+            return DraftTree.chain(self.tokens, drafter, counted)
+        # The likeliest, in the order found; of equal ones the earlier, so that a parent stays in.
+        scores = np.array(self.scores[1:])
+        ranked = np.argsort(-scores, kind="stable")[: self.shape.nodes - 1]
+        self.kept = [0, *sorted((1 + ranked[scores[ranked] > _NONE]).tolist())]
+        number = {node: index for index, node in enumerate(self.kept)} | {-1: -1}
+        parents = [number[self.parents[node]] for node in self.kept]
+        chances = tuple(math.exp(self.scores[node]) for node in self.kept)
+        return DraftTree.build([self.tokens[node] for node in self.kept], parents, drafter, chances)
+
+    def learn(self, path: list[int]) -> None:
+        """What came below each accepted node, of what was looked at there, is shown to the calibration.
+
+        path: nodes of the tree that were committed, their draws already in the sequence's tokens; -1 for tokens that
+        were no node, at the end.
+        """
+        first = len(self.sequence.tokens) - len(path)
+        for depth, (node, (expanded, tokens, chances)) in enumerate(zip(path, self.looked, strict=False)):
+            if node < 0 or self.kept[node] not in expanded:
+                break
+            row = expanded.index(self.kept[node]) % len(tokens)
+            self.calibration.saw(self.kind, depth, chances[row], tokens[row] == self.sequence.tokens[first + depth])
+        self.calibration.step()
+
+    def rows_of(self, path: list[int]) -> list[int]:
+        """The rows of a path's nodes, as far as they were expanded; -1 (no node of this tree) ends it."""
+        rows = []
+        for node in path:
+            if node < 0 or self.kept[node] not in self.rows:
+                break
+            rows.append(self.rows[self.kept[node]])
+        return rows

@@ -1,0 +1,230 @@
+"""Drafters that have logits: how their trees grow on the host's demand, level by level or all levels in one replay.
+
+::
+
+    first    logits below the roots, in a pass of the drafter's own over what it has not read yet
+    levels   grown below them (:mod:`drafters.growth`): on a CPU recorded, for each shape and number of sequences
+    between  where a request changes logits, or levels have a price, the host looks at each level before the next
+
+Legend: S sequences, H hidden width, V' the drafter's vocabulary.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from collections.abc import Sequence as Many
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from drafters.calibration import Calibration, Curves
+from drafters.candidates import adjusts, by_path
+from drafters.grown import Grown
+from drafters.growth import Growth, Level, Passes, Plan, levels
+from kvpaging import PagePool
+from spec.constrain import Ahead
+from spec.sampling import SamplingParams
+from spec.sequence import Sequence
+from spec.tree import DraftTree, TreeShape
+from verifier.graphs.state import Joined, StepState
+from verifier.ops.eager import compiled
+from verifier.ops.kernels.cpu.launch import Recording, recording
+
+_GREEDY = SamplingParams(temperature=0.0)
+
+
+class Levels:
+    """The levels of trees of one shape below the roots of so many sequences. What the host has to say of them is
+    written to ``state`` and ``curves``; logits and states of the roots to ``logits`` and ``states``."""
+
+    def __init__(self, plan: Plan, passes: Passes, state: StepState, logits: Tensor, states: Tensor | None) -> None:
+        self.plan, self.state, self._passes = plan, state, passes
+        self.curves = Curves(plan.sequences, plan.device)
+        self.logits = torch.empty_like(logits, device=plan.device)
+        self.states = None if states is None else torch.empty_like(states)
+        self._recorded: Recording | None = None
+        if compiled(self.logits):
+            self._record()
+            self._record()  # what is made when it is first needed, is there now, and not made again by each replay
+
+    def _record(self) -> None:
+        with recording() as made:
+            self._growth, parts = self._begun()
+            self._seen = []
+            for seen in parts:
+                self._seen.append(seen)
+                made.cut()
+        self._recorded = made
+
+    def _begun(self) -> tuple[Growth, Iterator[Tensor]]:
+        growth = Growth(self.plan, self.state, self._passes.token_ids, self.curves)
+        return growth, levels(growth, self._passes, self.logits, self.states)
+
+    def whole(self) -> list[Level]:
+        """Grow them; returns their levels."""
+        if self._recorded is not None:
+            self._recorded()
+            return self._growth.levels
+        growth, parts = self._begun()
+        for _ in parts:
+            pass
+        return growth.levels
+
+    def parts(self) -> Iterator[tuple[Tensor, list[Level]]]:
+        """Grow them with a stop before and behind each level: yields the logits of the level, and the levels so far."""
+        if self._recorded is None:
+            growth, parts = self._begun()
+            for number, logits in enumerate(parts, 1):
+                yield logits, growth.levels[: number // 2]
+            return
+        for number, logits in enumerate(self._seen):
+            self._recorded.run(number)
+            yield logits, self._growth.levels[: (number + 1) // 2]
+
+
+class TreeDrafter(ABC):
+    """Implements :class:`spec.protocols.Drafter` for whoever has logits.
+
+    dynamic: see :mod:`drafters.growth`. free: whether expanding a node costs nothing. shared_noise: whether drafts are
+    sampled with the target's own noise; False is for comparison.
+    """
+
+    free: bool = False
+    shared_noise: bool = True
+    token_ids: Tensor | None = None
+
+    def __init__(self, name: str, dynamic: bool, device: torch.device, pool: PagePool | None = None) -> None:
+        """pool: whose pages hold what it computes; None: it has no KV."""
+        self.name, self.dynamic, self.calibration = name, dynamic, Calibration()
+        self._device = device
+        self._page_size, self._pages = (1, 1) if pool is None else (pool.page_size, pool.num_pages)
+        self._levels: dict[tuple[object, ...], list[Levels]] = {}
+        self._grown: dict[str, Grown] = {}
+
+    @abstractmethod
+    def first(self, sequences: Many[Sequence]) -> tuple[Tensor, Tensor | None]:
+        """fp32[S, V'], logits below the roots, and what the levels start from, [S, H]."""
+
+    @abstractmethod
+    def next(
+        self, state: StepState, growth: Growth, states: Tensor | None, places: Tensor | None
+    ) -> tuple[Tensor, Tensor | None]:
+        """See :class:`drafters.growth.Passes`."""
+
+    def able(self, sequence: Sequence) -> bool:
+        """Whether it can draft for a sequence now."""
+        return True
+
+    def limited(self, shape: TreeShape) -> TreeShape:
+        """As much of a shape as it can draft."""
+        return shape
+
+    @cached_property
+    def _host_ids(self) -> Tensor | None:
+        """Brought to the host when first needed, since an outline of a drafter has none to bring."""
+        return None if self.token_ids is None else self.token_ids.cpu()
+
+    @torch.inference_mode()
+    def propose(self, sequences: Many[Sequence], shapes: Many[TreeShape]) -> list[DraftTree]:
+        """One tree per sequence; those of one shape grow together."""
+        together: dict[tuple[TreeShape, bool, bool], list[int]] = {}
+        growing = [self._below(*pair) for pair in zip(sequences, shapes, strict=True)]
+        for index, grown in enumerate(growing):
+            if grown.shape.levels and self.able(grown.sequence):
+                apart = adjusts(grown.sequence, 0) and by_path(grown.sequence)
+                together.setdefault((grown.shape, grown.shape.price is None, apart), []).append(index)
+        for (_, _, apart), members in together.items():
+            self._grow([growing[index] for index in members], apart)
+        self._grown.update((grown.sequence.id, grown) for grown in growing if grown.depth)
+        return [grown.tree(self.name) for grown in growing]
+
+    def _below(self, sequence: Sequence, shape: TreeShape) -> Grown:
+        """A tree that is only a root."""
+        shape = self.limited(shape)
+        dynamic = self.dynamic and shape.template is None and not shape.is_chain
+        grammar = None if sequence.constraint is None else Ahead(sequence.constraint)
+        return Grown(sequence, shape, dynamic, self.calibration, grammar, [sequence.tokens[-1]])
+
+    def _grow(self, growing: Many[Grown], apart: bool) -> None:
+        """Trees of one shape."""
+        sequences = [grown.sequence for grown in growing]
+        logits, states = self.first(sequences)
+        at = self._levels_of(growing, apart, logits, states)
+        for grown in growing:
+            grown.fixed = at.plan.levels
+        at.logits.copy_(logits[:, : at.logits.shape[1]])
+        if at.states is not None and states is not None:
+            at.states.copy_(states)
+        at.state.join([self._joined(sequence) for sequence in sequences])
+        if not at.plan.shape.is_chain:
+            at.curves.write(self.calibration, [grown.kind for grown in growing])
+        watched = growing[0].shape.price is not None or any(adjusts(sequence, 0) for sequence in sequences)
+        found = self._watched(growing, at) if watched else at.whole()
+        for level in found:
+            _add(growing, level)
+
+    def _watched(self, growing: Many[Grown], at: Levels) -> Many[Level]:
+        """Grow with the host in between; returns what it has not looked at."""
+        known = 0
+        for logits, found in at.parts():
+            if len(found) == known:
+                self._adjust(growing, logits)
+                continue
+            _add(growing, found[known])
+            known = len(found)
+            for grown in growing:
+                grown.narrow()
+            if all(grown.over for grown in growing):
+                break
+        return ()
+
+    def _adjust(self, growing: Many[Grown], logits: Tensor) -> None:
+        """Change the logits of a level as the requests want them."""
+        for grown, rows in zip(growing, logits.view(len(growing), -1, logits.shape[1]), strict=True):
+            if not grown.over and adjusts(grown.sequence, grown.depth):
+                rows.copy_(grown.adjusted(rows.cpu(), self._host_ids))  # what a device has goes there and back
+
+    def _joined(self, sequence: Sequence) -> Joined:
+        sampling = sequence.sampling if self.shared_noise else _GREEDY
+        table = sequence.table
+        pages = [] if self.free else table.pages
+        return Joined(pages, table.length, sequence.tokens[-1:], sampling, sequence.noise.seed)
+
+    def _levels_of(self, growing: Many[Grown], apart: bool, logits: Tensor, states: Tensor | None) -> Levels:
+        """What is made for such trees; of trees with a price, whoever has as many levels or more: they end early."""
+        count, first = len(growing), growing[0]
+        priced = first.shape.price is not None
+        key = (count, apart, priced, first.dynamic, logits.shape[1])
+        for made in self._levels.get(key, []):
+            shape = made.plan.shape
+            if shape == first.shape or (priced and shape.widths[: first.shape.levels] == first.shape.widths):
+                return made
+        columns = logits.shape[1]
+        if self.token_ids is None:
+            columns = min(columns, first.sequence.noise.vocab_size)
+        plan = Plan(first.shape, count, self._device, first.dynamic, self.free, columns, apart)
+        state = StepState(count, self._pages, self._page_size, 1, self._device)
+        made = Levels(plan, self, state, logits[:, :columns], states)
+        self._levels.setdefault(key, []).append(made)
+        return made
+
+    def committed(self, sequence: Sequence, path: list[int]) -> None:
+        """The calibration learns."""
+        if grown := self._grown.pop(sequence.id, None):
+            grown.learn(path)
+
+    def extend(self, sequence: Sequence) -> None:  # noqa: B027  those without KV have nothing to do
+        """Bring what is computed of committed text up to it."""
+
+    def finished(self, sequence: Sequence) -> None:
+        """Forget what was proposed."""
+        self._grown.pop(sequence.id, None)
+
+
+def _add(growing: Many[Grown], level: Level) -> None:
+    on_host = level.on_host()
+    tokens = on_host.tokens.tolist()
+    for place, grown in enumerate(growing):
+        grown.add(tokens[place], on_host, place)

@@ -1,0 +1,57 @@
+"""Trees that grow below one root by logits that a test makes up."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from drafters.calibration import Calibration, Curves
+from drafters.grown import Grown
+from drafters.growth import Growth, Plan
+from kvpaging import PagePool, PageTable
+from spec.noise import Noise
+from spec.sampling import SamplingParams
+from spec.sequence import Sequence
+from spec.tree import TreeShape
+from verifier.graphs.state import Joined, StepState
+
+_CPU = torch.device("cpu")
+
+
+def sequence(tokens: list[int], temperature: float = 1.0, vocab: int = 40) -> Sequence:
+    """A text that begins with its first token."""
+    table = PageTable(PagePool(4, 16))
+    return Sequence("s", tokens, 1, SamplingParams(temperature=temperature), table, Noise(3, vocab), 99, frozenset())
+
+
+def uncalibrated() -> Calibration:
+    """Leaves chances as they are."""
+    calibration = Calibration()
+    calibration.active = False
+    return calibration
+
+
+def grown(
+    s: Sequence,
+    shape: TreeShape,
+    logits_of: Callable[[Grown], Tensor],
+    dynamic: bool = False,
+    free: bool = False,
+    calibration: Calibration | None = None,
+) -> Grown:
+    """A tree below the end of a text. logits_of: fp32[F, V] or [1, V], below the front of what there is."""
+    plan, state = Plan(shape, 1, _CPU, dynamic, free), StepState(1, 4, 16, 1, _CPU)
+    length = len(s.tokens) - 1
+    state.join([Joined([], length, s.tokens, s.sampling, s.noise.seed)])
+    calibration = calibration or uncalibrated()
+    tree, curves = Grown(s, shape, plan.dynamic, calibration, None, s.tokens[-1:], fixed=plan.levels), Curves(1, _CPU)
+    curves.write(calibration, [tree.kind])
+    growth = Growth(plan, state, None, curves)
+    while not tree.over:
+        growth.grow(logits_of(tree))
+        level = growth.levels[-1]
+        tree.add(level.tokens[0].tolist(), level, 0)
+        tree.narrow()
+    return tree

@@ -1,0 +1,87 @@
+"""What follows a draw on a CPU: compiled kernels against the references, at once and recorded."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+from torch import Tensor
+
+from spec.draw import BROKEN
+from spec.tree import MAX_NODES, DraftTree
+from tests.kernels.on_device.test_accept import VOCAB, draws, padded
+from tests.spec.trees import random_tree
+from verifier.ops.accept import AcceptedPaths, accept_paths
+from verifier.ops.eager import references
+from verifier.ops.kernels.cpu.launch import recording
+from verifier.ops.move import move_paths
+from verifier.ops.recent import gather_recent
+
+NAMES = ("lengths", "paths", "emitted", "sources")
+
+
+def some_trees(seed: int, width: int) -> dict[str, Tensor]:
+    rng = random.Random(seed)
+    trees = [random_tree(rng, rng.randint(1, width), VOCAB) for _ in range(5)] + [random_tree(rng, width, VOCAB)]
+    inputs = padded(trees, width) | {"drawn": draws(rng, trees, width)}
+    slots = torch.randperm(1 << 20, generator=torch.Generator().manual_seed(width))[: 6 * width]
+    inputs["nodes"][seed % 5] = 0
+    return inputs | {"slots": slots.view(6, -1)}
+
+
+def assert_same(found: AcceptedPaths, inputs: dict[str, Tensor]) -> None:
+    with references():
+        wanted = accept_paths(**inputs)
+    for name in NAMES:
+        assert torch.equal(getattr(found, name), getattr(wanted, name)), name
+
+
+@pytest.mark.parametrize("width", [1, 2, 7, 33, MAX_NODES])
+def test_accepted_paths_are_those_of_the_rule(width: int) -> None:
+    for seed in range(6):
+        inputs = some_trees(seed, width)
+        assert_same(accept_paths(**inputs), inputs)
+
+
+def test_a_recording_reads_other_trees_each_time() -> None:
+    inputs = {name: column.clone() for name, column in some_trees(0, 12).items()}
+    with recording() as replay:
+        found = accept_paths(**inputs)
+    for seed in range(1, 5):
+        for name, column in some_trees(seed, 12).items():
+            inputs[name].copy_(column)
+        replay()
+        assert_same(found, inputs)
+
+
+def test_a_whole_chain_of_64() -> None:
+    chain = DraftTree.chain(list(range(64)))
+    inputs = padded([chain], 64) | {"drawn": torch.arange(1, 65)[None], "slots": torch.arange(64)[None]}
+    found = accept_paths(**inputs)
+    assert (found.lengths.tolist(), found.emitted[0].tolist()) == ([64], list(range(1, 65)))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("value_dim", [0, 5])
+def test_rows_are_all_read_before_any_is_written(dtype: torch.dtype, value_dim: int) -> None:
+    of = torch.Generator().manual_seed(3)
+    keys, values = (torch.randn(3, 80, 2, width, generator=of).to(dtype) for width in (7, value_dim))
+    sources, places = (torch.stack([torch.randperm(40, generator=of) + 40 * n for n in range(2)]) for _ in range(2))
+    lengths, moved = torch.tensor([17, 0]), (keys.clone(), values.clone())
+    move_paths(*moved, sources, places, lengths)
+    with references():
+        move_paths(keys, values, sources, places, lengths)
+    assert torch.equal(moved[0], keys) and torch.equal(moved[1], values)
+
+
+@pytest.mark.parametrize("reach", [1, 2, 5])
+def test_the_ends_of_texts_move_on(reach: int) -> None:
+    of = torch.Generator().manual_seed(reach)
+    recent, emitted = torch.randint(9, (3, reach), generator=of), torch.randint(9, (3, 4), generator=of)
+    emitted[1, 0] = BROKEN
+    for lengths in ([0, 1, 4], [2, 1, 3]):
+        with references():
+            wanted = gather_recent(recent, emitted, torch.tensor(lengths))
+        assert torch.equal(gather_recent(recent, emitted, torch.tensor(lengths)), wanted)
+        assert int(wanted.min()) >= 0

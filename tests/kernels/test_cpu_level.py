@@ -1,0 +1,84 @@
+"""What a level of trees keeps: compiled kernels against the references, and what is said of them."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from verifier.ops.eager import references
+from verifier.ops.level import Above, Kept, Pieces, keep_children, known_tokens, positions_below
+
+KNOTS = torch.cat((torch.linspace(-20, -0.1, 27), torch.full((5,), math.inf)))
+
+
+def a_level(
+    seed: int, sequences: int, front: int, looked: int, alike: bool
+) -> tuple[torch.Tensor, torch.Tensor, Above]:
+    """Children with ties and gaps below nodes of which some are dead."""
+    of = torch.Generator().manual_seed(seed)
+    rows = 1 if alike else front
+    children = torch.randint(0, 1000, (sequences, rows, looked), generator=of)
+    chances = (-4 * torch.rand(sequences, rows, looked, generator=of)).round(decimals=1)
+    chances = chances.sort(dim=2, descending=True).values
+    chances[torch.rand(chances.shape, generator=of) < 0.1] = -math.inf
+    scores = (-3 * torch.rand(sequences, front, generator=of)).round(decimals=1)
+    scores[:, front // 2] = -math.inf if front > 1 else 0.0
+    words = torch.randint(1, 1 << 40, (sequences, front), generator=of)
+    return children, chances, Above(scores, words, torch.randperm(90, generator=of)[:front])
+
+
+def curves(seed: int, sequences: int) -> Pieces:
+    of = torch.Generator().manual_seed(seed)
+    slopes, shifts = torch.rand(2, sequences, 4 * 28, generator=of)
+    return Pieces(KNOTS, slopes.contiguous(), (-shifts).contiguous(), 28, -1000.0)
+
+
+def assert_same(found: Kept, wanted: Kept) -> None:
+    for name, ours, theirs in zip(Kept._fields, found, wanted, strict=True):
+        assert ours.is_contiguous() and torch.equal(ours, theirs.contiguous()), name
+
+
+@pytest.mark.parametrize("curved", [False, True])
+@pytest.mark.parametrize("alike", [False, True])
+@pytest.mark.parametrize(
+    ("sequences", "front", "looked", "kept"), [(1, 1, 4, 4), (2, 5, 8, 12), (3, 31, 31, 31), (1, 2, 63, 63)]
+)
+def test_the_best_are_kept(sequences: int, front: int, looked: int, kept: int, alike: bool, curved: bool) -> None:
+    for seed in range(8):
+        children, chances, above = a_level(seed, sequences, front, looked, alike)
+        marks = torch.arange(kept) << 41
+        by = curves(seed, sequences) if curved else None
+        with references():
+            wanted = keep_children(children, chances, above, marks, None, by)
+        assert_same(keep_children(children, chances, above, marks, None, by), wanted)
+        assert bool((wanted.scores.diff(dim=1).nan_to_num(-1.0) <= 0).all())
+
+
+@pytest.mark.parametrize("alike", [False, True])
+def test_what_a_template_names_is_kept(alike: bool) -> None:
+    for seed in range(8):
+        children, chances, above = a_level(seed, 2, 6, 5, alike)
+        picks = torch.randperm(30, generator=torch.Generator().manual_seed(seed))[:11]
+        with references():
+            wanted = keep_children(children, chances, above, torch.ones(11, dtype=torch.int64), picks)
+        assert_same(keep_children(children, chances, above, torch.ones(11, dtype=torch.int64), picks), wanted)
+        assert torch.equal(wanted.places, (picks // 5).expand(2, -1))
+
+
+def test_of_what_is_dead_nothing_is_kept() -> None:
+    children, chances, above = a_level(1, 1, 2, 3, False)
+    kept = keep_children(children, torch.full_like(chances, -math.inf), above, torch.ones(4, dtype=torch.int64))
+    assert kept.scores.tolist() == [[-math.inf] * 4]
+
+
+def test_positions_and_tokens_of_another_model() -> None:
+    ends, depths = torch.tensor([[5], [900]]), torch.tensor([[0, 1, 1], [2, 0, 7]], dtype=torch.int32)
+    assert positions_below(ends, depths).tolist() == [5, 6, 6, 902, 900, 907]
+    tokens, read = torch.tensor([[-1, 0, 3], [4, 5, 99]]), torch.tensor([7, 6, 5, 4, 3])
+    assert known_tokens(tokens, 5).tolist() == [[0, 0, 3], [4, 4, 4]]
+    assert known_tokens(tokens, 5, read).tolist() == [[7, 7, 4], [3, 3, 3]]
+    with references():
+        assert positions_below(ends, depths).tolist() == [5, 6, 6, 902, 900, 907]
+        assert known_tokens(tokens, 5, read).tolist() == [[7, 7, 4], [3, 3, 3]]

@@ -1,0 +1,141 @@
+"""What follows a draw, as entries of a recording: the accepted paths, their rows, the ends of the texts."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from spec.draw import BROKEN
+from verifier.ops.accept import NO_NODE, AcceptedPaths
+from verifier.ops.kernels.cpu import launch, threads
+from verifier.ops.kernels.cpu.asm import Kernel
+from verifier.ops.kernels.cpu.launch import Compiled
+from verifier.ops.kernels.cpu.types import I64
+from verifier.ops.kernels.cpu.values import Value
+
+#: Nodes of a tree at most.
+_NODES = 64
+
+
+def accept_paths(
+    tokens: Tensor, parents: Tensor, ancestors: Tensor, drawn: Tensor, nodes: Tensor, slots: Tensor
+) -> AcceptedPaths:
+    """As :func:`verifier.ops.accept.accept_paths`."""
+    sequences, width = tokens.shape
+    assert width <= _NODES, "a tree holds at most 64 nodes"
+    shapes = ((sequences,), *[(sequences, width)] * 3)
+    found = AcceptedPaths(*(launch.room(shape, torch.int64) for shape in shapes))
+    results = (found.lengths, found.paths, found.emitted, found.sources)
+    _accepting()(tokens, parents, ancestors, drawn, nodes, slots, *results, sequences, width)
+    return found
+
+
+def move_paths(keys: Tensor, values: Tensor, sources: Tensor, destinations: Tensor, lengths: Tensor) -> None:
+    """As :func:`verifier.ops.move.move_paths`."""
+    for store in (keys, values):
+        layers, slots = store.shape[:2]
+        size = store[0, 0].numel() * store.element_size()
+        if size:
+            room = launch.room((threads.MOST, _NODES * size), torch.uint8)
+            _moving()(store, sources, destinations, lengths, room, layers, slots, size, *sources.shape)
+
+
+def gather_recent(recent: Tensor, emitted: Tensor, lengths: Tensor) -> Tensor:
+    """As :func:`verifier.ops.recent.gather_recent`."""
+    out = launch.room(recent.shape, torch.int64)
+    _gathering()(recent, emitted, lengths, out, recent.numel(), recent.shape[1], emitted.shape[1])
+    return out
+
+
+@Compiled
+def _accepting() -> Kernel:
+    return _Accepter(Kernel("accept_paths")).write()
+
+
+class _Accepter:
+    """The words of spec/accept.py: bit i of ``match`` says that token i is the draw at its parent."""
+
+    def __init__(self, k: Kernel) -> None:
+        self.k = k
+        self.tokens, self.parents, self.ancestors, self.drawn, self.nodes, self.slots = (
+            k.pointer(index) for index in range(6)
+        )
+        self.lengths, self.paths, self.emitted, self.sources = (k.pointer(index) for index in range(6, 10))
+        self.width = k.number(11)
+
+    def write(self) -> Kernel:
+        k = self.k
+        with k.share(k.number(10)) as sequence:
+            first, count = sequence * self.width, k.load(self.nodes, I64, sequence)
+            word = self._deepest(first, count, self._matched(first, count))
+            length = k.variable(k.constant(0))
+            with k.loop(0, count) as node, k.when((word >> node & 1).differs(0)):
+                self._take(first + length.value, (node, first + node))
+                length.value = length.value + 1
+            k.store(length.value, self.lengths, sequence)
+            with k.loop(length.value, self.width) as place:
+                for out, nothing in ((self.paths, NO_NODE), (self.emitted, NO_NODE), (self.sources, NO_NODE)):
+                    k.store(k.constant(nothing), out, first + place)
+        return k
+
+    def _matched(self, first: Value, count: Value) -> Value:
+        k = self.k
+        match = k.variable(k.constant(1))
+        with k.loop(1, count) as node:
+            at_parent = k.load(self.drawn, I64, first + k.load(self.parents, I64, first + node))
+            bit = k.constant(1) << node
+            hit = k.load(self.tokens, I64, first + node).equals(at_parent)
+            match.value = match.value | k.select(hit, bit, 0)
+        return match.value
+
+    def _deepest(self, first: Value, count: Value, match: Value) -> Value:
+        """The word with the most nodes of those whose nodes all matched, the first of them."""
+        k = self.k
+        best, most = k.variable(k.constant(0)), k.variable(k.constant(0))
+        with k.loop(0, count) as node:
+            word = k.load(self.ancestors, I64, first + node)
+            nodes = k.call("llvm.ctpop.i64", I64, word)
+            better = (word & (match ^ -1)).equals(0) & (nodes > most.value)
+            best.value, most.value = k.select(better, word, best.value), k.select(better, nodes, most.value)
+        return best.value
+
+    def _take(self, place: Value, node: tuple[Value, Value]) -> None:
+        k, (number, at) = self.k, node
+        k.store(number, self.paths, place)
+        k.store(k.load(self.drawn, I64, at), self.emitted, place)
+        k.store(k.load(self.slots, I64, at), self.sources, place)
+
+
+@Compiled
+def _moving() -> Kernel:
+    """A layer of a sequence: all rows are read, then written."""
+    k = Kernel("move_paths")
+    store, sources, destinations, lengths, room = (k.pointer(index) for index in range(5))
+    layers, slots, size, sequences, width = (k.number(index) for index in range(5, 10))
+    mine = k.bytes_at(room, k.thread * size * _NODES)
+    with k.share(layers * sequences) as unit:
+        layer, sequence = k.bytes_at(store, unit // sequences * slots * size), unit % sequences
+        count = k.load(lengths, I64, sequence)
+        with k.loop(0, count) as row:
+            source = k.load(sources, I64, sequence * width + row)
+            k.copy(k.bytes_at(layer, source * size), k.bytes_at(mine, row * size), size)
+        with k.loop(0, count) as row:
+            destination = k.load(destinations, I64, sequence * width + row)
+            k.copy(k.bytes_at(mine, row * size), k.bytes_at(layer, destination * size), size)
+    return k
+
+
+@Compiled
+def _gathering() -> Kernel:
+    k = Kernel("gather_recent")
+    recent, emitted, lengths, out = (k.pointer(index) for index in range(4))
+    reach, width = k.number(5), k.number(6)
+    with k.share(k.number(4)) as place:
+        sequence = place // reach
+        at = place % reach + k.load(lengths, I64, sequence)
+        with k.when(at < reach):
+            k.store(k.load(recent, I64, sequence * reach + at), out, place)
+        with k.when(at >= reach):
+            token = k.load(emitted, I64, sequence * width + at - reach)
+            k.store(k.select(token.equals(BROKEN), 0, token), out, place)
+    return k

@@ -1,0 +1,152 @@
+"""What :mod:`verifier.ops.level` says, as entries of a recording: small enough for one thread a sequence."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from verifier.ops.children import MOST
+from verifier.ops.kernels.cpu import launch
+from verifier.ops.kernels.cpu.asm import Kernel
+from verifier.ops.kernels.cpu.largest import ROOM, Largest
+from verifier.ops.kernels.cpu.launch import Compiled
+from verifier.ops.kernels.cpu.types import F32, I16, I32, I64, LANES, vector
+from verifier.ops.kernels.cpu.values import Value
+from verifier.ops.level import Above, Kept, Pieces
+
+LOWEST = float("-inf")
+#: Knots of curves, infinite ones among them.
+_KNOTS = 2 * LANES
+
+
+def keep_children(
+    children: Tensor, chances: Tensor, above: Above, marks: Tensor, picks: Tensor | None, curves: Pieces | None
+) -> Kept:
+    """As :func:`verifier.ops.level.keep_children`."""
+    (sequences, rows, looked), (front, count) = children.shape, (above.scores.shape[1], len(marks))
+    assert front <= MOST and looked <= MOST, "a tree has no more nodes"
+    kept = Kept(*(launch.room((sequences, count), of) for of in (torch.int64,) * 3 + (torch.float32, torch.int64)))
+    knots, slopes, shifts, pieces, least = curves or (0, 0, 0, 0, 0.0)
+    groups = 0 if curves is None else curves.slopes.shape[1] // pieces
+    _keeping(picks is not None, groups, pieces, least)(
+        children, chances, *above, marks, 0 if picks is None else picks, knots, slopes, shifts, *kept,
+        sequences, rows, front, looked, count,
+    )  # fmt: skip
+    return kept
+
+
+def positions_below(ends: Tensor, depths: Tensor) -> Tensor:
+    """As :func:`verifier.ops.level.positions_below`."""
+    out = launch.room((depths.numel(),), torch.int64)
+    _adding()(ends, depths, out, depths.numel(), depths.shape[1])
+    return out
+
+
+def known_tokens(tokens: Tensor, vocab_size: int, read: Tensor | None) -> Tensor:
+    """As :func:`verifier.ops.level.known_tokens`."""
+    out = launch.room(tokens.shape, torch.int64)
+    _reading(read is not None)(tokens, 0 if read is None else read, out, tokens.numel(), vocab_size - 1)
+    return out
+
+
+@Compiled
+def _adding() -> Kernel:
+    k = Kernel("positions_below")
+    ends, depths, out = (k.pointer(index) for index in range(3))
+    with k.share(k.number(3)) as row:
+        depth = k.integer(k.load(depths, I32, row), I64)
+        k.store(k.load(ends, I64, row // k.number(4)) + depth, out, row)
+    return k
+
+
+@Compiled
+def _reading(translates: bool) -> Kernel:
+    k = Kernel("known_tokens")
+    tokens, read, out = (k.pointer(index) for index in range(3))
+    with k.share(k.number(3)) as row:
+        token, last = k.load(tokens, I64, row), k.number(4)
+        token = k.select(token > 0, k.select(token < last, token, last), 0)
+        k.store(k.load(read, I64, token) if translates else token, out, row)
+    return k
+
+
+@Compiled
+def _keeping(picked: bool, groups: int, pieces: int, least: float) -> Kernel:
+    return _Keeper(Kernel("keep_children"), (groups, pieces, least)).write(picked)
+
+
+class _Keeper:
+    """Arguments: what the op is given, what it returns, and the numbers S, R, F, k, W."""
+
+    def __init__(self, k: Kernel, curves: tuple[int, int, float]) -> None:
+        self.k, self.curves = k, curves
+        self.children, self.chances, self.scores, self.words, self.numbers, self.marks, self.picks = (
+            k.pointer(index) for index in range(7)
+        )
+        self.knots, self.slopes, self.shifts = (k.pointer(index) for index in range(7, 10))
+        self.out = Kept(*(k.pointer(index) for index in range(10, 15)))  # type: ignore[arg-type]
+        self.sequences, self.rows, self.front, self.looked, self.count = (k.number(index) for index in range(15, 20))
+        self.room = k.array(F32, MOST * MOST + LANES)
+
+    def write(self, picked: bool) -> Kernel:
+        k = self.k
+        largest = None if picked else Largest(k, k.array(F32, ROOM), k.array(I32, ROOM))
+        with k.share(self.sequences) as sequence:
+            self._score(sequence)
+            if largest is None:
+                with k.loop(0, self.count) as rank:
+                    self._keep(sequence, rank, k.load(self.picks, I64, rank))
+            else:
+                self._rank(largest)
+                with k.loop(0, self.count) as rank:
+                    self._keep(sequence, rank, k.integer(k.load(largest.columns, I32, rank), I64), largest)
+        return k
+
+    def _row(self, sequence: Value, node: Value) -> Value:
+        """Where the children of a node begin; they are the same below all if there is one row."""
+        own = self.k.select(self.rows > 1, node, 0)
+        return (sequence * self.rows + own) * self.looked
+
+    def _score(self, sequence: Value) -> None:
+        """Write the scores of all children."""
+        k = self.k
+        with k.loop(0, self.front) as node:
+            above, row = k.load(self.scores, F32, sequence * self.front + node), self._row(sequence, node)
+            with k.loop(0, self.looked) as rank:
+                chance = k.load(self.chances, F32, row + rank)
+                k.store(self._hit(sequence, rank, chance) + above, self.room, node * self.looked + rank)
+        k.store(k.constant(LOWEST, vector(F32)), self.room, self.front * self.looked)
+
+    def _hit(self, sequence: Value, rank: Value, chance: Value) -> Value:
+        k, (groups, pieces, least) = self.k, self.curves
+        if not groups:
+            return chance
+        sound = k.select(chance > least, chance, least)
+        below = k.constant(0)
+        for at in range(0, _KNOTS, LANES):
+            lower = k.load(self.knots, vector(F32), at) < sound
+            below = below + k.call("llvm.ctpop.i64", I64, k.integer(k.bits(lower, I16), I64) & 0xFFFF)
+        group = k.select(rank < groups - 1, rank, groups - 1)
+        place = (sequence * groups + group) * pieces + below
+        made = k.load(self.slopes, F32, place) * sound + k.load(self.shifts, F32, place)
+        return k.select(chance > LOWEST, made, LOWEST)
+
+    def _rank(self, largest: Largest) -> None:
+        k, first = self.k, self.k.constant(0)
+        largest.clear(first)
+        largest.turn_to(first, self.count)
+        with k.loop(0, self.front * self.looked, LANES) as at:
+            scores = k.load(self.room, vector(F32), at)
+            with k.when(largest.may_hold(scores)):
+                largest.offer(scores, k.spread(k.integer(at, I32)) + k.places(range(LANES)))
+
+    def _keep(self, sequence: Value, rank: Value, place: Value, largest: Largest | None = None) -> None:
+        """Write one of the kept."""
+        k, at = self.k, sequence * self.count + rank
+        node, child = place // self.looked, place % self.looked
+        score = k.load(self.room if largest is None else largest.values, F32, place if largest is None else rank)
+        word = k.load(self.words, I64, sequence * self.front + node) | k.load(self.marks, I64, rank)
+        token = k.load(self.children, I64, self._row(sequence, node) + child)
+        found = Kept(token, node, k.load(self.numbers, I64, node), score, word)  # type: ignore[arg-type]
+        for value, out in zip(found, self.out, strict=True):
+            k.store(value, out, at)  # type: ignore[arg-type]

@@ -1,0 +1,73 @@
+"""Ops of torch as entries of a recording: what has no kernel of its own yet, or is not worth one.
+
+While a recording is made, kernels write nothing, so numbers are not known: an op of torch is run once for the shape of
+its result, and again at each replay, into the same memory. Views read nothing and are not run again. What would bring a
+number to the host is refused, as a GPU's graph refuses it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+_ATEN = torch.ops.aten
+#: What gives values away, or has to know them to know its result's shape.
+_READS = {
+    _ATEN._local_scalar_dense.default,
+    _ATEN.item.default,
+    _ATEN.nonzero.default,
+    _ATEN.masked_select.default,
+    _ATEN.equal.default,
+}
+#: Of :func:`torch.tensor`: it makes a constant.
+_CONSTANT = {_ATEN.lift_fresh.default, _ATEN.detach_.default}
+
+
+class ReadsNumbers(RuntimeError):
+    """A step that is to be recorded asked for a number: it would have that of the recording for ever."""
+
+
+class Traced(TorchDispatchMode):
+    """Hands every op of torch that writes something to ``add``, as what runs it again."""
+
+    def __init__(self, add: Callable[[Callable[[], object]], None]) -> None:
+        super().__init__()
+        self._add = add
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func in _READS or (func is _ATEN.index.Tensor and any(_is_mask(one) for one in args[1])):
+            raise ReadsNumbers(f"{func} in a step that is recorded")
+        if func in _CONSTANT:
+            return func(*args, **kwargs)
+        if func._schema.is_mutable:
+            self._add(partial(func, *args, **kwargs))
+            return args[0]
+        made = func(*args, **kwargs)
+        given = {_place(one) for one in tree_leaves((args, kwargs)) if isinstance(one, Tensor)}
+        if any(_place(one) not in given for one in tree_leaves(made)):
+            self._add(partial(_again_one if isinstance(made, Tensor) else _again, made, func, *args, **kwargs))
+        return made
+
+
+def _is_mask(index: Tensor | None) -> bool:
+    return index is not None and index.dtype == torch.bool
+
+
+def _place(tensor: Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
+
+
+def _again_one(made: Tensor, func: Any, *args: Any, **kwargs: Any) -> None:
+    made.copy_(func(*args, **kwargs))
+
+
+def _again(made: Any, func: Any, *args: Any, **kwargs: Any) -> None:
+    for then, now in zip(made, func(*args, **kwargs), strict=True):
+        then.copy_(now)
