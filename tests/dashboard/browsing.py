@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from playwright.async_api import Locator, Page, Request, Route, WebSocket, async_playwright
+from playwright.async_api import Locator, Page, Request, Route, WebSocket, async_playwright, expect
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 SWITCHES = [
@@ -23,6 +23,7 @@ SWITCHES = [
     "--no-first-run",
 ]
 PATIENCE = 60_000
+expect.set_options(timeout=PATIENCE)
 
 needs_chromium = pytest.mark.skipif(
     CHROMIUM is None and not os.environ.get("CI"), reason="needs Chromium (apt install chromium)"

@@ -83,7 +83,6 @@ def run(model: str, count: int, judge: Callable[[Any], None]) -> None:
         max_examples=count,
         derandomize=True,
         database=None,
-        deadline=None,
         phases=[Phase.generate],
         suppress_health_check=list(HealthCheck),
     )

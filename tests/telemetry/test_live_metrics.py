@@ -207,7 +207,7 @@ async def ready(session: aiohttp.ClientSession, url: str) -> bool:
 
 
 async def test_the_log_tells_how_it_went(url: str, live: LiveServer, scrape: Scrape) -> None:
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while "SpecDecoding metrics: Mean acceptance length:" not in live.output:
             await asyncio.sleep(0.5)
     lines = re.findall(r"Accepted: (\d+) tokens, Drafted: (\d+) tokens", live.output)
