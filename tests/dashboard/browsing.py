@@ -22,7 +22,7 @@ SWITCHES = [
     "--disable-sync",
     "--no-first-run",
 ]
-PATIENCE = 60_000
+PATIENCE = 120_000
 expect.set_options(timeout=PATIENCE)
 
 needs_chromium = pytest.mark.skipif(
@@ -109,7 +109,7 @@ async def visiting(url: str, **context: Any) -> AsyncIterator[Visit]:
         await (route.continue_() if route.request.url.startswith(url) else route.abort())
 
     async with async_playwright() as play:
-        browser = await play.chromium.launch(executable_path=CHROMIUM, args=SWITCHES)
+        browser = await play.chromium.launch(executable_path=CHROMIUM, args=SWITCHES, timeout=PATIENCE)
         try:
             opened = await browser.new_context(**{"viewport": {"width": 1480, "height": 980}} | context)
             await opened.route("**/*", refuse)

@@ -19,6 +19,7 @@ from spec.tree import TreeShape
 from spec.walk import Walk
 from tests.drafters.texts import sequence
 
+pytestmark = pytest.mark.usefixtures("no_collection")
 #: Tokens of history at which costs are stated.
 LONG = 100_000
 
@@ -124,7 +125,6 @@ def measured() -> Iterator[tuple[SuffixDrafter, list[int]]]:
     yield drafter, text[LONG - 3000 :]
 
 
-@pytest.mark.usefixtures("no_collection")
 def test_taking_in_and_proposing_cost_little_with_much_history() -> None:
     """The promise is 20 us a token and 50 us a draft; ten times that may pass on a busy machine."""
     ((drafter, text),) = measured()

@@ -98,7 +98,7 @@ def test_steps_phases_and_gauges(scrape: Scrape, sums: Sums) -> None:
 
 
 async def test_every_answer_is_decoded_again_and_no_other_metric_knows(url: str, scrape: Scrape, sums: Sums) -> None:
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(240):
         while (now := await scraped(url)).sum("foresay:self_check_requests_total") < sums.choices:
             await asyncio.sleep(0.2)
     assert now.sum("foresay:self_check_requests_total") == sums.choices
