@@ -105,7 +105,7 @@ async def steps_of(url: str, work: Awaitable[object]) -> float:
 async def _at_rest(url: str) -> float:
     found = await steps(url)
     while True:
-        await asyncio.sleep(0.3)
+        await asyncio.sleep(1.0)  # a machine may stall
         before, found = found, await steps(url)
         if found == before:
             return found
