@@ -18,7 +18,7 @@ from typing import Self
 import aiohttp
 import openai
 
-START_SECONDS = 180.0
+START_SECONDS = 600.0
 
 
 class LiveServer:
