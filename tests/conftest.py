@@ -1,20 +1,68 @@
 from __future__ import annotations
 
+import gc
+import logging
 from collections.abc import AsyncIterator, Iterator
 
 import openai
 import pytest
 import torch
+from hypothesis import HealthCheck, settings
 
 from bench.inflate import inflate
+from server import interrupt
 from server.resolved import BUNDLED
 from tests.server.live import LiveServer, openai_client
+from verifier.ops.kernels.cpu import threads
+
+# How long an example takes says more about what else the machine does than about us.
+settings.register_profile("busy", settings(), deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("busy")
 
 
 @pytest.fixture(scope="session", autouse=True)
 def one_thread() -> None:
     """Tiny models gain nothing from threads, and lose much of their time to them on a busy machine."""
     torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def may_be_stopped() -> None:
+    """A process that is stopped for a while, as on a machine that others use, is not taken for one that hangs."""
+    interrupt.LOCKED_SECONDS = 600.0
+
+
+@pytest.fixture(scope="module", autouse=True)
+def process_as_it_was(one_thread: None) -> Iterator[None]:
+    """What the tests of a file leave changed in their process is put back: it is chance which file comes next there.
+
+    A server in this process takes the lines of some loggers to itself, and an engine needs neither gradients nor more
+    threads than it was told.
+    """
+    grad, torch_threads, kernel_threads = torch.is_grad_enabled(), torch.get_num_threads(), threads.wanted()
+    root, known = logging.root.level, [(one, one.level, one.propagate, list(one.handlers)) for one in loggers()]
+    yield
+    torch.set_grad_enabled(grad)
+    torch.set_num_threads(torch_threads)
+    threads.use(kernel_threads)
+    logging.disable(logging.NOTSET)
+    logging.root.setLevel(root)  # its handlers are pytest's
+    for logger, level, propagate, handlers in known:
+        logger.setLevel(level)
+        logger.propagate, logger.handlers = propagate, handlers
+
+
+def loggers() -> list[logging.Logger]:
+    """All but the root."""
+    return [one for one in logging.root.manager.loggerDict.values() if isinstance(one, logging.Logger)]
+
+
+@pytest.fixture
+def no_collection() -> Iterator[None]:
+    """What this process has to collect, of whatever ran before, is no part of the work that a test measures."""
+    gc.disable()
+    yield
+    gc.enable()
 
 
 @pytest.fixture(scope="session")

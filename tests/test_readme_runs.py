@@ -6,7 +6,9 @@ the environment that runs this. Of each real model the hub's cache holds a stand
 
 from __future__ import annotations
 
+import contextlib
 import os
+import random
 import re
 import shutil
 import signal
@@ -42,8 +44,7 @@ class Terminal:
     """Runs commands one after the other, each in the directory and with the PATH that the one before left."""
 
     def __init__(self, home: Path) -> None:
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            self.port = free.getsockname()[1]
+        self.port = free_port()
         self.home, self.directory, self.path = home, home, f"{Path(sys.executable).parent}:{os.environ['PATH']}"
         self.environment = {name: value for name, value in os.environ.items() if not name.startswith("FORESAY_")} | {
             "HOME": str(home),
@@ -96,6 +97,14 @@ class Terminal:
         else:
             stop(server)
         return said
+
+
+def free_port() -> int:
+    """One that the system gives to nobody who asks for any, as all other servers and clients of the tests do."""
+    for port in random.sample(range(10_000, 32_000), 100):
+        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            return port
+    raise OSError("no free port")
 
 
 def stop(server: subprocess.Popen[bytes]) -> None:

@@ -17,7 +17,7 @@ MODULES = Path(sys.prefix) / "clients" / "node_modules"
 PINS: dict[str, str] = json.loads((NODE / "package.json").read_text("utf-8"))["dependencies"]
 CLAUDE, CODEX = MODULES / "@anthropic-ai/claude-code/cli-wrapper.cjs", MODULES / "@openai/codex/bin/codex.js"
 #: None of them takes more than some seconds; one that waits for something else waits for ever.
-PATIENCE = 90.0
+PATIENCE = 240.0
 
 #: For tests that need them. Where CI is set they fail instead.
 needs_npm = pytest.mark.skipif(

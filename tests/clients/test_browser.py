@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from playwright.async_api import async_playwright
 
-from tests.dashboard.browsing import CHROMIUM, SWITCHES, needs_chromium
+from tests.dashboard.browsing import CHROMIUM, PATIENCE, SWITCHES, needs_chromium
 from tests.server.live import LiveServer
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
@@ -42,14 +42,14 @@ def url(page_origin, tmp_path_factory) -> Iterator[str]:
 
 async def test_a_page_of_another_origin_streams_both_ways(page_origin, url):
     async with async_playwright() as play:
-        browser = await play.chromium.launch(executable_path=CHROMIUM, args=SWITCHES)
+        browser = await play.chromium.launch(executable_path=CHROMIUM, args=SWITCHES, timeout=PATIENCE)
         page = await browser.new_page()
         complaints: list[str] = []
         page.on("pageerror", lambda error: complaints.append(str(error)))
         page.on("console", lambda line: complaints.append(line.text) if line.type == "error" else None)
         await page.goto(f"{page_origin}/browser.html?url={url}")
         for place in ("#events", "#socket"):
-            await page.wait_for_selector(f"{place}[data-done=yes]", state="attached", timeout=60_000)
+            await page.wait_for_selector(f"{place}[data-done=yes]", state="attached", timeout=PATIENCE)
             assert (await page.inner_text(place)).strip()
         assert [line for line in complaints if "favicon" not in line and "404" not in line] == []
         await browser.close()

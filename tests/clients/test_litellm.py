@@ -31,7 +31,7 @@ def test_litellm_calls_tools_through_three_apis():
     with running(engine, agent) as url:
         variables = {"FORESAY_URL": url, "LITELLM_LOCAL_MODEL_COST_MAP": "True", "PYTHONPATH": ""}
         done = subprocess.run(
-            [str(PYTHON), str(SCRIPT)], env=os.environ | variables, capture_output=True, text=True, timeout=90
+            [str(PYTHON), str(SCRIPT)], env=os.environ | variables, capture_output=True, text=True, timeout=240
         )
     assert done.returncode == 0, done.stdout + done.stderr
     said = json.loads(done.stdout.splitlines()[-1])

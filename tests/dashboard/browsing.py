@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from playwright.async_api import Locator, Page, Request, Route, WebSocket, async_playwright
+from playwright.async_api import Locator, Page, Request, Route, WebSocket, async_playwright, expect
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 SWITCHES = [
@@ -22,7 +22,8 @@ SWITCHES = [
     "--disable-sync",
     "--no-first-run",
 ]
-PATIENCE = 60_000
+PATIENCE = 120_000
+expect.set_options(timeout=PATIENCE)
 
 needs_chromium = pytest.mark.skipif(
     CHROMIUM is None and not os.environ.get("CI"), reason="needs Chromium (apt install chromium)"
@@ -108,7 +109,7 @@ async def visiting(url: str, **context: Any) -> AsyncIterator[Visit]:
         await (route.continue_() if route.request.url.startswith(url) else route.abort())
 
     async with async_playwright() as play:
-        browser = await play.chromium.launch(executable_path=CHROMIUM, args=SWITCHES)
+        browser = await play.chromium.launch(executable_path=CHROMIUM, args=SWITCHES, timeout=PATIENCE)
         try:
             opened = await browser.new_context(**{"viewport": {"width": 1480, "height": 980}} | context)
             await opened.route("**/*", refuse)

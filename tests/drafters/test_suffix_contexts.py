@@ -19,6 +19,7 @@ from spec.tree import TreeShape
 from spec.walk import Walk
 from tests.drafters.texts import sequence
 
+pytestmark = pytest.mark.usefixtures("no_collection")
 #: Tokens of history at which costs are stated.
 LONG = 100_000
 

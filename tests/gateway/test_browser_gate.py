@@ -64,7 +64,7 @@ async def page_of_another_site() -> AsyncIterator[tuple[Any, str]]:
     site = web.Application()
     site.add_routes([web.get("/", hello)])
     async with TestServer(site) as server, async_playwright() as play:
-        browser = await play.chromium.launch(executable_path=CHROMIUM, args=SWITCHES)
+        browser = await play.chromium.launch(executable_path=CHROMIUM, args=SWITCHES, timeout=120_000)
         page = await browser.new_page()
         origin = f"http://127.0.0.1:{server.port}"
         await page.goto(origin)

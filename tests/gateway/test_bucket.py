@@ -6,7 +6,7 @@ import contextlib
 import math
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from server.errors import RateLimited, Unauthorized
@@ -61,7 +61,6 @@ def test_time_that_goes_backwards_takes_nothing_away():
     assert bucket.level == 30
 
 
-@settings(deadline=None)
 @given(per_minute=st.integers(1, 1000), events=EVENTS)
 def test_over_any_time_no_more_is_had_than_a_minutes_worth_and_the_rate(per_minute, events):
     clock = Clock()
@@ -79,7 +78,6 @@ def test_over_any_time_no_more_is_had_than_a_minutes_worth_and_the_rate(per_minu
             assert total <= per_minute * (1 + (at - begin) / 60) + 1e-3
 
 
-@settings(deadline=None)
 @given(per_minute=st.integers(1, 1000), events=EVENTS)
 def test_whoever_waits_as_long_as_told_is_let_in(per_minute, events):
     clock = Clock()
@@ -91,7 +89,6 @@ def test_whoever_waits_as_long_as_told_is_let_in(per_minute, events):
         assert bucket.holds(1)
 
 
-@settings(deadline=None)
 @given(per_minute=st.integers(1, 1000), events=EVENTS)
 def test_nobody_is_told_to_wait_a_second_too_long(per_minute, events):
     clock = Clock()
@@ -160,7 +157,6 @@ def test_a_revoked_key_runs_nothing_new():
         allowance.enter(1, 1)
 
 
-@settings(deadline=None)
 @given(
     events=st.lists(
         st.tuples(st.sampled_from(["enter", "leave", "spend"]), st.integers(1, 4), st.floats(0, 20)), max_size=80

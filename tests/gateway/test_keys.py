@@ -261,7 +261,7 @@ async def test_a_file_is_read_when_whoever_writes_it_is_done(file, monkeypatch):
     read = []
     monkeypatch.setattr(chain, "_read", lambda: read.append(len(looks)))
     watching = asyncio.create_task(chain.watch())
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while not read:
             await asyncio.sleep(0.01)
     watching.cancel()

@@ -89,7 +89,7 @@ def check(constraint: Constraint, grammar: Grammar, text: list[int], tokens: lis
             assert set(np.flatnonzero(bits(masks)[node]).tolist()) == wanted
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     which=st.integers(0, 34),
     begins=st.sampled_from([(None, None), (DONE, None), (DONE, THINK)]),
@@ -115,7 +115,7 @@ def test_each_node_has_the_mask_of_a_fresh_matcher(
     check(twin, grammar, text, tokens, parents)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(which=st.integers(0, 34), length=st.integers(0, 20), most=st.integers(0, 12), seed=st.integers(0, 999))
 def test_forced_tokens_are_the_only_ones(which: int, length: int, most: int, seed: int):
     grammar = Grammar(text=grammars()[which])

@@ -94,7 +94,7 @@ class Serving:
 
     async def settle(self, name: str, standing: str) -> None:
         """Until the model stands so."""
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             while self.models.find(name).resident.standing != standing:
                 await asyncio.sleep(0.005)
 

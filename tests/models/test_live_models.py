@@ -23,7 +23,7 @@ from tests.server.live import LiveServer, openai_client, status_of
 pytestmark = pytest.mark.slow
 TOY, TINY = NAMES
 ASK: dict[str, Any] = {"prompt": "ab", "max_tokens": 8, "extra_body": {"ignore_eos": True}}
-LONG: dict[str, Any] = {"prompt": "ab", "max_tokens": 200, "extra_body": {"ignore_eos": True}, "stream": True}
+LONG: dict[str, Any] = {"prompt": "ab", "max_tokens": 900, "extra_body": {"ignore_eos": True}, "stream": True}
 #: What a sitecustomize makes of the machine: too small for two of the bundled target, large enough for one and more.
 SMALL_MACHINE = """
 import os

@@ -54,7 +54,7 @@ def split(tokens, cuts):
 
 
 @pytest.mark.parametrize("family", SCRIPTS)
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(cuts=st.lists(st.integers(0, 500), max_size=30))
 def test_calls_in_any_split_of_the_tokens(family, tokenizer, cuts):
     tokens = [*tokenizer.encode(SCRIPTS[family], add_special_tokens=False), END]

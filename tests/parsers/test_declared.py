@@ -76,7 +76,7 @@ def test_an_output_is_read_alike_in_one_piece_and_in_characters(text, parts):
 FRAGMENTS = ["<|call|>", "<|/call|>", "<|thought|>", "<|/thought|>", "<|", "\n", "{", "}", "a", CALL, "<|end|>", " b"]
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     text=st.lists(st.sampled_from(FRAGMENTS), max_size=9).map("".join), cuts=st.lists(st.integers(0, 99), max_size=6)
 )

@@ -24,7 +24,7 @@ cuts = st.lists(st.integers(0, 400), max_size=12)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=250)
 @given(text=outputs, cuts=cuts, thinks=st.booleans(), opened=st.booleans(), parallel=st.booleans())
 def test_any_split_gives_the_same_parts(family, text, cuts, thinks, opened, parallel):
     tags = THINK if thinks else None
@@ -33,7 +33,7 @@ def test_any_split_gives_the_same_parts(family, text, cuts, thinks, opened, para
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=250)
 @given(text=outputs)
 @example(text='<tool_call>{"name": "f", <tool_call>')
 @example(text='{"name": "f"; {')
@@ -70,7 +70,7 @@ def written(family: str, calls: list[tuple[str, str]]) -> str:
 
 
 @pytest.mark.parametrize("family", ["hermes", "llama3", "mistral", "mistral11"])
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     before=words,
     thought=words,
@@ -98,7 +98,7 @@ def test_arguments_come_out_while_they_are_written(family):
         assert calls_of(so_far(text[:length])) == [("f", arguments[: length - text.index('{"text"')])]
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(city=st.text(alphabet=st.characters(exclude_categories=["Cs"]), max_size=12), days=values, cuts=cuts)
 def test_bare_parameters_become_the_json_they_mean(city, days, cuts):
     assume("</parameter>" not in city + json.dumps(days))

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import HealthCheck, example, given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as some
 
 from server.responses.codec import MSGPACK_PROTOCOL
@@ -33,7 +33,7 @@ asked = some.fixed_dictionaries(
     }
 )
 seeds, lengths = some.integers(0, 1 << 30), some.integers(2, 9)
-many = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+many = settings(max_examples=60)
 
 
 def possible(fields: Json) -> Json:
@@ -111,18 +111,18 @@ async def over_http(http: Any, ask: Json) -> list[Json]:
 async def over_json(http: Any, ask: Json) -> list[Json]:
     async with http.ws_connect("/v1/responses") as socket:
         await socket.send_json({"type": "response.create"} | ask)
-        events = [await socket.receive_json(timeout=10)]
+        events = [await socket.receive_json(timeout=60)]
         while events[-1]["type"] not in LAST:
-            events.append(await socket.receive_json(timeout=10))
+            events.append(await socket.receive_json(timeout=60))
     return events
 
 
 async def over_msgpack(http: Any, ask: Json) -> list[Json]:
     async with http.ws_connect("/v1/responses", protocols=(MSGPACK_PROTOCOL,)) as socket:
         await socket.send_bytes(msgspec.msgpack.encode({"type": "response.create"} | ask))
-        events = [msgspec.msgpack.decode(await socket.receive_bytes(timeout=10))]
+        events = [msgspec.msgpack.decode(await socket.receive_bytes(timeout=60))]
         while events[-1]["type"] not in LAST:
-            events.append(msgspec.msgpack.decode(await socket.receive_bytes(timeout=10)))
+            events.append(msgspec.msgpack.decode(await socket.receive_bytes(timeout=60)))
     return events
 
 

@@ -105,5 +105,5 @@ async def test_events_that_are_made_in_a_thread_are_heard_of():
     heard = asyncio.create_task(one.changed.wait())
     await asyncio.sleep(0)
     await asyncio.to_thread(one.note, ResponseCompleted(response=one.response))
-    await asyncio.wait_for(heard, 5)
+    await asyncio.wait_for(heard, 60)
     assert len(one.events) == 1 and first.is_set() and not one.changed.is_set()

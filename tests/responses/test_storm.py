@@ -205,7 +205,7 @@ async def test_a_thousand_messages(real, seed):
             sent += count
             events += one.events
             codes[one.code] += 1
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while service.responses.sockets or service.responses.running or service.running:
             await asyncio.sleep(0.01)
         while (state := await engine.inspect()).busy:

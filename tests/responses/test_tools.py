@@ -176,10 +176,10 @@ async def test_over_a_websocket_the_first_event_has_the_warnings(agent, packed):
     ):
         if packed:
             await socket.send_bytes(msgspec.msgpack.encode(create))
-            event = msgspec.msgpack.decode(await socket.receive_bytes(timeout=10))
+            event = msgspec.msgpack.decode(await socket.receive_bytes(timeout=60))
         else:
             await socket.send_json(create)
-            event = await socket.receive_json(timeout=10)
+            event = await socket.receive_json(timeout=60)
     warnings = event["response"]["warnings"]
     assert event["type"] == "response.created"
     codes = [one["code"] for one in warnings]
@@ -194,10 +194,10 @@ async def test_strict_limits_over_a_websocket(agent):
         http.ws_connect("/v1/responses") as socket,
     ):
         await socket.send_json(create)
-        error = await socket.receive_json(timeout=10)
+        error = await socket.receive_json(timeout=60)
         assert (error["type"], error["error"]["code"]) == ("error", "context_length_exceeded")
         await socket.send_json(create | {"max_output_tokens": 9})
-        assert (await socket.receive_json(timeout=10))["type"] == "response.created"
+        assert (await socket.receive_json(timeout=60))["type"] == "response.created"
 
 
 @pytest.mark.parametrize(

@@ -38,7 +38,7 @@ class Transcript:
     async def hear(self, *until: str) -> dict[str, Any]:
         """What the server sends, up to an event of one of the types; returns that."""
         while True:
-            event: dict[str, Any] = await self._socket.receive_json(timeout=10)
+            event: dict[str, Any] = await self._socket.receive_json(timeout=60)
             shown = event | {"response": _short(event["response"])} if "response" in event else event
             self.lines.append(f"< {self._readable(json.dumps(shown, ensure_ascii=False))}")
             if event["type"] in until:

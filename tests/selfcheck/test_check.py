@@ -14,6 +14,7 @@ from server.selfcheck import check
 from server.selfcheck.backlog import MOST_ANSWERS
 from server.telemetry.self_check import SelfCheckCounts
 from spec.request import Request
+from tests.provenance import clock
 from tests.selfcheck.checking import Diverging, Reader, checking, request, until
 from tests.server.scripted import END, ScriptedEngine
 
@@ -110,15 +111,19 @@ async def test_it_waits_until_nobody_needs_the_engine() -> None:
     assert [len(again.prompt) for again in checks(engine)] == [3, 3]
 
 
-async def test_it_waits_until_nothing_has_come_for_a_moment(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_waits_until_nothing_has_come_for_a_moment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(check, "QUIET_SECONDS", 0.4)
     engine = ScriptedEngine(TOKENS, run=9)
-    async with checking(engine) as place:
-        for number in range(6):
-            await place.ask(request(f"r{number}"))
-            await asyncio.sleep(0.15)
-        assert (checks(engine), place.counts.waiting) == ([], 6)
-        await place.settled(6)
+
+    async def play() -> None:
+        async with checking(engine) as place:
+            for number in range(6):
+                await place.ask(request(f"r{number}"))
+                await asyncio.sleep(0.3)
+            assert (checks(engine), place.counts.waiting) == ([], 6)
+            await place.settled(6)
+
+    clock.run(play())
 
 
 @pytest.mark.parametrize("times", [1, check.MOST_TRIES])

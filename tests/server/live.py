@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import re
@@ -9,7 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Awaitable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -17,7 +18,7 @@ from typing import Self
 import aiohttp
 import openai
 
-START_SECONDS = 180.0
+START_SECONDS = 600.0
 
 
 class LiveServer:
@@ -85,6 +86,29 @@ class LiveServer:
 def openai_client(url: str) -> openai.AsyncOpenAI:
     """The official client, told not to hide errors by trying again."""
     return openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=120)
+
+
+async def steps(url: str) -> float:
+    """How many the engine has taken, as the server tells it."""
+    async with aiohttp.ClientSession() as session, session.get(f"{url}/metrics") as response:
+        found = re.findall(r"^foresay:engine_steps_total\S* (\S+)$", await response.text(), re.MULTILINE)
+    return sum(map(float, found))
+
+
+async def steps_of(url: str, work: Awaitable[object]) -> float:
+    """Steps that the engine takes for some work, until it takes no more."""
+    before = await _at_rest(url)
+    await work
+    return await _at_rest(url) - before
+
+
+async def _at_rest(url: str) -> float:
+    found = await steps(url)
+    while True:
+        await asyncio.sleep(1.0)  # a machine may stall
+        before, found = found, await steps(url)
+        if found == before:
+            return found
 
 
 async def status_of(url: str, path: str) -> int:

@@ -59,18 +59,19 @@ def test_help_imports_nothing_heavy(arguments: list[str]) -> None:
 
 
 def test_help_is_quick() -> None:
-    """Processor time, since wall time says more about what else the machine does. torch alone would cost a second."""
+    """Beside a Python that does nothing. Processor time, since wall time says more about what else the machine does:
+    it is five times as much, and torch alone would cost sixty times."""
 
-    def spent() -> float:
-        usage = resource.getrusage(resource.RUSAGE_CHILDREN)
-        return usage.ru_utime + usage.ru_stime
+    def spent(code: str) -> float:
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        run_python(code)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
-    times = []
-    for _ in range(3):
-        before = spent()
-        run_python("from server.cli import main; main(['--help'])")
-        times.append(spent() - before)
-    assert min(times) < 0.4
+    helped, nothing = (
+        min(spent(code) for _ in range(3)) for code in ("from server.cli import main; main(['--help'])", "pass")
+    )
+    assert helped < 15 * nothing
 
 
 @pytest.mark.parametrize("name", COMMANDS)

@@ -124,7 +124,7 @@ WORDS = st.lists(st.sampled_from(["fox", " ", "<", "|", "<|", "|>", "<|en", "d |
 
 
 @pytest.mark.parametrize("style", STYLES)
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(first=WORDS, second=WORDS)
 def test_other_content_gives_the_ids_of_transformers(style, first, second) -> None:
     tokenizer = styled(style)
@@ -133,7 +133,7 @@ def test_other_content_gives_the_ids_of_transformers(style, first, second) -> No
 
 
 @pytest.mark.parametrize("style", STYLES)
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(data=st.data())
 def test_beside_a_hostile_text_the_others_keep_their_ids(style, data) -> None:
     """The road of hostile texts gives what a tokenizer gives that never heard of the tokens they spell."""

@@ -21,7 +21,7 @@ TEXTS = st.lists(
     max_size=12,
 ).map("".join)
 # Fixtures are shared by all examples on purpose: a tokenizer does not change.
-relaxed = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=200)
+relaxed = settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow], max_examples=200)
 
 
 def pieces_of(tokenizer: Tokenizer, ids: Sequence[int], context: Sequence[int] = ()) -> list[str]:

@@ -130,7 +130,7 @@ async def test_an_early_end_is_passed_on_and_abort_reaches_everybody():
         generation.finish(1, 7)
         generation.abort(EngineFailed("over"))
         with pytest.raises(EngineFailed, match="over"):
-            await asyncio.wait_for(generation.next(), 1)
+            await asyncio.wait_for(generation.next(), 60)
     assert engine.cancelled == ["b at 7", "a", "b"]
 
 

@@ -83,7 +83,7 @@ async def test_draining_refuses_new_requests_and_finishes_running_ones(tokenizer
         running = asyncio.create_task(post(client, "completions", prompt="x", max_tokens=6))
         while not engine.requests:
             await asyncio.sleep(0.01)
-        draining = asyncio.create_task(services[0].drain(5))
+        draining = asyncio.create_task(services[0].drain(60))
         await asyncio.sleep(0)
         assert (await client.get("/ready")).status == 503
         refused = await post(client, "completions", prompt="x")

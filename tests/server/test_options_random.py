@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as some
 
 from server.forks import choice_seed
@@ -52,7 +52,7 @@ def plain(tokens: Sequence[int], stops: Sequence[str], most: int, tokenizer: Tok
     return {"text": tokenizer.decode(tokens[:most]), "tokens": list(tokens[:most]), "reason": "length"}
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=150)
 @given(
     runs=some.lists(some.integers(1, 9), min_size=1, max_size=6),
     stops=some.lists(some.sampled_from(STOPS), max_size=3, unique=True),

@@ -142,7 +142,7 @@ ENDS = {"stop_token_ids": st.sets(st.integers(0, VOCAB - 1), max_size=2).map(tup
 }
 
 
-@settings(max_examples=150, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=150, derandomize=True, database=None, suppress_health_check=list(HealthCheck))
 @given(
     fields=st.fixed_dictionaries(ENDS),
     least=st.integers(0, 12),

@@ -11,7 +11,6 @@ from typing import Any
 import aiohttp
 import pytest
 
-from server.telemetry.log import EVERY_SECONDS
 from server.tracing.reader import Session, Told, read
 from spec.acceptance import ByDepth, by_place, tokens_per_step
 from tests.server.live import LiveServer
@@ -66,10 +65,13 @@ async def _seen(url: str, live: LiveServer, trace_file: Path) -> Seen:
     async with aiohttp.ClientSession() as session:
         bodies = [await posted(session, url, ask) for ask in ASKS]
         bodies += await asyncio.gather(*(posted(session, url, ask) for ask in ASKS))
-        await asyncio.sleep(EVERY_SECONDS + 2)  # until the log has told of the last of them
+        drafted = of_metrics(await scraped(url))[0]
+        async with asyncio.timeout(120):  # until the log has told of the last of them
+            while sum(int(line["drafted"]) for line in LINE.finditer(live.output)) < drafted:
+                await asyncio.sleep(0.1)
         state, listed = [await (await session.get(f"{url}/dashboard/{name}")).json() for name in ("state", "requests")]
     scrape = await scraped(url)
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while True:  # the last line is written behind the last answer
             trace = read(trace_file)
             (lived,) = trace.sessions
@@ -170,9 +172,9 @@ def test_the_log_tells_the_same(seen: Seen) -> None:
         positions = [float(share) for share in line["positions"].split(", ")]
         assert cumulative == pytest.approx(positions[: len(cumulative)], abs=0.0051)
         before = [1.0, *positions]
-        assert conditional == pytest.approx(
-            [here / above for above, here in zip(before, positions[: len(conditional)], strict=False)], abs=0.02
-        )
+        # Each is rounded, and a share of few drafts that got so far is rounded by much.
+        again = [above * share for above, share in zip(before, conditional, strict=False)]
+        assert again == pytest.approx(positions[: len(conditional)], abs=0.0061)
         assert float(line["length"]) == pytest.approx(1 + sum(positions), abs=0.01)
     rates = [float(line["per_step"]) for line in lines]
     whole, steps = (seen.scrape.sum(f"foresay:spec_decode_tokens_per_step_{part}") for part in ("sum", "count"))
@@ -187,7 +189,8 @@ def test_the_trace_holds_the_texts(seen: Seen) -> None:
 def test_the_shadow_walked_along_every_text_that_may_be_drafted_for(seen: Seen) -> None:
     tokens = sum(told.kept for told in seen.told if told.begin.speculate and not told.begin.grammar)
     by = {name: seen.scrape.sum(f"foresay:shadow_{name}_total", drafter="ngram") for name in ("tokens", "steps")}
-    assert by["tokens"] == pytest.approx(tokens, abs=30), "a cut in a run that has ended already comes too late"
+    late = sum(told.emitted - told.kept for told in seen.told)
+    assert tokens <= by["tokens"] <= tokens + late, "a cut in a run that has ended already comes too late"
     # A stop string may be found when a step behind it is walked already; of that step no token counts.
     assert 0 < by["steps"] <= by["tokens"] + len(seen.told)
     drafted = seen.scrape.sum("foresay:shadow_draft_tokens_total")

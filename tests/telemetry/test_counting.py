@@ -7,7 +7,7 @@ import json
 from typing import Any
 
 from aiohttp.test_utils import TestClient
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as some
 
 from server.service import Service
@@ -34,7 +34,7 @@ asked = some.fixed_dictionaries(
 )
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=25)
 @given(asks=some.lists(asked, min_size=1, max_size=4), seed=some.integers(0, 1 << 30), longest=some.integers(2, 9))
 async def test_counters_are_the_sums_of_the_responses(asks: list[dict[str, Any]], seed: int, longest: int) -> None:
     sums = Sums()
@@ -111,7 +111,7 @@ async def test_websockets_are_counted_while_they_are_open_and_timed_when_they_ar
         async with client.ws_connect("/v1/responses"), client.ws_connect("/v1/responses"):
             during = Scrape(await (await client.get("/metrics")).text())
             await asyncio.sleep(0.2)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while (after := Scrape(await (await client.get("/metrics")).text())).sum(ACTIVE):
                 await asyncio.sleep(0.02)
     assert (during.sum(ACTIVE), during.sum(f"{DURATION}_count")) == (2, 0)
@@ -119,6 +119,6 @@ async def test_websockets_are_counted_while_they_are_open_and_timed_when_they_ar
 
 
 async def until_over(telemetry: Telemetry) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while any(summary.finish_reason is None for summary in telemetry.requests("")):
             await asyncio.sleep(0.01)

@@ -69,18 +69,21 @@ class Told:
 
 
 @pytest.fixture(scope="module")
-def told(server: LiveServer) -> Told:
-    return asyncio.run(_told(server.wait_for_url()))
+def told(server: LiveServer, trace: Path) -> Told:
+    return asyncio.run(_told(server.wait_for_url(), trace))
 
 
-async def _told(url: str) -> Told:
+async def _told(url: str, trace: Path) -> Told:
     async with aiohttp.ClientSession() as session:
         bodies = []
         for ask in ASKS:
             async with session.post(f"{url}/v1/completions", json=ask | EXTRA) as response:
                 assert response.status == 200, await response.text()
                 bodies.append(await response.json())
-        await asyncio.sleep(2.5)  # until the last second is over, and the last line of the trace is written
+        async with asyncio.timeout(60):  # until the last line of the trace is written
+            while sum(one.end is not None for one in read(trace).sessions[0].requests.values()) < len(ASKS):
+                await asyncio.sleep(0.1)
+        await asyncio.sleep(2.5)  # until the last second is over
         paths = ("health", "dashboard/state", "dashboard/requests")
         health, state, listed = [await (await session.get(f"{url}/{path}")).json() for path in paths]
     return Told(bodies, health, state, listed, await scraped(url))

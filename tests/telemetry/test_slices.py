@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 import msgspec
@@ -26,6 +25,7 @@ FORMATS = [
     f"{OPENMETRICS};escaping=allow-utf-8",
     f"{OPENMETRICS};escaping=dots;q=0.6,{PLAIN};q=0.5",
 ]
+pytestmark = pytest.mark.usefixtures("no_collection")
 #: A third of a millisecond is the aim, measured in bench/LOG.md; the machines of CI are slow and shared.
 BOUND_SECONDS = 0.002
 
@@ -34,14 +34,6 @@ BOUND_SECONDS = 0.002
 def working() -> Working:
     """After more than an hour."""
     return Working(3700)
-
-
-@pytest.fixture(autouse=True)
-def no_collection() -> Iterator[None]:
-    """What this process has to collect is no part of the work."""
-    gc.disable()
-    yield
-    gc.enable()
 
 
 def longest(work: Callable[[], Coroutine[Any, Any, object]], working: Working) -> tuple[float, int]:
