@@ -21,7 +21,6 @@ from spec.names import DRAFT_MODEL
 from spec.protocols import FeatureRequest, Rows
 from spec.sequence import Sequence
 from verifier.graphs.rows import rows_of
-from verifier.graphs.state import StepState
 from verifier.model.paged_pass import paged_pass
 from verifier.ops.level import known_tokens
 from verifier.paged_model import PagedModel
@@ -58,12 +57,10 @@ class DraftModelDrafter(TreeDrafter):
         """One pass over what was not read yet, the roots last."""
         return self.model.run([self._catch_up(sequence) for sequence in sequences]).logits, None
 
-    def next(
-        self, state: StepState, growth: Growth, states: Tensor | None, places: Tensor | None
-    ) -> tuple[Tensor, None]:
+    def next(self, growth: Growth, states: Tensor | None, places: Tensor | None) -> tuple[Tensor, None]:
         """A pass over the expanded nodes."""
         nodes = growth.expanded()
-        return self.logits(rows_of(state, nodes._replace(tokens=self.known(nodes.tokens)))[0]), None
+        return self.logits(rows_of(growth.state, nodes._replace(tokens=self.known(nodes.tokens)))[0]), None
 
     def logits(self, rows: StaticRows) -> Tensor:
         """fp32[W, V'], of static rows."""

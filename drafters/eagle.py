@@ -29,7 +29,6 @@ from spec.names import EAGLE, EAGLE3
 from spec.protocols import FeatureRequest, Rows, Wanted
 from spec.sequence import Sequence
 from verifier.graphs.rows import rows_of
-from verifier.graphs.state import StepState
 from verifier.heads.eagle import EagleHead
 from verifier.ops.level import known_tokens
 from verifier.paged_rows import StaticRows
@@ -108,13 +107,11 @@ class EagleDrafter(TreeDrafter):
             self.store.mark(part.table, part.table.length)
         return logits, states
 
-    def next(
-        self, state: StepState, growth: Growth, states: Tensor | None, places: Tensor | None
-    ) -> tuple[Tensor, Tensor]:
+    def next(self, growth: Growth, states: Tensor | None, places: Tensor | None) -> tuple[Tensor, Tensor]:
         """A pass over the expanded nodes, each made of the state of the node it hangs on."""
         assert states is not None, "the level above has states"
         nodes = growth.expanded()
-        rows, _ = rows_of(state, nodes._replace(tokens=known_tokens(nodes.tokens, self.head.vocab_size)))
+        rows, _ = rows_of(growth.state, nodes._replace(tokens=known_tokens(nodes.tokens, self.head.vocab_size)))
         return self.run(rows, states if places is None else _below(states, places))
 
     def run(self, rows: StaticRows, hidden: Tensor) -> tuple[Tensor, Tensor]:

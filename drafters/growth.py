@@ -272,9 +272,7 @@ class Passes(Protocol):
 
     token_ids: Tensor | None
 
-    def next(
-        self, state: StepState, growth: Growth, states: Tensor | None, places: Tensor | None
-    ) -> tuple[Tensor, Tensor | None]:
+    def next(self, growth: Growth, states: Tensor | None, places: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """Logits below the expanded nodes, as :meth:`Growth.grow` takes them, and what the next level starts from.
 
         states: that of the level above. places: int64[S, F], which row of it each node hangs on; None: the only one.
@@ -293,7 +291,7 @@ def levels(growth: Growth, passes: Passes, logits: Tensor, states: Tensor | None
         places = growth.grow(logits)
         yield logits
         if level + 1 < count:
-            logits, states = passes.next(growth.state, growth, states, places)
+            logits, states = passes.next(growth, states, places)
             if columns is not None and columns < logits.shape[1]:
                 logits = logits[:, :columns].contiguous()
 

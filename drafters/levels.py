@@ -108,9 +108,7 @@ class TreeDrafter(ABC):
         """fp32[S, V'], logits below the roots, and what the levels start from, [S, H]."""
 
     @abstractmethod
-    def next(
-        self, state: StepState, growth: Growth, states: Tensor | None, places: Tensor | None
-    ) -> tuple[Tensor, Tensor | None]:
+    def next(self, growth: Growth, states: Tensor | None, places: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """See :class:`drafters.growth.Passes`."""
 
     def able(self, sequence: Sequence) -> bool:

@@ -21,7 +21,6 @@ from spec.names import MEDUSA
 from spec.protocols import FeatureRequest
 from spec.sequence import Sequence
 from spec.tree import TreeShape
-from verifier.graphs.state import StepState
 from verifier.heads.medusa import MedusaHeads
 
 
@@ -66,9 +65,7 @@ class MedusaDrafter(TreeDrafter):
         hidden = torch.stack(rows)
         return self.heads(hidden, 0), hidden
 
-    def next(
-        self, state: StepState, growth: Growth, states: Tensor | None, places: Tensor | None
-    ) -> tuple[Tensor, Tensor]:
+    def next(self, growth: Growth, states: Tensor | None, places: Tensor | None) -> tuple[Tensor, Tensor]:
         """The next head: the same below every node."""
         assert states is not None, "the roots' hidden rows"
         depth = len(growth.levels)
