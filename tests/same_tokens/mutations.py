@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from types import ModuleType
-from typing import Any
 
 import pytest
 from torch import Tensor
@@ -56,18 +56,21 @@ def weights_by_slot(monkeypatch: pytest.MonkeyPatch) -> None:
     """The weights of a path are added up for themselves, and then to those of what is committed."""
 
     class Apart(attention._Attention):
-        def _weighted(self, largest: list[Variable]) -> list[Value]:
-            k, totals = self.k, super()._weighted(largest)
-            apart = []
-            for head, _ in enumerate(totals):
-                parts = []
-                for _, begin, end, _ in self._stretches():
-                    parts.append(k.variable(k.constant(0.0, F32)))
-                    with k.loop(begin, end) as position:
-                        weight = k.load(self.scores, F32, self.room * head + position)
-                        parts[-1].value = parts[-1].value + weight
-                apart.append(parts[0].value + parts[1].value)
-            return apart
+        def _weigh(self, first: Value, part: Value, span: Value, low: Value, high: Value) -> None:
+            super()._weigh(first, part, span, low, high)
+            k, border = self.k, self.k.smallest(self.border, high)
+            border = k.select((border > low) & (self._told(self.row, 2) > 0), border, low)
+            with k.loop(first, first + self.team) as query:
+                ends = [end - span for end in (low, border, high)]
+                totals = [self._added_up(query, *stretch) for stretch in pairwise(ends)]
+                k.store(totals[0] + totals[1], self.parts.of(part, query), self.parts.total)
+
+        def _added_up(self, query: Value, low: Value, high: Value) -> Value:
+            total = self.k.variable(self.k.constant(0.0, F32))
+            with self.k.loop(low, high) as place:
+                weight = self.k.load(self.spans.scores_of(query), self.spans.of_weights, place)
+                total.value = total.value + self.k.widened(weight)
+            return total.value
 
     rewritten(monkeypatch, attention, "_Attention", Apart)
 
@@ -76,8 +79,8 @@ def values_by_slot(monkeypatch: pytest.MonkeyPatch) -> None:
     """The values of a path are added up before those of what is committed."""
 
     class PathFirst(attention._Attention):
-        def _stretches(self) -> Any:
-            return reversed(super()._stretches())
+        def _in_order(self, index: Value, count: Value) -> Value:
+            return self.k.select(self._told(self.row, 2) > 0, count - 1 - index, index)
 
     rewritten(monkeypatch, attention, "_Attention", PathFirst)
 

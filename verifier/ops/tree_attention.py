@@ -18,7 +18,7 @@ from torch import Tensor
 from verifier.ops.eager import compiled
 
 if TYPE_CHECKING:
-    from verifier.ops.kernels.cpu.attention import Places
+    from verifier.ops.kernels.cpu.places import Places
 
 
 @dataclass(slots=True)
@@ -48,8 +48,8 @@ class PagedRows:
     def found(self, rows: int, count: Tensor | None = None) -> Places:
         """Where all keys are, looked for once: for kernels of a CPU. rows: R. count: int64[1], how many of them; None:
         all."""
-        from verifier.ops.kernels.cpu.attention import find_places
         from verifier.ops.kernels.cpu.launch import counted
+        from verifier.ops.kernels.cpu.places import find_places
 
         if self._places is None:
             self._places = find_places(self, rows, counted(count, rows))
@@ -77,11 +77,10 @@ def tree_attention(
         return _on_gpu(query, keys, values, rows, scale, window, first)
     if compiled(query):
         from verifier.ops.kernels.cpu import attention
-        from verifier.ops.kernels.cpu.launch import counted, room
+        from verifier.ops.kernels.cpu.launch import room
 
-        number = counted(count, len(query))
         mixed = room(query.shape, query.dtype)
-        attention.attend(query, keys, values, rows.found(len(query), count), mixed, number, scale, window or 0, first)
+        attention.attend(query, keys, values, rows.found(len(query), count), mixed, scale, window or 0, first)
         return mixed
     out = torch.zeros_like(query)
     for sequence, (begin, end) in enumerate(pairwise(rows.offsets.tolist())):

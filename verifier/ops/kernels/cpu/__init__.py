@@ -9,7 +9,7 @@
     walk     the code that walks a list of (kernel, arguments), a barrier behind each entry
     threads  the threads that do, and who may use them
     launch   runs one entry now, or adds it to the recording that is being made
-    ...      one file for each op of verifier/ops
+    ...      one file for each op of verifier/ops; attention has places, spans and parts beside it
 
 Every sum of a row runs in an order that its own positions decide, whatever stands beside it (docs/same-tokens.md).
 """

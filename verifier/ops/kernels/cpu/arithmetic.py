@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import llvmlite.ir as ir
 
 from verifier.ops.kernels.cpu.conversions import Conversions
-from verifier.ops.kernels.cpu.types import I32, LANES, lanes_of, suffix
+from verifier.ops.kernels.cpu.types import I32, lanes_of, suffix
 from verifier.ops.kernels.cpu.values import Operand, Value
 
 #: Taylor's, from the sixth power down: enough where the rest is below half of ln 2.
@@ -37,6 +37,10 @@ class Arithmetic(Conversions):
         """The larger one; NaN if either is."""
         return self.call(f"llvm.maximum.{suffix(first.type)}", first.type, first, second)
 
+    def larger(self, first: Value, second: Value) -> Value:
+        """The larger one; the second if either is NaN: one instruction where :meth:`largest` takes several."""
+        return self.select(first > second, first, second)
+
     def smallest(self, first: Value, second: Operand) -> Value:
         """The smaller of two integers."""
         mine, its = self.alike(first, second)
@@ -51,17 +55,21 @@ class Arithmetic(Conversions):
             value = combine(low, high)
         return Value(self, self.builder.extract_element(value.raw, ir.Constant(I32, 0)))
 
-    def sums(self, parts: Sequence[Value]) -> Value:
-        """One vector whose lane n is the sum of the lanes of ``parts[n]``, 16 of 16 lanes, each always added alike."""
-        level = list(parts)
-        while len(level) > 1:
-            reach = len(level) // 2
-            low, high = ([*_interleaved(reach, at)] for at in (0, reach))
-            level = [
-                self.shuffled(level[n], level[n + reach], low) + self.shuffled(level[n], level[n + reach], high)
-                for n in range(reach)
-            ]
-        return level[0]
+    def zipped(self, first: Value, second: Value) -> tuple[Value, Value]:
+        """The lanes of two vectors in turns: those of their first halves, those of their second."""
+        lanes = lanes_of(first.type)
+        low, high = (
+            [lane for at in range(begin, begin + lanes // 2) for lane in (at, at + lanes)] for begin in (0, lanes // 2)
+        )
+        return self.shuffled(first, second, low), self.shuffled(first, second, high)
+
+    def turned(self, rows: Sequence[Value]) -> list[Value]:
+        """16 vectors of 16 lanes as columns: lane m of number n becomes lane n of number m."""
+        level, half = list(rows), len(rows) // 2
+        while half:  # each time a bit of the row's number becomes one of the lane's
+            pairs = zip(level[: len(rows) // 2], level[len(rows) // 2 :], strict=True)
+            level, half = [both for pair in pairs for both in self.zipped(*pair)], half // 2
+        return level
 
     def total(self, value: Value) -> Value:
         """The sum of the lanes."""
@@ -74,10 +82,21 @@ class Arithmetic(Conversions):
         log2 = shifted - _UNITS
         rest = self.fma(log2, self.constant(-0.693145751953125, value.type), value)
         rest = self.fma(log2, self.constant(-1.42860682030941723e-6, value.type), rest)
-        series = self.constant(_EXP[0], value.type)
+        return self._scaled(self._series(rest), self.bits(shifted, self.like(value, I32)) - _UNITS_BITS, value)
+
+    def exp_below(self, value: Value) -> Value:
+        """The same in fewer steps for numbers that are not above zero: within an ulp or two there, and four at -87."""
+        shifted = self.fma(value, self.constant(1.44269504088896341, value.type), self.constant(_UNITS, value.type))
+        rest = self.fma(shifted - _UNITS, self.constant(-0.693147180559945309, value.type), value)
+        power = self.bits(shifted, self.like(value, I32)) << 23  # the bits of _UNITS are moved out
+        scale = self.bits(power + 0x3F800000, value.type)
+        return self.select(value < -87.0, 0.0, self._series(rest) * scale)
+
+    def _series(self, rest: Value) -> Value:
+        series = self.constant(_EXP[0], rest.type)
         for factor in _EXP[1:]:
-            series = self.fma(series, rest, self.constant(factor, value.type))
-        return self._scaled(series, self.bits(shifted, self.like(value, I32)) - _UNITS_BITS, value)
+            series = self.fma(series, rest, self.constant(factor, rest.type))
+        return series
 
     def log(self, value: Value) -> Value:
         """The natural logarithm of a positive, normal fp32, within an ulp or two."""
@@ -103,10 +122,3 @@ class Arithmetic(Conversions):
             result = result * self.bits((part + 127) << 23, value.type)
         result = self.select(value < -87.0, 0.0, result)
         return self.select(value > 88.7, float("inf"), result)
-
-
-def _interleaved(reach: int, at: int) -> Iterator[int]:
-    """Of each 2 * reach lanes of a first vector ``reach``, from ``at`` on, then the same of a second."""
-    for begin in range(0, LANES, 2 * reach):
-        for first in (0, LANES):
-            yield from range(first + begin + at, first + begin + at + reach)

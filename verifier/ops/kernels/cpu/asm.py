@@ -74,9 +74,9 @@ class Kernel(Arithmetic):
     # -- control ----------------------------------------------------------------------------------------------------
 
     @contextmanager
-    def loop(self, begin: Operand, end: Operand, step: int = 1) -> Iterator[Value]:
+    def loop(self, begin: Operand, end: Operand, step: Operand = 1) -> Iterator[Value]:
         """``for i in range(begin, end, step)``."""
-        builder, start = self.builder, self.index(begin)
+        builder, start, step = self.builder, self.index(begin), self.index(step)
         head, body, behind = (self._function.append_basic_block(name) for name in ("head", "body", "behind"))
         before = builder.block
         builder.branch(head)
@@ -86,7 +86,7 @@ class Kernel(Arithmetic):
         builder.cbranch(builder.icmp_signed("<", index, self.index(end).raw), body, behind)
         builder.position_at_end(body)
         yield Value(self, index)
-        index.add_incoming(builder.add(index, ir.Constant(I64, step)), builder.block)
+        index.add_incoming(builder.add(index, step.raw), builder.block)
         builder.branch(head)
         builder.position_at_end(behind)
 
@@ -160,14 +160,20 @@ class Kernel(Arithmetic):
         raw = self.builder.store(value.raw, self.at(pointer, index, value.type).raw)
         raw.align = BYTES[element(value.type)]
 
+    def counts_on(self, pointer: Value) -> Value:
+        """Add one to an int32 that several threads add to; returns what it was. Whoever adds later sees what those
+        wrote who added before.
+        """
+        return Value(self, self.builder.atomic_rmw("add", pointer.raw, ir.Constant(I32, 1), "acq_rel"))
+
     def copy(self, source: Value, destination: Value, count: Operand) -> None:
         """So many bytes."""
         count = self.index(count)
         self.call("llvm.memcpy.p0.p0.i64", VOID, destination, source, count, self.constant(0, I1))
 
-    def prefetch(self, pointer: Value) -> None:
-        """Ask for what lies there."""
-        self.call("llvm.prefetch.p0", VOID, pointer, *(self.constant(flag, I32) for flag in (0, 3, 1)))
+    def prefetch(self, pointer: Value, near: int = 3) -> None:
+        """Ask for what lies there. near: 3 for the first cache; 2 for the second, which can be asked for more."""
+        self.call("llvm.prefetch.p0", VOID, pointer, *(self.constant(flag, I32) for flag in (0, near, 1)))
 
     def read(self, pointer: Value, of: ir.Type, index: Operand, lanes: int = LANES) -> Value:
         """What is kept in another type, as fp32: a vector, or of one lane a number."""

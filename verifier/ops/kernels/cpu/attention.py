@@ -1,69 +1,35 @@
-"""Attention of rows over their pages: a row meets its keys in the order of their positions, 16 at a time.
+"""Attention of rows over their pages: a row meets its keys in the order of their positions, span by span of 256.
 
 ::
 
-    places   once a pass: the slot of every position of each sequence, and of each row of a tree the slots of its path
     scores   of 16 positions together, those of a block [16 j, 16 j + 16); a lane's position is what decides its order
-    weights  exp(score - largest), summed lane by lane over the blocks, then over the lanes
-    values   weighted and added position by position
+    weights  exp(score - the span's largest), summed lane by lane over the blocks, then over the lanes
+    values   weighted and added in the order of positions
+    spans    folded into each other in their order: sums are brought to the larger of both largest scores
 
-A key is read where its position is visible and nowhere else, so no row notices what it does not see.
+Rows of one sequence share the blocks that all of them see; what only some see, at the end of their texts or on their
+paths, each has for itself. Where the border lies, and which rows there are, changes no sum. A key is read where its
+position is visible and nowhere else, so no row notices what it does not see.
 
-Legend: S sequences, R rows, H query heads, G kv heads, D head dim, P pages of a table, N positions of a sequence.
+Legend: S sequences, R rows, H query heads, G kv heads, D head dim, N positions of a sequence.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
 
 from verifier.ops.kernels.cpu import launch, threads
-from verifier.ops.kernels.cpu.asm import Kernel, Variable
+from verifier.ops.kernels.cpu.asm import Kernel
 from verifier.ops.kernels.cpu.launch import Compiled
-from verifier.ops.kernels.cpu.types import BF16, F32, I1, I32, I64, LANES, OF_TORCH, vector
+from verifier.ops.kernels.cpu.parts import Parts, part_of
+from verifier.ops.kernels.cpu.places import INFO, NODES, PARTS, ROWS, SPAN, UNIT, Places
+from verifier.ops.kernels.cpu.spans import Piece, Spans, room_of
+from verifier.ops.kernels.cpu.types import F32, I32, I64, LANES, OF_TORCH, vector
 from verifier.ops.kernels.cpu.values import Value
-from verifier.ops.tree_attention import PagedRows
-
-#: Nodes of a tree at most, and numbers that say of a row: its sequence, leading positions of that, nodes of its path.
-_NODES, _INFO = 64, 3
-#: Heads and vectors of a head whose weighted values are held at once.
-_HEADS, _VECTORS = 4, 4
-
-
-@dataclass(frozen=True, slots=True)
-class Places:
-    """Where the rows and the keys of a pass are.
-
-    positions, own: int64[R], the position and the slot of each row; padding's are 0. slots: int32[S, N], of all
-    positions that texts have. info, int32[R, 3]: a row's sequence, how many leading positions of that it sees, nodes of
-    its path. paths: int32[R, 64], the slots of those.
-    """
-
-    positions: Tensor
-    own: Tensor
-    slots: Tensor
-    info: Tensor
-    paths: Tensor
-
-
-def find_places(paged: PagedRows, rows: int, count: Tensor) -> Places:
-    """rows: room for so many. count: int64[1], how many there are; those behind the last sequence's are padding."""
-    sequences, pages = paged.tables.shape
-    flat = ((rows,), (rows,))
-    shapes = ((sequences, pages * paged.page_size), (rows, _INFO), (rows, _NODES))
-    places = Places(
-        *(launch.room(shape, torch.int64) for shape in flat), *(launch.room(shape, torch.int32) for shape in shapes)
-    )
-    all_texts = paged.words is None
-    _finding(paged.page_size, all_texts, paged.texts is not None)(
-        paged.tables, paged.lengths, paged.offsets, 0 if paged.texts is None else paged.texts,
-        0 if paged.words is None else paged.words, launch.counted(paged.sequences, sequences), pages, count,
-        places.positions, places.own, places.slots, places.slots.shape[1], places.info, places.paths,
-    )  # fmt: skip
-    return places
 
 
 def attend(
@@ -72,86 +38,31 @@ def attend(
     values: Tensor,
     places: Places,
     out: Tensor,
-    count: Tensor,
     scale: float,
     window: int = 0,
     first: int = 0,
 ) -> None:
     """query, out: [R, H, D]. keys, values: [slots, G, D]. window: how many positions a row sees; 0: all."""
     groups, dim = keys.shape[-2:]
-    room = places.slots.shape[1] + _NODES + 2 * LANES
-    shape = (query.dtype, keys.dtype, dim, query.shape[1] // groups, groups, scale)
-    scratch = launch.room((threads.MOST, query.shape[1] // groups, room), torch.float32)
-    _attention(*shape)(
-        query, keys, values, out, places.slots, places.slots.shape[1], places.info, places.paths, count, window, first,
-        scratch, room,
+    team = query.shape[1] // groups
+    own, part = _numbers(dim, query.shape[1], groups)
+    _attention(query.dtype, keys.dtype, dim, team, groups, scale)(
+        query, keys, values, out, places.slots, places.slots.shape[1], places.info, places.paths, places.units,
+        places.number, window, first, launch.room((threads.MOST, own), torch.float32),
+        launch.room((PARTS, part), torch.float32), torch.zeros(len(query) * groups, dtype=torch.int32),
     )  # fmt: skip
 
 
-@Compiled
-def _finding(page_size: int, all_texts: bool, some_texts: bool) -> Kernel:
-    """Arguments: tables, lengths, offsets, texts, words, sequences, pages, count; what :class:`Places` has."""
-    return _Finding(Kernel("find_places"), page_size, all_texts, some_texts).write()
+def _numbers(dim: int, heads: int, groups: int) -> tuple[int, int]:
+    """fp32 numbers that a thread has room for: what products read, a span's part, and the whole; and those that a row's
+    part has.
+    """
+    part = heads * part_of(dim)
+    return room_of(dim, heads, groups) + 2 * ROWS * part, part
 
 
-class _Finding:
-    def __init__(self, k: Kernel, page_size: int, all_texts: bool, some_texts: bool) -> None:
-        self.k, self.page_size, self.all_texts, self.some_texts = k, page_size, all_texts, some_texts
-        self.tables, self.lengths, self.offsets, self.texts, self.words = (k.pointer(index) for index in range(5))
-        self.sequences, self.pages, self.count = k.counted(5), k.number(6), k.counted(7)
-        self.positions, self.own, self.slots, self.stride = k.pointer(8), k.pointer(9), k.pointer(10), k.number(11)
-        self.info, self.paths = k.pointer(12), k.pointer(13)
-
-    def write(self) -> Kernel:
-        k = self.k
-        with k.loop(0, self.sequences) as sequence:
-            begin, end = self._of(self.offsets, sequence), self._of(self.offsets, sequence + 1)
-            length, text = self._of(self.lengths, sequence), self._is_text(sequence)
-            table = k.at(self.tables, sequence * self.pages, I32)
-            mine = k.at(self.slots, sequence * self.stride, I32)
-            known = k.smallest(k.select(text, length + (end - begin), length), self.stride)
-            with k.share(known) as position:
-                k.store(k.integer(self._slot(table, position), I32), mine, position)
-            with k.share(end - begin) as order:
-                path, last = self._path(table, length, begin + order, text)
-                base = k.select(text, length + order + 1, length)
-                own = k.select(text, self._slot(table, length + order), last)
-                self._tell(begin + order, (sequence, base, path), (base + path - 1, own))
-        live, nothing = self._of(self.offsets, self.sequences), k.constant(0)
-        with k.share(self.count - live) as padding:
-            self._tell(live + padding, (nothing, nothing, nothing), (nothing, nothing))
-        return k
-
-    def _of(self, array: Value, index: Value) -> Value:
-        return self.k.integer(self.k.load(array, I32, index), I64)
-
-    def _is_text(self, sequence: Value) -> Value:
-        if self.all_texts or not self.some_texts:
-            return self.k.constant(int(self.all_texts), I1)
-        return self._of(self.texts, sequence).differs(0)
-
-    def _slot(self, table: Value, position: Value) -> Value:
-        return self._of(table, position // self.page_size) * self.page_size + position % self.page_size
-
-    def _path(self, table: Value, length: Value, row: Value, text: Value) -> tuple[Value, Value]:
-        """Writes the slots of a node's path; returns how many, and the last one's, which is its own."""
-        k = self.k
-        nodes, last = k.variable(k.constant(0)), k.variable(k.constant(0))
-        if not self.all_texts:
-            with k.when(text.equals(0)):
-                word = k.load(self.words, I64, row)
-                with k.loop(0, _NODES) as node, k.when(((word >> node) & 1).differs(0)):
-                    last.value = self._slot(table, length + node)
-                    k.store(k.integer(last.value, I32), self.paths, row * _NODES + nodes.value)
-                    nodes.value = nodes.value + 1
-        return nodes.value, last.value
-
-    def _tell(self, row: Value, info: tuple[Value, ...], place: tuple[Value, Value]) -> None:
-        k = self.k
-        for number, value in enumerate(info):
-            k.store(k.integer(value, I32), self.info, row * _INFO + number)
-        for array, value in zip((self.positions, self.own), place, strict=True):
-            k.store(value, array, row)
+#: Heads whose scores become weights at once.
+_HEADS = 4
 
 
 @Compiled
@@ -160,161 +71,190 @@ def _attention(dtype: torch.dtype, stored: torch.dtype, dim: int, team: int, gro
 
 
 class _Attention:
-    """Writes the kernel; a unit of work is a row and a kv head, with the ``team`` of query heads that share it."""
+    """Writes the kernel; a piece of work is a unit of the places and a set of kv heads, each with the ``team`` of query
+    heads that share it.
+    """
 
     def __init__(
         self, k: Kernel, dtype: torch.dtype, stored: torch.dtype, dim: int, team: int, groups: int, scale: float
     ) -> None:
-        self.k, self.of, self.kept = k, OF_TORCH[dtype], OF_TORCH[stored]
-        self.dim, self.team, self.groups, self.scale = dim, team, groups, scale
+        self.k, self.of, self.dim, self.team, self.groups, self.scale = k, OF_TORCH[dtype], dim, team, groups, scale
         self.query, self.keys, self.values, self.out, self.slots = (k.pointer(index) for index in range(5))
-        self.stride, self.info, self.paths, self.count = k.number(5), k.pointer(6), k.pointer(7), k.counted(8)
-        self.window, self.first, self.room = k.number(9), k.number(10), k.number(12)
-        self.scores = k.at(k.pointer(11), k.thread * team * self.room, F32)
-        self.block = k.array(I32, LANES)  # slots of 16 positions, where they are not all of the text
-        self.parts = k.array(F32, team * LANES * LANES)
-        self.short = k.array(F32, LANES)  # the end of a head that is no whole vector
-        self.dot = self.of is BF16 and self.kept is BF16 and dim % (2 * LANES) == 0 and k.processor.multiplies_bf16
+        self.slots_of, self.info, self.paths, self.units = k.number(5), k.pointer(6), k.pointer(7), k.pointer(8)
+        self.number, self.window, self.lowest = k.counted(9), k.number(10), k.number(11)
+        self.shared, self.arrived = k.pointer(13), k.pointer(14)
+        own, self.row_part = _numbers(dim, team * groups, groups)
+        scratch = k.at(k.pointer(12), k.thread * own, F32)
+        self.spans = Spans(k, self.of, OF_TORCH[stored], dim, team, groups, scratch)
+        self.own = k.at(scratch, room_of(dim, team * groups, groups), F32)
+        self.folded = k.at(self.own, ROWS * self.row_part, F32)
+        self.parts = Parts(k, dim, self.spans.of_weights)
+        self.bases, self.begins, self.ends = (k.array(I64, ROWS) for _ in range(3))
 
     def write(self) -> Kernel:
         k = self.k
-        with k.share(self.count * self.groups) as unit:
-            self.row, self.head = unit // self.groups, unit % self.groups
-            sequence, self.base, path = (self._told(place) for place in range(_INFO))
-            self.text = k.at(self.slots, sequence * self.stride, I32)
-            self.path = k.at(self.paths, self.row * _NODES, I32)
-            self.end = self.base + path
-            behind = k.select(self.window.equals(0), self.first, self.end - self.window)
-            self.begin = k.select(behind > self.first, behind, self.first)
-            self.from_block = self.begin // LANES * LANES
-            largest = self._scored()
-            totals = self._weighted(largest)
-            for head in range(0, self.team, _HEADS):
-                self._mixed(range(head, min(head + _HEADS, self.team)), totals)
+        sets = self._sets()
+        with k.loop(k.thread, self.number * sets, k.threads) as item:
+            self._begin(item // sets, item % sets, sets)
+            with k.loop(self.first, self.behind) as span:
+                self._attend(span)
+                self._deliver(span)
         return k
 
-    def _told(self, place: int) -> Value:
-        return self.k.integer(self.k.load(self.info, I32, self.row * _INFO + place), I64)
+    def _sets(self) -> Value:
+        """Into how many equal sets the kv heads are divided: no fewer than there are threads, if there are so many.
 
-    def _key(self, array: Value, slot: Value) -> Value:
-        """Where a slot's key or value begins."""
-        return self.k.at(array, (self.k.integer(slot, I64) * self.groups + self.head) * self.dim, self.kept)
+        All heads of a slot lie side by side: memory is read best if the threads read them at the same time.
+        """
+        k, sets = self.k, self.k.constant(self.groups)
+        for number in range(self.groups, 0, -1):
+            if self.groups % number == 0:
+                sets = k.select(k.threads <= number, number, sets)
+        return sets
 
-    def _query(self, head: int) -> Value:
-        return self.k.at(self.query, ((self.row * self.groups + self.head) * self.team + head) * self.dim, self.of)
+    # -- a unit -----------------------------------------------------------------------------------------------------
 
-    # -- scores -----------------------------------------------------------------------------------------------------
-
-    def _scored(self) -> list[Variable]:
-        """The scores of all positions; returns for each head its largest, lane by lane."""
+    def _begin(self, unit: Value, which: Value, sets: Value) -> None:
         k = self.k
-        largest = [k.variable(k.constant(float("-inf"), vector(F32))) for _ in range(self.team)]
-        with k.loop(self.from_block, self.end, LANES) as begin:
-            slots = self._block(begin)
-            with k.loop(0, LANES) as lane:
-                self._multiplied(self._key(self.keys, k.load(slots, I32, lane)), lane)
-            positions = k.spread(k.integer(begin, I32)) + k.places(range(LANES))
-            seen = (positions >= k.integer(self.begin, I32)) & (positions < k.integer(self.end, I32))
-            for head in range(self.team):
-                parts = [k.load(self.parts, vector(F32), (head * LANES + lane) * LANES) for lane in range(LANES)]
-                score = k.select(seen, k.sums(parts) * self.scale, float("-inf"))
-                k.store(score, self.scores, self.room * head + begin)
-                largest[head].value = k.largest(largest[head].value, score)
-        return largest
+        told = [k.integer(k.load(self.units, I32, unit * UNIT + place), I64) for place in range(UNIT)]
+        self.row, self.rows, self.first, self.behind, self.count, self.place, number = told
+        self.heads = (which * self.groups // sets, (which + 1) * self.groups // sets)
+        self.queries = self.rows * self.team
+        self.counter = k.at(self.arrived, number * self.groups + which, I32)
+        self.text = k.at(self.slots, self._told(self.row, 0) * self.slots_of, I32)
+        self.alone, self.single = self.place < 0, self.count.equals(1)
+        self.whole = k.select(self.single, self.own, self.folded)
+        self._look()
+        with self._of_heads() as (head, number, query):
+            self.spans.copy_query(k.at(self.query, self._of_query(head, number), self.of), query)
+            with k.when(self.single.equals(0)):
+                self.parts.empty(self.parts.of(self.whole, query))
 
-    def _block(self, begin: Value) -> Value:
-        """Where the slots of 16 positions stand; of positions behind the end the last one's."""
+    def _told(self, row: Value, place: int) -> Value:
+        return self.k.integer(self.k.load(self.info, I32, row * INFO + place), I64)
+
+    @contextmanager
+    def _of_heads(self) -> Iterator[tuple[Value, Value, Value]]:
+        """A loop over all queries: the kv head, which of its queries, which of the set's."""
+        with self.k.loop(*self.heads) as head, self.k.loop(0, self.queries) as number:
+            yield head, number, (head - self.heads[0]) * self.queries + number
+
+    def _of_query(self, head: Value, query: Value) -> Value:
+        """Where one of the queries of a kv head stands among the numbers of all."""
+        row, one = self.row + query // self.team, query % self.team
+        return ((row * self.groups + head) * self.team + one) * self.dim
+
+    def _look(self) -> None:
+        """What each row sees, and from where to where all see all; of a single row that is what it sees."""
         k = self.k
-        whole = begin + LANES <= self.base
-        with k.when(whole.equals(0)), k.loop(0, LANES) as lane:
-            last = self.end - 1
-            position = k.smallest(begin + lane, last)
-            of_path = position >= self.base
-            source = k.select(of_path, self.path, self.text)
-            k.store(k.load(source, I32, position - k.select(of_path, self.base, 0)), self.block, lane)
-        return k.select(whole, k.at(self.text, begin, I32), self.block)
+        common, shared = k.variable(k.constant(0)), k.variable(k.constant(1 << 62))
+        with k.loop(0, self.rows) as row:
+            base, path = self._told(self.row + row, 1), self._told(self.row + row, 2)
+            end = base + path
+            behind = k.select(self.window.equals(0), self.lowest, end - self.window)
+            begin = k.select(behind > self.lowest, behind, self.lowest)
+            for array, value in ((self.bases, base), (self.begins, begin), (self.ends, end)):
+                k.store(value, array, row)
+            common.value = k.select(begin > common.value, begin, common.value)
+            shared.value = k.smallest(shared.value, base)
+        alone, begin = self.rows.equals(1), k.load(self.begins, I64)
+        self.common = k.select(alone, begin, common.value + (LANES - 1)) // LANES * LANES
+        border = shared.value // LANES * LANES
+        border = k.select(border > self.common, border, self.common)
+        self.border = k.select(alone, k.load(self.ends, I64), border)
 
-    def _multiplied(self, key: Value, lane: Value) -> None:
-        """What each lane of a vector adds to the score of one position, for every head."""
-        k, step = self.k, self._step()
-        totals: list[Value] = [k.constant(0.0, vector(F32))] * self.team
-        for at in range(0, self.dim, step):
-            line = self._lines(key, self.kept, at)
-            for head in range(self.team):
-                totals[head] = self._added(totals[head], self._lines(self._query(head), self.of, at), line)
-        for head, total in enumerate(totals):
-            k.store(total, self.parts, (lane + head * LANES) * LANES)
-
-    def _step(self) -> int:
-        return 2 * LANES if self.dot else LANES
-
-    def _lines(self, row: Value, of: Any, at: int) -> Value:
-        """Numbers of a query or a key from ``at`` on: pairs of bf16, or fp32."""
-        return self.k.load(row, vector(BF16, 2 * LANES), at) if self.dot else self._read(row, of, at)
-
-    def _read(self, row: Value, of: Any, at: int) -> Value:
-        """A vector of a head from ``at`` on, as fp32, with zeros behind its end."""
+    @contextmanager
+    def _seeing(self, span: Value) -> Iterator[tuple[Value, Value, Value]]:
+        """The first query of each head and row that see something of a span, and from which block to where."""
         k = self.k
-        if at + LANES <= self.dim:
-            return k.read(row, of, at)
-        k.store(k.constant(0.0, vector(F32)), self.short)
-        with k.loop(at, self.dim) as index:
-            k.store(k.widened(k.load(row, of, index)), self.short, index - at)
-        return k.load(self.short, vector(F32))
+        with k.loop(0, self.rows) as row:
+            begin, end = k.load(self.begins, I64, row), k.load(self.ends, I64, row)
+            low, high = self._clipped(begin, end, span)
+            with k.when(low < high), k.loop(0, self.heads[1] - self.heads[0]) as head:
+                yield (head * self.rows + row) * self.team, low // LANES * LANES, high
 
-    def _added(self, total: Value, query: Value, key: Value) -> Value:
-        if self.dot:
-            return self.k.call("llvm.x86.avx512bf16.dpbf16ps.512", total.type, total, query, key)
-        return self.k.fma(query, key, total)
+    def _clipped(self, low: Value, high: Value, span: Value) -> tuple[Value, Value]:
+        """Of positions those that are in a span."""
+        k, begin = self.k, span * SPAN
+        return k.select(low > begin, low, begin), k.smallest(high, begin + SPAN)
 
-    # -- weights and values -----------------------------------------------------------------------------------------
+    @contextmanager
+    def _pieces(self, span: Value) -> Iterator[Piece]:
+        """A span's pieces, in order of the positions of each row: for each what comes before all see all, then that for
+        all of them, then for each what comes behind.
+        """
+        k, rows, team = self.k, self.rows, self.team
+        with k.loop(0, rows * 2 + 1) as index:
+            number = self._in_order(index, rows * 2 + 1)
+            before, together = number < rows, number.equals(rows)
+            row = k.select(before, number, k.select(together, 0, number - rows - 1))
+            base, begin, end = (k.load(array, I64, row) for array in (self.bases, self.begins, self.ends))
+            low = k.select(before, begin // LANES * LANES, k.select(together, self.common, self.border))
+            high = k.select(before, k.smallest(self.common, end), k.select(together, self.border, end))
+            low, high = self._clipped(low, high, span)
+            first, count = k.select(together, 0, row * team), k.select(together, self.queries, team)
+            path = k.at(self.paths, (self.row + row) * NODES, I32)
+            with k.when((low < high) & (begin < end)):
+                seen = (span * SPAN, low, high, begin, base, end)
+                yield Piece(self.heads, self.queries, first, count, *seen, self.text, path)
 
-    def _weighted(self, largest: list[Variable]) -> list[Value]:
-        """Scores become weights; returns their sums."""
+    def _in_order(self, index: Value, count: Value) -> Value:
+        """Which of ``count`` pieces comes after so many."""
+        return index
+
+    # -- a span -----------------------------------------------------------------------------------------------------
+
+    def _attend(self, span: Value) -> None:
+        part = self._part(span)
+        with self._pieces(span) as piece:
+            self.spans.score(self.keys, piece, self.scale)
+        with self._seeing(span) as (first, low, high):
+            self._weigh(first, part, span * SPAN, low, high)
+        with self._pieces(span) as piece:
+            self.spans.mix(self.values, piece, part)
+
+    def _part(self, span: Value) -> Value:
+        """Where the sums of a span are: this thread's own, or where those of all units of these rows are."""
+        place = (self.place + span * self.rows) * self.row_part + self.heads[0] * self.queries * self.parts.size
+        return self.k.select(self.alone, self.own, self.k.at(self.shared, place, F32))
+
+    def _weigh(self, first: Value, part: Value, span: Value, low: Value, high: Value) -> None:
+        """A row's scores become weights, those of some heads at a time; their parts are begun."""
+        for head in range(0, self.team, _HEADS):
+            queries = [first + each for each in range(head, min(head + _HEADS, self.team))]
+            scores = [self.spans.scores_of(query) for query in queries]
+            self.parts.begin([self.parts.of(part, query) for query in queries], scores, low - span, high - span)
+
+    # -- the whole --------------------------------------------------------------------------------------------------
+
+    def _deliver(self, span: Value) -> None:
+        """Fold a part into the whole, if it is not the whole; where units share the rows the last one folds all."""
+        k, last = self.k, self._is_last(span)
+        first = k.select(self.alone, span, 0)
+        behind = k.select(self.alone, k.select(self.single, span, span + 1), k.select(last, self.count, 0))
+        with k.loop(first, behind) as each:
+            part = self._part(each)
+            with self._seeing(each) as (query, _, _), k.loop(query, query + self.team) as one:
+                self.parts.fold(self.parts.of(part, one), self.parts.of(self.whole, one))
+        with k.when(last), self._of_heads() as (head, number, query):
+            row = number // self.team
+            sees = k.load(self.begins, I64, row) < k.load(self.ends, I64, row)
+            self._finish(self._of_query(head, number), self.parts.of(self.whole, query), sees)
+
+    def _is_last(self, span: Value) -> Value:
+        """Whether the parts of all spans of these rows are there."""
         k = self.k
-        tops = [k.spread(k.folded(top.value, k.largest)) for top in largest]
-        sums = [k.variable(k.constant(0.0, vector(F32))) for _ in range(self.team)]
-        with k.loop(self.from_block, self.end, LANES) as begin:
-            for head, (top, total) in enumerate(zip(tops, sums, strict=True)):
-                weight = k.exp(k.load(self.scores, vector(F32), self.room * head + begin) - top)
-                k.store(weight, self.scores, self.room * head + begin)
-                total.value = total.value + weight
-        return [k.total(total.value) for total in sums]
+        done = k.variable(span + 1)
+        with k.when(self.alone.equals(0)):
+            done.value = k.integer(k.counts_on(self.counter), I64) + 1
+            with k.when(done.value.equals(self.count)):
+                k.store(k.constant(0, I32), self.counter)
+        return done.value.equals(self.count)
 
-    def _mixed(self, heads: range, totals: list[Value]) -> None:
-        """The weighted values of some heads, some vectors at a time."""
-        step = LANES * _VECTORS
-        for at in range(0, self.dim, step):
-            self._mixed_vectors(heads, range(at, min(at + step, self.dim), LANES), totals)
-
-    def _mixed_vectors(self, heads: range, vectors: range, totals: list[Value]) -> None:
-        k = self.k
-        sums = [[k.variable(k.constant(0.0, vector(F32))) for _ in vectors] for _ in heads]
-        for source, begin, end, shift in self._stretches():
-            with k.loop(begin, end) as position:
-                value = self._key(self.values, k.load(source, I32, position - shift))
-                lines = [self._read(value, self.kept, at) for at in vectors]
-                for head, mine in zip(heads, sums, strict=True):
-                    weight = k.spread(k.load(self.scores, F32, self.room * head + position))
-                    for line, total in zip(lines, mine, strict=True):
-                        total.value = k.fma(weight, line, total.value)
-        for head, mine in zip(heads, sums, strict=True):
-            out = k.at(self.out, ((self.row * self.groups + self.head) * self.team + head) * self.dim, self.of)
-            for at, total in zip(vectors, mine, strict=True):
-                self._finish(k.select(self.begin < self.end, total.value / totals[head], 0.0), out, at)
-
-    def _stretches(self) -> list[tuple[Value, Value, Value, Value]]:
-        """Positions in order: where their slots stand, the first and the end, and what to take off a position there."""
-        k, base = self.k, self.base
-        text = (self.text, self.begin, base, k.constant(0))
-        return [text, (self.path, k.select(self.begin > base, self.begin, base), self.end, base)]
-
-    def _finish(self, value: Value, out: Value, at: int) -> None:
-        """Write a vector of a head, as far as it goes."""
-        k = self.k
-        if at + LANES <= self.dim:
-            k.write(value, out, self.of, at)
-            return
-        k.store(value, self.short)
-        with k.loop(at, self.dim) as index:
-            k.store(k.narrowed(k.load(self.short, F32, index - at), self.of), out, index)
+    def _finish(self, place: Value, whole: Value, sees: Value) -> None:
+        """Write a query's values, as far as a head goes."""
+        k, out = self.k, self.k.at(self.out, place, self.of)
+        for vectors in range(0, self.dim - LANES + 1, LANES):
+            k.write(self.parts.value(whole, vector(F32), vectors, sees), out, self.of, vectors)
+        with k.loop(self.dim // LANES * LANES, self.dim) as at:
+            k.write(self.parts.value(whole, F32, at, sees), out, self.of, at)

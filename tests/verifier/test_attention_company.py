@@ -1,0 +1,106 @@
+"""Rows of batched attention have the bits that they have alone, over the ends of blocks and of spans."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.kernels.paged import Bench, Sequence
+from verifier.ops.eager import references
+from verifier.ops.kernels.cpu import threads
+from verifier.ops.tree_attention import PagedRows, tree_attention
+
+SCALE = 0.3
+#: kv heads, query heads of each, head dim, dtype: whole vectors and not, pairs of bf16 and not.
+SHAPES = [
+    (3, 3, 64, torch.bfloat16), (2, 1, 32, torch.bfloat16), (1, 7, 128, torch.bfloat16), (2, 4, 48, torch.bfloat16),
+    (2, 2, 64, torch.float32), (1, 5, 20, torch.float32), (2, 2, 64, torch.float16),
+]  # fmt: skip
+#: Committed tokens and nodes: short; over the ends of blocks and of spans; more rows than are put together.
+SIZES = [(0, 3), (5, 1), (250, 9), (511, 2), (600, 16), (300, 40)]
+
+
+def bench(shape: tuple[int, int, int, torch.dtype]) -> Bench:
+    groups, group, width, dtype = shape
+    return Bench(groups, group, width, dtype=dtype)
+
+
+def attended(laid_out: tuple[Tensor, Tensor, Tensor, PagedRows], window: int | None = None, first: int = 0) -> Tensor:
+    query, keys, values, rows = laid_out
+    return tree_attention(query, keys, values, replace(rows, _places=None), SCALE, window, first)
+
+
+def same(left: Tensor, right: Tensor) -> bool:
+    return torch.equal(left.view(torch.uint8), right.view(torch.uint8))
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize(("window", "first"), [(None, 0), (None, 1), (37, 0), (270, 1)])
+def test_it_is_what_the_reference_says(processor, shape, window, first) -> None:
+    """NaN stands wherever no row may read."""
+    made = bench(shape)
+    laid_out = made.lay_out([made.sequence(*size) for size in SIZES], padding=3)
+    result = attended(laid_out, window, first)
+    with references():
+        wanted = attended(laid_out, window, first)
+    close = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}[shape[-1]]
+    torch.testing.assert_close(result, wanted, atol=close, rtol=close)
+    assert not result[-3:].any()
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize(("window", "first"), [(None, 0), (37, 1), (270, 0)])
+def test_a_row_has_the_bits_it_has_alone(processor, shape, window, first) -> None:
+    """In a tree beside other sequences' trees, among some rows of a chain, and as the only row behind its path."""
+    made = bench(shape)
+    sequences = [made.sequence(*size) for size in SIZES]
+    result = attended(made.lay_out(sequences, padding=1), window, first)
+    begin = 0
+    for sequence in sequences:
+        nodes = len(sequence.query)
+        for node in {0, nodes // 2, nodes - 1}:
+            depth = len(sequence.path(node))
+            for rows in {1, depth // 2 or 1, depth}:
+                chain = [sequence.compacted(node, rows)]
+                for is_text in (True, False):
+                    alone = attended(made.lay_out(chain, chain=is_text), window, first)
+                    assert same(alone[-1], result[begin + node])
+        begin += nodes
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_bits_do_not_depend_on_threads_or_on_how_much_is_shared_among_them(monkeypatch, count) -> None:
+    """A prompt's chunk, of which the spans are not divided, and its last rows by themselves, of which they are."""
+    made = bench(SHAPES[0])
+    whole = made.sequence(700, 80, reach=1)
+    few = Sequence(700 + 77, [-1, 0, 1], whole.keys, whole.values, whole.query[-3:])
+    monkeypatch.setattr(threads.Team, "wanted", lambda self: count)
+    results = [attended(made.lay_out([each], chain=True)) for each in (whole, few)]
+    monkeypatch.setattr(threads.Team, "wanted", lambda self: 1)
+    again = attended(made.lay_out([whole], chain=True))
+    assert same(results[0], again) and same(results[1], again[-3:])
+
+
+def test_it_is_the_same_each_time() -> None:
+    """What units tell each other is as it was before."""
+    made = bench(SHAPES[0])
+    laid_out = made.lay_out([made.sequence(900, 16), made.sequence(300, 1)])
+    results = [attended(laid_out) for _ in range(20)]
+    assert all(same(each, results[0]) for each in results)
+
+
+def test_what_one_row_sees_and_is_no_number_is_nothing_to_another() -> None:
+    """A child of the root that is NaN beside one that is not, in one pair of positions; and infinite values."""
+    made = bench(SHAPES[0])
+    sequence = made.sequence(33, 3)
+    sequence.parents = [-1, 0, 0]
+    clean = attended(made.lay_out([sequence]))
+    sequence.keys[34] = torch.nan
+    sequence.values[34] = torch.inf
+    result = attended(made.lay_out([sequence]))
+    assert same(result[[0, 2]], clean[[0, 2]]) and result[1].isnan().all()
+    sequence.values[33] = torch.inf
+    assert (attended(made.lay_out([sequence]))[0] == torch.inf).all()

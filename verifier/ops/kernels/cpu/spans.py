@@ -1,0 +1,263 @@
+"""Products of several queries with a span's keys and values, which are arranged for it once for all of them.
+
+::
+
+    keys     of 16 positions, turned: [D / 2][16][2] where pairs of bf16 are multiplied, else [D][16] of fp32; a score's
+             terms run over D in order, those of even and of odd steps for themselves
+    values   [positions / 2][D][2], or [positions][D] of fp32; added position by position, or pair by pair
+
+Queries are taken up to six at a time, whose sums lie in registers: that says nothing of what a sum is made of. Memory
+is asked for what comes two blocks later, as it lies: all heads of a slot.
+
+Legend: D head dim.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import gcd
+from typing import Any
+
+from verifier.ops.kernels.cpu.asm import Kernel
+from verifier.ops.kernels.cpu.parts import part_of
+from verifier.ops.kernels.cpu.places import ROWS, SPAN
+from verifier.ops.kernels.cpu.types import BF16, BYTES, F32, I16, I32, I64, LANES, vector
+from verifier.ops.kernels.cpu.values import Value
+
+#: How many blocks ahead keys and values are asked for, and bytes of a cache line.
+_AHEAD, _LINE = 2, 64
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Positions [low, high) of a span, and those by which they are seen: kv heads ``heads[0]`` to ``heads[1]`` - 1, and
+    of the ``all`` queries that a head has the ones [first, first + count).
+
+    span: the position where the span begins; low is a multiple of 16. begin, end: what is outside is not seen. text,
+    path: where the slots stand of positions below ``base`` and of those from there on.
+    """
+
+    heads: tuple[Value, Value]
+    all: Value
+    first: Value
+    count: Value
+    span: Value
+    low: Value
+    high: Value
+    begin: Value
+    base: Value
+    end: Value
+    text: Value
+    path: Value
+
+
+def room_of(dim: int, heads: int, groups: int) -> int:
+    """fp32 numbers that products have room for: queries, keys, values, scores."""
+    return (ROWS * heads + LANES + SPAN * groups) * -(-dim // LANES) * LANES + ROWS * heads * SPAN
+
+
+class Spans:
+    """Emits the products, for a kv head with a ``team`` of query heads.
+
+    of, kept: types of the queries and of what is stored. scratch: the thread's own room.
+    """
+
+    def __init__(self, k: Kernel, of: Any, kept: Any, dim: int, team: int, groups: int, scratch: Value) -> None:
+        self.k, self.of, self.kept, self.dim, self.team, self.groups = k, of, kept, dim, team, groups
+        self.width = -(-dim // LANES) * LANES
+        self.dot = of is BF16 and kept is BF16 and dim % (2 * LANES) == 0 and k.processor.multiplies_bf16
+        self.of_weights = BF16 if self.dot else F32
+        self.tile, self.vectors = (6, 4) if k.processor.wide else (3, 2)
+        self.queries = scratch
+        self.turned = k.at(self.queries, ROWS * groups * team * self.width, F32)
+        self.paired = k.at(self.turned, LANES * self.width, F32)
+        self.scores = k.at(self.paired, SPAN * groups * self.width, F32)
+        self.block = k.array(I32, LANES)  # slots of 16 positions, where they are not all of the text
+        self.short = k.array(F32, LANES)  # the end of a head that is no whole vector
+        self.zeros = k.array(kept, self.width)
+        for at in range(0, self.width, LANES):
+            k.write(k.constant(0.0, vector(F32)), self.zeros, kept, at)
+
+    def copy_query(self, source: Value, query: Value) -> None:
+        """A query, as products read it."""
+        k = self.k
+        mine = self._query(query)
+        if self.dot:
+            k.copy(source, mine, self.dim * 2)
+            return
+        for at in range(0, self.dim, LANES):
+            k.store(self.read(source, self.of, at), mine, at)
+
+    def scores_of(self, query: Value) -> Value:
+        """Where the scores of a query stand, and then its weights, of their own type."""
+        return self.k.at(self.scores, query * SPAN, F32)
+
+    def _query(self, query: Value) -> Value:
+        return self.k.at(self.queries, query * self.width, F32)
+
+    # -- what is stored ---------------------------------------------------------------------------------------------
+
+    def _block(self, piece: Piece, at: Value) -> Value:
+        """Where the slots of 16 positions stand; of one that is not seen another's that is."""
+        k = self.k
+        whole = (at >= piece.begin) & (at + LANES <= piece.base)
+        with k.when(whole.equals(0)), k.loop(0, LANES) as lane:
+            place = at + lane
+            position = k.smallest(k.select(place < piece.begin, piece.begin, place), piece.end - 1)
+            of_path = position >= piece.base
+            source = k.select(of_path, piece.path, piece.text)
+            k.store(k.load(source, I32, position - k.select(of_path, piece.base, 0)), self.block, lane)
+        return k.select(whole, k.at(piece.text, at, I32), self.block)
+
+    def _line(self, array: Value, slots: Value, lane: Any, head: Value) -> Value:
+        """Where a head's key or value begins in a slot."""
+        slot = self.k.integer(self.k.load(slots, I32, lane), I64)
+        return self.k.at(array, (slot * self.groups + head) * self.dim, self.kept)
+
+    def read(self, row: Value, of: Any, at: int | Value) -> Value:
+        """A vector of a head from ``at`` on, as fp32, with zeros behind its end."""
+        k = self.k
+        if isinstance(at, Value) or at + LANES <= self.dim:
+            return k.read(row, of, at)
+        k.store(k.constant(0.0, vector(F32)), self.short)
+        with k.loop(at, self.dim) as index:
+            k.store(k.widened(k.load(row, of, index)), self.short, index - at)
+        return k.load(self.short, vector(F32))
+
+    def _ask(self, array: Value, piece: Piece, at: Value) -> None:
+        """For keys or values that are read soon: those from ``at`` on, if the text has so many."""
+        k = self.k
+        with k.when(at + LANES <= k.smallest(piece.base, piece.end)):
+            slots = k.at(piece.text, at, I32)
+            size = self.dim * BYTES[self.kept]
+            lines = [self._line(array, slots, lane, piece.heads[0]) for lane in range(LANES)]
+            with k.loop(0, (piece.heads[1] - piece.heads[0]) * size, _LINE) as place:
+                for line in lines:
+                    k.prefetch(k.bytes_at(line, place), near=2)
+
+    def _arrange_keys(self, keys: Value, slots: Value, head: Value) -> None:
+        """A head's keys of 16 positions."""
+        k = self.k
+        lines = [self._line(keys, slots, lane, head) for lane in range(LANES)]
+        with k.loop(0, self._steps() // LANES * LANES, LANES) as step:
+            self._turn(lines, step)
+        if self._steps() % LANES:
+            self._turn(lines, self._steps() // LANES * LANES)
+
+    def _steps(self) -> int:
+        """Terms of a score: pairs of numbers, or numbers."""
+        return self.dim // 2 if self.dot else self.dim
+
+    def _turn(self, lines: list[Value], step: Any) -> None:
+        k = self.k
+        parts = [self._terms(line, step) for line in lines]
+        for number, column in enumerate(k.turned(parts)):
+            k.store(column, self.turned, (step + number) * LANES)
+
+    def _terms(self, line: Value, step: Any) -> Value:
+        k = self.k
+        return k.load(k.at(line, step * 2, self.kept), vector(I32)) if self.dot else self.read(line, self.kept, step)
+
+    def _arrange_values(self, values: Value, piece: Piece) -> None:
+        """The values of a piece; zeros where one is not seen."""
+        k, together = self.k, self._together()
+        with k.loop(piece.low, piece.high, LANES) as at:
+            self._ask(values, piece, at + LANES * _AHEAD)
+            slots = self._block(piece, at)
+            with k.loop(*piece.heads) as head, k.loop(0, LANES, together) as lane:
+                lines = []
+                for place in range(together):
+                    position = at + lane + place
+                    seen = (position >= piece.begin) & (position < piece.end)
+                    lines.append(k.select(seen, self._line(values, slots, lane + place, head), self.zeros))
+                self._put(lines, self._paired(piece, head, at + lane))
+
+    def _together(self) -> int:
+        """Positions whose values are added at once."""
+        return 2 if self.dot else 1
+
+    def _paired(self, piece: Piece, head: Value, position: Value) -> Value:
+        place = ((head - piece.heads[0]) * SPAN + (position - piece.span)) // self._together()
+        return self.k.at(self.paired, place * self.width, F32)
+
+    def _put(self, lines: list[Value], place: Value) -> None:
+        k = self.k
+        if not self.dot:
+            for at in range(0, self.dim, LANES):
+                k.store(self.read(lines[0], self.kept, at), place, at)
+            return
+        for at in range(0, self.dim, 2 * LANES):
+            first, second = (k.load(line, vector(I16, 2 * LANES), at) for line in lines)
+            for half, both in enumerate(k.zipped(first, second)):
+                k.store(both, k.at(place, at + half * LANES, F32))
+
+    # -- products ---------------------------------------------------------------------------------------------------
+
+    def _tiles(self, piece: Piece, head: Value) -> Iterator[tuple[Value, int]]:
+        """A head's queries of a piece, as many at a time as registers hold: the first one, and how many."""
+        k, even = self.k, gcd(self.team, self.tile)
+        with k.loop(0, piece.count, self.tile) as begin:
+            left = k.smallest(piece.count - begin, self.tile)
+            for number in range(even, self.tile + 1, even):
+                with k.when(left.equals(number)):
+                    yield (head - piece.heads[0]) * piece.all + piece.first + begin, number
+
+    def score(self, keys: Value, piece: Piece, scale: float) -> None:
+        """The scores of all positions of a piece; minus infinity where one is not seen."""
+        k = self.k
+        with k.loop(piece.low, piece.high, LANES) as at:
+            self._ask(keys, piece, at + LANES * _AHEAD)
+            slots, positions = self._block(piece, at), k.counting(at)
+            seen = (positions >= k.integer(piece.begin, I32)) & (positions < k.integer(piece.end, I32))
+            with k.loop(*piece.heads) as head:
+                self._arrange_keys(keys, slots, head)
+                for first, number in self._tiles(piece, head):
+                    for query, total in enumerate(self._scored(first, number)):
+                        score = k.select(seen, total * scale, float("-inf"))
+                        k.store(score, self.scores_of(first + query), at - piece.span)
+
+    def _scored(self, first: Value, number: int) -> list[Value]:
+        """Sums of so many queries over D, for 16 positions."""
+        k, steps = self.k, self._steps()
+        chains = 2 - steps % 2
+        queries = [self._query(first + query) for query in range(number)]
+        sums = [[k.variable(k.constant(0.0, vector(F32))) for _ in range(chains)] for _ in queries]
+        with k.loop(0, steps, chains) as step:
+            for chain in range(chains):
+                key = k.load(self.turned, vector(F32), (step + chain) * LANES)
+                for query, mine in zip(queries, sums, strict=True):
+                    term = k.spread(k.load(query, F32, step + chain))
+                    mine[chain].value = self._added(mine[chain].value, term, key)
+        return [mine[0].value + mine[1].value if chains > 1 else mine[0].value for mine in sums]
+
+    def _added(self, total: Value, first: Value, second: Value) -> Value:
+        if not self.dot:
+            return self.k.fma(first, second, total)
+        pairs = [self.k.bits(each, vector(BF16, 2 * LANES)) for each in (first, second)]
+        return self.k.call("llvm.x86.avx512bf16.dpbf16ps.512", total.type, total, *pairs)
+
+    def mix(self, values: Value, piece: Piece, part: Value) -> None:
+        """Add the weighted values of a piece to what its queries have."""
+        self._arrange_values(values, piece)
+        with self.k.loop(*piece.heads) as head:
+            for first, number in self._tiles(piece, head):
+                for at in range(0, self.width, LANES * self.vectors):
+                    vectors = range(at, min(at + LANES * self.vectors, self.width), LANES)
+                    places = [self.k.at(part, (first + query) * part_of(self.dim), F32) for query in range(number)]
+                    self._mixed(piece, head, first, places, vectors)
+
+    def _mixed(self, piece: Piece, head: Value, first: Value, places: list[Value], vectors: range) -> None:
+        k, together = self.k, self._together()
+        sums = [[k.variable(k.load(place, vector(F32), at)) for at in vectors] for place in places]
+        weights = [self.scores_of(first + query) for query in range(len(places))]
+        with k.loop(piece.low, piece.high, together) as position:
+            line = self._paired(piece, head, position)
+            lines = [k.load(line, vector(F32), at) for at in vectors]
+            for weight, mine in zip(weights, sums, strict=True):
+                term = k.spread(k.load(weight, F32, (position - piece.span) // together))
+                for each, total in zip(lines, mine, strict=True):
+                    total.value = self._added(total.value, term, each)
+        for place, mine in zip(places, sums, strict=True):
+            for at, total in zip(vectors, mine, strict=True):
+                k.store(total.value, place, at)
