@@ -30,9 +30,13 @@ from spec.sequence import Sequence
 from spec.tree import DraftTree, TreeShape
 from verifier.graphs.state import Joined, StepState
 from verifier.ops.eager import compiled
-from verifier.ops.kernels.cpu.launch import Recording, recording
+from verifier.ops.kernels.cpu.launch import Recording, borrowed, recording
 
 _GREEDY = SamplingParams(temperature=0.0)
+#: Tokens of a text that there is room for at least.
+_LEAST_ROOM = 1024
+#: Levels that are kept, the newest: each has logits and activations of its own.
+_MOST_LEVELS = 24
 
 
 class Levels:
@@ -54,7 +58,7 @@ class Levels:
             self._growth, parts = self._begun()
             self._seen = []
             for seen in parts:
-                self._seen.append(seen)
+                self._seen.append(borrowed(seen))
                 made.cut()
         self._recorded = made
 
@@ -99,8 +103,8 @@ class TreeDrafter(ABC):
         """pool: whose pages hold what it computes; None: it has no KV."""
         self.name, self.dynamic, self.calibration = name, dynamic, Calibration()
         self._device = device
-        self._page_size, self._pages = (1, 1) if pool is None else (pool.page_size, pool.num_pages)
-        self._levels: dict[tuple[object, ...], list[Levels]] = {}
+        self._page_size = 1 if pool is None else pool.page_size
+        self._levels: list[tuple[tuple[object, ...], Levels]] = []
         self._grown: dict[str, Grown] = {}
 
     @abstractmethod
@@ -194,19 +198,28 @@ class TreeDrafter(ABC):
         """What is made for such trees; of trees with a price, whoever has as many levels or more: they end early."""
         count, first = len(growing), growing[0]
         priced = first.shape.price is not None
-        key = (count, apart, priced, first.dynamic, logits.shape[1])
-        for made in self._levels.get(key, []):
+        pages = 1 if self.free else self._room(max(len(grown.sequence.table.pages) for grown in growing))
+        key = (count, pages, apart, priced, first.dynamic, logits.shape[1])
+        for other, made in self._levels:
             shape = made.plan.shape
-            if shape == first.shape or (priced and shape.widths[: first.shape.levels] == first.shape.widths):
+            begins = priced and shape.widths[: first.shape.levels] == first.shape.widths
+            if other == key and (begins or shape == first.shape):
                 return made
         columns = logits.shape[1]
         if self.token_ids is None:
             columns = min(columns, first.sequence.noise.vocab_size)
         plan = Plan(first.shape, count, self._device, first.dynamic, self.free, columns, apart)
-        state = StepState(count, self._pages, self._page_size, 1, self._device)
+        state = StepState(count, pages, self._page_size, 1, self._device)
         made = Levels(plan, self, state, logits[:, :columns], states)
-        self._levels.setdefault(key, []).append(made)
+        self._levels = [*self._levels[1 - _MOST_LEVELS :], (key, made)]
         return made
+
+    def _room(self, pages: int) -> int:
+        """Pages of tables that take so many: a recording has memory for what attention finds in all of them."""
+        room = -(-_LEAST_ROOM // self._page_size)
+        while room < pages:
+            room *= 4
+        return room
 
     def committed(self, sequence: Sequence, path: list[int]) -> None:
         """The calibration learns."""

@@ -16,7 +16,7 @@ import torch
 
 from verifier.ops.kernels.cpu import launch, rows
 from verifier.ops.kernels.cpu.asm import Kernel
-from verifier.ops.kernels.cpu.launch import Compiled, recording, room
+from verifier.ops.kernels.cpu.launch import Compiled, borrowed, recording, room
 from verifier.ops.kernels.cpu.threads import Threads, give_way, use, wanted
 from verifier.ops.kernels.cpu.traced import ReadsNumbers
 from verifier.ops.kernels.cpu.types import I64
@@ -251,3 +251,24 @@ def test_a_step_that_asks_for_a_number_is_not_recorded(read: Callable[[torch.Ten
     numbers = torch.tensor([3])
     with pytest.raises(ReadsNumbers), recording():
         read(numbers)
+
+
+def test_what_is_borrowed_does_not_keep_memory() -> None:
+    """A later entry uses it again; until then the host may write there."""
+    numbers, count = torch.tensor([1, 2]), torch.tensor([2])
+    with recording() as made:
+        first = room((2,), torch.int64)
+        seen = borrowed(first)
+        place = first.data_ptr()
+        made.cut()
+        _doubling()(first, count)
+        numbers.copy_(first)
+        del first
+        gc.collect()
+        second = room((2,), torch.int64)
+    made.run(0)
+    seen[:] = torch.tensor([4, 7])
+    made.run(1)
+    assert numbers.tolist() == [8, 14]
+    assert seen.data_ptr() == place
+    assert second.data_ptr() != place, "an op of torch reads it still"

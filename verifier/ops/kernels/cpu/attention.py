@@ -49,7 +49,7 @@ def attend(
     _attention(query.dtype, keys.dtype, dim, team, groups, scale)(
         query, keys, values, out, places.slots, places.slots.shape[1], places.info, places.paths, places.units,
         places.number, window, first, launch.room((threads.MOST, own), torch.float32),
-        launch.room((PARTS, part), torch.float32), torch.zeros(len(query) * groups, dtype=torch.int32),
+        launch.room((PARTS, part), torch.float32), launch.zeros(len(query) * groups, torch.int32),
     )  # fmt: skip
 
 

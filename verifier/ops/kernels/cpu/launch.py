@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -160,6 +161,17 @@ def room(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
     if _open.recording is None or not prod(shape):
         return torch.empty(*shape, dtype=dtype)
     return _open.recording.room(prod(shape) * dtype.itemsize).tensor(shape, dtype)
+
+
+def zeros(count: int, dtype: torch.dtype) -> Tensor:
+    """Memory that is zero when a kernel first runs, and that it leaves so: no entry writes it anew."""
+    return torch.frombuffer(bytearray(count * dtype.itemsize), dtype=dtype)
+
+
+def borrowed(tensor: Tensor) -> Tensor:
+    """The same memory of a recording, for as long as that is there; later entries may use it again all the same."""
+    memory = (ctypes.c_char * tensor.nbytes).from_address(tensor.data_ptr())
+    return torch.frombuffer(memory, dtype=tensor.dtype).view(tensor.shape)
 
 
 def counted(count: Tensor | None, rows: int) -> Tensor:
