@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -65,6 +66,19 @@ def test_what_a_template_names_is_kept(alike: bool) -> None:
             wanted = keep_children(children, chances, above, torch.ones(11, dtype=torch.int64), picks)
         assert_same(keep_children(children, chances, above, torch.ones(11, dtype=torch.int64), picks), wanted)
         assert torch.equal(wanted.places, (picks // 5).expand(2, -1))
+
+
+@pytest.mark.parametrize("curved", [False, True])
+def test_no_child_is_likelier_than_its_parent(curved: bool) -> None:
+    """Rounding makes a certain one more than certain."""
+    children, chances, above = a_level(2, 1, 3, 2, False)
+    by = Pieces(KNOTS, torch.ones(1, 4 * 28), torch.full((1, 4 * 28), 1e-6), 28, -1000.0) if curved else None
+    chances[:, :, 0] = 3e-7
+    for way in (nullcontext, references):
+        with way():
+            kept = keep_children(children, chances, above, torch.ones(6, dtype=torch.int64), None, by)
+        assert bool((kept.scores <= above.scores.gather(1, kept.places)).all())
+        assert bool((kept.scores == above.scores.gather(1, kept.places)).any())
 
 
 def test_of_what_is_dead_nothing_is_kept() -> None:

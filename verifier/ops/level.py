@@ -59,7 +59,8 @@ def keep_children(
 ) -> Kept:
     """Of all children the likeliest, best first, ties to the first; or those that are named.
 
-    children, chances: int64 and fp32 [S, F, k], or [S, 1, k], alike below all; contiguous. marks: int64[W], what each
+    children, chances: int64 and fp32 [S, F, k], or [S, 1, k], alike below all; contiguous. A log chance above 0, by
+    rounding, counts as 0: no child is likelier than its parent. marks: int64[W], what each
     of the kept has in its word beside its parent's. picks: int64[W], flat places ``node * k + child``.
     """
     if compiled(children):
@@ -68,7 +69,7 @@ def keep_children(
         return kernels.keep_children(children, chances, above, marks, picks, curves)
     count, (front, looked) = len(marks), (above.scores.shape[1], children.shape[2])
     scores = chances if curves is None else _on_curves(chances, curves)
-    flat = (scores + above.scores[:, :, None]).flatten(1)
+    flat = (scores.clamp(max=0.0) + above.scores[:, :, None]).flatten(1)
     if picks is None:
         ranked = flat.sort(dim=1, descending=True, stable=True)
         kept, best = ranked.values[:, :count], ranked.indices[:, :count]

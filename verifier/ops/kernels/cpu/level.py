@@ -114,7 +114,8 @@ class _Keeper:
             above, row = k.load(self.scores, F32, sequence * self.front + node), self._row(sequence, node)
             with k.loop(0, self.looked) as rank:
                 chance = k.load(self.chances, F32, row + rank)
-                k.store(self._hit(sequence, rank, chance) + above, self.room, node * self.looked + rank)
+                hit = self._hit(sequence, rank, chance)
+                k.store(k.select(hit < 0.0, hit, 0.0) + above, self.room, node * self.looked + rank)
         k.store(k.constant(LOWEST, vector(F32)), self.room, self.front * self.looked)
 
     def _hit(self, sequence: Value, rank: Value, chance: Value) -> Value:
