@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import shutil
 from collections.abc import AsyncIterator
@@ -89,6 +90,12 @@ class Visit:
             .reduce((sum, box) => sum + Math.max(box.width, 1) * Math.max(box.height, 1), 0)"""
         found: float = await self.page.locator(marks).evaluate_all(area)
         return found
+
+    async def paints(self, chart: str) -> None:
+        """Wait for more than a dot: one busy second is a narrow column or the beginning of a line, which goes on."""
+        async with asyncio.timeout(PATIENCE / 1000):
+            while await self.painted(chart) <= 3:
+                await asyncio.sleep(0.2)
 
     async def keep_picture(self, name: str, folder: Path) -> None:
         """A screenshot among the artefacts."""

@@ -72,7 +72,7 @@ async def test_the_playground_fills_the_charts_and_all_numbers_agree(url, tmp_pa
             await expect(shown).to_have_text(f"{after[counter]:,.0f}")
         for chart in CHARTS:
             await page.wait_for_selector(f"#{chart} :is(.fill, .line, .shade)", state="attached")
-            assert await visit.painted(chart) > 3, chart  # one busy second is a narrow column, or a short line
+            await visit.paints(chart)
         await expect(page.locator("#speed b")).to_have_text(re.compile(r"^[\d.]+×$"))
         await expect(page.locator("#pair")).to_contain_text("bundled")
         await visit.keep_picture("light", tmp_path)
