@@ -109,8 +109,9 @@ class Grown:
 
     def _banned(self, node: int) -> Tensor | None:
         """bool[V]: what the grammar rules out after a node; None if it says nothing."""
-        sound = self.grammar is not None and self.scores[node] > _NONE
-        return self.grammar.banned(node, self.parents[node], self.tokens[node]) if sound and self.grammar else None
+        if self.grammar is None or self.scores[node] == _NONE:  # what is no node follows nothing
+            return None
+        return self.grammar.banned(node, self.parents[node], self.tokens[node])
 
     def _path(self, node: int) -> list[int]:
         """The tokens from below the root down to a node."""

@@ -12,24 +12,14 @@ from spec.draw import BROKEN
 from spec.tree import MAX_NODES, DraftTree
 from tests.kernels.on_device.test_accept import VOCAB, draws, padded
 from tests.spec.trees import random_tree
-from tests.verifier.conftest import PROCESSORS, lesser
 from verifier.ops.accept import AcceptedPaths, accept_paths
 from verifier.ops.eager import references
-from verifier.ops.kernels.cpu.jit import Processor
 from verifier.ops.kernels.cpu.launch import recording
 from verifier.ops.move import move_paths
 from verifier.ops.recent import gather_recent
 
+pytestmark = pytest.mark.usefixtures("any_processor")
 NAMES = ("lengths", "paths", "emitted", "sources")
-
-
-@pytest.fixture(autouse=True, params=[*PROCESSORS, "plain"])
-def on_a_processor(request, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Kernels are compiled for this one, and for lesser ones."""
-    if request.param != "here" and not Processor.here().is_x86:
-        pytest.skip("other processors have no such instructions to leave out")
-    made = lesser(request.param)
-    monkeypatch.setattr(Processor, "here", classmethod(lambda cls: made))
 
 
 def some_trees(seed: int, width: int) -> dict[str, Tensor]:

@@ -8,21 +8,11 @@ from contextlib import nullcontext
 import pytest
 import torch
 
-from tests.verifier.conftest import PROCESSORS, lesser
 from verifier.ops.eager import references
-from verifier.ops.kernels.cpu.jit import Processor
 from verifier.ops.level import Above, Kept, Pieces, keep_children, known_tokens, positions_below
 
+pytestmark = pytest.mark.usefixtures("any_processor")
 KNOTS = torch.cat((torch.linspace(-20, -0.1, 27), torch.full((5,), math.inf)))
-
-
-@pytest.fixture(autouse=True, params=[*PROCESSORS, "plain"])
-def on_a_processor(request, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Kernels are compiled for this one, and for lesser ones."""
-    if request.param != "here" and not Processor.here().is_x86:
-        pytest.skip("other processors have no such instructions to leave out")
-    made = lesser(request.param)
-    monkeypatch.setattr(Processor, "here", classmethod(lambda cls: made))
 
 
 def a_level(

@@ -21,17 +21,12 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map
 
+from verifier.ops.kernels.cpu.traced import READS
+
 DEVICE = torch.device("meta")
 _ATEN = torch.ops.aten
 #: What has to know values to know its result's shape, or gives them away.
-_READS = {
-    _ATEN._local_scalar_dense.default,
-    _ATEN.nonzero.default,
-    _ATEN.masked_select.default,
-    _ATEN.unique_dim.default,
-    _ATEN._unique2.default,
-    _ATEN.equal.default,
-}
+_READS = READS | {_ATEN.unique_dim.default, _ATEN._unique2.default}
 #: A GPU takes indices from the CPU too, by copying them first.
 _INDEXED = {_ATEN.index.Tensor, _ATEN.index_put.default, _ATEN.index_put_.default, _ATEN._index_put_impl_.default}
 

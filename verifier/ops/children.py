@@ -24,13 +24,11 @@ def best_children(
     sampling: RowSampling,
     count: int,
     token_ids: Tensor | None = None,
-    count_rows: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """The ``count`` largest of each row's ``logit / T + noise``, largest first, ties to the first column.
 
     logits: fp32[N, V]; NaN and plus infinity count as minus infinity. count: 1 to 64. token_ids: int64[V], which token
     of the target each column is, for a drafter that has a vocabulary of its own; None where they are the same.
-    count_rows: int64[1], of how many rows, read when it runs (of compiled kernels; None: all).
 
     A row at temperature 0 has neither noise nor filters. Otherwise top-k, top-p and min-p leave tokens out, as the
     target's draw will, in that order and with ties to the first column; a row that keeps more than 64 tokens by these
@@ -47,7 +45,7 @@ def best_children(
     if compiled(logits):
         from verifier.ops.kernels.cpu import children as of_cpu
 
-        return of_cpu.best_children(logits, sampling, count, token_ids, count_rows)
+        return of_cpu.best_children(logits, sampling, count, token_ids)
     greedy = (sampling.temperature < COLDEST)[:, None]
     scaled = logits.where(logits < math.inf, -math.inf) / sampling.temperature[:, None].masked_fill(greedy, 1.0)
     noisy = (scaled + _noise(logits, sampling, token_ids)).where(_kept(scaled, sampling), -math.inf)

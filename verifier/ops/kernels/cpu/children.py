@@ -35,9 +35,7 @@ if TYPE_CHECKING:
 PIECE = 2048
 
 
-def best_children(
-    logits: Tensor, sampling: RowSampling, count: int, token_ids: Tensor | None, count_rows: Tensor | None
-) -> tuple[Tensor, Tensor]:
+def best_children(logits: Tensor, sampling: RowSampling, count: int, token_ids: Tensor | None) -> tuple[Tensor, Tensor]:
     """As :func:`verifier.ops.children.best_children`."""
     rows, width = logits.shape
     s = sampling
@@ -49,7 +47,7 @@ def best_children(
     tokens, chances = launch.room((rows, count), torch.int64), launch.room((rows, count), torch.float32)
     arguments = (
         logits, 0 if token_ids is None else token_ids.contiguous(), *asked, *lists, *numbers, tokens, chances,
-        width, count, rows, launch.counted(count_rows, rows),
+        width, count, rows, launch.counted(None, rows),
     )  # fmt: skip
     shape = (PIECE, token_ids is not None)
     _listing(*shape)(*arguments)

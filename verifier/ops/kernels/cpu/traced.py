@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_leaves
 
 _ATEN = torch.ops.aten
 #: What gives values away, or has to know them to know its result's shape.
-_READS = {
+READS = {
     _ATEN._local_scalar_dense.default,
     _ATEN.item.default,
     _ATEN.nonzero.default,
@@ -42,7 +42,7 @@ class Traced(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if func in _READS or (func is _ATEN.index.Tensor and any(_is_mask(one) for one in args[1])):
+        if func in READS or (func is _ATEN.index.Tensor and any(_is_mask(one) for one in args[1])):
             raise ReadsNumbers(f"{func} in a step that is recorded")
         if func in _CONSTANT:
             return func(*args, **kwargs)
