@@ -5,12 +5,16 @@ likeliest child of a node is the draft's own shared-noise draw, and the next one
 the coupling of :mod:`spec.accept`.
 
 Its KV lives in a store of its own, on the sequences' pages: committed text is caught up in one pass, expanded nodes are
-scratch rows past the committed length, and those of an accepted path are kept.
+scratch rows past the committed length, and those of an accepted path are kept::
+
+    text        ... p-1  root          before it drafts: one pass over the last committed token and the root
+    slots      length-1  length        (the former's row is there already unless it was the tree's last leaf)
+    levels      length + node          a pass for each further level, over its expanded nodes
+
+After a captured step the rows of accepted nodes move down as the target's do: they lie in the same slots.
 """
 
 from __future__ import annotations
-
-from collections.abc import Sequence as Many
 
 import torch
 from torch import Tensor
@@ -18,16 +22,22 @@ from torch import Tensor
 from drafters.growth import Growth
 from drafters.levels import TreeDrafter
 from spec.names import DRAFT_MODEL
-from spec.protocols import FeatureRequest, Rows
+from spec.protocols import Rows
 from spec.sequence import Sequence
+from spec.tree import DraftTree
+from verifier.graphs.proposer import Taken
 from verifier.graphs.rows import rows_of
+from verifier.graphs.state import StepState
 from verifier.model.paged_pass import paged_pass
 from verifier.ops.level import known_tokens
+from verifier.ops.move import move_paths
 from verifier.paged_model import PagedModel
 from verifier.paged_rows import StaticRows
 
 #: Committed text is caught up in pieces of at most this many rows, to bound the pass's memory.
 _CATCH_UP_ROWS = 256
+#: The last committed token, which has no rows here if it was a tree's leaf, and the root.
+_REACH = 2
 
 
 class DraftModelDrafter(TreeDrafter):
@@ -36,8 +46,6 @@ class DraftModelDrafter(TreeDrafter):
     In another vocabulary than the target's, read: int64[V], the model's id for each of the target's, and token_ids:
     int64[V'], the target's id of each of its logits; None where they are the same.
     """
-
-    needs: FeatureRequest | None = None
 
     def __init__(
         self,
@@ -48,14 +56,18 @@ class DraftModelDrafter(TreeDrafter):
         token_ids: Tensor | None = None,
     ) -> None:
         device = model.store.keys.device
-        super().__init__(name, dynamic, device, model.store.pool)
+        super().__init__(name, dynamic, device, model.store.pool, token_ids)
         self.model = model
         self._read, self._known = read, model.vocab_size if read is None else len(read)
-        self._read_there, self.token_ids = (None if ids is None else ids.to(device) for ids in (read, token_ids))
+        self._read_there = None if read is None else read.to(device)
 
-    def first(self, sequences: Many[Sequence]) -> tuple[Tensor, None]:
-        """One pass over what was not read yet, the roots last."""
-        return self.model.run([self._catch_up(sequence) for sequence in sequences]).logits, None
+    def reach(self, levels: int) -> int:
+        """The last committed token and the root."""
+        return _REACH
+
+    def begin(self, state: StepState, levels: int) -> tuple[Tensor, None]:
+        """A pass over them."""
+        return self.logits(self.ends(state, levels).rows(state, self.known)), None
 
     def next(self, growth: Growth, states: Tensor | None, places: Tensor | None) -> tuple[Tensor, None]:
         """A pass over the expanded nodes."""
@@ -70,12 +82,27 @@ class DraftModelDrafter(TreeDrafter):
         """The tokens as this model's."""
         return known_tokens(tokens, self._known, self._read_there)
 
-    def _catch_up(self, sequence: Sequence) -> Rows:
-        """The rows from the first committed token without KV to the root; long stretches run beforehand."""
-        while len(sequence.tokens) - self._filled(sequence) > _CATCH_UP_ROWS:
+    def prepare(self, sequence: Sequence, levels: int) -> None:
+        """Catch up until all but the last committed token are there."""
+        while self.unread(sequence) > _REACH:
             self.extend(sequence)
-        filled = self._filled(sequence)
-        return Rows(sequence.table, self._text(sequence.tokens[filled:]), filled, wanted="last")
+
+    def began(self, sequence: Sequence) -> None:
+        """All committed tokens are there."""
+        self.model.store.mark(sequence.table, sequence.table.length)
+
+    def follow(self, state: StepState, taken: Taken, levels: int) -> None:
+        """Rows of accepted nodes move down. A leaf has none; the next step computes it before it drafts."""
+        if not taken.tree.chain:
+            store = self.model.store
+            move_paths(store.keys, store.values, taken.paths.sources, taken.slots, taken.paths.lengths)
+
+    def collected(self, sequence: Sequence, tree: DraftTree, path: list[int]) -> None:
+        """Mark the rows that are there: of the path's nodes all but a leaf."""
+        table = sequence.table
+        inner = set(tree.parents.tolist())
+        rows = sum(node in inner for node in path) if len(tree) > 1 else 0
+        self.model.store.mark(table, table.length - len(path) + rows)
 
     def _text(self, tokens: list[int]) -> Tensor:
         """int64[R], on the host."""

@@ -203,6 +203,11 @@ class Growth:
         depths = self.plan.depths(len(self.levels), len(front.rows))
         return Nodes(front.tokens, numbers, front.words, depths)
 
+    def looked_at(self, logits: Tensor) -> Tensor:
+        """The columns of a drafter's logits that count."""
+        columns = self.plan.columns
+        return logits if columns is None or columns >= logits.shape[1] else logits[:, :columns].contiguous()
+
     def grow(self, logits: Tensor) -> Tensor | None:
         """Hang the next level below the expanded nodes.
 
@@ -272,6 +277,10 @@ class Passes(Protocol):
 
     token_ids: Tensor | None
 
+    def begin(self, state: StepState, levels: int) -> tuple[Tensor, Tensor | None]:
+        """Logits below the roots, fp32[S, V'], and what the first of so many levels starts from."""
+        ...
+
     def next(self, growth: Growth, states: Tensor | None, places: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """Logits below the expanded nodes, as :meth:`Growth.grow` takes them, and what the next level starts from.
 
@@ -280,20 +289,20 @@ class Passes(Protocol):
         ...
 
 
-def levels(growth: Growth, passes: Passes, logits: Tensor, states: Tensor | None = None) -> Iterator[Tensor]:
-    """Grow trees, from logits below their roots: fp32[S, V'].
+def levels(growth: Growth, passes: Passes) -> Iterator[Tensor]:
+    """Grow trees, from the ends of the texts on.
 
     Stops before a level grows, and when it has: yields the logits, which the host may change before it goes on.
     """
-    columns, count = growth.plan.columns, growth.plan.shape.levels
+    count = growth.plan.shape.levels
+    logits, states = passes.begin(growth.state, count)
     for level in range(count):
+        logits = growth.looked_at(logits)
         yield logits
         places = growth.grow(logits)
         yield logits
         if level + 1 < count:
             logits, states = passes.next(growth, states, places)
-            if columns is not None and columns < logits.shape[1]:
-                logits = logits[:, :columns].contiguous()
 
 
 def _taken(values: Tensor, going: tuple[int, ...], plan: Plan) -> Tensor:

@@ -2,9 +2,13 @@
 
 ::
 
-    first    logits below the roots, in a pass of the drafter's own over what it has not read yet
-    levels   grown below them (:mod:`drafters.growth`): on a CPU recorded, for each shape and number of sequences
+    prepare  passes of the drafter's own over what it has not read yet, if that is more than the text's last few tokens
+    begin    logits below the roots, in a pass over the last few tokens
+    levels   grown below them (:mod:`drafters.growth`)
     between  where a request changes logits, or levels have a price, the host looks at each level before the next
+
+All but the first is recorded on a CPU, for each shape and number of sequences, and the same is part of a captured step
+on a GPU (:class:`drafters.proposer.Drafts`); there :meth:`TreeDrafter.follow` is too.
 
 Legend: S sequences, H hidden width, V' the drafter's vocabulary.
 """
@@ -25,9 +29,12 @@ from drafters.grown import Grown
 from drafters.growth import Growth, Level, Passes, Plan, levels
 from kvpaging import PagePool
 from spec.constrain import Ahead
+from spec.protocols import FeatureRequest
 from spec.sampling import SamplingParams
 from spec.sequence import Sequence
 from spec.tree import DraftTree, TreeShape
+from verifier.graphs.proposer import Taken
+from verifier.graphs.rows import TextEnds
 from verifier.graphs.state import Joined, StepState
 from verifier.ops.eager import compiled
 from verifier.ops.kernels.cpu.launch import Recording, borrowed, recording
@@ -40,16 +47,14 @@ _MOST_LEVELS = 24
 
 
 class Levels:
-    """The levels of trees of one shape below the roots of so many sequences. What the host has to say of them is
-    written to ``state`` and ``curves``; logits and states of the roots to ``logits`` and ``states``."""
+    """Trees of one shape below the roots of so many sequences, from the ends of the texts on. What the host has to say
+    of them is written to ``state`` and ``curves``."""
 
-    def __init__(self, plan: Plan, passes: Passes, state: StepState, logits: Tensor, states: Tensor | None) -> None:
+    def __init__(self, plan: Plan, passes: Passes, state: StepState) -> None:
         self.plan, self.state, self._passes = plan, state, passes
         self.curves = Curves(plan.sequences, plan.device)
-        self.logits = torch.empty_like(logits, device=plan.device)
-        self.states = None if states is None else torch.empty_like(states)
         self._recorded: Recording | None = None
-        if compiled(self.logits):
+        if compiled(state.lengths):
             self._record()
             self._record()  # what is made when it is first needed, is there now, and not made again by each replay
 
@@ -64,7 +69,7 @@ class Levels:
 
     def _begun(self) -> tuple[Growth, Iterator[Tensor]]:
         growth = Growth(self.plan, self.state, self._passes.token_ids, self.curves)
-        return growth, levels(growth, self._passes, self.logits, self.states)
+        return growth, levels(growth, self._passes)
 
     def whole(self) -> list[Level]:
         """Grow them; returns their levels."""
@@ -92,36 +97,70 @@ class TreeDrafter(ABC):
     """Implements :class:`spec.protocols.Drafter` for whoever has logits.
 
     dynamic: see :mod:`drafters.growth`. free: whether expanding a node costs nothing. shared_noise: whether drafts are
-    sampled with the target's own noise; False is for comparison.
+    sampled with the target's own noise; False is for comparison. first: the first position of which it has a row.
     """
 
     free: bool = False
+    first: int = 0
     shared_noise: bool = True
-    token_ids: Tensor | None = None
+    needs: FeatureRequest | None = None
 
-    def __init__(self, name: str, dynamic: bool, device: torch.device, pool: PagePool | None = None) -> None:
-        """pool: whose pages hold what it computes; None: it has no KV."""
+    def __init__(
+        self, name: str, dynamic: bool, device: torch.device, pool: PagePool, token_ids: Tensor | None = None
+    ) -> None:
+        """pool: whose pages hold what it computes or reads. token_ids: see :func:`verifier.ops.draw.draw_rows`."""
         self.name, self.dynamic, self.calibration = name, dynamic, Calibration()
-        self._device = device
-        self._page_size = 1 if pool is None else pool.page_size
+        self.device, self.token_ids = device, None if token_ids is None else token_ids.to(device)
+        self._page_size = pool.page_size
         self._levels: list[tuple[tuple[object, ...], Levels]] = []
+        self._ends: dict[tuple[int, int], TextEnds] = {}
         self._grown: dict[str, Grown] = {}
 
     @abstractmethod
-    def first(self, sequences: Many[Sequence]) -> tuple[Tensor, Tensor | None]:
-        """fp32[S, V'], logits below the roots, and what the levels start from, [S, H]."""
+    def begin(self, state: StepState, levels: int) -> tuple[Tensor, Tensor | None]:
+        """See :class:`drafters.growth.Passes`; reads the last :meth:`reach` tokens of each text."""
 
     @abstractmethod
     def next(self, growth: Growth, states: Tensor | None, places: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """See :class:`drafters.growth.Passes`."""
 
+    def follow(self, state: StepState, taken: Taken, levels: int) -> None:  # noqa: B027  see :meth:`extend`
+        """Bring what is stored of the text up to what a captured step accepted; ``state`` is as it was before that.
+
+        levels: of the trees that are drafted.
+        """
+
+    @abstractmethod
+    def reach(self, levels: int) -> int:
+        """How many tokens of a text's end the first pass reads for trees of so many levels, the root among them."""
+
+    def ends(self, state: StepState, levels: int) -> TextEnds:
+        """The rows of the first pass."""
+        key = state.size, self.reach(levels)
+        if key not in self._ends:
+            self._ends[key] = TextEnds(*key, self.first, self.device)
+        return self._ends[key]
+
     def able(self, sequence: Sequence) -> bool:
         """Whether it can draft for a sequence now."""
         return True
 
+    def prepare(self, sequence: Sequence, levels: int) -> None:  # noqa: B027  see :meth:`extend`
+        """Compute what the first pass does not."""
+
+    def began(self, sequence: Sequence) -> None:  # noqa: B027  see :meth:`extend`
+        """The first pass has run."""
+
+    def collected(self, sequence: Sequence, tree: DraftTree, path: list[int]) -> None:  # noqa: B027  see :meth:`extend`
+        """What :meth:`follow` did for a sequence is known now: this path of the tree was committed to its table."""
+
     def limited(self, shape: TreeShape) -> TreeShape:
         """As much of a shape as it can draft."""
         return shape
+
+    def columns(self, vocab_size: int) -> int | None:
+        """How many of its logits count: it may have more than the target has tokens. None: all."""
+        return vocab_size if self.token_ids is None else None
 
     @cached_property
     def _host_ids(self) -> Tensor | None:
@@ -151,21 +190,20 @@ class TreeDrafter(ABC):
 
     def _grow(self, growing: Many[Grown], apart: bool) -> None:
         """Trees of one shape."""
-        sequences = [grown.sequence for grown in growing]
-        logits, states = self.first(sequences)
-        at = self._levels_of(growing, apart, logits, states)
+        sequences, at = [grown.sequence for grown in growing], self._levels_of(growing, apart)
+        levels = at.plan.shape.levels
         for grown in growing:
             grown.fixed = at.plan.levels
-        at.logits.copy_(logits[:, : at.logits.shape[1]])
-        if at.states is not None and states is not None:
-            at.states.copy_(states)
-        at.state.join([self._joined(sequence) for sequence in sequences])
+            self.prepare(grown.sequence, levels)
+        at.state.join([self._joined(sequence, self.reach(levels)) for sequence in sequences])
         if not at.plan.shape.is_chain:
             at.curves.write(self.calibration, [grown.kind for grown in growing])
         watched = growing[0].shape.price is not None or any(adjusts(sequence, 0) for sequence in sequences)
         found = self._watched(growing, at) if watched else at.whole()
         for level in found:
             _add(growing, level)
+        for sequence in sequences:
+            self.began(sequence)
 
     def _watched(self, growing: Many[Grown], at: Levels) -> Many[Level]:
         """Grow with the host in between; returns what it has not looked at."""
@@ -188,29 +226,25 @@ class TreeDrafter(ABC):
             if not grown.over and adjusts(grown.sequence, grown.depth):
                 rows.copy_(grown.adjusted(rows.cpu(), self._host_ids))  # what a device has goes there and back
 
-    def _joined(self, sequence: Sequence) -> Joined:
-        sampling = sequence.sampling if self.shared_noise else _GREEDY
-        table = sequence.table
-        pages = [] if self.free else table.pages
-        return Joined(pages, table.length, sequence.tokens[-1:], sampling, sequence.noise.seed)
+    def _joined(self, sequence: Sequence, reach: int) -> Joined:
+        sampling, table = sequence.sampling if self.shared_noise else _GREEDY, sequence.table
+        return Joined(table.pages, table.length, sequence.tokens[-reach:], sampling, sequence.noise.seed)
 
-    def _levels_of(self, growing: Many[Grown], apart: bool, logits: Tensor, states: Tensor | None) -> Levels:
+    def _levels_of(self, growing: Many[Grown], apart: bool) -> Levels:
         """What is made for such trees; of trees with a price, whoever has as many levels or more: they end early."""
         count, first = len(growing), growing[0]
         priced = first.shape.price is not None
-        pages = 1 if self.free else self._room(max(len(grown.sequence.table.pages) for grown in growing))
-        key = (count, pages, apart, priced, first.dynamic, logits.shape[1])
+        pages = self._room(max(len(grown.sequence.table.pages) for grown in growing))
+        key = (count, pages, apart, priced, first.dynamic)
         for other, made in self._levels:
             shape = made.plan.shape
             begins = priced and shape.widths[: first.shape.levels] == first.shape.widths
             if other == key and (begins or shape == first.shape):
                 return made
-        columns = logits.shape[1]
-        if self.token_ids is None:
-            columns = min(columns, first.sequence.noise.vocab_size)
-        plan = Plan(first.shape, count, self._device, first.dynamic, self.free, columns, apart)
-        state = StepState(count, pages, self._page_size, 1, self._device)
-        made = Levels(plan, self, state, logits[:, :columns], states)
+        columns = self.columns(first.sequence.noise.vocab_size)
+        plan = Plan(first.shape, count, self.device, first.dynamic, self.free, columns, apart)
+        state = StepState(count, pages, self._page_size, self.reach(first.shape.levels), self.device)
+        made = Levels(plan, self, state)
         self._levels = [*self._levels[1 - _MOST_LEVELS :], (key, made)]
         return made
 
@@ -226,7 +260,7 @@ class TreeDrafter(ABC):
         if grown := self._grown.pop(sequence.id, None):
             grown.learn(path)
 
-    def extend(self, sequence: Sequence) -> None:  # noqa: B027  those without KV have nothing to do
+    def extend(self, sequence: Sequence) -> None:  # noqa: B027  those that store nothing have nothing to do
         """Bring what is computed of committed text up to it."""
 
     def finished(self, sequence: Sequence) -> None:

@@ -6,16 +6,16 @@ from collections.abc import Callable
 
 import torch
 
+from drafters.proposer import proposer_of
 from drafters.routed import configured
 from kvpaging import OutOfPages, PagePool, PageTable
 from server.drafters.entry import Pass
-from server.drafters.registry import captured, entry_of
+from server.drafters.registry import entry_of
 from spec.protocols import Drafter, Rows
 from spec.step import EagerRunner
 from spec.tree import MAX_NODES, TreeShape
 from verifier.graphs.buckets import buckets, sizes, widths
 from verifier.graphs.capture import Capture, CudaGraphs, direct
-from verifier.graphs.plain import FromHost
 from verifier.graphs.proposer import Proposer
 from verifier.graphs.runner import GraphRunner
 from verifier.paged_model import PagedModel
@@ -61,8 +61,7 @@ def proposer(drafter: Drafter | None, shape: TreeShape, sequences: int, verifier
     drafter = configured(drafter)
     if drafter is None or not shape.levels:
         return None
-    found = captured(drafter, shape, sequences, verifier.vocab_size)
-    return FromHost(drafter.name, shape, sequences, verifier.decoder.device) if found is None else found
+    return proposer_of(drafter, shape, sequences, verifier.vocab_size, verifier.decoder.device)
 
 
 def _passes(verifier: PagedModel, drafter: Drafter | None) -> list[Pass]:

@@ -56,6 +56,11 @@ class FeatureRequest:
     final: bool = False
     layers: tuple[int, ...] = ()
 
+    @property
+    def names(self) -> list[str]:
+        """What they are called."""
+        return [*(f"layer.{layer}" for layer in self.layers), *(["final"] if self.final else [])]
+
 
 @dataclass(frozen=True, slots=True)
 class Forward:

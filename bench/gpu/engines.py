@@ -16,8 +16,8 @@ from drafters.draft_model import DraftModelDrafter
 from drafters.eagle import EagleDrafter
 from drafters.medusa import MedusaDrafter
 from drafters.ngram import NgramDrafter
+from drafters.proposer import proposer_of
 from kvpaging import PagePool
-from server.drafters.registry import captured
 from spec.budget import StepCost
 from spec.engine import Engine
 from spec.names import DRAFT_MODEL, EAGLE3, MEDUSA, NGRAM, NONE
@@ -28,10 +28,8 @@ from spec.scheduler import Scheduler
 from spec.step import EagerRunner
 from spec.trace import Statistics
 from spec.tree import ROOT_ONLY, TreeShape
-from verifier.graphs.buckets import buckets
+from verifier.graphs.buckets import MakeProposer, buckets
 from verifier.graphs.capture import Capture, CudaGraphs, direct
-from verifier.graphs.plain import FromHost
-from verifier.graphs.proposer import Proposer
 from verifier.graphs.runner import GraphRunner
 from verifier.graphs.step import Drawing, drawn_tokens
 from verifier.paged_model import PagedModel
@@ -86,9 +84,7 @@ class Bench:
         if graphs:
             capture: Capture = CudaGraphs() if self.device.cuda else direct
             sizes = [size for size in (1, 2, 4) if size < 2 * max_seqs]
-            made = buckets(
-                self.target, lambda size: _proposer(self.device, drafter, shape, size), capture, (sizes, [pages]), draw
-            )
+            made = buckets(self.target, self._proposers(drafter, shape), capture, (sizes, [pages]), draw)
             runner = GraphRunner(eager, dict(made))
         cost = StepCost((2, 64, 256), (1.0, 1.1, 2.0))  # only shares out the rows of prompts, which are not timed here
         return Engine(
@@ -100,6 +96,12 @@ class Bench:
             scheduler=Scheduler(self.pool, None, shape, cost, max_seqs, plain_every=0),
             runner=runner,
         )
+
+    def _proposers(self, drafter: Drafter | None, shape: TreeShape) -> MakeProposer:
+        """Whoever drafts, inside captured steps of so many sequences."""
+        if drafter is None:
+            return lambda size: None
+        return lambda size: proposer_of(drafter, shape, size, self.target.vocab_size, self.device.torch)
 
     def _info(self, name: str, shape: TreeShape, max_seqs: int) -> EngineInfo:
         return EngineInfo(
@@ -137,7 +139,8 @@ def _random(bench: Bench) -> Drafter:
 
 
 def _medusa(bench: Bench) -> Drafter:
-    return MedusaDrafter(heads.bundled_medusa(bench.device, bench.target.decoder, bench.shape), dynamic=False)
+    medusa = heads.bundled_medusa(bench.device, bench.target.decoder, bench.shape)
+    return MedusaDrafter(medusa, bench.pool, dynamic=False)
 
 
 _MAKERS: dict[str, Callable[[Bench], Drafter]] = {
@@ -147,13 +150,6 @@ _MAKERS: dict[str, Callable[[Bench], Drafter]] = {
     EAGLE3: _eagle,
     "random": _random,
 }
-
-
-def _proposer(device: Device, drafter: Drafter | None, shape: TreeShape, size: int) -> Proposer | None:
-    """Whoever drafts, inside captured steps of so many sequences."""
-    if drafter is None:
-        return None
-    return captured(drafter, shape, size) or FromHost(drafter.name, shape, size, device.torch)
 
 
 @dataclass(frozen=True, slots=True)

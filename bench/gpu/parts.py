@@ -18,8 +18,8 @@ from bench.gpu.probe import probe
 from bench.gpu.replay import highest_tau
 from bench.gpu.session import Session
 from bench.gpu.shapes import ModelShape
+from drafters.proposer import Drafts
 from kvpaging import PagePool
-from server.drafters.registry import captured
 from spec.names import DRAFT_MODEL
 from spec.tree import TreeShape
 from verifier.graphs.plain import RootOnly
@@ -185,8 +185,7 @@ class _BarModel:
         for kind, read in reads.items():
             for levels in chosen.levels:
                 shape = TreeShape.chain(levels)
-                proposer = captured(head if kind == "head" else model, shape, 1)
-                assert proposer is not None, "both have a model"
+                proposer = Drafts(head if kind == "head" else model, shape, 1, target.vocab_size)
 
                 def alone(at: float, read: Callable[[int, float], float] = read, levels: int = levels) -> float:
                     return read(levels, at) / session.read

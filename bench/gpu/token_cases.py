@@ -135,7 +135,7 @@ class TokenCases:
             tables = torch.randperm(sequences * 1024).view(sequences, -1).int()
             lengths = torch.randint(1, 15_000, (sequences,)).int()
             depths, numbers = torch.randint(nodes, (sequences, nodes)).int(), torch.arange(nodes).repeat(sequences, 1)
-            live = (torch.arange(sequences) > 0).long()
+            live = (torch.arange(sequences) > 0).int()
             return [part.to(self.device) for part in (tables, lengths, depths, numbers, live)]
 
         def run(tables: Tensor, *rest: Tensor) -> tuple[Tensor, Tensor]:

@@ -8,7 +8,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from drafters.captured.draft_model import CapturedDraftModel
 from drafters.draft_model import DraftModelDrafter
 from kvpaging import PagePool
 from server.checking.files import look_at_files
@@ -22,7 +21,6 @@ from server.translation import SMALL_SHARE, Translation, translation
 from server.vocabulary import overlap
 from spec.names import DRAFT_MODEL
 from spec.tree import TreeShape
-from verifier.graphs.proposer import Proposer
 from verifier.model.config import FAMILIES, ModelConfig
 from verifier.paged_model import PagedModel
 
@@ -83,11 +81,6 @@ class DraftModel(FromFiles):
     def passes(drafter: Any) -> list[Pass]:
         """The model's."""
         return [drafter.model.run]
-
-    @staticmethod
-    def captured(drafter: Any, shape: TreeShape, sequences: int, vocab_size: int | None) -> Proposer:
-        """:mod:`drafters.captured.draft_model`."""
-        return CapturedDraftModel(drafter, shape, sequences, vocab_size)
 
     def look_at(self, notes: Notes, target: Target, name: str, shape: TreeShape | None) -> int | None:
         """Its files, its size beside the target's, and what both vocabularies share."""

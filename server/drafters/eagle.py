@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, Self
 import torch
 from torch import Tensor
 
-from drafters.captured.eagle import CapturedEagle
 from drafters.eagle import EagleDrafter
 from kvpaging import PagePool, PageTable
 from server.checking.report import Notes
@@ -23,7 +22,6 @@ from spec.errors import ConfigurationError
 from spec.names import EAGLE, EAGLE3
 from spec.protocols import FeatureRequest, Rows
 from spec.tree import TreeShape
-from verifier.graphs.proposer import Proposer
 from verifier.heads.eagle import EagleHead
 from verifier.heads.eagle_config import EagleConfig
 from verifier.heads.eagle_weights import EagleWeights
@@ -101,11 +99,6 @@ class Eagle(Head):
             return head.run(rows, hidden, drafter.store)
 
         return [run]
-
-    @staticmethod
-    def captured(drafter: Any, shape: TreeShape, sequences: int, vocab_size: int | None) -> Proposer:
-        """:mod:`drafters.captured.eagle`."""
-        return CapturedEagle(drafter, shape, sequences)
 
     def note(self, notes: Notes, target: Target, drafter: Any, name: str, shape: TreeShape | None) -> int:
         """Its shape, and what it reads."""

@@ -7,7 +7,7 @@
     shapes, numbers_per_token, weights    what memory it takes, before a weight is read
     load, remark                          the drafter itself, and what to say of it now that it is there
     looks, levels                         whether it costs next to nothing, else how deep it can go: for the budget
-    passes, captured                      its models' passes, and itself inside captured steps, on a GPU
+    passes                                its models' passes
 
 An instance is one drafter that ``--draft`` names, found, but with nothing of it loaded.
 """
@@ -27,7 +27,6 @@ from spec.budget.members import MODEL_LEVELS
 from spec.errors import ConfigurationError
 from spec.protocols import Drafter, Rows
 from spec.tree import TreeShape
-from verifier.graphs.proposer import Proposer
 from verifier.model.config import ModelConfig
 from verifier.model.hub import resolve
 from verifier.paged_model import PagedModel
@@ -133,14 +132,6 @@ class Entry:
     def passes(drafter: Any) -> list[Pass]:
         """An eager pass of each of its models."""
         return []
-
-    @staticmethod
-    def captured(drafter: Any, shape: TreeShape, sequences: int, vocab_size: int | None) -> Proposer | None:
-        """The drafter as it proposes for so many sequences inside a captured step; None if the host proposes for it.
-
-        vocab_size: the target's, if the drafter's may be larger.
-        """
-        return None
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from drafters.captured.medusa import CapturedMedusa
 from drafters.medusa import MedusaDrafter
 from kvpaging import PagePool, PageTable
 from server.checking.report import Notes
@@ -17,9 +16,9 @@ from server.trial import in_words, tried
 from spec.names import MEDUSA
 from spec.protocols import FeatureRequest, Rows
 from spec.tree import TreeShape
-from verifier.graphs.proposer import Proposer
 from verifier.heads.fit import medusa_hits
 from verifier.heads.medusa import MedusaHeads
+from verifier.model.config import ModelConfig
 from verifier.paged_model import PagedModel
 
 if TYPE_CHECKING:  # foresay check knows the registry
@@ -35,8 +34,12 @@ class Medusa(Head):
     at_once = True
 
     def drafter(self, target: PagedModel, pool: PagePool, dynamic: bool) -> MedusaDrafter:
-        """It keeps nothing of a text."""
-        return MedusaDrafter(MedusaHeads.load(self.directory, target.decoder), dynamic)
+        """With a store on the pool's pages."""
+        return MedusaDrafter(MedusaHeads.load(self.directory, target.decoder), pool, dynamic)
+
+    def numbers_per_token(self, target: ModelConfig) -> int:
+        """The target's last hidden state."""
+        return target.hidden_size
 
     def doubts(self, drafter: Any, target: PagedModel, pool: PagePool, directory: Path) -> str:
         """Whether it hardly ever agrees with the target."""
@@ -51,11 +54,6 @@ class Medusa(Head):
     def levels(drafter: Any) -> int:
         """One for each head."""
         return len(drafter.heads)
-
-    @staticmethod
-    def captured(drafter: Any, shape: TreeShape, sequences: int, vocab_size: int | None) -> Proposer:
-        """:mod:`drafters.captured.medusa`."""
-        return CapturedMedusa(drafter, shape, sequences)
 
     def note(self, notes: Notes, target: Target, drafter: Any, name: str, shape: TreeShape | None) -> None:
         """Heads, and whether they reach as deep as is asked for."""

@@ -20,7 +20,6 @@ from spec.errors import ConfigurationError
 from spec.names import NONE
 from spec.protocols import Drafter
 from spec.tree import MAX_NODES, TreeShape
-from verifier.graphs.proposer import Proposer
 from verifier.model.hub import resolve
 
 #: In the order they are asked whether a directory is theirs, which is also that in which models draft. Whatever is
@@ -74,16 +73,6 @@ def drafts(config: EngineConfig, draft: str) -> list[Entry]:
 def entry_of(drafter: Drafter | None) -> type[Entry]:
     """The kind of a drafter that is loaded; of one that nobody can ask for, what all have in common."""
     return next((entry for entry in ENTRIES if isinstance(drafter, entry.made)), Entry)
-
-
-def captured(
-    drafter: Drafter | None, shape: TreeShape, sequences: int, vocab_size: int | None = None
-) -> Proposer | None:
-    """The drafter as it proposes for so many sequences inside a captured step; None if it has no model.
-
-    vocab_size: the target's, if the drafter's may be larger.
-    """
-    return entry_of(drafter).captured(drafter, shape, sequences, vocab_size)
 
 
 def at_once(names: Iterable[str]) -> bool:

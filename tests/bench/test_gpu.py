@@ -25,8 +25,8 @@ from bench.gpu.models import BUNDLED, inflated, paged
 from bench.gpu.session import Session
 from bench.gpu.shapes import ModelShape
 from bench.gpu.stream import BLOCK, read_stream
+from drafters.proposer import Drafts
 from kvpaging import PagePool, PageTable
-from server.drafters.registry import captured
 from spec.protocols import Rows
 from spec.sampling import SamplingParams
 from spec.tree import TreeShape
@@ -154,8 +154,7 @@ def test_a_trace_has_the_mean_it_is_made_for(tau, levels) -> None:
 
 def test_replayed_steps_accept_what_the_trace_says(bench) -> None:
     drafter = bench.drafter("random")
-    proposer = captured(drafter, TreeShape.chain(5), 1)
-    assert proposer is not None
+    proposer = Drafts(drafter, TreeShape.chain(5), 1, bench.target.vocab_size)
     wanted = [3, 0, 5, 1, 2]
     ground = Ground(bench.target, proposer, 48, len(wanted))
     replayed = replay.Replayed(wanted, bench.device.torch)

@@ -9,9 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from drafters.captured.eagle import CapturedEagle
-from drafters.captured.medusa import CapturedMedusa
-from drafters.eagle import EagleDrafter
+from drafters.proposer import Drafts
 from kvpaging import PagePool, PageTable
 from spec.sampling import SamplingParams
 from spec.sequence import Sequence
@@ -53,8 +51,7 @@ def worlds(pair, tmp_path_factory):
 
 
 def captured(world: World, shape: TreeShape, places: int) -> Captured:
-    proposer = CapturedEagle if isinstance(world.drafter, EagleDrafter) else CapturedMedusa
-    return Captured(world, proposer(world.drafter, shape, places), places)
+    return Captured(world, Drafts(world.drafter, shape, places, world.verifier.vocab_size), places)
 
 
 def compare(eager: World, steps: Captured, shape: TreeShape, count: int, rng: random.Random) -> None:
@@ -136,24 +133,14 @@ def test_plain_steps_keep_up_with_the_text(worlds, kind) -> None:
         compare(eager, steps, CHAIN, 2, random.Random(1))
 
 
-def test_a_row_that_nobody_has_is_not_another_text_s(worlds) -> None:
-    _, other = worlds("medusa", "chain", [20, 20])
-    first, second = other.sequences
-    proposer = CapturedMedusa(other.drafter, CHAIN, 1)
-    assert proposer.prepare([first])
-    other.drafter.finished(second)
-    assert not proposer.prepare([second])
-    assert not proposer.prepare([second])
-
-
-@pytest.mark.parametrize("kind", ["eagle3", "eagle1"])
-def test_short_texts_are_left_to_eager_steps(worlds, kind) -> None:
-    """The first pass needs K + 1 rows, and of position 0 there is none."""
-    for length, ready in ((CHAIN.levels + 1, False), (CHAIN.levels + 2, True)):
-        eager, other = worlds(kind, "chain", [length])
-        steps = captured(other, CHAIN, 1)
-        assert steps.join() == ready
-    compare(eager, steps, CHAIN, 4, random.Random(1))
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("length", range(2, CHAIN.levels + 4))
+def test_short_texts(worlds, kind, length) -> None:
+    """The first pass of an EAGLE head has K + 1 rows, and of position 0 there is none."""
+    eager, other = worlds(kind, "chain", [length])
+    steps = captured(other, CHAIN, 2)
+    assert steps.join()
+    compare(eager, steps, CHAIN, 5, random.Random(1))
 
 
 @pytest.mark.parametrize("kind", KINDS)

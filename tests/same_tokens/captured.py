@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from drafters.draft_model import DraftModelDrafter
+from drafters.proposer import proposer_of
 from kvpaging import PagePool, PrefixIndex
-from server.drafters.registry import captured
 from spec.budget import StepCost
 from spec.engine import Engine
 from spec.protocols import Drafter
@@ -17,7 +17,6 @@ from tests.same_tokens.models import MAX_SEQS, Pair, info_of, paged
 from tests.same_tokens.witness import Job, Text, poison
 from verifier.graphs.buckets import buckets, sizes, widths
 from verifier.graphs.capture import Capture, recorded
-from verifier.graphs.plain import FromHost
 from verifier.graphs.proposer import Proposer
 from verifier.graphs.runner import GraphRunner
 
@@ -55,8 +54,8 @@ def captured_engine(
     def proposer(size: int) -> Proposer | None:
         if proposing is None or not shape.levels:
             return None
-        found = captured(proposing, shape, size)
-        return FromHost(proposing.name, shape, size, pair.target.device) if found is None else wrap(found)
+        found = proposer_of(proposing, shape, size, verifier.vocab_size, pair.target.device)
+        return found if found.host else wrap(found)
 
     longest = info.max_model_len + 2 * shape.nodes + 1
     made = buckets(verifier, proposer, capture, (sizes(max_seqs), widths(longest, page_size)))

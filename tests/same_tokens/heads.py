@@ -49,7 +49,7 @@ def head_drafter(kind: str, directory: Path, target: Decoder, shape: str) -> Mak
             make_eagle(directory, target, "eagle1" if kind == "eagle1" else "safeailab", layers)
     if kind == "medusa":
         heads = MedusaHeads.load(directory, target)
-        return lambda pool: MedusaDrafter(heads, dynamic)
+        return lambda pool: MedusaDrafter(heads, pool, dynamic)
     head = load_eagle(directory, target)
     return lambda pool: EagleDrafter(head, pool, dynamic)
 

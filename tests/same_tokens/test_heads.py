@@ -130,7 +130,7 @@ def add_noise_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let drafters add the noise of a seed of their own."""
 
     joined = TreeDrafter._joined
-    monkeypatch.setattr(TreeDrafter, "_joined", lambda self, sequence: replace(joined(self, sequence), seed=12345))
+    monkeypatch.setattr(TreeDrafter, "_joined", lambda self, *args: replace(joined(self, *args), seed=12345))
 
 
 @cache

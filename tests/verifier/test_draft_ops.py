@@ -18,7 +18,7 @@ from verifier.ops.children import MOST, best_children
 from verifier.ops.draw import RowSampling, draw_rows
 from verifier.ops.eager import references
 from verifier.ops.lay_out import lay_out
-from verifier.ops.recent import gather_recent
+from verifier.ops.recent import gather_recent, text_ends
 
 KINDS: list[dict[str, Any]] = [
     {"temperature": 0.0, "top_k": 3},
@@ -141,3 +141,17 @@ def test_recent_tokens() -> None:
     emitted = torch.arange(100, 115).view(3, 5)
     found = gather_recent(recent, emitted, torch.tensor([0, 2, 5]))
     assert found.tolist() == [[0, 1, 2, 3], [6, 7, 105, 106], [111, 112, 113, 114]]
+
+
+def test_the_ends_of_texts() -> None:
+    """Of a text that is shorter than what a pass runs the root comes earlier, and again behind itself."""
+    recent = torch.tensor([[1, 2, 3, 4, 5], [0, 0, 0, 8, 9], [0, 0, 0, 0, 7], [1, 2, 3, 4, 6]])
+    lengths = torch.tensor([20, 1, 0, 3], dtype=torch.int32)
+    found = text_ends(recent, lengths, 4, 0)
+    assert found.tokens.tolist() == [[2, 3, 4, 5], [8, 9, 9, 9], [7, 7, 7, 7], [2, 3, 4, 6]]
+    assert found.lengths.tolist() == [17, 0, 0, 0] and found.lengths.dtype == torch.int32
+    assert found.roots.tolist() == [3, 5, 8, 15]
+    later = text_ends(recent, lengths, 4, 1)
+    assert later.tokens.tolist() == [[2, 3, 4, 5], [9, 9, 9, 9], [7, 7, 7, 7], [3, 4, 6, 6]]
+    assert later.lengths.tolist() == [17, 1, 1, 1]
+    assert later.roots.tolist() == [3, 4, 8, 14]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -11,6 +12,7 @@ from verifier.graphs.proposer import chain_columns
 from verifier.graphs.state import StepState
 from verifier.ops.eager import compiled
 from verifier.ops.lay_out import lay_out
+from verifier.ops.recent import text_ends
 from verifier.ops.tree_attention import PagedRows
 from verifier.paged_rows import Group, StaticRows
 
@@ -28,14 +30,16 @@ class Nodes(NamedTuple):
     depths: Tensor
 
 
-def rows_of(state: StepState, nodes: Nodes, back: int = 0, wanted: Tensor | None = None) -> tuple[StaticRows, Tensor]:
+def rows_of(
+    state: StepState, nodes: Nodes, lengths: Tensor | None = None, wanted: Tensor | None = None
+) -> tuple[StaticRows, Tensor]:
     """The rows of a pass, and int64[S, F], the slot of each.
 
-    back: the nodes hang so far above the end of the text: the last ``back`` committed tokens are among them. wanted:
-    int64[W], the rows whose logits are needed; None: all.
+    lengths: int32[S], the position of each tree's first node; None: that of the root. wanted: int64[W], the rows whose
+    logits are needed; None: all.
     """
     size, count = nodes.tokens.shape
-    lengths = state.lengths if not back else (state.lengths - back).clamp(min=0)
+    lengths = state.lengths if lengths is None else lengths
     rows = size * count
     paged = PagedRows(
         tables=state.tables,
@@ -59,6 +63,30 @@ def rows_of(state: StepState, nodes: Nodes, back: int = 0, wanted: Tensor | None
         wanted=wanted,
     )
     return static, slots.view(size, count)
+
+
+class TextEnds:
+    """Passes over the last tokens of every text, the roots last among them: what a drafter of its own KV begins with.
+
+    It need not know which of these rows are new: one that was right already is written as it was, for it is a function
+    of the text alone. count: how many tokens. first: the position below which there are no rows. A text with fewer
+    tokens than that has its root further to the front; what is behind it there is scratch, as its slots are.
+    """
+
+    def __init__(self, sequences: int, count: int, first: int, device: torch.device) -> None:
+        self.count, self._first = count, first
+        self._numbers, self._words, self._depths = chain_words(sequences, count, device)
+
+    def rows(self, state: StepState, known: Callable[[Tensor], Tensor]) -> StaticRows:
+        """The rows, of which the roots' logits are wanted. known: makes a model's tokens of the text's."""
+        end = text_ends(state.recent, state.lengths, self.count, self._first)
+        nodes = Nodes(known(end.tokens), self._numbers, self._words, self._depths)
+        return rows_of(state, nodes, end.lengths, end.roots)[0]
+
+    def slots_before(self, state: StepState) -> Tensor:
+        """int64[S * F]: the slot of the token before each."""
+        before = text_ends(state.recent, state.lengths, self.count, self._first).lengths - 1
+        return lay_out(state.tables, state.page_size, before, self._depths, self._numbers, state.live)[1]
 
 
 def chain_words(sequences: int, count: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from verifier.ops.eager import compiled
+
 
 def lay_out(
     tables: Tensor, page_size: int, lengths: Tensor, depths: Tensor, nodes: Tensor, live: Tensor
@@ -19,6 +21,10 @@ def lay_out(
         from verifier.ops.kernels import lay_out as kernels
 
         return kernels.lay_out(tables, page_size, lengths, depths, nodes, live)
+    if compiled(lengths):
+        from verifier.ops.kernels.cpu import recent as of_cpu
+
+        return of_cpu.lay_out(tables, page_size, lengths, depths, nodes, live)
     real = (live != 0)[:, None]
     start = lengths.long()[:, None]
     places = (start + nodes).where(real, 0)

@@ -1,11 +1,10 @@
-"""What follows a draw, as entries of a recording: the accepted paths, their rows, the ends of the texts."""
+"""What follows a draw, as entries of a recording: the accepted paths and their rows."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from spec.draw import BROKEN
 from verifier.ops.accept import NO_NODE, AcceptedPaths
 from verifier.ops.kernels.cpu import launch, threads
 from verifier.ops.kernels.cpu.asm import Kernel
@@ -38,13 +37,6 @@ def move_paths(keys: Tensor, values: Tensor, sources: Tensor, destinations: Tens
         if size:
             room = launch.room((threads.MOST, _NODES * size), torch.uint8)
             _moving()(store, sources, destinations, lengths, room, layers, slots, size, *sources.shape)
-
-
-def gather_recent(recent: Tensor, emitted: Tensor, lengths: Tensor) -> Tensor:
-    """As :func:`verifier.ops.recent.gather_recent`."""
-    out = launch.room(recent.shape, torch.int64)
-    _gathering()(recent, emitted, lengths, out, recent.numel(), recent.shape[1], emitted.shape[1])
-    return out
 
 
 @Compiled
@@ -122,20 +114,4 @@ def _moving() -> Kernel:
         with k.loop(0, count) as row:
             destination = k.load(destinations, I64, sequence * width + row)
             k.copy(k.bytes_at(mine, row * size), k.bytes_at(layer, destination * size), size)
-    return k
-
-
-@Compiled
-def _gathering() -> Kernel:
-    k = Kernel("gather_recent")
-    recent, emitted, lengths, out = (k.pointer(index) for index in range(4))
-    reach, width = k.number(5), k.number(6)
-    with k.share(k.number(4)) as place:
-        sequence = place // reach
-        at = place % reach + k.load(lengths, I64, sequence)
-        with k.when(at < reach):
-            k.store(k.load(recent, I64, sequence * reach + at), out, place)
-        with k.when(at >= reach):
-            token = k.load(emitted, I64, sequence * width + at - reach)
-            k.store(k.select(token.equals(BROKEN), 0, token), out, place)
     return k

@@ -1,1 +1,0 @@
-"""Drafters as parts of a captured step: they propose on the device, with shapes that never change."""

@@ -1,0 +1,80 @@
+"""A drafter with logits inside captured steps: on the device, with shapes that never change."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Many
+
+import numpy as np
+import torch
+
+from drafters.calibration import Calibration, kind_of
+from drafters.growth import Growth, Plan, levels
+from drafters.levels import TreeDrafter
+from spec.protocols import Drafter, FeatureRequest
+from spec.sequence import Sequence
+from spec.tree import DraftTree, TreeShape
+from verifier.graphs.plain import FromHost
+from verifier.graphs.proposer import DeviceTree, Proposer, Taken
+from verifier.graphs.state import StepState
+
+_UNKNOWN = np.array([np.nan])
+
+
+class Drafts:
+    """Implements :class:`verifier.graphs.proposer.Proposer`, with the same passes and stores as step by step.
+
+    vocab_size: the target's.
+    """
+
+    host: bool = False
+
+    def __init__(self, drafter: TreeDrafter, shape: TreeShape, sequences: int, vocab_size: int) -> None:
+        self.drafter, self.shape, self.name = drafter, drafter.limited(shape), drafter.name
+        self.needs: FeatureRequest | None = drafter.needs
+        self.reach = drafter.reach(self.shape.levels)
+        self._plan = Plan(self.shape, sequences, drafter.device, columns=drafter.columns(vocab_size))
+
+    def propose(self, state: StepState) -> DeviceTree:
+        """A tree below every root: a pass for each level."""
+        growth = Growth(self._plan, state, self.drafter.token_ids)
+        for _ in levels(growth, self.drafter):
+            pass
+        return growth.tree()
+
+    def committed(self, state: StepState, taken: Taken) -> None:
+        """What it stores of the texts follows them."""
+        self.drafter.follow(state, taken, self.shape.levels)
+
+    def prepare(self, sequences: Many[Sequence]) -> bool:
+        """Compute what the first pass does not. False if it cannot draft for one of them."""
+        for sequence in sequences:
+            if not self.drafter.able(sequence):
+                return False
+            self.drafter.prepare(sequence, self.shape.levels)
+        return True
+
+    def collected(self, sequence: Sequence, tree: DraftTree, path: list[int]) -> None:
+        """Marks are set, and the calibration learns."""
+        self.drafter.collected(sequence, tree, path)
+        _learn(self.drafter.calibration, sequence, tree, path)
+
+
+def proposer_of(drafter: Drafter, shape: TreeShape, sequences: int, vocab_size: int, device: torch.device) -> Proposer:
+    """Whoever drafts, inside captured steps of so many sequences: on the device, or on the host before each step."""
+    if isinstance(drafter, TreeDrafter):
+        return Drafts(drafter, shape, sequences, vocab_size)
+    return FromHost(drafter.name, shape, sequences, device)
+
+
+def _learn(calibration: Calibration, sequence: Sequence, tree: DraftTree, path: list[int]) -> None:
+    """Whether each level of a chain was hit. Chances of other trees stay on the device, so nothing is learnt of those.
+
+    path: nodes of the tree that were committed, their draws already in the sequence's tokens.
+    """
+    if not tree.is_chain:
+        return
+    drawn = sequence.tokens[len(sequence.tokens) - len(path) :]
+    kind, drafted = kind_of(sequence.sampling), tree.tokens.tolist()[1:]
+    for depth, (token, draft) in enumerate(zip(drawn, drafted, strict=False)):
+        calibration.saw(kind, depth, _UNKNOWN, np.array([draft == token]))
+    calibration.step()
