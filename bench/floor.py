@@ -82,7 +82,7 @@ class BareForward:
         tokens = torch.randint(5, min(4096, self.verifier.vocab_size), (CONTEXT + rows,), generator=generator)
         self.verifier.run([Rows(self.table, tokens[:CONTEXT], 0, wanted="none")])
         self.table.commit(CONTEXT)
-        self.verifier.committed(self.table, None)
+        self.verifier.committed(self.table)
         self.rows = [Rows(self.table, tokens[CONTEXT:], CONTEXT)]
 
     def __call__(self) -> None:

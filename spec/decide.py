@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from collections.abc import Sequence as Many
 from dataclasses import dataclass
 
@@ -11,21 +10,19 @@ import torch
 from torch import Tensor
 
 from spec.adjust import paths_of
-from spec.draw import BROKEN, Undrawn
+from spec.draw import Undrawn
 from spec.errors import ForesayError, InvalidRequest, NumericalError
 from spec.sequence import Sequence
 from spec.tree import DraftTree
 
 GRAMMAR = "the grammar"
-#: :meth:`spec.protocols.Verifier.draw`.
-Draw = Callable[[Many[Undrawn]], list[Tensor]]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Nodes:
     """The nodes of one sequence's tree behind a pass.
 
-    logits: fp32[N, V], their raw rows, which are left as they are. banned: bool[N, V], what a grammar rules out.
+    logits: fp32[N, V], their raw rows. banned: bool[N, V], what a grammar rules out.
     """
 
     sequence: Sequence
@@ -33,46 +30,30 @@ class Nodes:
     logits: Tensor
     banned: Tensor | None = None
 
+    @torch.inference_mode()
     def undrawn(self) -> Undrawn:
-        """What is to be drawn from, as the request wants it."""
+        """What is to be drawn from, as the request wants it. That is written where the pass left its logits, if it is
+        something else; ``logits`` is then a copy of what stood there."""
         sequence = self.sequence
         # The token drawn at depth d sits one position past the node: tokens are numbered from 0, the root is the last.
         positions = [len(sequence.tokens) + depth for depth in self.tree.depths.tolist()]
-        adjusted = _adjusted(sequence, self.tree, positions, self.logits, self.banned)
-        return Undrawn(adjusted, sequence.sampling, sequence.noise, positions)
+        wanted, early = self.logits, _early(sequence, positions)
+        if sequence.adjustment is not None or self.banned is not None or early or sequence.forced is not None:
+            self.logits = wanted.clone()
+            self._adjust(wanted, early)
+            if sequence.forced is not None:
+                _leave_recorded(wanted, sequence.forced, [place - sequence.prompt_length for place in positions])
+        return Undrawn(self.tree, wanted, sequence.sampling, sequence.noise, positions)
 
-
-def decide(draw: Draw, nodes: Many[Nodes]) -> list[Tensor]:
-    """int64[N] of each sequence, on the host: the draw at every node; ``BROKEN`` where none can be made."""
-    rows = [each.undrawn() for each in nodes]
-    drawn = draw(rows)
-    return [_forced(each.sequence, row, draws) for each, row, draws in zip(nodes, rows, drawn, strict=True)]
-
-
-def _forced(sequence: Sequence, rows: Undrawn, drawn: Tensor) -> Tensor:
-    """The draws, or what was recorded instead."""
-    if sequence.forced is None:
-        return drawn
-    return torch.tensor([_recorded(sequence, *pair) for pair in zip(rows.positions, drawn.tolist(), strict=True)])
-
-
-def _adjusted(
-    sequence: Sequence, tree: DraftTree, positions: Many[int], logits: Tensor, banned: Tensor | None
-) -> Tensor:
-    """The rows as the request wants them; the very same tensor if it leaves them alone."""
-    early = _early(sequence, positions)
-    adjustment = sequence.adjustment
-    if adjustment is None and banned is None and not early:
-        return logits
-    logits = logits.clone()
-    if adjustment is not None:
-        paths = paths_of(tree.tokens.tolist(), tree.parents.tolist()) if adjustment.by_path else []
-        adjustment.apply(logits, sequence.tokens, paths)
-    if banned is not None:
-        logits.masked_fill_(banned, -math.inf)
-    if early:
-        logits[torch.tensor(early)[:, None], torch.tensor(sorted(sequence.stop_ids))] = -math.inf
-    return logits
+    def _adjust(self, logits: Tensor, early: list[int]) -> None:
+        sequence, tree, adjustment = self.sequence, self.tree, self.sequence.adjustment
+        if adjustment is not None:
+            paths = paths_of(tree.tokens.tolist(), tree.parents.tolist()) if adjustment.by_path else []
+            adjustment.apply(logits, sequence.tokens, paths)
+        if self.banned is not None:
+            logits.masked_fill_(self.banned, -math.inf)
+        if early:
+            logits[torch.tensor(early)[:, None], torch.tensor(sorted(sequence.stop_ids))] = -math.inf
 
 
 def _early(sequence: Sequence, positions: Many[int]) -> list[int]:
@@ -81,12 +62,13 @@ def _early(sequence: Sequence, positions: Many[int]) -> list[int]:
     return [row for row, position in enumerate(positions) if position < last] if sequence.stop_ids else []
 
 
-def _recorded(sequence: Sequence, position: int, drawn: int) -> int:
-    """The recorded token of this position, where the trace has one (bench: forced draws)."""
-    index = position - sequence.prompt_length
-    if sequence.forced is None or index >= len(sequence.forced) or drawn == BROKEN:
-        return drawn
-    return sequence.forced[index]
+def _leave_recorded(logits: Tensor, recorded: Many[int], places: Many[int]) -> None:
+    """Leave nothing but the recorded token of each place, where a trace has one (bench: forced draws)."""
+    sound = logits.isfinite().any(dim=1) & ~logits.isnan().any(dim=1)
+    for row, place in enumerate(places):
+        if place < len(recorded) and sound[row]:
+            logits[row] = -math.inf
+            logits[row, recorded[place]] = 0.0
 
 
 def why_nothing(sequence: Sequence, row: Tensor) -> ForesayError:

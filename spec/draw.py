@@ -26,6 +26,7 @@ from torch.nn import functional
 
 from spec.noise import Noise
 from spec.sampling import SamplingParams
+from spec.tree import DraftTree
 
 #: What is drawn from a row that holds NaN or nothing finite. No token and no child of a node has this id.
 BROKEN = -1
@@ -53,11 +54,13 @@ def draw(logits: Tensor, sampling: SamplingParams, noise: Tensor | None) -> Tens
 
 @dataclass(frozen=True, slots=True)
 class Undrawn:
-    """The rows of one sequence's nodes, from each of which a token is to be drawn.
+    """The nodes of one sequence's tree, at each of which a token is to be drawn.
 
-    logits: fp32[N, V], as the request wants them. noise: of the sequence. positions: absolute, of the tokens drawn.
+    logits: fp32[N, V], the last of its rows of the pass, as the request wants them. noise: of the sequence. positions:
+    absolute, of the tokens drawn.
     """
 
+    tree: DraftTree
     logits: Tensor
     sampling: SamplingParams
     noise: Noise

@@ -9,6 +9,7 @@ from typing import Literal, Protocol, runtime_checkable
 from torch import Tensor
 
 from kvpaging import PageTable
+from spec.accept import Acceptance
 from spec.draw import Undrawn
 from spec.sequence import Sequence
 from spec.tree import DraftTree, TreeShape
@@ -79,6 +80,14 @@ class Forward:
         return self.logits[self.starts[index] : self.starts[index + 1]]
 
 
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """What was drawn at the nodes of a tree, int64[N] on the host, and what that came to."""
+
+    tokens: Tensor
+    taken: Acceptance
+
+
 class Verifier(Protocol):
     """The target model: the one who decides."""
 
@@ -89,15 +98,16 @@ class Verifier(Protocol):
         """One forward pass over ragged rows; stores their KV; never changes a page table."""
         ...
 
-    def draw(self, rows: Many[Undrawn]) -> list[Tensor]:
-        """int64[N] of each sequence, on the host: a token from each row, under the contract of :func:`spec.draw.draw`.
+    def settle(self, trees: Many[Undrawn | None]) -> list[Drawn | None]:
+        """Draw and accept, behind the last pass; one entry for each sequence of it, None where nothing is drawn.
 
-        Logits are those of the last pass, or changed copies.
+        A token is drawn at every node, under the contract of :func:`spec.draw.draw`, from the logits of that pass,
+        which the host may have changed where they are. Rows of accepted nodes move down, to be contiguous.
         """
         ...
 
-    def committed(self, table: PageTable, moves: tuple[Tensor, Tensor] | None) -> None:
-        """The table's length grew: move accepted rows (source slots, destination slots) and set fill marks."""
+    def committed(self, table: PageTable) -> None:
+        """The table's length grew: set fill marks."""
         ...
 
     def missing(self, table: PageTable) -> int:

@@ -20,11 +20,11 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from spec.commit import Run, emit, moves
+from spec.commit import Run, emit
 from spec.constrain import Draft, Guarded, MaskThread, graft
-from spec.decide import Nodes, decide, why_nothing
+from spec.decide import Nodes, why_nothing
 from spec.features import Features, by_sequence, of_path, reader_of
-from spec.protocols import Drafter, Rows, Verifier, Wanted
+from spec.protocols import Drafter, Drawn, Rows, Verifier, Wanted
 from spec.request import TokenLogprobs
 from spec.score import logprobs_of_run, score_prompt
 from spec.sequence import Sequence
@@ -79,13 +79,13 @@ class Ticket:
 class EagerTicket(Ticket):
     """One that was run op by op; its lists are in the order of the plan's works.
 
-    logits: fp32[W, V], the raw rows that were wanted; those of the tree's nodes are the last N. drawn: int64[N].
-    features: of all rows.
+    logits: fp32[W, V], the rows that were wanted. nodes, drawn: None where nothing is drawn. features: of all rows.
     """
 
     drafts: list[Draft]
     logits: list[Tensor]
-    drawn: list[Tensor | None]
+    nodes: list[Nodes | None]
+    drawn: list[Drawn | None]
     features: list[Features]
 
 
@@ -171,15 +171,23 @@ class EagerRunner:
             banned = masks.result()
             watch.lap("mask")
         logits = [forward.of(index) for index in range(len(plan.works))]
-        drawn = self._drawn(plan.works, drafts, logits, banned)
+        parts = zip(plan.works, drafts, logits, banned, strict=True)
+        nodes = [
+            None if work.shape is None else Nodes(work.sequence, draft.tree, _of_nodes(work, raw), ban)
+            for work, draft, raw, ban in parts
+        ]
+        drawn = self._drawn(nodes)
         watch.lap("draw")
         features = by_sequence(forward.features, [len(part.tokens) for part in rows])
-        return EagerTicket(plan, watch, drafts, logits, drawn, features)
+        return EagerTicket(plan, watch, drafts, logits, nodes, drawn, features)
 
     def collect(self, ticket: Ticket) -> list[Verdict]:
         """Accept and commit: afterwards every sequence's tokens, pages and caches agree again."""
         assert isinstance(ticket, EagerTicket), "who submitted a step collects it"
-        parts = zip(ticket.plan.works, ticket.drafts, ticket.logits, ticket.drawn, ticket.features, strict=True)
+        for work, logits in zip(ticket.plan.works, ticket.logits, strict=True):
+            if work.sequence.scoring:
+                score_prompt(work.sequence, logits)
+        parts = zip(ticket.plan.works, ticket.drafts, ticket.nodes, ticket.drawn, ticket.features, strict=True)
         verdicts = [self._commit(*part) for part in parts]
         ticket.watch.lap("commit")
         return verdicts
@@ -200,40 +208,29 @@ class EagerRunner:
                 trees[i] = tree.within(self.verifier.vocab_size)
         return trees
 
-    def _drawn(
-        self, works: list[Work], drafts: list[Draft], logits: list[Tensor], banned: list[Tensor | None]
-    ) -> list[Tensor | None]:
-        """int64[N] of each: the draw at every node; None where nothing is drawn."""
-        parts = [*zip(works, drafts, logits, banned, strict=True)]
-        nodes = [
-            Nodes(work.sequence, draft.tree, _of_nodes(work, raw), ban)
-            for work, draft, raw, ban in parts
-            if work.shape is not None
-        ]
-        drawn = iter(decide(self.verifier.draw, nodes) if nodes else ())
-        return [None if work.shape is None else next(drawn) for work in works]
+    def _drawn(self, nodes: list[Nodes | None]) -> list[Drawn | None]:
+        undrawn = [None if each is None else each.undrawn() for each in nodes]
+        return self.verifier.settle(undrawn) if any(undrawn) else [None] * len(nodes)
 
-    def _commit(self, work: Work, draft: Draft, logits: Tensor, drawn: Tensor | None, features: Features) -> Verdict:
+    def _commit(
+        self, work: Work, draft: Draft, nodes: Nodes | None, drawn: Drawn | None, features: Features
+    ) -> Verdict:
         sequence, table = work.sequence, work.sequence.table
-        if sequence.scoring:
-            score_prompt(sequence, logits)
         table.commit(work.lead)
-        if drawn is None:
-            self.verifier.committed(table, None)
+        if nodes is None or drawn is None:
+            self.verifier.committed(table)
             self._show(work, [], features)
             if self.drafter is not None and sequence.speculate:
                 self.drafter.extend(sequence)
             return Verdict(work)
-        logits = _of_nodes(work, logits)
-        run = emit(sequence, draft.tree, drawn, lambda: why_nothing(sequence, logits[0]))
-        moved = moves(sequence, run.path)
+        run = emit(sequence, drawn.taken, lambda: why_nothing(sequence, nodes.logits[0]))
         table.commit(len(run.path))
-        self.verifier.committed(table, moved)
+        self.verifier.committed(table)
         self._show(work, run.path, features)
         if self.drafter is not None and run.path:
             self.drafter.committed(sequence, draft.proposed(run.path))
-        probed = logprobs_of_run(sequence, logits, run.path, run.emitted)
-        return Verdict.of(work, draft.tree, drawn, run, draft.forced, probed)
+        probed = logprobs_of_run(sequence, nodes.logits, run.path, run.emitted)
+        return Verdict.of(work, draft.tree, drawn.tokens, run, draft.forced, probed)
 
     def _show(self, work: Work, path: list[int], features: Features) -> None:
         """Hand the features of what was just committed to a drafter that reads them."""

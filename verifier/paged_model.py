@@ -3,19 +3,37 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Many
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from kvpaging import KVStore, PageTable
 from spec.draw import Undrawn
-from spec.protocols import FeatureRequest, Forward, Rows
+from spec.protocols import Drawn, FeatureRequest, Forward, Rows
 from verifier.model.decoder import Decoder
 from verifier.model.paged_pass import paged_pass
 from verifier.model.recorded_pass import RecordedPass
-from verifier.ops.draw import RowSampling, draw_rows
 from verifier.ops.eager import compiled
 from verifier.paged_rows import StaticRows
+from verifier.settle import WrittenTrees, settle
+
+
+@dataclass(frozen=True, slots=True)
+class _Passed:
+    """A pass that was run op by op. logits: on the host."""
+
+    store: KVStore
+    rows: StaticRows
+    logits: Tensor
+
+    @torch.inference_mode()
+    def settle(self, trees: Many[Undrawn | None]) -> list[Drawn | None]:
+        """See :meth:`spec.protocols.Verifier.settle`."""
+        written, device = WrittenTrees(len(trees), len(self.logits)), self.rows.slots.device
+        written.write(trees, self.rows.starts[1:])
+        written.move(device)
+        return settle(self.store, self.rows, self.logits.to(device), written).on_host(trees)
 
 
 class PagedModel:
@@ -24,7 +42,7 @@ class PagedModel:
     def __init__(self, decoder: Decoder, store: KVStore, max_positions: int) -> None:
         self.decoder, self.store = decoder, store
         self._passes: dict[FeatureRequest | None, RecordedPass] = {}
-        self._last: RecordedPass | None = None
+        self._last: RecordedPass | _Passed | None = None
         self.vocab_size = decoder.config.vocab_size
         self.max_positions = max_positions
 
@@ -41,21 +59,16 @@ class PagedModel:
             return self._last(rows)
         static = StaticRows.of(rows, self.store.keys.device)
         logits, taken = paged_pass(self.decoder, static, self.store, features)
-        return Forward(logits.cpu(), list(static.starts), static.in_order(taken))
+        self._last = _Passed(self.store, static, logits.cpu())
+        return Forward(self._last.logits, list(static.starts), static.in_order(taken))
 
-    def draw(self, rows: Many[Undrawn]) -> list[Tensor]:
-        """int64[N] of each sequence, on the host; drawn where the model is: a device's logarithms are its own."""
-        if self._last is not None and self._last.has(rows):
-            return self._last.draw(rows)
-        device = self.decoder.device
-        logits = torch.cat([each.logits for each in rows]).to(device)
-        drawn = draw_rows(logits, RowSampling.of_nodes(rows, device))
-        return list(drawn.cpu().split([len(each.positions) for each in rows]))
+    def settle(self, trees: Many[Undrawn | None]) -> list[Drawn | None]:
+        """Tokens are drawn where the model is: a device's logarithms are its own."""
+        assert self._last is not None, "there was a pass"
+        return self._last.settle(trees)
 
-    def committed(self, table: PageTable, moves: tuple[Tensor, Tensor] | None) -> None:
-        """Accepted rows move down to be contiguous; everything up to the table's length is then valid."""
-        if moves is not None:
-            self.store.move(*moves)
+    def committed(self, table: PageTable) -> None:
+        """Everything up to the table's length is valid."""
         self.store.mark(table, table.length)
 
     def missing(self, table: PageTable) -> int:

@@ -106,7 +106,7 @@ class _Reader:
         logits = self.model.run(rows).of(0).clone()
         for reader in readers:
             reader.table.commit(len(tokens))
-            self.model.committed(reader.table, None)
+            self.model.committed(reader.table)
         return logits
 
     def _rows(self, tokens: Tensor) -> Rows:
@@ -125,7 +125,8 @@ class _Reader:
         logits = self.model.run([Rows.of_tree(self.table, tree)]).logits[list(_TRUE_PATH)]
         slots = self.table.slots(self.table.length, self.table.length + len(tree))
         self.table.commit(len(path))
-        self.model.committed(self.table, (slots[list(_TRUE_PATH)], slots[: len(path)]))
+        self.model.store.move(slots[list(_TRUE_PATH)], slots[: len(path)])
+        self.model.committed(self.table)
         return logits
 
     def kept(self) -> tuple[Tensor, Tensor]:

@@ -16,8 +16,8 @@ from drafters.candidates import adjusted, adjusts
 from kvpaging import PagePool, PageTable
 from spec.adjust import Adjustment, paths_of
 from spec.constrain import Ahead, Guarded
-from spec.decide import Nodes, decide
-from spec.draw import Undrawn, draw
+from spec.decide import Nodes
+from spec.draw import draw
 from spec.noise import Noise
 from spec.protocols import Drafter
 from spec.request import Request
@@ -56,8 +56,9 @@ def sequence(temperature: float, **options: Any) -> Sequence:
 
 def likeliest(logits: Tensor, s: Sequence, depth: int) -> list[int]:
     """The best child of each row."""
-    rows = Undrawn(logits, s.sampling, s.noise, [len(s.tokens) + depth] * len(logits))
-    tokens, _ = best_children(logits, RowSampling.of_nodes([rows]), 1)
+    count, position = len(logits), len(s.tokens) + depth
+    sampling = RowSampling.of([s.sampling] * count, [s.noise.seed] * count, [position] * count)
+    tokens, _ = best_children(logits, sampling, 1)
     best: list[int] = tokens[:, 0].tolist()
     return best
 
@@ -72,7 +73,7 @@ def test_the_likeliest_candidate_is_the_draw_that_the_target_would_make_of_these
         logits, banned = torch.randn(len(tree), VOCAB), torch.rand(len(tree), VOCAB) < 0.3
         logits[:, [7, 11]] += 3
         banned[:, [2, 7, 32]] = False
-        drawn = decide(lambda rows: [each.drawn() for each in rows], [Nodes(s, tree, logits, banned)])[0]
+        drawn = Nodes(s, tree, logits.clone(), banned).undrawn().drawn()
         paths = paths_of(tree.tokens.tolist(), tree.parents.tolist())
         for node, depth in enumerate(tree.depths.tolist()):
             assert adjusts(s, depth) == (s.adjustment is not None or depth < 3)

@@ -65,7 +65,7 @@ class World:
         table.reserve(count)
         forward = self.verifier.run([Rows(table, torch.tensor(prompt[:-1]), 0)], self.drafter.needs)
         table.commit(count)
-        self.verifier.committed(table, None)
+        self.verifier.committed(table)
         self.drafter.observe(sequence, of_path(forward.features, count, []))
         self.drafter.extend(sequence)
         self.sequences.append(sequence)
@@ -83,7 +83,8 @@ class World:
             slots = sequence.table.slots(base, base + len(tree))
             sequence.tokens += taken.emitted
             sequence.table.commit(len(taken.path))
-            self.verifier.committed(sequence.table, (slots[taken.path], slots[: len(taken.path)]))
+            self.verifier.store.move(slots[taken.path], slots[: len(taken.path)])
+            self.verifier.committed(sequence.table)
             mine = {name: values[first : first + len(tree)] for name, values in features.items()}
             self.drafter.observe(sequence, of_path(mine, 0, taken.path))
             self.drafter.committed(sequence, taken.path)
@@ -154,7 +155,7 @@ class Captured:
         count = int(taken.paths.lengths[index])
         sequence.tokens += taken.paths.emitted[index, :count].tolist()
         sequence.table.commit(count)
-        self.world.verifier.committed(sequence.table, None)
+        self.world.verifier.committed(sequence.table)
         tree = DraftTree.build(taken.tree.tokens[index].tolist(), taken.tree.parents[index].tolist())
         self.proposer.collected(sequence, tree, taken.paths.paths[index, :count].tolist())
 

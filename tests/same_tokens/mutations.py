@@ -13,7 +13,6 @@ from types import ModuleType
 import pytest
 from torch import Tensor
 
-from kvpaging import KVStore
 from spec import step
 from spec.adjust import Adjustment
 from spec.constrain import Guarded
@@ -21,6 +20,7 @@ from spec.decide import Nodes
 from spec.draw import Undrawn
 from spec.protocols import Rows
 from spec.score import logprobs_of_run
+from verifier import settle
 from verifier.ops.kernels.cpu import attention, linear
 from verifier.ops.kernels.cpu.asm import Variable
 from verifier.ops.kernels.cpu.launch import Compiled
@@ -113,7 +113,7 @@ def reused_noise(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def no_compaction(monkeypatch: pytest.MonkeyPatch) -> None:
     """Accepted rows stay in the slots where the tree had them."""
-    monkeypatch.setattr(KVStore, "move", lambda self, source, destination: None)
+    monkeypatch.setattr(settle, "move_paths", lambda *rows: None)
 
 
 def penalties_of_the_root(monkeypatch: pytest.MonkeyPatch) -> None:

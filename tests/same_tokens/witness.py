@@ -8,8 +8,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from torch import Tensor
-
 from kvpaging import KVStore
 from spec.accept import accept
 from spec.engine import Engine
@@ -37,9 +35,9 @@ class Witness(EagerRunner):
         return verdicts
 
     def _note(self, verdict: Verdict, ticket: EagerTicket, index: int) -> None:
-        drawn, tree, sequence = ticket.drawn[index], ticket.drafts[index].tree, verdict.work.sequence
-        assert isinstance(drawn, Tensor)
-        logits, path = ticket.logits[index][-len(tree) :], accept(tree, drawn).path
+        drawn, nodes, sequence = ticket.drawn[index], ticket.nodes[index], verdict.work.sequence
+        assert drawn is not None and nodes is not None
+        logits, path = nodes.logits, accept(nodes.tree, drawn.tokens).path
         first = len(sequence.tokens) - len(verdict.emitted)
         for offset, node in zip(range(len(verdict.emitted)), path, strict=False):
             self.bits[sequence.id, first + offset] = hash(logits[node].numpy().tobytes())

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+
+import pytest
+from torch import Tensor
 
 from server.build import build_engine
 from server.config import EngineConfig
@@ -12,9 +15,13 @@ from server.generation import Sink
 from server.grammars.compiler import GrammarCompiler
 from server.resolved import BUNDLED
 from spec.accept import Acceptance
+from spec.draw import Undrawn
 from spec.engine import Engine
+from spec.protocols import Drawn
 from spec.request import EngineInfo, Request
 from spec.trace import StepTrace
+from spec.tree import DraftTree
+from verifier.settle import Settled
 
 
 def bundled(draft: str = "bundled", tree: str | None = "3,2,1") -> Engine:
@@ -26,8 +33,22 @@ def bundled(draft: str = "bundled", tree: str | None = "3,2,1") -> Engine:
     )
 
 
-def first_child(tree, drawn) -> Acceptance:
-    """An accept rule that takes the first draft at every depth, whatever the target drew."""
+def take_first_children(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the accept rule take the first draft at every depth, whatever the target drew."""
+
+    def on_host(settled: Settled, trees: Sequence[Undrawn | None]) -> list[Drawn | None]:
+        found = once(settled, trees)
+        for each, drawn in zip(trees, found, strict=True):
+            if each is not None and drawn is not None:
+                taken = _first_child(each.tree, drawn.tokens)
+                drawn.taken.path[:], drawn.taken.emitted[:] = taken.path, taken.emitted
+        return found
+
+    once = Settled.on_host
+    monkeypatch.setattr(Settled, "on_host", on_host)
+
+
+def _first_child(tree: DraftTree, drawn: Tensor) -> Acceptance:
     parents, path = tree.parents.tolist(), [0]
     while path[-1] in parents:
         path.append(parents.index(path[-1]))

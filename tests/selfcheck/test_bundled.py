@@ -17,10 +17,9 @@ from server.app import create_app
 from server.config import ServeConfig
 from server.service import Service, ServiceOptions, Text
 from server.telemetry.self_check import SelfCheckCounts
-from spec import commit
 from spec.engine import Engine
 from tests.selfcheck.checking import until
-from tests.selfcheck.inprocess import SteppedEngine, bundled, first_child
+from tests.selfcheck.inprocess import SteppedEngine, bundled, take_first_children
 from tests.telemetry.scraping import Scrape
 
 ASKS: list[dict[str, Any]] = [
@@ -111,7 +110,7 @@ async def test_a_request_in_the_middle_of_a_re_run_is_served_and_the_re_run_made
 async def test_a_broken_accept_rule_is_found(
     engine: Engine, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(commit, "accept", first_child)
+    take_first_children(monkeypatch)
     async with serving(engine) as (client, service, _):
         counts = service.telemetry.self_check
         with caplog.at_level(logging.WARNING, "foresay.selfcheck"):

@@ -17,9 +17,8 @@ from server.commands.selfcheck import prompts_of
 from server.selfcheck.answer import Difference
 from server.selfcheck.prompts import check, rows, sentence
 from server.training.prompts import Prompt
-from spec import commit
 from spec.errors import ConfigurationError
-from tests.selfcheck.inprocess import first_child
+from tests.selfcheck.inprocess import take_first_children
 
 SMALL = ("--threads", "1", "--max-model-len", "256", "--kv-tokens", "1024")
 PROMPTS = [
@@ -69,7 +68,7 @@ def test_a_stop_text_cuts_both(engine: Engine) -> None:
 
 
 def test_a_broken_accept_rule_is_found(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(commit, "accept", first_child)
+    take_first_children(monkeypatch)
     report = check(engine, PROMPTS, [WARM])
     assert report.mismatches >= 2
     found = next(one.difference for one in report.answers if one.difference is not None)
@@ -111,7 +110,7 @@ def test_the_command_reads_a_file_and_tells_in_json(tmp_path: Path, capsys: pyte
 def test_the_command_fails_when_tokens_differ(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(commit, "accept", first_child)
+    take_first_children(monkeypatch)
     assert main(["selfcheck", *SMALL, "--max-tokens", "10"]) == 1
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 1 + 4 * 2 + 1

@@ -18,9 +18,10 @@ import torch
 from torch import Tensor
 
 from kvpaging import KVStore, PagePool, PageTable, store_rows
+from spec.accept import accept
 from spec.draw import Undrawn
 from spec.noise import gumbel_row
-from spec.protocols import FeatureRequest, Forward, Rows
+from spec.protocols import Drawn, FeatureRequest, Forward, Rows
 from spec.request import FinishReason
 from spec.sampling import SamplingParams
 from spec.sequence import Sequence
@@ -184,14 +185,22 @@ class TableVerifier:
             assert state == found, "a row of another text"
         return state
 
-    def draw(self, rows: Many[Undrawn]) -> list[Tensor]:
+    def settle(self, trees: Many[Undrawn | None]) -> list[Drawn | None]:
         """Row by row."""
-        return [each.drawn() for each in rows]
+        return [
+            None if each is None else self._settle(rows, each)
+            for rows, each in zip(self.passes[-1], trees, strict=True)
+        ]
 
-    def committed(self, table: PageTable, moves: tuple[Tensor, Tensor] | None) -> None:
-        """Accepted rows move down."""
-        if moves is not None:
-            self.store.move(*moves)
+    def _settle(self, rows: Rows, nodes: Undrawn) -> Drawn:
+        drawn = nodes.drawn()
+        taken, base = accept(nodes.tree, drawn), rows.base + len(rows.tokens) - len(nodes.tree)
+        slots = rows.table.slots(base, base + len(nodes.tree))
+        self.store.move(slots[taken.path], slots[: len(taken.path)])
+        return Drawn(drawn, taken)
+
+    def committed(self, table: PageTable) -> None:
+        """All of the text is there."""
         self.store.mark(table, table.length)
 
     def missing(self, table: PageTable) -> int:

@@ -8,7 +8,7 @@ from collections.abc import Sequence as Many
 
 import pytest
 
-import spec.step
+from kvpaging import KVStore
 from spec.errors import ContextLengthExceeded, InvalidRequest
 from spec.noise import Noise
 from spec.request import Request
@@ -117,7 +117,7 @@ def test_noise_of_the_wrong_position_is_noticed(monkeypatch: pytest.MonkeyPatch)
 def test_rows_that_are_not_moved_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     sampling = SamplingParams(seed=9, max_tokens=40)
     _answer(sampling)
-    monkeypatch.setattr(spec.step, "moves", lambda sequence, path: None)
+    monkeypatch.setattr(KVStore, "move", lambda self, source, destination: None)
     with pytest.raises(AssertionError, match="a row of another text"):
         _answer(sampling)
 

@@ -117,7 +117,7 @@ class Reader:
         """Run the next tokens of a text in one pass and commit them."""
         logits = self.run(self.rows(table, tokens))[0]
         table.commit(len(tokens))
-        self.model.committed(table, None)
+        self.model.committed(table)
         return logits
 
     def read_in_pieces(self, table: PageTable, tokens: Sequence[int], sizes: Callable[[], int]) -> Tensor:
@@ -144,7 +144,8 @@ class Reader:
         base = table.length
         slots = table.slots(base, base + path[-1] + 1)
         table.commit(len(path))
-        self.model.committed(table, (slots[torch.tensor(path)], slots[: len(path)]))
+        self.model.store.move(slots[torch.tensor(path)], slots[: len(path)])
+        self.model.committed(table)
         table.trim()
 
     def alone(self, tokens: Sequence[int]) -> Tensor:

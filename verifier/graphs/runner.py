@@ -190,10 +190,10 @@ class GraphRunner:
     def _commit(self, launched: Launched, index: int, work: Work, outcome: Outcome) -> Verdict:
         sequence, proposer = work.sequence, launched.captured.proposer
         tree, drawn = outcome.of(index, proposer.name)
-        run = emit(sequence, tree, drawn, lambda: nothing_drawn(sequence))
+        run = emit(sequence, drawn.taken, lambda: nothing_drawn(sequence))
         sequence.table.commit(len(run.path))
-        self.verifier.committed(sequence.table, None)
+        self.verifier.committed(sequence.table)
         proposer.collected(sequence, tree, run.path)
         if proposer.host and self.eager.drafter is not None and run.path:
             self.eager.drafter.committed(sequence, run.path)
-        return Verdict.of(work, tree, drawn, run)
+        return Verdict.of(work, tree, drawn.tokens, run)

@@ -22,16 +22,17 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from spec.accept import Acceptance
 from spec.features import Features
+from spec.protocols import Drawn
 from spec.tree import DraftTree
 from verifier.graphs.proposer import DeviceTree, Proposer, Taken
 from verifier.graphs.rows import Nodes, rows_of
 from verifier.graphs.state import StepState
 from verifier.model.paged_pass import paged_pass
-from verifier.ops.accept import accept_paths
 from verifier.ops.draw import RowSampling, draw_rows
-from verifier.ops.move import move_paths
 from verifier.paged_model import PagedModel
+from verifier.settle import accept_and_move
 
 
 class Drawing(Protocol):
@@ -49,7 +50,7 @@ def drawn_tokens(logits: Tensor, sampling: RowSampling, tree: DeviceTree) -> Ten
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What the host reads of a step, int64[S, 1 + 3 N]: path length, tokens, parents and draws of each sequence."""
+    """What the host reads of a step, int64[S, 1 + 4 N]: of each sequence path length, path, tokens, parents, draws."""
 
     table: Tensor
 
@@ -59,13 +60,14 @@ class Outcome:
         lengths: list[int] = self.table[:, 0].tolist()
         return lengths
 
-    def of(self, index: int, drafter: str) -> tuple[DraftTree, Tensor]:
-        """One sequence's tree, and int64[N], the draws at its nodes."""
-        rest = self.table[index, 1:].tolist()
-        count = len(rest) // 3
-        tokens, parents, drawn = rest[:count], rest[count : 2 * count], rest[2 * count :]
-        tree = _tree(tokens, parents, drafter)
-        return tree, torch.tensor(drawn[: len(tree)])
+    def of(self, index: int, drafter: str) -> tuple[DraftTree, Drawn]:
+        """One sequence's tree, and what came of it."""
+        length, *rest = self.table[index].tolist()
+        count = len(rest) // 4
+        path, tokens, parents, drawn = (rest[first : first + count] for first in range(0, 4 * count, count))
+        tree, path = _tree(tokens, parents, drafter), path[:length]
+        taken = Acceptance(path, [drawn[node] for node in path])
+        return tree, Drawn(torch.tensor(drawn[: len(tree)]), taken)
 
 
 def seen(row: Tensor, drafter: str) -> DraftTree:
@@ -107,7 +109,7 @@ class SpeculativeStep:
         nodes, device = proposer.shape.nodes, state.device
         self._order = torch.arange(nodes).to(device)
         self._numbers = self._order.expand(state.size, nodes).contiguous()
-        self.out = torch.zeros(state.size, 1 + 3 * nodes, dtype=torch.int64, device=device)
+        self.out = torch.zeros(state.size, 1 + 4 * nodes, dtype=torch.int64, device=device)
         self.seen = torch.zeros(state.size, 2 * nodes, dtype=torch.int64, device=device)
         words = -(-model.vocab_size // 32)
         self.allowed = torch.full((state.size * nodes, words), -1, dtype=torch.int32, device=device)
@@ -140,11 +142,10 @@ class SpeculativeStep:
         state, store, tree, slots = self.state, self.model.store, passed.tree, passed.slots
         logits = passed.logits if allowed is None else masked(passed.logits, allowed)
         drawn = self._draw(logits, state.sampling(tree.depths), tree)
-        paths = accept_paths(tree.tokens, tree.parents, tree.ancestors, drawn, tree.counts * state.live, slots)
-        if not tree.chain:
-            move_paths(store.keys, store.values, paths.sources, slots, paths.lengths)
+        paths = accept_and_move(store, tree, drawn, slots, tree.counts * state.live)
         self.proposer.committed(state, Taken(tree, paths, slots, passed.features))
-        self.out.copy_(torch.cat((paths.lengths[:, None], tree.tokens, self._parents(tree), drawn), dim=1))
+        parts = (paths.lengths[:, None], paths.paths, tree.tokens, self._parents(tree), drawn)
+        self.out.copy_(torch.cat(parts, dim=1))
         state.advance(paths)
 
     def _parents(self, tree: DeviceTree) -> Tensor:

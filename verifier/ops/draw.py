@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from spec.draw import BROKEN, Undrawn, draw
+from spec.draw import BROKEN, draw
 from spec.noise import gumbel_row
 from spec.sampling import SamplingParams
 from verifier.ops.eager import compiled
@@ -51,14 +51,11 @@ class RowSampling:
         columns = made.columns()
         for row, (asked, seed) in enumerate(zip(rows, seeds, strict=True)):
             columns.write(row, asked, seed, positions[row])
-        return cls(*(getattr(made, each.name).to(device) for each in fields(made)))
+        return made.to(torch.device(device))
 
-    @classmethod
-    def of_nodes(cls, rows: Many[Undrawn], device: torch.device | str = "cpu") -> RowSampling:
-        """The rows of several sequences, one after the other."""
-        asked = [each.sampling for each in rows for _ in each.positions]
-        seeds = [each.noise.seed for each in rows for _ in each.positions]
-        return cls.of(asked, seeds, [position for each in rows for position in each.positions], device)
+    def to(self, device: torch.device) -> RowSampling:
+        """The same there."""
+        return RowSampling(*(getattr(self, each.name).to(device) for each in fields(self)))
 
     def columns(self) -> SamplingColumns:
         """The same memory, to be written to by the host; of tensors of a CPU."""

@@ -107,7 +107,7 @@ def _moving() -> Kernel:
     mine = k.bytes_at(room, k.thread * size * _NODES)
     with k.share(layers * sequences) as unit:
         layer, sequence = k.bytes_at(store, unit // sequences * slots * size), unit % sequences
-        count = k.load(lengths, I64, sequence)
+        count = _moved(k, (sources, destinations), sequence * width, k.load(lengths, I64, sequence))
         with k.loop(0, count) as row:
             source = k.load(sources, I64, sequence * width + row)
             k.copy(k.bytes_at(layer, source * size), k.bytes_at(mine, row * size), size)
@@ -115,3 +115,13 @@ def _moving() -> Kernel:
             destination = k.load(destinations, I64, sequence * width + row)
             k.copy(k.bytes_at(mine, row * size), k.bytes_at(layer, destination * size), size)
     return k
+
+
+def _moved(k: Kernel, ends: tuple[Value, Value], first: Value, count: Value) -> Value:
+    """How many of the first rows there are to be moved: none if all are in place, as those of a chain are."""
+    sources, destinations = ends
+    moved = k.variable(k.constant(0))
+    with k.loop(0, count) as row:
+        source, destination = (k.load(each, I64, first + row) for each in (sources, destinations))
+        moved.value = k.select(source.differs(destination), count, moved.value)
+    return moved.value

@@ -1,0 +1,107 @@
+"""What follows a pass: a token is drawn from each of its logits, paths are accepted, and their rows move down.
+
+Trees stand here as a captured step has them, each in a row as wide as the largest tree; the host writes them, and how
+tokens are drawn. On a CPU that is recorded once behind a pass, and replayed for any trees.
+
+Legend: B sequences of a pass, W of its rows whose logits are wanted, N nodes of the largest tree.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Many
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from kvpaging import KVStore
+from spec.accept import Acceptance
+from spec.draw import Undrawn
+from spec.protocols import Drawn
+from spec.sampling import SamplingParams
+from spec.tree import MAX_NODES
+from verifier.graphs.proposer import DeviceTree
+from verifier.ops.accept import AcceptedPaths, accept_paths
+from verifier.ops.draw import RowSampling, draw_rows
+from verifier.ops.move import move_paths
+from verifier.ops.take import take_rows
+from verifier.paged_rows import StaticRows
+
+
+class WrittenTrees:
+    """The trees of a step and how they are drawn, as the host writes them.
+
+    tree: N is as large as a tree can be. places: int64[B, N], which of the wanted rows each node is. sampling: of the
+    wanted rows; rows: int64[1], how many those are.
+    """
+
+    def __init__(self, sequences: int, rows: int) -> None:
+        tokens, parents, words, places = torch.zeros(4, sequences, MAX_NODES, dtype=torch.int64)
+        counts, depths = torch.zeros(sequences, dtype=torch.int64), torch.zeros(sequences, MAX_NODES, dtype=torch.int32)
+        self.tree = DeviceTree(tokens, parents, words, depths, counts, False)
+        self.places, self.rows = places, torch.zeros(1, dtype=torch.int64)
+        self.sampling = RowSampling.of([SamplingParams()] * rows, [0] * rows, [0] * rows)
+        self._arrays = [each.numpy() for each in (tokens, parents, words, places, counts)]
+        self._columns = self.sampling.columns()
+
+    def write(self, trees: Many[Undrawn | None], ends: Many[int]) -> None:
+        """The trees of the next replay. ends: where the wanted rows of each sequence end."""
+        tokens, parents, words, places, counts = self._arrays
+        counts[:] = 0
+        for index, (each, end) in enumerate(zip(trees, ends, strict=True)):
+            if each is not None:
+                tree, count = each.tree, len(each.tree)
+                tokens[index, :count], parents[index, :count] = tree.tokens.numpy(), tree.parents.numpy()
+                words[index, :count], places[index, :count] = tree.ancestors.numpy(), np.arange(end - count, end)
+                self._columns.write(slice(end - count, end), each.sampling, each.noise.seed, each.positions)
+                counts[index] = count
+        self.rows[0] = ends[-1]
+
+    def move(self, device: torch.device) -> None:
+        """To where the pass was; nothing is written to it then."""
+        tree = self.tree
+        columns = (tree.tokens, tree.parents, tree.ancestors, tree.depths, tree.counts)
+        tokens, parents, words, depths, counts = (each.to(device) for each in columns)
+        self.tree = DeviceTree(tokens, parents, words, depths, counts, False)
+        self.places, self.sampling = self.places.to(device), self.sampling.to(device)
+
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """drawn: int64[B, N], the token drawn at each node."""
+
+    drawn: Tensor
+    paths: AcceptedPaths
+
+    def on_host(self, trees: Many[Undrawn | None]) -> list[Drawn | None]:
+        """What of it is each tree's."""
+        lengths, drawn = self.paths.lengths.tolist(), self.drawn.cpu()
+        paths, emitted = self.paths.paths.cpu(), self.paths.emitted.cpu()
+        return [
+            None
+            if each is None
+            else Drawn(
+                drawn[index, : len(each.tree)].clone(),
+                Acceptance(paths[index, :length].tolist(), emitted[index, :length].tolist()),
+            )
+            for index, (each, length) in enumerate(zip(trees, lengths, strict=False))
+        ]
+
+
+def settle(store: KVStore, rows: StaticRows, logits: Tensor, written: WrittenTrees) -> Settled:
+    """Draw, accept and move. logits: fp32[W, V], of the pass over ``rows``."""
+    assert rows.wanted is not None, "logits are those of rows"
+    tree, places = written.tree, written.places.flatten()
+    drawn = take_rows(draw_rows(logits, written.sampling, None, written.rows), places).view_as(tree.tokens)
+    slots = take_rows(rows.slots, take_rows(rows.wanted, places)).view_as(tree.tokens)
+    return Settled(drawn, accept_and_move(store, tree, drawn, slots, tree.counts))
+
+
+def accept_and_move(store: KVStore, tree: DeviceTree, drawn: Tensor, slots: Tensor, counts: Tensor) -> AcceptedPaths:
+    """The paths that the draws take; their rows move down. drawn, slots: int64[B, N], of each node. counts: int64[B],
+    the nodes of each tree, 0 where nothing is drawn."""
+    paths = accept_paths(tree.tokens, tree.parents, tree.ancestors, drawn, counts, slots)
+    if not tree.chain:
+        move_paths(store.keys, store.values, paths.sources, slots, paths.lengths)
+    return paths
