@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 from argparse import Namespace
+from contextlib import nullcontext
 
+from server import files
+from server.child import Ahead, spawn
 from server.commands.command import Command
 from server.config import ServeConfig
+from server.uncollected import uncollected
 
 
 def run(config: ServeConfig, arguments: Namespace) -> int:
     """Serve until told to stop."""
-    from server.app import serve
+    files.allow_most()
+    # Several models come when they are asked for; one alone is wanted at once, and importing all takes a while.
+    with nullcontext(spawn) if config.models else Ahead() as spawning:
+        with uncollected():
+            from server.app import serve
 
-    return serve(config)
+        return serve(config, spawning)
 
 
 COMMAND = Command(
