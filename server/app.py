@@ -156,12 +156,11 @@ async def _name_request(request: web.Request, response: web.StreamResponse) -> N
 # -- life ------------------------------------------------------------------------------------------------------------
 
 
-def serve(config: ServeConfig, spawn: Callable[[], Spawned] = spawn) -> int:
+def serve(config: ServeConfig, stages: Stages, spawn: Callable[[], Spawned] = spawn) -> int:
     """Serve until SIGTERM or SIGINT, then drain; returns the exit status. Raises what :func:`run_server` raises.
 
-    spawn: starts an engine process.
+    stages: told of what goes on until the engine is ready. spawn: starts an engine process.
     """
-    stages = Stages(lines=True)
 
     def ready(info: EngineInfo | None, port: int) -> None:
         stages.close()

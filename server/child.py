@@ -12,6 +12,8 @@ from types import TracebackType
 from typing import NamedTuple, Self
 
 STOP_SECONDS = 5.0
+#: What goes on until an engine process has read its first frame.
+STARTING = "starting the engine process"
 
 
 class Spawned(NamedTuple):

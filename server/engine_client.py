@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, NoReturn
 
 from server import frames
 from server.channel import Channel
-from server.child import Spawned, cpu_ticks, reap, spawn
+from server.child import STARTING, Spawned, cpu_ticks, reap, spawn
 from server.config import ServeConfig
 from server.engine_status import Cause, EngineStatus, unavailable
 from server.errors import EngineFailed
@@ -84,7 +84,7 @@ class EngineClient:
         if self._over is None:
             self._over = asyncio.get_running_loop().create_future()
         # Before the task has its first turn: nobody may take what was left for what is coming.
-        self._set(EngineStatus("loading", "starting the engine process", starts=self.status.starts))
+        self._set(EngineStatus("loading", STARTING, starts=self.status.starts))
         self._supervisor = asyncio.create_task(self._supervise())
         self._supervisor.add_done_callback(self._supervision_ended)
 
@@ -210,7 +210,7 @@ class EngineClient:
     async def _run_once(self) -> Ended:
         """Run one engine process to its end, and fail what ran in it."""
         self._failure = None
-        self._set(EngineStatus("loading", "starting the engine process", starts=self.status.starts + 1))
+        self._set(EngineStatus("loading", STARTING, starts=self.status.starts + 1))
         process, ours = self._spawn()
         self.process_id = process.pid
         ended = Ended("the engine process was stopped", "died")

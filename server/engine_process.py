@@ -39,6 +39,7 @@ def _import() -> None:
         import server.build
         import server.engine_loop
         import server.watchers  # noqa: F401
+    gc.freeze()
 
 
 def started(link: Link) -> frames.Start:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import gc
 from argparse import Namespace
-from contextlib import nullcontext
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 
 from server import files
-from server.child import Ahead, spawn
+from server.child import STARTING, Ahead, Spawned, spawn
 from server.commands.command import Command
+from server.commands.stages import Stages
 from server.config import ServeConfig
 from server.uncollected import uncollected
 
@@ -15,12 +18,20 @@ from server.uncollected import uncollected
 def run(config: ServeConfig, arguments: Namespace) -> int:
     """Serve until told to stop."""
     files.allow_most()
-    # Several models come when they are asked for; one alone is wanted at once, and importing all takes a while.
-    with nullcontext(spawn) if config.models else Ahead() as spawning:
+    with Stages(lines=True) as stages, _spawning(config, stages) as spawning:
         with uncollected():
             from server.app import serve
+        gc.freeze()
+        return serve(config, stages, spawning)
 
-        return serve(config, spawning)
+
+def _spawning(config: ServeConfig, stages: Stages) -> AbstractContextManager[Callable[[], Spawned]]:
+    """What starts engine processes. Several models come when they are asked for; one alone is wanted at once, and the
+    server has much to import."""
+    if config.models:
+        return nullcontext(spawn)
+    stages(STARTING)
+    return Ahead()
 
 
 COMMAND = Command(
