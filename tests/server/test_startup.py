@@ -51,6 +51,16 @@ def test_an_engine_imports_no_compiler_of_torchs_and_no_text() -> None:
     assert printed(code).split() == []
 
 
+def test_a_command_with_an_engine_of_its_own_imports_none_either() -> None:
+    """Where transformers finds torch it imports the compiler, and more, beside a tokenizer."""
+    code = (
+        "import sys; from server.cli import main\n"
+        "assert main(['generate', '--prompt', 'Once', '--max-tokens', '2', '--json']) == 0\n"
+        "print(*sys.modules.keys() & {'torch._dynamo', 'sympy', 'torch.distributed.tensor', 'aiohttp'})"
+    )
+    assert printed(code).splitlines()[1:] in ([], [""])
+
+
 def test_a_process_that_nobody_asked_for_is_ended(capsys) -> None:
     before = children()
     with socket.create_server(("127.0.0.1", 0)) as taken:
