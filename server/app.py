@@ -25,6 +25,7 @@ from typing import Any
 from aiohttp import web
 
 from server import banner, files
+from server.child import Spawned, spawn
 from server.commands.command import told
 from server.commands.stages import Stages
 from server.config import ServeConfig
@@ -155,9 +156,11 @@ async def _name_request(request: web.Request, response: web.StreamResponse) -> N
 # -- life ------------------------------------------------------------------------------------------------------------
 
 
-def serve(config: ServeConfig) -> int:
-    """Serve until SIGTERM or SIGINT, then drain; returns the exit status. Raises what :func:`run_server` raises."""
-    stages = Stages(lines=True)
+def serve(config: ServeConfig, stages: Stages, spawn: Callable[[], Spawned] = spawn) -> int:
+    """Serve until SIGTERM or SIGINT, then drain; returns the exit status. Raises what :func:`run_server` raises.
+
+    stages: told of what goes on until the engine is ready. spawn: starts an engine process.
+    """
 
     def ready(info: EngineInfo | None, port: int) -> None:
         stages.close()
@@ -172,7 +175,7 @@ def serve(config: ServeConfig) -> int:
 
     try:
         with stages:
-            return asyncio.run(run_server(config, ready, changed))
+            return asyncio.run(run_server(config, ready, changed, spawn))
     finally:
         _leave_the_busy()
 
@@ -181,18 +184,18 @@ async def run_server(
     config: ServeConfig,
     on_ready: Callable[[EngineInfo | None, int], None],
     on_status: Callable[[EngineStatus], None],
+    spawn: Callable[[], Spawned] = spawn,
 ) -> int:
     """Listen at once, load, call ``on_ready`` with the engine (None where models are loaded when they are asked for)
     and the port, serve until told to stop, drain.
 
-    on_status: told of every change of an engine's status.
+    on_status: told of every change of an engine's status. spawn: starts an engine process.
     Raises :class:`ForesayError` if the port is taken or the engine can never start.
     """
-    files.allow_most()
     asyncio.get_running_loop().set_exception_handler(files.Refusals())
     threads = SharedThreads(thread_name_prefix=_BESIDE)
     asyncio.get_running_loop().set_default_executor(threads)
-    models = Models.of(config, on_status)
+    models = Models.of(config, on_status, spawn)
     gate, tls = Gate.of(config), context(config)
     if config.access_log:
         access_log.to_stderr()

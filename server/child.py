@@ -2,20 +2,67 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import subprocess
 import sys
 from pathlib import Path
+from types import TracebackType
+from typing import NamedTuple, Self
 
 STOP_SECONDS = 5.0
+#: What goes on until an engine process has read its first frame.
+STARTING = "starting the engine process"
 
 
-def spawn(theirs: socket.socket) -> subprocess.Popen[bytes]:
-    """Start the engine process on its end of the socket pair, running the same code as this one.
+class Spawned(NamedTuple):
+    """An engine process that waits for its first frame, and the server's end of the socket pair."""
+
+    process: subprocess.Popen[bytes]
+    connection: socket.socket
+
+
+def spawn() -> Spawned:
+    """Start the engine process on its end of a socket pair, running the same code as this one.
 
     It dies with the thread that calls this (see :func:`server.engine_process.main`): the event loop's.
     """
+    ours, theirs = socket.socketpair()
+    try:
+        return Spawned(_started(theirs), ours)
+    except BaseException:
+        ours.close()
+        raise
+
+
+class Ahead:
+    """Starts the first engine process before anybody has a word for it: it imports what engines are made of while the
+    server does the same. Called as :func:`spawn` is, which it is from the second time on."""
+
+    def __init__(self) -> None:
+        self._first: Spawned | None = None
+        with contextlib.suppress(OSError):  # then it will be tried again, and told
+            self._first = spawn()
+
+    def __call__(self) -> Spawned:
+        """An engine process; whoever asks has to see to its end."""
+        spawned, self._first = self._first or spawn(), None
+        return spawned
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._first is not None:  # nobody asked
+            self._first.connection.close()
+            self._first.process.kill()
+            self._first.process.wait()
+
+
+def _started(theirs: socket.socket) -> subprocess.Popen[bytes]:
     root = str(Path(__file__).resolve().parent.parent)
     path = os.pathsep.join(part for part in (root, os.environ.get("PYTHONPATH", "")) if part)
     with theirs:

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import socket
 import subprocess
 import time
 from collections.abc import Callable, Mapping
@@ -20,7 +19,7 @@ from typing import Any, NamedTuple, NoReturn
 
 from server import frames
 from server.channel import Channel
-from server.child import cpu_ticks, reap, spawn
+from server.child import STARTING, Spawned, cpu_ticks, reap, spawn
 from server.config import ServeConfig
 from server.engine_status import Cause, EngineStatus, unavailable
 from server.errors import EngineFailed
@@ -50,10 +49,10 @@ class EngineClient:
     """A :class:`~server.generation.TokenEngine` that runs in a process of its own.
 
     observe, observe_shadow, observe_status: told of every step of the engine, of what its shadow drafter would have
-    done, and of every change of its status; must not block.
+    done, and of every change of its status; must not block. spawn: starts a process.
     """
 
-    def __init__(self, config: ServeConfig) -> None:
+    def __init__(self, config: ServeConfig, spawn: Callable[[], Spawned] = spawn) -> None:
         self.status = EngineStatus("unloaded")
         self.info: EngineInfo | None = None  # of the engine that was ready last
         self.footprint: Footprint | None = None  # of the engine that was planned last
@@ -62,6 +61,7 @@ class EngineClient:
         self.observe_status: list[Callable[[EngineStatus], None]] = []
         self.process_id: int | None = None
         self._config = config
+        self._spawn = spawn
         self._sinks: dict[str, Sink] = {}
         self._inspections: list[asyncio.Future[frames.Inspected]] = []
         self._channel: Channel | None = None
@@ -84,7 +84,7 @@ class EngineClient:
         if self._over is None:
             self._over = asyncio.get_running_loop().create_future()
         # Before the task has its first turn: nobody may take what was left for what is coming.
-        self._set(EngineStatus("loading", "starting the engine process", starts=self.status.starts))
+        self._set(EngineStatus("loading", STARTING, starts=self.status.starts))
         self._supervisor = asyncio.create_task(self._supervise())
         self._supervisor.add_done_callback(self._supervision_ended)
 
@@ -210,13 +210,8 @@ class EngineClient:
     async def _run_once(self) -> Ended:
         """Run one engine process to its end, and fail what ran in it."""
         self._failure = None
-        self._set(EngineStatus("loading", "starting the engine process", starts=self.status.starts + 1))
-        ours, theirs = socket.socketpair()
-        try:
-            process = spawn(theirs)
-        except BaseException:
-            ours.close()
-            raise
+        self._set(EngineStatus("loading", STARTING, starts=self.status.starts + 1))
+        process, ours = self._spawn()
         self.process_id = process.pid
         ended = Ended("the engine process was stopped", "died")
         try:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import errno
 import logging
 import resource
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import asyncio
 
 OUT_OF_FILES = (errno.EMFILE, errno.ENFILE)
 #: Seconds between two lines about connections that cannot be accepted; asyncio tries again every second.

@@ -11,6 +11,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from threading import Lock
 
+from server.uncollected import uncollected
+
 #: Held by whoever hides torch, and by whoever imports it for the first time in a process that may do so.
 importing = Lock()
 _QUIET = "TRANSFORMERS_NO_ADVISORY_WARNINGS"
@@ -21,7 +23,7 @@ def import_tokenizers() -> None:
     to be called by a process alone that never runs one of its models."""
     with importing:
         if "torch" not in sys.modules:
-            with _hidden():
+            with _hidden(), uncollected():
                 from transformers import AutoTokenizer as AutoTokenizer
 
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 from typing import TYPE_CHECKING
 
 from server.commands.stages import Stages
 from server.config import EngineConfig
+from server.torchless import import_tokenizers
+from server.uncollected import uncollected
 from spec.trace import ShadowReport, Statistics
 
 if TYPE_CHECKING:
@@ -14,10 +17,16 @@ if TYPE_CHECKING:
 
 
 def loaded(config: EngineConfig) -> Engine:
-    """The engine; its stages are shown on a terminal while it loads, and what it warns of is told."""
-    from server.local import Engine
+    """The engine; its stages are shown on a terminal while it loads, and what it warns of is told.
 
+    Called in a process of ours, which runs none of transformers' models: its tokenizers are imported without torch.
+    """
     with Stages() as stages:
+        stages("importing")
+        with uncollected():
+            import_tokenizers()
+            from server.local import Engine
+        gc.freeze()
         engine = Engine.from_config(config, stages)
     for warning in engine.warnings:
         print(f"warning: {warning}", file=sys.stderr)

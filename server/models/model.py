@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import NoReturn, TypeVar
 
 from server.bounds import largest_body
+from server.child import Spawned, spawn
 from server.config import ServeConfig
 from server.engine_client import EngineClient
 from server.engine_status import EngineStatus
@@ -34,6 +35,7 @@ class Model:
     """A :class:`~server.models.resident.Loadable`.
 
     names: what clients call it, the first one for answers. on_status: told of every change of its engine's status.
+    spawn: starts its engine process.
     """
 
     def __init__(
@@ -42,9 +44,10 @@ class Model:
         config: ServeConfig,
         server: ServerState,
         on_status: Callable[[EngineStatus], None],
+        spawn: Callable[[], Spawned] = spawn,
     ) -> None:
         self.config = config
-        self.engine = EngineClient(config)
+        self.engine = EngineClient(config, spawn)
         self.service = Service(self.engine, ServiceOptions.of(config, names), server=server)
         telemetry = self.service.telemetry
         self.engine.observe, self.engine.observe_shadow = telemetry.step, telemetry.shadowed

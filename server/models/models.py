@@ -13,6 +13,7 @@ from typing import NamedTuple, NoReturn
 from aiohttp import web
 
 from server.bounds import largest_body
+from server.child import Spawned, spawn
 from server.config import ServeConfig
 from server.engine_status import EngineStatus
 from server.errors import ModelNotFound, Unavailable, WaitedTooLong
@@ -123,11 +124,15 @@ class Models:
         self._looking: asyncio.Task[None] | None = None
 
     @classmethod
-    def of(cls, config: ServeConfig, on_status: Callable[[EngineStatus], None]) -> Models:
-        """Those that the settings name. on_status: told of every change of an engine's status."""
+    def of(
+        cls, config: ServeConfig, on_status: Callable[[EngineStatus], None], spawn: Callable[[], Spawned] = spawn
+    ) -> Models:
+        """Those that the settings name. on_status: told of every change of an engine's status. spawn: starts the engine
+        processes."""
         server = ServerState()
         named: list[tuple[Sequence[str], ServeConfig]] = [((name,), one) for name, one in config.models.items()]
-        models = [Model(names, one, server, on_status) for names, one in named or [(model_names(config), config)]]
+        named = named or [(model_names(config), config)]
+        models = [Model(names, one, server, on_status, spawn) for names, one in named]
         return cls(models, bool(config.models), config.idle_seconds, config.max_loaded_models)
 
     @classmethod

@@ -13,10 +13,11 @@ import msgspec
 import pytest
 
 from server import frames
-from server.engine_process import Link, Loop
+from server.engine_loop import Loop
 from server.grammars.compiler import GrammarCompiler
 from server.grammars.constraint import LlguidanceConstraint
 from server.grammars.pending import Pending
+from server.link import Link
 from spec.engine import Engine
 from spec.errors import InvalidRequest
 from spec.protocols import Constraint

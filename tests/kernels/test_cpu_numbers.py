@@ -13,6 +13,14 @@ from verifier.ops.kernels.cpu.noise import PositionNoise
 from verifier.ops.kernels.cpu.types import F32, I32, I64, LANES, OF_TORCH, vector
 
 
+@pytest.mark.parametrize("of", [F32, vector(F32), I64, vector(I32, 4)], ids=str)
+def test_equal_constants_are_written_once_and_others_apart(of) -> None:
+    first, second = Kernel("first"), Kernel("second")
+    assert first.constant(1, of).raw is second.constant(1, of).raw
+    assert str(first.constant(0.0, F32).raw) != str(first.constant(-0.0, F32).raw), "equal numbers of other bits"
+    assert str(first.constant(1, I32).raw) != str(first.constant(1, of).raw)
+
+
 @Compiled
 def _converting(lanes: int, source: torch.dtype, result: torch.dtype) -> Kernel:
     k = Kernel("convert")

@@ -14,9 +14,10 @@ import pytest
 
 from server import files, frames
 from server.config import EngineConfig, ServeConfig
-from server.engine_process import Link, Loop
+from server.engine_loop import Loop
 from server.errors import EngineFailed, SlowReader
 from server.generation import Generation, Sink, generate
+from server.link import Link
 from spec.errors import InvalidRequest
 from spec.request import Delta, Request
 from spec.sampling import SamplingParams

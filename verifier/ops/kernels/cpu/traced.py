@@ -40,6 +40,11 @@ class Traced(TorchDispatchMode):
         super().__init__()
         self._add = add
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """No: torch would import its compiler, a second's work, to keep it away from what nobody compiles."""
+        return False
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if func in READS or (func is _ATEN.index.Tensor and any(_is_mask(one) for one in args[1])):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import llvmlite.ir as ir
 import torch
 
@@ -26,6 +28,7 @@ BYTES = {F32: 4, F16: 2, BF16: 2, I8: 1, I16: 2, I32: 4, I64: 8}
 _NAMES = {F32: "f32", F16: "f16", BF16: "bf16", I16: "i16", I32: "i32", I64: "i64"}
 
 
+@cache  # as constants are: what a type or a constant looks like in LLVM's language is kept with it
 def vector(element: ir.Type, lanes: int = LANES) -> ir.Type:
     """So many numbers side by side."""
     return ir.VectorType(element, lanes)

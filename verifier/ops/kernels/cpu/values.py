@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import llvmlite.ir as ir
@@ -109,8 +110,7 @@ class Instructions:
 
     def constant(self, value: float, of: ir.Type = I64) -> Value:
         """A number, or a vector of equal ones."""
-        lanes = lanes_of(of)
-        return Value(self, ir.Constant(of, [value] * lanes if lanes else value))
+        return Value(self, _constant(of, value, repr(value)))
 
     def index(self, value: Operand) -> Value:
         """An int64."""
@@ -118,7 +118,7 @@ class Instructions:
 
     def places(self, numbers: Sequence[int]) -> Value:
         """A vector of int32."""
-        return Value(self, ir.Constant(vector(I32, len(numbers)), list(numbers)))
+        return Value(self, _places(tuple(numbers)))
 
     def counting(self, first: Value) -> Value:
         """A vector of int32 that counts on from an integer."""
@@ -172,3 +172,15 @@ class Instructions:
         if known is None:
             known = ir.Function(self.module, ir.FunctionType(of, [value.type for value in values]), name=name)
         return Value(self, self.builder.call(known, [value.raw for value in values]))
+
+
+@cache
+def _constant(of: ir.Type, value: float, spelled: str) -> ir.Constant:
+    """spelled: 0.0 and -0.0 are equal, and so are 1 and True."""
+    lanes = lanes_of(of)
+    return ir.Constant(of, [value] * lanes if lanes else value)
+
+
+@cache
+def _places(numbers: tuple[int, ...]) -> ir.Constant:
+    return ir.Constant(vector(I32, len(numbers)), list(numbers))

@@ -1,0 +1,92 @@
+"""What is done, and in which order, until an engine is ready. Seconds are in bench/LOG.md."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from server import child
+from server.child import Ahead
+from server.cli import main
+from tests.server.live import LiveServer
+
+
+def printed(code: str) -> str:
+    """What a fresh interpreter prints."""
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    return done.stdout
+
+
+def children() -> set[str]:
+    """Ids of the processes that this thread has started and that are there, dead or alive."""
+    return set(Path(f"/proc/self/task/{os.getpid()}/children").read_text().split())
+
+
+def test_the_engine_process_is_started_before_anything_large_is_imported() -> None:
+    code = (
+        "import sys; from server import child\n"
+        "def spawn():\n"
+        "    print(*sys.modules.keys() & {'aiohttp', 'asyncio', 'numpy', 'torch', 'transformers'}, len(sys.modules))\n"
+        "    raise SystemExit\n"
+        "child.spawn = spawn\n"
+        "from server.cli import main; main(['serve'])"
+    )
+    *large, count = printed(code).split()
+    assert not large and int(count) < 400
+
+
+def test_an_engine_imports_no_compiler_of_torchs_and_no_text() -> None:
+    code = (
+        "import sys; from server.engine_process import _import; _import()\n"
+        "from server.build import build_engine; from server.config import ServeConfig; build_engine(ServeConfig())\n"
+        "print(*sys.modules.keys() & {'torch._dynamo', 'torch._inductor', 'sympy', 'transformers', 'aiohttp'})"
+    )
+    assert printed(code).split() == []
+
+
+def test_a_command_with_an_engine_of_its_own_imports_none_either() -> None:
+    """Where transformers finds torch it imports the compiler, and more, beside a tokenizer."""
+    code = (
+        "import sys; from server.cli import main\n"
+        "assert main(['generate', '--prompt', 'Once', '--max-tokens', '2', '--json']) == 0\n"
+        "print(*sys.modules.keys() & {'torch._dynamo', 'sympy', 'torch.distributed.tensor', 'aiohttp'})"
+    )
+    assert printed(code).splitlines()[1:] in ([], [""])
+
+
+def test_a_process_that_nobody_asked_for_is_ended(capsys) -> None:
+    before = children()
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        assert main(["serve", "--port", str(taken.getsockname()[1])]) == 1
+    assert "in use" in capsys.readouterr().err and children() == before
+
+
+def test_the_first_who_asks_has_the_process_that_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: Iterator[Any] = iter(("first", "second", "third"))
+    monkeypatch.setattr(child, "spawn", lambda: next(made))
+    with Ahead() as spawn:
+        assert next(made) == "second", "the first one is there already"
+        assert [str(spawn()), str(spawn())] == ["first", "third"]
+
+
+def test_where_none_can_be_started_it_is_tried_again_when_one_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused() -> None:
+        raise OSError("too many")
+
+    monkeypatch.setattr(child, "spawn", refused)
+    with Ahead() as spawn, pytest.raises(OSError, match="too many"):
+        spawn()
+
+
+@pytest.mark.slow
+def test_a_server_of_one_model_has_started_one_process(tmp_path) -> None:
+    with LiveServer(tmp_path / "log", "--draft", "none", "--max-model-len", "256") as server:
+        server.wait_for_url()
+        assert len(server.engine_processes()) == 1
