@@ -38,11 +38,12 @@ LOOKUP_TOKENS = 10  # as in transformers' own documentation of prompt lookup
 
 
 def ours(engine: Engine, max_tokens: int) -> Decode:
-    """One of our engines."""
+    """One of our engines. Who looks things up in earlier answers sees those of the same round and temperature alone: in
+    the others the same prompts were asked before, and what is compared with was told nothing."""
 
     def decode(prompt: list[int], temperature: float, seed: int) -> Decoded:
         params = SamplingParams(temperature=temperature, seed=seed, max_tokens=max_tokens, ignore_eos=True)
-        done = run(engine, request(prompt, params))
+        done = run(engine, request(prompt, params, salt=f"temperature {temperature:g}, seed {seed}"))
         return Decoded(done.tokens, done.tokens_per_second)
 
     return decode
@@ -218,7 +219,7 @@ def measure(args: argparse.Namespace, servers: dict[str, llama.LlamaServer]) -> 
     ways = own | peers(args, first.info.dtype) | llamas(servers, args.max_tokens)
     warm_up(engines.values(), next(iter(asked.values())))
     for decode in ways.values():
-        decode(next(iter(asked.values())), 1.0, 0)
+        decode(next(iter(asked.values())), 1.0, args.seed + args.rounds)  # no round has this seed
     bout = Bout(ways, args)
     bout.run(asked)
     result: dict[str, Any] = {}

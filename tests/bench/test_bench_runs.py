@@ -20,6 +20,7 @@ from bench.llama import LlamaServer, ways
 from bench.overhead import added, metered_models
 from bench.summary import Sample, TokensDiffer, check_same
 from spec.engine import Engine
+from spec.request import Request
 from spec.sampling import SamplingParams
 from spec.trace import Statistics
 from verifier.ops.kernels.cpu import threads
@@ -201,6 +202,21 @@ def test_peers_decode_alone_and_count_what_came_behind_the_first(options: Option
     arrivals = peers.Arrivals()
     arrivals.came = [(19, 0.0), (3, 2.0), (2, 3.0), (4, 5.0)]
     assert arrivals.speed == 2.0
+
+
+def test_no_round_looks_up_what_another_one_wrote(options: Options, monkeypatch: pytest.MonkeyPatch) -> None:
+    steps: list[int] = []
+
+    def counted(engine: Engine, asked: Request) -> Run:
+        done = drive.run(engine, asked)
+        steps.append(done.statistics.steps)
+        return done
+
+    monkeypatch.setattr(peers, "run", counted)
+    decode = peers.ours(drive.build("suffix:4", options), 24)
+    texts = [decode(list(range(1, 20)), 0.0, seed).tokens for seed in (0, 1, 1)]
+    assert texts[0] == texts[1] == texts[2]
+    assert steps[0] == steps[1] > steps[2], "within a round answers are looked up"
 
 
 def test_llama_cpp_is_asked_for_the_same_and_its_first_token_is_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
