@@ -1,11 +1,12 @@
-"""What a step costs at the least on this machine: ``python -m bench.floor --target DIR [--rows 2 5 8 16]``.
+"""What a step costs at the least on this machine: ``python -m bench.floor --target DIR [--rows 1 2 5 8 16]``.
 
 Decoding reads every weight once a step, so bytes over bandwidth is the floor of a step that does nothing else, and the
 model's matrix products alone, through the linears the verifier uses, are the floor of this arithmetic library. Both
 hold on any machine where a bare millisecond does not. In turns, per row count: the linears alone and the bare forward
 (``run`` of the target on a chain of that many rows, tokens to logits), so that noise meets both alike.
 
-``--rows`` counts rows of one sequence; the engine pads them to what products take (a single row to two or three).
+``--rows`` counts rows of one sequence. ``--prompts 512 4000`` measures prompts of so many tokens, too, through the
+whole engine: tokens over the time until the first one comes back.
 """
 
 from __future__ import annotations
@@ -20,12 +21,14 @@ import torch
 from torch import Tensor
 
 from bench import record
-from bench.drive import Options, add_arguments, build, target_of
+from bench.drive import Options, add_arguments, build, request, run, target_of, torchs_threads
 from bench.stats import Spread, paired_ratio, spread
 from kvpaging import PageTable
 from spec.engine import Engine
 from spec.protocols import Rows
+from spec.sampling import SamplingParams
 from verifier.model.linear import Linear
+from verifier.ops.kernels.cpu import threads
 
 PROBE_BYTES = 1 << 29
 CONTEXT = 128  # committed tokens below the measured rows
@@ -115,11 +118,24 @@ def measure(engine: Engine, rows: int, repeats: int = 30) -> Floor:
     return Floor(rows, spread(alone), spread(whole), ratio)
 
 
+def prompt_rates(engine: Engine, lengths: Sequence[int], repeats: int) -> dict[str, Spread]:
+    """Tokens per second of prompts never sent before, by length, in turns; the first of each does not count."""
+    generator = torch.Generator().manual_seed(0)
+    rates: dict[str, list[float]] = {str(length): [] for length in lengths}
+    for _ in range(repeats + 1):
+        for length in lengths:
+            prompt = torch.randint(5, engine.info.vocab_size, (length,), generator=generator).tolist()
+            done = run(engine, request(prompt, SamplingParams(max_tokens=1, ignore_eos=True)))
+            rates[str(length)].append(length / done.seconds)
+    return {length: spread(each[1:]) for length, each in rates.items()}
+
+
 def report(engine: Engine, rows: Sequence[int], repeats: int = 30) -> dict[str, Any]:
     """Probe and measure, print the table, return the record. Times in milliseconds, bandwidth in GB/s."""
     decoder = target_of(engine).decoder
     dtype = decoder.dtype
-    size, read = weight_bytes(decoder.linears), bandwidth()
+    with torchs_threads(threads.wanted()):
+        size, read = weight_bytes(decoder.linears), bandwidth()
     floors = [measure(engine, count, repeats) for count in rows]
     lines = [
         [f"{f.rows}", scaled(f.linears), scaled(f.forward), f.ratio, f.forward.median / (size / read)] for f in floors
@@ -146,10 +162,15 @@ def main() -> None:
     add_arguments(parser)
     parser.add_argument("--rows", nargs="+", type=int, default=(2, 3, 5, 8, 16, 32))
     parser.add_argument("--repeats", type=int, default=30)
+    parser.add_argument("--prompts", nargs="*", type=int, default=(), help="prompts of so many tokens, too")
+    parser.add_argument("--prompt-repeats", type=int, default=5)
     args = parser.parse_args()
     engine = build("none", Options.of(args))
-    floors = report(engine, args.rows, args.repeats)
-    record.finish("floor", {**record.models(engine, args.target, None), "floor": floors}, not args.no_save)
+    results = {**record.models(engine, args.target, None), "floor": report(engine, args.rows, args.repeats)}
+    if args.prompts:
+        results["prompts"] = prompts = prompt_rates(engine, args.prompts, args.prompt_repeats)
+        record.table("prompts", ["tokens", "tokens per second"], list(prompts.items()))
+    record.finish("floor", results, not args.no_save)
 
 
 if __name__ == "__main__":

@@ -12,8 +12,7 @@ import argparse
 import random
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,7 @@ from transformers.utils import logging
 
 from bench import llama, prompts, record
 from bench.decode import progress
-from bench.drive import Options, add_arguments, build_all, mode_of, request, run, warm_up
+from bench.drive import Options, add_arguments, build_all, mode_of, request, run, torchs_threads, warm_up
 from bench.llama import Decoded
 from bench.stats import paired_ratio, spread
 from spec.engine import Engine
@@ -67,17 +66,6 @@ class Arrivals(BaseStreamer):
         """Tokens behind the first ones, over the time since then."""
         _, (_, first), *rest = self.came
         return sum(count for count, _ in rest) / (rest[-1][1] - first)
-
-
-@contextmanager
-def torchs_threads(count: int) -> Iterator[None]:
-    """Give torch so many threads: an engine of ours, whose kernels have threads of their own, leaves it one."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def theirs(model: Any, max_tokens: int, **kwargs: Any) -> Decode:

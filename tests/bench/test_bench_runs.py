@@ -13,7 +13,7 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from bench import busy, drive, edits, forced, http, peers, record, report, summary
+from bench import busy, drive, edits, floor, forced, http, peers, record, report, summary
 from bench.decode import compare
 from bench.drive import FROM_DIRECTORY, BadMode, Options, Run, engine_config, mode_of
 from bench.llama import LlamaServer, ways
@@ -202,6 +202,25 @@ def test_peers_decode_alone_and_count_what_came_behind_the_first(options: Option
     arrivals = peers.Arrivals()
     arrivals.came = [(19, 0.0), (3, 2.0), (2, 3.0), (4, 5.0)]
     assert arrivals.speed == 2.0
+
+
+def test_floors_are_probed_by_as_many_threads_as_kernels_have(
+    options: Options, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Torch is left one thread, which does not read memory as fast as all; prompts are measured through the engine."""
+    engine, probed = drive.build("none", options), []
+
+    def bandwidth() -> float:
+        probed.append(torch.get_num_threads())
+        return 1e9
+
+    monkeypatch.setattr(floor, "bandwidth", bandwidth)
+    monkeypatch.setattr(threads, "wanted", lambda: 2)
+    assert set(floor.report(engine, [1, 3], 1)["rows"]) == {"1", "3"}
+    assert (probed, torch.get_num_threads()) == ([2], 1)
+    rates = floor.prompt_rates(engine, [20, 40], 2)
+    assert {length: rate.size for length, rate in rates.items()} == {"20": 2, "40": 2}
+    assert all(rate.median > 0 for rate in rates.values())
 
 
 def test_no_round_looks_up_what_another_one_wrote(options: Options, monkeypatch: pytest.MonkeyPatch) -> None:
