@@ -6,6 +6,7 @@ import json
 import random
 import subprocess
 from argparse import Namespace
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -208,16 +209,20 @@ def test_floors_are_probed_by_as_many_threads_as_kernels_have(
     options: Options, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Torch is left one thread, which does not read memory as fast as all; prompts are measured through the engine."""
-    engine, probed = drive.build("none", options), []
+    engine, used = drive.build("none", options), []
 
-    def bandwidth() -> float:
-        probed.append(torch.get_num_threads())
-        return 1e9
+    def timed(call: Callable[[], object]) -> float:
+        used.append((isinstance(call, floor.LinearsAlone | floor.BareForward), torch.get_num_threads()))
+        return 0.5
 
-    monkeypatch.setattr(floor, "bandwidth", bandwidth)
+    monkeypatch.setattr(floor, "PROBE_BYTES", 1 << 20)
+    monkeypatch.setattr(floor, "timed", timed)
     monkeypatch.setattr(threads, "wanted", lambda: 2)
-    assert set(floor.report(engine, [1, 3], 1)["rows"]) == {"1", "3"}
-    assert (probed, torch.get_num_threads()) == ([2], 1)
+    found = floor.report(engine, [1, 3], 1)
+    assert set(found["rows"]) == {"1", "3"} and found["rows"]["3"]["over_first"] == 1.0
+    assert found["rows"]["1"]["step_multiple"] == pytest.approx((1 << 20) / found["bytes_per_step"])
+    assert set(used) == {(False, 2), (True, 1)}
+    monkeypatch.undo()
     rates = floor.prompt_rates(engine, [20, 40], 2)
     assert {length: rate.size for length, rate in rates.items()} == {"20": 2, "40": 2}
     assert all(rate.median > 0 for rate in rates.values())
