@@ -11,13 +11,15 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 from typing import Any, Self
 
 import msgspec
+import torch
 
 from server.build import build_engine
 from server.config import EngineConfig
@@ -219,6 +221,17 @@ def run(engine: Engine, asked: Request) -> Run:
                 last = now
             if delta.finish_reason is not None:
                 return Run(tokens, last - begun, gaps[1:], finished(delta))
+
+
+@contextmanager
+def torchs_threads(count: int) -> Iterator[None]:
+    """Give torch so many threads: an engine of ours, whose kernels have threads of their own, leaves it one."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def warm_up(engines: Iterable[Engine], prompt: Sequence[int]) -> None:

@@ -1,11 +1,13 @@
-"""What a step costs at the least on this machine: ``python -m bench.floor --target DIR [--rows 2 5 8 16]``.
+"""What a step costs at the least on this machine: ``python -m bench.floor --target DIR [--rows 1 2 5 8 16]``.
 
 Decoding reads every weight once a step, so bytes over bandwidth is the floor of a step that does nothing else, and the
 model's matrix products alone, through the linears the verifier uses, are the floor of this arithmetic library. Both
-hold on any machine where a bare millisecond does not. In turns, per row count: the linears alone and the bare forward
-(``run`` of the target on a chain of that many rows, tokens to logits), so that noise meets both alike.
+hold on any machine where a bare millisecond does not. In turns: a pass over memory that only reads, and for each row
+count the linears alone and the bare forward (``run`` of the target on a chain of that many rows, tokens to logits), so
+that noise meets all alike.
 
-``--rows`` counts rows of one sequence; the engine pads them to what products take (a single row to two or three).
+``--rows`` counts rows of one sequence. ``--prompts 512 4000`` measures prompts of so many tokens, too, through the
+whole engine: tokens over the time until the first one comes back.
 """
 
 from __future__ import annotations
@@ -13,33 +15,46 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from bench import record
-from bench.drive import Options, add_arguments, build, target_of
+from bench.drive import Options, add_arguments, build, request, run, target_of, torchs_threads
 from bench.stats import Spread, paired_ratio, spread
 from kvpaging import PageTable
 from spec.engine import Engine
 from spec.protocols import Rows
+from spec.sampling import SamplingParams
 from verifier.model.linear import Linear
+from verifier.ops.kernels.cpu import threads
 
 PROBE_BYTES = 1 << 29
 CONTEXT = 128  # committed tokens below the measured rows
+#: Seconds after which torch's threads no longer look for work, which takes the time of the kernels' threads.
+_REST = 0.01
+#: Rounds that do not count.
+_WARM = 3
 
 
-def bandwidth(size: int = PROBE_BYTES, repeats: int = 8) -> float:
-    """Bytes per second of the fastest read-only pass over a buffer of ``size`` bytes, best of the repeats.
-
-    The buffer is written first: pages never written to are all one page of zeros, which reads from the cache.
+class Reads:
+    """Passes over a buffer that only read. It is written first: pages never written to are all one page of zeros, which
+    reads from the cache.
     """
-    buffer = torch.empty(size // 4, dtype=torch.float32).uniform_()
-    matrix, vector = buffer.view(-1, 4096), torch.ones(4096)
-    reads: list[Callable[[], Tensor]] = [buffer.sum, buffer.max, lambda: matrix @ vector]
-    return size / min(timed(read) for _ in range(repeats) for read in reads)
+
+    def __init__(self) -> None:
+        buffer = torch.empty(PROBE_BYTES // 4, dtype=torch.float32).uniform_()
+        matrix, vector = buffer.view(-1, 4096), torch.ones(4096)
+        self._reads: list[Callable[[], Tensor]] = [buffer.sum, buffer.max, lambda: matrix @ vector]
+
+    def __call__(self) -> float:
+        """Bytes per second of the fastest of them, by as many threads as the kernels have."""
+        with torchs_threads(threads.wanted()):
+            fastest = min(timed(read) for read in self._reads)
+        time.sleep(_REST)
+        return PROBE_BYTES / fastest
 
 
 def timed(call: Callable[[], object]) -> float:
@@ -94,51 +109,79 @@ class BareForward:
         self.table.release()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Floor:
-    """Seconds of a step at one row count, and the paired ratio of the bare forward to its linears."""
+    """What steps of one row count took, in seconds: the linears alone, and the bare forward."""
 
-    rows: int
-    linears: Spread
-    forward: Spread
-    ratio: float
+    linears: LinearsAlone
+    forward: BareForward
+    alone: list[float] = field(default_factory=list)
+    whole: list[float] = field(default_factory=list)
+
+    def measure(self) -> None:
+        """Both once more."""
+        self.alone.append(timed(self.linears))
+        self.whole.append(timed(self.forward))
+
+    def over(self, others: Sequence[float]) -> float:
+        """The bare forward over what stood beside it, in pairs."""
+        return paired_ratio({"": list(zip(self.whole[_WARM:], others[_WARM:], strict=True))}).ratio
 
 
-def measure(engine: Engine, rows: int, repeats: int = 30) -> Floor:
-    """Linears alone and the bare forward in turns, after three of each that do not count."""
+def measure(engine: Engine, rows: Sequence[int], repeats: int) -> tuple[dict[int, Floor], list[float]]:
+    """All row counts in turns, and the bytes per second that were read before each turn: memory's speed may change."""
     decoder = target_of(engine).decoder
-    linears, forward = LinearsAlone(decoder.linears, rows, decoder.dtype), BareForward(engine, rows)
-    pairs = [(timed(linears), timed(forward)) for _ in range(repeats + 3)][3:]
-    forward.close()
-    alone, whole = zip(*pairs, strict=True)
-    ratio = paired_ratio({"": [(b, a) for a, b in pairs]}).ratio
-    return Floor(rows, spread(alone), spread(whole), ratio)
+    floors = {n: Floor(LinearsAlone(decoder.linears, n, decoder.dtype), BareForward(engine, n)) for n in rows}
+    reads, read = Reads(), []
+    for _ in range(repeats + _WARM):
+        read.append(reads())
+        for floor in floors.values():
+            floor.measure()
+    for floor in floors.values():
+        floor.forward.close()
+    return floors, read
+
+
+def prompt_rates(engine: Engine, lengths: Sequence[int], repeats: int) -> dict[str, Spread]:
+    """Tokens per second of prompts never sent before, by length, in turns; the first of each does not count."""
+    generator = torch.Generator().manual_seed(0)
+    rates: dict[str, list[float]] = {str(length): [] for length in lengths}
+    for _ in range(repeats + 1):
+        for length in lengths:
+            prompt = torch.randint(5, engine.info.vocab_size, (length,), generator=generator).tolist()
+            done = run(engine, request(prompt, SamplingParams(max_tokens=1, ignore_eos=True)))
+            rates[str(length)].append(length / done.seconds)
+    return {length: spread(each[1:]) for length, each in rates.items()}
 
 
 def report(engine: Engine, rows: Sequence[int], repeats: int = 30) -> dict[str, Any]:
     """Probe and measure, print the table, return the record. Times in milliseconds, bandwidth in GB/s."""
     decoder = target_of(engine).decoder
-    dtype = decoder.dtype
-    size, read = weight_bytes(decoder.linears), bandwidth()
-    floors = [measure(engine, count, repeats) for count in rows]
+    dtype, size = decoder.dtype, weight_bytes(decoder.linears)
+    floors, read = measure(engine, rows, repeats)
+    least, speed = [size / each for each in read], spread(read[_WARM:])
+    one = next(iter(floors.values())).whole
     lines = [
-        [f"{f.rows}", scaled(f.linears), scaled(f.forward), f.ratio, f.forward.median / (size / read)] for f in floors
+        [f"{n}", scaled(f.alone), scaled(f.whole), f.over(f.alone), f.over(least), f.over(one)]
+        for n, f in floors.items()
     ]
-    title = f"floors, {dtype}: {size / 1e6:.1f} MB a step at {read / 1e9:.1f} GB/s is {1e3 * size / read:.2f} ms"
-    record.table(title, ["rows", "linears alone, ms", "bare forward, ms", "forward/linears", "step multiple"], lines)
-    keys = ["linears_ms", "forward_ms", "forward_over_linears", "step_multiple"]
+    title = f"floors, {dtype}: {size / 1e6:.1f} MB a step at {speed.median / 1e9:.1f} GB/s"
+    heads = ["linears alone, ms", "bare forward, ms", "forward/linears", "step multiple", "over the first"]
+    record.table(f"{title} is {scaled(least).median:.2f} ms", ["rows", *heads], lines)
+    keys = ["linears_ms", "forward_ms", "forward_over_linears", "step_multiple", "over_first"]
     return {
         "dtype": str(dtype).removeprefix("torch."),
-        "bandwidth_gb_s": read / 1e9,
+        "bandwidth_gb_s": speed.median / 1e9,
+        "bandwidth_quartiles_gb_s": [speed.q1 / 1e9, speed.q3 / 1e9],
         "bytes_per_step": size,
-        "floor_ms": 1e3 * size / read,
-        "rows": {str(f.rows): dict(zip(keys, line[1:], strict=True)) for f, line in zip(floors, lines, strict=True)},
+        "floor_ms": scaled(least).median,
+        "rows": {str(n): dict(zip(keys, line[1:], strict=True)) for n, line in zip(floors, lines, strict=True)},
     }
 
 
-def scaled(seconds: Spread) -> Spread:
-    """Seconds as milliseconds."""
-    return Spread(seconds.q1 * 1e3, seconds.median * 1e3, seconds.q3 * 1e3, seconds.size)
+def scaled(seconds: Sequence[float]) -> Spread:
+    """Seconds that count, as milliseconds."""
+    return spread([each * 1e3 for each in seconds[_WARM:]])
 
 
 def main() -> None:
@@ -146,10 +189,15 @@ def main() -> None:
     add_arguments(parser)
     parser.add_argument("--rows", nargs="+", type=int, default=(2, 3, 5, 8, 16, 32))
     parser.add_argument("--repeats", type=int, default=30)
+    parser.add_argument("--prompts", nargs="*", type=int, default=(), help="prompts of so many tokens, too")
+    parser.add_argument("--prompt-repeats", type=int, default=5)
     args = parser.parse_args()
     engine = build("none", Options.of(args))
-    floors = report(engine, args.rows, args.repeats)
-    record.finish("floor", {**record.models(engine, args.target, None), "floor": floors}, not args.no_save)
+    results = {**record.models(engine, args.target, None), "floor": report(engine, args.rows, args.repeats)}
+    if args.prompts:
+        results["prompts"] = prompts = prompt_rates(engine, args.prompts, args.prompt_repeats)
+        record.table("prompts", ["tokens", "tokens per second"], list(prompts.items()))
+    record.finish("floor", results, not args.no_save)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
 """Embed a small trained Llama into the shape of a large one without changing its function.
 
-``python -m bench.inflate SOURCE OUT --shape 135m [--vocab 49152]`` writes an ordinary checkpoint directory that costs
-what a model of the large shape costs and says what the small one says, so that a toy pair measures a real engine.
+``python -m bench.inflate SOURCE OUT --shape 135m [--vocab 49152] [--positions 8192]`` writes an ordinary checkpoint
+directory that costs what a model of the large shape costs and says what the small one says, so that a toy pair measures
+a real engine.
 
 What keeps the function::
 
@@ -279,8 +280,13 @@ def read_tensors(directory: Path) -> dict[str, Tensor]:
     return {name: tensor for file in files for name, tensor in load_file(file).items()}
 
 
-def inflate(source: Path, out: Path, shape: str, vocab: int | None = None, seed: int = 0) -> int:
-    """Write ``source`` embedded into ``shape`` as the checkpoint directory ``out``; the number of its parameters."""
+def inflate(
+    source: Path, out: Path, shape: str, vocab: int | None = None, seed: int = 0, positions: int | None = None
+) -> int:
+    """Write ``source`` embedded into ``shape`` as the checkpoint directory ``out``; the number of its parameters.
+
+    positions: the longest text, if not the source's; behind that the source was taught nothing, but costs are true.
+    """
     config = json.loads((source / "config.json").read_text(encoding="utf-8"))
     small = shape_of(config)
     large = parse_shape(shape, small)
@@ -289,7 +295,9 @@ def inflate(source: Path, out: Path, shape: str, vocab: int | None = None, seed:
     head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
     tensors = dict(Inflation(small, large, head_dim, vocab, seed=seed).tensors(read_tensors(source)))
     note = {"source": source.name, "source_shape": asdict(small), "source_vocab": config["vocab_size"], "seed": seed}
-    config = inflated_config({**config, "head_dim": head_dim}, large, vocab, note)
+    positions = positions or int(config["max_position_embeddings"])
+    config = {**config, "head_dim": head_dim, "max_position_embeddings": positions}
+    config = inflated_config(config, large, vocab, note)
     out.mkdir(parents=True, exist_ok=True)
     (out / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
     for pattern in COPIED:
@@ -305,10 +313,11 @@ def main() -> None:
     parser.add_argument("out", type=Path)
     parser.add_argument("--shape", default="135m", help=f"{', '.join(SHAPES)}, or hidden=192,layers=4,...")
     parser.add_argument("--vocab", type=int, help="rows of the embedding; the source's by default")
+    parser.add_argument("--positions", type=int, help="tokens of the longest text; the source's by default")
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
     try:
-        parameters = inflate(args.source, args.out, args.shape, args.vocab, args.seed)
+        parameters = inflate(args.source, args.out, args.shape, args.vocab, args.seed, args.positions)
     except CannotInflate as error:
         parser.error(str(error))
     print(f"{args.out}: {parameters:,} parameters, inflated from {args.source.name}")

@@ -12,8 +12,7 @@ import argparse
 import random
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,7 @@ from transformers.utils import logging
 
 from bench import llama, prompts, record
 from bench.decode import progress
-from bench.drive import Options, add_arguments, build_all, mode_of, request, run, warm_up
+from bench.drive import Options, add_arguments, build_all, mode_of, request, run, torchs_threads, warm_up
 from bench.llama import Decoded
 from bench.stats import paired_ratio, spread
 from spec.engine import Engine
@@ -38,11 +37,12 @@ LOOKUP_TOKENS = 10  # as in transformers' own documentation of prompt lookup
 
 
 def ours(engine: Engine, max_tokens: int) -> Decode:
-    """One of our engines."""
+    """One of our engines. Who looks things up in earlier answers sees those of the same round and temperature alone: in
+    the others the same prompts were asked before, and what is compared with was told nothing."""
 
     def decode(prompt: list[int], temperature: float, seed: int) -> Decoded:
         params = SamplingParams(temperature=temperature, seed=seed, max_tokens=max_tokens, ignore_eos=True)
-        done = run(engine, request(prompt, params))
+        done = run(engine, request(prompt, params, salt=f"temperature {temperature:g}, seed {seed}"))
         return Decoded(done.tokens, done.tokens_per_second)
 
     return decode
@@ -66,17 +66,6 @@ class Arrivals(BaseStreamer):
         """Tokens behind the first ones, over the time since then."""
         _, (_, first), *rest = self.came
         return sum(count for count, _ in rest) / (rest[-1][1] - first)
-
-
-@contextmanager
-def torchs_threads(count: int) -> Iterator[None]:
-    """Give torch so many threads: an engine of ours, whose kernels have threads of their own, leaves it one."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def theirs(model: Any, max_tokens: int, **kwargs: Any) -> Decode:
@@ -218,7 +207,7 @@ def measure(args: argparse.Namespace, servers: dict[str, llama.LlamaServer]) -> 
     ways = own | peers(args, first.info.dtype) | llamas(servers, args.max_tokens)
     warm_up(engines.values(), next(iter(asked.values())))
     for decode in ways.values():
-        decode(next(iter(asked.values())), 1.0, 0)
+        decode(next(iter(asked.values())), 1.0, args.seed + args.rounds)  # no round has this seed
     bout = Bout(ways, args)
     bout.run(asked)
     result: dict[str, Any] = {}

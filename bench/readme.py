@@ -25,8 +25,9 @@ WAYS = {
     "foresay none": "Foresay, no drafts",
     "foresay ngram": "Foresay, n-gram, 4 ahead",
     "foresay draft_model:4": "Foresay, draft model, 4 ahead",
+    "foresay auto": "Foresay, auto",
 }
-OURS = "foresay draft_model:4"
+PLAIN, OURS = "foresay none", "foresay draft_model:4"
 
 Entry = dict[str, Any]
 
@@ -74,13 +75,16 @@ def _verdict(temperature: str, ways: Entry) -> str:
     said = []
     for program in ("transformers", "llama.cpp"):
         best = max((way for way in WAYS if way.startswith(program)), key=lambda way: _median(ways[way]))
-        ratio = ways[best][f"{OURS} is faster by"]
         how = WAYS[best].partition(", ")[2] or "plain"
-        said.append(
-            f"{ratio['ratio']:.2f} [{ratio['low']:.2f}, {ratio['high']:.2f}] times as fast as {program} ({how})"
-        )
-    text = f"- T = {temperature}: Foresay with its draft model is {' and '.join(said)}."
+        said.append(f"{_ratio(ways[best], OURS)} times as fast as {program} ({how})")
+    text = f"- T = {temperature}: Foresay with its draft model is {' and '.join(said)}; "
+    text += f"without drafts it is {_ratio(ways['llama.cpp'], PLAIN)} times as fast as llama.cpp without."
     return fill(text, 120, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
+
+
+def _ratio(way: Entry, ours: str) -> str:
+    ratio = way[f"{ours} is faster by"]
+    return f"{ratio['ratio']:.2f} [{ratio['low']:.2f}, {ratio['high']:.2f}]"
 
 
 def _median(way: Entry) -> float:

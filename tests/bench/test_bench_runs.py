@@ -6,6 +6,7 @@ import json
 import random
 import subprocess
 from argparse import Namespace
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +14,14 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from bench import busy, drive, edits, forced, http, peers, record, report, summary
+from bench import busy, drive, edits, floor, forced, http, peers, record, report, summary
 from bench.decode import compare
 from bench.drive import FROM_DIRECTORY, BadMode, Options, Run, engine_config, mode_of
 from bench.llama import LlamaServer, ways
 from bench.overhead import added, metered_models
 from bench.summary import Sample, TokensDiffer, check_same
 from spec.engine import Engine
+from spec.request import Request
 from spec.sampling import SamplingParams
 from spec.trace import Statistics
 from verifier.ops.kernels.cpu import threads
@@ -201,6 +203,44 @@ def test_peers_decode_alone_and_count_what_came_behind_the_first(options: Option
     arrivals = peers.Arrivals()
     arrivals.came = [(19, 0.0), (3, 2.0), (2, 3.0), (4, 5.0)]
     assert arrivals.speed == 2.0
+
+
+def test_floors_are_probed_by_as_many_threads_as_kernels_have(
+    options: Options, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Torch is left one thread, which does not read memory as fast as all; prompts are measured through the engine."""
+    engine, used = drive.build("none", options), []
+
+    def timed(call: Callable[[], object]) -> float:
+        used.append((isinstance(call, floor.LinearsAlone | floor.BareForward), torch.get_num_threads()))
+        return 0.5
+
+    monkeypatch.setattr(floor, "PROBE_BYTES", 1 << 20)
+    monkeypatch.setattr(floor, "timed", timed)
+    monkeypatch.setattr(threads, "wanted", lambda: 2)
+    found = floor.report(engine, [1, 3], 1)
+    assert set(found["rows"]) == {"1", "3"} and found["rows"]["3"]["over_first"] == 1.0
+    assert found["rows"]["1"]["step_multiple"] == pytest.approx((1 << 20) / found["bytes_per_step"])
+    assert set(used) == {(False, 2), (True, 1)}
+    monkeypatch.undo()
+    rates = floor.prompt_rates(engine, [20, 40], 2)
+    assert {length: rate.size for length, rate in rates.items()} == {"20": 2, "40": 2}
+    assert all(rate.median > 0 for rate in rates.values())
+
+
+def test_no_round_looks_up_what_another_one_wrote(options: Options, monkeypatch: pytest.MonkeyPatch) -> None:
+    steps: list[int] = []
+
+    def counted(engine: Engine, asked: Request) -> Run:
+        done = drive.run(engine, asked)
+        steps.append(done.statistics.steps)
+        return done
+
+    monkeypatch.setattr(peers, "run", counted)
+    decode = peers.ours(drive.build("suffix:4", options), 24)
+    texts = [decode(list(range(1, 20)), 0.0, seed).tokens for seed in (0, 1, 1)]
+    assert texts[0] == texts[1] == texts[2]
+    assert steps[0] == steps[1] > steps[2], "within a round answers are looked up"
 
 
 def test_llama_cpp_is_asked_for_the_same_and_its_first_token_is_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -53,8 +53,11 @@ def tokens() -> Tensor:
     return torch.randint(VOCAB, (4, 48), generator=torch.Generator().manual_seed(1))
 
 
-def test_same_function(source: Path, tokens: Tensor, tmp_path: Path) -> None:
-    inflate(source, tmp_path / "big", LARGE)
+@pytest.mark.parametrize("positions", [None, 512])
+def test_same_function(source: Path, tokens: Tensor, tmp_path: Path, positions: int | None) -> None:
+    inflate(source, tmp_path / "big", LARGE, positions=positions)
+    longest = json.loads((tmp_path / "big" / "config.json").read_text(encoding="utf-8"))["max_position_embeddings"]
+    assert longest == (positions or 64)
     want, got = logits(source, tokens), logits(tmp_path / "big", tokens)
     assert got.shape == want.shape
     assert (got - want).abs().max() < 1e-3
