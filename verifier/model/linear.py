@@ -8,6 +8,8 @@ and a quantised one becomes the floats that it stands for.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
@@ -68,7 +70,7 @@ class Linear:
 
 def _packed(weight: Matrix, bias: Tensor | None, gated: bool, compute: torch.dtype) -> PackedWeight:
     if isinstance(weight, QuantizedMatrix):
-        return PackedIntegers.of(weight, bias, gated, compute)
+        return PackedIntegers.of(replace(weight, scales=_kept(weight.scales, torch.float32)), bias, gated, compute)
     return PackedFloats.of(_kept(weight, compute), bias, gated)
 
 

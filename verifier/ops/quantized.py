@@ -108,10 +108,10 @@ class QuantizedMatrix:
             zeros = (least - low / exact).round().clamp(least, most)
             self.zeros.copy_(zeros)
         values = (grouped / exact.unsqueeze(2)).round_().add_(zeros.unsqueeze(2)).clamp_(least, most)
-        self._put(values.flatten(1).to(torch.int8))
+        self.put(values.flatten(1).to(torch.int8))
 
-    def _put(self, values: Tensor) -> None:
-        """values: int8[O, K]."""
+    def put(self, values: Tensor) -> None:
+        """Take on these values. values: int8[O, K]."""
         self.values.copy_(values if self.bits == 8 else packed(values))
 
 
