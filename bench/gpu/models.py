@@ -33,7 +33,7 @@ def inflated(
     small = ModelConfig.from_directory(source)
     config = shape.config(small, positions)
     weights = allocate(config, device.dtype, device.torch)
-    into = dict(places(config, weights))
+    into = {name: place for name, place in places(config, weights) if isinstance(place, Tensor)}
     inflation = Inflation(
         sizes_of(small),
         shape.sizes,

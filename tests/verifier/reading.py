@@ -16,6 +16,7 @@ from torch import Tensor
 from kvpaging import KVStore, PagePool, PageTable
 from spec.protocols import Rows, Wanted
 from spec.tree import MAX_NODES, DraftTree
+from server.quantized import quantized
 from verifier.model.config import ModelConfig
 from verifier.model.decoder import Decoder
 from verifier.model.weights import load
@@ -41,9 +42,10 @@ def load_decoder(
     device: torch.device | str = "cpu",
     *,
     probed: bool = True,
+    quantize: str | None = None,
 ) -> Decoder:
     """The decoder of a checkpoint, its products as the probe leaves them on this machine: rows must be bit-equal."""
-    config = ModelConfig.from_directory(directory)
+    config = quantized(ModelConfig.from_directory(directory), quantize, "--quantize")
     weights = load(directory, config, dtype, device)
     decoder = Decoder(config, weights, config.max_positions + MAX_NODES)
     if probed and decoder.device.type == "cpu":

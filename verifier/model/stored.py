@@ -32,7 +32,7 @@ class Stored:
 
     shape: tuple[int, ...]
     kinds: tuple[str, ...]
-    put: Callable[[Tensor], object]
+    put: Callable[[Tensor], Tensor | None]
 
 
 def stored(name: str, place: Matrix, scheme: Scheme | None) -> Iterator[tuple[str, Stored]]:
@@ -82,12 +82,14 @@ def _gptq(place: QuantizedMatrix, scheme: Scheme) -> _Parts:
     groups = place.scales.shape[1]
     less = 1 if scheme.layout == GPTQ[0] else 0
     yield "qweight", Stored((inner // _EIGHT, outer), ("I32",), lambda t: place.put(_numbers(t.T, 4)))
-    yield (
-        "qzeros",
-        Stored((groups, outer // _EIGHT), ("I32",), lambda t: _put_zeros(place, _numbers(t, 4).T + less)),
-    )
+    yield "qzeros", Stored((groups, outer // _EIGHT), ("I32",), lambda t: _put_zeros(place, _more(_numbers(t, 4).T, less)))
     yield "scales", Stored((groups, outer), FLOATS, lambda t: place.scales.copy_(t.T))
     yield "g_idx", Stored((inner,), ("I32",), partial(_check_order, place.group))
+
+
+def _more(zeros: Tensor, less: int) -> Tensor:
+    """Zeros that were stored so much less, without a carry."""
+    return (zeros + 8 + less) % 16 - 8
 
 
 def _check_order(group: int, found: Tensor) -> None:
@@ -107,7 +109,8 @@ def _awq(place: QuantizedMatrix, scheme: Scheme) -> _Parts:
 
 
 def _in_order(numbers: Tensor) -> Tensor:
-    return numbers.unflatten(1, (-1, _EIGHT))[:, :, list(_AWQ_PLACES)].flatten(1)
+    words: Tensor = numbers.unflatten(1, (-1, _EIGHT))
+    return words[:, :, list(_AWQ_PLACES)].flatten(1)
 
 
 def _put_zeros(place: QuantizedMatrix, zeros: Tensor) -> None:

@@ -116,9 +116,14 @@ def _fitting(checkpoint: Checkpoint, config: ModelConfig, weights: ModelWeights)
     expected = {name: (place.shape, place.kinds) for name, place in found.items()}
     checkpoint.check(expected, optional={LM_HEAD: (tuple(weights.lm_head.shape), FLOATS)} if _ties(config) else {})
     if _ties(config) and weights.lm_head is not weights.embed:
-        head, whole = weights.lm_head, found[EMBEDDING]
+        head, embed = weights.lm_head, weights.embed
         assert isinstance(head, QuantizedMatrix), "the head is the embedding, or made of it"
-        found[EMBEDDING] = Stored(whole.shape, whole.kinds, lambda tensor: head.fill(whole.put(tensor)))
+
+        def put(tensor: Tensor) -> Tensor:
+            head.fill(tensor)
+            return embed.copy_(tensor)
+
+        found[EMBEDDING] = Stored(tuple(embed.shape), FLOATS, put)
     return found
 
 

@@ -78,10 +78,11 @@ class QuantizedMatrix:
 
     def plain(self) -> Tensor:
         """fp32[O, K]: the weight that it stands for."""
-        grouped = self.numbers().float().unflatten(1, (-1, self.group))
+        grouped: Tensor = self.numbers().float().unflatten(1, (-1, self.group))
         if self.zeros is not None:
             grouped = grouped - self.zeros.float().unsqueeze(2)
-        return (grouped * self.scales.float().unsqueeze(2)).flatten(1)
+        scaled: Tensor = grouped * self.scales.float().unsqueeze(2)
+        return scaled.flatten(1)
 
     def fill(self, weight: Tensor) -> None:
         """Take on the nearest values of a weight [O, K] of floats. Scales are rounded first, so that values make up
@@ -118,7 +119,8 @@ class QuantizedMatrix:
 def packed(values: Tensor) -> Tensor:
     """uint8[O, K / 2] of int8[O, K] in four bits."""
     bits = values.view(torch.uint8)
-    return (bits[:, ::2] & 15) | (bits[:, 1::2] << 4)
+    low, high = bits[:, ::2] & 15, bits[:, 1::2] << 4
+    return low | high
 
 
 def unpacked(values: Tensor) -> Tensor:

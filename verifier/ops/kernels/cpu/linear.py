@@ -89,7 +89,8 @@ def _packed(weight: Tensor, block: int, pairs: bool) -> Tensor:
     if not pairs:
         return in_blocks(weight, block)
     whole = functional.pad(weight, (0, weight.shape[1] % 2))
-    return filled(whole, block).unflatten(2, (-1, 2)).transpose(1, 2)
+    pairs_of_k: Tensor = filled(whole, block).unflatten(2, (-1, 2))
+    return pairs_of_k.transpose(1, 2)
 
 
 @dataclass(frozen=True, slots=True)

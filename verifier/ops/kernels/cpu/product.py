@@ -94,7 +94,8 @@ def from_turns(part: Callable[[Tensor], Tensor], blocks: Tensor, gated: bool, ou
 def filled(rows: Tensor, block: int) -> Tensor:
     """[O / B, B, ..]: rows in whole blocks, filled up with zeros."""
     behind = (0, 0) * (rows.dim() - 1)
-    return functional.pad(rows, (*behind, 0, -len(rows) % block)).unflatten(0, (-1, block))
+    blocks: Tensor = functional.pad(rows, (*behind, 0, -len(rows) % block)).unflatten(0, (-1, block))
+    return blocks
 
 
 def in_blocks(rows: Tensor, block: int) -> Tensor:
