@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from torch import Tensor
+
 import server
 from bench.gpu.device import Device
 from bench.gpu.shapes import POSITIONS, ModelShape

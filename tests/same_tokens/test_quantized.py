@@ -1,4 +1,4 @@
-"""The same tokens from a quantised target with every drafter: plain and speculative decoding are of the same weights."""
+"""The same tokens from a quantised target with every drafter: plain and speculative decoding have the same weights."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from server.build import build_engine
-from server.config import EngineConfig
+from server.config import EngineConfig, Quantize
 from tests.same_tokens.models import Pair
 from tests.same_tokens.runs import DRAFTERS, assert_same, drafting, jobs_of, plain, whole
 from tests.same_tokens.test_bundled_heads import jobs
@@ -25,7 +25,8 @@ def quantized(pair):
 
     @cache
     def made(family: str, how: str, dtype: torch.dtype = torch.bfloat16) -> Pair:
-        return pair(family, layers=2).quantized(how, dtype)
+        found: Pair = pair(family, layers=2)
+        return found.quantized(how, dtype)
 
     return made
 
@@ -55,7 +56,7 @@ def test_families_and_dtypes(quantized, how, family, dtype) -> None:
     assert_same_tokens(quantized(family, how, dtype), "dynamic 4,4,2,2,1")
 
 
-def bundled(draft: str, how: str) -> dict[str, Text]:
+def bundled(draft: str, how: Quantize) -> dict[str, Text]:
     """Texts of the bundled target, whose draft model and heads were made for its floats."""
     config = EngineConfig(draft=draft, quantize=how, draft_quantize="int8", kv_tokens=640, max_model_len=160, threads=1)
     engine = build_engine(config)

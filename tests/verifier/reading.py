@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from kvpaging import KVStore, PagePool, PageTable
+from server.quantized import quantized
 from spec.protocols import Rows, Wanted
 from spec.tree import MAX_NODES, DraftTree
-from server.quantized import quantized
 from verifier.model.config import ModelConfig
 from verifier.model.decoder import Decoder
 from verifier.model.weights import load

@@ -114,10 +114,15 @@ for bits_, symmetric_, layout_ in (
     )
 
 
-def published(directory: Path, kind: str, family: str = "qwen3", **shape: int) -> None:
+def published(directory: Path, kind: str, family: str = "qwen3") -> None:
     """A checkpoint of this format in ``quantized`` and, in ``plain``, the floats that it stands for."""
-    sizes = {"hidden_size": 128, "intermediate_size": 160, "num_attention_heads": 4, "num_key_value_heads": 2}
-    make(family, directory / "plain", **{**sizes, "head_dim": 32, **shape})
+    sizes: dict[str, Any] = {
+        "hidden_size": 128,
+        "intermediate_size": 160,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+    }
+    make(family, directory / "plain", **sizes, head_dim=32)
     about, convert = FORMATS[kind]
     tensors, floats = load_file(directory / "plain" / SINGLE), {}
     stored: dict[str, Tensor] = {}
@@ -188,7 +193,11 @@ def test_what_is_amiss_is_named(tmp_path, case) -> None:
     name = f"model.layers.1.mlp.{part}"
     tensors = load_file(tmp_path / "quantized" / SINGLE)
     changed = change(tensors.pop(name))
-    save(tmp_path / "quantized", tensors | ({} if changed is None else {name: changed}), config_of(tmp_path / "quantized"))
+    save(
+        tmp_path / "quantized",
+        tensors | ({} if changed is None else {name: changed}),
+        config_of(tmp_path / "quantized"),
+    )
     with pytest.raises(WeightsError, match=name):
         reader(tmp_path / "quantized")
 

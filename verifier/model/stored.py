@@ -82,7 +82,10 @@ def _gptq(place: QuantizedMatrix, scheme: Scheme) -> _Parts:
     groups = place.scales.shape[1]
     less = 1 if scheme.layout == GPTQ[0] else 0
     yield "qweight", Stored((inner // _EIGHT, outer), ("I32",), lambda t: place.put(_numbers(t.T, 4)))
-    yield "qzeros", Stored((groups, outer // _EIGHT), ("I32",), lambda t: _put_zeros(place, _more(_numbers(t, 4).T, less)))
+    yield (
+        "qzeros",
+        Stored((groups, outer // _EIGHT), ("I32",), lambda t: _put_zeros(place, _more(_numbers(t, 4).T, less))),
+    )
     yield "scales", Stored((groups, outer), FLOATS, lambda t: place.scales.copy_(t.T))
     yield "g_idx", Stored((inner,), ("I32",), partial(_check_order, place.group))
 

@@ -14,7 +14,7 @@ Names, shapes and types are checked against the files' headers before the first 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,9 +24,10 @@ from torch import Tensor
 
 from verifier.model.checkpoint import FLOATS, Checkpoint
 from verifier.model.config import ModelConfig
-from verifier.model.errors import ConfigError, WeightsError
+from verifier.model.errors import WeightsError
 from verifier.model.linear import Matrix
-from verifier.model.quantization import HEAD, MADE, Scheme
+from verifier.model.quantization import HEAD, Scheme
+from verifier.model.rooms import Rooms
 from verifier.model.stored import Misfit, Stored, stored
 from verifier.ops.quantized import QuantizedMatrix
 
@@ -143,7 +144,7 @@ def allocate(
 ) -> ModelWeights:
     """Uninitialised weights in the shapes of ``config``. matrices: what they are in, but for the embedding."""
 
-    rooms = _Rooms(config, dtype, matrices or dtype, torch.device(device))
+    rooms = Rooms(config, dtype, matrices or dtype, torch.device(device))
     embed = torch.empty(config.vocab_size, config.hidden_size, dtype=dtype, device=device)
     return ModelWeights(
         embed=embed,
@@ -153,7 +154,7 @@ def allocate(
     )
 
 
-def _allocate_head(config: ModelConfig, rooms: _Rooms, embed: Tensor) -> Matrix:
+def _allocate_head(config: ModelConfig, rooms: Rooms, embed: Tensor) -> Matrix:
     """A tied head is the embedding, unless it is to be made of it."""
     made = config.quantization is not None and config.quantization.is_made
     if config.tie_word_embeddings and not (made and rooms.scheme((HEAD,), embed.shape[1])):
@@ -161,42 +162,7 @@ def _allocate_head(config: ModelConfig, rooms: _Rooms, embed: Tensor) -> Matrix:
     return rooms.matrix(len(embed), embed.shape[1], HEAD)
 
 
-@dataclass(frozen=True, slots=True)
-class _Rooms:
-    """Makes uninitialised tensors. matrices: the dtype of those that are floats."""
-
-    config: ModelConfig
-    dtype: torch.dtype
-    matrices: torch.dtype
-    device: torch.device
-
-    def vector(self, size: int) -> Tensor:
-        """One of floats."""
-        return torch.empty(size, dtype=self.dtype, device=self.device)
-
-    def matrix(self, outer: int, inner: int, *modules: str) -> Matrix:
-        """The matrix of these modules, one below the other: of floats, or of whole numbers."""
-        scheme = self.scheme(modules, inner)
-        if scheme is None:
-            return torch.empty(outer, inner, dtype=self.matrices, device=self.device)
-        scales = torch.bfloat16 if scheme.layout == MADE else torch.float32
-        group = scheme.group or inner
-        return QuantizedMatrix.empty(outer, inner, scheme.bits, group, scheme.symmetric, scales, self.device)
-
-    def scheme(self, modules: Sequence[str], inner: int) -> Scheme | None:
-        """How these modules are quantised. Raises ConfigError if they differ: they are multiplied as one."""
-        if self.config.quantization is None:
-            return None
-        found = {module: self.config.quantization.scheme(module, inner) for module in modules}
-        if len(set(found.values())) > 1:
-            raise ConfigError(
-                "modules that are multiplied as one must be quantised alike, not "
-                + ", ".join(f"{module}: {scheme or 'floats'}" for module, scheme in found.items())
-            )
-        return found[modules[0]]
-
-
-def _allocate_layer(config: ModelConfig, rooms: _Rooms, layer: str) -> LayerWeights:
+def _allocate_layer(config: ModelConfig, rooms: Rooms, layer: str) -> LayerWeights:
     hidden, inner, head_dim = config.hidden_size, config.intermediate_size, config.head_dim
     heads_width, qkv_width = config.num_heads * head_dim, (config.num_heads + 2 * config.num_kv_heads) * head_dim
     q, k, v, o = (f"{layer}self_attn.{name}_proj" for name in "qkvo")

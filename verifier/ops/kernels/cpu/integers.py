@@ -159,6 +159,7 @@ class _Product(Product):
     """
 
     shape: IntegerShape
+    ahead = 8192
 
     def __init__(self, kernel: Kernel, shape: IntegerShape) -> None:
         super().__init__(kernel, shape)

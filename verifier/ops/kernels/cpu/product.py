@@ -26,8 +26,8 @@ from verifier.ops.kernels.cpu.jit import Processor
 from verifier.ops.kernels.cpu.types import BF16, F32, I16, I32, LANES, OF_TORCH, vector
 from verifier.ops.kernels.cpu.values import Value
 
-#: Rows whose sums are held at once, and how far ahead of the sums weights are asked for.
-GROUP, AHEAD_BYTES = 6, 2048
+#: Rows whose sums are held at once.
+GROUP = 6
 
 
 class PackedWeight(Protocol):
@@ -107,6 +107,8 @@ class Product:
     """Writes a kernel. Arguments: x, weight, out, bias, count, blocks (or pairs of them), widths of out and x."""
 
     at_once = GROUP
+    #: Bytes: how far ahead of the sums weights are asked for.
+    ahead = 2048
 
     def __init__(self, kernel: Kernel, shape: Shape) -> None:
         self.k, self.shape = kernel, shape
@@ -159,7 +161,7 @@ class Product:
     def _prefetch(self, line: Value, size: int) -> None:
         """Ask for what comes later. size: bytes of a step."""
         for at in range(0, size, 64):
-            self.k.prefetch(self.k.bytes_at(line, AHEAD_BYTES + at))
+            self.k.prefetch(self.k.bytes_at(line, self.ahead + at))
 
     def _added(self, total: Variable, factor: Value, weight: Value) -> None:
         """One term more: of numbers, or of pairs of bf16."""
