@@ -129,7 +129,7 @@ def _plan_cpu(config: EngineConfig, length: int, demand: Demand, device: Device)
     """All sequences at full length, within a share of the memory."""
     weights, machine, beside = demand.weights, device.total, sum(demand.weights.values())
     if beside > machine:
-        raise Unfit(_too_much("the weights alone", beside, weights, machine), _smaller_weights(demand.dtype))
+        raise Unfit(_too_much("the weights alone", beside, weights, machine), _smaller_weights(demand.dtype, config.quantize))
     affordable = int(min(machine * _KV_SHARE, machine * _ALL_SHARE - beside) / demand.per_token)
     tokens = config.kv_tokens or min(config.max_seqs * length, max(affordable, 0))
     if tokens < length:
@@ -204,9 +204,10 @@ def _too_much(what: str, total: int, parts: Mapping[str, int], machine: int) -> 
     return f"{what} would take {in_words(total)} ({listed(parts)}), but this machine has {in_words(machine)}"
 
 
-def _smaller_weights(dtype: str) -> str:
+def _smaller_weights(dtype: str, quantize: str | None) -> str:
     halved = "load them with --dtype bfloat16, " if dtype == "float32" else ""
-    return f"{halved}make them smaller with --quantize int8 or int4, or name a smaller model"
+    smaller = "" if quantize == "int4" else "make them smaller with --quantize int4, "
+    return f"{halved}{smaller}or name a smaller model" if halved or smaller else "name a smaller model"
 
 
 def _smaller_cache(affordable: int, length: int) -> str:
