@@ -129,7 +129,9 @@ def _plan_cpu(config: EngineConfig, length: int, demand: Demand, device: Device)
     """All sequences at full length, within a share of the memory."""
     weights, machine, beside = demand.weights, device.total, sum(demand.weights.values())
     if beside > machine:
-        raise Unfit(_too_much("the weights alone", beside, weights, machine), _smaller_weights(demand.dtype, config.quantize))
+        raise Unfit(
+            _too_much("the weights alone", beside, weights, machine), _smaller_weights(demand.dtype, config.quantize)
+        )
     affordable = int(min(machine * _KV_SHARE, machine * _ALL_SHARE - beside) / demand.per_token)
     tokens = config.kv_tokens or min(config.max_seqs * length, max(affordable, 0))
     if tokens < length:

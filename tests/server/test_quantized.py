@@ -22,6 +22,7 @@ from spec.engine import Engine
 from spec.request import Request
 from spec.sampling import SamplingParams
 from verifier.model.config import ModelConfig
+from verifier.paged_model import PagedModel
 
 TARGET = BUNDLED / "target"
 
@@ -35,7 +36,7 @@ def written(engine: Engine) -> list[int]:
     params = SamplingParams(temperature=1.0, seed=3, max_tokens=40, ignore_eos=True)
     engine.add(Request(id="one", prompt=[5, 17, 200, 31], params=params))
     tokens: list[int] = []
-    while len(tokens) < params.max_tokens:
+    while len(tokens) < 40:
         tokens += [token for delta in engine.step() for token in delta.tokens]
     return tokens
 
@@ -61,7 +62,9 @@ def test_the_command_writes_over_nothing(tmp_path, capsys) -> None:
 
 def test_the_plan_knows_the_bytes() -> None:
     engine = engine_of("bundled", quantize="int4")
-    decoder = engine.runner.verifier.decoder
+    verifier = engine.runner.verifier
+    assert isinstance(verifier, PagedModel)
+    decoder = verifier.decoder
     held = sum(linear.nbytes for linear in decoder.linears) + decoder.embedding.nbytes
     assert engine.info.weight_bytes == held
     assert dict(rows(engine.info))["weights"].startswith("int4 in groups of 128, the output head int8")
