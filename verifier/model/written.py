@@ -1,4 +1,4 @@
-"""Writes a model of floats as one of whole numbers: compressed-tensors, which Foresay, vLLM and transformers read.
+"""Writes a model of floats as one of whole numbers: compressed-tensors.
 
 Every matrix is quantised by itself and written in a few files, so that little of the model is held at once. An output
 head that is tied to the embedding is written beside it, and tied no more.
