@@ -52,7 +52,7 @@ class Options:
     """What all engines of one benchmark share. threads None leaves the choice to the engine.
 
     draft, medusa, eagle3: directories. prefix_cache: whether prompts that start alike are
-    computed once; rounds mostly repeat them.
+    computed once; rounds mostly repeat them. quantize: of the target.
     """
 
     target: str
@@ -63,11 +63,13 @@ class Options:
     medusa: str | None = None
     eagle3: str | None = None
     prefix_cache: bool = False
+    quantize: str | None = None
 
     @classmethod
-    def of(cls, args: argparse.Namespace) -> Self:
+    def of(cls, args: argparse.Namespace, quantize: str | None = None) -> Self:
         """From the flags that ``add_arguments`` adds."""
-        return cls(args.target, args.draft, args.dtype, args.threads, medusa=args.medusa, eagle3=args.eagle3)
+        own = {"medusa": args.medusa, "eagle3": args.eagle3, "quantize": quantize}
+        return cls(args.target, args.draft, args.dtype, args.threads, **own)
 
     def has(self, mode: str) -> bool:
         """Whether the directory that a way of decoding needs is given."""
@@ -153,6 +155,7 @@ def engine_config(mode: str, options: Options) -> EngineConfig:
         kv_tokens=options.kv_tokens,
         max_seqs=1,
         prefix_cache=options.prefix_cache,
+        quantize=options.quantize,  # type: ignore[arg-type]
     )
     if "," in size:
         return msgspec.structs.replace(config, draft_tree=size)

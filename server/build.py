@@ -19,6 +19,7 @@ from server.graphs import capture_of, graph_runner
 from server.loading import Loading, Progress
 from server.memory import MemoryPlan, check_beside, footprint, kept_in_16_bits, packed_bytes, plan
 from server.parameters import stored_parameters
+from server.quantized import quantized
 from server.rehearsal import Rehearsal
 from server.resolved import Resolved, choose_draft, short_name, target_directory
 from server.unfit import Unfit
@@ -75,7 +76,7 @@ def build_engine(
     torch.set_grad_enabled(False)
     threads.use(config.threads or threads.wanted())
     device, directory = find_device(config), target_directory(config)
-    model = ModelConfig.from_directory(directory)
+    model = quantized(ModelConfig.from_directory(directory), config.quantize, "--quantize")
     dtype, draft = choose_dtype(config, model, device), choose_draft(config)
     length = max_model_len(config, model)
     named = drafts(config, draft.value)
@@ -185,6 +186,15 @@ def max_model_len(config: EngineConfig, model: ModelConfig) -> int:
     return wanted
 
 
+def _weights(model: ModelConfig, device: Device) -> str:
+    """How the target's weights are quantised, for people; "" if they are not."""
+    if model.quantization is None:
+        return ""
+    source = "made of the files' floats" if model.quantization.is_made else f"from {model.quantization.method} files"
+    widened = ", widened on the GPU, which multiplies no whole numbers here yet" if device.is_gpu else ""
+    return f"{model.quantization} ({source}{widened})"
+
+
 def _nobody(phase: str, share: float | None = None) -> None:
     pass
 
@@ -241,6 +251,7 @@ def _info(
         eos_token_ids=model.eos_token_ids,
         architecture=model.architecture,
         parameters=stored_parameters(model),
+        quantization=_weights(model, device),
         weight_bytes=memory.weights["target"],
         memory=memory.described,
         footprint=footprint(memory, device),

@@ -28,6 +28,7 @@ Seconds = Annotated[float, Meta(gt=0)]
 Share = Annotated[float, Meta(gt=0, le=1)]
 Span = Annotated[str, Meta(pattern=durations.SPAN, extra={"expected": durations.EXPECTED})]
 Dtype = Literal["auto", "bfloat16", "float32", "float16"]
+Quantize = Literal["int8", "int4"]
 DeviceKind = Literal["auto", "cpu", "cuda"]
 ToolParser = Literal["auto", "none", "hermes", "qwen3_coder", "llama3", "mistral", "response_template"]
 ReasoningParser = Literal["auto", "none", "think"]
@@ -98,6 +99,16 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
             "models",
         ),
     ] = "auto"
+    quantize: Annotated[
+        Quantize | None,
+        _about(
+            "make the target's weights int8 or int4 as they are loaded, on a CPU: half and a quarter of the bytes to "
+            "read in each step (as the files have them)",
+            "models",
+            "KIND",
+        ),
+    ] = None
+    draft_quantize: Annotated[Quantize | None, _about("the same for a draft model", "models", "KIND")] = None
     device: Annotated[
         DeviceKind, _about("where the models run; auto is the first GPU if there is one, otherwise the CPU", "models")
     ] = "auto"

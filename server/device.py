@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 
 from server.config import EngineConfig
+from server.quantized import check_device
 from server.unfit import Unfit
 from verifier.ops.kernels.cpu.walk import unsupported
 
@@ -68,12 +69,13 @@ def find_device(config: EngineConfig) -> Device:
     """What ``--device`` names; ``auto`` is a GPU if there is one.
 
     Raises Unfit for a GPU that is not there, for a share of its memory where none is used, and for a processor without
-    kernels.
+    kernels; on a GPU for what has none there.
     """
     there = torch.cuda.is_available()
     if config.device == "cuda" and not there:
         raise Unfit("--device cuda: this machine has no CUDA device that PyTorch can use", "--device cpu runs here")
     if config.device != "cpu" and there:
+        check_device(config)
         return Device.cuda()
     if config.gpu_memory_utilization is not None:
         raise Unfit(

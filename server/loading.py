@@ -46,7 +46,8 @@ class Loading:
         role: what it is called while it loads. columns: int64[V'], the only tokens of which logits are wanted; None for
         all.
         """
-        reading = f"reading the {role}'s weights"
+        made = model.quantization is not None and model.quantization.is_made
+        reading = f"{'quantising' if made else 'reading'} the {role}'s weights"
         self.say(reading)
         dtype: torch.dtype = getattr(torch, self.dtype)
         weights = load(directory, model, dtype, self.device.name, lambda share: self.say(reading, share))

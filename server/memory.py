@@ -2,7 +2,8 @@
 
 ::
 
-    weights     target, draft model or head, in the engine's dtype; on a CPU in fp32, matrices in their files' 16 bits
+    weights     target, draft model or head, in the engine's dtype; on a CPU in fp32, matrices in their files' 16 bits;
+                quantised ones there in theirs, on a GPU in the engine's dtype
     workspace   on a GPU: rotary tables and the tensors of a pass; and a reserve for its graphs
     KV cache    pages * page_size tokens, each as many numbers as all models together keep of it
 
@@ -19,11 +20,12 @@ from typing import TYPE_CHECKING
 from server.amounts import in_words
 from server.config import EngineConfig
 from server.device import Device
-from server.parameters import numbers_per_token, parameters, stored_parameters
+from server.parameters import matrices, numbers_per_token, parameters, stored_parameters
 from server.unfit import Unfit
 from spec.request import Footprint
 from spec.shape import MAX_NODES
 from verifier.model.config import ModelConfig
+from verifier.model.quantization import HEAD
 
 if TYPE_CHECKING:  # drafters know how their weights are counted
     from server.drafters.entry import Entry
@@ -127,7 +129,9 @@ def _plan_cpu(config: EngineConfig, length: int, demand: Demand, device: Device)
     """All sequences at full length, within a share of the memory."""
     weights, machine, beside = demand.weights, device.total, sum(demand.weights.values())
     if beside > machine:
-        raise Unfit(_too_much("the weights alone", beside, weights, machine), _smaller_weights(demand.dtype))
+        raise Unfit(
+            _too_much("the weights alone", beside, weights, machine), _smaller_weights(demand.dtype, config.quantize)
+        )
     affordable = int(min(machine * _KV_SHARE, machine * _ALL_SHARE - beside) / demand.per_token)
     tokens = config.kv_tokens or min(config.max_seqs * length, max(affordable, 0))
     if tokens < length:
@@ -167,9 +171,20 @@ def kept_in_16_bits(model: ModelConfig, dtype: str) -> bool:
 
 def packed_bytes(model: ModelConfig, dtype: str) -> int:
     """What the weights take on a CPU, output head and embedding beside each other."""
-    embedding = model.vocab_size * model.hidden_size
-    matrices = 2 if kept_in_16_bits(model, dtype) else item_bytes(dtype)
-    return matrices * (parameters(model) - embedding) + item_bytes(dtype) * embedding
+    embedding, item = model.vocab_size * model.hidden_size, 2 if kept_in_16_bits(model, dtype) else item_bytes(dtype)
+    if model.quantization is None:
+        return item * (parameters(model) - embedding) + item_bytes(dtype) * embedding
+    return sum(_matrix_bytes(model, *each, item) for each in matrices(model)) + item_bytes(dtype) * embedding
+
+
+def _matrix_bytes(model: ModelConfig, module: str, inner: int, outer: int, item: int) -> int:
+    """item: bytes of a number that is a float."""
+    quantization = model.quantization
+    tied = module == HEAD and model.tie_word_embeddings  # then it is quantised only if it is made of the embedding
+    if quantization is None or (tied and not quantization.is_made):
+        return item * inner * outer
+    scheme = quantization.scheme(module, inner)
+    return item * inner * outer if scheme is None else scheme.nbytes(outer, inner)
 
 
 def model_bytes(model: ModelConfig, dtype: str, packed: bool) -> int:
@@ -191,9 +206,10 @@ def _too_much(what: str, total: int, parts: Mapping[str, int], machine: int) -> 
     return f"{what} would take {in_words(total)} ({listed(parts)}), but this machine has {in_words(machine)}"
 
 
-def _smaller_weights(dtype: str) -> str:
-    halved = "load them with --dtype bfloat16, or " if dtype == "float32" else ""
-    return f"{halved}name a smaller model"
+def _smaller_weights(dtype: str, quantize: str | None) -> str:
+    halved = "load them with --dtype bfloat16, " if dtype == "float32" else ""
+    smaller = "" if quantize == "int4" else "make them smaller with --quantize int4, "
+    return f"{halved}{smaller}or name a smaller model" if halved or smaller else "name a smaller model"
 
 
 def _smaller_cache(affordable: int, length: int) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Protocol
 
 
@@ -38,6 +39,15 @@ def _matrices(model: Shape) -> tuple[tuple[int, int], ...]:
     hidden, inner, queries = model.hidden_size, model.intermediate_size, model.num_heads * model.head_dim
     both = queries + 2 * model.num_kv_heads * model.head_dim
     return (hidden, both), (queries, hidden), (hidden, 2 * inner), (inner, hidden)
+
+
+def matrices(model: Shape) -> Iterator[tuple[str, int, int]]:
+    """Each product's first module, and its inner and outer width; the output head last."""
+    modules = ("self_attn.q_proj", "self_attn.o_proj", "mlp.gate_proj", "mlp.down_proj")
+    for number in range(model.num_layers):
+        for module, widths in zip(modules, _matrices(model), strict=True):
+            yield f"model.layers.{number}.{module}", *widths
+    yield "lm_head", model.hidden_size, model.vocab_size
 
 
 def parameters(model: Shape) -> int:

@@ -130,7 +130,8 @@ class EngineInfo(msgspec.Struct, kw_only=True, frozen=True):
     """What is running, for banner, /health and reports.
 
     architecture: of the target, in transformers' words. parameters: of the target. weight_bytes: of the target as it is
-    held; these are 0 if nobody said. memory: what the engine holds, by parts, in words; empty if nobody said.
+    held; these are 0 if nobody said. quantization: how the target's weights are, in words; "" for floats. memory: what
+    the engine holds, by parts, in words; empty if nobody said.
     footprint: the same in bytes, as planned.
     root_seconds: a whole step of one sequence without drafts, as measured at start-up; 0 if nobody measured. drafter:
     who drafts, by name; draft: the same as ``--draft`` takes it, with where it was loaded from; drafters: each. chosen:
@@ -155,6 +156,7 @@ class EngineInfo(msgspec.Struct, kw_only=True, frozen=True):
     eos_token_ids: tuple[int, ...]
     architecture: str = ""
     parameters: int = 0
+    quantization: str = ""
     weight_bytes: int = 0
     memory: str = ""
     footprint: Footprint | None = None

@@ -14,6 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from bench.gpu.cases import Cases
 from bench.gpu.device import Device
@@ -61,6 +62,7 @@ def one_layer(device: Device, shape: ModelShape, positions: int) -> Decoder:
     config = replace(shape, sizes=replace(shape.sizes, layers=1)).config(source, positions)
     weights = allocate(config, device.dtype, device.torch)
     for _, place in places(config, weights):
+        assert isinstance(place, Tensor), "nothing is quantised"
         place.normal_(std=0.02)
     return Decoder(config, weights, positions)
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from torch import Tensor
+
 import server
 from bench.gpu.device import Device
 from bench.gpu.shapes import POSITIONS, ModelShape
@@ -33,7 +35,7 @@ def inflated(
     small = ModelConfig.from_directory(source)
     config = shape.config(small, positions)
     weights = allocate(config, device.dtype, device.torch)
-    into = dict(places(config, weights))
+    into = {name: place for name, place in places(config, weights) if isinstance(place, Tensor)}
     inflation = Inflation(
         sizes_of(small),
         shape.sizes,

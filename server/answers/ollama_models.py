@@ -39,7 +39,7 @@ def details(info: EngineInfo | None) -> ModelDetails:
         family=family,
         families=(family,),
         parameter_size=count_in_words(info.parameters) if info.parameters else "",
-        quantization_level=_STORED.get(info.dtype, info.dtype),
+        quantization_level=info.quantization.partition(" ")[0] or _STORED.get(info.dtype, info.dtype),
     )
 
 

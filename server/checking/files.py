@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from server.checking.report import Notes
-from verifier.model.checkpoint import Checkpoint
+from verifier.model.checkpoint import FLOATS, Checkpoint
 from verifier.model.config import ModelConfig
 from verifier.model.weights import LM_HEAD, check
 
@@ -27,7 +27,9 @@ def look_at_files(notes: Notes, subject: str, directory: Path, model: ModelConfi
             f"{LM_HEAD} is stored although config.json ties it to the embedding; if they differ, loading will fail",
             "run this with --probe, which loads it; if it fails, set tie_word_embeddings to false",
         )
-    if dtype == "float16" and any(tensor.dtype != "F16" for tensor in checkpoint.tensors.values()):
+    if dtype == "float16" and any(
+        tensor.dtype in FLOATS and tensor.dtype != "F16" for tensor in checkpoint.tensors.values()
+    ):
         notes.warn(
             subject,
             "the weights are stored in another type, and numbers beyond 65504 would not fit float16",

@@ -12,6 +12,7 @@ from server.checking.report import Notes
 from server.config import EngineConfig
 from server.device import Device, find_device
 from server.parameters import stored_parameters
+from server.quantized import quantized
 from server.resolved import Resolved, short_name, target_directory
 from server.text import SamplingDefaults, Tokenizer
 from server.vocabulary import vocabulary
@@ -38,8 +39,8 @@ def look_at_target(notes: Notes, config: EngineConfig) -> Target | None:
     if directory is None:
         return None
     _look_at_texts(notes, directory)
-    other = f"take an unquantised model of a supported family ({_SUPPORTED}) with its own config.json"
-    model = notes.attempt("target", other, lambda: ModelConfig.from_directory(directory))
+    other = f"take a model of a supported family ({_SUPPORTED}) with its own config.json"
+    model = notes.attempt("target", other, lambda: _model(config, directory))
     if model is None:
         return None
     device = notes.attempt("device", "leave --device out", lambda: find_device(config))
@@ -50,6 +51,10 @@ def look_at_target(notes: Notes, config: EngineConfig) -> Target | None:
     if not notes.failed("target"):
         notes.ok("target", f"{described(model)}, {dtype.value} ({dtype.reason})", **facts(model), dtype=dtype.value)
     return Target(config.target, directory, model, dtype, device)
+
+
+def _model(config: EngineConfig, directory: Path) -> ModelConfig:
+    return quantized(ModelConfig.from_directory(directory), config.quantize, "--quantize")
 
 
 def _look_at_texts(notes: Notes, directory: Path) -> None:
@@ -66,7 +71,8 @@ def described(model: ModelConfig) -> str:
     """A model's shape for people."""
     count = count_in_words(stored_parameters(model))
     family = model.architecture.removesuffix("ForCausalLM")
-    return f"{family}, {layers(model.num_layers)} of {model.hidden_size}, {count} weights"
+    kind = "" if model.quantization is None else f" in {model.quantization}"
+    return f"{family}, {layers(model.num_layers)} of {model.hidden_size}, {count} weights{kind}"
 
 
 def named(choice: Resolved) -> str:

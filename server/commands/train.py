@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from server.commands.command import Command
+from spec.errors import ConfigurationError
 from spec.names import DRAFT_MODEL, EAGLE3, MEDUSA, canonical
 
 if TYPE_CHECKING:
@@ -125,6 +126,11 @@ def run(config: None, arguments: Namespace) -> int:
 
     directory = BUNDLED / "target" if arguments.target == "bundled" else resolve(arguments.target, flag="--target")
     model = ModelConfig.from_directory(directory)
+    if model.quantization is not None:
+        raise ConfigurationError(
+            f"--target {arguments.target}: its weights are quantised ({model.quantization}); train with the model that "
+            "it was made from: what is trained drafts for both"
+        )
     settings, device = _settings(arguments, model), _device(arguments.device)
     work = Work(arguments.out, settings)
     try:
@@ -144,7 +150,6 @@ def _settings(arguments: Namespace, model: ModelConfig) -> Settings:
     """What was asked for, or follows from the target. Raises ConfigurationError for what does not fit together."""
     from server.training.settings import Settings
     from server.training.shapes import default_layers, default_width
-    from spec.errors import ConfigurationError
 
     kind = arguments.kind
     for name, kinds in {"depth": (EAGLE3, MEDUSA), "layers": (DRAFT_MODEL,), "width": (DRAFT_MODEL,)}.items():
@@ -176,8 +181,6 @@ def _settings(arguments: Namespace, model: ModelConfig) -> Settings:
 
 def _device(asked: str) -> str:
     import torch
-
-    from spec.errors import ConfigurationError
 
     if asked == "cuda" and not torch.cuda.is_available():
         raise ConfigurationError("--device cuda: this machine has no CUDA device that PyTorch can use")

@@ -13,10 +13,12 @@ from kvpaging import PagePool
 from server.checking.files import look_at_files
 from server.checking.origin import look_at_origin
 from server.checking.report import Notes
+from server.config import EngineConfig
 from server.drafters.entry import FromFiles, Pass
 from server.loading import Loading
 from server.memory import model_bytes
 from server.parameters import numbers_per_token, parameters
+from server.quantized import quantized
 from server.translation import SMALL_SHARE, Translation, translation
 from server.vocabulary import overlap
 from spec.names import DRAFT_MODEL
@@ -33,17 +35,25 @@ _LARGE = 0.5
 
 @dataclass(frozen=True)
 class DraftModel(FromFiles):
-    """:mod:`drafters.draft_model`. between: both vocabularies, once compared; None where they are the same."""
+    """:mod:`drafters.draft_model`. quantize: what its floats become.
+    between: both vocabularies, once compared; None where they are the same."""
 
     names, made = (DRAFT_MODEL,), DraftModelDrafter
     only_one = "draft model"
 
     between: Translation | None = None
+    quantize: str | None = None
+
+    def configured(self, config: EngineConfig) -> Self:
+        """As ``--draft-quantize`` wants it."""
+        return replace(self, quantize=config.draft_quantize)
 
     @cached_property
     def model(self) -> ModelConfig:
-        """Its configuration. Raises a loader's error for one that cannot be read, or is of no family that is known."""
-        return ModelConfig.from_directory(self.directory)
+        """Its configuration, as it is loaded. Raises a loader's error for one that cannot be read, or is of no family
+        that is known.
+        """
+        return quantized(ModelConfig.from_directory(self.directory), self.quantize, "--draft-quantize")
 
     def checked(self, target: Path, model: ModelConfig) -> Self:
         """Both vocabularies compared. Raises Unfit if they have too little in common."""
@@ -84,7 +94,7 @@ class DraftModel(FromFiles):
 
     def look_at(self, notes: Notes, target: Target, name: str, shape: TreeShape | None) -> int | None:
         """Its files, its size beside the target's, and what both vocabularies share."""
-        other = f"take an unquantised model of a supported family ({', '.join(f.models for f in FAMILIES.values())})"
+        other = f"take a model of a supported family ({', '.join(f.models for f in FAMILIES.values())})"
         model = notes.attempt("draft", other, lambda: self.model)
         if model is not None:
             look_at_files(notes, "draft", self.directory, model, target.dtype.value)

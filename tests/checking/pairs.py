@@ -203,7 +203,9 @@ FAULTY = {
         "none", ("model.norm.weight is missing",), target_broken=without_tensor(_FILE, "model.norm.weight")
     ),
     "quantised": Case(
-        "none", ("quantised weights (gptq)",), target_broken=says(quantization_config={"quant_method": "gptq"})
+        "none",
+        ("quantised weights (gptq)",),
+        target_broken=says(quantization_config={"quant_method": "gptq", "bits": 3}),
     ),
     "unsupported": Case(
         "draft", ("architecture GPT2LMHeadModel",), target_broken=says(architectures=["GPT2LMHeadModel"])

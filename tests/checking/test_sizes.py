@@ -111,7 +111,9 @@ def test_weights_alone_may_be_too_much(large, monkeypatch, machine, taken) -> No
     (fault,) = [finding for finding in check(config).findings if finding.status == "fail"]
     expected = f"would take {taken} GiB (target {taken} GiB), but this machine has {machine}.0 GiB"
     assert f"the weights alone {expected}" in fault.text
-    assert fault.fix == "Load them with --dtype bfloat16, or name a smaller model."
+    assert (
+        fault.fix == "Load them with --dtype bfloat16, make them smaller with --quantize int4, or name a smaller model."
+    )
 
 
 def planned(model: ModelConfig, machine: int, head: Eagle | None = None, **settings: object) -> MemoryPlan:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +40,11 @@ class Pair:
     @property
     def vocab_size(self) -> int:
         return self.target.config.vocab_size
+
+    def quantized(self, how: str, dtype: torch.dtype = torch.bfloat16) -> Pair:
+        """The same as ``--quantize`` and ``--draft-quantize`` make it."""
+        target, draft = (load_decoder(each, dtype, quantize=how) for each in (self.directory, self.draft_directory))
+        return replace(self, target=target, draft=draft)
 
     def draft_model(self, pool: PagePool, dynamic: bool = False) -> DraftModelDrafter:
         return DraftModelDrafter(paged(self.draft, pool), dynamic)

@@ -47,6 +47,14 @@ def test_products_that_add_up_by_the_number_of_rows_are_seen(pair, monkeypatch, 
     assert compare(models, "truth")
 
 
+@pytest.mark.parametrize("how", ["int8", "int4"])
+def test_quantized_products_that_add_up_by_the_number_of_rows_are_seen(pair, monkeypatch, how) -> None:
+    models = pair("wide1536").quantized(how)
+    assert compare(models, "truth") == []
+    mutations.quantized_sums_by_rows(monkeypatch)
+    assert compare(models, "truth")
+
+
 @pytest.mark.parametrize("mutation", [mutations.weights_by_slot, mutations.values_by_slot])
 @pytest.mark.parametrize("drafter", ["truth", "4,4,2,2,1"])
 @pytest.mark.parametrize("name", ["llama2", "qwen3", "wide1536"])

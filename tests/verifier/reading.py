@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from kvpaging import KVStore, PagePool, PageTable
+from server.quantized import quantized
 from spec.protocols import Rows, Wanted
 from spec.tree import MAX_NODES, DraftTree
 from verifier.model.config import ModelConfig
@@ -41,9 +42,10 @@ def load_decoder(
     device: torch.device | str = "cpu",
     *,
     probed: bool = True,
+    quantize: str | None = None,
 ) -> Decoder:
     """The decoder of a checkpoint, its products as the probe leaves them on this machine: rows must be bit-equal."""
-    config = ModelConfig.from_directory(directory)
+    config = quantized(ModelConfig.from_directory(directory), quantize, "--quantize")
     weights = load(directory, config, dtype, device)
     decoder = Decoder(config, weights, config.max_positions + MAX_NODES)
     if probed and decoder.device.type == "cpu":

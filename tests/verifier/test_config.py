@@ -279,7 +279,7 @@ def test_other_architectures_are_refused_by_name(read):
         ({"rope_scaling": {**LLAMA3, "low_freq_factor": 4.0}}, ["low_freq_factor"]),
         ({"rope_parameters": {"full_attention": {"rope_type": "default"}}}, ["per layer type"]),
         ({"partial_rotary_factor": 0.5}, ["partial_rotary_factor"]),
-        ({"quantization_config": {"quant_method": "awq", "bits": 4}}, ["quantization_config", "awq", "bfloat16"]),
+        ({"quantization_config": {"quant_method": "awq", "bits": 3}}, ["quantization_config", "awq", "3 bits"]),
         ({"hidden_act": "gelu"}, ["'gelu'", "silu"]),
         ({"hidden_size": "big"}, ["hidden_size", "'big'"]),
         ({"vocab_size": None}, ["vocab_size is missing"]),

@@ -101,7 +101,8 @@ def test_a_weight_is_packed_as_it_is(processor, kept, gated) -> None:
         linear, weight, offset = layer_of(shape, torch.float32, True, kept, gated)
         assert linear._packed is not None and offset is not None
         assert torch.equal(linear._packed.plain(), weight)
-        assert torch.equal(linear._packed.plain_bias(), offset)
+        bias = linear._packed.plain_bias()
+        assert bias is not None and torch.equal(bias, offset)
 
 
 def test_what_16_bits_hold_is_kept_in_16_bits() -> None:

@@ -16,7 +16,10 @@ from verifier.model.errors import WeightsError
 from verifier.model.fields import Fields
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
-ITEM_BYTES = {"BF16": 2, "F16": 2, "F32": 4, "F64": 8}
+FLOATS = ("BF16", "F16", "F32", "F64")
+ITEM_BYTES = {"BF16": 2, "F16": 2, "F32": 4, "F64": 8, "I8": 1, "U8": 1, "I32": 4, "I64": 8}
+#: A tensor's shape, and the types that it may have.
+Expected = tuple[tuple[int, ...], tuple[str, ...]]
 # Buffers that old checkpoints carry and every decoder computes itself.
 IGNORED = (".rotary_emb.inv_freq", ".masked_bias")
 
@@ -60,10 +63,10 @@ class Checkpoint:
                 tensors[name] = tensor
         return cls(directory, files, tensors, index)
 
-    def check(self, shapes: Mapping[str, tuple[int, ...]], optional: Mapping[str, tuple[int, ...]]) -> None:
-        """Raise WeightsError unless the tensors are those of ``shapes``, perhaps ``optional`` ones, and no others."""
-        missing = (self._missing(name) for name in shapes if name not in self.tensors)
-        known = {**optional, **shapes}
+    def check(self, tensors: Mapping[str, Expected], optional: Mapping[str, Expected]) -> None:
+        """Raise WeightsError unless the tensors are those of ``tensors``, perhaps ``optional`` ones, and no others."""
+        missing = (self._missing(name) for name in tensors if name not in self.tensors)
+        known = {**optional, **tensors}
         wrong = (_wrong(name, tensor, known.get(name)) for name, tensor in self.tensors.items())
         problems = [problem for problem in (*missing, *wrong) if problem]
         if problems:
@@ -103,12 +106,13 @@ def _header(file: Path) -> Iterator[tuple[str, StoredTensor]]:
         raise WeightsError(f"{file}: not a whole safetensors file ({error})") from error
 
 
-def _wrong(name: str, tensor: StoredTensor, shape: tuple[int, ...] | None) -> str | None:
-    """What is wrong with a stored tensor for which ``shape`` is expected (None: it is not expected)."""
-    if shape is None:
+def _wrong(name: str, tensor: StoredTensor, expected: Expected | None) -> str | None:
+    """What is wrong with a stored tensor for which something is expected (None: it is not expected)."""
+    if expected is None:
         return None if name.endswith(IGNORED) else f"{name} in {tensor.file} is unexpected"
+    shape, kinds = expected
     if tensor.shape != shape:
         return f"{name} in {tensor.file} has shape {list(tensor.shape)}, expected {list(shape)}"
-    if tensor.dtype not in ITEM_BYTES:
-        return f"{name} in {tensor.file} has type {tensor.dtype}; supported are {', '.join(ITEM_BYTES)}"
+    if tensor.dtype not in kinds:
+        return f"{name} in {tensor.file} has type {tensor.dtype}; supported are {', '.join(kinds)}"
     return None

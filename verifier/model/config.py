@@ -13,6 +13,7 @@ from pathlib import Path
 
 from verifier.model.errors import UnsupportedArchitecture
 from verifier.model.fields import LARGEST, Fields
+from verifier.model.quantization import Quantization, read_quantization
 from verifier.model.rope_config import RopeConfig, YarnScaling, read_rope
 
 log = logging.getLogger("foresay.models")
@@ -32,6 +33,7 @@ class ModelConfig:
     max_positions: context length the checkpoint is meant for (with YaRN the extended one).
     dtype: of the checkpoint, in config.json's words ("bfloat16"); "float32" where it names none.
     eos_token_ids: of generation_config.json, else of config.json, else none.
+    quantization: of its matrices; None where they are floats.
     """
 
     architecture: str
@@ -54,6 +56,7 @@ class ModelConfig:
     rope: RopeConfig
     dtype: str
     eos_token_ids: tuple[int, ...]
+    quantization: Quantization | None = None
 
     @classmethod
     def from_directory(cls, path: str | Path) -> ModelConfig:
@@ -63,13 +66,16 @@ class ModelConfig:
         family = FAMILIES[_architecture(fields)]
         _refuse_unsupported(fields)
         model = _model_config(family, fields, ())
-        return replace(model, eos_token_ids=_eos_token_ids(directory, fields, model.vocab_size))
+        ids = _eos_token_ids(directory, fields, model.vocab_size)
+        return replace(model, eos_token_ids=ids, quantization=read_quantization(fields))
 
     @classmethod
     def of_llama(cls, fields: Fields) -> ModelConfig:
         """The shape of Llama layers that are no model of their own (a head), with Llama's defaults where keys lack."""
         values = {**_LLAMA_DEFAULTS, **fields.values, "architectures": ["LlamaForCausalLM"]}
         filled = Fields(values, fields.where)
+        if read_quantization(filled) is not None:
+            raise filled.error(f"quantised weights of a head are not supported; supported are {FLOATS}")
         _refuse_unsupported(filled)
         return _model_config(FAMILIES["LlamaForCausalLM"], filled, ())
 
@@ -161,11 +167,6 @@ def _architecture(fields: Fields) -> str:
 
 
 def _refuse_unsupported(fields: Fields) -> None:
-    for key in ("quantization_config", "compression_config"):
-        section = fields.section(key)
-        if section is not None:
-            method = section.get("quant_method") or "unnamed"
-            raise fields.error(f"{key}: quantised weights ({method}) are not supported; supported are {FLOATS}")
     activation = fields.get("hidden_act") or "silu"
     if activation not in ("silu", "swish"):
         raise fields.error(f"hidden_act {activation!r} is not supported; supported is silu")

@@ -1,17 +1,26 @@
 """Linear layers whose rows have the same bits in any company.
 
-On a CPU the weight is packed once and multiplied by a kernel of ours (:mod:`verifier.ops.kernels.cpu.linear`). What is
+On a CPU the weight is packed once and multiplied by a kernel of ours (:mod:`verifier.ops.kernels.cpu.product`). What is
 computed in fp32 keeps a weight in 16 bits where they hold all of it, as those of a bf16 or fp16 checkpoint do: a step
-that reads every weight reads half as much. On a GPU the weight is kept as it is.
+that reads every weight reads half as much. A quantised one keeps its whole numbers. On a GPU a weight is kept as it is,
+and a quantised one becomes the floats that it stands for.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
-from verifier.ops.kernels.cpu.linear import PackedWeight
+from verifier.ops.kernels.cpu.integers import PackedIntegers
+from verifier.ops.kernels.cpu.linear import PackedFloats
+from verifier.ops.kernels.cpu.product import PackedWeight
 from verifier.ops.linear import gated_linear, linear, packed_linear
+from verifier.ops.quantized import QuantizedMatrix
+
+#: A weight as a checkpoint has it, [out, in].
+Matrix = Tensor | QuantizedMatrix
 
 
 class Linear:
@@ -24,22 +33,21 @@ class Linear:
     __slots__ = ("_bias", "_gated", "_packed", "_weight", "device", "dtype", "in_features", "out_features")
 
     def __init__(
-        self, weight: Tensor, bias: Tensor | None = None, dtype: torch.dtype | None = None, gated: bool = False
+        self, weight: Matrix, bias: Tensor | None = None, dtype: torch.dtype | None = None, gated: bool = False
     ) -> None:
         self.out_features, self.in_features = weight.shape
-        self.dtype, self.device, self._gated = dtype or weight.dtype, weight.device, gated
-        self._packed, self._weight, self._bias = None, weight, bias
-        if self.device.type == "cpu":
-            self._packed = PackedWeight.of(_kept(weight, self.dtype), bias, gated)
-            self._weight = weight.new_empty(0)  # one copy is enough
-        elif self.device.type != "meta" or weight.dtype is not self.dtype:
-            self._weight = weight.to(self.dtype)
+        self.dtype, self.device = (
+            dtype or (weight.dtype if isinstance(weight, Tensor) else torch.float32),
+            weight.device,
+        )
+        self._bias, self._gated = bias, gated
+        self._packed = _packed(weight, bias, gated, self.dtype) if self.device.type == "cpu" else None
+        self._weight = torch.empty(0) if self._packed is not None else _floats(weight, self.dtype)  # one copy is enough
 
     @property
     def nbytes(self) -> int:
         """What a product reads of memory for the weight."""
-        item = self.dtype if self._packed is None else self._packed.data.dtype
-        return self.in_features * self.out_features * item.itemsize
+        return self._weight.nbytes if self._packed is None else self._packed.nbytes
 
     def __call__(self, x: Tensor, count: Tensor | None = None) -> Tensor:
         """[R, in] -> [R, out], rounded. count: int64[1], of how many rows, read when it runs (on a CPU; None: all)."""
@@ -58,6 +66,16 @@ class Linear:
         if self._packed is None:
             return gated_linear(x, self._weight, self._bias)
         return packed_linear(x, self._packed, self.dtype, count)
+
+
+def _packed(weight: Matrix, bias: Tensor | None, gated: bool, compute: torch.dtype) -> PackedWeight:
+    if isinstance(weight, QuantizedMatrix):
+        return PackedIntegers.of(replace(weight, scales=_kept(weight.scales, torch.float32)), bias, gated, compute)
+    return PackedFloats.of(_kept(weight, compute), bias, gated)
+
+
+def _floats(weight: Matrix, compute: torch.dtype) -> Tensor:
+    return weight.to(compute) if isinstance(weight, Tensor) else weight.plain().to(compute)
 
 
 def _kept(weight: Tensor, compute: torch.dtype) -> Tensor:

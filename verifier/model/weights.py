@@ -7,6 +7,8 @@
 The fused tensors are allocated once; every tensor of a file has its place in one of them, a view of some rows, and is
 copied (and cast) straight there from the mapped file, onto a GPU too, so that no second copy of the model is ever held,
 here or there. Where a CPU computes in fp32, matrices of 16 bits stay as they are stored (:mod:`verifier.model.linear`).
+Of a quantised matrix whole numbers and scales are held: as files have them (:mod:`verifier.model.stored`), or made of
+each tensor of floats as it is read.
 Names, shapes and types are checked against the files' headers before the first byte is read.
 """
 
@@ -20,9 +22,14 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
-from verifier.model.checkpoint import Checkpoint
+from verifier.model.checkpoint import FLOATS, Checkpoint
 from verifier.model.config import ModelConfig
 from verifier.model.errors import WeightsError
+from verifier.model.linear import Matrix
+from verifier.model.quantization import HEAD, Scheme
+from verifier.model.rooms import Rooms
+from verifier.model.stored import Misfit, Stored, stored
+from verifier.ops.quantized import QuantizedMatrix
 
 #: Told how much has been read, from 0 to 1.
 Progress = Callable[[float], None]
@@ -38,13 +45,13 @@ class LayerWeights:
     input_norm, post_norm: (H,), before attention and before the MLP.  q_norm, k_norm: (D,).
     """
 
-    qkv: Tensor
+    qkv: Matrix
     qkv_bias: Tensor | None
-    o: Tensor
+    o: Matrix
     o_bias: Tensor | None
-    gate_up: Tensor
+    gate_up: Matrix
     gate_up_bias: Tensor | None
-    down: Tensor
+    down: Matrix
     down_bias: Tensor | None
     input_norm: Tensor
     post_norm: Tensor
@@ -57,13 +64,13 @@ class ModelWeights:
     """All weights of a decoder on one device, in one dtype but for matrices that stay as they are stored.
 
     embed: (V, H).  final_norm: (H,).  lm_head: (V, H), the very tensor ``embed`` where the two are tied; of a draft
-    model only the rows that the target knows.
+    model only the rows that the target knows. A head that is quantised as it is loaded is tied to nothing.
     """
 
     embed: Tensor
     layers: list[LayerWeights]
     final_norm: Tensor
-    lm_head: Tensor
+    lm_head: Matrix
 
 
 def load(
@@ -100,12 +107,36 @@ def check(checkpoint: Checkpoint, config: ModelConfig) -> None:
     _fitting(checkpoint, config, allocate(config, torch.bfloat16, "meta"))
 
 
-def _fitting(checkpoint: Checkpoint, config: ModelConfig, weights: ModelWeights) -> dict[str, Tensor]:
+def _fitting(checkpoint: Checkpoint, config: ModelConfig, weights: ModelWeights) -> dict[str, Stored]:
     """Where each tensor goes, once it is certain that all are there and in the right shape."""
-    found = dict(places(config, weights))
-    shapes = {name: tuple(place.shape) for name, place in found.items()}
-    checkpoint.check(shapes, optional={LM_HEAD: tuple(weights.lm_head.shape)})
+    found = {
+        each: place
+        for name, matrix in places(config, weights)
+        for each, place in stored(name, matrix, _scheme_of(config, name, matrix))
+    }
+    expected = {name: (place.shape, place.kinds) for name, place in found.items()}
+    checkpoint.check(expected, optional={LM_HEAD: (tuple(weights.lm_head.shape), FLOATS)} if _ties(config) else {})
+    if _ties(config) and weights.lm_head is not weights.embed:
+        head, embed = weights.lm_head, weights.embed
+        assert isinstance(head, QuantizedMatrix), "the head is the embedding, or made of it"
+
+        def put(tensor: Tensor) -> Tensor:
+            head.fill(tensor)
+            return embed.copy_(tensor)
+
+        found[EMBEDDING] = Stored(tuple(embed.shape), FLOATS, put)
     return found
+
+
+def _ties(config: ModelConfig) -> bool:
+    return config.tie_word_embeddings
+
+
+def _scheme_of(config: ModelConfig, name: str, matrix: Matrix) -> Scheme | None:
+    """How the matrix of this name is stored; None for floats."""
+    if isinstance(matrix, Tensor) or config.quantization is None:
+        return None
+    return config.quantization.scheme(name.removesuffix(".weight"), matrix.shape[1])
 
 
 def allocate(
@@ -113,38 +144,47 @@ def allocate(
 ) -> ModelWeights:
     """Uninitialised weights in the shapes of ``config``. matrices: what they are in, but for the embedding."""
 
-    def empty(*shape: int) -> Tensor:
-        return torch.empty(shape, dtype=matrices or dtype if len(shape) == 2 else dtype, device=device)
-
+    rooms = Rooms(config, dtype, matrices or dtype, torch.device(device))
     embed = torch.empty(config.vocab_size, config.hidden_size, dtype=dtype, device=device)
     return ModelWeights(
         embed=embed,
-        layers=[_allocate_layer(config, empty) for _ in range(config.num_layers)],
-        final_norm=empty(config.hidden_size),
-        lm_head=embed if config.tie_word_embeddings else empty(*embed.shape),
+        layers=[_allocate_layer(config, rooms, f"model.layers.{number}.") for number in range(config.num_layers)],
+        final_norm=rooms.vector(config.hidden_size),
+        lm_head=_allocate_head(config, rooms, embed),
     )
 
 
-def _allocate_layer(config: ModelConfig, empty: Callable[..., Tensor]) -> LayerWeights:
+def _allocate_head(config: ModelConfig, rooms: Rooms, embed: Tensor) -> Matrix:
+    """A tied head is the embedding, unless it is to be made of it."""
+    made = config.quantization is not None and config.quantization.is_made
+    if config.tie_word_embeddings and not (made and rooms.scheme((HEAD,), embed.shape[1])):
+        return embed
+    return rooms.matrix(len(embed), embed.shape[1], HEAD)
+
+
+def _allocate_layer(config: ModelConfig, rooms: Rooms, layer: str) -> LayerWeights:
     hidden, inner, head_dim = config.hidden_size, config.intermediate_size, config.head_dim
     heads_width, qkv_width = config.num_heads * head_dim, (config.num_heads + 2 * config.num_kv_heads) * head_dim
+    q, k, v, o = (f"{layer}self_attn.{name}_proj" for name in "qkvo")
+    gate, up, down = (f"{layer}mlp.{name}_proj" for name in ("gate", "up", "down"))
+    vector, matrix = rooms.vector, rooms.matrix
     return LayerWeights(
-        qkv=empty(qkv_width, hidden),
-        qkv_bias=empty(qkv_width) if config.attention_bias else None,
-        o=empty(hidden, heads_width),
-        o_bias=empty(hidden) if config.output_bias else None,
-        gate_up=empty(2 * inner, hidden),
-        gate_up_bias=empty(2 * inner) if config.mlp_bias else None,
-        down=empty(hidden, inner),
-        down_bias=empty(hidden) if config.mlp_bias else None,
-        input_norm=empty(hidden),
-        post_norm=empty(hidden),
-        q_norm=empty(head_dim) if config.qk_norm else None,
-        k_norm=empty(head_dim) if config.qk_norm else None,
+        qkv=matrix(qkv_width, hidden, q, k, v),
+        qkv_bias=vector(qkv_width) if config.attention_bias else None,
+        o=matrix(hidden, heads_width, o),
+        o_bias=vector(hidden) if config.output_bias else None,
+        gate_up=matrix(2 * inner, hidden, gate, up),
+        gate_up_bias=vector(2 * inner) if config.mlp_bias else None,
+        down=matrix(hidden, inner, down),
+        down_bias=vector(hidden) if config.mlp_bias else None,
+        input_norm=vector(hidden),
+        post_norm=vector(hidden),
+        q_norm=vector(head_dim) if config.qk_norm else None,
+        k_norm=vector(head_dim) if config.qk_norm else None,
     )
 
 
-def places(config: ModelConfig, weights: ModelWeights) -> Iterator[tuple[str, Tensor]]:
+def places(config: ModelConfig, weights: ModelWeights) -> Iterator[tuple[str, Matrix]]:
     """Every tensor name a checkpoint must have, and the view of the fused weights that it is copied into."""
     yield EMBEDDING, weights.embed
     yield "model.norm.weight", weights.final_norm
@@ -155,7 +195,7 @@ def places(config: ModelConfig, weights: ModelWeights) -> Iterator[tuple[str, Te
             yield f"model.layers.{number}.{name}", place
 
 
-def _layer_places(config: ModelConfig, layer: LayerWeights) -> Iterator[tuple[str, Tensor]]:
+def _layer_places(config: ModelConfig, layer: LayerWeights) -> Iterator[tuple[str, Matrix]]:
     q, kv = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
     yield from _split(
         layer.qkv, layer.qkv_bias, {"self_attn.q_proj": q, "self_attn.k_proj": kv, "self_attn.v_proj": kv}
@@ -171,7 +211,7 @@ def _layer_places(config: ModelConfig, layer: LayerWeights) -> Iterator[tuple[st
         yield "self_attn.k_norm.weight", layer.k_norm
 
 
-def _split(weight: Tensor, bias: Tensor | None, rows: dict[str, int]) -> Iterator[tuple[str, Tensor]]:
+def _split(weight: Matrix, bias: Tensor | None, rows: dict[str, int]) -> Iterator[tuple[str, Matrix]]:
     """The rows of a fused matrix, and of its bias, that belong to each projection."""
     sizes = list(rows.values())
     yield from zip((f"{name}.weight" for name in rows), weight.split_with_sizes(sizes), strict=True)
@@ -180,17 +220,24 @@ def _split(weight: Tensor, bias: Tensor | None, rows: dict[str, int]) -> Iterato
 
 
 @torch.no_grad()
-def _read(checkpoint: Checkpoint, places: dict[str, Tensor], progress: Progress, fp16: bool) -> None:
+def _read(checkpoint: Checkpoint, places: dict[str, Stored], progress: Progress, fp16: bool) -> None:
     """Copy each tensor of the checkpoint into its place, one file open at a time. fp16: whether all must fit that."""
     total, done = sum(checkpoint.tensors[name].nbytes for name in places), 0
     for file in checkpoint.files:
         with safe_open(file, framework="pt") as tensors:
             for name in filter(places.__contains__, tensors.offset_keys()):
-                place = places[name].copy_(tensors.get_tensor(name))
-                if fp16 and not place.isfinite().all():
-                    raise WeightsError(f"{file}: {name} does not fit float16; load it as bfloat16 or float32")
+                _put(places[name], tensors.get_tensor(name), f"{file}: {name}", fp16)
                 done += checkpoint.tensors[name].nbytes
                 progress(done / total)
+
+
+def _put(place: Stored, tensor: Tensor, name: str, fp16: bool) -> None:
+    try:
+        found = place.put(tensor)
+    except Misfit as error:
+        raise WeightsError(f"{name} {error}") from error
+    if fp16 and isinstance(found, Tensor) and not found.isfinite().all():
+        raise WeightsError(f"{name} does not fit float16; load it as bfloat16 or float32")
 
 
 def _check_tied(checkpoint: Checkpoint, embed: Tensor) -> None:

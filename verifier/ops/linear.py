@@ -14,7 +14,7 @@ from torch.nn import functional
 from verifier.ops.eager import compiled
 
 if TYPE_CHECKING:
-    from verifier.ops.kernels.cpu.linear import PackedWeight
+    from verifier.ops.kernels.cpu.product import PackedWeight
 
 
 def packed_linear(x: Tensor, weight: PackedWeight, dtype: torch.dtype, count: Tensor | None = None) -> Tensor:
@@ -25,14 +25,14 @@ def packed_linear(x: Tensor, weight: PackedWeight, dtype: torch.dtype, count: Te
     all).
     """
     if not compiled(x):
-        bias = None if weight.bias is None else weight.plain_bias().to(x.dtype)
-        plain = weight.plain().to(x.dtype)
-        return (gated_linear if weight.gated else linear)(x, plain, bias).to(dtype)
+        bias, plain = weight.plain_bias(), weight.plain().to(x.dtype)
+        return (gated_linear if weight.gated else linear)(x, plain, None if bias is None else bias.to(x.dtype)).to(
+            dtype
+        )
     from verifier.ops.kernels.cpu.launch import counted, room
-    from verifier.ops.kernels.cpu.linear import multiply
 
     out = room((len(x), weight.outer // (2 if weight.gated else 1)), dtype)
-    multiply(x, weight, out, counted(count, len(x)))
+    weight.multiply(x, out, counted(count, len(x)))
     return out
 
 

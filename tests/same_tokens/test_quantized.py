@@ -1,0 +1,72 @@
+"""The same tokens from a quantised target with every drafter: plain and speculative decoding have the same weights."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import pytest
+import torch
+
+from server.build import build_engine
+from server.config import EngineConfig, Quantize
+from tests.same_tokens.models import Pair
+from tests.same_tokens.runs import DRAFTERS, assert_same, drafting, jobs_of, plain, whole
+from tests.same_tokens.test_bundled_heads import jobs
+from tests.same_tokens.witness import Text, Witness, run
+
+LENGTHS = (9, 17, 33, 5)
+SAMPLINGS = ("greedy", "warm", "warm_filtered", "cool")
+MAX_TOKENS = 12
+
+
+@pytest.fixture(scope="session")
+def quantized(pair):
+    """Pairs, both models quantised, each made once."""
+
+    @cache
+    def made(family: str, how: str, dtype: torch.dtype = torch.bfloat16) -> Pair:
+        found: Pair = pair(family, layers=2)
+        return found.quantized(how, dtype)
+
+    return made
+
+
+@cache
+def expected(pair: Pair) -> dict[str, Text]:
+    return plain(pair.target, jobs_of(pair.vocab_size, LENGTHS, MAX_TOKENS, SAMPLINGS))
+
+
+def assert_same_tokens(pair: Pair, drafter: str) -> None:
+    jobs = jobs_of(pair.vocab_size, LENGTHS, MAX_TOKENS, SAMPLINGS)
+    texts = run(drafting(pair, drafter, whole(jobs, expected(pair))), jobs)
+    assert_same(expected(pair), texts)
+
+
+@pytest.mark.parametrize("drafter", DRAFTERS)
+@pytest.mark.parametrize("how", ["int8", "int4"])
+def test_every_drafter(quantized, how, drafter) -> None:
+    assert_same_tokens(quantized("qwen3", how), drafter)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+@pytest.mark.parametrize("family", ["llama_bias", "smollm", "mistral"])
+@pytest.mark.parametrize("how", ["int8", "int4"])
+def test_families_and_dtypes(quantized, how, family, dtype) -> None:
+    assert_same_tokens(quantized(family, how, dtype), "truth")
+    assert_same_tokens(quantized(family, how, dtype), "dynamic 4,4,2,2,1")
+
+
+def bundled(draft: str, how: Quantize) -> dict[str, Text]:
+    """Texts of the bundled target, whose draft model and heads were made for its floats."""
+    config = EngineConfig(draft=draft, quantize=how, draft_quantize="int8", kv_tokens=640, max_model_len=160, threads=1)
+    engine = build_engine(config)
+    assert engine.info.exact and how in engine.info.quantization
+    engine.runner = Witness(engine.runner.verifier, engine.drafter)
+    return run(engine, jobs())
+
+
+@pytest.mark.parametrize("how", ["int8", "int4"])
+def test_bundled_drafters(how) -> None:
+    texts = bundled("none", how)
+    for draft in ("auto", "medusa", "eagle3"):
+        assert_same(texts, bundled(draft, how))

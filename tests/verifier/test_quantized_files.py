@@ -1,0 +1,270 @@
+"""Quantised checkpoints as published: read, refused by name where something is amiss, and written."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from server.memory import packed_bytes
+from server.quantized import quantized
+from tests.verifier.families import FAMILIES, make
+from tests.verifier.reading import Reader
+from verifier.model.checkpoint import SINGLE, Checkpoint
+from verifier.model.config import ModelConfig
+from verifier.model.decoder import Decoder
+from verifier.model.errors import ConfigError, WeightsError
+from verifier.model.weights import check, load
+from verifier.model.written import write
+
+GROUP = 32
+
+
+def in_words(numbers: Tensor, bits: int = 4) -> Tensor:
+    """int32 words of unsigned numbers along the last dimension, by the formula of the formats."""
+    parts = numbers.long().unflatten(-1, (-1, 32 // bits))
+    words = sum(part << bits * at for at, part in enumerate(parts.unbind(-1)))
+    assert isinstance(words, Tensor)
+    return torch.where(words >= 1 << 31, words - (1 << 32), words).int().contiguous()
+
+
+def rounded(weight: Tensor, group: int, symmetric: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Unsigned numbers, zeros and scales of four bits, and what they stand for: ours is none of this code."""
+    grouped = weight.unflatten(1, (-1, group))
+    low, high = grouped.amin(2, True).clamp_max(0), grouped.amax(2, True).clamp_min(0)
+    scale = (torch.maximum(high, -low) / 7 if symmetric else (high - low) / 15).half().float()
+    zero = torch.full_like(scale, 8) if symmetric else (-low / scale).round().clamp(0, 15)
+    numbers = (grouped / scale + zero).round().clamp(0, 15)
+    meant = ((numbers - zero) * scale).flatten(1)
+    return numbers.flatten(1), zero.squeeze(2), scale.squeeze(2), meant
+
+
+def gptq_of(weight: Tensor, symmetric: bool, version: int) -> tuple[dict[str, Tensor], Tensor]:
+    numbers, zeros, scales, meant = rounded(weight, GROUP, symmetric)
+    order = torch.arange(weight.shape[1]) // GROUP
+    stored = (zeros - int(version == 1)) % 16
+    tensors = {
+        "qweight": in_words(numbers).T.contiguous(),
+        "qzeros": in_words(stored.T.contiguous()),
+        "scales": scales.T.half().contiguous(),
+        "g_idx": order.int(),
+    }
+    return tensors, meant
+
+
+def awq_of(weight: Tensor) -> tuple[dict[str, Tensor], Tensor]:
+    numbers, zeros, scales, meant = rounded(weight, GROUP, False)
+
+    def words(rows: Tensor) -> Tensor:
+        return in_words(rows.unflatten(1, (-1, 8))[:, :, [0, 2, 4, 6, 1, 3, 5, 7]].flatten(1))
+
+    return {"qweight": words(numbers.T), "qzeros": words(zeros.T), "scales": scales.T.half().contiguous()}, meant
+
+
+def compressed_of(weight: Tensor, bits: int, symmetric: bool, layout: str) -> tuple[dict[str, Tensor], Tensor]:
+    """By the package that writes such files."""
+    pytest.importorskip("compressed_tensors")
+    from compressed_tensors.compressors import BaseCompressor
+    from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
+    from compressed_tensors.quantization.utils import calculate_qparams
+
+    group = GROUP if bits == 4 else None
+    strategy: dict[str, Any] = {"strategy": "group", "group_size": group} if group else {"strategy": "channel"}
+    args = QuantizationArgs(num_bits=bits, type="int", symmetric=symmetric, **strategy)
+    scheme = QuantizationScheme(targets=["Linear"], weights=args)
+    grouped = weight.unflatten(1, (-1, group or weight.shape[1]))
+    scales, zeros = calculate_qparams(grouped.amin(2), grouped.amax(2), args)
+    compressor = BaseCompressor.get_value_from_registry(layout)
+    given = {"weight": weight, "weight_scale": scales, "weight_zero_point": zeros.to(torch.int8)}
+    tensors = compressor.compress(given, scheme)
+    return tensors, compressor.decompress(tensors, scheme)["weight"].float()
+
+
+FORMATS: dict[str, tuple[dict[str, Any], Any]] = {
+    "gptq": ({"quant_method": "gptq", "bits": 4, "group_size": GROUP, "sym": False}, lambda w: gptq_of(w, False, 1)),
+    "gptq sym": ({"quant_method": "gptq", "bits": 4, "group_size": GROUP, "sym": True}, lambda w: gptq_of(w, True, 1)),
+    "gptq v2": (
+        {"quant_method": "gptq", "bits": 4, "group_size": GROUP, "sym": False, "checkpoint_format": "gptq_v2"},
+        lambda w: gptq_of(w, False, 2),
+    ),
+    "awq": ({"quant_method": "awq", "bits": 4, "group_size": GROUP, "zero_point": True, "version": "gemm"}, awq_of),
+}
+for bits_, symmetric_, layout_ in (
+    (4, True, "pack-quantized"),
+    (4, False, "pack-quantized"),
+    (8, True, "pack-quantized"),
+    (8, True, "int-quantized"),
+    (8, False, "int-quantized"),
+):
+    strategy_: dict[str, Any] = {"strategy": "group", "group_size": GROUP} if bits_ == 4 else {"strategy": "channel"}
+    about_ = {"num_bits": bits_, "type": "int", "symmetric": symmetric_, **strategy_}
+    FORMATS[f"{layout_} {bits_}{'' if symmetric_ else ' zeros'}"] = (
+        {
+            "quant_method": "compressed-tensors",
+            "format": layout_,
+            "config_groups": {"group_0": {"targets": ["Linear"], "weights": about_}},
+            "ignore": ["lm_head"],
+        },
+        lambda w, of=(bits_, symmetric_, layout_): compressed_of(w, *of),
+    )
+
+
+def published(directory: Path, kind: str, family: str = "qwen3") -> None:
+    """A checkpoint of this format in ``quantized`` and, in ``plain``, the floats that it stands for."""
+    sizes: dict[str, Any] = {
+        "hidden_size": 128,
+        "intermediate_size": 160,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+    }
+    make(family, directory / "plain", **sizes, head_dim=32)
+    about, convert = FORMATS[kind]
+    tensors, floats = load_file(directory / "plain" / SINGLE), {}
+    stored: dict[str, Tensor] = {}
+    for name, tensor in tensors.items():
+        floats[name] = tensor
+        if not name.endswith("_proj.weight"):
+            stored[name] = tensor
+            continue
+        made, floats[name] = convert(tensor)
+        stored.update({f"{name.removesuffix('.weight')}.{part}": each for part, each in made.items()})
+    save_file(floats, directory / "plain" / SINGLE, metadata={"format": "pt"})
+    save(directory / "quantized", stored, {**config_of(directory / "plain"), "quantization_config": about})
+
+
+def save(directory: Path, tensors: dict[str, Tensor], config: dict[str, Any]) -> None:
+    directory.mkdir(exist_ok=True)
+    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, directory / SINGLE)
+    (directory / "config.json").write_text(json.dumps(config))
+
+
+def config_of(directory: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((directory / "config.json").read_text())
+    return found
+
+
+def reader(directory: Path, dtype: torch.dtype = torch.float32, how: str | None = None) -> Reader:
+    config = quantized(ModelConfig.from_directory(directory), how, "--quantize")
+    return Reader(Decoder(config, load(directory, config, dtype), 256))
+
+
+TOKENS = [7, 3, 250, 41, 99, 12, 180, 5, 77, 291, 14]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("kind", ["gptq", "awq"])
+def test_every_family(tmp_path, kind, family) -> None:
+    assert_close_to_floats(tmp_path, kind, family)
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_every_format(tmp_path, kind) -> None:
+    assert_close_to_floats(tmp_path, kind, "qwen3")
+
+
+def assert_close_to_floats(directory: Path, kind: str, family: str) -> None:
+    """In fp32 the logits are those of the floats; in bf16 no further off than our bf16 pass of these."""
+    published(directory, kind, family)
+    exact = reader(directory / "plain").alone(TOKENS)
+    room = exact.max() - exact.min()
+    found = reader(directory / "quantized").alone(TOKENS)
+    assert (found - exact).abs().max() <= 1e-3 * room
+    half = (reader(directory / "plain", torch.bfloat16).alone(TOKENS) - exact).abs().mean()
+    assert (reader(directory / "quantized", torch.bfloat16).alone(TOKENS) - exact).abs().mean() <= 1.25 * half
+
+
+BROKEN: dict[str, Any] = {
+    "scales are missing": ("down_proj.scales", lambda t: None),
+    "scales are of another shape": ("down_proj.scales", lambda t: t[:, :-1]),
+    "numbers are of another type": ("down_proj.qweight", lambda t: t.float()),
+    "groups are in another order": ("down_proj.g_idx", lambda t: t.flip(0)),
+}
+
+
+@pytest.mark.parametrize("case", BROKEN)
+def test_what_is_amiss_is_named(tmp_path, case) -> None:
+    published(tmp_path, "gptq")
+    part, change = BROKEN[case]
+    name = f"model.layers.1.mlp.{part}"
+    tensors = load_file(tmp_path / "quantized" / SINGLE)
+    changed = change(tensors.pop(name))
+    save(
+        tmp_path / "quantized",
+        tensors | ({} if changed is None else {name: changed}),
+        config_of(tmp_path / "quantized"),
+    )
+    with pytest.raises(WeightsError, match=name):
+        reader(tmp_path / "quantized")
+
+
+def test_zeros_that_are_none_are_refused_where_weights_are_called_symmetric(tmp_path) -> None:
+    published(tmp_path, "gptq")
+    config = config_of(tmp_path / "quantized")
+    config["quantization_config"]["sym"] = True
+    (tmp_path / "quantized" / "config.json").write_text(json.dumps(config))
+    with pytest.raises(WeightsError, match=r"qzeros.*symmetric"):
+        reader(tmp_path / "quantized")
+
+
+GROUPS = {"targets": ["Linear"], "weights": {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 32}}
+REFUSED: list[tuple[dict[str, Any], str]] = [
+    ({"quant_method": "bitsandbytes"}, "bitsandbytes.*compressed-tensors"),
+    ({"quant_method": "gptq", "bits": 3, "group_size": 32}, "gptq.*3 bits"),
+    ({"quant_method": "gptq", "bits": 4, "group_size": 48}, "groups of 48"),
+    ({"quant_method": "gptq", "bits": 4, "lm_head": True}, "lm_head"),
+    ({"quant_method": "awq", "bits": 4, "version": "gemv"}, "gemv"),
+    ({"quant_method": "compressed-tensors"}, "config_groups is missing"),
+    ({"format": "float-quantized", "config_groups": {"g": GROUPS}}, "float-quantized"),
+    ({"format": "pack-quantized", "config_groups": {"g": GROUPS | {"input_activations": {"num_bits": 8}}}}, "W8A8"),
+    ({"format": "pack-quantized", "config_groups": {"g": GROUPS}, "kv_cache_scheme": {"num_bits": 8}}, "kv_cache"),
+    ({"format": "pack-quantized", "config_groups": {"g": GROUPS}, "ignore": ["re:("]}, "no pattern"),
+    ({"format": "pack-quantized", "config_groups": {"g": GROUPS}, "ignore": ["re:.*q_proj"]}, "quantised alike"),
+]
+
+
+@pytest.mark.parametrize(("about", "words"), REFUSED, ids=[words for _, words in REFUSED])
+def test_what_is_not_supported_is_refused(tmp_path, about, words) -> None:
+    make("qwen3", tmp_path)
+    config = config_of(tmp_path) | {"quantization_config": {"quant_method": "compressed-tensors", **about}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ConfigError, match=words):
+        check(Checkpoint.open(tmp_path), ModelConfig.from_directory(tmp_path))
+
+
+@pytest.mark.parametrize("family", ["qwen3", "smollm"], ids=["untied", "tied"])
+@pytest.mark.parametrize("how", ["int8", "int4"])
+def test_a_written_model_is_the_one_made_at_load_time(tmp_path, how, family) -> None:
+    """Bit by bit; and its bytes are those of the plan."""
+    make(family, tmp_path / "plain", hidden_size=288, max_shard_size="100kB")
+    config = quantized(ModelConfig.from_directory(tmp_path / "plain"), how, "--quantize")
+    write(tmp_path / "plain", config, tmp_path / "out", lambda share: None)
+    made, read = reader(tmp_path / "plain", torch.bfloat16, how), reader(tmp_path / "out", torch.bfloat16)
+    assert torch.equal(made.alone(TOKENS), read.alone(TOKENS))
+    linears = made.model.decoder.linears
+    assert [one.nbytes for one in linears] == [one.nbytes for one in read.model.decoder.linears]
+    planned = packed_bytes(config, "bfloat16") - 2 * config.vocab_size * config.hidden_size
+    assert planned == sum(one.nbytes for one in linears)
+
+
+@pytest.mark.parametrize("how", ["int8", "int4"])
+def test_the_package_reads_what_we_write(tmp_path, how) -> None:
+    pytest.importorskip("compressed_tensors")
+    from compressed_tensors.compressors import BaseCompressor
+    from compressed_tensors.quantization import QuantizationConfig
+
+    make("smollm", tmp_path / "plain")
+    config = quantized(ModelConfig.from_directory(tmp_path / "plain"), how, "--quantize")
+    write(tmp_path / "plain", config, tmp_path / "out", lambda share: None)
+    about = QuantizationConfig.model_validate(config_of(tmp_path / "out")["quantization_config"])
+    head = next(group for group in about.config_groups.values() if "lm_head" in group.targets)
+    compressor = BaseCompressor.get_value_from_registry("pack-quantized")
+    tensors = load_file(next((tmp_path / "out").glob("*.safetensors")))
+    mine = {name.removeprefix("lm_head."): each for name, each in tensors.items() if name.startswith("lm_head.")}
+    weights = load(tmp_path / "plain", config, torch.float32)
+    assert not isinstance(weights.lm_head, Tensor)
+    assert torch.equal(compressor.decompress(mine, head)["weight"].float(), weights.lm_head.plain().bfloat16().float())

@@ -1,0 +1,148 @@
+"""Products with whole numbers and scales: right values, and rows with the same bits at any number of rows."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from tests.simulated.device import DEVICE, simulated
+from tests.verifier.test_linear import COUNTS, DTYPES, differing, rows_of
+from verifier.model.linear import Linear
+from verifier.ops.eager import references
+from verifier.ops.kernels.cpu.launch import recording
+from verifier.ops.quantized import QuantizedMatrix, packed, unpacked
+
+#: Bits, numbers of a group (None: all of a row), whether zero is 0, and the scales' dtype.
+KINDS = {
+    "int8": (8, None, True, torch.bfloat16),
+    "int8 groups": (8, 32, True, torch.float16),
+    "int8 zeros": (8, None, False, torch.float32),
+    "int4": (4, 32, True, torch.bfloat16),
+    "int4 zeros": (4, 64, False, torch.float16),
+    "int4 rows": (4, None, True, torch.float32),
+}
+#: in, out: one group and several, outputs that fill no block, the widths of a tiny model, of many terms.
+SHAPES = [(128, 33), (192, 100), (3072, 64)]
+
+
+def matrix_of(shape: tuple[int, int], kind: str) -> QuantizedMatrix:
+    bits, group, symmetric, scales = KINDS[kind]
+    generator = torch.Generator().manual_seed(shape[0])
+    weight = torch.randn(shape[::-1], generator=generator) / shape[0] ** 0.5
+    matrix = QuantizedMatrix.empty(shape[1], shape[0], bits, group or shape[0], symmetric, scales, torch.device("cpu"))
+    matrix.fill(weight + 0.01 * (not symmetric))
+    return matrix
+
+
+def bias_of(shape: tuple[int, int]) -> Tensor:
+    return torch.randn(shape[1], generator=torch.Generator().manual_seed(2))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_it_multiplies(processor, shape, dtype, kind) -> None:
+    matrix, offset = matrix_of(shape, kind), bias_of(shape).to(dtype) if shape[0] < 1000 else None
+    x = rows_of(shape, dtype, 21)
+    expected = functional.linear(x.double(), matrix.plain().double(), None if offset is None else offset.double())
+    linear = Linear(matrix, offset, dtype)
+    eps = torch.finfo(dtype).eps
+    assert linear(x).dtype == dtype
+    assert torch.allclose(linear(x).double(), expected, atol=max(4e-5, 8 * eps), rtol=2 * eps)
+    assert torch.allclose(linear.wide(x).double(), expected, atol=4e-5, rtol=1e-5)
+    with references():
+        assert torch.allclose(linear(x).double(), expected, atol=max(4e-5, 8 * eps), rtol=2 * eps)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_a_row_has_the_same_bits_at_any_count(processor, shape, dtype, kind) -> None:
+    twice = (shape[0], 2 * shape[1])
+    linear = Linear(matrix_of(twice, kind), bias_of(twice), dtype, gated=shape[1] == 100)
+    assert differing(linear, rows_of(shape, dtype), COUNTS) == []
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_gate_rounds_as_a_step_of_its_own(processor, kind) -> None:
+    shape = (192, 100)
+    matrix, x = matrix_of(shape, kind), rows_of(shape, torch.bfloat16, 9)
+    gate, up = Linear(matrix, None, torch.bfloat16)(x).chunk(2, dim=-1)
+    gated = Linear(matrix, None, torch.bfloat16, gated=True).gated(x)
+    torch.testing.assert_close(gated, functional.silu(gate) * up, rtol=2e-2, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_recording_multiplies_what_there_is_when_it_runs(processor, kind) -> None:
+    linear, x = Linear(matrix_of((128, 33), kind), None, torch.bfloat16), rows_of((128, 33), torch.bfloat16, 8)
+    later, expected = torch.full_like(x, torch.nan), linear(x)
+    with recording() as replay:
+        result = linear(later)
+    later.copy_(x)
+    replay()
+    assert torch.equal(result, expected)
+
+
+@pytest.mark.parametrize("gated", [False, True], ids=["plain", "gated"])
+@pytest.mark.parametrize("compute", DTYPES, ids=str)
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_weight_is_packed_as_it_is(processor, kind, compute, gated) -> None:
+    for shape in ((64, 64), (192, 34), (128, 200)):
+        matrix, offset = matrix_of(shape, kind), bias_of(shape)
+        kept = Linear(matrix, offset, compute, gated)._packed
+        assert kept is not None and torch.equal(kept.plain(), matrix.plain())
+        bias = kept.plain_bias()
+        assert bias is not None and torch.equal(bias, offset)
+
+
+@pytest.mark.parametrize(
+    ("kind", "each"), [("int8", 1 + 2 / 256), ("int4", 0.5 + 2 / 32), ("int4 zeros", 0.5 + 3 / 64)]
+)
+def test_what_a_product_reads(kind, each) -> None:
+    assert Linear(matrix_of((256, 96), kind)).nbytes == 256 * 96 * each
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_numbers_are_the_nearest(kind) -> None:
+    """Half a step away at most; zero is zero, extremes too; rows of zeros bring no NaN."""
+    bits, group, symmetric, scales = KINDS[kind]
+    weight = torch.randn(40, 128, generator=torch.Generator().manual_seed(3))
+    weight[3] = 0
+    weight[:, ::7] = 0
+    matrix = QuantizedMatrix.empty(40, 128, bits, group or 128, symmetric, scales, torch.device("cpu"))
+    matrix.fill(weight)
+    step = matrix.scales.float().repeat_interleave(matrix.group, dim=1)
+    assert ((matrix.plain() - weight).abs() <= step * (0.51 if symmetric else 1.02)).all()
+    assert not matrix.plain()[3].any() and not matrix.plain()[:, ::7].any()
+
+
+def test_four_bits_lie_in_halves_of_a_byte() -> None:
+    values = torch.tensor([[-8, 7, 0, -1]], dtype=torch.int8)
+    assert packed(values).tolist() == [[0x78, 0xF0]]
+    assert torch.equal(unpacked(packed(values)), values)
+
+
+def test_rows_are_parts_of_a_matrix() -> None:
+    """As fused products are assembled, and as a draft model keeps the tokens that its target knows."""
+    matrix = matrix_of((64, 10), "int4 zeros")
+    first, second = matrix.split_with_sizes([4, 6])
+    assert torch.equal(torch.cat([first.plain(), second.plain()]), matrix.plain())
+    weight = torch.randn(6, 64)
+    second.fill(weight)
+    assert torch.equal(matrix.plain()[4:], second.plain())
+    rows = torch.tensor([7, 0])
+    assert torch.equal(matrix[rows].plain(), matrix.plain()[rows])
+
+
+def test_off_the_cpu_it_becomes_what_it_stands_for() -> None:
+    matrix = matrix_of((64, 96), "int4")
+    with simulated():
+        bits, group, symmetric, scales = KINDS["int4"]
+        there = QuantizedMatrix.empty(96, 64, bits, group or 64, symmetric, scales, torch.device(DEVICE))
+        there.values.copy_(matrix.values)
+        there.scales.copy_(matrix.scales)
+        x = rows_of((64, 96), torch.float32, 9)
+        product = Linear(there, None, torch.float32)(x.to(DEVICE)).cpu()
+    torch.testing.assert_close(product, Linear(matrix)(x))

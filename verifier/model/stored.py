@@ -1,0 +1,132 @@
+"""Where the tensors of a checkpoint go, those of quantised matrices among them: what each must be, and how it is read.
+
+A matrix that the decoder has is one tensor of floats in the files, or several: see :mod:`verifier.model.quantization`
+for the layouts. Every one is unpacked straight into the rows of the (fused) matrix that it is part of.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from verifier.model.checkpoint import FLOATS
+from verifier.model.linear import Matrix
+from verifier.model.quantization import AWQ, GPTQ, INTEGERS, MADE, PACKED, Scheme
+from verifier.ops.quantized import QuantizedMatrix
+
+#: Numbers of four bits in a word, and where the outputs of a word of AWQ stand.
+_EIGHT, _AWQ_PLACES = 8, (0, 4, 1, 5, 2, 6, 3, 7)
+
+
+class Misfit(ValueError):
+    """The numbers of a tensor are none that are supported."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """A tensor of the files. kinds: the types that it may have. put: reads it; raises :class:`Misfit`."""
+
+    shape: tuple[int, ...]
+    kinds: tuple[str, ...]
+    put: Callable[[Tensor], Tensor | None]
+
+
+def stored(name: str, place: Matrix, scheme: Scheme | None) -> Iterator[tuple[str, Stored]]:
+    """The tensors by name that make up one of the decoder's. name: that of its floats."""
+    if isinstance(place, Tensor):
+        yield name, Stored(tuple(place.shape), FLOATS, place.copy_)
+        return
+    assert scheme is not None, "a quantised matrix has a scheme"
+    if scheme.layout == MADE:
+        yield name, Stored(place.shape, FLOATS, place.fill)
+        return
+    layouts = {PACKED: _packed, INTEGERS: _integers, AWQ: _awq, **dict.fromkeys(GPTQ, _gptq)}
+    for part, found in layouts[scheme.layout](place, scheme):
+        yield f"{name.removesuffix('.weight')}.{part}", found
+
+
+_Parts = Iterator[tuple[str, Stored]]
+
+
+def _packed(place: QuantizedMatrix, scheme: Scheme) -> _Parts:
+    (outer, inner), bits = place.shape, scheme.bits
+    in_word = 32 // bits
+    width = -(-inner // in_word)
+    yield "weight_packed", Stored((outer, width), ("I32",), lambda t: place.put(_numbers(t, bits)[:, :inner]))
+    yield "weight_scale", Stored(tuple(place.scales.shape), FLOATS, place.scales.copy_)
+    yield "weight_shape", Stored((2,), ("I64", "I32"), partial(_check_shape, place.shape))
+    if place.zeros is not None:
+        zeros, groups = place.zeros, place.zeros.shape[1]
+        shape = (-(-outer // in_word), groups)
+        yield "weight_zero_point", Stored(shape, ("I32",), lambda t: zeros.copy_(_numbers(t.T, bits).T[:outer]))
+
+
+def _check_shape(expected: tuple[int, int], found: Tensor) -> None:
+    if tuple(found.tolist()) != expected:
+        raise Misfit(f"says {found.tolist()}, expected {list(expected)}")
+
+
+def _integers(place: QuantizedMatrix, scheme: Scheme) -> _Parts:
+    yield "weight", Stored(place.shape, ("I8",), place.put)
+    yield "weight_scale", Stored(tuple(place.scales.shape), FLOATS, place.scales.copy_)
+    if place.zeros is not None:
+        yield "weight_zero_point", Stored(tuple(place.zeros.shape), ("I8",), place.zeros.copy_)
+
+
+def _gptq(place: QuantizedMatrix, scheme: Scheme) -> _Parts:
+    outer, inner = place.shape
+    groups = place.scales.shape[1]
+    less = 1 if scheme.layout == GPTQ[0] else 0
+    yield "qweight", Stored((inner // _EIGHT, outer), ("I32",), lambda t: place.put(_numbers(t.T, 4)))
+    yield (
+        "qzeros",
+        Stored((groups, outer // _EIGHT), ("I32",), lambda t: _put_zeros(place, _more(_numbers(t, 4).T, less))),
+    )
+    yield "scales", Stored((groups, outer), FLOATS, lambda t: place.scales.copy_(t.T))
+    yield "g_idx", Stored((inner,), ("I32",), partial(_check_order, place.group))
+
+
+def _more(zeros: Tensor, less: int) -> Tensor:
+    """Zeros that were stored so much less, without a carry."""
+    return (zeros + 8 + less) % 16 - 8
+
+
+def _check_order(group: int, found: Tensor) -> None:
+    if not torch.equal(found, (torch.arange(len(found)) // group).to(found.dtype)):
+        raise Misfit("has groups in another order than the numbers (desc_act), which is not supported")
+
+
+def _awq(place: QuantizedMatrix, scheme: Scheme) -> _Parts:
+    outer, inner = place.shape
+    groups = place.scales.shape[1]
+    yield "qweight", Stored((inner, outer // _EIGHT), ("I32",), lambda t: place.put(_in_order(_numbers(t, 4)).T))
+    yield (
+        "qzeros",
+        Stored((groups, outer // _EIGHT), ("I32",), lambda t: _put_zeros(place, _in_order(_numbers(t, 4)).T)),
+    )
+    yield "scales", Stored((groups, outer), FLOATS, lambda t: place.scales.copy_(t.T))
+
+
+def _in_order(numbers: Tensor) -> Tensor:
+    words: Tensor = numbers.unflatten(1, (-1, _EIGHT))
+    return words[:, :, list(_AWQ_PLACES)].flatten(1)
+
+
+def _put_zeros(place: QuantizedMatrix, zeros: Tensor) -> None:
+    """zeros: int8[O, G]."""
+    if place.zeros is not None:
+        place.zeros.copy_(zeros)
+    elif zeros.any():
+        raise Misfit("has other zeros than the middle, although config.json calls the weights symmetric")
+
+
+def _numbers(words: Tensor, bits: int) -> Tensor:
+    """int8[R, N]: the numbers that words hold, the first in the lowest bits, stored without a sign."""
+    parts = words.contiguous().view(torch.uint8)
+    if bits == 4:
+        parts = torch.stack((parts & 15, parts >> 4), dim=-1).flatten(1)
+    return (parts.to(torch.int16) - (1 << (bits - 1))).to(torch.int8)

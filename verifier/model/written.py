@@ -1,0 +1,177 @@
+"""Writes a model of floats as one of whole numbers: compressed-tensors.
+
+Every matrix is quantised by itself and written in a few files, so that little of the model is held at once. An output
+head that is tied to the embedding is written beside it, and tied no more.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from verifier.model.checkpoint import INDEX, Checkpoint
+from verifier.model.config import ModelConfig
+from verifier.model.fields import Fields
+from verifier.model.linear import Matrix
+from verifier.model.quantization import HEAD, Scheme
+from verifier.model.weights import EMBEDDING, LM_HEAD, Progress, allocate, check, places
+from verifier.ops.quantized import QuantizedMatrix, packed
+
+#: Bytes of a file at most, unless one matrix has more.
+_FILE = 4 << 30
+#: What stands beside the weights and is taken over as it is.
+_BESIDE = ("tokenizer*", "special_tokens*", "chat_template*", "generation_config.json", "vocab.json", "merges.txt")
+
+
+def write(directory: Path, config: ModelConfig, out: Path, progress: Progress) -> None:
+    """Write the model in ``directory`` to ``out``. config: with the quantisation that is to be made.
+
+    Raises WeightsError if its files do not fit its configuration.
+    """
+    checkpoint = Checkpoint.open(directory)
+    check(checkpoint, config)
+    out.mkdir(parents=True, exist_ok=True)
+    weights = allocate(config, torch.bfloat16, "meta")
+    matrices = {name: place for name, place in places(config, weights) if isinstance(place, QuantizedMatrix)}
+    if isinstance(weights.lm_head, QuantizedMatrix):
+        matrices[LM_HEAD] = weights.lm_head
+    files = _Files(out)
+    for name, tensor in _tensors(checkpoint, config, progress):
+        files.add(_parts(name, tensor, matrices.get(name)))
+    files.close()
+    _write_config(directory, config, matrices, out)
+    for path in (path for pattern in _BESIDE for path in directory.glob(pattern)):
+        shutil.copy(path, out / path.name)
+
+
+def _tensors(checkpoint: Checkpoint, config: ModelConfig, progress: Progress) -> Iterator[tuple[str, Tensor]]:
+    """All tensors; behind the embedding the output head that is tied to it."""
+    total, done = sum(tensor.nbytes for tensor in checkpoint.tensors.values()), 0
+    for file in checkpoint.files:
+        with safe_open(file, framework="pt") as tensors:
+            for name in tensors.offset_keys():
+                tensor = tensors.get_tensor(name)
+                if not (config.tie_word_embeddings and name == LM_HEAD):
+                    yield name, tensor
+                if config.tie_word_embeddings and name == EMBEDDING:
+                    yield LM_HEAD, tensor.clone()
+                done += checkpoint.tensors[name].nbytes
+                progress(done / total)
+
+
+def _parts(name: str, tensor: Tensor, place: Matrix | None) -> dict[str, Tensor]:
+    """A tensor as it is, or as numbers and scales. place: one like it, without numbers."""
+    if not isinstance(place, QuantizedMatrix):
+        return {name: tensor}
+    outer, inner = place.shape
+    scales = place.scales.dtype
+    made = QuantizedMatrix.empty(outer, inner, place.bits, place.group, True, scales, torch.device("cpu"))
+    made.fill(tensor)
+    module = name.removesuffix(".weight")
+    return {
+        f"{module}.weight_packed": _words(made),
+        f"{module}.weight_scale": made.scales,
+        f"{module}.weight_shape": torch.tensor(made.shape),
+    }
+
+
+def _words(matrix: QuantizedMatrix) -> Tensor:
+    """int32[O, K * bits / 32]: numbers without a sign, the first in the lowest bits."""
+    numbers = matrix.numbers()
+    unsigned = numbers ^ -128 if matrix.bits == 8 else numbers ^ 8
+    parts = unsigned.view(torch.uint8) if matrix.bits == 8 else packed(unsigned)
+    filled = torch.nn.functional.pad(parts, (0, -parts.shape[1] % 4))
+    return filled.contiguous().view(torch.int32)
+
+
+@dataclass
+class _Files:
+    """The weight files of a directory, each written when it is full."""
+
+    out: Path
+    _held: dict[str, Tensor] = field(default_factory=dict)
+    _written: list[list[str]] = field(default_factory=list)
+    _bytes: int = 0
+
+    def add(self, tensors: Mapping[str, Tensor]) -> None:
+        """A few tensors more."""
+        if self._held and sum(tensor.nbytes for tensor in (*self._held.values(), *tensors.values())) > _FILE:
+            self._write()
+        self._held.update(tensors)
+
+    def close(self) -> None:
+        """Write the last file, and which tensor is in which."""
+        self._write()
+        count = len(self._written)
+        names = [f"model-{number:05}-of-{count:05}.safetensors" for number in range(1, count + 1)]
+        for number, name in enumerate(names):
+            self._temporary(number).rename(self.out / name)
+        index = {tensor: name for name, tensors in zip(names, self._written, strict=True) for tensor in tensors}
+        body = {"metadata": {"total_size": self._bytes}, "weight_map": index}
+        (self.out / INDEX).write_text(json.dumps(body, indent=2) + "\n")
+
+    def _write(self) -> None:
+        save_file(self._held, self._temporary(len(self._written)), metadata={"format": "pt"})
+        self._written.append(list(self._held))
+        self._bytes += sum(tensor.nbytes for tensor in self._held.values())
+        self._held = {}
+
+    def _temporary(self, number: int) -> Path:
+        return self.out / f"part-{number}.tmp"
+
+
+def _write_config(directory: Path, config: ModelConfig, matrices: Iterable[str], out: Path) -> None:
+    values = dict(Fields.read(directory / "config.json").values)
+    modules = {name.removesuffix(".weight"): _inner(config, name) for name in matrices}
+    values["quantization_config"] = quantization_config(config, modules)
+    if HEAD in modules:
+        values["tie_word_embeddings"] = False
+    (out / "config.json").write_text(json.dumps(values, indent=2) + "\n")
+
+
+def _inner(config: ModelConfig, name: str) -> int:
+    """Numbers of a row of the matrix of this name."""
+    if "o_proj" in name:
+        return config.num_heads * config.head_dim
+    return config.intermediate_size if "down_proj" in name else config.hidden_size
+
+
+def quantization_config(config: ModelConfig, modules: Mapping[str, int]) -> dict[str, Any]:
+    """What config.json is to say. modules: that are quantised, and the numbers of a row of each."""
+    assert config.quantization is not None, "something is quantised"
+    targets: dict[Scheme, dict[str, None]] = {}
+    for module, inner in modules.items():
+        scheme = config.quantization.scheme(module, inner)
+        assert scheme is not None, "this module is"
+        pattern = module if module == HEAD else rf"re:.*\.{module.rpartition('.')[2]}$"
+        targets.setdefault(scheme, {})[pattern] = None
+    groups = {f"group_{n}": _group(scheme, list(found)) for n, (scheme, found) in enumerate(targets.items())}
+    return {
+        "quant_method": "compressed-tensors",
+        "format": "pack-quantized",
+        "quantization_status": "compressed",
+        "config_groups": groups,
+        "ignore": [] if HEAD in modules else [HEAD],
+    }
+
+
+def _group(scheme: Scheme, targets: list[str]) -> dict[str, Any]:
+    weights = {
+        "num_bits": scheme.bits,
+        "type": "int",
+        "symmetric": True,
+        "strategy": "group" if scheme.group else "channel",
+        "dynamic": False,
+    }
+    if scheme.group:
+        weights["group_size"] = scheme.group
+    return {"targets": targets, "weights": weights, "input_activations": None, "output_activations": None}

@@ -1,0 +1,214 @@
+"""What products with every kind of packed weight have in common: the loops around the sums, and what follows them.
+
+::
+
+    loop     blocks of B outputs (shared among the threads), then groups of some rows, then k: so a block of weights is
+             read from memory once, and from the cache for the other groups
+
+A group's sums lie in registers: B is 64 and there are 24 of them where registers are 32 and wide, else B is 16.
+
+Legend: R rows, K inner width, O outer width, B outputs of a block.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from verifier.ops.kernels.cpu.asm import Kernel, Variable
+from verifier.ops.kernels.cpu.jit import Processor
+from verifier.ops.kernels.cpu.types import BF16, F32, I16, I32, LANES, OF_TORCH, vector
+from verifier.ops.kernels.cpu.values import Value
+
+#: Rows whose sums are held at once.
+GROUP = 6
+
+
+class PackedWeight(Protocol):
+    """A weight [O, K] with its bias, laid out for this processor: everything that :func:`packed_linear` asks of one.
+
+    gated: the first half of the outputs are gates of the second.
+    """
+
+    @property
+    def outer(self) -> int:
+        """O."""
+
+    @property
+    def gated(self) -> bool:
+        """Whether what comes out is ``silu(gate) * up``."""
+
+    @property
+    def nbytes(self) -> int:
+        """What a product reads of memory, bias aside."""
+
+    def plain(self) -> Tensor:
+        """[O, K]: the weight that it stands for."""
+
+    def plain_bias(self) -> Tensor | None:
+        """fp32[O]: the bias as it was."""
+
+    def multiply(self, x: Tensor, out: Tensor, count: Tensor) -> None:
+        """``out = x @ weight.T + bias``, rounded; of a gated weight ``silu(gate) * up``.
+
+        x: [R, K], out: [R, O or O / 2], contiguous. count: int64[1], of how many rows; a row's bits do not depend on
+        it.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What a kernel is compiled for. compute, out: dtypes of inputs and of what comes out."""
+
+    block: int
+    compute: torch.dtype
+    out: torch.dtype
+    gated: bool
+    bias: bool
+
+
+def block_of(processor: Processor) -> int:
+    """B."""
+    return 4 * LANES if processor.wide else LANES
+
+
+def in_turns(part: Callable[[Tensor], Tensor], whole: Tensor, gated: bool) -> Tensor:
+    """What lies by outputs, in blocks; of gates and what they are for the blocks take turns. part: makes blocks."""
+    turns = 2 if gated else 1
+    return torch.stack([part(each) for each in whole.chunk(turns)], dim=1).flatten(0, 1).contiguous()
+
+
+def from_turns(part: Callable[[Tensor], Tensor], blocks: Tensor, gated: bool, outer: int) -> Tensor:
+    """The reverse. part: makes rows of blocks, those that fill the last block up among them."""
+    turns = 2 if gated else 1
+    parts = blocks.unflatten(0, (-1, turns)).unbind(1)
+    return torch.cat([part(each)[: outer // turns] for each in parts])
+
+
+def filled(rows: Tensor, block: int) -> Tensor:
+    """[O / B, B, ..]: rows in whole blocks, filled up with zeros."""
+    behind = (0, 0) * (rows.dim() - 1)
+    blocks: Tensor = functional.pad(rows, (*behind, 0, -len(rows) % block)).unflatten(0, (-1, block))
+    return blocks
+
+
+def in_blocks(rows: Tensor, block: int) -> Tensor:
+    """[O / B, N, B]: numbers of outputs, [O, N], side by side for the outputs of a block."""
+    return filled(rows, block).transpose(1, 2)
+
+
+class Product:
+    """Writes a kernel. Arguments: x, weight, out, bias, count, blocks (or pairs of them), widths of out and x."""
+
+    at_once = GROUP
+    #: Bytes: how far ahead of the sums weights are asked for.
+    ahead = 2048
+
+    def __init__(self, kernel: Kernel, shape: Shape) -> None:
+        self.k, self.shape = kernel, shape
+        self.x, self.weight, self.out, self.bias = (kernel.pointer(index) for index in range(4))
+        self.rows, self.blocks, self.width, self.inner = kernel.counted(4), *(kernel.number(at) for at in (5, 6, 7))
+        self.vectors = shape.block // LANES
+        self.sums, self.gates = (kernel.array(F32, GROUP * shape.block) for _ in range(2))
+
+    def write(self) -> Kernel:
+        """All of it."""
+        k = self.k
+        with k.share(self.blocks) as block, k.loop(0, self.rows, self.at_once) as row:
+            if self.shape.gated:
+                self._products(block * 2, row, self.gates)
+                self._products(block * 2 + 1, row, self.sums)
+            else:
+                self._products(block, row, self.sums)
+            left = k.smallest(self.rows - row, self.at_once)
+            with k.loop(0, left) as number, k.loop(0, self.vectors) as at:
+                self._store(number * self.shape.block + at * LANES, row + number, block * self.shape.block + at * LANES)
+        return k
+
+    def _products(self, block: Value, row: Value, room: Value) -> None:
+        """The sums of one block of outputs for the rows of a group, into ``room``."""
+        left = self.k.smallest(self.rows - row, self.at_once)
+        for rows in range(1, self.at_once + 1):
+            with self.k.when(left.equals(rows)):
+                self._sum(block, row, rows, room)
+
+    @abstractmethod
+    def _sum(self, block: Value, row: Value, rows: int, room: Value) -> None:
+        """The same for so many rows: row by row, vector by vector."""
+
+    def _rows(self, row: Value, rows: int) -> list[Value]:
+        """Where the inputs of each row begin."""
+        of = OF_TORCH[self.shape.compute]
+        return [self.k.at(self.x, (row + number) * self.inner, of) for number in range(rows)]
+
+    def _steps(self, steps: Value) -> Iterator[Value]:
+        """The order of the terms."""
+        with self.k.loop(0, steps) as step:
+            yield step
+
+    def _begun(self, block: Value, at: int) -> Value:
+        """A sum before its first term: the bias."""
+        if not self.shape.bias:
+            return self.k.constant(0.0, vector(F32))
+        return self.k.load(self.bias, vector(F32), block * self.shape.block + at * LANES)
+
+    def _prefetch(self, line: Value, size: int) -> None:
+        """Ask for what comes later. size: bytes of a step."""
+        for at in range(0, size, 64):
+            self.k.prefetch(self.k.bytes_at(line, self.ahead + at))
+
+    def _added(self, total: Variable, factor: Value, weight: Value) -> None:
+        """One term more: of numbers, or of pairs of bf16."""
+        if factor.floats:
+            total.value = self.k.fma(factor, weight, total.value)
+        else:
+            name, value = "llvm.x86.avx512bf16.dpbf16ps.512", total.value
+            total.value = self.k.call(name, value.type, value, factor, weight)
+
+    def _halves(self, words: Value) -> list[Value]:
+        """Two bf16 in each word, as fp32."""
+        of = self.k.like(words, F32)
+        return [self.k.bits(words << 16, of), self.k.bits(words & -65536, of)]
+
+    def _pair(self, row: Value, step: Value, apart: bool = False) -> Value:
+        """Two bf16 of a row in one word. apart: rows of an odd width do not begin where words do."""
+        k = self.k
+        return k.bits(k.load(row, vector(I16, 2), step * 2), I32) if apart else k.load(row, I32, step)
+
+    def _dotted(self, pair: Value) -> Value:
+        """A pair in all lanes, as it is multiplied."""
+        return self.k.bits(self.k.spread(pair), vector(BF16, 2 * LANES))
+
+    def _store(self, place: Value, row: Value, column: Value) -> None:
+        """A vector of sums goes where it belongs; lanes behind the last output nowhere."""
+        k, where = self.k, row * self.width + column
+        value = self._finished(place)
+        with k.builder.if_else((column + LANES <= self.width).raw) as (whole, part):
+            with whole:
+                k.write(value, self.out, OF_TORCH[self.shape.out], where)
+            with part:
+                self._put_some(value, where, self.width - column)
+
+    def _finished(self, place: Value) -> Value:
+        """A sum, or of a gated product ``silu(gate) * up``, rounded after each step as the separate steps do."""
+        k, of = self.k, OF_TORCH[self.shape.out]
+        value = k.load(self.sums, vector(F32), place)
+        if not self.shape.gated:
+            return value
+        gate = k.rounded(k.load(self.gates, vector(F32), place), of)
+        silu = gate / (k.exp(gate * -1.0) + 1.0)
+        return k.rounded(silu, of) * k.rounded(value, of)
+
+    def _put_some(self, value: Value, where: Value, lanes: Value) -> None:
+        """Lane by lane."""
+        k, of = self.k, OF_TORCH[self.shape.out]
+        room = k.array(F32, LANES)
+        k.store(value, room)
+        with k.loop(0, lanes) as lane:
+            k.store(k.narrowed(k.load(room, F32, lane), of), self.out, where + lane)
