@@ -19,7 +19,7 @@ from spec.budget.case import Case, begun, look
 from spec.budget.cost import StepCost
 from spec.budget.members import Member
 from spec.budget.mixed import Leader, Mixed, Why, levels_of
-from spec.budget.planning import Planning
+from spec.budget.planning import AHEAD, Planning
 from spec.budget.probes import Looks, Probes
 from spec.names import NONE, PREDICTION
 from spec.observer import Observer
@@ -125,7 +125,8 @@ class Budget(Observer):
         step = Planning.of(self._models, able, cases, seconds)
         self._unread, ways = step.unread, step.ways(self.pinned)
         reading = {name: of.cost.reading(ways[0].tokens) for name, of in self._models.items()}
-        chosen = self._probes.due(ways, step.pace, reading)
+        behind = {name: of.cost.reading(step.unread[name] * (1 - 1 / AHEAD)) for name, of in self._models.items()}
+        chosen = self._probes.due(ways, step.pace, reading, behind)
         looked = tuple(dict.fromkeys(name for case in cases for name in case.found.names))
         self.why = Why((chosen, *(way for way in ways if way.kind != chosen.kind)), looked, chosen is not ways[0])
         self.leader.see(self.why)

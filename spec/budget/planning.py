@@ -14,6 +14,8 @@ from spec.price import Price
 from spec.sequence import Sequence
 from spec.tree import TreeShape
 
+#: Among how many steps catching up is shared out: whoever is taken up is likely to be of use for a while.
+AHEAD = 16
 #: The least share of what it brings alone that a tree is taken to bring beside others.
 _LEAST_BESIDE = 0.05
 
@@ -49,7 +51,7 @@ class Planning:
         return weigh(self.offers, self.seconds, self._drafting, self.pace)
 
     def _drafting(self, name: str, levels: float, nodes: float) -> float:
-        return self.members[name].cost.seconds(levels, max(0.0, nodes - levels) + self.unread[name])
+        return self.members[name].cost.seconds(levels, max(0.0, nodes - levels) + self.unread[name] / AHEAD)
 
     def shapes(self, why: Why, pinned: TreeShape | None) -> list[Mixed]:
         """What each sequence drafts of the way that was chosen."""

@@ -20,12 +20,12 @@ class Probes:
     def __init__(self) -> None:
         self._saved: dict[str, float] = {}
 
-    def due(self, ways: Many[Taken], pace: float, reading: Mapping[str, float]) -> Taken:
+    def due(self, ways: Many[Taken], pace: float, reading: Mapping[str, float], behind: Mapping[str, float]) -> Taken:
         """What to do in the place of the best way, which is the first, if enough is saved up for any; otherwise that.
 
         pace: tokens in a second that time is worth. reading: seconds that catching up with what this step writes will
         take each model, which is paid beside, up to as much again: else what has to be read might grow as fast as what
-        is saved.
+        is saved. behind: seconds of catching up that are not in a model's way.
         """
         best = ways[0]
         allowed = PROBING * best.seconds
@@ -33,7 +33,7 @@ class Probes:
             if way.model and way.model != best.model and way.kind[1] == best.kind[1]:
                 self._saved[way.model] = self._saved.get(way.model, 0.0) + allowed + min(allowed, reading[way.model])
                 lost = max(way.seconds - best.seconds, (best.worth - way.worth) / pace)  # as if it brought nothing
-                if self._saved[way.model] >= lost:
+                if self._saved[way.model] >= lost + behind[way.model]:
                     self._saved[way.model] = 0.0
                     return way
         return best
@@ -56,7 +56,7 @@ class Looks:
         """What a step took, by its phases, and whether something that was found and drafted was right."""
         planning = seconds.get("plan", 0.0)
         if self.now and planning:
-            self._added = LOOKING * sum(seconds.values()) / planning
+            self._added = LOOKING * (sum(seconds.values()) - planning) / planning
         self._left = _SPARED if right else min(self._left - self.now + self._added, _SPARED)
 
     def begin(self) -> None:

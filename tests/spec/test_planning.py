@@ -85,13 +85,13 @@ def test_a_pinned_shape_is_drafted_by_the_best_and_tells_of_the_others() -> None
         assert [way.model for way in budget.why.ways] == ["", "model", ""]
 
 
-def test_what_must_be_read_is_part_of_a_models_price() -> None:
+def test_what_must_be_read_is_shared_out_among_the_steps_to_come() -> None:
     budget, one = budget_of(model(parrot=Reader)), sequence()
     budget.plan([one])
     assert budget.why is not None
     way = next(way for way in budget.why.ways if way.model)
     nodes, levels = way.trees[0].nodes, way.trees[0].levels
-    assert way.seconds == pytest.approx(1.0 + 0.1 + 0.1 * levels + 0.01 * (nodes - levels + 64))
+    assert way.seconds == pytest.approx(1.0 + 0.1 + 0.1 * levels + 0.01 * (nodes - levels + 64 / 16))
     one.limit = len(one.tokens) + 1
     assert budget.plan([one]) == [ROOT_ONLY], "there is no room for a draft"
 
