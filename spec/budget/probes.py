@@ -7,10 +7,11 @@ from collections.abc import Sequence as Many
 
 from spec.budget.weigh import Taken
 
-#: The share of the time that may be lost by asking models in vain, and that looking in vain may take.
-PROBING, LOOKING = 0.003, 0.02
-#: So many looks in vain are spared.
-_SPARED = 4.0
+#: The share of the time that may be lost by asking models in vain.
+PROBING = 0.003
+#: Of the time, the share that looking in vain may take; so many looks in vain are spared; how far one step moves what
+#: is known of their share.
+_LOOKING, _SPARED, _MOVED = 0.02, 4, 1 / 16
 
 
 class Probes:
@@ -41,24 +42,28 @@ class Probes:
 
 class Looks:
     """Whether to look things up in the next step. That and planning take a tenth of a millisecond or two: nothing
-    beside a step of 10 ms, and a fifth of one of 0.5. So it is done while some looks are left; one in vain takes one,
-    and each step adds as much of one as its share of the time allows for. now: whether it was done in the last step."""
+    beside a step of 10 ms, and a fifth of one of 0.5. So where a few looks in a row brought nothing, the next ones come
+    after 1, 2, 4, .. steps without; never more seldom than the share of the time that looking in vain may take asks
+    for. Where something that was found is right, and where another text begins, it begins anew."""
 
     def __init__(self) -> None:
-        self.now, self._left, self._added = True, _SPARED, 1.0
+        self.now = True
+        self._share = 0.0
+        self._vain = self._left = 0
 
     def due(self) -> bool:
         """Whether to look in the step that is planned."""
-        self.now = self._left >= 1.0
+        self.now = self._left <= 0
+        self._left -= 1
         return self.now
 
     def saw(self, seconds: Mapping[str, float], right: bool) -> None:
         """What a step took, by its phases, and whether something that was found and drafted was right."""
-        planning = seconds.get("plan", 0.0)
-        if self.now and planning:
-            self._added = LOOKING * (sum(seconds.values()) - planning) / planning
-        self._left = _SPARED if right else min(self._left - self.now + self._added, _SPARED)
+        if self.now:
+            self._share += _MOVED * (seconds.get("plan", 0.0) / sum(seconds.values()) - self._share)
+            self._vain = 0 if right else self._vain + 1
+            self._left = min(1 << min(self._vain, 16) >> _SPARED, int(self._share / _LOOKING))
 
     def begin(self) -> None:
         """Another text is written now."""
-        self._left = _SPARED
+        self._vain = self._left = 0
