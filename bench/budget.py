@@ -158,7 +158,6 @@ def choices(engine: Engine) -> dict[str, Any]:
     return {
         "step_ms": [(rows, 1000 * seconds) for rows, seconds in budget.cost.points],
         "token_of_context_us": [(rows, 1e6 * seconds) for rows, seconds in budget.cost.context],
-        "slower": budget.cost.slower,
         "draft_ms": {
             name: {part: 1000 * getattr(m.cost, part) for part in ("start", "level", "token")}
             for name, m in budget.members.items()

@@ -32,7 +32,7 @@ class CombinedDrafter:
     name = "combined"
 
     def __init__(self, budget: Budget) -> None:
-        self._budget = budget
+        self._known = budget.members
         self.members: dict[str, Drafter] = {name: member.drafter for name, member in budget.members.items()}
         self.needs: FeatureRequest | None = united([member.needs for member in self.members.values()])
         self._asked: dict[str, dict[str, list[int]]] = {}
@@ -65,7 +65,7 @@ class CombinedDrafter:
     def extend(self, sequence: Sequence) -> None:
         """To all but those at rest: they catch up when they are asked."""
         for name, member in self.members.items():
-            if not self._budget.resting(name):
+            if not self._known[name].resting:
                 member.extend(sequence)
 
     def observe(self, sequence: Sequence, features: Features) -> None:

@@ -39,12 +39,7 @@ class Price:
 
     def worth(self, chances: Floats) -> Worth:
         """Of nodes with these chances."""
-        count = min(len(chances), len(self.rows) - 1)
-        if not count:
-            return Worth(0, 0.0)
-        gains = np.sort(chances)[::-1][:count].cumsum() - self.rows[1 : count + 1]
-        best = int(gains.argmax())
-        return Worth(best + 1, float(gains[best])) if gains[best] > 0 else Worth(0, 0.0)
+        return worth(np.sort(chances)[::-1].tolist(), self.rows.tolist())
 
     def goes_on(self, chances: Floats, below: Floats) -> bool:
         """Whether the next level is worth its price.
@@ -54,3 +49,13 @@ class Price:
         """
         together = self.worth(np.concatenate((chances, below)))
         return together.nodes > 0 and together.gain - self.worth(chances).gain >= self.level
+
+
+def worth(chances: Many[float], rows: Many[float]) -> Worth:
+    """Of nodes with these chances, likeliest first. rows: what the first 0, 1, .. of them take, in tokens."""
+    nodes, value, gain = 0, 0.0, 0.0
+    for taken, (chance, row) in enumerate(zip(chances, rows[1:], strict=False), start=1):
+        value += chance
+        if value - row > gain:
+            nodes, gain = taken, value - row
+    return Worth(nodes, gain)

@@ -12,13 +12,14 @@ it would be.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from collections.abc import Sequence as Many
 
-from spec.budget.case import Case, Cases
-from spec.budget.cost import StepCost, Table
+from spec.budget.case import Case, begun, look
+from spec.budget.cost import StepCost
 from spec.budget.members import Member
 from spec.budget.mixed import Leader, Mixed, Why, levels_of
-from spec.budget.planning import Planning
+from spec.budget.planning import AHEAD, Planning
 from spec.budget.probes import Looks, Probes
 from spec.names import NONE, PREDICTION
 from spec.observer import Observer
@@ -27,8 +28,6 @@ from spec.step import Verdict
 from spec.trace import StepTrace
 from spec.tree import MAX_NODES, ROOT_ONLY, TreeShape
 
-#: A member that took part in less than this share of the last steps (some hundred) is at rest.
-_RESTING = 0.05
 #: Phases of a step that do not depend on who drafted.
 _OF_THE_TARGET = ("forward", "draw", "commit")
 
@@ -49,9 +48,9 @@ class Budget(Observer):
         self.why: Why | None = None
         self.leader = Leader()
         self._models = {member.name: member for member in members if not member.looks}
-        self._cases = Cases(self.members)
-        self._table, self._probes, self._looks = Table(cost), Probes(), Looks()
-        self._unread: dict[str, int] = {}
+        self._cases: dict[str, Case] = {}
+        self._probes, self._looks = Probes(), Looks()
+        self._unread: Mapping[str, int] = {}
 
     @property
     def shape(self) -> TreeShape:
@@ -65,18 +64,13 @@ class Budget(Observer):
         """Who drafts in the step last planned."""
         return NONE if self.why is None else self.why.choice
 
-    def resting(self, name: str) -> bool:
-        """Whether a model is asked so seldom that what was written need not be shown to it at once."""
-        member = self.members[name]
-        return not member.looks and member.asked < _RESTING
-
     # -- learning ------------------------------------------------------------------------------------------------
 
     def stepped(self, trace: StepTrace, verdicts: Many[Verdict]) -> None:
         """See what was right, and what the step took."""
         right = False
         for verdict in verdicts:
-            case = self._cases.known(verdict.work.sequence.id)
+            case = self._cases.get(verdict.work.sequence.id)
             if case is not None and verdict.emitted and verdict.tree is not None:
                 case.learn(verdict)
                 right = right or (verdict.accepted > 0 and case.looked)
@@ -88,10 +82,9 @@ class Budget(Observer):
         """Correct the costs by a step of decoding alone."""
         context = sum(len(verdict.work.sequence.tokens) for verdict in verdicts)
         seconds = sum(trace.seconds.get(phase, 0.0) for phase in _OF_THE_TARGET)
-        before = self.cost.slower
-        self.cost.saw(trace.rows, trace.rows / len(verdicts), context, seconds)
+        moved = self.cost.saw(trace.rows, trace.rows / len(verdicts), context, seconds)
         for member in self._models.values():  # what moves all steps moves models at rest too: it is mostly the machine
-            member.cost.slower *= self.cost.slower / before
+            member.cost.slower *= moved
             parts = [
                 (part, min(len(part), len(v.tree)) - 1)
                 for v in verdicts
@@ -107,7 +100,7 @@ class Budget(Observer):
 
     def ended(self, sequence: Sequence) -> None:
         """Forget the sequence; what it showed stays with the members."""
-        self._cases.ended(sequence.id)
+        self._cases.pop(sequence.id, None)
         self._looks.begin()
 
     # -- planning ------------------------------------------------------------------------------------------------
@@ -121,20 +114,22 @@ class Budget(Observer):
         elif last is not None and not (looks or last.ways[0].nodes) and len(last.ways[0].found) == len(able):
             shapes = {sequence.id: Mixed.sharing((), last) for sequence in able}  # planning is in vain too
         else:
-            cases = self._cases.look(able, looks)
+            cases = [self._cases.setdefault(s.id, self._cases.get(s.id) or begun(s, self.members)) for s in able]
+            look(able, cases, list(self.members.values()) if looks else ())
             shapes = dict(zip((sequence.id for sequence in able), self._decide(able, cases), strict=True))
         return [shapes.get(sequence.id, ROOT_ONLY) for sequence in sequences]
 
     def _decide(self, able: Many[Sequence], cases: Many[Case]) -> list[Mixed]:
         """For each of those that may draft."""
-        seconds = self._table.read(len(able), sum(len(s.tokens) for s in able), min(len(able), 4) * MAX_NODES)
+        seconds = self.cost.table(len(able), sum(len(s.tokens) for s in able), min(len(able), 4) * MAX_NODES)
         step = Planning.of(self._models, able, cases, seconds)
         self._unread, ways = step.unread, step.ways(self.pinned)
-        reading = {name: step.reading(name, ways[0].tokens) for name in step.unread}
-        chosen = self._probes.due(ways, step.pace, reading, step.catching_up)
+        reading = {name: of.cost.reading(ways[0].tokens) for name, of in self._models.items()}
+        behind = {name: of.cost.reading(step.unread[name] * (1 - 1 / AHEAD)) for name, of in self._models.items()}
+        chosen = self._probes.due(ways, step.pace, reading, behind)
         looked = tuple(dict.fromkeys(name for case in cases for name in case.found.names))
         self.why = Why((chosen, *(way for way in ways if way.kind != chosen.kind)), looked, chosen is not ways[0])
         self.leader.see(self.why)
-        for name, member in self.members.items():
-            member.took_part(name in looked if member.looks else name == chosen.model)
+        for name, member in self._models.items():
+            member.idle = 0 if name == ways[0].model else member.idle + 1
         return step.shapes(self.why, self.pinned)

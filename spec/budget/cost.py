@@ -20,15 +20,14 @@ MIXED_STEP_FACTOR = 2.0
 #: When the curve is read again: after so many steps, and where the context moved by about so many tokens.
 _REREAD, _MOVED_TOKENS = 16, 128
 #: How far one step moves what is expected of the next: of all steps, since machines are slower at times, and of those
-#: of as many rows beside. How far off one may count to be.
-_STEP, _OF_KIND, _MOST_OFF = 0.03, 0.03, 1.5
+#: of as many rows as much again. How far off one may count to be.
+_STEP, _MOST_OFF = 0.03, 1.5
 
 
 class StepCost:
     """Seconds of one forward pass by number of rows: measured points, straight lines between them.
 
-    context: seconds that each token of context adds to a pass, by the rows of its sequence. slower: how much longer
-    steps take lately than when it was measured.
+    context: seconds that each token of context adds to a pass, by the rows of its sequence.
     """
 
     def __init__(
@@ -39,8 +38,9 @@ class StepCost:
         self._seconds = _rising(seconds)
         self._context_rows = [rows for rows, _ in context]
         self._per_token = _rising([seconds for _, seconds in context])
-        self._factors = [1.0] * len(rows)
-        self.slower = 1.0
+        self._lately = list(self._seconds)  # what the points took in the last steps
+        self._table: list[float] = []
+        self._read_for, self._asked = (0, 0, 0), 0
 
     @classmethod
     def measure(cls, run: Callable[[int], float], sizes: Sequence[int], patience: float) -> StepCost:
@@ -69,36 +69,35 @@ class StepCost:
 
     def expected(self, most: int) -> list[float]:
         """Seconds of a step with 0, 1, .. ``most`` rows as steps took them lately, that of more rows never less."""
-        factors = [self.slower * factor for factor in self._factors]
-        points = [factor * seconds for factor, seconds in zip(factors, self._seconds, strict=True)]
-        expected: list[float] = _line(self._rows, list(accumulate(points, max)), np.arange(most + 1)).tolist()
+        expected: list[float] = _line(self._rows, list(accumulate(self._lately, max)), np.arange(most + 1)).tolist()
         return expected
 
-    def table(self, sequences: int, context: float, most: int) -> list[float]:
-        """The same of steps of so many sequences with so many tokens of context together."""
-        seconds = np.array(self.expected(most))
-        if self._per_token:
-            each = np.arange(most + 1) / sequences
-            seconds += self.slower * context * _line(self._context_rows, self._per_token, each)
-        steps: list[float] = np.maximum.accumulate(seconds).tolist()
-        return steps
+    def table(self, sequences: int, context: int, most: int) -> list[float]:
+        """The same of steps of so many sequences with so many tokens of context together; read off now and then."""
+        self._asked += 1
+        read_for = sequences, most, context // _MOVED_TOKENS
+        if read_for != self._read_for or self._asked % _REREAD == 0:
+            seconds = np.array(self.expected(most))
+            if self._per_token:
+                seconds += context * _line(self._context_rows, self._per_token, np.arange(most + 1) / sequences)
+            self._read_for, self._table = read_for, np.maximum.accumulate(seconds).tolist()
+        return self._table
 
     def behind(self, rows: float, context: float) -> float:
         """What so many tokens of context add to a step, as steps take lately. rows: of one sequence."""
-        return self.slower * context * _read(self._context_rows, self._per_token, rows) if self._per_token else 0.0
+        return context * _read(self._context_rows, self._per_token, rows) if self._per_token else 0.0
 
-    def saw(self, rows: int, each: float, context: float, seconds: float) -> None:
+    def saw(self, rows: int, each: float, context: float, seconds: float) -> float:
         """A step took so many seconds: the curve moves a little of the way, the points around its rows a little more.
 
-        each: rows of one sequence; context: tokens of all.
+        each: rows of one sequence; context: tokens of all. Returns by what all points were multiplied.
         """
-        near = _near(self._rows, rows)
-        expected = self.slower * sum(weight * self._factors[i] for i, weight in near) * self.seconds(rows)
-        expected += self.behind(each, context)
-        off = min(max(seconds / expected, 1.0 / _MOST_OFF), _MOST_OFF) - 1.0 if expected > 0 else 0.0
-        self.slower *= 1.0 + _STEP * off
-        for i, weight in near:
-            self._factors[i] *= 1.0 + _OF_KIND * weight * off
+        off = _off(seconds, _read(self._rows, self._lately, rows) + self.behind(each, context))
+        self._lately = [(1.0 + _STEP * off) * one for one in self._lately]
+        self._per_token = [(1.0 + _STEP * off) * one for one in self._per_token]
+        for point, share in _near(self._rows, rows):
+            self._lately[point] *= 1.0 + _STEP * share * off
+        return 1.0 + _STEP * off
 
     def rows_within(self, seconds: float, most: int) -> int:
         """The largest number of rows, up to ``most``, whose pass is expected to take at most ``seconds``."""
@@ -114,23 +113,6 @@ class StepCost:
             return most
         total = self.rows_within(MIXED_STEP_FACTOR * self.seconds(decode_rows), decode_rows + most)
         return max(1, total - decode_rows)
-
-
-class Table:
-    """Seconds of a step by its rows, for so many sequences with so much context; read off the curve now and then."""
-
-    def __init__(self, cost: StepCost) -> None:
-        self.seconds: list[float] = []
-        self._cost, self._read_for, self._asked = cost, (0, 0), 0
-
-    def read(self, sequences: int, context: int, most: int) -> list[float]:
-        """Of the next step, with up to ``most`` rows."""
-        self._asked += 1
-        read_for = sequences, context // _MOVED_TOKENS
-        if read_for != self._read_for or self._asked % _REREAD == 0:
-            self._read_for = read_for
-            self.seconds = self._cost.table(sequences, context, most)
-        return self.seconds
 
 
 def _rising(seconds: Sequence[float]) -> list[float]:
@@ -160,8 +142,13 @@ def _line(rows: Sequence[int], seconds: Sequence[float], wanted: NDArray[Any]) -
 
 def _read(rows: Sequence[int], seconds: Sequence[float], wanted: float) -> float:
     """The same at one place."""
-    between = sum(weight * seconds[index] for index, weight in _near(rows, wanted))
+    between = sum(share * seconds[point] for point, share in _near(rows, wanted))
     return between * max(1.0, wanted / rows[-1])
+
+
+def _off(seconds: float, expected: float) -> float:
+    """How much longer something took than expected, as a share; of one that was held up not all."""
+    return min(max(seconds / expected, 1.0 / _MOST_OFF), _MOST_OFF) - 1.0 if expected > 0 else 0.0
 
 
 @dataclass(slots=True)
@@ -174,14 +161,22 @@ class DraftCost:
     token: float = 0.0
     slower: float = 1.0
 
+    @property
+    def each(self) -> float:
+        """Seconds of one more level."""
+        return self.slower * self.level
+
+    def reading(self, tokens: float) -> float:
+        """Seconds that so many tokens more take to catch up with."""
+        return self.slower * self.token * tokens
+
     def seconds(self, levels: float, more: float = 0.0) -> float:
         """What a draft of so many levels is expected to take. more: rows beside one a level."""
-        return self.slower * (self.start + levels * self.level + more * self.token)
+        return self.slower * self.start + self.each * levels + self.reading(more)
 
     def saw(self, levels: float, seconds: float, more: float = 0.0) -> None:
         """A draft took so many seconds."""
         expected = self.seconds(levels, more)
         if expected <= 0:
             self.start = seconds / self.slower
-        else:
-            self.slower *= 1.0 + _STEP * (min(max(seconds / expected, 1.0 / _MOST_OFF), _MOST_OFF) - 1.0)
+        self.slower *= 1.0 + _STEP * _off(seconds, expected)

@@ -4,8 +4,7 @@
 
     looks      proposes from the text alone, in microseconds: every step shows what it would say, and what was right
                (:mod:`spec.budget.claims`)
-    models     by what their trees promise and how much of it comes (:mod:`spec.budget.promises`); and apart where what
-               was looked up is wrong, since both are often right together
+    models     by what their trees promise and how much of it comes (:class:`Promises`)
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from functools import lru_cache
 
 from spec.budget.claims import Salts
 from spec.budget.cost import DraftCost
-from spec.budget.promises import Promises, Share
+from spec.budget.weigh import Grove
 from spec.protocols import CatchesUp, Drafter, LooksUp
 from spec.sequence import Sequence
 from spec.tree import DraftTree, TreeShape
@@ -25,17 +24,52 @@ from spec.tree import DraftTree, TreeShape
 MODEL_LEVELS, LOOKED_LEVELS = 12, 24
 #: The tree that a model is asked for, grown as far as it is worth it.
 OPEN = TreeShape((4, 4, 3, 3, 3, 2, 2, 2, 2, 2, 2, 2))
-#: Which share of what it promises a model keeps where what was looked up is wrong, before anybody knows; as many
-#: promised tokens as that counts.
-_BESIDE, _GUESSED = 0.65, 4.0
-#: What is left of earlier steps in how often a member was asked, after one more.
-_REMEMBERED = 0.99
+#: A model that was not the best in so many steps is at rest.
+RESTING = 100
+#: What is expected of a tree before anybody knows, and as many trees as that counts: bad luck in the first ones should
+#: not put a model to rest.
+_GUESS, _TREES = Grove(1.0, 4.0, 2.0), 4
+#: How far one tree moves what is expected of the next; farther in the beginning.
+_MOVED = 0.02
+#: As many promised tokens, all kept, as what is believed in the beginning counts; and what is left of a tree's after
+#: one more.
+_BELIEVED, _LEFT = 8.0, 0.995
+
+
+class Promises:
+    """What a model's trees bring that grow by their chances. brings: what those promised lately.
+
+    Which of its nodes come is mostly luck, while what their chances add up to says nearly the same with less of it. So
+    that is remembered, and how much of it is kept.
+    """
+
+    def __init__(self) -> None:
+        self.brings, self._trees = _GUESS, 0
+        self._came = self._promised = 0.0
+
+    @property
+    def kept(self) -> float:
+        """Of what is promised, the share that comes."""
+        return (self._came + _BELIEVED) / (self._promised + _BELIEVED)
+
+    def expected(self, levels: int) -> Grove:
+        """Of the next tree, if it may have so many levels."""
+        tokens, nodes, deep = self.brings
+        return Grove(min(self.kept * tokens, levels), nodes, min(deep, levels))
+
+    def saw(self, grove: Grove, came: int) -> None:
+        """A tree was drafted whose nodes' chances add up to these tokens, and so many of them came."""
+        self._trees += 1
+        step = max(_MOVED, 1.0 / (_TREES + self._trees))
+        self.brings = Grove(*(old + step * (new - old) for old, new in zip(self.brings, grove, strict=True)))
+        self._came = _LEFT * self._came + came
+        self._promised = _LEFT * self._promised + grove.tokens
 
 
 @dataclass(slots=True, eq=False)
 class Member:
     """One drafter. levels: the most it drafts. salts: what was shown of the claims of one that looks things up.
-    promises, beside: of a model. asked: how often it takes part lately."""
+    promises: of a model. idle: steps since it was last taken for the best, if only to be seen."""
 
     drafter: Drafter
     looks: bool
@@ -43,8 +77,7 @@ class Member:
     cost: DraftCost = field(default_factory=DraftCost)
     salts: Salts = field(default_factory=Salts)
     promises: Promises = field(default_factory=Promises)
-    beside: Share = field(default_factory=lambda: Share(_BESIDE, _GUESSED))
-    asked: float = 1.0
+    idle: int = 0
     _catches_up: CatchesUp | None = field(init=False, default=None)
     _looks_up: LooksUp | None = field(init=False, default=None)
 
@@ -58,6 +91,11 @@ class Member:
         """What settings, requests and traces call it."""
         return self.drafter.name
 
+    @property
+    def resting(self) -> bool:
+        """Whether it is asked so seldom that what was written need not be shown to it at once."""
+        return not self.looks and self.idle > RESTING
+
     def rest(self, sequence: Sequence) -> int:
         """Tokens that it has to catch up with, beside the last one, before it can draft."""
         return 0 if self._catches_up is None else max(0, self._catches_up.unread(sequence) - 1)
@@ -69,10 +107,6 @@ class Member:
             return self._looks_up.find(sequences, shapes)
         trees = self.drafter.propose(sequences, shapes)
         return [tree if len(tree) > 1 else None for tree in trees]
-
-    def took_part(self, part: bool) -> None:
-        """Whether it drafts in a step."""
-        self.asked = _REMEMBERED * self.asked + (1 - _REMEMBERED) * part
 
     @classmethod
     def looking(cls, drafter: Drafter, levels: int = LOOKED_LEVELS) -> Member:

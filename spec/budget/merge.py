@@ -43,12 +43,12 @@ def merge(trees: Many[DraftTree], most: int = MAX_NODES, kept: Many[int] = ()) -
     numbers = [union.add(tree, count) for tree, count in zip(trees, kept, strict=True)]
     places = union.best(min(most, MAX_NODES))
     tree = DraftTree.build(
-        [union.tokens[node] for node in places],
-        [-1, *(places[union.parents[node]] for node in list(places)[1:])],
+        [union.nodes[node][0] for node in places],
+        [-1, *(places[union.nodes[node][1]] for node in list(places)[1:])],
         together(tree.drafter for tree in trees if len(tree) > 1),
         tuple(union.chances[node] for node in places),
     )
-    sources = tuple(union.sources[node] for node in places)
+    sources = tuple(union.nodes[node][2] for node in places)
     parts = tuple(part for tree in trees for part in tree.parts or (tree,))
     return Merged(
         replace(tree, sources=sources, parts=parts),
@@ -64,32 +64,30 @@ def _shortened(chain: DraftTree, most: int) -> Merged:
 
 
 class _Union:
-    """All nodes of all trees, in the order they came."""
+    """All nodes of all trees, in the order they came: of each its token, its parent and who proposed it."""
 
     def __init__(self, root: int) -> None:
-        self.tokens, self.parents, self.chances, self.sources = [root], [-1], [1.0], [""]
+        self.nodes: list[tuple[int, int, str]] = [(root, -1, "")]
+        self.chances = [1.0]
         self._children: dict[tuple[int, int], int] = {}
 
     def add(self, tree: DraftTree, count: int) -> list[int]:
         """Hang the likeliest nodes of a tree in; returns what number each of its nodes has here, -1 for none."""
         tokens, parents, places = tree.tokens.tolist(), tree.parents.tolist(), [0]
-        chances = tree.chances if len(tree.chances) == len(tokens) else _untold(parents)
+        chances = (
+            tree.chances if len(tree.chances) == len(tokens) else [_UNTOLD**depth for depth in tree.depths.tolist()]
+        )
         sources, kept = tree.sources or [tree.drafter] * len(tokens), set(_likeliest(chances, count))
         for node in range(1, len(tokens)):
             if node not in kept:
                 places.append(-1)
                 continue
-            token, parent, chance, source = tokens[node], parents[node], chances[node], sources[node]
-            below = (places[parent], token)
-            place = self._children.get(below)
-            if place is None:
-                place = self._children[below] = len(self.tokens)
-                self.tokens.append(token)
-                self.parents.append(below[0])
-                self.chances.append(chance)
-                self.sources.append(source)
-            else:
-                self.chances[place] = max(self.chances[place], chance)
+            below = places[parents[node]], tokens[node]
+            place = self._children.setdefault(below, len(self.nodes))
+            if place == len(self.nodes):
+                self.nodes.append((tokens[node], below[0], sources[node]))
+                self.chances.append(0.0)
+            self.chances[place] = max(self.chances[place], chances[node])
             places.append(place)
         return places
 
@@ -104,10 +102,3 @@ def _likeliest(chances: Many[float], count: int) -> list[int]:
     return (
         list(nodes) if len(nodes) <= count else sorted(sorted(nodes, key=lambda node: (-chances[node], node))[:count])
     )
-
-
-def _untold(parents: Many[int]) -> list[float]:
-    chances = [1.0]
-    for parent in parents[1:]:
-        chances.append(chances[parent] * _UNTOLD)
-    return chances

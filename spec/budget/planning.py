@@ -15,16 +15,15 @@ from spec.sequence import Sequence
 from spec.tree import TreeShape
 
 #: Among how many steps catching up is shared out: whoever is taken up is likely to be of use for a while.
-_AHEAD = 16
+AHEAD = 16
 #: The least share of what it brings alone that a tree is taken to bring beside others.
 _LEAST_BESIDE = 0.05
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False)
 class Planning:
     """members: the models, by name. able, cases, offers: the sequences that may draft. seconds: of the step by its
-    rows. pace: tokens in a second that time is worth. unread: tokens that each model has to catch up with; shared: how
-    many of these are this step's, since catching up is an outlay for the steps that follow."""
+    rows. pace: tokens in a second that time is worth. unread: tokens that each model has to catch up with."""
 
     members: Mapping[str, Member]
     able: Many[Sequence]
@@ -32,26 +31,18 @@ class Planning:
     offers: Many[Offer]
     seconds: Many[float]
     pace: float
-    unread: dict[str, int]
-    shared: dict[str, float]
+    unread: Mapping[str, int]
 
     @classmethod
     def of(
         cls, members: Mapping[str, Member], able: Many[Sequence], cases: Many[Case], seconds: Many[float]
     ) -> Planning:
         """For these sequences."""
-        offers = [case.offer(sequence.most_levels) for sequence, case in zip(able, cases, strict=True)]
+        pairs = list(zip(able, cases, strict=True))
+        offers = [case.offer(sequence.most_levels) for sequence, case in pairs]
         pace = sum(case.pace(seconds[1]) for case in cases)
-        planning = cls(members, able, cases, offers, seconds, pace, {}, {})
-        for name, member in members.items():
-            for sequence, case in zip(able, cases, strict=True):
-                if name in case.models:
-                    planning._read(name, member.rest(sequence), sequence.limit - len(sequence.tokens))
-        return planning
-
-    def _read(self, name: str, tokens: int, left: int) -> None:
-        self.unread[name] = self.unread.get(name, 0) + tokens
-        self.shared[name] = self.shared.get(name, 0.0) + tokens / max(1, min(_AHEAD, left))
+        unread = {name: sum(of.rest(s) for s, case in pairs if name in case.models) for name, of in members.items()}
+        return cls(members, able, cases, offers, seconds, pace, unread)
 
     def ways(self, pinned: TreeShape | None) -> list[Taken]:
         """All that could be done, the best first. pinned: the shape of every draft, if it is given."""
@@ -60,15 +51,7 @@ class Planning:
         return weigh(self.offers, self.seconds, self._drafting, self.pace)
 
     def _drafting(self, name: str, levels: float, nodes: float) -> float:
-        return self.members[name].cost.seconds(levels, max(0.0, nodes - levels) + self.shared[name])
-
-    def reading(self, name: str, tokens: float) -> float:
-        """Seconds that so many tokens more take a model to catch up with."""
-        return self.members[name].cost.slower * self.members[name].cost.token * tokens
-
-    def catching_up(self, name: str) -> float:
-        """Seconds of catching up that are not this step's share."""
-        return self.reading(name, self.unread[name] - self.shared[name])
+        return self.members[name].cost.seconds(levels, max(0.0, nodes - levels) + self.unread[name] / AHEAD)
 
     def shapes(self, why: Why, pinned: TreeShape | None) -> list[Mixed]:
         """What each sequence drafts of the way that was chosen."""
@@ -88,12 +71,13 @@ class Planning:
 
     def _open(self, way: Taken, index: int) -> TreeShape:
         """A tree that grows as long as its levels and rows are worth their price."""
-        member = self.members[way.model]
+        member, offer = self.members[way.model], self.offers[index]
         # One pass drafts the level for all of them.
-        level = member.cost.slower * member.cost.level / sum(tree.levels > 0 for tree in way.trees)
+        level = member.cost.each / sum(tree.levels > 0 for tree in way.trees)
         # Beside others a node comes more seldom than its chance says, so time is worth as much more of these.
-        beside = max(_LEAST_BESIDE, self.offers[index].beside[way.model]) if self.offers[index].found else 1.0
+        pace = self.pace / max(_LEAST_BESIDE, offer.beside) if offer.found else self.pace
         rows = min(max(1, len(way.found) + way.nodes - round(way.trees[index].nodes)), len(self.seconds) - 1)
         levels = max(1, round(way.trees[index].levels))
-        price = Price.of(self.pace / beside, level, self.seconds[rows : rows + OPEN.nodes], levels)
-        return replace(OPEN.limited(member.levels), price=price)
+        return replace(
+            OPEN.limited(member.levels), price=Price.of(pace, level, self.seconds[rows : rows + OPEN.nodes], levels)
+        )

@@ -1,12 +1,8 @@
-"""How often what mostly brings nothing is tried all the same, to see whether that still holds.
-
-What an ask is expected to lose is saved up beforehand, a small share of each step; so the dearer it is (a model that
-has long rested has much to catch up with), the more seldom.
-"""
+"""How often what mostly brings nothing is tried all the same, to see whether that still holds."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from collections.abc import Sequence as Many
 
 from spec.budget.weigh import Taken
@@ -19,28 +15,26 @@ _LOOKING, _SPARED, _MOVED = 0.02, 4, 1 / 16
 
 
 class Probes:
-    """Owns what is saved up for each model, by its name."""
+    """Owns what is saved up for each model, by its name: what an ask is expected to lose is saved beforehand, so the
+    dearer it is (a model that has long rested has much to catch up with), the more seldom."""
 
     def __init__(self) -> None:
         self._saved: dict[str, float] = {}
 
-    def due(
-        self, ways: Many[Taken], pace: float, reading: Mapping[str, float], behind: Callable[[str], float]
-    ) -> Taken:
+    def due(self, ways: Many[Taken], pace: float, reading: Mapping[str, float], behind: Mapping[str, float]) -> Taken:
         """What to do in the place of the best way, which is the first, if enough is saved up for any; otherwise that.
 
         pace: tokens in a second that time is worth. reading: seconds that catching up with what this step writes will
-        take each model, which is paid beside, up to as much again. behind: seconds of catching up that are not in a
-        way's, for a model.
+        take each model, which is paid beside, up to as much again: else what has to be read might grow as fast as what
+        is saved. behind: seconds of catching up that are not in a model's way.
         """
         best = ways[0]
         allowed = PROBING * best.seconds
         for way in ways[1:]:
             if way.model and way.model != best.model and way.kind[1] == best.kind[1]:
-                saved = self._saved.get(way.model, 0.0) + allowed + min(allowed, reading[way.model])
-                self._saved[way.model] = saved
+                self._saved[way.model] = self._saved.get(way.model, 0.0) + allowed + min(allowed, reading[way.model])
                 lost = max(way.seconds - best.seconds, (best.worth - way.worth) / pace)  # as if it brought nothing
-                if saved >= lost + behind(way.model):
+                if self._saved[way.model] >= lost + behind[way.model]:
                     self._saved[way.model] = 0.0
                     return way
         return best

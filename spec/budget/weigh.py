@@ -23,10 +23,8 @@ from functools import lru_cache
 from operator import attrgetter, itemgetter
 from typing import NamedTuple
 
+from spec.price import worth
 from spec.tree import MAX_NODES, TreeShape
-
-#: Tokens that drafting must bring more than none, of each sequence: of many estimates the best looks better than it is.
-EDGE = 0.02
 
 
 class Grove(NamedTuple):
@@ -44,33 +42,33 @@ class Offer(NamedTuple):
     """What could be drafted for one sequence.
 
     found: the chances of nodes that were looked up, likeliest first. trees: of each model, by name, alone. beside: of
-    these trees' tokens, the share that comes although found nodes stand beside them.
+    their tokens, the share that comes although found nodes stand beside them.
     """
 
     found: Many[float] = ()
     trees: Mapping[str, Grove] = {}
-    beside: Mapping[str, float] = {}
+    beside: float = 1.0
 
     def tree(self, model: str, beside: bool) -> Grove:
         """What a model brings; nothing if it is not to be asked."""
         grove = self.trees.get(model, NO_TREE)
         if beside and self.found:
-            return Grove(grove.tokens * self.beside.get(model, 1.0), grove.nodes, grove.levels)
+            return Grove(grove.tokens * self.beside, grove.nodes, grove.levels)
         return grove
 
 
 class Taken(NamedTuple):
     """One way of drafting at its best size. model: "" for what was found alone. found: of each sequence, how many found
     nodes; trees: what is expected of the model's. tokens, seconds: expected of the step. nodes: drafted ones that are
-    verified, of all sequences. worth: tokens beyond those that come in the same time at the pace, and the edge."""
+    verified, of all sequences. worth: tokens beyond those that come in the same time at the pace."""
 
     model: str
     found: tuple[int, ...]
     trees: tuple[Grove, ...]
     tokens: float
     seconds: float
-    nodes: int = 0
-    worth: float = 0.0
+    nodes: int
+    worth: float
 
     @property
     def kind(self) -> tuple[str, bool]:
@@ -87,8 +85,8 @@ def weigh(offers: Many[Offer], seconds: Many[float], drafting: DraftSeconds, pac
 
     seconds: of a step by its rows; no more rows than it knows are taken. pace: tokens in a second that time is worth.
     """
-    ways = [nothing(offers, seconds, pace)]
     looked, found = any(offer.found for offer in offers), [offer.found[: MAX_NODES - 1] for offer in offers]
+    ways = [_way([()] * len(offers), (), "", seconds, drafting, pace)]
     if looked:
         ways.append(_way(found, (), "", seconds, drafting, pace))
     for model in {name: None for offer in offers for name in offer.trees}:
@@ -110,12 +108,6 @@ def weigh_pinned(offers: Many[Offer], seconds: Many[float], drafting: DraftSecon
     return sorted(ways, key=lambda way: (way.nodes > 0, way.tokens / way.seconds), reverse=True)
 
 
-def nothing(offers: Many[Offer], seconds: Many[float], pace: float) -> Taken:
-    """No draft."""
-    rows = len(offers)
-    return Taken("", (0,) * rows, (), float(rows), seconds[rows], 0, rows - pace * seconds[rows])
-
-
 def _way(
     found: Many[Many[float]],
     trees: Many[Grove],
@@ -130,7 +122,8 @@ def _way(
     if len(found) + len(trees) > 1:
         pool.sort(key=itemgetter(0), reverse=True)
     rows = len(found)
-    count = worth_rows([chance for chance, _, _ in pool], seconds, rows, pace)
+    costs = [pace * (spent - seconds[rows]) for spent in seconds[rows : rows + len(pool) + 1]]
+    count = worth([chance for chance, _, _ in pool], costs).nodes
     if model:
         count = max(count, 1 + next((place for place, (_, _, drafted) in enumerate(pool) if drafted), -1))
     count = min(count, len(seconds) - 1 - rows)
@@ -141,7 +134,7 @@ def _way(
         spent += drafting(model, max(tree.levels for tree in asked), sum(tree.nodes for tree in asked))
     tokens = rows + sum(chance for chance, _, _ in pool[:count])
     counts = tuple(taken[index, False] for index in range(rows))
-    return Taken(model, counts, asked, tokens, spent, count, tokens - pace * spent - EDGE * rows)
+    return Taken(model, counts, asked, tokens, spent, count, tokens - pace * spent)
 
 
 @lru_cache(maxsize=64)
@@ -156,15 +149,3 @@ def _first(tree: Grove, nodes: int) -> Grove:
     whole = falling(tree)
     share = nodes / max(1, len(whole))
     return Grove(sum(whole[:nodes]), nodes, max(1.0, tree.levels * share)) if nodes else NO_TREE
-
-
-def worth_rows(chances: Many[float], seconds: Many[float], rows: int, pace: float) -> int:
-    """How many nodes of these chances, likeliest first, are worth their rows beside ``rows`` others."""
-    count, value, best = 0, 0.0, 0.0
-    plain = seconds[rows]
-    for taken, chance in enumerate(chances[: len(seconds) - rows - 1], start=1):
-        value += chance
-        gain = value - pace * (seconds[rows + taken] - plain)
-        if gain > best:
-            best, count = gain, taken
-    return count

@@ -118,7 +118,7 @@ def test_nodes_of_a_model_that_are_not_worth_their_rows_are_cut_off(row: float, 
 
 def test_a_prompt_is_shown_to_all_but_models_at_rest() -> None:
     budget, combined, parrots = three()
-    budget.members["other"].asked = budget.members["looked"].asked = 0.0
+    budget.members["other"].idle = budget.members["looked"].idle = 1000
     combined.extend(sequence())
     assert [parrot.read for parrot in parrots.values()] == [1, 1, 0]
     combined.finished(sequence())

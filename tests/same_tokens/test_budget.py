@@ -19,7 +19,7 @@ from kvpaging import PagePool, PrefixIndex
 from spec.budget import StepCost
 from spec.budget.budget import Budget
 from spec.budget.cost import DraftCost
-from spec.budget.members import Member
+from spec.budget.members import RESTING, Member
 from spec.budget.mixed import Mixed, Share, shape_of, shares_of
 from spec.engine import Engine
 from spec.price import Price
@@ -52,11 +52,9 @@ class Reckless(Budget):
     def plan(self, sequences: Sequence[Running]) -> list[TreeShape]:
         super().plan(sequences)
         self._planned += 1
+        for name, member in self.members.items():  # at random too: a prompt is shown to it, or left for later
+            member.idle = random.Random(f"{self._seed}/{self._planned}/{name}").choice((0, 2 * RESTING))
         return [self._random(sequence) for sequence in sequences]
-
-    def resting(self, name: str) -> bool:
-        """At random too: whether a prompt is shown to a member or left for later."""
-        return random.Random(f"{self._seed}/{self._planned}/{name}").random() < 0.5
 
     def _random(self, sequence: Running) -> TreeShape:
         rng = random.Random(f"{self._seed}/{sequence.id}/{len(sequence.tokens)}")

@@ -10,9 +10,8 @@ from drafters.combined import CombinedDrafter
 from spec.budget import StepCost
 from spec.budget.budget import Budget
 from spec.budget.cost import DraftCost
-from spec.budget.members import OPEN, Member
+from spec.budget.members import OPEN, Member, Promises
 from spec.budget.mixed import shares_of
-from spec.budget.promises import Promises
 from spec.step import Verdict, Work
 from spec.trace import StepTrace
 from spec.tree import DraftTree, TreeShape
@@ -59,9 +58,9 @@ def test_a_tree_that_grew_shows_what_its_nodes_promised(free: Steps) -> None:
     assert shape.widths == OPEN.widths
     assert len(tree) == len(MODEL)
     assert free.model.promises.brings == pytest.approx(moved((sum(MODEL.chances[1:]), len(MODEL) - 1, 2)))
-    before = free.model.promises.share.kept
+    before = free.model.promises.kept
     free.step([9], 0)
-    assert free.model.promises.share.kept < before, "nothing came of what was promised"
+    assert free.model.promises.kept < before, "nothing came of what was promised"
 
 
 def test_of_a_tree_that_was_cut_only_the_nodes_that_were_verified_count() -> None:
@@ -91,12 +90,11 @@ def test_what_a_grammar_forced_shows_nothing(free: Steps, forced: int) -> None:
 
 def test_beside_found_nodes_a_tree_shows_nothing_of_how_it_does_alone(free: Steps) -> None:
     free.step([3, 6, 1], 2)
-    known, beside = free.model.promises.brings, free.model.beside.kept
+    known, kept = free.model.promises.brings, free.model.promises.kept
     free.looked.tree = replace(LOOKED, drafter="looked")
     shape, _ = free.step([9], 0)
     assert [share.drafter for share in shares_of(shape)] == ["looked", "model"]
-    assert free.model.beside.kept < beside, "it was wrong where what was found was"
-    assert free.model.promises.brings == known
+    assert (free.model.promises.brings, free.model.promises.kept) == (known, kept)
 
 
 def test_a_model_does_not_draft_what_a_grammar_forces_for_free(free: Steps) -> None:
@@ -112,10 +110,10 @@ def test_a_step_of_another_plan_says_nothing_of_what_was_found(free: Steps) -> N
     """A prompt is read, say, or a step goes without drafts: the text is longer than it was planned for."""
     free.looked.tree = replace(LOOKED, drafter="looked")
     free.step([9], 0)
-    case = free.budget._cases.known("s")
+    case = free.budget._cases.get("s")
     assert case is not None
-    believed, pace = case.looking["looked"].claims.chance(0.6), case.pace(1.0)
+    believed, pace = case.claims["looked"].chance(0.6), case.pace(1.0)
     free.one.tokens.extend([5, 5])
     plain = Verdict(Work(free.one, 0, TreeShape()), DraftTree.chain([7]), emitted=[5], accepted=0, depths=[])
     free.budget.stepped(STEP, [plain])
-    assert (case.looking["looked"].claims.chance(0.6), case.pace(1.0)) == (believed, pace)
+    assert (case.claims["looked"].chance(0.6), case.pace(1.0)) == (believed, pace)

@@ -18,7 +18,8 @@ def way(model: str, lost: float, found: int = 0) -> Taken:
 def asked(probes: Probes, ways: list[Taken], steps: int, reading: float = 0.0, behind: float = 0.0) -> list[str]:
     """Who was asked in each of so many steps; "" for whoever was best anyway."""
     names = {one.model: reading for one in ways if one.model}
-    done = [probes.due(ways, 1.0, names, lambda name: behind) for _ in range(steps)]
+    left = dict.fromkeys(names, behind)
+    done = [probes.due(ways, 1.0, names, left) for _ in range(steps)]
     return [one.model if one is not ways[0] else "" for one in done]
 
 
@@ -57,7 +58,7 @@ def test_whoever_leads_by_now_is_not_asked_to_be_seen_and_found_nodes_are_left_a
     best = Taken("", (2,), (), 2.0, 1.0, 2, 1.0)
     alone, beside = way("m", 0.0), way("m", 0.1, found=2)
     probes = Probes()
-    done = [probes.due([best, alone, beside, PLAIN], 1.0, {"m": 0.0}, lambda name: 0.0) for _ in range(3000)]
+    done = [probes.due([best, alone, beside, PLAIN], 1.0, {"m": 0.0}, {"m": 0.0}) for _ in range(3000)]
     assert {one.kind for one in done} == {("", True), ("m", True)}
     assert set(asked(Probes(), [way("m", -0.5), PLAIN], 2000)) == {""}
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from spec.budget.weigh import EDGE, DraftSeconds, Grove, Offer, Taken, falling, weigh, weigh_pinned
+from spec.budget.weigh import DraftSeconds, Grove, Offer, Taken, falling, weigh, weigh_pinned
 from spec.tree import TreeShape
 
 
@@ -29,7 +29,7 @@ def offers_of(rng: random.Random, sequences: int) -> list[Offer]:
             chance *= rng.uniform(0.3, 1.0)
             chances.append(chance)
         trees = {name: Grove(rng.uniform(0.1, 1.5), rng.randint(1, 4), 1.0) for name in ("small", "head")}
-        made.append(Offer(chances, trees, dict.fromkeys(trees, rng.uniform(0.2, 0.9))))
+        made.append(Offer(chances, trees, rng.uniform(0.2, 0.9)))
     return made
 
 
@@ -43,8 +43,7 @@ def tried(offers: Sequence[Offer], seconds: Sequence[float], drafting: dict[str,
             if any(counts):
                 tokens = len(offers) + sum(sum(pool[:n]) for pool, n in zip(pools, counts, strict=True))
                 spent = drafting[model] if any(counts[len(offers) :]) else 0.0
-                value = tokens - pace * (seconds[len(offers) + sum(counts)] + spent)
-                best = max(best, value - EDGE * len(offers))
+                best = max(best, tokens - pace * (seconds[len(offers) + sum(counts)] + spent))
     return best
 
 
@@ -102,15 +101,10 @@ def test_no_draft_is_always_weighed() -> None:
     assert weigh([Offer(), Offer()], [1.0, 1.0, 1.0], free, pace=2.0)[0].tokens == 2.0
 
 
-def test_what_brings_next_to_nothing_more_than_no_draft_is_none() -> None:
-    for chance, kind in ((0.5 * EDGE, ("", False)), (2 * EDGE, ("", True))):
-        assert weigh([Offer([chance])], [1.0] * 4, free, pace=1.0)[0].kind == kind
-
-
 def test_a_model_beside_what_was_found_helps_where_that_is_wrong() -> None:
     tree = {"small": Grove(1.0, 2.0, 2.0)}
-    unsure = Offer([0.5, 0.45], tree, {"small": 0.5})
-    sure = Offer([0.98, 0.96], tree, {"small": 0.02})
+    unsure = Offer([0.5, 0.45], tree, 0.5)
+    sure = Offer([0.98, 0.96], tree, 0.02)
     seconds = [1.0 + 0.02 * rows for rows in range(20)]
     kinds = [weigh([offer], seconds, lambda *_: 0.2, pace=1.0)[0].kind for offer in (unsure, sure)]
     assert kinds == [("small", True), ("", True)]
@@ -125,7 +119,7 @@ def test_no_more_rows_are_taken_than_are_known() -> None:
 
 
 def test_a_pinned_shape_is_drafted_by_whoever_is_best_at_it() -> None:
-    offer = Offer([0.5, 0.3], {"small": Grove(2.4, 9.0, 9.0)}, {"small": 0.5})
+    offer = Offer([0.5, 0.3], {"small": Grove(2.4, 9.0, 9.0)}, 0.5)
     seconds, shape = [1.0 + 0.1 * rows for rows in range(20)], TreeShape.chain(3)
     asked: list[tuple[float, float]] = []
 
