@@ -61,10 +61,9 @@ class WrittenTrees:
     def move(self, device: torch.device) -> None:
         """To where the pass was; nothing is written to it then."""
         tree = self.tree
-        columns = (tree.tokens, tree.parents, tree.ancestors, tree.depths, tree.counts)
-        tokens, parents, words, depths, counts = (each.to(device) for each in columns)
-        self.tree = DeviceTree(tokens, parents, words, depths, counts, False)
-        self.places, self.sampling = self.places.to(device), self.sampling.to(device)
+        columns = (tree.tokens, tree.parents, tree.ancestors, tree.depths, tree.counts, self.places, self.rows)
+        tokens, parents, words, depths, counts, self.places, self.rows = (each.to(device) for each in columns)
+        self.tree, self.sampling = DeviceTree(tokens, parents, words, depths, counts, False), self.sampling.to(device)
 
 
 @dataclass(frozen=True, slots=True)
