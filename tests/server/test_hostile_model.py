@@ -50,6 +50,7 @@ CALLS = {
     "check": "check {model} --draft {model} --dtype float32",
     "selfcheck": f"selfcheck {{model}} --max-tokens 2 {SMALL}",
     "bench": f"bench {{model}} --max-tokens 2 --rounds 1 --prompt fox {SMALL}",
+    "quantize": "quantize {model} --out {out}",
     "train draft": f"train draft --target {{model}} --prompts {{prompts}} --out {{out}} --width 16 {TRAINING}",
     "train eagle3": f"train eagle3 --target {{model}} --prompts {{prompts}} --out {{out}} --depth 2 {TRAINING}",
     "train medusa": f"train medusa --target {{model}} --prompts {{prompts}} --out {{out}} --depth 2 {TRAINING}",
@@ -137,7 +138,7 @@ def test_a_hostile_target(call, ordinary, model, tmp_path, monkeypatch, capsys) 
     monkeypatch.setattr("sys.stdin", StringIO("y\n") if call == "chat" else Silent())
     (tmp_path / "prompts.txt").write_text("the quick\nbrown fox\nthe lazy dog\njumps over\n")
     status, said = run(CALLS[call], capsys, model=directory, prompts=tmp_path / "prompts.txt", out=tmp_path / "out")
-    if not ordinary and not call.startswith("check"):
+    if not ordinary and call not in ("check", "quantize"):  # which read no text
         assert status == 1 and said.count("\n") == 1 and REFUSED in said
     elif call != "check":  # which may find other fault with a model of random weights
         assert status == 0, said
