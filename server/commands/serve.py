@@ -8,7 +8,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 
 from server import files
-from server.child import STARTING, Ahead, Spawned, spawn
+from server.child import Ahead, Spawned, spawn
 from server.commands.command import Command
 from server.commands.stages import Stages
 from server.config import ServeConfig
@@ -18,20 +18,17 @@ from server.uncollected import uncollected
 def run(config: ServeConfig, arguments: Namespace) -> int:
     """Serve until told to stop."""
     files.allow_most()
-    with Stages(lines=True) as stages, _spawning(config, stages) as spawning:
+    with Stages(lines=True) as stages, _spawning(config) as spawning:
         with uncollected():
             from server.app import serve
         gc.freeze()
         return serve(config, stages, spawning)
 
 
-def _spawning(config: ServeConfig, stages: Stages) -> AbstractContextManager[Callable[[], Spawned]]:
+def _spawning(config: ServeConfig) -> AbstractContextManager[Callable[[], Spawned]]:
     """What starts engine processes. Several models come when they are asked for; one alone is wanted at once, and the
     server has much to import."""
-    if config.models:
-        return nullcontext(spawn)
-    stages(STARTING)
-    return Ahead()
+    return nullcontext(spawn) if config.models else Ahead()
 
 
 COMMAND = Command(
