@@ -15,6 +15,7 @@ from tests.verifier.families import make
 
 #: What each command needs to get as far as its settings.
 NEEDED = {
+    "quantize": ["bundled", "--out", "out"],
     "generate": ["--prompt", "x"],
     "train": ["eagle3", "--prompts", "p", "--out", "o"],
     "pull": ["owner/model"],
