@@ -15,8 +15,12 @@ from spec.errors import ConfigurationError
 from spec.names import DRAFTERS, GRAMMAR, PREDICTION
 
 ROOT = Path(__file__).resolve().parents[2]
-#: Those that consist of others, which tell themselves apart.
-_OF_OTHERS = {"drafters/combined.py": "CombinedDrafter", "drafters/routed.py": "RoutedDrafter"}
+#: Those that consist of others, which tell themselves apart; and whoever has logits, a base of kinds, from the rest.
+_OF_OTHERS = {
+    "drafters/combined.py": "CombinedDrafter",
+    "drafters/routed.py": "RoutedDrafter",
+    "drafters/proposer.py": "TreeDrafter",
+}
 
 
 def test_every_drafter_that_can_be_named_has_an_entry_of_its_own() -> None:
