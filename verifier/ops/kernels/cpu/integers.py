@@ -9,7 +9,8 @@
     a sum     for each group of k the sum of its terms, in order of k; times the scale, added in order of the groups
 
 Whole numbers of 8 bits are bf16 without loss, so a pair of them is multiplied as a pair of bf16 is. Where zero is not 0
-a group's sum of inputs is kept beside the others: ``sum(x * (q - z)) = sum(x * q) - z * sum(x)``.
+a group's sum of inputs is kept beside the others: ``sum(x * (q - z)) = sum(x * q) - z * sum(x)``. So it is with minimums.
+Scales and minimums that are multiples of steps are multiplied by these when a group's sum is done.
 
 Legend: R rows, K inner width, O outer width, G groups, B outputs of a block.
 """
@@ -28,15 +29,16 @@ from verifier.ops.kernels.cpu.jit import Processor
 from verifier.ops.kernels.cpu.launch import Compiled
 from verifier.ops.kernels.cpu.linear import packed_bias, plain_bias
 from verifier.ops.kernels.cpu.product import Product, Shape, block_of, filled, from_turns, in_blocks, in_turns
-from verifier.ops.kernels.cpu.types import BF16, F32, I8, I16, I32, LANES, OF_TORCH, vector
-from verifier.ops.kernels.cpu.values import Value
+from verifier.ops.kernels.cpu.types import BF16, F16, F32, I8, I16, I32, LANES, OF_TORCH, vector
+from verifier.ops.kernels.cpu.values import Operand, Value
 from verifier.ops.quantized import QuantizedMatrix
 
 
 @dataclass(frozen=True, slots=True)
 class PackedIntegers:
     """A :class:`~verifier.ops.kernels.cpu.product.PackedWeight`. data: int8, int16 or int32, see above. scales: of
-    their own dtype. zeros: int8 or None. bias: fp32 or None. pairs: whether pairs of bf16 are multiplied.
+    their own dtype. zeros, minimums: int8 or None. steps, minimum_steps: fp16 or None, [O / B][S][B]. bias: fp32 or
+    None. pairs: whether pairs of bf16 are multiplied.
     """
 
     data: Tensor
@@ -48,6 +50,9 @@ class PackedIntegers:
     outer: int
     gated: bool
     pairs: bool
+    minimums: Tensor | None = None
+    steps: Tensor | None = None
+    minimum_steps: Tensor | None = None
 
     @property
     def block(self) -> int:
@@ -56,9 +61,10 @@ class PackedIntegers:
 
     @property
     def nbytes(self) -> int:
-        """Numbers, scales and zeros."""
-        each = self.scales.dtype.itemsize + (self.zeros is not None)
-        return self.outer * (self.inner * self.bits // 8 + self.scales.shape[1] * each)
+        """Numbers, scales and what else groups and spans have."""
+        beside = (self.scales, self.zeros, self.minimums, self.steps, self.minimum_steps)
+        each = sum(one.shape[1] * one.dtype.itemsize for one in beside if one is not None)
+        return self.outer * (self.inner * self.bits // 8 + each)
 
     @classmethod
     def of(cls, weight: QuantizedMatrix, bias: Tensor | None, gated: bool, compute: torch.dtype) -> PackedIntegers:
@@ -67,20 +73,33 @@ class PackedIntegers:
         pairs, block = compute is torch.bfloat16 and processor.multiplies_bf16, block_of(processor)
         data = in_turns(lambda part: _packed(part, weight.bits, block, pairs), weight.numbers(), gated)
         scales = in_turns(lambda part: in_blocks(part, block), weight.scales, gated)
-        zeros = None if weight.zeros is None else in_turns(lambda part: in_blocks(part, block), weight.zeros, gated)
+        others = (weight.zeros, weight.minimums, weight.steps, weight.minimum_steps)
+        zeros, *more = (
+            None if one is None else in_turns(lambda part: in_blocks(part, block), one, gated) for one in others
+        )
         outer, inner = weight.shape
-        return cls(data, scales, zeros, packed_bias(bias, block, gated), weight.bits, inner, outer, gated, pairs)
+        return cls(data, scales, zeros, packed_bias(bias, block, gated), weight.bits, inner, outer, gated, pairs, *more)
 
     def plain(self) -> Tensor:
         """fp32[O, K]: the weight that it stands for."""
 
-        def rows(blocks: Tensor) -> Tensor:
-            return blocks.transpose(1, 2).flatten(0, 1)
+        def rows(blocks: Tensor | None) -> Tensor | None:
+            if blocks is None:
+                return None
+            return from_turns(lambda part: part.transpose(1, 2).flatten(0, 1), blocks, self.gated, self.outer)
 
         numbers = from_turns(lambda part: _unpacked(part, self.bits, self.pairs), self.data, self.gated, self.outer)
-        scales = from_turns(rows, self.scales, self.gated, self.outer)
-        zeros = None if self.zeros is None else from_turns(rows, self.zeros, self.gated, self.outer)
-        return QuantizedMatrix(numbers, scales, zeros, 8, self.inner).plain()
+        if not self.signed:
+            numbers = numbers & 15
+        scales = rows(self.scales)
+        assert scales is not None, "all groups have scales"
+        more = (rows(one) for one in (self.minimums, self.steps, self.minimum_steps))
+        return QuantizedMatrix(numbers, scales, rows(self.zeros), 8, self.inner, *more).plain()
+
+    @property
+    def signed(self) -> bool:
+        """Whether values have a sign."""
+        return self.bits == 8 or self.minimums is None
 
     def plain_bias(self) -> Tensor | None:
         """fp32[O]: the bias as it was."""
@@ -88,12 +107,14 @@ class PackedIntegers:
 
     def multiply(self, x: Tensor, out: Tensor, count: Tensor) -> None:
         """See :class:`~verifier.ops.kernels.cpu.product.PackedWeight`."""
-        has = self.bias is not None, self.bits, self.scales.dtype, self.zeros is not None, self.pairs
-        groups = self.scales.shape[1]
+        minimums, steps = self.minimums is not None, self.steps is not None
+        has = self.bias is not None, self.bits, self.scales.dtype, self.zeros is not None, self.pairs, minimums, steps
+        groups, spans = self.scales.shape[1], 1 if self.steps is None else self.steps.shape[1]
+        others = (self.scales, self.zeros, self.minimums, self.steps, self.minimum_steps)
         _kernel(IntegerShape(self.block, x.dtype, out.dtype, self.gated, *has))(
             x, self.data, out, 0 if self.bias is None else self.bias, count,
             len(self.data) // (2 if self.gated else 1), out.shape[1], x.shape[1],
-            self.scales, 0 if self.zeros is None else self.zeros, groups, self.inner // groups,
+            *(0 if one is None else one for one in others), groups, self.inner // groups, spans, groups // spans,
         )  # fmt: skip
 
 
@@ -139,12 +160,24 @@ def _parts(words: Tensor) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class IntegerShape(Shape):
-    """scale: dtype of the scales. shifted: whether there are zeros."""
+    """scale: dtype of the scales. shifted: whether there are zeros. minimums, steps: whether there are such."""
 
     bits: int
     scale: torch.dtype
     shifted: bool
     pairs: bool
+    minimums: bool = False
+    steps: bool = False
+
+    @property
+    def signed(self) -> bool:
+        """Whether values have a sign."""
+        return self.bits == 8 or not self.minimums
+
+    @property
+    def sums(self) -> bool:
+        """Whether a group's sum of inputs is needed."""
+        return self.shifted or self.minimums
 
 
 @Compiled
@@ -153,7 +186,8 @@ def _kernel(shape: IntegerShape) -> Kernel:
 
 
 class _Product(Product):
-    """Writes the kernel. More arguments: scales, zeros, groups, numbers of a group.
+    """Writes the kernel. More arguments: scales, zeros, minimums, steps, steps of minimums; groups, numbers of a group,
+    spans, groups of a span.
 
     terms: of a step, pairs counted as one.
     """
@@ -163,11 +197,12 @@ class _Product(Product):
 
     def __init__(self, kernel: Kernel, shape: IntegerShape) -> None:
         super().__init__(kernel, shape)
-        self.scales, self.zeros, self.groups, self.group = (*map(kernel.pointer, (8, 9)), *map(kernel.number, (10, 11)))
+        self.scales, self.zeros, self.minimums, self.steps, self.minimum_steps = map(kernel.pointer, range(8, 13))
+        self.groups, self.group, self.spans, self.span = map(kernel.number, range(13, 17))
         self.terms = 8 if shape.bits == 4 and not shape.pairs else 1
         self.wide = 2 if shape.pairs else self.terms  # k of a step
         self.size = shape.block * self.wide * shape.bits // 8  # bytes of a step
-        if shape.shifted:
+        if shape.sums:
             self.at_once = 5  # their sums of inputs take registers too
 
     def _sum(self, block: Value, row: Value, rows: int, room: Value) -> None:
@@ -178,12 +213,12 @@ class _Product(Product):
         steps = self.group // self.wide
         with k.loop(0, self.groups) as group:
             sums = self._summed(block, self._rows(row, rows), steps, group * steps)
-            self._fold(sums, rows, (block * self.groups + group) * self.shape.block, room)
+            self._fold(sums, rows, block, group, room)
 
     def _summed(self, block: Value, rows: list[Value], steps: Value, first: Value) -> list[Variable]:
         """The sums of a group's terms, row by row, vector by vector; behind them those of the inputs. first: step."""
         k = self.k
-        count = len(rows) * (self.vectors + int(self.shape.shifted))
+        count = len(rows) * (self.vectors + int(self.shape.sums))
         sums = [k.variable(k.constant(0.0, vector(F32))) for _ in range(count)]
         weights = k.bytes_at(self.weight, (block * (self.inner // self.wide) + first) * self.size)
         for step in self._steps(steps):
@@ -199,20 +234,39 @@ class _Product(Product):
             factor = self._input(row, place)
             for at, column in enumerate(columns):
                 self._added(sums[number * self.vectors + at], factor, column)
-            if self.shape.shifted:
+            if self.shape.sums:
                 self._added(sums[len(rows) * self.vectors + number], factor, self._ones())
 
-    def _fold(self, sums: list[Variable], rows: int, where: Value, room: Value) -> None:
-        """A group's sums times their scales, added to what is there. where: of the block's scales of this group."""
-        k = self.k
+    def _fold(self, sums: list[Variable], rows: int, block: Value, group: Value, room: Value) -> None:
+        """A group's sums times their scales, added to what is there."""
+        k, shape = self.k, self.shape
+        first = (block * self.groups + group) * shape.block
+        step = (block * self.spans + group // self.span) * shape.block if shape.steps else None
         for at in range(self.vectors):
-            scale = k.read(self.scales, OF_TORCH[self.shape.scale], where + at * LANES)
+            where, steps = first + at * LANES, None if step is None else step + at * LANES
+            scale = self._scale(where, steps)
+            minimum = self._stepped(self.minimums, self.minimum_steps, where, steps) if shape.minimums else None
             for number in range(rows):
                 place, value = (number * self.vectors + at) * LANES, sums[number * self.vectors + at].value
-                if self.shape.shifted:
-                    zero = k.as_float(k.integer(k.load(self.zeros, vector(I8), where + at * LANES), I32))
-                    value = k.fma(sums[rows * self.vectors + number].value * -1.0, zero, value)
-                k.store(k.fma(value, scale, k.load(room, vector(F32), place)), room, place)
+                inputs = sums[rows * self.vectors + number].value * -1.0 if shape.sums else None
+                if shape.shifted and inputs is not None:
+                    value = k.fma(inputs, self._bytes_at(self.zeros, where), value)
+                total = k.fma(value, scale, k.load(room, vector(F32), place))
+                k.store(total if minimum is None or inputs is None else k.fma(inputs, minimum, total), room, place)
+
+    def _scale(self, where: Value, steps: Value | None) -> Value:
+        if steps is None:
+            return self.k.read(self.scales, OF_TORCH[self.shape.scale], where)
+        return self._stepped(self.scales, self.steps, where, steps)
+
+    def _stepped(self, multiples: Value, steps: Value, where: Value, there: Value | None) -> Value:
+        """Scales or minimums, times their steps. there: of the span's."""
+        assert there is not None, "what is of whole numbers has steps"
+        return self._bytes_at(multiples, where) * self.k.read(steps, F16, there)
+
+    def _bytes_at(self, pointer: Value, where: Operand) -> Value:
+        """16 numbers of int8 as fp32."""
+        return self.k.as_float(self.k.integer(self.k.load(pointer, vector(I8), where), I32))
 
     def _input(self, row: Value, place: Value) -> Value:
         """A number of a row, or a pair of them, in all lanes."""
@@ -238,7 +292,7 @@ class _Product(Product):
 
     def _bytes(self, line: Value, at: int) -> Value:
         """16 numbers as fp32."""
-        return self.k.as_float(self.k.integer(self.k.load(line, vector(I8), at * LANES), I32))
+        return self._bytes_at(line, at * LANES)
 
     def _pairs_of_bytes(self, line: Value, at: int) -> Value:
         """16 pairs as bf16."""
@@ -248,16 +302,21 @@ class _Product(Product):
     def _quarters(self, words: Value) -> list[Value]:
         """Four bits of each word as bf16: an instruction finds each in a table, by the lowest five bits."""
         k, of = self.k, vector(I16, 2 * LANES)
-        table = Value(k, ir.Constant(of, [_BF16[index % 16] for index in range(2 * LANES)]))
+        numbers = _BF16 if self.shape.signed else _UNSIGNED_BF16
+        table = Value(k, ir.Constant(of, [numbers[index % 16] for index in range(2 * LANES)]))
         found = [k.call("llvm.x86.avx512.permvar.hi.512", of, table, words >> 4 * at) for at in range(_QUARTERS)]
         return [k.bits(each, vector(BF16, 2 * LANES)) for each in found]
 
     def _eighth(self, words: Value, term: int) -> Value:
-        """Four bits of each word as fp32: with a sign, once they stand at the upper end."""
+        """Four bits of each word as fp32: with a sign, if they have one, once they stand at the upper end."""
         k = self.k
         upper = Value(k, (words << (28 - 4 * term)).raw)
+        if not self.shape.signed:
+            return k.as_float(upper >> 28)
         return k.as_float(Value(k, k.builder.ashr(upper.raw, k.constant(28, upper.type).raw)))
 
 
 #: The bits of -8 .. 7 as bf16, by their own lowest four bits.
 _BF16 = torch.tensor([*range(8), *range(-8, 0)]).bfloat16().view(torch.int16).tolist()
+#: The same where they have no sign.
+_UNSIGNED_BF16 = torch.arange(16).bfloat16().view(torch.int16).tolist()
