@@ -87,6 +87,15 @@ class GgufFile:
         except (struct.error, OverflowError) as error:
             raise WeightsError(f"{path}: {_CUT}") from error
 
+    def floats(self, name: str) -> list[float]:
+        """The numbers of a short tensor of fp32."""
+        tensor = self.tensors[name]
+        if tensor.type != F32 or len(tensor.shape) != 1:
+            raise WeightsError(f"{self.path}: {name} must be a row of {F32.name}")
+        with self.path.open("rb") as file:
+            file.seek(tensor.start)
+            return list(struct.unpack(f"<{tensor.shape[0]}f", file.read(tensor.nbytes)))
+
 
 _CUT = "the file is not whole; the download may be incomplete"
 
