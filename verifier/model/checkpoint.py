@@ -15,9 +15,9 @@ from safetensors import SafetensorError, safe_open
 
 from verifier.model.errors import WeightsError
 from verifier.model.fields import Fields
-from verifier.model.gguf.directory import LINK
 from verifier.model.gguf.file import TYPES, GgufFile
 from verifier.model.gguf.names import FREQUENCIES, ours, theirs
+from verifier.model.hub import LINK
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 FLOATS = ("BF16", "F16", "F32", "F64")
@@ -108,7 +108,11 @@ class Checkpoint:
     def _wrong(self, name: str, tensor: StoredTensor, expected: Expected | None) -> str | None:
         """What is wrong with a stored tensor for which something is expected (None: it is not expected)."""
         if expected is None:
-            return None if name.endswith(IGNORED) else f"{theirs(name) if self.is_gguf else name} in {tensor.file} is unexpected"
+            return (
+                None
+                if name.endswith(IGNORED)
+                else f"{theirs(name) if self.is_gguf else name} in {tensor.file} is unexpected"
+            )
         shape, kinds = expected
         if self.is_gguf:  # of other types the file was refused as it was opened
             name, kinds = theirs(name), (*kinds, *BLOCK_BYTES)

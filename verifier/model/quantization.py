@@ -256,5 +256,6 @@ def _holding(kinds: list[str]) -> Scheme:
     found = [_OF_GGUF[kind] for kind in kinds]
     if len(set(found)) == 1:
         return found[0]
-    groups, spans = ([getattr(one, name) or one.group for one in found] for name in ("group", "span"))
+    groups = [one.group or 0 for one in found]
+    spans = [one.span or group for one, group in zip(found, groups, strict=True)]
     return Scheme(8, min(groups), True, GGUF, min(spans), any(one.minimums for one in found))

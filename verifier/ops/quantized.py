@@ -8,8 +8,8 @@
 
     weight[o, k] = (values[o, k] - zeros[o, g]) * scales[o, g]
 
-GGUF's have scales of int8, which are multiples of steps, and perhaps minimums instead of zeros; values of four bits with
-minimums have no sign::
+GGUF's have scales of int8, which are multiples of steps, and perhaps minimums instead of zeros; values of four bits
+with minimums have no sign::
 
     minimums         [O, G]   int8; None: no minimums
     steps            [O, S]   fp16, of the S spans of K / S numbers of a row; None: scales are what they are
@@ -57,7 +57,9 @@ class QuantizedMatrix:
         return cls(values, torch.empty(groups, dtype=scales, device=device), zeros, bits, inner)
 
     def with_steps(self, span: int, minimums: bool) -> QuantizedMatrix:
-        """The same, without numbers, with scales that are multiples of steps. span: numbers that have a step together."""
+        """The same, without numbers, with scales that are multiples of steps. span: numbers that have a step
+        together.
+        """
         spans, device = (len(self.values), self.inner // span), self.device
         scales = torch.empty(self.scales.shape, dtype=torch.int8, device=device)
         steps = [torch.empty(spans, dtype=torch.float16, device=device) for _ in range(1 + minimums)]
@@ -101,8 +103,9 @@ class QuantizedMatrix:
         return self.values, self.scales, self.zeros, self.minimums, self.steps, self.minimum_steps
 
     def _with(self, tensors: Iterable[Tensor | None]) -> QuantizedMatrix:
-        names = ("values", "scales", "zeros", "minimums", "steps", "minimum_steps")
-        return replace(self, **dict(zip(names, tensors, strict=True)))
+        values, scales, *more = tensors
+        assert values is not None and scales is not None, "every matrix has both"
+        return QuantizedMatrix(values, scales, more[0], self.bits, self.inner, *more[1:])
 
     def split_with_sizes(self, sizes: Sequence[int]) -> list[QuantizedMatrix]:
         """So many rows each."""

@@ -1,7 +1,7 @@
 """Numbers in blocks, as a GGUF file has them, made into matrices of whole numbers: nothing is rounded.
 
-A block is a row's next 32 or 256 numbers with their scales. In one of 256, groups of 32 or 16 have scales (and minimums)
-of six or eight bits, which are multiples of two halves that the block has.
+A block is a row's next 32 or 256 numbers with their scales. In one of 256, groups of 32 or 16 have scales (and
+minimums) of six or eight bits, which are multiples of two halves that the block has.
 
 ::
 

@@ -36,13 +36,15 @@ def config_of(file: GgufFile) -> dict[str, Any]:
         "head_dim": head_dim,
         "rms_norm_eps": fields.number("attention.layer_norm_rms_epsilon"),
         "max_position_embeddings": fields.integer("context_length"),
-        "rope_theta": fields.number("rope.freq_base", 10_000.0),
         "tie_word_embeddings": tied,
         "attention_bias": "blk.0.attn_output.bias" in file.tensors,
         "mlp_bias": "blk.0.ffn_gate.bias" in file.tensors,
         "sliding_window": fields.get("attention.sliding_window"),
         "dtype": _dtype(file),
-        "rope_scaling": _scaling(file, fields, head_dim),
+        "rope_parameters": {
+            "rope_theta": fields.number("rope.freq_base", 10_000.0),
+            **_scaling(file, fields, head_dim),
+        },
     }
     types = {ours(name).removesuffix(".weight"): tensor.type for name, tensor in file.tensors.items()}
     rules = list(_rules(values["num_hidden_layers"], types, "lm_head" if not tied else ours(EMBEDDING)))
@@ -102,7 +104,7 @@ def _dtype(file: GgufFile) -> str:
     return _DTYPES.get(found.pop(), "float32") if len(found) == 1 else "float32"
 
 
-def _scaling(file: GgufFile, fields: Fields, head_dim: int) -> dict[str, Any] | None:
+def _scaling(file: GgufFile, fields: Fields, head_dim: int) -> dict[str, Any]:
     """How the rotary embedding is scaled. Llama 3's scaling is a tensor of factors."""
     if FREQUENCIES in file.tensors:
         factors = file.floats(FREQUENCIES)
@@ -112,10 +114,13 @@ def _scaling(file: GgufFile, fields: Fields, head_dim: int) -> dict[str, Any] | 
     kind = fields.get("rope.scaling.type") or "none"
     factor = fields.optional_number("rope.scaling.factor") or fields.optional_number("rope.scale_linear") or 1.0
     if kind == "none" or factor == 1.0:
-        return None
+        return {"rope_type": "default"}
     if kind == "linear":
         return {"rope_type": "linear", "factor": factor}
-    if kind != "yarn" or fields.get("rope.scaling.yarn_log_multiplier"):
+    more = [key for key in _YARN_BEYOND if fields.get(f"rope.scaling.{key}") not in (None, 0.0, 1.0)]
+    if more:
+        raise fields.error(f"rope.scaling.{more[0]} is not supported")
+    if kind != "yarn":
         raise fields.error(f"rope.scaling.type {kind!r} is not supported; supported are none, linear, yarn")
     original = fields.integer("rope.scaling.original_context_length", fields.integer("context_length"))
     values = {"rope_type": "yarn", "factor": factor, "original_max_position_embeddings": original}
@@ -125,6 +130,8 @@ def _scaling(file: GgufFile, fields: Fields, head_dim: int) -> dict[str, Any] | 
     return values
 
 
+#: What llama.cpp does beyond YaRN as it was published.
+_YARN_BEYOND = ("yarn_log_multiplier", "yarn_ext_factor", "yarn_attn_factor", "attn_factor")
 #: What is multiplied as one.
 _FUSED = (
     ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),

@@ -70,7 +70,9 @@ def _make(file: Path, beside: Path, made: Path) -> None:
             if not (made / LINK).exists():
                 raise
     except OSError as error:
-        raise ModelNotFound(f"needs a place for what is made of it: {made.parent}: {error.strerror}; {_PLACE}") from error
+        raise ModelNotFound(
+            f"needs a place for what is made of it: {made.parent}: {error.strerror}; {_PLACE}"
+        ) from error
 
 
 def _clear(folder: Path) -> None:

@@ -19,7 +19,8 @@ _NORMAL, _UNKNOWN, _CONTROL, _USER, _UNUSED, _BYTE = 1, 2, 3, 4, 5, 6
 _WAY_OUT = "put the tokenizer.json of the model that the file was made from beside it"
 
 _LLAMA3 = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
+    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 _TEKKEN = (
     r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+"
@@ -115,15 +116,13 @@ def _template(file: GgufFile) -> dict[str, Any]:
     is_llama = file.metadata.get(f"{_KEY}model") == "llama" or file.metadata.get(f"{_KEY}pre") in _BEGINS
     first = _around_text(file, "bos", is_llama)
     last = _around_text(file, "eos", False)
-    around = {token: index for token, index in (*first, *last)}
+    around = dict((*first, *last))
     single = [*map(_named, first), {"Sequence": {"id": "A", "type_id": 0}}, *map(_named, last)]
     return {
         "type": "TemplateProcessing",
         "single": single,
         "pair": [*single, {"Sequence": {"id": "B", "type_id": 1}}],
-        "special_tokens": {
-            token: {"id": token, "ids": [index], "tokens": [token]} for token, index in around.items()
-        },
+        "special_tokens": {token: {"id": token, "ids": [index], "tokens": [token]} for token, index in around.items()},
     }
 
 
@@ -168,9 +167,7 @@ def _vocabulary(file: GgufFile) -> dict[str, int]:
     """Ids by token, but for what only fills the embedding up."""
     kinds = zip(tokens_of(file), _types(file), strict=True)
     return {
-        token: index
-        for index, (token, kind) in enumerate(kinds)
-        if not (kind == _UNUSED and token == f"[PAD{index}]")
+        token: index for index, (token, kind) in enumerate(kinds) if not (kind == _UNUSED and token == f"[PAD{index}]")
     }
 
 
@@ -189,7 +186,9 @@ def _merged_by_score(file: GgufFile) -> dict[str, Any]:
         "normalizer": {"type": "Sequence", "normalizers": normalizers},
         "pre_tokenizer": None,
         "decoder": {"type": "Sequence", "decoders": [back, {"type": "ByteFallback"}, {"type": "Fuse"}, *strip]},
-        "model": _bpe(vocabulary, _merges(file, vocabulary, scores), unk_token=unknown, fuse_unk=True, byte_fallback=True),
+        "model": _bpe(
+            vocabulary, _merges(file, vocabulary, scores), unk_token=unknown, fuse_unk=True, byte_fallback=True
+        ),
     }
 
 

@@ -9,8 +9,8 @@
     a sum     for each group of k the sum of its terms, in order of k; times the scale, added in order of the groups
 
 Whole numbers of 8 bits are bf16 without loss, so a pair of them is multiplied as a pair of bf16 is. Where zero is not 0
-a group's sum of inputs is kept beside the others: ``sum(x * (q - z)) = sum(x * q) - z * sum(x)``. So it is with minimums.
-Scales and minimums that are multiples of steps are multiplied by these when a group's sum is done.
+a group's sum of inputs is kept beside the others: ``sum(x * (q - z)) = sum(x * q) - z * sum(x)``. So it is with
+minimums. Scales and minimums that are multiples of steps are multiplied by these when a group's sum is done.
 
 Legend: R rows, K inner width, O outer width, G groups, B outputs of a block.
 """
