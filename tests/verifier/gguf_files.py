@@ -173,5 +173,5 @@ def tokens_of(directory: Path, pre: str) -> dict[str, Any]:
         "tokenizer.ggml.tokens": [names.get(index, f"[PAD{index}]") for index in range(size)],
         "tokenizer.ggml.token_type": kinds,
         "tokenizer.ggml.merges": merges,
-        "tokenizer.ggml.eos_token_id": 0,
+        "tokenizer.ggml.eos_token_id": min(added),
     }
