@@ -65,5 +65,5 @@ def test_what_the_check_and_the_banner_say(tmp_path, capsys) -> None:
 def test_training_asks_for_floats(tmp_path, capsys) -> None:
     target = file_of(tmp_path, "target", all_of("Q8_0"))
     out = str(tmp_path / "out")
-    assert main(["train", "medusa", "--target", str(target), "--out", out]) == 2
+    assert main(["train", "medusa", "--target", str(target), "--prompts", "none.jsonl", "--out", out]) == 2
     assert "a head cannot be trained from a GGUF file" in capsys.readouterr().err

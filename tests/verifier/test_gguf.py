@@ -194,10 +194,10 @@ def test_a_wrong_shape_is_named(tmp_path) -> None:
 def test_another_type_is_named(tmp_path) -> None:
     make("qwen2", tmp_path / "plain", **WIDTHS)
     writer = writer_of(tmp_path / "x.gguf", ModelConfig.from_directory(tmp_path / "plain"))
-    raw = torch.zeros(512, 256 // 32 * 22, dtype=torch.uint8).numpy()
-    writer.add_tensor(UP, raw, raw_dtype=gguf.GGMLQuantizationType.Q5_0)
+    raw = torch.zeros(512, 256 // 256 * 110, dtype=torch.uint8).numpy()
+    writer.add_tensor(UP, raw, raw_dtype=gguf.GGMLQuantizationType.Q3_K)
     write(writer)
-    with pytest.raises(WeightsError, match=rf"{UP} has type Q5_0.*supported are F32, F16, Q4_0"):
+    with pytest.raises(WeightsError, match=rf"{UP} has type Q3_K.*supported are F32, F16, Q4_0"):
         resolve(tmp_path / "x.gguf")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -88,7 +89,9 @@ def trained(directory: Path, pre: str) -> Tokenizer:
     pattern = LLAMA3 if pre == "llama-bpe" else LLAMA3.replace("{1,3}", "")
     of_gpt2 = ByteLevel(add_prefix_space=False, use_regex=True)
     split = Sequence([Split(__import__("tokenizers").Regex(pattern), "isolated"), plain])
-    backend.pre_tokenizer = {"gpt-2": of_gpt2, "smollm": Sequence([Digits(individual_digits=True), of_gpt2])}.get(pre, split)
+    backend.pre_tokenizer = {"gpt-2": of_gpt2, "smollm": Sequence([Digits(individual_digits=True), of_gpt2])}.get(
+        pre, split
+    )
     if pre == "qwen2":
         backend.normalizer = NFC()
     from tokenizers.decoders import ByteLevel as Decoder
@@ -138,7 +141,9 @@ def by_score(text: str) -> list[str]:
     """SentencePiece's way: the pair with the best score is merged, the leftmost of equals, until there is none."""
     scores = dict(zip(PIECES, SCORES, strict=True))
     parts = list("▁" + text.replace(" ", "▁"))
-    while pairs := [(-scores[a + b], at) for at, (a, b) in enumerate(zip(parts, parts[1:], strict=False)) if a + b in scores]:
+    while pairs := [
+        (-scores[a + b], at) for at, (a, b) in enumerate(pairwise(parts)) if a + b in scores
+    ]:
         at = min(pairs)[1]
         parts[at : at + 2] = [parts[at] + parts[at + 1]]
     return parts

@@ -239,6 +239,9 @@ def _of_layers(section: _Section, layout: str, symmetric: bool, ignore: tuple[st
 _OF_GGUF = {
     "Q8_0": Scheme(8, 32, True, GGUF),
     "Q4_0": Scheme(4, 32, True, GGUF),
+    "Q4_1": Scheme(4, 32, True, GGUF, 32, True),
+    "Q5_0": Scheme(8, 32, True, GGUF),
+    "Q5_1": Scheme(8, 32, True, GGUF, 32, True),
     "Q4_K": Scheme(4, 32, True, GGUF, 256, True),
     "Q5_K": Scheme(8, 32, True, GGUF, 256, True),
     "Q6_K": Scheme(8, 16, True, GGUF, 256),

@@ -7,6 +7,9 @@ minimums) of six or eight bits, which are multiples of two halves that the block
 
     Q8_0   scale, 32 numbers
     Q4_0   scale, 32 numbers less 8: byte i holds i and, in the upper half, 16 + i
+    Q4_1   scale, what is added, 32 numbers from 0
+    Q5_0   scale, a fifth bit of all numbers, the other four; numbers less 16
+    Q5_1   scale, what is added, then the same; numbers from 0
     Q4_K   steps of scales and of minimums, 8 scales and minimums in six bits, numbers from 0
     Q5_K   the same, a fifth bit of all numbers apart from the other four
     Q6_K   numbers less 32: four lower bits, two upper bits; 16 scales; their step
@@ -22,7 +25,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from verifier.model.gguf.file import BF16, F16, F32, Q4_0, Q4_K, Q5_K, Q6_K, Q8_0, Type
+from verifier.model.gguf.file import BF16, F16, F32, Q4_0, Q4_1, Q4_K, Q5_0, Q5_1, Q5_K, Q6_K, Q8_0, Type
 from verifier.model.linear import Matrix
 from verifier.ops.quantized import QuantizedMatrix, packed
 
@@ -48,7 +51,7 @@ def matrix_of(raw: Tensor, shape: tuple[int, ...], kind: Type) -> Matrix:
     if kind in _FLOATS:
         return raw.view(_FLOATS[kind]).view(shape)
     rows = raw.view(-1, shape[-1] // kind.numbers, kind.size)
-    bits = 4 if kind in (Q4_0, Q4_K) else 8
+    bits = 4 if kind in (Q4_0, Q4_1, Q4_K) else 8
     parts = [_matrix(_READERS[kind](some), bits, shape[-1]) for some in rows.split(_ROWS)]
     return parts[0] if len(parts) == 1 else QuantizedMatrix.stacked(parts)
 
@@ -72,6 +75,31 @@ def _q8_0(blocks: Tensor) -> _Parts:
 def _q4_0(blocks: Tensor) -> _Parts:
     numbers = _nibbles(blocks[:, :, 2:], 16).view(torch.int8) - 8
     return _Parts(numbers.flatten(1), _halves(blocks, 0))
+
+
+def _q4_1(blocks: Tensor) -> _Parts:
+    return _with_addend(blocks, _nibbles(blocks[:, :, 4:], 16))
+
+
+def _q5_0(blocks: Tensor) -> _Parts:
+    return _Parts((_with_fifth(blocks, 2).view(torch.int8) - 16).flatten(1), _halves(blocks, 0))
+
+
+def _q5_1(blocks: Tensor) -> _Parts:
+    return _with_addend(blocks, _with_fifth(blocks, 4))
+
+
+def _with_fifth(blocks: Tensor, start: int) -> Tensor:
+    """uint8[O, N, 32]: numbers of five bits. start: of their fifth bits."""
+    bits = torch.stack([(blocks[:, :, start : start + 4] >> bit) & 1 for bit in range(8)], dim=3).flatten(2)
+    return _nibbles(blocks[:, :, start + 4 :], 16) | bits << 4
+
+
+def _with_addend(blocks: Tensor, numbers: Tensor) -> _Parts:
+    """What is added is a minimum taken away, once."""
+    steps = _halves(blocks, 0), -_halves(blocks, 2)
+    ones = torch.ones(steps[0].shape, dtype=torch.int8)
+    return _Parts(numbers.flatten(1).view(torch.int8), ones, ones, *steps)
 
 
 def _nibbles(data: Tensor, width: int) -> Tensor:
@@ -114,5 +142,5 @@ def _q6_k(blocks: Tensor) -> _Parts:
 
 
 _READERS: dict[Type, Callable[[Tensor], _Parts]] = {
-    Q8_0: _q8_0, Q4_0: _q4_0, Q4_K: _q4_k, Q5_K: _q5_k, Q6_K: _q6_k,
+    Q8_0: _q8_0, Q4_0: _q4_0, Q4_1: _q4_1, Q5_0: _q5_0, Q5_1: _q5_1, Q4_K: _q4_k, Q5_K: _q5_k, Q6_K: _q6_k,
 }  # fmt: skip
