@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import random
+import shutil
+import subprocess
+import sys
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -194,6 +197,19 @@ def test_a_tokenizer_beside_the_file_is_taken(tmp_path) -> None:
     tokens["tokenizer.ggml.tokens"][700:702] = reversed(tokens["tokenizer.ggml.tokens"][700:702])
     with pytest.raises(ConfigError, match="is not the tokenizer of"):
         made_of(tmp_path, tokens)
+
+
+def test_a_file_is_made_a_directory_without_torch(tmp_path) -> None:
+    """By the server's process, which has none."""
+    made = made_of(tmp_path, tokens_of(BUNDLED / "target", "gpt-2"))
+    shutil.rmtree(made)
+    code = (
+        f"import sys; from verifier.model.hub import resolve; made = resolve({str(tmp_path / 'x.gguf')!r});"
+        "from verifier.model.config import ModelConfig; ModelConfig.from_directory(made);"
+        "assert 'torch' not in sys.modules and 'transformers' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+    assert (made / "tokenizer.json").exists()
 
 
 def test_all_ways_of_splitting_are_read_by_the_library(tmp_path) -> None:
