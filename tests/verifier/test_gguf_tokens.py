@@ -144,9 +144,7 @@ def by_score(text: str) -> list[str]:
     """SentencePiece's way: the pair with the best score is merged, the leftmost of equals, until there is none."""
     scores = dict(zip(PIECES, SCORES, strict=True))
     parts = list("▁" + text.replace(" ", "▁"))
-    while pairs := [
-        (-scores[a + b], at) for at, (a, b) in enumerate(pairwise(parts)) if a + b in scores
-    ]:
+    while pairs := [(-scores[a + b], at) for at, (a, b) in enumerate(pairwise(parts)) if a + b in scores]:
         at = min(pairs)[1]
         parts[at : at + 2] = [parts[at] + parts[at + 1]]
     return parts
