@@ -192,6 +192,11 @@ def test_a_tokenizer_beside_the_file_is_taken(tmp_path) -> None:
     tokens = tokens_of(BUNDLED / "target", "whisper")
     (tmp_path / "tokenizer.json").write_bytes((BUNDLED / "target" / "tokenizer.json").read_bytes())
     assert_same_ids(made_of(tmp_path, tokens), Tokenizer.load(BUNDLED / "target"))
+    (tmp_path / "there").mkdir()
+    (tmp_path / "x.gguf").rename(tmp_path / "there" / "blob")
+    (tmp_path / "x.gguf").symlink_to(tmp_path / "there" / "blob")
+    assert_same_ids(resolve(tmp_path / "x.gguf"), Tokenizer.load(BUNDLED / "target"))
+    (tmp_path / "x.gguf").unlink()
     tokens["tokenizer.ggml.tokens"][700:702] = reversed(tokens["tokenizer.ggml.tokens"][700:702])
     with pytest.raises(ConfigError, match="is not the tokenizer of"):
         made_of(tmp_path, tokens)

@@ -124,7 +124,8 @@ def _with_config(directory: Path, advice: str, repository: str = "") -> Path:
     configured = (directory / "config.json").is_file()
     files = [] if any(directory.glob("*.safetensors")) else sorted(directory.glob("*.gguf"))
     if not repository and len(files) == 1:
-        return directory if files[0].is_symlink() and files[0].name == LINK else _unpacked(files[0])
+        made = configured and files[0].is_symlink() and files[0].name == LINK
+        return directory if made else _unpacked(files[0])
     if not repository and files:
         raise ModelNotFound(f"holds several GGUF files ({', '.join(each.name for each in files)}): name one of them")
     if files or (not configured and "gguf" in repository.lower()):

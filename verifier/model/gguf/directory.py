@@ -29,8 +29,8 @@ _VERSION = "1"
 
 def directory_of(file: Path) -> Path:
     """The directory made of the file. Raises ModelError if it cannot be made."""
+    beside = file.with_name(_TOKENIZER)  # of a link: beside that
     file = file.resolve()
-    beside = file.with_name(_TOKENIZER)
     made = _folder() / kept.key_of(_VERSION, *_marks(file), *(_marks(beside) if beside.is_file() else ()))[:32]
     if not (made / LINK).exists():
         _make(file, beside, made)
