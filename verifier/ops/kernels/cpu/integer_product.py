@@ -44,7 +44,7 @@ class IntegerShape(Shape):
 
 
 @Compiled
-def integer_product(shape: IntegerShape) -> Kernel:
+def kernel_of(shape: IntegerShape) -> Kernel:
     """The kernel of this shape."""
     return _Product(Kernel("multiply"), shape).write()
 

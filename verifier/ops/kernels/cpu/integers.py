@@ -22,7 +22,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from verifier.ops.kernels.cpu.integer_product import QUARTERS, IntegerShape, integer_product
+from verifier.ops.kernels.cpu import integer_product
+from verifier.ops.kernels.cpu.integer_product import QUARTERS, IntegerShape
 from verifier.ops.kernels.cpu.jit import Processor
 from verifier.ops.kernels.cpu.linear import packed_bias, plain_bias
 from verifier.ops.kernels.cpu.product import block_of, filled, from_turns, in_blocks, in_turns
@@ -107,7 +108,7 @@ class PackedIntegers:
         has = self.bias is not None, self.bits, self.scales.dtype, self.zeros is not None, self.pairs, minimums, steps
         groups, spans = self.scales.shape[1], 1 if self.steps is None else self.steps.shape[1]
         others = (self.scales, self.zeros, self.minimums, self.steps, self.minimum_steps)
-        integer_product(IntegerShape(self.block, x.dtype, out.dtype, self.gated, *has))(
+        integer_product.kernel_of(IntegerShape(self.block, x.dtype, out.dtype, self.gated, *has))(
             x, self.data, out, 0 if self.bias is None else self.bias, count,
             len(self.data) // (2 if self.gated else 1), out.shape[1], x.shape[1],
             *(0 if one is None else one for one in others), groups, self.inner // groups, spans, groups // spans,
