@@ -80,7 +80,9 @@ def _about(description: str, group: str, metavar: str | None = None, secret: boo
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """What :func:`server.build.build_engine` needs: the models, how to draft, and how much memory to hold."""
 
-    target: Annotated[str, _about("bundled, a directory, or a Hugging Face hub id", "models", "TARGET")] = "bundled"
+    target: Annotated[
+        str, _about("bundled, a directory, a GGUF file, or a Hugging Face hub id", "models", "TARGET")
+    ] = "bundled"
     draft: Annotated[
         str,
         _about(

@@ -181,7 +181,7 @@ def _matrix_bytes(model: ModelConfig, module: str, inner: int, outer: int, item:
     """item: bytes of a number that is a float."""
     quantization = model.quantization
     tied = module == HEAD and model.tie_word_embeddings  # then it is quantised only if it is made of the embedding
-    if quantization is None or (tied and not quantization.is_made):
+    if quantization is None or (tied and not quantization.with_head):
         return item * inner * outer
     scheme = quantization.scheme(module, inner)
     return item * inner * outer if scheme is None else scheme.nbytes(outer, inner)

@@ -33,12 +33,15 @@ class Names(msgspec.Struct, frozen=True):
 
 
 def model_names(config: ServeConfig) -> tuple[str, ...]:
-    """What clients call the target, as the settings say: a directory's last part, unless they name it."""
+    """What clients call the target, as the settings say: the last part of a directory or GGUF file, unless they name
+    it."""
     return config.served_model_name or (_own_name(config.target),)
 
 
 def _own_name(target: str) -> str:
     path = Path(target).expanduser()
+    if path.suffix == ".gguf" and path.is_file():
+        return path.stem
     if target == "bundled" or not path.is_dir():
         return target
     return path.resolve().name or target

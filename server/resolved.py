@@ -53,7 +53,7 @@ def choose_draft(config: EngineConfig) -> Resolved:
 def nothing_to_fetch(draft: str) -> bool:
     """Whether all drafters of a resolved ``--draft`` need no files, or lie in a directory of this machine."""
     places = [part.partition(":")[2] or part for part in draft.split(",") if part not in (NONE, NGRAM, SUFFIX)]
-    return all(Path(place).is_dir() for place in places)
+    return all(Path(place).exists() for place in places)
 
 
 def _found_draft(config: EngineConfig, part: str) -> str:

@@ -121,10 +121,14 @@ def run(config: None, arguments: Namespace) -> int:
     """Train; the table of held-out acceptance goes to stdout."""
     from server.resolved import BUNDLED
     from server.training.work import Work
+    from spec.errors import ConfigurationError
     from verifier.model.config import ModelConfig
-    from verifier.model.hub import resolve
+    from verifier.model.hub import LINK, resolve
 
     directory = BUNDLED / "target" if arguments.target == "bundled" else resolve(arguments.target, flag="--target")
+    if (directory / LINK).exists():
+        fault = f"--target {arguments.target}: a head cannot be trained from a GGUF file"
+        raise ConfigurationError(f"{fault}; name the safetensors checkpoint that it was made from")
     model = ModelConfig.from_directory(directory)
     if model.quantization is not None:
         raise ConfigurationError(

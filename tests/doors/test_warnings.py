@@ -226,6 +226,8 @@ def test_a_directory_is_called_by_its_last_part(tmp_path, monkeypatch):
         assert model_names(ServeConfig(target=target)) == ("Tiny-1B",)
     for target in ("bundled", "Qwen/Qwen3-0.6B", str(tmp_path / "not-there")):
         assert model_names(ServeConfig(target=target)) == (target,)
+    (tmp_path / "Tiny-1B-Q8_0.gguf").write_bytes(b"GGUF")
+    assert model_names(ServeConfig(target=str(tmp_path / "Tiny-1B-Q8_0.gguf"))) == ("Tiny-1B-Q8_0",)
     assert model_names(ServeConfig(target=".", served_model_name=("a", "b"))) == ("a", "b")
 
 

@@ -21,7 +21,7 @@ from spec.draw import Undrawn
 from spec.protocols import Rows
 from spec.score import logprobs_of_run
 from verifier import settle
-from verifier.ops.kernels.cpu import attention, integers, linear
+from verifier.ops.kernels.cpu import attention, integer_product, linear
 from verifier.ops.kernels.cpu.asm import Variable
 from verifier.ops.kernels.cpu.launch import Compiled
 from verifier.ops.kernels.cpu.types import F32
@@ -55,7 +55,7 @@ def sums_by_rows(monkeypatch: pytest.MonkeyPatch) -> None:
 def quantized_sums_by_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     """The same of whole numbers: the terms of each group."""
 
-    class Backwards(integers._Product):
+    class Backwards(integer_product._Product):
         def _summed(self, block: Value, rows: list[Value], steps: Value, first: Value) -> list[Variable]:
             self.backwards = len(rows) > 1
             return super()._summed(block, rows, steps, first)
@@ -64,7 +64,7 @@ def quantized_sums_by_rows(monkeypatch: pytest.MonkeyPatch) -> None:
             for term in super()._steps(steps):
                 yield steps - 1 - term if self.backwards else term
 
-    rewritten(monkeypatch, integers, "_Product", Backwards)
+    rewritten(monkeypatch, integer_product, "_Product", Backwards)
 
 
 def weights_by_slot(monkeypatch: pytest.MonkeyPatch) -> None:

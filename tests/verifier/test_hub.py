@@ -45,19 +45,14 @@ def test_a_file(tmp_path):
     refused(tmp_path / "model", "is a file; name the directory that holds it")
 
 
-GGUF = "is in GGUF, which is not read yet: name the safetensors checkpoint that it was made from"
+GGUF = "is a repository of GGUF files, which are not fetched: download one of them, and name that file"
 
 
-@pytest.mark.parametrize(("name", "content"), [("model.gguf", b""), ("blob", b"GGUF\3\0\0\0"), ("model.gguf", b"GGUF")])
-def test_a_file_of_llama_cpp_is_named_as_such(tmp_path, name, content):
-    (tmp_path / name).write_bytes(content)
-    refused(tmp_path / name, f"{tmp_path / name} {GGUF}")
-    if name.endswith(".gguf"):
-        refused(tmp_path, f"{tmp_path} {GGUF}")
-        (tmp_path / "config.json").write_text("{}")
-        refused(tmp_path, f"{tmp_path} {GGUF}")
-        (tmp_path / "model.safetensors").write_bytes(b"")
-        assert resolve(tmp_path) == tmp_path
+def test_safetensors_go_before_a_file_of_llama_cpp(tmp_path):
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "model.gguf").write_bytes(b"")
+    (tmp_path / "model.safetensors").write_bytes(b"")
+    assert resolve(tmp_path) == tmp_path
 
 
 def test_a_cached_repository_of_llama_cpp_is_named_as_such(cache):

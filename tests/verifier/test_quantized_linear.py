@@ -23,11 +23,38 @@ KINDS = {
     "int4 zeros": (4, 64, False, torch.float16),
     "int4 rows": (4, None, True, torch.float32),
 }
+#: As GGUF has them: bits, numbers of a group and of a span, and whether there are minimums.
+STEPPED = {
+    "q4_k": (4, 32, 64, True),
+    "q5_k": (8, 32, 64, True),
+    "q6_k": (8, 16, 64, False),
+    "mixed": (8, 16, 32, True),
+}
 #: in, out: one group and several, outputs that fill no block, the widths of a tiny model, of many terms.
 SHAPES = [(128, 33), (192, 100), (3072, 64)]
 
 
+def stepped_of(shape: tuple[int, int], kind: str) -> QuantizedMatrix:
+    """Random numbers, scales, minimums and steps."""
+    bits, group, span, minimums = STEPPED[kind]
+    generator = torch.Generator().manual_seed(shape[0])
+    cpu = torch.device("cpu")
+    empty = QuantizedMatrix.empty(shape[1], shape[0], bits, group, True, torch.int8, cpu)
+    matrix = empty.with_steps(span, minimums)
+    highest = 1 << (4 if bits == 4 else 5)
+    least = 0 if minimums else -highest
+    matrix.put(torch.randint(least, highest, matrix.shape, dtype=torch.int8, generator=generator))
+    for multiples, steps in ((matrix.scales, matrix.steps), (matrix.minimums, matrix.minimum_steps)):
+        if multiples is not None and steps is not None:
+            multiples.copy_(torch.randint(1, 64, multiples.shape, dtype=torch.int8, generator=generator))
+            drawn = torch.rand(steps.shape, generator=generator)
+            steps.copy_(drawn / 30 / highest / shape[0] ** 0.5 * (1 if multiples is matrix.scales else highest / 2))
+    return matrix
+
+
 def matrix_of(shape: tuple[int, int], kind: str) -> QuantizedMatrix:
+    if kind in STEPPED:
+        return stepped_of(shape, kind)
     bits, group, symmetric, scales = KINDS[kind]
     generator = torch.Generator().manual_seed(shape[0])
     weight = torch.randn(shape[::-1], generator=generator) / shape[0] ** 0.5
@@ -40,7 +67,7 @@ def bias_of(shape: tuple[int, int]) -> Tensor:
     return torch.randn(shape[1], generator=torch.Generator().manual_seed(2))
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [*KINDS, *STEPPED])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_it_multiplies(processor, shape, dtype, kind) -> None:
@@ -56,7 +83,7 @@ def test_it_multiplies(processor, shape, dtype, kind) -> None:
         assert torch.allclose(linear(x).double(), expected, atol=max(4e-5, 8 * eps), rtol=2 * eps)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [*KINDS, *STEPPED])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_a_row_has_the_same_bits_at_any_count(processor, shape, dtype, kind) -> None:
@@ -65,7 +92,7 @@ def test_a_row_has_the_same_bits_at_any_count(processor, shape, dtype, kind) -> 
     assert differing(linear, rows_of(shape, dtype), COUNTS) == []
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [*KINDS, *STEPPED])
 def test_the_gate_rounds_as_a_step_of_its_own(processor, kind) -> None:
     shape = (192, 100)
     matrix, x = matrix_of(shape, kind), rows_of(shape, torch.bfloat16, 9)
@@ -87,7 +114,7 @@ def test_a_recording_multiplies_what_there_is_when_it_runs(processor, kind) -> N
 
 @pytest.mark.parametrize("gated", [False, True], ids=["plain", "gated"])
 @pytest.mark.parametrize("compute", DTYPES, ids=str)
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [*KINDS, *STEPPED])
 def test_a_weight_is_packed_as_it_is(processor, kind, compute, gated) -> None:
     for shape in ((64, 64), (192, 34), (128, 200)):
         matrix, offset = matrix_of(shape, kind), bias_of(shape)

@@ -9,15 +9,21 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
 from verifier.model.errors import WeightsError
 from verifier.model.fields import Fields
+from verifier.model.gguf.file import TYPES, GgufFile
+from verifier.model.gguf.names import FREQUENCIES, ours, theirs
+from verifier.model.hub import LINK
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 FLOATS = ("BF16", "F16", "F32", "F64")
 ITEM_BYTES = {"BF16": 2, "F16": 2, "F32": 4, "F64": 8, "I8": 1, "U8": 1, "I32": 4, "I64": 8}
+#: GGUF's types beside floats: bytes for each number, scales among them.
+BLOCK_BYTES = {one.name: one.size / one.numbers for one in TYPES.values() if one.numbers > 1}
 #: A tensor's shape, and the types that it may have.
 Expected = tuple[tuple[int, ...], tuple[str, ...]]
 # Buffers that old checkpoints carry and every decoder computes itself.
@@ -26,7 +32,7 @@ IGNORED = (".rotary_emb.inv_freq", ".masked_bias")
 
 @dataclass(frozen=True, slots=True)
 class StoredTensor:
-    """One tensor's entry in a file's header; ``dtype`` in safetensors' words."""
+    """One tensor's entry in a file's header; ``dtype`` in safetensors' words, or in GGUF's."""
 
     file: Path
     shape: tuple[int, ...]
@@ -35,24 +41,28 @@ class StoredTensor:
     @property
     def nbytes(self) -> int:
         """Bytes to read."""
-        return math.prod(self.shape) * ITEM_BYTES[self.dtype]
+        return int(math.prod(self.shape) * {**ITEM_BYTES, **BLOCK_BYTES}[self.dtype])
 
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
     """The weight files of a directory, and all their tensors by name.
 
-    index: file name of each tensor by model.safetensors.index.json, empty where a single file holds them all.
+    index: file name of each tensor by model.safetensors.index.json, empty where a single file holds them all. is_gguf:
+    whether the file is llama.cpp's; then messages call tensors what they are called there.
     """
 
     directory: Path
     files: tuple[Path, ...]
     tensors: Mapping[str, StoredTensor]
     index: Mapping[str, str]
+    is_gguf: bool = False
 
     @classmethod
     def open(cls, directory: Path) -> Checkpoint:
         """Read the headers; raises WeightsError where a file is absent or broken or a tensor stands in two files."""
+        if (directory / LINK).exists():
+            return cls._of_gguf(directory)
         index = {} if (directory / SINGLE).exists() else _index(directory)
         files = tuple(directory / name for name in sorted(set(index.values()))) or (directory / SINGLE,)
         tensors: dict[str, StoredTensor] = {}
@@ -63,19 +73,54 @@ class Checkpoint:
                 tensors[name] = tensor
         return cls(directory, files, tensors, index)
 
+    @classmethod
+    def _of_gguf(cls, directory: Path) -> Checkpoint:
+        file = GgufFile.read((directory / LINK).resolve())
+        own = ((name, tensor) for name, tensor in file.tensors.items() if name != FREQUENCIES)
+        tensors = {ours(name): StoredTensor(file.path, each.shape, each.type.name) for name, each in own}
+        return cls(directory, (file.path,), tensors, {}, is_gguf=True)
+
+    def opened(self, file: Path) -> Any:
+        """A reader of one of the files, to be entered: it has ``offset_keys()`` and ``get_tensor(name)``."""
+        if not self.is_gguf:
+            return safe_open(file, framework="pt")
+        from verifier.model.gguf.weights import GgufTensors  # imports torch
+
+        return GgufTensors.open(file)
+
     def check(self, tensors: Mapping[str, Expected], optional: Mapping[str, Expected]) -> None:
         """Raise WeightsError unless the tensors are those of ``tensors``, perhaps ``optional`` ones, and no others."""
         missing = (self._missing(name) for name in tensors if name not in self.tensors)
         known = {**optional, **tensors}
-        wrong = (_wrong(name, tensor, known.get(name)) for name, tensor in self.tensors.items())
+        wrong = (self._wrong(name, tensor, known.get(name)) for name, tensor in self.tensors.items())
         problems = [problem for problem in (*missing, *wrong) if problem]
         if problems:
             more = f"\n  and {len(problems) - 8} more" if len(problems) > 8 else ""
-            raise WeightsError("the weights do not fit config.json:\n  " + "\n  ".join(problems[:8]) + more)
+            what = "the file's metadata" if self.is_gguf else "config.json"
+            raise WeightsError(f"the weights do not fit {what}:\n  " + "\n  ".join(problems[:8]) + more)
 
     def _missing(self, name: str) -> str:
+        if self.is_gguf:
+            return f"{theirs(name)} is missing from {self.files[0]}"
         place = self.index.get(name, INDEX if self.index else SINGLE)
         return f"{name} is missing from {self.directory / place}"
+
+    def _wrong(self, name: str, tensor: StoredTensor, expected: Expected | None) -> str | None:
+        """What is wrong with a stored tensor for which something is expected (None: it is not expected)."""
+        if expected is None:
+            return (
+                None
+                if name.endswith(IGNORED)
+                else f"{theirs(name) if self.is_gguf else name} in {tensor.file} is unexpected"
+            )
+        shape, kinds = expected
+        if self.is_gguf:  # of other types the file was refused as it was opened
+            name, kinds = theirs(name), (*kinds, *BLOCK_BYTES)
+        if tensor.shape != shape:
+            return f"{name} in {tensor.file} has shape {list(tensor.shape)}, expected {list(shape)}"
+        if tensor.dtype not in kinds:
+            return f"{name} in {tensor.file} has type {tensor.dtype}; supported are {', '.join(kinds)}"
+        return None
 
 
 def _index(directory: Path) -> dict[str, str]:
@@ -104,15 +149,3 @@ def _header(file: Path) -> Iterator[tuple[str, StoredTensor]]:
                 yield name, StoredTensor(file, tuple(entry.get_shape()), entry.get_dtype())
     except SafetensorError as error:
         raise WeightsError(f"{file}: not a whole safetensors file ({error})") from error
-
-
-def _wrong(name: str, tensor: StoredTensor, expected: Expected | None) -> str | None:
-    """What is wrong with a stored tensor for which something is expected (None: it is not expected)."""
-    if expected is None:
-        return None if name.endswith(IGNORED) else f"{name} in {tensor.file} is unexpected"
-    shape, kinds = expected
-    if tensor.shape != shape:
-        return f"{name} in {tensor.file} has shape {list(tensor.shape)}, expected {list(shape)}"
-    if tensor.dtype not in kinds:
-        return f"{name} in {tensor.file} has type {tensor.dtype}; supported are {', '.join(kinds)}"
-    return None

@@ -8,6 +8,8 @@ from pathlib import Path
 
 from verifier.model.errors import ModelNotFound
 
+#: What the file is called in a directory that was made of it.
+LINK = "model.gguf"
 #: A model's tokenizer and its habits, which every model of the same vocabulary may share.
 BESIDE = [
     "generation_config.json",
@@ -25,16 +27,14 @@ BESIDE = [
 PATTERNS = ["config.json", "model*.safetensors", "model.safetensors.index.json", *BESIDE]
 
 _OFFLINE = "download it where there is a connection, copy the directory here and name that"
-_GGUF = (
-    "is in GGUF, which is not read yet: name the safetensors checkpoint that it was made from, a hub id such as "
-    "Qwen/Qwen3-8B or a directory"
-)
+_GGUF = "is a repository of GGUF files, which are not fetched: download one of them, and name that file"
 
 
 def resolve(
     name_or_path: str | Path, revision: str | None = None, extra: Sequence[str] = (), flag: str = "model"
 ) -> Path:
-    """The directory that holds the model ``name_or_path``: itself, or the cached snapshot of the hub repository.
+    """The directory that holds the model ``name_or_path``: itself, or the cached snapshot of the hub repository; of a
+    GGUF file, what was made of it.
 
     revision: branch, tag or commit of a hub repository; without it the main branch. extra: patterns of files to fetch
     besides those of a model. flag: how messages call what named it.
@@ -45,8 +45,10 @@ def resolve(
         there = _is_there(path)
         if there and path.is_dir():
             return _with_config(path, "a model directory holds config.json, the tokenizer and *.safetensors")
+        if there and _is_gguf(path):
+            return _unpacked(path)
         if there:
-            raise ModelNotFound(_GGUF if _is_gguf(path) else "is a file; name the directory that holds it")
+            raise ModelNotFound("is a file; name the directory that holds it")
         if _is_local(name_or_path):
             raise ModelNotFound("no such directory")
         directory = _snapshot(str(name_or_path), revision, extra)
@@ -71,6 +73,8 @@ def _is_gguf(file: Path) -> bool:
 def cached(name: str) -> Path | None:
     """The directory of a model that is here with all of its weights, without asking the hub; None if it is not."""
     path = Path(name).expanduser()
+    if _is_there(path) and _is_gguf(path):
+        return path
     if _is_there(path) or _is_local(name):
         directory: Path | None = path
     else:
@@ -118,12 +122,24 @@ def _is_local(name: str | Path) -> bool:
 
 def _with_config(directory: Path, advice: str, repository: str = "") -> Path:
     configured = (directory / "config.json").is_file()
-    gguf = any(directory.glob("*.gguf")) or (not configured and "gguf" in repository.lower())
-    if gguf and not any(directory.glob("*.safetensors")):
+    files = [] if any(directory.glob("*.safetensors")) else sorted(directory.glob("*.gguf"))
+    if not repository and len(files) == 1:
+        made = configured and files[0].is_symlink() and files[0].name == LINK
+        return directory if made else _unpacked(files[0])
+    if not repository and files:
+        raise ModelNotFound(f"holds several GGUF files ({', '.join(each.name for each in files)}): name one of them")
+    if files or (not configured and "gguf" in repository.lower()):
         raise ModelNotFound(_GGUF)
     if not configured:
         raise ModelNotFound(f"has no config.json; {advice}")
     return directory
+
+
+def _unpacked(file: Path) -> Path:
+    """The directory made of a GGUF file."""
+    from verifier.model.gguf.directory import directory_of
+
+    return directory_of(file)
 
 
 def _snapshot(repository: str, revision: str | None, extra: Sequence[str]) -> Path:

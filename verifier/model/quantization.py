@@ -7,6 +7,7 @@
     int-quantized       compressed-tensors: ``weight`` of int8, ``weight_scale``, perhaps ``weight_zero_point``
     gptq, gptq_v2       ``qweight``, ``qzeros``, ``scales``, ``g_idx``; the first stores zeros less one
     awq                 ``qweight``, ``qzeros``, ``scales``, outputs of a word in an order of their own
+    gguf                blocks of llama.cpp's file (:mod:`verifier.model.gguf.blocks`)
 
 What the numbers mean: :mod:`verifier.ops.quantized`. Where they stand in the files: :mod:`verifier.model.stored`.
 Imports no torch.
@@ -21,7 +22,7 @@ from dataclasses import dataclass, replace
 from verifier.model.errors import ConfigError
 from verifier.model.fields import Fields
 
-MADE, PACKED, INTEGERS, AWQ = "made", "pack-quantized", "int-quantized", "awq"
+MADE, PACKED, INTEGERS, AWQ, GGUF = "made", "pack-quantized", "int-quantized", "awq", "gguf"
 GPTQ = ("gptq", "gptq_v2")
 HEAD = "lm_head"
 #: Groups that ``--quantize int4`` tries; what none of them divides becomes int8.
@@ -35,12 +36,16 @@ SUPPORTED = "compressed-tensors (int8, and int4 in groups), gptq and awq (4 bits
 @dataclass(frozen=True, slots=True)
 class Scheme:
     """How a matrix is quantised. group: numbers of a row that have a scale together; None: all of them. symmetric:
-    whether 0 means zero. layout: see above."""
+    whether 0 means zero. layout: see above. span: numbers that have a step together, of which scales are multiples;
+    None: scales are what they are. minimums: whether groups have such too.
+    """
 
     bits: int
     group: int | None
     symmetric: bool
     layout: str
+    span: int | None = None
+    minimums: bool = False
 
     def fitting(self, inner: int) -> Scheme | None:
         """The same for rows of so many numbers; None for one that stays what it is. Raises ValueError for a stored one
@@ -56,8 +61,11 @@ class Scheme:
         return None if inner % 2 else replace(self, bits=8, group=None)
 
     def nbytes(self, outer: int, inner: int) -> int:
-        """What so many numbers take: themselves, scales of 16 bits, and zeros."""
+        """What so many numbers take: themselves, scales of 16 bits, and zeros; or scales of 8 bits, minimums, steps."""
         groups = inner // (self.group or inner)
+        if self.span is not None:
+            each = 2 if self.minimums else 1
+            return outer * (inner * self.bits // 8 + each * (groups + 2 * (inner // self.span)))
         return outer * (inner * self.bits // 8 + groups * (2 if self.symmetric else 3))
 
     def __str__(self) -> str:
@@ -98,6 +106,11 @@ class Quantization:
         except ValueError as error:
             raise ConfigError(f"{module}: quantised weights ({self.method}): {error}") from error
 
+    @property
+    def with_head(self) -> bool:
+        """Whether an output head that is tied to the embedding can be quantised all the same."""
+        return self.method in (MADE, GGUF)
+
     def __str__(self) -> str:
         inside = dict.fromkeys(str(scheme) for target, scheme in self.rules if target != HEAD)
         heads = [str(scheme) for target, scheme in self.rules if target == HEAD]
@@ -122,7 +135,7 @@ def read_quantization(fields: Fields) -> Quantization | None:
         section = fields.section(key)
         if section is not None:
             method = str(section.get("quant_method") or "unnamed")
-            readers = {"compressed-tensors": _compressed, "gptq": _gptq, "awq": _awq}
+            readers = {"compressed-tensors": _compressed, "gptq": _gptq, "awq": _awq, GGUF: _gguf}
             if method not in readers:
                 raise fields.error(f"{key}: quantised weights ({method}) are not supported; supported are {SUPPORTED}")
             return readers[method](_Section(section, method))
@@ -220,3 +233,32 @@ def _of_layers(section: _Section, layout: str, symmetric: bool, ignore: tuple[st
         raise section.refuse(f"{bits} bits are not supported")
     size = None if group == -1 else section.fields.integer("group_size", 128)
     return Quantization(section.method, ((r"re:model\.layers\.", Scheme(4, size, symmetric, layout)),), ignore)
+
+
+#: What the types of GGUF's blocks are as whole numbers.
+_OF_GGUF = {
+    "Q8_0": Scheme(8, 32, True, GGUF),
+    "Q4_0": Scheme(4, 32, True, GGUF),
+    "Q4_1": Scheme(4, 32, True, GGUF, 32, True),
+    "Q5_0": Scheme(8, 32, True, GGUF),
+    "Q5_1": Scheme(8, 32, True, GGUF, 32, True),
+    "Q4_K": Scheme(4, 32, True, GGUF, 256, True),
+    "Q5_K": Scheme(8, 32, True, GGUF, 256, True),
+    "Q6_K": Scheme(8, 16, True, GGUF, 256),
+}
+
+
+def _gguf(section: _Section) -> Quantization:
+    """What is made of a file's metadata: modules, and the types of those that are multiplied as one."""
+    modules = section.fields.get("modules")
+    return Quantization(GGUF, tuple((str(target), _holding(kinds)) for target, kinds in modules))
+
+
+def _holding(kinds: list[str]) -> Scheme:
+    """One that holds numbers of all of these types as they are."""
+    found = [_OF_GGUF[kind] for kind in kinds]
+    if len(set(found)) == 1:
+        return found[0]
+    groups = [one.group or 0 for one in found]
+    spans = [one.span or group for one, group in zip(found, groups, strict=True)]
+    return Scheme(8, min(groups), True, GGUF, min(spans), any(one.minimums for one in found))

@@ -11,7 +11,7 @@ from torch import Tensor
 from verifier.model.config import ModelConfig
 from verifier.model.errors import ConfigError
 from verifier.model.linear import Matrix
-from verifier.model.quantization import MADE, Scheme
+from verifier.model.quantization import GGUF, MADE, Scheme
 from verifier.ops.quantized import QuantizedMatrix
 
 
@@ -33,9 +33,10 @@ class Rooms:
         scheme = self.scheme(modules, inner)
         if scheme is None:
             return torch.empty(outer, inner, dtype=self.matrices, device=self.device)
-        scales = torch.bfloat16 if scheme.layout == MADE else torch.float32
+        scales = {MADE: torch.bfloat16, GGUF: torch.float16}.get(scheme.layout, torch.float32)
         group = scheme.group or inner
-        return QuantizedMatrix.empty(outer, inner, scheme.bits, group, scheme.symmetric, scales, self.device)
+        empty = QuantizedMatrix.empty(outer, inner, scheme.bits, group, scheme.symmetric, scales, self.device)
+        return empty if scheme.span is None else empty.with_steps(scheme.span, scheme.minimums)
 
     def scheme(self, modules: Sequence[str], inner: int) -> Scheme | None:
         """How these modules are quantised. Raises ConfigError if they differ: they are multiplied as one."""

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from verifier.model.config import ModelConfig
-from verifier.model.rope_config import LinearScaling, Llama3Scaling, YarnScaling
+from verifier.model.rope_config import FrequencyFactors, LinearScaling, Llama3Scaling, YarnScaling
 from verifier.ops.take import take_rows
 
 
@@ -57,6 +57,8 @@ def inverse_frequencies(config: ModelConfig) -> tuple[Tensor, float]:
             return 1.0 / periods / factor, 1.0
         case Llama3Scaling() as scaling:
             return _llama3(1.0 / periods, scaling), 1.0
+        case FrequencyFactors(factors=factors):
+            return 1.0 / periods / torch.tensor(factors), 1.0
         case YarnScaling() as scaling:
             return _yarn(periods, scaling, config.rope.theta), _attention_factor(scaling)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from verifier.model.fields import Fields
+from verifier.model.fields import LARGEST_FLOAT, Fields
 
 SCALINGS = ("default", "linear", "llama3", "yarn")
 
@@ -55,14 +55,24 @@ class YarnScaling:
 
 
 @dataclass(frozen=True, slots=True)
+class FrequencyFactors:
+    """Every inverse frequency divided by a factor of its own, as GGUF files keep Llama 3's scaling."""
+
+    factors: tuple[float, ...]
+
+
+Scaling = LinearScaling | Llama3Scaling | YarnScaling | FrequencyFactors
+
+
+@dataclass(frozen=True, slots=True)
 class RopeConfig:
     """Rotary embedding: base ``theta``, and how its frequencies are scaled to a longer context (None: not)."""
 
     theta: float
-    parameters: LinearScaling | Llama3Scaling | YarnScaling | None = None
+    parameters: Scaling | None = None
 
     @property
-    def kind(self) -> Literal["none", "linear", "llama3", "yarn"]:
+    def kind(self) -> Literal["none", "linear", "llama3", "yarn", "factors"]:
         """The scaling rule by its name in checkpoints, "none" for the plain embedding."""
         match self.parameters:
             case LinearScaling():
@@ -71,6 +81,8 @@ class RopeConfig:
                 return "llama3"
             case YarnScaling():
                 return "yarn"
+            case FrequencyFactors():
+                return "factors"
             case None:
                 return "none"
 
@@ -88,7 +100,7 @@ def read_rope(config: Fields) -> RopeConfig:
     return RopeConfig(theta, _parameters(config, scaling))
 
 
-def _parameters(config: Fields, scaling: Fields) -> LinearScaling | Llama3Scaling | YarnScaling | None:
+def _parameters(config: Fields, scaling: Fields) -> Scaling | None:
     match scaling.get("rope_type") or scaling.get("type") or "default":
         case "default":
             return None
@@ -96,6 +108,8 @@ def _parameters(config: Fields, scaling: Fields) -> LinearScaling | Llama3Scalin
             return LinearScaling(scaling.number("factor"))
         case "llama3":
             return _llama3(config, scaling)
+        case "factors":
+            return _factors(scaling)
         case "yarn":
             return _yarn(config, scaling)
         case other:
@@ -107,6 +121,13 @@ def _llama3(config: Fields, scaling: Fields) -> Llama3Scaling:
     if low >= high:
         raise scaling.error(f"low_freq_factor {low} must be below high_freq_factor {high}")
     return Llama3Scaling(scaling.number("factor"), low, high, _original_positions(config, scaling))
+
+
+def _factors(scaling: Fields) -> FrequencyFactors:
+    found = scaling.get("factors")
+    if not isinstance(found, list) or not all(type(each) is float and 0 < each < LARGEST_FLOAT for each in found):
+        raise scaling.error("factors must be a list of positive numbers")
+    return FrequencyFactors(tuple(found))
 
 
 def _yarn(config: Fields, scaling: Fields) -> YarnScaling:

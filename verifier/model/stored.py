@@ -9,13 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from verifier.model.checkpoint import FLOATS
 from verifier.model.linear import Matrix
-from verifier.model.quantization import AWQ, GPTQ, INTEGERS, MADE, PACKED, Scheme
+from verifier.model.quantization import AWQ, GGUF, GPTQ, INTEGERS, MADE, PACKED, Scheme
 from verifier.ops.quantized import QuantizedMatrix
 
 #: Numbers of four bits in a word, and where the outputs of a word of AWQ stand.
@@ -28,25 +29,34 @@ class Misfit(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """A tensor of the files. kinds: the types that it may have. put: reads it; raises :class:`Misfit`."""
+    """A tensor of the files. kinds: the types that it may have. put: takes it, or the matrix that one of GGUF is;
+    raises :class:`Misfit`."""
 
     shape: tuple[int, ...]
     kinds: tuple[str, ...]
-    put: Callable[[Tensor], Tensor | None]
+    put: Callable[[Any], Tensor | None]
 
 
 def stored(name: str, place: Matrix, scheme: Scheme | None) -> Iterator[tuple[str, Stored]]:
     """The tensors by name that make up one of the decoder's. name: that of its floats."""
-    if isinstance(place, Tensor):
-        yield name, Stored(tuple(place.shape), FLOATS, place.copy_)
-        return
-    assert scheme is not None, "a quantised matrix has a scheme"
-    if scheme.layout == MADE:
-        yield name, Stored(place.shape, FLOATS, place.fill)
+    if isinstance(place, Tensor) or scheme is None or scheme.layout in (MADE, GGUF):
+        yield name, Stored(tuple(place.shape), FLOATS, partial(put, place))
         return
     layouts = {PACKED: _packed, INTEGERS: _integers, AWQ: _awq, **dict.fromkeys(GPTQ, _gptq)}
     for part, found in layouts[scheme.layout](place, scheme):
         yield f"{name.removesuffix('.weight')}.{part}", found
+
+
+def put(place: Matrix, found: Matrix) -> Tensor | None:
+    """What a file has under the name of a matrix becomes that: it is rounded where only the place is of whole numbers,
+    and widened where only the place is of floats."""
+    if isinstance(place, Tensor):
+        return place.copy_(found if isinstance(found, Tensor) else found.plain())
+    if isinstance(found, Tensor):
+        place.fill(found)
+    else:
+        place.take(found)
+    return None
 
 
 _Parts = Iterator[tuple[str, Stored]]

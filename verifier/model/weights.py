@@ -28,8 +28,7 @@ from verifier.model.errors import WeightsError
 from verifier.model.linear import Matrix
 from verifier.model.quantization import HEAD, Scheme
 from verifier.model.rooms import Rooms
-from verifier.model.stored import Misfit, Stored, stored
-from verifier.ops.quantized import QuantizedMatrix
+from verifier.model.stored import Misfit, Stored, put, stored
 
 #: Told how much has been read, from 0 to 1.
 Progress = Callable[[float], None]
@@ -118,13 +117,12 @@ def _fitting(checkpoint: Checkpoint, config: ModelConfig, weights: ModelWeights)
     checkpoint.check(expected, optional={LM_HEAD: (tuple(weights.lm_head.shape), FLOATS)} if _ties(config) else {})
     if _ties(config) and weights.lm_head is not weights.embed:
         head, embed = weights.lm_head, weights.embed
-        assert isinstance(head, QuantizedMatrix), "the head is the embedding, or made of it"
 
-        def put(tensor: Tensor) -> Tensor:
-            head.fill(tensor)
-            return embed.copy_(tensor)
+        def put_both(found: Matrix) -> Tensor | None:
+            put(head, found)
+            return put(embed, found)
 
-        found[EMBEDDING] = Stored(tuple(embed.shape), FLOATS, put)
+        found[EMBEDDING] = Stored(tuple(embed.shape), FLOATS, put_both)
     return found
 
 
@@ -156,8 +154,8 @@ def allocate(
 
 def _allocate_head(config: ModelConfig, rooms: Rooms, embed: Tensor) -> Matrix:
     """A tied head is the embedding, unless it is to be made of it."""
-    made = config.quantization is not None and config.quantization.is_made
-    if config.tie_word_embeddings and not (made and rooms.scheme((HEAD,), embed.shape[1])):
+    apart = config.quantization is not None and config.quantization.with_head
+    if config.tie_word_embeddings and not (apart and rooms.scheme((HEAD,), embed.shape[1])):
         return embed
     return rooms.matrix(len(embed), embed.shape[1], HEAD)
 
@@ -224,14 +222,14 @@ def _read(checkpoint: Checkpoint, places: dict[str, Stored], progress: Progress,
     """Copy each tensor of the checkpoint into its place, one file open at a time. fp16: whether all must fit that."""
     total, done = sum(checkpoint.tensors[name].nbytes for name in places), 0
     for file in checkpoint.files:
-        with safe_open(file, framework="pt") as tensors:
+        with checkpoint.opened(file) as tensors:
             for name in filter(places.__contains__, tensors.offset_keys()):
                 _put(places[name], tensors.get_tensor(name), f"{file}: {name}", fp16)
                 done += checkpoint.tensors[name].nbytes
                 progress(done / total)
 
 
-def _put(place: Stored, tensor: Tensor, name: str, fp16: bool) -> None:
+def _put(place: Stored, tensor: Matrix, name: str, fp16: bool) -> None:
     try:
         found = place.put(tensor)
     except Misfit as error:

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -57,7 +56,7 @@ def _tensors(checkpoint: Checkpoint, config: ModelConfig, progress: Progress) ->
     """All tensors; behind the embedding the output head that is tied to it."""
     total, done = sum(tensor.nbytes for tensor in checkpoint.tensors.values()), 0
     for file in checkpoint.files:
-        with safe_open(file, framework="pt") as tensors:
+        with checkpoint.opened(file) as tensors:
             for name in tensors.offset_keys():
                 tensor = tensors.get_tensor(name)
                 if not (config.tie_word_embeddings and name == LM_HEAD):

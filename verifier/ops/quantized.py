@@ -8,12 +8,21 @@
 
     weight[o, k] = (values[o, k] - zeros[o, g]) * scales[o, g]
 
-Legend: O outer width, K inner width, G groups.
+GGUF's have scales of int8, which are multiples of steps, and perhaps minimums instead of zeros; values of four bits
+with minimums have no sign::
+
+    minimums         [O, G]   int8; None: no minimums
+    steps            [O, S]   fp16, of the S spans of K / S numbers of a row; None: scales are what they are
+    minimum_steps    [O, S]   fp16
+
+    weight[o, k] = values[o, k] * (scales[o, g] * steps[o, s]) - minimums[o, g] * minimum_steps[o, s]
+
+Legend: O outer width, K inner width, G groups, S spans.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -32,6 +41,9 @@ class QuantizedMatrix:
     zeros: Tensor | None
     bits: int
     inner: int
+    minimums: Tensor | None = None
+    steps: Tensor | None = None
+    minimum_steps: Tensor | None = None
 
     @classmethod
     def empty(
@@ -43,6 +55,23 @@ class QuantizedMatrix:
         groups = (outer, inner // group)
         zeros = None if symmetric else torch.empty(groups, dtype=torch.int8, device=device)
         return cls(values, torch.empty(groups, dtype=scales, device=device), zeros, bits, inner)
+
+    def with_steps(self, span: int, minimums: bool) -> QuantizedMatrix:
+        """The same, without numbers, with scales that are multiples of steps. span: numbers that have a step
+        together.
+        """
+        spans, device = (len(self.values), self.inner // span), self.device
+        scales = torch.empty(self.scales.shape, dtype=torch.int8, device=device)
+        steps = [torch.empty(spans, dtype=torch.float16, device=device) for _ in range(1 + minimums)]
+        if not minimums:
+            return replace(self, scales=scales, steps=steps[0])
+        return replace(self, scales=scales, minimums=torch.empty_like(scales), steps=steps[0], minimum_steps=steps[1])
+
+    @classmethod
+    def stacked(cls, parts: Sequence[QuantizedMatrix]) -> QuantizedMatrix:
+        """Rows of several, which are alike, one below the other."""
+        tensors = zip(*(part._tensors for part in parts), strict=True)
+        return parts[0]._with(None if each[0] is None else torch.cat(each) for each in tensors)
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -59,30 +88,71 @@ class QuantizedMatrix:
         """Numbers that have a scale together."""
         return self.inner // self.scales.shape[1]
 
+    @property
+    def span(self) -> int:
+        """Numbers that have a step together."""
+        return self.inner // (self.scales if self.steps is None else self.steps).shape[1]
+
+    @property
+    def signed(self) -> bool:
+        """Whether values have a sign."""
+        return self.bits == 8 or self.minimums is None
+
+    @property
+    def _tensors(self) -> tuple[Tensor | None, ...]:
+        return self.values, self.scales, self.zeros, self.minimums, self.steps, self.minimum_steps
+
+    def _with(self, tensors: Iterable[Tensor | None]) -> QuantizedMatrix:
+        values, scales, *more = tensors
+        assert values is not None and scales is not None, "every matrix has both"
+        return QuantizedMatrix(values, scales, more[0], self.bits, self.inner, *more[1:])
+
     def split_with_sizes(self, sizes: Sequence[int]) -> list[QuantizedMatrix]:
         """So many rows each."""
-        tensors = (self.values, self.scales, self.zeros)
-        parts = ([None] * len(sizes) if one is None else one.split_with_sizes(list(sizes)) for one in tensors)
-        return [replace(self, values=v, scales=s, zeros=z) for v, s, z in zip(*parts, strict=True)]
+        split = ([None] * len(sizes) if one is None else one.split_with_sizes(list(sizes)) for one in self._tensors)
+        return [self._with(each) for each in zip(*split, strict=True)]
 
     def __getitem__(self, rows: Tensor) -> QuantizedMatrix:
         """Some rows. rows: int64[N]."""
-        zeros = None if self.zeros is None else self.zeros[rows]
-        return replace(self, values=self.values[rows], scales=self.scales[rows], zeros=zeros)
+        return self._with(None if one is None else one[rows] for one in self._tensors)
 
     def numbers(self) -> Tensor:
         """int8[O, K]: the values, one in a byte."""
         if self.bits == 8:
             return self.values
-        return unpacked(self.values)
+        return unpacked(self.values, self.signed)
 
     def plain(self) -> Tensor:
         """fp32[O, K]: the weight that it stands for."""
         grouped: Tensor = self.numbers().float().unflatten(1, (-1, self.group))
         if self.zeros is not None:
             grouped = grouped - self.zeros.float().unsqueeze(2)
-        scaled: Tensor = grouped * self.scales.float().unsqueeze(2)
+        scaled: Tensor = grouped * self._stepped(self.scales, self.steps).unsqueeze(2)
+        if self.minimums is not None:
+            scaled -= self._stepped(self.minimums, self.minimum_steps).unsqueeze(2)
         return scaled.flatten(1)
+
+    def _stepped(self, multiples: Tensor, steps: Tensor | None) -> Tensor:
+        """fp32[O, G]: scales or minimums."""
+        if steps is None:
+            return multiples.float()
+        return multiples.float() * steps.float().repeat_interleave(multiples.shape[1] // steps.shape[1], dim=1)
+
+    def take(self, found: QuantizedMatrix) -> None:
+        """Take on what another one stands for, whose groups are whole ones of these, and whose values fit."""
+        same = found.bits == self.bits and found.signed == self.signed
+        self.values.copy_(found.values) if same else self.put(found.numbers())
+        if self.steps is None:
+            self.scales.copy_(found.scales)
+            return
+        scales, steps = found.scales, found.steps
+        if steps is None:  # then the scales are steps themselves
+            scales, steps = torch.ones_like(found.scales), found.scales
+        _repeat(scales, self.scales)
+        _repeat(steps, self.steps)
+        for place, given in ((self.minimums, found.minimums), (self.minimum_steps, found.minimum_steps)):
+            if place is not None:
+                place.zero_() if given is None else _repeat(given, place)
 
     def fill(self, weight: Tensor) -> None:
         """Take on the nearest values of a weight [O, K] of floats. Scales are rounded first, so that values make up
@@ -116,6 +186,11 @@ class QuantizedMatrix:
         self.values.copy_(values if self.bits == 8 else packed(values))
 
 
+def _repeat(given: Tensor, place: Tensor) -> None:
+    """The same numbers for smaller groups: [O, G] into [O, n G]."""
+    place.copy_(given.repeat_interleave(place.shape[1] // given.shape[1], dim=1))
+
+
 def packed(values: Tensor) -> Tensor:
     """uint8[O, K / 2] of int8[O, K] in four bits."""
     bits = values.view(torch.uint8)
@@ -123,7 +198,9 @@ def packed(values: Tensor) -> Tensor:
     return low | high
 
 
-def unpacked(values: Tensor) -> Tensor:
-    """The reverse."""
-    signed = values.view(torch.int8)
-    return torch.stack(((signed << 4) >> 4, signed >> 4), dim=-1).flatten(1)
+def unpacked(values: Tensor, signed: bool = True) -> Tensor:
+    """The reverse. signed: whether the upper of four bits is the sign."""
+    if not signed:
+        return torch.stack((values & 15, values >> 4), dim=-1).flatten(1).view(torch.int8)
+    whole = values.view(torch.int8)
+    return torch.stack(((whole << 4) >> 4, whole >> 4), dim=-1).flatten(1)

@@ -9,34 +9,33 @@
     a sum     for each group of k the sum of its terms, in order of k; times the scale, added in order of the groups
 
 Whole numbers of 8 bits are bf16 without loss, so a pair of them is multiplied as a pair of bf16 is. Where zero is not 0
-a group's sum of inputs is kept beside the others: ``sum(x * (q - z)) = sum(x * q) - z * sum(x)``.
+a group's sum of inputs is kept beside the others: ``sum(x * (q - z)) = sum(x * q) - z * sum(x)``. So it is with
+minimums. Scales and minimums that are multiples of steps are multiplied by these when a group's sum is done.
 
 Legend: R rows, K inner width, O outer width, G groups, B outputs of a block.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
-import llvmlite.ir as ir
 import torch
 from torch import Tensor
 
-from verifier.ops.kernels.cpu.asm import Kernel, Variable
+from verifier.ops.kernels.cpu import integer_product
+from verifier.ops.kernels.cpu.integer_product import QUARTERS, IntegerShape
 from verifier.ops.kernels.cpu.jit import Processor
-from verifier.ops.kernels.cpu.launch import Compiled
 from verifier.ops.kernels.cpu.linear import packed_bias, plain_bias
-from verifier.ops.kernels.cpu.product import Product, Shape, block_of, filled, from_turns, in_blocks, in_turns
-from verifier.ops.kernels.cpu.types import BF16, F32, I8, I16, I32, LANES, OF_TORCH, vector
-from verifier.ops.kernels.cpu.values import Value
+from verifier.ops.kernels.cpu.product import block_of, filled, from_turns, in_blocks, in_turns
+from verifier.ops.kernels.cpu.types import LANES
 from verifier.ops.quantized import QuantizedMatrix
 
 
 @dataclass(frozen=True, slots=True)
 class PackedIntegers:
     """A :class:`~verifier.ops.kernels.cpu.product.PackedWeight`. data: int8, int16 or int32, see above. scales: of
-    their own dtype. zeros: int8 or None. bias: fp32 or None. pairs: whether pairs of bf16 are multiplied.
+    their own dtype. zeros, minimums: int8 or None. steps, minimum_steps: fp16 or None, [O / B][S][B]. bias: fp32 or
+    None. pairs: whether pairs of bf16 are multiplied.
     """
 
     data: Tensor
@@ -48,6 +47,9 @@ class PackedIntegers:
     outer: int
     gated: bool
     pairs: bool
+    minimums: Tensor | None = None
+    steps: Tensor | None = None
+    minimum_steps: Tensor | None = None
 
     @property
     def block(self) -> int:
@@ -56,9 +58,10 @@ class PackedIntegers:
 
     @property
     def nbytes(self) -> int:
-        """Numbers, scales and zeros."""
-        each = self.scales.dtype.itemsize + (self.zeros is not None)
-        return self.outer * (self.inner * self.bits // 8 + self.scales.shape[1] * each)
+        """Numbers, scales and what else groups and spans have."""
+        beside = (self.scales, self.zeros, self.minimums, self.steps, self.minimum_steps)
+        each = sum(one.shape[1] * one.dtype.itemsize for one in beside if one is not None)
+        return self.outer * (self.inner * self.bits // 8 + each)
 
     @classmethod
     def of(cls, weight: QuantizedMatrix, bias: Tensor | None, gated: bool, compute: torch.dtype) -> PackedIntegers:
@@ -67,20 +70,33 @@ class PackedIntegers:
         pairs, block = compute is torch.bfloat16 and processor.multiplies_bf16, block_of(processor)
         data = in_turns(lambda part: _packed(part, weight.bits, block, pairs), weight.numbers(), gated)
         scales = in_turns(lambda part: in_blocks(part, block), weight.scales, gated)
-        zeros = None if weight.zeros is None else in_turns(lambda part: in_blocks(part, block), weight.zeros, gated)
+        others = (weight.zeros, weight.minimums, weight.steps, weight.minimum_steps)
+        zeros, *more = (
+            None if one is None else in_turns(lambda part: in_blocks(part, block), one, gated) for one in others
+        )
         outer, inner = weight.shape
-        return cls(data, scales, zeros, packed_bias(bias, block, gated), weight.bits, inner, outer, gated, pairs)
+        return cls(data, scales, zeros, packed_bias(bias, block, gated), weight.bits, inner, outer, gated, pairs, *more)
 
     def plain(self) -> Tensor:
         """fp32[O, K]: the weight that it stands for."""
 
-        def rows(blocks: Tensor) -> Tensor:
-            return blocks.transpose(1, 2).flatten(0, 1)
+        def rows(blocks: Tensor | None) -> Tensor | None:
+            if blocks is None:
+                return None
+            return from_turns(lambda part: part.transpose(1, 2).flatten(0, 1), blocks, self.gated, self.outer)
 
         numbers = from_turns(lambda part: _unpacked(part, self.bits, self.pairs), self.data, self.gated, self.outer)
-        scales = from_turns(rows, self.scales, self.gated, self.outer)
-        zeros = None if self.zeros is None else from_turns(rows, self.zeros, self.gated, self.outer)
-        return QuantizedMatrix(numbers, scales, zeros, 8, self.inner).plain()
+        if not self.signed:
+            numbers = numbers & 15
+        scales = rows(self.scales)
+        assert scales is not None, "all groups have scales"
+        more = (rows(one) for one in (self.minimums, self.steps, self.minimum_steps))
+        return QuantizedMatrix(numbers, scales, rows(self.zeros), 8, self.inner, *more).plain()
+
+    @property
+    def signed(self) -> bool:
+        """Whether values have a sign."""
+        return self.bits == 8 or self.minimums is None
 
     def plain_bias(self) -> Tensor | None:
         """fp32[O]: the bias as it was."""
@@ -88,17 +104,15 @@ class PackedIntegers:
 
     def multiply(self, x: Tensor, out: Tensor, count: Tensor) -> None:
         """See :class:`~verifier.ops.kernels.cpu.product.PackedWeight`."""
-        has = self.bias is not None, self.bits, self.scales.dtype, self.zeros is not None, self.pairs
-        groups = self.scales.shape[1]
-        _kernel(IntegerShape(self.block, x.dtype, out.dtype, self.gated, *has))(
+        minimums, steps = self.minimums is not None, self.steps is not None
+        has = self.bias is not None, self.bits, self.scales.dtype, self.zeros is not None, self.pairs, minimums, steps
+        groups, spans = self.scales.shape[1], 1 if self.steps is None else self.steps.shape[1]
+        others = (self.scales, self.zeros, self.minimums, self.steps, self.minimum_steps)
+        integer_product.kernel_of(IntegerShape(self.block, x.dtype, out.dtype, self.gated, *has))(
             x, self.data, out, 0 if self.bias is None else self.bias, count,
             len(self.data) // (2 if self.gated else 1), out.shape[1], x.shape[1],
-            self.scales, 0 if self.zeros is None else self.zeros, groups, self.inner // groups,
+            *(0 if one is None else one for one in others), groups, self.inner // groups, spans, groups // spans,
         )  # fmt: skip
-
-
-#: How the outputs of a block lie in the four quarters of a word: output 16 j + i in quarter j of word i.
-_QUARTERS = 4
 
 
 def _packed(numbers: Tensor, bits: int, block: int, pairs: bool) -> Tensor:
@@ -108,7 +122,7 @@ def _packed(numbers: Tensor, bits: int, block: int, pairs: bool) -> Tensor:
         apart = shaped.unflatten(2, (-1, 2)).unflatten(1, (-1, LANES)).permute(0, 3, 1, 4, 2)
         return apart if pairs else shaped.transpose(1, 2)
     if pairs:
-        return _words(shaped.unflatten(2, (-1, 2)).unflatten(1, (_QUARTERS, -1)).permute(0, 3, 2, 4, 1), torch.int16)
+        return _words(shaped.unflatten(2, (-1, 2)).unflatten(1, (QUARTERS, -1)).permute(0, 3, 2, 4, 1), torch.int16)
     return _words(shaped.unflatten(2, (-1, 8)).transpose(1, 2), torch.int32)
 
 
@@ -135,129 +149,3 @@ def _parts(words: Tensor) -> Tensor:
     """int8[.., N]: the reverse."""
     size = 8 * words.dtype.itemsize
     return torch.stack([(words << (size - 4 - at)) >> (size - 4) for at in range(0, size, 4)], dim=-1).to(torch.int8)
-
-
-@dataclass(frozen=True, slots=True)
-class IntegerShape(Shape):
-    """scale: dtype of the scales. shifted: whether there are zeros."""
-
-    bits: int
-    scale: torch.dtype
-    shifted: bool
-    pairs: bool
-
-
-@Compiled
-def _kernel(shape: IntegerShape) -> Kernel:
-    return _Product(Kernel("multiply"), shape).write()
-
-
-class _Product(Product):
-    """Writes the kernel. More arguments: scales, zeros, groups, numbers of a group.
-
-    terms: of a step, pairs counted as one.
-    """
-
-    shape: IntegerShape
-    ahead = 8192
-
-    def __init__(self, kernel: Kernel, shape: IntegerShape) -> None:
-        super().__init__(kernel, shape)
-        self.scales, self.zeros, self.groups, self.group = (*map(kernel.pointer, (8, 9)), *map(kernel.number, (10, 11)))
-        self.terms = 8 if shape.bits == 4 and not shape.pairs else 1
-        self.wide = 2 if shape.pairs else self.terms  # k of a step
-        self.size = shape.block * self.wide * shape.bits // 8  # bytes of a step
-        if shape.shifted:
-            self.at_once = 5  # their sums of inputs take registers too
-
-    def _sum(self, block: Value, row: Value, rows: int, room: Value) -> None:
-        k = self.k
-        for number in range(rows):
-            for at in range(self.vectors):
-                k.store(self._begun(block, at), room, (number * self.vectors + at) * LANES)
-        steps = self.group // self.wide
-        with k.loop(0, self.groups) as group:
-            sums = self._summed(block, self._rows(row, rows), steps, group * steps)
-            self._fold(sums, rows, (block * self.groups + group) * self.shape.block, room)
-
-    def _summed(self, block: Value, rows: list[Value], steps: Value, first: Value) -> list[Variable]:
-        """The sums of a group's terms, row by row, vector by vector; behind them those of the inputs. first: step."""
-        k = self.k
-        count = len(rows) * (self.vectors + int(self.shape.shifted))
-        sums = [k.variable(k.constant(0.0, vector(F32))) for _ in range(count)]
-        weights = k.bytes_at(self.weight, (block * (self.inner // self.wide) + first) * self.size)
-        for step in self._steps(steps):
-            line = k.bytes_at(weights, step * self.size)
-            self._prefetch(line, self.size)
-            for term, columns in enumerate(self._columns(line)):
-                self._add(sums, columns, rows, (first + step) * self.terms + term)
-        return sums
-
-    def _add(self, sums: list[Variable], columns: list[Value], rows: list[Value], place: Value) -> None:
-        """One term of each sum."""
-        for number, row in enumerate(rows):
-            factor = self._input(row, place)
-            for at, column in enumerate(columns):
-                self._added(sums[number * self.vectors + at], factor, column)
-            if self.shape.shifted:
-                self._added(sums[len(rows) * self.vectors + number], factor, self._ones())
-
-    def _fold(self, sums: list[Variable], rows: int, where: Value, room: Value) -> None:
-        """A group's sums times their scales, added to what is there. where: of the block's scales of this group."""
-        k = self.k
-        for at in range(self.vectors):
-            scale = k.read(self.scales, OF_TORCH[self.shape.scale], where + at * LANES)
-            for number in range(rows):
-                place, value = (number * self.vectors + at) * LANES, sums[number * self.vectors + at].value
-                if self.shape.shifted:
-                    zero = k.as_float(k.integer(k.load(self.zeros, vector(I8), where + at * LANES), I32))
-                    value = k.fma(sums[rows * self.vectors + number].value * -1.0, zero, value)
-                k.store(k.fma(value, scale, k.load(room, vector(F32), place)), room, place)
-
-    def _input(self, row: Value, place: Value) -> Value:
-        """A number of a row, or a pair of them, in all lanes."""
-        k = self.k
-        if self.shape.pairs:
-            return self._dotted(self._pair(row, place))
-        return k.spread(k.widened(k.load(row, OF_TORCH[self.shape.compute], place)))
-
-    def _ones(self) -> Value:
-        return self.k.constant(1.0, vector(BF16, 2 * LANES) if self.shape.pairs else vector(F32))
-
-    def _columns(self, line: Value) -> Iterator[list[Value]]:
-        """The weights of each term of a step, vector by vector."""
-        vectors = range(self.vectors)
-        if self.shape.bits == 8:
-            yield [(self._pairs_of_bytes if self.shape.pairs else self._bytes)(line, at) for at in vectors]
-        elif self.shape.pairs:
-            yield self._quarters(self.k.load(line, vector(I16, 2 * LANES)))
-        else:
-            words = [self.k.load(line, vector(I32), at * LANES) for at in vectors]
-            for term in range(self.terms):
-                yield [self._eighth(word, term) for word in words]
-
-    def _bytes(self, line: Value, at: int) -> Value:
-        """16 numbers as fp32."""
-        return self.k.as_float(self.k.integer(self.k.load(line, vector(I8), at * LANES), I32))
-
-    def _pairs_of_bytes(self, line: Value, at: int) -> Value:
-        """16 pairs as bf16."""
-        first, second = (self.k.bits(self._bytes(line, 2 * at + part), vector(I32)) for part in range(2))
-        return self.k.bits((first >> 16) | second, vector(BF16, 2 * LANES))
-
-    def _quarters(self, words: Value) -> list[Value]:
-        """Four bits of each word as bf16: an instruction finds each in a table, by the lowest five bits."""
-        k, of = self.k, vector(I16, 2 * LANES)
-        table = Value(k, ir.Constant(of, [_BF16[index % 16] for index in range(2 * LANES)]))
-        found = [k.call("llvm.x86.avx512.permvar.hi.512", of, table, words >> 4 * at) for at in range(_QUARTERS)]
-        return [k.bits(each, vector(BF16, 2 * LANES)) for each in found]
-
-    def _eighth(self, words: Value, term: int) -> Value:
-        """Four bits of each word as fp32: with a sign, once they stand at the upper end."""
-        k = self.k
-        upper = Value(k, (words << (28 - 4 * term)).raw)
-        return k.as_float(Value(k, k.builder.ashr(upper.raw, k.constant(28, upper.type).raw)))
-
-
-#: The bits of -8 .. 7 as bf16, by their own lowest four bits.
-_BF16 = torch.tensor([*range(8), *range(-8, 0)]).bfloat16().view(torch.int16).tolist()

@@ -1,0 +1,69 @@
+"""The same tokens from targets and draft models that are GGUF files."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from server.banner import rows
+from server.build import build_engine
+from server.cli import main
+from server.config import EngineConfig
+from server.resolved import BUNDLED
+from tests.same_tokens.runs import assert_same
+from tests.same_tokens.test_bundled_heads import jobs
+from tests.same_tokens.witness import Text, Witness, run
+from tests.verifier.gguf_files import TypeOf, all_of, convert, q4_k_m, tokens_of
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _cache(tmp_path_factory):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
+def file_of(directory: Path, name: str, kind: TypeOf) -> Path:
+    """A bundled model as a file."""
+    shutil.copytree(BUNDLED / name, directory / name)
+    tokens = tokens_of(BUNDLED / "target", "gpt-2")
+    convert(directory / name, directory / f"{name}.gguf", kind, tokens)
+    return directory / f"{name}.gguf"
+
+
+def texts(target: Path, draft: str) -> dict[str, Text]:
+    config = EngineConfig(target=str(target), draft=draft, kv_tokens=640, max_model_len=160, threads=1)
+    engine = build_engine(config)
+    assert engine.info.exact and "from gguf files" in engine.info.quantization
+    engine.runner = Witness(engine.runner.verifier, engine.drafter)
+    return run(engine, jobs())
+
+
+@pytest.mark.parametrize("kind", ["Q8_0", "Q4_0", "mixed"])
+def test_files_draft_and_are_drafted_for(tmp_path, kind) -> None:
+    target = file_of(tmp_path, "target", q4_k_m if kind == "mixed" else all_of(kind))
+    draft = file_of(tmp_path, "draft", all_of("Q8_0"))
+    plain = texts(target, "none")
+    for drafter in (f"draft_model:{draft}", "ngram", f"{BUNDLED / 'draft'},suffix"):
+        assert_same(plain, texts(target, drafter))
+
+
+def test_what_the_check_and_the_banner_say(tmp_path, capsys) -> None:
+    target, draft = file_of(tmp_path, "target", q4_k_m), file_of(tmp_path, "draft", all_of("Q8_0"))
+    assert main(["check", str(target), "--draft", str(draft)]) == 0
+    found = capsys.readouterr().out
+    assert "int4 in groups of 32" in found and "tokens agree" in found
+    engine = build_engine(EngineConfig(target=str(target), draft="none", kv_tokens=640, max_model_len=160, threads=1))
+    decoder = engine.runner.verifier.decoder  # type: ignore[attr-defined]
+    held = sum(linear.nbytes for linear in decoder.linears) + decoder.embedding.nbytes
+    assert engine.info.weight_bytes == held
+    assert "int4 in groups of 32" in dict(rows(engine.info))["weights"]
+
+
+def test_training_asks_for_floats(tmp_path, capsys) -> None:
+    target = file_of(tmp_path, "target", all_of("Q8_0"))
+    out = str(tmp_path / "out")
+    assert main(["train", "medusa", "--target", str(target), "--prompts", "none.jsonl", "--out", out]) == 2
+    assert "a head cannot be trained from a GGUF file" in capsys.readouterr().err

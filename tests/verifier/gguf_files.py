@@ -1,0 +1,177 @@
+"""GGUF files of the test models, written with llama.cpp's own package."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from verifier.model.checkpoint import SINGLE, Checkpoint
+from verifier.model.config import ModelConfig
+from verifier.model.gguf.names import theirs
+from verifier.model.rope import inverse_frequencies
+from verifier.model.rope_config import LinearScaling, Llama3Scaling, YarnScaling
+
+gguf = pytest.importorskip("gguf")
+
+ARCHITECTURES = {"LlamaForCausalLM": "llama", "MistralForCausalLM": "llama", "Qwen2ForCausalLM": "qwen2"}
+#: The type of a matrix by its name there.
+TypeOf = Callable[[str], str]
+
+
+def all_of(kind: str) -> TypeOf:
+    return lambda name: kind
+
+
+def q4_k_m(name: str) -> str:
+    """A mix such as that of llama.cpp's quantiser: some tensors of a product have more bits than the others."""
+    more = name.startswith(("token_embd", "output")) or ("attn_v" in name) or ("blk.1.ffn_down" in name)
+    return "Q6_K" if more else "Q5_K" if "blk.2.ffn_up" in name else "Q4_K"
+
+
+def blocks_of(weight: Tensor, kind: str, seed: int) -> tuple[np.ndarray, Tensor]:
+    """A matrix as the file has it, and the floats that it stands for by the package. Of K-quants, which the package
+    cannot make, blocks are random, their steps of the weight's size."""
+    of = gguf.GGMLQuantizationType[kind]
+    if kind.endswith("_K"):
+        raw = _random_blocks(tuple(weight.shape), kind, seed)
+    else:
+        raw = gguf.quants.quantize(weight.float().numpy(), of)
+    return raw, torch.from_numpy(gguf.quants.dequantize(raw, of).reshape(weight.shape).copy())
+
+
+#: Where steps stand in a block, and what they are about for weights of size 1 / sqrt(K).
+_STEPS = {"Q4_K": ((0, 1 / 150), (2, 1 / 20)), "Q5_K": ((0, 1 / 300), (2, 1 / 20)), "Q6_K": ((208, 1 / 1000),)}
+
+
+def _random_blocks(shape: tuple[int, ...], kind: str, seed: int) -> np.ndarray:
+    rng = np.random.default_rng(seed)
+    numbers, size = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind]]
+    raw = rng.integers(0, 256, (shape[0], shape[1] // numbers, size), dtype=np.uint8)
+    for start, step in _STEPS[kind]:
+        steps = (step / shape[1] ** 0.5 * rng.uniform(0.5, 1, raw.shape[:2])).astype(np.float16)
+        raw[:, :, start : start + 2] = steps[:, :, None].view(np.uint8)
+    return raw.reshape(shape[0], -1)
+
+
+def in_pairs(weight: Tensor, heads: int) -> Tensor:
+    """Rows as llama.cpp's converter orders those of q and k."""
+    return weight.reshape(heads, 2, -1, *weight.shape[1:]).swapaxes(1, 2).reshape(weight.shape)
+
+
+def back(weight: Tensor, heads: int) -> Tensor:
+    """The reverse."""
+    return weight.reshape(heads, -1, 2, *weight.shape[1:]).swapaxes(1, 2).reshape(weight.shape)
+
+
+def convert(directory: Path, file: Path, kind: TypeOf, tokens: Mapping[str, Any] | None = None) -> None:
+    """Write the checkpoint as a GGUF file; afterwards the checkpoint holds, in fp32, what the file stands for."""
+    config, checkpoint = ModelConfig.from_directory(directory), Checkpoint.open(directory)
+    writer, floats = writer_of(file, config, tokens), {}
+    with checkpoint.opened(checkpoint.files[0]) as tensors:
+        for seed, name in enumerate(tensors.offset_keys()):
+            floats[name] = _added(writer, config, name, tensors.get_tensor(name).float(), kind, seed)
+    write(writer)
+    save_file({name: tensor.contiguous() for name, tensor in floats.items()}, directory / SINGLE)
+
+
+def _added(writer: Any, config: ModelConfig, name: str, tensor: Tensor, kind: TypeOf, seed: int) -> Tensor:
+    there = theirs(name)
+    heads = {"q_proj": config.num_heads, "k_proj": config.num_kv_heads}.get(name.split(".")[-2], 0)
+    turned = heads and writer.arch == "llama"
+    tensor = in_pairs(tensor, heads) if turned else tensor
+    if tensor.dim() == 1:
+        writer.add_tensor(there, tensor.numpy())
+        found = tensor
+    else:
+        of = kind(there)
+        raw, found = blocks_of(tensor, of, seed)
+        writer.add_tensor(there, raw, raw_dtype=gguf.GGMLQuantizationType[of])
+    return back(found, heads) if turned else found
+
+
+def writer_of(file: Path, config: ModelConfig, tokens: Mapping[str, Any] | None = None) -> Any:
+    """A file that has all but its tensors."""
+    writer = gguf.GGUFWriter(file, ARCHITECTURES.get(config.architecture, "qwen3"))
+    writer.add_block_count(config.num_layers)
+    writer.add_context_length(512)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(config.num_heads)
+    writer.add_head_count_kv(config.num_kv_heads)
+    writer.add_key_length(config.head_dim)
+    writer.add_value_length(config.head_dim)
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    writer.add_rope_freq_base(config.rope.theta)
+    if config.sliding_window is not None and config.architecture == "MistralForCausalLM":
+        writer.add_sliding_window(config.sliding_window)
+    _add_scaling(writer, config)
+    for key, value in (tokens or letters(config.vocab_size)).items():
+        _add(writer, key, value)
+    return writer
+
+
+def _add(writer: Any, key: str, value: Any) -> None:
+    add = {int: writer.add_uint32, bool: writer.add_bool, str: writer.add_string, list: writer.add_array}
+    add[type(value)](key, value)
+
+
+def _add_scaling(writer: Any, config: ModelConfig) -> None:
+    match config.rope.parameters:
+        case LinearScaling(factor=factor):
+            writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
+            writer.add_rope_scaling_factor(factor)
+        case YarnScaling(factor=factor, original_positions=original):
+            writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
+            writer.add_rope_scaling_factor(factor)
+            writer.add_rope_scaling_orig_ctx_len(original)
+        case Llama3Scaling():
+            plain = config.rope.theta ** -(torch.arange(0, config.head_dim, 2) / config.head_dim)
+            writer.add_tensor("rope_freqs.weight", (plain / inverse_frequencies(config)[0]).float().numpy())
+
+
+def write(writer: Any) -> None:
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def letters(count: int) -> dict[str, Any]:
+    """A tokenizer of so many tokens that merges nothing."""
+    return {
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.pre": "gpt-2",
+        "tokenizer.ggml.tokens": [f"t{index}" for index in range(count)],
+        "tokenizer.ggml.token_type": [3 if index < 3 else 1 for index in range(count)],
+        "tokenizer.ggml.merges": ["t 1"],
+        "tokenizer.ggml.eos_token_id": 2,
+    }
+
+
+def tokens_of(directory: Path, pre: str) -> dict[str, Any]:
+    """The keys that llama.cpp's converter makes of a directory's BPE tokenizer."""
+    values = json.loads((directory / "tokenizer.json").read_text("utf-8"))
+    added = {each["id"]: each for each in values["added_tokens"]}
+    names = {index: token for token, index in values["model"]["vocab"].items()}
+    names |= {index: each["content"] for index, each in added.items()}
+    size = max(names) + 1
+    kinds = [5 if index not in names else 1 for index in range(size)]
+    for index, each in added.items():
+        kinds[index] = 3 if each["special"] else 4
+    merges = [" ".join(merge) if isinstance(merge, list) else merge for merge in values["model"]["merges"]]
+    return {
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.pre": pre,
+        "tokenizer.ggml.tokens": [names.get(index, f"[PAD{index}]") for index in range(size)],
+        "tokenizer.ggml.token_type": kinds,
+        "tokenizer.ggml.merges": merges,
+        "tokenizer.ggml.eos_token_id": min(added),
+    }

@@ -1,0 +1,226 @@
+"""GGUF files: their numbers bit by bit, models of every family, what is amiss."""
+
+from __future__ import annotations
+
+import struct
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from server.memory import packed_bytes
+from tests.verifier.families import FAMILIES, make
+from tests.verifier.gguf_files import all_of, blocks_of, convert, gguf, letters, q4_k_m, write, writer_of
+from tests.verifier.reading import Reader
+from verifier.model.config import ModelConfig
+from verifier.model.decoder import Decoder
+from verifier.model.errors import ConfigError, ModelError, UnsupportedArchitecture, WeightsError
+from verifier.model.gguf.blocks import matrix_of
+from verifier.model.gguf.file import TYPES, GgufFile
+from verifier.model.hub import resolve
+from verifier.model.weights import load
+
+TOKENS = [7, 3, 250, 41, 99, 12, 180, 5, 77, 291, 14]
+WIDTHS: dict[str, Any] = {"hidden_size": 256, "intermediate_size": 512, "head_dim": 64}
+
+
+@pytest.fixture(autouse=True)
+def _cache(tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+@pytest.mark.parametrize("kind", [one.name for one in TYPES.values()])
+def test_numbers_are_those_of_the_package(kind) -> None:
+    """Bit by bit, pieces of many rows among them."""
+    weight = torch.randn(1100, 512, generator=torch.Generator().manual_seed(4))
+    raw, expected = blocks_of(weight, kind, 5)
+    found = next(one for one in TYPES.values() if one.name == kind)
+    matrix = matrix_of(torch.from_numpy(raw.view("uint8").copy()).flatten(), (1100, 512), found)
+    assert torch.equal(matrix.float() if isinstance(matrix, Tensor) else matrix.plain(), expected)
+
+
+def reader(directory: Path, dtype: torch.dtype = torch.float32) -> Reader:
+    config = ModelConfig.from_directory(directory)
+    return Reader(Decoder(config, load(directory, config, dtype), 256))
+
+
+def assert_close(directory: Path, family: str, kind: Any, **shape: Any) -> None:
+    """In fp32 the logits are those of the floats that the package makes of the file; in bf16 no further off than our
+    bf16 pass of these, and the plan's bytes are those of the products."""
+    make(family, directory / "plain", **{**WIDTHS, **shape})
+    convert(directory / "plain", directory / "x.gguf", kind)
+    made = resolve(directory / "x.gguf")
+    exact = reader(directory / "plain").alone(TOKENS)
+    found = reader(made)
+    assert (found.alone(TOKENS) - exact).abs().max() <= 1e-3 * (exact.max() - exact.min())
+    half = (reader(directory / "plain", torch.bfloat16).alone(TOKENS) - exact).abs().mean()
+    narrow = reader(made, torch.bfloat16)
+    assert (narrow.alone(TOKENS) - exact).abs().mean() <= 1.25 * half
+    config = ModelConfig.from_directory(made)
+    assert config.eos_token_ids == (2,)
+    embedding = 2 * config.vocab_size * config.hidden_size
+    assert packed_bytes(config, "bfloat16") - embedding == sum(one.nbytes for one in narrow.model.decoder.linears)
+
+
+@pytest.mark.parametrize("family", sorted(set(FAMILIES) - {"qwen2_window"}))
+def test_every_family(tmp_path, family) -> None:
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 4 if family == "llama2" else 2}
+    assert_close(tmp_path, family, q4_k_m, **heads)
+
+
+@pytest.mark.parametrize("kind", [one.name for one in TYPES.values()])
+def test_every_type(tmp_path, kind) -> None:
+    assert_close(tmp_path, "smollm", all_of(kind), num_attention_heads=4, num_key_value_heads=2)
+
+
+MIXES = {
+    "eight bits and K": lambda name: "Q8_0" if "attn_v" in name else "Q4_K",
+    "both of four bits": lambda name: "Q4_0" if "ffn_up" in name else "Q4_K",
+    "floats among them": lambda name: "F16" if "attn_k" in name or "ffn_up" in name else "Q5_K",
+    "a head of floats": lambda name: "F32" if name.startswith("output") else "Q8_0",
+}
+
+
+@pytest.mark.parametrize("mix", MIXES)
+def test_types_of_one_product_may_differ(tmp_path, mix) -> None:
+    assert_close(tmp_path, "qwen3", MIXES[mix])
+
+
+def test_a_directory_of_one_file(tmp_path) -> None:
+    make("qwen2", tmp_path / "plain", **WIDTHS)
+    (tmp_path / "model").mkdir()
+    convert(tmp_path / "plain", tmp_path / "model" / "x.gguf", all_of("Q8_0"))
+    made = resolve(tmp_path / "model")
+    assert made == resolve(tmp_path / "model" / "x.gguf") == resolve(made)
+    (tmp_path / "model" / "y.gguf").write_bytes(b"GGUF")
+    with pytest.raises(ModelError, match=r"several GGUF files \(x\.gguf, y\.gguf\)"):
+        resolve(tmp_path / "model")
+
+
+def test_what_was_made_of_a_file_that_is_gone_goes_too(tmp_path) -> None:
+    made = []
+    for name in ("x", "y"):
+        make("qwen2", tmp_path / name, **WIDTHS)
+        convert(tmp_path / name, tmp_path / f"{name}.gguf", all_of("Q8_0"))
+        made.append(resolve(tmp_path / f"{name}.gguf"))
+        (tmp_path / f"{name}.gguf").rename(tmp_path / "moved")
+    assert not made[0].exists() and made[1].exists()
+
+
+def whole(directory: Path) -> bytes:
+    make("qwen2", directory / "plain", **WIDTHS)
+    convert(directory / "plain", directory / "x.gguf", all_of("F32"))
+    return (directory / "x.gguf").read_bytes()
+
+
+BROKEN: dict[str, tuple[Any, str]] = {
+    "no such file": (lambda data: b"GGML" + data[4:], "is no GGUF file"),
+    "empty": (lambda data: b"", "is no GGUF file|not whole"),
+    "four bytes": (lambda data: data[:4], "not whole"),
+    "cut in the metadata": (lambda data: data[:300], "not whole"),
+    "cut in the tensors": (lambda data: data[:-100], "ends behind the end.*not whole"),
+    "big-endian": (lambda data: data[:4] + struct.pack(">I", 3) + data[8:], "big-endian"),
+    "of another version": (lambda data: data[:4] + struct.pack("<I", 1) + data[8:], "version 1"),
+    "absurd counts": (lambda data: data[:8] + b"\xff" * 16 + data[24:], "not whole"),
+}
+
+
+@pytest.mark.parametrize("case", BROKEN)
+def test_broken_files(tmp_path, case) -> None:
+    change, words = BROKEN[case]
+    data = whole(tmp_path)
+    (tmp_path / "x.gguf").write_bytes(change(data))
+    with pytest.raises(WeightsError, match=words):
+        resolve(tmp_path / "x.gguf")
+
+
+def test_no_cut_does_more_than_be_refused(tmp_path) -> None:
+    data = whole(tmp_path)
+    end = max(tensor.start for tensor in GgufFile.read(tmp_path / "x.gguf").tensors.values())
+    for cut in range(8, end, 997):
+        (tmp_path / "x.gguf").write_bytes(data[:cut])
+        with pytest.raises(ModelError):
+            resolve(tmp_path / "x.gguf")
+
+
+def changed(directory: Path, change: Any, family: str = "qwen2", **tokens: Any) -> Path:
+    """A file of a random model whose tensors were changed. change: takes and gives (name, tensor), or gives None."""
+    make(family, directory / "plain", **WIDTHS)
+    config = ModelConfig.from_directory(directory / "plain")
+    writer = writer_of(directory / "x.gguf", config, {**letters(config.vocab_size), **tokens})
+    add = writer.add_tensor
+
+    def adding(name: str, *given: Any, **more: Any) -> None:
+        found = change(name, *given, **more)
+        if found is not None:
+            add(found[0], *found[1:], **more)
+
+    from tests.verifier import gguf_files
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(writer, "add_tensor", adding)
+        patch.setattr(gguf_files, "writer_of", lambda *_: writer)
+        convert(directory / "plain", directory / "x.gguf", all_of("F32"))
+    return directory / "x.gguf"
+
+
+UP = "blk.1.ffn_up.weight"
+
+
+def test_a_missing_tensor_is_named(tmp_path) -> None:
+    file = changed(tmp_path, lambda name, *given, **more: None if name == UP else (name, *given))
+    with pytest.raises(WeightsError, match=f"{UP} is missing from .*x.gguf"):
+        reader(resolve(file))
+
+
+def test_a_tensor_too_much_is_named(tmp_path) -> None:
+    def renamed(name: str, *given: Any, **more: Any) -> Any:
+        return ("blk.1.ffn_other.weight" if name == UP else name, *given)
+
+    with pytest.raises(WeightsError, match=r"blk\.1\.ffn_other\.weight in .* is unexpected"):
+        reader(resolve(changed(tmp_path, renamed)))
+
+
+def test_a_wrong_shape_is_named(tmp_path) -> None:
+    def cut(name: str, tensor: Any, **more: Any) -> Any:
+        return name, tensor[:-1] if name == UP else tensor
+
+    with pytest.raises(WeightsError, match=rf"{UP} in .* has shape \[511, 256\], expected \[512, 256\]"):
+        reader(resolve(changed(tmp_path, cut)))
+
+
+def test_another_type_is_named(tmp_path) -> None:
+    make("qwen2", tmp_path / "plain", **WIDTHS)
+    writer = writer_of(tmp_path / "x.gguf", ModelConfig.from_directory(tmp_path / "plain"))
+    raw = torch.zeros(512, 256 // 256 * 110, dtype=torch.uint8).numpy()
+    writer.add_tensor(UP, raw, raw_dtype=gguf.GGMLQuantizationType.Q3_K)
+    write(writer)
+    with pytest.raises(WeightsError, match=rf"{UP} has type Q3_K.*supported are F32, F16, Q4_0"):
+        resolve(tmp_path / "x.gguf")
+
+
+def test_another_architecture_is_named(tmp_path) -> None:
+    writer = gguf.GGUFWriter(tmp_path / "x.gguf", "gemma3")
+    write(writer)
+    with pytest.raises(UnsupportedArchitecture, match=r"gemma3 is not supported; supported are llama, qwen2, qwen3"):
+        resolve(tmp_path / "x.gguf")
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("qwen2.expert_count", 8), ("qwen2.rope.scaling.type", "longrope"), ("qwen2.attention.sliding_window", 16)],
+)
+def test_what_the_decoder_does_not_compute_is_refused(tmp_path, key, value) -> None:
+    more = {"qwen2.rope.scaling.factor": 4} if "scaling" in key else {}
+    file = changed(tmp_path, lambda *given, **more: given, **{key: value, **more})
+    with pytest.raises(ConfigError, match=key.removeprefix("qwen2.")):
+        resolve(file)
+
+
+def test_nowhere_to_write_is_said(tmp_path, monkeypatch) -> None:
+    whole(tmp_path)
+    (tmp_path / "cache").write_text("a file")
+    with pytest.raises(ModelError, match="XDG_CACHE_HOME"):
+        resolve(tmp_path / "x.gguf")

@@ -1,0 +1,185 @@
+"""What a GGUF file's metadata says of the model, in the words of config.json. Imports no torch."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from verifier.model.errors import UnsupportedArchitecture
+from verifier.model.fields import Fields
+from verifier.model.gguf.file import BF16, F16, F32, GgufFile, Type
+from verifier.model.gguf.names import FREQUENCIES, ours
+
+ARCHITECTURE = "general.architecture"
+#: Its names of families, and those of config.json.
+FAMILIES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
+_MISTRAL = "MistralForCausalLM"
+EMBEDDING, HEAD = "token_embd.weight", "output.weight"
+_DTYPES = {F16: "float16", BF16: "bfloat16"}
+
+
+def config_of(file: GgufFile) -> dict[str, Any]:
+    """The values of config.json. Raises ConfigError for what is not supported."""
+    fields = _own_fields(file)
+    heads, hidden = fields.integer("attention.head_count"), fields.integer("embedding_length")
+    head_dim = _head_dim(fields, hidden // heads)
+    tied = HEAD not in file.tensors
+    values = {
+        "architectures": [_architecture(file, fields)],
+        "vocab_size": _vocab_size(file, fields),
+        "hidden_size": hidden,
+        "intermediate_size": fields.integer("feed_forward_length"),
+        "num_hidden_layers": fields.integer("block_count"),
+        "num_attention_heads": heads,
+        "num_key_value_heads": _one(fields, "attention.head_count_kv", heads),
+        "head_dim": head_dim,
+        "rms_norm_eps": fields.number("attention.layer_norm_rms_epsilon"),
+        "max_position_embeddings": fields.integer("context_length"),
+        "tie_word_embeddings": tied,
+        "attention_bias": "blk.0.attn_output.bias" in file.tensors,
+        "mlp_bias": "blk.0.ffn_gate.bias" in file.tensors,
+        "sliding_window": fields.get("attention.sliding_window"),
+        "dtype": _dtype(file),
+        "rope_parameters": {
+            "rope_theta": fields.number("rope.freq_base", 10_000.0),
+            **_scaling(file, fields, head_dim),
+        },
+    }
+    types = {ours(name).removesuffix(".weight"): tensor.type for name, tensor in file.tensors.items()}
+    rules = list(_rules(values["num_hidden_layers"], types, "lm_head" if not tied else ours(EMBEDDING)))
+    if rules:
+        values["quantization_config"] = {"quant_method": "gguf", "modules": rules}
+    return values
+
+
+def _own_fields(file: GgufFile) -> Fields:
+    """The keys of the architecture, without its name."""
+    architecture = str(file.metadata.get(ARCHITECTURE, "unnamed"))
+    if architecture not in FAMILIES:
+        raise UnsupportedArchitecture(architecture, FAMILIES, str(file.path))
+    prefix = f"{architecture}."
+    own = {key.removeprefix(prefix): each for key, each in file.metadata.items() if key.startswith(prefix)}
+    fields = Fields(own, f"{file.path}, {architecture}")
+    if fields.get("expert_count"):
+        raise fields.error("expert_count: mixtures of experts are not supported")
+    return fields
+
+
+def _architecture(file: GgufFile, fields: Fields) -> str:
+    """Mistral's models are Llama's there; only its first ones had a window."""
+    name = str(file.metadata[ARCHITECTURE])
+    windowed = bool(fields.get("attention.sliding_window"))
+    if windowed and name != "llama":
+        raise fields.error("attention.sliding_window is not supported for this architecture")
+    return _MISTRAL if windowed else FAMILIES[name]
+
+
+def _head_dim(fields: Fields, absent: int) -> int:
+    found = fields.integer("attention.key_length", absent)
+    for key in ("attention.value_length", "rope.dimension_count"):
+        if fields.integer(key, found) != found:
+            raise fields.error(f"{key} {fields.get(key)} that differs from the keys' length {found} is not supported")
+    return found
+
+
+def _one(fields: Fields, key: str, absent: int) -> int:
+    """A number that there may be one of for each layer, if all are the same."""
+    found = fields.get(key)
+    if isinstance(found, list) and found and len(set(found)) == 1:
+        found = found[0]
+    return Fields({key: found}, fields.where).integer(key, absent)
+
+
+def _vocab_size(file: GgufFile, fields: Fields) -> int:
+    """By the embedding itself."""
+    if EMBEDDING not in file.tensors:
+        raise fields.error(f"{EMBEDDING} is missing from the file")
+    return file.tensors[EMBEDDING].shape[0]
+
+
+def _dtype(file: GgufFile) -> str:
+    """What all matrices are in, if they are in one type of 16 bits."""
+    found = {tensor.type for tensor in file.tensors.values() if len(tensor.shape) == 2}
+    return _DTYPES.get(found.pop(), "float32") if len(found) == 1 else "float32"
+
+
+def _scaling(file: GgufFile, fields: Fields, head_dim: int) -> dict[str, Any]:
+    """How the rotary embedding is scaled. Llama 3's scaling is a tensor of factors."""
+    if FREQUENCIES in file.tensors:
+        factors = file.floats(FREQUENCIES)
+        if len(factors) != head_dim // 2:
+            raise fields.error(f"{FREQUENCIES} has {len(factors)} numbers, expected {head_dim // 2}")
+        return {"rope_type": "factors", "factors": factors}
+    kind = fields.get("rope.scaling.type") or "none"
+    factor = fields.optional_number("rope.scaling.factor") or fields.optional_number("rope.scale_linear") or 1.0
+    if kind == "none" or factor == 1.0:
+        return {"rope_type": "default"}
+    if kind == "linear":
+        return {"rope_type": "linear", "factor": factor}
+    more = [key for key in _YARN_BEYOND if fields.get(f"rope.scaling.{key}") not in (None, 0.0, 1.0)]
+    if more:
+        raise fields.error(f"rope.scaling.{more[0]} is not supported")
+    if kind != "yarn":
+        raise fields.error(f"rope.scaling.type {kind!r} is not supported; supported are none, linear, yarn")
+    original = fields.integer("rope.scaling.original_context_length", fields.integer("context_length"))
+    values = {"rope_type": "yarn", "factor": factor, "original_max_position_embeddings": original}
+    for key in ("beta_fast", "beta_slow"):
+        if (found := fields.optional_number(f"rope.scaling.yarn_{key}")) is not None:
+            values[key] = found
+    return values
+
+
+#: What llama.cpp does beyond YaRN as it was published.
+_YARN_BEYOND = ("yarn_log_multiplier", "yarn_ext_factor", "yarn_attn_factor", "attn_factor")
+#: What is multiplied as one.
+_FUSED = (
+    ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+    ("self_attn.o_proj",),
+    ("mlp.gate_proj", "mlp.up_proj"),
+    ("mlp.down_proj",),
+)
+
+
+def _rules(layers: int, types: Mapping[str, Type], head: str) -> Iterator[list[Any]]:
+    """Names of modules (a pattern) and the types that are multiplied as one there; of floats alone there are none."""
+    for modules in _FUSED:
+        found: dict[tuple[str, ...], list[str]] = {}
+        for layer in range(layers):
+            kinds = {types.get(f"model.layers.{layer}.{module}", F32).name for module in modules}
+            found.setdefault(tuple(sorted(kinds)), []).append(str(layer))
+        for together, where in found.items():
+            if _quantised(together):
+                pattern = "|".join(re.escape(module) for module in modules)
+                yield [rf"re:model\.layers\.(?:{'|'.join(where)})\.(?:{pattern})$", list(together)]
+    kind = types.get(head.removesuffix(".weight"), F32).name
+    if _quantised((kind,)):
+        yield ["lm_head", [kind]]
+
+
+def _quantised(kinds: tuple[str, ...]) -> bool:
+    return not {F32.name, F16.name, BF16.name} & set(kinds)
+
+
+def end_tokens(file: GgufFile) -> list[int]:
+    """Where a text ends: what the metadata names, and control tokens that mean it by what they are called."""
+    tokens, types = tokens_of(file), file.metadata.get("tokenizer.ggml.token_type") or []
+    named = [file.metadata.get(f"tokenizer.ggml.{key}_token_id") for key in ("eos", "eot", "eom")]
+    ids = [each for each in named if type(each) is int]
+    control = [index for index, kind in enumerate(types) if kind == _CONTROL and index < len(tokens)]
+    ids += [index for index in control if tokens[index] in _ENDS]
+    return list(dict.fromkeys(ids))
+
+
+_CONTROL = 3
+#: As llama.cpp has it.
+_ENDS = {
+    "<|eot_id|>", "<|im_end|>", "<|end|>", "<|endoftext|>", "<|end_of_text|>", "<|eom_id|>", "<end_of_turn>", "</s>",
+    "<EOT>", "_<EOT>", "[EOT]", "<|return|>", "<|call|>", "<｜end▁of▁sentence｜>",
+}  # fmt: skip
+
+
+def tokens_of(file: GgufFile) -> list[str]:
+    """All tokens, by their ids."""
+    found = file.metadata.get("tokenizer.ggml.tokens")
+    return found if isinstance(found, list) else []

@@ -1,0 +1,192 @@
+"""A GGUF file: its metadata, and its tensors by name, type and place. Imports no torch.
+
+::
+
+    "GGUF", version, numbers of tensors and of keys
+    key, type, value            for each key
+    name, dims, type, offset    for each tensor; the first dim is that of the numbers that lie side by side
+    (aligned) the tensors
+
+All is little-endian. A string is its length in 64 bits, and its bytes.
+"""
+
+from __future__ import annotations
+
+import math
+import mmap
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from verifier.model.errors import WeightsError
+
+MAGIC = b"GGUF"
+_ALIGNMENT = "general.alignment"
+#: Formats of struct by the numbers of metadata's types; 8 is a string, 9 an array.
+_SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
+_STRING, _ARRAY = 8, 9
+#: Values in an array, tensors and dims that no model has: what says so is damaged.
+_MOST_VALUES, _MOST_TENSORS, _MOST_DIMS = 1 << 26, 1 << 17, 4
+
+
+@dataclass(frozen=True, slots=True)
+class Type:
+    """How numbers of a tensor lie: so many in a block of so many bytes."""
+
+    name: str
+    numbers: int
+    size: int
+
+
+F32, F16, BF16 = Type("F32", 1, 4), Type("F16", 1, 2), Type("BF16", 1, 2)
+Q4_0, Q4_1, Q8_0 = Type("Q4_0", 32, 18), Type("Q4_1", 32, 20), Type("Q8_0", 32, 34)
+Q5_0, Q5_1 = Type("Q5_0", 32, 22), Type("Q5_1", 32, 24)
+Q4_K, Q5_K, Q6_K = Type("Q4_K", 256, 144), Type("Q5_K", 256, 176), Type("Q6_K", 256, 210)
+#: Those that are read, by their numbers in files.
+TYPES = {0: F32, 1: F16, 2: Q4_0, 3: Q4_1, 6: Q5_0, 7: Q5_1, 8: Q8_0, 12: Q4_K, 13: Q5_K, 14: Q6_K, 30: BF16}
+#: What the others are called, so that messages can say it.
+_OTHERS = {9: "Q8_1", 10: "Q2_K", 11: "Q3_K", 15: "Q8_K", 16: "IQ2_XXS",
+           17: "IQ2_XS", 18: "IQ3_XXS", 19: "IQ1_S", 20: "IQ4_NL", 21: "IQ3_S", 22: "IQ2_S", 23: "IQ4_XS", 24: "I8",
+           25: "I16", 26: "I32", 27: "I64", 28: "F64", 29: "IQ1_M", 34: "TQ1_0", 35: "TQ2_0", 39: "MXFP4"}  # fmt: skip
+SUPPORTED = ", ".join(one.name for one in TYPES.values())
+
+
+@dataclass(frozen=True, slots=True)
+class GgufTensor:
+    """shape: outermost first, as torch has it. start: where in the file it begins."""
+
+    shape: tuple[int, ...]
+    type: Type
+    start: int
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes in the file."""
+        return math.prod(self.shape) // self.type.numbers * self.type.size
+
+
+@dataclass(frozen=True, slots=True)
+class GgufFile:
+    """What stands before the weights, and where they are."""
+
+    path: Path
+    metadata: Mapping[str, Any]
+    tensors: Mapping[str, GgufTensor]
+
+    @classmethod
+    def read(cls, path: Path) -> GgufFile:
+        """Raises WeightsError for what is no such file, is not whole, or has tensors of types that are not read."""
+        try:
+            with path.open("rb") as file:
+                _check_beginning(path, file.read(8))
+                with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+                    return _read(path, data)
+        except OSError as error:
+            raise WeightsError(f"{path}: cannot be read ({error.strerror})") from error
+        except (struct.error, OverflowError) as error:
+            raise WeightsError(f"{path}: {_CUT}") from error
+
+    def floats(self, name: str) -> list[float]:
+        """The numbers of a short tensor of fp32."""
+        tensor = self.tensors[name]
+        if tensor.type != F32 or len(tensor.shape) != 1:
+            raise WeightsError(f"{self.path}: {name} must be a row of {F32.name}")
+        with self.path.open("rb") as file:
+            file.seek(tensor.start)
+            return list(struct.unpack(f"<{tensor.shape[0]}f", file.read(tensor.nbytes)))
+
+
+_CUT = "the file is not whole; the download may be incomplete"
+
+
+def _check_beginning(path: Path, start: bytes) -> None:
+    if start[:4] != MAGIC:
+        raise WeightsError(f"{path}: is no GGUF file: it begins with {start[:4]!r}")
+    (version,) = struct.unpack("<I", start[4:])
+    if version & 0xFFFF == 0:
+        raise WeightsError(f"{path}: is big-endian, which is not supported; convert the model again, little-endian")
+    if version not in (2, 3):
+        raise WeightsError(f"{path}: is of version {version} of GGUF; supported are 2 and 3")
+
+
+@dataclass
+class _Cursor:
+    """Reads value after value."""
+
+    data: mmap.mmap
+    at: int
+
+    def take(self, form: str) -> Any:
+        """One number."""
+        (value,) = struct.unpack_from("<" + form, self.data, self.at)
+        self.at += struct.calcsize("<" + form)
+        return value
+
+    def text(self) -> str:
+        """One string."""
+        size = self.take("Q")
+        if size > len(self.data) - self.at:
+            raise struct.error
+        self.at += size
+        return self.data[self.at - size : self.at].decode("utf-8", "replace")
+
+    def value(self, kind: int) -> Any:
+        """One value of metadata."""
+        if kind == _STRING:
+            return self.text()
+        if kind in _SCALARS:
+            return self.take(_SCALARS[kind])
+        if kind != _ARRAY:
+            raise struct.error
+        inner, count = self.take("I"), self.take("Q")
+        if count > _MOST_VALUES or count > len(self.data):
+            raise struct.error
+        if inner not in _SCALARS:
+            return [self.value(inner) for _ in range(count)]
+        form = f"<{count}{_SCALARS[inner]}"
+        values = struct.unpack_from(form, self.data, self.at)
+        self.at += struct.calcsize(form)
+        return list(values)
+
+
+def _read(path: Path, data: mmap.mmap) -> GgufFile:
+    cursor = _Cursor(data, 8)
+    tensors, keys = cursor.take("Q"), cursor.take("Q")
+    if max(tensors, keys) > _MOST_TENSORS:
+        raise struct.error
+    metadata: dict[str, Any] = {}
+    for _ in range(keys):
+        name = cursor.text()
+        metadata[name] = cursor.value(cursor.take("I"))
+    entries = [_entry(cursor) for _ in range(tensors)]
+    alignment = metadata.get(_ALIGNMENT, 32)
+    if type(alignment) is not int or alignment < 1:
+        raise WeightsError(f"{path}: {_ALIGNMENT} must be a whole number from 1, got {alignment!r}")
+    start = -(-cursor.at // alignment) * alignment
+    found = {name: _tensor(path, name, shape, kind, start + offset) for name, shape, kind, offset in entries}
+    if len(found) < len(entries):
+        raise WeightsError(f"{path}: has two tensors of one name")
+    for name, tensor in found.items():
+        if tensor.start + tensor.nbytes > len(data):
+            raise WeightsError(f"{path}: {name} ends behind the end of the file: {_CUT}")
+    return GgufFile(path, metadata, found)
+
+
+def _entry(cursor: _Cursor) -> tuple[str, tuple[int, ...], int, int]:
+    name, count = cursor.text(), cursor.take("I")
+    if count > _MOST_DIMS:
+        raise struct.error
+    dims = [cursor.take("Q") for _ in range(count)]
+    return name, tuple(reversed(dims)), cursor.take("I"), cursor.take("Q")
+
+
+def _tensor(path: Path, name: str, shape: tuple[int, ...], kind: int, start: int) -> GgufTensor:
+    if kind not in TYPES:
+        called = _OTHERS.get(kind, f"number {kind}")
+        raise WeightsError(f"{path}: {name} has type {called}, which is not supported; supported are {SUPPORTED}")
+    found = TYPES[kind]
+    if not shape or shape[-1] % found.numbers:
+        raise WeightsError(f"{path}: {name} of type {found.name} has shape {list(shape)}, no whole blocks")
+    return GgufTensor(shape, found, start)

@@ -1,0 +1,76 @@
+"""The tensors of a directory made of a GGUF file, by the names that they have here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from verifier.model.errors import WeightsError
+from verifier.model.gguf.blocks import matrix_of
+from verifier.model.gguf.config import ARCHITECTURE
+from verifier.model.gguf.file import GgufFile
+from verifier.model.gguf.names import FREQUENCIES, ours, theirs
+from verifier.model.linear import Matrix
+
+
+@dataclass(frozen=True, slots=True)
+class GgufTensors:
+    """Reads them one by one, as safetensors' own reader does. data: the mapped file, uint8[..]."""
+
+    file: GgufFile
+    data: Tensor
+
+    @classmethod
+    def open(cls, path: Path) -> Self:
+        """Map the file."""
+        found = GgufFile.read(path)
+        return cls(found, torch.from_file(str(path), shared=False, size=path.stat().st_size, dtype=torch.uint8))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def offset_keys(self) -> list[str]:
+        """Names, in the order of the file."""
+        order = sorted(self.file.tensors, key=lambda name: self.file.tensors[name].start)
+        return [ours(name) for name in order if name != FREQUENCIES]
+
+    def get_tensor(self, name: str) -> Matrix:
+        """The tensor of this name, its rows in the order that they have here."""
+        tensor = self.file.tensors[theirs(name)]
+        raw = self.data[tensor.start : tensor.start + tensor.nbytes]
+        if raw.data_ptr() % 4:
+            raw = raw.clone()
+        found = matrix_of(raw, tensor.shape, tensor.type)
+        heads = self._heads(theirs(name))
+        return found if heads is None else found[_halves(len_of(found), heads)]
+
+    def _heads(self, name: str) -> int | None:
+        """How many heads' rows a tensor has that lie in pairs, as Llama's files have them; None for others."""
+        if self.file.metadata[ARCHITECTURE] != "llama" or not name.startswith("blk."):
+            return None
+        part = name.split(".")[2]
+        if part not in ("attn_q", "attn_k"):
+            return None
+        queries = self.file.metadata["llama.attention.head_count"]
+        found = queries if part == "attn_q" else self.file.metadata.get("llama.attention.head_count_kv", queries)
+        return int(found[0] if isinstance(found, list) else found)
+
+
+def len_of(matrix: Matrix) -> int:
+    """Its rows."""
+    return int(matrix.shape[0])
+
+
+def _halves(rows: int, heads: int) -> Tensor:
+    """int64[rows]: which row there is each row here. Numbers that rotate together are neighbours there, and half a
+    head apart here."""
+    if rows % (2 * heads):
+        raise WeightsError(f"{rows} rows are none of {heads} heads")
+    return torch.arange(rows).view(heads, -1, 2).transpose(1, 2).flatten()

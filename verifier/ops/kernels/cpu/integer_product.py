@@ -1,0 +1,186 @@
+"""Writes the kernels that multiply with whole numbers, laid out as :mod:`verifier.ops.kernels.cpu.integers` has them.
+
+Legend: B outputs of a block.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import llvmlite.ir as ir
+import torch
+
+from verifier.ops.kernels.cpu.asm import Kernel, Variable
+from verifier.ops.kernels.cpu.launch import Compiled
+from verifier.ops.kernels.cpu.product import Product, Shape
+from verifier.ops.kernels.cpu.types import BF16, F16, F32, I8, I16, I32, LANES, OF_TORCH, vector
+from verifier.ops.kernels.cpu.values import Operand, Value
+
+#: How the outputs of a block lie in the four quarters of a word: output 16 j + i in quarter j of word i.
+QUARTERS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class IntegerShape(Shape):
+    """scale: dtype of the scales. shifted: whether there are zeros. minimums, steps: whether there are such."""
+
+    bits: int
+    scale: torch.dtype
+    shifted: bool
+    pairs: bool
+    minimums: bool = False
+    steps: bool = False
+
+    @property
+    def signed(self) -> bool:
+        """Whether values have a sign."""
+        return self.bits == 8 or not self.minimums
+
+    @property
+    def sums(self) -> bool:
+        """Whether a group's sum of inputs is needed."""
+        return self.shifted or self.minimums
+
+
+@Compiled
+def kernel_of(shape: IntegerShape) -> Kernel:
+    """The kernel of this shape."""
+    return _Product(Kernel("multiply"), shape).write()
+
+
+class _Product(Product):
+    """Writes the kernel. More arguments: scales, zeros, minimums, steps, steps of minimums; groups, numbers of a group,
+    spans, groups of a span.
+
+    terms: of a step, pairs counted as one.
+    """
+
+    shape: IntegerShape
+    ahead = 8192
+
+    def __init__(self, kernel: Kernel, shape: IntegerShape) -> None:
+        super().__init__(kernel, shape)
+        self.scales, self.zeros, self.minimums, self.steps, self.minimum_steps = map(kernel.pointer, range(8, 13))
+        self.groups, self.group, self.spans, self.span = map(kernel.number, range(13, 17))
+        self.terms = 8 if shape.bits == 4 and not shape.pairs else 1
+        self.wide = 2 if shape.pairs else self.terms  # k of a step
+        self.size = shape.block * self.wide * shape.bits // 8  # bytes of a step
+        if shape.sums:
+            self.at_once = 5  # their sums of inputs take registers too
+
+    def _sum(self, block: Value, row: Value, rows: int, room: Value) -> None:
+        k = self.k
+        for number in range(rows):
+            for at in range(self.vectors):
+                k.store(self._begun(block, at), room, (number * self.vectors + at) * LANES)
+        steps = self.group // self.wide
+        with k.loop(0, self.groups) as group:
+            sums = self._summed(block, self._rows(row, rows), steps, group * steps)
+            self._fold(sums, rows, block, group, room)
+
+    def _summed(self, block: Value, rows: list[Value], steps: Value, first: Value) -> list[Variable]:
+        """The sums of a group's terms, row by row, vector by vector; behind them those of the inputs. first: step."""
+        k = self.k
+        count = len(rows) * (self.vectors + int(self.shape.sums))
+        sums = [k.variable(k.constant(0.0, vector(F32))) for _ in range(count)]
+        weights = k.bytes_at(self.weight, (block * (self.inner // self.wide) + first) * self.size)
+        for step in self._steps(steps):
+            line = k.bytes_at(weights, step * self.size)
+            self._prefetch(line, self.size)
+            for term, columns in enumerate(self._columns(line)):
+                self._add(sums, columns, rows, (first + step) * self.terms + term)
+        return sums
+
+    def _add(self, sums: list[Variable], columns: list[Value], rows: list[Value], place: Value) -> None:
+        """One term of each sum."""
+        for number, row in enumerate(rows):
+            factor = self._input(row, place)
+            for at, column in enumerate(columns):
+                self._added(sums[number * self.vectors + at], factor, column)
+            if self.shape.sums:
+                self._added(sums[len(rows) * self.vectors + number], factor, self._ones())
+
+    def _fold(self, sums: list[Variable], rows: int, block: Value, group: Value, room: Value) -> None:
+        """A group's sums times their scales, added to what is there."""
+        k, shape = self.k, self.shape
+        first = (block * self.groups + group) * shape.block
+        step = (block * self.spans + group // self.span) * shape.block if shape.steps else None
+        for at in range(self.vectors):
+            where, steps = first + at * LANES, None if step is None else step + at * LANES
+            scale = self._scale(where, steps)
+            minimum = self._stepped(self.minimums, self.minimum_steps, where, steps) if shape.minimums else None
+            for number in range(rows):
+                place, value = (number * self.vectors + at) * LANES, sums[number * self.vectors + at].value
+                inputs = sums[rows * self.vectors + number].value * -1.0 if shape.sums else None
+                if shape.shifted and inputs is not None:
+                    value = k.fma(inputs, self._bytes_at(self.zeros, where), value)
+                total = k.fma(value, scale, k.load(room, vector(F32), place))
+                k.store(total if minimum is None or inputs is None else k.fma(inputs, minimum, total), room, place)
+
+    def _scale(self, where: Value, steps: Value | None) -> Value:
+        if steps is None:
+            return self.k.read(self.scales, OF_TORCH[self.shape.scale], where)
+        return self._stepped(self.scales, self.steps, where, steps)
+
+    def _stepped(self, multiples: Value, steps: Value, where: Value, there: Value | None) -> Value:
+        """Scales or minimums, times their steps. there: of the span's."""
+        assert there is not None, "what is of whole numbers has steps"
+        return self._bytes_at(multiples, where) * self.k.read(steps, F16, there)
+
+    def _bytes_at(self, pointer: Value, where: Operand) -> Value:
+        """16 numbers of int8 as fp32."""
+        return self.k.as_float(self.k.integer(self.k.load(pointer, vector(I8), where), I32))
+
+    def _input(self, row: Value, place: Value) -> Value:
+        """A number of a row, or a pair of them, in all lanes."""
+        k = self.k
+        if self.shape.pairs:
+            return self._dotted(self._pair(row, place))
+        return k.spread(k.widened(k.load(row, OF_TORCH[self.shape.compute], place)))
+
+    def _ones(self) -> Value:
+        return self.k.constant(1.0, vector(BF16, 2 * LANES) if self.shape.pairs else vector(F32))
+
+    def _columns(self, line: Value) -> Iterator[list[Value]]:
+        """The weights of each term of a step, vector by vector."""
+        vectors = range(self.vectors)
+        if self.shape.bits == 8:
+            yield [(self._pairs_of_bytes if self.shape.pairs else self._bytes)(line, at) for at in vectors]
+        elif self.shape.pairs:
+            yield self._quarters(self.k.load(line, vector(I16, 2 * LANES)))
+        else:
+            words = [self.k.load(line, vector(I32), at * LANES) for at in vectors]
+            for term in range(self.terms):
+                yield [self._eighth(word, term) for word in words]
+
+    def _bytes(self, line: Value, at: int) -> Value:
+        """16 numbers as fp32."""
+        return self._bytes_at(line, at * LANES)
+
+    def _pairs_of_bytes(self, line: Value, at: int) -> Value:
+        """16 pairs as bf16."""
+        first, second = (self.k.bits(self._bytes(line, 2 * at + part), vector(I32)) for part in range(2))
+        return self.k.bits((first >> 16) | second, vector(BF16, 2 * LANES))
+
+    def _quarters(self, words: Value) -> list[Value]:
+        """Four bits of each word as bf16: an instruction finds each in a table, by the lowest five bits."""
+        k, of = self.k, vector(I16, 2 * LANES)
+        numbers = _BF16 if self.shape.signed else _UNSIGNED_BF16
+        table = Value(k, ir.Constant(of, [numbers[index % 16] for index in range(2 * LANES)]))
+        found = [k.call("llvm.x86.avx512.permvar.hi.512", of, table, words >> 4 * at) for at in range(QUARTERS)]
+        return [k.bits(each, vector(BF16, 2 * LANES)) for each in found]
+
+    def _eighth(self, words: Value, term: int) -> Value:
+        """Four bits of each word as fp32: with a sign, if they have one, once they stand at the upper end."""
+        k = self.k
+        upper = Value(k, (words << (28 - 4 * term)).raw)
+        if not self.shape.signed:
+            return k.as_float(upper >> 28)
+        return k.as_float(Value(k, k.builder.ashr(upper.raw, k.constant(28, upper.type).raw)))
+
+
+#: The bits of -8 .. 7 as bf16, by their own lowest four bits.
+_BF16 = torch.tensor([*range(8), *range(-8, 0)]).bfloat16().view(torch.int16).tolist()
+#: The same where they have no sign.
+_UNSIGNED_BF16 = torch.arange(16).bfloat16().view(torch.int16).tolist()
