@@ -14,9 +14,10 @@ from spec.protocols import Drawn, FeatureRequest, Forward, Rows
 from verifier.model.decoder import Decoder
 from verifier.model.paged_pass import paged_pass
 from verifier.model.recorded_pass import RecordedPass
+from verifier.ops.draw import draw_rows
 from verifier.ops.eager import compiled
 from verifier.paged_rows import StaticRows
-from verifier.settle import WrittenTrees, settle
+from verifier.settle import WrittenTrees, of_roots, settle
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +32,9 @@ class _Passed:
     def settle(self, trees: Many[Undrawn | None]) -> list[Drawn | None]:
         """See :meth:`spec.protocols.Verifier.settle`."""
         written, device = WrittenTrees(len(trees), len(self.logits)), self.rows.slots.device
-        written.write(trees, self.rows.starts[1:])
+        if not written.write(trees, self.rows.starts[1:]):
+            drawn = draw_rows(self.logits.to(device), written.sampling.to(device))
+            return of_roots(drawn.cpu(), trees, self.rows.starts[1:])
         written.move(device)
         return settle(self.store, self.rows, self.logits.to(device), written).on_host(trees)
 

@@ -20,7 +20,7 @@ from spec.accept import Acceptance
 from spec.draw import Undrawn
 from spec.protocols import Drawn
 from spec.sampling import SamplingParams
-from spec.tree import MAX_NODES
+from spec.tree import MAX_NODES, DraftTree
 from verifier.graphs.proposer import DeviceTree
 from verifier.ops.accept import AcceptedPaths, accept_paths
 from verifier.ops.draw import RowSampling, draw_rows
@@ -45,18 +45,28 @@ class WrittenTrees:
         self._arrays = [each.numpy() for each in (tokens, parents, words, places, counts)]
         self._columns = self.sampling.columns()
 
-    def write(self, trees: Many[Undrawn | None], ends: Many[int]) -> None:
-        """The trees of the next replay. ends: where the wanted rows of each sequence end."""
-        tokens, parents, words, places, counts = self._arrays
-        counts[:] = 0
+    def write(self, trees: Many[Undrawn | None], ends: Many[int]) -> bool:
+        """The trees of the next replay; returns whether any is more than its root: of roots nothing has to be walked.
+
+        ends: where the wanted rows of each sequence end.
+        """
+        drafted = any(each is not None and len(each.positions) > 1 for each in trees)
+        self._arrays[-1][:] = 0  # those of sequences that are not there
         for index, (each, end) in enumerate(zip(trees, ends, strict=True)):
             if each is not None:
-                tree, count = each.tree, len(each.tree)
-                tokens[index, :count], parents[index, :count] = tree.tokens.numpy(), tree.parents.numpy()
-                words[index, :count], places[index, :count] = tree.ancestors.numpy(), np.arange(end - count, end)
-                self._columns.write(slice(end - count, end), each.sampling, each.noise.seed, each.positions)
-                counts[index] = count
+                begin = end - len(each.positions)
+                self._columns.write(slice(begin, end), each.sampling, each.noise.seed, each.positions)
+            if drafted:
+                self._write_tree(index, None if each is None else each.tree, end)
         self.rows[0] = ends[-1]
+        return drafted
+
+    def _write_tree(self, index: int, tree: DraftTree | None, end: int) -> None:
+        tokens, parents, words, places, counts = self._arrays
+        counts[index] = count = 0 if tree is None else len(tree)
+        if tree is not None:
+            tokens[index, :count], parents[index, :count] = tree.tokens.numpy(), tree.parents.numpy()
+            words[index, :count], places[index, :count] = tree.ancestors.numpy(), np.arange(end - count, end)
 
     def move(self, device: torch.device) -> None:
         """To where the pass was; nothing is written to it then."""
@@ -75,26 +85,39 @@ class Settled:
 
     def on_host(self, trees: Many[Undrawn | None]) -> list[Drawn | None]:
         """What of it is each tree's."""
-        lengths, drawn = self.paths.lengths.tolist(), self.drawn.cpu()
-        paths, emitted = self.paths.paths.cpu(), self.paths.emitted.cpu()
+        parts = (self.paths.lengths, self.drawn, self.paths.paths, self.paths.emitted)
+        lengths, drawn, paths, emitted = (part.cpu().numpy() for part in parts)
         return [
             None
             if each is None
             else Drawn(
-                drawn[index, : len(each.tree)].clone(),
-                Acceptance(paths[index, :length].tolist(), emitted[index, :length].tolist()),
+                torch.from_numpy(drawn[index, : len(each.positions)].copy()),
+                Acceptance(paths[index, : lengths[index]].tolist(), emitted[index, : lengths[index]].tolist()),
             )
-            for index, (each, length) in enumerate(zip(trees, lengths, strict=False))
+            for index, each in enumerate(trees)
         ]
 
 
 def settle(store: KVStore, rows: StaticRows, logits: Tensor, written: WrittenTrees) -> Settled:
     """Draw, accept and move. logits: fp32[W, V], of the pass over ``rows``."""
+    return walk(store, rows, draw_rows(logits, written.sampling, None, written.rows), written)
+
+
+def walk(store: KVStore, rows: StaticRows, drawn: Tensor, written: WrittenTrees) -> Settled:
+    """Accept and move. drawn: int64[W], from each wanted row."""
     assert rows.wanted is not None, "logits are those of rows"
     tree, places = written.tree, written.places.flatten()
-    drawn = take_rows(draw_rows(logits, written.sampling, None, written.rows), places).view_as(tree.tokens)
+    at_nodes = take_rows(drawn, places).view_as(tree.tokens)
     slots = take_rows(rows.slots, take_rows(rows.wanted, places)).view_as(tree.tokens)
-    return Settled(drawn, accept_and_move(store, tree, drawn, slots, tree.counts))
+    return Settled(at_nodes, accept_and_move(store, tree, at_nodes, slots, tree.counts))
+
+
+def of_roots(drawn: Tensor, trees: Many[Undrawn | None], ends: Many[int]) -> list[Drawn | None]:
+    """What of the draws is each tree's, all of which are roots alone. drawn: int64[W], on the host."""
+    return [
+        None if each is None else Drawn(drawn[end - 1 : end].clone(), Acceptance([0], [int(drawn[end - 1])]))
+        for each, end in zip(trees, ends, strict=True)
+    ]
 
 
 def accept_and_move(store: KVStore, tree: DeviceTree, drawn: Tensor, slots: Tensor, counts: Tensor) -> AcceptedPaths:

@@ -13,9 +13,10 @@ from spec.features import Features
 from spec.protocols import Drawn, FeatureRequest, Forward, Rows
 from verifier.model.decoder import Decoder
 from verifier.model.paged_pass import paged_pass
+from verifier.ops.draw import draw_rows
 from verifier.ops.kernels.cpu.launch import Recording, recording
 from verifier.paged_rows import Sizes, StaticRows, WrittenRows
-from verifier.settle import Settled, WrittenTrees, settle
+from verifier.settle import Settled, WrittenTrees, of_roots, walk
 
 #: Room that the first recording has at least: rows of a step, sequences, pages and logits.
 _LEAST = Sizes(16, 1, 16, 16)
@@ -23,10 +24,11 @@ _LEAST = Sizes(16, 1, 16, 16)
 
 @dataclass
 class _Settling:
-    """What follows a pass."""
+    """What follows a pass, in two parts: drawn, int64[W], and what these come to."""
 
     written: WrittenTrees
     replay: Recording
+    drawn: Tensor
     settled: Settled
 
 
@@ -70,9 +72,11 @@ class RecordedPass:
         if recorded.settling is None:
             recorded.settling = self._record_settling(recorded)
         settling = recorded.settling
-        settling.written.write(trees, recorded.starts[1:])
-        settling.replay()
-        return settling.settled.on_host(trees)
+        if settling.written.write(trees, recorded.starts[1:]):
+            settling.replay()
+            return settling.settled.on_host(trees)
+        settling.replay.run(0)
+        return of_roots(settling.drawn, trees, recorded.starts[1:])
 
     def _record(self, sizes: Sizes, page_size: int) -> _Recorded:
         written = WrittenRows(sizes, page_size)
@@ -84,5 +88,7 @@ class RecordedPass:
     def _record_settling(self, recorded: _Recorded) -> _Settling:
         written = WrittenTrees(recorded.written.sizes.sequences, len(recorded.logits))
         with recording() as replay:
-            settled = settle(self._store, recorded.rows, recorded.logits, written)
-        return _Settling(written, replay, settled)
+            drawn = draw_rows(recorded.logits, written.sampling, None, written.rows)
+            replay.cut()
+            settled = walk(self._store, recorded.rows, drawn, written)
+        return _Settling(written, replay, drawn, settled)
