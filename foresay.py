@@ -17,17 +17,17 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from server.local import Completion, Engine, TextStream
+    from server.host.local import Completion, Engine, TextStream
     from spec.sampling import SamplingParams
 
 __version__ = "0.1.0"
 __all__ = ["Completion", "Engine", "SamplingParams", "TextStream", "__version__"]
 
 _HOMES = {
-    "Completion": "server.local",
-    "Engine": "server.local",
+    "Completion": "server.host.local",
+    "Engine": "server.host.local",
     "SamplingParams": "spec.sampling",
-    "TextStream": "server.local",
+    "TextStream": "server.host.local",
 }
 
 

@@ -38,7 +38,7 @@ from bench.drive import Options, add_arguments, build_all, mode_of, request, war
 from bench.forced import FIRST_TEXT_ID
 from bench.texts import Asked, Workload, workloads
 from bench.turns import in_turns
-from server.resolved import BUNDLED
+from server.settings.resolved import BUNDLED
 from spec.engine import Engine
 from spec.request import Request
 from spec.sampling import SamplingParams

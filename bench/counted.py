@@ -27,7 +27,7 @@ from drafters.draft_model import DraftModelDrafter
 from drafters.routed import configured
 from drafters.suffix.drafter import SuffixDrafter
 from kvpaging import PagePool, PageTable
-from server.resolved import BUNDLED
+from server.settings.resolved import BUNDLED
 from spec.budget import StepCost
 from spec.budget.budget import Budget
 from spec.budget.cost import DraftCost

@@ -37,8 +37,8 @@ from bench.drive import (
 from bench.stats import Ratio, pooled_ratio
 from bench.summary import Sample, accepted_by_depth, check_same, ratio
 from drafters.routed import configured
-from server.build import draft_shape
-from server.resolved import BUNDLED, Resolved
+from server.engine.build import draft_shape
+from server.settings.resolved import BUNDLED, Resolved
 from spec.acceptance import by_place
 from spec.engine import Engine
 from spec.sampling import SamplingParams

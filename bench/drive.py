@@ -21,11 +21,11 @@ from typing import Any, Self
 import msgspec
 import torch
 
-from server.build import build_engine
-from server.config import EngineConfig
-from server.drafters.registry import LOOKUPS
-from server.drafting import DEFAULT_TOKENS
-from server.resolved import AUTO, target_directory
+from server.engine.build import build_engine
+from server.engine.drafters.registry import LOOKUPS
+from server.engine.drafting import DEFAULT_TOKENS
+from server.settings.config import EngineConfig
+from server.settings.resolved import AUTO, target_directory
 from spec.engine import Engine
 from spec.names import DRAFT_MODEL, EAGLE3, MEDUSA, NONE, PREDICTION, canonical
 from spec.request import Delta, Request

@@ -21,7 +21,7 @@ from drafters.ngram import NgramDrafter
 from drafters.prediction import PredictionDrafter
 from drafters.routed import RoutedDrafter
 from drafters.suffix.drafter import SuffixDrafter
-from server.resolved import BUNDLED
+from server.settings.resolved import BUNDLED
 from spec.budget import StepCost
 from spec.protocols import Drafter
 from spec.scheduler import PREDICTED_LEVELS

@@ -14,12 +14,12 @@ from pathlib import Path
 from bench import prompts
 from bench.drafters import with_bundled
 from bench.drive import Options, add_arguments, engine_config, request, run
-from server.build import build_engine
-from server.replay import lookups, recorded
-from server.replay.ways import RECORDED, parse
-from server.tracing.lines import Lines
-from server.tracing.reader import drafting, read
-from server.tracing.writer import TraceWriter
+from server.engine.build import build_engine
+from server.engine.trace.lines import Lines
+from server.engine.trace.reader import drafting, read
+from server.engine.trace.writer import TraceWriter
+from server.observe.replay import lookups, recorded
+from server.observe.replay.ways import RECORDED, parse
 from spec.sampling import SamplingParams
 
 #: Recorded as, evaluated as, and the way of decoding that this foretells.

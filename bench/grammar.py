@@ -21,10 +21,10 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from bench import record
 from bench.schemas import schemas
 from bench.stats import percentile
-from server.grammars.compiler import GrammarCompiler
-from server.grammars.constraint import LlguidanceConstraint
-from server.grammars.schema import schema_grammar
-from server.resolved import BUNDLED
+from server.settings.resolved import BUNDLED
+from server.text.grammars.compiler import GrammarCompiler
+from server.text.grammars.constraint import LlguidanceConstraint
+from server.text.grammars.schema import schema_grammar
 from spec.request import Grammar
 
 DEFAULT = BUNDLED / "target" / "tokenizer.json"

@@ -23,8 +23,8 @@ from drafters.heads.eagle_model import EagleModel, EagleShape
 from drafters.heads.lesson import Depth, Lesson
 from drafters.heads.lesson import judge as compare
 from drafters.heads.medusa_model import MedusaModel
-from server.training.teacher import Teacher
-from server.vocabulary import overlap
+from drafters.training.teacher import Teacher
+from server.engine.vocabulary import overlap
 from spec.names import DRAFT_MODEL
 from verifier.heads.eagle_config import EagleConfig
 from verifier.heads.files import HeadTensors

@@ -26,7 +26,7 @@ from drafters.ngram import NgramDrafter
 from drafters.suffix.drafter import SuffixDrafter
 from drafters.suffix.history import History
 from kvpaging import PagePool, PageTable
-from server.resolved import BUNDLED
+from server.settings.resolved import BUNDLED
 from spec.noise import Noise
 from spec.protocols import Drafter
 from spec.sampling import SamplingParams

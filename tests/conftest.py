@@ -10,8 +10,8 @@ import torch
 from hypothesis import HealthCheck, settings
 
 from bench.inflate import inflate
-from server import interrupt
-from server.resolved import BUNDLED
+from server.settings.resolved import BUNDLED
+from server.text import interrupt
 from tests.server.live import LiveServer, openai_client
 from verifier.ops.kernels.cpu import threads
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import ast
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -12,8 +13,8 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 STANDARD = frozenset(sys.stdlib_module_names)
 
-#: What each floor may import besides itself and the standard library. Only the server may use transformers, so the
-#: forward pass cannot.
+#: What each floor may import besides itself and the standard library. Only the server and the training may use
+#: transformers, so the forward pass cannot.
 FLOORS: dict[str, frozenset[str]] = {
     "kvpaging": frozenset({"torch", "numpy"}),
     "spec": frozenset({"torch", "numpy", "msgspec", "kvpaging"}),
@@ -22,6 +23,9 @@ FLOORS: dict[str, frozenset[str]] = {
         | {"spec", "kvpaging"}
     ),
     "drafters": frozenset({"torch", "numpy", "msgspec", "verifier", "spec", "kvpaging"}),
+    "drafters/training": frozenset(
+        {"torch", "jinja2", "tqdm", "transformers", "drafters", "verifier", "spec", "kvpaging"}
+    ),
     "server": frozenset(
         {"torch", "numpy", "msgspec", "aiohttp", "jinja2", "llguidance", "rich", "tokenizers", "tqdm", "transformers"}
         | {"prometheus_client"}
@@ -31,29 +35,83 @@ FLOORS: dict[str, frozenset[str]] = {
 }
 
 
+#: The rooms of the server, from the ground up: each imports itself and those before it.
+ROOMS = ("settings", "schemas", "gateway", "text", "engine", "observe", "host", "api", "http", "cli")
+
+
 def files_of(floor: str) -> list[Path]:
+    """Those of a floor, without those of a floor within it."""
     folder = ROOT / floor
-    return sorted(folder.rglob("*.py")) if folder.is_dir() else [ROOT / f"{floor}.py"]
+    if not folder.is_dir():
+        return [ROOT / f"{floor}.py"]
+    within = [ROOT / other for other in FLOORS if other.startswith(f"{floor}/")]
+    return [path for path in sorted(folder.rglob("*.py")) if not any(path.is_relative_to(one) for one in within)]
 
 
 def imports_of(path: Path) -> Iterator[tuple[int, str]]:
-    """Line and top-level package of every import in a file, those inside functions and TYPE_CHECKING included."""
+    """Line and dotted name of every import in a file, those inside functions and TYPE_CHECKING included. What is
+    imported from a module has its name behind the module's."""
     for node in ast.walk(ast.parse(path.read_text("utf-8"), str(path))):
         if isinstance(node, ast.Import):
-            yield from ((node.lineno, alias.name.partition(".")[0]) for alias in node.names)
+            yield from ((node.lineno, alias.name) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}:{node.lineno} uses a relative import; write the package's name"
-            yield node.lineno, (node.module or "").partition(".")[0]
+            yield from ((node.lineno, f"{node.module}.{alias.name}") for alias in node.names)
 
 
 def violations(floor: str) -> list[str]:
     allowed = FLOORS[floor] | STANDARD | {floor}
     return [
-        f"{path.relative_to(ROOT)}:{line} imports {package}"
+        f"{path.relative_to(ROOT)}:{line} imports {name}"
         for path in files_of(floor)
-        for line, package in imports_of(path)
-        if package not in allowed
+        for line, name in imports_of(path)
+        if name.partition(".")[0] not in allowed
     ]
+
+
+@cache
+def graph() -> dict[str, list[str]]:
+    """The modules of the server, each with those that it imports."""
+    paths = {dotted(path): path for path in files_of("server")}
+    return {name: list(dict.fromkeys(_modules(imports_of(path), paths))) for name, path in paths.items()}
+
+
+def dotted(path: Path) -> str:
+    """The module's name; a package's without ``__init__``."""
+    return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+
+
+def _modules(imports: Iterator[tuple[int, str]], known: Mapping[str, Path]) -> Iterator[str]:
+    """The modules that imports are from."""
+    for _, name in imports:
+        yield from (one for one in (name, name.rpartition(".")[0]) if one in known and known[one].stem != "__init__")
+
+
+def cycle(imports: Mapping[str, Sequence[str]]) -> list[str]:
+    """Modules that import each other in a ring; empty if there are none."""
+    done: set[str] = set()
+
+    def below(path: list[str]) -> list[str]:
+        for name in imports[path[-1]]:
+            if name in path:
+                return [*path[path.index(name) :], name]
+            if name not in done and (ring := below([*path, name])):
+                return ring
+        done.add(path[-1])
+        return []
+
+    return next((ring for name in imports if (ring := below([name]))), [])
+
+
+def room_of(name: str) -> str:
+    return name.removeprefix("server.").partition(".")[0]
+
+
+def climbs(name: str, imported: str) -> bool:
+    """Whether a module imports one from a room above its own, or one API another."""
+    if room_of(name) == room_of(imported) == "api":
+        return imported.split(".")[2] not in (name.split(".")[2], "common")
+    return ROOMS.index(room_of(name)) < ROOMS.index(room_of(imported))
 
 
 @pytest.mark.parametrize("floor", FLOORS)
@@ -64,10 +122,36 @@ def test_a_floor_imports_only_what_lies_below(floor: str) -> None:
 
 def test_every_package_of_the_wheel_has_a_floor() -> None:
     packages = {path.parent.name for path in ROOT.glob("*/__init__.py")} - {"bench", "tests"}
-    assert packages == set(FLOORS) - {"foresay"}
+    assert packages == {floor.partition("/")[0] for floor in FLOORS} - {"foresay"}
+
+
+def test_the_rooms_of_the_server_import_downwards() -> None:
+    found = [(name, one) for name, imported in graph().items() for one in imported if climbs(name, one)]
+    assert found == []
+    assert {path.parent.name for path in ROOT.glob("server/*/__init__.py")} == set(ROOMS)
+    assert [path.name for path in ROOT.glob("server/*.py")] == ["__init__.py"]
+
+
+def test_no_modules_of_the_server_import_each_other() -> None:
+    assert cycle(graph()) == []
+
+
+def test_what_climbs_is_seen() -> None:
+    assert climbs("server.text.tokenizer", "server.api.common.sse")
+    assert climbs("server.api.ollama.answer", "server.api.anthropic.answer")
+    assert climbs("server.api.common.sse", "server.api.ollama.answer")
+    assert not climbs("server.api.ollama.answer", "server.api.common.sse")
+    assert not climbs("server.cli.main", "server.api.ollama.answer")
+    assert "server.settings.config" in graph()["server.cli.serve"]  # from within a room, and
+    assert "server.host.local" in graph()["server.cli.progress"]  # from within a function
+
+
+def test_a_ring_is_found() -> None:
+    assert cycle({"a": ["b"], "b": ["c"], "c": ["b"]}) == ["b", "c", "b"]
+    assert cycle({"a": ["b", "c"], "b": ["c"], "c": []}) == []
 
 
 def test_the_reader_sees_what_a_file_imports(tmp_path: Path) -> None:
     source = tmp_path / "module.py"
     source.write_text("import os.path\ndef f():\n    from bench.drive import run\n    import torch.nn as nn\n")
-    assert list(imports_of(source)) == [(1, "os"), (3, "bench"), (4, "torch")]
+    assert list(imports_of(source)) == [(1, "os.path"), (3, "bench.drive.run"), (4, "torch.nn")]

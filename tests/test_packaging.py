@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from server.commands.command import USAGE_ERROR
-from server.config import ServeConfig
-from server.settings import all_settings
+from server.cli.command import USAGE_ERROR
+from server.settings.config import ServeConfig
+from server.settings.fields import all_settings
 from tests.test_wheel import PACKAGES, ROOT
 
 PACKAGING = ROOT / "packaging"

@@ -10,10 +10,10 @@ import pytest
 from bench import readme
 from bench.gpu.shapes import LLAMA_1B, LLAMA_8B, QWEN_8B, ModelShape
 from bench.inflate import Shape
-from server.cli import COMMANDS, build_parser
-from server.config import EngineConfig
-from server.memory import Demand
-from server.resolved import BUNDLED
+from server.cli.main import COMMANDS, build_parser
+from server.engine.memory import Demand
+from server.settings.config import EngineConfig
+from server.settings.resolved import BUNDLED
 from tests.checking.planned import draft_of
 from verifier.model.config import ModelConfig
 

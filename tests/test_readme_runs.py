@@ -22,7 +22,7 @@ from pathlib import Path
 
 import pytest
 
-from server.resolved import BUNDLED
+from server.settings.resolved import BUNDLED
 
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text("utf-8")

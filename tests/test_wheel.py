@@ -72,7 +72,10 @@ def test_the_wheel_is_typed_and_licensed(wheel: zipfile.ZipFile) -> None:
     metadata = wheel.read(next(name for name in names if name.endswith("/METADATA"))).decode()
     assert "License-Expression: Apache-2.0" in metadata
     assert "Requires-Python: >=3.11" in metadata
-    assert "foresay = server.cli:main" in wheel.read(next(n for n in names if n.endswith("entry_points.txt"))).decode()
+    assert (
+        "foresay = server.cli.main:main"
+        in wheel.read(next(n for n in names if n.endswith("entry_points.txt"))).decode()
+    )
 
 
 def installed(wheel: zipfile.ZipFile, folder: Path) -> Path:

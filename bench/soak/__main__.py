@@ -20,8 +20,8 @@ from bench.http import ServerFailed
 from bench.soak import report
 from bench.soak.served import Served, started
 from bench.soak.storm import Fault, Judge, Plain, Round, Tally, harms
-from server.config import ServeConfig
-from server.resolved import BUNDLED
+from server.settings.config import ServeConfig
+from server.settings.resolved import BUNDLED
 
 #: The part of the time without harm, in which the engine's memory is watched.
 CALM_SHARE = 0.3

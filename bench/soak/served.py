@@ -56,7 +56,7 @@ class Served:
         for task in Path(f"/proc/{self.process_id}/task").iterdir():
             for child in (task / "children").read_text().split():
                 with suppress(OSError):  # one that is dead and not yet buried has no command line
-                    if b"server.engine_process" in Path(f"/proc/{child}/cmdline").read_bytes():
+                    if b"server.host.process" in Path(f"/proc/{child}/cmdline").read_bytes():
                         return int(child)
         return None
 

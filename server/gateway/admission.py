@@ -28,7 +28,7 @@ METER: ContextVar[Meter | None] = ContextVar("meter", default=None)
 def admitted(requests: Sequence[Request]) -> Iterator[Callable[[int], None]]:
     """Let the choices of one answer run, at the caller's charge; yields what to call with each count of new tokens.
 
-    Raises :class:`~server.errors.RateLimited` if the caller has used up what it may.
+    Raises :class:`~server.schemas.errors.RateLimited` if the caller has used up what it may.
     """
     allowance, meter = CALLER.get().allowance, METER.get() or Meter()
     prompt_tokens = sum(len(request.prompt) for request in requests if request.fork_of is None)

@@ -10,9 +10,9 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from server.errors import RateLimited, Unauthorized
 from server.gateway.bucket import Bucket
 from server.gateway.pace import Pace
+from server.schemas.errors import RateLimited, Unauthorized
 
 Positive = Annotated[int, Meta(ge=1)]
 

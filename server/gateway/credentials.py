@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from aiohttp import web
 
-from server.errors import Unauthorized
+from server.schemas.errors import Unauthorized
 
 #: The routes that open WebSockets.
 SOCKET_PATHS = frozenset({"/v1/responses"})

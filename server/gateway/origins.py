@@ -14,7 +14,7 @@ from collections.abc import Collection
 
 from aiohttp import web
 
-from server.errors import Forbidden
+from server.schemas.errors import Forbidden
 
 ANY = "*"
 #: Ends of names that no public registry hands out.

@@ -10,8 +10,8 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from server.errors import ApiError
 from server.gateway.caller import CALLER, Caller
+from server.schemas.errors import ApiError
 
 
 class Shared:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ssl
 
-from server.config import ServeConfig
+from server.settings.config import ServeConfig
 from spec.errors import ConfigurationError
 
 

@@ -18,7 +18,7 @@ from bench.judged import CannotJudge, entropy, learner
 from bench.summary import Sample
 from drafters.heads.eagle_model import EagleModel, EagleShape
 from drafters.heads.medusa_model import MedusaModel
-from server.training.teacher import Teacher
+from drafters.training.teacher import Teacher
 from spec.trace import Statistics
 from tests.bench import head_files
 from tests.same_tokens.test_directories import write_tokenizer

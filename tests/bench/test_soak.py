@@ -25,7 +25,7 @@ ARGS = Namespace(
 FAULTY = """
 import sys
 
-if "server.engine_process" in sys.orig_argv:
+if "server.host.process" in sys.orig_argv:
     from kvpaging.pool import PagePool
     from spec.engine import Engine
 

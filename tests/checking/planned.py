@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from server.drafters.draft_model import DraftModel
+from server.engine.drafters.draft_model import DraftModel
 from verifier.model.config import ModelConfig
 
 

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from server.checking.pair import check
-from server.checking.show import show
-from server.cli import main
+from server.cli.check.pair import check
+from server.cli.check.show import show
+from server.cli.main import main
 from tests.checking.pairs import DOUBTFUL, FAULTY, SOUND, Case
 
 

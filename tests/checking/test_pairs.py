@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from server.build import build_engine
-from server.checking.pair import check
-from server.checking.report import Report
+from server.cli.check.pair import check
+from server.engine.build import build_engine
+from server.engine.checks.report import Report
 from spec.errors import ForesayError
 from tests.checking.pairs import DOUBTFUL, FAULTY, SOUND
 

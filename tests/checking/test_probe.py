@@ -8,11 +8,11 @@ from dataclasses import replace
 import msgspec
 import pytest
 
-from server.checking.advice import advice
-from server.checking.pair import _note_texts, check
-from server.checking.report import Measured, Notes
-from server.checking.summary import Twice, Written, measured
-from server.cli import main
+from server.cli.check.advice import advice
+from server.cli.check.pair import _note_texts, check
+from server.cli.check.summary import Twice, Written, measured
+from server.cli.main import main
+from server.engine.checks.report import Measured, Notes
 from spec.acceptance import ByDepth
 from spec.trace import Statistics
 from tests.checking.pairs import DOUBTFUL, FAULTY, SOUND
@@ -76,7 +76,7 @@ def test_what_only_loading_tells_is_a_fault_then(models, tmp_path) -> None:
 
 
 def test_the_command_prints_what_was_measured(models, tmp_path, capsys, monkeypatch) -> None:
-    monkeypatch.setattr("server.commands.check.PROBE_SECONDS", 0.2)
+    monkeypatch.setattr("server.cli.check.command.PROBE_SECONDS", 0.2)
     config = SOUND["ngram"].config(models, tmp_path)
     flags = ["check", config.target, "--draft", "ngram", "--dtype", "float32", "--threads", "1", "--probe"]
     assert main(flags) == 0

@@ -13,14 +13,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from server.amounts import in_words
-from server.checking.pair import check
-from server.config import EngineConfig
-from server.device import Device, free_bytes, machine_bytes
-from server.drafters.eagle import Eagle
-from server.memory import MemoryPlan, plan
-from server.parameters import parameters
-from server.unfit import Unfit
+from server.cli.check.pair import check
+from server.engine.device import Device, free_bytes, machine_bytes
+from server.engine.drafters.eagle import Eagle
+from server.engine.memory import MemoryPlan
+from server.engine.parameters import parameters
+from server.engine.plan import plan
+from server.settings.amounts import in_words
+from server.settings.config import EngineConfig
+from server.settings.unfit import Unfit
 from tests.checking.pairs import make_model
 from tests.heads.writing import write_config
 from verifier.model.config import ModelConfig
@@ -88,7 +89,7 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_large_pair_is_judged_without_its_weights(large, monkeypatch) -> None:
-    monkeypatch.setattr("server.device.machine_bytes", lambda: 64 * GIB)
+    monkeypatch.setattr("server.engine.device.machine_bytes", lambda: 64 * GIB)
     before, begun = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.process_time()
     report = check(
         EngineConfig(target=str(large / "target"), draft=str(large / "head"), dtype="bfloat16", device="cpu")
@@ -106,7 +107,7 @@ def test_a_large_pair_is_judged_without_its_weights(large, monkeypatch) -> None:
 @pytest.mark.parametrize(("machine", "taken"), [(15, "15.9")])
 def test_weights_alone_may_be_too_much(large, monkeypatch, machine, taken) -> None:
     """In fp32, with matrices in 16 bits beside an embedding in fp32."""
-    monkeypatch.setattr("server.device.machine_bytes", lambda: machine * GIB)
+    monkeypatch.setattr("server.engine.device.machine_bytes", lambda: machine * GIB)
     config = EngineConfig(target=str(large / "target"), draft="ngram", dtype="float32", device="cpu")
     (fault,) = [finding for finding in check(config).findings if finding.status == "fail"]
     expected = f"would take {taken} GiB (target {taken} GiB), but this machine has {machine}.0 GiB"

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from server.text import Tokenizer
+from server.text.tokenizer import Tokenizer
 from spec.request import Request
 from tests.doors.running import SentEngine
 from tests.server.scripted import END, INFO

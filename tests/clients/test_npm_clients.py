@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from server.text import Tokenizer
+from server.text.tokenizer import Tokenizer
 from tests.clients.answering import AnsweringEngine, call
 from tests.clients.npm import needs_npm, script
 from tests.doors.conftest import AGENT_TEMPLATE

@@ -6,9 +6,9 @@ import re
 
 import pytest
 
-from server.dashboard.assets import POLICY, assets
-from server.gateway.gate import Gate
+from server.api.about.assets import POLICY, assets
 from server.gateway.keychain import Keychain
+from server.http.gate import Gate
 from tests.gateway.guarded import ALICE, bearer, guarded
 from tests.server.scripted import END, ScriptedEngine, served
 

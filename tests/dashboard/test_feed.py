@@ -12,12 +12,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from server.dashboard import feed as feeds
-from server.dashboard.feed import Feed
-from server.doors.dashboard import FEED
-from server.gateway.gate import Gate
+from server.api.about import feed as feeds
+from server.api.about.dashboard import FEED
+from server.api.about.feed import Feed
 from server.gateway.keychain import Keychain
 from server.gateway.origins import Origins
+from server.http.gate import Gate
 from tests.gateway.guarded import ALICE, BOB, bearer, guarded
 from tests.server.scripted import END, ScriptedEngine, served
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from server.telemetry.tally import Tally
+from server.observe.telemetry.tally import Tally
 from spec.trace import StepTrace
 from tests.server.scripted import END, ScriptedEngine, served
 

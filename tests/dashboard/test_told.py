@@ -11,11 +11,11 @@ import aiohttp
 import pytest
 from playwright.async_api import expect
 
-from server.gateway.gate import Gate
 from server.gateway.keychain import Keychain
-from server.service import Service
-from server.telemetry import views
-from server.text import Tokenizer
+from server.host.service import Service
+from server.http.gate import Gate
+from server.observe.telemetry import views
+from server.text.tokenizer import Tokenizer
 from spec.plain import CHANGED
 from spec.trace import StepTrace
 from tests.dashboard.browsing import Visit, needs_chromium, visiting

@@ -10,13 +10,13 @@ from typing import Any
 
 from aiohttp.test_utils import TestServer
 
-from server import frames
-from server.app import create_app
+from server.engine.generation import Sink
 from server.gateway import malformed
-from server.generation import Sink
-from server.parsers.dialect import Dialect
-from server.service import Service, ServiceOptions, Text
-from server.text import SamplingDefaults, Tokenizer
+from server.host import frames
+from server.host.service import Service, ServiceOptions, Text
+from server.http.app import create_app
+from server.text.parsers.dialect import Dialect
+from server.text.tokenizer import SamplingDefaults, Tokenizer
 from spec.request import Request
 from tests.server.scripted import ScriptedEngine
 

@@ -13,10 +13,10 @@ import ollama
 import pytest
 from tokenizers import processors
 
-from server.text import Tokenizer
-from server.wire.messages import CountTokensRequest, MessagesRequest
-from server.wire.ollama import OllamaChatRequest, OllamaGenerateRequest, OllamaOptions
-from server.wire.tokens import TokenizeRequest
+from server.api.anthropic.schemas import CountTokensRequest, MessagesRequest
+from server.api.ollama.schemas import OllamaChatRequest, OllamaGenerateRequest, OllamaOptions
+from server.api.openai.token_schemas import TokenizeRequest
+from server.text.tokenizer import Tokenizer
 from tests.doors.conftest import AGENT_TEMPLATE
 from tests.server.conftest import byte_level_tokenizer
 from tests.server.scripted import END, ScriptedEngine, served

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from server.app import DOORS
-from server.doors.route import Route
+from server.api.common.route import Route
+from server.http.app import DOORS
 from tests.doors.running import SentEngine
 from tests.server.scripted import ScriptedEngine, served
 

@@ -14,10 +14,10 @@ import pytest
 from aiohttp import hdrs, web
 from schemathesis.specs.openapi.definitions import OPENAPI_31
 
-from server.app import DOORS
-from server.doors.route import Route
-from server.limits import LIMITS, NOT_DONE, OWN_LIMITS
-from server.openapi import document, encoded
+from server.api.common.route import Route
+from server.http.app import DOORS
+from server.http.openapi.document import document, encoded
+from server.http.openapi.limits import LIMITS, NOT_DONE, OWN_LIMITS
 from tests.server.scripted import ScriptedEngine, served
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -27,11 +27,11 @@ SCHEMAS: dict[str, Any] = DOCUMENT["components"]["schemas"]
 
 def test_the_committed_document_is_current() -> None:
     committed = (ROOT / "docs" / "openapi.json").read_bytes()
-    assert committed == encoded(DOORS), "python -m server.openapi > docs/openapi.json"
+    assert committed == encoded(DOORS), "python -m server.http.openapi > docs/openapi.json"
 
 
 def test_the_module_prints_it() -> None:
-    done = subprocess.run([sys.executable, "-m", "server.openapi"], cwd=ROOT, capture_output=True, check=True)
+    done = subprocess.run([sys.executable, "-m", "server.http.openapi"], cwd=ROOT, capture_output=True, check=True)
     assert done.stdout == encoded(DOORS)
 
 

@@ -17,11 +17,11 @@ import msgspec
 import pytest
 from aiohttp.test_utils import TestClient
 
-from server import frames
-from server.app import DOORS
-from server.bounds import LARGEST_BODY, MOST_CALLS, MOST_MESSAGES, MOST_PARTS, MOST_TOOLS
-from server.doors.route import Route
-from server.generation import Sink
+from server.api.common.route import Route
+from server.engine.generation import Sink
+from server.host import frames
+from server.http.app import DOORS
+from server.schemas.bounds import LARGEST_BODY, MOST_CALLS, MOST_MESSAGES, MOST_PARTS, MOST_TOOLS
 from spec.request import Delta, Request
 from tests.doors.running import SentEngine
 from tests.server.scripted import INFO, served

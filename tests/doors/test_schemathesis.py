@@ -19,10 +19,10 @@ from schemathesis.checks import (
     status_code_conformance,
 )
 
-from server.app import DOORS
-from server.doors.route import Route
-from server.limits import NOT_DONE
-from server.openapi import document
+from server.api.common.route import Route
+from server.http.app import DOORS
+from server.http.openapi.document import document
+from server.http.openapi.limits import NOT_DONE
 from tests.doors.running import scripted_server
 from tests.server.live import LiveServer
 from tests.server.scripted import END

@@ -8,10 +8,10 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from server.config import ServeConfig
-from server.names import model_names
-from server.text import Tokenizer
-from server.warned import HEADER, LONGEST_HEADER, WarningLog, clamped, headers, tools_left_out
+from server.settings.config import ServeConfig
+from server.settings.names import model_names
+from server.text.tokenizer import Tokenizer
+from server.text.warned import HEADER, LONGEST_HEADER, WarningLog, clamped, headers, tools_left_out
 from spec.errors import ConfigurationError
 from tests.doors.conftest import AGENT_TEMPLATE
 from tests.server.conftest import byte_level_tokenizer
@@ -232,7 +232,7 @@ def test_a_directory_is_called_by_its_last_part(tmp_path, monkeypatch):
 
 
 def test_names_are_given_one_by_one():
-    from server.load_config import load
+    from server.settings.load import load
 
     assert load(ServeConfig, {"served_model_name": ["a", "b c"]}, {}).config.served_model_name == ("a", "b c")
     assert load(ServeConfig, {}, {"FORESAY_SERVED_MODEL_NAME": "a"}).config.served_model_name == ("a",)

@@ -7,11 +7,11 @@ from contextlib import asynccontextmanager
 
 from aiohttp.test_utils import TestClient, TestServer
 
-from server.app import create_app
 from server.gateway import malformed
-from server.gateway.gate import Gate
-from server.service import Service, ServiceOptions, Text
-from server.text import SamplingDefaults, Tokenizer
+from server.host.service import Service, ServiceOptions, Text
+from server.http.app import create_app
+from server.http.gate import Gate
+from server.text.tokenizer import SamplingDefaults, Tokenizer
 from tests.server.scripted import ScriptedEngine
 
 ALICE, BOB = "sk-alice-0123456789abcdef", "sk-bob-0123456789abcdef"

@@ -12,9 +12,9 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from server.gateway.gate import Gate
 from server.gateway.keychain import Keychain
 from server.gateway.origins import Origins
+from server.http.gate import Gate
 from tests.gateway.guarded import ALICE, guarded
 from tests.server.scripted import END, ScriptedEngine
 

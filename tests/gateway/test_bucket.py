@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.errors import RateLimited, Unauthorized
 from server.gateway.allowance import Allowance, Limits
 from server.gateway.bucket import Bucket
 from server.gateway.pace import LONGEST, Pace
+from server.schemas.errors import RateLimited, Unauthorized
 from tests.gateway.guarded import Clock
 
 #: What happens to a bucket: so many seconds pass, then somebody wants so much.

@@ -11,8 +11,8 @@ from aiohttp.test_utils import make_mocked_request
 from multidict import CIMultiDict
 
 from server.gateway.credentials import presented
-from server.gateway.gate import OPEN_PATHS, Gate
 from server.gateway.keychain import Keychain
+from server.http.gate import OPEN_PATHS, Gate
 from tests.gateway.guarded import ALICE, ASK, BOB, bearer, guarded
 from tests.server.scripted import END, ScriptedEngine
 

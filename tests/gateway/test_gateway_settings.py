@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from server import banner
-from server.cli import main
-from server.config import ServeConfig
-from server.gateway.gate import Gate
-from server.load_config import load
-from server.service import ServiceOptions
+from server.cli import banner
+from server.cli.main import main
+from server.host.service import ServiceOptions
+from server.http.gate import Gate
+from server.settings.config import ServeConfig
+from server.settings.load import load
 from spec.errors import ConfigurationError
 from tests.gateway.guarded import ALICE, BOB
 

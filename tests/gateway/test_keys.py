@@ -12,16 +12,16 @@ from pathlib import Path
 
 import pytest
 
-from server.cli import main
-from server.config import ServeConfig
-from server.errors import Unauthorized
+from server.cli.main import main
 from server.gateway import key_file, keychain, keys
 from server.gateway.allowance import Limits
 from server.gateway.caller import Caller
-from server.gateway.gate import Gate
 from server.gateway.keychain import Keychain
 from server.gateway.keys import ApiKey, HashedKey, KeyRing
-from server.load_config import load
+from server.http.gate import Gate
+from server.schemas.errors import Unauthorized
+from server.settings.config import ServeConfig
+from server.settings.load import load
 from spec.errors import ConfigurationError, ForesayError
 from tests.gateway.guarded import ALICE, BOB
 

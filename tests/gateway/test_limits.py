@@ -8,12 +8,12 @@ import gc
 import openai
 import pytest
 
+from server.engine.generation import Generation
 from server.gateway.allowance import Limits
-from server.gateway.gate import Gate
 from server.gateway.keychain import Keychain
-from server.generation import Generation
-from server.models.models import MODELS
-from server.text import Tokenizer
+from server.host.models.models import MODELS
+from server.http.gate import Gate
+from server.text.tokenizer import Tokenizer
 from tests.gateway.guarded import ALICE, ASK, BOB, bearer, guarded
 from tests.server.scripted import END, ScriptedEngine
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import aiohttp
 import pytest
 
-from server.gateway.gate import Gate
 from server.gateway.keychain import Keychain
 from server.gateway.origins import Origins
+from server.http.gate import Gate
 from tests.gateway.guarded import ALICE, ASK, bearer, guarded
 from tests.server.scripted import END, ScriptedEngine
 

@@ -13,16 +13,16 @@ from typing import Any
 
 import pytest
 
-from server.dashboard import feed as feeds
-from server.errors import Busy
+from server.api.about import feed as feeds
+from server.api.responses.state import Responses, SocketLimits
 from server.gateway.allowance import Allowance
 from server.gateway.caller import CALLER, Caller
-from server.gateway.gate import Gate
 from server.gateway.keychain import Keychain
 from server.gateway.share import Shared
 from server.gateway.threads import SharedThreads
-from server.models.models import MODELS
-from server.responses.state import SocketLimits
+from server.host.models.models import MODELS
+from server.http.gate import Gate
+from server.schemas.errors import Busy
 from tests.gateway.guarded import ALICE, ASK, BOB, bearer, guarded
 from tests.responses.serving import saying, serving
 from tests.server.scripted import END, ScriptedEngine
@@ -182,7 +182,7 @@ async def test_one_key_cannot_have_all_sockets(tokenizer, keys, most):
     async with serving(saying(tokenizer), tokenizer, limits, gate=gate) as (http, service), AsyncExitStack() as opened:
         for _ in range(most):
             await opened.enter_async_context(http.ws_connect(PATH, headers=bearer(ALICE)))
-        await until(lambda: len(service.responses.sockets) == most)
+        await until(lambda: len(service.server.of(Responses).sockets) == most)
         full = await opened.enter_async_context(http.ws_connect(PATH, headers=bearer(ALICE)))
         assert (await full.receive_json(timeout=60))["error"]["code"] == "websocket_connection_limit_reached"
         if len(keys) > 1:

@@ -13,13 +13,14 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from server.app import _listen, create_app
-from server.config import ServeConfig
-from server.gateway.gate import Gate
 from server.gateway.keychain import Keychain
 from server.gateway.tls import context
-from server.service import Service, ServiceOptions, Text
-from server.text import SamplingDefaults
+from server.host.service import Service, ServiceOptions, Text
+from server.http.app import create_app
+from server.http.gate import Gate
+from server.http.life import _listen
+from server.settings.config import ServeConfig
+from server.text.tokenizer import SamplingDefaults
 from spec.errors import ConfigurationError
 from tests.gateway.guarded import ALICE, ASK, bearer
 from tests.server.scripted import END, ScriptedEngine

@@ -8,9 +8,9 @@ import numpy as np
 from llguidance import LLMatcher, LLTokenizer
 from torch import Tensor
 
-from server.grammars.compiler import GrammarCompiler, tokenizer_text
-from server.grammars.forcing import spells, unforced
-from server.resolved import BUNDLED
+from server.settings.resolved import BUNDLED
+from server.text.grammars.compiler import GrammarCompiler, tokenizer_text
+from server.text.grammars.forcing import spells, unforced
 from spec.request import Grammar
 
 TARGET = BUNDLED / "target"

@@ -11,11 +11,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from server.grammars.answers import Beginning, chat_grammar
-from server.parsers.dialect import Dialect
-from server.text import Tokenizer
-from server.tools import offered
-from server.wire.chat import ChatRequest
+from server.schemas.chat import ChatRequest
+from server.text.grammars.answers import Beginning, chat_grammar
+from server.text.parsers.dialect import Dialect
+from server.text.tokenizer import Tokenizer
+from server.text.tools import offered
 from spec.errors import InvalidRequest
 from spec.request import Grammar
 from tests.grammar.oracle import DONE, TARGET, THINK, accepts

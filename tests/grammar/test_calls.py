@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from server.grammars.calls import tool_call_grammar
-from server.tools import Offer
-from server.wire.tools import Function
+from server.schemas.tools import Function
+from server.text.grammars.calls import tool_call_grammar
+from server.text.tools import Offer
 from spec.errors import InvalidRequest
 from tests.grammar.oracle import accepts, compiler
 

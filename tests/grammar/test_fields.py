@@ -7,8 +7,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from server.grammars.fields import MOST_REGEX_BYTES, wanted
-from server.wire.completions import CompletionRequest
+from server.schemas.completions import CompletionRequest
+from server.text.grammars.fields import MOST_REGEX_BYTES, wanted
 from spec.errors import InvalidRequest
 from spec.request import Grammar
 from tests.grammar.oracle import accepts

@@ -12,12 +12,12 @@ from typing import cast
 import msgspec
 import pytest
 
-from server import frames
-from server.engine_loop import Loop
-from server.grammars.compiler import GrammarCompiler
-from server.grammars.constraint import LlguidanceConstraint
-from server.grammars.pending import Pending
-from server.link import Link
+from server.host import frames
+from server.host.link import Link
+from server.host.loop import Loop
+from server.text.grammars.compiler import GrammarCompiler
+from server.text.grammars.constraint import LlguidanceConstraint
+from server.text.grammars.pending import Pending
 from spec.engine import Engine
 from spec.errors import InvalidRequest
 from spec.protocols import Constraint

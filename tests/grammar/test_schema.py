@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from server.grammars.schema import ANY_OBJECT, BOUNDED, COMPACT, FLEXIBLE, MOST_PROPERTIES, schema_grammar
+from server.text.grammars.schema import ANY_OBJECT, BOUNDED, COMPACT, FLEXIBLE, MOST_PROPERTIES, schema_grammar
 from spec.errors import InvalidRequest
 from spec.request import Grammar
 from tests.grammar.oracle import accepts, compiler

@@ -9,11 +9,11 @@ from functools import partial
 import openai
 import pytest
 
-from server.grammars.compiler import GrammarCompiler
-from server.grammars.constraint import BURST_SECONDS, GrammarFailed
-from server.grammars.fields import bounded, json_grammar, of_outputs
-from server.grammars.lark import lark_grammar
-from server.wire.structured import StructuredOutputs
+from server.schemas.structured import StructuredOutputs
+from server.text.grammars.compiler import GrammarCompiler
+from server.text.grammars.constraint import BURST_SECONDS, GrammarFailed
+from server.text.grammars.fields import bounded, json_grammar, of_outputs
+from server.text.grammars.lark import lark_grammar
 from spec.errors import InvalidRequest
 from spec.request import Grammar
 from tests.grammar.oracle import TARGET

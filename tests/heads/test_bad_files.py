@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from server.cli import main
+from server.cli.main import main
 from tests.heads.published import make_eagle, make_medusa
 from tests.heads.writing import change_config
 from tests.same_tokens.test_directories import write_tokenizer

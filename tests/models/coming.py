@@ -7,9 +7,9 @@ import itertools
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 
-from server.models.patience import Patience
-from server.models.residency import Residency
-from server.models.resident import Keep, NoPlace, Resident
+from server.host.models.patience import Patience
+from server.host.models.residency import Residency
+from server.host.models.resident import Keep, NoPlace, Resident
 from spec.errors import ForesayError
 from spec.request import Footprint
 
@@ -18,7 +18,7 @@ CAPACITY = 100
 
 
 class Comer:
-    """A :class:`~server.models.resident.Loadable` that takes ``size`` of its device.
+    """A :class:`~server.host.models.resident.Loadable` that takes ``size`` of its device.
 
     happened: what became of all of them, in order. loaded: those that are loaded now, by device; none may ever be more
     than there is room for. known: whether its footprint is known before it was loaded once. wrong: why it does not

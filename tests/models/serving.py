@@ -9,15 +9,15 @@ from typing import Any, NoReturn
 
 from aiohttp.test_utils import TestClient, TestServer
 
-from server.app import create_app
-from server.config import ServeConfig
-from server.engine_status import EngineStatus
-from server.gateway.gate import Gate
-from server.models.models import Models
-from server.parsers.dialect import Dialect
-from server.server_state import ServerState
-from server.service import Service, ServiceOptions, Text
-from server.text import SamplingDefaults, Tokenizer
+from server.engine.status import EngineStatus
+from server.host.models.models import Models
+from server.host.service import Service, ServiceOptions, Text
+from server.host.state import ServerState
+from server.http.app import create_app
+from server.http.gate import Gate
+from server.settings.config import ServeConfig
+from server.text.parsers.dialect import Dialect
+from server.text.tokenizer import SamplingDefaults, Tokenizer
 from spec.errors import ForesayError
 from spec.request import EngineInfo, Footprint
 from tests.server.scripted import END, INFO, ScriptedEngine

@@ -10,8 +10,8 @@ from typing import Any
 import ollama
 import pytest
 
-from server.gateway.gate import Gate
 from server.gateway.keychain import Keychain
+from server.http.gate import Gate
 from tests.models.serving import Serving, serving
 
 FOX = "said the fox"

@@ -7,8 +7,8 @@ import random
 
 import pytest
 
-from server.errors import LoadFailed, Unavailable
-from server.models.patience import Patience
+from server.host.models.patience import Patience
+from server.schemas.errors import LoadFailed, Unavailable
 from spec.errors import ConfigurationError
 from tests.models.coming import CAPACITY, Comer, World
 from tests.provenance import clock

@@ -5,11 +5,11 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping, Sequence
 
-from server.parsers.calls import Answer
-from server.parsers.dialect import FORMATS
-from server.parsers.formats import plain
-from server.parsers.parser import ScriptParser
-from server.parts import Part, ReasoningPart, TextPart, ToolCallPart, joined
+from server.text.parsers.calls import Answer
+from server.text.parsers.dialect import FORMATS
+from server.text.parsers.formats import plain
+from server.text.parsers.parser import ScriptParser
+from server.text.parts import Part, ReasoningPart, TextPart, ToolCallPart, joined
 
 THINK = ("<think>", "</think>")
 TYPES = {"city": "string", "days": "integer", "exact": "boolean", "list": "array", "more": ["string", "object"]}

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from server.parsers.dialect import Dialect
-from server.resolved import BUNDLED
-from server.text import Tokenizer
+from server.settings.resolved import BUNDLED
+from server.text.parsers.dialect import Dialect
+from server.text.tokenizer import Tokenizer
 
 TALK = [
     {"role": "system", "content": " Be kind.\n"},

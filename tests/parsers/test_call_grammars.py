@@ -11,14 +11,14 @@ import numpy as np
 import pytest
 from llguidance import LLMatcher, LLTokenizer
 
-from server.choice import Choice, TextOptions
-from server.grammars.calls import tool_call_grammar
-from server.grammars.strict import strict_grammar
-from server.parsers.dialect import FORMATS, Dialect
-from server.parts import ToolCallPart, joined
-from server.text import Tokenizer
-from server.tools import Offer
-from server.wire.tools import Function
+from server.schemas.tools import Function
+from server.text.choice import Choice, TextOptions
+from server.text.grammars.calls import tool_call_grammar
+from server.text.grammars.strict import strict_grammar
+from server.text.parsers.dialect import FORMATS, Dialect
+from server.text.parts import ToolCallPart, joined
+from server.text.tokenizer import Tokenizer
+from server.text.tools import Offer
 from spec.errors import InvalidRequest
 from spec.request import Delta, FinishReason, Request
 from spec.sampling import SamplingParams

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from server.choice import Choice, TextOptions
-from server.parsers.dialect import Dialect
-from server.parts import ReasoningPart, TextPart, ToolCallPart, joined
-from server.tools import Offer
-from server.wire.tools import Function
+from server.schemas.tools import Function
+from server.text.choice import Choice, TextOptions
+from server.text.parsers.dialect import Dialect
+from server.text.parts import ReasoningPart, TextPart, ToolCallPart, joined
+from server.text.tools import Offer
 from spec.request import Delta, Request
 from spec.sampling import SamplingParams
 

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from server.parsers.declared import DeclaredParser
-from server.parsers.dialect import Dialect
-from server.parts import ReasoningPart, TextPart, ToolCallPart, joined
-from server.text import Tokenizer
+from server.text.parsers.declared import DeclaredParser
+from server.text.parsers.dialect import Dialect
+from server.text.parts import ReasoningPart, TextPart, ToolCallPart, joined
+from server.text.tokenizer import Tokenizer
 from spec.errors import ConfigurationError
 from tests.parsers.asking import TOOL, ask, engine_saying
 from tests.parsers.families import TEMPLATES, family_tokenizer

@@ -6,10 +6,10 @@ import re
 
 import pytest
 
-from server.parsers.dialect import Dialect
-from server.parts import PlainText, ToolCallPart
-from server.tools import Offer
-from server.wire.tools import Function
+from server.schemas.tools import Function
+from server.text.parsers.dialect import Dialect
+from server.text.parts import PlainText, ToolCallPart
+from server.text.tools import Offer
 from tests.parsers.families import family_tokenizer
 from tests.parsers.reading import text_of
 

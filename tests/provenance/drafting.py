@@ -6,7 +6,7 @@ import random
 from collections.abc import Sequence
 from typing import Any
 
-from server.text import Tokenizer
+from server.text.tokenizer import Tokenizer
 from spec.request import Origin, Request
 from tests.server.scripted import END, SECONDS, ScriptedEngine
 

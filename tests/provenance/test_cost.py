@@ -5,11 +5,11 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from server.answers.base import AnswerOptions
-from server.answers.base import Origin as AnswerOrigin
-from server.answers.chat import ChatAnswer
-from server.choice import Choice, TextOptions
-from server.sse import EVENTS
+from server.api.common.answer import AnswerOptions
+from server.api.common.sse import EVENTS
+from server.api.openai.chat_answer import ChatAnswer
+from server.host.service import Origin as AnswerOrigin
+from server.text.choice import Choice, TextOptions
 from spec.request import Delta, Origin, Request
 from spec.sampling import SamplingParams
 from tests.server.scripted import END

@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from server.choice import Choice, Piece, TextOptions, merged
-from server.errors import EngineFailed
-from server.generation import Generation
-from server.pacing import Batch, Evenly, Spread, split
-from server.parts import TextPart
-from server.provenance import Said
+from server.api.common.pacing import Batch, Evenly, Spread, split
+from server.engine.generation import Generation
+from server.schemas.errors import EngineFailed
+from server.text.choice import Choice, Piece, TextOptions, merged
+from server.text.parts import TextPart
+from server.text.provenance import Said
 from spec.request import Delta, Request
 from spec.sampling import SamplingParams
 from tests.provenance import clock

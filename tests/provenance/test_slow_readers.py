@@ -9,16 +9,17 @@ from typing import Any
 import msgspec
 import pytest
 
-from server.answers.base import AnswerOptions, Origin
-from server.answers.completion import CompletionAnswer
-from server.choice import Choice, TextOptions
-from server.generation import Generation
-from server.responses.codec import codec_of
-from server.responses.outbox import Outbox
-from server.responses.state import SocketLimits
-from server.streaming import delivery
-from server.wire.provenance import Provenance, StepProvenance, TokenProvenance
-from server.wire.response_events import OutputTextDelta
+from server.api.common.answer import AnswerOptions
+from server.api.common.streaming import delivery
+from server.api.openai.completion_answer import CompletionAnswer
+from server.api.responses.codec import codec_of
+from server.api.responses.events import OutputTextDelta
+from server.api.responses.outbox import Outbox
+from server.api.responses.state import SocketLimits
+from server.engine.generation import Generation
+from server.host.service import Origin
+from server.schemas.provenance import Provenance, StepProvenance, TokenProvenance
+from server.text.choice import Choice, TextOptions
 from spec.request import Request
 from spec.sampling import SamplingParams
 from tests.provenance.drafting import Drafting, Json, check, ids_of, joined

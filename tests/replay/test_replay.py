@@ -12,16 +12,16 @@ import pytest
 
 from drafters.ngram import NgramDrafter
 from drafters.suffix.drafter import SuffixDrafter
-from server.cli import main
-from server.drafters.registry import LOOKUPS
-from server.replay import lookups, recorded
-from server.replay.cost import Cost
-from server.replay.evaluate import evaluate, largest
-from server.replay.ways import parse, usual
-from server.tracing.lines import Lines
-from server.tracing.reader import Session, Told, drafting, read
-from server.tracing.records import Begin, Part, Start, Step
-from server.tracing.writer import TraceWriter
+from server.cli.main import main
+from server.engine.drafters.registry import LOOKUPS
+from server.engine.trace.lines import Lines
+from server.engine.trace.reader import Session, Told, drafting, read
+from server.engine.trace.records import Begin, Part, Start, Step
+from server.engine.trace.writer import TraceWriter
+from server.observe.replay import lookups, recorded
+from server.observe.replay.cost import Cost
+from server.observe.replay.evaluate import evaluate, largest
+from server.observe.replay.ways import parse, usual
 from spec.budget import StepCost
 from spec.errors import ConfigurationError
 from spec.protocols import Drafter

@@ -10,14 +10,14 @@ from typing import Any
 import openai
 from aiohttp.test_utils import TestClient, TestServer, get_port_socket
 
-from server.app import create_app
-from server.gateway.gate import Gate
-from server.parsers.dialect import Dialect
-from server.responses.state import Responses, SocketLimits
-from server.responses.store import Limits
-from server.server_state import ServerState
-from server.service import Service, ServiceOptions, Text
-from server.text import SamplingDefaults, Tokenizer
+from server.api.responses.state import Responses, SocketLimits
+from server.api.responses.store import Limits
+from server.host.service import Service, ServiceOptions, Text
+from server.host.state import ServerState
+from server.http.app import create_app
+from server.http.gate import Gate
+from server.text.parsers.dialect import Dialect
+from server.text.tokenizer import SamplingDefaults, Tokenizer
 from tests.server.live import openai_client
 from tests.server.scripted import END, ScriptedEngine
 

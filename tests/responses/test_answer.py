@@ -12,14 +12,15 @@ from openai._models import construct_type_unchecked
 from openai.lib.streaming.responses._responses import ResponseStreamState
 from openai.types.responses import ResponseStreamEvent
 
-from server.answers.base import AnswerOptions, Origin
-from server.answers.responses import Cancelled, ResponseAnswer
-from server.choice import Choice, Piece, TextOptions
-from server.errors import EngineFailed, described
-from server.parts import Part, ReasoningPart, TextPart, ToolCallPart
-from server.responses.tools import Toolbox
-from server.wire.responses import FunctionTool, Reasoning, Response, TextFormat
-from server.wire.responses import TextOptions as ResponseText
+from server.api.common.answer import AnswerOptions
+from server.api.responses.answer import Cancelled, ResponseAnswer
+from server.api.responses.schemas import FunctionTool, Reasoning, Response, TextFormat
+from server.api.responses.schemas import TextOptions as ResponseText
+from server.api.responses.tools import Toolbox
+from server.host.service import Origin
+from server.schemas.errors import EngineFailed, described
+from server.text.choice import Choice, Piece, TextOptions
+from server.text.parts import Part, ReasoningPart, TextPart, ToolCallPart
 from spec.request import Request, TokenLogprobs
 from spec.sampling import SamplingParams
 

@@ -9,6 +9,7 @@ import openai
 import pytest
 from aiohttp import web
 
+from server.api.responses.state import Responses
 from server.gateway.caller import CALLER, Caller
 from tests.responses.serving import STORY, address, asking, saying, serving
 from tests.server.live import openai_client
@@ -121,10 +122,10 @@ async def test_a_response_that_nobody_streams_can_be_cancelled_too(tokenizer):
     engine = saying(tokenizer, "fox " * 100, pause=0.01)
     async with serving(engine, tokenizer) as (http, service), openai_client(address(http)) as client:
         asking = asyncio.create_task(client.responses.create(model="toy", input="Tell"))
-        while not service.responses.running:
+        while not service.server.of(Responses).running:
             await asyncio.sleep(0.01)
         await asyncio.sleep(0.1)
-        ((_, id),) = service.responses.running
+        ((_, id),) = service.server.of(Responses).running
         await client.responses.cancel(id)
         response = await asking
     assert response.status == "cancelled" and response.output_text.startswith("fox")
@@ -143,7 +144,7 @@ async def test_a_client_that_leaves_cancels_its_response(tokenizer):
         stream = await client.responses.create(model="toy", input="Tell", stream=True)
         id = (await anext(stream)).response.id  # type: ignore[union-attr]
         await stream.close()
-        while service.responses.running:
+        while service.server.of(Responses).running:
             await asyncio.sleep(0.01)
         assert (await client.responses.retrieve(id)).status == "cancelled"
     assert len(engine.cancelled) == 1

@@ -5,9 +5,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from server.responses.items import given_items, messages_of, said_items
-from server.responses.translate import chat_request
-from server.wire.responses import (
+from server.api.responses.items import given_items, messages_of, said_items
+from server.api.responses.request import chat_request
+from server.api.responses.schemas import (
     FunctionCall,
     InputItem,
     OutputItem,

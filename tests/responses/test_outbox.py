@@ -8,9 +8,9 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.responses.codec import MSGPACK_PROTOCOL, codec_of
-from server.responses.outbox import Outbox
-from server.wire.response_events import ArgumentsDelta, OutputTextDelta, OutputTextDone, ReasoningTextDelta
+from server.api.responses.codec import MSGPACK_PROTOCOL, codec_of
+from server.api.responses.events import ArgumentsDelta, OutputTextDelta, OutputTextDone, ReasoningTextDelta
+from server.api.responses.outbox import Outbox
 
 
 def text(number: int, delta: str, item: str = "m") -> OutputTextDelta:

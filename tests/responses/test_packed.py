@@ -7,10 +7,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from server.bounds import MOST_PARTS
-from server.responses.codec import JSON_PROTOCOL, MSGPACK_PROTOCOL, codec_of
-from server.responses.packed import check_packed
-from server.wire.response_events import Create
+from server.api.responses.codec import JSON_PROTOCOL, MSGPACK_PROTOCOL, codec_of
+from server.api.responses.events import Create
+from server.api.responses.packed import check_packed
+from server.schemas.bounds import MOST_PARTS
 from spec.errors import InvalidRequest
 
 ASK: dict[str, Any] = {"type": "response.create", "model": "toy", "input": "x"}

@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 from typing import get_args
 
-import server.responses.socket as socket_module
-from server.responses.socket import Closing
-from server.responses.state import SocketLimits
-from server.responses.store import MOST_EVENTS, Limits
-from server.server_state import MOST_BODIES
-from server.wire.response_events import ClientEvent, ResponseEvent, SocketError
+import server.api.responses.socket as socket_module
+from server.api.responses.events import ClientEvent, ResponseEvent, SocketError
+from server.api.responses.socket import Closing
+from server.api.responses.state import SocketLimits
+from server.api.responses.store import MOST_EVENTS, Limits
+from server.host.state import MOST_BODIES
 from tests.responses import transcript
 
 PAGE = transcript.PAGE.read_text("utf-8")

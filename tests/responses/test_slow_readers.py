@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from server.responses.state import SocketLimits
+from server.api.responses.state import Responses, SocketLimits
 from spec.request import Request
 from tests.responses.bare import STUCK, Bare
 from tests.responses.serving import serving
@@ -71,12 +71,12 @@ async def test_a_hundred_deaf_sockets_beside_a_stream(tokenizer):
                 for _ in range(DEAF):  # one after the other, so that their steps do not fall together
                     await stalled(stack, int(http.port or 0))
                     await asyncio.sleep(0.005)
-                while len(service.responses.running) < DEAF:
+                while len(service.server.of(Responses).running) < DEAF:
                     await asyncio.sleep(0.01)
-                assert len(service.responses.sockets) == DEAF
+                assert len(service.server.of(Responses).sockets) == DEAF
                 beside.append(p99(await gaps(http)))
-                assert len(service.responses.running) >= DEAF, "they were to run all the time"
-            while service.responses.sockets:
+                assert len(service.server.of(Responses).running) >= DEAF, "they were to run all the time"
+            while service.server.of(Responses).sockets:
                 await asyncio.sleep(0.01)
             if undisturbed := min(beside) < 1.2 * min(alone) + 0.002:
                 break

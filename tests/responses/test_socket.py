@@ -13,9 +13,9 @@ from openai import OpenAI
 from openai.types.responses import ResponsesServerEvent
 from openai.types.responses.responses_server_event import ResponseWsError
 
+from server.api.responses.codec import MSGPACK_PROTOCOL
+from server.api.responses.state import Responses, SocketLimits
 from server.gateway.caller import CALLER, Caller
-from server.responses.codec import MSGPACK_PROTOCOL
-from server.responses.state import SocketLimits
 from tests.responses.serving import STORY, address, asking, saying, serving
 from tests.server.scripted import END
 
@@ -149,7 +149,7 @@ async def test_warm_up_prepares_the_prompt_and_says_nothing(tokenizer):
         assert said(await answer(socket, follow)) == STORY
         prewarm = {"input": "Tell", "prompt_cache_options": {"prewarm": True}}
         assert (await answer(socket, prewarm))[-1]["response"]["output"] == []
-        assert not service.responses.running
+        assert not service.server.of(Responses).running
     first, second = (request.prompt for request in engine.requests[:2])
     assert second[: len(first)] == first, "the warm-up's KV is no prefix of the answer's"
 
@@ -261,7 +261,7 @@ async def test_a_wrong_message_gets_an_error_and_the_socket_stays_open(tokenizer
 
 
 async def test_an_engine_that_refuses_is_an_error_and_one_that_breaks_a_failed_response(tokenizer):
-    from server.errors import QueueFull
+    from server.schemas.errors import QueueFull
 
     engine = saying(tokenizer, fail_after=4)
     async with serving(engine, tokenizer) as (http, _), http.ws_connect(PATH) as socket:
@@ -325,7 +325,7 @@ async def test_a_browser_may_name_its_protocol(tokenizer, offered):
 def test_every_event_is_one_the_client_knows():
     from typing import get_args
 
-    from server.wire.response_events import ResponseEvent, SocketError, SteerFailed
+    from server.api.responses.events import ResponseEvent, SocketError, SteerFailed
 
     ours = {one.__struct_config__.tag for one in (*get_args(ResponseEvent), SocketError, SteerFailed)}
     theirs = {get_args(one.model_fields["type"].annotation)[0] for one in get_args(get_args(ResponsesServerEvent)[0])}

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from aiohttp import WSMsgType, web
 
+from server.api.responses.state import Responses, SocketLimits
 from server.gateway.allowance import Allowance
 from server.gateway.caller import CALLER, Caller
-from server.gateway.gate import Gate
-from server.responses.state import SocketLimits
+from server.http.gate import Gate
 from tests.responses.bare import BINARY, PING, Bare
 from tests.responses.serving import STORY, saying, serving
 from tests.responses.test_socket import PATH, answer, said
@@ -58,8 +58,8 @@ async def test_a_reader_that_stops_is_closed_with_1013_and_its_request_cancelled
     ):
         for lane in range(60):
             await bare.create(input="Tell", max_output_tokens=400, stream_id=f"{lane:0200}")
-        await until(lambda: not service.responses.sockets)
-        await until(lambda: not service.responses.running)
+        await until(lambda: not service.server.of(Responses).sockets)
+        await until(lambda: not service.server.of(Responses).running)
         assert await bare.close_code() == 1013
         assert (await http.get("/health")).status == 200
 
@@ -100,7 +100,7 @@ async def test_the_socket_too_many_is_told_and_closed_with_1013(tokenizer):
             assert (error["status"], error["error"]["code"]) == (429, "websocket_connection_limit_reached")
             assert await closed_with(third) == 1013
             assert said(await answer(one, {"input": "Tell"})) == STORY
-        await until(lambda: not service.responses.sockets)
+        await until(lambda: not service.server.of(Responses).sockets)
 
 
 async def test_a_draining_server_finishes_what_runs_and_closes_with_1012(tokenizer):
@@ -140,7 +140,7 @@ async def test_a_message_too_big_closes_with_1009(tokenizer):
         async with http.ws_connect(PATH) as socket:
             await socket.send_json({"type": "response.create", "input": "x" * 5000})
             assert await closed_with(socket) == 1009
-        await until(lambda: not service.responses.sockets)
+        await until(lambda: not service.server.of(Responses).sockets)
 
 
 async def test_a_frame_of_the_wrong_type_closes_with_1003(tokenizer):
@@ -178,7 +178,7 @@ async def test_a_client_that_leaves_cancels_what_it_asked_for(tokenizer, leave):
             await bare.create(input="Tell", stream_id=lane)
         await until(lambda: len(engine.requests) == 2)
         leave(bare)
-        await until(lambda: not service.responses.sockets and not service.responses.running)
+        await until(lambda: not service.server.of(Responses).sockets and not service.server.of(Responses).running)
         assert len(engine.cancelled) == 2 and len(engine.requests) == 2
 
 
@@ -192,7 +192,7 @@ async def test_pings_come_and_silence_ends_the_socket(tokenizer):
         opcodes = []
         while PING not in opcodes:
             opcodes.append((await bare.read())[0])
-        await until(lambda: not service.responses.sockets)
+        await until(lambda: not service.server.of(Responses).sockets)
         assert len(engine.cancelled) == 1
 
 

@@ -13,11 +13,12 @@ import pytest
 import pytest_asyncio
 from aiohttp.test_utils import TestServer
 
-from server.app import create_app
-from server.config import ServeConfig
-from server.engine_client import EngineClient
-from server.gateway.gate import Gate
-from server.service import Service, ServiceOptions, Text
+from server.api.responses.state import Responses
+from server.host.client import EngineClient
+from server.host.service import Service, ServiceOptions, Text
+from server.http.app import create_app
+from server.http.gate import Gate
+from server.settings.config import ServeConfig
 from tests.responses.bare import BINARY, CLOSE, PING, PONG, TEXT, Bare
 from tests.responses.test_socket import LAST
 
@@ -206,7 +207,7 @@ async def test_a_thousand_messages(real, seed):
             events += one.events
             codes[one.code] += 1
     async with asyncio.timeout(60):
-        while service.responses.sockets or service.responses.running or service.running:
+        while service.server.of(Responses).sockets or service.server.of(Responses).running or service.running:
             await asyncio.sleep(0.01)
         while (state := await engine.inspect()).busy:
             await asyncio.sleep(0.01)

@@ -9,10 +9,10 @@ import msgspec
 import openai
 import pytest
 
-from server.responses.codec import MSGPACK_PROTOCOL
-from server.responses.tools import Toolbox, arguments_of, spoken_input
-from server.text import Tokenizer
-from server.wire.responses import FunctionTool
+from server.api.responses.codec import MSGPACK_PROTOCOL
+from server.api.responses.schemas import FunctionTool
+from server.api.responses.tools import Toolbox, arguments_of, spoken_input
+from server.text.tokenizer import Tokenizer
 from tests.doors.conftest import AGENT_TEMPLATE
 from tests.responses.serving import asking, saying, serving
 from tests.server.conftest import byte_level_tokenizer

@@ -12,9 +12,9 @@ import torch
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 
-from server.build import build_engine
-from server.config import Dtype, EngineConfig
-from server.resolved import BUNDLED
+from server.engine.build import build_engine
+from server.settings.config import Dtype, EngineConfig
+from server.settings.resolved import BUNDLED
 from spec.engine import Engine
 from tests.same_tokens.proposers import RandomTrees
 from tests.same_tokens.runs import CHAINS, TREES, assert_same, sampled, shape_of, whole

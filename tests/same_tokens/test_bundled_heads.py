@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from tokenizers import Tokenizer
 
-from server.build import build_engine
-from server.config import EngineConfig
-from server.resolved import BUNDLED, BUNDLED_HEADS, choose_draft
+from server.engine.build import build_engine
+from server.settings.config import EngineConfig
+from server.settings.resolved import BUNDLED, BUNDLED_HEADS, choose_draft
 from spec.errors import ConfigurationError
 from tests.same_tokens.runs import assert_same, sampled
 from tests.same_tokens.test_bundled import PROMPTS

@@ -10,7 +10,7 @@ import pytest
 
 from drafters.combined import members_of
 from drafters.custom import CustomDrafter
-from server.build import build_engine
+from server.engine.build import build_engine
 from spec.engine import Engine
 from tests.same_tokens.runs import assert_same, jobs_of, plain
 from tests.same_tokens.test_directories import config, directory, expected, witnessed

@@ -11,8 +11,8 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from drafters.draft_model import DraftModelDrafter
 from drafters.routed import configured
-from server.build import build_engine
-from server.config import EngineConfig
+from server.engine.build import build_engine
+from server.settings.config import EngineConfig
 from spec.engine import Engine
 from spec.errors import ConfigurationError
 from spec.tree import TreeShape

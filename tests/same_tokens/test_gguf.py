@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from server.banner import rows
-from server.build import build_engine
-from server.cli import main
-from server.config import EngineConfig
-from server.resolved import BUNDLED
+from server.cli.banner import rows
+from server.cli.main import main
+from server.engine.build import build_engine
+from server.settings.config import EngineConfig
+from server.settings.resolved import BUNDLED
 from tests.same_tokens.runs import assert_same
 from tests.same_tokens.test_bundled_heads import jobs
 from tests.same_tokens.witness import Text, Witness, run

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from server.build import build_engine
-from server.drafters.draft_model import DraftModel
-from server.drafters.registry import find
+from server.engine.build import build_engine
+from server.engine.drafters.draft_model import DraftModel
+from server.engine.drafters.registry import find
 from spec.errors import ConfigurationError
 from tests.heads.published import make_eagle, make_medusa
 from tests.same_tokens.models import Pair

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from kvpaging import PagePool
-from server.drafters.registry import LOOKUPS
+from server.engine.drafters.registry import LOOKUPS
 from spec.engine import Engine
 from spec.protocols import Drafter
 from spec.tree import TreeShape

@@ -16,10 +16,10 @@ from tokenizers.models import WordLevel
 from bench.vocabularies import renumbered
 from drafters.draft_model import DraftModelDrafter
 from kvpaging import PagePool, PageTable
-from server.build import build_engine
-from server.config import EngineConfig
-from server.resolved import BUNDLED
-from server.spelling import Spelling
+from server.engine.build import build_engine
+from server.settings.config import EngineConfig
+from server.settings.resolved import BUNDLED
+from server.text.spelling import Spelling
 from spec.errors import ConfigurationError
 from spec.tree import TreeShape
 from tests.drafters.test_draft_model import running

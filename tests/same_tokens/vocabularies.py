@@ -14,7 +14,7 @@ from torch import Tensor
 
 from drafters.draft_model import DraftModelDrafter
 from kvpaging import PagePool
-from server.translation import Translation, translation
+from server.engine.translation import Translation, translation
 from spec.protocols import Drafter
 from spec.sequence import Sequence as Running
 from spec.tree import DraftTree, TreeShape

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from server.selfcheck import check
-from server.text import Tokenizer
+from server.observe.selfcheck import check
+from server.text.tokenizer import Tokenizer
 from tests.server.conftest import byte_level_tokenizer
 
 

@@ -8,12 +8,12 @@ from collections.abc import Callable, Sequence
 import pytest
 from torch import Tensor
 
-from server.build import build_engine
-from server.config import EngineConfig
-from server.engine_status import EngineStatus
-from server.generation import Sink
-from server.grammars.compiler import GrammarCompiler
-from server.resolved import BUNDLED
+from server.engine.build import build_engine
+from server.engine.generation import Sink
+from server.engine.status import EngineStatus
+from server.settings.config import EngineConfig
+from server.settings.resolved import BUNDLED
+from server.text.grammars.compiler import GrammarCompiler
 from spec.accept import Acceptance
 from spec.draw import Undrawn
 from spec.engine import Engine

@@ -13,10 +13,10 @@ import pytest
 from aiohttp.test_utils import TestClient, TestServer
 
 from kvpaging import KVStore
-from server.app import create_app
-from server.config import ServeConfig
-from server.service import Service, ServiceOptions, Text
-from server.telemetry.self_check import SelfCheckCounts
+from server.host.service import Service, ServiceOptions, Text
+from server.http.app import create_app
+from server.observe.telemetry.self_check import SelfCheckCounts
+from server.settings.config import ServeConfig
 from spec.engine import Engine
 from tests.selfcheck.checking import until
 from tests.selfcheck.inprocess import SteppedEngine, bundled, take_first_children

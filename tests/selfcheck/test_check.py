@@ -8,11 +8,11 @@ import random
 
 import pytest
 
-from server.errors import EngineFailed, Unavailable
-from server.generation import Sink
-from server.selfcheck import check
-from server.selfcheck.backlog import MOST_ANSWERS
-from server.telemetry.self_check import SelfCheckCounts
+from server.engine.generation import Sink
+from server.observe.selfcheck import check
+from server.observe.selfcheck.backlog import MOST_ANSWERS
+from server.observe.telemetry.self_check import SelfCheckCounts
+from server.schemas.errors import EngineFailed, Unavailable
 from spec.request import Request
 from tests.provenance import clock
 from tests.selfcheck.checking import Diverging, Reader, checking, request, until

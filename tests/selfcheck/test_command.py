@@ -11,12 +11,12 @@ from typing import Any
 import msgspec
 import pytest
 
+from drafters.training.prompts import Prompt
 from foresay import Engine, SamplingParams
-from server.cli import main
-from server.commands.selfcheck import prompts_of
-from server.selfcheck.answer import Difference
-from server.selfcheck.prompts import check, rows, sentence
-from server.training.prompts import Prompt
+from server.cli.main import main
+from server.cli.selfcheck import prompts_of
+from server.cli.selfcheck_prompts import check, rows, sentence
+from server.observe.selfcheck.answer import Difference
 from spec.errors import ConfigurationError
 from tests.selfcheck.inprocess import take_first_children
 

@@ -9,8 +9,8 @@ import ctypes
 import sys
 from pathlib import Path
 
-from server.build import build_engine
-from server.config import EngineConfig
+from server.engine.build import build_engine
+from server.settings.config import EngineConfig
 from spec.engine import Engine
 from spec.request import Request
 from spec.sampling import SamplingParams

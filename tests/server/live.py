@@ -28,7 +28,7 @@ class LiveServer:
         self._log = log
         if "--draft" not in flags:
             flags = ("--draft", "bundled", "--draft-tokens", "4", *flags)
-        command = [sys.executable, "-m", "server.cli", "serve", "--port", "0", *flags]
+        command = [sys.executable, "-m", "server.cli.main", "serve", "--port", "0", *flags]
         with log.open("wb") as errors:
             environment = {**os.environ, **(variables or {})}
             self.process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=errors, env=environment)

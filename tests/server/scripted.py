@@ -8,14 +8,14 @@ from contextlib import asynccontextmanager
 
 from aiohttp.test_utils import TestClient, TestServer
 
-from server.app import create_app
-from server.engine_status import EngineStatus
-from server.errors import EngineFailed
-from server.generation import Sink
-from server.parsers.dialect import Dialect
-from server.service import Service, ServiceOptions, Text
-from server.text import SamplingDefaults, Tokenizer
-from server.tracing.reader import depths_of
+from server.engine.generation import Sink
+from server.engine.status import EngineStatus
+from server.engine.trace.reader import depths_of
+from server.host.service import Service, ServiceOptions, Text
+from server.http.app import create_app
+from server.schemas.errors import EngineFailed
+from server.text.parsers.dialect import Dialect
+from server.text.tokenizer import SamplingDefaults, Tokenizer
 from spec.request import Delta, EngineInfo, FinishReason, Footprint, Origin, Request, TokenLogprobs
 from spec.trace import SequenceTrace
 

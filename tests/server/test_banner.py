@@ -6,8 +6,8 @@ import shlex
 
 import pytest
 
-from server import banner
-from server.config import ServeConfig
+from server.cli import banner
+from server.settings.config import ServeConfig
 from spec.request import EngineInfo
 
 INFO = EngineInfo(

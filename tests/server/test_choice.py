@@ -6,8 +6,8 @@ import itertools
 
 import pytest
 
-from server.choice import Choice, Piece, TextOptions
-from server.statistics import drafting_steps
+from server.api.common.statistics import drafting_steps
+from server.text.choice import Choice, Piece, TextOptions
 from spec.request import Delta, Request
 from spec.sampling import SamplingParams
 from spec.trace import SequenceTrace

@@ -14,13 +14,13 @@ import pytest
 from openai.resources.responses import Responses
 from tokenizers import processors
 
-from server.grammars.fields import OLD_NAMES
-from server.text import Tokenizer
-from server.validation import refused_fields
-from server.wire.chat import ChatRequest
-from server.wire.completions import CompletionRequest
-from server.wire.responses import RESPONSES_NOT_SUPPORTED, ResponseRequest
-from server.wire.shared import GenerationRequest
+from server.api.common.validation import refused_fields
+from server.api.responses.schemas import RESPONSES_NOT_SUPPORTED, ResponseRequest
+from server.schemas.chat import ChatRequest
+from server.schemas.completions import CompletionRequest
+from server.schemas.shared import GenerationRequest
+from server.text.grammars.fields import OLD_NAMES
+from server.text.tokenizer import Tokenizer
 from tests.server.conftest import TEMPLATE, byte_level_tokenizer
 from tests.server.scripted import END, ScriptedEngine, served
 

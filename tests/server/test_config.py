@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from server.config import SECTIONS, BenchConfig, EngineConfig, SamplingConfig, ServeConfig
-from server.load_config import load
-from server.settings import all_settings, settings_of
+from server.settings.config import SECTIONS, BenchConfig, EngineConfig, SamplingConfig, ServeConfig
+from server.settings.fields import all_settings, settings_of
+from server.settings.load import load
 from spec.errors import ConfigurationError
 from spec.sampling import SamplingParams
 

@@ -14,8 +14,8 @@ from tokenizers import AddedToken, decoders, models, pre_tokenizers, processors,
 from tokenizers import Tokenizer as Backend
 from transformers import PreTrainedTokenizerFast
 
-from server.control import Rendered
-from server.text import Tokenizer
+from server.text.control import Rendered
+from server.text.tokenizer import Tokenizer
 from spec.errors import InvalidRequest
 from tests.parsers.families import TEMPLATES, family_tokenizer
 from tests.server.conftest import SAMPLE, byte_level_tokenizer, sentencepiece_tokenizer

@@ -10,12 +10,12 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from server.build import build_engine
-from server.checking.pair import check
-from server.config import EngineConfig
-from server.drafters.custom import Custom
-from server.drafters.registry import drafts
-from server.resolved import choose_draft
+from server.cli.check.pair import check
+from server.engine.build import build_engine
+from server.engine.drafters.custom import Custom
+from server.engine.drafters.registry import drafts
+from server.settings.config import EngineConfig
+from server.settings.resolved import choose_draft
 from spec.errors import ConfigurationError, ForesayError
 from spec.names import SUFFIX
 from spec.sampling import SamplingParams

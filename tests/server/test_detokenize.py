@@ -10,8 +10,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from server.detokenize import Detokenizer, StopSearch
-from server.text import Tokenizer
+from server.text.detokenize import Detokenizer, StopSearch
+from server.text.tokenizer import Tokenizer
 
 FAMILY = "👩\u200d👩\u200d👧\u200d👦"
 TEXTS = st.lists(

@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from server.build import choose_dtype
-from server.checking.pair import check
-from server.config import EngineConfig
-from server.device import Device, find_device
-from server.parameters import parameters
-from server.resolved import BUNDLED
-from server.unfit import Unfit
+from server.cli.check.pair import check
+from server.engine.build import choose_dtype
+from server.engine.device import Device, find_device
+from server.engine.parameters import parameters
+from server.settings.config import EngineConfig
+from server.settings.resolved import BUNDLED
+from server.settings.unfit import Unfit
 from verifier.model.config import ModelConfig
 
 GIB = 1 << 30

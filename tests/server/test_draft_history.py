@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 
 from drafters.suffix.history import History
-from server import draft_history
-from server.config import EngineConfig, check
-from server.draft_history import MAGIC, HistoryWriter, read, write
-from server.local import Engine
+from server.engine import history as draft_history
+from server.engine.history import MAGIC, HistoryWriter, read, write
+from server.host.local import Engine
+from server.settings.config import EngineConfig, check
 from spec.errors import ConfigurationError
 from spec.sampling import SamplingParams
 from tests.server.live import LiveServer

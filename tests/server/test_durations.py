@@ -2,9 +2,9 @@ from __future__ import annotations
 
 import pytest
 
-from server.config import ServeConfig
-from server.durations import in_words, seconds_of
-from server.load_config import load
+from server.settings.config import ServeConfig
+from server.settings.durations import in_words, seconds_of
+from server.settings.load import load
 from spec.errors import ConfigurationError
 
 SPANS = {"30s": 30, "10m": 600, "2h": 7200, "1h30m": 5400, "1.5h": 5400, "250ms": 0.25, "5us": 5e-6, "0s": 0}

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from server import text
-from server.interrupt import TookTooLong, interrupted_after
+from server.text import tokenizer as text
+from server.text.interrupt import TookTooLong, interrupted_after
 from spec.errors import InvalidRequest
 from tests.server.conftest import byte_level_tokenizer
 from tests.server.live import LiveServer
@@ -38,7 +38,7 @@ def test_what_takes_too_long_is_interrupted_and_nothing_else() -> None:
 
 HOLDS_THE_LOCK = """
 import sys, time
-from server import interrupt
+from server.text import interrupt
 
 patience = float(sys.argv[1])
 interrupt.LOCKED_SECONDS, interrupt._LOOK_SECONDS = patience, patience / 5

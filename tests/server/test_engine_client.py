@@ -16,13 +16,14 @@ import aiohttp
 import openai
 import pytest
 
-from server import app, watchdog
-from server.cli import main
-from server.config import ServeConfig
-from server.engine_client import EngineClient
-from server.engine_status import EngineStatus
-from server.generation import generate
-from server.resolved import BUNDLED
+from server.cli.main import main
+from server.engine.generation import generate
+from server.engine.status import EngineStatus
+from server.host import watchdog
+from server.host.client import EngineClient
+from server.http import app
+from server.settings.config import ServeConfig
+from server.settings.resolved import BUNDLED
 from spec.request import Request
 from spec.sampling import SamplingParams
 from tests.server.live import LiveServer, openai_client, status_of

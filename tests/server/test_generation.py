@@ -12,12 +12,13 @@ import threading
 import msgspec
 import pytest
 
-from server import files, frames
-from server.config import EngineConfig, ServeConfig
-from server.engine_loop import Loop
-from server.errors import EngineFailed, SlowReader
-from server.generation import Generation, Sink, generate
-from server.link import Link
+from server.engine.generation import Generation, Sink, generate
+from server.host import frames
+from server.host.link import Link
+from server.host.loop import Loop
+from server.http import files
+from server.schemas.errors import EngineFailed, SlowReader
+from server.settings.config import EngineConfig, ServeConfig
 from spec.errors import InvalidRequest
 from spec.request import Delta, Request
 from spec.sampling import SamplingParams

@@ -10,14 +10,15 @@ import pytest
 import torch
 
 from kvpaging import KVStore, PagePool
-from server.cli import COMMANDS, build_parser
-from server.config import EngineConfig, ServeConfig
-from server.device import Device
-from server.gpu_memory import GRAPH_RESERVE, UTILIZATION
-from server.load_config import load
-from server.memory import MemoryPlan, plan
-from server.parameters import parameters
-from server.unfit import Unfit
+from server.cli.main import COMMANDS, build_parser
+from server.engine.device import Device
+from server.engine.gpu_memory import GRAPH_RESERVE, UTILIZATION
+from server.engine.memory import MemoryPlan
+from server.engine.parameters import parameters
+from server.engine.plan import plan
+from server.settings.config import EngineConfig, ServeConfig
+from server.settings.load import load
+from server.settings.unfit import Unfit
 from tests.checking.planned import draft_of
 from verifier.model.config import ModelConfig
 from verifier.model.fields import Fields

@@ -6,7 +6,7 @@ import io
 
 import pytest
 
-from server.errors import EngineFailed
+from server.schemas.errors import EngineFailed
 from spec.errors import InvalidRequest
 from spec.request import Delta
 from tests.server.scripted import END, ScriptedEngine, served

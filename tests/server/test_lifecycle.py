@@ -7,9 +7,9 @@ import asyncio
 import pytest
 from aiohttp import ServerDisconnectedError
 
-from server.engine_status import EngineStatus
-from server.service import Service
-from server.sse import EventStream
+from server.api.common.sse import EventStream
+from server.engine.status import EngineStatus
+from server.host.service import Service
 from tests.server.scripted import END, ScriptedEngine, served
 from tests.server.wire import events, post
 

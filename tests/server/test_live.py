@@ -13,9 +13,9 @@ import aiohttp
 import openai
 import pytest
 
-from server.config import ServeConfig
-from server.engine_client import EngineClient
-from server.generation import Generation, generate
+from server.engine.generation import Generation, generate
+from server.host.client import EngineClient
+from server.settings.config import ServeConfig
 from spec.request import Request
 from spec.sampling import SamplingParams
 from tests.server.live import LiveServer, openai_client, status_of, steps, steps_of

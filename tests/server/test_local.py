@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from foresay import Engine, SamplingParams
-from server.cli import main
+from server.cli.main import main
 from spec.errors import ConfigurationError, InvalidRequest
 
 START = "Once upon a time"

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from server.cli import main
-from server.config import EngineConfig, SamplingConfig, ServeConfig
-from server.load_config import load
+from server.cli.main import main
+from server.settings.config import EngineConfig, SamplingConfig, ServeConfig
+from server.settings.load import load
 from spec.errors import ConfigurationError
 
 FILE = """

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from server.options import check_told
-from server.text import SamplingDefaults
-from server.wire.completions import CompletionRequest
+from server.schemas.completions import CompletionRequest
+from server.text.options import check_told
+from server.text.tokenizer import SamplingDefaults
 from spec.errors import InvalidRequest
 from spec.sampling import SamplingParams
 from tests.server.asking import PATHS, answer, refusal

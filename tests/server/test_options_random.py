@@ -9,8 +9,8 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as some
 
-from server.forks import choice_seed
-from server.text import Tokenizer
+from server.engine.forks import choice_seed
+from server.text.tokenizer import Tokenizer
 from spec.request import Request
 from tests.server.conftest import byte_level_tokenizer
 from tests.server.scripted import END, ScriptedEngine, entry, served

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from aiohttp.test_utils import TestClient, TestServer
 
-from server.app import create_app
-from server.config import ServeConfig
-from server.service import Service, ServiceOptions, Text
+from server.host.service import Service, ServiceOptions, Text
+from server.http.app import create_app
+from server.settings.config import ServeConfig
 from spec.engine import Engine
 from spec.names import PREDICTION
 from spec.request import Origin

@@ -9,15 +9,15 @@ import msgspec
 import pytest
 import torch
 
-from server.banner import rows
-from server.build import build_engine
-from server.cli import main
-from server.config import EngineConfig
-from server.device import Device
-from server.memory import model_bytes, packed_bytes
-from server.quantized import check_device, quantized
-from server.resolved import BUNDLED
-from server.unfit import Unfit
+from server.cli.banner import rows
+from server.cli.main import main
+from server.engine.build import build_engine
+from server.engine.device import Device
+from server.engine.memory import model_bytes, packed_bytes
+from server.engine.quantized import check_device, quantized
+from server.settings.config import EngineConfig
+from server.settings.resolved import BUNDLED
+from server.settings.unfit import Unfit
 from spec.engine import Engine
 from spec.request import Request
 from spec.sampling import SamplingParams

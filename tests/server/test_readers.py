@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from server.generation import Sink
+from server.engine.generation import Sink
 from spec.request import Request
 from tests.server.scripted import ScriptedEngine, served
 from tests.server.wire import ASK, events, post

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from server.config import EngineConfig
-from server.drafters.draft_model import DraftModel
-from server.drafters.entry import Entry, FromFiles
-from server.drafters.registry import ENTRIES, LOOKUPS, entry_of, settled
+from server.engine.drafters.draft_model import DraftModel
+from server.engine.drafters.entry import Entry, FromFiles
+from server.engine.drafters.registry import ENTRIES, LOOKUPS, entry_of, settled
+from server.settings.config import EngineConfig
 from spec.errors import ConfigurationError
 from spec.names import DRAFTERS, GRAMMAR, PREDICTION
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from server.rehearsal import Rehearsal, filled
+from server.engine.calibrate import Rehearsal, filled
 from spec.budget.cost import DraftCost
 from spec.sequence import Sequence as Running
 from spec.tree import DraftTree, TreeShape
@@ -84,7 +84,7 @@ def test_what_says_nothing_in_the_first_step_of_a_text_has_its_price_all_the_sam
 def test_on_a_slow_machine_large_steps_are_not_tried_and_drafts_have_their_price(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("server.rehearsal._LONG", 0.0)
+    monkeypatch.setattr("server.engine.calibrate._LONG", 0.0)
     _, rehearsal = rehearsed()
     assert [rows for rows, _ in rehearsal.curve().points] == [1, 2, 3, 5]
     assert grown(rehearsal.draft_cost(Slow(12), 12), 12) == pytest.approx(4 * 0.02, rel=0.01)

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from server import child
-from server.child import Ahead
-from server.cli import main
+from server.cli.main import main
+from server.host import child
+from server.host.child import Ahead
 from tests.server.live import LiveServer
 
 
@@ -31,12 +31,12 @@ def children() -> set[str]:
 
 def test_the_engine_process_is_started_before_anything_large_is_imported() -> None:
     code = (
-        "import sys; from server import child\n"
+        "import sys; from server.host import child\n"
         "def spawn():\n"
         "    print(*sys.modules.keys() & {'aiohttp', 'asyncio', 'numpy', 'torch', 'transformers'}, len(sys.modules))\n"
         "    raise SystemExit\n"
         "child.spawn = spawn\n"
-        "from server.cli import main; main(['serve'])"
+        "from server.cli.main import main; main(['serve'])"
     )
     *large, count = printed(code).split()
     assert not large and int(count) < 400
@@ -44,8 +44,9 @@ def test_the_engine_process_is_started_before_anything_large_is_imported() -> No
 
 def test_an_engine_imports_no_compiler_of_torchs_and_no_text() -> None:
     code = (
-        "import sys; from server.engine_process import _import; _import()\n"
-        "from server.build import build_engine; from server.config import ServeConfig; build_engine(ServeConfig())\n"
+        "import sys; from server.host.process import _import; _import()\n"
+        "from server.engine.build import build_engine; from server.settings.config import ServeConfig\n"
+        "build_engine(ServeConfig())\n"
         "print(*sys.modules.keys() & {'torch._dynamo', 'torch._inductor', 'sympy', 'transformers', 'aiohttp'})"
     )
     assert printed(code).split() == []
@@ -54,7 +55,7 @@ def test_an_engine_imports_no_compiler_of_torchs_and_no_text() -> None:
 def test_a_command_with_an_engine_of_its_own_imports_none_either() -> None:
     """Where transformers finds torch it imports the compiler, and more, beside a tokenizer."""
     code = (
-        "import sys; from server.cli import main\n"
+        "import sys; from server.cli.main import main\n"
         "assert main(['generate', '--prompt', 'Once', '--max-tokens', '2', '--json']) == 0\n"
         "print(*sys.modules.keys() & {'torch._dynamo', 'sympy', 'torch.distributed.tensor', 'aiohttp'})"
     )

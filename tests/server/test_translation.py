@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 from tokenizers import AddedToken, Tokenizer, models, processors
 
-from server.lexicon import Lexicon
-from server.spelling import Spelling
-from server.translation import Translation, translation
-from server.unfit import Unfit
+from server.engine.lexicon import Lexicon
+from server.engine.translation import Translation, translation
+from server.settings.unfit import Unfit
+from server.text.spelling import Spelling
 from tests.same_tokens.test_directories import write_tokenizer
 from tests.same_tokens.vocabularies import write_sentencepiece
 from tests.verifier.families import make

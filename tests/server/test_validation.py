@@ -5,11 +5,12 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from server import conversation, validation
-from server.text import SamplingDefaults
-from server.wire.chat import ChatRequest
-from server.wire.completions import CompletionRequest
-from server.wire.shared import NOT_SUPPORTED
+from server.api.common import validation
+from server.schemas.chat import ChatRequest
+from server.schemas.completions import CompletionRequest
+from server.schemas.shared import NOT_SUPPORTED
+from server.text import conversation
+from server.text.tokenizer import SamplingDefaults
 from spec.errors import ContextLengthExceeded, InvalidRequest
 from spec.sampling import SamplingParams
 

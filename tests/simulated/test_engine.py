@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-import server.build
+import server.engine.build
 from kvpaging import KVStore
-from server.build import build_engine
-from server.config import EngineConfig
-from server.device import Device
+from server.engine.build import build_engine
+from server.engine.device import Device
+from server.settings.config import EngineConfig
 from spec.engine import Engine
 from spec.errors import ConfigurationError
 from spec.request import Request
@@ -46,9 +46,9 @@ def test_the_same_tokens_as_on_the_cpu(draft, monkeypatch) -> None:
         draft=draft, draft_tree="3,2,1", dtype="float32", device="cpu", max_seqs=2, max_model_len=128, kv_tokens=256
     )
     expected = texts(build_engine(config))
-    monkeypatch.setattr(server.build, "find_device", lambda config: GPU)
-    monkeypatch.setattr(server.build, "_MEASURED_ROWS", (2, 8))  # its attention goes row by row
-    monkeypatch.setattr(server.build, "capture_of", lambda graphs: captured if graphs else direct)
+    monkeypatch.setattr(server.engine.build, "find_device", lambda config: GPU)
+    monkeypatch.setattr(server.engine.build, "_MEASURED_ROWS", (2, 8))  # its attention goes row by row
+    monkeypatch.setattr(server.engine.build, "capture_of", lambda graphs: captured if graphs else direct)
     with simulated():
         engine = build_engine(config)
         assert texts(engine) == expected
@@ -59,7 +59,7 @@ def test_the_same_tokens_as_on_the_cpu(draft, monkeypatch) -> None:
 
 
 def test_what_a_drafter_of_ones_own_cannot_have_there_is_refused(monkeypatch) -> None:
-    monkeypatch.setattr(server.build, "find_device", lambda config: GPU)
+    monkeypatch.setattr(server.engine.build, "find_device", lambda config: GPU)
     draft = "tests.same_tokens.customs:Reading"
     config = EngineConfig(draft=draft, dtype="float32", device="cpu", max_seqs=2, max_model_len=128, kv_tokens=256)
     with simulated(), pytest.raises(ConfigurationError, match="needs features of the target, which stay on the device"):

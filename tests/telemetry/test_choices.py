@@ -6,7 +6,7 @@ import logging
 
 import pytest
 
-from server.telemetry.tally import Tally
+from server.observe.telemetry.tally import Tally
 from spec.trace import NOT_PAYING, StepTrace
 from tests.telemetry.test_verdict import Run
 

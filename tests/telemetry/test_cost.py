@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 
-from server.choice import Piece
-from server.telemetry.telemetry import Telemetry
+from server.observe.telemetry.telemetry import Telemetry
+from server.text.choice import Piece
 from spec.request import Delta, Origin, Request
 from spec.sampling import SamplingParams
 from spec.trace import StepTrace

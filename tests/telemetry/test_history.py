@@ -6,10 +6,10 @@ import random
 
 import pytest
 
-from server.telemetry.histogram import TOKEN_BOUNDS, Histogram
-from server.telemetry.history import MINUTES, SECONDS, History
-from server.telemetry.shapes import Shape
-from server.telemetry.tally import Tally
+from server.observe.telemetry.histogram import TOKEN_BOUNDS, Histogram
+from server.observe.telemetry.history import MINUTES, SECONDS, History
+from server.observe.telemetry.shapes import Shape
+from server.observe.telemetry.tally import Tally
 
 SHAPE = Shape([-1, 0, 1])
 START = 1_700_000_000

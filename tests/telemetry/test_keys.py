@@ -6,12 +6,12 @@ import msgspec
 import pytest
 from aiohttp.test_utils import TestClient, TestServer
 
-from server.app import create_app
-from server.gateway.gate import Gate
 from server.gateway.keychain import Keychain
-from server.service import Service, ServiceOptions, Text
-from server.telemetry.report import HistoryReport, Snapshot
-from server.text import SamplingDefaults, Tokenizer
+from server.host.service import Service, ServiceOptions, Text
+from server.http.app import create_app
+from server.http.gate import Gate
+from server.observe.telemetry.report import HistoryReport, Snapshot
+from server.text.tokenizer import SamplingDefaults, Tokenizer
 from tests.gateway.guarded import ALICE, BOB, bearer
 from tests.provenance.drafting import Drafting, ids_of
 

@@ -7,12 +7,12 @@ from itertools import count
 
 import pytest
 
-from server.choice import Piece
-from server.telemetry.histogram import Histogram
-from server.telemetry.ledger import MOST_STEPS, Books, Ledger
-from server.telemetry.shapes import Shape, Shapes, unlink
-from server.telemetry.views import nodes
-from server.tracing.reader import depths_of
+from server.engine.trace.reader import depths_of
+from server.observe.telemetry.histogram import Histogram
+from server.observe.telemetry.ledger import MOST_STEPS, Books, Ledger
+from server.observe.telemetry.shapes import Shape, Shapes, unlink
+from server.observe.telemetry.views import nodes
+from server.text.choice import Piece
 from spec.request import Delta, Origin, Request
 from spec.sampling import SamplingParams
 from spec.trace import SequenceTrace, Statistics

@@ -12,12 +12,12 @@ from typing import Any
 import aiohttp
 import pytest
 
-from server.config import EngineConfig
-from server.drafters.registry import drafts
-from server.resolved import choose_draft
-from server.speculation import wishes
-from server.tracing.reader import read
-from server.wire.shared import Speculation
+from server.api.common.speculation import wishes
+from server.engine.drafters.registry import drafts
+from server.engine.trace.reader import read
+from server.schemas.shared import Speculation
+from server.settings.config import EngineConfig
+from server.settings.resolved import choose_draft
 from spec.errors import ConfigurationError
 from spec.names import DRAFT_MODEL, DRAFTERS, GRAMMAR, NGRAM, NONE, PREDICTION, SUFFIX, canonical, together
 from tests.server.live import LiveServer

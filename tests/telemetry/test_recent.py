@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from itertools import count
 
-from server.choice import Piece
-from server.telemetry.ledger import Books, Ledger
-from server.telemetry.recent import MOST_PER_TENANT, Recent
+from server.observe.telemetry.ledger import Books, Ledger
+from server.observe.telemetry.recent import MOST_PER_TENANT, Recent
+from server.text.choice import Piece
 from spec.request import Delta, Request
 from spec.sampling import SamplingParams
 

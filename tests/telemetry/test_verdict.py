@@ -8,11 +8,11 @@ import re
 import msgspec
 import pytest
 
-from server.choice import Piece
-from server.engine_status import EngineStatus
-from server.telemetry.log import EVERY_SECONDS, Reporter
-from server.telemetry.telemetry import Telemetry
-from server.telemetry.verdict import judged
+from server.engine.status import EngineStatus
+from server.observe.telemetry.log import EVERY_SECONDS, Reporter
+from server.observe.telemetry.telemetry import Telemetry
+from server.observe.telemetry.verdict import judged
+from server.text.choice import Piece
 from spec.plain import CHANGED
 from spec.request import Delta, EngineInfo, Origin, Request
 from spec.sampling import SamplingParams

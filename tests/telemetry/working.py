@@ -8,9 +8,9 @@ from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
-from server.choice import Piece
-from server.telemetry.ledger import Ledger
-from server.telemetry.telemetry import Telemetry
+from server.observe.telemetry.ledger import Ledger
+from server.observe.telemetry.telemetry import Telemetry
+from server.text.choice import Piece
 from spec.request import Delta, Origin, Request
 from spec.sampling import SamplingParams
 from spec.trace import StepTrace

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from server.tracing.lines import Lines
-from server.tracing.reader import Session, read
-from server.tracing.writer import TraceWriter
+from server.engine.trace.lines import Lines
+from server.engine.trace.reader import Session, read
+from server.engine.trace.writer import TraceWriter
 from spec.budget import StepCost
 from spec.errors import ConfigurationError
 from spec.observer import Observer

@@ -12,12 +12,12 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig
 
 from drafters.heads.draft_model import DraftModel
 from drafters.heads.lesson import Lesson
-from server.build import build_engine
-from server.training.run import Run
-from server.training.settings import Settings
-from server.training.shapes import default_layers, default_width, draft_shape
-from server.training.teacher import Teacher
-from server.training.work import Work
+from drafters.training.run import Run
+from drafters.training.settings import Settings
+from drafters.training.shapes import default_layers, default_width, draft_shape
+from drafters.training.teacher import Teacher
+from drafters.training.work import Work
+from server.engine.build import build_engine
 from tests.same_tokens.runs import assert_same, jobs_of
 from tests.same_tokens.test_directories import config, witnessed
 from tests.same_tokens.witness import run

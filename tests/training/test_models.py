@@ -14,10 +14,10 @@ from drafters.heads.eagle_model import EagleModel
 from drafters.heads.lesson import Lesson, judge
 from drafters.heads.loss import soft_cross_entropy
 from drafters.heads.medusa_model import MedusaModel
+from drafters.training.run import packed
+from drafters.training.shapes import eagle_shape
+from drafters.training.teacher import Teacher
 from kvpaging import PageTable
-from server.training.run import packed
-from server.training.shapes import eagle_shape
-from server.training.teacher import Teacher
 from spec.protocols import FeatureRequest
 from tests.heads.plain import PlainEagle
 from tests.same_tokens.heads import load_eagle

@@ -9,8 +9,8 @@ import shutil
 import pytest
 import torch
 
-from server.training.prompts import read_prompts
-from server.training.teacher import Teacher
+from drafters.training.prompts import read_prompts
+from drafters.training.teacher import Teacher
 from spec.errors import ConfigurationError
 
 CHAT = [{"role": "user", "content": "hi"}]

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from server.training import files
-from server.training.files import DiskError
-from server.training.settings import Settings
-from server.training.work import Work
+from drafters.training import files
+from drafters.training.files import DiskError
+from drafters.training.settings import Settings
+from drafters.training.work import Work
 from spec.errors import ConfigurationError
 
 SETTINGS = Settings("eagle3", "bundled", "p.txt", 40, 24, 12, 4, 5e-3, 3, 0)

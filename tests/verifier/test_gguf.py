@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from server.memory import packed_bytes
+from server.engine.memory import packed_bytes
 from tests.verifier.families import FAMILIES, make
 from tests.verifier.gguf_files import all_of, blocks_of, convert, gguf, letters, q4_k_m, write, writer_of
 from tests.verifier.reading import Reader

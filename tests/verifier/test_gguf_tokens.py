@@ -18,8 +18,8 @@ from tokenizers.normalizers import NFC
 from tokenizers.pre_tokenizers import ByteLevel, Digits, Sequence, Split
 from tokenizers.trainers import BpeTrainer
 
-from server.resolved import BUNDLED
-from server.text import Tokenizer
+from server.settings.resolved import BUNDLED
+from server.text.tokenizer import Tokenizer
 from tests.verifier.gguf_files import tokens_of, write, writer_of
 from verifier.model.config import ModelConfig
 from verifier.model.errors import ConfigError

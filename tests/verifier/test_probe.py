@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from kvpaging import KVStore, OutOfPages, PagePool
-from server.memory import Demand
+from server.engine.memory import Demand
 from spec.tree import MAX_NODES
 from tests.same_tokens import mutations
 from tests.verifier.families import make

@@ -11,8 +11,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from server.memory import packed_bytes
-from server.quantized import quantized
+from server.engine.memory import packed_bytes
+from server.engine.quantized import quantized
 from tests.verifier.families import FAMILIES, make
 from tests.verifier.reading import Reader
 from verifier.model.checkpoint import SINGLE, Checkpoint

@@ -36,3 +36,9 @@ class UnsupportedArchitecture(ConfigError):
 
 class WeightsError(ModelError):
     """A weight file or tensor is missing, unexpected, or of the wrong shape or type."""
+
+
+def code_refused(file: str, error: Exception) -> str | None:
+    """Why transformers could not load what ``file`` describes, if that asks for code of the model's repository."""
+    asked = "trust_remote_code" in str(error)
+    return f"{file} asks by its auto_map for code that comes with the model, which is never run" if asked else None

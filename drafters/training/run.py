@@ -1,0 +1,201 @@
+"""One training run, from prompts to a model's directory; killed at any time, the same command goes on.
+
+Every random choice is a function of the seed and of the step or batch number, so a run that was interrupted ends with
+the same weights as one that was not. What it keeps meanwhile: :mod:`drafters.training.work`.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from drafters.heads.draft_model import DraftModel
+from drafters.heads.eagle_model import EagleModel
+from drafters.heads.lesson import Depth
+from drafters.heads.medusa_model import MedusaModel
+from drafters.training import files
+from drafters.training.progress import Progress
+from drafters.training.settings import Settings
+from drafters.training.shapes import draft_shape, draft_vocabulary, eagle_shape
+from drafters.training.teacher import Teacher
+from drafters.training.work import Work
+from spec.errors import ForesayError
+from spec.names import DRAFT_MODEL, EAGLE3, MEDUSA
+
+Model = MedusaModel | EagleModel | DraftModel
+
+#: Texts written side by side, and seconds between two saved states.
+_WRITTEN_AT_ONCE = 128
+_SAVED_EVERY = 60.0
+#: One text in so many is held out to judge what was learned.
+_HELD_OUT = 20
+_LEARNERS = {
+    MEDUSA: "the Medusa heads learn",
+    EAGLE3: "the EAGLE-3 head learns",
+    DRAFT_MODEL: "the draft model learns",
+}
+
+
+class Run:
+    """The phases of a run, each resumable. progress: whether they are shown on stderr."""
+
+    def __init__(self, settings: Settings, teacher: Teacher, work: Work, progress: bool = True) -> None:
+        self.settings, self.teacher = settings, teacher
+        self._work, self._progress = work, progress
+
+    def __call__(self) -> list[Depth]:
+        """Write, learn, judge and publish; returns how the model does at each depth on held-out text."""
+        texts, length = self.texts(), self.settings.length
+        held = packed(texts[::_HELD_OUT], length)
+        learned = packed([text for number, text in enumerate(texts) if number % _HELD_OUT], length)
+        model = self.model(learned).to(self.teacher.device)
+        self.learn(model, learned)
+        depths = self.judge(model, held)
+        self._publish(model)
+        self._work.remove()
+        return depths
+
+    def _publish(self, model: Model) -> None:
+        teacher, config = self.teacher, model.config(self.settings.target)
+        parts: dict[str, files.Writer] = {}
+        if isinstance(model, DraftModel):
+            parts = {file.name: files.copy(file) for file in teacher.beside}
+            config |= teacher.special_tokens
+        name = "medusa_lm_head.safetensors" if isinstance(model, MedusaModel) else "model.safetensors"
+        parts[name] = files.weights(model.published(), teacher.stored_dtype)
+        parts["config.json"] = files.text({**config, "dtype": str(teacher.stored_dtype).removeprefix("torch.")})
+        files.publish(self._work.out, parts)
+
+    def texts(self) -> list[Tensor]:
+        """What the target wrote: int64[T] each."""
+        prompts = self._prompts()
+        batches = [prompts[start : start + _WRITTEN_AT_ONCE] for start in range(0, len(prompts), _WRITTEN_AT_ONCE)]
+        there = sum(len(batch) for number, batch in enumerate(batches) if self._work.text(number).exists())
+        texts: list[Tensor] = []
+        with Progress("the target writes", len(prompts), "texts", there, self._progress) as bar:
+            for number, batch in enumerate(batches):
+                texts += self._batch(batch, number, bar)
+        return texts
+
+    def _prompts(self) -> list[list[int]]:
+        """One prompt per sample, in a random choice, then by length: those side by side are cut to the shortest."""
+        prompts = self.teacher.prompts(Path(self.settings.prompts), self.settings.length)
+        generator = torch.Generator().manual_seed(self.settings.seed)
+        order = torch.randperm(len(prompts), generator=generator).tolist()
+        return sorted((prompts[order[i % len(order)]] for i in range(self.settings.samples)), key=len)
+
+    def _batch(self, prompts: list[list[int]], number: int, bar: Progress) -> list[Tensor]:
+        path, settings, before = self._work.text(number), self.settings, bar.done
+        if not path.exists():
+            generator = torch.Generator(self.teacher.device).manual_seed(settings.seed * 1_000_003 + number)
+            temperature = settings.temperatures[number % len(settings.temperatures)]
+
+            def told(share: float) -> None:
+                bar.to(before + int(share * len(prompts)))
+
+            files.save(path, self.teacher.write(prompts, settings.length, temperature, generator, told))
+            bar.to(before + len(prompts))
+        texts: list[Tensor] = files.load(path)
+        return texts
+
+    def model(self, texts: Tensor) -> Model:
+        """A fresh model to learn from the target."""
+        torch.manual_seed(self.settings.seed)
+        teacher, settings = self.teacher, self.settings
+        if settings.kind == MEDUSA:
+            return MedusaModel(teacher.lm_head, settings.depth)
+        if settings.kind == DRAFT_MODEL:
+            assert settings.layers is not None and settings.width is not None
+            return DraftModel(draft_shape(teacher.config, settings.layers, settings.width))
+        ids = draft_vocabulary(texts, teacher.config.vocab_size)
+        shape = eagle_shape(teacher.config, len(ids))
+        return EagleModel(shape, teacher.embedding, ids.to(teacher.device), teacher.lm_head, settings.depth)
+
+    def learn(self, model: Model, texts: Tensor) -> None:
+        """All steps that are left."""
+        settings, path = self.settings, self._work.state
+        optimizer = torch.optim.AdamW(model.parameters(), lr=settings.rate, betas=(0.9, 0.95), weight_decay=0.01)
+        first = self._resumed(model, optimizer, path)
+        saved = time.monotonic()
+        with Progress(_LEARNERS[settings.kind], settings.steps, "steps", first, self._progress) as bar:
+            for step in range(first, settings.steps):
+                for group in optimizer.param_groups:
+                    group["lr"] = settings.rate * rate_at(step, settings.steps)
+                loss = self._step(model, optimizer, texts, step)
+                if not math.isfinite(loss):
+                    raise ForesayError(f"step {step + 1}: the loss is {loss}; begin again with a lower --rate")
+                bar.to(step + 1, f"loss {loss:.3f}")
+                if time.monotonic() - saved > _SAVED_EVERY:
+                    self._save(model, optimizer, path, step + 1)
+                    saved = time.monotonic()
+        if first < settings.steps:
+            self._save(model, optimizer, path, settings.steps)
+
+    @torch.enable_grad()
+    def _step(self, model: Model, optimizer: torch.optim.Optimizer, texts: Tensor, step: int) -> float:
+        generator = torch.Generator().manual_seed(self.settings.seed * 1_000_033 + step)
+        chosen = texts[torch.randint(len(texts), (self.settings.batch,), generator=generator)]
+        total = 0.0
+        with self._half():
+            losses: Iterator[Tensor] = model.losses(self.teacher.lesson(chosen, model.needs))
+            for loss in losses:
+                loss.backward()
+                total += float(loss.detach())
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        return total
+
+    def _half(self) -> torch.autocast:
+        """Products in bf16, where they are faster so; weights and sums stay fp32."""
+        device = self.teacher.device
+        able = torch.cpu.get_capabilities()
+        native = device != "cpu" or able.get("avx512_bf16") or able.get("amx_bf16") or able.get("bf16")
+        return torch.autocast(device, torch.bfloat16, enabled=bool(native))
+
+    def _resumed(self, model: Model, optimizer: torch.optim.Optimizer, path: Path) -> int:
+        """The first step to do; weights and optimiser are brought up to it."""
+        if not path.exists():
+            return 0
+        state = files.load(path)
+        try:
+            model.load_state_dict(state["model"])
+            optimizer.load_state_dict(state["optimizer"])
+            return int(state["step"])
+        except (KeyError, TypeError, ValueError, RuntimeError) as error:
+            raise files.damaged(path) from error
+
+    def _save(self, model: Model, optimizer: torch.optim.Optimizer, path: Path, step: int) -> None:
+        files.save(path, {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": step})
+
+    def judge(self, model: Model, texts: Tensor) -> list[Depth]:
+        """Means over held-out texts, depth by depth."""
+        generator = torch.Generator().manual_seed(0)
+        parts = texts[: 4 * self.settings.batch].split(self.settings.batch)
+        found = [model.judged(self.teacher.lesson(part, model.needs), generator) for part in parts]
+        return [_mean([depths[number] for depths in found]) for number in range(len(found[0]))]
+
+
+def _mean(depths: list[Depth]) -> Depth:
+    count = len(depths)
+    return Depth(*(sum(getattr(depth, name) for depth in depths) / count for name in ("loss", "greedy", "sampled")))
+
+
+def rate_at(step: int, steps: int) -> float:
+    """The learning rate's factor: a short warm-up, then half a cosine down to a twentieth."""
+    warm = max(1, min(100, steps // 10))
+    if step < warm:
+        return (step + 1) / warm
+    return 0.05 + 0.95 * 0.5 * (1 + math.cos(math.pi * (step - warm) / max(1, steps - warm)))
+
+
+def packed(texts: Sequence[Tensor], length: int) -> Tensor:
+    """int64[N, length]: texts one behind the other, cut into rows; at least one row, the last one whole."""
+    stream = torch.cat(list(texts))
+    stream = stream.repeat(-(-length // len(stream)))
+    return stream[: len(stream) // length * length].view(-1, length)

@@ -1,0 +1,151 @@
+"""The folder of an unfinished run, which the same command finds again.
+
+::
+
+    OUT.work/settings.json     what the run was started with, and the format of all this; other settings are refused
+    OUT.work/text-0000.pt ...  what the target wrote, batch by batch
+    OUT.work/state.pt          weights, optimiser and step, every so often
+    OUT.work/lock              held by the process that is at it
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from drafters.training import files
+from drafters.training.settings import Settings
+from spec.errors import ConfigurationError, ForesayError
+
+#: Changes whenever what lies in the folder, or what a run makes of it, changes.
+FORMAT = 1
+
+
+class Work:
+    """The folder beside ``out``, taken for the run with these settings.
+
+    Raises ConfigurationError where ``out`` cannot become a model, or the folder belongs to another run.
+    """
+
+    def __init__(self, out: Path, settings: Settings) -> None:
+        self.out = Path(os.path.abspath(out))
+        self.path = self.out.parent / (self.out.name + ".work")
+        self._settings = self.path / "settings.json"
+        self.state = self.path / "state.pt"
+        self._check_out()
+        self._lock: int | None = self._locked()
+        try:
+            self._claim(json.loads(json.dumps(asdict(settings))))
+        except ForesayError:
+            self._unlock()
+            raise
+
+    def text(self, number: int) -> Path:
+        """The file of one batch of texts."""
+        return self.path / f"text-{number:04d}.pt"
+
+    def _check_out(self) -> None:
+        """That the model can be put there in the end, as far as can be seen now."""
+        if not self.out.name:
+            raise ConfigurationError(f"--out {self.out}: name a folder of its own")
+        if self.out.exists() and not self.out.is_dir():
+            raise ConfigurationError(f"--out {self.out}: is a file; name a folder that is not there yet")
+        begun = self._settings.exists()
+        if (self.out / "config.json").exists() and not begun:
+            self._sweep()
+            raise ConfigurationError(f"--out {self.out}: holds a model already; name another folder")
+        if self.out.is_dir() and any(self.out.iterdir()) and not begun:
+            raise ConfigurationError(f"--out {self.out}: is not empty; name another folder")
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigurationError(f"--out {self.out}: {self.path} cannot be made ({error.strerror})") from error
+        if not os.access(self.out if self.out.exists() else self.out.parent, os.W_OK):
+            raise ConfigurationError(f"--out {self.out}: nothing can be written there (Permission denied)")
+
+    def _locked(self) -> int:
+        """A descriptor of the lock, which the system takes back however the process ends."""
+        try:
+            lock = os.open(self.path / "lock", os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        except OSError as error:
+            raise ConfigurationError(f"--out {self.out}: {self.path} cannot be written ({error.strerror})") from error
+        try:
+            fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except (BlockingIOError, PermissionError) as error:
+            os.close(lock)
+            raise ConfigurationError(
+                f"--out {self.out}: another process is training it; wait for its end, or name another folder"
+            ) from error
+        except OSError:
+            pass  # some network file systems have no locks
+        return lock
+
+    def _claim(self, ours: dict[str, Any]) -> None:
+        """Take the folder, or find it taken by this very run."""
+        if self._settings.exists() and self.begun:
+            self._check_same(ours)
+            return
+        for left in self._made():  # by a run that was over, and was removed in part
+            left.unlink(missing_ok=True)
+        files.write(self._settings, files.text({"format": FORMAT, **ours}))
+
+    @property
+    def begun(self) -> bool:
+        """Whether anything is there that would have to be made again."""
+        return any(True for _ in self._made())
+
+    def _made(self) -> Iterator[Path]:
+        yield from self.path.glob("text-*.pt")
+        yield from self.path.glob(self.state.name)
+
+    def _check_same(self, ours: dict[str, Any]) -> None:
+        theirs = self._read()
+        made = theirs.pop("format", 1)
+        if made != FORMAT or set(theirs) != set(ours):
+            raise ConfigurationError(
+                f"{self.path}: holds a run of another version of Foresay (format {made}, this one makes {FORMAT}); "
+                "remove it, or name another --out"
+            )
+        other = next((key for key in ours if theirs[key] != ours[key]), None)
+        if other is not None:
+            raise ConfigurationError(
+                f"{self.path}: belongs to a run with {other} {theirs[other]} instead of {ours[other]}; "
+                "give the same settings to go on with it, or remove it"
+            )
+
+    def _read(self) -> dict[str, Any]:
+        try:
+            found = json.loads(self._settings.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise ConfigurationError(f"{self._settings}: is damaged; remove {self.path} to begin again") from error
+        if not isinstance(found, dict):
+            raise ConfigurationError(f"{self._settings}: is damaged; remove {self.path} to begin again")
+        return {"layers": None, "width": None, **found}  # runs of heads have been begun without them
+
+    def close(self) -> None:
+        """Let others have the folder; one in which nothing was made yet is removed."""
+        if self._lock is not None and not self.begun:
+            self._sweep()
+        self._unlock()
+
+    def remove(self) -> None:
+        """The run is over. The settings go first: without them nothing else there counts."""
+        self._sweep()
+        self._unlock()
+
+    def _unlock(self) -> None:
+        if self._lock is not None:
+            os.close(self._lock)
+        self._lock = None
+
+    def _sweep(self) -> None:
+        with suppress(OSError):
+            for file in (self._settings, *self._made(), *self.path.glob("*.partial"), self.path / "lock"):
+                file.unlink(missing_ok=True)
+            self.path.rmdir()

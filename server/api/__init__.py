@@ -1,0 +1,1 @@
+"""The APIs, a folder for each; none imports another. A module with ``ROUTES`` is what :mod:`server.http.app` serves."""

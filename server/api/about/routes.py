@@ -1,0 +1,154 @@
+"""What the server says about itself: models, health, readiness, load, settings."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from aiohttp import web
+
+import foresay
+from server.api.about.assets import PAGE, served, wants_page
+from server.api.about.schemas import Health, Index, Load, Readiness, ServerInfo, Version
+from server.api.common.body import json_response
+from server.api.common.route import Route
+from server.engine.status import unavailable
+from server.host.models.models import MODELS, Entry, Models
+from server.schemas.shared import ModelCard, ModelList
+from server.settings.config import ServeConfig
+from server.settings.durations import moment
+from server.settings.fields import settings_of
+
+HIDDEN = "(hidden)"
+
+
+async def index(request: web.Request) -> web.Response:
+    """What this is and where things are. Browsers get the dashboard."""
+    if wants_page(request):
+        return served(request, PAGE)
+    models = request.app[MODELS]
+    routes = sorted({route.resource.canonical for route in request.app.router.routes() if route.resource})
+    model, status = models.first.name, _state(models)
+    return json_response(Index(version=foresay.__version__, model=model, status=status, routes=routes))
+
+
+async def health(request: web.Request) -> web.Response:
+    """Whether the engine is alive, and what it is."""
+    models = request.app[MODELS]
+    first = models.first
+    info = first.service.engine.info
+    body = Health(
+        status=_state(models),
+        model=first.name,
+        message=first.message or msgspec.UNSET,
+        running=sum(entry.service.running for entry in models),
+        engine_starts=sum(entry.service.engine.status.starts for entry in models),
+    )
+    if models.several:
+        body.message, body.models = msgspec.UNSET, {entry.name: entry.state for entry in models}
+        return json_response(body)
+    if info is not None:
+        body.exact, body.exact_reason = "yes" if info.exact else "no", info.exact_reason
+        body.target, body.drafter, body.draft = info.target, info.drafter, info.draft
+        body.dtype, body.device = info.dtype, info.device
+    return json_response(body, 200 if first.is_well else 503)
+
+
+async def ready(request: web.Request) -> web.Response:
+    """Whether new requests are taken."""
+    request.app[MODELS].check_open()
+    return json_response(Readiness(status="ready"))
+
+
+def _state(models: Models) -> str:
+    """One word for it all: several models come when they are asked for, so they are well while requests are taken."""
+    if not models.several:
+        return models.first.state
+    return "draining" if models.server.draining else "ok"
+
+
+async def load(request: web.Request) -> web.Response:
+    """How busy the engine is."""
+    services = [entry.service for entry in request.app[MODELS]]
+    running = sum(min(one.running, one.engine.info.max_seqs if one.engine.info else 0) for one in services)
+    return json_response(Load(running=running, waiting=sum(one.running for one in services) - running))
+
+
+async def version(request: web.Request) -> web.Response:
+    """The version of Foresay."""
+    return json_response(Version(version=foresay.__version__))
+
+
+async def server_info(request: web.Request) -> web.Response:
+    """The settings in effect and the engine that runs."""
+    models = request.app[MODELS]
+    first = models.first
+    config = first.service.options.config
+    body = ServerInfo(
+        version=foresay.__version__,
+        model=first.name,
+        status=_state(models),
+        started=models.server.created,
+        config={} if config is None else settings_shown(config),
+        engine=first.service.engine.info,
+    )
+    if models.several:
+        body.models = {entry.name: entry.service.engine.info for entry in models}
+    return json_response(body)
+
+
+def settings_shown(config: ServeConfig) -> dict[str, Any]:
+    """The settings by name; the value of one that holds a key is not told."""
+    known = settings_of(ServeConfig)
+    settings = {name: getattr(config, name) for name in known}
+    return {name: HIDDEN if value and known[name].is_secret else value for name, value in settings.items()}
+
+
+async def models(request: web.Request) -> web.Response:
+    """The models served here, each once for each of its names."""
+    served = request.app[MODELS]
+    cards = [_card(served, entry, name) for entry in served for name in entry.service.options.names.known]
+    return json_response(ModelList(data=cards, first_id=cards[0].id, last_id=cards[-1].id))
+
+
+async def model(request: web.Request) -> web.Response:
+    """One model, if it is served here."""
+    served, name = request.app[MODELS], request.match_info["name"]
+    entry = served.find(name)
+    return json_response(_card(served, entry, name if name in entry.service.options.names.known else entry.name))
+
+
+def _card(served: Models, entry: Entry, name: str) -> ModelCard:
+    info, created = entry.info, served.server.created
+    if not served.several and info is None:
+        raise unavailable(entry.service.engine.status)
+    longest = entry.model.longest if info is None else info.max_model_len
+    return ModelCard(
+        id=name,
+        created=created,
+        root=entry.target,
+        max_model_len=longest or msgspec.UNSET,
+        loaded=entry.loaded if served.several else msgspec.UNSET,
+        display_name=name,
+        created_at=moment(created),
+    )
+
+
+ROUTES = [
+    Route("GET", "/", index, answer=Index),
+    Route("GET", "/health", health, answer=Health, errors=(503,)),
+    Route("GET", "/ping", health, answer=Health, errors=(503,)),
+    Route("GET", "/ready", ready, answer=Readiness, errors=(503,)),
+    Route("GET", "/load", load, answer=Load),
+    Route("GET", "/version", version, answer=Version),
+    Route("GET", "/server_info", server_info, answer=ServerInfo),
+    Route("GET", "/v1/models", models, answer=ModelList, errors=(401, 503)),
+    Route(
+        "GET",
+        r"/v1/models/{name:[\s\S]+}",
+        model,
+        answer=ModelCard,
+        errors=(401, 404, 503),
+        parameters=(("name", "what clients call the model"),),
+    ),
+]

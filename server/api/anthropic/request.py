@@ -1,0 +1,214 @@
+"""Anthropic's messages in the words of a chat request."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from server.api.anthropic.schemas import (
+    Block,
+    ChoiceOfTool,
+    CountTokensRequest,
+    MessagesRequest,
+    TextBlock,
+    ThinkingBlock,
+    ToolDefinition,
+    ToolReference,
+    ToolResultBlock,
+    ToolUseBlock,
+    Turn,
+)
+from server.api.common.words import thinking
+from server.schemas.shared import RequestWarning
+from server.text.parsers.dialect import Dialect
+from server.text.warned import hint_left_out
+from spec.errors import InvalidRequest
+
+HOTTEST = 1.0
+#: Of Anthropic's efforts, those that templates with a word for it know.
+EFFORTS = ("low", "medium", "high")
+
+Json = dict[str, Any]
+
+
+def drawing(body: MessagesRequest) -> Json:
+    """How to draw and when to stop, in the chat request's words."""
+    if body.temperature is not None and not 0.0 <= body.temperature <= HOTTEST:
+        raise InvalidRequest("temperature", f"temperature must be between 0 and 1, got {body.temperature}")
+    return {
+        "max_tokens": body.max_tokens,
+        "stream": body.stream,
+        "stop": body.stop_sequences,
+        "temperature": body.temperature,
+        "top_p": body.top_p,
+        "top_k": body.top_k,
+    }
+
+
+_NAMES = {
+    "stop": "stop_sequences",
+    "response_format": "output_config.format",
+    "response_format.json_schema.schema": "output_config.format.schema",
+    "tool_choice.function.name": "tool_choice.name",
+    "parallel_tool_calls": "tool_choice.disable_parallel_tool_use",
+    "chat_template_kwargs": "thinking",
+    "continue_final_message": "messages",
+}
+
+
+class Conversation:
+    """A conversation on its way to a chat request. names: the client's name of each field that gets another one.
+    warnings: what the chat request does not say.
+    """
+
+    def __init__(self, body: CountTokensRequest, dialect: Dialect) -> None:
+        self.names = dict(_NAMES)
+        self._body = body
+        self._dialect = dialect
+        self._messages: list[Json] = []
+        self._found: set[str] = set()  # deferred tools that the conversation has come upon
+        self.warnings: tuple[RequestWarning, ...] = ()
+
+    def told(self) -> Json:
+        """The fields of the chat request; errors are in the client's words already."""
+        body = self._body
+        if not body.messages:
+            raise InvalidRequest("messages", "messages must not be empty")
+        if body.system:
+            self._say("system", _text(body.system), "system", "system")
+        for index, turn in enumerate(body.messages):
+            self._turn(turn, f"messages[{index}]")
+        for message in self._messages:
+            if isinstance(message.get("content"), list):
+                message["content"] = "\n".join(message["content"])
+        continues = body.messages[-1].role == "assistant"
+        request = {"messages": self._messages, **self._tools()}
+        if continues:
+            request |= {"continue_final_message": True, "add_generation_prompt": False}
+        if body.thinking is not None and (body.thinking.type != "adaptive" or self._dialect.thinks):
+            request |= thinking(self._dialect, body.thinking.type != "disabled", "thinking")
+        if body.output_config is not None and body.output_config.format is not None:
+            shape = {"name": "output", "schema": body.output_config.format.schema, "strict": True}
+            request["response_format"] = {"type": "json_schema", "json_schema": shape}
+        return request | self._effort()
+
+    def _turn(self, turn: Turn, place: str) -> None:
+        blocks: list[Block] = list(turn.content) if isinstance(turn.content, list) else [TextBlock(text=turn.content)]
+        if not blocks:
+            raise InvalidRequest(f"{place}.content", f"{place}.content must not be empty")
+        match turn.role:
+            case "user":
+                self._user(blocks, place)
+            case "assistant":
+                self._assistant(blocks, place)
+            case "system":
+                self._system(blocks, place)
+
+    def _system(self, blocks: list[Block], place: str) -> None:
+        for index, block in enumerate(blocks):
+            if not isinstance(block, TextBlock):
+                at = f"{place}.content[{index}]"
+                raise InvalidRequest(at, f"{at}: the system says only text")
+            self._say("system", block.text, place)
+
+    def _user(self, blocks: list[Block], place: str) -> None:
+        """Results of tools are messages of their own; text between them is the user's."""
+        for index, block in enumerate(blocks):
+            at = f"{place}.content[{index}]"
+            match block:
+                case TextBlock(text=text):
+                    self._say("user", text, place)
+                case ToolResultBlock(tool_use_id=id, content=content):
+                    self._found.update(part.tool_name for part in content or () if isinstance(part, ToolReference))
+                    self._add(at, f"{at}.content", role="tool", tool_call_id=id, content=_text(content or ""))
+                case _:
+                    raise InvalidRequest(at, f"{at}: this block is the assistant's")
+
+    def _assistant(self, blocks: list[Block], place: str) -> None:
+        message: Json = {"role": "assistant"}
+        texts: list[str] = []
+        thoughts: list[str] = []
+        for index, block in enumerate(blocks):
+            match block:
+                case TextBlock(text=text):
+                    texts.append(text)
+                case ThinkingBlock(thinking=thought):
+                    thoughts.append(thought)
+                case ToolUseBlock(id=id, name=name, input=given):
+                    call = {"name": name, "arguments": msgspec.json.encode(given).decode()}
+                    message.setdefault("tool_calls", []).append({"id": id, "type": "function", "function": call})
+                case ToolResultBlock():
+                    at = f"{place}.content[{index}]"
+                    raise InvalidRequest(at, f"{at}: this block is the user's")
+        if thoughts:
+            message["reasoning_content"] = "".join(thoughts)
+        if texts or "tool_calls" not in message:
+            message["content"] = "".join(texts)
+        self._add(place, f"{place}.content", **message)
+
+    def _say(self, role: str, text: str, place: str, content_place: str | None = None) -> None:
+        """Add text to the last message if it is of the same role, which makes neighbours one turn."""
+        last = self._messages[-1] if self._messages else {}
+        if last.get("role") == role:
+            last["content"].append(text)
+        else:
+            self._add(place, content_place or f"{place}.content", role=role, content=[text])
+
+    def _add(self, place: str, content_place: str, **message: Any) -> None:
+        index = len(self._messages)
+        self.names[f"messages[{index}]"] = place
+        self.names[f"messages[{index}].content"] = content_place
+        self.names[f"messages[{index}].tool_call_id"] = f"{place}.tool_use_id"
+        self._messages.append(message)
+
+    def _tools(self) -> Json:
+        body = self._body
+        if body.tools is None:
+            return {}
+        shown = [(at, tool) for at, tool in enumerate(body.tools) if not tool.defer_loading or tool.name in self._found]
+        for index, (at, _) in enumerate(shown):
+            self.names[f"tools[{index}]"] = self.names[f"tools[{index}].function"] = f"tools[{at}]"
+            self.names[f"tools[{index}].function.parameters"] = f"tools[{at}].input_schema"
+        return {"tools": [_tool(tool, f"tools[{at}]") for at, tool in shown]} | _choice(body.tool_choice)
+
+    def _effort(self) -> Json:
+        """How much the model is to think and say."""
+        effort = None if self._body.output_config is None else self._body.output_config.effort
+        if effort is None:
+            return {}
+        if effort in EFFORTS and "reasoning_effort" in self._dialect.words:
+            return {"reasoning_effort": effort}
+        self.warnings = (hint_left_out("output_config.effort", effort),)
+        return {}
+
+
+def _tool(tool: ToolDefinition, place: str) -> Json:
+    if tool.type not in (None, "custom"):
+        return {"type": tool.type}
+    if tool.name is None:
+        raise InvalidRequest(f"{place}.name", f"{place}.name is required")
+    function: Json = {"name": tool.name, "description": tool.description, "parameters": tool.input_schema}
+    if tool.strict is not None:
+        function["strict"] = tool.strict
+    return {"type": "function", "function": function}
+
+
+def _choice(choice: ChoiceOfTool | None) -> Json:
+    if choice is None:
+        return {}
+    if choice.type == "tool" and choice.name is None:
+        raise InvalidRequest("tool_choice.name", "tool_choice.name is required with type tool")
+    wanted: Json = {"tool_choice": {"any": "required"}.get(choice.type, choice.type)}
+    if choice.type == "tool":
+        wanted["tool_choice"] = {"type": "function", "function": {"name": choice.name}}
+    if choice.disable_parallel_tool_use is not None:
+        wanted["parallel_tool_calls"] = not choice.disable_parallel_tool_use
+    return wanted
+
+
+def _text(content: str | Sequence[TextBlock | ToolReference]) -> str:
+    if isinstance(content, str):
+        return content
+    return "\n".join(part.text if isinstance(part, TextBlock) else part.tool_name for part in content)

@@ -1,0 +1,260 @@
+"""Anthropic's ``/v1/messages`` on the wire.
+
+Blocks appear in requests and in answers; events are what a stream is made of. Fields not named here are ignored.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from server.schemas.shared import Metrics, RequestWarning
+
+StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"]
+
+# -- blocks --------------------------------------------------------------------------------------------------------
+
+
+class TextBlock(msgspec.Struct, kw_only=True, tag_field="type", tag="text"):
+    """Text."""
+
+    text: str
+
+
+class ThinkingBlock(msgspec.Struct, kw_only=True, tag_field="type", tag="thinking"):
+    """What the model thought before it answered. signature: empty; nothing here needs one."""
+
+    thinking: str
+    signature: str = ""
+
+
+class ToolUseBlock(msgspec.Struct, kw_only=True, tag_field="type", tag="tool_use"):
+    """A call of a tool. input: its arguments."""
+
+    id: str
+    name: str
+    input: dict[str, Any]
+
+
+class ToolReference(msgspec.Struct, kw_only=True, tag_field="type", tag="tool_reference"):
+    """A deferred tool that the conversation has come upon: from now on the model is told of it."""
+
+    tool_name: str
+
+
+class ToolResultBlock(msgspec.Struct, kw_only=True, tag_field="type", tag="tool_result"):
+    """What a call came to."""
+
+    tool_use_id: str
+    content: str | list[TextBlock | ToolReference] | None = None
+    is_error: bool | None = None
+
+
+Block = TextBlock | ThinkingBlock | ToolUseBlock | ToolResultBlock
+AnswerBlock = TextBlock | ThinkingBlock | ToolUseBlock
+
+# -- requests ------------------------------------------------------------------------------------------------------
+
+
+class Turn(msgspec.Struct, kw_only=True):
+    """One turn of the conversation; texts of the user that follow each other are one turn, and texts of the system."""
+
+    role: Literal["user", "assistant", "system"]
+    content: str | list[Block]
+
+
+class ToolDefinition(msgspec.Struct, kw_only=True):
+    """A tool the model may call; those that are not the client's own (type ``custom``) are left out, and named.
+
+    defer_loading: the model is not told of it before a ``tool_reference`` names it.
+    """
+
+    name: str | None = None
+    type: str | None = None
+    description: str | None = None
+    input_schema: dict[str, Any] | None = None
+    strict: bool | None = None
+    defer_loading: bool | None = None
+
+
+class ChoiceOfTool(msgspec.Struct, kw_only=True):
+    """``tool_choice``. name: of the tool that must be called, for type ``tool``."""
+
+    type: Literal["auto", "any", "tool", "none"]
+    name: str | None = None
+    disable_parallel_tool_use: bool | None = None
+
+
+class Thinking(msgspec.Struct, kw_only=True):
+    """Whether a model that can think before it answers does. budget_tokens: accepted; max_tokens is what bounds it."""
+
+    type: Literal["enabled", "adaptive", "disabled"]
+    budget_tokens: int | None = None
+
+
+class OutputSchema(msgspec.Struct, kw_only=True):
+    """The JSON schema that the answer's text must follow."""
+
+    type: Literal["json_schema"]
+    schema: dict[str, Any]
+
+
+class OutputConfig(msgspec.Struct, kw_only=True):
+    """What the answer looks like. effort: how much the model thinks and says, where its template has a word for it."""
+
+    format: OutputSchema | None = None
+    effort: str | None = None
+
+
+class CountTokensRequest(msgspec.Struct, kw_only=True):
+    """``POST /v1/messages/count_tokens``: what the prompt is made of."""
+
+    model: str
+    messages: list[Turn]
+    system: str | list[TextBlock] | None = None
+    tools: list[ToolDefinition] | None = None
+    tool_choice: ChoiceOfTool | None = None
+    thinking: Thinking | None = None
+    output_config: OutputConfig | None = None
+
+
+class MessagesRequest(CountTokensRequest, kw_only=True):
+    """``POST /v1/messages``. An assistant's turn at the end is written on."""
+
+    max_tokens: int
+    stream: bool | None = None
+    stop_sequences: list[str] | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+
+
+# -- answers -------------------------------------------------------------------------------------------------------
+
+
+class TokenCount(msgspec.Struct):
+    """``POST /v1/messages/count_tokens``."""
+
+    input_tokens: int
+
+
+class MessageUsage(msgspec.Struct, kw_only=True):
+    """Tokens of the answer so far. The prompt has input_tokens and cache_read_input_tokens together: the latter were
+    there already.
+    """
+
+    input_tokens: int
+    cache_creation_input_tokens: int = 0
+    cache_read_input_tokens: int
+    output_tokens: int
+
+
+class AssistantTurn(msgspec.Struct, kw_only=True):
+    """A whole answer, or the empty one that a stream begins with."""
+
+    id: str
+    type: Literal["message"] = "message"
+    role: Literal["assistant"] = "assistant"
+    model: str
+    content: list[AnswerBlock]
+    stop_reason: StopReason | None
+    stop_sequence: str | None
+    usage: MessageUsage
+    metrics: Metrics | UnsetType = UNSET
+    warnings: list[RequestWarning] | UnsetType = UNSET
+
+
+# -- events --------------------------------------------------------------------------------------------------------
+
+
+class MessageStart(msgspec.Struct):
+    """The stream begins."""
+
+    message: AssistantTurn
+    type: Literal["message_start"] = "message_start"
+
+
+class BlockStart(msgspec.Struct):
+    """A block begins, empty."""
+
+    index: int
+    content_block: AnswerBlock
+    type: Literal["content_block_start"] = "content_block_start"
+
+
+class TextDelta(msgspec.Struct, tag_field="type", tag="text_delta"):
+    """More of a text."""
+
+    text: str
+
+
+class ThinkingDelta(msgspec.Struct, tag_field="type", tag="thinking_delta"):
+    """More of a thought."""
+
+    thinking: str
+
+
+class InputDelta(msgspec.Struct, tag_field="type", tag="input_json_delta"):
+    """More of a call's arguments, as JSON text."""
+
+    partial_json: str
+
+
+BlockDelta = TextDelta | ThinkingDelta | InputDelta
+
+
+class BlockMore(msgspec.Struct):
+    """More of the block that is open."""
+
+    index: int
+    delta: BlockDelta
+    type: Literal["content_block_delta"] = "content_block_delta"
+
+
+class BlockStop(msgspec.Struct):
+    """The block is complete."""
+
+    index: int
+    type: Literal["content_block_stop"] = "content_block_stop"
+
+
+class Ending(msgspec.Struct, kw_only=True):
+    """Why the answer ended."""
+
+    stop_reason: StopReason
+    stop_sequence: str | None
+
+
+class MessageDelta(msgspec.Struct, kw_only=True):
+    """The last block is complete; usage counts the whole answer."""
+
+    type: Literal["message_delta"] = "message_delta"
+    delta: Ending
+    usage: MessageUsage
+    metrics: Metrics | UnsetType = UNSET
+
+
+class MessageStop(msgspec.Struct):
+    """The stream ends."""
+
+    type: Literal["message_stop"] = "message_stop"
+
+
+class MessagesErrorDetail(msgspec.Struct):
+    """What went wrong. param: the request's field, an addition of ours."""
+
+    type: str
+    message: str
+    param: str | None = None
+
+
+class MessagesError(msgspec.Struct):
+    """An error, as a body or as the last event of a stream that broke."""
+
+    error: MessagesErrorDetail
+    type: Literal["error"] = "error"
+
+
+EVENTS = (MessageStart, BlockStart, BlockMore, BlockStop, MessageDelta, MessageStop, MessagesError)

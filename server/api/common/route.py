@@ -1,0 +1,82 @@
+"""A route: what aiohttp needs to serve it and what ``/openapi.json`` says about it, declared once."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+from aiohttp import web
+
+from server.api.common.sse import Framing
+from server.schemas.shared import ErrorBody
+
+#: The modules whose routes an application serves.
+DOORS: web.AppKey[tuple[ModuleType, ...]] = web.AppKey("doors", tuple)
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+#: What may go wrong where a body is read and the engine is asked.
+BODY_ERRORS = (400, 401, 403, 404, 413, 415, 429, 500, 503, 504)
+PLAIN_ERRORS = (401, 403)
+
+
+@dataclass(frozen=True)
+class Stream:
+    """The other answer of a route, when the request asks for a stream. chunks: the structs of its events or lines."""
+
+    framing: Framing
+    chunks: tuple[Any, ...]
+
+
+@dataclass(frozen=True)
+class Route(web.AbstractRouteDef):
+    """One method of one path.
+
+    body: the struct of the request; None if there is none. answer: of the response with status 200; None where there is
+    no struct of it, and it is of the type ``media``. stream: of the response when a stream is asked for. errors:
+    statuses besides 200 (chosen by whether there is a body). parameters: what the variables in the path mean. query:
+    name, JSON type and meaning of what may follow the path. The summary is the handler's docstring.
+    """
+
+    method: str
+    path: str
+    handler: Handler
+    body: Any = None
+    answer: Any = None
+    stream: Stream | None = None
+    errors: tuple[int, ...] | None = None
+    parameters: tuple[tuple[str, str], ...] = ()
+    query: tuple[tuple[str, str, str], ...] = ()
+    media: str = "application/json"
+
+    def register(self, router: web.UrlDispatcher) -> list[web.AbstractRoute]:
+        """Add the route; a GET answers HEAD too."""
+        if self.method == "GET":
+            return [router.add_get(self.path, self.handler)]
+        return [router.add_route(self.method, self.path, self.handler)]
+
+    @property
+    def statuses(self) -> tuple[int, ...]:
+        """The errors a client may see."""
+        if self.errors is not None:
+            return self.errors
+        return PLAIN_ERRORS if self.body is None else BODY_ERRORS
+
+
+@dataclass(frozen=True, kw_only=True)
+class ErrorShape:
+    """How an API tells errors, where it is not OpenAI's way. prefix: of its paths. make: from the HTTP status and
+    OpenAI's body. body: the struct that ``make`` returns.
+    """
+
+    prefix: str
+    body: type
+    make: Callable[[int, ErrorBody], Any]
+
+
+def error_shape(http: web.Request) -> ErrorShape | None:
+    """That of the API whose path was called; None for OpenAI's."""
+    shapes: list[ErrorShape] = [door.ERRORS for door in http.app[DOORS] if hasattr(door, "ERRORS")]
+    return next((shape for shape in shapes if http.path.startswith(shape.prefix)), None)

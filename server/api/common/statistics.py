@@ -1,0 +1,112 @@
+"""What an answer says about its own making: usage, and vLLM's ``metrics`` with ``speculative_decoding``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from msgspec import UNSET
+
+from server.schemas.shared import (
+    CompletionTokensDetails,
+    Metrics,
+    MetricsLevel,
+    PromptTokensDetails,
+    SpeculativeDecoding,
+    Usage,
+)
+from server.text.choice import Choice
+from spec.acceptance import tokens_per_step
+
+
+def usage(choices: Sequence[Choice]) -> Usage:
+    """Tokens of all choices so far. A prompt counts once, however many choices continue it."""
+    prompts = [choice for choice in choices if choice.request.fork_of is None]
+    prompt = sum(len(choice.request.prompt) for choice in prompts)
+    completion = sum(choice.completion_tokens for choice in choices)
+    cached = sum(choice.cached_tokens for choice in prompts)
+    told = completion_details(choices)
+    says_something = told.reasoning_tokens or told.accepted_prediction_tokens is not UNSET
+    details = told if says_something else UNSET
+    return Usage(prompt, completion, prompt + completion, PromptTokensDetails(cached), details)
+
+
+def completion_details(choices: Sequence[Choice]) -> CompletionTokensDetails:
+    """What the completion tokens are; of predictions only where there was one."""
+    reasoning = sum(choice.reasoning_tokens for choice in choices)
+    if all(choice.request.prediction is None for choice in choices):
+        return CompletionTokensDetails(reasoning)
+    accepted = sum(choice.accepted_prediction_tokens for choice in choices)
+    return CompletionTokensDetails(reasoning, accepted, sum(choice.rejected_prediction_tokens for choice in choices))
+
+
+def metrics(choices: Sequence[Choice], level: MetricsLevel, exact: bool) -> Metrics | None:
+    """Times and drafting of all choices: the first one's first token, the longest generation, counts added up.
+
+    None when nobody wants them or a choice ended without statistics.
+    """
+    known = [choice.statistics for choice in choices if choice.statistics is not None]
+    if level == "none" or len(known) < len(choices):
+        return None
+    decode = max(statistics.decode_seconds for statistics in known)
+    longest = max(choice.completion_tokens for choice in choices)
+    return Metrics(
+        time_to_first_token_ms=_milliseconds(min(statistics.time_to_first_token for statistics in known)),
+        generation_time_ms=_milliseconds(decode),
+        queue_time_ms=_milliseconds(max(statistics.seconds.get("queue", 0.0) for statistics in known)),
+        mean_itl_ms=_milliseconds(decode / (longest - 1)) if longest > 1 else None,
+        tokens_per_second=round(sum(statistics.decode_tokens_per_second for statistics in known), 2),
+        tokens_per_step=_per_step(choices),
+        exact=exact,
+        speculative_decoding=speculative_decoding(choices, level),
+    )
+
+
+def _per_step(choices: Sequence[Choice]) -> float | None:
+    steps = sum(choice.statistics.steps for choice in choices if choice.statistics is not None)
+    found = tokens_per_step(sum(choice.completion_tokens for choice in choices), steps)
+    return None if found is None else round(found, 4)
+
+
+def speculative_decoding(choices: Sequence[Choice], level: MetricsLevel) -> SpeculativeDecoding | None:
+    """Drafting in numbers over the steps that drafted; None when no drafter is configured."""
+    levels = max((choice.statistics.num_spec_tokens for choice in choices if choice.statistics), default=0)
+    if levels == 0:
+        return None
+    steps = [step for choice in choices for step in drafting_steps(choice)]
+    drafted = sum(drafted for drafted, _ in steps)
+    accepted = sum(accepted for _, accepted in steps)
+    histogram = [0] * (levels + 1)
+    for _, count in steps:
+        histogram[count] += 1
+    detailed = level == "detailed"
+    return SpeculativeDecoding(
+        mean_acceptance_length=round(1 + accepted / len(steps), 4) if steps else 1.0,
+        draft_acceptance_rate=round(accepted / drafted, 4) if drafted else 0.0,
+        acceptance_histogram=histogram,
+        num_spec_steps=len(steps),
+        num_accepted_draft_tokens=accepted,
+        num_draft_tokens=drafted,
+        num_spec_tokens=levels,
+        per_step_accepted=[accepted for _, accepted in steps] if detailed else UNSET,
+        per_step_drafted=[drafted for drafted, _ in steps] if detailed else UNSET,
+    )
+
+
+def drafting_steps(choice: Choice) -> list[tuple[int, int]]:
+    """Drafted and accepted tokens of each step that drafted.
+
+    Tokens past the end of the text are not counted as accepted: when a stop string is found in the very run that also
+    ended the request, the engine cannot know that the text ends earlier.
+    """
+    if choice.statistics is None:
+        return []
+    steps, left = [], choice.completion_tokens
+    for drafted, accepted in zip(choice.statistics.per_step_drafted, choice.statistics.per_step_accepted, strict=True):
+        if drafted > 0:
+            steps.append((drafted, max(0, min(accepted, left))))
+        left -= accepted + 1
+    return steps
+
+
+def _milliseconds(seconds: float) -> float:
+    return round(1000 * seconds, 3)

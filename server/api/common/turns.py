@@ -1,0 +1,222 @@
+"""From a decoded request to the choices that run, whatever door it came through.
+
+Every door that speaks of messages turns its body into a :class:`~server.schemas.chat.ChatRequest` first; so each
+option is understood in one place.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Any, NamedTuple
+
+import msgspec
+from aiohttp import web
+
+from server.api.common import validation
+from server.api.common.answer import Answer
+from server.api.common.prediction import prediction_of
+from server.api.common.speculation import wishes
+from server.api.common.streaming import collect, stream
+from server.engine.forks import check_choices, forked
+from server.gateway.caller import CALLER
+from server.host.service import Service
+from server.schemas import bounds
+from server.schemas.chat import ChatRequest
+from server.schemas.completions import CompletionRequest
+from server.schemas.shared import GenerationRequest, RequestWarning
+from server.text import conversation, tools
+from server.text.choice import Choice, TextOptions
+from server.text.control import Rendered
+from server.text.grammars.answers import Beginning, chat_grammar
+from server.text.grammars.fields import wanted
+from server.text.options import bad_words, check_told, scores_only, truncated
+from server.text.options import choices as choices_of
+from server.text.parts import OutputParser, PlainText
+from server.text.room import Room
+from server.text.warned import headers, system_moved
+from spec.errors import InvalidRequest
+from spec.request import Grammar, Request
+
+#: Tokens of a prompt that its first words are made of.
+_SHOWN = 80
+
+
+async def completion_choices(service: Service, body: CompletionRequest) -> list[Choice]:
+    """``n`` choices for each prompt, those of the first prompt first."""
+    special = body.add_special_tokens is not False
+    given, room = validation.prompts(body), room_for(service, body, "prompt")
+    prompts = [await service.encode(one, special, room=room) if isinstance(one, str) else one for one in given]
+    predicted = await prediction_of(service, body, len(prompts))
+    return _choices(service, body, prompts, "prompt", follows=True, grammar=await wanted(body), predicted=predicted)
+
+
+async def chat_choices(
+    service: Service, body: ChatRequest, spoken: Sequence[int] = (), strict: bool = False
+) -> list[Choice]:
+    """The answers to a conversation. spoken: the token ids of its beginning, where they are known. strict: refuse more
+    output than there is room for, whatever the settings say.
+    """
+    continues = bool(body.continue_final_message)
+    told = await rendered(service, body)
+    room = room_for(service, body, "messages")
+    prompt = await service.encode(told.prompt, bool(body.add_special_tokens), spoken, room)
+    words = conversation.last_words(body)
+    text, offer, dialect = told.prompt.text, told.offer, service.opened()[0].dialect
+    opened = dialect.opened_by(text, continues)
+
+    def parser(request_id: str) -> OutputParser:
+        return dialect.parser(request_id, offer, opened, text)
+
+    beginning = Beginning(text, opened, continues)
+    grammar = await chat_grammar(body, offer, dialect, service.opened()[0].tokenizer, beginning)
+    predicted = await prediction_of(service, body)
+    return _choices(
+        service,
+        body,
+        [prompt],
+        "messages",
+        follows=continues,
+        parser=parser,
+        grammar=grammar,
+        predicted=predicted,
+        warnings=told.warnings,
+        strict=strict,
+        words=words,
+    )
+
+
+async def chat_prompt(service: Service, body: ChatRequest) -> list[int]:
+    """The token ids of the conversation, as the model's chat template writes it."""
+    told = await rendered(service, body)
+    return await service.encode(told.prompt, add_special_tokens=bool(body.add_special_tokens))
+
+
+def room_for(service: Service, body: GenerationRequest, field: str) -> Room | None:
+    """What a prompt has to fit into; None if it will be cut to what fits."""
+    return None if body.truncate_prompt_tokens is not None else Room(field, service.opened()[1].max_model_len)
+
+
+class Told(NamedTuple):
+    """A conversation as the model reads it. offer: the tools it may call. warnings: what is not told as was asked."""
+
+    prompt: Rendered
+    offer: tools.Offer
+    warnings: tuple[RequestWarning, ...]
+
+
+async def rendered(service: Service, body: ChatRequest) -> Told:
+    """The conversation as the model's chat template writes it, in a thread: a template is a program of the model's."""
+    return await asyncio.to_thread(_rendered, service, body)
+
+
+def _rendered(service: Service, body: ChatRequest) -> Told:
+    text = service.opened()[0]
+    offer = tools.offered(body)
+    text.dialect.check(body, offer)
+    continues = bool(body.continue_final_message)
+    opens = body.add_generation_prompt is not False
+    if continues and body.add_generation_prompt:
+        raise InvalidRequest(
+            "continue_final_message", "continue_final_message and add_generation_prompt exclude each other"
+        )
+    bounds.check_bytes(body.chat_template_kwargs, bounds.MOST_TEMPLATE_BYTES, "chat_template_kwargs")
+    given = body.chat_template_kwargs or {}
+    if body.reasoning_effort is not None:
+        given = {"reasoning_effort": body.reasoning_effort} | given
+
+    def render(messages: list[dict[str, Any]]) -> Rendered:
+        return text.tokenizer.render(messages, opens and not continues, continues, given, offer.rendered())
+
+    messages = conversation.messages(body)
+    try:
+        return Told(render(messages), offer, offer.warnings)
+    except InvalidRequest:
+        folded, moved = conversation.folded(messages)
+        if not moved:
+            raise
+        with suppress(InvalidRequest):
+            prompt = render(folded)
+            return Told(prompt, offer, (*offer.warnings, *(system_moved(f"messages[{index}]") for index in moved)))
+        raise
+
+
+def _choices(
+    service: Service,
+    body: GenerationRequest,
+    prompts: Sequence[list[int]],
+    field: str,
+    follows: bool,
+    parser: Callable[[str], OutputParser] = lambda request_id: PlainText(),
+    grammar: Grammar | None = None,
+    predicted: list[int] | None = None,
+    warnings: tuple[RequestWarning, ...] = (),
+    strict: bool = False,
+    words: str = "",
+) -> list[Choice]:
+    """``n`` choices per prompt, checked. follows: whether the answer's text goes on where the prompt's ends. parser:
+    makes the parser of the choice whose request has this id. grammar: what all of them must match. predicted: what they
+    will probably be. warnings: what the prompt does not tell as was asked. strict: as in :func:`chat_choices`. words:
+    the first ones of the prompt, where those of its tokens are others'.
+    """
+    text, info = service.opened()
+    params = validation.sampling_params(body, text.defaults, info.vocab_size)
+    if params.seed is None:
+        params = msgspec.structs.replace(params, seed=service.options.seed)
+    if body.bad_words:
+        params = msgspec.structs.replace(params, bad_words=bad_words(body, text.tokenizer))
+    options = TextOptions(
+        stop=validation.stop_strings(body),
+        include_stop=bool(body.include_stop_str_in_output),
+        skip_special_tokens=body.skip_special_tokens is not False,
+        silent=scores_only(body),
+        by_token=bool(body.provenance) or body.stream_pacing == "even",
+        provenance=bool(body.provenance),
+    )
+    drafted = wishes(body.speculation, info)
+    count = choices_of(body)
+    check_choices(len(prompts), count)
+    check_told(body, prompts, count)
+    unique, salt = uuid.uuid4().hex, _salt(body)
+    choices = []
+    for index, given in enumerate(prompts):
+        prompt = truncated(body, given, info.max_model_len - (params.max_tokens or 1))
+        left = info.max_model_len - len(prompt)
+        own = validation.capped(body, params, service.options.max_output_tokens, left)
+        own, shortened = validation.clamped(body, own, left, strict or service.options.strict_limits)
+        validation.check_prompt(prompt, field, own, info.vocab_size, info.max_model_len)
+        request = Request(
+            id=f"{unique}-{index}",
+            prompt=prompt,
+            params=own,
+            salt=salt,
+            grammar=grammar,
+            prediction=predicted,
+            **drafted,
+        )
+        context = prompt if follows else ()
+        noted = (*warnings, *shortened)
+        shown = words or conversation.first_words(text.tokenizer.decode(prompt[:_SHOWN]))
+        for one in forked(request, count):
+            made = Choice(one, text.tokenizer, options, info.eos_token_ids, context, parser(one.id), noted, shown)
+            choices.append(made)
+    return choices
+
+
+def _salt(body: GenerationRequest) -> str:
+    """Prompts share their KV only within one tenant, and within one ``cache_salt`` of it."""
+    tenant, given = CALLER.get().tenant, body.cache_salt or ""
+    return f"{tenant}:{given}" if tenant else given
+
+
+async def answered(http: web.Request, service: Service, answer: Answer) -> web.StreamResponse:
+    """Run an answer and send it, streamed or whole."""
+    service.warned.note(answer.warnings)
+    async with service.generation(answer.choices) as generation:
+        if answer.options.stream:
+            return await stream(http, answer, generation, service.options.ping_seconds)
+        whole = await collect(answer, generation)
+    body = msgspec.json.encode(whole)
+    return web.Response(body=body, headers=headers(answer.warnings), content_type="application/json")

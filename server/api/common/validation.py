@@ -1,0 +1,255 @@
+"""From bytes to a request the engine can run, or an :class:`~spec.errors.InvalidRequest` that names the field.
+
+Null means default everywhere. Unknown fields are ignored; known fields that the server does not do are refused unless
+their value asks for nothing. An empty field name means the body as a whole.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import lru_cache
+from typing import Any, TypeVar, cast
+
+import msgspec
+
+from server.gateway.caller import ID_WANTED, usable_id
+from server.schemas import bounds
+from server.schemas.chat import ChatRequest
+from server.schemas.completions import CompletionRequest
+from server.schemas.shared import NOT_SUPPORTED, WRITE_INSTEAD, GenerationRequest, RequestWarning
+from server.text import options, warned
+from server.text.room import Room
+from server.text.tokenizer import SamplingDefaults
+from spec.errors import InvalidRequest
+from spec.sampling import SEED_RANGE, SamplingParams
+
+COMPLETION_MAX_TOKENS = 16
+MOST_STOPS = 16
+MOST_STOP_IDS = 1024
+MOST_PROMPTS = 128
+#: The fields that say how many tokens are written at most, the stronger first.
+_LIMITING = ("max_completion_tokens", "max_tokens")
+
+S = TypeVar("S", bound=msgspec.Struct)
+
+_completions = msgspec.json.Decoder(CompletionRequest)
+_chats = msgspec.json.Decoder(ChatRequest)
+
+
+def decode_completion(body: bytes) -> CompletionRequest:
+    """The request in ``body``, every field of a known type and none that cannot be served."""
+    request = decoded(body, _completions)
+    _check(request)
+    return request
+
+
+def decode_chat(body: bytes) -> ChatRequest:
+    """The request in ``body``, every field of a known type and none that cannot be served."""
+    return checked_chat(decoded(body, _chats))
+
+
+def chat_of(fields: dict[str, Any]) -> ChatRequest:
+    """A chat request made from another API's: ``fields`` as its JSON would have them."""
+    return checked_chat(_converted(fields, ChatRequest))
+
+
+def completion_of(fields: dict[str, Any]) -> CompletionRequest:
+    """A completion request made from another API's: ``fields`` as its JSON would have them."""
+    request = _converted(fields, CompletionRequest)
+    _check(request)
+    return request
+
+
+def _converted(fields: dict[str, Any], kind: type[S]) -> S:
+    try:
+        return msgspec.convert(fields, kind)
+    except msgspec.ValidationError as error:
+        raise named(str(error)) from None
+
+
+def checked_chat(request: ChatRequest) -> ChatRequest:
+    """``request``, whichever door it came through, if it holds nothing that cannot be served."""
+    _check(request)
+    for index, message in enumerate(request.messages):
+        refuse_unsupported(message, f"messages[{index}].")
+    return request
+
+
+def decoded(body: bytes, decoder: msgspec.json.Decoder[S]) -> S:
+    """The struct in ``body``."""
+    bounds.weigh(body)
+    try:
+        return decoder.decode(body)
+    except msgspec.ValidationError as error:
+        raise named(str(error)) from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise InvalidRequest("", f"The body is not valid JSON: {error}") from None
+
+
+def _check(request: GenerationRequest) -> None:
+    refuse_unsupported(request)
+    for field in ("cache_salt", "user"):
+        bounds.check_count(getattr(request, field, None), bounds.MOST_NAME, field, "characters")
+    if request.request_id is not None and not usable_id(request.request_id):
+        raise InvalidRequest("request_id", f"request_id must be {ID_WANTED}, got {request.request_id!r}")
+    if request.stream_options is not None and not request.stream:
+        raise InvalidRequest("stream_options", "stream_options is only allowed with stream: true")
+
+
+def named(complaint: str) -> InvalidRequest:
+    """Msgspec's complaint as an error that names the field: ``Expected `int`, got `str` - at `$.max_tokens```."""
+    message, _, place = complaint.partition(" - at ")
+    field = place.strip("`").removeprefix("$").removeprefix(".")
+    missing = re.search(r"missing required field `(\w+)`", message)
+    if missing:
+        field = f"{field}.{missing[1]}" if field else missing[1]
+        return InvalidRequest(field, f"{field} is required")
+    if not field:
+        return InvalidRequest("", f"The body must be a JSON object: {message}")
+    return InvalidRequest(field, f"{field}: {message[0].lower()}{message[1:]}")
+
+
+def refuse_unsupported(record: msgspec.Struct, prefix: str = "") -> None:
+    """Raise for the first known field whose value asks for something the server does not do."""
+    for field in refused_fields(type(record)):
+        value = getattr(record, field)
+        if value is None:
+            continue
+        if not any(type(value) is type(good) and value == good for good in NOT_SUPPORTED[field]):
+            instead = f"; write {WRITE_INSTEAD[field]}" if field in WRITE_INSTEAD else ""
+            raise InvalidRequest(prefix + field, f"{prefix}{field} is not supported by this server{instead}")
+
+
+@lru_cache(maxsize=32)
+def refused_fields(kind: type[msgspec.Struct]) -> tuple[str, ...]:
+    """The fields of a struct that the server knows but does not do: no type is asked of them."""
+    return tuple(
+        field.name for field in msgspec.structs.fields(kind) if field.type is Any and field.name in NOT_SUPPORTED
+    )
+
+
+def sampling_params(request: GenerationRequest, defaults: SamplingDefaults, vocab_size: int) -> SamplingParams:
+    """How to draw: the request's word, else the model's recommendation, else OpenAI's default."""
+    bounds.check_count(request.stop_token_ids, MOST_STOP_IDS, "stop_token_ids")
+    bounds.check_count(request.allowed_token_ids, vocab_size, "allowed_token_ids")
+    field, most = _most_tokens(request, defaults)
+    if options.scores_only(request):
+        most = 1  # the engine writes at least one token; the choice drops it
+        if request.min_tokens:
+            raise InvalidRequest("min_tokens", f"min_tokens must be at most max_tokens (0), got {request.min_tokens}")
+    if most is not None and most < 1:
+        raise InvalidRequest(field, f"{field} must be at least 1, got {most}")
+    params = SamplingParams(
+        temperature=_first(request.temperature, defaults.temperature, 1.0),
+        top_k=min(_first(request.top_k, defaults.top_k, 0), vocab_size),  # more is all of them, and may be no word
+        top_p=_first(request.top_p, defaults.top_p, 1.0),
+        min_p=_first(request.min_p, defaults.min_p, 0.0),
+        seed=None if request.seed is None else request.seed % SEED_RANGE,
+        max_tokens=most,
+        min_tokens=request.min_tokens or 0,
+        stop_token_ids=tuple(request.stop_token_ids or ()),
+        ignore_eos=bool(request.ignore_eos),
+        presence_penalty=_first(request.presence_penalty, 0.0),
+        frequency_penalty=_first(request.frequency_penalty, 0.0),
+        repetition_penalty=_first(request.repetition_penalty, defaults.repetition_penalty, 1.0),
+        logit_bias=options.logit_bias(request),
+        allowed_token_ids=None if request.allowed_token_ids is None else tuple(request.allowed_token_ids),
+        logprobs=options.logprobs(request),
+        prompt_logprobs=options.prompt_logprobs(request),
+    )
+    if not 0.0 <= params.temperature <= 2.0:
+        raise InvalidRequest("temperature", f"temperature must be between 0 and 2, got {params.temperature}")
+    params.validate(vocab_size)
+    return params
+
+
+def stop_strings(request: GenerationRequest) -> tuple[str, ...]:
+    """The strings that end the text."""
+    stop = request.stop
+    stops = () if stop is None else (stop,) if isinstance(stop, str) else tuple(stop)
+    if len(stops) > MOST_STOPS:
+        raise InvalidRequest("stop", f"stop holds {len(stops)} strings; at most {MOST_STOPS} are allowed")
+    for stop in stops:
+        bounds.check_count(stop, bounds.MOST_NAME, "stop", "characters")
+    if "" in stops:
+        raise InvalidRequest("stop", "stop strings must not be empty")
+    return stops
+
+
+def prompts(request: CompletionRequest) -> list[str | list[int]]:
+    """The prompts of a completion request, one per choice."""
+    prompt = request.prompt
+    if isinstance(prompt, str):
+        return [prompt]
+    kinds = set(map(type, prompt))
+    if not prompt or len(kinds) > 1:
+        raise InvalidRequest(
+            "prompt", "prompt must be a text, token ids, a list of texts or a list of lists of token ids"
+        )
+    if int in kinds:
+        return [cast("list[int]", prompt)]
+    if len(prompt) > MOST_PROMPTS:
+        raise InvalidRequest("prompt", f"prompt holds {len(prompt)} prompts; at most {MOST_PROMPTS} are allowed")
+    return [entry for entry in prompt if not isinstance(entry, int)]
+
+
+def check_prompt(tokens: list[int], field: str, params: SamplingParams, vocab_size: int, longest: int) -> None:
+    """Raise unless the prompt is made of the model's tokens and fits, with the output asked for, into its context."""
+    if not tokens:
+        raise InvalidRequest(field, f"{field} must not be empty")
+    Room(field, longest).check(len(tokens), params.max_tokens or 1)
+    check_tokens(tokens, field, vocab_size)
+    room = longest - len(tokens)
+    if params.min_tokens > room:
+        raise InvalidRequest("min_tokens", f"min_tokens must be at most {room}, which is the room behind the prompt")
+
+
+def capped(request: GenerationRequest, params: SamplingParams, most: int | None, room: int) -> SamplingParams:
+    """``params`` with at most ``most`` output tokens, of the ``room`` there is: an error if the request asks for more,
+    else as many as are allowed.
+    """
+    if most is None or (params.max_tokens is not None and params.max_tokens <= most):
+        return params
+    for field in ("max_completion_tokens", "max_tokens", "min_tokens"):
+        asked = getattr(request, field, None)
+        if asked is not None and asked > most:
+            raise InvalidRequest(field, f"{field} must be at most {most} on this server, got {asked}")
+    return msgspec.structs.replace(params, max_tokens=max(1, min(most, room)))
+
+
+def clamped(
+    request: GenerationRequest, params: SamplingParams, room: int, strict: bool
+) -> tuple[SamplingParams, tuple[RequestWarning, ...]]:
+    """``params`` with no more output tokens than there is ``room`` for behind the prompt, and what to say of it.
+
+    strict: leave them, so that :func:`check_prompt` refuses. So it does a prompt that has no room at all, and one that
+    was to be cut so that the output fits.
+    """
+    most = params.max_tokens
+    if strict or most is None or most <= room or room < 1 or request.truncate_prompt_tokens == -1:
+        return params, ()
+    asked = next((field for field in _LIMITING if getattr(request, field, None) == most), None)
+    warnings = () if asked is None else (warned.clamped(asked, most, room),)
+    return msgspec.structs.replace(params, max_tokens=room), warnings
+
+
+def check_tokens(tokens: list[int], field: str, vocab_size: int) -> None:
+    """Raise unless all are tokens of the model."""
+    if tokens and not 0 <= min(tokens) <= max(tokens) < vocab_size:
+        raise InvalidRequest(field, f"{field} holds a token id outside 0 .. {vocab_size - 1}")
+
+
+def _most_tokens(request: GenerationRequest, defaults: SamplingDefaults) -> tuple[str, int | None]:
+    if isinstance(request, ChatRequest):
+        if request.max_completion_tokens is not None:
+            return "max_completion_tokens", request.max_completion_tokens
+        return "max_tokens", _first(request.max_tokens, defaults.max_new_tokens, None)
+    return "max_tokens", _first(request.max_tokens, COMPLETION_MAX_TOKENS, None)
+
+
+T = TypeVar("T")
+
+
+def _first(*values: T | None) -> T:
+    """The first value that is given; the last one anyway."""
+    return next((value for value in values[:-1] if value is not None), values[-1])  # type: ignore[return-value]

@@ -1,0 +1,1 @@
+"""Ollama's API: its requests become chat requests or completions, and the answers its lines of JSON."""

@@ -1,0 +1,201 @@
+"""Ollama's requests in the words of a chat request."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from server.api.common import validation
+from server.api.common.words import thinking
+from server.api.ollama.schemas import (
+    OllamaChatRequest,
+    OllamaGenerateRequest,
+    OllamaMessage,
+    OllamaOptions,
+    OllamaRequest,
+    OllamaToolCall,
+)
+from server.host.models.resident import Keep
+from server.schemas.bounds import MOST_CALLS, check_count
+from server.schemas.chat import ChatRequest
+from server.settings.durations import seconds_of
+from server.text.parsers.dialect import Dialect
+from spec.errors import InvalidRequest
+
+Json = dict[str, Any]
+
+#: Options that are known and not served, with the values that ask for nothing.
+OPTIONS_REFUSED: dict[str, tuple[object, ...]] = {
+    "typical_p": (1, 1.0),
+    "tfs_z": (1, 1.0),
+    "mirostat": (0,),
+    "penalize_newline": (True,),
+}
+FIELDS_REFUSED: dict[str, tuple[object, ...]] = {
+    "suffix": ("",),
+    "template": ("",),
+    "context": ([],),
+    "images": ([],),
+}
+
+#: Seconds: who names more means for ever.
+_FOREVER = 1e9
+
+#: The client's names of what the chat request calls otherwise.
+NAMES = {
+    "max_tokens": "options.num_predict",
+    "temperature": "options.temperature",
+    "top_k": "options.top_k",
+    "top_p": "options.top_p",
+    "min_p": "options.min_p",
+    "seed": "options.seed",
+    "stop": "options.stop",
+    "repetition_penalty": "options.repeat_penalty",
+    "presence_penalty": "options.presence_penalty",
+    "frequency_penalty": "options.frequency_penalty",
+    "response_format": "format",
+    "response_format.json_schema.schema": "format",
+    "chat_template_kwargs": "think",
+    "reasoning_effort": "think",
+}
+
+
+def chat_of(body: OllamaChatRequest, dialect: Dialect) -> ChatRequest:
+    """The chat request that asks for the same."""
+    messages = _messages(body.messages or [])
+    fields = _shared(body) | _thinking(body.think, dialect)
+    return validation.chat_of({"messages": messages, "tools": body.tools} | fields)
+
+
+def chat_of_prompt(body: OllamaGenerateRequest, dialect: Dialect) -> ChatRequest:
+    """The chat request of a prompt for the chat template. Its messages are called ``prompt``."""
+    messages = [{"role": "system", "content": body.system}] if body.system else []
+    fields = _shared(body) | _thinking(body.think, dialect)
+    return validation.chat_of({"messages": [*messages, {"role": "user", "content": body.prompt}]} | fields)
+
+
+def fields_of_raw(body: OllamaGenerateRequest) -> Json:
+    """What a completion request says of a prompt that goes to the model as it is, the prompt left out."""
+    if body.system:
+        raise InvalidRequest("system", "system and raw exclude each other")
+    if body.think:
+        raise InvalidRequest("think", "think and raw exclude each other")
+    listed = body.top_logprobs or 0
+    if listed and not body.logprobs:
+        raise InvalidRequest("top_logprobs", "top_logprobs is only allowed with logprobs: true")
+    return _shared(body) | {"logprobs": listed if body.logprobs else None, "top_logprobs": None}
+
+
+def refuse_unsupported(body: OllamaRequest) -> None:
+    """Raise for a known field whose value asks for something the server does not do."""
+    _refuse(body, FIELDS_REFUSED, "")
+    if isinstance(body, OllamaChatRequest):
+        for index, message in enumerate(body.messages or ()):
+            _refuse(message, FIELDS_REFUSED, f"messages[{index}].")
+    if body.options is not None:
+        _refuse(body.options, OPTIONS_REFUSED, "options.")
+        _check_window(body.options)
+
+
+def keep_alive(body: OllamaRequest) -> Keep:
+    """How long the model is to stay behind the request, in seconds; None for ever."""
+    given = body.keep_alive
+    if given is None:
+        return "usual"
+    try:
+        seconds = given if not isinstance(given, str) else 0.0 if given == "0" else seconds_of(given)
+    except ValueError as error:
+        raise InvalidRequest("keep_alive", f"keep_alive: {error}") from None
+    return seconds if 0 <= seconds < _FOREVER else None
+
+
+def _refuse(record: msgspec.Struct, harmless: dict[str, tuple[object, ...]], prefix: str) -> None:
+    for name, values in harmless.items():
+        value = getattr(record, name, None)
+        if value is not None and not any(type(value) is type(good) and value == good for good in values):
+            raise InvalidRequest(prefix + name, f"{prefix}{name} is not supported by this server")
+
+
+def _check_window(options: OllamaOptions) -> None:
+    """repeat_penalty counts the whole text; a window means nothing without it, and is refused with it."""
+    penalized = options.repeat_penalty not in (None, 1.0)
+    if penalized and options.repeat_last_n not in (None, -1):
+        field = "options.repeat_last_n"
+        raise InvalidRequest(field, f"{field} must be -1: repeat_penalty counts the whole text on this server")
+
+
+def _shared(body: OllamaRequest) -> Json:
+    """What chat and completion requests call alike."""
+    options = body.options or OllamaOptions()
+    most = options.num_predict if options.num_predict is not None and options.num_predict >= 0 else None
+    return {
+        "stream": body.stream is not False,
+        "max_tokens": most,
+        "temperature": options.temperature,
+        "top_k": options.top_k,
+        "top_p": options.top_p,
+        "min_p": options.min_p,
+        "seed": options.seed,
+        "stop": options.stop,
+        "repetition_penalty": options.repeat_penalty,
+        "presence_penalty": options.presence_penalty,
+        "frequency_penalty": options.frequency_penalty,
+        "response_format": _format(body.format),
+        "logprobs": body.logprobs,
+        "top_logprobs": body.top_logprobs,
+    }
+
+
+def _format(wanted: str | Json | None) -> Json | None:
+    if wanted is None or wanted == "":
+        return None
+    if wanted == "json":
+        return {"type": "json_object"}
+    if isinstance(wanted, str):
+        raise InvalidRequest("format", f"format must be json or a JSON schema, got {wanted!r}")
+    return {"type": "json_schema", "json_schema": {"name": "format", "schema": wanted, "strict": True}}
+
+
+def _thinking(think: bool | str | None, dialect: Dialect) -> Json:
+    if isinstance(think, str):
+        if think not in ("low", "medium", "high"):
+            raise InvalidRequest("think", f"think must be true, false, low, medium or high, got {think!r}")
+        return thinking(dialect, True, "think") | {"reasoning_effort": think}
+    return {} if think is None else thinking(dialect, think, "think")
+
+
+def _messages(messages: list[OllamaMessage]) -> list[Json]:
+    """The conversation; calls get the numbers that Ollama does not give them, results the number of their call."""
+    told: list[Json] = []
+    waiting: list[tuple[str, str]] = []
+    for index, message in enumerate(messages):
+        check_count(message.tool_calls, MOST_CALLS, f"messages[{index}].tool_calls")
+        one: Json = {"role": message.role, "content": message.content}
+        if message.thinking is not None:
+            one["reasoning_content"] = message.thinking
+        if message.tool_calls:
+            waiting = [
+                (call.id or f"call_{index}_{n}", call.function.name) for n, call in enumerate(message.tool_calls)
+            ]
+            one["tool_calls"] = [_call(id, call) for (id, _), call in zip(waiting, message.tool_calls, strict=True)]
+        if message.role == "tool":
+            one["tool_call_id"] = _answered(message, waiting)
+        told.append(one)
+    return told
+
+
+def _call(id: str, call: OllamaToolCall) -> Json:
+    arguments = msgspec.json.encode(call.function.arguments).decode()
+    return {"id": id, "type": "function", "function": {"name": call.function.name, "arguments": arguments}}
+
+
+def _answered(message: OllamaMessage, waiting: list[tuple[str, str]]) -> str | None:
+    """The call a result belongs to: by its id, else by the tool's name, else the first that has no result yet."""
+    if message.tool_call_id is not None:
+        return message.tool_call_id
+    found = next((call for call in waiting if call[1] == message.tool_name), waiting[0] if waiting else None)
+    if found is None:
+        return None
+    waiting.remove(found)
+    return found[0]

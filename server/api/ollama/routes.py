@@ -1,0 +1,229 @@
+"""Ollama's API: ``/api/chat``, ``/api/generate``, and what it says about its models."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+import msgspec
+from aiohttp import web
+
+import foresay
+from server.api.common import validation
+from server.api.common.answer import AnswerOptions
+from server.api.common.body import json_response
+from server.api.common.leased import Answering, leased
+from server.api.common.route import ErrorShape, Route, Stream
+from server.api.common.sse import LINES
+from server.api.common.turns import answered, chat_choices, completion_choices
+from server.api.common.words import in_words, reword
+from server.api.ollama import request as ollama
+from server.api.ollama.answer import OllamaAnswer, OllamaChat, OllamaGenerate, error_shape
+from server.api.ollama.models import described, details, model_info
+from server.api.ollama.schemas import (
+    OllamaAnswerMessage,
+    OllamaChatLine,
+    OllamaChatRequest,
+    OllamaError,
+    OllamaGenerateLine,
+    OllamaGenerateRequest,
+    OllamaProgress,
+    OllamaRequest,
+    OllamaVersion,
+    Running,
+    RunningModel,
+    Shown,
+    ShowRequest,
+    Tags,
+)
+from server.gateway.caller import REQUEST_ID
+from server.host.models.models import MODELS, Entry
+from server.host.service import Origin, Service, Text
+from server.schemas.completions import CompletionRequest
+from server.schemas.shared import GenerationRequest
+from server.settings.durations import moment
+from server.text.choice import Choice
+from server.text.room import Room
+from spec.errors import InvalidRequest
+from spec.request import EngineInfo
+
+#: Whose API this is, as far as it goes: log-probabilities came with it. Clients that ask want 0.6.4 at least.
+OLLAMA_VERSION = "0.12.11"
+#: When a model leaves that stays for ever.
+NEVER = "9999-12-31T23:59:59Z"
+_chats = msgspec.json.Decoder(OllamaChatRequest)
+_prompts = msgspec.json.Decoder(OllamaGenerateRequest)
+_shows = msgspec.json.Decoder(ShowRequest)
+
+
+async def chat(http: web.Request) -> web.StreamResponse:
+    """Answer a conversation."""
+    http.app[MODELS].check_open()
+    body = validation.decoded(await http.read(), _chats)
+    if not body.messages:
+        done = OllamaChatLine(model=body.model, created_at=moment(), done=True, message=OllamaAnswerMessage())
+        return await _nothing_said(http, body, done)
+    return await _leased(http, body, lambda service: _chat(http, service, body))
+
+
+async def _chat(http: web.Request, service: Service, body: OllamaChatRequest) -> web.StreamResponse:
+    text, _ = service.opened()
+    ollama.refuse_unsupported(body)
+    with in_words(ollama.NAMES):
+        request = ollama.chat_of(body, text.dialect)
+        choices = reword(await chat_choices(service, request), ollama.NAMES)
+        return await _answered(http, service, OllamaChat, body, request, choices)
+
+
+async def generate(http: web.Request) -> web.StreamResponse:
+    """Answer a prompt, or write on from it."""
+    http.app[MODELS].check_open()
+    body = validation.decoded(await http.read(), _prompts)
+    if not body.prompt:
+        done = OllamaGenerateLine(model=body.model, created_at=moment(), done=True, response="")
+        return await _nothing_said(http, body, done)
+    return await _leased(http, body, lambda service: _generate(http, service, body, body.prompt or ""))
+
+
+async def _generate(
+    http: web.Request, service: Service, body: OllamaGenerateRequest, prompt: str
+) -> web.StreamResponse:
+    text, _ = service.opened()
+    ollama.refuse_unsupported(body)
+    with in_words(names := ollama.NAMES | {"messages": "prompt"}):
+        request: GenerationRequest
+        if not body.raw and text.tokenizer.has_template:
+            request = chat = ollama.chat_of_prompt(body, text.dialect)
+            choices = await chat_choices(service, chat)
+        else:
+            request = raw = await _raw(service, body, prompt)
+            choices = await completion_choices(service, raw)
+        return await _answered(http, service, OllamaGenerate, body, request, reword(choices, names))
+
+
+async def _nothing_said(http: web.Request, body: OllamaRequest, done: OllamaProgress) -> web.StreamResponse:
+    """An empty prompt loads the model, or unloads it."""
+    models, keep = http.app[MODELS], ollama.keep_alive(body)
+    if keep == 0.0:
+        models.forget(models.find(body.model))
+        done.done_reason = "unload"
+        return json_response(done)
+
+    async def loaded(service: Service) -> web.StreamResponse:
+        done.done_reason = "load"
+        return json_response(done)
+
+    return await leased(http, body.model, loaded, keep=keep)
+
+
+async def _leased(http: web.Request, body: OllamaRequest, answer: Answering) -> web.StreamResponse:
+    """The answer of the model that the request names."""
+    framing = None if body.stream is False else LINES
+    return await leased(http, body.model, answer, framing, keep=ollama.keep_alive(body))
+
+
+async def _raw(service: Service, body: OllamaGenerateRequest, prompt: str) -> CompletionRequest:
+    """The completion request of a prompt as it is; unless told, it is written on for as long as there is room."""
+    _, info = service.opened()
+    tokens = await service.encode(prompt, add_special_tokens=True, room=Room("prompt", info.max_model_len))
+    fields = ollama.fields_of_raw(body)
+    if fields["max_tokens"] is None:
+        fields["max_tokens"] = max(1, info.max_model_len - len(tokens))
+    return validation.completion_of({"prompt": tokens, **fields})
+
+
+async def _answered(
+    http: web.Request,
+    service: Service,
+    kind: type[OllamaAnswer],
+    body: OllamaRequest,
+    request: GenerationRequest,
+    choices: Sequence[Choice],
+) -> web.StreamResponse:
+    _, info = service.opened()
+    origin: Origin = msgspec.structs.replace(service.origin(REQUEST_ID.get(), info, body.model), model=body.model)
+    return await answered(
+        http, service, kind(origin, choices, AnswerOptions.of(request, service.options.metrics_level))
+    )
+
+
+async def tags(http: web.Request) -> web.Response:
+    """The models served here, loaded or not, each once for each of its names."""
+    models = http.app[MODELS]
+    models.check_open()
+    names = [(entry, name) for entry in models for name in entry.service.options.names.known]
+    return json_response(Tags([described(name, models.server.created, entry.info) for entry, name in names]))
+
+
+async def running(http: web.Request) -> web.Response:
+    """The models that are loaded, and when each leaves if nobody asks for it."""
+    models = http.app[MODELS]
+    models.check_open()
+    return json_response(Running([_running(entry, info) for entry in models if (info := entry.running) is not None]))
+
+
+def _running(entry: Entry, info: EngineInfo) -> RunningModel:
+    known = msgspec.structs.asdict(described(entry.name, entry.service.created, info))
+    held, stays = 0 if info.footprint is None else info.footprint.held, entry.resident.stays(time.monotonic())
+    return RunningModel(
+        **known | {"size": held},
+        expires_at=NEVER if stays is None else moment(time.time() + stays),
+        size_vram=held if info.device.startswith("cuda") else 0,
+        context_length=info.max_model_len,
+    )
+
+
+async def show(http: web.Request) -> web.Response:
+    """More about a model, which need not be loaded for that."""
+    models = http.app[MODELS]
+    models.check_open()
+    body = validation.decoded(await http.read(), _shows)
+    name = body.model or body.name
+    if name is None:
+        raise InvalidRequest("model", "model is required")
+    entry = models.find(name)
+    await entry.model.peek()
+    return json_response(_shown(entry))
+
+
+def _shown(entry: Entry) -> Shown:
+    text, target = entry.service.text, entry.target
+    defaults = {} if text is None else msgspec.structs.asdict(text.defaults)
+    return Shown(
+        modelfile=f"FROM {target}\n",
+        parameters="\n".join(f"{name} {value}" for name, value in defaults.items() if value is not None),
+        template="" if text is None else text.tokenizer.template,
+        details=details(entry.info),
+        model_info=model_info(entry.name, target, entry.info, entry.model.longest),
+        capabilities=["completion"] if text is None else _capabilities(text),
+        modified_at=moment(entry.service.created),
+    )
+
+
+def _capabilities(text: Text) -> list[str]:
+    tools = text.dialect.calls is not None and "tools" in text.dialect.words
+    known = {"completion": True, "tools": tools, "thinking": text.dialect.thinks is not None}
+    return [name for name, there in known.items() if there]
+
+
+async def version(http: web.Request) -> web.Response:
+    """The version of Ollama whose API this is; that of Foresay beside it."""
+    return json_response(OllamaVersion(version=OLLAMA_VERSION, foresay=foresay.__version__))
+
+
+ERRORS = ErrorShape(prefix="/api/", body=OllamaError, make=error_shape)
+ROUTES = [
+    Route("POST", "/api/chat", chat, OllamaChatRequest, OllamaChatLine, Stream(LINES, (OllamaChatLine, OllamaError))),
+    Route(
+        "POST",
+        "/api/generate",
+        generate,
+        OllamaGenerateRequest,
+        OllamaGenerateLine,
+        Stream(LINES, (OllamaGenerateLine, OllamaError)),
+    ),
+    Route("GET", "/api/tags", tags, answer=Tags, errors=(401, 503)),
+    Route("GET", "/api/ps", running, answer=Running, errors=(401, 503)),
+    Route("POST", "/api/show", show, ShowRequest, Shown),
+    Route("GET", "/api/version", version, answer=OllamaVersion),
+]

@@ -1,0 +1,219 @@
+"""Ollama's API on the wire. Durations are in nanoseconds."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from server.schemas.logprobs import ChatTokenLogprob
+from server.schemas.shared import Metrics, RequestWarning
+
+# -- requests ------------------------------------------------------------------------------------------------------
+
+
+class OllamaOptions(msgspec.Struct, kw_only=True):
+    """How to draw and when to stop. num_predict: most tokens to write; below 0, as many as fit.
+
+    Options that say how to run a model rather than what it writes (num_ctx, num_gpu and the like) are ignored.
+    """
+
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+    seed: int | None = None
+    num_predict: int | None = None
+    stop: str | list[str] | None = None
+    repeat_penalty: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+
+    typical_p: Any = None
+    tfs_z: Any = None
+    mirostat: Any = None
+    repeat_last_n: Any = None
+    penalize_newline: Any = None
+
+
+class OllamaRequest(msgspec.Struct, kw_only=True):
+    """What chat and generate share. stream: true unless said otherwise. format: ``json``, or a JSON schema.
+
+    think: whether a model that can think before it answers does. keep_alive: how long the model stays loaded behind
+    this request (``5m``, or seconds; below 0 for ever; 0 not at all).
+    """
+
+    model: str
+    stream: bool | None = None
+    format: str | dict[str, Any] | None = None
+    options: OllamaOptions | None = None
+    think: bool | str | None = None
+    keep_alive: float | str | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+
+
+class OllamaFunction(msgspec.Struct, kw_only=True):
+    """Which function was called, with which arguments."""
+
+    name: str
+    arguments: dict[str, Any]
+
+
+class OllamaToolCall(msgspec.Struct, kw_only=True):
+    """A call of a tool."""
+
+    function: OllamaFunction
+    id: str | UnsetType | None = UNSET
+
+
+class OllamaMessage(msgspec.Struct, kw_only=True):
+    """A message of a conversation. tool_name: in messages of role ``tool``, whose result it is."""
+
+    role: str
+    content: str | None = None
+    thinking: str | None = None
+    tool_calls: list[OllamaToolCall] | None = None
+    tool_name: str | None = None
+    tool_call_id: str | None = None
+
+    images: Any = None
+
+
+class OllamaChatRequest(OllamaRequest, kw_only=True):
+    """``POST /api/chat``. Without messages it only asks for the model to be loaded, or (keep_alive 0) unloaded."""
+
+    messages: list[OllamaMessage] | None = None
+    tools: list[dict[str, Any]] | None = None
+
+
+class OllamaGenerateRequest(OllamaRequest, kw_only=True):
+    """``POST /api/generate``. raw: the prompt goes to the model as it is, without the chat template."""
+
+    prompt: str | None = None
+    system: str | None = None
+    raw: bool | None = None
+
+    suffix: Any = None
+    template: Any = None
+    context: Any = None
+    images: Any = None
+
+
+class ShowRequest(msgspec.Struct, kw_only=True):
+    """``POST /api/show``. name: what older clients call ``model``."""
+
+    model: str | None = None
+    name: str | None = None
+
+
+# -- answers -------------------------------------------------------------------------------------------------------
+
+
+class OllamaAnswerMessage(msgspec.Struct, kw_only=True):
+    """More of the answer, or all of it."""
+
+    role: Literal["assistant"] = "assistant"
+    content: str = ""
+    thinking: str | UnsetType = UNSET
+    tool_calls: list[OllamaToolCall] | UnsetType = UNSET
+
+
+class OllamaProgress(msgspec.Struct, kw_only=True):
+    """What every line has; from done_reason on, the last line only. logprobs: of the line's tokens, if asked for."""
+
+    model: str
+    created_at: str
+    done: bool
+    logprobs: list[ChatTokenLogprob] | UnsetType = UNSET
+    done_reason: Literal["stop", "length", "load", "unload"] | UnsetType = UNSET
+    total_duration: int | UnsetType = UNSET
+    load_duration: int | UnsetType = UNSET
+    prompt_eval_count: int | UnsetType = UNSET
+    prompt_eval_duration: int | UnsetType = UNSET
+    eval_count: int | UnsetType = UNSET
+    eval_duration: int | UnsetType = UNSET
+    metrics: Metrics | UnsetType = UNSET
+    warnings: list[RequestWarning] | UnsetType = UNSET
+
+
+class OllamaChatLine(OllamaProgress, kw_only=True):
+    """A line of ``/api/chat``, or its whole answer."""
+
+    message: OllamaAnswerMessage
+
+
+class OllamaGenerateLine(OllamaProgress, kw_only=True):
+    """A line of ``/api/generate``, or its whole answer."""
+
+    response: str
+    thinking: str | UnsetType = UNSET
+
+
+class OllamaError(msgspec.Struct):
+    """An error, as a body or as the last line of a stream that broke."""
+
+    error: str
+
+
+class ModelDetails(msgspec.Struct, kw_only=True):
+    """What kind of model it is. quantization_level: the type of the weights."""
+
+    parent_model: str = ""
+    format: str = "safetensors"
+    family: str
+    families: tuple[str, ...]
+    parameter_size: str
+    quantization_level: str
+
+
+class OllamaModel(msgspec.Struct, kw_only=True):
+    """A model in ``/api/tags``. size: bytes of its weights, 0 before it was loaded. digest: of what is known about it,
+    not of its files."""
+
+    name: str
+    model: str
+    modified_at: str
+    size: int
+    digest: str
+    details: ModelDetails
+
+
+class RunningModel(OllamaModel, kw_only=True):
+    """A model in ``/api/ps``. size: bytes that models and KV cache hold; size_vram: those on a GPU."""
+
+    expires_at: str
+    size_vram: int
+    context_length: int
+
+
+class Tags(msgspec.Struct):
+    """``GET /api/tags``."""
+
+    models: list[OllamaModel]
+
+
+class Running(msgspec.Struct):
+    """``GET /api/ps``."""
+
+    models: list[RunningModel]
+
+
+class OllamaVersion(msgspec.Struct, kw_only=True):
+    """``GET /api/version``. version: of Ollama, whose API this is."""
+
+    version: str
+    foresay: str
+
+
+class Shown(msgspec.Struct, kw_only=True):
+    """``POST /api/show``. template: the chat template, in Jinja's language."""
+
+    modelfile: str
+    parameters: str
+    template: str
+    details: ModelDetails
+    model_info: dict[str, Any]
+    capabilities: list[str]
+    modified_at: str

@@ -1,0 +1,1 @@
+"""OpenAI's chat and completions, and vLLM's tokenizer routes."""

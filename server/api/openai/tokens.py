@@ -1,0 +1,98 @@
+"""Text to tokens and back, and a conversation as the model sees it; nothing here runs the model."""
+
+from __future__ import annotations
+
+import asyncio
+
+import msgspec
+from aiohttp import web
+from msgspec import UNSET
+
+from server.api.common import validation
+from server.api.common.body import json_response, json_slices
+from server.api.common.route import Route
+from server.api.common.turns import chat_prompt, rendered, room_for
+from server.api.openai.token_schemas import Detokenized, DetokenizeRequest, Rendered, Tokenized, TokenizeRequest
+from server.host.models.models import MODELS
+from server.host.service import Service
+from server.schemas.bounds import check_count
+from server.schemas.chat import ChatRequest
+from spec.errors import InvalidRequest
+
+#: What a conversation to count has in common with one to answer.
+_TEMPLATE_FIELDS = (
+    "messages",
+    "add_special_tokens",
+    "add_generation_prompt",
+    "continue_final_message",
+    "tools",
+    "chat_template",
+    "chat_template_kwargs",
+)
+_tokenize = msgspec.json.Decoder(TokenizeRequest)
+_detokenize = msgspec.json.Decoder(DetokenizeRequest)
+
+
+async def tokenize(http: web.Request) -> web.StreamResponse:
+    """The tokens of a text or of a conversation."""
+    models = http.app[MODELS]
+    models.check_open()
+    body = validation.decoded(await http.read(), _tokenize)
+    async with models.reading(body.model) as service:
+        answer = await _tokenized(service, body)
+    told = {name: getattr(answer, name) for name in answer.__struct_fields__}
+    return await json_slices(http, {name: value for name, value in told.items() if value is not UNSET})
+
+
+async def _tokenized(service: Service, body: TokenizeRequest) -> Tokenized:
+    text, info = service.opened()
+    tokens = await _tokens(service, body)
+    answer = Tokenized(count=len(tokens), max_model_len=info.max_model_len, tokens=tokens)
+    if body.return_token_strs:
+        answer.token_strs = await asyncio.to_thread(text.tokenizer.token_strings, tokens)
+    return answer
+
+
+async def _tokens(service: Service, body: TokenizeRequest) -> list[int]:
+    if body.prompt is not None and body.messages is not None:
+        raise InvalidRequest("messages", "prompt and messages exclude each other")
+    if body.prompt is not None:
+        return await service.encode(body.prompt, body.add_special_tokens is not False)
+    if body.messages is None:
+        raise InvalidRequest("prompt", "prompt is required, or messages")
+    fields = {name: getattr(body, name) for name in _TEMPLATE_FIELDS}
+    return await chat_prompt(service, validation.checked_chat(ChatRequest(**fields)))
+
+
+async def detokenize(http: web.Request) -> web.Response:
+    """The text of some tokens."""
+    models = http.app[MODELS]
+    models.check_open()
+    body = validation.decoded(await http.read(), _detokenize)
+    async with models.reading(body.model) as service:
+        text, info = service.opened()
+        check_count(body.tokens, info.max_model_len, "tokens")
+        validation.check_tokens(body.tokens, "tokens", info.vocab_size)
+        prompt = await asyncio.to_thread(text.tokenizer.decode, body.tokens, False)
+    return json_response(Detokenized(prompt=prompt))
+
+
+async def render(http: web.Request) -> web.Response:
+    """The prompt that a chat completion would begin with."""
+    models = http.app[MODELS]
+    models.check_open()
+    body = validation.decode_chat(await http.read())
+    async with models.reading(body.model) as service:
+        _, info = service.opened()
+        prompt, room = (await rendered(service, body)).prompt, room_for(service, body, "messages")
+        tokens = await service.encode(prompt, bool(body.add_special_tokens), room=room)
+    answer = Rendered(prompt=prompt.text, token_ids=tokens, count=len(tokens), max_model_len=info.max_model_len)
+    return json_response(answer)
+
+
+ROUTES = [
+    Route("POST", "/tokenize", tokenize, body=TokenizeRequest, answer=Tokenized),
+    Route("POST", "/detokenize", detokenize, body=DetokenizeRequest, answer=Detokenized),
+    Route("POST", "/v1/chat/completions/render", render, body=ChatRequest, answer=Rendered),
+    Route("POST", "/apply-template", render, body=ChatRequest, answer=Rendered),
+]

@@ -1,0 +1,232 @@
+"""The answer of ``/v1/responses``: parts of the output become items, and every change of an item an event.
+
+::
+
+    created  in_progress
+    [ output_item.added  content_part.added  delta ..  done  content_part.done  output_item.done ]..
+    completed | incomplete | failed
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from server.api.common import statistics
+from server.api.common.answer import AnswerOptions, BaseAnswer
+from server.api.common.sse import NAMED_EVENTS
+from server.api.responses import events
+from server.api.responses.answer_items import (
+    CallInProgress,
+    CustomCallInProgress,
+    ItemInProgress,
+    MessageInProgress,
+    ReasoningInProgress,
+)
+from server.api.responses.events import ItemDelta, ResponseEvent
+from server.api.responses.schemas import (
+    IncompleteDetails,
+    InputTokensDetails,
+    ItemStatus,
+    OutputTokensDetails,
+    Response,
+    ResponseError,
+    ResponseUsage,
+    Status,
+)
+from server.api.responses.tools import Toolbox
+from server.host.service import Origin
+from server.schemas.errors import ApiError
+from server.schemas.logprobs import ChatTokenLogprob
+from server.schemas.provenance import Provenance
+from server.schemas.shared import ErrorBody
+from server.text.choice import Choice, Piece
+from server.text.parts import Part, ReasoningPart, TextPart, ToolCallPart
+
+#: OpenAI's words for why a response failed; every other reason is the server's.
+FAILURES = {"rate_limit_error": "rate_limit_exceeded", "invalid_request_error": "invalid_prompt"}
+CANCELLED = "cancelled"
+
+
+class Cancelled(ApiError):
+    """Somebody asked for the end of a response while it was running."""
+
+    status, type, code = 409, "invalid_request_error", CANCELLED
+
+    def __init__(self) -> None:
+        super().__init__("The response was cancelled")
+
+
+class ResponseAnswer(BaseAnswer):
+    """One response while it is made. ``response`` is what it is so far; ``record`` sees every event.
+
+    toolbox: how the client calls its tools. stream_id: the lane of a WebSocket it belongs to. said: the token ids of
+    what was told.
+    """
+
+    framing = NAMED_EVENTS
+
+    def __init__(
+        self,
+        origin: Origin,
+        choice: Choice,
+        options: AnswerOptions,
+        response: Response,
+        toolbox: Toolbox,
+        stream_id: str | None = None,
+    ) -> None:
+        super().__init__(origin, [choice], options)
+        self.id, self.response = response.id, response
+        response.warnings = self._warnings()
+        self._toolbox = toolbox
+        self.record: Callable[[ResponseEvent], None] = lambda event: None
+        self._stream_id = msgspec.UNSET if stream_id is None else stream_id
+        self._item: ItemInProgress | None = None
+        self._logprobs: list[ChatTokenLogprob] = []
+        self._told, self._untold = Provenance([], []), Provenance([], [])
+        self.said: list[int] = []
+        self._next = 0
+
+    @property
+    def over(self) -> bool:
+        """Whether the last event was made."""
+        return self.response.status != "in_progress"
+
+    # -- Answer --------------------------------------------------------------------------------------------------
+
+    def opening(self, index: int) -> list[msgspec.Struct]:
+        """The response as it begins."""
+        return self._numbered(
+            [events.ResponseCreated(response=self._snapshot()), events.ResponseInProgress(response=self._snapshot())]
+        )
+
+    def chunks(self, index: int, piece: Piece) -> list[msgspec.Struct]:
+        """The events of a piece."""
+        self.said += piece.token_ids
+        self._logprobs += self._speller.chat(piece.logprobs).content
+        self._note_provenance(piece)
+        said: list[ResponseEvent] = []
+        for part in piece.parts:
+            if self._item is None or not self._item.takes(part):
+                said += self._close("completed")
+                self._item = self._begun(part)
+                said += self._item.opening()
+            said += self._item.more(part, self._taken_logprobs(part))
+        self._tell(said)
+        return self._numbered(said)
+
+    def closing(self) -> list[msgspec.Struct]:
+        """The end, as the choice ended: all said, or cut at the token limit."""
+        complete = self.choices[0].finish_reason != "length"
+        said: list[ResponseEvent] = []
+        if not self.response.output and self._item is None:
+            self._item = self._begun(TextPart(""))
+            said += self._item.opening()
+        if self._item is not None and (self._untold.steps or self._untold.tokens):
+            said.append(self._item.nothing())
+            self._tell(said)
+        said += self._close("completed" if complete else "incomplete")
+        if complete:
+            self.response.completed_at = int(time.time())
+            return self._numbered([*said, events.ResponseCompleted(response=self._ended("completed"))])
+        self.response.incomplete_details = IncompleteDetails("max_output_tokens")
+        return self._numbered([*said, events.ResponseIncomplete(response=self._ended("incomplete"))])
+
+    def prepared(self) -> list[msgspec.Struct]:
+        """The end of a response that only prepared the conversation: nothing is said."""
+        self.response.completed_at = int(time.time())
+        response = self._ended("completed")
+        assert response.usage is not None
+        response.usage.output_tokens, response.usage.total_tokens = 0, response.usage.input_tokens
+        return self._numbered([events.ResponseCompleted(response=response)])
+
+    def broken(self, error: ErrorBody) -> msgspec.Struct:
+        """The last event of a response that could not go on or was cancelled; its last item stays as far as it got."""
+        self._close("incomplete")
+        if error.error.code == CANCELLED:
+            return self._numbered([events.ResponseIncomplete(response=self._ended("cancelled"))])[0]
+        code = FAILURES.get(error.error.type, "server_error")
+        self.response.error = ResponseError(code, error.error.message)
+        return self._numbered([events.ResponseFailed(response=self._ended("failed"))])[0]
+
+    def whole(self, pieces: Sequence[Sequence[Piece]]) -> msgspec.Struct:
+        """The response, from its pieces."""
+        for piece in pieces[0]:
+            self.chunks(0, piece)
+        self.closing()
+        return self.response
+
+    # -- inside --------------------------------------------------------------------------------------------------
+
+    def _begun(self, part: Part) -> ItemInProgress:
+        place = len(self.response.output)
+        match part:
+            case TextPart():
+                return MessageInProgress(f"msg_{uuid.uuid4().hex}", place)
+            case ReasoningPart():
+                return ReasoningInProgress(f"rs_{uuid.uuid4().hex}", place)
+            case ToolCallPart():
+                name = self._toolbox.client_name(part.name or "")
+                if name.custom:
+                    return CustomCallInProgress(f"ctc_{uuid.uuid4().hex}", place, part, name)
+                return CallInProgress(f"fc_{uuid.uuid4().hex}", place, part, name)
+
+    def _taken_logprobs(self, part: Part) -> list[ChatTokenLogprob]:
+        """The tokens since the last text; those of reasoning and calls are nobody's."""
+        taken, self._logprobs = self._logprobs, []
+        return taken if isinstance(part, TextPart) else []
+
+    def _note_provenance(self, piece: Piece) -> None:
+        for provenance in (self._told, self._untold):
+            provenance.steps += piece.steps
+            provenance.tokens += piece.tokens
+
+    def _tell(self, said: Sequence[ResponseEvent]) -> None:
+        """Let the first event that adds to an item tell what was not told yet."""
+        growing = next((event for event in said if isinstance(event, ItemDelta)), None)
+        if growing is not None and (self._untold.steps or self._untold.tokens):
+            growing.provenance, self._untold = self._untold, Provenance([], [])
+
+    def _close(self, status: ItemStatus) -> list[ResponseEvent]:
+        """Finish the item in progress, if there is one."""
+        if self._item is None:
+            return []
+        item, self._item = self._item, None
+        said = item.closing(status, self._taken_logprobs(TextPart("")))
+        self.response.output.append(item.item)
+        return said
+
+    def _ended(self, status: Status) -> Response:
+        """The response as it stays."""
+        response, choice = self.response, self.choices[0]
+        response.status = status
+        usage = statistics.usage(self.choices)
+        details = msgspec.structs.asdict(statistics.completion_details(self.choices))
+        response.usage = ResponseUsage(
+            usage.prompt_tokens,
+            InputTokensDetails(usage.prompt_tokens_details.cached_tokens),
+            usage.completion_tokens,
+            OutputTokensDetails(**details),
+            usage.total_tokens,
+        )
+        if choice.finished:
+            response.seed = choice.seed
+        response.system_fingerprint, response.metrics = self.origin.fingerprint, self._metrics()
+        if self.options.provenance:
+            response.provenance = self._told
+        return response
+
+    def _snapshot(self) -> Response:
+        """The response now, for an event that may be sent later."""
+        return msgspec.structs.replace(self.response, output=list(self.response.output))
+
+    def _numbered(self, said: Sequence[ResponseEvent]) -> list[msgspec.Struct]:
+        """The events with their numbers, recorded."""
+        for event in said:
+            event.sequence_number, event.stream_id = self._next, self._stream_id
+            self._next += 1
+            self.record(event)
+        return list(said)

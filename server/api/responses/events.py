@@ -1,0 +1,257 @@
+"""The events of ``/v1/responses``, the same over server-sent events and a WebSocket, and what a client sends on the
+latter.
+
+Every event of a response carries a ``sequence_number`` that grows within the response; over a WebSocket it also carries
+the ``stream_id`` of the ``response.create`` that asked for it, if that had one.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from server.api.responses.schemas import OutputItem, OutputText, ReasoningText, Response, ResponseRequest
+from server.schemas.logprobs import ChatTokenLogprob
+from server.schemas.provenance import Provenance
+from server.schemas.shared import ErrorDetail
+
+# -- server to client ----------------------------------------------------------------------------------------------
+
+
+class Event(msgspec.Struct, kw_only=True, tag_field="type"):
+    """What all events of a response share."""
+
+    sequence_number: int = 0
+    stream_id: str | UnsetType = UNSET
+
+    @property
+    def type(self) -> str:
+        """The event's name."""
+        tag = self.__struct_config__.tag
+        assert isinstance(tag, str)
+        return tag
+
+
+class LifecycleEvent(Event, kw_only=True):
+    """An event that carries the response as it is then."""
+
+    response: Response
+
+
+class ResponseCreated(LifecycleEvent, kw_only=True, tag="response.created"):
+    """The first event."""
+
+
+class ResponseInProgress(LifecycleEvent, kw_only=True, tag="response.in_progress"):
+    """The second event."""
+
+
+class ResponseCompleted(LifecycleEvent, kw_only=True, tag="response.completed"):
+    """The last event, when the model has said all it wanted."""
+
+
+class ResponseIncomplete(LifecycleEvent, kw_only=True, tag="response.incomplete"):
+    """The last event, when the text was cut: at the token limit, or (status ``cancelled``) because somebody asked."""
+
+
+class ResponseFailed(LifecycleEvent, kw_only=True, tag="response.failed"):
+    """The last event, when the server could not go on."""
+
+
+class ItemEvent(Event, kw_only=True):
+    """An event about an output item."""
+
+    output_index: int
+    item: OutputItem
+
+
+class OutputItemAdded(ItemEvent, kw_only=True, tag="response.output_item.added"):
+    """A new item begins."""
+
+
+class OutputItemDone(ItemEvent, kw_only=True, tag="response.output_item.done"):
+    """An item is complete."""
+
+
+class Placed(Event, kw_only=True):
+    """An event about an item's inside."""
+
+    item_id: str
+    output_index: int
+
+
+class ContentPartAdded(Placed, kw_only=True, tag="response.content_part.added"):
+    """A new part of an item begins."""
+
+    content_index: int
+    part: OutputText | ReasoningText
+
+
+class ContentPartDone(Placed, kw_only=True, tag="response.content_part.done"):
+    """A part of an item is complete."""
+
+    content_index: int
+    part: OutputText | ReasoningText
+
+
+class ItemDelta(Placed, kw_only=True):
+    """An event that adds to an item. provenance: of the tokens since the last such event, if asked for."""
+
+    delta: str
+    provenance: Provenance | UnsetType = UNSET
+
+
+class OutputTextDelta(ItemDelta, kw_only=True, tag="response.output_text.delta"):
+    """More text."""
+
+    content_index: int
+    logprobs: list[ChatTokenLogprob] = []
+
+
+class OutputTextDone(Placed, kw_only=True, tag="response.output_text.done"):
+    """All the text of a part."""
+
+    content_index: int
+    text: str
+    logprobs: list[ChatTokenLogprob] = []
+
+
+class ReasoningTextDelta(ItemDelta, kw_only=True, tag="response.reasoning_text.delta"):
+    """More reasoning."""
+
+    content_index: int
+
+
+class ReasoningTextDone(Placed, kw_only=True, tag="response.reasoning_text.done"):
+    """All the reasoning of a part."""
+
+    content_index: int
+    text: str
+
+
+class ArgumentsDelta(ItemDelta, kw_only=True, tag="response.function_call_arguments.delta"):
+    """More of a call's arguments."""
+
+
+class ArgumentsDone(Placed, kw_only=True, tag="response.function_call_arguments.done"):
+    """All arguments of a call."""
+
+    name: str
+    arguments: str
+
+
+class StreamError(Event, kw_only=True, tag="error"):
+    """The only event of a stream that began while its model was loaded, where no response came of it."""
+
+    code: str | None
+    message: str
+    param: str | None
+
+
+class CustomInputDelta(ItemDelta, kw_only=True, tag="response.custom_tool_call_input.delta"):
+    """More of a custom tool's input: all of it at once, when the call is complete."""
+
+
+class CustomInputDone(Placed, kw_only=True, tag="response.custom_tool_call_input.done"):
+    """All the input of a custom tool."""
+
+    input: str
+
+
+ResponseEvent = (
+    ResponseCreated
+    | ResponseInProgress
+    | ResponseCompleted
+    | ResponseIncomplete
+    | ResponseFailed
+    | OutputItemAdded
+    | OutputItemDone
+    | ContentPartAdded
+    | ContentPartDone
+    | OutputTextDelta
+    | OutputTextDone
+    | ReasoningTextDelta
+    | ReasoningTextDone
+    | ArgumentsDelta
+    | ArgumentsDone
+    | StreamError
+    | CustomInputDelta
+    | CustomInputDone
+)
+
+# -- only over a WebSocket -----------------------------------------------------------------------------------------
+
+
+class SocketError(msgspec.Struct, kw_only=True, tag_field="type", tag="error"):
+    """A message that could not be served. The socket stays open."""
+
+    status: int
+    error: ErrorDetail
+    stream_id: str | UnsetType = UNSET
+
+
+class SteerError(msgspec.Struct):
+    """Why input could not be added to a running response."""
+
+    code: str
+    message: str
+    type: str = "invalid_request_error"
+
+
+class Steer(msgspec.Struct):
+    """The input that was not taken."""
+
+    input: Any
+    previous_response_id: str
+
+
+class SteerFailed(msgspec.Struct, kw_only=True, tag_field="type", tag="response.steer.failed"):
+    """The answer to every ``response.steer``: this server cannot change the input of a running response."""
+
+    error: SteerError
+    steer: Steer
+    sequence_number: int = 0
+
+
+class Create(ResponseRequest, kw_only=True, tag_field="type", tag="response.create"):
+    """Make a response: the fields of ``POST /v1/responses``.
+
+    generate: false prepares the conversation (its KV is computed) and says nothing. stream_id: the lane; responses of
+    one lane follow each other, those of different lanes run side by side.
+    """
+
+    stream_id: str | None = None
+    generate: bool | None = None
+    prompt_cache_options: PromptCacheOptions | None = None
+
+
+class PromptCacheOptions(msgspec.Struct, kw_only=True):
+    """prewarm: the same as ``generate: false``."""
+
+    prewarm: bool | None = None
+
+
+class CancelResponse(msgspec.Struct, kw_only=True, tag_field="type", tag="response.cancel"):
+    """End a response early (ours, as OpenAI's Realtime API spells it): by its id, or all of a lane, or all of them."""
+
+    response_id: str | None = None
+    stream_id: str | None = None
+
+
+class SteerResponse(msgspec.Struct, kw_only=True, tag_field="type", tag="response.steer"):
+    """Known but not supported."""
+
+    previous_response_id: str
+    input: Any = None
+
+
+class Envelope(msgspec.Struct, kw_only=True):
+    """What can be read of a message that is wrong otherwise."""
+
+    stream_id: Any = None
+
+
+ClientEvent = Create | CancelResponse | SteerResponse
+EventKind = Literal["response.create", "response.cancel", "response.steer"]

@@ -1,0 +1,228 @@
+"""The items of a conversation: checked and put into one form, and turned into the messages of a chat.
+
+::
+
+    items       message(user)  reasoning  message(assistant)  function_call  function_call  function_call_output ..
+    messages    user           assistant{reasoning_content, content, tool_calls[2]}         tool ..
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+
+from server.api.responses.schemas import (
+    CustomToolCall,
+    FunctionCall,
+    InputItem,
+    InputPart,
+    OutputItem,
+    OutputMessage,
+    ReasoningItem,
+)
+from server.api.responses.tools import ADDITIONAL, arguments_of, full_name
+from server.schemas.bounds import MOST_MESSAGES
+from spec.errors import ContextLengthExceeded, InvalidRequest
+
+ROLES = ("user", "system", "developer", "assistant")
+PREFIXES = {
+    "message": "msg",
+    "function_call": "fc",
+    "function_call_output": "fco",
+    "custom_tool_call": "ctc",
+    "custom_tool_call_output": "ctco",
+    "reasoning": "rs",
+    ADDITIONAL: "at",
+}
+REFERENCE = "item_reference"
+TEXTS = ("input_text", "output_text", "text", "refusal", "reasoning_text", "summary_text")
+
+# -- one form ------------------------------------------------------------------------------------------------------
+
+
+def new_id(kind: str) -> str:
+    """A fresh id for an item of type ``kind``."""
+    return f"{PREFIXES[kind]}_{uuid.uuid4().hex}"
+
+
+def given_items(
+    given: str | list[InputItem] | None, find: Callable[[str], InputItem | None] = lambda id: None
+) -> list[InputItem]:
+    """The items of ``input``, with type, id and content parts; errors name the field. find: an item that was said, by
+    its id, for those that are only referred to.
+    """
+    if given is None:
+        return []
+    if isinstance(given, str):
+        given = [InputItem(role="user", content=given)]
+    named = ((item, f"input[{index}]") for index, item in enumerate(given))
+    return [_normal(_found(item, place, find), place) for item, place in named]
+
+
+def _found(item: InputItem, place: str, find: Callable[[str], InputItem | None]) -> InputItem:
+    """The item itself, or what it refers to."""
+    if item.type != REFERENCE:
+        return item
+    _require(item, place, "id")
+    found = find(item.id or "")
+    if found is None:
+        wrong = f"{place}.id: there is no item {item.id!r}: its response was not stored, or it had to make room"
+        raise InvalidRequest(f"{place}.id", wrong)
+    return found
+
+
+def _normal(item: InputItem, place: str) -> InputItem:
+    kind = item.type or ("message" if item.role is not None else None)
+    if kind not in PREFIXES:
+        known = ", ".join([*PREFIXES, REFERENCE])
+        raise InvalidRequest(f"{place}.type", f"{place}.type must be one of {known}, got {item.type!r}")
+    changes: dict[str, Any] = {"type": kind, "id": item.id or new_id(kind)}
+    match kind:
+        case "message":
+            changes |= _message(item, place)
+        case "function_call":
+            _require(item, place, "call_id", "name", "arguments")
+        case "custom_tool_call":
+            _require(item, place, "call_id", "name", "input")
+        case "function_call_output" | "custom_tool_call_output":
+            _require(item, place, "call_id", "output")
+            if not isinstance(item.output, str):
+                _parts(item.output, f"{place}.output")
+        case "reasoning":
+            changes |= {"summary": item.summary or [], "content": _parts(item.content, f"{place}.content")}
+        case "additional_tools":
+            _require(item, place, "tools")
+    return msgspec.structs.replace(item, status=item.status or "completed", **changes)
+
+
+def _message(item: InputItem, place: str) -> dict[str, Any]:
+    if item.role not in ROLES:
+        raise InvalidRequest(f"{place}.role", f"{place}.role must be one of {', '.join(ROLES)}, got {item.role!r}")
+    _require(item, place, "content")
+    kind = "output_text" if item.role == "assistant" else "input_text"
+    if isinstance(item.content, str):
+        return {"content": [InputPart(type=kind, text=item.content)]}
+    return {"content": _parts(item.content, f"{place}.content")}
+
+
+def _require(item: InputItem, place: str, *fields: str) -> None:
+    for field in fields:
+        if getattr(item, field) is None:
+            raise InvalidRequest(f"{place}.{field}", f"{place}.{field} is required")
+
+
+def _parts(content: str | list[InputPart] | None, place: str) -> list[InputPart]:
+    if isinstance(content, str):
+        return [InputPart(type="reasoning_text", text=content)]
+    for index, part in enumerate(content or ()):
+        if part.type not in TEXTS or (part.refusal if part.type == "refusal" else part.text) is None:
+            raise InvalidRequest(f"{place}[{index}]", f"{place}[{index}]: only parts with text are supported")
+    return content or []
+
+
+def said_items(output: Sequence[OutputItem]) -> list[InputItem]:
+    """What the model wrote, as items of the conversation that goes on."""
+    return [_said(item) for item in output]
+
+
+def _said(item: OutputItem) -> InputItem:
+    match item:
+        case OutputMessage():
+            parts = [InputPart(type="output_text", text=part.text, annotations=[]) for part in item.content]
+            return InputItem(id=item.id, type="message", status=item.status, role="assistant", content=parts)
+        case FunctionCall(arguments=arguments):
+            return msgspec.structs.replace(_said_call(item), type="function_call", arguments=arguments)
+        case CustomToolCall(input=text):
+            return msgspec.structs.replace(_said_call(item), type="custom_tool_call", input=text)
+        case ReasoningItem():
+            parts = [InputPart(type="reasoning_text", text=part.text) for part in item.content]
+            return InputItem(id=item.id, type="reasoning", status=item.status, summary=[], content=parts)
+
+
+def _said_call(item: FunctionCall | CustomToolCall) -> InputItem:
+    namespace = item.namespace or None
+    return InputItem(id=item.id, status=item.status, call_id=item.call_id, name=item.name, namespace=namespace)
+
+
+# -- as a chat -----------------------------------------------------------------------------------------------------
+
+
+def messages_of(instructions: str | None, before: Sequence[InputItem], given: Sequence[InputItem]) -> list[Any]:
+    """The conversation as chat messages: what was said before, and the items given now (errors name those)."""
+    count = len(before) + len(given)
+    if count > MOST_MESSAGES:
+        wrong = f"The conversation has {count:,} items, those before it included; at most {MOST_MESSAGES:,} are allowed"
+        raise ContextLengthExceeded("input", wrong)
+    chat = _Chat()
+    if instructions is not None:
+        chat.say("system", instructions)
+    for item in before:
+        chat.add(item, "previous_response_id")
+    for index, item in enumerate(given):
+        chat.add(item, f"input[{index}].call_id")
+    return chat.told()
+
+
+class _Chat:
+    """Messages in the making. What the model wrote without interruption is one message."""
+
+    def __init__(self) -> None:
+        self.messages: list[dict[str, Any]] = []
+        self._opening: list[str] = []  # what the system says before anybody else does
+        self._called: set[str | None] = set()
+
+    def add(self, item: InputItem, place: str) -> None:
+        """One more item. place: the field that an error names."""
+        match item.type:
+            case "message" if item.role == "assistant":
+                self._last("content")["content"] = _text(item.content)
+            case "message":
+                self.say("system" if item.role == "developer" else str(item.role), _text(item.content))
+            case "reasoning":
+                self._last("content", "tool_calls", "reasoning_content")["reasoning_content"] = _text(item.content)
+            case "additional_tools":
+                pass
+            case "function_call" | "custom_tool_call":
+                arguments = item.arguments if item.type == "function_call" else arguments_of(item.input or "")
+                function = {"name": full_name(item.name, item.namespace), "arguments": arguments}
+                message = self._last()
+                calls = message.setdefault("tool_calls", [])
+                calls.append({"id": item.call_id, "type": "function", "function": function})
+                self._called.add(item.call_id)
+            case _:
+                if item.call_id not in self._called:
+                    raise InvalidRequest(place, f"{place}: there is no call {item.call_id!r} for this output")
+                self.messages.append({"role": "tool", "tool_call_id": item.call_id, "content": _text(item.output)})
+
+    def say(self, role: str, text: str) -> None:
+        """A message of somebody else. System messages at the beginning are one: some templates know no second."""
+        self._called = set()
+        if role == "system" and len(self.messages) == len(self._opening[:1]):
+            self._opening.append(text)
+            self.messages = [{"role": role, "content": ""}]
+        else:
+            self.messages.append({"role": role, "content": text})
+
+    def told(self) -> list[dict[str, Any]]:
+        """All messages."""
+        if self._opening:
+            self.messages[0]["content"] = "\n\n".join(self._opening)
+        return self.messages
+
+    def _last(self, *taken: str) -> dict[str, Any]:
+        """The model's message that is going on, or a new one if one of the fields ``taken`` is there already."""
+        last = self.messages[-1] if self.messages else {"role": ""}
+        if last["role"] != "assistant" or any(last.get(field) for field in taken):
+            self._called = set()
+            last = {"role": "assistant", "content": ""}
+            self.messages.append(last)
+        return last
+
+
+def _text(content: str | list[InputPart] | None) -> str:
+    if content is None or isinstance(content, str):
+        return content or ""
+    return "\n".join(part.text or part.refusal or "" for part in content)

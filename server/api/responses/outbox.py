@@ -1,0 +1,117 @@
+"""What waits to be written to a WebSocket. Putting never blocks: deltas of a response that find another one waiting are
+merged into it, so a slow reader gets fewer and longer ones, and nothing but text piles up.
+
+::
+
+    put    A:delta "Once"   B:delta "The"   A:delta " upon"   A:done
+    take   A:delta "Once upon"   B:delta "The"   A:done
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+from msgspec import UNSET
+
+from server.api.responses.codec import Codec
+from server.api.responses.events import ItemDelta
+from server.schemas.provenance import Provenance
+
+#: What a message counts besides its text.
+MESSAGE_BYTES = 256
+
+
+class _Merged:
+    """Deltas of one part, waiting."""
+
+    def __init__(self, event: ItemDelta) -> None:
+        self.first, self.last = event, event
+        self.texts = [event.delta]
+        self.logprobs = list(getattr(event, "logprobs", ()))
+        self.provenance = [event.provenance]
+
+    def add(self, event: ItemDelta) -> None:
+        self.last = event
+        self.texts.append(event.delta)
+        self.logprobs += getattr(event, "logprobs", ())
+        self.provenance.append(event.provenance)
+
+    def event(self) -> ItemDelta:
+        """One delta that says it all, with the number of the last."""
+        if self.last is self.first:
+            return self.first
+        changes: dict[str, Any] = {"delta": "".join(self.texts), "sequence_number": self.last.sequence_number}
+        if self.logprobs:
+            changes["logprobs"] = self.logprobs
+        changes["provenance"] = Provenance.joined(self.provenance)
+        return msgspec.structs.replace(self.first, **changes)
+
+
+class Outbox:
+    """Messages of one socket in order. ``most``: bytes that may wait; :attr:`full` says when there are more."""
+
+    def __init__(self, codec: Codec, most: int) -> None:
+        self.bytes = 0
+        self._codec, self._most = codec, most
+        self._waiting: list[bytes | _Merged] = []
+        self._tails: dict[str, _Merged] = {}  # the delta of each response that the next one may join
+        self._filled, self._empty = asyncio.Event(), asyncio.Event()
+        self._empty.set()
+
+    @property
+    def full(self) -> bool:
+        """Whether more waits than may."""
+        return self.bytes > self._most
+
+    def put(self, response_id: str, events: Sequence[msgspec.Struct]) -> None:
+        """Add events of one response (or of none: "")."""
+        for event in events:
+            if isinstance(event, ItemDelta):
+                self._put_delta(response_id, event)
+            else:
+                self._tails.pop(response_id, None)
+                encoded = self._codec.encode(event)
+                self._waiting.append(encoded)
+                self.bytes += len(encoded) + MESSAGE_BYTES
+        if self._waiting:
+            self._empty.clear()
+            self._filled.set()
+
+    def _put_delta(self, response_id: str, event: ItemDelta) -> None:
+        tail = self._tails.get(response_id)
+        self.bytes += len(event.delta) + MESSAGE_BYTES * (len(getattr(event, "logprobs", ())) + _told(event))
+        if tail is not None and _continues(tail.first, event):
+            tail.add(event)
+            return
+        self._tails[response_id] = merged = _Merged(event)
+        self._waiting.append(merged)
+        self.bytes += MESSAGE_BYTES
+
+    async def take(self) -> list[bytes]:
+        """Everything that waits, as messages; waits for the first. Call :meth:`written` when they are out."""
+        await self._filled.wait()
+        self._filled.clear()
+        waiting, self._waiting, self.bytes = self._waiting, [], 0
+        self._tails.clear()
+        return [one if isinstance(one, bytes) else self._codec.encode(one.event()) for one in waiting]
+
+    def written(self) -> None:
+        """What was taken last is out."""
+        if not self._waiting:
+            self._empty.set()
+
+    async def flushed(self) -> None:
+        """Wait until everything is out."""
+        await self._empty.wait()
+
+
+def _told(event: ItemDelta) -> int:
+    """How many tokens and steps its provenance tells of."""
+    return 0 if event.provenance is UNSET else len(event.provenance.tokens) + len(event.provenance.steps)
+
+
+def _continues(first: ItemDelta, event: ItemDelta) -> bool:
+    return type(first) is type(event) and first.item_id == event.item_id

@@ -1,0 +1,195 @@
+"""From a request to ``/v1/responses`` to the chat request that means the same, and errors back to the fields of the
+former. Each option is understood where chat understands it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from server.api.common import validation, words
+from server.api.responses.items import messages_of
+from server.api.responses.schemas import RESPONSES_NOT_SUPPORTED, InputItem, NamedChoice, ResponseRequest, TextFormat
+from server.api.responses.tools import CUSTOM, Toolbox, full_name
+from server.schemas.bounds import MOST_NAME, MOST_TOOLS, check_count
+from server.schemas.chat import ChatRequest
+from server.schemas.shared import GenerationRequest, RequestWarning
+from server.text.warned import hint_left_out
+from spec.errors import InvalidRequest
+
+LOGPROBS = "message.output_text.logprobs"
+#: What may be asked to be included. All but logprobs belong to tools and inputs that are never there, or are always in
+#: plain sight (reasoning).
+INCLUDABLE = (
+    LOGPROBS,
+    "reasoning.encrypted_content",
+    "file_search_call.results",
+    "web_search_call.results",
+    "web_search_call.action.sources",
+    "message.input_image.image_url",
+    "computer_call_output.output.image_url",
+    "code_interpreter_call.outputs",
+)
+#: A chat's field and what the same is called here. The first that fits an error's field wins.
+RENAMED = (
+    (r"^messages\b.*", "input"),
+    (r"^max_(completion_)?tokens$", "max_output_tokens"),
+    (r"^response_format\.json_schema\b", "text.format"),
+    (r"^response_format\b", "text.format"),
+    (r"^logprobs$", "include"),
+    (r"^(tool_choice)\.(function|allowed_tools)\b", r"\1"),
+)
+
+#: Values of hints that any model follows which does not know the hint.
+ASKS_NOTHING = ("none", "medium")
+
+#: What chat's fields of this meaning are called here.
+INSTEAD = {"max_tokens": "max_output_tokens", "response_format": "text.format", "logprobs": f"include: [{LOGPROBS!r}]"}
+
+_own = ("stream", "stream_options", "n", "logprobs", "max_tokens", "request_id", "response_format")
+_shared = [field for field in GenerationRequest.__struct_fields__ if field not in _own]
+
+
+def chat_request(
+    body: ResponseRequest,
+    before: Sequence[InputItem],
+    given: Sequence[InputItem],
+    generates: bool = True,
+    words: Collection[str] = (),
+) -> ChatRequest:
+    """The chat that continues the items ``before`` with the items ``given``.
+
+    generates: false only prepares the conversation, as far as it is certain whatever comes next. words: what the chat
+    template has words for; see :func:`hints_left_out`.
+    """
+    check(body)
+    toolbox = Toolbox.of(body.tools, given, before)
+    hints = {word: value for word, _, value in _hints(body) if word in words}
+    messages = messages_of(body.instructions, before, given)
+    if not messages:
+        raise InvalidRequest("input", "input is required: there is nothing to answer")
+    fields: dict[str, Any] = {name: getattr(body, name) for name in _shared}
+    fields |= {
+        "messages": messages,
+        "max_completion_tokens": body.max_output_tokens,
+        "logprobs": True if _wants_logprobs(body) else None,
+        "tools": list(toolbox.chat) or None,
+        "tool_choice": _tool_choice(body.tool_choice),
+        "parallel_tool_calls": body.parallel_tool_calls,
+        "response_format": _response_format(body.text.format if body.text else None),
+        "chat_template_kwargs": hints | (body.chat_template_kwargs or {}) or None,
+    }
+    if not generates:
+        fields |= {"max_completion_tokens": 1, "min_tokens": None, "add_generation_prompt": False, "logprobs": None}
+        fields |= {"top_logprobs": None, "response_format": None, "stop": None, "prediction": None}
+        fields["tool_choice"] = "none" if body.tool_choice == "none" else None
+    try:
+        return validation.checked_chat(msgspec.convert(fields, ChatRequest))
+    except msgspec.ValidationError as error:
+        raise renamed(validation.named(str(error)), toolbox.fields) from None
+    except InvalidRequest as error:
+        raise renamed(error, toolbox.fields) from None
+
+
+def hints_left_out(body: ResponseRequest, words: Collection[str]) -> tuple[RequestWarning, ...]:
+    """About hints that the model cannot be told. Agents send them to every model, and none of them is an order."""
+    untold = [hint for hint in _hints(body) if hint[0] not in words and hint[2] not in ASKS_NOTHING]
+    return tuple(hint_left_out(field, value) for _, field, value in untold)
+
+
+def _hints(body: ResponseRequest) -> list[tuple[str, str, str]]:
+    """The template's word, the field and the value of each hint there is."""
+    given = (
+        ("reasoning_effort", "reasoning.effort", body.reasoning.effort if body.reasoning else None),
+        ("verbosity", "text.verbosity", body.text.verbosity if body.text else None),
+    )
+    return [(word, field, value) for word, field, value in given if value is not None]
+
+
+def check(body: ResponseRequest) -> None:
+    """Raise for what only this API has and the server does not do."""
+    for field, harmless in RESPONSES_NOT_SUPPORTED.items():
+        value = getattr(body, field, None)
+        if value is not None and not any(type(value) is type(good) and value == good for good in harmless):
+            instead = INSTEAD.get(field)
+            hint = f"; use {instead}" if instead else ""
+            raise InvalidRequest(field, f"{field} is not supported by /v1/responses{hint}")
+    for index, wish in enumerate(body.include or ()):
+        if wish not in INCLUDABLE:
+            raise InvalidRequest(f"include[{index}]", f"include[{index}] must be one of {', '.join(INCLUDABLE)}")
+    if body.reasoning is not None and body.reasoning.summary not in (None, "auto"):
+        raise InvalidRequest("reasoning.summary", "reasoning.summary: reasoning is shown as it is, never summarized")
+    if body.truncation not in (None, "disabled", "auto"):
+        raise InvalidRequest("truncation", f"truncation must be auto or disabled, got {body.truncation!r}")
+    check_count(body.metadata, 16, "metadata")
+    check_count(body.user, MOST_NAME, "user", "characters")
+    check_count(body.tools, MOST_TOOLS, "tools")
+    for key, value in (body.metadata or {}).items():
+        if len(key) > 64 or len(value) > 512:
+            raise InvalidRequest("metadata", "metadata: keys have at most 64 characters, values at most 512")
+
+
+def renamed(error: InvalidRequest, tools: Mapping[str, str] | None = None) -> InvalidRequest:
+    """An error about a field of the chat, as one about the field it came from. tools: the fields of tools."""
+    return type(error)(*_reworded(error.param, error.message, tools or {}))
+
+
+def reworded(warnings: Iterable[RequestWarning], tools: Mapping[str, str]) -> tuple[RequestWarning, ...]:
+    """Warnings about fields of the chat, in the same way."""
+    said = [(one, _reworded(one.param, one.message, tools)) for one in warnings]
+    return tuple(msgspec.structs.replace(one, param=param, message=message) for one, (param, message) in said)
+
+
+def _reworded(param: str, message: str, tools: Mapping[str, str]) -> tuple[str, str]:
+    for pattern, name in RENAMED:
+        field = re.sub(pattern, name, param)
+        if field != param:
+            return field, message.replace(param, field)
+    return words.renamed(param, message, tools)
+
+
+def _wants_logprobs(body: ResponseRequest) -> bool:
+    return LOGPROBS in (body.include or ()) or bool(body.top_logprobs)
+
+
+def _tool_choice(choice: str | NamedChoice | None) -> Any:
+    if choice is None or isinstance(choice, str):
+        return choice
+    match choice.type:
+        case "function" | "custom":
+            return {"type": "function", "function": {"name": _name(choice, "tool_choice")}}
+        case "allowed_tools":
+            tools = [
+                {
+                    "type": "function" if tool.type == CUSTOM else tool.type,
+                    "function": {"name": _name(tool, f"tool_choice.tools[{index}]")},
+                }
+                for index, tool in enumerate(choice.tools or ())
+            ]
+            return {"type": "allowed_tools", "allowed_tools": {"mode": choice.mode or "auto", "tools": tools}}
+    known = "function, custom or allowed_tools"
+    raise InvalidRequest("tool_choice.type", f"tool_choice.type must be {known}, got {choice.type!r}")
+
+
+def _name(choice: NamedChoice, place: str) -> str:
+    if choice.name is None:
+        raise InvalidRequest(f"{place}.name", f"{place}.name is required")
+    return full_name(choice.name, choice.namespace)
+
+
+def _response_format(text: TextFormat | None) -> Any:
+    if text is None or text.type == "text":
+        return None
+    if text.type == "json_object":
+        return {"type": "json_object"}
+    if text.type != "json_schema":
+        known = "text, json_object or json_schema"
+        raise InvalidRequest("text.format.type", f"text.format.type must be {known}, got {text.type!r}")
+    for field in ("name", "schema"):
+        if getattr(text, field) is None:
+            raise InvalidRequest(f"text.format.{field}", f"text.format.{field} is required")
+    schema = {"name": text.name, "schema": text.schema, "strict": text.strict, "description": text.description}
+    return {"type": "json_schema", "json_schema": {name: value for name, value in schema.items() if value is not None}}

@@ -1,0 +1,182 @@
+"""``/v1/responses``: create, read again, cancel, forget; and the same over a WebSocket."""
+
+from __future__ import annotations
+
+import asyncio
+
+import msgspec
+from aiohttp import web
+
+from server.api.common.body import json_response
+from server.api.common.leased import leased
+from server.api.common.route import BODY_ERRORS, Route, Stream
+from server.api.common.sse import NAMED_EVENTS
+from server.api.common.streaming import stream
+from server.api.common.validation import decoded
+from server.api.responses import replay
+from server.api.responses.answer import CANCELLED
+from server.api.responses.events import ResponseEvent, StreamError
+from server.api.responses.schemas import DeletedResponse, InputTokens, ItemList, Response, ResponseRequest
+from server.api.responses.socket import Socket
+from server.api.responses.state import Responses
+from server.api.responses.store import Record, ResponseNotFound
+from server.api.responses.turn import prepared, prompt_length, whole
+from server.gateway.caller import CALLER
+from server.host.models.models import MODELS
+from server.host.service import Service
+from server.schemas.shared import ErrorBody, ErrorDetail
+from server.text.warned import headers
+from spec.errors import InvalidRequest
+
+#: How long a cancel waits for the engine's last words.
+CANCEL_SECONDS = 2.0
+MOST_LISTED = 100
+
+_requests = msgspec.json.Decoder(ResponseRequest)
+
+
+async def create(http: web.Request) -> web.StreamResponse:
+    """Answer a conversation given as items, or go on with a former response."""
+    http.app[MODELS].check_open()
+    body = decoded(await http.read(), _requests)
+    framing = NAMED_EVENTS if body.stream else None
+    return await leased(http, body.model, lambda service: _create(http, service, body), framing, _broken)
+
+
+async def _create(http: web.Request, service: Service, body: ResponseRequest) -> web.StreamResponse:
+    turn = await prepared(service, body)
+    if not turn.answer.options.stream:
+        return json_response(await whole(turn), headers=headers(turn.answer.warnings))
+    async with turn.running() as generation:
+        return await stream(http, turn.answer, generation, service.options.ping_seconds)
+
+
+def _broken(status: int, body: ErrorBody) -> StreamError:
+    error = body.error
+    return StreamError(code=error.code or error.type, message=error.message, param=error.param)
+
+
+async def count(http: web.Request) -> web.Response:
+    """Count the tokens of a conversation without answering it."""
+    models = http.app[MODELS]
+    models.check_open()
+    body = decoded(await http.read(), _requests)
+    async with models.reading(body.model) as service:
+        return json_response(InputTokens(await prompt_length(service, body)))
+
+
+async def retrieve(http: web.Request) -> web.StreamResponse:
+    """Read a response again, as it is or (``?stream=true``) event by event, following it while it runs."""
+    record = _found(http)
+    if http.query.get("stream", "false").lower() not in ("true", "1"):
+        return json_response(record.response)
+    after = _number(http, "starting_after", -1, -1, None)
+    ping = http.app[MODELS].find(record.model).service.options.ping_seconds
+    return await replay.follow(http, record, after, ping)
+
+
+async def delete(http: web.Request) -> web.Response:
+    """Forget a response that is over."""
+    record = _found(http)
+    if record.response.status == "in_progress":
+        raise InvalidRequest("response_id", "A response that is running cannot be deleted; cancel it first")
+    http.app[MODELS].server.of(Responses).store.drop(record.tenant, record.response.id)
+    return json_response(DeletedResponse(record.response.id))
+
+
+async def cancel(http: web.Request) -> web.Response:
+    """End a running response early; it keeps what it has said."""
+    responses, record = http.app[MODELS].server.of(Responses), _found(http)
+    running = responses.running.get((record.tenant, record.response.id))
+    if running is not None:
+        running.cancel()
+        try:
+            async with asyncio.timeout(CANCEL_SECONDS):
+                await record.over.wait()
+        except TimeoutError:  # whoever sends its events is stuck with a slow client
+            return json_response(msgspec.structs.replace(record.response, status=CANCELLED))
+    elif record.response.status != CANCELLED:
+        raise InvalidRequest("response_id", f"Cannot cancel a response that is {record.response.status}")
+    return json_response(record.response)
+
+
+async def input_items(http: web.Request) -> web.Response:
+    """List the items that a response answered, those of the conversation before it included."""
+    items, after = list(_found(http).items), http.query.get("after")
+    limit = _number(http, "limit", 20, 1, MOST_LISTED)
+    order = http.query.get("order", "desc")
+    if order not in ("asc", "desc"):
+        raise InvalidRequest("order", f"order must be asc or desc, got {order!r}")
+    if order == "desc":
+        items.reverse()
+    if after is not None:
+        places = [index for index, item in enumerate(items) if item.id == after]
+        if not places:
+            raise InvalidRequest("after", f"after: there is no item {after!r}")
+        items = items[places[0] + 1 :]
+    page = items[:limit]
+    first, last = (page[0].id, page[-1].id) if page else (None, None)
+    return json_response(ItemList(data=page, first_id=first, last_id=last, has_more=len(items) > limit))
+
+
+async def connect(http: web.Request) -> web.StreamResponse:
+    """Open a WebSocket; see docs/protocol.md."""
+    models = http.app[MODELS]
+    if http.headers.get("Upgrade", "").lower().strip() != "websocket":
+        detail = ErrorDetail("GET /v1/responses opens a WebSocket", "invalid_request_error", "Upgrade", None)
+        return json_response(ErrorBody(detail), 426, {"Upgrade": "websocket"})
+    models.check_open()
+    return await Socket(models, http).serve()
+
+
+def _found(http: web.Request) -> Record:
+    """The response that the path names, if it is the caller's."""
+    id = http.match_info["response_id"]
+    record = http.app[MODELS].server.of(Responses).find(CALLER.get().tenant, id)
+    if record is None:
+        raise ResponseNotFound(f"Response with id {id!r} not found: it was not stored, or it had to make room")
+    return record
+
+
+def _number(http: web.Request, name: str, default: int, least: int, most: int | None) -> int:
+    """A number in the query."""
+    given = http.query.get(name)
+    if given is None:
+        return default
+    if not given.lstrip("-").isdecimal() or len(given) > 18 or int(given) < least or (most and int(given) > most):
+        wanted = f"at least {least}" if most is None else f"between {least} and {most}"
+        raise InvalidRequest(name, f"{name} must be a number, {wanted}, got {given!r}")
+    return int(given)
+
+
+RESPONSE_ID = (("response_id", "the id of a response"),)
+READ_ERRORS = (400, 401, 404)
+READ_QUERY = (
+    ("stream", "boolean", "send the response event by event"),
+    ("starting_after", "integer", "leave out the events up to this sequence number"),
+)
+LIST_QUERY = (
+    ("after", "string", "leave out the items up to this one"),
+    ("limit", "integer", f"at most this many items, up to {MOST_LISTED}"),
+    ("order", "string", "asc or desc; desc unless said otherwise"),
+)
+EVENTS = Stream(NAMED_EVENTS, (ResponseEvent,))
+ROUTES = [
+    Route("POST", "/v1/responses", create, ResponseRequest, Response, EVENTS, (*BODY_ERRORS, 409)),
+    Route("POST", "/v1/responses/input_tokens", count, ResponseRequest, InputTokens),
+    Route("GET", "/v1/responses/{response_id}", retrieve, None, Response, EVENTS, READ_ERRORS, RESPONSE_ID, READ_QUERY),
+    Route("DELETE", "/v1/responses/{response_id}", delete, None, DeletedResponse, None, READ_ERRORS, RESPONSE_ID),
+    Route("POST", "/v1/responses/{response_id}/cancel", cancel, None, Response, None, READ_ERRORS, RESPONSE_ID),
+    Route(
+        "GET",
+        "/v1/responses/{response_id}/input_items",
+        input_items,
+        None,
+        ItemList,
+        None,
+        READ_ERRORS,
+        RESPONSE_ID,
+        LIST_QUERY,
+    ),
+    web.get("/v1/responses", connect, allow_head=False),
+]

@@ -1,0 +1,318 @@
+"""``/v1/responses`` on the wire: the request, the items of a conversation, and the response object.
+
+Items are one struct with optional fields, told apart by ``type``, because clients leave ``type`` out of messages. What
+the server itself writes has a struct for each kind.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from server.schemas.logprobs import ChatTokenLogprob
+from server.schemas.provenance import Provenance
+from server.schemas.shared import GenerationRequest, Metrics, RequestWarning
+
+Status = Literal["in_progress", "completed", "incomplete", "failed", "cancelled"]
+ItemStatus = Literal["in_progress", "completed", "incomplete"]
+
+# -- requests ------------------------------------------------------------------------------------------------------
+
+
+class InputPart(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """A part of an item's content. type: ``input_text``, ``output_text``, ``refusal``, ``reasoning_text`` or
+    ``summary_text``."""
+
+    type: str
+    text: str | None = None
+    refusal: str | None = None
+    annotations: list[Any] | None = None
+
+
+class InputItem(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """One item of a conversation. type: ``message`` (also if left out), ``function_call``, ``function_call_output``,
+    ``custom_tool_call``, ``custom_tool_call_output``, ``reasoning``, ``additional_tools``, or
+    ``item_reference`` for one that a stored response said."""
+
+    id: str | None = None
+    type: str | None = None
+    status: str | None = None
+    role: str | None = None
+    content: str | list[InputPart] | None = None
+    call_id: str | None = None
+    name: str | None = None
+    namespace: str | None = None
+    arguments: str | None = None
+    input: str | None = None
+    output: str | list[InputPart] | None = None
+    summary: list[InputPart] | None = None
+    tools: list[FunctionTool] | None = None
+
+
+class FunctionTool(msgspec.Struct, kw_only=True):
+    """Something the model may call: a ``function``, whose arguments follow the JSON schema ``parameters``; a ``custom``
+    tool, which takes a text of some ``format``; a ``namespace`` of such ``tools``. Other types are left out, and named.
+    """
+
+    type: str
+    name: str | None = None
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+    format: dict[str, Any] | UnsetType | None = UNSET
+    tools: list[FunctionTool] | UnsetType | None = UNSET
+
+
+class NamedChoice(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """``tool_choice`` as an object: a ``function`` or ``custom`` tool by its name, or ``allowed_tools`` with a mode."""
+
+    type: str
+    name: str | None = None
+    namespace: str | None = None
+    mode: str | None = None
+    tools: list[NamedChoice] | None = None
+
+
+class TextFormat(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """The shape of the text. type: ``text``, ``json_object``, or ``json_schema`` with the other fields."""
+
+    type: str
+    name: str | None = None
+    schema: dict[str, Any] | None = None
+    strict: bool | None = None
+    description: str | None = None
+
+
+class TextOptions(msgspec.Struct, kw_only=True):
+    """What the text is to be like."""
+
+    format: TextFormat | None = None
+    verbosity: str | None = None
+
+
+class Reasoning(msgspec.Struct, kw_only=True):
+    """How much the model thinks. summary: only ``auto``, which gives none: reasoning is shown as it is."""
+
+    effort: str | None = None
+    summary: str | None = None
+
+
+class ResponseStreamOptions(msgspec.Struct, kw_only=True):
+    """Events are never padded, so there is nothing to switch off."""
+
+    include_obfuscation: bool | None = None
+
+
+class ResponseRequest(GenerationRequest, kw_only=True):
+    """``POST /v1/responses``: OpenAI's fields, and the sampling fields that chat has."""
+
+    input: str | list[InputItem] | None = None
+    instructions: str | None = None
+    previous_response_id: str | None = None
+    store: bool | None = None
+    max_output_tokens: int | None = None
+    tools: list[FunctionTool] | None = None
+    tool_choice: str | NamedChoice | None = None
+    parallel_tool_calls: bool | None = None
+    text: TextOptions | None = None
+    reasoning: Reasoning | None = None
+    truncation: str | None = None
+    metadata: dict[str, str] | None = None
+    include: list[str] | None = None
+    user: str | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    stream_options: ResponseStreamOptions | None = None  # type: ignore[assignment]  # OpenAI's own two meanings
+
+    background: Any = None
+    conversation: Any = None
+    prompt: Any = None
+    max_tool_calls: Any = None
+    context_management: Any = None
+    moderation: Any = None
+    logprobs: Any = None
+
+
+#: As ``NOT_SUPPORTED`` of :mod:`server.schemas.shared`: known, not done, and the values that ask for nothing.
+RESPONSES_NOT_SUPPORTED: dict[str, tuple[object, ...]] = {
+    "background": (False,),
+    "conversation": (),
+    "prompt": (),
+    "max_tool_calls": (),
+    "context_management": ([],),
+    "moderation": (),
+    "n": (1,),
+    "max_tokens": (),
+    "response_format": (),
+    "logprobs": (False,),
+    "prompt_logprobs": (),
+    "return_token_ids": (False,),
+    "request_id": (),
+}
+
+# -- what the model writes -----------------------------------------------------------------------------------------
+
+
+class OutputText(msgspec.Struct, kw_only=True, tag_field="type", tag="output_text"):
+    """Text of a message."""
+
+    text: str
+    annotations: list[Any] = []
+    logprobs: list[ChatTokenLogprob] = []
+
+
+class ReasoningText(msgspec.Struct, kw_only=True, tag_field="type", tag="reasoning_text"):
+    """What the model thought."""
+
+    text: str
+
+
+class OutputMessage(msgspec.Struct, kw_only=True, tag_field="type", tag="message"):
+    """What the model says."""
+
+    id: str
+    status: ItemStatus
+    role: Literal["assistant"] = "assistant"
+    content: list[OutputText] = []
+
+
+class FunctionCall(msgspec.Struct, kw_only=True, tag_field="type", tag="function_call"):
+    """A call for the client to make. arguments: JSON text, as the model wrote it."""
+
+    id: str
+    status: ItemStatus
+    call_id: str
+    name: str
+    namespace: str | UnsetType = UNSET
+    arguments: str = ""
+
+
+class CustomToolCall(msgspec.Struct, kw_only=True, tag_field="type", tag="custom_tool_call"):
+    """A call of a custom tool for the client to make. input: the text it takes."""
+
+    id: str
+    status: ItemStatus
+    call_id: str
+    name: str
+    namespace: str | UnsetType = UNSET
+    input: str = ""
+
+
+class ReasoningItem(msgspec.Struct, kw_only=True, tag_field="type", tag="reasoning"):
+    """What the model thought before it spoke."""
+
+    id: str
+    status: ItemStatus
+    summary: list[Any] = []
+    content: list[ReasoningText] = []
+    encrypted_content: None = None
+
+
+OutputItem = OutputMessage | FunctionCall | CustomToolCall | ReasoningItem
+
+# -- the response --------------------------------------------------------------------------------------------------
+
+
+class InputTokensDetails(msgspec.Struct):
+    """cached_tokens: input tokens whose KV was already there."""
+
+    cached_tokens: int
+    cache_write_tokens: int = 0
+
+
+class OutputTokensDetails(msgspec.Struct):
+    """reasoning_tokens: output tokens the model thought with. The others as in
+    :class:`~server.schemas.shared.CompletionTokensDetails`."""
+
+    reasoning_tokens: int
+    accepted_prediction_tokens: int | UnsetType = UNSET
+    rejected_prediction_tokens: int | UnsetType = UNSET
+
+
+class ResponseUsage(msgspec.Struct):
+    """Tokens of one response."""
+
+    input_tokens: int
+    input_tokens_details: InputTokensDetails
+    output_tokens: int
+    output_tokens_details: OutputTokensDetails
+    total_tokens: int
+
+
+class ResponseError(msgspec.Struct):
+    """Why a response failed."""
+
+    code: str
+    message: str
+
+
+class IncompleteDetails(msgspec.Struct):
+    """Why a response is incomplete."""
+
+    reason: Literal["max_output_tokens"]
+
+
+class Response(msgspec.Struct, kw_only=True):
+    """A response, running or over. seed: gives the same text again. metrics: how it was made. provenance: all of it, if
+    asked for. These once it is over.
+    """
+
+    id: str
+    object: str = "response"
+    created_at: int
+    completed_at: int | None = None
+    status: Status
+    background: bool = False
+    error: ResponseError | None = None
+    incomplete_details: IncompleteDetails | None = None
+    instructions: str | None = None
+    max_output_tokens: int | None = None
+    max_tool_calls: None = None
+    model: str
+    output: list[OutputItem] = []
+    parallel_tool_calls: bool = True
+    previous_response_id: str | None = None
+    reasoning: Reasoning
+    service_tier: str = "default"
+    store: bool = True
+    temperature: float
+    text: TextOptions
+    tool_choice: str | NamedChoice = "auto"
+    tools: list[FunctionTool] = []
+    top_logprobs: int = 0
+    top_p: float
+    truncation: str = "disabled"
+    usage: ResponseUsage | None = None
+    user: str | None = None
+    metadata: dict[str, str] = {}
+    seed: int | UnsetType = UNSET
+    system_fingerprint: str | UnsetType = UNSET
+    metrics: Metrics | UnsetType = UNSET
+    provenance: Provenance | UnsetType = UNSET
+    warnings: list[RequestWarning] | UnsetType = UNSET
+
+
+class DeletedResponse(msgspec.Struct):
+    """``DELETE /v1/responses/{id}``."""
+
+    id: str
+    object: str = "response"
+    deleted: bool = True
+
+
+class ItemList(msgspec.Struct, kw_only=True):
+    """``GET /v1/responses/{id}/input_items``. first_id, last_id: null if there are none."""
+
+    object: str = "list"
+    data: list[InputItem]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
+
+
+class InputTokens(msgspec.Struct):
+    """``POST /v1/responses/input_tokens``."""
+
+    input_tokens: int
+    object: str = "response.input_tokens"

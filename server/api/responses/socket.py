@@ -1,0 +1,319 @@
+"""``GET /v1/responses`` upgraded: OpenAI's Responses API over a WebSocket. docs/protocol.md is its description.
+
+::
+
+    client ──messages──> read ──> lanes ──> turns ──events──> outbox ──> pump ──frames──> client
+                           └── response.cancel ──> turns            keep house: warm KV, idle limit
+
+Four tasks and one for each busy lane; all of them end with the socket. Only the pump waits for the client to read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+import uuid
+from collections import OrderedDict
+from typing import Any
+
+import msgspec
+from aiohttp import WSCloseCode, WSMsgType, web
+
+from server.api.responses.answer import Cancelled
+from server.api.responses.codec import PROTOCOLS, Codec, codec_of
+from server.api.responses.events import (
+    CancelResponse,
+    Create,
+    SocketError,
+    Steer,
+    SteerError,
+    SteerFailed,
+    SteerResponse,
+)
+from server.api.responses.lanes import Lane, Lanes
+from server.api.responses.outbox import Outbox
+from server.api.responses.state import Responses
+from server.api.responses.turn import Turn, prepared
+from server.gateway.caller import CALLER
+from server.host.models.models import Models
+from server.host.service import Service
+from server.schemas.errors import ApiError, Busy, ModelNotFound, TooManyWaiting, Unauthorized, described
+from server.schemas.shared import ErrorBody, ErrorDetail
+from spec.errors import InvalidRequest
+
+#: How long a response's first event waits for the engine: what it refuses then comes as an error, not as a failure.
+PATIENCE = 0.25
+MOST_WARM = 8
+log = logging.getLogger("foresay.server")
+
+INTERNAL = ErrorBody(ErrorDetail("The server made a mistake; its log says more", "internal_error", None, None))
+
+
+class ConnectionLimit(Busy):
+    """No more sockets."""
+
+    code = "websocket_connection_limit_reached"
+
+
+class Closing(msgspec.Struct, frozen=True):
+    """Why and how the server ends a connection. flush: after writing what waits."""
+
+    code: int
+    reason: str
+    flush: bool = True
+
+
+DONE = Closing(WSCloseCode.OK, "idle")
+RESTART = Closing(WSCloseCode.SERVICE_RESTART, "the server is going away")
+TEXT_ONLY = Closing(WSCloseCode.UNSUPPORTED_DATA, "this sub-protocol has no frames of that type")
+UNWELCOME = Closing(WSCloseCode.POLICY_VIOLATION, "the API key is no longer valid")
+FULL = Closing(WSCloseCode.TRY_AGAIN_LATER, "too many connections")
+SLOW = Closing(WSCloseCode.TRY_AGAIN_LATER, "the client reads too slowly", flush=False)
+
+
+class Socket:
+    """One connection."""
+
+    def __init__(self, models: Models, http: web.Request) -> None:
+        self._models, self._http = models, http
+        self._state, self._limits = models.server.of(Responses), models.server.of(Responses).socket_limits
+        self._id, self._tenant = uuid.uuid4().hex, CALLER.get().tenant
+        self._lanes = Lanes(self._answer, self._idle, models.server.bodies)
+        self._warm: OrderedDict[str | None, tuple[str, str]] = OrderedDict()  # by lane: a response and its salt
+        self._closing: asyncio.Future[Closing] = asyncio.get_running_loop().create_future()
+        self._draining = False
+        self._used = time.monotonic()
+        self._writing: float | None = None  # since when the pump waits for the client
+
+    # -- life ----------------------------------------------------------------------------------------------------
+
+    async def serve(self) -> web.WebSocketResponse:
+        """From the handshake to the close."""
+        limits = self._limits
+        self._ws = ws = web.WebSocketResponse(
+            heartbeat=limits.heartbeat,
+            compress=False,
+            max_msg_size=self._http.client_max_size,
+            protocols=_protocols(self._http),
+            timeout=limits.closing,
+            writer_limit=0,
+        )
+        await ws.prepare(self._http)
+        self._codec: Codec = codec_of(ws.ws_protocol)
+        self._outbox = Outbox(self._codec, limits.outbox_bytes)
+        tasks = [asyncio.create_task(one) for one in (self._read(), self._pump(), self._keep_house())]
+        self._state.sockets.add(self)
+        with contextlib.ExitStack() as held, self._models.server.connections.connected():
+            try:
+                self._enter(held)
+                ends: list[asyncio.Future[Any]] = [*tasks, self._closing]
+                await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                self._state.sockets.discard(self)
+                await self._end(tasks)
+        return ws
+
+    def _enter(self, held: contextlib.ExitStack) -> None:
+        """Count among the open sockets, or close; keep what is stored for this socket until it is over."""
+        held.callback(self._state.store.forget, self._tenant, self._id)
+        places = self._state.places
+        message = f"{places.used} WebSockets are open already, {places.own} of them yours"
+        try:
+            held.enter_context(places.holding(1, lambda: ConnectionLimit(message)))
+        except ConnectionLimit as error:
+            self._refuse(error, None)
+            self.close(FULL)
+
+    async def _end(self, tasks: list[asyncio.Task[None]]) -> None:
+        """Stop the tasks and say goodbye, unless the client has gone already."""
+        closing = self._closing.result() if self._closing.done() else Closing(WSCloseCode.INTERNAL_ERROR, "")
+        reading, pumping, keeping = tasks
+        await _stopped(reading, keeping)
+        await self._lanes.end()
+        if self._closing.done() and closing.flush and not self._ws.closed:
+            flushing = asyncio.create_task(self._outbox.flushed())
+            await asyncio.wait([flushing, pumping], timeout=self._limits.closing, return_when=asyncio.FIRST_COMPLETED)
+            await _stopped(flushing)
+        await _stopped(pumping)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self._limits.closing):
+                await self._ws.close(code=closing.code, message=closing.reason.encode())
+        transport = self._http.transport
+        if transport is not None and transport.get_write_buffer_size():
+            transport.abort()  # what the client has not read by now it never will
+
+    def close(self, closing: Closing) -> None:
+        """End the connection; the first reason counts."""
+        if not self._closing.done():
+            self._closing.set_result(closing)
+
+    def drain(self) -> None:
+        """Take no more, finish what runs, close."""
+        self._draining = True
+        self._idle()
+
+    def _idle(self) -> None:
+        self._used = time.monotonic()
+        if self._draining and not self._lanes.busy:
+            self.close(RESTART)
+
+    # -- tasks ---------------------------------------------------------------------------------------------------
+
+    async def _read(self) -> None:
+        """Take messages as they come; nothing here waits for what they ask."""
+        while True:
+            message = await self._ws.receive()
+            self._used = time.monotonic()
+            if message.type is self._codec.frame:
+                self._take(message.data)
+                await asyncio.sleep(0)  # others have their turn, however fast this client sends
+            elif message.type in (WSMsgType.TEXT, WSMsgType.BINARY):
+                self.close(TEXT_ONLY)
+                return
+            else:
+                return  # closed by the client, or by aiohttp because of what it sent
+
+    async def _pump(self) -> None:
+        """Write what is in the outbox, as fast as the client reads it."""
+        while True:
+            for frame in await self._outbox.take():
+                self._writing = time.monotonic()
+                try:
+                    async with asyncio.timeout(self._limits.stall):
+                        await self._ws.send_frame(frame, self._codec.frame)
+                except TimeoutError:
+                    self.close(SLOW)
+                except ConnectionError:
+                    return  # the client is gone
+                self._writing = None
+            self._outbox.written()
+
+    async def _keep_house(self) -> None:
+        """Mark the KV of the conversations as used now and then, and end a connection that nobody uses."""
+        while True:
+            idle = self._used + self._limits.idle - time.monotonic()
+            await asyncio.sleep(min(self._limits.refresh, max(idle, 0.01)))
+            for id, salt in self._warm.values():
+                if (record := self._state.store.find(self._tenant, id, self._id)) is not None:
+                    self._models.find(record.model).service.engine.keep_warm(record.tokens, salt)
+            if not self._lanes.busy and time.monotonic() - self._used >= self._limits.idle:
+                self.close(DONE)
+                return
+
+    # -- messages ------------------------------------------------------------------------------------------------
+
+    def _take(self, data: Any) -> None:
+        """One message of the client."""
+        try:
+            CALLER.get().allowance.check()
+            self._codec.weigh(data)
+        except (ApiError, InvalidRequest) as error:
+            self._refuse(error, None)
+            return
+        try:
+            match self._codec.decode(data):
+                case Create() as create:
+                    self._create(create, len(data))
+                case CancelResponse() as cancel:
+                    self._cancel(cancel)
+                case SteerResponse() as steer:
+                    self._steer(steer)
+        except (ApiError, InvalidRequest) as error:
+            self._refuse(error, self._codec.stream_id(data))
+
+    def _create(self, create: Create, size: int) -> None:
+        if self._lanes.waiting >= self._limits.waiting:
+            raise TooManyWaiting(f"{self._lanes.waiting} messages of this connection wait for their turn already")
+        self._lanes.add(create, size, self._models.server.crowded)
+
+    def _cancel(self, cancel: CancelResponse) -> None:
+        """End what is meant, if it runs; silence otherwise, since it may just have ended by itself."""
+        if cancel.response_id is not None:
+            for lane in self._lanes:
+                if lane.turn is not None and lane.turn.record.response.id == cancel.response_id:
+                    lane.turn.cancel()
+            return
+        for lane in self._lanes:
+            if cancel.stream_id in (None, lane.stream_id):
+                for dropped in self._lanes.cancel(lane):
+                    self._refuse(Cancelled(), dropped.stream_id)
+
+    def _steer(self, steer: SteerResponse) -> None:
+        error = SteerError("steering_not_supported", "This server cannot change the input of a running response")
+        failed = SteerFailed(error=error, steer=Steer(steer.input, steer.previous_response_id))
+        self._send("", failed)
+
+    async def _answer(self, lane: Lane, create: Create) -> None:
+        """Make the response that a message asks for."""
+        try:
+            await self._respond(lane, create)
+        except (ApiError, InvalidRequest) as error:
+            self._refuse(error, create.stream_id)
+            if isinstance(error, Unauthorized):
+                self.close(UNWELCOME)
+        except Exception:
+            log.exception("a response over a WebSocket failed")
+            self._send("", _error(500, INTERNAL, create.stream_id))
+
+    async def _respond(self, lane: Lane, create: Create) -> None:
+        async with self._models.lease(create.model) as service:
+            await self._answered(service, lane, create)
+
+    async def _answered(self, service: Service, lane: Lane, create: Create) -> None:
+        warms = create.prompt_cache_options is not None and create.prompt_cache_options.prewarm is True
+        generates = create.generate is not False and not warms
+        turn = lane.run(await prepared(service, create, self._id, create.stream_id, generates))
+        async with turn.running() as generation:
+            try:
+                async for events in turn.batches(generation, PATIENCE):
+                    self._send(turn.record.response.id, *events)
+            except (ApiError, InvalidRequest) as error:
+                if not turn.begun:
+                    raise
+                self._send(turn.record.response.id, turn.answer.broken(described(error)[1]))
+        self._remember(create.stream_id, turn)
+
+    def _remember(self, lane: str | None, turn: Turn) -> None:
+        """The conversation of a lane, whose KV is kept warm while the socket is open."""
+        self._warm[lane] = (turn.record.response.id, turn.salt)
+        self._warm.move_to_end(lane)
+        if len(self._warm) > MOST_WARM:
+            self._warm.popitem(last=False)
+
+    # -- answers -------------------------------------------------------------------------------------------------
+
+    def _refuse(self, error: ApiError | InvalidRequest, stream_id: str | None) -> None:
+        if isinstance(error, InvalidRequest | ModelNotFound):
+            CALLER.get().allowance.refused()
+        self._send("", _error(*described(error), stream_id))
+
+    def _send(self, response_id: str, *events: msgspec.Struct) -> None:
+        self._outbox.put(response_id, events)
+        stuck = self._writing is not None and time.monotonic() - self._writing > self._limits.behind
+        if stuck and self._outbox.full:
+            self.close(SLOW)
+
+
+def _protocols(http: web.Request) -> tuple[str, ...]:
+    """The sub-protocols to choose from; offering only others is an error, since browsers fail without a choice."""
+    offered = [one.strip() for one in http.headers.get("Sec-WebSocket-Protocol", "").split(",") if one.strip()]
+    if offered and not set(offered) & set(PROTOCOLS):
+        known = " or ".join(PROTOCOLS)
+        raise InvalidRequest("Sec-WebSocket-Protocol", f"Offer the sub-protocol {known}, or none")
+    return PROTOCOLS
+
+
+def _error(status: int, body: ErrorBody, stream_id: str | None) -> SocketError:
+    lane = msgspec.UNSET if stream_id is None else stream_id
+    return SocketError(status=status, error=body.error, stream_id=lane)
+
+
+async def _stopped(*tasks: asyncio.Task[None]) -> None:
+    """Cancel tasks and wait for their end."""
+    for task in tasks:
+        task.cancel()
+    for result in await asyncio.gather(*tasks, return_exceptions=True):
+        if isinstance(result, Exception):
+            log.error("a WebSocket broke", exc_info=result)

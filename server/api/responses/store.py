@@ -1,0 +1,158 @@
+"""Responses that are over, kept in memory so that the next one can follow: bounded, and whoever keeps most makes room.
+
+A record counts with the whole conversation before it, although records share the items, so the bound is an upper one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict, deque
+from collections.abc import Callable
+
+import msgspec
+
+from server.api.responses.events import ResponseEvent
+from server.api.responses.items import said_items
+from server.api.responses.schemas import InputItem, Response
+from server.schemas.errors import ApiError
+from spec.errors import InvalidRequest
+
+#: The events kept of one response, so that a client can read a stream again from where it lost it.
+MOST_EVENTS = 512
+EVENT_BYTES = 300
+TOKEN_BYTES = 36  # a reference and a Python integer
+
+
+class ResponseNotFound(ApiError):
+    """No such response is kept: it never was, it was not stored, or it had to make room."""
+
+    status, type, code, param = 404, "invalid_request_error", "response_not_found", "response_id"
+
+
+class PreviousResponseNotFound(InvalidRequest):
+    """The response to follow is not kept."""
+
+    code = "previous_response_not_found"
+
+
+class Limits(msgspec.Struct, frozen=True, kw_only=True):
+    """How much is kept: records and bytes, of all tenants together."""
+
+    count: int = 4096
+    bytes: int = 256 << 20
+
+
+class Record(msgspec.Struct, kw_only=True, eq=False):
+    """A response and the conversation that led to it. model: what made it. tokens: prompt and answer, as it read and
+    said them. events: the latest ones. changed: is set, and replaced, with each event. over: set after the last one.
+    size: in bytes. place: the WebSocket that alone can find it; "" is everywhere."""
+
+    tenant: str
+    response: Response
+    items: tuple[InputItem, ...]
+    model: str = ""
+    tokens: list[int] = []
+    events: deque[ResponseEvent] = msgspec.field(default_factory=lambda: deque(maxlen=MOST_EVENTS))
+    changed: asyncio.Event = msgspec.field(default_factory=asyncio.Event)
+    over: asyncio.Event = msgspec.field(default_factory=asyncio.Event)
+    loop: asyncio.AbstractEventLoop = msgspec.field(default_factory=asyncio.get_running_loop)
+    size: int = 0
+    place: str = ""
+
+    def note(self, event: ResponseEvent) -> None:
+        """One more event. Long ones are made in a thread."""
+        self.events.append(event)
+        changed, self.changed = self.changed, asyncio.Event()
+        try:
+            asyncio.get_running_loop()
+        except RuntimeError:
+            self.loop.call_soon_threadsafe(changed.set)
+        else:
+            changed.set()
+
+    @property
+    def conversation(self) -> tuple[InputItem, ...]:
+        """The items that a following response continues."""
+        return (*self.items, *said_items(self.response.output))
+
+    def measured(self) -> int:
+        """About how many bytes it holds."""
+        said = sum(len(getattr(event, "delta", "")) + EVENT_BYTES for event in self.events)
+        said += TOKEN_BYTES * len(self.tokens)
+        return said + len(msgspec.json.encode(self.items)) + len(msgspec.json.encode(self.response))
+
+
+class Shelf:
+    """The records of one tenant, the least recently used first. said: the response that each output item is of."""
+
+    def __init__(self) -> None:
+        self.records: OrderedDict[str, Record] = OrderedDict()
+        self.said: dict[str, str] = {}
+        self.bytes = 0
+
+
+class ResponseStore:
+    """Records by tenant and id. A lookup of a tenant never finds another's."""
+
+    def __init__(self, limits: Limits | None = None) -> None:
+        self.limits = limits or Limits()
+        self._shelves: dict[str, Shelf] = {}
+
+    def __len__(self) -> int:
+        return sum(len(shelf.records) for shelf in self._shelves.values())
+
+    @property
+    def bytes(self) -> int:
+        """What all records count together."""
+        return sum(shelf.bytes for shelf in self._shelves.values())
+
+    def keep(self, record: Record) -> None:
+        """Keep a record. Where it is too many, or too much, the tenant that has most loses the least recently used."""
+        self.drop(record.tenant, record.response.id)
+        record.size = record.measured()
+        shelf = self._shelves.setdefault(record.tenant, Shelf())
+        shelf.records[record.response.id] = record
+        shelf.said |= dict.fromkeys((item.id for item in record.response.output), record.response.id)
+        shelf.bytes += record.size
+        while len(self) > self.limits.count:
+            self._make_room(lambda shelf: len(shelf.records))
+        while self.bytes > self.limits.bytes:
+            self._make_room(lambda shelf: shelf.bytes)
+
+    def find(self, tenant: str, id: str, place: str = "") -> Record | None:
+        """The record, now the most recently used one; None if there is none, or if it is to be found elsewhere only."""
+        shelf = self._shelves.get(tenant, Shelf())
+        record = shelf.records.get(id)
+        if record is None or record.place not in ("", place):
+            return None
+        shelf.records.move_to_end(id)
+        return record
+
+    def item(self, tenant: str, id: str, place: str = "") -> InputItem | None:
+        """An item that a response said, by its id; None if no such response is kept."""
+        record = self.find(tenant, self._shelves.get(tenant, Shelf()).said.get(id, ""), place)
+        said = () if record is None else said_items(record.response.output)
+        return next((item for item in said if item.id == id), None)
+
+    def drop(self, tenant: str, id: str) -> bool:
+        """Forget a record; returns whether it was there."""
+        shelf = self._shelves.get(tenant)
+        record = None if shelf is None else shelf.records.pop(id, None)
+        if shelf is None or record is None:
+            return False
+        shelf.bytes -= record.size
+        for item in record.response.output:
+            shelf.said.pop(item.id, None)
+        if not shelf.records:
+            del self._shelves[tenant]
+        return True
+
+    def forget(self, tenant: str, place: str) -> None:
+        """Drop what could be found there only."""
+        shelf = self._shelves.get(tenant, Shelf())
+        for id in [id for id, record in shelf.records.items() if record.place == place]:
+            self.drop(tenant, id)
+
+    def _make_room(self, held: Callable[[Shelf], int]) -> None:
+        tenant, shelf = max(self._shelves.items(), key=lambda entry: held(entry[1]))
+        self.drop(tenant, next(iter(shelf.records)))

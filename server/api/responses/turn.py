@@ -1,0 +1,289 @@
+"""One response from its request to its record: prepared, run, and kept if it may be."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+import uuid
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from functools import partial
+
+import msgspec
+
+from server.api.common.answer import AnswerOptions
+from server.api.common.pacing import Arrivals, Batch
+from server.api.common.streaming import Paced, delivery, finished
+from server.api.common.turns import chat_choices
+from server.api.responses.answer import Cancelled, ResponseAnswer
+from server.api.responses.items import given_items
+from server.api.responses.request import chat_request, hints_left_out, renamed, reworded
+from server.api.responses.schemas import InputItem, Reasoning, Response, ResponseRequest, TextFormat, TextOptions
+from server.api.responses.state import Responses
+from server.api.responses.store import PreviousResponseNotFound, Record
+from server.api.responses.tools import Toolbox, served
+from server.engine.generation import Generation
+from server.gateway.caller import CALLER
+from server.host.service import Service
+from server.schemas.bounds import MOST_SAID_AGAIN, check_bytes
+from server.schemas.errors import ApiError, described
+from server.text import options
+from server.text.choice import Choice
+from spec.errors import ContextLengthExceeded, InvalidRequest
+
+
+class Turn:
+    """A response that is about to run. Leaving :meth:`running` ends it, whatever happened, and keeps its record.
+
+    generates: false computes the KV of the conversation and says nothing. keeps: whether the record is kept.
+    """
+
+    def __init__(self, service: Service, answer: ResponseAnswer, record: Record, keeps: bool, generates: bool) -> None:
+        self.answer, self.record, self.tenant, self.generates = answer, record, record.tenant, generates
+        self._service, self._keeps = service, keeps
+        self._generation: Generation | None = None
+        self._cancelled = False
+        answer.record = record.note
+
+    @property
+    def tokens(self) -> list[int]:
+        """The prompt and what was said."""
+        return self.answer.choices[0].request.prompt + self.answer.said
+
+    @property
+    def salt(self) -> str:
+        """Who shares its prefixes."""
+        return self.answer.choices[0].request.salt
+
+    @property
+    def begun(self) -> bool:
+        """Whether its first event was made, so that an error is told as a failed response."""
+        return bool(self.record.events)
+
+    def cancel(self) -> None:
+        """End it early; it keeps what it has said."""
+        self._cancelled = True
+        if self._generation is not None:
+            self._generation.abort(Cancelled())
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[Generation]:
+        """The engine at work on it."""
+        registry, key = self._service.server.of(Responses).running, (self.tenant, self.record.response.id)
+        registry[key] = self
+        try:
+            if self._cancelled:
+                raise Cancelled
+            choices, stored = self.answer.choices, self.record.response.store
+            async with self._service.generation(choices, keeps_text=stored) as generation:
+                self._generation = generation
+                yield generation
+        except InvalidRequest as error:
+            self._fail(renamed(error))
+            raise renamed(error) from None
+        except ApiError as error:
+            self._fail(error)
+            raise
+        finally:
+            self._generation = None
+            del registry[key]
+            self._keep()
+
+    async def batches(self, generation: Generation, patience: float | None) -> AsyncIterator[list[msgspec.Struct]]:
+        """Events, as many at once as an engine step gives. The first wait for the engine, but no longer than
+        ``patience`` seconds, so that what the engine refuses is told as an error and not as a failed response.
+        """
+        arrivals = delivery(self.answer, generation)
+        batch = await _next(arrivals, patience)
+        paced = Paced(self.answer.options.stream_interval)
+        opening = self.answer.opening(0)
+        while True:
+            said, opening = opening, []
+            for _, piece in batch:
+                ready = paced.take(0, piece) if self.generates else None
+                said += [] if ready is None else self.answer.chunks(0, ready)
+            if finished(self.answer):
+                yield [*said, *(self.answer.closing() if self.generates else self.answer.prepared())]
+                return
+            if said:
+                yield said
+            batch = await _next(arrivals)
+
+    def _fail(self, error: ApiError | InvalidRequest) -> None:
+        if self.begun and not self.answer.over:
+            self.answer.broken(described(error)[1])
+
+    def _keep(self) -> None:
+        """The response is over: close it if nobody did (the client is gone), and keep it if it ever began."""
+        if not self.begun and not self._cancelled:
+            return
+        if not self.answer.over:
+            self.answer.broken(described(Cancelled())[1])
+        self.record.tokens = self.tokens
+        self.record.over.set()
+        if self._keeps:
+            self._service.server.of(Responses).store.keep(self.record)
+
+
+async def prepared(
+    service: Service,
+    body: ResponseRequest,
+    place: str = "",
+    stream_id: str | None = None,
+    generates: bool = True,
+) -> Turn:
+    """A turn that is ready to run. place: the WebSocket it came through, where what is not stored is kept.
+
+    Raises whatever the client must know: :class:`InvalidRequest` with the field's name, or an :class:`ApiError`.
+    """
+    _, info = service.opened()
+    tenant = CALLER.get().tenant
+    before = _before(service, body.previous_response_id, tenant, place)
+    given = given_items(body.input, partial(service.server.of(Responses).store.item, tenant, place=place))
+    conversation = () if before is None else before.conversation
+    choice, dropped = await _choice(service, body, before, given, generates)
+    toolbox = Toolbox.of(body.tools, given, conversation)
+    shown = AnswerOptions(
+        stream=bool(body.stream),
+        metrics_level=body.spec_decode_metrics or service.options.metrics_level,
+        tokens_as_ids=bool(body.return_tokens_as_token_ids),
+        stream_interval=options.stream_interval(body),
+        pacing=body.stream_pacing or "at_once",
+        provenance=bool(body.provenance),
+    )
+    origin = service.origin(uuid.uuid4().hex, info, body.model)
+    response = _response(body, origin.id, origin.model, choice)
+    answer = ResponseAnswer(origin, choice, shown, response, toolbox, stream_id)
+    service.warned.note(answer.warnings)
+    items = (*conversation, *given)[dropped:]
+    made_by, where = service.options.model, "" if response.store else place
+    record = Record(tenant=tenant, response=response, items=items, model=made_by, place=where)
+    return Turn(service, answer, record, response.store or place != "", generates)
+
+
+def _before(service: Service, previous: str | None, tenant: str, place: str = "") -> Record | None:
+    """The response that is followed."""
+    if previous is None:
+        return None
+    found = service.server.of(Responses).store.find(tenant, previous, place)
+    if found is None:
+        message = f"Previous response with id {previous!r} not found: it was not stored, or it had to make room"
+        raise PreviousResponseNotFound("previous_response_id", message)
+    return found
+
+
+Attempt = Callable[[Record | None, Sequence[InputItem]], Awaitable[Choice]]
+
+
+async def _choice(
+    service: Service, body: ResponseRequest, before: Record | None, given: list[InputItem], generates: bool
+) -> tuple[Choice, int]:
+    """What will run, and how many items were dropped to make it fit (with truncation ``auto``): so that there is room
+    for all the output asked for, if there can be; else for some.
+    """
+    attempt = partial(_attempt, service, body, generates)
+    if body.truncation != "auto":
+        return await attempt(before, given), 0
+    try:
+        return await _shortened(partial(attempt, strict=True), before, given)
+    except ContextLengthExceeded:
+        return await _shortened(attempt, before, given)
+
+
+async def _shortened(attempt: Attempt, before: Record | None, given: list[InputItem]) -> tuple[Choice, int]:
+    """The conversation without its oldest turns, as few of them as make it fit, and how many items these were."""
+    with contextlib.suppress(ContextLengthExceeded):
+        return await attempt(before, given), 0
+    items = [*(() if before is None else before.conversation), *given]
+    starts = [index for index, item in enumerate(items) if index and item.role == "user"]
+    best: tuple[Choice, int] | None = None
+    low, high = 0, len(starts)
+    while low < high:  # in few attempts: each one renders and encodes the conversation
+        middle = (low + high) // 2
+        try:
+            best, high = (await attempt(None, items[starts[middle] :]), starts[middle]), middle
+        except ContextLengthExceeded:
+            low = middle + 1
+    if best is None:
+        return await attempt(before, given), 0
+    return best
+
+
+async def _attempt(
+    service: Service,
+    body: ResponseRequest,
+    generates: bool,
+    before: Record | None,
+    given: Sequence[InputItem],
+    strict: bool = False,
+) -> Choice:
+    """strict: refuse where the output asked for has no room, whatever the settings say."""
+    conversation, spoken = ((), []) if before is None else (before.conversation, before.tokens)
+    words = service.opened()[0].dialect.words
+    if before is not None and before.model != service.options.model:
+        spoken = []  # another model's token ids
+    chat = chat_request(body, conversation, given, generates, words)
+    toolbox = Toolbox.of(body.tools, given, conversation)
+    try:
+        (choice,) = await chat_choices(service, chat, spoken, strict)
+    except InvalidRequest as error:
+        raise renamed(error, toolbox.fields) from None
+    said = reworded(choice.warnings, toolbox.fields)
+    choice.warnings = (*said, *toolbox.warnings, *hints_left_out(body, words))
+    return choice
+
+
+def _response(body: ResponseRequest, id: str, model: str, choice: Choice) -> Response:
+    """The response before anything is said: the request, with what was chosen for it."""
+    params = choice.request.params
+    text = body.text or TextOptions()
+    for field in ("tools", "metadata"):  # which three events say again
+        check_bytes(getattr(body, field), MOST_SAID_AGAIN, field)
+    return Response(
+        id=f"resp_{id}",
+        created_at=int(time.time()),
+        status="in_progress",
+        instructions=body.instructions,
+        max_output_tokens=body.max_output_tokens,
+        model=model,
+        output=[],
+        parallel_tool_calls=body.parallel_tool_calls is not False,
+        previous_response_id=body.previous_response_id,
+        reasoning=body.reasoning or Reasoning(),
+        store=body.store is not False,
+        temperature=params.temperature,
+        text=TextOptions(format=text.format or TextFormat(type="text"), verbosity=text.verbosity or "medium"),
+        tool_choice=body.tool_choice or "auto",
+        tools=served(body.tools),
+        top_logprobs=body.top_logprobs or 0,
+        top_p=params.top_p,
+        truncation=body.truncation or "disabled",
+        user=body.user,
+        metadata=body.metadata or {},
+    )
+
+
+async def _next(arrivals: Arrivals, timeout: float | None = None) -> Batch:
+    """What arrives; what the engine refuses is told by the field's name here."""
+    try:
+        return await arrivals(timeout)
+    except InvalidRequest as error:
+        raise renamed(error) from None
+
+
+async def whole(turn: Turn) -> Response:
+    """Run a turn to its end; one that is cancelled on the way keeps what it has said."""
+    with contextlib.suppress(Cancelled):
+        async with turn.running() as generation:
+            async for _ in turn.batches(generation, None):
+                pass
+    return turn.record.response
+
+
+async def prompt_length(service: Service, body: ResponseRequest) -> int:
+    """The tokens of the prompt that the request would have."""
+    tenant = CALLER.get().tenant
+    before = _before(service, body.previous_response_id, tenant)
+    given = given_items(body.input, partial(service.server.of(Responses).store.item, tenant))
+    choice, _ = await _choice(service, body, before, given, True)
+    return len(choice.request.prompt)

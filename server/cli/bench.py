@@ -1,0 +1,135 @@
+"""``foresay bench``: how much speculation gives on this machine, for these models.
+
+Each round decodes every prompt with the drafter and without, in turns, so that a machine that slows down slows both.
+Both ways write the same tokens where the engine is exact, and the report says whether they did. Medians.
+"""
+
+from __future__ import annotations
+
+import statistics as averages
+from argparse import ArgumentParser, Namespace
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from server.cli.command import Command
+from server.cli.generate import sampling_params
+from server.settings.config import BenchConfig
+from spec.acceptance import ByDepth, by_place, tokens_per_step
+from spec.errors import ConfigurationError
+from spec.names import NONE
+
+if TYPE_CHECKING:
+    from server.host.local import Completion, Engine
+
+PROMPTS = (
+    "Once upon a time there was a little girl who",
+    "The old king called his three sons together and said,",
+    "Tom had 12 apples. He gave 5 of them to his sister. How many apples",
+    "In the middle of the forest stood a house, and in that house",
+)
+
+
+def _add_arguments(parser: ArgumentParser) -> None:
+    parser.add_argument("--prompt", action="append", metavar="TEXT", help="measure on this prompt; may be repeated")
+    parser.add_argument("--json", action="store_true", help="print one JSON object instead of the table")
+
+
+def run(config: BenchConfig, arguments: Namespace) -> int:
+    """Measure, and print a table or, if that is asked for, JSON."""
+    from server.cli.progress import loaded
+
+    if config.shadow is not None or config.trace is not None:
+        raise ConfigurationError("bench measures without --shadow and --trace: they would slow one side down")
+    config = msgspec.structs.replace(config, seed=0 if config.seed is None else config.seed)
+    plain = msgspec.structs.replace(config, draft=NONE, draft_tree=None, draft_history=None)
+    prompts = tuple(arguments.prompt or PROMPTS)
+    with loaded(config) as drafted, loaded(plain) as bare:
+        if drafted.info.drafter == bare.info.drafter:
+            raise ConfigurationError("there is nothing to compare: choose who drafts with --draft")
+        report = measure({"on": drafted, "off": bare}, config, prompts)
+        report |= {"target": drafted.info.target, "drafter": drafted.info.drafter, "dtype": drafted.info.dtype}
+    print(msgspec.json.encode(report).decode() if arguments.json else table(report))
+    return 0
+
+
+def measure(engines: dict[str, Engine], config: BenchConfig, prompts: tuple[str, ...]) -> dict[str, Any]:
+    """Run the rounds, after one that is not counted; returns the report."""
+    kept: dict[str, list[Completion]] = {name: [] for name in engines}
+    for number in range(config.rounds + 1):
+        for prompt in prompts:
+            for name in list(engines) if number % 2 else list(engines)[::-1]:
+                params = msgspec.structs.replace(sampling_params(config), seed=(config.seed or 0) + number)
+                completion = engines[name].generate(prompt, params, stop=config.stop)
+                if number > 0:
+                    kept[name].append(completion)
+    report: dict[str, Any] = {name: _summarised(completions) for name, completions in kept.items()}
+    pairs = list(zip(kept["on"], kept["off"], strict=True))
+    return report | {
+        "speedup": round(averages.median(_rate(on) / _rate(off) for on, off in pairs), 3),
+        "same_tokens": all(on.token_ids == off.token_ids for on, off in pairs),
+        "exact": kept["on"][0].exact,
+        "rounds": config.rounds,
+        "prompts": len(prompts),
+        "max_tokens": config.max_tokens or engines["on"].usual_tokens,
+        "temperature": config.temperature,
+    }
+
+
+def _rate(completion: Completion) -> float:
+    assert completion.statistics is not None, "a completion that ran to its end has statistics"
+    return max(completion.statistics.decode_tokens_per_second, 1e-9)
+
+
+def _summarised(completions: list[Completion]) -> dict[str, Any]:
+    rates = [_rate(completion) for completion in completions]
+    measured = [completion.statistics for completion in completions if completion.statistics is not None]
+    steps, tokens = sum(one.steps for one in measured), sum(one.completion_tokens for one in measured)
+    accepted = by_place(one.accepted_per_depth for one in measured)
+    phases = {phase for one in measured for phase in one.seconds}
+    return {
+        "tokens_per_second": round(averages.median(rates), 2),
+        "spread": [round(min(rates), 2), round(max(rates), 2)],
+        "tokens_per_step": round(tokens_per_step(tokens, steps) or 0.0, 3),
+        "drafted_per_depth": by_place(one.drafted_per_depth for one in measured),
+        "accepted_per_depth": accepted,
+        "accepted_by_depth": ByDepth.of(accepted, sum(one.drafts for one in measured)),
+        "seconds": {phase: round(sum(one.seconds.get(phase, 0.0) for one in measured), 4) for phase in sorted(phases)},
+    }
+
+
+def table(report: dict[str, Any]) -> str:
+    """The report for a reader."""
+    prompts = f"{report['prompts']} prompts of {report['max_tokens']} tokens, {report['rounds']} rounds"
+    rows = [("", "tokens/s", "least to most", "tokens per step")]
+    for name, who in (("on", f"drafted by {report['drafter']}"), ("off", "plain decoding")):
+        one = report[name]
+        low, high = one["spread"]
+        rows.append(
+            (who, f"{one['tokens_per_second']:.1f}", f"{low:.1f} to {high:.1f}", f"{one['tokens_per_step']:.2f}")
+        )
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = [
+        "  ".join(
+            [f"{first:<{widths[0]}}", *(f"{cell:>{width}}" for cell, width in zip(cells, widths[1:], strict=True))]
+        )
+        for first, *cells in rows
+    ]
+    same = "both wrote the same tokens" if report["same_tokens"] else "they did NOT write the same tokens"
+    return "\n".join(
+        [
+            f"{report['target']}, {report['dtype']}, temperature {report['temperature']:g}, {prompts}",
+            *lines,
+            f"{report['speedup']:.2f} times as fast with drafts; {same}",
+        ]
+    )
+
+
+COMMAND = Command(
+    "bench",
+    "measure what speculation gives on this machine",
+    ("foresay bench", "foresay bench --draft ngram --temperature 0 --rounds 10"),
+    BenchConfig,
+    run,
+    _add_arguments,
+)

@@ -1,0 +1,143 @@
+"""The catalog as records: targets, what may draft for each, and what all of it takes. Imports no torch."""
+
+from __future__ import annotations
+
+import tomllib
+from functools import cache
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from server.engine.parameters import Shape, numbers_per_token, stored_parameters
+
+FILE = Path(__file__).parent / "catalog.toml"
+#: Bytes of a number in bfloat16.
+ITEM = 2
+Kind = Literal["draft_model", "eagle3", "medusa"]
+
+
+class KnownShape(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A decoder's shape, as in config.json."""
+
+    num_layers: int
+    hidden_size: int
+    intermediate_size: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    vocab_size: int
+    tie_word_embeddings: bool
+
+
+class _Head(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    kind: Literal["eagle3", "medusa"]
+    vocabulary: int = 0
+    embedding: bool = False
+    heads: int = 0
+
+
+class _Target(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    shape: str
+    drafts: list[str]
+
+
+class _File(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    shapes: dict[str, KnownShape]
+    heads: dict[str, _Head]
+    draft_models: dict[str, str]
+    targets: dict[str, _Target]
+
+
+class KnownDraft(msgspec.Struct, frozen=True, kw_only=True):
+    """What drafts for a target. parameters: its weights. numbers_per_token: that its KV cache keeps of a token."""
+
+    id: str
+    kind: Kind
+    parameters: int
+    numbers_per_token: int
+
+    @property
+    def setting(self) -> str:
+        """What ``--draft`` is to say."""
+        return self.id if self.kind == "draft_model" else f"{self.kind}:{self.id}"
+
+
+class KnownTarget(msgspec.Struct, frozen=True, kw_only=True):
+    """A target. drafts: what fits it, the first choice first."""
+
+    id: str
+    shape: KnownShape
+    drafts: tuple[KnownDraft, ...]
+
+    @property
+    def parameters(self) -> int:
+        """Its weights."""
+        return stored_parameters(self.shape)
+
+    def bytes(self, draft: KnownDraft | None, tokens: int) -> int:
+        """What weights and the KV cache of so many tokens take in bfloat16, with a draft or without."""
+        weights = self.parameters + (draft.parameters if draft else 0)
+        kept = numbers_per_token(self.shape) + (draft.numbers_per_token if draft else 0)
+        return ITEM * (weights + tokens * kept)
+
+
+@cache
+def known_targets() -> dict[str, KnownTarget]:
+    """All targets of the catalog by id, in its order."""
+    file = msgspec.convert(tomllib.loads(FILE.read_text("utf-8")), _File)
+    return {id: _target(file, id, one) for id, one in file.targets.items()}
+
+
+def _target(file: _File, id: str, one: _Target) -> KnownTarget:
+    shape = file.shapes[one.shape]
+    return KnownTarget(id=id, shape=shape, drafts=tuple(_draft(file, shape, draft) for draft in one.drafts))
+
+
+def _draft(file: _File, target: KnownShape, id: str) -> KnownDraft:
+    if id in file.heads:
+        head = file.heads[id]
+        if head.kind == "medusa":
+            return KnownDraft(id=id, kind="medusa", parameters=_medusa(target, head), numbers_per_token=0)
+        kept = numbers_per_token(msgspec.structs.replace(target, num_layers=1)) + target.hidden_size
+        return KnownDraft(id=id, kind="eagle3", parameters=_eagle3(target, head), numbers_per_token=kept)
+    shape = file.shapes[file.draft_models[id]]
+    kept = numbers_per_token(shape)
+    return KnownDraft(id=id, kind="draft_model", parameters=stored_parameters(shape), numbers_per_token=kept)
+
+
+def _medusa(target: KnownShape, head: _Head) -> int:
+    """Each head is a square matrix and an output matrix."""
+    return head.heads * target.hidden_size * (target.hidden_size + target.vocab_size)
+
+
+def _eagle3(target: KnownShape, head: _Head) -> int:
+    """One layer of the target's shape, whose attention reads twice the width; what joins three layers of the target;
+    an output matrix of its own vocabulary."""
+    hidden, queries = target.hidden_size, target.num_heads * target.head_dim
+    attention = 2 * hidden * (queries + 2 * target.num_kv_heads * target.head_dim) + queries * hidden
+    layer = attention + 3 * hidden * target.intermediate_size
+    own = target.vocab_size * hidden if head.embedding else 0
+    return layer + 3 * hidden * hidden + head.vocabulary * hidden + own
+
+
+def find_target(*names: str) -> KnownTarget | None:
+    """The target of one of these names: its hub id, or the last part of it; upper and lower case are the same."""
+    by_id = {id.lower(): target for id, target in known_targets().items()}
+    by_last = {last_part(id): target for id, target in known_targets().items()}
+    found = [by_id.get(name.lower()) or by_last.get(last_part(name)) for name in names]
+    return next((target for target in found if target is not None), None)
+
+
+def of_shape(shape: Shape) -> list[KnownTarget]:
+    """The targets of exactly this shape: its relatives, most likely."""
+    return [target for target in known_targets().values() if _numbers(target.shape) == _numbers(shape)]
+
+
+def _numbers(shape: Shape) -> tuple[int, ...]:
+    return tuple(int(getattr(shape, name)) for name in KnownShape.__struct_fields__)
+
+
+def last_part(name: str) -> str:
+    """A model's name without its owner or folder, in lower case."""
+    return name.rstrip("/").rpartition("/")[2].lower()

@@ -1,0 +1,45 @@
+"""``foresay check``: can this target and this drafter work together, and what would mend it if not."""
+
+from __future__ import annotations
+
+import sys
+from argparse import ArgumentParser, Namespace
+
+from server.cli.command import Command
+from server.settings.config import EngineConfig
+
+#: How long --probe measures, loading aside.
+PROBE_SECONDS = 25.0
+
+
+def _add_arguments(parser: ArgumentParser) -> None:
+    parser.add_argument("--probe", action="store_true", help="load both and measure, about 30 seconds")
+    parser.add_argument("--json", action="store_true", help="print one JSON object instead of the report")
+
+
+def run(config: EngineConfig, arguments: Namespace) -> int:
+    """Print the report on stdout; 0 if the pair can work, 1 if not."""
+    import msgspec
+
+    from server.cli.check.pair import check
+    from server.cli.check.show import show
+
+    report = check(config, PROBE_SECONDS if arguments.probe else None)
+    if arguments.json:
+        print(msgspec.json.encode(report).decode())
+    else:
+        show(report, sys.stdout)
+    return 0 if report.works else 1
+
+
+COMMAND = Command(
+    "check",
+    "say whether a target and a drafter fit, and what would mend it",
+    (
+        "foresay check Qwen/Qwen3-8B --draft Qwen/Qwen3-0.6B",
+        "foresay check ./my-model --draft eagle3:./my-head --draft-tree 4,6,6,4,3 --probe",
+    ),
+    EngineConfig,
+    run,
+    _add_arguments,
+)

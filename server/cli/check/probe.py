@@ -1,0 +1,129 @@
+"""Load a pair and measure it: every text is written twice, drafted and plain, in turns, on the same weights.
+
+So a machine that slows down slows both, and each pair of texts gives one speed-up. Both must be the same text.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import count
+
+import msgspec
+from tqdm import tqdm
+
+from server.cli.check.summary import Twice, Written
+from server.engine.build import build_engine
+from server.engine.drafting import DEFAULT_TOKENS, pinned
+from server.host.stages import Stages
+from server.settings.config import EngineConfig
+from server.settings.resolved import target_directory
+from server.text.tokenizer import Tokenizer
+from spec.engine import Engine
+from spec.errors import ForesayError
+from spec.request import EngineInfo, Request
+from spec.sampling import SamplingParams
+from spec.scheduler import Scheduler
+from spec.tree import ROOT_ONLY
+
+PROMPTS = (
+    "Once upon a time there was a little girl who",
+    "The old king called his three sons together and said,",
+    "To make bread you need flour, water, salt and yeast. First,",
+    "def fibonacci(n):\n    ",
+    "In the middle of the forest stood a house, and in that house",
+    "Dear Sir or Madam,\n\nI am writing to you because",
+)
+TEMPERATURES = (0.0, 1.0)
+#: Tokens of a text: few enough that each prompt gets its turn in the time there is, enough to tell speeds apart.
+_LEAST_TOKENS, _MOST_TOKENS = 16, 96
+_WARM_UP_TOKENS = 8
+
+
+class ProbeFailed(ForesayError):
+    """The engine ended one of the texts with an error."""
+
+
+@dataclass(frozen=True, slots=True)
+class Probed:
+    """Every text that was written, by temperature, and the engine that wrote them."""
+
+    info: EngineInfo
+    texts: dict[float, list[Twice]]
+
+
+def probe(config: EngineConfig, seconds: float) -> Probed:
+    """Load the pair, then write texts for ``seconds``, at least one at each temperature.
+
+    Raises what loading raises, and ProbeFailed.
+    """
+    config = msgspec.structs.replace(config, prefix_cache=False)
+    if "," not in config.draft and config.draft != "auto" and pinned(config) is None:
+        # One drafter in one shape, so that its acceptance by depth can be told.
+        config = msgspec.structs.replace(config, draft_tokens=DEFAULT_TOKENS)
+    with Stages() as stages:
+        drafted = build_engine(config, stages)
+    plain = _plain(drafted)
+    prompts = _prompts(config, drafted.info)
+    length = _tokens(plain, drafted, prompts, seconds)
+    texts: dict[float, list[Twice]] = {temperature: [] for temperature in TEMPERATURES}
+    begun = time.perf_counter()
+    with tqdm(
+        total=seconds, desc="probe", disable=None, leave=False, bar_format="{desc}: {percentage:3.0f}%|{bar}|"
+    ) as bar:
+        for number in count():
+            spent = time.perf_counter() - begun
+            bar.update(min(spent, seconds) - bar.n)
+            if spent >= seconds and number >= len(TEMPERATURES):
+                break
+            temperature, turn = TEMPERATURES[number % len(TEMPERATURES)], number // len(TEMPERATURES)
+            params = SamplingParams(temperature=temperature, seed=turn, max_tokens=length)
+            texts[temperature].append(_twice(drafted, plain, prompts[turn % len(prompts)], params, turn % 2))
+    return Probed(drafted.info, texts)
+
+
+def _plain(drafted: Engine) -> Engine:
+    """The same target in the same pages, without a drafter; the two are never in use at the same time."""
+    scheduler = Scheduler(drafted.pool, None, ROOT_ONLY, drafted.scheduler.cost, drafted.info.max_seqs)
+    verifier = drafted.runner.verifier
+    return Engine(
+        info=drafted.info, pool=drafted.pool, prefix=None, verifier=verifier, drafter=None, scheduler=scheduler
+    )
+
+
+def _prompts(config: EngineConfig, info: EngineInfo) -> list[list[int]]:
+    """The prompts as tokens, cut so that half of the context is left to write in."""
+    tokenizer = Tokenizer.load(target_directory(config))
+    encoded = [tokenizer.encode(prompt)[: max(1, info.max_model_len // 2)] for prompt in PROMPTS]
+    return [[token for token in ids if token < info.vocab_size] or [0] for ids in encoded]
+
+
+def _tokens(plain: Engine, drafted: Engine, prompts: list[list[int]], seconds: float) -> int:
+    """How long texts may be, so that each prompt is written both ways at both temperatures in about the time."""
+    warm_up = SamplingParams(temperature=1.0, seed=0, max_tokens=_WARM_UP_TOKENS, ignore_eos=True)
+    _write(drafted, prompts[0], warm_up)
+    speed = _write(plain, prompts[0], warm_up).statistics.decode_tokens_per_second
+    fits = int(speed * seconds / (2 * len(TEMPERATURES) * len(prompts)))
+    room = plain.info.max_model_len - max(map(len, prompts)) - 1
+    return max(1, min(max(fits, _LEAST_TOKENS), _MOST_TOKENS, room))
+
+
+def _twice(drafted: Engine, plain: Engine, prompt: Sequence[int], params: SamplingParams, plain_first: int) -> Twice:
+    if plain_first:
+        alone = _write(plain, prompt, params)
+        return Twice(_write(drafted, prompt, params), alone)
+    return Twice(_write(drafted, prompt, params), _write(plain, prompt, params))
+
+
+def _write(engine: Engine, prompt: Sequence[int], params: SamplingParams) -> Written:
+    """One text, alone in the engine."""
+    engine.add(Request(id="probe", prompt=list(prompt), params=params))
+    tokens: list[int] = []
+    while True:
+        for delta in engine.step():
+            tokens += delta.tokens
+            if delta.finish_reason is not None:
+                if delta.statistics is None or delta.error is not None:
+                    raise ProbeFailed(f"a text ended with an error: {delta.error or delta.finish_reason}")
+                return Written(tokens, delta.statistics)

@@ -1,0 +1,107 @@
+"""``foresay keys``: make API keys, list them, take them back, or hash one that you bring."""
+
+from __future__ import annotations
+
+import os
+import sys
+from argparse import ArgumentParser, Namespace
+from getpass import getpass
+from pathlib import Path
+
+from server.cli.command import Command
+from server.settings.config import ServeConfig
+from server.settings.load import load
+from spec.errors import ConfigurationError
+
+
+def _add_arguments(parser: ArgumentParser) -> None:
+    parser.add_argument(
+        "action",
+        choices=("add", "list", "remove", "hash"),
+        help="add: make a key, show it once and add its hash to the file; list: whose keys there are; "
+        "remove: take a key back; hash: read a key from stdin and print what to put into the file",
+    )
+    parser.add_argument(
+        "name",
+        nargs="?",
+        metavar="NAME",
+        help="whose key it is (not for list): 1 to 64 letters, digits, '.', '@', '-' and '_'",
+    )
+    parser.add_argument(
+        "--api-key-file",
+        metavar="FILE",
+        help="the file of keys (default: the one in the settings, else ~/.config/foresay/keys.toml)",
+    )
+    parser.add_argument("--config", metavar="FILE", help="a TOML file with settings (default: FORESAY_CONFIG)")
+
+
+def run(config: None, arguments: Namespace) -> int:
+    """Make, list, take back or hash keys. A key itself is written nowhere but to the terminal."""
+    from server.gateway import key_file
+
+    action, name = arguments.action, arguments.name
+    if (action == "list") != (name is None):
+        raise ConfigurationError(
+            f"{action} takes no name" if name else f"{action} whose key? foresay keys {action} NAME"
+        )
+    if action == "hash":
+        print(key_file.entry_text(name, _given()), end="")
+    elif action == "list":
+        _list(_file(arguments))
+    elif action == "remove":
+        path = _file(arguments)
+        key_file.remove(path, name)
+        print(f"{name}'s key is no longer in {path}; a running server sees it by itself.", file=sys.stderr)
+    else:
+        _add(_file(arguments), name)
+    return 0
+
+
+def _add(path: Path, name: str) -> None:
+    from server.gateway import key_file, keys
+
+    key = keys.new_key()
+    key_file.append(path, name, key)
+    print(key)
+    print(f"{name}'s key is above and is not shown again; its hash is in {path}.", file=sys.stderr)
+    print(
+        f"A server asks for it that is started with --api-key-file {path}; one that runs with it reads it by itself.",
+        file=sys.stderr,
+    )
+
+
+def _list(path: Path) -> None:
+    """A line for each key on stdout: whose it is, its id, the limits that are its own."""
+    from server.gateway import key_file
+    from server.gateway.allowance import Limits
+
+    entries = (key_file.read(path) or []) if path.exists() else []
+    width = max((len(entry.name) for entry in entries), default=0)
+    for entry in entries:
+        own = {limit: getattr(entry, limit) for limit in Limits.__struct_fields__}
+        limits = ", ".join(f"{limit} {most or 'none'}" for limit, most in own.items() if most is not None)
+        print(f"{entry.name:<{width}}  {entry.id}  {limits}".rstrip())
+    print(f"{len(entries) or 'no'} key{'' if len(entries) == 1 else 's'} in {path}", file=sys.stderr)
+
+
+def _file(arguments: Namespace) -> Path:
+    """The file that was named, else the one a server here would use by its settings, else the default one."""
+    from server.gateway.key_file import default_path
+
+    named = arguments.api_key_file or load(ServeConfig, {}, os.environ, arguments.config).config.api_key_file
+    return default_path() if named is None else Path(named)
+
+
+def _given() -> str:
+    """The key on stdin; typed unseen on a terminal."""
+    return getpass("key: ", stream=sys.stderr) if sys.stdin.isatty() else sys.stdin.readline().strip()
+
+
+COMMAND = Command(
+    "keys",
+    "make API keys for the server, list them, and take them back",
+    ("foresay keys add alice", "foresay keys list", "foresay keys remove alice", "foresay keys hash alice"),
+    None,
+    run,
+    _add_arguments,
+)

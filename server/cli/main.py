@@ -1,0 +1,200 @@
+"""``foresay COMMAND ...``: flags made of the fields of :mod:`server.settings.config`, an error line and no traceback.
+
+Nothing here imports torch, transformers or aiohttp, so ``--help`` answers at once.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from argparse import SUPPRESS, ArgumentParser, BooleanOptionalAction, Namespace, RawDescriptionHelpFormatter
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+from server.cli import (
+    bench,
+    chat,
+    config,
+    generate,
+    keys,
+    models,
+    pull,
+    quantize,
+    replay,
+    selfcheck,
+    serve,
+    train,
+    version,
+)
+from server.cli.check import command as check
+from server.cli.command import USAGE_ERROR, Command, told
+from server.settings.fields import Setting, settings_of
+from server.settings.load import load, nearest
+from spec.errors import ForesayError
+
+COMMANDS: dict[str, Command] = {
+    command.name: command
+    for command in (
+        serve.COMMAND,
+        generate.COMMAND,
+        chat.COMMAND,
+        check.COMMAND,
+        models.COMMAND,
+        pull.COMMAND,
+        quantize.COMMAND,
+        selfcheck.COMMAND,
+        bench.COMMAND,
+        train.COMMAND,
+        replay.COMMAND,
+        config.COMMAND,
+        keys.COMMAND,
+        version.COMMAND,
+    )
+}
+
+INTERRUPTED = 130
+
+
+class Parser(ArgumentParser):
+    """An argument parser whose errors point at ``--help`` and name the nearest flag."""
+
+    def error(self, message: str) -> NoReturn:
+        """Print the message on one line and leave with status 2."""
+        self.exit(USAGE_ERROR, f"{self.prog}: {message} (see {self.prog} --help)\n")
+
+    def parse_strictly(self, arguments: Sequence[str]) -> Namespace:
+        """Parse; an unknown flag is an error that suggests the closest one."""
+        parsed, unknown = self.parse_known_args(arguments)
+        if unknown:
+            word = unknown[0].partition("=")[0]
+            flags = [flag for action in self._actions for flag in action.option_strings]
+            what = "unknown flag" if word.startswith("-") else "unexpected argument"
+            self.error(f"{what} {word}{nearest(word, flags) if word.startswith('-') else ''}")
+        return parsed
+
+
+def build_parser(command: Command) -> Parser:
+    """The parser of one command: TARGET, the flags of its config by group, and its own arguments."""
+    examples = "\n".join(f"  {line}" for line in command.examples)
+    parser = Parser(
+        prog=f"foresay {command.name}",
+        description=command.summary[0].upper() + command.summary[1:] + ".",
+        epilog=f"examples:\n{examples}{_EVERYWHERE if command.config else ''}",
+        formatter_class=RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    command.add_arguments(parser)
+    parser.usage = " ".join([parser.prog, *_positionals(command, parser), "[flags]"])
+    if command.config is not None:
+        _add_settings(parser, settings_of(command.config))
+    return parser
+
+
+def _positionals(command: Command, parser: Parser) -> list[str]:
+    """What is given without a flag, as the usage line names it."""
+    named = [action.metavar or action.dest.upper() for action in parser._actions if not action.option_strings]
+    return [*(["[TARGET]"] if command.config else []), *map(str, named)]
+
+
+_EVERYWHERE = """
+
+Every flag is also a variable (--draft-tokens is FORESAY_DRAFT_TOKENS) and a key in a TOML file, which foresay config
+show prints. A flag wins over a variable, a variable over the file.
+"""
+
+
+def _add_settings(parser: ArgumentParser, settings: dict[str, Setting]) -> None:
+    target = settings["target"]
+    parser.add_argument("target", nargs="?", default=SUPPRESS, metavar="TARGET", help=_help(target))
+    parser.add_argument("--config", metavar="FILE", help="a TOML file with settings (default: FORESAY_CONFIG)")
+    groups: dict[str, Any] = {}
+    for setting in settings.values():
+        if setting is not target:
+            group = groups.setdefault(setting.group, None) or parser.add_argument_group(setting.group)
+            groups[setting.group] = group
+            _add_flag(group, setting)
+
+
+def _add_flag(group: Any, setting: Setting) -> None:
+    options: dict[str, Any] = {"dest": setting.name, "default": SUPPRESS, "help": _help(setting)}
+    if setting.is_switch:
+        options["action"] = BooleanOptionalAction
+    else:
+        options["metavar"] = setting.metavar or "|".join(setting.choices)
+        options["action"] = "append" if setting.is_list else "store"
+    group.add_argument(setting.flag, **options)
+
+
+def _help(setting: Setting) -> str:
+    """The description and the default; argparse wants percent signs doubled."""
+    shown = f" (default: {_shown(setting.default)})" if setting.default not in (None, ()) else ""
+    return (setting.description + shown).replace("%", "%%")
+
+
+def _shown(value: Any) -> str:
+    return {True: "on", False: "off"}[value] if isinstance(value, bool) else str(value)
+
+
+def overview() -> str:
+    """What ``foresay --help`` prints."""
+    width = max(len(name) for name in COMMANDS)
+    lines = [f"  {name:<{width}}  {command.summary}" for name, command in COMMANDS.items()]
+    return "\n".join(
+        [
+            "usage: foresay COMMAND [TARGET] [flags]",
+            "",
+            "Serve a large language model with speculative decoding: the same tokens, sooner.",
+            "",
+            "commands:",
+            *lines,
+            "",
+            "foresay COMMAND --help lists the flags of a command. TARGET is a directory or a Hugging Face hub id;",
+            "without one it is the small bundled model, which needs no download.",
+        ]
+    )
+
+
+def _run(command: Command, arguments: Sequence[str]) -> int:
+    parsed = build_parser(command).parse_strictly(arguments)
+    if command.config is None:
+        return command.run(None, parsed)
+    known = settings_of(command.config)
+    given = {name: value for name, value in vars(parsed).items() if name in known}
+    loaded = load(command.config, given, os.environ, parsed.config)
+    return command.run(loaded.config, parsed)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit status.
+
+    2: what was asked for cannot be, since flags, variables, settings or the files of settings they name are wrong. 1:
+    the rest, such as a model that cannot be had, an address in use, or a check that found something.
+    """
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    if not words or words[0] in ("-h", "--help", "help"):
+        print(overview())
+        return 0 if words else USAGE_ERROR
+    if words[0] == "--version":
+        words[0] = "version"
+    if words[0] not in COMMANDS:
+        print(f"foresay: unknown command {words[0]}{nearest(words[0], COMMANDS)} (see foresay --help)", file=sys.stderr)
+        return USAGE_ERROR
+    return _guarded(COMMANDS[words[0]], words[1:])
+
+
+def _guarded(command: Command, arguments: Sequence[str]) -> int:
+    try:
+        status = _run(command, arguments)
+        sys.stdout.flush()  # a reader that is gone is noticed here rather than by the interpreter at its end
+        return status
+    except ForesayError as error:
+        return told(command.name, error)
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except BrokenPipeError:  # the reader of our output went away; there is nobody to tell
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

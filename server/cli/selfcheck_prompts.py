@@ -1,0 +1,151 @@
+"""Prompts written with the drafter and then plainly, and compared: what ``foresay selfcheck`` does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from itertools import count
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from drafters.training.prompts import Prompt
+from server.observe.selfcheck.answer import Answer, Difference, difference
+from spec.errors import ConfigurationError, InvalidRequest
+from spec.request import Request
+from spec.sampling import SamplingParams
+
+if TYPE_CHECKING:
+    from server.host.local import Completion, Engine, TextStream
+
+
+class Checked(msgspec.Struct, kw_only=True):
+    """One answer. prompt: its number, from 1 on; where: it was read. steps: passes of the target that wrote the tokens.
+    difference: the first one from plain decoding; None if there is none."""
+
+    prompt: int
+    where: str
+    temperature: float
+    seed: int
+    tokens: int
+    steps: int
+    tokens_per_step: float
+    difference: Difference | None
+
+
+class Report(msgspec.Struct, kw_only=True):
+    """All answers, and what wrote them. tokens: of all of them; mismatches: answers that differ. exact: whether the
+    engine claims that none can."""
+
+    target: str
+    drafter: str
+    dtype: str
+    device: str
+    exact: bool
+    exact_reason: str
+    answers: list[Checked]
+    tokens: int
+    mismatches: int
+
+
+def check(
+    engine: Engine,
+    prompts: Sequence[Prompt],
+    samplings: Sequence[SamplingParams],
+    stop: Sequence[str] = (),
+    done: Callable[[int], None] = lambda answers: None,
+) -> Report:
+    """Write every prompt with each of ``samplings``, as many at once as the engine takes; then each one plainly, alone.
+
+    done: told how many answers have been compared. Raises ConfigurationError for a prompt that cannot be served.
+    """
+    asked = [(number, prompt, params) for params in samplings for number, prompt in enumerate(prompts, start=1)]
+    answers: list[Checked] = []
+    ids = (f"plainly-{number}" for number in count())
+    for begin in range(0, len(asked), engine.info.max_seqs):
+        group = asked[begin : begin + engine.info.max_seqs]
+        streams = [_begun(engine, prompt, params, stop) for _, prompt, params in group]
+        completions = [stream.result() for stream in streams]
+        for (number, prompt, params), completion in zip(group, completions, strict=True):
+            found = _differing(engine, completion, params, next(ids))
+            answers.append(_checked(number, prompt, params, completion, found))
+            done(len(answers))
+    return _report(engine, answers)
+
+
+def _begun(engine: Engine, prompt: Prompt, params: SamplingParams, stop: Sequence[str]) -> TextStream:
+    try:
+        if isinstance(prompt.content, str):
+            return engine.stream(prompt.content, params, stop=stop)
+        return engine.stream_chat(prompt.content, params, stop=stop)
+    except InvalidRequest as error:
+        raise ConfigurationError(f"{prompt.where}: {error}") from None
+
+
+def _differing(engine: Engine, completion: Completion, params: SamplingParams, id: str) -> Difference | None:
+    """Write the answer again plainly, and compare."""
+    written = completion.token_ids
+    sampled = msgspec.structs.replace(params, seed=completion.seed)
+    request = Request(id=id, prompt=completion.prompt_token_ids, params=sampled)
+    plain = engine.run(Answer(request, written).plainly(id)).result().token_ids
+    if (found := difference(written, plain)) is None and len(plain) < len(written):
+        return Difference(len(plain), written[len(plain)], None)
+    return found
+
+
+def _checked(
+    number: int, prompt: Prompt, params: SamplingParams, completion: Completion, found: Difference | None
+) -> Checked:
+    statistics, tokens = completion.statistics, len(completion.token_ids)
+    assert statistics is not None, "a completion that ran to its end has statistics"
+    return Checked(
+        prompt=number,
+        where=prompt.where,
+        temperature=params.temperature,
+        seed=completion.seed,
+        tokens=tokens,
+        steps=statistics.steps,
+        tokens_per_step=round(statistics.tokens_per_step or 0.0, 3),
+        difference=found,
+    )
+
+
+def _report(engine: Engine, answers: list[Checked]) -> Report:
+    info = engine.info
+    return Report(
+        target=info.target,
+        drafter=info.drafter,
+        dtype=info.dtype,
+        device=info.device,
+        exact=info.exact,
+        exact_reason=info.exact_reason,
+        answers=answers,
+        tokens=sum(answer.tokens for answer in answers),
+        mismatches=sum(answer.difference is not None for answer in answers),
+    )
+
+
+def rows(report: Report) -> Iterator[str]:
+    """The report as a table, a line for each answer."""
+    yield "prompt   temperature   tokens   steps   tokens/step   plain decoding"
+    for one in report.answers:
+        figures = f"{one.prompt:>6}   {one.temperature:>11g}   {one.tokens:>6}   {one.steps:>5}"
+        yield f"{figures}   {one.tokens_per_step:>11.2f}   {_said(one.difference)}"
+
+
+def _said(found: Difference | None) -> str:
+    if found is None:
+        return "the same"
+    plain = "ends there" if found.plain is None else f"writes {found.plain}"
+    return f"{plain} where output token {found.position} is {found.written}"
+
+
+def sentence(report: Report) -> str:
+    """What came of it, and what was promised."""
+    count = len(report.answers)
+    if not report.mismatches:
+        said = f"Plain decoding writes the same: {count} answers, {report.tokens} tokens."
+        return said if report.exact else f"{said} This machine does not promise it, though: {report.exact_reason}"
+    differ = f"{report.mismatches} of {count} answers differ from plain decoding"
+    if report.exact:
+        return f"{differ}, although this engine claims to be exact. That is a fault of Foresay: please report it."
+    return f"{differ}. This engine did not claim to be exact: {report.exact_reason}"

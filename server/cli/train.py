@@ -1,0 +1,252 @@
+"""``foresay train``: make a drafter for any target, in a layout that other servers read too."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from argparse import ArgumentParser, ArgumentTypeError, Namespace
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from server.cli.command import Command
+from spec.errors import ConfigurationError
+from spec.names import DRAFT_MODEL, EAGLE3, MEDUSA, canonical
+
+if TYPE_CHECKING:
+    import torch
+
+    from drafters.heads.lesson import Depth
+    from drafters.training.settings import Settings
+    from drafters.training.work import Work
+    from verifier.model.config import ModelConfig
+
+#: Heads of a Medusa set, and passes of the training-time test; a draft model sees the true text at every depth.
+_DEPTHS = {MEDUSA: 4, EAGLE3: 6, DRAFT_MODEL: 1}
+_INTERRUPTED = 130
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise ArgumentTypeError(f"must be a whole number of at least 1, got {text!r}")
+    return int(text)
+
+
+def _samples(text: str) -> int:
+    if not text.isdecimal() or int(text) < 2:
+        raise ArgumentTypeError(f"must be a whole number of at least 2, one of them to be held out, got {text!r}")
+    return int(text)
+
+
+def _seed(text: str) -> int:
+    if not text.isdecimal() or int(text) >= 10**9:
+        raise ArgumentTypeError(f"must be a whole number from 0 to 999999999, got {text!r}")
+    return int(text)
+
+
+def _width(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1 or int(text) % 8:
+        raise ArgumentTypeError(f"must be a multiple of 8, got {text!r}")
+    return int(text)
+
+
+def _rate(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < 1:
+        raise ArgumentTypeError(f"must be a number between 0 and 1, got {text!r}")
+    return value
+
+
+def _temperatures(text: str) -> tuple[float, ...]:
+    try:
+        values = tuple(float(part) for part in text.split(","))
+    except ValueError:
+        values = ()
+    if not values or not all(0 <= value <= 100 for value in values):
+        raise ArgumentTypeError(f'must be temperatures from 0 to 100 such as "1,0", got {text!r}')
+    return values
+
+
+def _add_arguments(parser: ArgumentParser) -> None:
+    parser.usage = "foresay train {draft_model,eagle3,medusa} --prompts PATH --out DIR [flags]"
+    parser.add_argument(
+        "kind",
+        type=canonical,
+        choices=sorted(_DEPTHS),
+        help="draft_model: a small model; eagle3: one layer on the target, run per token; medusa: independent heads",
+    )
+    _add_needed(parser)
+    _add_texts(parser)
+    _add_learning(parser)
+
+
+def _add_needed(parser: ArgumentParser) -> None:
+    add = parser.add_argument_group("what to make, from what").add_argument
+    add("--target", default="bundled", help="bundled, a directory, or a Hugging Face hub id (default: bundled)")
+    add(
+        "--prompts", type=Path, required=True, metavar="PATH", help="what the target goes on from: .txt, .jsonl, folder"
+    )
+    add("--out", type=Path, required=True, metavar="DIR", help="a new folder; DIR.work beside it holds unfinished work")
+    add("--layers", type=_count, metavar="N", help="draft_model: its layers (default: a quarter of the target's)")
+    add("--width", type=_width, metavar="H", help="draft_model: its width (default: half of the target's)")
+    add("--depth", type=_count, metavar="N", help="medusa: heads (4); eagle3: tokens it is trained ahead (6)")
+
+
+def _add_texts(parser: ArgumentParser) -> None:
+    add = parser.add_argument_group("the texts the target writes").add_argument
+    add("--samples", type=_samples, default=2000, metavar="N", help="how many (default: 2000)")
+    add("--length", type=_count, default=256, metavar="TOKENS", help="tokens in each, prompt included (default: 256)")
+    add(
+        "--temperatures",
+        type=_temperatures,
+        default=(1.0, 0.0),
+        metavar="T,T",
+        help="what the target writes at, batch by batch in turn (default: 1,0)",
+    )
+    add("--seed", type=_seed, default=0, metavar="S", help="of texts, order and first weights (default: 0)")
+
+
+def _add_learning(parser: ArgumentParser) -> None:
+    add = parser.add_argument_group("learning").add_argument
+    add("--steps", type=_count, default=1500, metavar="N", help="training steps (default: 1500)")
+    add("--batch", type=_count, default=8, metavar="N", help="texts in a step (default: 8)")
+    add("--rate", type=_rate, metavar="R", help="learning rate (default: 1 / width of what learns, at most 0.004)")
+    add("--device", choices=("auto", "cpu", "cuda"), default="auto", help="where to train (default: auto)")
+
+
+def run(config: None, arguments: Namespace) -> int:
+    """Train; the table of held-out acceptance goes to stdout."""
+    from drafters.training.work import Work
+    from server.settings.resolved import BUNDLED
+    from spec.errors import ConfigurationError
+    from verifier.model.config import ModelConfig
+    from verifier.model.hub import LINK, resolve
+
+    directory = BUNDLED / "target" if arguments.target == "bundled" else resolve(arguments.target, flag="--target")
+    if (directory / LINK).exists():
+        fault = f"--target {arguments.target}: a head cannot be trained from a GGUF file"
+        raise ConfigurationError(f"{fault}; name the safetensors checkpoint that it was made from")
+    model = ModelConfig.from_directory(directory)
+    if model.quantization is not None:
+        raise ConfigurationError(
+            f"--target {arguments.target}: its weights are quantised ({model.quantization}); train with the model that "
+            "it was made from: what is trained drafts for both"
+        )
+    settings, device = _settings(arguments, model), _device(arguments.device)
+    work = Work(arguments.out, settings)
+    try:
+        depths = _trained(settings, directory, device, model, work)
+    except KeyboardInterrupt:
+        kept = f"; {work.path} keeps what is done, and the same command goes on with it" if work.begun else ""
+        print(f"foresay train: stopped{kept}", file=sys.stderr)
+        return _INTERRUPTED
+    finally:
+        work.close()
+    print(table(depths, settings.kind))
+    print(farewell(settings, work.out), file=sys.stderr)
+    return 0
+
+
+def _settings(arguments: Namespace, model: ModelConfig) -> Settings:
+    """What was asked for, or follows from the target. Raises ConfigurationError for what does not fit together."""
+    from drafters.training.settings import Settings
+    from drafters.training.shapes import default_layers, default_width
+
+    kind = arguments.kind
+    for name, kinds in {"depth": (EAGLE3, MEDUSA), "layers": (DRAFT_MODEL,), "width": (DRAFT_MODEL,)}.items():
+        if getattr(arguments, name) is not None and kind not in kinds:
+            raise ConfigurationError(f"--{name} is for {' and '.join(kinds)} alone, not for {kind}")
+    depth = arguments.depth or _DEPTHS[kind]
+    if not depth + 8 < arguments.length <= model.max_positions:
+        raise ConfigurationError(
+            f"--length must be above {depth + 8} and at most {model.max_positions}, the model's own"
+        )
+    width = arguments.width or default_width(model.hidden_size)
+    learning = width if kind == DRAFT_MODEL else model.hidden_size
+    return Settings(
+        kind=kind,
+        target=arguments.target,
+        prompts=str(arguments.prompts),
+        samples=arguments.samples,
+        length=arguments.length,
+        steps=arguments.steps,
+        batch=arguments.batch,
+        rate=arguments.rate or min(4e-3, 1.0 / learning),
+        depth=depth,
+        seed=arguments.seed,
+        temperatures=arguments.temperatures,
+        layers=(arguments.layers or default_layers(model.num_layers)) if kind == DRAFT_MODEL else None,
+        width=width if kind == DRAFT_MODEL else None,
+    )
+
+
+def _device(asked: str) -> str:
+    import torch
+
+    if asked == "cuda" and not torch.cuda.is_available():
+        raise ConfigurationError("--device cuda: this machine has no CUDA device that PyTorch can use")
+    if asked != "auto":
+        return asked
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def _trained(settings: Settings, directory: Path, device: str, model: ModelConfig, work: Work) -> list[Depth]:
+    import torch
+    from transformers.utils import logging
+
+    from drafters.training.run import Run
+    from drafters.training.teacher import Teacher
+    from spec.errors import ForesayError
+
+    logging.set_verbosity_error()  # type: ignore[no-untyped-call]
+    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    # A CPU without bf16 instructions is several times faster in fp32; a GPU has them, and less memory.
+    dtype: torch.dtype = getattr(torch, model.dtype) if device == "cuda" else torch.float32
+    try:
+        return Run(settings, Teacher(directory, device, dtype), work)()
+    except (MemoryError, RuntimeError) as error:
+        if isinstance(error, RuntimeError) and "memory" not in str(error):
+            raise
+        raise ForesayError(
+            f"not enough memory for steps of {settings.batch} texts of {settings.length} tokens: "
+            f"remove {work.path}, and lower --batch or --length"
+        ) from error
+
+
+def table(depths: Sequence[Depth], kind: str) -> str:
+    """Held-out acceptance by depth, given that everything before was right."""
+    lines = ["depth   accepted at T=0   at T=1   cross-entropy"]
+    for number, depth in enumerate(depths, start=1):
+        name = "any" if kind == DRAFT_MODEL else str(number)
+        lines.append(f"{name:>5}   {depth.greedy:>15.1%}   {depth.sampled:>6.1%}   {depth.loss:>13.3f}")
+    return "\n".join(lines)
+
+
+def farewell(settings: Settings, out: Path) -> str:
+    """How to use what was made, and how to see whether it is any good."""
+    target = "" if settings.target == "bundled" else f"{shlex.quote(settings.target)} "
+    draft = shlex.quote(str(out) if settings.kind == DRAFT_MODEL else f"{settings.kind}:{out}")
+    return "\n".join(
+        [
+            f"saved in {out}",
+            f"use it:    foresay serve {target}--draft {draft}",
+            f"check it:  foresay check {target}--draft {draft} --probe",
+        ]
+    )
+
+
+COMMAND = Command(
+    name="train",
+    summary="train a draft model, an EAGLE-3 head or a Medusa set for a target",
+    examples=(
+        "foresay train eagle3 --prompts prompts.txt --out my-head",
+        "foresay train draft_model --target HuggingFaceTB/SmolLM2-1.7B-Instruct --prompts chats.jsonl --out my-draft",
+        "foresay train medusa --target HuggingFaceTB/SmolLM2-135M-Instruct --prompts chats.jsonl --out my-heads",
+    ),
+    config=None,
+    run=run,
+    add_arguments=_add_arguments,
+)

@@ -1,1 +1,0 @@
-"""The page that shows what speculation does: static files (``static/``, plain ES modules) and the feed behind them."""

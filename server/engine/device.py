@@ -1,0 +1,111 @@
+"""Where an engine runs: the CPU or one GPU, and what has to be known of it before a weight is read."""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from server.engine.quantized import check_device
+from server.settings.config import EngineConfig
+from server.settings.unfit import Unfit
+from verifier.ops.kernels.cpu.walk import unsupported
+
+#: Where a container's limit is written (cgroup v2, v1); on a bare machine there is none.
+_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
+#: GPUs multiply bf16 from this compute capability on.
+_BF16_SINCE = (8, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """A device's name for torch and its numbers; the memory plan and the choice of dtype look at nothing else.
+
+    total: bytes of memory there are at most. free: bytes of it that are free now, None where the system does not say.
+    model: what a GPU is called. capability: a GPU's compute capability; None for the CPU.
+    """
+
+    name: str
+    total: int
+    free: int | None = None
+    model: str = ""
+    capability: tuple[int, int] | None = None
+
+    @property
+    def is_gpu(self) -> bool:
+        """Whether it is a GPU."""
+        return self.capability is not None
+
+    @property
+    def has_bf16(self) -> bool:
+        """Whether it multiplies bf16 natively."""
+        if self.capability is not None:
+            return self.capability >= _BF16_SINCE
+        able = torch.cpu.get_capabilities()
+        return bool(able.get("avx512_bf16") or able.get("amx_bf16") or able.get("bf16"))
+
+    def __str__(self) -> str:
+        """For people: ``cpu``, or ``cuda:0 (NVIDIA H200)``."""
+        return f"{self.name} ({self.model})" if self.model else self.name
+
+    @classmethod
+    def cpu(cls) -> Device:
+        """The processor, with the memory this process may hold."""
+        return cls("cpu", machine_bytes(), free_bytes())
+
+    @classmethod
+    def cuda(cls) -> Device:
+        """The first GPU that CUDA shows to this process."""
+        index = 0
+        free, total = torch.cuda.mem_get_info(index)
+        capability = torch.cuda.get_device_capability(index)
+        return cls(f"cuda:{index}", total, free, torch.cuda.get_device_name(index), capability)
+
+
+def find_device(config: EngineConfig) -> Device:
+    """What ``--device`` names; ``auto`` is a GPU if there is one.
+
+    Raises Unfit for a GPU that is not there, for a share of its memory where none is used, and for a processor without
+    kernels; on a GPU for what has none there.
+    """
+    there = torch.cuda.is_available()
+    if config.device == "cuda" and not there:
+        raise Unfit("--device cuda: this machine has no CUDA device that PyTorch can use", "--device cpu runs here")
+    if config.device != "cpu" and there:
+        check_device(config)
+        return Device.cuda()
+    if config.gpu_memory_utilization is not None:
+        raise Unfit(
+            f"--gpu-memory-utilization {config.gpu_memory_utilization:g}: the engine runs on the CPU",
+            "leave the flag out; --kv-tokens sizes the KV cache there",
+        )
+    if reason := unsupported():
+        raise Unfit(f"--device {config.device}: {reason}", "--device cuda is what is left, with a GPU")
+    return Device.cpu()
+
+
+def synchronize(device: torch.device) -> None:
+    """Wait until everything that was asked of the device is done, so that a clock may be read."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def machine_bytes() -> int:
+    """What this process may hold at most: the machine's memory, or the container's share of it."""
+    physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    limits = [physical]
+    for file in _LIMITS:
+        with suppress(OSError, ValueError):  # "max" where there is no limit
+            limits.append(int(Path(file).read_text()))
+    return min(limits)
+
+
+def free_bytes() -> int | None:
+    """What is free now, files that are merely cached counted as free; None where the system does not say."""
+    with suppress(OSError, ValueError):
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        return 1024 * int(next((line.split()[1] for line in lines if line.startswith("MemAvailable:")), "none"))
+    return None

@@ -1,0 +1,139 @@
+"""``--draft package.module:Class``: a drafter of the user's own, found by import (docs/drafters.md).
+
+It is the user who names the module, where the server is set up; nothing of a model's repository is run.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import os
+import re
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn, Self
+
+from drafters.custom import CustomDrafter, told
+from server.engine.checks.report import Notes, Target
+from server.engine.drafters.entry import Entry
+from server.engine.loading import Loading
+from spec.errors import ConfigurationError
+from spec.names import ALIASES, DRAFTERS, NONE
+from spec.protocols import Drafter, FeatureRequest
+from spec.tree import TreeShape
+from verifier.model.config import ModelConfig
+from verifier.paged_model import PagedModel
+
+_NAMED = re.compile(r"(?!\d)\w+(\.(?!\d)\w+)*:(?!\d)\w+")
+#: What a drafter's name may look like: it stands in flags, requests, metrics and traces.
+_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,39}")
+#: Words that mean something else where drafters are named.
+_TAKEN = frozenset({*DRAFTERS, *ALIASES, NONE, "auto", "bundled", "combined", "recorded"})
+_METHODS = ("propose", "extend", "committed", "finished")
+_LOOK = "see docs/drafters.md"
+
+
+@dataclass(frozen=True)
+class Custom(Entry):
+    """:mod:`drafters.custom` around it."""
+
+    made = CustomDrafter
+    looks = True
+
+    @classmethod
+    def named(cls, part: str) -> Self | None:
+        """By a dotted module and a class, as long as neither word is one of ours and no such directory is there."""
+        known = part.partition(":")[0] in _TAKEN
+        return cls(part) if _NAMED.fullmatch(part) and not known and not Path(part).is_dir() else None
+
+    def setting(self, name: str, place: str) -> str:
+        """The class, since the name alone does not find it."""
+        return self.asked
+
+    def checked(self, target: Path, model: ModelConfig) -> Self:
+        """Import it before anything large is read."""
+        self._class()
+        return self
+
+    def look_at(self, notes: Notes, target: Target, name: str, shape: TreeShape | None) -> None:
+        """Whether it can be imported and is a drafter."""
+        found = notes.attempt("draft", f"name a class that is a drafter, {_LOOK}", self._class)
+        if found is not None:
+            notes.ok("draft", f"{self.asked}: a drafter of your own; goes with every target", kind="custom")
+
+    def load(self, loading: Loading, target: PagedModel) -> CustomDrafter:
+        """Make one, and check what only one that was made tells: its name, and what it needs."""
+        own = self._made(loading)
+        name, needs = getattr(own, "name", None), getattr(own, "needs", self)
+        if not isinstance(name, str) or not _NAME.fullmatch(name) or name in _TAKEN:
+            self._refuse(
+                f"its name is {name!r}, and must be a word of up to 40 letters, digits, - and _ that names no other "
+                "drafter of Foresay's"
+            )
+        if needs is not None:
+            self._check_needs(own, needs, loading)
+        return CustomDrafter(own, loading.model.vocab_size)
+
+    def _made(self, loading: Loading) -> Drafter:
+        """One made with what its constructor declares, of what there is for it."""
+        given = {
+            "vocab_size": loading.model.vocab_size,
+            "max_model_len": loading.length,
+            "target": str(loading.target),
+        }
+        found = self._class()
+        declared = _declared(found)
+        for name in declared:
+            if name not in given and declared[name].default is inspect.Parameter.empty:
+                self._refuse(f"its constructor wants {name}; what it can be given is {', '.join(given)}")
+        try:
+            own: Drafter = found(**{name: value for name, value in given.items() if name in declared})
+        except (Exception, SystemExit) as error:
+            raise self._refusal(f"it cannot be made: {told(error)}") from error
+        return own
+
+    def _class(self) -> type[Any]:
+        """Raises ConfigurationError for one that cannot be imported, or is no drafter."""
+        module_name, _, name = self.asked.partition(":")
+        if (here := os.getcwd()) not in sys.path:
+            sys.path.append(here)  # at the end: a torch.py where the user happens to be is none of ours
+        try:
+            module = importlib.import_module(module_name)
+        except (Exception, SystemExit) as error:
+            missing = isinstance(error, ModuleNotFoundError) and f"{module_name}.".startswith(f"{error.name}.")
+            where = f"; looked on Python's path and in {here}" if missing else ""
+            raise self._refusal(f"the module {module_name} cannot be imported: {told(error)}{where}") from error
+        found = getattr(module, name, None)
+        if not inspect.isclass(found):
+            file = getattr(module, "__file__", None) or "built in"
+            self._refuse(f"the module {module_name} ({file}) has no class {name}")
+        lacking = [method for method in _METHODS if not callable(getattr(found, method, None))]
+        if lacking:
+            self._refuse(f"{name} is no drafter, it lacks {', '.join(lacking)}")
+        return found
+
+    def _check_needs(self, own: Drafter, needs: object, loading: Loading) -> None:
+        depth = loading.model.num_layers
+        if not isinstance(needs, FeatureRequest) or not all(0 <= layer <= depth for layer in needs.layers):
+            self._refuse(f"its needs must be None or a FeatureRequest of layers from 0 to {depth}")
+        if not callable(getattr(own, "observe", None)):
+            self._refuse("it needs features of the target, but lacks observe, which takes them")
+        if loading.device.is_gpu:
+            self._refuse("it needs features of the target, which stay on the device where steps are captured")
+
+    def _refusal(self, why: str) -> ConfigurationError:
+        return ConfigurationError(f"--draft {self.asked}: {why} ({_LOOK})")
+
+    def _refuse(self, why: str) -> NoReturn:
+        raise self._refusal(why)
+
+
+def _declared(found: type[Any]) -> dict[str, inspect.Parameter]:
+    """The parameters of a constructor that can be given by name."""
+    try:
+        parameters = inspect.signature(found).parameters
+    except ValueError:  # one that is written in C does not say
+        return {}
+    named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    return {name: parameter for name, parameter in parameters.items() if parameter.kind in named}

@@ -1,0 +1,147 @@
+"""``--draft draft_model:PATH``, or the path alone: a smaller model drafts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Self
+
+from drafters.draft_model import DraftModelDrafter
+from kvpaging import PagePool
+from server.engine.checks.files import look_at_files
+from server.engine.checks.origin import look_at_origin
+from server.engine.checks.report import Notes, Target
+from server.engine.checks.words import described, facts
+from server.engine.drafters.entry import FromFiles, Pass
+from server.engine.loading import Loading
+from server.engine.memory import model_bytes
+from server.engine.parameters import numbers_per_token, parameters
+from server.engine.quantized import quantized
+from server.engine.translation import SMALL_SHARE, Translation, translation
+from server.engine.vocabulary import overlap
+from server.settings.config import EngineConfig
+from spec.names import DRAFT_MODEL
+from spec.tree import TreeShape
+from verifier.model.config import FAMILIES, ModelConfig
+from verifier.paged_model import PagedModel
+
+#: A draft model with more than this share of the target's weights seldom pays.
+_LARGE = 0.5
+
+
+@dataclass(frozen=True)
+class DraftModel(FromFiles):
+    """:mod:`drafters.draft_model`. quantize: what its floats become.
+    between: both vocabularies, once compared; None where they are the same."""
+
+    names, made = (DRAFT_MODEL,), DraftModelDrafter
+    only_one = "draft model"
+
+    between: Translation | None = None
+    quantize: str | None = None
+
+    def configured(self, config: EngineConfig) -> Self:
+        """As ``--draft-quantize`` wants it."""
+        return replace(self, quantize=config.draft_quantize)
+
+    @cached_property
+    def model(self) -> ModelConfig:
+        """Its configuration, as it is loaded. Raises a loader's error for one that cannot be read, or is of no family
+        that is known.
+        """
+        return quantized(ModelConfig.from_directory(self.directory), self.quantize, "--draft-quantize")
+
+    def checked(self, target: Path, model: ModelConfig) -> Self:
+        """Both vocabularies compared. Raises Unfit if they have too little in common."""
+        return replace(self, between=translation(self.place, target, model, self.directory, self.model))
+
+    def shapes(self, target: ModelConfig) -> tuple[ModelConfig, ...]:
+        """Its own."""
+        return (self.model,)
+
+    def numbers_per_token(self, target: ModelConfig) -> int:
+        """Its KV."""
+        return numbers_per_token(self.model)
+
+    def weights(self, dtype: str, packed: bool) -> Mapping[str, int]:
+        """As those of the target."""
+        return {DRAFT_MODEL: model_bytes(self.model, dtype, packed)}
+
+    def load(self, loading: Loading, target: PagedModel) -> DraftModelDrafter:
+        """It reads and proposes in the target's token ids."""
+        dynamic, between = loading.config.draft_growth == "dynamic", self.between
+        columns, read, ids = (None,) * 3 if between is None else (between.columns, between.read, between.token_ids)
+        model = loading.paged_model("draft model", self.directory, self.model, columns)
+        return DraftModelDrafter(model, dynamic, read=read, token_ids=ids)
+
+    def remark(self, drafter: Any, target: PagedModel, pool: PagePool, directory: Path) -> str:
+        """How many of the target's tokens it knows, if not all."""
+        return "" if self.between is None else f", knows {self.between.described}"
+
+    @property
+    def warning(self) -> str:
+        """Where these are few."""
+        return "" if self.between is None else self.between.warning(self.place)
+
+    @staticmethod
+    def passes(drafter: Any) -> list[Pass]:
+        """The model's."""
+        return [drafter.model.run]
+
+    def look_at(self, notes: Notes, target: Target, name: str, shape: TreeShape | None) -> int | None:
+        """Its files, its size beside the target's, and what both vocabularies share."""
+        other = f"take a model of a supported family ({', '.join(f.models for f in FAMILIES.values())})"
+        model = notes.attempt("draft", other, lambda: self.model)
+        if model is not None:
+            look_at_files(notes, "draft", self.directory, model, target.dtype.value)
+            if not notes.failed("draft"):
+                self._note(notes, target, name)
+        self._look_at_vocabulary(notes, target, model)
+        return None if model is None else model.max_positions
+
+    def _note(self, notes: Notes, target: Target, name: str) -> None:
+        share = parameters(self.model) / parameters(target.model)
+        text = f"{described(self.model)} ({share:.0%} of the target's), {name}"
+        notes.ok("draft", text, kind=DRAFT_MODEL, **facts(self.model))
+        look_at_origin(notes, "draft", self.directory, target)
+        if share > _LARGE:
+            notes.warn(
+                "draft",
+                f"the draft model has {share:.0%} as many weights as the target, so drafting is slow as well",
+                "name a smaller model of the family; --probe measures what this one gains",
+            )
+
+    def _look_at_vocabulary(self, notes: Notes, target: Target, model: ModelConfig | None) -> None:
+        """Whether two models mean the same by their token ids; where they do not, how many tokens they share."""
+        fetch = f"put the target's tokenizer.json into {self.directory}"
+        # A list, since that there is nothing to compare is an answer too.
+        found = notes.attempt("vocabulary", fetch, lambda: [overlap(target.directory, self.directory)])
+        if found is None:
+            return
+        shared = found[0]
+        if shared is None:
+            here = self.directory if (target.directory / "tokenizer.json").exists() else target.directory
+            notes.warn(
+                "vocabulary",
+                f"{here} has no tokenizer.json, so nobody knows whether both mean the same by their token ids",
+                f"put the model's tokenizer.json into {here}",
+            )
+        elif shared.whole:
+            notes.ok("vocabulary", f"all {shared.ours:,} tokens agree", target=shared.ours, draft=shared.theirs)
+        elif model is not None:
+            checked = notes.attempt("vocabulary", "", lambda: self.checked(target.directory, target.model))
+            if checked is not None and checked.between is not None:
+                _note_translation(notes, checked.between)
+
+
+def _note_translation(notes: Notes, made: Translation) -> None:
+    text = f"the draft model has another vocabulary, with {made.described}"
+    facts = {"target": made.tokens, "shared": len(made.token_ids)}
+    if made.share < SMALL_SHARE:
+        notes.warn(
+            "vocabulary", text, "--probe measures whether that is enough; a model of the family has all", **facts
+        )
+    else:
+        notes.ok("vocabulary", text, **facts)

@@ -1,0 +1,156 @@
+"""What the rest of the server asks of a kind of drafter. An entry of the registry is a class that says it.
+
+::
+
+    named, holds                          is it what --draft names: by a word, a prefix, what a directory holds
+    checked, look_at                      can it draft for the target; the same for people (foresay check)
+    shapes, numbers_per_token, weights    what memory it takes, before a weight is read
+    load, remark                          the drafter itself, and what to say of it now that it is there
+    looks, levels                         whether it costs next to nothing, else how deep it can go: for the budget
+    passes                                its models' passes
+
+An instance is one drafter that ``--draft`` names, found, but with nothing of it loaded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+from kvpaging import PagePool
+from server.engine.checks.report import Notes, Target
+from server.engine.loading import Loading
+from server.settings.config import EngineConfig
+from spec.budget.members import MODEL_LEVELS
+from spec.errors import ConfigurationError
+from spec.protocols import Drafter, Rows
+from spec.tree import TreeShape
+from verifier.model.config import ModelConfig
+from verifier.model.hub import resolve
+from verifier.paged_model import PagedModel
+
+#: An eager pass of a model.
+Pass = Callable[[list[Rows]], object]
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A kind of drafter that needs nothing of the target and no files; what others need, they say.
+
+    names: what its drafters are called, which is what ``--draft`` names them by. made: their class. looks: whether they
+    look something up or think for themselves, at next to no cost, instead of running a model. at_once: whether all
+    levels come from one pass. only_one: what it is, of which only one may draft; "" for any number. layered: whether it
+    reads layers that ``--draft-layers`` can name.
+
+    asked: the part of ``--draft`` that names it. place: the directory or hub id in that, "" if there is none.
+    """
+
+    names: ClassVar[tuple[str, ...]] = ()
+    made: ClassVar[type]
+    looks: ClassVar[bool] = False
+    at_once: ClassVar[bool] = False
+    only_one: ClassVar[str] = ""
+    layered: ClassVar[bool] = False
+
+    asked: str
+    place: str = ""
+
+    @classmethod
+    def named(cls, part: str) -> Self | None:
+        """The drafter of this kind that a part of ``--draft`` names by a word or prefix; None if it does not.
+
+        Raises ConfigurationError if what is there is not what was asked for, ModelNotFound if nothing is there.
+        """
+        return cls(part) if part in cls.names else None
+
+    @classmethod
+    def holds(cls, directory: Path) -> bool:
+        """Whether a directory, which ``--draft`` names without saying of what kind it is, holds one of this kind."""
+        return False
+
+    def setting(self, name: str, place: str) -> str:
+        """How ``--draft`` would name the drafter that is called ``name``. place: its own, for people."""
+        return f"{name}:{place}" if place else name
+
+    def configured(self, config: EngineConfig) -> Self:
+        """The same as the other settings want it."""
+        return self
+
+    def checked(self, target: Path, model: ModelConfig) -> Self:
+        """The same, with what is to be known of it beside this target before anything is loaded.
+
+        Raises one of Foresay's errors if it cannot draft for it.
+        """
+        return self
+
+    def look_at(self, notes: Notes, target: Target, name: str, shape: TreeShape | None) -> int | None:
+        """Note what there is to say of it beside the target; returns the longest text it was made for, if it says so.
+
+        name: for people. shape: of the tree that each step drafts, if it is known.
+        """
+        raise NotImplementedError
+
+    def shapes(self, target: ModelConfig) -> tuple[ModelConfig, ...]:
+        """The models that it runs: passes of theirs need a workspace."""
+        return ()
+
+    def numbers_per_token(self, target: ModelConfig) -> int:
+        """How many numbers its stores hold for each token of the KV cache."""
+        return 0
+
+    def weights(self, dtype: str, packed: bool) -> Mapping[str, int]:
+        """Bytes of its weights, by whose they are. packed: as on a CPU, see :class:`server.engine.memory.Demand`."""
+        return {}
+
+    def load(self, loading: Loading, target: PagedModel) -> Drafter:
+        """The drafter; this one is made of nothing."""
+        drafter: Drafter = self.made()
+        return drafter
+
+    def remark(self, drafter: Any, target: PagedModel, pool: PagePool, directory: Path) -> str:
+        """What to say behind the reason why the drafter drafts, now that it is loaded: what it does not know, or what
+        speaks against it; "" for nothing. directory: the target's.
+        """
+        return ""
+
+    @property
+    def warning(self) -> str:
+        """What to warn of at start-up; "" for nothing. Of one that was checked."""
+        return ""
+
+    @staticmethod
+    def levels(drafter: Any) -> int:
+        """How deep it can draft."""
+        return MODEL_LEVELS
+
+    @staticmethod
+    def passes(drafter: Any) -> list[Pass]:
+        """An eager pass of each of its models."""
+        return []
+
+
+@dataclass(frozen=True)
+class FromFiles(Entry):
+    """A kind of drafter that is loaded from a directory. files: patterns of what its hub repository may hold beside a
+    model's."""
+
+    files: ClassVar[tuple[str, ...]] = ()
+
+    directory: Path = Path()
+
+    @classmethod
+    def named(cls, part: str) -> Self | None:
+        """By its name, a colon and a place."""
+        word, colon, place = part.partition(":")
+        if word not in cls.names or not colon:
+            return None
+        if not place:
+            raise ConfigurationError(f"--draft {part}: a directory or hub id must stand behind the colon")
+        return cls.at(part, place)
+
+    @classmethod
+    def at(cls, part: str, place: str) -> Self:
+        """The one in a directory or hub repository, which is downloaded first. Raises ModelNotFound."""
+        return cls(part, place, resolve(place, extra=cls.files, flag="--draft"))

@@ -1,0 +1,123 @@
+"""What heads that read the target's hidden states have in common, as drafters that ``--draft`` names."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+from kvpaging import PagePool
+from server.engine.checks.origin import look_at_origin, made_for
+from server.engine.checks.report import Notes, Target
+from server.engine.drafters.entry import FromFiles
+from server.engine.loading import Loading
+from server.engine.memory import item_bytes
+from server.engine.outline import outline
+from server.engine.vocabulary import overlap
+from spec.errors import ConfigurationError, ForesayError
+from spec.protocols import Drafter
+from spec.tree import TreeShape
+from verifier.heads.files import HeadTensors
+from verifier.heads.kind import PATTERNS, Kind, kind_of
+from verifier.heads.medusa import BESIDE_MODEL
+from verifier.paged_model import PagedModel
+
+_FETCH = "fetch the head's files again from where it was published, or train it again"
+
+
+@dataclass(frozen=True)
+class Head(FromFiles):
+    """kind: of what is in the directory. trained: what ``foresay train`` calls it."""
+
+    files, only_one = PATTERNS, "head"
+    kind: ClassVar[Kind]
+    trained: ClassVar[str]
+
+    @classmethod
+    def named(cls, part: str) -> Self | None:
+        """By its prefix, if that is what the directory holds."""
+        head = super().named(part)
+        if head is not None and not cls.holds(head.directory):
+            found = kind_of(head.directory)
+            held = f"holds {found} heads" if found else "holds no head"
+            raise ConfigurationError(f"--draft {part}: {head.directory} {held}")
+        return head
+
+    @classmethod
+    def holds(cls, directory: Path) -> bool:
+        """By the head's own configuration and the names of its files and tensors."""
+        return kind_of(directory) == cls.kind
+
+    def weights(self, dtype: str, packed: bool) -> Mapping[str, int]:
+        """A head is small enough to be counted exactly; mapped files are not read for that."""
+        stored = HeadTensors.read(self.directory, prefix=BESIDE_MODEL).tensors.values()
+        return {"head": item_bytes(dtype) * sum(tensor.numel() for tensor in stored if tensor.is_floating_point())}
+
+    def load(self, loading: Loading, target: PagedModel) -> Drafter:
+        """With its weights."""
+        loading.say("reading the head's weights")
+        return self.drafter(target, loading.pool, loading.config.draft_growth == "dynamic")
+
+    def drafter(self, target: PagedModel, pool: PagePool, dynamic: bool) -> Drafter:
+        """The drafter, for this target. dynamic: how its trees grow, see :mod:`drafters.growth`."""
+        raise NotImplementedError
+
+    def remark(self, drafter: Any, target: PagedModel, pool: PagePool, directory: Path) -> str:
+        """What speaks against it."""
+        against = self.doubts(drafter, target, pool, directory)
+        return f", but {against}" if against else ""
+
+    def doubts(self, drafter: Any, target: PagedModel, pool: PagePool, directory: Path) -> str:
+        """The same in words, "" if nothing does. directory: the target's."""
+        raise NotImplementedError
+
+    def note(self, notes: Notes, target: Target, drafter: Any, name: str, shape: TreeShape | None) -> int | None:
+        """Note what it is; returns the longest text that it was trained on, where it says so. name: for people."""
+        raise NotImplementedError
+
+    def look_at(self, notes: Notes, target: Target, name: str, shape: TreeShape | None) -> int | None:
+        """Is it whole, does it fit, what does it read, which tokens can it draft?"""
+        files = notes.attempt("draft", _FETCH, lambda: HeadTensors.read(self.directory, prefix=BESIDE_MODEL))
+        if files is None:
+            return None
+        dtype = target.dtype.value
+        found = notes.attempt(
+            "draft",
+            self._another(target),
+            lambda: self.drafter(outline(target.model, dtype), PagePool(2, 1), dynamic=False),
+        )
+        if found is None:
+            return None
+        look_at_origin(notes, "draft", self.directory, target)
+        self._look_at_tokenizer(notes, target)
+        return self.note(notes, target, found, name, shape)
+
+    def _another(self, target: Target) -> str:
+        """Where a head that fits comes from."""
+        where = f" (this one says {origin})" if (origin := made_for(self.directory)) else ""
+        train = f"foresay train {self.trained} --target {shlex.quote(target.name)} --prompts FILE --out DIR"
+        return f"name a head that was made for {target.name}{where}, or make one: {train}"
+
+    def _look_at_tokenizer(self, notes: Notes, target: Target) -> None:
+        """A head uses the target's tokenizer; one that it brings along tells for which target it was made."""
+        try:
+            found = overlap(target.directory, self.directory)
+        except ForesayError:  # nobody needs it, so a broken one is nobody's trouble
+            return
+        if found is not None and not found.whole:
+            notes.warn(
+                "vocabulary",
+                f"a tokenizer of {found.theirs:,} tokens lies beside the head, and {found.same:,} of them agree with "
+                f"the target's {found.ours:,}",
+                self._another(target),
+                same=found.same,
+            )
+
+
+def note_vocabulary(notes: Notes, target: Target, drafts: int) -> None:
+    """Which of the target's tokens can be drafted; the others are only ever written by the target itself."""
+    vocab = target.model.vocab_size
+    which = "every one" if drafts == vocab else f"{drafts:,} ({drafts / vocab:.0%})"
+    notes.ok("vocabulary", f"drafts {which} of the target's {vocab:,} tokens", target=vocab, draft=drafts)

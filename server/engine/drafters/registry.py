@@ -1,0 +1,96 @@
+"""All kinds of drafters, and what ``--draft`` names of them.
+
+Adding one is a file in ``drafters``, an entry in this folder, and its name here and in :mod:`spec.names`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+
+from server.engine.drafters.custom import Custom
+from server.engine.drafters.draft_model import DraftModel
+from server.engine.drafters.eagle import Eagle
+from server.engine.drafters.entry import Entry, FromFiles
+from server.engine.drafters.lookups import Ngram, Suffix
+from server.engine.drafters.medusa import Medusa
+from server.settings.config import EngineConfig
+from server.settings.resolved import named_in
+from spec.errors import ConfigurationError
+from spec.names import NONE
+from spec.protocols import Drafter
+from spec.tree import MAX_NODES, TreeShape
+from verifier.model.hub import resolve
+
+#: In the order they are asked whether a directory is theirs, which is also that in which models draft. Whatever is
+#: nothing else is taken for a draft model.
+ENTRIES: tuple[type[Entry], ...] = (Medusa, Eagle, DraftModel, Ngram, Suffix, Custom)
+#: Those that ``--shadow`` and replays name, ready to draft.
+LOOKUPS: dict[str, Callable[[], Drafter]] = {
+    name: entry.made for entry in ENTRIES if entry.looks for name in entry.names
+}
+
+
+def find(part: str) -> Entry:
+    """The drafter that a part of ``--draft`` names. What is on the hub is downloaded.
+
+    Raises ConfigurationError if what is there is not what was asked for, ModelNotFound if nothing is there.
+    """
+    for entry in ENTRIES:
+        if (found := entry.named(part)) is not None:
+            return found
+    directory = resolve(part, flag="--draft")
+    kind = next((entry for entry in ENTRIES if issubclass(entry, FromFiles) and entry.holds(directory)), DraftModel)
+    # Of a hub repository only a model's files were fetched so far; others may be stored as others.
+    return kind.at(part, part)
+
+
+def settled(found: Sequence[Entry], config: EngineConfig, draft: str) -> list[Entry]:
+    """The drafters that a setting names, models first, as the other settings want them.
+
+    Raises ConfigurationError for two of which only one can draft, and for layers that none of them reads.
+    """
+    counts = Counter(one.only_one for one in found if one.only_one)
+    for what, count in counts.items():
+        if count > 1:
+            raise ConfigurationError(f"--draft {draft}: names two of one kind; one {what} can draft, not several")
+    if config.draft_layers is not None and not any(one.layered for one in found):
+        asked = next((one.asked for one in found if one.place), named_in(draft)[0])
+        raise ConfigurationError(f"--draft-layers {config.draft_layers}: is for EAGLE heads, but --draft is {asked}")
+    return sorted((one.configured(config) for one in found), key=_order)
+
+
+def _order(one: Entry) -> int:
+    return len(ENTRIES) if one.looks else ENTRIES.index(type(one))
+
+
+def drafts(config: EngineConfig, draft: str) -> list[Entry]:
+    """What ``--draft`` names, found. draft: names with commas between them. Raises what :func:`find` and
+    :func:`settled` raise."""
+    return settled([find(part) for part in named_in(draft) if part != NONE], config, draft)
+
+
+def entry_of(drafter: Drafter | None) -> type[Entry]:
+    """The kind of a drafter that is loaded; of one that nobody can ask for, what all have in common."""
+    return next((entry for entry in ENTRIES if isinstance(drafter, entry.made)), Entry)
+
+
+def at_once(names: Iterable[str]) -> bool:
+    """Whether any drafter of these names proposes all levels in one go."""
+    return not set(names).isdisjoint(name for entry in ENTRIES if entry.at_once for name in entry.names)
+
+
+def lookup(text: str, flag: str, tokens: int) -> tuple[Drafter, TreeShape]:
+    """The drafter that ``"ngram"`` or ``"suffix:6"`` names, and how far ahead it drafts; ``tokens`` if it does not say.
+
+    Raises ConfigurationError, naming ``flag``, for anything else.
+    """
+    name, colon, count = text.partition(":")
+    if name not in LOOKUPS:
+        known = " or ".join(LOOKUPS)
+        raise ConfigurationError(f'{flag} {text}: expected {known}, a drafter that needs no model (or "ngram:6")')
+    if colon and not (count.isdecimal() and 0 < int(count) < MAX_NODES):
+        raise ConfigurationError(
+            f"{flag} {text}: expected a number of tokens from 1 to {MAX_NODES - 1} behind the colon"
+        )
+    return LOOKUPS[name](), TreeShape.chain(int(count) if colon else tokens)

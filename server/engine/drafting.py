@@ -1,0 +1,106 @@
+"""From drafters to the budget that chooses among them.
+
+::
+
+    a model, a lookup, one of the user's own    each a member, with what it costs here (server/engine/calibrate.py)
+    Budget                                      chooses at every step, unless one drafter has one shape (--draft-tokens)
+    CombinedDrafter                             all of them as one
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from drafters.combined import CombinedDrafter
+from drafters.prediction import PredictionDrafter
+from drafters.routed import RoutedDrafter
+from kvpaging import PagePool
+from server.engine.calibrate import Rehearsal
+from server.engine.drafters.registry import entry_of
+from server.settings.config import EngineConfig
+from spec.budget import StepCost
+from spec.budget.budget import Budget
+from spec.budget.members import Member
+from spec.protocols import Drafter, Verifier
+from spec.request import EngineInfo
+from spec.scheduler import PREDICTED_LEVELS
+from spec.tree import TreeShape
+
+#: Tokens drafted ahead where a shape is fixed and nobody says how far.
+DEFAULT_TOKENS = 4
+
+
+def alone(drafters: Sequence[Drafter]) -> Drafter:
+    """Who drafts where only one can: a model before a lookup, of lookups the one that is named last (auto: suffix)."""
+    return next((drafter for drafter in drafters if not entry_of(drafter).looks), drafters[-1])
+
+
+def pinned(config: EngineConfig) -> TreeShape | None:
+    """The shape that the settings ask for in every step: a given tree or a chain; None if they leave it open."""
+    if config.draft_tree is not None:
+        return TreeShape.parse(config.draft_tree)
+    return None if config.draft_tokens is None else TreeShape.chain(config.draft_tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class Drafting:
+    """Who drafts, all as one, and who chooses: nobody where one drafter has one shape. shape: the largest. cost:
+    of a step, by its rows.
+
+    What a request predicts of its answer is drafted in any case.
+    """
+
+    drafter: Drafter
+    budget: Budget | None
+    shape: TreeShape
+    cost: StepCost
+
+    @classmethod
+    def of(
+        cls,
+        config: EngineConfig,
+        drafters: Sequence[Drafter],
+        info: EngineInfo,
+        verifier: Verifier,
+        pool: PagePool,
+        measure: Callable[[], StepCost],
+        captured: bool,
+        say: Callable[[str], None],
+    ) -> Drafting:
+        """Measures what steps cost, and what each drafter does if there is anything to choose.
+
+        measure: the cost of passes, by their rows. captured: whether steps are captured: their shape is fixed, so
+        nobody chooses.
+        """
+        shape = pinned(config)
+        if not drafters or (shape is not None and not shape.levels):
+            shape = TreeShape()
+        elif captured or (len(drafters) == 1 and shape is not None):
+            shape = shape or TreeShape.chain(DEFAULT_TOKENS)
+        else:
+            return cls._chosen(drafters, Rehearsal(info, verifier, pool), shape, say)
+        say("measuring the step cost")
+        cost = measure()
+        drafter = RoutedDrafter(PredictionDrafter(cost), drafters[0] if drafters else None, shape)
+        return cls(drafter, None, shape, cost)
+
+    @classmethod
+    def _chosen(
+        cls, drafters: Sequence[Drafter], rehearsal: Rehearsal, shape: TreeShape | None, say: Callable[[str], None]
+    ) -> Drafting:
+        say("measuring the step cost")
+        curve = rehearsal.curve()
+        say("measuring what drafting costs")
+        members = [_member(drafter, rehearsal) for drafter in drafters]
+        # First: of a token that several propose it is said that the request predicted it.
+        budget = Budget([Member.looking(PredictionDrafter(), PREDICTED_LEVELS), *members], curve, shape)
+        return cls(CombinedDrafter(budget), budget, budget.shape, budget.cost)
+
+
+def _member(drafter: Drafter, rehearsal: Rehearsal) -> Member:
+    entry = entry_of(drafter)
+    if entry.looks:
+        return Member.looking(drafter)
+    levels = entry.levels(drafter)
+    return Member.model(drafter, rehearsal.draft_cost(drafter, levels), levels)

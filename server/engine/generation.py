@@ -1,0 +1,239 @@
+"""Token ids in, token ids out: the layer below HTTP, so that another server can host it.
+
+:func:`generate` is the whole of it for one request. :class:`Generation` is the same for the several requests (choices)
+of one answer, with the finer control a text layer needs: batches per engine step, a timeout for pings, an early end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Protocol, Self
+
+from server.schemas.errors import EngineFailed, SlowReader
+from spec.errors import InvalidRequest
+from spec.request import Delta, Request
+
+if TYPE_CHECKING:
+    from server.text.choice import Piece
+
+MOST_PENDING_TOKENS = 8192
+
+
+def _failure(delta: Delta) -> Exception:
+    """Why a request ended with an error: by its own fault, or not."""
+    message = delta.error or "the engine gave up on this request"
+    return EngineFailed(message) if delta.error_param is None else InvalidRequest(delta.error_param, message)
+
+
+class Sink(Protocol):
+    """Where an engine puts what becomes of one request. Neither method may block."""
+
+    def put(self, delta: Delta) -> None:
+        """More tokens, or the end."""
+        ...
+
+    def fail(self, error: Exception) -> None:
+        """No delta will follow."""
+        ...
+
+
+class TokenEngine(Protocol):
+    """An engine seen from the event loop. No method waits; results come through the sink."""
+
+    def add(self, request: Request, sink: Sink) -> None:
+        """Begin a request; raises :class:`~server.schemas.errors.Unavailable` if the engine takes none now."""
+        ...
+
+    def cancel(self, id: str) -> None:
+        """Drop a request; its sink hears no more. Unknown ids are ignored."""
+        ...
+
+    def finish(self, id: str, at_token: int) -> None:
+        """End a request after its output token number ``at_token``; the last delta still comes."""
+        ...
+
+
+class Ledger(Protocol):
+    """Counts what becomes of one request."""
+
+    def kept(self, delta: Delta, piece: Piece) -> None:
+        """One step, and what of it is in the text."""
+        ...
+
+    def delivered(self, tokens: int) -> None:
+        """A chunk of so many tokens is handed on."""
+        ...
+
+
+class Mailbox:
+    """The deltas of one request that its reader has not taken yet; bounded by ``most`` tokens."""
+
+    def __init__(
+        self,
+        engine: TokenEngine,
+        request: Request,
+        wake: asyncio.Event,
+        most: int,
+        spend: Callable[[int], None],
+        ended: Callable[[], None],
+    ) -> None:
+        self.request = request
+        self.begun = self.finished = False
+        self.error: Exception | None = None
+        self._engine = engine
+        self._wake = wake
+        self._most = most
+        self._spend, self._ended = spend, ended
+        self._pending: list[Delta] = []
+        self._pending_tokens = 0
+
+    def put(self, delta: Delta) -> None:
+        """Keep a delta for the reader. One too far behind loses the request."""
+        if self.finished:
+            return
+        self.begun = True
+        self._spend(len(delta.tokens))
+        self._pending.append(delta)
+        self._pending_tokens += len(delta.tokens)
+        self._wake.set()
+        if delta.finish_reason == "error":
+            delta.finish_reason = None
+            self.fail(_failure(delta))
+        elif delta.finish_reason is not None:
+            self._end()
+        elif self._pending_tokens > self._most:
+            self._engine.cancel(self.request.id)
+            self.fail(SlowReader(f"the client left more than {self._most} tokens unread"))
+
+    def fail(self, error: Exception) -> None:
+        """End the request with an error, raised once what came before it has been taken."""
+        self.error = error
+        self._end()
+        self._wake.set()
+
+    def take(self) -> list[Delta]:
+        """What is waiting, in the order it came."""
+        taken, self._pending, self._pending_tokens = self._pending, [], 0
+        return taken
+
+    def abandon(self) -> None:
+        """Nobody will read on: free the engine of the request if it is still running."""
+        if not self.finished:
+            self._end()
+            self._engine.cancel(self.request.id)
+
+    def _end(self) -> None:
+        """The engine has no more to do for it."""
+        self.finished = True
+        self._ended()
+
+
+class Generation:
+    """The running requests of one answer. Leaving the context cancels what is still running.
+
+    spend: called with the number of tokens of each delta, when it comes. ledgers: of the requests, for whoever makes
+    text of the deltas; none if nobody counts. over: called when the engine has no more to do for any of them, though
+    the client may not have read all.
+
+    ``async with Generation(engine, requests) as generation: batch = await generation.next()``
+    """
+
+    def __init__(
+        self,
+        engine: TokenEngine,
+        requests: Sequence[Request],
+        most_pending: int = MOST_PENDING_TOKENS,
+        spend: Callable[[int], None] = lambda tokens: None,
+        ledgers: Sequence[Ledger] = (),
+        over: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._engine, self._over = engine, over
+        self._ledgers = ledgers
+        self._wake = asyncio.Event()
+        self._mailboxes = [
+            Mailbox(engine, request, self._wake, most_pending, spend, self._one_ended) for request in requests
+        ]
+
+    @property
+    def begun(self) -> bool:
+        """Whether any token has come."""
+        return any(mailbox.begun for mailbox in self._mailboxes)
+
+    async def __aenter__(self) -> Self:
+        try:
+            for mailbox in self._mailboxes:
+                if not mailbox.finished:
+                    self._engine.add(mailbox.request, mailbox)
+                await asyncio.sleep(0)  # each of many requests may carry a long prompt; others have their turn
+        except BaseException:
+            self._abandon()
+            raise
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._abandon()
+
+    async def next(self, timeout: float | None = None) -> list[tuple[int, Delta]]:
+        """The next deltas with the index of their request; empty if none came within ``timeout`` seconds.
+
+        Several of one request if the reader was slower than the engine: each is one step, with its own origin.
+
+        Raises what a request failed with: :class:`~spec.errors.InvalidRequest`,
+        :class:`~server.schemas.errors.ApiError`.
+        """
+        try:
+            async with asyncio.timeout(timeout):
+                await self._wake.wait()
+        except TimeoutError:
+            return []
+        self._wake.clear()
+        batch = [(index, delta) for index, mailbox in enumerate(self._mailboxes) for delta in mailbox.take()]
+        error = next((mailbox.error for mailbox in self._mailboxes if mailbox.error is not None), None)
+        if error is not None:
+            if not batch:
+                raise error
+            self._wake.set()  # first what came before the error, the error on the next call
+        return batch
+
+    def finish(self, index: int, at_token: int) -> None:
+        """The text of request ``index`` ends after its output token number ``at_token``."""
+        self._engine.finish(self._mailboxes[index].request.id, at_token)
+
+    def kept(self, index: int, delta: Delta, piece: Piece) -> None:
+        """Count what of a delta is in the text of request ``index``."""
+        if self._ledgers:
+            self._ledgers[index].kept(delta, piece)
+
+    def delivered(self, index: int, piece: Piece) -> None:
+        """Count a chunk of request ``index``."""
+        if self._ledgers:
+            self._ledgers[index].delivered(len(piece.token_ids))
+
+    def abort(self, error: Exception) -> None:
+        """End every running request with ``error``."""
+        for mailbox in self._mailboxes:
+            if not mailbox.finished:
+                mailbox.abandon()
+                mailbox.fail(error)
+
+    def _one_ended(self) -> None:
+        if all(mailbox.finished for mailbox in self._mailboxes):
+            self._over()
+
+    def _abandon(self) -> None:
+        for mailbox in self._mailboxes:
+            mailbox.abandon()
+
+
+async def generate(engine: TokenEngine, request: Request) -> AsyncIterator[Delta]:
+    """The deltas of one request, the last one with a ``finish_reason``. Closing the iterator cancels the request."""
+    async with Generation(engine, [request]) as generation:
+        while True:
+            for _, delta in await generation.next():
+                yield delta
+                if delta.finish_reason is not None:
+                    return

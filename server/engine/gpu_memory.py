@@ -1,0 +1,187 @@
+"""The memory plan on a GPU: what models and workspace leave of the engine's share is KV cache.
+
+::
+
+    total   |<------- --gpu-memory-utilization of it, or what is free if that is less ------->|
+            | target | draft model or head | workspace | graphs | KV cache: what is left      |
+"""
+
+from __future__ import annotations
+
+import bisect
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import msgspec
+
+from server.engine.device import Device
+from server.engine.drafters.entry import Entry
+from server.engine.drafting import DEFAULT_TOKENS, pinned
+from server.engine.memory import MOST_UTILIZATION, Demand, MemoryPlan, item_bytes, listed
+from server.settings.amounts import in_words
+from server.settings.config import EngineConfig
+from server.settings.unfit import Unfit
+from spec.scheduler import MAX_CHUNK
+from spec.tree import MAX_NODES, TreeShape
+from verifier.graphs.buckets import sizes, widths
+from verifier.model.config import ModelConfig
+from verifier.workspace import rope_bytes, workspace_bytes
+
+#: The engine's share of the memory unless the flag says otherwise.
+UTILIZATION = 0.9
+#: Kept for captured graphs beside their tensors: an allowance, nothing was measured yet.
+GRAPH_RESERVE = 1 << 29
+#: Unless sequences or flags ask for more, the KV cache holds no more tokens: its pages are kept count of on the host.
+_MOST_TOKENS = 1 << 22
+#: A shorter context is no remedy.
+_LEAST_CONTEXT = 512
+
+
+def plan_gpu(
+    config: EngineConfig, length: int, dtype: str, target: ModelConfig, drafters: Sequence[Entry], device: Device
+) -> MemoryPlan:
+    """As :func:`server.engine.memory.plan`. What does not fit is refused with the flags that would make it fit."""
+    case = _Case(config, length, dtype, target, tuple(drafters), device)
+    room = case.room
+    if room.tokens < case.least:
+        raise Unfit(_fault(case, room), _remedy(list(_remedies(case, room))))
+    demand = room.demand
+    tokens = config.kv_tokens or min(room.tokens, max(config.max_seqs * length, _MOST_TOKENS))
+    return MemoryPlan(demand.weights, tokens, demand.pages(tokens), demand.kv_bytes(tokens), device.total, room.beside)
+
+
+@dataclass(frozen=True, slots=True)
+class _Room:
+    """What the models leave: tokens, of text that the KV cache has room for (below 0 if there is none).
+
+    beside: bytes besides weights and KV cache, by name.
+    """
+
+    demand: Demand
+    beside: dict[str, int]
+    tokens: int
+
+    def needed(self, tokens: int) -> int:
+        """Bytes in all, with a KV cache of so many tokens."""
+        return sum(self.demand.weights.values()) + sum(self.beside.values()) + self.demand.kv_bytes(tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class _Case:
+    """One way to set the engine up on one device, as :func:`plan_gpu` takes it."""
+
+    config: EngineConfig
+    length: int
+    dtype: str
+    target: ModelConfig
+    drafters: tuple[Entry, ...]
+    device: Device
+
+    @property
+    def utilization(self) -> float:
+        """The engine's share of the device's memory."""
+        return UTILIZATION if self.config.gpu_memory_utilization is None else self.config.gpu_memory_utilization
+
+    @property
+    def budget(self) -> int:
+        """Bytes that the engine may hold."""
+        share, free = int(self.utilization * self.device.total), self.device.free
+        return share if free is None else min(share, free)
+
+    @property
+    def least(self) -> int:
+        """Tokens that the KV cache must have room for."""
+        return max(self.length, self.config.kv_tokens or 0)
+
+    @property
+    def room(self) -> _Room:
+        """What fits behind the models."""
+        demand = Demand.of(self.config, self.dtype, self.target, self.drafters, packed=False)
+        beside = self._beside()
+        left = self.budget - sum(demand.weights.values()) - sum(beside.values())
+        return _Room(demand, beside, demand.tokens(left))
+
+    @property
+    def fits(self) -> bool:
+        """Whether there is room for what must be."""
+        return self.room.tokens >= self.least
+
+    def _beside(self) -> dict[str, int]:
+        """Workspace and reserve. Models take turns, so the largest pass counts; their rotary tables stay."""
+        shapes = [self.target, *(shape for drafter in self.drafters for shape in drafter.shapes(self.target))]
+        positions, trees = self.length + MAX_NODES, self.config.max_seqs * MAX_NODES
+        passes = [
+            workspace_bytes(shape, item_bytes(self.dtype), positions, MAX_CHUNK + trees, trees) for shape in shapes
+        ]
+        workspace = max(passes) + sum(rope_bytes(shape, item_bytes(self.dtype), positions) for shape in shapes)
+        return {"workspace": workspace} | ({"graphs": self._graphs(shapes)} if self.config.graphs else {})
+
+    def _graphs(self, shapes: Sequence[ModelConfig]) -> int:
+        """The tensors that captured steps keep to themselves: a workspace of the largest, logits where one is cut."""
+        nodes = (pinned(self.config) or TreeShape.chain(DEFAULT_TOKENS)).nodes
+        rows = nodes * max(sizes(self.config.max_seqs))
+        positions, item = self.length + MAX_NODES, item_bytes(self.dtype)
+        cut = len(widths(positions, self.config.page_size)) * (nodes + 1) * self.target.vocab_size * 4
+        return GRAPH_RESERVE + cut + max(workspace_bytes(shape, item, positions, rows, rows) for shape in shapes)
+
+    def changed(self, **settings: object) -> _Case:
+        """The same with other settings."""
+        return replace(self, config=msgspec.structs.replace(self.config, **settings))
+
+    def cut(self, length: int) -> _Case:
+        """The same for texts of at most ``length`` tokens, the KV cache no larger than it has to be."""
+        shorter = replace(self, length=length)
+        return shorter.changed(kv_tokens=None)
+
+
+def _fault(case: _Case, room: _Room) -> str:
+    """What would be needed, and what there is."""
+    needed = room.needed(case.least)
+    parts = {**room.demand.weights, **room.beside}
+    parts[f"KV cache of {case.least:,} tokens"] = room.demand.kv_bytes(case.least)
+    total, share = in_words(case.device.total), f"--gpu-memory-utilization {case.utilization:g}"
+    limit = f"{share} of its {total} is {in_words(case.budget)}"
+    if case.device.free is not None and case.budget == case.device.free:
+        limit = f"only {in_words(case.budget)} of its {total} are free"
+    return f"the engine would take {in_words(needed)} of {case.device} ({listed(parts)}), but {limit}"
+
+
+def _remedy(fitting: list[str]) -> str:
+    """fitting: flags, each of which is enough."""
+    if not fitting:
+        return "name a smaller model"
+    if len(fitting) == 1:
+        return f"{fitting[0]} fits"
+    return "any one of these fits: " + "; ".join(fitting)
+
+
+def _remedies(case: _Case, room: _Room) -> Iterator[str]:
+    """Flags that would make it fit; each was put into the plan and fits."""
+    if room.tokens >= case.length:
+        yield f"--kv-tokens {room.tokens}"
+    elif shorter := _shorter(case):
+        yield shorter
+    enough = math.ceil(100 * room.needed(case.least) / case.device.total) / 100
+    if enough <= MOST_UTILIZATION and case.changed(gpu_memory_utilization=enough).fits:
+        yield f"--gpu-memory-utilization {enough:g}"
+    if case.dtype == "float32":
+        half = replace(case, dtype="bfloat16" if case.device.has_bf16 else "float16")
+        if half.fits:
+            yield f"--dtype {half.dtype}"
+        elif shorter := _shorter(half):
+            yield f"--dtype {half.dtype} {shorter}"
+    if case.config.graphs and case.changed(graphs=False).fits:
+        yield "--no-graphs"
+    if case.drafters and replace(case, drafters=()).fits:
+        yield "--draft none"
+
+
+def _shorter(case: _Case) -> str | None:
+    """The flags for the longest texts that there is room for; None if even short ones do not fit."""
+    lengths = range(_LEAST_CONTEXT, case.length)
+    fitting = bisect.bisect_left(lengths, True, key=lambda length: not case.cut(length).fits)
+    if not fitting:
+        return None
+    length = lengths[fitting - 1]
+    return f"--max-model-len {length}" + ("" if case.config.kv_tokens is None else f" --kv-tokens {length}")

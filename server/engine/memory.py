@@ -1,0 +1,198 @@
+"""How much memory an engine will hold, and whether the device has it; known before a weight is read.
+
+::
+
+    weights     target, draft model or head, in the engine's dtype; on a CPU in fp32, matrices in their files' 16 bits;
+                quantised ones there in theirs, on a GPU in the engine's dtype
+    workspace   on a GPU: rotary tables and the tensors of a pass; and a reserve for its graphs
+    KV cache    pages * page_size tokens, each as many numbers as all models together keep of it
+
+On a CPU the KV cache takes a share of what other programs use too. On a GPU it takes all that
+``--gpu-memory-utilization`` leaves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from server.engine.device import Device
+from server.engine.drafters.entry import Entry
+from server.engine.parameters import matrices, numbers_per_token, parameters, stored_parameters
+from server.settings.amounts import in_words
+from server.settings.config import EngineConfig
+from server.settings.unfit import Unfit
+from spec.request import Footprint
+from spec.shape import MAX_NODES
+from verifier.model.config import ModelConfig
+from verifier.model.quantization import HEAD
+
+#: Share of the machine's memory that the KV cache takes when no size is given, and the most that all may take then.
+_KV_SHARE = 0.25
+_ALL_SHARE = 0.95
+#: The most of a GPU that is proposed, and that several engines hold together.
+MOST_UTILIZATION = 0.98
+#: The start-up probe of exactness reads two texts at once, and needs so many tokens.
+_PROBE_TOKENS = 256
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryPlan:
+    """What an engine will hold, in bytes.
+
+    weights: by whose they are. beside: what else there is besides the KV cache, by name. tokens: of text that the KV
+    cache holds. pages: of the pool, room for drafts and padding among them. kv_bytes: of all pages. machine: what there
+    is at all.
+    """
+
+    weights: Mapping[str, int]
+    tokens: int
+    pages: int
+    kv_bytes: int
+    machine: int
+    beside: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def total(self) -> int:
+        """Weights, KV cache and all."""
+        return sum(self.weights.values()) + sum(self.beside.values()) + self.kv_bytes
+
+    @property
+    def described(self) -> str:
+        """Its parts, in words."""
+        parts = listed({**self.weights, **self.beside})
+        return f"{parts}, KV cache of {self.tokens:,} tokens {in_words(self.kv_bytes)}"
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """What the models ask for, whatever the KV cache's size.
+
+    weights: bytes by whose they are. per_token: bytes that all models together keep of a token. scratch: tokens of room
+    for drafts. page_size: tokens of a page. dtype: of weights and KV cache.
+    """
+
+    weights: Mapping[str, int]
+    per_token: int
+    scratch: int
+    page_size: int
+    dtype: str
+
+    @classmethod
+    def of(
+        cls, config: EngineConfig, dtype: str, target: ModelConfig, drafters: Sequence[Entry], packed: bool = True
+    ) -> Demand:
+        """packed: as on a CPU, where an output head tied to the embedding stands beside it.
+
+        Raises a loader's error for a drafter that cannot be read.
+        """
+        numbers = numbers_per_token(target) + sum(drafter.numbers_per_token(target) for drafter in drafters)
+        scratch = config.max_seqs * (MAX_NODES + config.page_size)
+        weights = {"target": model_bytes(target, dtype, packed)}
+        for drafter in drafters:
+            weights.update(drafter.weights(dtype, packed))
+        return cls(weights, numbers * item_bytes(dtype), scratch, config.page_size, dtype)
+
+    def pages(self, tokens: int) -> int:
+        """The pages of a pool that holds so many tokens of text."""
+        return 1 + -(-(max(tokens, _PROBE_TOKENS) + self.scratch) // self.page_size)
+
+    def kv_bytes(self, tokens: int) -> int:
+        """What the KV cache takes for so many tokens of text."""
+        return self.pages(tokens) * self.page_size * self.per_token
+
+    def tokens(self, count: int) -> int:
+        """The most tokens of text whose KV cache takes at most ``count`` bytes; below 0 if not even the rest fits."""
+        return (count // (self.page_size * self.per_token) - 1) * self.page_size - self.scratch
+
+
+def plan_cpu(config: EngineConfig, length: int, demand: Demand, device: Device) -> MemoryPlan:
+    """All sequences at full length, within a share of the memory."""
+    weights, machine, beside = demand.weights, device.total, sum(demand.weights.values())
+    if beside > machine:
+        raise Unfit(
+            _too_much("the weights alone", beside, weights, machine), _smaller_weights(demand.dtype, config.quantize)
+        )
+    affordable = int(min(machine * _KV_SHARE, machine * _ALL_SHARE - beside) / demand.per_token)
+    tokens = config.kv_tokens or min(config.max_seqs * length, max(affordable, 0))
+    if tokens < length:
+        raise Unfit(f"the KV cache holds {tokens} tokens, fewer than max_model_len ({length})", "lower --max-model-len")
+    kv_bytes = demand.kv_bytes(tokens)
+    if beside + kv_bytes > machine:
+        taken = {**weights, f"KV cache of {tokens:,} tokens": kv_bytes}
+        raise Unfit(_too_much("the engine", beside + kv_bytes, taken, machine), _smaller_cache(affordable, length))
+    return MemoryPlan(weights, tokens, demand.pages(tokens), kv_bytes, machine)
+
+
+class NoRoom(Unfit):
+    """An engine fits the device, but not beside those that are there."""
+
+    def __init__(self, fault: str, remedy: str, footprint: Footprint) -> None:
+        super().__init__(fault, remedy)
+        self.footprint = footprint
+
+
+def footprint(memory: MemoryPlan, device: Device) -> Footprint:
+    """What the plan holds of the device, as several engines on it are reckoned with."""
+    share = MOST_UTILIZATION if device.is_gpu else _ALL_SHARE
+    return Footprint(memory.total, int(share * device.total), device.name)
+
+
+def check_beside(own: Footprint, beside: int) -> None:
+    """Raise :class:`NoRoom` if an engine does not fit beside others that hold so many bytes of its device."""
+    if own.held + beside > own.capacity:
+        fault = f"the engine would take {in_words(own.held)} beside the {in_words(beside)} of others"
+        raise NoRoom(fault, f"all together may hold {in_words(own.capacity)} of {own.device}", own)
+
+
+def kept_in_16_bits(model: ModelConfig, dtype: str) -> bool:
+    """Whether a CPU that computes in fp32 keeps the matrices in 16 bits, by what config.json says of them."""
+    return dtype == "float32" and model.dtype in ("bfloat16", "float16")
+
+
+def packed_bytes(model: ModelConfig, dtype: str) -> int:
+    """What the weights take on a CPU, output head and embedding beside each other."""
+    embedding, item = model.vocab_size * model.hidden_size, 2 if kept_in_16_bits(model, dtype) else item_bytes(dtype)
+    if model.quantization is None:
+        return item * (parameters(model) - embedding) + item_bytes(dtype) * embedding
+    return sum(_matrix_bytes(model, *each, item) for each in matrices(model)) + item_bytes(dtype) * embedding
+
+
+def _matrix_bytes(model: ModelConfig, module: str, inner: int, outer: int, item: int) -> int:
+    """item: bytes of a number that is a float."""
+    quantization = model.quantization
+    tied = module == HEAD and model.tie_word_embeddings  # then it is quantised only if it is made of the embedding
+    if quantization is None or (tied and not quantization.with_head):
+        return item * inner * outer
+    scheme = quantization.scheme(module, inner)
+    return item * inner * outer if scheme is None else scheme.nbytes(outer, inner)
+
+
+def model_bytes(model: ModelConfig, dtype: str, packed: bool) -> int:
+    """What a model's weights take. packed: see :meth:`Demand.of`."""
+    return packed_bytes(model, dtype) if packed else item_bytes(dtype) * stored_parameters(model)
+
+
+def item_bytes(dtype: str) -> int:
+    """Bytes of one number."""
+    return 4 if dtype == "float32" else 2
+
+
+def listed(parts: Mapping[str, int]) -> str:
+    """Parts and their bytes, for people."""
+    return ", ".join(f"{name} {in_words(count)}" for name, count in parts.items())
+
+
+def _too_much(what: str, total: int, parts: Mapping[str, int], machine: int) -> str:
+    return f"{what} would take {in_words(total)} ({listed(parts)}), but this machine has {in_words(machine)}"
+
+
+def _smaller_weights(dtype: str, quantize: str | None) -> str:
+    halved = "load them with --dtype bfloat16, " if dtype == "float32" else ""
+    smaller = "" if quantize == "int4" else "make them smaller with --quantize int4, "
+    return f"{halved}{smaller}or name a smaller model" if halved or smaller else "name a smaller model"
+
+
+def _smaller_cache(affordable: int, length: int) -> str:
+    """affordable: tokens that fit, room for drafts aside."""
+    return f"--kv-tokens {affordable} fits" if affordable >= length else "lower --max-model-len and --kv-tokens"

@@ -1,1 +1,0 @@
-"""Requests of other APIs, put into the words of a chat request, and errors put back into theirs."""

@@ -1,0 +1,94 @@
+"""The engine process as the operating system sees it: how it is started, whether it computes, how it ends."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from types import TracebackType
+from typing import NamedTuple, Self
+
+STOP_SECONDS = 5.0
+#: What goes on until an engine process has read its first frame.
+STARTING = "starting the engine process"
+
+
+class Spawned(NamedTuple):
+    """An engine process that waits for its first frame, and the server's end of the socket pair."""
+
+    process: subprocess.Popen[bytes]
+    connection: socket.socket
+
+
+def spawn() -> Spawned:
+    """Start the engine process on its end of a socket pair, running the same code as this one.
+
+    It dies with the thread that calls this (see :func:`server.host.process.main`): the event loop's.
+    """
+    ours, theirs = socket.socketpair()
+    try:
+        return Spawned(_started(theirs), ours)
+    except BaseException:
+        ours.close()
+        raise
+
+
+class Ahead:
+    """Starts the first engine process before anybody has a word for it: it imports what engines are made of while the
+    server does the same. Called as :func:`spawn` is, which it is from the second time on."""
+
+    def __init__(self) -> None:
+        self._first: Spawned | None = None
+        with contextlib.suppress(OSError):  # then it will be tried again, and told
+            self._first = spawn()
+
+    def __call__(self) -> Spawned:
+        """An engine process; whoever asks has to see to its end."""
+        spawned, self._first = self._first or spawn(), None
+        return spawned
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._first is not None:  # nobody asked
+            self._first.connection.close()
+            self._first.process.kill()
+            self._first.process.wait()
+
+
+def _started(theirs: socket.socket) -> subprocess.Popen[bytes]:
+    root = str(Path(__file__).resolve().parents[2])
+    path = os.pathsep.join(part for part in (root, os.environ.get("PYTHONPATH", "")) if part)
+    with theirs:
+        return subprocess.Popen(
+            # -P: a server.py or torch.py where the user happens to be is none of ours.
+            [sys.executable, "-P", "-m", "server.host.process", str(theirs.fileno()), str(os.getpid())],
+            pass_fds=[theirs.fileno()],
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,  # Ctrl-C is for the server, which drains first
+            env={name: value for name, value in os.environ.items() if name != "FORESAY_API_KEY"} | {"PYTHONPATH": path},
+        )
+
+
+def cpu_ticks(process_id: int) -> int:
+    """CPU time that all threads of a process have used, in the kernel's ticks (10 ms); 0 if it is gone."""
+    try:
+        fields = Path(f"/proc/{process_id}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return 0
+    return int(fields[11]) + int(fields[12])
+
+
+def reap(process: subprocess.Popen[bytes]) -> int:
+    """Wait for the process; one that lingers without its socket is killed."""
+    try:
+        return process.wait(STOP_SECONDS)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        return process.wait()

@@ -1,0 +1,329 @@
+"""The server's end of the engine process: starts it, talks to it, and starts it again when it dies.
+
+::
+
+    loading --Ready--> ready --socket closed, or hung--> down --back-off--> loading ...
+       └--Failed before the first Ready--> failed (for good: the settings are wrong)
+
+    unload() leads from each of them to unloaded, start() back to loading.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import subprocess
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, NoReturn
+
+from server.engine.generation import Sink
+from server.engine.status import Cause, EngineStatus, unavailable
+from server.host import frames
+from server.host.channel import Channel
+from server.host.child import STARTING, Spawned, cpu_ticks, reap, spawn
+from server.host.watchdog import Watchdog
+from server.schemas.errors import EngineFailed
+from server.settings.config import ServeConfig
+from spec.errors import ConfigurationError, ContextLengthExceeded, ForesayError, InvalidRequest
+from spec.request import Delta, EngineInfo, Footprint, Request
+from spec.trace import ShadowReport, StepTrace
+
+FIRST_BACKOFF = 0.5
+LONGEST_BACKOFF = 30.0
+#: An engine that lived this long starts with the shortest back-off again.
+HEALTHY_SECONDS = 60.0
+log = logging.getLogger("foresay.server")
+#: How long an engine whose socket is closed may take to end before those who wait are told, and how often to look.
+DYING_SECONDS, DYING_LOOKS = 1.0, 50
+
+
+class Ended(NamedTuple):
+    """Why an engine process is no more: for people, and in one word."""
+
+    reason: str
+    cause: Cause
+
+
+class EngineClient:
+    """A :class:`~server.engine.generation.TokenEngine` that runs in a process of its own.
+
+    observe, observe_shadow, observe_status: told of every step of the engine, of what its shadow drafter would have
+    done, and of every change of its status; must not block. spawn: starts a process.
+    """
+
+    def __init__(self, config: ServeConfig, spawn: Callable[[], Spawned] = spawn) -> None:
+        self.status = EngineStatus("unloaded")
+        self.info: EngineInfo | None = None  # of the engine that was ready last
+        self.footprint: Footprint | None = None  # of the engine that was planned last
+        self.observe: Callable[[StepTrace], None] | None = None
+        self.observe_shadow: Callable[[ShadowReport], None] | None = None
+        self.observe_status: list[Callable[[EngineStatus], None]] = []
+        self.process_id: int | None = None
+        self._config = config
+        self._spawn = spawn
+        self._sinks: dict[str, Sink] = {}
+        self._inspections: list[asyncio.Future[frames.Inspected]] = []
+        self._channel: Channel | None = None
+        self._supervisor: asyncio.Task[None] | None = None
+        self._over: asyncio.Future[NoReturn] | None = None
+        self._changed = asyncio.Event()
+        self._failure: frames.Failed | None = None
+        self._beside: dict[str, int] = {}
+        self._was_ready = False  # since it was started
+        self._broken = False  # nobody watches over the engine
+
+    # -- life ----------------------------------------------------------------------------------------------------
+
+    async def start(self, beside: Mapping[str, int] | None = None) -> None:
+        """Start the engine process; returns at once, ``status`` and :meth:`until_ready` tell how it goes.
+
+        beside: bytes that other engines hold, by device; if there is no room beside them it fails.
+        """
+        self._beside, self._was_ready, self._broken = dict(beside or {}), False, False
+        if self._over is None:
+            self._over = asyncio.get_running_loop().create_future()
+        # Before the task has its first turn: nobody may take what was left for what is coming.
+        self._set(EngineStatus("loading", STARTING, starts=self.status.starts))
+        self._supervisor = asyncio.create_task(self._supervise())
+        self._supervisor.add_done_callback(self._supervision_ended)
+
+    async def stop(self) -> None:
+        """End the engine process; requests still running fail."""
+        if self._supervisor is not None:
+            self._supervisor.cancel()
+            await asyncio.gather(self._supervisor, return_exceptions=True)
+            self._supervisor = None
+
+    async def unload(self, why: str = "") -> None:
+        """End the engine process, which frees all it holds, until it is started again. why: if something went wrong."""
+        await self.stop()
+        self._set(EngineStatus("unloaded", why, starts=self.status.starts))
+
+    @property
+    def lacks_room(self) -> bool:
+        """Whether it failed for nothing but others that were there."""
+        return self._failure is not None and self._failure.footprint is not None
+
+    async def until_ready(self, starts: int | None = None) -> EngineInfo:
+        """Wait for the engine; :class:`ForesayError` if it will never come (:class:`ConfigurationError` if settings are
+        wrong), or if so many engine processes ended without having been ready."""
+        last = None if starts is None else self.status.starts + starts
+        while True:
+            if self.status.state == "ready" and self.info is not None:
+                return self.info
+            lost = self.status.cause is not None and last is not None and self.status.starts >= last
+            if self.status.state == "failed" or lost:
+                raise self._given_up()
+            self._changed.clear()
+            await self._changed.wait()
+
+    async def until_ended(self) -> NoReturn:
+        """Wait for the end of the supervision, and raise why: that there will be no engine, or what should not have
+        happened. An engine that was ready once and cannot be loaded again is no end."""
+        assert self._over is not None, "it was started"
+        await asyncio.shield(self._over)
+        raise AssertionError("it only ever ends with an error")
+
+    def _supervision_ended(self, supervisor: asyncio.Task[None]) -> None:
+        assert self._over is not None, "it was started"
+        if supervisor.cancelled():
+            return
+        error = supervisor.exception()
+        if error is not None:
+            self._broken = True
+            log.critical("nobody watches over the engine any more", exc_info=error)
+            message = f"the supervision of the engine ended ({type(error).__name__}: {error})"
+            self._set(EngineStatus("failed", message, starts=self.status.starts))
+        if (self._broken or self.info is None) and not self._over.done():
+            self._over.set_exception(self._given_up())
+            self._over.exception()  # there may be nobody who waits for it
+
+    def _given_up(self) -> ForesayError:
+        """Why there is no engine."""
+        usage = not self._broken and self._failure is not None and self._failure.usage
+        return (ConfigurationError if usage else ForesayError)(self.status.message)
+
+    # -- TokenEngine ---------------------------------------------------------------------------------------------
+
+    def add(self, request: Request, sink: Sink) -> None:
+        """Begin a request; its results go to ``sink``."""
+        channel = self._ready_channel()
+        self._sinks[request.id] = sink
+        channel.send(frames.Add(request))
+
+    def cancel(self, id: str) -> None:
+        """Drop a request and free what it holds; its sink hears no more."""
+        if self._sinks.pop(id, None) is not None and self._channel is not None:
+            self._channel.send(frames.Cancel(id))
+
+    def finish(self, id: str, at_token: int) -> None:
+        """End a request after its output token number ``at_token``; the last delta still comes."""
+        if self._channel is not None:  # perhaps the last delta came already: then it is for who observes the engine
+            self._channel.send(frames.Finish(id, at_token))
+
+    def keep_warm(self, tokens: list[int], salt: str) -> None:
+        """Let the KV of this text be the last to make room; no harm done if it is not there."""
+        if self._channel is not None and self.status.state == "ready":
+            self._channel.send(frames.KeepWarm(tokens, salt))
+
+    async def inspect(self) -> frames.Inspected:
+        """Have the engine check its page ledger between two steps."""
+        channel = self._ready_channel()
+        answer: asyncio.Future[frames.Inspected] = asyncio.get_running_loop().create_future()
+        self._inspections.append(answer)
+        channel.send(frames.Inspect())
+        return await answer
+
+    def _ready_channel(self) -> Channel:
+        if self._channel is None or self.status.state != "ready":
+            raise unavailable(self.status)
+        return self._channel
+
+    # -- the process ---------------------------------------------------------------------------------------------
+
+    async def _supervise(self) -> None:
+        backoff = FIRST_BACKOFF
+        while True:
+            began = time.monotonic()
+            reason, cause = await self._run_guarded()
+            if self._failure is not None and self._failure.building and not self._was_ready:
+                self._set(EngineStatus("failed", reason, starts=self.status.starts))
+                return
+            if time.monotonic() - began > HEALTHY_SECONDS:
+                backoff = FIRST_BACKOFF
+            log.error("%s; starting it again in %.1f s", reason, backoff)
+            message = f"{reason}; it is being started again"
+            self._set(EngineStatus("down", message, starts=self.status.starts, cause=cause))
+            await asyncio.sleep(backoff)
+            backoff = min(2 * backoff, LONGEST_BACKOFF)
+
+    async def _run_guarded(self) -> Ended:
+        """As :meth:`_run_once`, but an error of ours or of the system's is one more reason."""
+        try:
+            return await self._run_once()
+        except Exception as error:
+            if not isinstance(error, OSError):  # a bug: its place is wanted
+                log.exception("the engine process was lost")
+            return Ended(f"the engine process could not be started ({error})", "not_started")
+
+    async def _run_once(self) -> Ended:
+        """Run one engine process to its end, and fail what ran in it."""
+        self._failure = None
+        self._set(EngineStatus("loading", STARTING, starts=self.status.starts + 1))
+        process, ours = self._spawn()
+        self.process_id = process.pid
+        ended = Ended("the engine process was stopped", "died")
+        try:
+            loop = asyncio.get_running_loop()
+            _, self._channel = await loop.create_unix_connection(lambda: Channel(self._received), sock=ours)
+            self._channel.send(frames.Start(self._config, self._beside))
+            ended = await self._until_over(process, self._channel)
+        finally:
+            self._fail_running(ended.reason)
+            await self._end(process)
+        return ended
+
+    async def _until_over(self, process: subprocess.Popen[bytes], channel: Channel) -> Ended:
+        """Wait until the process is gone or hangs; then nobody waits any longer for it."""
+        watching = asyncio.create_task(self._until_hung(process.pid, channel))
+        try:
+            either: set[asyncio.Future[Any]] = {channel.closed, watching}
+            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+            hung = watching.result() if watching.done() else None
+        finally:
+            watching.cancel()
+        self._set(EngineStatus("down", hung or "the engine process died", starts=self.status.starts))
+        if hung is None:
+            return Ended(self._cause(await self._buried(process)), "died")
+        process.kill()
+        self._fail_running(hung)
+        return Ended(hung, "hung")
+
+    async def _buried(self, process: subprocess.Popen[bytes]) -> int:
+        """The exit status, which is there at once as a rule; if it is long in dying, those who wait are told before."""
+        for _ in range(DYING_LOOKS):
+            if (status := process.poll()) is not None:
+                return status
+            await asyncio.sleep(DYING_SECONDS / DYING_LOOKS)
+        self._fail_running("the engine process is about to end")
+        return await asyncio.to_thread(reap, process)
+
+    async def _until_hung(self, process_id: int, channel: Channel) -> str:
+        """Watch the process; returns what is wrong with it."""
+        watchdog = Watchdog(self._config.engine_timeout)
+        while True:
+            await asyncio.sleep(watchdog.interval)
+            loading = self.status.state == "loading"
+            wrong = watchdog.look(channel.heard(), cpu_ticks(process_id), loading)
+            if wrong is not None:
+                return wrong
+            if not loading:
+                channel.send(frames.Ping())
+
+    def _cause(self, status: int) -> str:
+        """Why the process ended: in its own words, or by its exit status."""
+        if self._failure is not None:
+            return self._failure.message
+        how = f"signal {-status}" if status < 0 else f"exit status {status}"
+        return f"the engine process died ({how})"
+
+    async def _end(self, process: subprocess.Popen[bytes]) -> None:
+        """Make sure the process is gone, politely if it is idle or stepping."""
+        channel, self._channel, self.process_id = self._channel, None, None
+        if channel is not None:
+            channel.send(frames.Stop())
+            channel.close()
+        if self.status.state != "ready":
+            process.kill()  # it would only look at its socket when loading is done
+        await asyncio.shield(asyncio.to_thread(reap, process))
+
+    def _received(self, frame: frames.DownFrame) -> None:
+        match frame:
+            case frames.Deltas(deltas, trace):
+                if trace is not None and self.observe is not None:
+                    self.observe(trace)
+                for delta in deltas:
+                    self._deliver(delta)
+            case frames.Loading(phase, share):
+                self._set(EngineStatus("loading", phase, share, starts=self.status.starts))
+            case frames.Ready(info):
+                self.info, self.footprint, self._was_ready = info, info.footprint, True
+                self._set(EngineStatus("ready", starts=self.status.starts))
+            case frames.Failed():
+                self._failure, self.footprint = frame, frame.footprint or self.footprint
+            case frames.Rejected(id, param, message, code):
+                self._reject(id, param, message, code)
+            case frames.Shadowed(report):
+                if self.observe_shadow is not None:
+                    self.observe_shadow(report)
+            case frames.Inspected():
+                self._inspections.pop(0).set_result(frame)
+
+    def _deliver(self, delta: Delta) -> None:
+        sink = self._sinks.get(delta.id)
+        if sink is None:
+            return  # cancelled while this delta was under way
+        if delta.finish_reason is not None:
+            del self._sinks[delta.id]
+        sink.put(delta)
+
+    def _reject(self, id: str, param: str, message: str, code: str | None) -> None:
+        sink = self._sinks.pop(id, None)
+        if sink is not None:
+            kind = ContextLengthExceeded if code == ContextLengthExceeded.code else InvalidRequest
+            sink.fail(kind(param, message))
+
+    def _fail_running(self, reason: str) -> None:
+        sinks, self._sinks = self._sinks, {}
+        for sink in sinks.values():
+            sink.fail(EngineFailed(f"{reason}; this request was lost, please send it again"))
+        inspections, self._inspections = self._inspections, []
+        for answer in inspections:
+            answer.cancel()
+
+    def _set(self, status: EngineStatus) -> None:
+        self.status = status
+        for observe in self.observe_status:
+            observe(status)
+        self._changed.set()

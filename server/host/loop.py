@@ -1,0 +1,101 @@
+"""Between two steps of an engine: frames are read, and what the step emitted is sent."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from typing import TYPE_CHECKING
+
+from server.host import frames
+from server.host.link import Link
+from server.text.grammars.compiler import GrammarCompiler
+from server.text.grammars.pending import Pending
+from spec.engine import Engine
+from spec.errors import InvalidRequest
+from spec.protocols import Constraint
+from spec.request import Delta, Request
+
+if TYPE_CHECKING:
+    from drafters.shadow import Shadow
+
+log = logging.getLogger("foresay.engine")
+
+
+class Loop:
+    """Feeds one engine from one link. compiler: makes constraints of grammars; None if the model has none. shadow: an
+    observer of the engine whose reports the server gets."""
+
+    def __init__(
+        self, engine: Engine, link: Link, compiler: GrammarCompiler | None = None, shadow: Shadow | None = None
+    ) -> None:
+        self._engine = engine
+        self._shadow = shadow
+        self._link = link
+        self._pending = Pending(compiler, link.wake)
+        self._stopped = False
+
+    def run(self) -> None:
+        """Step while there is work, sleep in the socket while there is none, until stopped."""
+        while not self._stopped:
+            for frame in self._link.receive(wait=not self._engine.has_work):
+                self._apply(frame)
+            for request, compiled in self._pending.ready():
+                self._add(request, compiled)
+            if self._engine.has_work and not self._stopped:
+                deltas = self._engine.step()
+                if deltas or self._engine.trace is not None:
+                    self._link.send(frames.Deltas(deltas, self._engine.trace))
+            self._observe()
+
+    def _observe(self) -> None:
+        """Nobody waits for tokens now: note what happened, and what a shadow would have had accepted."""
+        self._engine.tell()
+        if self._shadow is not None:
+            for report in self._shadow.reports():
+                self._link.send(frames.Shadowed(report))
+
+    def _apply(self, frame: frames.UpFrame | frames.Rejected) -> None:
+        match frame:
+            case frames.Rejected():
+                log.error("a frame could not be read: %s", frame.message)
+                self._link.send(frame)
+            case frames.Add(request) if request.grammar is not None:
+                self._pending.begin(request)
+            case frames.Add(request):
+                self._add(request)
+            case frames.Cancel(id):
+                if not self._pending.cancel(id):
+                    self._engine.cancel(id)
+            case frames.Finish(id, at_token):
+                self._engine.finish(id, at_token)
+            case frames.KeepWarm(tokens, salt):
+                self._engine.keep_warm(tokens, salt)
+            case frames.Inspect():
+                self._link.send(self._inspected())
+            case frames.Ping():
+                self._link.send(frames.Pong())
+            case frames.Stop():
+                self._stopped = True
+
+    def _add(self, request: Request, constraint: Constraint | InvalidRequest | None = None) -> None:
+        """Begin a request; constraint: its grammar, compiled, or why that cannot be."""
+        try:
+            if isinstance(constraint, InvalidRequest):
+                raise constraint
+            self._engine.add(request, constraint)
+        except InvalidRequest as error:
+            self._link.send(frames.Rejected(request.id, error.param, error.message, error.code))
+        except Exception as error:  # the others need not know
+            log.exception("request %s could not begin", request.id)
+            with contextlib.suppress(Exception):
+                self._engine.cancel(request.id)
+            message = f"the request could not begin ({type(error).__name__}: {error})"
+            self._link.send(frames.Deltas([Delta(id=request.id, tokens=[], finish_reason="error", error=message)]))
+
+    def _inspected(self) -> frames.Inspected:
+        problem = None
+        try:
+            self._engine.check()
+        except AssertionError as error:
+            problem = str(error) or "the page ledger does not add up"
+        return frames.Inspected(problem, self._engine.has_work or len(self._pending) > 0)

@@ -1,0 +1,303 @@
+"""The models of a server by name: where a name is looked up, and what the routes hold a model with."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import time
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager
+from typing import NamedTuple, NoReturn
+
+from aiohttp import web
+
+from server.engine.status import EngineStatus
+from server.gateway.caller import CALLER
+from server.host.child import Spawned, spawn
+from server.host.models.model import Model
+from server.host.models.patience import WAITED, Patience
+from server.host.models.residency import Residency
+from server.host.models.resident import LEASE, Keep, Lease, Resident
+from server.host.models.served import Served, Staying
+from server.host.service import Service
+from server.host.state import ServerState
+from server.observe.telemetry.exposition import Exposition
+from server.schemas.bounds import largest_body
+from server.schemas.errors import ModelNotFound, Unavailable, WaitedTooLong
+from server.settings.config import ServeConfig
+from server.settings.names import model_names
+from spec.errors import ForesayError, InvalidRequest
+from spec.request import EngineInfo
+
+
+class Entry(NamedTuple):
+    """A model, and as the residency sees it."""
+
+    model: Served
+    resident: Resident
+
+    @property
+    def service(self) -> Service:
+        """What the routes ask."""
+        return self.model.service
+
+    @property
+    def name(self) -> str:
+        """What clients call it."""
+        return self.resident.name
+
+    @property
+    def loaded(self) -> bool:
+        """Whether it is there, or was from the start."""
+        return self.resident.standing == "in"
+
+    @property
+    def largest_body(self) -> int:
+        """Bytes that a body may have, also if it was never loaded."""
+        service = self.service
+        if service.engine.info is not None or service.options.max_body_bytes is not None:
+            return service.largest_body
+        return largest_body(self.model.longest or 0)
+
+    @property
+    def info(self) -> EngineInfo | None:
+        """What runs, or ran last; None if it was never loaded."""
+        return self.service.engine.info
+
+    @property
+    def running(self) -> EngineInfo | None:
+        """What runs; None while it is not loaded."""
+        return self.info if self.service.engine.status.state == "ready" else None
+
+    @property
+    def target(self) -> str:
+        """What the settings call the target."""
+        config = self.service.options.config
+        return self.info.target if self.info is not None else self.name if config is None else config.target
+
+    @property
+    def refusal(self) -> Unavailable | None:
+        """Why no request for it is taken now; None if they are, even if they have to wait for it."""
+        return self.service.refusal() if self.loaded else self.service.server.refusal()
+
+    @property
+    def state(self) -> str:
+        """How it is, in one word."""
+        if self.service.server.draining:
+            return "draining"
+        if self.resident.failure is not None:
+            return "failed"
+        return "ok" if self.service.refusal() is None else self.service.engine.status.state
+
+    @property
+    def message(self) -> str:
+        """More about its state; empty if there is nothing to say."""
+        failure = self.resident.failure
+        return self.service.engine.status.message if failure is None else failure
+
+    @property
+    def is_well(self) -> bool:
+        """Whether it runs, or will when it is asked for."""
+        ready = self.service.engine.status.state == "ready"
+        return ready or (not self.loaded and self.resident.failure is None)
+
+
+class Models:
+    """The models of one server, the first one first.
+
+    several: whether they have names of their own, and come when they are asked for; one alone is there from the start.
+    keep: seconds that each stays without a request; None for ever. most: that may be loaded at once.
+    """
+
+    def __init__(
+        self, models: Sequence[Served], several: bool = False, keep: float | None = None, most: int | None = None
+    ) -> None:
+        self.several = several
+        self._entries: dict[str, Entry] = {}
+        for model in models:
+            name = model.service.options.model
+            self._entries[name] = Entry(model, Resident(name, model, keep, "out" if several else "in"))
+        self.residency = Residency([entry.resident for entry in self], most)
+        self.exposition = Exposition(*[entry.service.telemetry for entry in self])
+        self._running: asyncio.Task[None] | None = None
+        self._looking: asyncio.Task[None] | None = None
+
+    @classmethod
+    def of(
+        cls, config: ServeConfig, on_status: Callable[[EngineStatus], None], spawn: Callable[[], Spawned] = spawn
+    ) -> Models:
+        """Those that the settings name. on_status: told of every change of an engine's status. spawn: starts the engine
+        processes."""
+        server = ServerState()
+        named: list[tuple[Sequence[str], ServeConfig]] = [((name,), one) for name, one in config.models.items()]
+        named = named or [(model_names(config), config)]
+        models = [Model(names, one, server, on_status, spawn) for names, one in named]
+        return cls(models, bool(config.models), config.idle_seconds, config.max_loaded_models)
+
+    @classmethod
+    def alone(cls, service: Service) -> Models:
+        """A service whose engine always stays."""
+        return cls([Staying(service)])
+
+    def __iter__(self) -> Iterator[Entry]:
+        return iter(self._entries.values())
+
+    @property
+    def first(self) -> Entry:
+        """The only one, or the first that the settings name."""
+        return next(iter(self))
+
+    @property
+    def server(self) -> ServerState:
+        """What all of them have in common."""
+        return self.first.service.server
+
+    @property
+    def largest_body(self) -> int:
+        """Bytes that a body, or a message on a WebSocket, may have, whatever its model."""
+        return max(entry.largest_body for entry in self)
+
+    # -- names ---------------------------------------------------------------------------------------------------
+
+    def find(self, name: str | None) -> Entry:
+        """The model that a request means, by one of its names, with Ollama's tag or without; the first one serves
+        whatever else is asked for where any name will do. :class:`ModelNotFound` if there is none.
+        """
+        if name is None and not self.several:
+            return self.first
+        found = None if name is None else next((one for one in self if one.service.options.names.has(name)), None)
+        if found is not None:
+            return found
+        if self.first.service.options.any_model:
+            return self.first
+        if name is None:
+            raise InvalidRequest("model", f"model is required; this server has {self._listed()}")
+        raise ModelNotFound(f"The model {name!r} was not found; this server has {self._listed()}")
+
+    def chosen(self, name: str | None) -> Entry:
+        """The model that somebody wants to read about; the first one unless a name is given."""
+        return self.first if name is None else self.find(name)
+
+    def _listed(self) -> str:
+        return " or ".join(repr(name) for entry in self for name in entry.service.options.names.known)
+
+    # -- requests ------------------------------------------------------------------------------------------------
+
+    def forget(self, entry: Entry) -> None:
+        """Let a model leave as soon as nobody uses it, unless there are others whose it is."""
+        if CALLER.get().allowance.alone:
+            self.residency.forget(entry.resident)
+
+    def check_open(self) -> None:
+        """Raise :class:`Unavailable` if no request is taken, before anything is read of it."""
+        refusal = self.server.refusal() if self.several else self.first.refusal
+        if refusal is not None:
+            raise refusal
+
+    @asynccontextmanager
+    async def lease(
+        self, name: str | None, patience: Patience | None = None, keep: Keep = "usual"
+    ) -> AsyncIterator[Service]:
+        """The service of the model that a request means. It stays loaded until its engine has no more to do for the
+        request, or the context ends; a request for one that is not loaded waits.
+
+        keep: how long it is to stay afterwards. Where there are several keys nobody else's model is sent away.
+        """
+        entry = self.find(name)
+        lease = await self._leased(entry, patience or Patience(), keep if CALLER.get().allowance.alone else "usual")
+        LEASE.set(lease)
+        try:
+            if (refusal := entry.service.refusal()) is not None:
+                raise refusal
+            yield entry.service
+        finally:
+            lease.release()
+
+    @asynccontextmanager
+    async def reading(self, name: str | None) -> AsyncIterator[Service]:
+        """As a lease, for a request that says nothing: a model that was loaded once need not be loaded for it."""
+        entry = self.find(name)
+        if entry.service.known:
+            yield entry.service
+            return
+        async with self.lease(name) as service:
+            yield service
+
+    async def _leased(self, entry: Entry, patience: Patience, keep: Keep) -> Lease:
+        """Lease the model, and note how long that took. Who waits holds a place among those that may."""
+        if entry.loaded:
+            WAITED.set(0.0)
+            return await self.residency.lease(entry.resident, patience, keep)
+        began, limit = time.monotonic(), entry.service.options.first_token_timeout
+        try:
+            with entry.service.arriving():
+                async with asyncio.timeout(limit):
+                    lease = await self.residency.lease(entry.resident, patience, keep)
+        except TimeoutError:
+            raise WaitedTooLong(f"The model {entry.name!r} was not loaded within {limit:g} s") from None
+        WAITED.set(time.monotonic() - began)
+        return lease
+
+    # -- life ----------------------------------------------------------------------------------------------------
+
+    async def life(self, app: web.Application) -> AsyncIterator[None]:
+        """Load and unload while the server runs."""
+        self._running = asyncio.create_task(self.residency.run())
+        yield
+        self._running.cancel()
+        await asyncio.gather(self._running, return_exceptions=True)
+
+    async def start(self) -> None:
+        """Begin to load what is there from the start, or to see what there is; returns at once."""
+        if self.several:
+            self._looking = asyncio.create_task(self._look())
+        else:
+            await self.first.model.start()
+
+    async def _look(self) -> None:
+        for entry in self:
+            with contextlib.suppress(ForesayError):
+                await entry.model.look()
+
+    async def arrived(self) -> EngineInfo | None:
+        """What runs from the start, once it is loaded; None if nothing does."""
+        if self.several:
+            return None
+        info = await self.first.model.arrived()
+        gc.collect()
+        gc.freeze()  # what was loaded stays; a full collection would look through all of it while streams wait
+        self.residency.arrived(self.first.resident)
+        return info
+
+    async def until_ended(self) -> NoReturn:
+        """Wait for the end of what has to go on while there is a server, and raise why it ended."""
+        assert self._running is not None, "the application was started"
+        if self.several:
+            await asyncio.shield(self._running)
+        ending = asyncio.create_task(self.first.model.until_ended())
+        try:
+            done, _ = await asyncio.wait({ending, self._running}, return_when=asyncio.FIRST_COMPLETED)
+            done.pop().result()
+        finally:
+            ending.cancel()
+        raise AssertionError("neither ends but with an error")
+
+    async def drain(self, seconds: float) -> None:
+        """Take no more requests, let the running ones finish for ``seconds``, then end them with an error. Those that
+        wait for a model have not begun; they are told at once."""
+        self.server.draining = True
+        self.residency.close()
+        await asyncio.gather(*[entry.service.drain(seconds) for entry in self])
+
+    async def stop(self) -> None:
+        """End all engines; requests still running fail."""
+        tasks = [task for task in (self._running, self._looking) if task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.gather(*[entry.model.unload() for entry in self])
+
+
+#: The models that an application serves.
+MODELS: web.AppKey[Models] = web.AppKey("models", Models)

@@ -1,0 +1,263 @@
+"""Which models are loaded. One place decides who comes, who waits and who has to go; one model comes at a time.
+
+::
+
+    out ──somebody waits──> coming ──ready──> in ──its place is wanted, or nobody asked for long──> leaving ──> out
+     ^                        │                ^                                                       │
+     └──failed: who waits is told              └──────────who wanted the place has left────────────────┘
+
+A request holds a lease of its model while it runs, and a model that is leased does not leave. While it is leaving no
+more leases are given, so that it does leave: who comes then waits. Who has waited longest is served first, so nobody
+starves; with each load everybody who waits for that model is served.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from itertools import count
+from math import ceil
+
+from server.host.models.patience import Patience, patiently
+from server.host.models.resident import Keep, Lease, NoPlace, Resident, Waiter
+from server.schemas.errors import LoadFailed, Unavailable, going_away
+from server.settings.durations import in_words
+from spec.errors import ForesayError
+
+#: After a load that failed, nobody tries again for so long; twice as long after each further one.
+FIRST_PAUSE, LONGEST_PAUSE = 2.0, 60.0
+log = logging.getLogger("foresay.loading")
+
+
+class Residency:
+    """most: models that may be in at once; None for as many as their footprints leave room for."""
+
+    def __init__(
+        self, residents: Sequence[Resident], most: int | None = None, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.residents = list(residents)
+        self._most, self._clock = most, clock
+        self._changed = asyncio.Event()
+        self._closed = False
+        self._numbers = count()
+        for resident in self.residents:
+            resident.used = clock()
+
+    # -- requests ------------------------------------------------------------------------------------------------
+
+    async def lease(self, resident: Resident, patience: Patience, keep: Keep = "usual") -> Lease:
+        """Lease a model; waits until it is in. keep: how long it stays behind this request, if nobody comes.
+
+        Raises :class:`LoadFailed` if it cannot be loaded. The lease has to be given back.
+        """
+        resident.keep = resident.usual_keep if keep == "usual" else keep
+        if resident.standing == "in":
+            self._give(resident)
+        else:
+            await self._arrival(resident, patience)
+        return Lease(lambda: self._return(resident))
+
+    def arrived(self, resident: Resident) -> None:
+        """A model that was in from the start is loaded: only now does its time begin."""
+        resident.keep, resident.used = resident.usual_keep, self._clock()
+        self._changed.set()
+
+    def forget(self, resident: Resident) -> None:
+        """Let it leave as soon as nobody uses it."""
+        resident.keep = 0.0
+        self._changed.set()
+
+    def close(self) -> None:
+        """The server goes away: who waits is told so, and whoever comes later and would have to wait."""
+        self._closed = True
+        for resident in self.residents:
+            self._refuse(resident)
+
+    async def _arrival(self, resident: Resident, patience: Patience) -> None:
+        """Wait for a lease."""
+        self._check(resident)
+        waiter = Waiter(next(self._numbers), asyncio.get_running_loop().create_future())
+        await patiently(self._prepared(resident), patience)
+        self._check(resident)
+        await self._turn(resident, waiter, patience)
+
+    def _check(self, resident: Resident) -> None:
+        """Raise for whom it is no use to wait."""
+        if self._closed or self._clock() < resident.refused_until:
+            raise self._refusal(resident)
+
+    async def _turn(self, resident: Resident, waiter: Waiter, patience: Patience) -> None:
+        """Wait among the others for the model."""
+        if resident.standing == "in":
+            self._give(resident)
+            return
+        resident.waiting.append(waiter)
+        self._changed.set()
+        try:
+            await patiently(waiter.turn, patience)
+        except BaseException:
+            if waiter not in resident.waiting and waiter.turn.done() and waiter.turn.exception() is None:
+                self._return(resident)  # it was given, but who asked has left
+            raise
+        finally:
+            if waiter in resident.waiting:
+                resident.waiting.remove(waiter)
+                self._changed.set()
+
+    def _prepared(self, resident: Resident) -> asyncio.Future[None]:
+        """Done when the model is ready to be loaded; the same for all who wait."""
+        if resident.preparing is None:
+            resident.preparing = asyncio.create_task(self._prepare(resident))
+            resident.preparing.add_done_callback(lambda task: task.cancelled() or task.exception())  # all may have left
+        return resident.preparing
+
+    async def _prepare(self, resident: Resident) -> None:
+        try:
+            await resident.model.prepare()
+        except ForesayError as error:
+            self._note(resident, error)
+            raise self._refusal(resident) from None
+        finally:
+            resident.preparing = None
+
+    def _give(self, resident: Resident) -> None:
+        resident.leases += 1
+        resident.used = self._clock()
+
+    def _return(self, resident: Resident) -> None:
+        resident.leases -= 1
+        resident.used = self._clock()
+        if not resident.leases:
+            self._changed.set()
+
+    def _admit(self, resident: Resident) -> None:
+        """It is in: everybody who waits for it may run."""
+        resident.standing = "in"
+        resident.used = self._clock()
+        waiting, resident.waiting = resident.waiting, []
+        for waiter in waiting:
+            if not waiter.turn.done():
+                self._give(resident)
+                waiter.turn.set_result(None)
+
+    def _refuse(self, resident: Resident) -> None:
+        """Nobody who waits for it will get it."""
+        waiting, resident.waiting = resident.waiting, []
+        for waiter in waiting:
+            if not waiter.turn.done():
+                waiter.turn.set_exception(self._refusal(resident))
+
+    def _refusal(self, resident: Resident) -> Unavailable:
+        """Why; an error of its own for each, since what is raised keeps hold of those who raise it."""
+        if self._closed:
+            return going_away()
+        return LoadFailed(resident.name, resident.failure or "", ceil(resident.refused_until - self._clock()))
+
+    # -- coming and going ----------------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Load who is waited for, and unload who is not: until cancelled."""
+        while True:
+            self._changed.clear()
+            if (stale := self._stale()) is not None:
+                log.info("%s: unloading, %s without a request", stale.name, in_words(stale.keep or 0.0))
+                await self._unload(stale)
+            elif (wanted := self._wanted()) is not None:
+                await self._bring(wanted)
+            else:
+                await self._pause()
+
+    def _stale(self) -> Resident | None:
+        """Whom nobody asked for, for as long as it was to be kept."""
+        now = self._clock()
+        return next((one for one in self.residents if one.leaves_at is not None and one.leaves_at <= now), None)
+
+    def _wanted(self) -> Resident | None:
+        """Whose first request has waited longest."""
+        awaited = [one for one in self.residents if one.waiting]
+        return min(awaited, key=lambda one: one.waiting[0].number, default=None)
+
+    async def _pause(self) -> None:
+        """Until something changes, or somebody becomes stale."""
+        ends = [one.leaves_at for one in self.residents if one.leaves_at is not None]
+        patience = max(0.0, min(ends) - self._clock()) if ends else None
+        try:
+            async with asyncio.timeout(patience):
+                await self._changed.wait()
+        except TimeoutError:
+            return
+
+    async def _bring(self, wanted: Resident) -> None:
+        """Make room, and load."""
+        while (leaving := self._in_the_way(wanted)) is not None:
+            if not await self._made_leave(leaving, wanted):
+                return
+        wanted.standing = "coming"
+        try:
+            await wanted.model.load(self._beside(wanted))
+        except NoPlace as error:
+            wanted.standing = "out"
+            if self._in_the_way(wanted) is None:  # else, as its footprint is known now, the next look finds who is
+                self._note(wanted, error)
+                self._refuse(wanted)
+        except ForesayError as error:
+            wanted.standing = "out"
+            self._note(wanted, error)
+            self._refuse(wanted)
+        else:
+            wanted.failure, wanted.pause = None, 0.0
+            self._admit(wanted)
+
+    async def _made_leave(self, leaving: Resident, wanted: Resident) -> bool:
+        """Let no more in and wait until it is empty; false if nobody waits for its place any more."""
+        leaving.standing = "leaving"
+        while leaving.leases and wanted.waiting:
+            self._changed.clear()
+            await self._changed.wait()
+        if not wanted.waiting:
+            self._admit(leaving)
+            return False
+        log.info("%s: unloading, its place is for %s", leaving.name, wanted.name)
+        await self._unload(leaving)
+        return True
+
+    async def _unload(self, resident: Resident) -> None:
+        resident.standing = "leaving"
+        await resident.model.unload()
+        resident.standing = "out"
+
+    def _in_the_way(self, wanted: Resident) -> Resident | None:
+        """Who has to go before ``wanted`` can come; None if there is room, or nobody left to go. Whoever is not in use
+        goes first, of those the least recently used."""
+        there = [one for one in self.residents if one.standing == "in" and one is not wanted]
+        if self._most is not None:
+            return _least_recently_used(there) if len(there) >= self._most else None
+        need = wanted.model.footprint
+        if need is None:
+            return None  # it says so itself if there is no room
+        there = [one for one in there if one.model.footprint is None or one.model.footprint.device == need.device]
+        held = sum(one.model.footprint.held for one in there if one.model.footprint is not None)
+        return _least_recently_used(there) if held + need.held > need.capacity else None
+
+    def _beside(self, wanted: Resident) -> dict[str, int]:
+        """What the others hold, by device; nothing where only their number counts."""
+        held: Counter[str] = Counter()
+        for one in self.residents:
+            footprint = one.model.footprint
+            if self._most is None and one is not wanted and one.standing == "in" and footprint is not None:
+                held[footprint.device] += footprint.held
+        return dict(held)
+
+    def _note(self, resident: Resident, error: ForesayError) -> None:
+        """It could not be loaded: whoever asks for it in the next seconds is told so, too."""
+        resident.pause = min(2 * resident.pause or FIRST_PAUSE, LONGEST_PAUSE)
+        resident.refused_until = self._clock() + resident.pause
+        resident.failure = str(error)
+        log.error("%s", self._refusal(resident).message)
+
+
+def _least_recently_used(residents: Sequence[Resident]) -> Resident | None:
+    return min(residents, key=lambda one: (one.leases > 0, one.used), default=None)

@@ -1,0 +1,140 @@
+"""The engine process: reads frames between steps, steps, sends what the step emitted.
+
+Started by :mod:`server.host.child` as ``python -P -m server.host.process FD SERVER``, the server's process id. It
+imports what engines are made of before the first frame says which one to build. It ends when told to, when the server
+dies, when the other end of its socket closes, or when a step raises (the server then starts a fresh one).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gc
+import logging
+import os
+import signal
+import socket
+import sys
+from typing import TYPE_CHECKING
+
+from server.host import frames
+from server.host.link import GONE, Link
+from server.host.uncollected import uncollected
+from server.settings.config import EngineConfig
+from spec.errors import ConfigurationError, ForesayError
+from spec.request import EngineInfo
+
+if TYPE_CHECKING:  # torch and all that is built of it: see _import
+    from server.engine.observers import Watchers
+    from server.text.grammars.compiler import GrammarCompiler
+    from spec.engine import Engine
+
+PR_SET_PDEATHSIG = 1
+log = logging.getLogger("foresay.engine")
+
+
+def _import() -> None:
+    """Whatever an engine is made of."""
+    with uncollected():
+        pass
+    gc.freeze()
+
+
+def started(link: Link) -> frames.Start:
+    """The first frame."""
+    while True:
+        for frame in link.receive(wait=True):
+            assert isinstance(frame, frames.Start), "the first frame says which engine to build"
+            return frame
+
+
+def built(start: frames.Start, link: Link) -> tuple[Engine, Watchers] | None:
+    """The engine and who watches it, or None after telling the server why there is none. The link is told what is being
+    loaded."""
+    from server.engine.build import build_engine
+    from server.engine.memory import NoRoom
+    from server.engine.observers import Watchers
+
+    watchers = Watchers()
+
+    try:
+        watchers = Watchers.of(start.config)
+        return build_engine(start.config, link.loading, watchers.observers, start.beside), watchers
+    except NoRoom as error:
+        link.send(frames.Failed(str(error), building=True, footprint=error.footprint))
+    except ForesayError as error:
+        link.send(frames.Failed(str(error), building=True, usage=isinstance(error, ConfigurationError)))
+    except GONE:
+        raise
+    except Exception as error:
+        log.exception("the engine could not be built")
+        link.send(frames.Failed(f"{type(error).__name__}: {error}", building=True))
+    watchers.close()
+    return None
+
+
+def grammar_compiler(config: EngineConfig, info: EngineInfo) -> GrammarCompiler | None:
+    """What compiles grammars for the target; None, and a line in the log, if its tokenizer is of no use for that."""
+    from server.settings.resolved import target_directory
+    from server.text.grammars.compiler import GrammarCompiler
+
+    try:
+        return GrammarCompiler.load(target_directory(config), info.vocab_size, info.eos_token_ids)
+    except Exception as error:  # llguidance knows fewer kinds of tokenizers than the tokenizers library
+        log.warning("structured output is not available: %s", error)
+        return None
+
+
+def serve(link: Link) -> int:
+    """Build the engine the first frame asks for, say so, and run it; returns the exit status."""
+    from server.host.loop import Loop
+
+    start = started(link)
+    parts = built(start, link)
+    if parts is None:
+        return 2
+    engine, watchers = parts
+    watchers.started(engine)
+    link.loading("preparing grammars")
+    compiler = grammar_compiler(start.config, engine.info)
+    gc.freeze()  # what was loaded stays; a full collection would otherwise look through all of it in mid-stream
+    link.send(frames.Ready(engine.info))
+    try:
+        Loop(engine, link, compiler, watchers.shadow).run()
+    except GONE:
+        raise
+    except Exception as error:
+        log.exception("a step failed")
+        link.send(frames.Failed(f"the engine process failed ({type(error).__name__}: {error})"))
+        return 1
+    finally:
+        watchers.close()
+    return 0
+
+
+def die_with(server: int) -> bool:
+    """Be killed when the thread that started this process ends, even if this one is stopped; False: it is over already.
+
+    server: its process id.
+    """
+    if ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL) != 0:
+        log.warning("prctl: %s; if the server is killed, an engine that hangs stays", os.strerror(ctypes.get_errno()))
+    return os.getppid() == server
+
+
+def main(descriptor: int, server: int) -> int:
+    """Run until the server is done with it; the exit status is 0 for an orderly end."""
+    if not die_with(server):
+        return 0
+    # A service manager's SIGTERM reaches every process; the server drains first and then ends this one.
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    with socket.socket(fileno=descriptor) as connection, contextlib.closing(Link(connection)) as link:
+        try:
+            _import()
+            return serve(link)
+        except GONE:
+            return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(int(sys.argv[1]), int(sys.argv[2])))

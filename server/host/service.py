@@ -1,0 +1,313 @@
+"""One model as the routes see it: its engine and tokenizer, who is running, and whether new requests are taken."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+import zlib
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import AbstractContextManager, asynccontextmanager, contextmanager
+from typing import Protocol
+
+import msgspec
+
+from server.engine.generation import MOST_PENDING_TOKENS, Generation, TokenEngine
+from server.engine.status import EngineStatus, unavailable
+from server.gateway.admission import admitted
+from server.gateway.pace import Pace
+from server.gateway.share import Shared
+from server.host.deadlines import deadlines
+from server.host.models.patience import WAITED
+from server.host.models.resident import LEASE
+from server.host.state import ServerState
+from server.host.torchless import import_tokenizers
+from server.observe.selfcheck.check import SelfCheck, Unpicked
+from server.observe.telemetry.telemetry import Telemetry
+from server.schemas.bounds import largest_body
+from server.schemas.errors import EngineFailed, QueueFull, Unavailable
+from server.schemas.shared import MetricsLevel, RequestWarning
+from server.settings.config import ServeConfig
+from server.settings.names import Names
+from server.text.choice import Choice
+from server.text.control import Rendered
+from server.text.parsers.dialect import Dialect
+from server.text.room import Room
+from server.text.tokenizer import SamplingDefaults, Tokenizer
+from server.text.warned import WarningLog, renamed
+from spec.errors import InvalidRequest
+from spec.request import EngineInfo
+
+#: Texts longer than this are tokenized in a thread: a millisecond on the event loop would delay every stream.
+INLINE_CHARACTERS = 2000
+
+
+class Origin(msgspec.Struct, frozen=True, kw_only=True):
+    """Where an answer comes from. id: of the request, without prefix. exact: as in
+    :class:`~server.schemas.shared.Metrics`. warnings: about the model's name.
+    """
+
+    id: str
+    model: str
+    fingerprint: str
+    exact: bool
+    warnings: tuple[RequestWarning, ...] = ()
+
+
+class ServedEngine(TokenEngine, Protocol):
+    """A token engine that says how it is. info: None until it was ready once."""
+
+    @property
+    def status(self) -> EngineStatus:
+        """What it is doing."""
+        ...
+
+    @property
+    def info(self) -> EngineInfo | None:
+        """What is running."""
+        ...
+
+    def keep_warm(self, tokens: list[int], salt: str) -> None:
+        """Let the KV of this text be the last to make room."""
+        ...
+
+
+class ServiceOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """How clients are treated.
+
+    model: the name they use. aliases: others for the same. any_model: whatever name they use is served. strict_limits:
+    more output than there is room for is refused, not clamped. most_running: requests running and waiting. seed: of
+    requests that bring none. ping_seconds: between the comments in a stream that has nothing to say. config: what the
+    server was started with.
+    max_output_tokens, max_body_bytes, request_timeout, first_token_timeout, self_check: the settings of these names.
+    """
+
+    model: str
+    aliases: tuple[str, ...] = ()
+    any_model: bool = False
+    strict_limits: bool = False
+    most_running: int = 260
+    seed: int | None = None
+    metrics_level: MetricsLevel = "summary"
+    ping_seconds: float = 15.0
+    most_pending_tokens: int = MOST_PENDING_TOKENS
+    config: ServeConfig | None = None
+    max_output_tokens: int | None = None
+    max_body_bytes: int | None = None
+    request_timeout: float | None = None
+    first_token_timeout: float | None = None
+    self_check: float = 0.0
+
+    @property
+    def names(self) -> Names:
+        """What the model is called."""
+        return Names((self.model, *self.aliases), self.any_model)
+
+    @classmethod
+    def of(cls, config: ServeConfig, names: Sequence[str]) -> ServiceOptions:
+        """As the settings say. names: of the model, the first one for answers."""
+        return cls(
+            model=names[0],
+            aliases=tuple(names[1:]),
+            any_model=config.any_model_name,
+            strict_limits=config.strict_limits,
+            most_running=config.max_seqs + config.max_queue,
+            seed=config.seed,
+            config=config,
+            max_output_tokens=config.max_output_tokens,
+            max_body_bytes=config.max_body_bytes,
+            request_timeout=config.request_timeout,
+            first_token_timeout=config.first_token_timeout,
+            self_check=config.self_check,
+        )
+
+
+class Text(msgspec.Struct, frozen=True):
+    """What the checkpoint's directory says about text and sampling. dialect: how the model writes tool calls."""
+
+    tokenizer: Tokenizer
+    defaults: SamplingDefaults
+    dialect: Dialect = Dialect()
+
+    @classmethod
+    def load(cls, config: ServeConfig) -> Text:
+        """Of the target, downloaded first if it is a hub id."""
+        from server.settings.resolved import target_directory
+
+        directory = target_directory(config)
+        import_tokenizers()
+        tokenizer = Tokenizer.load(directory)
+        dialect = Dialect.of(tokenizer, config.tool_parser, config.reasoning_parser)
+        if tokenizer.has_template:  # compiled now rather than while the first chat request waits
+            with contextlib.suppress(InvalidRequest):
+                tokenizer.render([{"role": "user", "content": ""}])
+        return cls(tokenizer, SamplingDefaults.read(directory), dialect)
+
+
+class Service:
+    """The state behind the routes that ask one model. ``text`` is None until the tokenizer is loaded. server: what it
+    shares with the other models."""
+
+    def __init__(
+        self, engine: ServedEngine, options: ServiceOptions, text: Text | None = None, server: ServerState | None = None
+    ) -> None:
+        self.engine = engine
+        self.options = options
+        self.text = text
+        self.server = server or ServerState()
+        self.warned = WarningLog()
+        self.pace = Pace()
+        self.telemetry = Telemetry(options.model, engine, connections=self.server.connections)
+        self.places = Shared(options.most_running)
+        self.server.allow_bodies(self.largest_body)  # until the context is known
+        self._running: set[Generation] = set()
+        self._idle = asyncio.Event()
+        self._idle.set()
+        counts = self.telemetry.self_check
+        self.self_check = SelfCheck(engine, options.self_check, counts, self._idle, lambda: self.refusal() is None)
+
+    @property
+    def created(self) -> int:
+        """When the server began, in seconds since 1970."""
+        return self.server.created
+
+    @property
+    def bodies(self) -> Shared:
+        """Bytes of bodies and messages."""
+        return self.server.bodies
+
+    @property
+    def largest_body(self) -> int:
+        """Bytes that a body, or a message on a WebSocket, may have."""
+        info = self.engine.info
+        return self.options.max_body_bytes or largest_body(0 if info is None else info.max_model_len)
+
+    @property
+    def running(self) -> int:
+        """Requests that run or wait in the engine."""
+        return self.places.used
+
+    def refusal(self) -> Unavailable | None:
+        """Why no request is taken now; None if they are."""
+        if (draining := self.server.refusal()) is not None:
+            return draining
+        if self.engine.status.state != "ready":
+            return unavailable(self.engine.status)
+        if not self.known:
+            return Unavailable("Loading model: the tokenizer", "loading")
+        return None
+
+    @property
+    def known(self) -> bool:
+        """Whether all is there that a request needs to be understood: it was loaded once."""
+        return self.text is not None and self.engine.info is not None
+
+    def opened(self) -> tuple[Text, EngineInfo]:
+        """What a request needs to be understood; raises :class:`Unavailable` if it is not there, or none is taken."""
+        refusal = self.server.refusal() if self.known else self.refusal()
+        if refusal is not None:
+            raise refusal
+        assert self.text is not None, "what is known has its tokenizer"
+        assert self.engine.info is not None, "and has said what it is"
+        return self.text, self.engine.info
+
+    def origin(self, request_id: str, info: EngineInfo, asked: str | None) -> Origin:
+        """What the answer says about where it comes from. asked: the model that the request names."""
+        made_by = f"{info.target} {info.dtype} {info.device} {info.exact}"
+        fingerprint = f"fs_{zlib.crc32(made_by.encode()):08x}"
+        name = self.options.model
+        other = asked is not None and not self.options.names.has(asked)
+        warnings = (renamed(asked, name),) if other and asked is not None else ()
+        return Origin(id=request_id, model=name, fingerprint=fingerprint, exact=info.exact, warnings=warnings)
+
+    @asynccontextmanager
+    async def generation(self, choices: Sequence[Choice], keeps_text: bool = True) -> AsyncIterator[Generation]:
+        """Run choices; :class:`QueueFull` if there is no room, and whatever the caller's limits or the engine refuse.
+
+        Every door comes through here, so limits and time limits are kept here. keeps_text: whether their text may be
+        kept, for the dashboard, where their key can read it again, and for the self-check.
+        """
+        requests, count = [choice.request for choice in choices], len(choices)
+        words = {choice.request.id: choice.words for choice in choices}
+        with (
+            self.places.holding(count, lambda: self.queue_full(count)),
+            admitted(requests) as spend,
+            self.telemetry.watching(requests, keeps_text, words) as ledgers,
+        ):
+            engine = self.self_check if keeps_text else Unpicked(self.self_check)
+            lease = LEASE.get()
+            over = (lambda: None) if lease is None else lease.release
+            generation = Generation(engine, requests, self.options.most_pending_tokens, spend, ledgers, over)
+            with self._present(generation), self._deadlines(generation):
+                async with generation:
+                    yield generation
+
+    @contextmanager
+    def arriving(self) -> Iterator[None]:
+        """Count a request that waits for the model among those that may; :class:`QueueFull` if there is no room."""
+        with self.places.holding(1, lambda: self.queue_full(1)):
+            self.telemetry.arriving += 1
+            try:
+                yield
+            finally:
+                self.telemetry.arriving -= 1
+
+    @contextmanager
+    def _present(self, generation: Generation) -> Iterator[None]:
+        """Count a generation among those that run."""
+        began = time.monotonic()
+        self._running.add(generation)
+        self._idle.clear()
+        try:
+            yield
+        finally:
+            self._running.remove(generation)
+            self.pace.finished(time.monotonic() - began)
+            if not self._running:
+                self._idle.set()
+
+    def queue_full(self, asked: int) -> QueueFull:
+        """Why so many choices can neither run nor wait."""
+        most = self.options.most_running
+        if asked > most:
+            return QueueFull(f"This request asks for {asked} choices at once; this server runs {most}", None)
+        message = f"{self.running} requests are running or waiting already, {self.places.own} of them yours; try again"
+        return QueueFull(message, self.pace.retry_after(len(self._running)))
+
+    def _deadlines(self, generation: Generation) -> AbstractContextManager[None]:
+        first, whole = self.options.first_token_timeout, self.options.request_timeout
+        if first is not None:
+            first = max(0.0, first - WAITED.get())
+        return deadlines(generation, first, whole, lambda: self.pace.retry_after(len(self._running)))
+
+    async def drain(self, seconds: float) -> None:
+        """Take no more requests, let the running ones finish for ``seconds``, then end them with an error."""
+        self.telemetry.draining = True
+        self.server.drain()
+        for patience in (seconds, 1.0):
+            try:
+                async with asyncio.timeout(patience):
+                    await self._idle.wait()
+            except TimeoutError:
+                for generation in list(self._running):
+                    generation.abort(EngineFailed("the server is shutting down"))
+
+    async def encode(
+        self,
+        prompt: str | Rendered,
+        add_special_tokens: bool,
+        spoken: Sequence[int] = (),
+        room: Room | None = None,
+    ) -> list[int]:
+        """Token ids of ``prompt``, made in a thread if it is long. spoken: see :meth:`Tokenizer.encode_after`.
+
+        Raises :class:`~spec.errors.ContextLengthExceeded` for a prompt that ``room`` does not hold; one whose length
+        alone tells is not read.
+        """
+        tokenizer = self.opened()[0].tokenizer
+        rendered = Rendered(prompt) if isinstance(prompt, str) else prompt
+        if room is not None:
+            room.check(tokenizer.fewest(rendered.text), about="at least ")
+        if len(rendered.marked) <= INLINE_CHARACTERS:
+            return tokenizer.encode_after(spoken, rendered, add_special_tokens, room)
+        return await asyncio.to_thread(tokenizer.encode_after, spoken, rendered, add_special_tokens, room)

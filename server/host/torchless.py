@@ -1,0 +1,42 @@
+"""Transformers without torch: its tokenizers need none, but they import it where they find it.
+
+That takes a second and 390 MB of a process that computes nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from threading import Lock
+
+from server.host.uncollected import uncollected
+
+#: Held by whoever hides torch, and by whoever imports it for the first time in a process that may do so.
+importing = Lock()
+_QUIET = "TRANSFORMERS_NO_ADVISORY_WARNINGS"
+
+
+def import_tokenizers() -> None:
+    """Import what tokenizers are made of. Where torch is not imported yet, transformers takes it for missing for ever:
+    to be called by a process alone that never runs one of its models."""
+    with importing:
+        if "torch" not in sys.modules:
+            with _hidden(), uncollected():
+                from transformers import AutoTokenizer as AutoTokenizer
+
+
+@contextmanager
+def _hidden() -> Iterator[None]:
+    """torch cannot be found meanwhile, and nobody is told."""
+    told = os.environ.get(_QUIET)
+    sys.modules["torch"] = None  # type: ignore[assignment]
+    os.environ[_QUIET] = "1"
+    try:
+        yield
+    finally:
+        del sys.modules["torch"]
+        os.environ.pop(_QUIET)
+        if told is not None:
+            os.environ[_QUIET] = told

@@ -1,0 +1,125 @@
+"""The HTTP application: routes, error bodies and request ids.
+
+::
+
+    listen ── 503 loading ──> engine and tokenizer ready ── banner, 200 ──> SIGTERM ── 503 draining ──> exit 0
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import uuid
+from collections.abc import Awaitable, Callable
+from types import ModuleType
+
+from aiohttp import web
+
+from server.api.about import dashboard, metrics
+from server.api.about import routes as about
+from server.api.about.feed import Feed
+from server.api.anthropic import messages
+from server.api.common import route
+from server.api.common.body import json_response
+from server.api.ollama import routes as ollama
+from server.api.openai import chat, completions, tokens
+from server.api.responses import routes as responses
+from server.gateway.caller import REQUEST_ID, usable_id
+from server.host.models.models import MODELS, Models
+from server.host.service import Service
+from server.http import access_log
+from server.http.gate import Gate
+from server.http.openapi import routes as openapi
+from server.observe.telemetry.log import Reporter
+from server.schemas.errors import ApiError, described
+from server.schemas.shared import ErrorBody, ErrorDetail
+from spec.errors import InvalidRequest
+
+log = logging.getLogger("foresay.server")
+
+#: Each has ``ROUTES``; those with errors of their own shape have ``ERRORS``.
+DOORS: tuple[ModuleType, ...] = (
+    about,
+    completions,
+    chat,
+    responses,
+    tokens,
+    messages,
+    ollama,
+    dashboard,
+    metrics,
+    openapi,
+)
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+def create_app(served: Service | Models, gate: Gate | None = None) -> web.Application:
+    """The application around a service, or around several models. gate: who may use it; without one everybody on this
+    machine."""
+    models = served if isinstance(served, Models) else Models.alone(served)
+    gate = gate or Gate()
+    middlewares = [access_log.record, _answer_errors, gate.admit]
+    app = web.Application(middlewares=middlewares)
+    app[MODELS] = models
+    app[dashboard.FEED] = feed = Feed()
+    app.on_shutdown.append(feed.close)
+    app.cleanup_ctx.extend([gate.life, models.life])
+    for entry in models:
+        reporter = Reporter(entry.service.telemetry, entry.name if models.several else "")
+        app.cleanup_ctx.extend([reporter.life, entry.service.self_check.life])
+    app[route.DOORS] = DOORS
+    app.on_response_prepare.extend([_name_request, gate.mark])
+    for door in DOORS:
+        app.add_routes(door.ROUTES)
+    return app
+
+
+# -- every request ---------------------------------------------------------------------------------------------------
+
+
+@web.middleware
+async def _answer_errors(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Give the request an id, and every error the body its door gives it."""
+    REQUEST_ID.set(_request_id(request))
+    try:
+        return await handler(request)
+    except (ApiError, InvalidRequest) as error:
+        status, body = described(error)
+        return _told(request, status, body, error.headers if isinstance(error, ApiError) else {})
+    except web.HTTPException as error:
+        detail = ErrorDetail(f"{error.reason}: {request.method} {request.path}", "invalid_request_error", None, None)
+        allow = {"Allow": error.headers["Allow"]} if "Allow" in error.headers else {}
+        return _told(request, error.status, ErrorBody(detail), allow)
+    except web.RequestPayloadError:
+        detail = ErrorDetail("The body is not what its headers say", "invalid_request_error", None, None)
+        response = _told(request, 400, ErrorBody(detail))
+        response.force_close()  # where the next request begins is anybody's guess
+        return response
+    except ConnectionResetError as error:
+        # The client is gone, there is nobody to tell. If aiohttp notices first it ends the handler in the same way; it
+        # would log anything else as a mistake.
+        raise asyncio.CancelledError from error
+    except Exception:
+        id = REQUEST_ID.get()
+        log.exception("%s %s failed (request %s)", request.method, request.rel_url.raw_path, id)
+        message = f"The server made a mistake; its log says more about request {id}"
+        detail = ErrorDetail(message, "internal_error", None, "internal_error")
+        return _told(request, 500, ErrorBody(detail))
+
+
+def _told(request: web.Request, status: int, body: ErrorBody, headers: dict[str, str] | None = None) -> web.Response:
+    """An error in the shape of the API whose path was called; OpenAI's where no other claims it."""
+    shape = route.error_shape(request)
+    return json_response(body if shape is None else shape.make(status, body), status, headers)
+
+
+def _request_id(request: web.Request) -> str:
+    """The client's ``X-Request-Id`` if it is usable, else a new one."""
+    given = request.headers.get("X-Request-Id", "")
+    return given if usable_id(given) else uuid.uuid4().hex
+
+
+async def _name_request(request: web.Request, response: web.StreamResponse) -> None:
+    # Without one where aiohttp itself refuses the request, for what it expects.
+    response.headers["X-Request-Id"] = REQUEST_ID.get("") or _request_id(request)

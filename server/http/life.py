@@ -1,0 +1,134 @@
+"""The life of a server: it listens at once, loads, serves until a signal comes, and drains."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import signal
+import ssl
+from collections.abc import Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from aiohttp import web
+
+from server.engine.status import EngineStatus
+from server.gateway import malformed
+from server.gateway.threads import SharedThreads
+from server.gateway.tls import context
+from server.host.child import Spawned, spawn
+from server.host.models import residency
+from server.host.models.models import Models
+from server.http import access_log, files
+from server.http.app import create_app
+from server.http.gate import Gate
+from server.observe.telemetry import log as speculation_log
+from server.settings.config import ServeConfig
+from spec.errors import ForesayError
+from spec.request import EngineInfo
+
+CLOSING_SECONDS = 2.0
+#: The threads beside the event loop, by the beginning of their names.
+BESIDE = "beside the event loop"
+
+
+async def run_server(
+    config: ServeConfig,
+    on_ready: Callable[[EngineInfo | None, int], None],
+    on_status: Callable[[EngineStatus], None],
+    spawn: Callable[[], Spawned] = spawn,
+) -> int:
+    """Listen at once, load, call ``on_ready`` with the engine (None where models are loaded when they are asked for)
+    and the port, serve until told to stop, drain.
+
+    on_status: told of every change of an engine's status. spawn: starts an engine process.
+    Raises :class:`ForesayError` if the port is taken or the engine can never start.
+    """
+    asyncio.get_running_loop().set_exception_handler(files.Refusals())
+    threads = SharedThreads(thread_name_prefix=BESIDE)
+    asyncio.get_running_loop().set_default_executor(threads)
+    models = Models.of(config, on_status, spawn)
+    gate, tls = Gate.of(config), context(config)
+    if config.access_log:
+        access_log.to_stderr()
+    speculation_log.to_stderr(residency.log)
+    if config.log_stats:
+        speculation_log.to_stderr()
+    # Without handler_cancellation a client that leaves during a long prefill would be noticed at the first write only.
+    runner = web.AppRunner(
+        create_app(models, gate),
+        handler_cancellation=True,
+        auto_decompress=False,  # aiohttp would do it before anybody has looked at the key
+        logger=malformed.log,
+        access_log=None,
+        shutdown_timeout=CLOSING_SECONDS,
+    )
+    await runner.setup()
+    try:
+        port = await _listen(runner, config, tls)
+        signals = StopSignals()
+        await models.start()
+        await _until_stopped(models, lambda info: on_ready(info, port), signals)
+        await _drain(models, config.drain_seconds, signals)
+    finally:
+        await models.stop()
+        await runner.cleanup()
+        threads.shutdown(wait=False, cancel_futures=True)
+        asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor())  # which the loop waits for at its end
+    return 0
+
+
+class StopSignals:
+    """SIGTERM and SIGINT: the first asks to stop, the second to hurry."""
+
+    def __init__(self) -> None:
+        self.stop, self.hurry = asyncio.Event(), asyncio.Event()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(number, self._received)
+
+    def _received(self) -> None:
+        (self.hurry if self.stop.is_set() else self.stop).set()
+
+
+async def _until_stopped(models: Models, on_ready: Callable[[EngineInfo | None], None], signals: StopSignals) -> None:
+    """Load, then wait for the signal; the signal may come first. Raises what ends the supervision of the models."""
+    waits: tuple[Coroutine[None, None, Any], ...] = (models.arrived(), signals.stop.wait(), models.until_ended())
+    loading, stopped, ended = tasks = [asyncio.create_task(one) for one in waits]
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        if not stopped.done() and not ended.done():
+            on_ready(loading.result())
+            await asyncio.wait({stopped, ended}, return_when=asyncio.FIRST_COMPLETED)
+        if not stopped.done():
+            ended.result()
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _drain(models: Models, seconds: float, signals: StopSignals) -> None:
+    """Let running requests finish; a second signal ends the patience."""
+    draining, hurry = asyncio.create_task(models.drain(seconds)), asyncio.create_task(signals.hurry.wait())
+    await asyncio.wait({draining, hurry}, return_when=asyncio.FIRST_COMPLETED)
+    hurry.cancel()
+    if not draining.done():
+        draining.cancel()
+        await models.drain(0.0)
+
+
+async def _listen(runner: web.AppRunner, config: ServeConfig, tls: ssl.SSLContext | None) -> int:
+    """Open the port; returns its number."""
+    try:
+        await web.TCPSite(runner, config.host, config.port, ssl_context=tls).start()
+    except OSError as error:
+        raise ForesayError(_unheard(config, error)) from error
+    return int(runner.addresses[0][1])
+
+
+def _unheard(config: ServeConfig, error: OSError) -> str:
+    """Why nobody can be heard on the port, and what to do."""
+    where = f"port {config.port} on {config.host}"
+    if error.errno == errno.EADDRINUSE:
+        return f"{where} is in use: end what listens there, or choose another with --port (0 takes a free one)"
+    return f"cannot listen on {where} ({error.strerror}): choose others with --host and --port"

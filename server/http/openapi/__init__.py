@@ -1,0 +1,1 @@
+"""The OpenAPI document; ``python -m server.http.openapi`` prints it."""

@@ -1,0 +1,177 @@
+"""The OpenAPI document, made from the routes of the doors and the structs they read and write.
+
+``python -m server.http.openapi > docs/openapi.json`` writes the committed copy; a test compares the two.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from types import ModuleType
+from typing import Any
+
+import msgspec
+
+import foresay
+from server.api.common.route import ErrorShape, Route, Stream
+from server.http.openapi.limits import limit
+from server.schemas.shared import ErrorBody
+
+DESCRIPTION = """\
+Large language models with speculative decoding: the same tokens, sooner.
+
+Optional request fields accept null, which means their default. Fields that are not listed are ignored; listed fields of
+which only some values are allowed are known but not supported, and any other value of theirs is refused with status 400
+and the field's name in `error.param`. Every response carries `X-Request-Id`, the client's own if it sent one.
+
+`GET /v1/responses` with an `Upgrade: websocket` header speaks OpenAI's Responses API over a WebSocket; OpenAPI has no
+words for that, `docs/protocol.md` describes it.
+"""
+
+REASONS = {
+    400: "The request is wrong; the error names the field.",
+    401: "The server wants an API key and the request brings none that it knows.",
+    403: "A web page of this origin may not use the server.",
+    404: "There is no such model, or nothing by this name.",
+    409: "What the request wants to change is not in a state for it.",
+    413: "The body is larger than the server reads.",
+    415: "The body is compressed.",
+    429: "Too many requests are running or waiting; Retry-After says when to try again.",
+    500: "The engine gave up on the request.",
+    503: "The model is loading, the engine is down, or the server is going away; Retry-After says when to try again.",
+    504: "The request took longer than the server allows.",
+}
+WAIT = {"Retry-After": {"description": "seconds", "schema": {"type": "string"}}}
+DONE = "[DONE]"
+REF = "#/components/schemas/{name}"
+
+
+def document(doors: Sequence[ModuleType]) -> dict[str, Any]:
+    """The whole document, as it becomes JSON."""
+    routes = list(_routes(doors))
+    types = list(dict.fromkeys(_types(route, shape) for route, _, shape in routes))
+    flat = list(dict.fromkeys(one for several in types for one in several))
+    schemas, components = msgspec.json.schema_components(flat, ref_template=REF)
+    known = dict(zip(flat, schemas, strict=True))
+    paths: dict[str, dict[str, Any]] = {}
+    for route, tag, shape in routes:
+        paths.setdefault(_path(route), {})[route.method.lower()] = _operation(route, tag, shape, known)
+    for name in _reachable([known[route.body] for route, _, _ in routes if route.body is not None], components):
+        limit(components[name])
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "Foresay", "version": foresay.__version__, "description": DESCRIPTION},
+        "servers": [{"url": "/"}],
+        "security": [{}, {"bearer": []}, {"key": []}],
+        "tags": [{"name": _tag(door), "description": _first_line(door)} for door in doors],
+        "paths": paths,
+        "components": {
+            "schemas": dict(sorted(components.items())),
+            "securitySchemes": {
+                "bearer": {"type": "http", "scheme": "bearer"},
+                "key": {"type": "apiKey", "in": "header", "name": "x-api-key"},
+            },
+        },
+    }
+
+
+def _routes(doors: Sequence[ModuleType]) -> Iterator[tuple[Route, str, ErrorShape | None]]:
+    """Every route that OpenAPI has words for, with its door's tag and error shape."""
+    for door in doors:
+        for route in door.ROUTES:
+            if isinstance(route, Route):
+                yield route, _tag(door), getattr(door, "ERRORS", None)
+
+
+def _types(route: Route, shape: ErrorShape | None) -> tuple[Any, ...]:
+    chunks = route.stream.chunks if route.stream else ()
+    error = ErrorBody if shape is None else shape.body
+    return tuple(one for one in (route.body, route.answer, *chunks, error) if one is not None)
+
+
+def _path(route: Route) -> str:
+    """aiohttp's path with OpenAPI's variables: ``{name:.+}`` is ``{name}``."""
+    return re.sub(r"\{(\w+):[^}]*\}", r"{\1}", route.path)
+
+
+def _tag(door: ModuleType) -> str:
+    """The last part of the module's name that says something."""
+    return door.__name__.removesuffix(".routes").rpartition(".")[2]
+
+
+def _first_line(thing: object) -> str:
+    return (thing.__doc__ or "").strip().partition("\n")[0]
+
+
+def _operation(route: Route, tag: str, shape: ErrorShape | None, known: dict[Any, Any]) -> dict[str, Any]:
+    """What OpenAPI says about one method of one path."""
+    operation: dict[str, Any] = {
+        "operationId": re.sub(r"\W+", "_", f"{route.method.lower()}{_path(route)}").rstrip("_"),
+        "summary": _first_line(route.handler).rstrip("."),
+        "tags": [tag],
+        "responses": {"200": _success(route, known)} | _errors(route, shape, known),
+    }
+    parameters = [_parameter("path", name, "string", about) for name, about in route.parameters]
+    parameters += [_parameter("query", name, kind, about) for name, kind, about in route.query]
+    if parameters:
+        operation["parameters"] = parameters
+    if route.body is not None:
+        operation["requestBody"] = {"required": True, "content": {"application/json": {"schema": known[route.body]}}}
+    return operation
+
+
+def _parameter(place: str, name: str, kind: str, about: str) -> dict[str, Any]:
+    required = {"required": True} if place == "path" else {}
+    return {"name": name, "in": place, "description": about, "schema": {"type": kind}} | required
+
+
+def _success(route: Route, known: dict[Any, Any]) -> dict[str, Any]:
+    content: dict[str, Any] = {}
+    if route.answer is None and route.stream is None:
+        content[route.media] = {"schema": {"type": "object" if route.media == "application/json" else "string"}}
+    if route.answer is not None:
+        content["application/json"] = {"schema": known[route.answer]}
+    if route.stream is not None:
+        kind = route.stream.framing.content_type.partition(";")[0]
+        content[kind] = {"schema": _item(route.stream, known)}
+    return {"description": "The answer."} | ({"content": content} if content else {})
+
+
+def _item(stream: Stream, known: dict[Any, Any]) -> dict[str, Any]:
+    """One item of a stream, which is what a schema describes there: a line, or the fields of an event."""
+    chunk: dict[str, Any] = {"anyOf": [known[chunk] for chunk in stream.chunks]}
+    if stream.framing.content_type.startswith("application/"):
+        return chunk
+    data: dict[str, Any] = {"type": "string", "contentMediaType": "application/json", "contentSchema": chunk}
+    if stream.framing.done:
+        data = {"anyOf": [{"const": DONE}, data]}
+    return {"type": "object", "required": ["data"], "properties": {"event": {"type": "string"}, "data": data}}
+
+
+def _errors(route: Route, shape: ErrorShape | None, known: dict[Any, Any]) -> dict[str, Any]:
+    schema = known[ErrorBody if shape is None else shape.body]
+    return {
+        str(status): {"description": REASONS[status], "content": {"application/json": {"schema": schema}}}
+        | ({"headers": WAIT} if status in (429, 503) else {})
+        for status in route.statuses
+    }
+
+
+def _reachable(schema: Any, components: dict[str, Any], found: set[str] | None = None) -> set[str]:
+    """The names of the components that ``schema`` is made of."""
+    found = set() if found is None else found
+    if isinstance(schema, dict):
+        name = str(schema.get("$ref", "")).rpartition("/")[2]
+        if name and name not in found:
+            found.add(name)
+            _reachable(components[name], components, found)
+        schema = list(schema.values())
+    if isinstance(schema, list):
+        for part in schema:
+            _reachable(part, components, found)
+    return found
+
+
+def encoded(doors: Sequence[ModuleType]) -> bytes:
+    """The document as the committed file has it."""
+    return msgspec.json.format(msgspec.json.encode(document(doors)), indent=2) + b"\n"

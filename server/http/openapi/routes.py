@@ -1,0 +1,22 @@
+"""``GET /openapi.json``: this API, described for programs."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from types import ModuleType
+
+from aiohttp import web
+
+from server.api.common.route import DOORS, Route
+from server.http.openapi.document import encoded
+
+_encoded = lru_cache(maxsize=1)(encoded)
+
+
+async def openapi(http: web.Request) -> web.Response:
+    """This API as an OpenAPI document."""
+    doors: tuple[ModuleType, ...] = http.app[DOORS]
+    return web.Response(body=_encoded(doors), content_type="application/json")
+
+
+ROUTES = [Route("GET", "/openapi.json", openapi)]

@@ -1,0 +1,1 @@
+"""What speculation did: counted, checked again, or weighed against other ways."""

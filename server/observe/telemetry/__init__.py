@@ -1,0 +1,26 @@
+"""Counting what speculation does, and telling it: to the page, to Prometheus, to the log.
+
+:class:`~server.observe.telemetry.telemetry.Telemetry` (``service.telemetry``, one per model) counts as it happens, on
+the event loop's thread, with plain numbers; nothing here waits, and nothing is formatted before somebody asks.
+
+What the page asks, all structs of :mod:`server.observe.telemetry.report`, ready for ``msgspec.json.encode``:
+
+=====================================  ================================================================================
+``await telemetry.snapshot()``         ``Snapshot``: ``Server`` (header), ``Live`` (tiles), ``DrafterRates`` of the last
+                                       minute and hour (acceptance by drafter and depth), ``Node`` (the tree's places
+                                       and how often each was accepted), counters since the start, a verdict in words
+``await telemetry.history()``          ``HistoryReport``: a ``Point`` for each active second of the last ten minutes and
+                                       each active minute of the last hour, with the bounds of its two histograms
+``await telemetry.points(after)``      the ``Point`` of each second behind ``after`` that is over: what a feed sends
+``telemetry.requests(tenant)``         ``RequestSummary`` of one key's requests, running and over, the newest first
+``telemetry.request(tenant, id)``      ``RequestDetail``: its ``RequestStep`` strip and its text as ``TokenText``
+=====================================  ================================================================================
+
+Those to be awaited do their work in slices, between which the streams have their turn.
+
+``tenant`` is ``CALLER.get().tenant``: texts are told to the key that asked for them and to nobody else.
+
+What is counted where: a step of the engine once, from its ``StepTrace``; the tokens of each request where its text is
+cut (:class:`~server.observe.telemetry.ledger.Ledger`), so that tokens behind a stop string are discarded and not
+accepted, just as in the response's own ``metrics``. ``/metrics`` is made by :mod:`server.observe.telemetry.exposition`.
+"""

@@ -1,0 +1,119 @@
+"""What was counted, as metric families of prometheus-client: names and types as vLLM has them, under ``foresay:``.
+
+Nothing here runs on the path of a step: a scrape reads the plain numbers and makes the families from them. A family
+whose numbers are those of the scrape before is the same object, so that its text need not be made again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from itertools import accumulate
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+
+from server.observe.telemetry.histogram import Histogram
+
+PREFIX = "foresay:"
+COMPATIBLE_PREFIX = "vllm:"
+#: Series that tools look up under vLLM's name: its benchmark, routers and autoscalers, dashboards.
+_SAME = (
+    *("spec_decode_num_drafts", "spec_decode_num_draft_tokens", "spec_decode_num_accepted_tokens"),
+    *("spec_decode_num_accepted_tokens_per_pos", "prompt_tokens", "prompt_tokens_cached", "generation_tokens"),
+    *("prefix_cache_queries", "prefix_cache_hits", "request_success", "num_preemptions"),
+    *("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc"),
+    *("time_to_first_token_seconds", "request_time_per_output_token_seconds", "e2e_request_latency_seconds"),
+    *("request_queue_time_seconds", "request_prefill_time_seconds", "request_decode_time_seconds"),
+    *("request_inference_time_seconds", "request_prompt_tokens", "request_generation_tokens"),
+    *("request_params_max_tokens", "request_params_n"),
+    *("websocket_connections_active", "websocket_connection_duration_seconds"),
+)
+#: Our name to vLLM's. What vLLM calls the latency between tokens is the one between events, of however many tokens.
+COMPATIBLE = {name: name for name in _SAME} | {"inter_chunk_latency_seconds": "inter_token_latency_seconds"}
+
+#: One series: the values of its labels, and its own.
+Series = tuple[Sequence[str], float]
+
+
+class Families:
+    """Makes the families of one model; each label list is behind those that vLLM puts on all of its series: the model's
+    name and the number of the engine, of which there is one here."""
+
+    def __init__(self, model: str) -> None:
+        self._labels, self._values = ("model_name", "engine"), (model, "0")
+        self._made: dict[str, tuple[object, Metric]] = {}
+
+    def counter(
+        self, name: str, about: str, series: Sequence[Series], labels: Sequence[str] = (), keep: Sequence[int] = ()
+    ) -> Iterator[Metric]:
+        """A counter; its name gets ``_total``. keep: which labels vLLM has too, by index; the others are summed up."""
+        yield self._simple(CounterMetricFamily, PREFIX + name, about, series, labels)
+        if name in COMPATIBLE:
+            kept = [labels[index] for index in keep]
+            compatible = COMPATIBLE_PREFIX + COMPATIBLE[name]
+            yield self._simple(CounterMetricFamily, compatible, about, merged(series, keep), kept)
+
+    def gauge(self, name: str, about: str, series: Sequence[Series], labels: Sequence[str] = ()) -> Iterator[Metric]:
+        """A gauge."""
+        for full in _names(name):
+            yield self._simple(GaugeMetricFamily, full, about, series, labels)
+
+    def histogram(self, name: str, about: str, histogram: Histogram) -> Iterator[Metric]:
+        """A histogram."""
+        for full in _names(name):
+            told = *histogram.counts, histogram.sum
+            yield self._same(full, told, partial(self._histogram, full, about, histogram))
+
+    def _simple(
+        self,
+        kind: type[CounterMetricFamily | GaugeMetricFamily],
+        name: str,
+        about: str,
+        series: Sequence[Series],
+        labels: Sequence[str],
+    ) -> Metric:
+        def make() -> Metric:
+            family = kind(name, about, labels=[*self._labels, *labels])
+            for values, value in series:
+                family.add_metric([*self._values, *values], value)
+            return family
+
+        return self._same(name, series, make)
+
+    def _histogram(self, name: str, about: str, histogram: Histogram) -> Metric:
+        family = HistogramMetricFamily(name, about, labels=self._labels)
+        bounds = [*map(str, histogram.bounds), "+Inf"]
+        below = map(float, accumulate(histogram.counts))
+        family.add_metric(self._values, list(zip(bounds, below, strict=True)), histogram.sum)
+        return family
+
+    def _same(self, name: str, told: object, make: Callable[[], Metric]) -> Metric:
+        """The family as it is known, or made anew if it tells something else now."""
+        known = self._made.get(name)
+        if known is None or known[0] != told:
+            known = self._made[name] = told, make()
+        return known[1]
+
+
+def merged(series: Sequence[Series], keep: Sequence[int]) -> list[Series]:
+    """The sums of series that agree in the labels ``keep``; one of 0 where there is none and no label is left."""
+    sums: dict[tuple[str, ...], float] = {} if keep else {(): 0.0}
+    for values, value in series:
+        key = tuple(values[index] for index in keep)
+        sums[key] = sums.get(key, 0.0) + value
+    return list(sums.items())
+
+
+def by(counts: Mapping[str, float]) -> list[Series]:
+    """Series with one label, in its order."""
+    return [((label,), count) for label, count in sorted(counts.items())]
+
+
+def one(value: float) -> list[Series]:
+    """The only series of a family without labels."""
+    return [((), value)]
+
+
+def _names(name: str) -> list[str]:
+    """Ours, and vLLM's if tools look it up."""
+    return [PREFIX + name, *([COMPATIBLE_PREFIX + COMPATIBLE[name]] if name in COMPATIBLE else [])]

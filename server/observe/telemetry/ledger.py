@@ -1,0 +1,243 @@
+"""What becomes of one request, counted where its text is cut: the second's tally, and the request's own record."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+from server.observe.telemetry.history import History
+from server.observe.telemetry.report import RequestDetail, RequestStep, RequestSummary, TokenText
+from server.observe.telemetry.shapes import Shapes
+from server.observe.telemetry.tally import Tally
+from spec.acceptance import tokens_per_step
+from spec.request import Delta, Origin, Request
+from spec.trace import Statistics, StepTrace
+
+if TYPE_CHECKING:  # whoever makes pieces counts them here
+    from server.text.choice import Piece
+
+#: Steps of one request that are kept to be shown; of a longer one only the beginning is.
+MOST_STEPS = 2048
+#: About what a step and a token take, in bytes.
+STEP_BYTES, TOKEN_BYTES = 264, 8
+#: Of tokens that came without one.
+NOWHERE = Origin(0, "", [-1], 0, [], {})
+
+#: step, drafter, drafted, accepted, forced among the accepted, kept, seconds, whose each accepted one was
+Step = tuple[int, str, int, int, int, int, float, Sequence[str]]
+
+
+@dataclass(slots=True)
+class Books:
+    """What all ledgers of a server share. clock: seconds since 1970 that do not run backwards. delivered: the time up
+    to which delivering is counted: when the latest step came, or the latest text of it was handed on. step,
+    step_seconds: the latest one.
+    """
+
+    clock: Callable[[], float]
+    history: History = field(default_factory=History)
+    shapes: Shapes = field(default_factory=Shapes)
+    delivered: float = 0.0
+    step: StepTrace | None = None
+    step_seconds: float = 0.0
+
+
+class Ledger:
+    """One request's counts. All of them are of tokens that are in its text; ``drafted`` is of whatever was verified.
+
+    choices: that were asked for with it. keeps_text: whether its text may be shown later. words: its prompt's first.
+    """
+
+    def __init__(
+        self,
+        request: Request,
+        tenant: str,
+        request_id: str,
+        books: Books,
+        choices: int = 1,
+        keeps_text: bool = True,
+        words: str = "",
+    ) -> None:
+        self.id, self.tenant, self.request_id = request.id, tenant, request_id
+        self.prompt_tokens, self.leads = len(request.prompt), request.fork_of is None
+        self.max_tokens, self.choices, self.keeps_text = request.params.max_tokens, choices, keeps_text
+        self.words = words if keeps_text else None
+        self.temperature, self.seed = request.params.temperature, request.params.seed
+        self.began = books.clock()
+        self.ended: float | None = None
+        self.finish_reason: str | None = None
+        self.cached_tokens = self.tokens = self.runs = self.drafts = 0
+        self.drafted = self.accepted = self.discarded = 0
+        self.drafters: dict[str, int] = {}
+        self._first: float | None = None
+        self._last = 0.0
+        self._first_run = 0
+        self._steps: list[Step] = []
+        self._offsets: list[int] = []
+        self._text: list[str] = []
+        self._whole = True
+        self._books = books
+
+    @property
+    def bytes(self) -> int:
+        """About how much memory it takes."""
+        said = sum(map(len, self._text))
+        return STEP_BYTES * (len(self._steps) + 4) + TOKEN_BYTES * len(self._offsets) + said
+
+    def kept(self, delta: Delta, piece: Piece) -> None:
+        """One step of this request, and what of it is in the text."""
+        now = self._books.clock()
+        tally = self._books.history.at(now)
+        if delta.cached_tokens > self.cached_tokens and self.leads:
+            tally.cached_tokens += delta.cached_tokens - self.cached_tokens
+            self.cached_tokens = delta.cached_tokens
+        if delta.tokens:
+            self.seed = delta.seed
+            self._run(tally, delta, piece)
+        if piece.text and self._whole and self.keeps_text:
+            self._text.append(piece.text)
+        if piece.finish_reason is not None and self.finish_reason is None:
+            self.finish_reason = piece.finish_reason
+            self._over(tally, now, delta.statistics)
+
+    def delivered(self, tokens: int) -> None:
+        """A chunk of ``tokens`` goes out: the time since the one before is a chunk gap, and each token's share of it a
+        time per token. The first one ends the time to first token instead."""
+        if not tokens:
+            return
+        books = self._books
+        now = books.clock()
+        tally = books.history.at(now)
+        tally.phases["deliver"] = tally.phases.get("deliver", 0.0) + now - (books.delivered or now)
+        books.delivered = now
+        if self._first is None:
+            self._first, self._first_run = now, tokens
+            tally.times["time_to_first_token"].observe(now - self.began)
+        else:
+            gap = now - self._last
+            tally.chunk_gaps.observe(gap)
+            tally.token_times.observe(gap / tokens, tokens)
+        self._last = now
+
+    def failed(self, reason: str, error: bool) -> None:
+        """It ended without its last delta. reason: the code of its error, or why nobody reads on."""
+        if self.finish_reason is None:
+            now = self._books.clock()
+            tally = self._books.history.at(now)
+            if error:
+                tally.failed[reason] = tally.failed.get(reason, 0) + 1
+            self.finish_reason = "error" if error else "cancelled"
+            self._over(tally, now, None)
+
+    def summary(self) -> RequestSummary:
+        """The request in numbers."""
+        seconds = (self._books.clock() if self.ended is None else self.ended) - self.began
+        return RequestSummary(
+            id=self.id,
+            request_id=self.request_id,
+            started=self.began,
+            prompt=self.words,
+            temperature=self.temperature,
+            seed=self.seed,
+            prompt_tokens=self.prompt_tokens,
+            cached_tokens=self.cached_tokens,
+            output_tokens=self.tokens,
+            time_to_first_token=None if self._first is None else self._first - self.began,
+            seconds=seconds,
+            tokens_per_second=self.rate,
+            steps=self.runs,
+            drafts=self.drafts,
+            drafted=self.drafted,
+            accepted=self.accepted,
+            discarded=self.discarded,
+            acceptance_rate=self.accepted / self.drafted if self.drafted else None,
+            tokens_per_step=tokens_per_step(self.tokens, self.runs),
+            drafters=self.drafters,
+            finish_reason=self.finish_reason,
+        )
+
+    @property
+    def rate(self) -> float | None:
+        """Tokens per second behind the first ones; None if there were no others."""
+        rest = self.tokens - self._first_run
+        decoding = self._last - self._first if self._first is not None else 0.0
+        return rest / decoding if decoding > 0 and rest > 0 else None
+
+    def detail(self) -> RequestDetail:
+        """The request step by step, and its text by origin; for the key that asked for it only."""
+        steps = [
+            RequestStep(number, drafter, drafted, accepted, kept, 1000 * seconds)
+            for number, drafter, drafted, accepted, _, kept, seconds, _ in self._steps
+        ]
+        text = self._by_origin()
+        return RequestDetail(self.summary(), steps, text, whole=self._whole, text_kept=self.keeps_text)
+
+    def _run(self, tally: Tally, delta: Delta, piece: Piece) -> None:
+        """Count the tokens of one step."""
+        origin, made, kept = delta.origin or NOWHERE, len(delta.tokens), len(piece.token_ids)
+        path, forced, books = origin.path, origin.forced, self._books
+        shape = books.shapes.of(origin.parents)
+        drafted, accepted = shape.drafted, min(len(path), kept)
+        run = origin.drafter, shape, path[accepted - 1] if accepted else 0, kept
+        tally.new_runs[run] = tally.new_runs.get(run, 0) + 1
+        if not self.runs and self.leads:
+            tally.prompt_tokens += self.prompt_tokens
+        self.runs += 1
+        self.tokens += kept
+        if made != kept:
+            self.discarded += made - kept
+            tally.discarded += made - kept
+        if drafted:
+            self.drafts += 1
+            self.drafted += drafted
+            self.accepted += accepted
+            self.drafters[origin.drafter] = self.drafters.get(origin.drafter, 0) + 1
+        sure = 0
+        if forced:
+            tally.forced += forced
+            sure = sum(1 for node in path[:accepted] if node <= forced)
+        if len(self._steps) < MOST_STEPS:
+            latest = books.step
+            same = latest is not None and latest.number == origin.step
+            seconds = books.step_seconds if same else sum(origin.seconds.values())
+            step = (origin.step, origin.drafter, drafted, accepted, sure, kept, seconds, origin.sources)
+            self._steps.append(step)
+            if self.keeps_text:
+                self._offsets += piece.offsets
+        else:
+            self._whole = False
+
+    def _over(self, tally: Tally, now: float, statistics: Statistics | None) -> None:
+        """Count a request that has ended; its parts in time only if it ran to its end."""
+        self.ended = now
+        reason = self.finish_reason or ""
+        tally.finished[reason] = tally.finished.get(reason, 0) + 1
+        times = tally.times
+        times["e2e_request_latency"].observe(now - self.began)
+        tally.lengths["request_prompt_tokens"].observe(self.prompt_tokens)
+        tally.lengths["request_generation_tokens"].observe(self.tokens)
+        if self.max_tokens is not None:
+            tally.lengths["request_params_max_tokens"].observe(self.max_tokens)
+        if self.leads:
+            tally.choices.observe(self.choices)
+        if statistics is not None:
+            queue, first = statistics.seconds.get("queue", 0.0), statistics.time_to_first_token
+            times["request_queue_time"].observe(queue)
+            times["request_prefill_time"].observe(max(first - queue, 0.0))
+            times["request_decode_time"].observe(statistics.decode_seconds)
+            times["request_inference_time"].observe(max(first - queue, 0.0) + statistics.decode_seconds)
+        if self._first is not None and self.tokens > 1:
+            tally.mean_token_times.observe((now - self._first) / (self.tokens - 1))
+
+    def _by_origin(self) -> list[TokenText]:
+        """The text of each token with where it comes from."""
+        text = "".join(self._text)
+        spans = iter(pairwise([*self._offsets, len(text)]))
+        found = []
+        for _, drafter, _, accepted, sure, kept, _, sources in self._steps:
+            for place, (begin, end) in zip(range(kept), spans, strict=False):
+                who, depth = (sources[place] if sources else drafter, place + 1) if place < accepted else ("", 0)
+                found.append(TokenText(text[begin:end], who, depth, place < sure))
+        return found

@@ -1,0 +1,122 @@
+"""For people: how speculation went, every 10 seconds in which something was drafted, and a warning if it costs, or if
+something else keeps the machine busy.
+
+The first is worded as vLLM words it, with the time saved and what else we count behind it, so that what reads vLLM's
+log reads this one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sys
+from collections.abc import AsyncIterator
+from typing import TYPE_CHECKING
+
+from aiohttp import web
+
+from server.observe.telemetry.tally import Tally
+from server.observe.telemetry.verdict import judged
+from spec.acceptance import ByDepth, by_place, tokens_per_step
+from spec.trace import NOT_PAYING
+
+if TYPE_CHECKING:
+    from server.observe.telemetry.telemetry import Telemetry
+
+EVERY_SECONDS = 10
+#: A server that goes on losing says so this often.
+WARN_EVERY_SECONDS = 300.0
+#: A machine is called busy where the engine waited for a core for such a share of its steps.
+BUSY = 0.25
+log = logging.getLogger("foresay.speculation")
+
+
+def to_stderr(whose: logging.Logger = log) -> None:
+    """Write the lines of a logger to stderr, with the time in front."""
+    lines = logging.StreamHandler(sys.stderr)
+    lines.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s", "%Y-%m-%dT%H:%M:%S%z"))
+    whose.addHandler(lines)
+    whose.setLevel(logging.INFO)
+    whose.propagate = False
+
+
+def line(tally: Tally, seconds: float) -> str:
+    """What was drafted and accepted in so many seconds."""
+    drafts, drafted, accepted = tally.drafts, tally.drafted, tally.accepted
+    per_depth = by_place(drafting.accepted_per_depth for drafting in tally.drafting.values())
+    positions = ", ".join(f"{count / drafts:.3f}" for count in per_depth)
+    verdict = judged(tally)
+    speed = "" if verdict.speed_up is None else f", {verdict.speed_up:.2f}x of plain decoding"
+    speed += f", unsure: {tally.doubt}" if tally.doubt else ""
+    per_step = tokens_per_step(tally.tokens, tally.runs) or 0.0
+    return (
+        f"SpecDecoding metrics: Mean acceptance length: {1 + accepted / drafts:.2f}, "
+        f"Accepted throughput: {accepted / seconds:.2f} tokens/s, "
+        f"Drafted throughput: {drafted / seconds:.2f} tokens/s, "
+        f"Accepted: {accepted} tokens, Drafted: {drafted} tokens, Per-position acceptance rate: {positions}, "
+        f"Avg Draft acceptance rate: {100 * accepted / drafted:.1f}%, "
+        f"Time saved: {verdict.saved_seconds:.2f} s (estimated{speed}), Tokens per step: {per_step:.2f}, "
+        f"Accepted by depth: {ByDepth.of(per_depth, drafts)}"
+    )
+
+
+class Reporter:
+    """Logs how speculation goes, and warns when it costs time: at once, and then now and again while it stays so.
+
+    model: its name, where there are several.
+    """
+
+    def __init__(self, telemetry: Telemetry, model: str = "") -> None:
+        self._telemetry = telemetry
+        self._whose = f"{model}: " if model else ""
+        self._reported = int(telemetry.clock())
+        self._next_warning = 0.0
+        self._next_choice_warning = 0.0
+        self._next_busy_warning = 0.0
+
+    def report(self) -> None:
+        """Log the seconds since the last report that are over, if anything was drafted in them."""
+        now = int(self._telemetry.clock())
+        tally, seconds = self._telemetry.between(self._reported, now), max(now - self._reported, 1)
+        self._reported = now
+        self._tell_choice(tally, now)
+        self._tell_busy(tally.crowded, now)
+        if not tally.drafts:
+            return
+        log.info("%s%s", self._whose, line(tally, seconds))
+        verdict = judged(tally)
+        if verdict.pays is False and now >= self._next_warning:
+            log.warning("%s%s", self._whose, verdict.sentence)
+            self._next_warning = now + WARN_EVERY_SECONDS
+        elif verdict.pays:
+            self._next_warning = 0.0
+
+    def _tell_choice(self, tally: Tally, now: int) -> None:
+        """Say who drafts most of the time now, if that is another one than before; a warning if nobody does."""
+        if not tally.news:
+            return
+        level = logging.WARNING if tally.news.startswith(NOT_PAYING) else logging.INFO
+        if level == logging.INFO or now >= self._next_choice_warning:
+            log.log(level, "%sDrafting, as it was weighed: %s", self._whose, tally.news)
+        if level == logging.WARNING:
+            self._next_choice_warning = now + WARN_EVERY_SECONDS
+
+    def _tell_busy(self, crowded: float, now: int) -> None:
+        """Warn when the engine waits for cores: at once, and then now and again while it stays so."""
+        if crowded >= BUSY and now >= self._next_busy_warning:
+            log.warning(
+                "Something else keeps this machine busy: of its time the engine waits %.0f%% for a core.", 100 * crowded
+            )
+            self._next_busy_warning = now + WARN_EVERY_SECONDS
+
+    async def life(self, app: web.Application) -> AsyncIterator[None]:
+        """Report while the server runs."""
+        reporting = asyncio.create_task(self._run())
+        yield
+        reporting.cancel()
+        await asyncio.gather(reporting, return_exceptions=True)
+
+    async def _run(self) -> None:
+        while True:
+            await asyncio.sleep(EVERY_SECONDS)
+            self.report()

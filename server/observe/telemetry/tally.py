@@ -1,0 +1,200 @@
+"""What was counted in a span of time; tallies of neighbouring spans add up.
+
+The tally of the running second is the only one that is written to. When the second is over it is folded into the totals
+since the start, so nothing is counted twice on the path of a step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Self
+
+import msgspec
+
+from server.observe.telemetry.drafting import Drafting, Places, Run, add
+from server.observe.telemetry.histogram import (
+    CHOICE_BOUNDS,
+    LENGTH_BOUNDS,
+    REQUEST_BOUNDS,
+    RUN_BOUNDS,
+    TOKEN_BOUNDS,
+    Histogram,
+)
+from server.observe.telemetry.shadows import Shadowing
+from spec.trace import StepTrace
+
+#: Of a request, as vLLM names them: their histograms hold seconds.
+REQUEST_TIMES: tuple[str, ...] = (
+    *("time_to_first_token", "e2e_request_latency", "request_queue_time", "request_prefill_time"),
+    *("request_decode_time", "request_inference_time"),
+)
+#: Of a request: their histograms hold tokens.
+REQUEST_LENGTHS = ("request_prompt_tokens", "request_generation_tokens", "request_params_max_tokens")
+
+
+class Tally:
+    """Everything counted in one span. second: where it begins, in seconds since 1970.
+
+    Of steps: steps, emitted (tokens the engine wrote), phases (seconds), preemptions, the latest one for its gauges;
+    decode_*, propose_seconds: of steps that read no prompt and in which no request had switched speculation off;
+    plain_seconds: what plain decoding would have taken for what these emitted, estimated; doubted: the seconds of those
+    whose estimate may be wrong, by the reason; waited_seconds: those in which the engine waited for a core, estimated.
+    Of runs (a step of one
+    request that wrote text): new_runs, and what :meth:`settle` makes of them: runs, tokens, run_lengths, drafting,
+    places; discarded (tokens behind the end of a text) and forced (drafts). chosen: steps by what the budget chose,
+    where there is one; news: of the last change of who leads. shadows: of drafters beside the one in use.
+    Of requests: the rest. told: the JSON of its point, once it was asked for.
+    """
+
+    def __init__(self, second: int = 0) -> None:
+        self.second = second
+        self.steps = self.emitted = self.preemptions = 0
+        self.decode_steps = self.decode_emitted = self.decode_rows = 0
+        self.decode_seconds = self.propose_seconds = self.plain_seconds = 0.0
+        self.waited_seconds = 0.0
+        self.doubted: dict[str, float] = {}
+        self.latest: StepTrace | None = None
+        self.told: msgspec.Raw | None = None
+        self.phases: dict[str, float] = {}
+        self.runs = self.tokens = self.discarded = self.forced = 0
+        self.new_runs: dict[Run, int] = {}
+        self.drafting: dict[str, Drafting] = {}
+        self.places = Places()
+        self.chosen: dict[str, int] = {}
+        self.news = ""
+        self.shadows: dict[str, Shadowing] = {}
+        self.prompt_tokens = self.cached_tokens = 0
+        self.finished: dict[str, int] = {}
+        self.failed: dict[str, int] = {}
+        self.step_seconds = Histogram(TOKEN_BOUNDS)
+        self.step_tokens = Histogram(LENGTH_BOUNDS)
+        self.run_lengths = Histogram(RUN_BOUNDS)
+        self.chunk_gaps = Histogram(TOKEN_BOUNDS)
+        self.token_times = Histogram(TOKEN_BOUNDS)
+        self.mean_token_times = Histogram(TOKEN_BOUNDS)
+        self.times = {name: Histogram(REQUEST_BOUNDS) for name in REQUEST_TIMES}
+        self.lengths = {name: Histogram(LENGTH_BOUNDS) for name in REQUEST_LENGTHS}
+        self.choices = Histogram(CHOICE_BOUNDS)
+
+    @property
+    def drafted(self) -> int:
+        """Drafted nodes, of all drafters."""
+        return sum(drafting.drafted for drafting in self.drafting.values())
+
+    @property
+    def accepted(self) -> int:
+        """Accepted nodes, of all drafters."""
+        return sum(drafting.accepted for drafting in self.drafting.values())
+
+    @property
+    def drafts(self) -> int:
+        """Trees with at least one drafted node, of all drafters."""
+        return sum(drafting.drafts for drafting in self.drafting.values())
+
+    @property
+    def speed_up(self) -> float | None:
+        """How many times faster than plain decoding, estimated; None if nothing was decoded or nobody knows."""
+        return self.plain_seconds / self.decode_seconds if self.plain_seconds and self.decode_seconds else None
+
+    @property
+    def doubt(self) -> str:
+        """Why that may be wrong for more than half of the time; "" if it is not."""
+        doubted = self.doubted
+        return max(doubted, key=doubted.__getitem__) if 2 * sum(doubted.values()) > self.decode_seconds else ""
+
+    @property
+    def crowded(self) -> float:
+        """The share of the steps' time in which the engine waited for a core that something else had, estimated."""
+        return self.waited_seconds / self.step_seconds.sum if self.waited_seconds else 0.0
+
+    @property
+    def acceptance_rate(self) -> float | None:
+        """The share of drafted nodes that was accepted."""
+        drafted = self.drafted
+        return self.accepted / drafted if drafted else None
+
+    def step(self, trace: StepTrace) -> float:
+        """One step of the engine; returns its seconds."""
+        phases, total = self.phases, 0.0
+        for phase, seconds in trace.seconds.items():
+            phases[phase] = phases.get(phase, 0.0) + seconds
+            total += seconds
+        self.steps += 1
+        self.emitted += trace.emitted
+        self.latest = trace
+        self.waited_seconds += trace.crowded * total
+        self.step_seconds.observe(total)
+        self.step_tokens.observe(trace.prefill_rows + trace.emitted)
+        if trace.preemptions:
+            self.preemptions += trace.preemptions
+        if trace.choice:
+            self.chosen[trace.choice] = self.chosen.get(trace.choice, 0) + 1
+            self.news = trace.news or self.news
+        if not trace.prefill_rows and not trace.plain:
+            self.decode_steps += 1
+            self.decode_seconds += total
+            self.decode_emitted += trace.emitted
+            self.decode_rows += trace.rows
+            self.propose_seconds += trace.seconds.get("propose", 0.0)
+            self.plain_seconds += trace.root_seconds * trace.emitted / trace.sequences
+            if trace.doubt:
+                self.doubted[trace.doubt] = self.doubted.get(trace.doubt, 0.0) + total
+        return total
+
+    def settle(self) -> Self:
+        """Work out what is to be known of the runs so far. To be called before reading."""
+        if self.new_runs:
+            runs, self.new_runs = self.new_runs, {}
+            for (drafter, shape, last, kept), times in runs.items():
+                self._settle(times, kept)
+                if shape.drafted:
+                    self.drafting.setdefault(drafter, Drafting()).count(shape, len(shape.trails[last]), times)
+                    self.places.count(shape, last, times)
+        return self
+
+    def _settle(self, runs: int, kept: int) -> None:
+        self.runs += runs
+        self.tokens += kept * runs
+        self.run_lengths.observe(kept, runs)
+
+    def add(self, later: Self) -> None:
+        """Count what a later tally has counted."""
+        later.settle()
+        self.told = None
+        for name in _SUMS:
+            setattr(self, name, getattr(self, name) + getattr(later, name))
+        counted = ((self.finished, later.finished), (self.failed, later.failed), (self.chosen, later.chosen))
+        for counts, more in counted:
+            add(counts, more)
+        self.news = later.news or self.news
+        for times, seconds in ((self.phases, later.phases), (self.doubted, later.doubted)):
+            for name, spent in seconds.items():
+                times[name] = times.get(name, 0.0) + spent
+        for name, drafting in later.drafting.items():
+            self.drafting.setdefault(name, Drafting()).add(drafting)
+        self.places.add(later.places)
+        for name, shadowing in later.shadows.items():
+            self.shadows.setdefault(name, Shadowing()).add(shadowing)
+        self.latest = later.latest or self.latest
+        for mine, theirs in zip(self.histograms(), later.histograms(), strict=True):
+            mine.add(theirs)
+
+    def histograms(self) -> list[Histogram]:
+        """All of them, in a fixed order."""
+        steps = [self.step_seconds, self.step_tokens, self.run_lengths, self.chunk_gaps, self.token_times]
+        return [*steps, self.mean_token_times, *self.times.values(), *self.lengths.values(), self.choices]
+
+
+_SUMS = (
+    *("steps", "emitted", "preemptions", "decode_steps", "decode_emitted", "decode_rows"),
+    *("decode_seconds", "propose_seconds", "plain_seconds", "waited_seconds"),
+    *("runs", "tokens", "discarded", "forced", "prompt_tokens", "cached_tokens"),
+)
+
+
+def summed(tallies: Sequence[Tally]) -> Tally:
+    """One tally of them all; begins where the first one does."""
+    total = Tally(tallies[0].second if tallies else 0)
+    for tally in tallies:
+        total.add(tally)
+    return total

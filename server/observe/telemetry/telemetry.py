@@ -1,0 +1,280 @@
+"""Everything one server counts, owned by its :class:`~server.host.service.Service`; one thread, the event loop's.
+
+::
+
+    EngineClient.observe ── step(trace) ──┐
+    Service.generation ── watching() ── Ledger.kept, delivered ──┴── History ── snapshot, history, totals, window
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from copy import copy
+from types import MappingProxyType
+from typing import Protocol
+
+import foresay
+from server.engine.status import EngineStatus
+from server.gateway.caller import CALLER, REQUEST_ID
+from server.observe.telemetry import views
+from server.observe.telemetry.connections import Connections
+from server.observe.telemetry.histogram import TOKEN_BOUNDS
+from server.observe.telemetry.ledger import Books, Ledger
+from server.observe.telemetry.recent import Recent
+from server.observe.telemetry.report import (
+    Gauges,
+    HistoryReport,
+    Point,
+    RequestDetail,
+    RequestSummary,
+    Server,
+    Snapshot,
+)
+from server.observe.telemetry.self_check import SelfCheckCounts
+from server.observe.telemetry.shadows import Shadowing
+from server.observe.telemetry.startup import Startup
+from server.observe.telemetry.tally import Tally, summed
+from server.observe.telemetry.verdict import Verdict, judged
+from server.schemas.errors import ApiError
+from spec.errors import InvalidRequest
+from spec.request import EngineInfo, Request
+from spec.trace import ShadowReport, StepTrace
+
+#: What the page says of a server that is about to stop.
+DRAINING = "what runs is finished, nothing new is taken"
+#: Errors that are no failure: somebody asked for the end.
+ASKED_FOR = frozenset({"cancelled"})
+#: Of prompts that nobody has words of.
+NO_WORDS: Mapping[str, str] = MappingProxyType({})
+#: How far one step moves what is told of a step without drafts.
+_MOVED = 1 / 16
+#: What raises where the client has left.
+LEFT = (asyncio.CancelledError, GeneratorExit, ConnectionError)
+
+
+class Watched(Protocol):
+    """What telemetry looks up of the engine."""
+
+    @property
+    def status(self) -> EngineStatus:
+        """What it is doing."""
+        ...
+
+    @property
+    def info(self) -> EngineInfo | None:
+        """What is running."""
+        ...
+
+
+def steady_clock() -> Callable[[], float]:
+    """Seconds since 1970 that do not run backwards when somebody sets the clock."""
+    offset = time.time() - time.monotonic()
+    return lambda: time.monotonic() + offset
+
+
+class Telemetry:
+    """What the engine of one model did and what clients got. connections: of the whole server. draining: no more
+    requests are taken. self_check: what re-runs found. arriving: requests that wait until the model is loaded.
+    """
+
+    def __init__(
+        self,
+        model: str,
+        engine: Watched,
+        clock: Callable[[], float] | None = None,
+        connections: Connections | None = None,
+    ) -> None:
+        self.model = model
+        self.connections = connections or Connections()
+        self.clock = clock or steady_clock()
+        self.started = self.clock()
+        self.startup = Startup(self.clock)
+        self.self_check = SelfCheckCounts()
+        self.draining = False
+        self.arriving = 0
+        self._engine = engine
+        self._books, self._recent = Books(self.clock), Recent()
+        self._history = self._books.history
+        self._root_seconds = 0.0
+        self._last_rate: float | None = None
+
+    # -- counting ------------------------------------------------------------------------------------------------
+
+    def step(self, trace: StepTrace) -> None:
+        """Count a step of the engine. To be told of every one; costs microseconds. Of re-runs only the pace counts."""
+        if trace.sequences == 1 and trace.root_seconds:
+            known = self._root_seconds or trace.root_seconds
+            self._root_seconds = known + _MOVED * (trace.root_seconds - known)
+        if trace.aside:
+            return
+        books = self._books
+        books.delivered = now = books.clock()
+        books.step_seconds = books.history.at(now).step(trace)
+        books.step = trace
+
+    def shadowed(self, report: ShadowReport) -> None:
+        """Count what the shadow drafter would have done for a request."""
+        tally = self._history.at(self.clock())
+        tally.shadows.setdefault(report.drafter, Shadowing()).count(report)
+
+    @contextmanager
+    def watching(
+        self, requests: Sequence[Request], keeps_text: bool = True, words: Mapping[str, str] = NO_WORDS
+    ) -> Iterator[list[Ledger]]:
+        """Count what becomes of these requests; whoever has not ended by the end of the context has failed, or was left
+        alone by its client. keeps_text: whether what they say may be shown to their key later. words: the first ones of
+        their prompts, by id."""
+        tenant, request_id = CALLER.get().tenant, REQUEST_ID.get("")
+        forks = Counter(request.fork_of for request in requests)
+        ledgers = [
+            Ledger(r, tenant, request_id, self._books, 1 + forks[r.id], keeps_text, words.get(r.id, ""))
+            for r in requests
+        ]
+        for ledger in ledgers:
+            self._recent.begin(ledger)
+        reason, failed = "cancelled", False
+        try:
+            yield ledgers
+        except LEFT:
+            raise
+        except (ApiError, InvalidRequest) as error:
+            reason = error.code or "invalid_request"
+            failed = reason not in ASKED_FOR
+            raise
+        except Exception:
+            reason, failed = "internal_error", True
+            raise
+        finally:
+            for ledger in ledgers:
+                ledger.failed(reason, failed)
+                self._recent.end(ledger)
+                self._last_rate = ledger.rate or self._last_rate
+
+    # -- telling -------------------------------------------------------------------------------------------------
+
+    @property
+    def engine(self) -> Watched:
+        """The engine that is counted."""
+        return self._engine
+
+    @property
+    def gauges(self) -> Gauges:
+        """What is going on now. Between steps the requests that are let in tell more than the latest step."""
+        present, last, info = self._recent.running, self._books.step, self._engine.info
+        if last is None or info is None or self._engine.status.state != "ready":
+            return Gauges(waiting=present + self.arriving)
+        room = info.kv_tokens / info.page_size
+        waiting = max(present - info.max_seqs, min(last.waiting, present))
+        used = min(1.0, last.pages / room) if present else 0.0
+        return Gauges(present - waiting, waiting, used, min(1.0, last.kept_pages / room))
+
+    @property
+    def plain_seconds(self) -> float:
+        """A decoding step of one request without drafts; 0 if nobody knows."""
+        info = self._engine.info
+        return self._root_seconds or (info.root_seconds if info is not None else 0.0)
+
+    def totals(self) -> Tally:
+        """Everything counted since the start."""
+        return self._history.total()
+
+    def window(self, seconds: int) -> Tally:
+        """What was counted in the last ``seconds``, at most ten minutes."""
+        return self._history.window(self.clock(), seconds)
+
+    def between(self, begin: int, end: int) -> Tally:
+        """What was counted from second ``begin`` up to second ``end``, which is not among them."""
+        return summed([tally for tally in self._history.since(begin) if tally.second < end])
+
+    def verdict(self, seconds: int = views.LIVE_SECONDS) -> Verdict:
+        """Whether speculation paid in the last ``seconds``."""
+        return judged(self.window(seconds))
+
+    async def snapshot(self) -> Snapshot:
+        """Header, tiles, drafters and tree, as of now."""
+        hour = self._history.hour(self.clock())
+        await asyncio.sleep(0)  # that was half of the work, and streams wait
+        now, info = self.clock(), self._engine.info
+        recent = self._history.since(int(now) - views.RATE_SECONDS + 1)
+        whole, totals = self.window(views.LIVE_SECONDS), self.totals()
+        return Snapshot(
+            now=now,
+            server=self._server(now, info),
+            live=views.live(recent, whole, self._last_rate, self.plain_seconds, self.gauges),
+            drafters=views.drafters(whole),
+            drafters_hour=views.drafters(hour),
+            shadows=views.shadows(hour),
+            nodes=views.nodes(whole),
+            accepted_by_depth=views.by_depth(whole),
+            accepted_by_depth_hour=views.by_depth(hour),
+            totals=_counters(totals),
+            startup=dict(self.startup.seconds),
+            verdict=judged(whole).sentence,
+            self_check=copy(self.self_check),
+        )
+
+    async def history(self) -> HistoryReport:
+        """All charts, for ``msgspec.json.encode``. Seconds without any activity are left out; the running second comes
+        when it is over."""
+        now = self.clock()
+        return HistoryReport(
+            now=now,
+            bounds=list(TOKEN_BOUNDS),
+            minutes=await views.points(self._history.minutes(now), 60),
+            seconds=await views.points(self._history.seconds(now), 1),
+        )
+
+    async def points(self, after: int) -> tuple[list[Point], int]:
+        """The seconds after second ``after`` that are over, for ``msgspec.json.encode``, and the last one of them."""
+        now = int(self.clock())
+        over = [tally for tally in self._history.since(after + 1) if tally.second < now]
+        return await views.points(over, 1), over[-1].second if over else after
+
+    def requests(self, tenant: str) -> list[RequestSummary]:
+        """The tenant's requests that run and the last 100 that are over, the newest first. No text."""
+        return [ledger.summary() for ledger in self._recent.of(tenant)]
+
+    def request(self, tenant: str, id: str) -> RequestDetail | None:
+        """One request of the tenant with its steps and text; None if there is none of this id."""
+        ledger = self._recent.find(tenant, id)
+        return None if ledger is None else ledger.detail()
+
+    def _server(self, now: float, info: EngineInfo | None) -> Server:
+        status = self._engine.status
+        known = Server(
+            model=self.model,
+            status="draining" if self.draining else status.state,
+            message=DRAINING if self.draining else status.message,
+            version=foresay.__version__,
+            started=self.started,
+            uptime=now - self.started,
+            restarts=sum(self.startup.restarts.values()),
+        )
+        return known if info is None else _with_engine(known, info)
+
+
+def _with_engine(known: Server, info: EngineInfo) -> Server:
+    names = [name for name in Server.__struct_fields__ if name in EngineInfo.__struct_fields__]
+    told = {name: getattr(known, name) for name in Server.__struct_fields__} | {n: getattr(info, n) for n in names}
+    return Server(**told | {"draft_shape": list(info.draft_shape), "drafters": list(info.drafters)})
+
+
+def _counters(totals: Tally) -> dict[str, int]:
+    """The counters that the page shows, by the names they have in /metrics without ``foresay:`` and ``_total``."""
+    return {
+        "generation_tokens": totals.tokens,
+        "prompt_tokens": totals.prompt_tokens,
+        "prompt_tokens_cached": totals.cached_tokens,
+        "engine_steps": totals.steps,
+        "spec_decode_num_drafts": totals.drafts,
+        "spec_decode_num_draft_tokens": totals.drafted,
+        "spec_decode_num_accepted_tokens": totals.accepted,
+        "spec_decode_num_discarded_tokens": totals.discarded,
+        "requests": sum(totals.finished.values()),
+        "request_errors": sum(totals.failed.values()),
+        "num_preemptions": totals.preemptions,
+    }

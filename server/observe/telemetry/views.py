@@ -1,0 +1,155 @@
+"""Tallies as the structs of :mod:`server.observe.telemetry.report`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import cast
+
+import msgspec
+
+from server.observe.telemetry.histogram import Histogram
+from server.observe.telemetry.report import DrafterRates, Gauges, Live, Node, Point, Quantiles, ShadowRates
+from server.observe.telemetry.shapes import link, unlink
+from server.observe.telemetry.slices import Slices
+from server.observe.telemetry.tally import Tally
+from spec.acceptance import ByDepth, by_place, tokens_per_step
+
+RATE_SECONDS = 10
+LIVE_SECONDS = 60
+
+
+def ratio(part: float, whole: float) -> float | None:
+    """``part / whole``; None if there is no whole."""
+    return part / whole if whole else None
+
+
+def quantiles(histogram: Histogram) -> Quantiles:
+    """The two that are shown."""
+    return Quantiles(histogram.quantile(0.5), histogram.quantile(0.99))
+
+
+def live(recent: Sequence[Tally], whole: Tally, last_rate: float | None, plain: float, gauges: Gauges) -> Live:
+    """The tiles. recent: the last ``RATE_SECONDS``. whole: the last ``LIVE_SECONDS``, summed up. last_rate: tokens per
+    second of the last request that is over. plain: seconds of a step without drafts."""
+    tokens, busy = sum(tally.tokens for tally in recent), sum(tally.step_seconds.sum for tally in recent)
+    return Live(
+        tokens_per_second=ratio(tokens, busy),
+        last_request_tokens_per_second=last_rate,
+        time_to_first_token=quantiles(whole.times["time_to_first_token"]),
+        time_per_token=quantiles(whole.token_times),
+        chunk_gap=quantiles(whole.chunk_gaps),
+        acceptance_rate=whole.acceptance_rate,
+        tokens_per_step=tokens_per_step(whole.tokens, whole.runs),
+        speed_up=whole.speed_up,
+        doubt=whole.doubt,
+        root_seconds=plain,
+        step_seconds=ratio(whole.decode_seconds, whole.decode_steps),
+        crowded=ratio(sum(tally.waited_seconds for tally in recent), busy) or 0.0,
+        gauges=gauges,
+    )
+
+
+def drafters(tally: Tally) -> list[DrafterRates]:
+    """Each drafter's trees, who made most of them first."""
+    rows = [
+        DrafterRates(
+            drafter=name,
+            drafts=drafting.drafts,
+            drafted=drafting.drafted,
+            accepted=drafting.accepted,
+            share=drafting.drafts / tally.drafts,
+            acceptance_rate=ratio(drafting.accepted, drafting.drafted),
+            mean_acceptance_length=ratio(drafting.drafts + drafting.accepted, drafting.drafts),
+            drafted_per_depth=list(drafting.drafted_per_depth),
+            accepted_per_depth=list(drafting.accepted_per_depth),
+        )
+        for name, drafting in tally.drafting.items()
+    ]
+    return sorted(rows, key=lambda row: (-row.drafts, row.drafter))
+
+
+def shadows(tally: Tally) -> list[ShadowRates]:
+    """What the drafters beside the one in use would have had accepted."""
+    return [
+        ShadowRates(
+            drafter=name,
+            steps=shadow.steps,
+            drafts=shadow.drafting.drafts,
+            drafted=shadow.drafting.drafted,
+            accepted=shadow.drafting.accepted,
+            acceptance_rate=ratio(shadow.drafting.accepted, shadow.drafting.drafted),
+            tokens_per_step=tokens_per_step(shadow.tokens, shadow.steps),
+            mean_acceptance_length=ratio(shadow.drafting.drafts + shadow.drafting.accepted, shadow.drafting.drafts),
+            milliseconds=ratio(1000 * shadow.seconds, shadow.steps),
+            drafted_per_depth=list(shadow.drafting.drafted_per_depth),
+            accepted_per_depth=list(shadow.drafting.accepted_per_depth),
+        )
+        for name, shadow in sorted(tally.shadows.items())
+    ]
+
+
+def nodes(tally: Tally) -> list[Node]:
+    """The places of the trees, depth by depth. A place that had several parents is told with the one it had most."""
+    parents: dict[tuple[int, int], dict[int, int]] = {}
+    for number, times in tally.places.drafted.items():
+        depth, rank, parent = unlink(number)
+        parents.setdefault((depth, rank), {})[parent] = times
+    found = []
+    for (depth, rank), drafted in sorted(parents.items()):
+        taken = sum(tally.places.taken.get(link(depth, rank, parent), 0) for parent in drafted)
+        found.append(Node(depth, rank, max(drafted, key=drafted.__getitem__), sum(drafted.values()), taken))
+    return found
+
+
+def by_depth(tally: Tally) -> ByDepth:
+    """How deep drafts were accepted, of all drafters."""
+    return ByDepth.of(by_place(drafting.accepted_per_depth for drafting in tally.drafting.values()), tally.drafts)
+
+
+async def points(tallies: Sequence[Tally], seconds: int) -> list[Point]:
+    """Buckets of a chart, each as the JSON of its :class:`Point`: made once, as what is over changes no more."""
+    slices, found = Slices(), []
+    for tally in tallies:
+        if tally.told is None:
+            await slices.pause()
+            tally.told = msgspec.Raw(msgspec.json.encode(point(tally, seconds)))
+        found.append(tally.told)
+    return cast("list[Point]", found)
+
+
+def point(tally: Tally, seconds: int) -> Point:
+    """One bucket of a chart."""
+    latest = tally.latest
+    return Point(
+        at=tally.second,
+        seconds=seconds,
+        steps=tally.steps,
+        tokens=tally.tokens,
+        emitted=tally.emitted,
+        runs=tally.runs,
+        drafts=tally.drafts,
+        drafted=tally.drafted,
+        accepted=tally.accepted,
+        discarded=tally.discarded,
+        tokens_per_step=tokens_per_step(tally.tokens, tally.runs),
+        acceptance_rate=tally.acceptance_rate,
+        tree_nodes=ratio(tally.drafted, tally.drafts),
+        speed_up=tally.speed_up,
+        busy_seconds=tally.step_seconds.sum,
+        decode_seconds=tally.decode_seconds,
+        plain_seconds=tally.plain_seconds,
+        doubted_seconds=sum(tally.doubted.values()),
+        first_tokens=tally.times["time_to_first_token"].count,
+        first_token_seconds=tally.times["time_to_first_token"].sum,
+        phases=dict(tally.phases),
+        drafters={name: drafting.drafts for name, drafting in tally.drafting.items()},
+        accepted_per_depth=by_place(drafting.accepted_per_depth for drafting in tally.drafting.values()),
+        chunk_gaps=list(tally.chunk_gaps.counts),
+        token_times=list(tally.token_times.counts),
+        running=latest.running if latest else 0,
+        waiting=latest.waiting if latest else 0,
+        pages=latest.pages if latest else 0,
+        kept_pages=latest.kept_pages if latest else 0,
+        finished=sum(tally.finished.values()),
+        failed=sum(tally.failed.values()),
+    )

@@ -1,0 +1,51 @@
+"""``/v1/completions`` on the wire."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from server.schemas.logprobs import CompletionLogprobs, PromptLogprobs
+from server.schemas.provenance import Provenance
+from server.schemas.shared import FinishReason, GenerationRequest, Metrics, RequestWarning, Usage
+
+
+class CompletionRequest(GenerationRequest, kw_only=True):
+    """``POST /v1/completions``. prompt: a text, token ids, or a list of either. logprobs: how many of the likeliest."""
+
+    prompt: str | list[str | int | list[int]]
+    echo: bool | None = None
+    logprobs: int | None = None
+
+    suffix: Any = None
+
+
+class CompletionChoice(msgspec.Struct, kw_only=True):
+    """One text, or a piece of one. seed: gives the same text again; once it is finished."""
+
+    index: int
+    text: str
+    logprobs: CompletionLogprobs | None = None
+    finish_reason: FinishReason | None = None
+    stop_reason: str | int | None = None
+    seed: int | UnsetType = UNSET
+    token_ids: list[int] | UnsetType = UNSET
+    prompt_token_ids: list[int] | UnsetType = UNSET
+    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
+    provenance: Provenance | UnsetType = UNSET
+
+
+class Completion(msgspec.Struct, kw_only=True):
+    """A whole completion, or a chunk of a stream."""
+
+    id: str
+    object: str = "text_completion"
+    created: int
+    model: str
+    choices: list[CompletionChoice]
+    usage: Usage | UnsetType | None = UNSET
+    system_fingerprint: str | UnsetType = UNSET
+    metrics: Metrics | UnsetType = UNSET
+    warnings: list[RequestWarning] | UnsetType = UNSET

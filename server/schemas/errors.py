@@ -1,0 +1,186 @@
+"""What a client can be told, as one tree; each error knows its HTTP status and OpenAI's ``type`` and ``code``.
+
+::
+
+    ForesayError (spec)
+    ├── InvalidRequest (spec)   a field is wrong: 400 invalid_request_error, param names the field
+    └── ApiError
+        ├── Unauthorized        401  invalid_request_error  invalid_api_key   (WWW-Authenticate)
+        ├── Forbidden           403  permission_error       origin_not_allowed
+        ├── ModelNotFound       404  invalid_request_error  model_not_found
+        ├── TooLarge            413  invalid_request_error  body_too_large
+        ├── Compressed          415  invalid_request_error  unsupported_encoding  (Accept-Encoding)
+        ├── QueueFull           429  rate_limit_error       queue_full        (Retry-After)
+        ├── TooManyWaiting      429  rate_limit_error       too_many_waiting  (Retry-After)
+        ├── RateLimited         429  rate_limit_error       rate_limit_exceeded  (Retry-After)
+        ├── WaitedTooLong       429  rate_limit_error       first_token_timeout  (Retry-After)
+        ├── EngineFailed        500  engine_error           engine_error
+        ├── SlowReader          500  engine_error           slow_reader       (only ever seen inside a stream)
+        ├── Unavailable         503  unavailable_error      loading | unloaded | engine_down | draining   (Retry-After)
+        │   └── LoadFailed      503  unavailable_error      load_failed     (Retry-After)
+        └── TookTooLong         504  timeout_error          request_timeout   (X-Should-Retry: false)
+"""
+
+from __future__ import annotations
+
+from server.schemas.shared import ErrorBody, ErrorDetail
+from spec.errors import ForesayError, InvalidRequest
+
+
+class ApiError(ForesayError):
+    """An error with an HTTP status. ``retry_after`` is in seconds; None leaves the header out."""
+
+    status = 500
+    type = "internal_error"
+    code: str | None = None
+    param: str | None = None
+    retry_after: int | None = None
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message)
+        self.message = message
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """What the response says besides its body."""
+        return {} if self.retry_after is None else {"Retry-After": str(self.retry_after)}
+
+
+class Unauthorized(ApiError):
+    """No key was sent, or none that opens this server. given: whether one was sent."""
+
+    status, type, code = 401, "invalid_request_error", "invalid_api_key"
+
+    def __init__(self, message: str, given: bool = True) -> None:
+        super().__init__(message)
+        self.given = given
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """How to authenticate (RFC 6750: no error code where nothing was sent)."""
+        return {"WWW-Authenticate": 'Bearer realm="foresay"' + (', error="invalid_token"' if self.given else "")}
+
+
+class Forbidden(ApiError):
+    """A web page of this origin may not use the server."""
+
+    status, type, code = 403, "permission_error", "origin_not_allowed"
+
+
+class ModelNotFound(ApiError):
+    """The request names a model this server does not serve."""
+
+    status, type, code, param = 404, "invalid_request_error", "model_not_found", "model"
+
+
+class TooLarge(ApiError):
+    """The body is larger than this server reads."""
+
+    status, type, code = 413, "invalid_request_error", "body_too_large"
+
+
+class Compressed(ApiError):
+    """The body is compressed. Inflating one costs a thousand times what sending it did, and no client needs it."""
+
+    status, type, code, param = 415, "invalid_request_error", "unsupported_encoding", "Content-Encoding"
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """What is understood (RFC 9110, 15.5.16)."""
+        return {"Accept-Encoding": "identity"}
+
+
+class Busy(ApiError):
+    """Not now. retry_after: when to try again, in seconds; None if that would not help."""
+
+    status, type = 429, "rate_limit_error"
+
+    def __init__(self, message: str, retry_after: int | None = 1) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
+
+
+class QueueFull(Busy):
+    """As many requests are running and waiting as the server allows."""
+
+    code = "queue_full"
+
+
+class TooManyWaiting(Busy):
+    """Bodies and messages as long as may be held, or as many, are being read, waited with and answered."""
+
+    code = "too_many_waiting"
+
+
+class RateLimited(Busy):
+    """The caller has used up what their key may use for now."""
+
+    code = "rate_limit_exceeded"
+
+
+class WaitedTooLong(Busy):
+    """The request waited so long for its first token that it was given up."""
+
+    code = "first_token_timeout"
+
+
+class EngineFailed(ApiError):
+    """The engine gave up on this request, or died while it ran."""
+
+    type, code = "engine_error", "engine_error"
+
+
+class SlowReader(ApiError):
+    """The client read so slowly that its stream was given up."""
+
+    type, code = "engine_error", "slow_reader"
+
+
+class Unavailable(ApiError):
+    """No request is served right now: the model is loading, the engine is down, or the server is going away."""
+
+    status, type, retry_after = 503, "unavailable_error", 2
+
+    def __init__(self, message: str, code: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+def going_away() -> Unavailable:
+    """What is told while the server shuts down."""
+    return Unavailable("The server is shutting down", "draining")
+
+
+class LoadFailed(Unavailable):
+    """The model that the request names could not be loaded; nobody tries again for ``retry_after`` seconds."""
+
+    def __init__(self, model: str, reason: str, retry_after: int) -> None:
+        super().__init__(f"The model {model!r} could not be loaded: {reason}", "load_failed")
+        self.retry_after = retry_after
+
+
+class TookTooLong(ApiError):
+    """The request took longer than the server allows, and would again: clients need not try."""
+
+    status, type, code = 504, "timeout_error", "request_timeout"
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """What OpenAI's and Anthropic's clients look at before they try again."""
+        return {"X-Should-Retry": "false"}
+
+
+#: Messages quote what the client sent, which may be megabytes.
+_LONGEST = 2000
+
+
+def _brief(text: str) -> str:
+    return text if len(text) <= _LONGEST else f"{text[: _LONGEST // 2]} [..] {text[-_LONGEST // 2 :]}"
+
+
+def described(error: ApiError | InvalidRequest) -> tuple[int, ErrorBody]:
+    """The HTTP status of an error and the body that tells a client about it."""
+    if isinstance(error, InvalidRequest):
+        param = _brief(error.param) or None
+        return 400, ErrorBody(ErrorDetail(_brief(error.message), "invalid_request_error", param, error.code))
+    return error.status, ErrorBody(ErrorDetail(_brief(error.message), error.type, error.param, error.code))

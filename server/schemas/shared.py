@@ -1,0 +1,288 @@
+"""What completions and chat share on the wire, as OpenAI and vLLM spell it, and what every answer carries.
+
+Optional request fields default to None and accept null. Fields that the server knows but does not do are typed ``Any``
+and listed with their harmless values in ``NOT_SUPPORTED``; fields not named here at all are ignored. In responses,
+``UNSET`` fields are left out. Field by field: docs/compatibility.md.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from server.schemas.structured import ResponseFormat, StructuredOutputs
+
+FinishReason = Literal["stop", "length", "tool_calls"]
+MetricsLevel = Literal["none", "summary", "detailed"]
+Pacing = Literal["at_once", "even"]
+WarningCode = Literal[
+    "tool_left_out", "format_not_enforced", "max_tokens_clamped", "model_renamed", "hint_left_out", "system_moved"
+]
+
+# -- requests ------------------------------------------------------------------------------------------------------
+
+
+class StreamOptions(msgspec.Struct, kw_only=True):
+    """What a stream carries besides text."""
+
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+
+
+class Speculation(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """How this request is drafted for; its text is the same in any case. off: decode plainly, one token a step.
+
+    method: who drafts, one of the server's drafters, auto (whichever is best at each step) or none; max_tokens: the
+    deepest draft.
+    """
+
+    off: bool | None = None
+    method: str | None = None
+    max_tokens: int | None = None
+
+
+class PredictionPart(msgspec.Struct, kw_only=True):
+    """A part of a predicted text. type: ``text``."""
+
+    type: str
+    text: str
+
+
+class Prediction(msgspec.Struct, kw_only=True):
+    """What the answer will probably be: it is drafted, and the text is the same in any case. type: ``content``."""
+
+    type: str
+    content: str | list[PredictionPart]
+
+
+class GenerationRequest(msgspec.Struct, kw_only=True):
+    """The fields that completions and chat share."""
+
+    model: str | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    max_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    seed: int | None = None
+    min_tokens: int | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: list[int] | None = None
+    ignore_eos: bool | None = None
+    include_stop_str_in_output: bool | None = None
+    skip_special_tokens: bool | None = None
+    add_special_tokens: bool | None = None
+    return_token_ids: bool | None = None
+    request_id: str | None = None
+    cache_salt: str | None = None
+    spec_decode_metrics: MetricsLevel | None = None
+    speculation: Speculation | None = None
+    prediction: Prediction | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    logit_bias: dict[str, float] | None = None
+    bad_words: list[str] | None = None
+    allowed_token_ids: list[int] | None = None
+    n: int | None = None
+    best_of: int | None = None
+    top_logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    return_tokens_as_token_ids: bool | None = None
+    stream_interval: int | None = None
+    stream_pacing: Pacing | None = None
+    provenance: bool | None = None
+    truncate_prompt_tokens: int | None = None
+    spaces_between_special_tokens: bool | None = None
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
+
+    use_beam_search: Any = None
+    length_penalty: Any = None
+    guided_json: Any = None
+    guided_regex: Any = None
+    guided_choice: Any = None
+    guided_grammar: Any = None
+    priority: Any = None
+    logits_processors: Any = None
+    prompt_embeds: Any = None
+    kv_transfer_params: Any = None
+    vllm_xargs: Any = None
+    truncation_side: Any = None
+    thinking_token_budget: Any = None
+    repeat_penalty: Any = None
+    no_repeat_ngram_size: Any = None
+    typical_p: Any = None
+    mirostat: Any = None
+    xtc_probability: Any = None
+    dry_multiplier: Any = None
+    n_predict: Any = None
+    grammar: Any = None
+    regex: Any = None
+    ebnf: Any = None
+    json_schema: Any = None
+
+
+#: Known fields the server does not do, with the values that ask for nothing (null always does). See the class above.
+NOT_SUPPORTED: dict[str, tuple[object, ...]] = {
+    "use_beam_search": (False,),
+    "length_penalty": (1, 1.0),
+    "priority": (0,),
+    "logits_processors": ([],),
+    "prompt_embeds": (),
+    "kv_transfer_params": (),
+    "vllm_xargs": ({},),
+    "truncation_side": ("left",),
+    "thinking_token_budget": (),
+    "repeat_penalty": (1, 1.0),
+    "no_repeat_ngram_size": (0,),
+    "typical_p": (1, 1.0),
+    "mirostat": (0,),
+    "xtc_probability": (0, 0.0),
+    "dry_multiplier": (0, 0.0),
+    "n_predict": (),
+    "grammar": ("",),
+    "regex": ("",),
+    "ebnf": ("",),
+    "json_schema": (),
+    "suffix": ("",),
+    "echo": (False,),
+    "functions": ([],),
+    "function_call": ("none", "auto"),
+    "modalities": (["text"],),
+    "audio": (),
+    "verbosity": (),
+    "web_search_options": (),
+    "chat_template": (),
+    "documents": ([],),
+    "media_io_kwargs": ({},),
+    "mm_processor_kwargs": ({},),
+}
+
+#: Other servers' names for what has another name here. To ignore them would be to break a promise in silence.
+WRITE_INSTEAD: dict[str, str] = {
+    "repeat_penalty": "repetition_penalty",
+    "n_predict": "max_tokens",
+    "grammar": "structured_outputs.grammar",
+    "ebnf": "structured_outputs.grammar",
+    "regex": "structured_outputs.regex",
+    "json_schema": "response_format",
+}
+
+# -- what responses share ------------------------------------------------------------------------------------------
+
+
+class PromptTokensDetails(msgspec.Struct):
+    """cached_tokens: prompt tokens whose KV was already there."""
+
+    cached_tokens: int
+
+
+class CompletionTokensDetails(msgspec.Struct):
+    """reasoning_tokens: completion tokens the model thought with before it answered. accepted_prediction_tokens,
+    rejected_prediction_tokens: drafted tokens of the request's prediction that are in the text, and that are not (the
+    latter are no completion tokens); only where there is a prediction."""
+
+    reasoning_tokens: int
+    accepted_prediction_tokens: int | UnsetType = UNSET
+    rejected_prediction_tokens: int | UnsetType = UNSET
+
+
+class Usage(msgspec.Struct):
+    """Tokens of the answer so far, all choices together. completion_tokens_details: where the model has thought, or the
+    request predicted."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptTokensDetails
+    completion_tokens_details: CompletionTokensDetails | UnsetType = UNSET
+
+
+class SpeculativeDecoding(msgspec.Struct, kw_only=True):
+    """Drafting in numbers, as vLLM reports them. Lists by step only when details were asked for."""
+
+    mean_acceptance_length: float
+    draft_acceptance_rate: float
+    acceptance_histogram: list[int]
+    num_spec_steps: int
+    num_accepted_draft_tokens: int
+    num_draft_tokens: int
+    num_spec_tokens: int
+    per_step_accepted: list[int] | UnsetType = UNSET
+    per_step_drafted: list[int] | UnsetType = UNSET
+
+
+class Metrics(msgspec.Struct, kw_only=True):
+    """How the answer was made: vLLM's fields; ``tokens_per_step``: tokens over the passes of the target that wrote
+    them, those without drafts included; ``exact``: whether plain decoding here gives the same tokens.
+
+    speculative_decoding is null when nothing drafts.
+    """
+
+    time_to_first_token_ms: float
+    generation_time_ms: float
+    queue_time_ms: float
+    mean_itl_ms: float | None
+    tokens_per_second: float
+    tokens_per_step: float | None
+    exact: bool
+    speculative_decoding: SpeculativeDecoding | None
+
+
+class RequestWarning(msgspec.Struct, frozen=True, kw_only=True):
+    """What is done otherwise than the request asks. param: the field; message: a sentence that names it.
+
+    tool_left_out: of a type that cannot be run here. format_not_enforced: the grammar of a tool is told to the model
+    only. max_tokens_clamped: to what the context leaves. model_renamed: another model was asked for. hint_left_out: the
+    model has no word for it. system_moved: a system message is told as the user's.
+    """
+
+    code: WarningCode
+    param: str
+    message: str
+
+
+class ErrorDetail(msgspec.Struct):
+    """What went wrong, in OpenAI's four fields."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class ErrorBody(msgspec.Struct):
+    """The body of every answer that is no success, and the last event of a stream that broke."""
+
+    error: ErrorDetail
+
+
+class ModelCard(msgspec.Struct, kw_only=True):
+    """One entry of ``GET /v1/models``, as OpenAI, vLLM and Anthropic have it. loaded: only where there are several
+    models. max_model_len: left out of a model that was never loaded, unless its files tell."""
+
+    id: str
+    object: str = "model"
+    created: int
+    owned_by: str = "foresay"
+    root: str
+    max_model_len: int | UnsetType = UNSET
+    loaded: bool | UnsetType = UNSET
+    type: str = "model"
+    display_name: str
+    created_at: str
+
+
+class ModelList(msgspec.Struct, kw_only=True):
+    """``GET /v1/models``: all names of the model served here, on one page."""
+
+    data: list[ModelCard]
+    object: str = "list"
+    first_id: str
+    last_id: str
+    has_more: bool = False

@@ -1,0 +1,468 @@
+"""Every setting, once: the fields below are the flags, the ``FORESAY_*`` variables and the keys of a TOML file.
+
+::
+
+    EngineConfig        [engine]    --draft-tokens   FORESAY_DRAFT_TOKENS   which models, drafting, memory
+    ├── ServeConfig     [server]    --port           FORESAY_PORT           foresay serve
+    └── SamplingConfig  [sampling]  --temperature    FORESAY_TEMPERATURE    foresay generate, foresay chat
+        └── BenchConfig [bench]     --rounds         FORESAY_ROUNDS         foresay bench
+
+A field belongs to the section of the class that declares it. A file may have sections ``[models.NAME]`` with keys of
+``[engine]``: then a server has several models (docs/models.md). :mod:`server.settings.load` reads them in the order
+flag, variable, file, default. This module imports neither torch nor transformers.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta
+
+from server.settings import durations
+from spec.errors import ConfigurationError
+from spec.names import SUFFIX
+
+Positive = Annotated[int, Meta(ge=1)]
+Seconds = Annotated[float, Meta(gt=0)]
+Share = Annotated[float, Meta(gt=0, le=1)]
+Span = Annotated[str, Meta(pattern=durations.SPAN, extra={"expected": durations.EXPECTED})]
+Dtype = Literal["auto", "bfloat16", "float32", "float16"]
+Quantize = Literal["int8", "int4"]
+DeviceKind = Literal["auto", "cpu", "cuda"]
+ToolParser = Literal["auto", "none", "hermes", "qwen3_coder", "llama3", "mistral", "response_template"]
+ReasoningParser = Literal["auto", "none", "think"]
+Growth = Literal["dynamic", "static"]
+Chain = Annotated[
+    int, Meta(ge=1, le=63, extra={"expected": "a whole number from 1 to 63 (--draft none decodes without drafts)"})
+]
+Shape = Annotated[
+    str,
+    Meta(
+        pattern=r"^([1-9][0-9]*(,[1-9][0-9]*)*|.*\.json)$",
+        extra={"expected": 'node counts such as "3,2,1", or a template (.json)'},
+    ),
+]
+#: What clients call a model. Several are given one by one, so a comma can only be a mistake.
+ModelName = Annotated[
+    str,
+    Meta(
+        pattern=r"^[^,\x00-\x1f\x7f]{1,256}$",
+        extra={"expected": "a name of 1 to 256 characters without a comma (several names: the setting several times)"},
+    ),
+]
+LayerNumbers = Annotated[
+    str, Meta(pattern=r"^[0-9]{1,4}(,[0-9]{1,4})*$", extra={"expected": 'layer numbers such as "2,16,29"'})
+]
+
+
+Origin = Annotated[
+    str,
+    Meta(
+        pattern=r"^(\*|null|[a-z][a-z0-9+.-]*://[^/\s]+)$",
+        extra={"expected": 'an origin such as "https://chat.example.com" (no path), or "*"'},
+    ),
+]
+#: Hashed fast, so it must not be something a person thought of: see :mod:`server.gateway.keys`.
+SecretKey = Annotated[
+    str,
+    Meta(
+        pattern=r"^[\x21-\x7e]{16,512}$", extra={"expected": "a key of 16 to 512 printable characters without a space"}
+    ),
+]
+
+
+def _about(description: str, group: str, metavar: str | None = None, secret: bool = False) -> Meta:
+    """What ``--help`` says about a field, and under which heading. secret: its value is never shown."""
+    return Meta(description=description, extra={"group": group, "metavar": metavar, "secret": secret})
+
+
+class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """What :func:`server.engine.build.build_engine` needs: the models, how to draft, and how much memory to hold."""
+
+    target: Annotated[
+        str, _about("bundled, a directory, a GGUF file, or a Hugging Face hub id", "models", "TARGET")
+    ] = "bundled"
+    draft: Annotated[
+        str,
+        _about(
+            "who proposes tokens: auto (suffix, and the bundled draft model for the bundled target), none, "
+            "ngram, suffix, a draft model as a directory or hub id (or draft_model:PATH), heads (medusa:PATH, "
+            "eagle3:PATH), those of the bundled target (draft_model, medusa, eagle3), a drafter of your own "
+            "(package.module:Class, see docs/drafters.md), or several with commas between",
+            "models",
+            "DRAFT",
+        ),
+    ] = "auto"
+    dtype: Annotated[
+        Dtype,
+        _about(
+            "weights and KV cache; auto is bfloat16, or float16 on a GPU and float32 on a processor without bf16",
+            "models",
+        ),
+    ] = "auto"
+    quantize: Annotated[
+        Quantize | None,
+        _about(
+            "make the target's weights int8 or int4 as they are loaded, on a CPU: half and a quarter of the bytes to "
+            "read in each step (as the files have them)",
+            "models",
+            "KIND",
+        ),
+    ] = None
+    draft_quantize: Annotated[Quantize | None, _about("the same for a draft model", "models", "KIND")] = None
+    device: Annotated[
+        DeviceKind, _about("where the models run; auto is the first GPU if there is one, otherwise the CPU", "models")
+    ] = "auto"
+    graphs: Annotated[
+        bool, _about("capture whole steps in CUDA graphs at start-up; on a CPU there are none", "models")
+    ] = True
+    draft_tokens: Annotated[
+        Chain | None,
+        _about(
+            "draft a chain of so many tokens in every step (chosen at each step, by what was measured)", "drafting", "K"
+        ),
+    ] = None
+    draft_tree: Annotated[
+        Shape | None,
+        _about(
+            "draft a tree instead: nodes for each depth, for example 3,2,1, or a file of rank paths",
+            "drafting",
+            "SHAPE",
+        ),
+    ] = None
+    draft_layers: Annotated[
+        LayerNumbers | None,
+        _about(
+            "the target layers whose inputs an EAGLE head reads, for example 2,16,29 (what the head's files say)",
+            "drafting",
+            "LAYERS",
+        ),
+    ] = None
+    draft_growth: Annotated[
+        Growth,
+        _about(
+            "dynamic: keep the nodes likeliest to be hit, as many levels and nodes as the tree has; "
+            "static: keep so many at each depth",
+            "drafting",
+        ),
+    ] = "dynamic"
+    draft_history: Annotated[
+        str | None,
+        _about(
+            "a file in which --draft suffix keeps the answers it looks things up in, across restarts: token ids of "
+            "answers, and of the ends of prompts (forgotten at the end)",
+            "drafting",
+            "FILE",
+        ),
+    ] = None
+    shadow: Annotated[
+        str | None,
+        _about(
+            "a drafter that needs no model (ngram, suffix, or suffix:6 for 6 tokens ahead) drafts beside the one in "
+            "use, unverified, and what would have been accepted is counted",
+            "watching",
+            "DRAFT",
+        ),
+    ] = None
+    trace: Annotated[
+        str | None,
+        _about(
+            "append every step to this file (trees, draws, acceptance, times; no text), for foresay replay",
+            "watching",
+            "FILE",
+        ),
+    ] = None
+    trace_text: Annotated[
+        bool, _about("write token ids into the trace too, so that lookup drafters can be replayed", "watching")
+    ] = False
+    max_seqs: Annotated[int, Meta(ge=1, le=256), _about("sequences decoded at the same time", "memory", "N")] = 4
+    max_model_len: Annotated[
+        Positive | None, _about("longest prompt plus output in tokens (the model's own limit)", "memory", "TOKENS")
+    ] = None
+    kv_tokens: Annotated[
+        Positive | None, _about("tokens the KV cache holds (chosen from the free memory)", "memory", "TOKENS")
+    ] = None
+    page_size: Annotated[int, Meta(ge=1, le=1024), _about("tokens in one page of the KV cache", "memory", "TOKENS")] = (
+        16
+    )
+    gpu_memory_utilization: Annotated[
+        Share | None,
+        _about("share of the GPU's memory that the engine may hold: models, KV cache and all (0.9)", "memory", "SHARE"),
+    ] = None
+    prefix_cache: Annotated[bool, _about("reuse the KV of prompts that start alike", "memory")] = True
+    threads: Annotated[Positive | None, _about("CPU threads (one per physical core)", "memory", "N")] = None
+    seed: Annotated[int | None, _about("seed of requests that bring none (random)", "drawing", "S")] = None
+
+
+class ServeConfig(EngineConfig, frozen=True, kw_only=True):
+    """What ``foresay serve`` adds: where it listens and how it treats its clients."""
+
+    host: Annotated[str, _about("address to listen on", "server", "ADDRESS")] = "127.0.0.1"
+    port: Annotated[int, Meta(ge=0, le=65535), _about("port to listen on; 0 takes a free one", "server", "PORT")] = 8000
+    served_model_name: Annotated[
+        tuple[ModelName, ...],
+        _about(
+            "the model's name in the API; may be given several times, answers show the first (the target's name, of a "
+            "directory the last part). Not for [models.NAME] in the file, which are called NAME",
+            "server",
+            "NAME",
+        ),
+    ] = ()
+    any_model_name: Annotated[
+        bool,
+        _about(
+            "serve requests whatever model they name, with [models.NAME] by the first in the file; answers show the "
+            "real name",
+            "server",
+        ),
+    ] = False
+    strict_limits: Annotated[
+        bool,
+        _about(
+            "refuse a max_tokens that is more than the context leaves (such requests get what is left, and a warning)",
+            "server",
+        ),
+    ] = False
+    max_queue: Annotated[
+        int, Meta(ge=0), _about("requests that may wait for their turn before new ones get 429", "server", "N")
+    ] = 256
+    tool_parser: Annotated[
+        ToolParser, _about("how the model writes tool calls; auto reads it off its chat template", "server")
+    ] = "auto"
+    reasoning_parser: Annotated[
+        ReasoningParser, _about("how the model writes its reasoning; auto reads it off its chat template", "server")
+    ] = "auto"
+    drain_seconds: Annotated[
+        float, Meta(ge=0), _about("after SIGTERM, how long running requests may take to finish", "server", "SECONDS")
+    ] = 30.0
+    engine_timeout: Annotated[
+        Seconds,
+        _about(
+            "kill the engine process and start it again if it shows no sign of life (no answer, no CPU time) for this "
+            "long; 20 times as long if it is only silent, or loading",
+            "server",
+            "SECONDS",
+        ),
+    ] = 30.0
+    idle_unload: Annotated[
+        Span | None,
+        _about(
+            "end the engine process of a model that nobody asked for so long (30s, 10m, 2h), which frees its memory; "
+            "the next request waits until it is loaded again (never)",
+            "server",
+            "TIME",
+        ),
+    ] = None
+    max_loaded_models: Annotated[
+        Positive | None,
+        _about(
+            "with [models.NAME] in the file: models loaded at the same time (as many as the memory plan has room for)",
+            "server",
+            "N",
+        ),
+    ] = None
+    access_log: Annotated[
+        bool, _about("a line on stderr for each request: path, status, time, tokens, key; never text", "server")
+    ] = False
+    log_stats: Annotated[
+        bool,
+        _about(
+            "every 10 s, a line on stderr about what was drafted and accepted, with a warning if it costs", "server"
+        ),
+    ] = True
+    self_check: Annotated[
+        float,
+        Meta(ge=0, le=1),
+        _about(
+            "decode this share of the finished requests again, plainly, when nobody is waiting, and count those whose "
+            "tokens differ; 1 is all of them",
+            "server",
+            "P",
+        ),
+    ] = 0.0
+    ssl_certfile: Annotated[
+        str | None, _about("serve HTTPS with this certificate chain (PEM); needs --ssl-keyfile", "server", "FILE")
+    ] = None
+    ssl_keyfile: Annotated[
+        str | None, _about("the private key of the certificate (PEM, not encrypted)", "server", "FILE")
+    ] = None
+    api_key: Annotated[
+        tuple[SecretKey, ...],
+        _about(
+            "a key that clients must send; may be given several times. Others on this machine can read flags: "
+            "FORESAY_API_KEY or --api-key-file keep it to yourself",
+            "who may ask",
+            "KEY",
+            secret=True,
+        ),
+    ] = ()
+    api_key_file: Annotated[
+        str | None,
+        _about(
+            "keys with names and limits, hashed; foresay keys add makes it. Read again when it changes",
+            "who may ask",
+            "FILE",
+        ),
+    ] = None
+    cors_origin: Annotated[
+        tuple[Origin, ...],
+        _about(
+            "let web pages of this origin use the server; may be given several times, * is any page (default: none)",
+            "who may ask",
+            "ORIGIN",
+        ),
+    ] = ()
+    max_requests_per_minute: Annotated[
+        Positive | None, _about("requests each key may send in a minute, then 429 (no limit)", "how much", "N")
+    ] = None
+    max_tokens_per_minute: Annotated[
+        Positive | None,
+        _about("tokens each key may use in a minute, prompt and output together, then 429 (no limit)", "how much", "N"),
+    ] = None
+    max_concurrent_requests: Annotated[
+        Positive | None,
+        _about("choices of each key that may run or wait at once, then 429 (no limit)", "how much", "N"),
+    ] = None
+    max_output_tokens: Annotated[
+        Positive | None, _about("most tokens a request may ask for (no limit but the context)", "how much", "N")
+    ] = None
+    max_body_bytes: Annotated[
+        Annotated[int, Meta(ge=1024)] | None,
+        _about(
+            "largest body of a request, and message on a WebSocket (4 MiB, or 32 for each token of the context)",
+            "how much",
+            "BYTES",
+        ),
+    ] = None
+    request_timeout: Annotated[
+        Seconds | None,
+        _about("end a request that takes longer than this with an error (never)", "how much", "SECONDS"),
+    ] = None
+    first_token_timeout: Annotated[
+        Seconds | None,
+        _about("end a request that waits longer than this for its first token with 429 (never)", "how much", "SECONDS"),
+    ] = None
+    #: By the name that clients use; empty where the server has one model. Each has all settings, the common ones too.
+    models: dict[str, ServeConfig] = {}
+
+    @property
+    def idle_seconds(self) -> float | None:
+        """``idle_unload`` in seconds; None if a model stays."""
+        return None if self.idle_unload is None else durations.seconds_of(self.idle_unload)
+
+
+#: What a command writes at most unless it is told.
+USUAL_TOKENS = 256
+
+
+class SamplingConfig(EngineConfig, frozen=True, kw_only=True):
+    """What ``foresay generate`` and ``foresay chat`` add: how tokens are drawn and when to stop."""
+
+    temperature: Annotated[float, Meta(ge=0, le=100), _about("0 takes the most likely token", "drawing", "T")] = 1.0
+    top_k: Annotated[int, Meta(ge=-1), _about("draw among the K most likely tokens; 0 is all", "drawing", "K")] = 0
+    top_p: Annotated[
+        float, Meta(gt=0, le=1), _about("draw among the most likely tokens that together reach P", "drawing", "P")
+    ] = 1.0
+    min_p: Annotated[
+        float, Meta(ge=0, le=1), _about("leave out tokens below P times the most likely one's chance", "drawing", "P")
+    ] = 0.0
+    presence_penalty: Annotated[
+        float, Meta(ge=-2, le=2), _about("taken off the logits of tokens that were written already", "drawing", "P")
+    ] = 0.0
+    frequency_penalty: Annotated[
+        float, Meta(ge=-2, le=2), _about("the same, once for each time they were written", "drawing", "P")
+    ] = 0.0
+    repetition_penalty: Annotated[
+        float,
+        Meta(ge=0.01, le=100),
+        _about("above 1 makes tokens of the prompt and the text so far less likely", "drawing", "R"),
+    ] = 1.0
+    max_tokens: Annotated[
+        Positive | None, _about("most tokens to write (256, or what the context leaves)", "stopping", "N")
+    ] = None
+    min_tokens: Annotated[int, Meta(ge=0), _about("fewest tokens to write", "stopping", "N")] = 0
+    stop: Annotated[
+        tuple[Annotated[str, Meta(min_length=1)], ...],
+        _about("end where this text appears; may be given several times", "stopping", "TEXT"),
+    ] = ()
+    ignore_eos: Annotated[bool, _about("write on past the model's end-of-text token", "stopping")] = False
+
+
+class BenchConfig(SamplingConfig, frozen=True, kw_only=True):
+    """What ``foresay bench`` adds."""
+
+    rounds: Annotated[int, Meta(ge=1, le=1000), _about("times each way of decoding is measured", "bench", "N")] = 5
+
+
+#: The sections of a TOML file and who declares their keys, ancestors first.
+SECTIONS: dict[str, type[EngineConfig]] = {
+    "engine": EngineConfig,
+    "server": ServeConfig,
+    "sampling": SamplingConfig,
+    "bench": BenchConfig,
+}
+
+
+def check(config: EngineConfig) -> None:
+    """Raise :class:`ConfigurationError` for settings that are fine one by one but not together."""
+    if isinstance(config, ServeConfig):
+        _check_server(config)
+    if isinstance(config, SamplingConfig) and config.min_tokens > (config.max_tokens or USUAL_TOKENS):
+        most = config.max_tokens or f"{USUAL_TOKENS}, unless it is set"
+        raise ConfigurationError(f"min_tokens ({config.min_tokens}) must be at most max_tokens ({most})")
+    if config.draft_history is not None and not {SUFFIX, "auto"} & set(config.draft.split(",")):
+        raise ConfigurationError(
+            f"draft_history is what the suffix drafter remembers, but draft is {config.draft}: set --draft suffix, or "
+            "leave --draft-history out"
+        )
+    if config.trace_text and config.trace is None:
+        raise ConfigurationError("trace_text writes token ids into the trace, but no trace is set (--trace FILE)")
+    if config.max_model_len is not None and config.kv_tokens is not None and config.kv_tokens < config.max_model_len:
+        raise ConfigurationError(
+            f"kv_tokens ({config.kv_tokens}) must be at least max_model_len ({config.max_model_len}), "
+            "or a single long request could never be served"
+        )
+
+
+def _check_server(config: ServeConfig) -> None:
+    if config.idle_seconds == 0:
+        raise ConfigurationError("idle_unload must be above 0; leave it out to keep the model")
+    if (config.ssl_certfile is None) != (config.ssl_keyfile is None):
+        missing = "ssl_certfile" if config.ssl_certfile is None else "ssl_keyfile"
+        raise ConfigurationError(f"HTTPS needs a certificate and its key: {missing} is not set")
+    if len(set(config.api_key)) < len(config.api_key):
+        raise ConfigurationError("the same api_key is given twice")
+    if len(set(config.served_model_name)) < len(config.served_model_name):
+        raise ConfigurationError("the same served_model_name is given twice")
+    if config.request_timeout is not None and (config.first_token_timeout or 0) > config.request_timeout:
+        raise ConfigurationError(
+            f"first_token_timeout ({config.first_token_timeout:g}) must be at most "
+            f"request_timeout ({config.request_timeout:g})"
+        )
+    limit, longest = config.max_output_tokens, config.max_model_len
+    if limit is not None and longest is not None and limit >= longest:
+        raise ConfigurationError(f"max_output_tokens ({limit}) must be below max_model_len ({longest})")
+
+
+def check_models(config: ServeConfig) -> None:
+    """Raise :class:`ConfigurationError` for models of one server that are fine one by one but not together."""
+    if not config.models:
+        if config.max_loaded_models is not None:
+            raise ConfigurationError("max_loaded_models is for several models, but no [models.NAME] names any")
+        return
+    if config.served_model_name:
+        raise ConfigurationError("served_model_name is for one model; several are called what [models.NAME] says")
+    _check_own_files(config.models)
+
+
+def _check_own_files(models: dict[str, ServeConfig]) -> None:
+    """No two engines may write to one file: both may be loaded."""
+    for setting in ("trace", "draft_history"):
+        users: dict[str, str] = {}
+        for name, config in models.items():
+            file = getattr(config, setting)
+            if file is not None and users.setdefault(file, name) != name:
+                raise ConfigurationError(
+                    f"the models {users[file]} and {name} would both write to {file}: set {setting} in each section"
+                )

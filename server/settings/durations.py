@@ -1,0 +1,40 @@
+"""Spans of time as people and Ollama's clients write them: ``30s``, ``10m``, ``1h30m``, ``1.5h``, ``250ms``."""
+
+from __future__ import annotations
+
+import re
+from datetime import UTC, datetime
+
+#: Seconds of each unit; ``ms`` before ``m``, with which it begins.
+UNITS = {"ms": 1e-3, "us": 1e-6, "µs": 1e-6, "ns": 1e-9, "h": 3600.0, "m": 60.0, "s": 1.0}
+_NUMBER = r"(?:[0-9]{1,9}(?:\.[0-9]{0,9})?|\.[0-9]{1,9})"
+_PART = rf"{_NUMBER}(?:{'|'.join(UNITS)})"
+#: What a span looks like, for a setting's pattern.
+SPAN = rf"^(?:{_PART}){{1,4}}$"
+#: The same in words.
+EXPECTED = "a time such as 30s, 10m, 2h or 1h30m"
+
+
+def seconds_of(span: str) -> float:
+    """The seconds in a span, which may have a sign in front. ValueError for what is none."""
+    sign, given = (-1.0, span[1:]) if span.startswith("-") else (1.0, span.removeprefix("+"))
+    if not re.fullmatch(SPAN, given):
+        raise ValueError(f"{span!r} is not {EXPECTED}")
+    parts = re.findall(rf"([0-9.]+)({'|'.join(UNITS)})", given)
+    return sign * sum(float(number) * UNITS[unit] for number, unit in parts)
+
+
+def in_words(seconds: float) -> str:
+    """A span for people: ``45 s``, ``10 min``, ``1 h 30 min``."""
+    if seconds < 120:
+        return f"{seconds:.3g} s"
+    minutes = round(seconds / 60)
+    hours, rest = divmod(minutes, 60)
+    parts = [f"{hours} h"] if hours else []
+    return " ".join([*parts, f"{rest} min"] if rest or not parts else parts)
+
+
+def moment(seconds: float | None = None) -> str:
+    """A point in time as Ollama writes it; now, unless ``seconds`` since 1970 are given."""
+    when = datetime.now(UTC) if seconds is None else datetime.fromtimestamp(seconds, UTC)
+    return when.isoformat().replace("+00:00", "Z")

@@ -1,0 +1,124 @@
+"""The settings of :mod:`server.settings.config` as data: each with its flag, variable, section and what it accepts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, get_type_hints
+
+import msgspec
+
+from server.settings.config import SECTIONS, EngineConfig
+
+PREFIX = "FORESAY_"
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One field of a config struct, and all the names it goes by."""
+
+    name: str
+    section: str
+    kind: Any
+    default: Any
+    description: str
+    group: str
+    metavar: str | None
+    expected: str
+    is_switch: bool
+    is_list: bool
+    is_secret: bool
+    choices: tuple[str, ...]
+
+    @property
+    def flag(self) -> str:
+        """The command-line flag, such as ``--draft-tokens``."""
+        return "--" + self.name.replace("_", "-")
+
+    @property
+    def variable(self) -> str:
+        """The environment variable, such as ``FORESAY_DRAFT_TOKENS``."""
+        return PREFIX + self.name.upper()
+
+
+@cache
+def settings_of(config: type[EngineConfig]) -> dict[str, Setting]:
+    """The settings of a config struct by field name, ancestors' fields first. Its models are no setting: they have
+    settings of their own."""
+    hints = get_type_hints(config, include_extras=True)
+    info = msgspec.inspect.type_info(config)
+    assert isinstance(info, msgspec.inspect.StructType)
+    return {field.name: _setting(field, hints[field.name]) for field in info.fields if field.name != "models"}
+
+
+@cache
+def all_settings() -> dict[str, Setting]:
+    """Every setting of every section by field name."""
+    return {name: setting for config in SECTIONS.values() for name, setting in settings_of(config).items()}
+
+
+def _setting(field: msgspec.inspect.Field, kind: Any) -> Setting:
+    described = field.type
+    assert isinstance(described, msgspec.inspect.Metadata), f"{field.name} needs a description"
+    extra = described.extra or {}
+    types = _plain_types(described.type)
+    first = types[0]
+    return Setting(
+        name=field.name,
+        section=next(name for name, owner in SECTIONS.items() if field.name in owner.__struct_fields__),
+        kind=kind,
+        default=field.default,
+        description=(described.extra_json_schema or {})["description"],
+        group=extra["group"],
+        metavar=extra["metavar"],
+        expected=_expected(described.type),
+        is_switch=isinstance(first, msgspec.inspect.BoolType),
+        is_list=isinstance(first, msgspec.inspect.VarTupleType),
+        is_secret=extra["secret"],
+        choices=_choices(first),
+    )
+
+
+def _plain_types(kind: msgspec.inspect.Type) -> list[msgspec.inspect.Type]:
+    """The alternatives of a type without None and without metadata."""
+    if isinstance(kind, msgspec.inspect.UnionType):
+        return [plain for part in kind.types for plain in _plain_types(part)]
+    if isinstance(kind, msgspec.inspect.Metadata):
+        return _plain_types(kind.type)
+    return [] if isinstance(kind, msgspec.inspect.NoneType) else [kind]
+
+
+def _choices(kind: msgspec.inspect.Type) -> tuple[str, ...]:
+    return tuple(str(value) for value in kind.values) if isinstance(kind, msgspec.inspect.LiteralType) else ()
+
+
+def _expected(kind: msgspec.inspect.Type) -> str:
+    """What a right value looks like, in words."""
+    match kind:
+        case msgspec.inspect.Metadata(type=inner, extra=extra):
+            return str((extra or {}).get("expected") or _expected(inner))
+        case msgspec.inspect.UnionType(types=types):
+            return " or ".join(_expected(part) for part in types if not isinstance(part, msgspec.inspect.NoneType))
+        case msgspec.inspect.IntType(ge=least, le=most):
+            return "a whole number" + _range(least, None, most)
+        case msgspec.inspect.FloatType(ge=least, gt=above, le=most):
+            return "a number" + _range(least, above, most)
+        case msgspec.inspect.BoolType():
+            return "true or false"
+        case msgspec.inspect.LiteralType(values=values):
+            return "one of " + ", ".join(str(value) for value in values)
+        case msgspec.inspect.VarTupleType(item_type=item):
+            return f"a list, each item {_expected(item)}"
+        case msgspec.inspect.StrType(min_length=1):
+            return "text that is not empty"
+        case _:
+            return "text"
+
+
+def _range(least: float | None, above: float | None, most: float | None) -> str:
+    low = f" of at least {least:g}" if least is not None else f" above {above:g}" if above is not None else ""
+    if most is None:
+        return low
+    if least is not None:
+        return f" from {least:g} to {most:g}"
+    return f"{low} and at most {most:g}" if low else f" of at most {most:g}"

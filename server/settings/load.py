@@ -1,0 +1,220 @@
+"""Reading a config from flags, ``FORESAY_*`` variables and a TOML file, and remembering where each value came from.
+
+The order is flag, variable, file, default; of the file a section ``[models.NAME]`` goes before ``[engine]``. Anything
+unknown is an error that names the nearest known name and the place it was found; a wrong value is an error that names
+the field and what would be right.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+import tomllib
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+import msgspec
+
+from server.settings.config import SECTIONS, EngineConfig, ServeConfig, check, check_models
+from server.settings.fields import PREFIX, Setting, all_settings, settings_of
+from server.settings.names import LATEST
+from spec.errors import ConfigurationError
+
+FILE_VARIABLE = PREFIX + "CONFIG"
+#: The section of a file that holds one for each model of a server.
+MODELS = "models"
+#: What clients may call a model: names stand in URLs, headers and lines of logs.
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/@+-]{0,127}")
+
+ConfigT = TypeVar("ConfigT", bound=EngineConfig)
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded(Generic[ConfigT]):
+    """A config and, for each field that is not at its default, where the value was found."""
+
+    config: ConfigT
+    origins: dict[str, str] = field(default_factory=dict)
+
+
+def load(
+    config: type[ConfigT],
+    given: Mapping[str, Any],
+    environ: Mapping[str, str],
+    file: str | None = None,
+    given_as: str = "flag",
+) -> Loaded[ConfigT]:
+    """Build ``config`` from explicit values, variables, a TOML file and its defaults.
+
+    given: values by field name, already parsed or as text. file: the TOML file; None looks at ``FORESAY_CONFIG``.
+    given_as: ``"flag"`` or ``"argument"``, how messages speak of ``given``. Raises :class:`ConfigurationError`.
+    """
+    document = _Document.read(file or environ.get(FILE_VARIABLE) or None)
+    around = [*_from_environment(environ), *_from_caller(given, settings_of(config), given_as)]
+    loaded = _built(config, [*document.settings(), *around])
+    models = {name: _built(ServeConfig, [*document.settings(name), *around]).config for name in document.models}
+    if not isinstance(loaded.config, ServeConfig):
+        return loaded
+    if models:
+        _check_no_other_target(document.path, around)
+    with_models = msgspec.structs.replace(loaded.config, models=models)
+    check_models(with_models)
+    return Loaded(with_models, loaded.origins)
+
+
+def _check_no_other_target(path: str, sources: Iterable[tuple[str, Any, str]]) -> None:
+    """It would be the target of all of them."""
+    for name, value, _ in sources:
+        if name == "target":
+            raise ConfigurationError(f"the target {value} is given, and {path} names several in [models.NAME]")
+
+
+def _built(config: type[ConfigT], sources: Iterable[tuple[str, Any, str]]) -> Loaded[ConfigT]:
+    """The config that the values of ``sources`` make, later ones before earlier ones."""
+    known = settings_of(config)
+    values: dict[str, Any] = {}
+    origins: dict[str, str] = {}
+    for name, value, origin in sources:
+        if name in known:
+            values[name] = _converted(known[name], value, origin)
+            origins[name] = origin
+    built = config(**values)
+    check(built)
+    return Loaded(built, origins)
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """A hint to append to a message: the known name closest to ``name``, or nothing."""
+    close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
+    return f'; did you mean "{close[0]}"?' if close else ""
+
+
+@dataclass(frozen=True, slots=True)
+class _Document:
+    """A settings file. text: for the numbers of its lines. tables: its sections. models: those of ``[models.NAME]``."""
+
+    path: str = ""
+    text: str = ""
+    tables: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    models: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+
+    @classmethod
+    def read(cls, path: str | None) -> _Document:
+        """The file at ``path``; nothing without one."""
+        if path is None:
+            return cls()
+        text = _read(path)
+        try:
+            tables = tomllib.loads(text)
+        except tomllib.TOMLDecodeError as error:
+            raise ConfigurationError(f"{path} is not valid TOML: {error}") from None
+        models = tables.pop(MODELS, {})
+        for section, table in tables.items():
+            if section not in SECTIONS or not isinstance(table, dict):
+                raise ConfigurationError(_misplaced(path, text, section))
+        _check_models(path, text, models)
+        return cls(path, text, tables, models)
+
+    def settings(self, model: str | None = None) -> Iterator[tuple[str, Any, str]]:
+        """Name, value and place of each; with those of one model at the end."""
+        for section, table in self.tables.items():
+            yield from self._of(section, section, table)
+        if model is not None:
+            yield from self._of(f"{MODELS}.{model}", "engine", self.models[model])
+
+    def _of(self, section: str, kind: str, table: Mapping[str, Any]) -> Iterator[tuple[str, Any, str]]:
+        for key, value in table.items():
+            where = f"{self.path}:{_line_of(self.text, key, section)}"
+            if all_settings().get(key) is None or all_settings()[key].section != kind:
+                raise ConfigurationError(_unknown_key(where, section, kind, key))
+            yield key, value, where
+
+
+def _check_models(path: str, text: str, models: Any) -> None:
+    """Raise unless each is a table under a name that clients can say, and no two names are one to Ollama's clients."""
+    if not isinstance(models, dict):
+        raise ConfigurationError(f"{path}:{_line_of(text, MODELS, '')}: models holds sections such as [models.NAME]")
+    called: dict[str, str] = {}
+    for name, table in models.items():
+        where = f"{path}:{_line_of(text, f'{MODELS}.{name}', '')}"
+        if not NAME.fullmatch(name):
+            raise ConfigurationError(
+                f"{where}: {name[:80]!r} cannot be a model's name: it is 1 to 128 letters, digits and . _ : / @ + -, "
+                "a letter or digit first (a name with other signs than _ and - stands in quotes in the file)"
+            )
+        if not isinstance(table, dict):
+            raise ConfigurationError(f"{where}: [models.{name}] must be a section with keys such as target")
+        if called.setdefault(name.removesuffix(LATEST), name) != name:
+            raise ConfigurationError(f"{where}: {name} and {called[name.removesuffix(LATEST)]} are one name to Ollama")
+
+
+def _read(path: str) -> str:
+    try:
+        return Path(path).read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        raise ConfigurationError(f"cannot read the config file {path}: {reason}") from None
+
+
+def _misplaced(path: str, text: str, name: str) -> str:
+    where = f"{path}:{_line_of(text, name, '')}"
+    setting = all_settings().get(name)
+    if setting is not None:
+        return f'{where}: "{name}" belongs in the section [{setting.section}]'
+    sections = ", ".join(f"[{section}]" for section in (*SECTIONS, f"{MODELS}.NAME"))
+    return f'{where}: unknown section "{name}"{nearest(name, (*SECTIONS, MODELS))} The sections are {sections}.'
+
+
+def _unknown_key(where: str, section: str, kind: str, key: str) -> str:
+    """section: as it is called; kind: whose keys it takes."""
+    elsewhere = all_settings().get(key)
+    if elsewhere is not None:
+        return f'{where}: "{key}" belongs in the section [{elsewhere.section}], not in [{section}]'
+    own = [name for name, setting in all_settings().items() if setting.section == kind]
+    return f'{where}: unknown key "{key}" in [{section}]{nearest(key, own) or nearest(key, all_settings())}'
+
+
+def _line_of(text: str, key: str, section: str) -> int:
+    """The line on which ``key`` of ``section`` stands, for messages; 1 where it is written in some other way."""
+    current = ""
+    for number, line in enumerate(text.splitlines(), start=1):
+        header = re.match(r"\s*\[+([^\]]*)", line)
+        if header:
+            current = re.sub(r"[\s\"']", "", header[1])
+            if not section and current == key:
+                return number
+        elif current == section and re.match(rf"\s*\"?{re.escape(key)}\"?\s*=", line):
+            return number
+    return 1
+
+
+def _from_environment(environ: Mapping[str, str]) -> Iterator[tuple[str, str, str]]:
+    variables = {setting.variable: name for name, setting in all_settings().items()}
+    for variable in sorted(environ):
+        if not variable.startswith(PREFIX) or variable == FILE_VARIABLE or environ[variable] == "":
+            continue
+        if variable not in variables:
+            hint = nearest(variable, [*variables, FILE_VARIABLE])
+            raise ConfigurationError(f"unknown environment variable {variable}{hint}")
+        yield variables[variable], environ[variable], variable
+
+
+def _from_caller(given: Mapping[str, Any], known: Mapping[str, Setting], form: str) -> Iterator[tuple[str, Any, str]]:
+    for name, value in given.items():
+        if name not in known:
+            raise ConfigurationError(f'unknown {form} "{name}"{nearest(name, known)}')
+        yield name, value, known[name].flag if form == "flag" and name != "target" else name
+
+
+def _converted(setting: Setting, value: Any, origin: str) -> Any:
+    if setting.is_list and isinstance(value, str):
+        value = [value]
+    try:
+        return msgspec.convert(value, setting.kind, strict=not isinstance(value, str))
+    except msgspec.ValidationError:
+        named = origin in (setting.flag, setting.variable, setting.name)
+        subject = origin if named else f"{origin}: {setting.name}"
+        got = "; what was given is not repeated here" if setting.is_secret else f", got {value!r}"
+        raise ConfigurationError(f"{subject} must be {setting.expected}{got}") from None

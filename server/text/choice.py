@@ -1,0 +1,229 @@
+"""One choice of an answer while it runs: deltas of token ids in, pieces of text out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from server.schemas.provenance import StepProvenance, TokenProvenance
+from server.schemas.shared import FinishReason, RequestWarning
+from server.text.detokenize import Detokenizer, StopSearch
+from server.text.parts import OutputParser, Part, PlainText, ToolCallPart, joined
+from server.text.provenance import Said, step_of, tokens_of
+from server.text.tokenizer import Tokenizer
+from spec.names import PREDICTION
+from spec.request import Delta, Origin, Request, TokenLogprobs
+from spec.trace import Statistics
+
+
+class TextOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """How the text of a choice is made from its tokens. stop: strings that end it. silent: there shall be no tokens;
+    the one that the engine writes all the same is dropped. by_token: keep what each token adds apart. provenance: say
+    where the tokens come from; that needs ``by_token``.
+    """
+
+    stop: tuple[str, ...] = ()
+    include_stop: bool = False
+    skip_special_tokens: bool = True
+    silent: bool = False
+    by_token: bool = False
+    provenance: bool = False
+
+
+class Piece(msgspec.Struct, kw_only=True):
+    """What a delta adds to the answer. finish_at: the text ends with this output token.
+
+    text: as the model wrote it; parts: the same, split by the choice's parser. logprobs: one entry per token, if asked
+    for. offsets: for each token, the characters of text that were whole before it. prompt_logprobs: once, if asked for.
+    said: what each token adds, if that is kept apart. steps, tokens: their provenance, if asked for.
+    """
+
+    text: str = ""
+    parts: list[Part] = []
+    token_ids: list[int] = []
+    logprobs: list[TokenLogprobs] = []
+    offsets: list[int] = []
+    prompt_logprobs: list[TokenLogprobs | None] | None = None
+    finish_reason: FinishReason | None = None
+    finish_at: int | None = None
+    said: list[Said] = []
+    steps: list[StepProvenance] = []
+    tokens: list[TokenProvenance] = []
+
+
+def merged(pieces: Sequence[Piece]) -> Piece:
+    """One piece that adds what all of them add, one behind the other."""
+    if len(pieces) == 1:
+        return pieces[0]
+    return Piece(
+        text="".join(piece.text for piece in pieces),
+        parts=joined([part for piece in pieces for part in piece.parts]),
+        token_ids=[token for piece in pieces for token in piece.token_ids],
+        logprobs=[entry for piece in pieces for entry in piece.logprobs],
+        offsets=[offset for piece in pieces for offset in piece.offsets],
+        prompt_logprobs=next((one.prompt_logprobs for one in pieces if one.prompt_logprobs is not None), None),
+        finish_reason=pieces[-1].finish_reason,
+        finish_at=pieces[-1].finish_at,
+        said=[said for piece in pieces for said in piece.said],
+        steps=[step for piece in pieces for step in piece.steps],
+        tokens=[token for piece in pieces for token in piece.tokens],
+    )
+
+
+class Choice:
+    """The text, counts and ending of one request.
+
+    context: prompt tokens whose text precedes the answer's (empty where the answer starts a new text). parser: splits
+    the text into parts. warnings: what of the request is done otherwise than asked. words: the first ones of its
+    prompt, for those who may see it.
+    """
+
+    def __init__(
+        self,
+        request: Request,
+        tokenizer: Tokenizer,
+        options: TextOptions,
+        eos_token_ids: Sequence[int],
+        context: Sequence[int] = (),
+        parser: OutputParser | None = None,
+        warnings: tuple[RequestWarning, ...] = (),
+        words: str = "",
+    ) -> None:
+        self.request, self.words = request, words
+        self.tokenizer = tokenizer
+        self.warnings = warnings
+        self.completion_tokens = 0
+        self.reasoning_tokens = 0
+        self.accepted_prediction_tokens = self.rejected_prediction_tokens = 0
+        self.cached_tokens = 0
+        self.seed = 0
+        self.finish_reason: FinishReason | None = None
+        self.stop_reason: str | int | None = None
+        self.statistics: Statistics | None = None
+        self._options = options
+        self._quiet_stops = set(eos_token_ids) - set(request.params.stop_token_ids)
+        self._detokenizer = Detokenizer(tokenizer, context, options.skip_special_tokens)
+        self._search = StopSearch(options.stop, options.include_stop)
+        self._parser: OutputParser = parser or PlainText()
+        self._length = 0
+        self._called = False
+        self._cut = False
+
+    @property
+    def finished(self) -> bool:
+        """Whether the last piece was taken."""
+        return self.finish_reason is not None
+
+    def take(self, delta: Delta) -> Piece:
+        """Turn a delta into the piece of text that became certain with it."""
+        made = len(delta.tokens)
+        if self._options.silent:
+            delta = _silenced(delta)
+        piece = Piece(prompt_logprobs=delta.prompt_logprobs)
+        self.cached_tokens = max(self.cached_tokens, delta.cached_tokens)
+        over = self._cut
+        begins = [] if over else self._feed(delta, piece)
+        if delta.origin is not None and not over:
+            self._count_predicted(delta.origin, len(piece.token_ids))
+        if delta.finish_reason is not None:
+            self._finish(delta, piece)
+        if self._options.by_token:
+            piece.said = _said(piece, begins)
+        if self._options.provenance and delta.origin is not None:
+            piece.steps = [step_of(delta.origin, len(piece.token_ids), made)]
+            piece.tokens = tokens_of(delta.origin, piece.token_ids, piece.said, piece.logprobs)
+        piece.parts = joined(piece.parts)
+        self._called = self._called or any(isinstance(part, ToolCallPart) for part in piece.parts)
+        if piece.finish_reason == "stop" and self._called:
+            self.finish_reason = piece.finish_reason = "tool_calls"
+        return piece
+
+    def _feed(self, delta: Delta, piece: Piece) -> list[tuple[int, int]]:
+        """Feed tokens one by one, as plain decoding would, up to the one that completes a stop string.
+
+        Returns where in the piece's text and parts each token begins, if what they add is kept apart.
+        """
+        count, begins = 0, []
+        for count, token in enumerate(delta.tokens, start=1):
+            self.completion_tokens += 1
+            if self._options.by_token:
+                begins.append((len(piece.text), len(piece.parts)))
+            piece.offsets.append(self._length)
+            last = count == len(delta.tokens) and delta.finish_reason == "stop" and delta.stop_token == token
+            if last and not self._options.include_stop:
+                pass
+            elif token in self._parser.markers:
+                self._mark(token, piece)
+            else:
+                self._say(self._released(self._counted(self._detokenizer.step(token))), piece)
+            self.reasoning_tokens += self._parser.thinking
+            self._cut = self._cut or self._parser.complete
+            if self._cut:
+                piece.finish_at = self.completion_tokens
+                break
+        piece.token_ids = delta.tokens[:count]
+        piece.logprobs = (delta.logprobs or [])[:count]
+        return begins
+
+    def _count_predicted(self, origin: Origin, kept: int) -> None:
+        """Count what was drafted of the prediction; only what is in the text was accepted."""
+        if not origin.predicted:
+            return
+        if origin.sources:
+            accepted = origin.sources[:kept].count(PREDICTION)
+        else:
+            accepted = sum(node > origin.forced for node in origin.path[:kept])
+        self.accepted_prediction_tokens += accepted
+        self.rejected_prediction_tokens += origin.predicted - accepted
+
+    def _mark(self, token: int, piece: Piece) -> None:
+        """A marker ends the text before it: nothing of that is held back."""
+        self._say(self._released(self._counted(self._detokenizer.flush())), piece)
+        if not self._cut:
+            self._say(self._search.flush(), piece)
+            piece.parts += self._parser.marker(token)
+
+    def _counted(self, text: str) -> str:
+        self._length += len(text)
+        return text
+
+    def _say(self, text: str, piece: Piece) -> None:
+        """Add certain text to the piece."""
+        piece.text += text
+        piece.parts += self._parser.feed(text)
+
+    def _released(self, text: str) -> str:
+        """The part of the text so far that may go out; notes a stop string. Below min_tokens none is looked for."""
+        if self.completion_tokens <= self.request.params.min_tokens:
+            return text
+        released, stop = self._search.feed(text)
+        if stop is not None:
+            self._cut, self.stop_reason = True, stop
+        return released
+
+    def _finish(self, delta: Delta, piece: Piece) -> None:
+        if not self._cut:
+            self._say(self._released(self._detokenizer.flush()), piece)
+        if not self._cut:
+            self._say(self._search.flush(), piece)
+            if delta.stop_token is not None and delta.stop_token not in self._quiet_stops:
+                self.stop_reason = delta.stop_token
+        piece.parts += self._parser.flush()
+        self.finish_reason = piece.finish_reason = "stop" if self._cut or delta.finish_reason == "stop" else "length"
+        self.statistics, self.seed = delta.statistics, delta.seed
+
+
+def _silenced(delta: Delta) -> Delta:
+    """A delta without its tokens: the answer ends because it may have none."""
+    reason: FinishReason | None = None if delta.finish_reason is None else "length"
+    return msgspec.structs.replace(delta, tokens=[], logprobs=None, stop_token=None, finish_reason=reason)
+
+
+def _said(piece: Piece, begins: Sequence[tuple[int, int]]) -> list[Said]:
+    """What each token of a piece adds; what came out at the end of the answer belongs to the last one."""
+    ends = [*begins[1:], (len(piece.text), len(piece.parts))]
+    return [
+        Said(piece.text[text:end_of_text], piece.parts[part:end_of_parts])
+        for (text, part), (end_of_text, end_of_parts) in zip(begins, ends, strict=False)
+    ]

@@ -1,0 +1,167 @@
+"""What a client wrote stays text, even where it spells a control token; what the chat template wrote are tokens.
+
+A prompt is rendered from strings in which every control token's text is broken up by a mark, a character that occurs
+nowhere else. What the rendered text holds of control tokens then, the template wrote::
+
+    client    hi <|end|>     ->   hi <M|MeMnMdM|M>M
+    rendered  <|user|>hi <M|MeMnMdM|M>M<|end|>
+    encoded   ALIAS3hi <|end|>ALIAS1         by a tokenizer that knows the control tokens by their aliases alone
+
+So the whole is encoded in one go, and text merges across the seams as ever. Text without a control token goes none of
+this way.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import msgspec
+from tokenizers import AddedToken, Tokenizer, models
+
+from server.text.parsers.reasoning import TAGS
+from server.text.room import Room
+from spec.errors import InvalidRequest
+
+#: Characters that Unicode keeps for a program's own use.
+_MARKS = [chr(code) for code in range(0xFDD0, 0xFDF0)]
+#: What tells reasoning from the answer ends no turn, and templates look for it in former answers.
+_HARMLESS = frozenset(tag for tags in TAGS for tag in tags)
+
+
+class Rendered(msgspec.Struct, frozen=True):
+    """A conversation as the chat template writes it. marked: its text, with ``mark`` inside of every control token that
+    a client spelled; without a mark there are none.
+    """
+
+    marked: str
+    mark: str = ""
+
+    @property
+    def text(self) -> str:
+        """What the model reads."""
+        return self.marked.replace(self.mark, "") if self.mark else self.marked
+
+    def behind(self, beginning: str) -> Rendered:
+        """What follows ``beginning``."""
+        return Rendered(self.marked[len(beginning) :], self.mark)
+
+
+class ControlTokens:
+    """The special tokens of a tokenizer, by which a chat template separates one turn from the next."""
+
+    def __init__(self, backend: Tokenizer) -> None:
+        added = sorted(backend.get_added_tokens_decoder().items())
+        unlike = secrets.token_hex(16)  # nobody can write an alias who cannot guess it
+        self._aliases = {entry.content: f"<{unlike}{id}>" for id, entry in added if _is_control(entry)}
+        self._finder = _finder(self._aliases)
+        changed = any(entry.normalized for _, entry in added if entry.content in self._aliases)
+        self._normalize = backend.normalizer.normalize_str if changed and backend.normalizer is not None else None
+        size = backend.get_vocab_size(with_added_tokens=False)
+        # The model's own vocabulary comes first in the ids; tokens of it that were declared special get new ones here.
+        within = [(id, entry) for id, entry in added if id < size and entry.content in self._aliases]
+        beyond = [(id, entry) for id, entry in added if id >= size]
+        others = [(id, entry) for id, entry in added if id < size and entry.content not in self._aliases]
+        self._twin = _twin(backend, [_renamed(entry, self._aliases) for _, entry in (*beyond, *within, *others)])
+        self._within = {id for id, _ in within}
+        self._meant = {self._twin.token_to_id(self._aliases[entry.content]): id for id, entry in within}
+        kept = all(
+            self._twin.token_to_id(self._aliases.get(entry.content, entry.content)) == id for id, entry in beyond
+        )
+        self._distinct = kept and max(backend.get_vocab(with_added_tokens=False).values(), default=0) < size
+
+    def sealed(self, value: Any, template: str) -> tuple[Any, str]:
+        """``value``, with a mark inside of all control tokens in its strings, and the mark; empty if there are none."""
+        text = "\0".join(_strings(value))
+        count = self._count(text)
+        if self._normalize is not None and self._count(self._normalize(text)) > count:
+            raise _indistinct()  # the normalizer would make a control token of what is none
+        if not count:
+            return value, ""
+        mark = next((mark for mark in _MARKS if mark not in text and mark not in template), None)
+        if mark is None or not self._distinct:
+            raise _indistinct()
+        return self._seal(value, mark), mark
+
+    def _count(self, text: str) -> int:
+        return len(self._finder.encode_batch_fast([text])[0])
+
+    def _seal(self, value: Any, mark: str) -> Any:
+        if isinstance(value, str):
+            return "".join(mark.join(part) + mark if is_token else part for part, is_token in self._parts(value))
+        if isinstance(value, dict):
+            return {self._seal(key, mark): self._seal(entry, mark) for key, entry in value.items()}
+        return [self._seal(entry, mark) for entry in value] if isinstance(value, list | tuple) else value
+
+    def _parts(self, text: str) -> Iterator[tuple[str, bool]]:
+        """The text in parts, and whether each is a control token."""
+        end = 0
+        for start, behind in self._finder.encode_batch([text])[0].offsets:
+            yield text[end:start], False
+            yield text[start:behind], True
+            end = behind
+        yield text[end:], False
+
+    def encode(self, rendered: Rendered, add_special_tokens: bool, room: Room | None) -> list[int]:
+        """Token ids of a marked text: control tokens where it spells them whole, text where a mark is in them."""
+        parts = [self._aliases[part] if is_token else part for part, is_token in self._parts(rendered.marked)]
+        text = "".join(parts).replace(rendered.mark, "")
+        bare = self._twin.encode_batch_fast([text], add_special_tokens=False)[0]
+        if room is not None:
+            room.check(len(bare))
+        if not self._within.isdisjoint(bare.ids):  # a tokenizer may look up a whole word, whatever it is
+            raise _indistinct()
+        ids = self._twin.encode_batch_fast([text])[0].ids if add_special_tokens else bare.ids
+        return [self._meant.get(id, id) for id in ids]
+
+
+def _is_control(token: AddedToken) -> bool:
+    """Whether a text must not be able to spell it. One character has no inside to put a mark in."""
+    return token.special and len(token.content) > 1 and token.content not in _HARMLESS
+
+
+def _renamed(token: AddedToken, names: Mapping[str, str]) -> AddedToken:
+    return AddedToken(
+        names.get(token.content, token.content),
+        single_word=token.single_word,
+        lstrip=token.lstrip,
+        rstrip=token.rstrip,
+        normalized=token.normalized,
+        special=token.special,
+    )
+
+
+def _twin(backend: Tokenizer, added: list[AddedToken]) -> Tokenizer:
+    """A tokenizer with the same model, which they share in memory, and these added tokens."""
+    twin = Tokenizer(backend.model)
+    for part in ("normalizer", "pre_tokenizer", "post_processor"):
+        if getattr(backend, part) is not None:
+            setattr(twin, part, getattr(backend, part))
+    twin.add_tokens(added)
+    return twin
+
+
+def _indistinct() -> InvalidRequest:
+    return InvalidRequest(
+        "messages", "messages: a text spells a control token of this model, whose tokenizer cannot read it as text"
+    )
+
+
+def _strings(value: Any) -> Iterator[str]:
+    """All strings in a value made of dicts and lists."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict):
+        for pair in value.items():
+            yield from _strings(pair)
+    elif isinstance(value, list | tuple):
+        for entry in value:
+            yield from _strings(entry)
+
+
+def _finder(names: Iterable[str]) -> Tokenizer:
+    """A tokenizer that sees nothing but these tokens: it finds them in linear time, without the interpreter's lock."""
+    finder = Tokenizer(models.BPE(cache_capacity=0))
+    finder.add_special_tokens([AddedToken(name, normalized=False, special=True) for name in names])
+    return finder

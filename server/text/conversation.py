@@ -1,0 +1,150 @@
+"""Messages as clients send them, to messages as chat templates take them; errors name the field.
+
+Templates want a call's arguments as an object and no content as an empty text; clients send JSON text and null.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from server.schemas.bounds import MOST_CALLS, MOST_MESSAGES, MOST_PARTS, TOO_MANY, check_count, weigh
+from server.schemas.chat import ChatRequest, ContentPart, Message
+from server.schemas.tools import ToolCall
+from spec.errors import InvalidRequest
+
+#: Characters of a list's entry, and of the text that these are found in.
+_MOST_WORDS, _LOOKED_THROUGH = 80, 400
+ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
+
+
+def first_words(text: str) -> str:
+    """Of a text, for a list: one line of at most 80 characters."""
+    return " ".join(text[:_LOOKED_THROUGH].split())[:_MOST_WORDS]
+
+
+def last_words(request: ChatRequest) -> str:
+    """The first words of what the user said last; else of the last message."""
+    said = request.messages or []
+    last = next((message for message in reversed(said) if message.role == "user"), said[-1] if said else None)
+    if last is None or last.content is None:
+        return ""
+    if isinstance(last.content, str):
+        return first_words(last.content)
+    return first_words(next((part.text for part in last.content if part.text), ""))
+
+
+def messages(request: ChatRequest) -> list[dict[str, Any]]:
+    """The conversation as chat templates take it."""
+    if not request.messages:
+        raise InvalidRequest("messages", "messages must not be empty")
+    check_count(request.messages, MOST_MESSAGES, "messages")
+    _check_arguments(request.messages)
+    rendered, called = [], frozenset[str]()
+    for index, message in enumerate(request.messages):
+        rendered.append(_message(message, f"messages[{index}]", called))
+        if message.role != "tool":
+            called = frozenset(call.id for call in message.tool_calls or ())
+    return rendered
+
+
+def folded(messages: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], list[int]]:
+    """The conversation with system messages only at its beginning, and which messages were of the system before.
+
+    Those behind are told as the user's, in one turn with its neighbours: templates often want turns to alternate.
+    """
+    told: list[dict[str, Any]] = []
+    moved: list[int] = []
+    for index, message in enumerate(messages):
+        late = message["role"] == "system" and index > 0
+        if late:
+            moved.append(index)
+            message = message | {"role": "user"}
+        if told and message["role"] == told[-1]["role"] == "user" and (late or index - 1 in moved):
+            told[-1] = told[-1] | {"content": f"{told[-1]['content']}\n\n{message['content']}"}
+        else:
+            told.append(message)
+    return told, moved
+
+
+def _check_arguments(messages: list[Message]) -> None:
+    """Raise if there is too much in the JSON that arguments of calls are."""
+    parts = 0
+    for index, message in enumerate(messages):
+        field = f"messages[{index}].tool_calls"
+        check_count(message.tool_calls, MOST_CALLS, field)
+        for call in message.tool_calls or ():
+            parts += weigh(call.function.arguments.encode(), field, f"The text of arguments in {field}")
+            if parts > MOST_PARTS:
+                raise InvalidRequest(field, f"The arguments in messages have {TOO_MANY}")
+
+
+def _message(message: Message, place: str, called: frozenset[str]) -> dict[str, Any]:
+    """One message. called: ids of the calls that a message of role ``tool`` may be the result of."""
+    role = ROLES.get(message.role)
+    if role is None:
+        raise InvalidRequest(f"{place}.role", f"{place}.role must be one of {', '.join(ROLES)}, got {message.role!r}")
+    rendered: dict[str, Any] = {"role": role, "content": _said(message, place)}
+    if message.name is not None:
+        rendered["name"] = message.name
+    if message.role == "tool":
+        rendered["tool_call_id"] = _answered(message, place, called)
+    elif message.role == "assistant":
+        rendered |= _of_assistant(message, place)
+    elif message.tool_calls:
+        raise InvalidRequest(f"{place}.tool_calls", f"{place}.tool_calls: only the assistant calls tools")
+    return rendered
+
+
+def _said(message: Message, place: str) -> str:
+    if message.content is None:
+        if message.role == "assistant" and (message.tool_calls or message.reasoning_content):
+            return ""
+        raise InvalidRequest(f"{place}.content", f"{place}.content is required")
+    return _content(message.content, f"{place}.content")
+
+
+def _content(content: str | list[ContentPart], place: str) -> str:
+    if isinstance(content, str):
+        return content
+    for index, part in enumerate(content):
+        if part.type != "text" or part.text is None:
+            raise InvalidRequest(f"{place}[{index}]", f"{place}[{index}]: only parts of type text are supported")
+    return "\n".join(part.text or "" for part in content)
+
+
+def _answered(message: Message, place: str, called: frozenset[str]) -> str:
+    field = f"{place}.tool_call_id"
+    if message.tool_call_id is None:
+        raise InvalidRequest(field, f"{field} is required in a message of role tool")
+    if message.tool_call_id not in called:
+        raise InvalidRequest(field, f"{field}: the assistant's message before has no call {message.tool_call_id!r}")
+    return message.tool_call_id
+
+
+def _of_assistant(message: Message, place: str) -> dict[str, Any]:
+    """What only the assistant says: reasoning (templates decide whether the model sees it again) and calls."""
+    rendered: dict[str, Any] = {}
+    if message.reasoning_content is not None:
+        rendered["reasoning_content"] = message.reasoning_content
+    if message.tool_calls:
+        calls = enumerate(message.tool_calls)
+        rendered["tool_calls"] = [_call(call, f"{place}.tool_calls[{index}]") for index, call in calls]
+    return rendered
+
+
+def _call(call: ToolCall, place: str) -> dict[str, Any]:
+    if call.type != "function":
+        raise InvalidRequest(f"{place}.type", f"{place}.type must be function, got {call.type!r}")
+    function = {"name": call.function.name, "arguments": _arguments(call.function.arguments)}
+    return {"id": call.id, "type": "function", "function": function}
+
+
+def _arguments(text: str) -> dict[str, Any] | str:
+    """The object that ``text`` spells. A model's call may be broken or cut off: then the text as it is."""
+    try:
+        value = msgspec.json.decode(text) if text.strip() else {}
+    except (msgspec.DecodeError, RecursionError):
+        return text
+    return value if isinstance(value, dict) else text

@@ -1,0 +1,92 @@
+"""The grammar of a whole chat answer: tool calls, the format asked for, and the thinking before both."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import msgspec
+
+from server.schemas.chat import ChatRequest
+from server.text.grammars.calls import tool_call_grammar
+from server.text.grammars.fields import bounded, refuse_lengths, wanted
+from server.text.grammars.strict import strict_grammar
+from server.text.parsers.dialect import FORMATS, Dialect
+from server.text.tokenizer import Tokenizer
+from server.text.tools import Offer
+from spec.errors import InvalidRequest
+from spec.request import Grammar
+
+#: Of a grammar that holds the schemas of tools.
+MOST_BYTES_WITH_CALLS = 256 * 1024
+
+
+class Beginning(msgspec.Struct, frozen=True):
+    """How the answer begins. prompt: its text. opened: it ends inside reasoning. continues: inside an answer."""
+
+    prompt: str
+    opened: bool
+    continues: bool
+
+
+async def chat_grammar(
+    request: ChatRequest, offer: Offer, dialect: Dialect, tokenizer: Tokenizer, beginning: Beginning
+) -> Grammar | None:
+    """What the answer must match; None if it may be anything. Raises :class:`InvalidRequest` naming the field."""
+    grammar = await wanted(request)
+    form = dialect.calls if offer.functions else None
+    if form is not None and offer.required:
+        refuse_lengths(request, "tool_choice")
+        grammar = await asyncio.to_thread(tool_call_grammar, form, offer, _tokens(form, tokenizer))
+    elif form is not None and grammar is None:
+        grammar = await asyncio.to_thread(strict_grammar, form, offer, _tokens(form, tokenizer))
+        if grammar is not None:
+            refuse_lengths(request, grammar.param)
+    elif form is not None and grammar is not None:
+        calls = await asyncio.to_thread(tool_call_grammar, form, offer, _tokens(form, tokenizer))
+        grammar = _either(calls, grammar, form)
+    return (
+        None
+        if grammar is None
+        else _behind_thinking(bounded(grammar, MOST_BYTES_WITH_CALLS), dialect, tokenizer, beginning)
+    )
+
+
+def _tokens(form: str, tokenizer: Tokenizer) -> dict[str, int]:
+    """The tags of a format that are single tokens."""
+    ids = {tag: tokenizer.added_id(tag) for tag in FORMATS[form].tags}
+    return {tag: token for tag, token in ids.items() if token is not None}
+
+
+def _either(calls: Grammar, answer: Grammar, form: str) -> Grammar:
+    """Calls or an answer, as the model likes. They must differ in their first token."""
+    if form == "llama3":
+        field = answer.param.partition(".")[0]
+        raise InvalidRequest(
+            field, f"this model's tool calls look like any JSON: {field} goes with tool_choice none or required only"
+        )
+    second = answer.text
+    given = json.loads(second)["grammars"][0] if second.startswith("{") else {"lark_grammar": second}
+    grammars = [
+        {"lark_grammar": "start: @calls | @answer"},
+        {"name": "calls", "lark_grammar": calls.text},
+        given | {"name": "answer"},
+    ]
+    return msgspec.structs.replace(answer, text=json.dumps({"grammars": grammars}))
+
+
+def _behind_thinking(grammar: Grammar, dialect: Dialect, tokenizer: Tokenizer, beginning: Beginning) -> Grammar:
+    """The grammar begins where the reasoning ends, if the prompt has opened it or the model opens it first of all."""
+    if dialect.thinks is None:
+        return grammar
+    opening, closing = (tokenizer.added_id(tag) for tag in dialect.thinks)
+    if beginning.opened and closing is None:
+        raise InvalidRequest(
+            grammar.param, f"{grammar.param}: the tags of this model's reasoning are no tokens; ask it not to reason"
+        )
+    done = beginning.continues or beginning.prompt.rstrip().endswith(dialect.thinks[1])
+    if beginning.opened:
+        return msgspec.structs.replace(grammar, after=closing)
+    if done or opening is None or closing is None:
+        return grammar
+    return msgspec.structs.replace(grammar, after=closing, opens=opening)

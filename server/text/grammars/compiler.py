@@ -1,0 +1,139 @@
+"""From a grammar's text to a constraint, for the tokenizer of one model."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+from tokenizers import Tokenizer as Backend
+
+from server.text.grammars.constraint import GrammarFailed, LlguidanceConstraint
+from server.text.grammars.forcing import spells, unforced
+from server.text.grammars.walk import Border, Stuck, Vocabulary, Walker, complaint
+from spec.errors import InvalidRequest
+from spec.request import Grammar
+
+#: Grammars that stay compiled, with the automata that grew while they were used.
+MOST_KEPT = 32
+#: One automaton state takes 1 to 2 kB. Everything else is llguidance's own: about 20 ms to compile, 15 ms for a mask.
+MOST_STATES = 50_000
+#: llguidance follows references from rule to rule by recursion. A chain as long as a grammar's text may be would need
+#: more than a thread's usual 8 MB, and running out of them ends the process.
+STACK_BYTES = 256 << 20
+_STACKS = threading.Lock()
+
+
+class GrammarCompiler:
+    """Makes constraints. Safe to use from several threads; compiling leaves the interpreter to others.
+
+    tokenizer: the text of a ``tokenizer.json``. vocab_size: the model's, which may have more tokens.
+    """
+
+    def __init__(
+        self, tokenizer: str, vocab_size: int, eos_token_ids: Sequence[int], most_states: int = MOST_STATES
+    ) -> None:
+        backend = Backend.from_str(tokenizer)
+        known = sorted(backend.get_vocab(with_added_tokens=True).values())
+        added = {token.content: id for id, token in backend.get_added_tokens_decoder().items()}
+        size = max(vocab_size, known[-1] + 1)
+        ends = [token for token in eos_token_ids if token < vocab_size]
+        self._tokenizer = LLTokenizer(tokenizer, n_vocab=size, eos_token=ends)
+        self._special = [name for name, token in added.items() if self._tokenizer.is_special_token(token)]
+        self._vocabulary = Vocabulary.of(vocab_size, known, ends, size)
+        self._limits = LLParserLimits(max_lexer_states=most_states, verbose_errors=False)
+        self._kept: OrderedDict[tuple[str, str], LLMatcher] = OrderedDict()  # by salt and text
+        self._lock = threading.Lock()
+
+    @classmethod
+    def load(cls, directory: Path, vocab_size: int, eos_token_ids: Sequence[int]) -> GrammarCompiler | None:
+        """The compiler for the checkpoint in ``directory``; None if it has no ``tokenizer.json``."""
+        text = tokenizer_text(directory)
+        return None if text is None else cls(text, vocab_size, eos_token_ids)
+
+    def compile(self, grammar: Grammar, salt: str = "") -> LlguidanceConstraint:
+        """What holds a request to ``grammar``. Raises :class:`InvalidRequest` naming its field, with the reason.
+
+        salt: what was compiled is shared only between equal salts, since the time saved tells that it was.
+        """
+        matcher = self.kept(grammar, salt)
+        if matcher is None:
+            matcher = self._fresh(grammar.text)
+            self._check(matcher, grammar)
+            matcher = self._keep((salt, grammar.text), matcher)
+        border = Border(grammar.after, grammar.opens)
+        return LlguidanceConstraint(matcher, self._vocabulary, border, lambda: self._renewed(grammar.text, salt))
+
+    def kept(self, grammar: Grammar, salt: str = "") -> LLMatcher | None:
+        """A matcher at the beginning of a grammar that was compiled before."""
+        with self._lock:
+            matcher = self._kept.get((salt, grammar.text))
+            if matcher is None:
+                return None
+            self._kept.move_to_end((salt, grammar.text))
+            return matcher.deep_copy()
+
+    def _keep(self, key: tuple[str, str], matcher: LLMatcher) -> LLMatcher:
+        with self._lock:
+            self._kept[key] = matcher
+            while len(self._kept) > MOST_KEPT:
+                self._kept.popitem(last=False)
+            return matcher.deep_copy()
+
+    def _renewed(self, text: str, salt: str) -> LLMatcher:
+        """A new matcher: the automaton of the kept one has no room any more."""
+        with self._lock:
+            self._kept.pop((salt, text), None)
+        return self._fresh(text)
+
+    def _fresh(self, text: str) -> LLMatcher:
+        text = unforced(text) if spells(text, self._special) else text
+        return _deeply(lambda: LLMatcher(self._tokenizer, text, log_level=0, limits=self._limits))
+
+    def _check(self, matcher: LLMatcher, grammar: Grammar) -> None:
+        """Raise unless there is a text that the grammar lets begin."""
+        if matcher.is_error():
+            raise InvalidRequest(grammar.param, f"{grammar.param} cannot be compiled: {complaint(matcher)}")
+        row = np.zeros(self._vocabulary.columns, dtype=np.int32)
+        try:
+            Walker(matcher.deep_copy(), self._vocabulary, Border(), "inside").fill(row)
+        except Stuck as error:
+            raise InvalidRequest(grammar.param, f"{grammar.param} cannot begin: {error}") from None
+        if not (row & ~self._vocabulary.ends).any():
+            raise InvalidRequest(grammar.param, f"{grammar.param} matches no text")
+
+
+def _deeply(make: Callable[[], LLMatcher]) -> LLMatcher:
+    """What ``make`` returns, run on a stack of its own."""
+    made: list[LLMatcher] = []
+    thread = threading.Thread(target=lambda: made.append(make()), name="grammar")
+    with _STACKS:
+        usual = threading.stack_size(STACK_BYTES)
+        try:
+            thread.start()
+        finally:
+            threading.stack_size(usual)
+    thread.join()
+    if not made:
+        raise GrammarFailed("llguidance gave up on the grammar")
+    return made[0]
+
+
+def tokenizer_text(directory: Path) -> str | None:
+    """``tokenizer.json`` with the tokens that only ``tokenizer_config.json`` adds, without padding and truncation."""
+    file = directory / "tokenizer.json"
+    if not file.exists():
+        return None
+    tokenizer: dict[str, Any] = msgspec.json.decode(file.read_bytes())
+    tokenizer["padding"] = tokenizer["truncation"] = None
+    config = directory / "tokenizer_config.json"
+    added = msgspec.json.decode(config.read_bytes()).get("added_tokens_decoder") if config.exists() else None
+    have = {token["id"] for token in tokenizer.setdefault("added_tokens", [])}
+    missing = sorted((int(id), token) for id, token in (added or {}).items() if int(id) not in have)
+    tokenizer["added_tokens"] += [{"id": id, **token} for id, token in missing]
+    return msgspec.json.encode(tokenizer).decode()

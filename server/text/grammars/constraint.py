@@ -1,0 +1,165 @@
+"""A grammar seen by the step: a llguidance matcher at the committed text, and walks from there over drafted trees.
+
+A walk goes over a copy of the matcher, depth first: it takes a token on the way down and rolls it back on the way up.
+Copying costs a microsecond, since the automaton behind the matcher is shared; so no draft can leave a trace in the
+committed state.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+
+import numpy as np
+import torch
+from llguidance import LLMatcher
+from torch import Tensor
+
+from server.text.grammars.walk import Border, Stuck, Vocabulary, Walker, Words, visits
+from spec.errors import ForesayError
+
+#: After this, a walk leaves the rest of its tree alone: the run then ends there. (The compiler bounds a single mask.)
+MOST_SECONDS = 0.02
+#: Processor time that a grammar may take for the committed text: over and over in every step, and once in a while. An
+#: ambiguous one takes more with each token, while nobody's step goes on. Not by the clock: a busy machine is no fault.
+STEADY_SECONDS, BURST_SECONDS = 0.02, 0.25
+
+
+class GrammarFailed(ForesayError):
+    """The grammar cannot say what follows the committed text: it is too complex there, or leaves nothing."""
+
+
+class Patience:
+    """How much time the grammar of one request has left."""
+
+    def __init__(self, seconds: float = BURST_SECONDS) -> None:
+        self.seconds = seconds
+
+    def renew(self) -> None:
+        """One more step."""
+        self.seconds = min(BURST_SECONDS, self.seconds + STEADY_SECONDS)
+
+    @contextmanager
+    def spent(self) -> Iterator[None]:
+        """Count the time inside. Raises :class:`GrammarFailed` if it was too much."""
+        began = time.thread_time()
+        try:
+            yield
+        finally:
+            self.seconds -= time.thread_time() - began
+        if self.seconds < 0:
+            raise GrammarFailed("it takes too long at this text; make it less ambiguous, or its terminals longer")
+
+
+class LlguidanceConstraint:
+    """A :class:`~spec.protocols.Constraint`. border: where the grammar begins.
+
+    fresh: makes another matcher of the same grammar, with an automaton of its own.
+    """
+
+    def __init__(
+        self, matcher: LLMatcher, vocabulary: Vocabulary, border: Border, fresh: Callable[[], LLMatcher]
+    ) -> None:
+        self._matcher = matcher
+        self._vocabulary = vocabulary
+        self._border = border
+        self._fresh = fresh
+        self._state = border.state
+        self._taken: list[int] = []
+        self._patience = Patience()
+        self._forces = True
+
+    def forced(self, most: int) -> list[int]:
+        """Tokens that the grammar leaves no choice about, at most ``most``; the end of text where it must come."""
+        if self._state != "inside" or most <= 0 or not self._forces:
+            return []
+        began = time.thread_time()
+        matcher = self._matcher.deep_copy()
+        run: list[int] = matcher.compute_ff_tokens()[:most]
+        if len(run) < most and len(self._vocabulary.end_ids) == 1 and (not run or matcher.consume_tokens(run)):
+            run += self._vocabulary.end_ids if matcher.is_stopped() and matcher.is_accepting() else ()
+        self._forces = time.thread_time() - began < MOST_SECONDS  # too slow to be worth it: plain drafts from now on
+        return run
+
+    def legal(self, tokens: list[int], parents: list[int]) -> list[bool]:
+        """Which nodes the grammar could reach; a node below an illegal one is illegal. The root is legal."""
+        reached, deadline = [False] * len(tokens), time.monotonic() + MOST_SECONDS
+        try:
+            for node in visits(self._walker(), tokens, parents):
+                reached[node] = True
+                if time.monotonic() > deadline:
+                    return [True] * len(tokens)
+        except Stuck:
+            return [True] * len(tokens)  # the masks will tell
+        return reached
+
+    def masks(self, tokens: list[int], parents: list[int]) -> Tensor | None:
+        """int32[N, ceil(V / 32)]; None if nothing is constrained anywhere. Safe to call in another thread.
+
+        Nodes out of reach have all bits set. A node has none where the grammar fails or was not asked any more: a run
+        can go no further than to its token, and the next step tells. Raises :class:`GrammarFailed` if it is the root.
+        """
+        if self._state == "before" and self._border.after not in tokens[1:]:
+            return None
+        rows, problem = self._filled(tokens, parents)
+        if problem is not None and self._refresh():
+            rows, problem = self._filled(tokens, parents)
+        if not rows[0].any():
+            raise GrammarFailed(problem or "it was given no time")
+        return torch.from_numpy(np.ascontiguousarray(rows[:, : self._vocabulary.words]))
+
+    def _filled(self, tokens: list[int], parents: list[int]) -> tuple[Words, str | None]:
+        """The masks, and why not all of them could be made."""
+        rows = np.zeros((len(tokens), self._vocabulary.columns), dtype=np.int32)
+        unseen, deadline = set(range(len(tokens))), time.monotonic() + MOST_SECONDS
+        walker = self._walker()
+        try:
+            for node in visits(walker, tokens, parents):
+                with nullcontext() if node else self._patience.spent():
+                    walker.fill(rows[node])
+                unseen.remove(node)
+                if time.monotonic() > deadline:
+                    return rows, None
+        except Stuck as error:
+            return rows, str(error)
+        rows[list(unseen)] = -1
+        return rows, None
+
+    def advance(self, tokens: list[int]) -> None:
+        """These tokens were committed. Raises :class:`GrammarFailed` if the grammar does not allow them."""
+        self._patience.renew()
+        for token in tokens:
+            if self._state != "ended" and not (self._takes(token) or (self._refresh() and self._takes(token))):
+                raise GrammarFailed(f"the grammar does not allow token {token} after the text so far")
+
+    def _takes(self, token: int) -> bool:
+        """Move the committed state on; False if it cannot."""
+        walker = Walker(self._matcher, self._vocabulary, self._border, self._state)
+        try:
+            with self._patience.spent():
+                allowed = walker.down(token)
+            if not allowed:
+                return False
+        except Stuck:
+            return False
+        if walker.state == "inside" and self._state != "before":
+            self._taken.append(token)
+        self._state = walker.state
+        return True
+
+    def _refresh(self) -> bool:
+        """Begin again with an automaton of our own: a shared one may be full of other requests' states."""
+        with self._patience.spent():
+            self._matcher = self._fresh()
+            return not self._matcher.is_error() and self._matcher.consume_tokens(self._taken)
+
+    def fork(self) -> LlguidanceConstraint:
+        """An independent copy in the same state."""
+        twin = LlguidanceConstraint(self._matcher.deep_copy(), self._vocabulary, self._border, self._fresh)
+        twin._state, twin._taken = self._state, list(self._taken)
+        twin._patience, twin._forces = Patience(self._patience.seconds), self._forces
+        return twin
+
+    def _walker(self) -> Walker:
+        return Walker(self._matcher.deep_copy(), self._vocabulary, self._border, self._state)

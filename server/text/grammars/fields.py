@@ -1,0 +1,172 @@
+"""From ``response_format`` and ``structured_outputs`` to the grammar the answer must match."""
+
+from __future__ import annotations
+
+import asyncio
+
+import msgspec
+
+from server.schemas.bounds import check_bytes
+from server.schemas.shared import GenerationRequest
+from server.schemas.structured import ResponseFormat, StructuredOutputs
+from server.text.grammars.lark import choice_grammar, lark_grammar, regex_grammar
+from server.text.grammars.schema import (
+    ANY_OBJECT,
+    BOUNDED,
+    COMPACT,
+    FLEXIBLE,
+    MOST_BYTES,
+    ONE_LINE,
+    Schema,
+    check_multiples,
+    schema_grammar,
+)
+from spec.errors import InvalidRequest
+from spec.request import Grammar
+from spec.sampling import SamplingParams
+
+#: Some regular expressions take time that grows with the square of their length: half a second for 8 kB.
+MOST_REGEX_BYTES = 4 * 1024
+MOST_LARK_BYTES = 16 * 1024
+
+#: Names that vLLM once had, and what to write now.
+OLD_NAMES = {
+    "guided_json": "structured_outputs.json",
+    "guided_regex": "structured_outputs.regex",
+    "guided_choice": "structured_outputs.choice",
+    "guided_grammar": "structured_outputs.grammar",
+}
+_JSON_OPTIONS = ("disable_any_whitespace", "disable_additional_properties", "whitespace_pattern")
+_KINDS = ("json", "regex", "choice", "grammar", "json_object")
+
+
+async def wanted(request: GenerationRequest, after: int | None = None) -> Grammar | None:
+    """The grammar a request asks for, made in a thread. after: the token that ends the model's thinking, if it thinks.
+
+    Raises :class:`InvalidRequest` naming the field. Whether the grammar compiles, the engine says.
+    """
+    _refuse_old_names(request)
+    if request.response_format is None and request.structured_outputs is None:
+        return None
+    grammar = await asyncio.to_thread(grammar_of, request)
+    if grammar is None or after is None:
+        return grammar
+    return msgspec.structs.replace(grammar, after=after)
+
+
+def grammar_of(request: GenerationRequest) -> Grammar | None:
+    """The grammar a request asks for; None if any text will do."""
+    first = of_format(request.response_format) if request.response_format is not None else None
+    second = of_outputs(request.structured_outputs) if request.structured_outputs is not None else None
+    if first is not None and second is not None:
+        raise InvalidRequest("structured_outputs", "structured_outputs and response_format exclude each other")
+    grammar = first or second
+    if grammar is not None:
+        refuse_lengths(request, grammar.param)
+    return grammar
+
+
+def refuse_lengths(request: GenerationRequest | SamplingParams, param: str) -> None:
+    """Raise if the request wants more text than a grammar may have."""
+    for field, asked in (("min_tokens", bool(request.min_tokens)), ("ignore_eos", bool(request.ignore_eos))):
+        if asked:
+            raise InvalidRequest(field, f"{field} and {param} exclude each other: a grammar says where the text ends")
+
+
+def _refuse_old_names(request: GenerationRequest) -> None:
+    for name, new in OLD_NAMES.items():
+        if getattr(request, name) is not None:
+            raise InvalidRequest(name, f"{name} is not a field any more; write {new}")
+
+
+def of_format(given: ResponseFormat) -> Grammar | None:
+    """The grammar that ``response_format`` stands for; None for any text."""
+    match given.type:
+        case "text":
+            return None
+        case "json_object":
+            return _grammar(schema_grammar(ANY_OBJECT, "response_format", BOUNDED), "response_format")
+        case "json_schema":
+            field = "response_format.json_schema"
+            if given.json_schema is None:
+                raise InvalidRequest(field, f"{field} is required")
+            return json_grammar(given.json_schema.schema, f"{field}.schema")
+    known = "text, json_object or json_schema"
+    raise InvalidRequest("response_format.type", f"response_format.type must be {known}, got {given.type!r}")
+
+
+def of_outputs(given: StructuredOutputs) -> Grammar | None:
+    """The grammar that ``structured_outputs`` stands for; None for any text."""
+    if given.structural_tag is not None:
+        field = "structured_outputs.structural_tag"
+        raise InvalidRequest(field, f"{field} is not supported by this server; a Lark grammar can say the same")
+    kinds = [kind for kind in _KINDS if getattr(given, kind) is not None and getattr(given, kind) is not False]
+    if len(kinds) > 1:
+        raise InvalidRequest("structured_outputs", f"structured_outputs must hold one of {', '.join(kinds)}, not all")
+    if not kinds:
+        if given.json_object is False:
+            return None
+        raise InvalidRequest("structured_outputs", f"structured_outputs must hold one of {', '.join(_KINDS)}")
+    return _of_kind(given, kinds[0])
+
+
+def _of_kind(given: StructuredOutputs, kind: str) -> Grammar:
+    param = f"structured_outputs.{kind}"
+    closed = bool(given.disable_additional_properties)
+    if kind == "json":
+        return json_grammar(given.json, param, _layout(given, ONE_LINE), closed)
+    if kind == "json_object" and not closed:
+        return _grammar(schema_grammar(ANY_OBJECT, param, _layout(given, BOUNDED)), param)
+    for option in _JSON_OPTIONS:
+        if getattr(given, option):
+            field = f"structured_outputs.{option}"
+            raise InvalidRequest(field, f"{field} goes with structured_outputs.json, not with {kind}")
+    if given.regex is not None:
+        return _grammar(regex_grammar(_bounded(given.regex, param, MOST_REGEX_BYTES), param), param)
+    if given.choice is not None:
+        check_bytes(given.choice, MOST_BYTES, param)
+        return _grammar(choice_grammar(given.choice, param), param)
+    assert given.grammar is not None, "one kind is given"
+    return _grammar(lark_grammar(_bounded(given.grammar, param, MOST_LARK_BYTES), param), param)
+
+
+def json_grammar(schema: object, param: str, layout: Schema = ONE_LINE, closed: bool = False) -> Grammar:
+    """JSON valid under ``schema``: an object, or its text."""
+    if schema is None:
+        raise InvalidRequest(param, f"{param} is required")
+    if isinstance(schema, str):
+        try:
+            schema = msgspec.json.decode(_bounded(schema, param))
+        except (msgspec.DecodeError, RecursionError) as error:
+            raise InvalidRequest(param, f"{param} is not valid JSON: {error}") from None
+    return _grammar(schema_grammar(schema, param, layout, closed), param)
+
+
+def _layout(given: StructuredOutputs, usual: Schema) -> Schema:
+    """How JSON is to be written."""
+    if given.whitespace_pattern is not None:
+        if given.disable_any_whitespace is not None:
+            field = "structured_outputs.whitespace_pattern"
+            raise InvalidRequest(field, f"{field} and disable_any_whitespace exclude each other")
+        return {"whitespace_pattern": given.whitespace_pattern}
+    if given.disable_any_whitespace is None:
+        return usual
+    return COMPACT if given.disable_any_whitespace else FLEXIBLE
+
+
+def _bounded(text: str, param: str, most: int = MOST_BYTES) -> str:
+    size = len(text.encode(errors="surrogatepass"))
+    if size > most:
+        raise InvalidRequest(param, f"{param} has {size} bytes; at most {most} are allowed")
+    return text
+
+
+def _grammar(text: str, param: str) -> Grammar:
+    return bounded(Grammar(text=text, param=param))
+
+
+def bounded(grammar: Grammar, most: int = MOST_BYTES) -> Grammar:
+    """``grammar``, if it is not too long: grammars travel as text, whose size bounds what compiling can cost."""
+    _bounded(grammar.text, grammar.param, most)
+    check_multiples(grammar.text, grammar.param)
+    return grammar

@@ -1,0 +1,146 @@
+"""The sampling options of a request that need more than a copy: understood here, whatever door they came through.
+
+Errors name the field as the client wrote it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence, Sized
+
+from server.schemas.bounds import check_count
+from server.schemas.chat import ChatRequest
+from server.schemas.completions import CompletionRequest
+from server.schemas.shared import GenerationRequest
+from server.text.tokenizer import Tokenizer
+from spec.errors import InvalidRequest
+from spec.sampling import MOST_LOGPROBS
+
+MOST_CHOICES = 128
+MOST_BAD_WORDS = 256
+#: Of all bad words together: each is spelled in three ways, on the event loop.
+MOST_BAD_CHARACTERS = 8192
+MOST_BIASES = 4096
+#: What an answer tells of its prompts, over all choices: entries of logprobs (5 MB of JSON), and tokens said again.
+MOST_PROMPT_ENTRIES = 100_000
+MOST_REPEATED_TOKENS = 1 << 20
+#: Digits of a token id. Python reads numbers of thousands of digits slowly or not at all.
+_LONGEST_ID = 20
+
+
+def choices(request: GenerationRequest) -> int:
+    """How many answers to each prompt."""
+    count = 1 if request.n is None else request.n
+    if not 1 <= count <= MOST_CHOICES:
+        raise InvalidRequest("n", f"n must be between 1 and {MOST_CHOICES}, got {count}")
+    if request.best_of not in (None, 1, count):
+        raise InvalidRequest(
+            "best_of", f"best_of must be n ({count}): every answer that is written is returned, none is chosen"
+        )
+    return count
+
+
+def scores_only(request: GenerationRequest) -> bool:
+    """Whether nothing shall be written: ``echo`` with ``max_tokens`` 0, for the logprobs of the prompt."""
+    return isinstance(request, CompletionRequest) and bool(request.echo) and request.max_tokens == 0
+
+
+def logprobs(request: GenerationRequest) -> int | None:
+    """How many of the likeliest tokens to report beside each token; None if nothing is to be reported."""
+    if isinstance(request, ChatRequest):
+        if request.logprobs:
+            return _counted("top_logprobs", request.top_logprobs or 0)
+        if request.top_logprobs:
+            raise InvalidRequest("top_logprobs", "top_logprobs is only allowed with logprobs: true")
+        return None
+    if request.top_logprobs is not None:
+        raise InvalidRequest("top_logprobs", "top_logprobs belongs to chat; here logprobs is the number of tokens")
+    wanted = request.logprobs if isinstance(request, CompletionRequest) else None
+    return None if wanted is None else _counted("logprobs", wanted)
+
+
+def echoed_logprobs(request: GenerationRequest) -> int | None:
+    """The same for the prompt's tokens, which ``echo`` puts in front of the text."""
+    return logprobs(request) if isinstance(request, CompletionRequest) and request.echo else None
+
+
+def prompt_logprobs(request: GenerationRequest) -> int | None:
+    """How many of the likeliest tokens the engine has to report beside each token of the prompt."""
+    own, echoed = request.prompt_logprobs, echoed_logprobs(request)
+    if own is not None:
+        _counted("prompt_logprobs", own)
+    return max((count for count in (own, echoed) if count is not None), default=None)
+
+
+def check_told(request: GenerationRequest, prompts: Sequence[Sized], count: int) -> None:
+    """Raise where ``count`` answers to each prompt would tell so much of the prompts that writing it takes long."""
+    tokens, listed = count * sum(map(len, prompts)), prompt_logprobs(request)
+    each = 0 if listed is None else listed + 1
+    if tokens * each > MOST_PROMPT_ENTRIES:
+        field = "logprobs" if request.prompt_logprobs is None else "prompt_logprobs"
+        told = f"{tokens:,} tokens of prompts, over all choices, with {each} entries each are {tokens * each:,}"
+        raise InvalidRequest(field, f"{field}: {told}; at most {MOST_PROMPT_ENTRIES:,} are told")
+    echoes = isinstance(request, CompletionRequest) and bool(request.echo)
+    repeated = tokens if echoes or request.return_token_ids else 0
+    if repeated > max(MOST_REPEATED_TOKENS, *map(len, prompts)):
+        field = "echo" if echoes else "return_token_ids"
+        told = f"all choices would repeat {repeated:,} tokens of their prompts"
+        raise InvalidRequest(field, f"{field}: {told}; at most {MOST_REPEATED_TOKENS:,} are repeated")
+
+
+def _counted(field: str, count: int) -> int:
+    if not 0 <= count <= MOST_LOGPROBS:
+        raise InvalidRequest(field, f"{field} must be between 0 and {MOST_LOGPROBS}, got {count}")
+    return count
+
+
+def logit_bias(request: GenerationRequest) -> dict[int, float]:
+    """What is added to the logits of tokens. In JSON, keys are strings."""
+    check_count(request.logit_bias, MOST_BIASES, "logit_bias")
+    biases: dict[int, float] = {}
+    for name, bias in (request.logit_bias or {}).items():
+        if not (name.isascii() and name.isdigit() and len(name) < _LONGEST_ID):
+            raise InvalidRequest("logit_bias", f"logit_bias: keys must be token ids, got {name!r}")
+        biases[int(name)] = bias
+    return biases
+
+
+def bad_words(request: GenerationRequest, tokenizer: Tokenizer) -> tuple[tuple[int, ...], ...]:
+    """The token sequences that spell the unwanted words: at the beginning of a text, after a space, in mid-word."""
+    return spelled_words(request.bad_words or (), tokenizer)
+
+
+def spelled_words(given: Sequence[str], tokenizer: Tokenizer) -> tuple[tuple[int, ...], ...]:
+    """The same for words from anywhere."""
+    check_count(given, MOST_BAD_WORDS, "bad_words", "words")
+    check_count("".join(given), MOST_BAD_CHARACTERS, "bad_words", "characters")
+    words = [word.lstrip() for word in given]
+    if "" in words:
+        raise InvalidRequest("bad_words", "bad_words must not hold empty words")
+    newline = tokenizer.encode("\n", False)
+    spelled = [tuple(ids) for word in words for ids in _spelled(word, newline, tokenizer) if ids]
+    return tuple(dict.fromkeys(spelled))
+
+
+def _spelled(word: str, newline: list[int], tokenizer: Tokenizer) -> list[list[int]]:
+    """Tokenizers that put a space in front of every text spell the bare word only behind something."""
+    ways = [tokenizer.encode(word, False), tokenizer.encode(f" {word}", False)]
+    behind = tokenizer.encode(f"\n{word}", False)
+    return [*ways, behind[len(newline) :]] if behind[: len(newline)] == newline else ways
+
+
+def truncated(request: GenerationRequest, prompt: list[int], room: int) -> list[int]:
+    """The end of the prompt that ``truncate_prompt_tokens`` leaves; -1: as much as there is ``room`` for."""
+    most = request.truncate_prompt_tokens
+    if most is None:
+        return prompt
+    if most != -1 and most < 1:
+        raise InvalidRequest("truncate_prompt_tokens", f"truncate_prompt_tokens must be -1 or positive, got {most}")
+    return prompt[-(max(room, 1) if most == -1 else most) :]
+
+
+def stream_interval(request: GenerationRequest) -> int:
+    """The fewest tokens of a chunk, its first and last one excepted."""
+    interval = 1 if request.stream_interval is None else request.stream_interval
+    if interval < 1:
+        raise InvalidRequest("stream_interval", f"stream_interval must be at least 1, got {interval}")
+    return interval

@@ -1,0 +1,207 @@
+"""The target's tokenizer as the server uses it: text to ids, ids to text, messages to a prompt.
+
+Everything here may run in a thread beside the event loop: the Rust tokenizer is shared and never reconfigured. It is
+asked for batches of one, since these alone are made without the interpreter's lock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from inspect import signature
+from math import ceil
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+import msgspec
+
+from server.text.control import ControlTokens, Rendered
+from server.text.interrupt import TookTooLong, interrupted_after
+from server.text.room import Room, most_characters
+from server.text.spelling import SpelledToken, Spelling
+from spec.errors import ConfigurationError, InvalidRequest
+from verifier.model.errors import ModelError, code_refused
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
+#: Longer than any honest template takes for a conversation that fits a request's body.
+RENDERING_SECONDS = 10.0
+
+
+class SamplingDefaults(msgspec.Struct, frozen=True):
+    """What the model's ``generation_config.json`` recommends; None where it says nothing."""
+
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    max_new_tokens: int | None = None
+
+    @classmethod
+    def read(cls, directory: Path) -> SamplingDefaults:
+        """Read them from a checkpoint directory; a missing file means no recommendations."""
+        path = directory / "generation_config.json"
+        if not path.exists():
+            return cls()
+        try:
+            return msgspec.json.decode(path.read_bytes(), type=cls)
+        except msgspec.MsgspecError as error:
+            raise ModelError(f"{path} cannot be read: {error}") from error
+
+
+class Tokenizer:
+    """Encodes, decodes and renders chat templates. Safe to use from several threads."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerFast) -> None:
+        self._templates = tokenizer
+        self._backend = tokenizer.backend_tokenizer
+        self._backend.no_truncation()  # tokenizer.json may ask for either
+        self._backend.no_padding()
+        self._control = ControlTokens(self._backend)
+        self._most_characters = most_characters(self._backend)
+        added = self._backend.get_added_tokens_decoder()
+        self.special_ids: frozenset[int] = frozenset(token for token, entry in added.items() if entry.special)
+        self._added: dict[str, int] = {entry.content: token for token, entry in added.items()}
+        self.vocab_size: int = self._backend.get_vocab_size(with_added_tokens=True)
+        self._spelling = Spelling(self._backend)
+
+    @classmethod
+    def load(cls, directory: Path) -> Tokenizer:
+        """Load from a checkpoint directory; :class:`ModelError` if there is no usable tokenizer in it."""
+        from transformers import AutoTokenizer  # costs seconds: not before a server needs it
+
+        try:
+            tokenizer = AutoTokenizer.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
+        except Exception as error:  # of a damaged tokenizer.json the library raises nothing more special
+            reason = code_refused("tokenizer_config.json", error) or error
+            raise ModelError(f"the tokenizer in {directory} cannot be loaded: {reason}") from error
+        if not getattr(tokenizer, "is_fast", False):
+            raise ModelError(f"{directory} has no fast tokenizer (tokenizer.json); only those are supported")
+        return cls(cast("PreTrainedTokenizerFast", tokenizer))
+
+    def encode(self, text: str, add_special_tokens: bool = True, room: Room | None = None) -> list[int]:
+        """Token ids of ``text``; with special tokens, what the tokenizer puts around a text (often a begin token).
+
+        Raises :class:`~spec.errors.ContextLengthExceeded` for a text that ``room`` does not hold.
+        """
+        encoding = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0]
+        if room is not None:
+            room.check(len(encoding))
+        ids: list[int] = encoding.ids
+        return ids
+
+    def fewest(self, text: str) -> int:
+        """As few tokens as ``text`` may have, without looking at it."""
+        return 0 if self._most_characters is None else ceil(len(text) / self._most_characters)
+
+    def encode_after(
+        self, spoken: Sequence[int], prompt: Rendered, add_special_tokens: bool = True, room: Room | None = None
+    ) -> list[int]:
+        """Token ids of ``prompt`` that begin with ``spoken``, if that is how the text begins; otherwise as ever.
+
+        A model may spell what it says in other tokens than the tokenizer would. What it has read and said is taken
+        over as it was, so that its KV serves again.
+        """
+        begun = self.decode(spoken, skip_special_tokens=False) if spoken else ""
+        if begun and prompt.marked.startswith(begun):
+            ids = [*spoken, *self._encode(prompt.behind(begun), False, room)]
+            if self.decode(ids, skip_special_tokens=False) == prompt.text:
+                return ids
+        return self._encode(prompt, add_special_tokens, room)
+
+    def _encode(self, prompt: Rendered, add_special_tokens: bool, room: Room | None) -> list[int]:
+        if not prompt.mark:
+            return self.encode(prompt.marked, add_special_tokens, room)
+        return self._control.encode(prompt, add_special_tokens, room)
+
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        """The text of ``ids``; broken characters become U+FFFD."""
+        (text,) = self._backend.decode_batch([ids], skip_special_tokens=skip_special_tokens)
+        return str(text)
+
+    def spelled(self, token: int) -> SpelledToken:
+        """One token by itself, be it half a character; nothing for a mere placeholder."""
+        return self._spelling.of(token)
+
+    def token_bytes(self, token: int) -> bytes:
+        """The bytes of one token."""
+        return self._spelling.of(token).raw
+
+    def token_strings(self, ids: Sequence[int]) -> list[str]:
+        """Each token as the vocabulary spells it; a pure placeholder of the model's embedding has no spelling."""
+        return [self._backend.id_to_token(token) or "" for token in ids]
+
+    @property
+    def templates(self) -> str:
+        """All of the checkpoint's chat templates, one behind the other."""
+        template = self._templates.chat_template
+        return "\n".join(map(str, template.values())) if isinstance(template, dict) else str(template or "")
+
+    def special_id(self, token: str) -> int | None:
+        """The id of a special token by its text; None if there is none such."""
+        id: int | None = self._backend.token_to_id(token)
+        return id if id in self.special_ids else None
+
+    def added_id(self, token: str) -> int | None:
+        """The id of a token that was added to the vocabulary as a whole, special or not; None if there is none such."""
+        return self._added.get(token)
+
+    @property
+    def declares_output(self) -> bool:
+        """Whether the checkpoint says how its output is to be read (``response_template``)."""
+        return getattr(self._templates, "response_template", None) is not None
+
+    def output_regions(self, prompt: str, tools: Sequence[dict[str, Any]]) -> Any:
+        """transformers' parser of the output that follows ``prompt``; :class:`ConfigurationError` if there is none."""
+        try:
+            return self._templates.get_response_parser(prefix=prompt, tools=list(tools) or None)
+        except (AttributeError, ValueError, TypeError, KeyError) as error:
+            raise ConfigurationError(f"the tokenizer's response_template cannot be used: {error}") from error
+
+    @property
+    def has_template(self) -> bool:
+        """Whether chat messages can be rendered."""
+        return self._templates.chat_template is not None
+
+    @property
+    def template(self) -> str:
+        """The chat template; empty where there is none. A checkpoint may have several: the default one."""
+        template = self._templates.chat_template
+        return template if isinstance(template, str) else str((template or {}).get("default", ""))
+
+    def render(
+        self,
+        messages: list[dict[str, Any]],
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        template_kwargs: Mapping[str, Any] | None = None,
+        tools: Sequence[dict[str, Any]] = (),
+    ) -> Rendered:
+        """The prompt the chat template makes of ``messages``; :class:`InvalidRequest` if it refuses them.
+
+        Takes as long as the template does: at most ``RENDERING_SECONDS``.
+        """
+        if not self.has_template:
+            raise InvalidRequest("messages", "this model has no chat template; use /v1/completions")
+        # A template's own variables are the client's; chat_template, tools and the like are not passed on unchecked.
+        for name in sorted(set(template_kwargs or ()) & set(signature(self._templates.apply_chat_template).parameters)):
+            raise InvalidRequest("chat_template_kwargs", f"chat_template_kwargs must not hold {name}")
+        given = (messages, list(tools) or None, dict(template_kwargs or {}))
+        (told, offered, variables), mark = self._control.sealed(given, self.templates)
+        try:
+            with interrupted_after(RENDERING_SECONDS):
+                prompt = self._templates.apply_chat_template(
+                    told,
+                    tools=offered,
+                    tokenize=False,
+                    add_generation_prompt=add_generation_prompt,
+                    continue_final_message=continue_final_message,
+                    **variables,
+                )
+        except TookTooLong:
+            raise InvalidRequest("messages", "the model's chat template takes too long for these messages") from None
+        except Exception as error:  # a template is a program: anything that Python raises may come of it
+            reason = str(error).replace(mark, "") if mark else error
+            raise InvalidRequest("messages", f"the model's chat template refuses these messages: {reason}") from error
+        return Rendered(str(prompt), mark)

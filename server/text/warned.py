@@ -1,0 +1,111 @@
+"""What is done otherwise than a request asks: told in its answer, in a header of the response and in the log."""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+import time
+from collections.abc import Iterable, Sequence
+
+from server.gateway.caller import REQUEST_ID
+from server.schemas.shared import RequestWarning
+
+HEADER = "X-Foresay-Warnings"
+#: Proxies refuse headers of more than some kilobytes; the answer's body has all of it.
+LONGEST_HEADER, MOST_TOLD = 2000, 16
+#: Of the tools of one request. The others are counted.
+MOST_TOOLS_NAMED = 16
+#: Agents send the same tools with every request: the log tells of a field once in so many seconds.
+QUIET_SECONDS = 60.0
+_LONGEST_WORD = 64
+log = logging.getLogger("foresay.server")
+
+
+def tools_left_out(tools: Sequence[tuple[str, str]]) -> tuple[RequestWarning, ...]:
+    """Of tools that cannot be run here. tools: the field and the type of each."""
+    told = [
+        RequestWarning(
+            code="tool_left_out",
+            param=place,
+            message=f"{place}: tools of type {quoted(kind)} cannot be run here; the model is not told of this one",
+        )
+        for place, kind in tools[:MOST_TOOLS_NAMED]
+    ]
+    if more := len(tools) - len(told):
+        message = f"tools: {more:,} more of types that cannot be run here; the model is not told of them"
+        told.append(RequestWarning(code="tool_left_out", param="tools", message=message))
+    return tuple(told)
+
+
+def clamped(field: str, asked: int, room: int) -> RequestWarning:
+    """Of an answer that may be shorter than asked for."""
+    message = (
+        f"{field}: {asked:,} tokens are more than the context leaves behind the prompt; at most {room:,} are written"
+    )
+    return RequestWarning(code="max_tokens_clamped", param=field, message=message)
+
+
+def renamed(asked: str, name: str) -> RequestWarning:
+    """Of a request for another model."""
+    return RequestWarning(code="model_renamed", param="model", message=f"model: {quoted(asked)} is served by {name!r}")
+
+
+def hint_left_out(field: str, value: object) -> RequestWarning:
+    """Of a hint about the style of the answer that the model has no word for."""
+    message = f"{field}: this model's chat template has no word for {quoted(str(value))}; the model is not told of it"
+    return RequestWarning(code="hint_left_out", param=field, message=message)
+
+
+def format_not_enforced(field: str) -> RequestWarning:
+    """Of a grammar of a custom tool."""
+    message = f"{field}: the model is told this grammar, but its calls are not held to it"
+    return RequestWarning(code="format_not_enforced", param=field, message=message)
+
+
+def system_moved(field: str) -> RequestWarning:
+    """Of a system message in the middle of a conversation."""
+    message = f"{field}: this model's chat template refuses system messages here; it is told as the user's"
+    return RequestWarning(code="system_moved", param=field, message=message)
+
+
+def quoted(text: str) -> str:
+    """A client's word in a message: short, and on one line."""
+    return repr(text if len(text) <= _LONGEST_WORD else f"{text[:_LONGEST_WORD]}..")
+
+
+def together(warnings: Iterable[RequestWarning]) -> tuple[RequestWarning, ...]:
+    """Each of them once."""
+    return tuple(dict.fromkeys(warnings))
+
+
+def headers(warnings: Sequence[RequestWarning]) -> dict[str, str]:
+    """The header of a response: a JSON list of sentences, as many as fit."""
+    if not warnings:
+        return {}
+    count = len(warnings)
+    told = [warning.message for warning in warnings[:MOST_TOLD]]
+    while len(value := json.dumps(_counted(told, count))) > LONGEST_HEADER and told:
+        told.pop()
+    return {HEADER: value}
+
+
+def _counted(told: list[str], count: int) -> list[str]:
+    left = count - len(told)
+    return [*told, f"{left} more; the answer has all of them"] if left else told
+
+
+class WarningLog:
+    """Writes warnings into the log: of each code and field one a minute, however often agents repeat themselves."""
+
+    def __init__(self) -> None:
+        self._told: dict[tuple[str, str], float] = {}
+
+    def note(self, warnings: Iterable[RequestWarning]) -> None:
+        """Write what has not been said lately."""
+        now = time.monotonic()
+        for warning in warnings:
+            about = warning.code, re.sub(r"\[\d+\]", "", warning.param)
+            if now - self._told.get(about, -QUIET_SECONDS) >= QUIET_SECONDS:
+                self._told[about] = now
+                log.warning("request %s: %s", REQUEST_ID.get("-"), warning.message)

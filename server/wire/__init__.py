@@ -1,1 +1,0 @@
-"""What goes over the wire: one msgspec struct for each body, one module for each API."""
