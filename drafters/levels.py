@@ -7,8 +7,8 @@
     levels   grown below them (:mod:`drafters.growth`)
     between  where a request changes logits, or levels have a price, the host looks at each level before the next
 
-All but the first is recorded on a CPU, for each shape and number of sequences, and the same is part of a captured step
-on a GPU (:class:`drafters.proposer.Drafts`); there :meth:`TreeDrafter.follow` is too.
+All but the first is captured, for each shape and number of sequences. The same is part of the whole steps that a GPU
+captures (:class:`drafters.proposer.Drafts`); there :meth:`TreeDrafter.follow` is too.
 
 Legend: S sequences, H hidden width, V' the drafter's vocabulary.
 """
@@ -33,11 +33,12 @@ from spec.protocols import FeatureRequest
 from spec.sampling import SamplingParams
 from spec.sequence import Sequence
 from spec.tree import DraftTree, TreeShape
+from verifier.graphs.capture import Capture, Direct, recorded
 from verifier.graphs.proposer import Taken
 from verifier.graphs.rows import TextEnds
 from verifier.graphs.state import Joined, StepState
 from verifier.ops.eager import compiled
-from verifier.ops.kernels.cpu.launch import Recording, borrowed, recording
+from verifier.ops.kernels.cpu.launch import borrowed
 
 _GREEDY = SamplingParams(temperature=0.0)
 #: Tokens of a text that there is room for at least.
@@ -50,47 +51,36 @@ class Levels:
     """Trees of one shape below the roots of so many sequences, from the ends of the texts on. What the host has to say
     of them is written to ``state`` and ``curves``."""
 
-    def __init__(self, plan: Plan, passes: Passes, state: StepState) -> None:
+    def __init__(self, plan: Plan, passes: Passes, state: StepState, capture: Capture) -> None:
         self.plan, self.state, self._passes = plan, state, passes
         self.curves = Curves(plan.sequences, plan.device)
-        self._recorded: Recording | None = None
-        if compiled(state.lengths):
-            self._record()
-            self._record()  # what is made when it is first needed, is there now, and not made again by each replay
+        self._growth: Growth
+        self._seen: list[Tensor]
+        self._replay = capture(self._work)
 
-    def _record(self) -> None:
-        with recording() as made:
-            self._growth, parts = self._begun()
-            self._seen = []
-            for seen in parts:
-                self._seen.append(borrowed(seen))
-                made.cut()
-        self._recorded = made
-
-    def _begun(self) -> tuple[Growth, Iterator[Tensor]]:
-        growth = Growth(self.plan, self.state, self._passes.token_ids, self.curves)
-        return growth, levels(growth, self._passes)
+    def _work(self) -> Iterator[None]:
+        with torch.inference_mode():
+            growth = self._growth = Growth(self.plan, self.state, self._passes.token_ids, self.curves)
+            seen = self._seen = []
+            parts = levels(growth, self._passes)
+        while True:
+            with torch.inference_mode():
+                logits = next(parts, None)
+            if logits is None:
+                return
+            seen.append(borrowed(logits))
+            yield
 
     def whole(self) -> list[Level]:
         """Grow them; returns their levels."""
-        if self._recorded is not None:
-            self._recorded()
-            return self._growth.levels
-        growth, parts = self._begun()
-        for _ in parts:
-            pass
-        return growth.levels
+        self._replay()
+        return self._growth.levels
 
     def parts(self) -> Iterator[tuple[Tensor, list[Level]]]:
         """Grow them with a stop before and behind each level: yields the logits of the level, and the levels so far."""
-        if self._recorded is None:
-            growth, parts = self._begun()
-            for number, logits in enumerate(parts, 1):
-                yield logits, growth.levels[: number // 2]
-            return
-        for number, logits in enumerate(self._seen):
-            self._recorded.run(number)
-            yield logits, self._growth.levels[: (number + 1) // 2]
+        for number in range(2 * self.plan.shape.levels):
+            self._replay.run(number)
+            yield self._seen[number], self._growth.levels[: (number + 1) // 2]
 
 
 class TreeDrafter(ABC):
@@ -115,6 +105,8 @@ class TreeDrafter(ABC):
         self._levels: list[tuple[tuple[object, ...], Levels]] = []
         self._ends: dict[tuple[int, int], TextEnds] = {}
         self._grown: dict[str, Grown] = {}
+        #: How its levels are captured on a device; on a CPU they are recorded.
+        self.capture: Capture = Direct
 
     @abstractmethod
     def begin(self, state: StepState, levels: int) -> tuple[Tensor, Tensor | None]:
@@ -210,7 +202,7 @@ class TreeDrafter(ABC):
         known = 0
         for logits, found in at.parts():
             if len(found) == known:
-                self._adjust(growing, logits)
+                self._adjust(growing, logits, at.plan.sequences)
                 continue
             _add(growing, found[known])
             known = len(found)
@@ -220,9 +212,9 @@ class TreeDrafter(ABC):
                 break
         return ()
 
-    def _adjust(self, growing: Many[Grown], logits: Tensor) -> None:
-        """Change the logits of a level as the requests want them."""
-        for grown, rows in zip(growing, logits.view(len(growing), -1, logits.shape[1]), strict=True):
+    def _adjust(self, growing: Many[Grown], logits: Tensor, sequences: int) -> None:
+        """Change the logits of a level as the requests want them. sequences: for how many there is room."""
+        for grown, rows in zip(growing, logits.view(sequences, -1, logits.shape[1]), strict=False):
             if not grown.over and adjusts(grown.sequence, grown.depth):
                 rows.copy_(grown.adjusted(rows.cpu(), self._host_ids))  # what a device has goes there and back
 
@@ -233,6 +225,8 @@ class TreeDrafter(ABC):
     def _levels_of(self, growing: Many[Grown], apart: bool) -> Levels:
         """What is made for such trees; of trees with a price, whoever has as many levels or more: they end early."""
         count, first = len(growing), growing[0]
+        if self.device.type != "cpu":  # few captures serve all: what is behind the last is padding
+            count = 1 << (count - 1).bit_length()
         priced = first.shape.price is not None
         pages = self._room(max(len(grown.sequence.table.pages) for grown in growing))
         key = (count, pages, apart, priced, first.dynamic)
@@ -244,7 +238,7 @@ class TreeDrafter(ABC):
         columns = self.columns(first.sequence.noise.vocab_size)
         plan = Plan(first.shape, count, self.device, first.dynamic, self.free, columns, apart)
         state = StepState(count, pages, self._page_size, self.reach(first.shape.levels), self.device)
-        made = Levels(plan, self, state)
+        made = Levels(plan, self, state, recorded if compiled(state.lengths) else self.capture)
         self._levels = [*self._levels[1 - _MOST_LEVELS :], (key, made)]
         return made
 

@@ -39,10 +39,13 @@ class Nodes:
         positions = [len(sequence.tokens) + depth for depth in self.tree.depths.tolist()]
         wanted, early = self.logits, _early(sequence, positions)
         if sequence.adjustment is not None or self.banned is not None or early or sequence.forced is not None:
-            self.logits = wanted.clone()
-            self._adjust(wanted, early)
+            self.logits = wanted.to("cpu", copy=True)
+            changed = wanted if wanted.device.type == "cpu" else self.logits.clone()
+            self._adjust(changed, early)
             if sequence.forced is not None:
-                _leave_recorded(wanted, sequence.forced, [place - sequence.prompt_length for place in positions])
+                _leave_recorded(changed, sequence.forced, [place - sequence.prompt_length for place in positions])
+            if changed is not wanted:  # what a device has goes there and back
+                wanted.copy_(changed)
         return Undrawn(self.tree, wanted, sequence.sampling, sequence.noise, positions)
 
     def _adjust(self, logits: Tensor, early: list[int]) -> None:

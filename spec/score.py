@@ -17,7 +17,7 @@ def score_prompt(sequence: Sequence, logits: Tensor) -> None:
     # Computed again after preemption, a chunk may lie before the next token to score.
     tokens = sequence.tokens[len(entries) : min(base + len(logits) + 1, sequence.prompt_length)]
     first = len(entries) - 1 - base
-    entries += logprobs_of(logits[first : first + len(tokens)], tokens, count)
+    entries += logprobs_of(logits[first : first + len(tokens)].cpu(), tokens, count)
 
 
 def logprobs_of_run(
@@ -27,4 +27,4 @@ def logprobs_of_run(
     count = sequence.sampling.logprobs
     if count is None:
         return None
-    return logprobs_of(logits[torch.tensor(path, dtype=torch.int64)], emitted, count)
+    return logprobs_of(logits[torch.tensor(path, dtype=torch.int64)].cpu(), emitted, count)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from collections.abc import Sequence as Many
 from dataclasses import dataclass
 
@@ -11,18 +12,22 @@ from torch import Tensor
 from kvpaging import KVStore, PageTable
 from spec.draw import Undrawn
 from spec.protocols import Drawn, FeatureRequest, Forward, Rows
+from verifier.graphs.capture import Capture, recorded
 from verifier.model.decoder import Decoder
 from verifier.model.paged_pass import paged_pass
-from verifier.model.recorded_pass import RecordedPass
 from verifier.ops.draw import draw_rows
 from verifier.ops.eager import compiled
-from verifier.paged_rows import StaticRows
-from verifier.settle import WrittenTrees, of_roots, settle
+from verifier.paged_rows import Sizes, StaticRows, is_text
+from verifier.replayed_pass import ReplayedPass
+from verifier.settle import WrittenTrees, of_roots, walk
+
+#: Room that the first recording of a CPU has at least: rows of a step, sequences, pages and logits.
+_LEAST = Sizes(16, 1, 16, 16)
 
 
 @dataclass(frozen=True, slots=True)
 class _Passed:
-    """A pass that was run op by op. logits: on the host."""
+    """A pass that was run op by op."""
 
     store: KVStore
     rows: StaticRows
@@ -31,12 +36,12 @@ class _Passed:
     @torch.inference_mode()
     def settle(self, trees: Many[Undrawn | None]) -> list[Drawn | None]:
         """See :meth:`spec.protocols.Verifier.settle`."""
-        written, device = WrittenTrees(len(trees), len(self.logits)), self.rows.slots.device
-        if not written.write(trees, self.rows.starts[1:]):
-            drawn = draw_rows(self.logits.to(device), written.sampling.to(device))
-            return of_roots(drawn.cpu(), trees, self.rows.starts[1:])
-        written.move(device)
-        return settle(self.store, self.rows, self.logits.to(device), written).on_host(trees)
+        written, ends = WrittenTrees(len(trees), len(self.logits), self.logits.device), self.rows.starts[1:]
+        drafted = written.write(trees, ends)
+        drawn = draw_rows(self.logits, written.sampling, None, written.rows)
+        if not drafted:
+            return of_roots(drawn.cpu(), trees, ends)
+        return walk(self.store, self.rows, drawn, written).on_host(trees)
 
 
 class PagedModel:
@@ -44,26 +49,45 @@ class PagedModel:
 
     def __init__(self, decoder: Decoder, store: KVStore, max_positions: int) -> None:
         self.decoder, self.store = decoder, store
-        self._passes: dict[FeatureRequest | None, RecordedPass] = {}
-        self._last: RecordedPass | _Passed | None = None
+        self._replayed: dict[FeatureRequest | None, list[ReplayedPass]] = {}
+        self._last: ReplayedPass | _Passed | None = None
         self.vocab_size = decoder.config.vocab_size
         self.max_positions = max_positions
+
+    def capture(self, features: FeatureRequest | None, sizes: Many[Sizes], capture: Capture) -> Iterator[None]:
+        """Capture passes of these sizes, the smallest first; stops after each. A CPU does so when they are needed."""
+        passes = self._replayed.setdefault(features, [])
+        for each in sizes:
+            passes.append(ReplayedPass(self.decoder, self.store, features, each, capture))
+            yield
 
     def run(self, rows: Many[Rows], features: FeatureRequest | None = None) -> Forward:
         """One forward pass over ragged rows of several sequences: trees, chains and prefill chunks mixed.
 
-        Logits come to the host, where they are drawn from; features stay on the model's device. Both are good until the
-        next pass.
+        Logits and features stay on the model's device. Both are good until the next pass.
         """
-        if compiled(self.store.keys):
-            if features not in self._passes:
-                self._passes[features] = RecordedPass(self.decoder, self.store, features)
-            self._last = self._passes[features]
-            return self._last(rows)
+        replayed = self._holding(rows, features)
+        if replayed is not None:
+            self._last = replayed
+            return replayed(rows, features)
         static = StaticRows.of(rows, self.store.keys.device)
         logits, taken = paged_pass(self.decoder, static, self.store, features)
-        self._last = _Passed(self.store, static, logits.cpu())
-        return Forward(self._last.logits, list(static.starts), static.in_order(taken))
+        self._last = _Passed(self.store, static, logits)
+        return Forward(logits, list(static.starts), static.in_order(taken))
+
+    def _holding(self, rows: Many[Rows], features: FeatureRequest | None) -> ReplayedPass | None:
+        """A replayed pass that has room for these; None if they are to be run op by op."""
+        need, passes = Sizes.of(rows), self._replayed.setdefault(features, [])
+        if compiled(self.store.keys):
+            if not passes or not passes[0].sizes.holds(need):
+                sizes = (passes[0].sizes if passes else _LEAST).grown(need)
+                passes[:] = [ReplayedPass(self.decoder, self.store, features, sizes, recorded)]
+            return passes[0]
+        if self.store.keys.device.type == "cpu" or any(map(is_text, rows)):
+            return None
+        if features is None and not passes:  # one that hands features out does for who wants none
+            passes = next(filter(None, self._replayed.values()), passes)
+        return next((one for one in passes if one.sizes.holds(need)), None)
 
     def settle(self, trees: Many[Undrawn | None]) -> list[Drawn | None]:
         """Tokens are drawn where the model is: a device's logarithms are its own."""

@@ -14,12 +14,16 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from spec.features import Features
 from spec.protocols import Rows
 from spec.tree import MAX_NODES
 from verifier.ops.tree_attention import PagedRows
+from verifier.staged import Column, Staged
+
+_CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +66,7 @@ class StaticRows:
     @classmethod
     def _grouped(cls, rows: Many[Rows], device: torch.device) -> StaticRows:
         """Short stretches are laid out as chains, so that they are read like trees."""
-        order = sorted(range(len(rows)), key=lambda index: _is_text(rows[index]))
+        order = sorted(range(len(rows)), key=lambda index: is_text(rows[index]))
         parts = [_Part.of(rows[index]) for index in order]
         first = dict(zip(order, accumulate([part.count for part in parts], initial=0), strict=False))
         wanted, starts = _wanted(rows, first)
@@ -107,7 +111,7 @@ def _wanted(rows: Many[Rows], first: dict[int, int]) -> tuple[list[int], list[in
     return wanted, starts
 
 
-def _is_text(part: Rows) -> bool:
+def is_text(part: Rows) -> bool:
     """Whether a stretch has more rows than an ancestor word has bits."""
     return part.nodes is None and len(part.tokens) > MAX_NODES
 
@@ -134,7 +138,7 @@ class _Part:
         count, base, table = len(part.tokens), part.base, part.table
         words, nodes = part.words, part.nodes
         if words is None or nodes is None:
-            words = None if _is_text(part) else [(2 << row) - 1 for row in range(count)]
+            words = None if is_text(part) else [(2 << row) - 1 for row in range(count)]
             positions, slots = torch.arange(base, base + count), table.slots(base, base + count)
         else:
             positions = torch.tensor([base + word.bit_count() - 1 for word in words])
@@ -210,54 +214,87 @@ class Sizes(NamedTuple):
 
 
 class WrittenRows:
-    """Tensors of a CPU that the host writes before a pass; rows of all kinds, in the order in which they are given."""
+    """Tensors that the host writes before a pass; rows of all kinds, in the order in which they are given.
 
-    def __init__(self, sizes: Sizes, page_size: int) -> None:
-        self.sizes, self._size = sizes, page_size
-        self._tokens, self._words = (torch.zeros(sizes.rows, dtype=torch.int64) for _ in range(2))
-        self._wanted, self._counts = torch.zeros(sizes.wanted, dtype=torch.int64), torch.zeros(3, dtype=torch.int64)
-        self._lengths, self._texts = (torch.zeros(sizes.sequences, dtype=torch.int32) for _ in range(2))
-        self._offsets = torch.zeros(sizes.sequences + 1, dtype=torch.int32)
-        self._tables = torch.zeros(sizes.sequences, sizes.pages, dtype=torch.int32)
+    A CPU's kernels find positions and slots themselves, and read how many rows there are. On a device the host writes
+    where each row is; what is behind the last is padding, and no stretch is longer than a tree.
+    """
+
+    def __init__(self, sizes: Sizes, page_size: int, device: torch.device = _CPU) -> None:
+        self.sizes, self._size, self._found_there = sizes, page_size, device.type == "cpu"
+        rows, sequences = (sizes.rows,), (sizes.sequences,)
+        columns: dict[str, Column] = {
+            "tokens": (rows, torch.int64), "words": (rows, torch.int64), "wanted": ((sizes.wanted,), torch.int64),
+            "counts": ((3,), torch.int64), "lengths": (sequences, torch.int32), "texts": (sequences, torch.int32),
+            "offsets": ((sizes.sequences + 1,), torch.int32), "tables": ((sizes.sequences, sizes.pages), torch.int32),
+        }  # fmt: skip
+        if not self._found_there:
+            columns |= {"depths": (rows, torch.int32), "positions": (rows, torch.int64), "slots": (rows, torch.int64)}
+        self._staged = Staged(device, columns)
         self._pages = [list[int]() for _ in range(sizes.sequences)]
-        tensors = (self._tokens, self._words, self._wanted, self._counts, self._lengths, self._texts, self._offsets)
-        self._arrays = [tensor.numpy() for tensor in (*tensors, self._tables)]
 
     def laid_out(self, exactly: bool = False, starts: tuple[int, ...] = ()) -> StaticRows:
         """As a pass reads them. exactly: they are written, and just as many as there is room for."""
-        rows, wanted, sequences = (None, None, None) if exactly else self._counts.split(1)
-        paged = PagedRows(
-            self._tables, self._size, self._lengths, self._offsets, self._words, None, self._texts, sequences
-        )
-        places = paged.found(len(self._tokens), rows)
-        group = Group(slice(None), paged)
+        there, live = self._staged.tensors, self.sizes.rows
+        paged = PagedRows(there["tables"], self._size, there["lengths"], there["offsets"], there["words"])
+        groups = (Group(slice(0, live), paged),)
+        if not self._found_there:
+            paged.depths = there["depths"]
+            return StaticRows(there["tokens"], there["positions"], there["slots"], groups, live, there["wanted"])
+        rows, wanted, sequences = (None, None, None) if exactly else there["counts"].split(1)
+        paged.texts, paged.sequences = there["texts"], sequences
+        places = paged.found(live, rows)
         return StaticRows(
-            self._tokens, places.positions, places.own, (group,), len(self._tokens), self._wanted, starts,
+            there["tokens"], places.positions, places.own, groups, live, there["wanted"], starts,
             count=rows, wanted_count=wanted,
         )  # fmt: skip
 
     def write(self, rows: Many[Rows]) -> tuple[int, ...]:
         """Write what a pass reads; returns where the wanted rows of each sequence begin."""
-        tokens, words, wanted, counts, lengths, texts, offsets, _ = self._arrays
+        to = self._staged.arrays
         row, starts = 0, [0]
         for index, part in enumerate(rows):
             end = row + len(part.tokens)
-            tokens[row:end] = part.tokens.numpy()
-            lengths[index], offsets[index + 1], texts[index] = part.base, end, part.words is None
-            if part.words is not None:
-                words[row:end] = np.array([word & _WORD for word in part.words], dtype=np.uint64).view(np.int64)
+            to["tokens"][row:end] = part.tokens.numpy()
+            to["lengths"][index], to["offsets"][index + 1], to["texts"][index] = part.base, end, part.words is None
+            if not self._found_there:
+                self._write_places(slice(row, end), part)
+            elif part.words is not None:
+                to["words"][row:end] = _signed(part.words)
             self._write_pages(index, part.table.pages)
             first = {"all": row, "last": end - 1, "none": end}[part.wanted]
             starts.append(starts[-1] + end - first)
-            wanted[starts[-2] : starts[-1]] = range(first, end)
+            to["wanted"][starts[-2] : starts[-1]] = range(first, end)
             row = end
-        counts[:] = row, starts[-1], len(rows)
+        to["counts"][:] = row, starts[-1], len(rows)
+        if not self._found_there:
+            self._pad(row, len(rows), starts[-1])
+            self._staged.send()
         return tuple(starts)
+
+    def _write_places(self, at: slice, part: Rows) -> None:
+        """Where the rows of a tree or a short chain are."""
+        to, found = self._staged.arrays, _Part.of(part)
+        assert found.words is not None and found.depths is not None, "texts are run op by op"
+        to["words"][at], to["depths"][at] = _signed(found.words), found.depths
+        to["positions"][at], to["slots"][at] = found.positions.numpy(), found.slots.numpy()
+
+    def _pad(self, rows: int, sequences: int, wanted: int) -> None:
+        """What is behind the last of each."""
+        to = self._staged.arrays
+        to["offsets"][sequences + 1 :] = rows
+        for name, first in {"tokens": rows, "positions": rows, "slots": rows, "wanted": wanted}.items():
+            to[name][first:] = 0
 
     def _write_pages(self, index: int, pages: list[int]) -> None:
         if self._pages[index] != pages:
             self._pages[index] = list(pages)
-            self._arrays[-1][index, : len(pages)] = pages
+            self._staged.arrays["tables"][index, : len(pages)] = pages
+
+
+def _signed(words: Many[int]) -> NDArray[np.int64]:
+    """Words of 64 bits, as a tensor has them."""
+    return np.array([word & _WORD for word in words], dtype=np.uint64).view(np.int64)
 
 
 _WORD = (1 << 64) - 1

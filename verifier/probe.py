@@ -43,7 +43,7 @@ def probe(model: PagedModel, pool: PagePool, seed: int = 0) -> Exactness:
     if failed is not None:
         return Exactness(False, f"rows differ {failed}: text may depend on the batch in rare ties")
     # What a GPU's kernels do in long texts, which they cut into parts, is not tried.
-    how = ", op by op, in short texts" if model.decoder.device.type == "cuda" else ""
+    how = ", in short texts" if model.decoder.device.type == "cuda" else ""
     return Exactness(True, f"rows are bit-equal in any batch (probed{how})")
 
 

@@ -19,14 +19,14 @@ from kvpaging import KVStore
 from spec.accept import Acceptance
 from spec.draw import Undrawn
 from spec.protocols import Drawn
-from spec.sampling import SamplingParams
 from spec.tree import MAX_NODES, DraftTree
 from verifier.graphs.proposer import DeviceTree
 from verifier.ops.accept import AcceptedPaths, accept_paths
-from verifier.ops.draw import RowSampling, draw_rows
+from verifier.ops.draw import SAMPLING, RowSampling, SamplingColumns
 from verifier.ops.move import move_paths
 from verifier.ops.take import take_rows
 from verifier.paged_rows import StaticRows
+from verifier.staged import Column, Staged
 
 
 class WrittenTrees:
@@ -36,14 +36,19 @@ class WrittenTrees:
     wanted rows; rows: int64[1], how many those are.
     """
 
-    def __init__(self, sequences: int, rows: int) -> None:
-        tokens, parents, words, places = torch.zeros(4, sequences, MAX_NODES, dtype=torch.int64)
-        counts, depths = torch.zeros(sequences, dtype=torch.int64), torch.zeros(sequences, MAX_NODES, dtype=torch.int32)
-        self.tree = DeviceTree(tokens, parents, words, depths, counts, False)
-        self.places, self.rows = places, torch.zeros(1, dtype=torch.int64)
-        self.sampling = RowSampling.of([SamplingParams()] * rows, [0] * rows, [0] * rows)
-        self._arrays = [each.numpy() for each in (tokens, parents, words, places, counts)]
-        self._columns = self.sampling.columns()
+    def __init__(self, sequences: int, rows: int, device: torch.device) -> None:
+        each = (sequences, MAX_NODES)
+        columns: dict[str, Column] = dict.fromkeys(("tokens", "parents", "words", "places"), (each, torch.int64))
+        columns |= {"depths": (each, torch.int32), "counts": ((sequences,), torch.int64), "rows": ((1,), torch.int64)}
+        columns |= {name: ((rows,), dtype) for name, dtype in SAMPLING.items()}
+        self._staged = Staged(device, columns)
+        there, arrays = self._staged.tensors, self._staged.arrays
+        self.tree = DeviceTree(
+            there["tokens"], there["parents"], there["words"], there["depths"], there["counts"], chain=False
+        )
+        self.places, self.rows = there["places"], there["rows"]
+        self.sampling = RowSampling(*(there[name] for name in SAMPLING))
+        self._columns = SamplingColumns(*(arrays[name] for name in SAMPLING))
 
     def write(self, trees: Many[Undrawn | None], ends: Many[int]) -> bool:
         """The trees of the next replay; returns whether any is more than its root: of roots nothing has to be walked.
@@ -51,29 +56,26 @@ class WrittenTrees:
         ends: where the wanted rows of each sequence end.
         """
         drafted = any(each is not None and len(each.positions) > 1 for each in trees)
-        self._arrays[-1][:] = 0  # those of sequences that are not there
+        to = self._staged.arrays
+        to["counts"][:] = 0  # those of sequences that are not there
         for index, (each, end) in enumerate(zip(trees, ends, strict=True)):
             if each is not None:
                 begin = end - len(each.positions)
                 self._columns.write(slice(begin, end), each.sampling, each.noise.seed, each.positions)
             if drafted:
                 self._write_tree(index, None if each is None else each.tree, end)
-        self.rows[0] = ends[-1]
+        to["rows"][0] = ends[-1]
+        self._staged.send()
         return drafted
 
     def _write_tree(self, index: int, tree: DraftTree | None, end: int) -> None:
-        tokens, parents, words, places, counts = self._arrays
-        counts[index] = count = 0 if tree is None else len(tree)
+        to = self._staged.arrays
+        to["counts"][index] = count = 0 if tree is None else len(tree)
         if tree is not None:
-            tokens[index, :count], parents[index, :count] = tree.tokens.numpy(), tree.parents.numpy()
-            words[index, :count], places[index, :count] = tree.ancestors.numpy(), np.arange(end - count, end)
-
-    def move(self, device: torch.device) -> None:
-        """To where the pass was; nothing is written to it then."""
-        tree = self.tree
-        columns = (tree.tokens, tree.parents, tree.ancestors, tree.depths, tree.counts, self.places, self.rows)
-        tokens, parents, words, depths, counts, self.places, self.rows = (each.to(device) for each in columns)
-        self.tree, self.sampling = DeviceTree(tokens, parents, words, depths, counts, False), self.sampling.to(device)
+            columns = {"tokens": tree.tokens, "parents": tree.parents, "words": tree.ancestors}
+            for name, column in columns.items():
+                to[name][index, :count] = column.numpy()
+            to["places"][index, :count] = np.arange(end - count, end)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,11 +98,6 @@ class Settled:
             )
             for index, each in enumerate(trees)
         ]
-
-
-def settle(store: KVStore, rows: StaticRows, logits: Tensor, written: WrittenTrees) -> Settled:
-    """Draw, accept and move. logits: fp32[W, V], of the pass over ``rows``."""
-    return walk(store, rows, draw_rows(logits, written.sampling, None, written.rows), written)
 
 
 def walk(store: KVStore, rows: StaticRows, drawn: Tensor, written: WrittenTrees) -> Settled:

@@ -11,6 +11,8 @@ from typing import Any
 
 import torch
 
+from verifier.graphs.capture import CudaGraphs, without_stops
+
 Call = Callable[[], object]
 
 #: Calls before the first one that counts: modules are loaded, handles made, clocks raised.
@@ -78,16 +80,7 @@ class Device:
         """The call as one graph launch, where there are graphs; what it returns is written in place by each replay."""
         if not self.cuda:
             return call
-        aside = torch.cuda.Stream()
-        aside.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(aside):
-            for _ in range(WARM_CALLS):
-                call()
-        torch.cuda.current_stream().wait_stream(aside)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            call()
-        return graph.replay
+        return CudaGraphs()(without_stops(call))
 
     def free(self) -> None:
         """Give memory that nobody uses back to the device; graphs hang on cycles that have to be found first."""

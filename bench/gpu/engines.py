@@ -29,7 +29,7 @@ from spec.step import EagerRunner
 from spec.trace import Statistics
 from spec.tree import ROOT_ONLY, TreeShape
 from verifier.graphs.buckets import MakeProposer, buckets
-from verifier.graphs.capture import Capture, CudaGraphs, direct
+from verifier.graphs.capture import Capture, CudaGraphs, Direct
 from verifier.graphs.runner import GraphRunner
 from verifier.graphs.step import Drawing, drawn_tokens
 from verifier.paged_model import PagedModel
@@ -82,7 +82,7 @@ class Bench:
         eager = EagerRunner(self.target, drafter)
         runner: GraphRunner | EagerRunner = eager
         if graphs:
-            capture: Capture = CudaGraphs() if self.device.cuda else direct
+            capture: Capture = CudaGraphs() if self.device.cuda else Direct
             sizes = [size for size in (1, 2, 4) if size < 2 * max_seqs]
             made = buckets(self.target, self._proposers(drafter, shape), capture, (sizes, [pages]), draw)
             runner = GraphRunner(eager, dict(made))

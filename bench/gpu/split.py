@@ -7,7 +7,7 @@ where steps are called, it is what lies between two calls on the wall clock.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
@@ -21,6 +21,7 @@ from bench.gpu.engines import answers, ask
 from bench.stats import percentile
 from spec.engine import Engine
 from spec.sampling import SamplingParams
+from verifier.graphs.capture import Replay
 from verifier.graphs.runner import GraphRunner
 
 #: What the profiler calls the host's launches, and its copies.
@@ -37,7 +38,7 @@ class Marks:
     """Stands where a captured step is launched, and marks when it begins and ends."""
 
     device: Device
-    launch: Callable[[], object]
+    launch: Replay
     begins: list[Any] = field(default_factory=list)
     ends: list[Any] = field(default_factory=list)
 
@@ -46,6 +47,10 @@ class Marks:
         self.begins.append(self._mark())
         self.launch()
         self.ends.append(self._mark())
+
+    def run(self, part: int) -> None:
+        """A part of it, without marks."""
+        self.launch.run(part)
 
     def _mark(self) -> Any:
         if not self.device.cuda:

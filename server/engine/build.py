@@ -14,8 +14,8 @@ from server.engine.calibrate import Rehearsal
 from server.engine.device import Device, find_device, synchronize
 from server.engine.drafters.entry import Entry
 from server.engine.drafters.registry import drafts
-from server.engine.drafting import DEFAULT_TOKENS, Drafting, alone, pinned
-from server.engine.graphs import capture_of, graph_runner
+from server.engine.drafting import DEFAULT_TOKENS, Drafting, pinned
+from server.engine.graphs import capture_of, capture_passes, runner_of
 from server.engine.loading import Loading, Progress
 from server.engine.memory import MemoryPlan, check_beside, footprint, kept_in_16_bits, packed_bytes
 from server.engine.parameters import stored_parameters
@@ -95,13 +95,13 @@ def build_engine(
     if not device.is_gpu:
         # Torch's ops in a step are small, and its threads would wait for each other in the place of the kernels'.
         torch.set_num_threads(1)
+    if device.is_gpu:
+        capture = capture_of(config.graphs)
+        capture_passes(verifier, drafters, length, config.max_seqs, capture, say)
     say("probing exactness")
     exactness = probe(verifier, pool)
     loaded = zip(named, drafters, strict=True)
     reasons = [draft.reason, *(drafter.remark(made, verifier, pool, directory) for drafter, made in loaded)]
-    if device.is_gpu and len(drafters) > 1:
-        drafters = [alone(drafters)]
-        reasons.append(f"; where steps are captured {drafters[0].name} drafts alone")
     draft = Resolved(draft.value, "".join(reasons))
     info = _info(config, model, dtype, draft, exactness, memory, length, device)
     sizes = _sizes(pool, length)
@@ -112,13 +112,9 @@ def build_engine(
         verifier,
         pool,
         lambda: StepCost.measure(lambda rows: _time_rows(verifier, pool, rows), sizes, _MEASURE_PATIENCE),
-        device.is_gpu,
         say,
     )
-    runner = None
-    if device.is_gpu:
-        capture = capture_of(config.graphs)
-        runner = graph_runner(verifier, drafting.drafter, drafting.shape, pool, length, config.max_seqs, capture, say)
+    runner = runner_of(verifier, drafting, length, config.max_seqs, capture, say) if device.is_gpu else None
     say("timing plain steps")
     info = msgspec.structs.replace(
         info,

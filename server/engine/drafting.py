@@ -31,11 +31,6 @@ from spec.tree import TreeShape
 DEFAULT_TOKENS = 4
 
 
-def alone(drafters: Sequence[Drafter]) -> Drafter:
-    """Who drafts where only one can: a model before a lookup, of lookups the one that is named last (auto: suffix)."""
-    return next((drafter for drafter in drafters if not entry_of(drafter).looks), drafters[-1])
-
-
 def pinned(config: EngineConfig) -> TreeShape | None:
     """The shape that the settings ask for in every step: a given tree or a chain; None if they leave it open."""
     if config.draft_tree is not None:
@@ -65,20 +60,16 @@ class Drafting:
         verifier: Verifier,
         pool: PagePool,
         measure: Callable[[], StepCost],
-        captured: bool,
         say: Callable[[str], None],
     ) -> Drafting:
         """Measures what steps cost, and what each drafter does if there is anything to choose.
 
-        measure: the cost of passes, by their rows. captured: whether steps are captured: their shape is fixed, so
-        nobody chooses.
+        measure: the cost of passes, by their rows.
         """
         shape = pinned(config)
         if not drafters or (shape is not None and not shape.levels):
             shape = TreeShape()
-        elif captured or (len(drafters) == 1 and shape is not None):
-            shape = shape or TreeShape.chain(DEFAULT_TOKENS)
-        else:
+        elif len(drafters) > 1 or shape is None:
             return cls._chosen(drafters, Rehearsal(info, verifier, pool), shape, say)
         say("measuring the step cost")
         cost = measure()

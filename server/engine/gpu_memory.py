@@ -24,7 +24,7 @@ from server.settings.config import EngineConfig
 from server.settings.unfit import Unfit
 from spec.scheduler import MAX_CHUNK
 from spec.tree import MAX_NODES, TreeShape
-from verifier.graphs.buckets import sizes, widths
+from verifier.graphs.buckets import passes, sizes, widths
 from verifier.model.config import ModelConfig
 from verifier.workspace import rope_bytes, workspace_bytes
 
@@ -111,19 +111,21 @@ class _Case:
         """Workspace and reserve. Models take turns, so the largest pass counts; their rotary tables stay."""
         shapes = [self.target, *(shape for drafter in self.drafters for shape in drafter.shapes(self.target))]
         positions, trees = self.length + MAX_NODES, self.config.max_seqs * MAX_NODES
-        passes = [
+        largest = max(
             workspace_bytes(shape, item_bytes(self.dtype), positions, MAX_CHUNK + trees, trees) for shape in shapes
-        ]
-        workspace = max(passes) + sum(rope_bytes(shape, item_bytes(self.dtype), positions) for shape in shapes)
+        )
+        workspace = largest + sum(rope_bytes(shape, item_bytes(self.dtype), positions) for shape in shapes)
         return {"workspace": workspace} | ({"graphs": self._graphs(shapes)} if self.config.graphs else {})
 
     def _graphs(self, shapes: Sequence[ModelConfig]) -> int:
-        """The tensors that captured steps keep to themselves: a workspace of the largest, logits where one is cut."""
+        """The tensors that captured work keeps to itself: a workspace of the largest, logits where the host looks."""
         nodes = (pinned(self.config) or TreeShape.chain(DEFAULT_TOKENS)).nodes
-        rows = nodes * max(sizes(self.config.max_seqs))
+        rows = max(MAX_NODES, nodes * max(sizes(self.config.max_seqs)))
         positions, item = self.length + MAX_NODES, item_bytes(self.dtype)
-        cut = len(widths(positions, self.config.page_size)) * (nodes + 1) * self.target.vocab_size * 4
-        return GRAPH_RESERVE + cut + max(workspace_bytes(shape, item, positions, rows, rows) for shape in shapes)
+        kept = len(widths(positions, self.config.page_size)) * (nodes + 1)
+        kept += sum(each.wanted for each in passes(self.config.max_seqs, positions, self.config.page_size))
+        logits = kept * self.target.vocab_size * 4
+        return GRAPH_RESERVE + logits + max(workspace_bytes(shape, item, positions, rows, rows) for shape in shapes)
 
     def changed(self, **settings: object) -> _Case:
         """The same with other settings."""

@@ -1,21 +1,25 @@
-"""From a drafter to captured steps: who proposes inside a graph, and which buckets are captured."""
+"""What is captured for a device: passes and levels, for steps in parts; whole steps, where all are alike."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from collections.abc import Sequence as Many
 
 import torch
 
+from drafters.combined import united
+from drafters.levels import TreeDrafter
 from drafters.proposer import proposer_of
 from drafters.routed import configured
 from kvpaging import OutOfPages, PagePool, PageTable
 from server.engine.drafters.entry import Pass
 from server.engine.drafters.registry import entry_of
+from server.engine.drafting import Drafting
 from spec.protocols import Drafter, Rows
-from spec.step import EagerRunner
+from spec.step import EagerRunner, StepRunner
 from spec.tree import MAX_NODES, TreeShape
-from verifier.graphs.buckets import buckets, sizes, widths
-from verifier.graphs.capture import Capture, CudaGraphs, direct
+from verifier.graphs.buckets import buckets, passes, sizes, widths
+from verifier.graphs.capture import Capture, CudaGraphs, Direct
 from verifier.graphs.proposer import Proposer
 from verifier.graphs.runner import GraphRunner
 from verifier.paged_model import PagedModel
@@ -24,36 +28,56 @@ from verifier.paged_model import PagedModel
 _PROMPT_ROWS = MAX_NODES + 1
 
 
-def graph_runner(
+def capture_passes(
     verifier: PagedModel,
-    drafter: Drafter | None,
-    shape: TreeShape,
-    pool: PagePool,
+    drafters: Many[Drafter],
     longest: int,
     max_seqs: int,
     capture: Capture,
     say: Callable[..., None],
-) -> GraphRunner:
-    """Capture the steps of up to four sequences. longest: most tokens of a text. say: told what is
-    done now, and how much of it."""
+) -> None:
+    """What steps run in parts: passes of the target over trees of all sizes, and the drafters' levels when they are
+    first asked for. longest: most tokens of a text."""
+    pool = verifier.store.pool
     say("compiling kernels for prompts")
-    for run in _passes(verifier, drafter):
+    for run in [verifier.run, *(run for drafter in drafters for run in entry_of(drafter).passes(drafter))]:
         _warm(run, pool, max_seqs)
-    tables = widths(longest + 2 * shape.nodes + 1, pool.page_size)
-    counts = sizes(max_seqs)
-    made = {}
-    total = len(counts) * len(tables)
-    for number, (key, bucket) in enumerate(
-        buckets(verifier, lambda size: proposer(drafter, shape, size, verifier), capture, (counts, tables)), start=1
-    ):
+    needs = united([drafter.needs for drafter in drafters])
+    sizes = passes(max_seqs, longest + MAX_NODES, pool.page_size)
+    for number, _ in enumerate(verifier.capture(needs, sizes, capture), start=1):
+        say("capturing passes", number / len(sizes))
+    for drafter in drafters:
+        if isinstance(drafter, TreeDrafter):
+            drafter.capture = capture
+
+
+def runner_of(
+    verifier: PagedModel,
+    drafting: Drafting,
+    longest: int,
+    max_seqs: int,
+    capture: Capture,
+    say: Callable[..., None],
+) -> StepRunner:
+    """Who runs the steps. Where they are always the same, whole ones are captured too, of up to four sequences, and
+    launched one ahead of the host; where a budget chooses, or the host reads features, the host comes in between."""
+    parts, drafter, shape = EagerRunner(verifier, drafting.drafter), drafting.drafter, drafting.shape
+    made_by = configured(drafter)
+    if drafting.budget is not None or (made_by is not None and made_by.needs and not isinstance(made_by, TreeDrafter)):
+        return parts
+    page_size = verifier.store.pool.page_size
+    tables, counts = widths(longest + 2 * shape.nodes + 1, page_size), sizes(max_seqs)
+    made, total = {}, len(counts) * len(tables)
+    captured = buckets(verifier, lambda size: proposer(drafter, shape, size, verifier), capture, (counts, tables))
+    for number, (key, bucket) in enumerate(captured, start=1):
         say("capturing steps", number / total)
         made[key] = bucket
-    return GraphRunner(EagerRunner(verifier, drafter), made)
+    return GraphRunner(parts, made)
 
 
 def capture_of(graphs: bool) -> Capture:
     """graphs: ``--no-graphs`` runs the same steps without capturing them."""
-    return CudaGraphs() if graphs else direct
+    return CudaGraphs() if graphs else Direct
 
 
 def proposer(drafter: Drafter | None, shape: TreeShape, sequences: int, verifier: PagedModel) -> Proposer | None:
@@ -62,12 +86,6 @@ def proposer(drafter: Drafter | None, shape: TreeShape, sequences: int, verifier
     if drafter is None or not shape.levels:
         return None
     return proposer_of(drafter, shape, sequences, verifier.vocab_size, verifier.decoder.device)
-
-
-def _passes(verifier: PagedModel, drafter: Drafter | None) -> list[Pass]:
-    """An eager pass of each model there is."""
-    drafter = configured(drafter)
-    return [verifier.run, *entry_of(drafter).passes(drafter)]
 
 
 def _warm(run: Pass, pool: PagePool, most: int) -> None:

@@ -16,6 +16,7 @@ from bench.gpu.device import Call, Device
 from bench.gpu.session import Session
 from tests.simulated.device import DEVICE, simulated
 from tests.simulated.graph import captured
+from verifier.graphs.capture import without_stops
 
 
 class SimulatedDevice(Device):
@@ -26,7 +27,7 @@ class SimulatedDevice(Device):
         self.torch = DEVICE
 
     def captured(self, call: Call) -> Call:
-        return captured(call)
+        return captured(without_stops(call))
 
 
 @pytest.fixture
@@ -39,7 +40,7 @@ def on_device(monkeypatch: pytest.MonkeyPatch) -> Iterator[Session]:
             return made()
 
     monkeypatch.setattr(torch, "Generator", OnCpu)
-    monkeypatch.setattr("bench.gpu.engines.direct", captured)
+    monkeypatch.setattr("bench.gpu.engines.Direct", captured)
     with simulated():
         yield Session(SimulatedDevice(), settings.tiny(), Clock(600.0))
 

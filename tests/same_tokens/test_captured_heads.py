@@ -19,7 +19,7 @@ from tests.same_tokens.heads import KINDS, head_of
 from tests.same_tokens.models import Pair
 from tests.same_tokens.runs import jobs_of, plain, whole
 from tests.same_tokens.witness import Job
-from verifier.graphs.capture import direct
+from verifier.graphs.capture import Direct
 from verifier.graphs.proposer import DeviceTree, Proposer, Taken
 from verifier.graphs.runner import GraphRunner
 from verifier.graphs.state import StepState
@@ -88,7 +88,7 @@ def run(pair: Pair, kind: str, shape: str, jobs: list[Job], careful: bool = Fals
         whispers.append(CapturedWhisper(proposer, whole(jobs, texts)))
         return whispers[-1]
 
-    engine = captured_engine(pair, head_of(pair, kind, shape), SHAPES[shape], wrap=wrap, capture=direct, **options)
+    engine = captured_engine(pair, head_of(pair, kind, shape), SHAPES[shape], wrap=wrap, capture=Direct, **options)
     found = run_freely(engine, jobs, careful)
     assert {name: text.tokens for name, text in found.items()} == {name: text.tokens for name, text in texts.items()}
     assert isinstance(engine.runner, GraphRunner)

@@ -7,42 +7,56 @@ are more launches or fewer, if a tensor it reads from outside was replaced, if v
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 from tests.simulated.device import CURRENT, NotOnTheDevice
+from verifier.graphs.capture import Work
 
 _WARM_UP = 2
+#: Of one part.
+Launches = list[tuple[str, tuple[Any, ...]]]
 
 
 @dataclass
 class StandInGraph:
-    """A :data:`verifier.graphs.capture.Launcher`. launches: what was captured. replays: how often it ran since."""
+    """A :class:`verifier.graphs.capture.Replay`. launches: what was captured, by part. replays: how often a part ran
+    since."""
 
-    step: Callable[[], object]
-    launches: list[tuple[str, tuple[Any, ...]]] = field(default_factory=list)
+    work: Work
+    launches: list[Launches] = field(default_factory=list)
     replays: int = 0
+    _going: Iterator[object] = field(default_factory=lambda: iter(()))
 
     def __call__(self) -> None:
-        again = recorded(self.step)
+        for part in range(len(self.launches)):
+            self.run(part)
+
+    def run(self, part: int) -> None:
+        if not part:
+            self._going = self.work()
+        again = recorded(lambda: next(self._going))
         self.replays += 1
-        for number, (now, then) in enumerate(zip(again, self.launches, strict=False)):
+        then_all = self.launches[part]
+        for number, (now, then) in enumerate(zip(again, then_all, strict=False)):
             if now != then:
                 raise NotOnTheDevice(f"launch {number} was captured as {then}, and is {now}")
-        if len(again) != len(self.launches):
-            raise NotOnTheDevice(f"{len(self.launches)} launches were captured, and there are {len(again)}")
+        if len(again) != len(then_all):
+            raise NotOnTheDevice(f"{len(then_all)} launches were captured, and there are {len(again)}")
 
 
-def recorded(step: Callable[[], object]) -> list[tuple[str, tuple[Any, ...]]]:
+def recorded(step: Callable[[], object]) -> Launches:
     """Run a step under the rules of a capture; returns its launches."""
     with CURRENT.capture() as launches:
         step()
     return launches
 
 
-def captured(step: Callable[[], object]) -> StandInGraph:
+def captured(work: Work) -> StandInGraph:
     """A :data:`verifier.graphs.capture.Capture`."""
+    parts = 0
     for _ in range(_WARM_UP):
-        step()
-    return StandInGraph(step, recorded(step))
+        parts = sum(1 for _ in work())
+    going = work()
+    return StandInGraph(work, [recorded(lambda: next(going)) for _ in range(parts)])

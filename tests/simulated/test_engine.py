@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 import server.engine.build
@@ -10,19 +12,31 @@ from server.engine.build import build_engine
 from server.engine.device import Device
 from server.settings.config import EngineConfig
 from spec.engine import Engine
-from spec.errors import ConfigurationError
 from spec.request import Request
 from spec.sampling import SamplingParams
 from tests.simulated.device import DEVICE, Simulated, simulated
 from tests.simulated.graph import captured
-from verifier.graphs.capture import direct
+from verifier.graphs.capture import Direct
 from verifier.graphs.runner import GraphRunner
+from verifier.paged_rows import StaticRows
 
 GPU = Device(DEVICE.type, 24 << 30, 23 << 30, "a GPU in all but speed", (9, 0))
 PARAMS = (
     SamplingParams(max_tokens=16, temperature=0.0, ignore_eos=True),
-    SamplingParams(max_tokens=16, temperature=1.0, top_p=0.95, seed=3, frequency_penalty=0.5, min_tokens=3),
+    SamplingParams(max_tokens=16, temperature=1.0, top_p=0.95, seed=3, frequency_penalty=0.5, min_tokens=3, logprobs=2),
 )
+
+
+def count_passes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many passes are run op by op from now on."""
+    count, of = [0], StaticRows.of
+
+    def counted(*given: Any) -> StaticRows:
+        count[0] += 1
+        return of(*given)
+
+    monkeypatch.setattr(StaticRows, "of", counted)
+    return count
 
 
 def texts(engine: Engine) -> dict[str, list[int]]:
@@ -33,34 +47,42 @@ def texts(engine: Engine) -> dict[str, list[int]]:
     while engine.has_work:
         for delta in engine.step():
             written.setdefault(delta.id, []).extend(delta.tokens)
+            assert (delta.logprobs is not None) == (delta.id == "1" and bool(delta.tokens))
     return written
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "draft", ["auto", "eagle3", "tests.same_tokens.customs:Random", "tests.same_tokens.customs:Rubbish"]
+    ("draft", "tree", "whole"),
+    [
+        ("auto", None, False),
+        ("auto", "3,2,1", False),
+        ("none", None, True),
+        ("eagle3", "3,2,1", True),
+        ("suffix,eagle3,draft_model", None, False),
+        ("tests.same_tokens.customs:Random", "3,2,1", True),
+        ("tests.same_tokens.customs:Rubbish", "3,2,1", True),
+        ("tests.same_tokens.customs:Reading", "3,2,1", False),
+    ],
 )
-def test_the_same_tokens_as_on_the_cpu(draft, monkeypatch) -> None:
-    """fp32 leaves no close calls here: a token that differs was drawn from something else."""
+def test_the_same_tokens_as_on_the_cpu(draft, tree, whole, monkeypatch) -> None:
+    """fp32 leaves no close calls here: a token that differs was drawn from something else.
+
+    whole: whether its steps are captured whole; else each in parts, chosen by the budget as on a CPU.
+    """
     config = EngineConfig(
-        draft=draft, draft_tree="3,2,1", dtype="float32", device="cpu", max_seqs=2, max_model_len=128, kv_tokens=256
+        draft=draft, draft_tree=tree, dtype="float32", device="cpu", max_seqs=2, max_model_len=128, kv_tokens=256
     )
     expected = texts(build_engine(config))
     monkeypatch.setattr(server.engine.build, "find_device", lambda config: GPU)
     monkeypatch.setattr(server.engine.build, "_MEASURED_ROWS", (2, 8))  # its attention goes row by row
-    monkeypatch.setattr(server.engine.build, "capture_of", lambda graphs: captured if graphs else direct)
+    monkeypatch.setattr(server.engine.build, "capture_of", lambda graphs: captured if graphs else Direct)
     with simulated():
         engine = build_engine(config)
+        by_op = count_passes(monkeypatch)
         assert texts(engine) == expected
-    assert isinstance(engine.runner, GraphRunner)
+    assert isinstance(engine.runner, GraphRunner) == whole
+    assert 0 < by_op[0] < 8  # the prompts'; all others were replayed
     assert engine.info.device == "meta (a GPU in all but speed)"
     assert "workspace" in engine.info.memory
     assert all(isinstance(store, KVStore) and isinstance(store.keys, Simulated) for store in engine.pool.stores)
-
-
-def test_what_a_drafter_of_ones_own_cannot_have_there_is_refused(monkeypatch) -> None:
-    monkeypatch.setattr(server.engine.build, "find_device", lambda config: GPU)
-    draft = "tests.same_tokens.customs:Reading"
-    config = EngineConfig(draft=draft, dtype="float32", device="cpu", max_seqs=2, max_model_len=128, kv_tokens=256)
-    with simulated(), pytest.raises(ConfigurationError, match="needs features of the target, which stay on the device"):
-        build_engine(config)

@@ -42,7 +42,7 @@ def launches(pair: Pair, shape: TreeShape) -> Counter[str]:
         bucket = next(iter(runner.buckets.values()))
         graph = (bucket.drafting or bucket.plain).launch
     assert isinstance(graph, StandInGraph)
-    return Counter(name for name, _ in graph.launches if not any(view in name for view in VIEWS))
+    return Counter(name for part in graph.launches for name, _ in part if not any(view in name for view in VIEWS))
 
 
 @pytest.mark.parametrize(("shape", "passes", "beside"), [(ROOT_ONLY, 1, 21), (TreeShape.chain(4), 5, 72)])

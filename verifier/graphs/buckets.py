@@ -5,15 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from verifier.graphs.capture import Capture, Launcher
+from spec.tree import MAX_NODES
+from verifier.graphs.capture import Capture, Replay, without_stops
 from verifier.graphs.plain import RootOnly
 from verifier.graphs.proposer import Proposer
 from verifier.graphs.state import StepState
 from verifier.graphs.step import Drawing, SpeculativeStep, drawn_tokens
 from verifier.paged_model import PagedModel
+from verifier.paged_rows import Sizes
 
 #: Sequences of a step; a larger batch runs eagerly.
 SIZES = (1, 2, 4)
+#: Rows of a captured pass over whatever trees there are: up to as many a GPU takes in one go, and to a whole tree.
+_ROWS = (4, 16, MAX_NODES)
 #: Tokens of a context, from one bucket to the next.
 _CONTEXTS = (1024, 4096, 16384)
 
@@ -25,22 +29,18 @@ MakeProposer = Callable[[int], Proposer | None]
 class Captured:
     """One step of one bucket, ready to be launched. The two of a bucket share their state.
 
-    parts: the same step in two launches, with a mask between them; None where there is no such.
+    parts: the same step with a stop, for a mask; None where there is no such.
     """
 
     step: SpeculativeStep
-    launch: Launcher
-    parts: tuple[Launcher, Launcher] | None = None
+    launch: Replay
+    parts: Replay | None = None
 
     @classmethod
     def of(cls, step: SpeculativeStep, capture: Capture) -> Captured:
         """Capture a step whole, and that of a single sequence in two parts too."""
-        whole = capture(step)
-        if step.state.size > 1:
-            return cls(step, whole)
-        first = capture(step.forward)
-        first()  # what stands at the cut is then something to warm the second part up with
-        return cls(step, whole, (first, capture(step.settle)))
+        whole = capture(without_stops(step))
+        return cls(step, whole, capture(step.parts) if step.state.size == 1 else None)
 
     @property
     def state(self) -> StepState:
@@ -70,6 +70,20 @@ def widths(max_tokens: int, page_size: int) -> list[int]:
     """Pages of the tables that are captured; the last takes the longest text with its scratch."""
     contexts = [tokens for tokens in _CONTEXTS if 2 * tokens <= max_tokens]
     return [-(-tokens // page_size) for tokens in (*contexts, max_tokens)]
+
+
+def passes(max_seqs: int, max_tokens: int, page_size: int) -> list[Sizes]:
+    """The passes that are captured for an engine of so many sequences, the smallest first: a larger one, or one over a
+    stretch of a prompt that is longer than a tree, runs op by op."""
+    most = min(max_seqs, MAX_NODES)
+    found = {
+        Sizes(rows, sequences, pages, rows)
+        for sequences in (1, most)
+        for rows in _ROWS
+        if rows >= min(2 * sequences, MAX_NODES)
+        for pages in widths(max_tokens, page_size)
+    }
+    return sorted(found)
 
 
 def buckets(

@@ -1,8 +1,12 @@
-"""How a step is launched: replayed from a captured graph, or called as it is; and how its outcome reaches the host."""
+"""How work is launched that is the same every time: replayed from what was captured of it, or called as it is.
+
+What is captured may stop on its way: there the host looks at what is there, and may change it, before it goes on. And
+how an outcome reaches the host.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -14,48 +18,108 @@ from verifier.ops.kernels.cpu.launch import recording
 #: Runs of a step before it is captured: kernels are compiled and libraries make their handles.
 _WARM_UP = 2
 
-
-class Launcher(Protocol):
-    """Launches one step on the current stream."""
-
-    def __call__(self) -> None: ...
+#: What is captured: it yields at the end of each part. It reads and writes static tensors.
+Work = Callable[[], Iterator[object]]
 
 
-#: Makes a launcher of a step.
-Capture = Callable[[Callable[[], None]], Launcher]
+class Replay(Protocol):
+    """Launches on the current stream what was captured. It owns all that its kernels touch."""
+
+    def __call__(self) -> None:
+        """All of it."""
+        ...
+
+    def run(self, part: int) -> None:
+        """What lies between two stops; the parts are run in order."""
+        ...
 
 
-def direct(step: Callable[[], None]) -> Launcher:
-    """Call it: with ``--no-graphs``."""
-    return step
+#: Captures work, which runs on places that are only padding meanwhile.
+Capture = Callable[[Work], Replay]
 
 
-def recorded(step: Callable[[], None]) -> Launcher:
-    """A :data:`Capture` for a CPU: run it on places that are only padding, then record it."""
-    step()
-    with recording() as replay:
-        step()
+def without_stops(step: Callable[[], object]) -> Work:
+    """Work that does not stop, and yields what the step returns."""
+
+    def work() -> Iterator[object]:
+        yield step()
+
+    return work
+
+
+def recorded(work: Work) -> Replay:
+    """A :data:`Capture` for a CPU, which runs nothing.
+
+    It is recorded twice: what is made when it is first needed is there then, and not made again by each replay.
+    """
+    for _ in range(2):
+        with recording() as replay:
+            for _ in work():
+                replay.cut()
     return replay
 
 
+class Direct:
+    """A :data:`Capture` that captures nothing: the work is called as it is."""
+
+    def __init__(self, work: Work) -> None:
+        self._work, self._going = work, work()
+
+    def __call__(self) -> None:
+        """From the beginning to the end."""
+        for _ in self._work():
+            pass
+
+    def run(self, part: int) -> None:
+        """On to the next stop."""
+        if not part:
+            self._going = self._work()
+        next(self._going, None)
+
+
 class CudaGraphs:
-    """A :data:`Capture`: graphs that share one pool of memory, since no two of them run at once."""
+    """A :data:`Capture`: a graph for each part. All share one pool of memory, since no two of them run at once."""
 
     def __init__(self) -> None:
         self._pool = torch.cuda.graph_pool_handle()
         self._stream = torch.cuda.Stream()
 
-    def __call__(self, step: Callable[[], None]) -> Launcher:
-        """Run it a few times on places that are only padding, then capture it."""
+    def __call__(self, work: Work) -> Replay:
+        """Run it a few times, then capture it."""
+        parts = 0
         self._stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self._stream):
             for _ in range(_WARM_UP):
-                step()
+                parts = sum(1 for _ in work())
         torch.cuda.current_stream().wait_stream(self._stream)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool, stream=self._stream):
-            step()
-        return graph.replay
+        going, graphs, results = work(), [torch.cuda.CUDAGraph() for _ in range(parts)], []
+        for graph in graphs:
+            with torch.cuda.graph(graph, pool=self._pool, stream=self._stream):
+                results.append(next(going))
+        return CapturedGraphs(graphs, going, results)
+
+
+@dataclass(frozen=True, slots=True)
+class CapturedGraphs:
+    """Graphs of some work, one for each part, with all that their kernels touch: a graph alone keeps addresses, and
+    whose memory it was may be gone.
+
+    work: where it stopped last, so that all tensors it holds stay where they are. results: what it yielded, which each
+    replay writes anew.
+    """
+
+    graphs: list[torch.cuda.CUDAGraph]
+    work: Iterator[object]
+    results: list[object]
+
+    def __call__(self) -> None:
+        """All of them."""
+        for graph in self.graphs:
+            graph.replay()
+
+    def run(self, part: int) -> None:
+        """One of them."""
+        self.graphs[part].replay()
 
 
 @dataclass(frozen=True, slots=True)

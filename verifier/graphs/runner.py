@@ -162,12 +162,12 @@ class GraphRunner:
     def _launch_masked(self, captured: Captured, constraint: Guarded) -> None:
         """The step in two launches: between them the host sees the tree and says what may follow its nodes."""
         assert captured.parts is not None, "a bucket of one sequence"
-        step, (first, second) = captured.step, captured.parts
-        first()
+        step, parts = captured.step, captured.parts
+        parts.run(0)
         tree = seen(fetched(step.seen).wait()[0], captured.proposer.name)
         allowed = constraint.allowed(tree)
         write(step.allowed[: len(allowed)], allowed)
-        second()
+        parts.run(1)
 
     def _may_run_ahead(self, launched: Launched) -> bool:
         """Whether the step behind this one can be launched now, and its pages are there."""

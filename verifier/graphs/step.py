@@ -16,6 +16,7 @@ Legend: S sequences, N nodes of a tree, V vocabulary.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -98,9 +99,9 @@ class _Passed:
 class SpeculativeStep:
     """The step of one bucket. Calling it launches the step on the current stream; ``out`` is then its outcome.
 
-    Where the host has to say which tokens may be drawn, it is launched in two parts: :meth:`forward`, after which
-    ``seen`` holds the trees (int64[S, 2 N]: tokens, parents), and :meth:`settle` with what is then in ``allowed``
-    (int32[S * N, ceil(V / 32)], as :meth:`spec.protocols.Constraint.masks` packs it).
+    Where the host has to say which tokens may be drawn, it is launched in :meth:`parts`: at the stop ``seen`` holds the
+    trees (int64[S, 2 N]: tokens, parents), and what is then in ``allowed`` (int32[S * N, ceil(V / 32)], as
+    :meth:`spec.protocols.Constraint.masks` packs it) may be drawn.
     """
 
     def __init__(self, model: PagedModel, proposer: Proposer, state: StepState, draw: Drawing = drawn_tokens) -> None:
@@ -113,24 +114,21 @@ class SpeculativeStep:
         self.seen = torch.zeros(state.size, 2 * nodes, dtype=torch.int64, device=device)
         words = -(-model.vocab_size // 32)
         self.allowed = torch.full((state.size * nodes, words), -1, dtype=torch.int32, device=device)
-        self._passed: _Passed | None = None
 
     @torch.inference_mode()
     def __call__(self) -> None:
         """Launch it whole."""
         self._settle(self._forward(), None)
 
-    @torch.inference_mode()
-    def forward(self) -> None:
-        """Launch it up to the cut."""
-        passed = self._passed = self._forward()
-        self.seen.copy_(torch.cat((passed.tree.tokens, self._parents(passed.tree)), dim=1))
-
-    @torch.inference_mode()
-    def settle(self) -> None:
-        """Launch what is behind the cut."""
-        assert self._passed is not None, "the cut comes after the pass"
-        self._settle(self._passed, self.allowed)
+    def parts(self) -> Iterator[None]:
+        """Launch it with a stop behind the pass."""
+        with torch.inference_mode():
+            passed = self._forward()
+            self.seen.copy_(torch.cat((passed.tree.tokens, self._parents(passed.tree)), dim=1))
+        yield
+        with torch.inference_mode():
+            self._settle(passed, self.allowed)
+        yield
 
     def _forward(self) -> _Passed:
         tree = self.proposer.propose(self.state)

@@ -19,8 +19,15 @@ from spec.noise import gumbel_row
 from spec.sampling import SamplingParams
 from verifier.ops.eager import compiled
 
-#: Of the tensors of :class:`RowSampling`.
-_DTYPES = (torch.float32, torch.int32, torch.float32, torch.float32, torch.int64, torch.int64)
+#: The tensors of :class:`RowSampling`.
+SAMPLING = {
+    "temperature": torch.float32,
+    "top_k": torch.int32,
+    "top_p": torch.float32,
+    "min_p": torch.float32,
+    "seeds": torch.int64,
+    "positions": torch.int64,
+}
 Numbers = NDArray[Any]
 _SIGNED, _MOST_OF_INT32 = 1 << 63, (1 << 31) - 1
 #: Below this temperature the draw is greedy, as in spec/sampling.py.
@@ -47,7 +54,7 @@ class RowSampling:
         cls, rows: Many[SamplingParams], seeds: Many[int], positions: Many[int], device: torch.device | str = "cpu"
     ) -> RowSampling:
         """One entry per row in each argument; a seed is any integer, taken modulo 2**64."""
-        made = cls(*(torch.zeros(len(rows), dtype=dtype) for dtype in _DTYPES))
+        made = cls(*(torch.zeros(len(rows), dtype=dtype) for dtype in SAMPLING.values()))
         columns = made.columns()
         for row, (asked, seed) in enumerate(zip(rows, seeds, strict=True)):
             columns.write(row, asked, seed, positions[row])

@@ -119,8 +119,6 @@ class Custom(Entry):
             self._refuse(f"its needs must be None or a FeatureRequest of layers from 0 to {depth}")
         if not callable(getattr(own, "observe", None)):
             self._refuse("it needs features of the target, but lacks observe, which takes them")
-        if loading.device.is_gpu:
-            self._refuse("it needs features of the target, which stay on the device where steps are captured")
 
     def _refusal(self, why: str) -> ConfigurationError:
         return ConfigurationError(f"--draft {self.asked}: {why} ({_LOOK})")

@@ -120,7 +120,7 @@ def _guessed(drafter: EagleDrafter, target: PagedModel, table: PageTable, tokens
     head = drafter.head
     others = head.config.other_layers(target.decoder.config.num_layers)
     forward = target.run([Rows(table, tokens, 0)], _all_layers(head.config, others))
-    wanted = forward.logits.argmax(dim=-1)
+    wanted = forward.logits.argmax(dim=-1).cpu()
     hits = eagle_hits(head, forward.features, tokens, wanted, table, drafter.store)
     found = {
         layers: eagle_hits(head.reading(layers), forward.features, tokens, wanted, table, drafter.store)

@@ -43,7 +43,7 @@ class Medusa(Head):
 
         def guessed(table: PageTable, tokens: Tensor) -> str:
             forward = target.run([Rows(table, tokens, 0)], FeatureRequest(final=True))
-            return in_words(medusa_hits(drafter.heads, forward.features, forward.logits.argmax(dim=-1)))
+            return in_words(medusa_hits(drafter.heads, forward.features, forward.logits.argmax(dim=-1).cpu()))
 
         return tried(guessed, target, pool, directory)
 

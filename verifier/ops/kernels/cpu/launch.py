@@ -169,7 +169,10 @@ def zeros(count: int, dtype: torch.dtype) -> Tensor:
 
 
 def borrowed(tensor: Tensor) -> Tensor:
-    """The same memory of a recording, for as long as that is there; later entries may use it again all the same."""
+    """The same memory of a recording, for as long as that is there; later entries may use it again all the same. Where
+    nothing is being recorded, the tensor itself."""
+    if _open.recording is None:
+        return tensor
     memory = (ctypes.c_char * tensor.nbytes).from_address(tensor.data_ptr())
     return torch.frombuffer(memory, dtype=tensor.dtype).view(tensor.shape)
 

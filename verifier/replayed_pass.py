@@ -1,0 +1,78 @@
+"""A pass of a model, and what follows it: captured once, replayed for any rows that it has room for.
+
+::
+
+    forward    the pass over the rows as they are written now
+    draw       from each of the wanted ones, as their logits are by then: the host may have changed them
+    settle     paths are accepted, and their rows move down; left out where there are only roots
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from collections.abc import Sequence as Many
+
+import torch
+from torch import Tensor
+
+from kvpaging import KVStore
+from spec.draw import Undrawn
+from spec.features import Features
+from spec.protocols import Drawn, FeatureRequest, Forward, Rows
+from verifier.graphs.capture import Capture
+from verifier.model.decoder import Decoder
+from verifier.model.paged_pass import paged_pass
+from verifier.ops.draw import draw_rows
+from verifier.paged_rows import Sizes, WrittenRows
+from verifier.settle import Settled, WrittenTrees, of_roots, walk
+
+_FORWARD, _DRAW, _SETTLE = range(3)
+
+
+class ReplayedPass:
+    """One for rows of these sizes, with the features that one reader asks for. What it returns is good until the next
+    pass."""
+
+    def __init__(
+        self, decoder: Decoder, store: KVStore, features: FeatureRequest | None, sizes: Sizes, capture: Capture
+    ) -> None:
+        self._decoder, self._store, self._asked, self.sizes = decoder, store, features, sizes
+        device = store.keys.device
+        self._rows = WrittenRows(sizes, store.pool.page_size, device)
+        self._trees = WrittenTrees(sizes.sequences, sizes.wanted, device)
+        self._logits: Tensor
+        self._features: Features
+        self._drawn: Tensor
+        self._settled: Settled
+        self._starts: tuple[int, ...] = ()
+        self._replay = capture(self._work)
+
+    def _work(self) -> Iterator[None]:
+        with torch.inference_mode():
+            rows = self._rows.laid_out()
+            self._logits, self._features = paged_pass(self._decoder, rows, self._store, self._asked)
+        yield
+        with torch.inference_mode():
+            self._drawn = draw_rows(self._logits, self._trees.sampling, None, self._trees.rows)
+        yield
+        with torch.inference_mode():
+            self._settled = walk(self._store, rows, self._drawn, self._trees)
+        yield
+
+    def __call__(self, rows: Many[Rows], features: FeatureRequest | None) -> Forward:
+        """Run the rows, storing their KV. features: those of them that are wanted now."""
+        self._starts = self._rows.write(rows)
+        self._replay.run(_FORWARD)
+        count = sum(len(part.tokens) for part in rows)
+        wanted = () if features is None else features.names
+        taken = {name: self._features[name][:count] for name in wanted}
+        return Forward(self._logits[: self._starts[-1]], list(self._starts), taken)
+
+    def settle(self, trees: Many[Undrawn | None]) -> list[Drawn | None]:
+        """See :meth:`spec.protocols.Verifier.settle`."""
+        drafted = self._trees.write(trees, self._starts[1:])
+        self._replay.run(_DRAW)
+        if not drafted:
+            return of_roots(self._drawn.cpu(), trees, self._starts[1:])
+        self._replay.run(_SETTLE)
+        return self._settled.on_host(trees)
