@@ -32,14 +32,14 @@ from spec.budget import StepCost
 from spec.budget.budget import Budget
 from spec.budget.cost import DraftCost
 from spec.budget.members import Member
-from spec.budget.mixed import levels_of
+from spec.budget.plan import Plan, levels_of
 from spec.engine import Engine
 from spec.names import DRAFT_MODEL, SUFFIX
 from spec.noise import Noise
 from spec.protocols import Drafter
 from spec.sampling import SamplingParams
 from spec.sequence import Sequence as Running
-from spec.step import Verdict, Work
+from spec.step import DraftsByPlan, Verdict, Work
 from spec.trace import StepTrace
 from spec.tree import MAX_NODES, ROOT_ONLY, DraftTree, TreeShape
 
@@ -119,14 +119,16 @@ class Counted:
     def _step(self, sequence: Running, coming: list[int]) -> float:
         """Seconds of one step of a text that goes on like this."""
         context, unread = len(sequence.tokens), 0 if self._model is None else self._model.unread(sequence) - 1
-        shape = self._shape.limited(sequence.most_levels)
+        plan = Plan(shape=self._shape.limited(sequence.most_levels))
         if self._budget is not None:
-            (shape,) = self._budget.plan([sequence])
+            (plan,) = self._budget.plan([sequence])
         tree = DraftTree.chain(sequence.tokens[-1:])
         if self._model is not None:
             sequence.table.reserve(MAX_NODES)
-        if shape.levels and self._drafter is not None:
-            (tree,) = self._drafter.propose([sequence], [shape])
+        if plan.shares and isinstance(self._drafter, DraftsByPlan):
+            (tree,) = self._drafter.draft([sequence], [plan])
+        elif plan.shape.levels and self._drafter is not None:
+            (tree,) = self._drafter.propose([sequence], [plan.shape])
         accepted = tree.accepted(coming)
         emitted = coming[: accepted + 1]
         sequence.tokens.extend(emitted)
@@ -137,7 +139,9 @@ class Counted:
             self._drafter.committed(sequence, path)
         sequence.table.trim()
         if self._budget is not None:
-            verdict = Verdict(Work(sequence, 0, shape), tree, emitted=emitted, accepted=accepted, depths=path[1:])
+            verdict = Verdict(
+                Work(sequence, 0, plan.shape, plan=plan), tree, emitted=emitted, accepted=accepted, depths=path[1:]
+            )
             self._budget.stepped(_UNTIMED, [verdict])
         seconds = self._table[len(tree)] + self._cost.behind(len(tree), context)
         for part in tree.parts or (tree,):

@@ -1,9 +1,9 @@
-"""Several drafters as one: each sequence's tree comes from whom its shape names, and all are told what was committed.
+"""Several drafters as one: each sequence's tree comes from whom its plan names, and all are told what was committed.
 
 ::
 
-    shape      suffix: 3 found nodes, draft_model: 4 levels       from the budget (:mod:`spec.budget.mixed`)
-    propose    the found nodes as they are, the model's tree      cut to what is worth its rows, merged into one tree
+    plan       suffix: 3 found nodes, draft_model: 4 levels       from the budget (:mod:`spec.budget.plan`)
+    draft      the found nodes as they are, the model's tree      cut to what is worth its rows, merged into one tree
     committed  its own path, in its own numbers, to whoever was asked; to the others, that others were
 """
 
@@ -16,7 +16,7 @@ import numpy as np
 from drafters.routed import configured
 from spec.budget.budget import Budget
 from spec.budget.merge import Merged, merge
-from spec.budget.mixed import shares_of
+from spec.budget.plan import Plan, Share
 from spec.features import Features, reader_of
 from spec.protocols import Drafter, FeatureRequest
 from spec.sequence import Sequence
@@ -24,10 +24,7 @@ from spec.tree import DraftTree, TreeShape
 
 
 class CombinedDrafter:
-    """Implements :class:`spec.protocols.Drafter` for the members of a budget.
-
-    A shape that names nobody is drafted by the first member.
-    """
+    """Implements :class:`spec.step.DraftsByPlan` and :class:`spec.protocols.Drafter` for the members of a budget."""
 
     name = "combined"
 
@@ -38,27 +35,30 @@ class CombinedDrafter:
         self._asked: dict[str, dict[str, list[int]]] = {}
 
     def propose(self, sequences: Many[Sequence], shapes: Many[TreeShape]) -> list[DraftTree]:
-        """A tree for each, of all who are named in its shape."""
+        """By the first member alone: a shape says nothing of who."""
+        first = next(iter(self.members))
+        return self.draft(sequences, [Plan((Share(first, shape),), shape=shape) for shape in shapes])
+
+    def draft(self, sequences: Many[Sequence], plans: Many[Plan]) -> list[DraftTree]:
+        """A tree for each, of all who share in its plan."""
         trees: list[list[DraftTree]] = [[] for _ in sequences]
         models: dict[str, list[tuple[int, TreeShape]]] = {}
-        for index, shape in enumerate(shapes):
-            for share in shares_of(shape):
+        for index, plan in enumerate(plans):
+            for share in plan.shares:
                 if share.tree is not None:
                     trees[index].append(share.tree)
                 else:
                     models.setdefault(share.drafter, []).append((index, share.shape))
-            if not shares_of(shape):
-                models.setdefault(next(iter(self.members)), []).append((index, shape))
         kept: list[list[int]] = [[len(tree) for tree in of_one] for of_one in trees]
         for name, asked in models.items():
             drafted = self.members[name].propose([sequences[i] for i, _ in asked], [shape for _, shape in asked])
             for (index, shape), tree in zip(asked, drafted, strict=True):
                 trees[index].append(tree)
                 kept[index].append(_worth(tree, shape))
-        return [self._merged(*parts) for parts in zip(sequences, trees, kept, shapes, strict=True)]
+        return [self._merged(*parts) for parts in zip(sequences, trees, kept, plans, strict=True)]
 
-    def _merged(self, sequence: Sequence, trees: list[DraftTree], kept: list[int], shape: TreeShape) -> DraftTree:
-        merged = merge(trees, shape.nodes, kept)
+    def _merged(self, sequence: Sequence, trees: list[DraftTree], kept: list[int], plan: Plan) -> DraftTree:
+        merged = merge(trees, plan.shape.nodes, kept)
         self._asked[sequence.id] = _numbers(trees, merged)
         return merged.tree
 

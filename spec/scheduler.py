@@ -22,6 +22,7 @@ from collections.abc import Callable
 from kvpaging import OutOfPages, PagePool, PrefixIndex
 from spec.budget import StepCost
 from spec.budget.budget import Budget
+from spec.budget.plan import Plan
 from spec.plain import PLAIN_EVERY, PlainPace
 from spec.sequence import Sequence
 from spec.step import StepPlan, Work
@@ -71,8 +72,8 @@ class Scheduler:
         works: list[Work] = []
         decoding = [s for s in self.running if not s.pending]
         plain = self._is_plain(decoding)
-        for sequence, shape in zip(decoding, self._shapes(decoding, plain), strict=True):
-            work = Work(sequence, 0, ROOT_ONLY) if plain else self._decode(sequence, shape, len(decoding))
+        for sequence, plan in zip(decoding, self._plans(decoding, plain), strict=True):
+            work = Work(sequence, 0, ROOT_ONLY) if plain else self._decode(sequence, plan, len(decoding))
             self._schedule(sequence, work, works)
         self._schedule_prefill(works)
         kept = [work for work in works if work.sequence not in self.preempted]
@@ -94,21 +95,21 @@ class Scheduler:
         most = sequence.most_levels
         return self.shape.limited(most).deepened(min(self.levels_of(sequence), most))
 
-    def _shapes(self, decoding: list[Sequence], plain: bool) -> list[TreeShape]:
+    def _plans(self, decoding: list[Sequence], plain: bool) -> list[Plan]:
         """What is to be drafted for each."""
         if self.budget is not None and not plain:
             return self.budget.plan(decoding)
-        return [self._shape_of(sequence) for sequence in decoding]
+        return [Plan(shape=self._shape_of(sequence)) for sequence in decoding]
 
-    def _decode(self, sequence: Sequence, shape: TreeShape, decoding: int) -> Work:
+    def _decode(self, sequence: Sequence, plan: Plan, decoding: int) -> Work:
         if not sequence.speculate:
             return Work(sequence, 0, ROOT_ONLY)
         if sequence.constraint is None:
-            return Work(sequence, 0, shape)
+            return Work(sequence, 0, plan.shape, plan=plan)
         most = MAX_NODES - 1
         if decoding > 1:  # the others should not wait for a long run of forced tokens, no more than for a prompt
             most = self.cost.chunk(decoding * self.shape.nodes, most)
-        return Work(sequence, 0, shape, sequence.constraint.forced(min(sequence.most_levels, most)))
+        return Work(sequence, 0, plan.shape, sequence.constraint.forced(min(sequence.most_levels, most)), plan)
 
     def _schedule_prefill(self, works: list[Work]) -> None:
         prefilling = [s for s in self.running if s.pending]

@@ -15,11 +15,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
+from spec.budget.plan import NO_PLAN, Plan
 from spec.commit import Run, emit
 from spec.constrain import Draft, Guarded, MaskThread, graft
 from spec.decide import Nodes, why_nothing
@@ -38,13 +39,15 @@ class Work:
 
     lead: committed tokens whose KV is computed first (a prefill chunk). shape: the tree to draft below the root; None
     when the chunk does not reach the root, so that nothing is drawn. A chunk that reaches it draws at the root only.
-    forced: tokens that the grammar leaves no choice about, a chain below the root beside what is drafted.
+    forced: tokens that the grammar leaves no choice about, a chain below the root beside what is drafted. plan: of the
+    budget, by whom the tree is drafted; one without shares leaves that to the engine's drafter.
     """
 
     sequence: Sequence
     lead: int
     shape: TreeShape | None
     forced: Many[int] = ()
+    plan: Plan = NO_PLAN
 
     @property
     def nodes(self) -> int:
@@ -54,7 +57,9 @@ class Work:
     @property
     def drafts(self) -> bool:
         """Whether the drafter is asked: not for what could only repeat the forced tokens."""
-        return self.shape is not None and not self.lead and self.shape.likely_levels > len(self.forced)
+        if self.shape is None or self.lead:
+            return False
+        return (self.plan if self.plan.shares else self.shape).likely_levels > len(self.forced)
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +127,15 @@ class Verdict:
         return cls(work, tree, drawn, run.taken, run.emitted, run.accepted, depths, forced, logprobs)
 
 
+@runtime_checkable
+class DraftsByPlan(Drafter, Protocol):
+    """Several drafters as one, each told by the budget's plan how much it drafts."""
+
+    def draft(self, sequences: Many[Sequence], plans: Many[Plan]) -> list[DraftTree]:
+        """A tree for each sequence, of all who share in it."""
+        ...
+
+
 class StepRunner(Protocol):
     """Runs steps: what the engine calls. A step is submitted and then collected; one at a time."""
 
@@ -149,6 +163,7 @@ class EagerRunner:
 
     def __init__(self, verifier: Verifier, drafter: Drafter | None) -> None:
         self.verifier, self.drafter = verifier, drafter
+        self._by_plan: DraftsByPlan | None = drafter if isinstance(drafter, DraftsByPlan) else None
         self._masks = MaskThread()
 
     def submit(self, plan: StepPlan) -> EagerTicket:
@@ -201,12 +216,18 @@ class EagerRunner:
 
     def _propose(self, works: list[Work]) -> list[DraftTree]:
         trees = [DraftTree.chain([work.sequence.tokens[-1]]) for work in works]
-        drafting = [(i, work.sequence, work.shape) for i, work in enumerate(works) if work.drafts and work.shape]
+        drafting = [index for index, work in enumerate(works) if work.drafts]
         if self.drafter is not None and drafting:
-            indices, sequences, shapes = zip(*drafting, strict=True)
-            for i, tree in zip(indices, self.drafter.propose(sequences, shapes), strict=True):
-                trees[i] = tree.within(self.verifier.vocab_size)
+            for index, tree in zip(drafting, self._drafted([works[index] for index in drafting]), strict=True):
+                trees[index] = tree.within(self.verifier.vocab_size)
         return trees
+
+    def _drafted(self, works: list[Work]) -> list[DraftTree]:
+        sequences = [work.sequence for work in works]
+        if self._by_plan is not None:
+            return self._by_plan.draft(sequences, [work.plan for work in works])
+        assert self.drafter is not None, "somebody drafts"
+        return self.drafter.propose(sequences, [work.shape for work in works if work.shape is not None])
 
     def _drawn(self, nodes: list[Nodes | None]) -> list[Drawn | None]:
         undrawn = [None if each is None else each.undrawn() for each in nodes]

@@ -18,7 +18,7 @@ from collections.abc import Sequence as Many
 from spec.budget.case import Case, begun, look
 from spec.budget.cost import StepCost
 from spec.budget.members import Member
-from spec.budget.mixed import Leader, Mixed, Why, levels_of
+from spec.budget.plan import NO_PLAN, Leader, Plan, Why, levels_of
 from spec.budget.planning import AHEAD, Planning
 from spec.budget.probes import Looks, Probes
 from spec.names import NONE, PREDICTION
@@ -26,7 +26,7 @@ from spec.observer import Observer
 from spec.sequence import Sequence
 from spec.step import Verdict
 from spec.trace import StepTrace
-from spec.tree import MAX_NODES, ROOT_ONLY, TreeShape
+from spec.tree import MAX_NODES, TreeShape
 
 #: Phases of a step that do not depend on who drafted.
 _OF_THE_TARGET = ("forward", "draw", "commit")
@@ -105,21 +105,21 @@ class Budget(Observer):
 
     # -- planning ------------------------------------------------------------------------------------------------
 
-    def plan(self, sequences: Many[Sequence]) -> list[TreeShape]:
+    def plan(self, sequences: Many[Sequence]) -> list[Plan]:
         """What is to be drafted for each of these sequences, all that decode in the next step."""
         able, last, self.leader.news = [s for s in sequences if s.speculate and s.most_levels > 0], self.why, ""
         looks = self._looks.due() or not self.timed or any(sequence.prediction for sequence in able)
         if not able:
-            self.why, shapes = None, {}
+            self.why, plans = None, {}
         elif last is not None and not (looks or last.ways[0].nodes) and len(last.ways[0].found) == len(able):
-            shapes = {sequence.id: Mixed.sharing((), last) for sequence in able}  # planning is in vain too
+            plans = {sequence.id: Plan(why=last) for sequence in able}  # planning is in vain too
         else:
             cases = [self._cases.setdefault(s.id, self._cases.get(s.id) or begun(s, self.members)) for s in able]
             look(able, cases, list(self.members.values()) if looks else ())
-            shapes = dict(zip((sequence.id for sequence in able), self._decide(able, cases), strict=True))
-        return [shapes.get(sequence.id, ROOT_ONLY) for sequence in sequences]
+            plans = dict(zip((sequence.id for sequence in able), self._decide(able, cases), strict=True))
+        return [plans.get(sequence.id, NO_PLAN) for sequence in sequences]
 
-    def _decide(self, able: Many[Sequence], cases: Many[Case]) -> list[Mixed]:
+    def _decide(self, able: Many[Sequence], cases: Many[Case]) -> list[Plan]:
         """For each of those that may draft."""
         seconds = self.cost.table(len(able), sum(len(s.tokens) for s in able), min(len(able), 4) * MAX_NODES)
         step = Planning.of(self._models, able, cases, seconds)
@@ -132,4 +132,4 @@ class Budget(Observer):
         self.leader.see(self.why)
         for name, member in self._models.items():
             member.idle = 0 if name == ways[0].model else member.idle + 1
-        return step.shapes(self.why, self.pinned)
+        return step.plans(self.why, self.pinned)

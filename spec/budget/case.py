@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from spec.budget.claims import Claims
 from spec.budget.found import NOTHING, Found
 from spec.budget.members import Member
-from spec.budget.mixed import levels_of, shares_of
+from spec.budget.plan import levels_of
 from spec.budget.weigh import Grove, Offer
 from spec.names import PREDICTION
 from spec.sequence import Sequence
@@ -57,7 +57,7 @@ class Case:
             self.found.learn(emitted)
             self.came = _PACE_KEPT * self.came + len(emitted)
             self.spent = _PACE_KEPT * self.spent + self.seconds
-        if not verdict.forced and not any(share.tree is not None for share in shares_of(verdict.work.shape)):
+        if not verdict.forced and not any(share.tree is not None for share in verdict.work.plan.shares):
             for part in tree.parts or (tree,):
                 if part.drafter in self.models and len(part) > 1:
                     promised = sum(tree.chances[1:]) if len(tree.chances) == len(tree) else verdict.accepted

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from spec.budget.case import Case
 from spec.budget.members import OPEN, Member
-from spec.budget.mixed import Mixed, Share, Why, shape_of
+from spec.budget.plan import Plan, Share, Why, shape_of
 from spec.budget.weigh import NO_TREE, Offer, Taken, weigh, weigh_pinned
 from spec.price import Price
 from spec.sequence import Sequence
@@ -53,11 +53,11 @@ class Planning:
     def _drafting(self, name: str, levels: float, nodes: float) -> float:
         return self.members[name].cost.seconds(levels, max(0.0, nodes - levels) + self.unread[name] / AHEAD)
 
-    def shapes(self, why: Why, pinned: TreeShape | None) -> list[Mixed]:
+    def plans(self, why: Why, pinned: TreeShape | None) -> list[Plan]:
         """What each sequence drafts of the way that was chosen."""
-        return [self._shape(index, why, pinned) for index in range(len(self.able))]
+        return [self._plan(index, why, pinned) for index in range(len(self.able))]
 
-    def _shape(self, index: int, why: Why, pinned: TreeShape | None) -> Mixed:
+    def _plan(self, index: int, why: Why, pinned: TreeShape | None) -> Plan:
         way, case, sequence, shares = why.ways[0], self.cases[index], self.able[index], []
         found, tree = way.found[index], way.trees[index] if way.trees else NO_TREE
         case.looked, case.seconds = found > 0, way.seconds
@@ -67,7 +67,7 @@ class Planning:
         if tree.levels:
             shape = self._open(way, index) if pinned is None else pinned
             shares.append(Share(way.model, shape.limited(sequence.most_levels)))
-        return Mixed.sharing(shares, why)
+        return Plan.of(shares, why)
 
     def _open(self, way: Taken, index: int) -> TreeShape:
         """A tree that grows as long as its levels and rows are worth their price."""

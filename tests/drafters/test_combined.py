@@ -16,7 +16,7 @@ from spec.budget import StepCost
 from spec.budget.budget import Budget
 from spec.budget.cost import DraftCost
 from spec.budget.members import Member
-from spec.budget.mixed import Mixed, Share
+from spec.budget.plan import Plan, Share
 from spec.noise import Noise
 from spec.price import Price
 from spec.protocols import FeatureRequest
@@ -82,17 +82,17 @@ def three() -> tuple[Budget, CombinedDrafter, dict[str, Parrot]]:
     return budget, CombinedDrafter(budget), parrots
 
 
-def mixed(row: float | None = None) -> Mixed:
+def mixed(row: float | None = None) -> Plan:
     """row: what each of the model's rows costs, in tokens."""
     price = None if row is None else Price(0.0, row * np.arange(33.0))
     asked = replace(TreeShape((2, 2)), price=price)
-    return Mixed.sharing([Share("looked", TreeShape.chain(2), LOOKED), Share("model", asked)])
+    return Plan.of([Share("looked", TreeShape.chain(2), LOOKED), Share("model", asked)])
 
 
 def test_one_tree_and_each_is_told_its_own_part_of_the_path() -> None:
     budget, combined, parrots = three()
     budget.plan([sequence()])
-    (tree,) = combined.propose([sequence()], [mixed()])
+    (tree,) = combined.draft([sequence()], [mixed()])
     assert tree.tokens.tolist() == [7, 3, 5, 4, 6]
     assert tree.sources == ("", "looked", "looked", "model", "model")
     assert parrots["model"].shapes == [TreeShape((2, 2))]
@@ -109,7 +109,7 @@ def test_one_tree_and_each_is_told_its_own_part_of_the_path() -> None:
 def test_nodes_of_a_model_that_are_not_worth_their_rows_are_cut_off(row: float, tokens: list[int]) -> None:
     """What was found was weighed already. However dear rows are, the model's likeliest node is seen: 3, found too."""
     _, combined, parrots = three()
-    (tree,) = combined.propose([sequence()], [mixed(row)])
+    (tree,) = combined.draft([sequence()], [mixed(row)])
     assert tree.tokens.tolist() == tokens
     assert [len(part) for part in tree.parts] == [3, 5], "of what is cut off it is still known that it was drafted"
     combined.committed(sequence(), [0, 1, tokens.index(6) if 6 in tokens else -1])
@@ -129,9 +129,8 @@ def test_a_request_that_names_one_is_drafted_for_by_no_other() -> None:
     budget, _, parrots = three()
     asked = sequence()
     asked.draft_method = "model"
-    (shape,) = budget.plan([asked])
-    assert isinstance(shape, Mixed)
-    assert {share.drafter for share in shape.shares} <= {"model"}
+    (plan,) = budget.plan([asked])
+    assert {share.drafter for share in plan.shares} <= {"model"}
     assert not parrots["looked"].shapes
     asked.id, asked.draft_method, asked.most_drafted = "t", "", 1
     budget.plan([asked])
@@ -152,8 +151,8 @@ def test_a_tree_stops_growing_where_a_level_is_not_worth_its_price() -> None:
 def test_what_is_cut_off_a_chain_is_still_known_to_have_been_drafted() -> None:
     _, combined, parrots = three()
     parrots["model"].tree = DraftTree.chain([7, 3, 6, 9], "model", (1.0, 0.9, 0.5, 0.1))
-    asked = Mixed.sharing([Share("model", replace(TreeShape.chain(3), price=Price(0.01, 0.3 * np.arange(33.0))))])
-    (tree,) = combined.propose([sequence()], [asked])
+    asked = Plan.of([Share("model", replace(TreeShape.chain(3), price=Price(0.01, 0.3 * np.arange(33.0))))])
+    (tree,) = combined.draft([sequence()], [asked])
     assert (tree.tokens.tolist(), tree.is_chain, tree.drafter) == ([7, 3, 6], True, "model")
     assert [len(part) for part in tree.parts] == [4]
     combined.committed(sequence(), [0, 1, 2])

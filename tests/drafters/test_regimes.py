@@ -19,6 +19,7 @@ from spec.budget import StepCost
 from spec.budget.budget import Budget
 from spec.budget.cost import DraftCost
 from spec.budget.members import Member
+from spec.budget.plan import Plan
 from spec.budget.probes import PROBING
 from spec.protocols import FeatureRequest
 from spec.sampling import SamplingParams
@@ -108,14 +109,14 @@ class Noted(Budget):
         super().__init__(members, CURVE, timed=False)
         self.steps: list[Step] = []
 
-    def plan(self, sequences: Sequence[Running]) -> list[TreeShape]:
-        shapes = super().plan(sequences)
+    def plan(self, sequences: Sequence[Running]) -> list[Plan]:
+        plans = super().plan(sequences)
         if self.why is not None:
             ms = self.why.weighed[0].ms
             way = self.why.ways[0]
             most = "model" if way.nodes > 2 * sum(way.found) else "lookup" if any(way.found) else "nobody"
             self.steps.append(Step(len(sequences[0].tokens), self.choice, self.why.probe, ms, most))
-        return shapes
+        return plans
 
 
 def wrote(
@@ -219,10 +220,10 @@ def test_news_come_with_reasons_and_not_at_every_step() -> None:
     told: list[str] = []
 
     class Heard(Noted):
-        def plan(self, sequences: Sequence[Running]) -> list[TreeShape]:
-            shapes = super().plan(sequences)
+        def plan(self, sequences: Sequence[Running]) -> list[Plan]:
+            plans = super().plan(sequences)
             told.append(self.leader.news)
-            return shapes
+            return plans
 
     budget = Heard([Member.looking(SuffixDrafter())])
     house = House(TableModel(0, WORDS), CombinedDrafter(budget), pages=600, max_model_len=2048, budget=budget)

@@ -20,7 +20,7 @@ from spec.budget import StepCost
 from spec.budget.budget import Budget
 from spec.budget.cost import DraftCost
 from spec.budget.members import RESTING, Member
-from spec.budget.mixed import Mixed, Share, shape_of, shares_of
+from spec.budget.plan import NO_PLAN, Plan, Share, shape_of
 from spec.engine import Engine
 from spec.price import Price
 from spec.protocols import Drafter
@@ -49,21 +49,21 @@ class Reckless(Budget):
         self._seed, self._planned = seed, 0
         self.made: Counter[str] = Counter()
 
-    def plan(self, sequences: Sequence[Running]) -> list[TreeShape]:
+    def plan(self, sequences: Sequence[Running]) -> list[Plan]:
         super().plan(sequences)
         self._planned += 1
         for name, member in self.members.items():  # at random too: a prompt is shown to it, or left for later
             member.idle = random.Random(f"{self._seed}/{self._planned}/{name}").choice((0, 2 * RESTING))
         return [self._random(sequence) for sequence in sequences]
 
-    def _random(self, sequence: Running) -> TreeShape:
+    def _random(self, sequence: Running) -> Plan:
         rng = random.Random(f"{self._seed}/{sequence.id}/{len(sequence.tokens)}")
         levels = min(MOST.levels, sequence.most_levels)
         if levels <= 0 or not sequence.speculate:
-            return Mixed.sharing(())
+            return NO_PLAN
         chosen = rng.sample(list(self.members), rng.choice((0, 1, 1, 2, 3)))
         self.made["+".join(sorted(chosen))] += 1
-        return Mixed.sharing([self._share(rng, sequence, self.members[name], levels) for name in chosen])
+        return Plan.of([self._share(rng, sequence, self.members[name], levels) for name in chosen])
 
     def _share(self, rng: random.Random, sequence: Running, member: Member, levels: int) -> Share:
         depth = rng.randint(1, levels)
@@ -182,4 +182,3 @@ def test_as_it_chooses_itself(pair, family) -> None:
     assert_same(texts, actual)
     statistics = [text.statistics for text in actual.values() if text.statistics]
     assert sum(one.accepted for one in statistics) > 0.5 * sum(one.steps for one in statistics)
-    assert shares_of(None) == ()

@@ -11,7 +11,7 @@ from spec.budget import StepCost
 from spec.budget.budget import Budget
 from spec.budget.cost import DraftCost
 from spec.budget.members import OPEN, Member, Promises
-from spec.budget.mixed import shares_of
+from spec.budget.plan import Plan
 from spec.step import Verdict, Work
 from spec.trace import StepTrace
 from spec.tree import DraftTree, TreeShape
@@ -30,17 +30,16 @@ class Steps:
         self.budget = Budget([Member.looking(self.looked), self.model], cost, timed=False)
         self.combined, self.one = CombinedDrafter(self.budget), sequence()
 
-    def step(self, tokens: list[int], accepted: int, forced: int = 0) -> tuple[TreeShape, DraftTree]:
+    def step(self, tokens: list[int], accepted: int, forced: int = 0) -> tuple[Plan, DraftTree]:
         """One in which these tokens come, the first so many of them nodes that were verified."""
-        (shape,) = self.budget.plan([self.one])
-        (tree,) = self.combined.propose([self.one], [shape])
+        (plan,) = self.budget.plan([self.one])
+        (tree,) = self.combined.draft([self.one], [plan])
         self.one.tokens.extend(tokens)
         depths = tree.depths.tolist()[1:]
-        verdict = Verdict(
-            Work(self.one, 0, shape), tree, emitted=tokens, accepted=accepted, depths=depths, forced=forced
-        )
+        work = Work(self.one, 0, plan.shape, plan=plan)
+        verdict = Verdict(work, tree, emitted=tokens, accepted=accepted, depths=depths, forced=forced)
         self.budget.stepped(STEP, [verdict])
-        return shape, tree
+        return plan, tree
 
 
 def moved(tree: tuple[float, ...]) -> list[float]:
@@ -54,8 +53,8 @@ def free() -> Steps:
 
 
 def test_a_tree_that_grew_shows_what_its_nodes_promised(free: Steps) -> None:
-    shape, tree = free.step([3, 6, 1], 2)
-    assert shape.widths == OPEN.widths
+    plan, tree = free.step([3, 6, 1], 2)
+    assert plan.shape.widths == OPEN.widths
     assert len(tree) == len(MODEL)
     assert free.model.promises.brings == pytest.approx(moved((sum(MODEL.chances[1:]), len(MODEL) - 1, 2)))
     before = free.model.promises.kept
@@ -92,18 +91,18 @@ def test_beside_found_nodes_a_tree_shows_nothing_of_how_it_does_alone(free: Step
     free.step([3, 6, 1], 2)
     known, kept = free.model.promises.brings, free.model.promises.kept
     free.looked.tree = replace(LOOKED, drafter="looked")
-    shape, _ = free.step([9], 0)
-    assert [share.drafter for share in shares_of(shape)] == ["looked", "model"]
+    plan, _ = free.step([9], 0)
+    assert [share.drafter for share in plan.shares] == ["looked", "model"]
     assert (free.model.promises.brings, free.model.promises.kept) == (known, kept)
 
 
 def test_a_model_does_not_draft_what_a_grammar_forces_for_free(free: Steps) -> None:
     free.step([3, 6, 1], 2)
-    (shape,) = free.budget.plan([free.one])
-    assert shape.levels == OPEN.levels
-    assert shape.likely_levels == 2
-    assert Work(free.one, 0, shape, forced=[1]).drafts
-    assert not Work(free.one, 0, shape, forced=[1, 2]).drafts
+    (plan,) = free.budget.plan([free.one])
+    assert plan.shape.levels == OPEN.levels
+    assert plan.likely_levels == 2
+    assert Work(free.one, 0, plan.shape, [1], plan).drafts
+    assert not Work(free.one, 0, plan.shape, [1, 2], plan).drafts
 
 
 def test_a_step_of_another_plan_says_nothing_of_what_was_found(free: Steps) -> None:

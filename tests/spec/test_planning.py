@@ -13,11 +13,11 @@ from spec.budget import StepCost
 from spec.budget.budget import Budget
 from spec.budget.cost import DraftCost
 from spec.budget.members import RESTING, Member
-from spec.budget.mixed import Mixed, Share
+from spec.budget.plan import NO_PLAN, Plan, Share
 from spec.sequence import Sequence
 from spec.step import Verdict, Work
 from spec.trace import StepTrace
-from spec.tree import ROOT_ONLY, DraftTree, TreeShape
+from spec.tree import DraftTree, TreeShape
 from tests.drafters.test_combined import LOOKED, MODEL, Parrot, sequence
 
 FLAT = ([1, 64], [1.0, 1.0])
@@ -46,7 +46,7 @@ def budget_of(*members: Member, timed: bool = False, pinned: TreeShape | None = 
 
 
 def came(
-    one: Sequence, shape: TreeShape, tree: DraftTree, tokens: list[int], accepted: int, **seconds: float
+    one: Sequence, plan: Plan, tree: DraftTree, tokens: list[int], accepted: int, /, **seconds: float
 ) -> tuple[StepTrace, list[Verdict]]:
     """A step of this shape in which these tokens came."""
     one.tokens.extend(tokens)
@@ -54,12 +54,11 @@ def came(
         number=0, rows=len(tree), sequences=1, prefill_rows=0, drafted=0, accepted=accepted, emitted=0, seconds=seconds
     )
     depths = tree.depths.tolist()[1:]
-    return trace, [Verdict(Work(one, 0, shape), tree, emitted=tokens, accepted=accepted, depths=depths)]
+    return trace, [Verdict(Work(one, 0, plan.shape, plan=plan), tree, emitted=tokens, accepted=accepted, depths=depths)]
 
 
-def model_share(shape: TreeShape) -> Share:
-    assert isinstance(shape, Mixed)
-    return next(share for share in shape.shares if share.drafter == "model")
+def model_share(plan: Plan) -> Share:
+    return next(share for share in plan.shares if share.drafter == "model")
 
 
 def test_the_pace_of_two_is_what_both_bring() -> None:
@@ -67,9 +66,9 @@ def test_the_pace_of_two_is_what_both_bring() -> None:
     budget, one = budget_of(Member.looking(Picky("looked", LOOKED))), sequence()
     other = replace(one, id="other", tokens=[1, 7])
     for _ in range(30):
-        shapes = budget.plan([one, other])
-        trace, first = came(one, shapes[0], LOOKED, [3, 5, 7], 2)
-        _, second = came(other, shapes[1], DraftTree.chain([7]), [9], 0)
+        plans = budget.plan([one, other])
+        trace, first = came(one, plans[0], LOOKED, [3, 5, 7], 2)
+        _, second = came(other, plans[1], DraftTree.chain([7]), [9], 0)
         budget.stepped(trace, [*first, *second])
     assert sum(case.pace(1.0) for case in budget._cases.values()) == pytest.approx(3.0 + 1.0, rel=0.02)
 
@@ -79,7 +78,7 @@ def test_a_pinned_shape_is_drafted_by_the_best_and_tells_of_the_others() -> None
     budget = budget_of(Member.looking(Parrot("looked", LOOKED)), model(seconds=50.0), pinned=shape)
     for _ in range(20):
         (planned,) = budget.plan([sequence()])
-        assert planned.widths == shape.widths
+        assert planned.shape.widths == shape.widths
         assert budget.choice == "looked"
         assert budget.why is not None
         assert [way.model for way in budget.why.ways] == ["", "model", ""]
@@ -93,7 +92,7 @@ def test_what_must_be_read_is_shared_out_among_the_steps_to_come() -> None:
     nodes, levels = way.trees[0].nodes, way.trees[0].levels
     assert way.seconds == pytest.approx(1.0 + 0.1 + 0.1 * levels + 0.01 * (nodes - levels + 64 / 16))
     one.limit = len(one.tokens) + 1
-    assert budget.plan([one]) == [ROOT_ONLY], "there is no room for a draft"
+    assert budget.plan([one]) == [NO_PLAN], "there is no room for a draft"
 
 
 def test_a_model_that_was_not_the_best_for_long_is_at_rest() -> None:
@@ -111,8 +110,8 @@ def test_a_model_at_rest_is_cheaper_where_the_machine_has_become_faster() -> Non
     budget, one = budget_of(member, timed=True), sequence()
     one.limit = 1000
     for _ in range(300):
-        (shape,) = budget.plan([one])
-        budget.stepped(*came(one, shape, DraftTree.chain([7]), [9], 0, plan=0.0, forward=0.5))
+        (plan,) = budget.plan([one])
+        budget.stepped(*came(one, plan, DraftTree.chain([7]), [9], 0, plan=0.0, forward=0.5))
     assert member.cost.slower < 0.75
 
 
@@ -121,8 +120,8 @@ def test_what_a_draft_takes_corrects_its_price() -> None:
     budget, one = budget_of(member, timed=True), sequence()
     one.limit = 1000
     for _ in range(200):
-        (shape,) = budget.plan([one])
-        budget.stepped(*came(one, shape, MODEL, [3, 6, 1], 2, propose=0.9, forward=1.0))
+        (plan,) = budget.plan([one])
+        budget.stepped(*came(one, plan, MODEL, [3, 6, 1], 2, propose=0.9, forward=1.0))
     assert member.cost.seconds(2, 2) == pytest.approx(0.9, rel=0.05)
 
 
@@ -131,10 +130,9 @@ def test_where_looking_is_dear_and_vain_a_step_without_drafts_is_not_planned_ane
     budget, one = budget_of(Member.looking(Parrot("looked", DraftTree.chain([7]))), model(50.0), timed=True), sequence()
     one.limit, whys = 10_000, []
     for _ in range(200):
-        (shape,) = budget.plan([one])
-        assert isinstance(shape, Mixed)
-        assert (shape.levels, shape.why, budget.choice) == (0, budget.why, "none")
-        budget.stepped(*came(one, shape, DraftTree.chain([7]), [9], 0, plan=0.3, forward=1.0))
+        (plan,) = budget.plan([one])
+        assert (plan.shape.levels, plan.why, budget.choice) == (0, budget.why, "none")
+        budget.stepped(*came(one, plan, DraftTree.chain([7]), [9], 0, plan=0.3, forward=1.0))
         whys.append(budget.why)
     repeated = [why is before for before, why in pairwise(whys)]
     assert not any(repeated[:3])
@@ -148,16 +146,16 @@ def test_a_model_that_drafts_is_planned_for_in_every_step() -> None:
     budget, one = budget_of(Member.looking(Parrot("looked", DraftTree.chain([7]))), model(), timed=True), sequence()
     one.limit = 10_000
     for _ in range(60):
-        (shape,) = budget.plan([one])
-        assert shape.levels > 0
-        budget.stepped(*came(one, shape, MODEL, [3, 6, 1], 2, plan=0.3, propose=0.3, forward=1.0))
+        (plan,) = budget.plan([one])
+        assert plan.shape.levels > 0
+        budget.stepped(*came(one, plan, MODEL, [3, 6, 1], 2, plan=0.3, propose=0.3, forward=1.0))
 
 
 def test_who_may_not_draft_is_not_asked_and_its_neighbour_is() -> None:
     budget, one = budget_of(model()), sequence()
     mine, other = budget.plan([one, replace(one, id="other", speculate=False)])
-    assert mine.levels > 0
-    assert other == ROOT_ONLY
+    assert mine.shape.levels > 0
+    assert other == NO_PLAN
 
 
 def test_rows_planned_for_others_make_those_of_one_dearer_and_its_level_cheaper() -> None:

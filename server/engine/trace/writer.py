@@ -11,7 +11,6 @@ import foresay
 from server.engine.trace.lines import Lines
 from server.engine.trace.records import VERSION, Begin, Choice, Cut, End, Part, Record, Start, Step
 from spec.budget import StepCost
-from spec.budget.mixed import Mixed
 from spec.observer import Observer
 from spec.request import EngineInfo
 from spec.sequence import Sequence
@@ -125,9 +124,7 @@ class TraceWriter(Observer):
 def _choice(verdicts: Many[Verdict]) -> Choice | None:
     """What the budget weighed, which is the same for all sequences of a step."""
     for verdict in verdicts:
-        shape = verdict.work.shape
-        if isinstance(shape, Mixed) and shape.why is not None:
-            why = shape.why
+        if (why := verdict.work.plan.why) is not None:
             weighed = [(one.drafter, one.nodes, round(one.tokens, 3), round(one.ms, 3)) for one in why.weighed]
             return Choice(drafter=why.choice, probe=why.probe, weighed=weighed)
     return None

@@ -1,4 +1,4 @@
-"""What one sequence's tree is asked of: drafters by name, how much of each, and why. A plain value: whoever routes it
+"""What one sequence's tree is asked of: drafters by name, how much of each, and why. A plain value: whoever sees to it
 (:mod:`drafters.combined`) needs nothing else.
 """
 
@@ -6,13 +6,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence as Many
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import zip_longest
 
 from spec.budget.weigh import Taken
 from spec.names import NONE, together
 from spec.trace import NOT_PAYING, Weighed
-from spec.tree import MAX_NODES, DraftTree, TreeShape
+from spec.tree import MAX_NODES, ROOT_ONLY, DraftTree, TreeShape
 
 #: What one step counts among the last ones, and by how much a new leader must be ahead.
 _STEP, _AHEAD = 1 / 64, 0.2
@@ -77,41 +77,32 @@ class Leader:
 
 
 @dataclass(frozen=True, slots=True)
-class Mixed(TreeShape):
-    """A shape that says who drafts it, and why."""
+class Plan:
+    """What is to be drafted for one sequence. shares: by whom, and how much of each. shape: what they have room in, as
+    far as a tree may have nodes."""
 
     shares: tuple[Share, ...] = ()
     why: Why | None = None
+    shape: TreeShape = ROOT_ONLY
 
     @classmethod
-    def sharing(cls, shares: Many[Share], why: Why | None = None) -> Mixed:
-        """The shape that has room for all of them, as far as a tree may have nodes."""
-        if len(shares) == 1:
-            return cls(shares[0].shape.widths, shares=tuple(shares), why=why)
+    def of(cls, shares: Many[Share], why: Why | None = None) -> Plan:
+        """With room for all of them."""
         widths, left = [], MAX_NODES - 1
         for column in zip_longest(*(share.shape.widths for share in shares), fillvalue=0):
             width = min(sum(column), left)
             if width:
                 widths.append(width)
             left -= width
-        return cls(tuple(widths), shares=tuple(shares), why=why)
+        return cls(tuple(shares), why, TreeShape(tuple(widths)))
 
     @property
     def likely_levels(self) -> int:
         """Levels that are expected to be drafted."""
         return max((share.shape.likely_levels for share in self.shares), default=0)
 
-    def limited(self, levels: int) -> TreeShape:
-        """The shape cut to at most ``levels`` levels."""
-        if levels >= self.levels:
-            return self
-        shares = [replace(share, shape=share.shape.limited(levels)) for share in self.shares]
-        return Mixed.sharing([share for share in shares if share.shape.levels], self.why)
 
-
-def shares_of(shape: TreeShape | None) -> tuple[Share, ...]:
-    """Who drafts a shape; empty for one that does not say."""
-    return shape.shares if isinstance(shape, Mixed) else ()
+NO_PLAN = Plan()
 
 
 def shape_of(tree: DraftTree) -> TreeShape:
