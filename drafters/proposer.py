@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence as Many
 
 import numpy as np
-import torch
 
 from drafters.calibration import Calibration, kind_of
 from drafters.growth import Growth, Plan, levels
@@ -13,8 +12,7 @@ from drafters.levels import TreeDrafter
 from spec.protocols import Drafter, FeatureRequest
 from spec.sequence import Sequence
 from spec.tree import DraftTree, TreeShape
-from verifier.graphs.plain import FromHost
-from verifier.graphs.proposer import DeviceTree, Proposer, Taken
+from verifier.graphs.proposer import DeviceTree, Taken
 from verifier.graphs.state import StepState
 
 _UNKNOWN = np.array([np.nan])
@@ -25,8 +23,6 @@ class Drafts:
 
     vocab_size: the target's.
     """
-
-    host: bool = False
 
     def __init__(self, drafter: TreeDrafter, shape: TreeShape, sequences: int, vocab_size: int) -> None:
         self.drafter, self.shape, self.name = drafter, drafter.limited(shape), drafter.name
@@ -59,11 +55,9 @@ class Drafts:
         _learn(self.drafter.calibration, sequence, tree, path)
 
 
-def proposer_of(drafter: Drafter, shape: TreeShape, sequences: int, vocab_size: int, device: torch.device) -> Proposer:
-    """Whoever drafts, inside captured steps of so many sequences: on the device, or on the host before each step."""
-    if isinstance(drafter, TreeDrafter):
-        return Drafts(drafter, shape, sequences, vocab_size)
-    return FromHost(drafter.name, shape, sequences, device)
+def on_device(drafter: Drafter | None) -> TreeDrafter | None:
+    """A drafter that can be captured with the step; None for one that drafts on the host, and for nobody."""
+    return drafter if isinstance(drafter, TreeDrafter) else None
 
 
 def _learn(calibration: Calibration, sequence: Sequence, tree: DraftTree, path: list[int]) -> None:

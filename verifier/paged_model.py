@@ -55,8 +55,11 @@ class PagedModel:
         self.max_positions = max_positions
 
     def capture(self, features: FeatureRequest | None, sizes: Many[Sizes], capture: Capture) -> Iterator[None]:
-        """Capture passes of these sizes, the smallest first; stops after each. A CPU does so when they are needed."""
-        passes = self._replayed.setdefault(features, [])
+        """Capture passes of these sizes, the smallest first, in the place of others; stops after each.
+
+        A CPU does so when they are needed.
+        """
+        passes = self._replayed[features] = []
         for each in sizes:
             passes.append(ReplayedPass(self.decoder, self.store, features, each, capture))
             yield

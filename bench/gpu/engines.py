@@ -16,7 +16,7 @@ from drafters.draft_model import DraftModelDrafter
 from drafters.eagle import EagleDrafter
 from drafters.medusa import MedusaDrafter
 from drafters.ngram import NgramDrafter
-from drafters.proposer import proposer_of
+from drafters.proposer import Drafts, on_device
 from kvpaging import PagePool
 from spec.budget import StepCost
 from spec.engine import Engine
@@ -28,7 +28,7 @@ from spec.scheduler import Scheduler
 from spec.step import EagerRunner
 from spec.trace import Statistics
 from spec.tree import ROOT_ONLY, TreeShape
-from verifier.graphs.buckets import MakeProposer, buckets
+from verifier.graphs.buckets import MakeProposer, buckets, passes
 from verifier.graphs.capture import Capture, CudaGraphs, Direct
 from verifier.graphs.runner import GraphRunner
 from verifier.graphs.step import Drawing, drawn_tokens
@@ -81,8 +81,14 @@ class Bench:
         shape = ROOT_ONLY if drafter is None else tree
         eager = EagerRunner(self.target, drafter)
         runner: GraphRunner | EagerRunner = eager
-        if graphs:
-            capture: Capture = CudaGraphs() if self.device.cuda else Direct
+        whole = graphs and on_device(drafter) is drafter
+        capture: Capture = CudaGraphs() if self.device.cuda else Direct
+        tokens, page_size = pages * self.pool.page_size, self.pool.page_size
+        for _ in self.target.capture(
+            None, passes(max_seqs, tokens, page_size) if graphs and not whole else [], capture
+        ):
+            pass
+        if whole:
             sizes = [size for size in (1, 2, 4) if size < 2 * max_seqs]
             made = buckets(self.target, self._proposers(drafter, shape), capture, (sizes, [pages]), draw)
             runner = GraphRunner(eager, dict(made))
@@ -101,7 +107,9 @@ class Bench:
         """Whoever drafts, inside captured steps of so many sequences."""
         if drafter is None:
             return lambda size: None
-        return lambda size: proposer_of(drafter, shape, size, self.target.vocab_size, self.device.torch)
+        captured = on_device(drafter)
+        assert captured is not None, "who drafts on the host is not captured"
+        return lambda size: Drafts(captured, shape, size, self.target.vocab_size)
 
     def _info(self, name: str, shape: TreeShape, max_seqs: int) -> EngineInfo:
         return EngineInfo(

@@ -9,7 +9,7 @@ import torch
 
 from drafters.combined import united
 from drafters.levels import TreeDrafter
-from drafters.proposer import proposer_of
+from drafters.proposer import Drafts, on_device
 from drafters.routed import configured
 from kvpaging import OutOfPages, PagePool, PageTable
 from server.engine.drafters.entry import Pass
@@ -46,9 +46,8 @@ def capture_passes(
     sizes = passes(max_seqs, longest + MAX_NODES, pool.page_size)
     for number, _ in enumerate(verifier.capture(needs, sizes, capture), start=1):
         say("capturing passes", number / len(sizes))
-    for drafter in drafters:
-        if isinstance(drafter, TreeDrafter):
-            drafter.capture = capture
+    for captured in filter(None, map(on_device, drafters)):
+        captured.capture = capture
 
 
 def runner_of(
@@ -60,10 +59,10 @@ def runner_of(
     say: Callable[..., None],
 ) -> StepRunner:
     """Who runs the steps. Where they are always the same, whole ones are captured too, of up to four sequences, and
-    launched one ahead of the host; where a budget chooses, or the host reads features, the host comes in between."""
-    parts, drafter, shape = EagerRunner(verifier, drafting.drafter), drafting.drafter, drafting.shape
-    made_by = configured(drafter)
-    if drafting.budget is not None or (made_by is not None and made_by.needs and not isinstance(made_by, TreeDrafter)):
+    launched one ahead of the host; where a budget chooses, or the host drafts, it comes in between."""
+    parts, asked, shape = EagerRunner(verifier, drafting.drafter), configured(drafting.drafter), drafting.shape
+    drafter = on_device(asked)
+    if drafting.budget is not None or drafter is not asked:
         return parts
     page_size = verifier.store.pool.page_size
     tables, counts = widths(longest + 2 * shape.nodes + 1, page_size), sizes(max_seqs)
@@ -80,12 +79,11 @@ def capture_of(graphs: bool) -> Capture:
     return CudaGraphs() if graphs else Direct
 
 
-def proposer(drafter: Drafter | None, shape: TreeShape, sequences: int, verifier: PagedModel) -> Proposer | None:
+def proposer(drafter: TreeDrafter | None, shape: TreeShape, sequences: int, verifier: PagedModel) -> Proposer | None:
     """Who drafts inside a captured step; None if nobody does."""
-    drafter = configured(drafter)
     if drafter is None or not shape.levels:
         return None
-    return proposer_of(drafter, shape, sequences, verifier.vocab_size, verifier.decoder.device)
+    return Drafts(drafter, shape, sequences, verifier.vocab_size)
 
 
 def _warm(run: Pass, pool: PagePool, most: int) -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from drafters.draft_model import DraftModelDrafter
-from drafters.proposer import proposer_of
+from drafters.levels import TreeDrafter
+from drafters.proposer import Drafts
 from kvpaging import PagePool, PrefixIndex
 from spec.budget import StepCost
 from spec.engine import Engine
@@ -54,8 +55,8 @@ def captured_engine(
     def proposer(size: int) -> Proposer | None:
         if proposing is None or not shape.levels:
             return None
-        found = proposer_of(proposing, shape, size, verifier.vocab_size, pair.target.device)
-        return found if found.host else wrap(found)
+        assert isinstance(proposing, TreeDrafter), "others draft on the host"
+        return wrap(Drafts(proposing, shape, size, verifier.vocab_size))
 
     longest = info.max_model_len + 2 * shape.nodes + 1
     made = buckets(verifier, proposer, capture, (sizes(max_seqs), widths(longest, page_size)))

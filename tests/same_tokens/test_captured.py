@@ -9,14 +9,12 @@ import pytest
 import torch
 
 from drafters.draft_model import DraftModelDrafter
-from drafters.ngram import NgramDrafter
 from kvpaging import PagePool
 from spec.protocols import Drafter
 from spec.tree import ROOT_ONLY, TreeShape
 from tests.same_tokens.captured import captured_engine, draft_model, run_freely
 from tests.same_tokens.models import Pair, paged
-from tests.same_tokens.proposers import RandomTrees
-from tests.same_tokens.runs import TEMPLATE, assert_same, jobs_of, whole
+from tests.same_tokens.runs import TEMPLATE, assert_same, jobs_of
 from tests.same_tokens.witness import Text
 from tests.spec.grammars import Automaton
 from verifier.graphs.runner import GraphRunner
@@ -117,23 +115,6 @@ def test_plain_steps_between(pair) -> None:
     made = pair("llama3", layers=2)
     _, texts = check(made, draft_model(made), TreeShape.chain(4), plain_every=3, max_tokens=30)
     assert accepted(texts) > 10
-
-
-@pytest.mark.parametrize("drafter", ["ngram", "garbage", "truth"])
-def test_trees_from_the_host(pair, drafter) -> None:
-    made = pair("llama3", layers=2)
-    known = whole(jobs_of(made.vocab_size, LENGTHS, 14), expected(made))
-
-    def make(pool: PagePool) -> Drafter:
-        if drafter == "ngram":
-            return NgramDrafter(shortest=1)
-        return RandomTrees(made.vocab_size, known=known if drafter == "truth" else None)
-
-    runner, texts = check(made, make, TreeShape.parse("2,4,4,3"))
-    assert runner.counts["launched"] >= 5
-    assert runner.counts["dropped"] == 0
-    if drafter == "truth":
-        assert accepted(texts) > 10
 
 
 def test_a_step_runs_ahead_and_few_are_dropped(pair) -> None:

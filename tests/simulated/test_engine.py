@@ -60,15 +60,15 @@ def texts(engine: Engine) -> dict[str, list[int]]:
         ("none", None, True),
         ("eagle3", "3,2,1", True),
         ("suffix,eagle3,draft_model", None, False),
-        ("tests.same_tokens.customs:Random", "3,2,1", True),
-        ("tests.same_tokens.customs:Rubbish", "3,2,1", True),
+        ("tests.same_tokens.customs:Random", "3,2,1", False),
+        ("tests.same_tokens.customs:Rubbish", "3,2,1", False),
         ("tests.same_tokens.customs:Reading", "3,2,1", False),
     ],
 )
 def test_the_same_tokens_as_on_the_cpu(draft, tree, whole, monkeypatch) -> None:
     """fp32 leaves no close calls here: a token that differs was drawn from something else.
 
-    whole: whether its steps are captured whole; else each in parts, chosen by the budget as on a CPU.
+    whole: whether its steps are captured whole; else each in parts.
     """
     config = EngineConfig(
         draft=draft, draft_tree=tree, dtype="float32", device="cpu", max_seqs=2, max_model_len=128, kv_tokens=256

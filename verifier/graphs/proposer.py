@@ -58,14 +58,13 @@ class Proposer(Protocol):
     """Whoever proposes inside a captured step.
 
     shape: of its trees, always the same. needs: what it reads of the target. reach: how much of a text's end it reads,
-    the root among it. host: whether the trees are made by the host beforehand, so that no step can run ahead.
+    the root among it.
     """
 
     name: str
     shape: TreeShape
     needs: FeatureRequest | None
     reach: int
-    host: bool
 
     def propose(self, state: StepState) -> DeviceTree:
         """Captured: a tree below every root. Rows of its own go to slots past ``state.lengths``."""

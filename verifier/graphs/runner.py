@@ -21,7 +21,6 @@ from spec.constrain import Guarded
 from spec.sequence import Sequence
 from spec.step import EagerRunner, StepPlan, Ticket, Verdict, Work
 from spec.trace import Stopwatch
-from spec.tree import DraftTree
 from verifier.graphs.buckets import Bucket, Captured
 from verifier.graphs.capture import fetched
 from verifier.graphs.launched import (
@@ -34,7 +33,6 @@ from verifier.graphs.launched import (
     reach,
     reserved,
 )
-from verifier.graphs.plain import FromHost
 from verifier.graphs.state import Joined, write
 from verifier.graphs.step import Outcome, seen
 
@@ -145,8 +143,6 @@ class GraphRunner:
         last = self._last
         if last is None or last.captured.state is not state or not last.knows(sequences):
             state.join([Joined(s.table.pages, s.table.length, s.tokens, s.sampling, s.noise.seed) for s in sequences])
-        if isinstance(captured.proposer, FromHost):
-            captured.proposer.write(self._drafted(works, captured))
         return self._launch(captured, sequences)
 
     def _launch(self, captured: Captured, sequences: list[Sequence]) -> Launched:
@@ -172,20 +168,13 @@ class GraphRunner:
     def _may_run_ahead(self, launched: Launched) -> bool:
         """Whether the step behind this one can be launched now, and its pages are there."""
         captured, sequences = launched.captured, launched.sequences
-        if not self.run_ahead or captured.proposer.host or sequences[0].constraint is not None:
+        if not self.run_ahead or sequences[0].constraint is not None:
             return False
         if any(s.most_levels <= captured.proposer.shape.levels for s in sequences):
             return False  # this step may be the text's last
         if between_drafts(captured, sequences):
             return False
         return reserved(sequences, kept_rows(captured)) or reserved(sequences, reach(captured))
-
-    def _drafted(self, works: list[Work], captured: Captured) -> list[DraftTree]:
-        """The trees of a lookup drafter."""
-        drafter = self.eager.drafter
-        assert drafter is not None, "somebody drafts on the host"
-        trees = drafter.propose([work.sequence for work in works], [work.shape for work in works if work.shape])
-        return [tree.within(self.verifier.vocab_size) for tree in trees]
 
     def _commit(self, launched: Launched, index: int, work: Work, outcome: Outcome) -> Verdict:
         sequence, proposer = work.sequence, launched.captured.proposer
@@ -194,6 +183,4 @@ class GraphRunner:
         sequence.table.commit(len(run.path))
         self.verifier.committed(sequence.table)
         proposer.collected(sequence, tree, run.path)
-        if proposer.host and self.eager.drafter is not None and run.path:
-            self.eager.drafter.committed(sequence, run.path)
         return Verdict.of(work, tree, drawn.tokens, run)
