@@ -10,9 +10,76 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from server.gateway.bucket import Bucket
-from server.gateway.pace import Pace
 from server.schemas.errors import RateLimited, Unauthorized
+
+# -- how soon the next request will be done ----------------------------------------------------------------------------
+
+
+#: A client is not sent away for longer than this: the guess is rough, and OpenAI's clients ignore more than a minute.
+LONGEST = 60
+
+
+class Pace:
+    """The mean time requests spend here, recent ones counting more."""
+
+    def __init__(self, weight: float = 0.2) -> None:
+        self._weight = weight
+        self._mean: float | None = None
+
+    def finished(self, seconds: float) -> None:
+        """A request is done that was here for ``seconds``, waiting included."""
+        self._mean = seconds if self._mean is None else self._mean + self._weight * (seconds - self._mean)
+
+    def retry_after(self, present: int) -> int:
+        """Whole seconds until one of the ``present`` requests is likely to be done.
+
+        By Little's law: requests leave at the rate present / mean time here. 1 while nothing is known.
+        """
+        if self._mean is None or present < 1:
+            return 1
+        return max(1, min(LONGEST, math.ceil(self._mean / present)))
+
+
+# -- a token bucket ----------------------------------------------------------------------------------------------------
+
+
+#: Time is a float: a bucket asked exactly when it should be full enough must not be a rounding error short.
+_SLACK = 1e-6
+
+
+class Bucket:
+    """Holds up to ``per_minute`` and fills by as much a minute.
+
+    What is spent may be more than what is left (the length of an answer is known when it has been given): the bucket
+    then owes, and nothing can be had until it has filled up again. So over any time *t* in minutes no more than
+    ``per_minute * (1 + t)`` is spent, and what was under way when it ran dry.
+    """
+
+    def __init__(self, per_minute: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self.per_minute = per_minute
+        self._clock = clock
+        self._level, self._at = float(per_minute), clock()
+
+    @property
+    def level(self) -> float:
+        """What can be had now; below zero what is owed."""
+        passed = max(0.0, self._clock() - self._at)
+        return min(float(self.per_minute), self._level + passed * self.per_minute / 60)
+
+    def holds(self, amount: float) -> bool:
+        """Whether ``amount`` can be had now."""
+        return self.level + _SLACK >= amount
+
+    def spend(self, amount: float) -> None:
+        """Take ``amount``, held or not."""
+        self._level, self._at = self.level - amount, self._clock()
+
+    def seconds_until(self, amount: float) -> float:
+        """How long until ``amount`` can be had if nothing is spent meanwhile; no more than ``per_minute`` ever can."""
+        return max(0.0, min(amount, self.per_minute) - self.level) * 60 / self.per_minute
+
+
+# -- how much one caller may ask for -----------------------------------------------------------------------------------
 
 Positive = Annotated[int, Meta(ge=1)]
 

@@ -14,12 +14,11 @@ import msgspec
 
 from server.engine.generation import MOST_PENDING_TOKENS, Generation, TokenEngine
 from server.engine.status import EngineStatus, unavailable
-from server.gateway.admission import admitted
-from server.gateway.pace import Pace
+from server.gateway.allowance import Pace
+from server.gateway.caller import admitted
 from server.gateway.share import Shared
 from server.host.deadlines import deadlines
-from server.host.models.patience import WAITED
-from server.host.models.resident import LEASE
+from server.host.models.resident import LEASE, WAITED
 from server.host.state import ServerState
 from server.host.torchless import import_tokenizers
 from server.observe.selfcheck.check import SelfCheck, Unpicked

@@ -9,8 +9,7 @@ from collections.abc import Awaitable, Callable
 
 from aiohttp import web
 
-from server.gateway.admission import METER, Meter
-from server.gateway.caller import CALLER, REQUEST_ID
+from server.gateway.caller import CALLER, METER, REQUEST_ID, Meter
 from server.gateway.credentials import opens_socket
 from server.host.models.models import MODELS
 

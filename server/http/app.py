@@ -20,7 +20,7 @@ from server.api.about import routes as about
 from server.api.about.feed import Feed
 from server.api.anthropic import messages
 from server.api.common import route
-from server.api.common.body import json_response
+from server.api.common.route import json_response
 from server.api.ollama import routes as ollama
 from server.api.openai import chat, completions, tokens
 from server.api.responses import routes as responses

@@ -13,8 +13,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 
 from aiohttp import web
 
-from server.gateway.allowance import Allowance, Limits
-from server.gateway.bucket import Bucket
+from server.gateway.allowance import Allowance, Bucket, Limits
 from server.gateway.caller import ANYONE, CALLER, Caller
 from server.gateway.credentials import presented
 from server.gateway.keychain import Keychain

@@ -15,7 +15,6 @@ from aiohttp import web
 from server.engine.status import EngineStatus
 from server.gateway import malformed
 from server.gateway.threads import SharedThreads
-from server.gateway.tls import context
 from server.host.child import Spawned, spawn
 from server.host.models import residency
 from server.host.models.models import Models
@@ -24,7 +23,7 @@ from server.http.app import create_app
 from server.http.gate import Gate
 from server.observe.telemetry import log as speculation_log
 from server.settings.config import ServeConfig
-from spec.errors import ForesayError
+from spec.errors import ConfigurationError, ForesayError
 from spec.request import EngineInfo
 
 CLOSING_SECONDS = 2.0
@@ -132,3 +131,21 @@ def _unheard(config: ServeConfig, error: OSError) -> str:
     if error.errno == errno.EADDRINUSE:
         return f"{where} is in use: end what listens there, or choose another with --port (0 takes a free one)"
     return f"cannot listen on {where} ({error.strerror}): choose others with --host and --port"
+
+
+# -- HTTPS -------------------------------------------------------------------------------------------------------------
+
+
+def context(config: ServeConfig) -> ssl.SSLContext | None:
+    """What to listen with, TLS 1.2 or newer; None for plain HTTP. :class:`ConfigurationError` names the bad file."""
+    if config.ssl_certfile is None or config.ssl_keyfile is None:
+        return None
+    made = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    files = f"ssl_certfile ({config.ssl_certfile}) and ssl_keyfile ({config.ssl_keyfile})"
+    try:
+        made.load_cert_chain(config.ssl_certfile, config.ssl_keyfile, password=lambda: "")  # never ask on the terminal
+    except ssl.SSLError as error:
+        raise ConfigurationError(f"{files} cannot be used: {error.reason or 'not a matching PEM pair'}") from None
+    except OSError as error:
+        raise ConfigurationError(f"{files} cannot be read: {error.strerror}") from None
+    return made

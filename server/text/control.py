@@ -20,7 +20,7 @@ from typing import Any
 import msgspec
 from tokenizers import AddedToken, Tokenizer, models
 
-from server.text.parsers.reasoning import TAGS
+from server.text.parsers.parser import TAGS
 from server.text.room import Room
 from spec.errors import InvalidRequest
 

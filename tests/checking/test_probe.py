@@ -8,9 +8,8 @@ from dataclasses import replace
 import msgspec
 import pytest
 
-from server.cli.check.advice import advice
 from server.cli.check.pair import _note_texts, check
-from server.cli.check.summary import Twice, Written, measured
+from server.cli.check.summary import Twice, Written, advice, measured
 from server.cli.main import main
 from server.engine.checks.report import Measured, Notes
 from spec.acceptance import ByDepth

@@ -15,7 +15,7 @@ from tokenizers import processors
 
 from server.api.anthropic.schemas import CountTokensRequest, MessagesRequest
 from server.api.ollama.schemas import OllamaChatRequest, OllamaGenerateRequest, OllamaOptions
-from server.api.openai.token_schemas import TokenizeRequest
+from server.api.openai.tokens import TokenizeRequest
 from server.text.tokenizer import Tokenizer
 from tests.doors.conftest import AGENT_TEMPLATE
 from tests.server.conftest import byte_level_tokenizer

@@ -9,9 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.gateway.allowance import Allowance, Limits
-from server.gateway.bucket import Bucket
-from server.gateway.pace import LONGEST, Pace
+from server.gateway.allowance import LONGEST, Allowance, Bucket, Limits, Pace
 from server.schemas.errors import RateLimited, Unauthorized
 from tests.gateway.guarded import Clock
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from server.api.about import feed as feeds
-from server.api.responses.state import Responses, SocketLimits
+from server.api.responses.store import Responses, SocketLimits
 from server.gateway.allowance import Allowance
 from server.gateway.caller import CALLER, Caller
 from server.gateway.keychain import Keychain

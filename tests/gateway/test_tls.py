@@ -14,11 +14,10 @@ import pytest
 from aiohttp import web
 
 from server.gateway.keychain import Keychain
-from server.gateway.tls import context
 from server.host.service import Service, ServiceOptions, Text
 from server.http.app import create_app
 from server.http.gate import Gate
-from server.http.life import _listen
+from server.http.life import _listen, context
 from server.settings.config import ServeConfig
 from server.text.tokenizer import SamplingDefaults
 from spec.errors import ConfigurationError

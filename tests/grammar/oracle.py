@@ -9,8 +9,7 @@ from llguidance import LLMatcher, LLTokenizer
 from torch import Tensor
 
 from server.settings.resolved import BUNDLED
-from server.text.grammars.compiler import GrammarCompiler, tokenizer_text
-from server.text.grammars.forcing import spells, unforced
+from server.text.grammars.compiler import GrammarCompiler, spells, tokenizer_text, unforced
 from spec.request import Grammar
 
 TARGET = BUNDLED / "target"

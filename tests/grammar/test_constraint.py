@@ -14,7 +14,7 @@ from bench.schemas import schemas
 from server.text.grammars import constraint as constraint_module
 from server.text.grammars.compiler import MOST_KEPT, GrammarCompiler, tokenizer_text
 from server.text.grammars.constraint import GrammarFailed, LlguidanceConstraint
-from server.text.grammars.lark import choice_grammar, lark_grammar, regex_grammar
+from server.text.grammars.fields import choice_grammar, lark_grammar, regex_grammar
 from server.text.grammars.schema import ANY_OBJECT, BOUNDED, schema_grammar
 from spec.errors import InvalidRequest
 from spec.protocols import Constraint

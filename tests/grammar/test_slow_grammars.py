@@ -12,8 +12,7 @@ import pytest
 from server.schemas.structured import StructuredOutputs
 from server.text.grammars.compiler import GrammarCompiler
 from server.text.grammars.constraint import BURST_SECONDS, GrammarFailed
-from server.text.grammars.fields import bounded, json_grammar, of_outputs
-from server.text.grammars.lark import lark_grammar
+from server.text.grammars.fields import bounded, json_grammar, lark_grammar, of_outputs
 from spec.errors import InvalidRequest
 from spec.request import Grammar
 from tests.grammar.oracle import TARGET

@@ -7,9 +7,8 @@ import itertools
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 
-from server.host.models.patience import Patience
 from server.host.models.residency import Residency
-from server.host.models.resident import Keep, NoPlace, Resident
+from server.host.models.resident import Keep, NoPlace, Patience, Resident
 from spec.errors import ForesayError
 from spec.request import Footprint
 

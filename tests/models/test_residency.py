@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from server.host.models.patience import Patience
+from server.host.models.resident import Patience
 from server.schemas.errors import LoadFailed, Unavailable
 from spec.errors import ConfigurationError
 from tests.models.coming import CAPACITY, Comer, World

@@ -13,8 +13,8 @@ from llguidance import LLMatcher, LLTokenizer
 
 from server.schemas.tools import Function
 from server.text.choice import Choice, TextOptions
+from server.text.grammars.answers import strict_grammar
 from server.text.grammars.calls import tool_call_grammar
-from server.text.grammars.strict import strict_grammar
 from server.text.parsers.dialect import FORMATS, Dialect
 from server.text.parts import ToolCallPart, joined
 from server.text.tokenizer import Tokenizer

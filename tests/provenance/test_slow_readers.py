@@ -15,7 +15,7 @@ from server.api.openai.completion_answer import CompletionAnswer
 from server.api.responses.codec import codec_of
 from server.api.responses.events import OutputTextDelta
 from server.api.responses.outbox import Outbox
-from server.api.responses.state import SocketLimits
+from server.api.responses.store import SocketLimits
 from server.engine.generation import Generation
 from server.host.service import Origin
 from server.schemas.provenance import Provenance, StepProvenance, TokenProvenance

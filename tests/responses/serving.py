@@ -10,8 +10,7 @@ from typing import Any
 import openai
 from aiohttp.test_utils import TestClient, TestServer, get_port_socket
 
-from server.api.responses.state import Responses, SocketLimits
-from server.api.responses.store import Limits
+from server.api.responses.store import Limits, Responses, SocketLimits
 from server.host.service import Service, ServiceOptions, Text
 from server.host.state import ServerState
 from server.http.app import create_app

@@ -9,7 +9,7 @@ import openai
 import pytest
 from aiohttp import web
 
-from server.api.responses.state import Responses
+from server.api.responses.store import Responses
 from server.gateway.caller import CALLER, Caller
 from tests.responses.serving import STORY, address, asking, saying, serving
 from tests.server.live import openai_client

@@ -8,8 +8,7 @@ from typing import get_args
 import server.api.responses.socket as socket_module
 from server.api.responses.events import ClientEvent, ResponseEvent, SocketError
 from server.api.responses.socket import Closing
-from server.api.responses.state import SocketLimits
-from server.api.responses.store import MOST_EVENTS, Limits
+from server.api.responses.store import MOST_EVENTS, Limits, SocketLimits
 from server.host.state import MOST_BODIES
 from tests.responses import transcript
 

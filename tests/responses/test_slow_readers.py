@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from server.api.responses.state import Responses, SocketLimits
+from server.api.responses.store import Responses, SocketLimits
 from spec.request import Request
 from tests.responses.bare import STUCK, Bare
 from tests.responses.serving import serving

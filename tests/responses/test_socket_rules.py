@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from aiohttp import WSMsgType, web
 
-from server.api.responses.state import Responses, SocketLimits
+from server.api.responses.store import Responses, SocketLimits
 from server.gateway.allowance import Allowance
 from server.gateway.caller import CALLER, Caller
 from server.http.gate import Gate

@@ -13,7 +13,7 @@ import pytest
 import pytest_asyncio
 from aiohttp.test_utils import TestServer
 
-from server.api.responses.state import Responses
+from server.api.responses.store import Responses
 from server.host.client import EngineClient
 from server.host.service import Service, ServiceOptions, Text
 from server.http.app import create_app

@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 from tokenizers import AddedToken, Tokenizer, models, processors
 
-from server.engine.lexicon import Lexicon
-from server.engine.translation import Translation, translation
+from server.engine.translation import Lexicon, Translation, translation
 from server.settings.unfit import Unfit
 from server.text.spelling import Spelling
 from tests.same_tokens.test_directories import write_tokenizer

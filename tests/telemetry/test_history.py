@@ -6,9 +6,9 @@ import random
 
 import pytest
 
+from server.observe.telemetry.drafting import Shape
 from server.observe.telemetry.histogram import TOKEN_BOUNDS, Histogram
 from server.observe.telemetry.history import MINUTES, SECONDS, History
-from server.observe.telemetry.shapes import Shape
 from server.observe.telemetry.tally import Tally
 
 SHAPE = Shape([-1, 0, 1])

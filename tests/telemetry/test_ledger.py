@@ -8,9 +8,9 @@ from itertools import count
 import pytest
 
 from server.engine.trace.reader import depths_of
+from server.observe.telemetry.drafting import Shape, Shapes, unlink
 from server.observe.telemetry.histogram import Histogram
 from server.observe.telemetry.ledger import MOST_STEPS, Books, Ledger
-from server.observe.telemetry.shapes import Shape, Shapes, unlink
 from server.observe.telemetry.views import nodes
 from server.text.choice import Piece
 from spec.request import Delta, Origin, Request

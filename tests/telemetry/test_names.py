@@ -12,7 +12,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from server.api.common.speculation import wishes
+from server.api.common.prediction import wishes
 from server.engine.drafters.registry import drafts
 from server.engine.trace.reader import read
 from server.schemas.shared import Speculation

@@ -6,8 +6,7 @@ from aiohttp import web
 
 from server.api.about.assets import PAGE, served
 from server.api.about.feed import Feed, State, listed
-from server.api.common.body import json_response
-from server.api.common.route import Route
+from server.api.common.route import Route, json_response
 from server.gateway.caller import CALLER
 from server.host.models.models import MODELS, Entry
 from server.observe.telemetry.report import RequestDetail, RequestSummary

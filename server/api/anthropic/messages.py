@@ -17,9 +17,8 @@ from server.api.anthropic.schemas import (
 )
 from server.api.common import validation
 from server.api.common.answer import AnswerOptions
-from server.api.common.body import json_response
 from server.api.common.leased import leased
-from server.api.common.route import ErrorShape, Route, Stream
+from server.api.common.route import ErrorShape, Route, Stream, json_response
 from server.api.common.turns import answered, chat_choices, chat_prompt
 from server.api.common.words import in_words, reword
 from server.gateway.caller import REQUEST_ID

@@ -14,8 +14,7 @@ from server.api.common.route import error_shape
 from server.api.common.sse import EventStream, Framing
 from server.api.common.streaming import HEADERS_AFTER_SECONDS
 from server.host.models.models import MODELS
-from server.host.models.patience import Patience
-from server.host.models.resident import Keep
+from server.host.models.resident import Keep, Patience
 from server.host.service import Service
 from server.schemas.errors import ApiError, described
 from server.schemas.shared import ErrorBody

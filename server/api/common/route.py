@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
+import msgspec
 from aiohttp import web
 
 from server.api.common.sse import Framing
@@ -80,3 +82,40 @@ def error_shape(http: web.Request) -> ErrorShape | None:
     """That of the API whose path was called; None for OpenAI's."""
     shapes: list[ErrorShape] = [door.ERRORS for door in http.app[DOORS] if hasattr(door, "ERRORS")]
     return next((shape for shape in shapes if http.path.startswith(shape.prefix)), None)
+
+
+# -- bodies ------------------------------------------------------------------------------------------------------------
+
+
+#: Numbers or short texts that are encoded in a millisecond.
+_SLICE = 16_384
+
+
+def json_response(body: object, status: int = 200, headers: dict[str, str] | None = None) -> web.Response:
+    """``body`` as JSON."""
+    return web.Response(body=msgspec.json.encode(body), status=status, headers=headers, content_type="application/json")
+
+
+async def json_slices(http: web.Request, body: dict[str, object]) -> web.StreamResponse:
+    """``body`` as JSON, whose lists may be of any length: between their slices others have their turn."""
+    response = web.StreamResponse(headers={"Content-Type": "application/json"})
+    await response.prepare(http)
+    opening = b"{"
+    for name, value in body.items():
+        await response.write(opening + msgspec.json.encode(name) + b":")
+        await _write(response, value)
+        opening = b","
+    await response.write(b"}")
+    await response.write_eof()
+    return response
+
+
+async def _write(response: web.StreamResponse, value: object) -> None:
+    if not isinstance(value, list) or not value:
+        await response.write(msgspec.json.encode(value))
+        return
+    for begin in range(0, len(value), _SLICE):
+        values = msgspec.json.encode(value[begin : begin + _SLICE])
+        await response.write((b"," if begin else b"[") + values[1:-1])
+        await asyncio.sleep(0)
+    await response.write(b"]")

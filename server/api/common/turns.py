@@ -17,8 +17,7 @@ from aiohttp import web
 
 from server.api.common import validation
 from server.api.common.answer import Answer
-from server.api.common.prediction import prediction_of
-from server.api.common.speculation import wishes
+from server.api.common.prediction import prediction_of, wishes
 from server.api.common.streaming import collect, stream
 from server.engine.forks import check_choices, forked
 from server.gateway.caller import CALLER

@@ -11,15 +11,21 @@ from aiohttp import web
 import foresay
 from server.api.common import validation
 from server.api.common.answer import AnswerOptions
-from server.api.common.body import json_response
 from server.api.common.leased import Answering, leased
-from server.api.common.route import ErrorShape, Route, Stream
+from server.api.common.route import ErrorShape, Route, Stream, json_response
 from server.api.common.sse import LINES
 from server.api.common.turns import answered, chat_choices, completion_choices
 from server.api.common.words import in_words, reword
 from server.api.ollama import request as ollama
-from server.api.ollama.answer import OllamaAnswer, OllamaChat, OllamaGenerate, error_shape
-from server.api.ollama.models import described, details, model_info
+from server.api.ollama.answer import (
+    OllamaAnswer,
+    OllamaChat,
+    OllamaGenerate,
+    described,
+    details,
+    error_shape,
+    model_info,
+)
 from server.api.ollama.schemas import (
     OllamaAnswerMessage,
     OllamaChatLine,

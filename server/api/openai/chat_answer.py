@@ -9,13 +9,13 @@ from msgspec import UNSET, UnsetType
 
 from server.api.common import statistics
 from server.api.common.answer import AnswerOptions, BaseAnswer
-from server.api.openai.chat_parts import delta_of, message_of
 from server.host.service import Origin
-from server.schemas.chat import ChatChoice, ChatChunk, ChatChunkChoice, ChatCompletion, ChatDelta
+from server.schemas.chat import AssistantMessage, ChatChoice, ChatChunk, ChatChunkChoice, ChatCompletion, ChatDelta
 from server.schemas.logprobs import ChatLogprobs
 from server.schemas.provenance import Provenance
+from server.schemas.tools import CalledFunction, FunctionDelta, ToolCall, ToolCallDelta
 from server.text.choice import Choice, Piece
-from server.text.parts import Part, ReasoningPart
+from server.text.parts import Part, ReasoningPart, TextPart, ToolCallPart, joined
 
 
 class ChatAnswer(BaseAnswer):
@@ -123,3 +123,41 @@ class ChatAnswer(BaseAnswer):
         chunk.system_fingerprint, chunk.metrics = self.origin.fingerprint, self._metrics()
         chunk.warnings = self._warnings()
         return chunk
+
+
+# -- the parts of a message, whole or in deltas ------------------------------------------------------------------------
+
+
+def delta_of(part: Part) -> ChatDelta:
+    """What the part adds to the message."""
+    match part:
+        case TextPart(text=text):
+            return ChatDelta(content=text)
+        case ReasoningPart(text=text):
+            return ChatDelta(reasoning_content=text)
+        case ToolCallPart():
+            return ChatDelta(tool_calls=[_call_delta(part)])
+
+
+def message_of(parts: Sequence[Part]) -> AssistantMessage:
+    """The message that all parts make."""
+    whole = joined(list(parts))
+    text = "".join(part.text for part in whole if isinstance(part, TextPart))
+    thought = "".join(part.text for part in whole if isinstance(part, ReasoningPart))
+    calls = [_call(part) for part in whole if isinstance(part, ToolCallPart)]
+    return AssistantMessage(
+        content=text or (None if thought or calls else ""),
+        reasoning_content=thought or UNSET,
+        tool_calls=calls or UNSET,
+    )
+
+
+def _call_delta(part: ToolCallPart) -> ToolCallDelta:
+    if part.id is None:
+        return ToolCallDelta(index=part.index, function=FunctionDelta(arguments=part.arguments))
+    function = FunctionDelta(name=part.name or "", arguments=part.arguments)
+    return ToolCallDelta(index=part.index, id=part.id, type="function", function=function)
+
+
+def _call(part: ToolCallPart) -> ToolCall:
+    return ToolCall(id=part.id or "", function=CalledFunction(name=part.name or "", arguments=part.arguments))

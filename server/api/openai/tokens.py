@@ -3,21 +3,76 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import msgspec
 from aiohttp import web
-from msgspec import UNSET
+from msgspec import UNSET, UnsetType
 
 from server.api.common import validation
-from server.api.common.body import json_response, json_slices
-from server.api.common.route import Route
+from server.api.common.route import Route, json_response, json_slices
 from server.api.common.turns import chat_prompt, rendered, room_for
-from server.api.openai.token_schemas import Detokenized, DetokenizeRequest, Rendered, Tokenized, TokenizeRequest
 from server.host.models.models import MODELS
 from server.host.service import Service
 from server.schemas.bounds import check_count
-from server.schemas.chat import ChatRequest
+from server.schemas.chat import ChatRequest, Message
+from server.schemas.tools import Tool
 from spec.errors import InvalidRequest
+
+# -- what travels ------------------------------------------------------------------------------------------------------
+
+
+class TokenizeRequest(msgspec.Struct, kw_only=True):
+    """``POST /tokenize``. prompt: a text; or messages: a conversation, and the fields of chat completions that say how
+    it is rendered.
+
+    add_special_tokens: true unless said otherwise for a text, false for a conversation, whose template writes them.
+    """
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: list[Message] | None = None
+    add_special_tokens: bool | None = None
+    return_token_strs: bool | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    tools: list[Tool] | None = None
+    chat_template: Any = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+
+class Tokenized(msgspec.Struct, kw_only=True):
+    """The tokens of a text. token_strs: what each of them stands for alone, if asked for."""
+
+    count: int
+    max_model_len: int
+    tokens: list[int]
+    token_strs: list[str] | UnsetType = UNSET
+
+
+class DetokenizeRequest(msgspec.Struct, kw_only=True):
+    """``POST /detokenize``."""
+
+    model: str | None = None
+    tokens: list[int]
+
+
+class Detokenized(msgspec.Struct, kw_only=True):
+    """The text of some tokens, special ones written out."""
+
+    prompt: str
+
+
+class Rendered(msgspec.Struct, kw_only=True):
+    """What a conversation looks like to the model, before any inference."""
+
+    prompt: str
+    token_ids: list[int]
+    count: int
+    max_model_len: int
+
+
+# -- routes ------------------------------------------------------------------------------------------------------------
 
 #: What a conversation to count has in common with one to answer.
 _TEMPLATE_FIELDS = (

@@ -7,19 +7,16 @@ import asyncio
 import msgspec
 from aiohttp import web
 
-from server.api.common.body import json_response
 from server.api.common.leased import leased
-from server.api.common.route import BODY_ERRORS, Route, Stream
-from server.api.common.sse import NAMED_EVENTS
+from server.api.common.route import BODY_ERRORS, Route, Stream, json_response
+from server.api.common.sse import NAMED_EVENTS, EventStream
 from server.api.common.streaming import stream
 from server.api.common.validation import decoded
-from server.api.responses import replay
 from server.api.responses.answer import CANCELLED
 from server.api.responses.events import ResponseEvent, StreamError
 from server.api.responses.schemas import DeletedResponse, InputTokens, ItemList, Response, ResponseRequest
 from server.api.responses.socket import Socket
-from server.api.responses.state import Responses
-from server.api.responses.store import Record, ResponseNotFound
+from server.api.responses.store import Record, ResponseNotFound, Responses
 from server.api.responses.turn import prepared, prompt_length, whole
 from server.gateway.caller import CALLER
 from server.host.models.models import MODELS
@@ -72,7 +69,7 @@ async def retrieve(http: web.Request) -> web.StreamResponse:
         return json_response(record.response)
     after = _number(http, "starting_after", -1, -1, None)
     ping = http.app[MODELS].find(record.model).service.options.ping_seconds
-    return await replay.follow(http, record, after, ping)
+    return await follow(http, record, after, ping)
 
 
 async def delete(http: web.Request) -> web.Response:
@@ -180,3 +177,33 @@ ROUTES = [
     ),
     web.get("/v1/responses", connect, allow_head=False),
 ]
+
+
+# -- the events of a response once more --------------------------------------------------------------------------------
+
+
+async def follow(http: web.Request, record: Record, after: int, ping: float) -> web.StreamResponse:
+    """Send the events with numbers above ``after``; :class:`InvalidRequest` if some of them are no longer kept.
+
+    ping: seconds between comments while there is nothing to send.
+    """
+    first = record.events[0].sequence_number if record.events else 0
+    if after + 1 < first:
+        raise InvalidRequest(
+            "starting_after",
+            f"Only the last {len(record.events)} events are kept, from number {first} on",
+        )
+    events = EventStream(http, NAMED_EVENTS)
+    while True:
+        changed = record.changed  # taken before looking, so that nothing that comes later is missed
+        over = record.response.status != "in_progress"
+        fresh = [event for event in record.events if event.sequence_number > after]
+        await events.send(fresh)
+        after = max([after, *(event.sequence_number for event in fresh)])
+        if over:
+            return await events.end()
+        try:
+            async with asyncio.timeout(ping):
+                await changed.wait()
+        except TimeoutError:
+            await events.write(NAMED_EVENTS.ping)

@@ -34,7 +34,7 @@ from server.api.responses.events import (
 )
 from server.api.responses.lanes import Lane, Lanes
 from server.api.responses.outbox import Outbox
-from server.api.responses.state import Responses
+from server.api.responses.store import Responses
 from server.api.responses.turn import Turn, prepared
 from server.gateway.caller import CALLER
 from server.host.models.models import Models

@@ -19,8 +19,7 @@ from server.api.responses.answer import Cancelled, ResponseAnswer
 from server.api.responses.items import given_items
 from server.api.responses.request import chat_request, hints_left_out, renamed, reworded
 from server.api.responses.schemas import InputItem, Reasoning, Response, ResponseRequest, TextFormat, TextOptions
-from server.api.responses.state import Responses
-from server.api.responses.store import PreviousResponseNotFound, Record
+from server.api.responses.store import PreviousResponseNotFound, Record, Responses
 from server.api.responses.tools import Toolbox, served
 from server.engine.generation import Generation
 from server.gateway.caller import CALLER

@@ -12,11 +12,10 @@ it would be to serve it.
 
 from __future__ import annotations
 
-from server.cli.check.advice import advice
 from server.cli.check.draft import look_at_draft
-from server.cli.check.known import recommended
 from server.cli.check.limits import look_at_context, look_at_memory
-from server.cli.check.target import look_at_target
+from server.cli.check.summary import advice
+from server.cli.check.target import look_at_target, recommended
 from server.engine.checks.report import Measured, Notes, Report
 from server.settings.config import EngineConfig
 from server.settings.resolved import choose_draft

@@ -10,8 +10,7 @@ from typing import Any, Self
 
 from drafters.draft_model import DraftModelDrafter
 from kvpaging import PagePool
-from server.engine.checks.files import look_at_files
-from server.engine.checks.origin import look_at_origin
+from server.engine.checks.files import look_at_files, look_at_origin
 from server.engine.checks.report import Notes, Target
 from server.engine.checks.words import described, facts
 from server.engine.drafters.entry import FromFiles, Pass

@@ -8,13 +8,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
-from kvpaging import PagePool
-from server.engine.checks.origin import look_at_origin, made_for
+import torch
+
+from kvpaging import KVStore, PagePool
+from server.engine.checks.files import look_at_origin, made_for
 from server.engine.checks.report import Notes, Target
 from server.engine.drafters.entry import FromFiles
 from server.engine.loading import Loading
 from server.engine.memory import item_bytes
-from server.engine.outline import outline
 from server.engine.vocabulary import overlap
 from spec.errors import ConfigurationError, ForesayError
 from spec.protocols import Drafter
@@ -22,6 +23,9 @@ from spec.tree import TreeShape
 from verifier.heads.files import HeadTensors
 from verifier.heads.kind import PATTERNS, Kind, kind_of
 from verifier.heads.medusa import BESIDE_MODEL
+from verifier.model.config import ModelConfig
+from verifier.model.decoder import Decoder
+from verifier.model.weights import allocate
 from verifier.paged_model import PagedModel
 
 _FETCH = "fetch the head's files again from where it was published, or train it again"
@@ -121,3 +125,16 @@ def note_vocabulary(notes: Notes, target: Target, drafts: int) -> None:
     vocab = target.model.vocab_size
     which = "every one" if drafts == vocab else f"{drafts:,} ({drafts / vocab:.0%})"
     notes.ok("vocabulary", f"drafts {which} of the target's {vocab:,} tokens", target=vocab, draft=drafts)
+
+
+# -- a target without weights ------------------------------------------------------------------------------------------
+# The loaders of heads look at a target's shape alone, and put their own tensors where the target's are. On this one
+# they do all that they do on the real one, and what does not fit is refused in the same words.
+
+
+def outline(model: ModelConfig, dtype: str) -> PagedModel:
+    """The target on torch's meta device; it cannot be run."""
+    kind: torch.dtype = getattr(torch, dtype)
+    decoder = Decoder(model, allocate(model, kind, "meta"), max_positions=1)
+    store = KVStore(PagePool(2, 1), model.num_layers, model.num_kv_heads, model.head_dim, kind, "meta")
+    return PagedModel(decoder, store, model.max_positions)

@@ -15,11 +15,9 @@ from aiohttp import web
 from server.engine.status import EngineStatus
 from server.gateway.caller import CALLER
 from server.host.child import Spawned, spawn
-from server.host.models.model import Model
-from server.host.models.patience import WAITED, Patience
+from server.host.models.model import Model, Served, Staying
 from server.host.models.residency import Residency
-from server.host.models.resident import LEASE, Keep, Lease, Resident
-from server.host.models.served import Served, Staying
+from server.host.models.resident import LEASE, WAITED, Keep, Lease, Patience, Resident
 from server.host.service import Service
 from server.host.state import ServerState
 from server.observe.telemetry.exposition import Exposition

@@ -21,8 +21,7 @@ from collections.abc import Callable, Sequence
 from itertools import count
 from math import ceil
 
-from server.host.models.patience import Patience, patiently
-from server.host.models.resident import Keep, Lease, NoPlace, Resident, Waiter
+from server.host.models.resident import Keep, Lease, NoPlace, Patience, Resident, Waiter, patiently
 from server.schemas.errors import LoadFailed, Unavailable, going_away
 from server.settings.durations import in_words
 from spec.errors import ForesayError

@@ -9,8 +9,7 @@ from statistics import median
 from server.engine.drafters.registry import at_once
 from server.engine.trace.reader import Session, depths_of
 from server.engine.trace.records import Step
-from server.observe.replay.outcome import Outcome
-from server.observe.replay.ways import RECORDED, Way
+from server.observe.replay.ways import RECORDED, Outcome, Way
 from spec.budget import StepCost
 from spec.errors import ConfigurationError
 from spec.names import NONE

@@ -9,8 +9,7 @@ import msgspec
 from server.engine.trace.reader import Session, Told, depths_of, drafting
 from server.observe.replay import lookups, recorded
 from server.observe.replay.cost import Cost
-from server.observe.replay.outcome import Outcome
-from server.observe.replay.ways import RECORDED, Way
+from server.observe.replay.ways import RECORDED, Outcome, Way
 from spec.acceptance import ByDepth
 from spec.names import NONE
 

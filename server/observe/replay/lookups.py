@@ -8,8 +8,7 @@ from collections.abc import Iterable
 from kvpaging import PagePool, PageTable
 from server.engine.drafters.registry import LOOKUPS
 from server.engine.trace.reader import Told
-from server.observe.replay.outcome import Outcome
-from server.observe.replay.ways import Way
+from server.observe.replay.ways import Outcome, Way
 from spec.errors import ConfigurationError
 from spec.noise import Noise
 from spec.sampling import SamplingParams

@@ -11,8 +11,7 @@ from collections.abc import Iterable
 
 from server.engine.trace.reader import Told, depths_of
 from server.engine.trace.records import Part
-from server.observe.replay.outcome import Outcome
-from server.observe.replay.ways import Way
+from server.observe.replay.ways import Outcome, Way
 
 
 def judge(way: Way, requests: Iterable[Told]) -> Outcome:

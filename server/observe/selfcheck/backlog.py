@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Callable
 
 import msgspec
 
+from server.engine.generation import Sink
+from server.gateway.caller import REQUEST_ID
 from server.observe.selfcheck.answer import Answer
+from spec.request import Delta, Request
 
 MOST_ANSWERS = 64
 MOST_BYTES = 8 << 20
@@ -53,3 +57,38 @@ class Backlog:
         if not self._packed:
             self.filled.clear()
         return packed
+
+
+# -- between the engine and a request's reader -------------------------------------------------------------------------
+
+
+#: How a text ends that nobody broke off.
+WHOLE = ("stop", "length")
+
+
+class Recorder:
+    """A sink that passes on what it gets. keep: called with the answer; not if the request fails or is cancelled."""
+
+    def __init__(self, request: Request, sink: Sink, keep: Callable[[Answer], None]) -> None:
+        self._request, self._sink, self._keep = request, sink, keep
+        self._request_id = REQUEST_ID.get("")
+        self._tokens: list[int] = []
+
+    def put(self, delta: Delta) -> None:
+        """More tokens, or the end."""
+        self._tokens += delta.tokens
+        whole, length = delta.finish_reason in WHOLE, len(self._tokens)
+        if delta.statistics is not None:  # fewer than were written, where a stop string cut them
+            length = delta.statistics.completion_tokens
+        self._sink.put(delta)
+        if whole and length:
+            self._keep(self._answer(delta.seed, length))
+
+    def fail(self, error: Exception) -> None:
+        """No delta will follow."""
+        self._sink.fail(error)
+
+    def _answer(self, seed: int, length: int) -> Answer:
+        params = msgspec.structs.replace(self._request.params, seed=seed)
+        asked = msgspec.structs.replace(self._request, params=params)
+        return Answer(asked, self._tokens[:length], self._request_id)

@@ -23,10 +23,8 @@ import msgspec
 from aiohttp import web
 
 from server.engine.generation import Sink, TokenEngine
-from server.observe.selfcheck.answer import Answer, Difference
-from server.observe.selfcheck.backlog import Backlog
-from server.observe.selfcheck.recorder import Recorder
-from server.observe.selfcheck.rerun import Rerun
+from server.observe.selfcheck.answer import Answer, Difference, Rerun
+from server.observe.selfcheck.backlog import Backlog, Recorder
 from server.observe.telemetry.self_check import SelfCheckCounts
 from server.schemas.errors import Unavailable
 from spec.request import EngineInfo, Request

@@ -6,10 +6,73 @@ out of the entries when somebody asks, or when their second is over.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Self, TypeVar
 
-from server.observe.telemetry.shapes import Shape
+from spec.trace import ShadowReport
+
+# -- shapes of draft trees ---------------------------------------------------------------------------------------------
+
+
+#: Trees grown by their chances have ever new shapes; more than these are not remembered at once.
+MOST_SHAPES = 1024
+#: A tree has at most 64 nodes, so ranks and depths fit in 6 bits each.
+BITS = 6
+MASK = (1 << BITS) - 1
+
+
+def link(depth: int, rank: int, parent: int) -> int:
+    """A place in a tree as one number: depth, rank among the nodes of its depth, and its parent's rank."""
+    return (depth << BITS | rank) << BITS | parent
+
+
+def unlink(number: int) -> tuple[int, int, int]:
+    """Depth, rank and the parent's rank of a place."""
+    return number >> 2 * BITS, number >> BITS & MASK, number & MASK
+
+
+class Shape:
+    """One shape, made of the parents of its nodes as in :class:`~spec.request.Origin`.
+
+    drafted: its nodes below the root. per_depth[d]: those of depth d + 1. links[n]: the place of node n + 1. trails[n]:
+    the places on the way from the root to node n, that of node n included.
+    """
+
+    __slots__ = ("drafted", "links", "per_depth", "trails")
+
+    def __init__(self, parents: Sequence[int]) -> None:
+        self.drafted = len(parents) - 1
+        self.per_depth: list[int] = []
+        self.links: list[int] = []
+        self.trails: list[tuple[int, ...]] = [()]
+        ranks = [0]
+        for parent in parents[1:]:
+            depth = len(self.trails[parent]) + 1
+            self.per_depth.extend([0] * (depth - len(self.per_depth)))
+            ranks.append(self.per_depth[depth - 1])
+            self.per_depth[depth - 1] += 1
+            self.links.append(link(depth, ranks[-1], ranks[parent]))
+            self.trails.append((*self.trails[parent], self.links[-1]))
+
+
+class Shapes:
+    """Remembers shapes by their parents."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[int, ...], Shape] = {}
+
+    def of(self, parents: Sequence[int]) -> Shape:
+        """The shape of a tree; the same object for the same shape, unless it was forgotten between."""
+        key = tuple(parents)
+        shape = self._known.get(key)
+        if shape is None:
+            if len(self._known) >= MOST_SHAPES:
+                self._known.clear()
+            shape = self._known[key] = Shape(key)
+        return shape
+
+
+# -- what became of drafts ---------------------------------------------------------------------------------------------
 
 K = TypeVar("K")
 #: Who drafted, the tree, the last accepted node that is in the text (0: the root), and the tokens that are in the text.
@@ -60,7 +123,7 @@ class Drafting:
 
 class Places:
     """How often there was a node at each place of a tree, and how often it was taken. Places are those of
-    :func:`~server.observe.telemetry.shapes.link`."""
+    :func:`~server.observe.telemetry.drafting.link`."""
 
     __slots__ = ("drafted", "taken")
 
@@ -85,3 +148,33 @@ def add(counts: dict[K, int], more: Mapping[K, int]) -> None:
     """Add up by key."""
     for key, count in more.items():
         counts[key] = counts.get(key, 0) + count
+
+
+# -- what a shadow drafter would have had accepted ---------------------------------------------------------------------
+
+
+class Shadowing:
+    """One shadow's steps as they would have been. tokens: what they would have emitted; seconds: what drafting took."""
+
+    __slots__ = ("drafting", "seconds", "steps", "tokens")
+
+    def __init__(self) -> None:
+        self.drafting = Drafting()
+        self.tokens = self.steps = 0
+        self.seconds = 0.0
+
+    def count(self, report: ShadowReport) -> None:
+        """A request that is over."""
+        self.tokens += report.tokens
+        self.steps += report.steps
+        self.seconds += report.seconds
+        self.drafting.sum(
+            report.drafts, report.drafted, report.accepted, report.drafted_per_depth, report.accepted_per_depth
+        )
+
+    def add(self, other: Self) -> None:
+        """Count what the other one has counted."""
+        self.tokens += other.tokens
+        self.steps += other.steps
+        self.seconds += other.seconds
+        self.drafting.add(other.drafting)

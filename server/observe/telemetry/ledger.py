@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
+from server.observe.telemetry.drafting import Shapes
 from server.observe.telemetry.history import History
 from server.observe.telemetry.report import RequestDetail, RequestStep, RequestSummary, TokenText
-from server.observe.telemetry.shapes import Shapes
 from server.observe.telemetry.tally import Tally
 from spec.acceptance import tokens_per_step
 from spec.request import Delta, Origin, Request

@@ -11,7 +11,7 @@ from typing import Self
 
 import msgspec
 
-from server.observe.telemetry.drafting import Drafting, Places, Run, add
+from server.observe.telemetry.drafting import Drafting, Places, Run, Shadowing, add
 from server.observe.telemetry.histogram import (
     CHOICE_BOUNDS,
     LENGTH_BOUNDS,
@@ -20,7 +20,6 @@ from server.observe.telemetry.histogram import (
     TOKEN_BOUNDS,
     Histogram,
 )
-from server.observe.telemetry.shadows import Shadowing
 from spec.trace import StepTrace
 
 #: Of a request, as vLLM names them: their histograms hold seconds.

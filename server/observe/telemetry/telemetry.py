@@ -22,6 +22,7 @@ from server.engine.status import EngineStatus
 from server.gateway.caller import CALLER, REQUEST_ID
 from server.observe.telemetry import views
 from server.observe.telemetry.connections import Connections
+from server.observe.telemetry.drafting import Shadowing
 from server.observe.telemetry.histogram import TOKEN_BOUNDS
 from server.observe.telemetry.ledger import Books, Ledger
 from server.observe.telemetry.recent import Recent
@@ -35,7 +36,6 @@ from server.observe.telemetry.report import (
     Snapshot,
 )
 from server.observe.telemetry.self_check import SelfCheckCounts
-from server.observe.telemetry.shadows import Shadowing
 from server.observe.telemetry.startup import Startup
 from server.observe.telemetry.tally import Tally, summed
 from server.observe.telemetry.verdict import Verdict, judged

@@ -7,9 +7,9 @@ from typing import cast
 
 import msgspec
 
+from server.observe.telemetry.drafting import link, unlink
 from server.observe.telemetry.histogram import Histogram
 from server.observe.telemetry.report import DrafterRates, Gauges, Live, Node, Point, Quantiles, ShadowRates
-from server.observe.telemetry.shapes import link, unlink
 from server.observe.telemetry.slices import Slices
 from server.observe.telemetry.tally import Tally
 from spec.acceptance import ByDepth, by_place, tokens_per_step

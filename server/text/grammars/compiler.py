@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import re
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,6 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from tokenizers import Tokenizer as Backend
 
 from server.text.grammars.constraint import GrammarFailed, LlguidanceConstraint
-from server.text.grammars.forcing import spells, unforced
 from server.text.grammars.walk import Border, Stuck, Vocabulary, Walker, complaint
 from spec.errors import InvalidRequest
 from spec.request import Grammar
@@ -137,3 +138,30 @@ def tokenizer_text(directory: Path) -> str | None:
     missing = sorted((int(id), token) for id, token in (added or {}).items() if int(id) not in have)
     tokenizer["added_tokens"] += [{"id": id, **token} for id, token in missing]
     return msgspec.json.encode(tokenizer).decode()
+
+
+# -- grammars that spell a special token -------------------------------------------------------------------------------
+# Where a grammar leaves one text, llguidance forces the tokens that the tokenizer makes of it; but a tokenizer reads
+# the name of a special token as that token, which is no text. Such a grammar is therefore compiled without forcing.
+
+
+_ESCAPE = re.compile(r"\\+x\{([0-9a-f]{1,6})\}")
+_OFF = '%llguidance {"no_forcing": true}\n'
+
+
+def spells(grammar: str, names: Iterable[str]) -> bool:
+    """Whether the text of ``grammar`` holds one of ``names``."""
+    plain = _ESCAPE.sub(lambda found: chr(int(found[1], 16)), grammar)
+    return any(name in plain for name in names)
+
+
+def unforced(grammar: str) -> str:
+    """The same grammar, leaving the tokens to the model."""
+    if not grammar.startswith("{"):
+        return _OFF + grammar
+    whole = json.loads(grammar)
+    first = whole["grammars"][0]
+    lark, schema = first.get("lark_grammar"), first.get("json_schema")
+    first["lark_grammar"] = _OFF + (f"start: %json {json.dumps(schema)}" if lark is None else lark)
+    first["json_schema"] = None
+    return json.dumps(whole)

@@ -8,8 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from server.text.parsers.json_scan import string, text_of, value
-from server.text.parsers.script import Broken, Ended, Reader, Script
+from server.text.parsers.script import Broken, Ended, Reader, Script, string, text_of, value
 from server.text.parts import Part, ReasoningPart, TextPart, ToolCallPart
 
 #: What different models call the arguments.

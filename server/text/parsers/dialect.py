@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from server.settings.config import ReasoningParser, ToolParser
-from server.text.parsers import formats, reasoning, xml_calls
+from server.text.parsers import formats, xml_calls
 from server.text.parsers.calls import Answer
 from server.text.parsers.declared import DeclaredParser
-from server.text.parsers.parser import Format, ScriptParser
+from server.text.parsers.parser import TAGS, Format, ScriptParser, opened_by
 from server.text.parts import OutputParser, PlainText
 from spec.errors import InvalidRequest
 
@@ -72,7 +72,7 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
         template = tokenizer.templates
         calls = _calls(template) if tools == "auto" else tools if tools in FORMATS else None
         declares = tools == "response_template" or (tools == "auto" and calls is None and tokenizer.declares_output)
-        thinks = _thinks(template) if thoughts == "auto" else None if thoughts == "none" else reasoning.TAGS[0]
+        thinks = _thinks(template) if thoughts == "auto" else None if thoughts == "none" else TAGS[0]
         tags = (*(FORMATS[calls].tags if calls else ()), *(thinks or ()))
         special = {tag: tokenizer.special_id(tag) for tag in tags}
         markers = {token: tag for tag, token in special.items() if token is not None}
@@ -110,7 +110,7 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
 
     def opened_by(self, prompt: str, continues: bool) -> bool:
         """Whether ``prompt`` ends inside reasoning."""
-        return self.thinks is not None and reasoning.opened_by(prompt, self.thinks, continues)
+        return self.thinks is not None and opened_by(prompt, self.thinks, continues)
 
 
 def _calls(template: str) -> str | None:
@@ -132,7 +132,7 @@ def _declared(tokenizer: Tokenizer) -> Callable[[str, str, Offer], OutputParser]
 
 
 def _thinks(template: str) -> tuple[str, str] | None:
-    return next((tags for tags in reasoning.TAGS if any(tag in template for tag in tags)), None)
+    return next((tags for tags in TAGS if any(tag in template for tag in tags)), None)
 
 
 def _words(template: str) -> frozenset[str]:
