@@ -135,8 +135,8 @@ class EngineInfo(msgspec.Struct, kw_only=True, frozen=True):
     footprint: the same in bytes, as planned.
     root_seconds: a whole step of one sequence without drafts, as measured at start-up; 0 if nobody measured. drafter:
     who drafts, by name; draft: the same as ``--draft`` takes it, with where it was loaded from; drafters: each. chosen:
-    whether who drafts, and how much, is chosen at every step; ``draft_shape`` is the most then. warnings:
-    what whoever started it should know, a sentence each.
+    whether who drafts, and how much, is chosen at every step; ``draft_shape`` is the most then. drafter_doubts: what
+    speaks against those who draft. warnings: what whoever started it should know, a sentence each.
     """
 
     target: str
@@ -164,4 +164,5 @@ class EngineInfo(msgspec.Struct, kw_only=True, frozen=True):
     drafters: tuple[str, ...] = ()
     draft: str = ""
     chosen: bool = False
+    drafter_doubts: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()

@@ -100,8 +100,10 @@ def build_engine(
         capture_passes(verifier, drafters, length, config.max_seqs, capture, say)
     say("probing exactness")
     exactness = probe(verifier, pool)
-    loaded = zip(named, drafters, strict=True)
-    reasons = [draft.reason, *(drafter.remark(made, verifier, pool, directory) for drafter, made in loaded)]
+    doubts = [entry.doubts(made, verifier, pool, directory) for entry, made in zip(named, drafters, strict=True)]
+    reasons = [draft.reason]
+    for entry, doubt in zip(named, doubts, strict=True):
+        reasons.append(entry.remark + (f", but {doubt}" if doubt else ""))
     draft = Resolved(draft.value, "".join(reasons))
     info = _info(config, model, dtype, draft, exactness, memory, length, device)
     sizes = _sizes(pool, length)
@@ -124,6 +126,7 @@ def build_engine(
         draft=", ".join(placed[drafter.name] for drafter in drafters) or NONE,
         drafters=tuple(drafter.name for drafter in drafters),
         chosen=drafting.budget is not None,
+        drafter_doubts=tuple(doubt for doubt in doubts if doubt),
         warnings=tuple(drafter.warning for drafter in named if drafter.warning),
     )
     prefix = PrefixIndex(pool) if config.prefix_cache else None

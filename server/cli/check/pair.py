@@ -66,8 +66,7 @@ def _probe(notes: Notes, config: EngineConfig, seconds: float) -> tuple[list[Mea
     if found is None:
         return None
     numbers = [measured(temperature, texts) for temperature, texts in found.texts.items()]
-    doubt = found.info.drafter_reason.partition(", but ")[2]
-    if doubt:
+    for doubt in found.info.drafter_doubts:
         notes.warn("probe", doubt, "see whether the acceptance below is worth it")
     _note_texts(notes, numbers, found.info.exact, found.info.exact_reason)
     return numbers, advice(numbers, len(found.info.draft_shape))

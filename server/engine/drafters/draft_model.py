@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any, Self
 
 from drafters.draft_model import DraftModelDrafter
-from kvpaging import PagePool
 from server.engine.checks.files import look_at_files, look_at_origin
 from server.engine.checks.report import Notes, Target
 from server.engine.checks.words import described, facts
@@ -75,7 +74,8 @@ class DraftModel(FromFiles):
         model = loading.paged_model("draft model", self.directory, self.model, columns)
         return DraftModelDrafter(model, dynamic, read=read, token_ids=ids)
 
-    def remark(self, drafter: Any, target: PagedModel, pool: PagePool, directory: Path) -> str:
+    @property
+    def remark(self) -> str:
         """How many of the target's tokens it knows, if not all."""
         return "" if self.between is None else f", knows {self.between.described}"
 

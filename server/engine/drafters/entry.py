@@ -5,7 +5,7 @@
     named, holds                          is it what --draft names: by a word, a prefix, what a directory holds
     checked, look_at                      can it draft for the target; the same for people (foresay check)
     shapes, numbers_per_token, weights    what memory it takes, before a weight is read
-    load, remark                          the drafter itself, and what to say of it now that it is there
+    load, remark, doubts                  the drafter itself, and what to say of it now that it is there
     looks, levels                         whether it costs next to nothing, else how deep it can go: for the budget
     passes                                its models' passes
 
@@ -109,10 +109,13 @@ class Entry:
         drafter: Drafter = self.made()
         return drafter
 
-    def remark(self, drafter: Any, target: PagedModel, pool: PagePool, directory: Path) -> str:
-        """What to say behind the reason why the drafter drafts, now that it is loaded: what it does not know, or what
-        speaks against it; "" for nothing. directory: the target's.
-        """
+    @property
+    def remark(self) -> str:
+        """What to say behind the reason why the drafter drafts; "" for nothing."""
+        return ""
+
+    def doubts(self, drafter: Any, target: PagedModel, pool: PagePool, directory: Path) -> str:
+        """What speaks against it, now that it is loaded; "" if nothing does. directory: the target's."""
         return ""
 
     @property

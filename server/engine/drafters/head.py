@@ -68,15 +68,6 @@ class Head(FromFiles):
         """The drafter, for this target. dynamic: how its trees grow, see :mod:`drafters.growth`."""
         raise NotImplementedError
 
-    def remark(self, drafter: Any, target: PagedModel, pool: PagePool, directory: Path) -> str:
-        """What speaks against it."""
-        against = self.doubts(drafter, target, pool, directory)
-        return f", but {against}" if against else ""
-
-    def doubts(self, drafter: Any, target: PagedModel, pool: PagePool, directory: Path) -> str:
-        """The same in words, "" if nothing does. directory: the target's."""
-        raise NotImplementedError
-
     def note(self, notes: Notes, target: Target, drafter: Any, name: str, shape: TreeShape | None) -> int | None:
         """Note what it is; returns the longest text that it was trained on, where it says so. name: for people."""
         raise NotImplementedError
