@@ -45,7 +45,7 @@ async def _messages(http: web.Request, service: Service, body: MessagesRequest) 
     with in_words(conversation.names):
         request = validation.chat_of(fields)
         choices = reword(await chat_choices(service, request), conversation.names)
-        options = AnswerOptions.of(request, service.options.metrics_level)
+        options = AnswerOptions.of(request, choices[0].request.params, service.options.metrics_level)
         origin = service.origin(REQUEST_ID.get(), info, body.model)
         origin = msgspec.structs.replace(origin, warnings=(*origin.warnings, *conversation.warnings))
         answer = MessagesAnswer(origin, choices, options)

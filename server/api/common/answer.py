@@ -24,6 +24,7 @@ from server.text.choice import Choice, Piece
 from server.text.logprobs import Speller
 from server.text.warned import together
 from spec.request import TokenLogprobs
+from spec.sampling import SamplingParams
 
 
 class AnswerOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -47,8 +48,8 @@ class AnswerOptions(msgspec.Struct, frozen=True, kw_only=True):
     provenance: bool = False
 
     @classmethod
-    def of(cls, request: GenerationRequest, metrics_level: MetricsLevel) -> AnswerOptions:
-        """As the request says; ``metrics_level`` unless it names its own."""
+    def of(cls, request: GenerationRequest, params: SamplingParams, metrics_level: MetricsLevel) -> AnswerOptions:
+        """As the request says; ``metrics_level`` unless it names its own. params: made of it."""
         stream = request.stream_options
         return cls(
             stream=bool(request.stream),
@@ -56,7 +57,7 @@ class AnswerOptions(msgspec.Struct, frozen=True, kw_only=True):
             continuous_usage=bool(stream and stream.continuous_usage_stats),
             return_token_ids=bool(request.return_token_ids),
             metrics_level=request.spec_decode_metrics or metrics_level,
-            logprobs=options.logprobs(request),
+            logprobs=params.logprobs,
             prompt_logprobs=request.prompt_logprobs,
             tokens_as_ids=bool(request.return_tokens_as_token_ids),
             stream_interval=options.stream_interval(request),

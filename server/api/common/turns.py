@@ -38,18 +38,42 @@ from server.text.room import Room
 from server.text.warned import headers, system_moved
 from spec.errors import InvalidRequest
 from spec.request import Grammar, Request
+from spec.sampling import SamplingParams
 
 #: Tokens of a prompt that its first words are made of.
 _SHOWN = 80
 
 
-async def completion_choices(service: Service, body: CompletionRequest) -> list[Choice]:
-    """``n`` choices for each prompt, those of the first prompt first."""
+class Prepared(msgspec.Struct, frozen=True, kw_only=True):
+    """What the choices of a request are made of.
+
+    field: of the prompts in the request. follows: whether the answer's text goes on where the prompt's ends. parser:
+    makes the parser of the choice whose request has this id. grammar: what all choices must match. predicted: what they
+    will probably be. warnings: what the prompt does not tell as was asked. strict: as in :func:`chat_choices`. words:
+    the first ones of the prompt, where those of its tokens are others'.
+    """
+
+    prompts: Sequence[list[int]]
+    field: str
+    follows: bool
+    parser: Callable[[str], OutputParser] = lambda request_id: PlainText()
+    grammar: Grammar | None = None
+    predicted: list[int] | None = None
+    warnings: tuple[RequestWarning, ...] = ()
+    strict: bool = False
+    words: str = ""
+
+
+async def completion_choices(
+    service: Service, body: CompletionRequest, given: Sequence[str | list[int]]
+) -> list[Choice]:
+    """``n`` choices for each of the given prompts, those of the first one first."""
     special = body.add_special_tokens is not False
-    given, room = validation.prompts(body), room_for(service, body, "prompt")
+    room = room_for(service, body, "prompt")
     prompts = [await service.encode(one, special, room=room) if isinstance(one, str) else one for one in given]
     predicted = await prediction_of(service, body, len(prompts))
-    return _choices(service, body, prompts, "prompt", follows=True, grammar=await wanted(body), predicted=predicted)
+    prepared = Prepared(prompts=prompts, field="prompt", follows=True, grammar=await wanted(body), predicted=predicted)
+    return _choices(service, body, prepared)
 
 
 async def chat_choices(
@@ -72,11 +96,9 @@ async def chat_choices(
     beginning = Beginning(text, opened, continues)
     grammar = await chat_grammar(body, offer, dialect, service.opened()[0].tokenizer, beginning)
     predicted = await prediction_of(service, body)
-    return _choices(
-        service,
-        body,
-        [prompt],
-        "messages",
+    prepared = Prepared(
+        prompts=[prompt],
+        field="messages",
         follows=continues,
         parser=parser,
         grammar=grammar,
@@ -85,6 +107,7 @@ async def chat_choices(
         strict=strict,
         words=words,
     )
+    return _choices(service, body, prepared)
 
 
 async def chat_prompt(service: Service, body: ChatRequest) -> list[int]:
@@ -142,31 +165,49 @@ def _rendered(service: Service, body: ChatRequest) -> Told:
         raise
 
 
-def _choices(
-    service: Service,
-    body: GenerationRequest,
-    prompts: Sequence[list[int]],
-    field: str,
-    follows: bool,
-    parser: Callable[[str], OutputParser] = lambda request_id: PlainText(),
-    grammar: Grammar | None = None,
-    predicted: list[int] | None = None,
-    warnings: tuple[RequestWarning, ...] = (),
-    strict: bool = False,
-    words: str = "",
-) -> list[Choice]:
-    """``n`` choices per prompt, checked. follows: whether the answer's text goes on where the prompt's ends. parser:
-    makes the parser of the choice whose request has this id. grammar: what all of them must match. predicted: what they
-    will probably be. warnings: what the prompt does not tell as was asked. strict: as in :func:`chat_choices`. words:
-    the first ones of the prompt, where those of its tokens are others'.
-    """
+def _choices(service: Service, body: GenerationRequest, prepared: Prepared) -> list[Choice]:
+    """``n`` choices per prompt, checked."""
+    text, info = service.opened()
+    params, options = _params(service, body), _text_options(body)
+    drafted = wishes(body.speculation, info)
+    count = choices_of(body)
+    check_choices(len(prepared.prompts), count)
+    check_told(body, prepared.prompts, count)
+    unique, salt = uuid.uuid4().hex, _salt(body)
+    choices = []
+    for index, given in enumerate(prepared.prompts):
+        prompt, own, shortened = _fitted(service, body, prepared, params, given)
+        request = Request(
+            id=f"{unique}-{index}",
+            prompt=prompt,
+            params=own,
+            salt=salt,
+            grammar=prepared.grammar,
+            prediction=prepared.predicted,
+            **drafted,
+        )
+        context = prompt if prepared.follows else ()
+        noted = (*prepared.warnings, *shortened)
+        shown = prepared.words or conversation.first_words(text.tokenizer.decode(prompt[:_SHOWN]))
+        for one in forked(request, count):
+            parser = prepared.parser(one.id)
+            choices.append(Choice(one, text.tokenizer, options, info.eos_token_ids, context, parser, noted, shown))
+    return choices
+
+
+def _params(service: Service, body: GenerationRequest) -> SamplingParams:
+    """How to draw, before it is known what room a prompt leaves."""
     text, info = service.opened()
     params = validation.sampling_params(body, text.defaults, info.vocab_size)
     if params.seed is None:
         params = msgspec.structs.replace(params, seed=service.options.seed)
     if body.bad_words:
         params = msgspec.structs.replace(params, bad_words=bad_words(body, text.tokenizer))
-    options = TextOptions(
+    return params
+
+
+def _text_options(body: GenerationRequest) -> TextOptions:
+    return TextOptions(
         stop=validation.stop_strings(body),
         include_stop=bool(body.include_stop_str_in_output),
         skip_special_tokens=body.skip_special_tokens is not False,
@@ -174,34 +215,19 @@ def _choices(
         by_token=bool(body.provenance) or body.stream_pacing == "even",
         provenance=bool(body.provenance),
     )
-    drafted = wishes(body.speculation, info)
-    count = choices_of(body)
-    check_choices(len(prompts), count)
-    check_told(body, prompts, count)
-    unique, salt = uuid.uuid4().hex, _salt(body)
-    choices = []
-    for index, given in enumerate(prompts):
-        prompt = truncated(body, given, info.max_model_len - (params.max_tokens or 1))
-        left = info.max_model_len - len(prompt)
-        own = validation.capped(body, params, service.options.max_output_tokens, left)
-        own, shortened = validation.clamped(body, own, left, strict or service.options.strict_limits)
-        validation.check_prompt(prompt, field, own, info.vocab_size, info.max_model_len)
-        request = Request(
-            id=f"{unique}-{index}",
-            prompt=prompt,
-            params=own,
-            salt=salt,
-            grammar=grammar,
-            prediction=predicted,
-            **drafted,
-        )
-        context = prompt if follows else ()
-        noted = (*warnings, *shortened)
-        shown = words or conversation.first_words(text.tokenizer.decode(prompt[:_SHOWN]))
-        for one in forked(request, count):
-            made = Choice(one, text.tokenizer, options, info.eos_token_ids, context, parser(one.id), noted, shown)
-            choices.append(made)
-    return choices
+
+
+def _fitted(
+    service: Service, body: GenerationRequest, prepared: Prepared, params: SamplingParams, given: list[int]
+) -> tuple[list[int], SamplingParams, tuple[RequestWarning, ...]]:
+    """A prompt and its parameters as they fit the context together, and what to say of it."""
+    info = service.opened()[1]
+    prompt = truncated(body, given, info.max_model_len - (params.max_tokens or 1))
+    left = info.max_model_len - len(prompt)
+    own = validation.capped(body, params, service.options.max_output_tokens, left)
+    own, shortened = validation.clamped(body, own, left, prepared.strict or service.options.strict_limits)
+    validation.check_prompt(prompt, prepared.field, own, info.vocab_size, info.max_model_len)
+    return prompt, own, shortened
 
 
 def _salt(body: GenerationRequest) -> str:

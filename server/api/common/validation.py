@@ -7,6 +7,7 @@ their value asks for nothing. An empty field name means the body as a whole.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any, TypeVar, cast
 
@@ -110,14 +111,26 @@ def named(complaint: str) -> InvalidRequest:
 
 
 def refuse_unsupported(record: msgspec.Struct, prefix: str = "") -> None:
-    """Raise for the first known field whose value asks for something the server does not do."""
-    for field in refused_fields(type(record)):
-        value = getattr(record, field)
-        if value is None:
-            continue
-        if not any(type(value) is type(good) and value == good for good in NOT_SUPPORTED[field]):
-            instead = f"; write {WRITE_INSTEAD[field]}" if field in WRITE_INSTEAD else ""
-            raise InvalidRequest(prefix + field, f"{prefix}{field} is not supported by this server{instead}")
+    """Raise for the first field that every API knows and none does, and whose value asks for something."""
+    harmless = {field: NOT_SUPPORTED[field] for field in refused_fields(type(record))}
+    refuse(record, harmless, prefix, hints={field: f"write {other}" for field, other in WRITE_INSTEAD.items()})
+
+
+def refuse(
+    record: msgspec.Struct,
+    harmless: Mapping[str, tuple[object, ...]],
+    prefix: str = "",
+    by: str = "this server",
+    hints: Mapping[str, str] | None = None,
+) -> None:
+    """Raise for the first field whose value asks for something that is not done. harmless: by field, the values that
+    ask for nothing; null always does. hints: what to do instead.
+    """
+    for name, values in harmless.items():
+        value = getattr(record, name, None)
+        if value is not None and not any(type(value) is type(good) and value == good for good in values):
+            hint = f"; {hints[name]}" if hints and name in hints else ""
+            raise InvalidRequest(prefix + name, f"{prefix}{name} is not supported by {by}{hint}")
 
 
 @lru_cache(maxsize=32)

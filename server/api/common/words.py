@@ -33,11 +33,13 @@ def reword(choices: Sequence[Choice], names: Mapping[str, str]) -> Sequence[Choi
 
 
 def renamed(param: str, message: str, names: Mapping[str, str]) -> tuple[str, str]:
-    """Field and message with the longest known beginning of the field replaced."""
+    """Field and message with the longest known beginning of the field replaced: all of the field where the beginning
+    is known with a ``*`` behind it."""
     ends = [len(param), *(place for place in reversed(range(len(param))) if param[place] in ".[")]
     for end in ends:
-        if param[:end] in names:
-            name = names[param[:end]] + param[end:]
+        whole, beginning = names.get(f"{param[:end]}*"), names.get(param[:end])
+        if whole is not None or beginning is not None:
+            name = whole if whole is not None else f"{beginning}{param[end:]}"
             return name, message.replace(param, name)
     return param, message
 

@@ -89,12 +89,12 @@ def fields_of_raw(body: OllamaGenerateRequest) -> Json:
 
 def refuse_unsupported(body: OllamaRequest) -> None:
     """Raise for a known field whose value asks for something the server does not do."""
-    _refuse(body, FIELDS_REFUSED, "")
+    validation.refuse(body, FIELDS_REFUSED, "")
     if isinstance(body, OllamaChatRequest):
         for index, message in enumerate(body.messages or ()):
-            _refuse(message, FIELDS_REFUSED, f"messages[{index}].")
+            validation.refuse(message, FIELDS_REFUSED, f"messages[{index}].")
     if body.options is not None:
-        _refuse(body.options, OPTIONS_REFUSED, "options.")
+        validation.refuse(body.options, OPTIONS_REFUSED, "options.")
         _check_window(body.options)
 
 
@@ -108,13 +108,6 @@ def keep_alive(body: OllamaRequest) -> Keep:
     except ValueError as error:
         raise InvalidRequest("keep_alive", f"keep_alive: {error}") from None
     return seconds if 0 <= seconds < _FOREVER else None
-
-
-def _refuse(record: msgspec.Struct, harmless: dict[str, tuple[object, ...]], prefix: str) -> None:
-    for name, values in harmless.items():
-        value = getattr(record, name, None)
-        if value is not None and not any(type(value) is type(good) and value == good for good in values):
-            raise InvalidRequest(prefix + name, f"{prefix}{name} is not supported by this server")
 
 
 def _check_window(options: OllamaOptions) -> None:

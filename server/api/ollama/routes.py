@@ -103,7 +103,7 @@ async def _generate(
             choices = await chat_choices(service, chat)
         else:
             request = raw = await _raw(service, body, prompt)
-            choices = await completion_choices(service, raw)
+            choices = await completion_choices(service, raw, validation.prompts(raw))
         return await _answered(http, service, OllamaGenerate, body, request, reword(choices, names))
 
 
@@ -148,9 +148,8 @@ async def _answered(
 ) -> web.StreamResponse:
     _, info = service.opened()
     origin: Origin = msgspec.structs.replace(service.origin(REQUEST_ID.get(), info, body.model), model=body.model)
-    return await answered(
-        http, service, kind(origin, choices, AnswerOptions.of(request, service.options.metrics_level))
-    )
+    options = AnswerOptions.of(request, choices[0].request.params, service.options.metrics_level)
+    return await answered(http, service, kind(origin, choices, options))
 
 
 async def tags(http: web.Request) -> web.Response:

@@ -28,7 +28,7 @@ async def chat_completions(http: web.Request) -> web.StreamResponse:
 async def _chat(http: web.Request, service: Service, body: ChatRequest) -> web.StreamResponse:
     _, info = service.opened()
     choices = await chat_choices(service, body)
-    options = AnswerOptions.of(body, service.options.metrics_level)
+    options = AnswerOptions.of(body, choices[0].request.params, service.options.metrics_level)
     origin = service.origin(body.request_id or REQUEST_ID.get(), info, body.model)
     answer = ChatAnswer(origin, choices, options, body.include_reasoning is not False)
     return await answered(http, service, answer)

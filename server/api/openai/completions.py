@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 
 from aiohttp import web
 
@@ -33,17 +34,17 @@ async def completions(http: web.Request) -> web.StreamResponse:
 
 async def _completions(http: web.Request, service: Service, body: CompletionRequest) -> web.StreamResponse:
     text, info = service.opened()
-    choices = await completion_choices(service, body)
-    echoes = await asyncio.to_thread(_echoes, text, body, choices) if body.echo else []
-    options = AnswerOptions.of(body, service.options.metrics_level)
+    given = validation.prompts(body)
+    choices = await completion_choices(service, body, given)
+    echoes = await asyncio.to_thread(_echoes, text, body, given, choices) if body.echo else []
+    options = AnswerOptions.of(body, choices[0].request.params, service.options.metrics_level)
     origin = service.origin(body.request_id or REQUEST_ID.get(), info, body.model)
     answer = CompletionAnswer(origin, choices, options, echoes)
     return await answered(http, service, answer)
 
 
-def _echoes(text: Text, body: CompletionRequest, choices: list[Choice]) -> list[Echo]:
+def _echoes(text: Text, body: CompletionRequest, given: Sequence[str | list[int]], choices: list[Choice]) -> list[Echo]:
     """What goes in front of each choice; a prompt may have several."""
-    given = validation.prompts(body)
     each = len(choices) // len(given)
     made = [echoed(body, one, choices[each * place].request.prompt, text.tokenizer) for place, one in enumerate(given)]
     return [echo for echo in made for _ in range(each)]

@@ -4,13 +4,11 @@ former. Each option is understood where chat understands it.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
-import msgspec
-
-from server.api.common import validation, words
+from server.api.common import validation
+from server.api.common.words import in_words
 from server.api.responses.items import messages_of
 from server.api.responses.schemas import RESPONSES_NOT_SUPPORTED, InputItem, NamedChoice, ResponseRequest, TextFormat
 from server.api.responses.tools import CUSTOM, Toolbox, full_name
@@ -33,21 +31,27 @@ INCLUDABLE = (
     "computer_call_output.output.image_url",
     "code_interpreter_call.outputs",
 )
-#: A chat's field and what the same is called here. The first that fits an error's field wins.
-RENAMED = (
-    (r"^messages\b.*", "input"),
-    (r"^max_(completion_)?tokens$", "max_output_tokens"),
-    (r"^response_format\.json_schema\b", "text.format"),
-    (r"^response_format\b", "text.format"),
-    (r"^logprobs$", "include"),
-    (r"^(tool_choice)\.(function|allowed_tools)\b", r"\1"),
-)
+#: What the fields of the chat request are called here.
+NAMES = {
+    "messages*": "input",
+    "max_completion_tokens": "max_output_tokens",
+    "max_tokens": "max_output_tokens",
+    "response_format.json_schema": "text.format",
+    "response_format": "text.format",
+    "logprobs": "include",
+    "tool_choice.function": "tool_choice",
+    "tool_choice.allowed_tools": "tool_choice",
+}
 
 #: Values of hints that any model follows which does not know the hint.
 ASKS_NOTHING = ("none", "medium")
 
 #: What chat's fields of this meaning are called here.
-INSTEAD = {"max_tokens": "max_output_tokens", "response_format": "text.format", "logprobs": f"include: [{LOGPROBS!r}]"}
+INSTEAD = {
+    "max_tokens": "use max_output_tokens",
+    "response_format": "use text.format",
+    "logprobs": f"use include: [{LOGPROBS!r}]",
+}
 
 _own = ("stream", "stream_options", "n", "logprobs", "max_tokens", "request_id", "response_format")
 _shared = [field for field in GenerationRequest.__struct_fields__ if field not in _own]
@@ -86,12 +90,8 @@ def chat_request(
         fields |= {"max_completion_tokens": 1, "min_tokens": None, "add_generation_prompt": False, "logprobs": None}
         fields |= {"top_logprobs": None, "response_format": None, "stop": None, "prediction": None}
         fields["tool_choice"] = "none" if body.tool_choice == "none" else None
-    try:
-        return validation.checked_chat(msgspec.convert(fields, ChatRequest))
-    except msgspec.ValidationError as error:
-        raise renamed(validation.named(str(error)), toolbox.fields) from None
-    except InvalidRequest as error:
-        raise renamed(error, toolbox.fields) from None
+    with in_words(NAMES | toolbox.fields):
+        return validation.chat_of(fields)
 
 
 def hints_left_out(body: ResponseRequest, words: Collection[str]) -> tuple[RequestWarning, ...]:
@@ -111,12 +111,7 @@ def _hints(body: ResponseRequest) -> list[tuple[str, str, str]]:
 
 def check(body: ResponseRequest) -> None:
     """Raise for what only this API has and the server does not do."""
-    for field, harmless in RESPONSES_NOT_SUPPORTED.items():
-        value = getattr(body, field, None)
-        if value is not None and not any(type(value) is type(good) and value == good for good in harmless):
-            instead = INSTEAD.get(field)
-            hint = f"; use {instead}" if instead else ""
-            raise InvalidRequest(field, f"{field} is not supported by /v1/responses{hint}")
+    validation.refuse(body, RESPONSES_NOT_SUPPORTED, by="/v1/responses", hints=INSTEAD)
     for index, wish in enumerate(body.include or ()):
         if wish not in INCLUDABLE:
             raise InvalidRequest(f"include[{index}]", f"include[{index}] must be one of {', '.join(INCLUDABLE)}")
@@ -130,25 +125,6 @@ def check(body: ResponseRequest) -> None:
     for key, value in (body.metadata or {}).items():
         if len(key) > 64 or len(value) > 512:
             raise InvalidRequest("metadata", "metadata: keys have at most 64 characters, values at most 512")
-
-
-def renamed(error: InvalidRequest, tools: Mapping[str, str] | None = None) -> InvalidRequest:
-    """An error about a field of the chat, as one about the field it came from. tools: the fields of tools."""
-    return type(error)(*_reworded(error.param, error.message, tools or {}))
-
-
-def reworded(warnings: Iterable[RequestWarning], tools: Mapping[str, str]) -> tuple[RequestWarning, ...]:
-    """Warnings about fields of the chat, in the same way."""
-    said = [(one, _reworded(one.param, one.message, tools)) for one in warnings]
-    return tuple(msgspec.structs.replace(one, param=param, message=message) for one, (param, message) in said)
-
-
-def _reworded(param: str, message: str, tools: Mapping[str, str]) -> tuple[str, str]:
-    for pattern, name in RENAMED:
-        field = re.sub(pattern, name, param)
-        if field != param:
-            return field, message.replace(param, field)
-    return words.renamed(param, message, tools)
 
 
 def _wants_logprobs(body: ResponseRequest) -> bool:

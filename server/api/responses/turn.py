@@ -15,9 +15,10 @@ from server.api.common.answer import AnswerOptions
 from server.api.common.pacing import Arrivals, Batch
 from server.api.common.streaming import Paced, delivery, finished
 from server.api.common.turns import chat_choices
+from server.api.common.words import in_words, reword
 from server.api.responses.answer import Cancelled, ResponseAnswer
 from server.api.responses.items import given_items
-from server.api.responses.request import chat_request, hints_left_out, renamed, reworded
+from server.api.responses.request import NAMES, chat_request, hints_left_out
 from server.api.responses.schemas import InputItem, Reasoning, Response, ResponseRequest, TextFormat, TextOptions
 from server.api.responses.store import PreviousResponseNotFound, Record, Responses
 from server.api.responses.tools import Toolbox, served
@@ -74,13 +75,11 @@ class Turn:
             if self._cancelled:
                 raise Cancelled
             choices, stored = self.answer.choices, self.record.response.store
-            async with self._service.generation(choices, keeps_text=stored) as generation:
-                self._generation = generation
-                yield generation
-        except InvalidRequest as error:
-            self._fail(renamed(error))
-            raise renamed(error) from None
-        except ApiError as error:
+            with in_words(NAMES):
+                async with self._service.generation(choices, keeps_text=stored) as generation:
+                    self._generation = generation
+                    yield generation
+        except (InvalidRequest, ApiError) as error:
             self._fail(error)
             raise
         finally:
@@ -223,12 +222,10 @@ async def _attempt(
         spoken = []  # another model's token ids
     chat = chat_request(body, conversation, given, generates, words)
     toolbox = Toolbox.of(body.tools, given, conversation)
-    try:
-        (choice,) = await chat_choices(service, chat, spoken, strict)
-    except InvalidRequest as error:
-        raise renamed(error, toolbox.fields) from None
-    said = reworded(choice.warnings, toolbox.fields)
-    choice.warnings = (*said, *toolbox.warnings, *hints_left_out(body, words))
+    names = NAMES | toolbox.fields
+    with in_words(names):
+        (choice,) = reword(await chat_choices(service, chat, spoken, strict), names)
+    choice.warnings = (*choice.warnings, *toolbox.warnings, *hints_left_out(body, words))
     return choice
 
 
@@ -264,10 +261,8 @@ def _response(body: ResponseRequest, id: str, model: str, choice: Choice) -> Res
 
 async def _next(arrivals: Arrivals, timeout: float | None = None) -> Batch:
     """What arrives; what the engine refuses is told by the field's name here."""
-    try:
+    with in_words(NAMES):
         return await arrivals(timeout)
-    except InvalidRequest as error:
-        raise renamed(error) from None
 
 
 async def whole(turn: Turn) -> Response:
