@@ -1,4 +1,5 @@
 # make serve      create .venv, install, start the server with the bundled pair on 127.0.0.1:8000
+# make setup      create .venv, install what development needs
 # make test       the whole test suite        make quick   without the slow tests
 # make check      formatting, lint and types  make format  let ruff rewrite the files
 # make bench      measure this machine        ARGS="..."   is handed to the command
@@ -18,11 +19,13 @@ CLIENTS := $(VENV)/.installed-guidellm $(VENV)/.installed-litellm $(VENV)/.insta
 TEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
-.PHONY: serve bench test quick check clients format clean
+.PHONY: serve setup bench test quick check clients format clean
 .DELETE_ON_ERROR:
 
 serve: $(VENV)/.installed
 	@exec $(BIN)/foresay serve $(ARGS)
+
+setup: $(VENV)/.installed-dev
 
 bench: $(VENV)/.installed
 	@exec $(BIN)/foresay bench $(ARGS)

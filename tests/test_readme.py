@@ -20,7 +20,7 @@ from verifier.model.config import ModelConfig
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text("utf-8")
 PACKAGING = ROOT / "packaging" / "README.md"
-DOCUMENTS = sorted([ROOT / "README.md", ROOT / "CHANGELOG.md", PACKAGING, *(ROOT / "docs").glob("*.md")])
+DOCUMENTS = sorted([*ROOT.glob("*.md"), PACKAGING, *(ROOT / "docs").glob("*.md")])
 
 
 def test_every_command_is_in_the_readme() -> None:
@@ -36,7 +36,9 @@ def test_flags_that_are_written_about_exist(document: Path) -> None:
 
 def test_make_targets_that_are_written_about_exist() -> None:
     targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text("utf-8"), re.MULTILINE))
-    assert set(re.findall(r"(?:\$ |`)make ([a-z]+)", README)) <= targets
+    names = (".pre-commit-config.yaml", ".devcontainer/devcontainer.json", "CONTRIBUTING.md")
+    written = README + "".join((ROOT / name).read_text("utf-8") for name in names)
+    assert set(re.findall(r"(?:\$ |`|entry: |\")make ([a-z]+)", written)) <= targets
     assert {"serve", "test", "check", "bench"} <= targets
 
 
