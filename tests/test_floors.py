@@ -114,6 +114,15 @@ def climbs(name: str, imported: str) -> bool:
     return ROOMS.index(room_of(name)) < ROOMS.index(room_of(imported))
 
 
+def picture() -> str:
+    """Each room of the server and those that it imports, the highest first."""
+    lines = []
+    for room in reversed(ROOMS):
+        imported = {room_of(one) for name, found in graph().items() if room_of(name) == room for one in found}
+        lines.append(f"{room:10}{' '.join(one for one in reversed(ROOMS) if one in imported - {room})}".rstrip())
+    return "\n".join(lines)
+
+
 @pytest.mark.parametrize("floor", FLOORS)
 def test_a_floor_imports_only_what_lies_below(floor: str) -> None:
     assert files_of(floor), f"{floor} has no files"
@@ -155,3 +164,7 @@ def test_the_reader_sees_what_a_file_imports(tmp_path: Path) -> None:
     source = tmp_path / "module.py"
     source.write_text("import os.path\ndef f():\n    from bench.drive import run\n    import torch.nn as nn\n")
     assert list(imports_of(source)) == [(1, "os.path"), (3, "bench.drive.run"), (4, "torch.nn")]
+
+
+if __name__ == "__main__":
+    print(picture())

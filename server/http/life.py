@@ -53,15 +53,7 @@ async def run_server(
     speculation_log.to_stderr(residency.log)
     if config.log_stats:
         speculation_log.to_stderr()
-    # Without handler_cancellation a client that leaves during a long prefill would be noticed at the first write only.
-    runner = web.AppRunner(
-        create_app(models, gate),
-        handler_cancellation=True,
-        auto_decompress=False,  # aiohttp would do it before anybody has looked at the key
-        logger=malformed.log,
-        access_log=None,
-        shutdown_timeout=CLOSING_SECONDS,
-    )
+    runner = _runner(models, gate)
     await runner.setup()
     try:
         port = await _listen(runner, config, tls)
@@ -75,6 +67,18 @@ async def run_server(
         threads.shutdown(wait=False, cancel_futures=True)
         asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor())  # which the loop waits for at its end
     return 0
+
+
+def _runner(models: Models, gate: Gate) -> web.AppRunner:
+    # Without handler_cancellation a client that leaves during a long prefill would be noticed at the first write only.
+    return web.AppRunner(
+        create_app(models, gate),
+        handler_cancellation=True,
+        auto_decompress=False,  # aiohttp would do it before anybody has looked at the key
+        logger=malformed.log,
+        access_log=None,
+        shutdown_timeout=CLOSING_SECONDS,
+    )
 
 
 class StopSignals:

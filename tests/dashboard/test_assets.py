@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from server.api.about.assets import POLICY, assets
+from server.api.about.dashboard import POLICY, assets
 from server.gateway.keychain import Keychain
 from server.http.gate import Gate
 from tests.gateway.guarded import ALICE, bearer, guarded

@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import pytest
 
-from server.api.about.assets import assets
+from server.api.about.dashboard import assets
 from spec.names import DRAFTERS, NONE
 from tests.dashboard.browsing import needs_chromium, visiting
 from tests.dashboard.seeing import Colour, contrast, nearest

@@ -9,7 +9,7 @@ from aiohttp import web
 from msgspec import UNSET, UnsetType
 
 import foresay
-from server.api.about.assets import PAGE, served, wants_page
+from server.api.about.dashboard import PAGE, served, wants_page
 from server.api.common.route import Route, json_response
 from server.engine.status import unavailable
 from server.host.models.models import MODELS, Entry, Models

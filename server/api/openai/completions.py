@@ -13,8 +13,7 @@ from server.api.common.leased import leased
 from server.api.common.route import Route, Stream
 from server.api.common.sse import EVENTS
 from server.api.common.turns import answered, completion_choices
-from server.api.openai.completion_answer import CompletionAnswer
-from server.api.openai.echo import Echo, echoed
+from server.api.openai.completion_answer import CompletionAnswer, Echo, echoed
 from server.gateway.caller import REQUEST_ID
 from server.host.models.models import MODELS
 from server.host.service import Service, Text
