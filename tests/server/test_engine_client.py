@@ -16,12 +16,12 @@ import aiohttp
 import openai
 import pytest
 
+from server.cli import serving
 from server.cli.main import main
 from server.engine.generation import generate
 from server.engine.status import EngineStatus
 from server.host import watchdog
 from server.host.client import EngineClient
-from server.http import app
 from server.settings.config import ServeConfig
 from server.settings.resolved import BUNDLED
 from spec.request import Request
@@ -99,7 +99,7 @@ def test_a_server_whose_supervision_ends_ends_too(monkeypatch, capsys, caplog):
         raise KeyError("lost")
 
     monkeypatch.setattr(EngineClient, "_supervise", broken)
-    monkeypatch.setattr(app, "_leave_the_busy", lambda: None)  # this process goes on when its tokenizer is loaded
+    monkeypatch.setattr(serving, "_leave_the_busy", lambda: None)  # this process goes on when its tokenizer is loaded
     assert main(["serve", "--port", "0"]) == 1
     assert "the supervision of the engine ended (KeyError: 'lost')" in capsys.readouterr().err
     assert "nobody watches over the engine" in caplog.text
