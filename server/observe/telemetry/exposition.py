@@ -8,6 +8,7 @@ from prometheus_client.core import Metric
 from prometheus_client.process_collector import ProcessCollector
 
 import foresay
+from server.observe.telemetry.drafting import Drafting
 from server.observe.telemetry.encoding import Formats
 from server.observe.telemetry.families import Families, Series, by, one
 from server.observe.telemetry.reading import Reading
@@ -110,7 +111,7 @@ def _about(families: Families, reading: Reading) -> Iterator[Metric]:
 def _speculation(families: Families, totals: Tally) -> Iterator[Metric]:
     """What was drafted and what became of it."""
     drafting = sorted(totals.drafting.items())
-    whose, where = ["drafter"], ["drafter", "position"]
+    whose = ["drafter"]
     yield from families.counter(
         "spec_decode_num_drafts",
         "Trees with at least one drafted token that were verified.",
@@ -129,19 +130,7 @@ def _speculation(families: Families, totals: Tally) -> Iterator[Metric]:
         [((name,), counts.accepted) for name, counts in drafting],
         whose,
     )
-    yield from families.counter(
-        "spec_decode_num_draft_tokens_per_pos",
-        "Drafted tokens that were verified, by how deep in the tree (0: right behind the text).",
-        [series for name, counts in drafting for series in _positions(name, counts.drafted_per_depth)],
-        where,
-    )
-    yield from families.counter(
-        "spec_decode_num_accepted_tokens_per_pos",
-        "Drafted tokens that were accepted and are in a text, by how deep in the tree (0: right behind the text).",
-        [series for name, counts in drafting for series in _positions(name, counts.accepted_per_depth)],
-        where,
-        keep=[1],
-    )
+    yield from _by_position(families, drafting)
     yield from families.counter(
         "spec_decode_num_forced_tokens", "Drafted tokens that a grammar forced.", one(totals.forced)
     )
@@ -156,6 +145,24 @@ def _speculation(families: Families, totals: Tally) -> Iterator[Metric]:
     )
     yield from families.histogram(
         "spec_decode_tokens_per_step", "Tokens that a step added to one request's text.", totals.run_lengths
+    )
+
+
+def _by_position(families: Families, drafting: list[tuple[str, Drafting]]) -> Iterator[Metric]:
+    """The same by depth. drafting: by the drafter's name."""
+    where = ["drafter", "position"]
+    yield from families.counter(
+        "spec_decode_num_draft_tokens_per_pos",
+        "Drafted tokens that were verified, by how deep in the tree (0: right behind the text).",
+        [series for name, counts in drafting for series in _positions(name, counts.drafted_per_depth)],
+        where,
+    )
+    yield from families.counter(
+        "spec_decode_num_accepted_tokens_per_pos",
+        "Drafted tokens that were accepted and are in a text, by how deep in the tree (0: right behind the text).",
+        [series for name, counts in drafting for series in _positions(name, counts.accepted_per_depth)],
+        where,
+        keep=[1],
     )
 
 
