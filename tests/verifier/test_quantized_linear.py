@@ -8,59 +8,15 @@ from torch import Tensor
 from torch.nn import functional
 
 from tests.simulated.device import DEVICE, simulated
+from tests.verifier.quantized_weights import KINDS, STEPPED, matrix_of
 from tests.verifier.test_linear import COUNTS, DTYPES, differing, rows_of
 from verifier.model.linear import Linear
 from verifier.ops.eager import references
 from verifier.ops.kernels.cpu.launch import recording
 from verifier.ops.quantized import QuantizedMatrix, packed, unpacked
 
-#: Bits, numbers of a group (None: all of a row), whether zero is 0, and the scales' dtype.
-KINDS = {
-    "int8": (8, None, True, torch.bfloat16),
-    "int8 groups": (8, 32, True, torch.float16),
-    "int8 zeros": (8, None, False, torch.float32),
-    "int4": (4, 32, True, torch.bfloat16),
-    "int4 zeros": (4, 64, False, torch.float16),
-    "int4 rows": (4, None, True, torch.float32),
-}
-#: As GGUF has them: bits, numbers of a group and of a span, and whether there are minimums.
-STEPPED = {
-    "q4_k": (4, 32, 64, True),
-    "q5_k": (8, 32, 64, True),
-    "q6_k": (8, 16, 64, False),
-    "mixed": (8, 16, 32, True),
-}
 #: in, out: one group and several, outputs that fill no block, the widths of a tiny model, of many terms.
 SHAPES = [(128, 33), (192, 100), (3072, 64)]
-
-
-def stepped_of(shape: tuple[int, int], kind: str) -> QuantizedMatrix:
-    """Random numbers, scales, minimums and steps."""
-    bits, group, span, minimums = STEPPED[kind]
-    generator = torch.Generator().manual_seed(shape[0])
-    cpu = torch.device("cpu")
-    empty = QuantizedMatrix.empty(shape[1], shape[0], bits, group, True, torch.int8, cpu)
-    matrix = empty.with_steps(span, minimums)
-    highest = 1 << (4 if bits == 4 else 5)
-    least = 0 if minimums else -highest
-    matrix.put(torch.randint(least, highest, matrix.shape, dtype=torch.int8, generator=generator))
-    for multiples, steps in ((matrix.scales, matrix.steps), (matrix.minimums, matrix.minimum_steps)):
-        if multiples is not None and steps is not None:
-            multiples.copy_(torch.randint(1, 64, multiples.shape, dtype=torch.int8, generator=generator))
-            drawn = torch.rand(steps.shape, generator=generator)
-            steps.copy_(drawn / 30 / highest / shape[0] ** 0.5 * (1 if multiples is matrix.scales else highest / 2))
-    return matrix
-
-
-def matrix_of(shape: tuple[int, int], kind: str) -> QuantizedMatrix:
-    if kind in STEPPED:
-        return stepped_of(shape, kind)
-    bits, group, symmetric, scales = KINDS[kind]
-    generator = torch.Generator().manual_seed(shape[0])
-    weight = torch.randn(shape[::-1], generator=generator) / shape[0] ** 0.5
-    matrix = QuantizedMatrix.empty(shape[1], shape[0], bits, group or shape[0], symmetric, scales, torch.device("cpu"))
-    matrix.fill(weight + 0.01 * (not symmetric))
-    return matrix
 
 
 def bias_of(shape: tuple[int, int]) -> Tensor:

@@ -1,9 +1,9 @@
 """Linear layers whose rows have the same bits in any company.
 
-On a CPU the weight is packed once and multiplied by a kernel of ours (:mod:`verifier.ops.kernels.cpu.product`). What is
-computed in fp32 keeps a weight in 16 bits where they hold all of it, as those of a bf16 or fp16 checkpoint do: a step
-that reads every weight reads half as much. A quantised one keeps its whole numbers. On a GPU a weight is kept as it is,
-and a quantised one becomes the floats that it stands for.
+A weight is packed once for its device and multiplied by a kernel of ours (:mod:`verifier.ops.kernels.cpu.product`,
+:mod:`verifier.ops.kernels.linear`). What a CPU computes in fp32 keeps a weight in 16 bits where they hold all of it, as
+those of a bf16 or fp16 checkpoint do: a step that reads every weight reads half as much. A quantised one keeps its few
+bits.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from verifier.ops.kernels.blocked import BlockedWeight
 from verifier.ops.kernels.cpu.integers import PackedIntegers
 from verifier.ops.kernels.cpu.linear import PackedFloats
-from verifier.ops.kernels.cpu.product import PackedWeight
-from verifier.ops.linear import gated_linear, linear, packed_linear
+from verifier.ops.linear import PackedWeight, packed_linear
 from verifier.ops.quantized import QuantizedMatrix
 
 #: A weight as a checkpoint has it, [out, in].
@@ -24,13 +24,13 @@ Matrix = Tensor | QuantizedMatrix
 
 
 class Linear:
-    """``x @ weight.T + bias`` for x [R, in]. Owns its (packed) weight, [out, in], and computes on its device.
+    """``x @ weight.T + bias`` for x [R, in]. Owns its packed weight, [out, in], and computes on its device.
 
     dtype, device: of x and of what comes out; dtype is the weight's unless given. gated: the outputs are gates, and
     then as many numbers that they are for (:meth:`gated`).
     """
 
-    __slots__ = ("_bias", "_gated", "_packed", "_weight", "device", "dtype", "in_features", "out_features")
+    __slots__ = ("_packed", "device", "dtype", "in_features", "out_features")
 
     def __init__(
         self, weight: Matrix, bias: Tensor | None = None, dtype: torch.dtype | None = None, gated: bool = False
@@ -40,42 +40,35 @@ class Linear:
             dtype or (weight.dtype if isinstance(weight, Tensor) else torch.float32),
             weight.device,
         )
-        self._bias, self._gated = bias, gated
-        self._packed = _packed(weight, bias, gated, self.dtype) if self.device.type == "cpu" else None
-        self._weight = torch.empty(0) if self._packed is not None else _floats(weight, self.dtype)  # one copy is enough
+        self._packed = _packed(weight, bias, gated, self.dtype)
 
     @property
     def nbytes(self) -> int:
         """What a product reads of memory for the weight."""
-        return self._weight.nbytes if self._packed is None else self._packed.nbytes
+        return self._packed.nbytes
 
     def __call__(self, x: Tensor, count: Tensor | None = None) -> Tensor:
         """[R, in] -> [R, out], rounded. count: int64[1], of how many rows, read when it runs (on a CPU; None: all)."""
-        if self._packed is None:
-            return linear(x, self._weight, self._bias)
         return packed_linear(x, self._packed, self.dtype, count)
 
     def wide(self, x: Tensor, count: Tensor | None = None) -> Tensor:
         """The same as fp32, as it comes."""
-        if self._packed is None:
-            return linear(x, self._weight, self._bias).float()
         return packed_linear(x, self._packed, torch.float32, count)
 
     def gated(self, x: Tensor, count: Tensor | None = None) -> Tensor:
         """[R, in] -> [R, out / 2]: ``silu(gate) * up`` of the two halves of the product, gate first."""
-        if self._packed is None:
-            return gated_linear(x, self._weight, self._bias)
         return packed_linear(x, self._packed, self.dtype, count)
 
 
 def _packed(weight: Matrix, bias: Tensor | None, gated: bool, compute: torch.dtype) -> PackedWeight:
     if isinstance(weight, QuantizedMatrix):
-        return PackedIntegers.of(replace(weight, scales=_kept(weight.scales, torch.float32)), bias, gated, compute)
+        kept = replace(weight, scales=_kept(weight.scales, torch.float32))
+        if weight.device.type != "cpu":
+            return BlockedWeight.of(kept, bias, gated)
+        return PackedIntegers.of(kept, bias, gated, compute)
+    if weight.device.type != "cpu":
+        return BlockedWeight.of(weight.to(compute), bias, gated)
     return PackedFloats.of(_kept(weight, compute), bias, gated)
-
-
-def _floats(weight: Matrix, compute: torch.dtype) -> Tensor:
-    return weight.to(compute) if isinstance(weight, Tensor) else weight.plain().to(compute)
 
 
 def _kept(weight: Tensor, compute: torch.dtype) -> Tensor:

@@ -5,7 +5,7 @@ Legend: R rows, K inner width, O outer width.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -13,26 +13,63 @@ from torch.nn import functional
 
 from verifier.ops.eager import compiled
 
-if TYPE_CHECKING:
-    from verifier.ops.kernels.cpu.product import PackedWeight
+
+class PackedWeight(Protocol):
+    """A weight [O, K] with its bias, laid out for its device: everything that :func:`packed_linear` asks of one.
+
+    gated: the first half of the outputs are gates of the second.
+    """
+
+    @property
+    def on_gpu(self) -> bool:
+        """Whether kernels of a GPU multiply it."""
+
+    @property
+    def outer(self) -> int:
+        """O."""
+
+    @property
+    def gated(self) -> bool:
+        """Whether what comes out is ``silu(gate) * up``."""
+
+    @property
+    def nbytes(self) -> int:
+        """What a product reads of memory, bias aside."""
+
+    def plain(self) -> Tensor:
+        """[O, K]: the weight that it stands for."""
+
+    def plain_bias(self) -> Tensor | None:
+        """[O]: the bias as it was."""
+
+    def multiply(self, x: Tensor, out: Tensor, count: Tensor | None) -> None:
+        """``out = x @ weight.T + bias``, rounded; of a gated weight ``silu(gate) * up``.
+
+        x: [R, K], out: [R, O or O / 2], contiguous. count: int64[1], of how many rows (on a CPU; None: all); a row's
+        bits do not depend on it.
+        """
 
 
 def packed_linear(x: Tensor, weight: PackedWeight, dtype: torch.dtype, count: Tensor | None = None) -> Tensor:
-    """``x @ weight.T + bias`` of a weight that is packed for a CPU; of a gated one ``silu(gate) * up``, see below.
+    """``x @ weight.T + bias`` of a packed weight; of a gated one ``silu(gate) * up``, see below.
 
     x: [R, K], contiguous. Returns [R, O] (or [R, O / 2]), rounded to ``dtype``. Sums are in fp32, and a row has the
-    same bits with any number of rows. count: int64[1], of how many rows, read when it runs (of compiled kernels; None:
+    same bits with any number of rows. count: int64[1], of how many rows, read when it runs (of a CPU's kernels; None:
     all).
     """
-    if not compiled(x):
+    shape = len(x), weight.outer // (2 if weight.gated else 1)
+    if x.is_cuda:
+        out = x.new_empty(shape, dtype=dtype)
+        weight.multiply(x, out, None)
+        return out
+    if weight.on_gpu or not compiled(x):
         bias, plain = weight.plain_bias(), weight.plain().to(x.dtype)
-        return (gated_linear if weight.gated else linear)(x, plain, None if bias is None else bias.to(x.dtype)).to(
-            dtype
-        )
-    from verifier.ops.kernels.cpu.launch import counted, room
+        product = (gated_linear if weight.gated else linear)(x, plain, None if bias is None else bias.to(x.dtype))
+        return product.to(dtype)
+    from verifier.ops.kernels.cpu.launch import room
 
-    out = room((len(x), weight.outer // (2 if weight.gated else 1)), dtype)
-    weight.multiply(x, out, counted(count, len(x)))
+    out = room(shape, dtype)
+    weight.multiply(x, out, count)
     return out
 
 

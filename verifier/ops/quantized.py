@@ -1,8 +1,8 @@
-"""Matrices of whole numbers, each group of which has a scale: what they mean, and how they are made of others.
+"""Matrices of few bits, each group of which has a scale: what they mean, and how they are made of others.
 
 ::
 
-    values   [O, K]   8 bits: int8; 4 bits: two in a byte, that of the even k in the low half
+    values   [O, K]   8 bits: int8, or floats (e4m3); 4 bits: two in a byte, that of the even k in the low half
     scales   [O, G]   of the G groups of K / G numbers of a row, side by side; one group: a scale for each output
     zeros    [O, G]   int8: the value that means zero; None: 0 means it everywhere
 
@@ -28,6 +28,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+#: Floats of 8 bits: a sign, 4 of the exponent, 3 behind the point; no infinities.
+FP8 = torch.float8_e4m3fn
 #: Rows that are worked on at a time: what is widened on the way takes little room.
 _ROWS = 1024
 
@@ -47,11 +49,20 @@ class QuantizedMatrix:
 
     @classmethod
     def empty(
-        cls, outer: int, inner: int, bits: int, group: int, symmetric: bool, scales: torch.dtype, device: torch.device
+        cls,
+        outer: int,
+        inner: int,
+        bits: int,
+        group: int,
+        symmetric: bool,
+        scales: torch.dtype,
+        device: torch.device,
+        floats: bool = False,
     ) -> QuantizedMatrix:
-        """One without numbers. group: numbers that have a scale together."""
+        """One without numbers. group: numbers that have a scale together. floats: whether values are."""
         packed = (outer, inner) if bits == 8 else (outer, inner // 2)
-        values = torch.empty(packed, dtype=torch.int8 if bits == 8 else torch.uint8, device=device)
+        kind = FP8 if floats else torch.int8 if bits == 8 else torch.uint8
+        values = torch.empty(packed, dtype=kind, device=device)
         groups = (outer, inner // group)
         zeros = None if symmetric else torch.empty(groups, dtype=torch.int8, device=device)
         return cls(values, torch.empty(groups, dtype=scales, device=device), zeros, bits, inner)
@@ -94,6 +105,11 @@ class QuantizedMatrix:
         return self.inner // (self.scales if self.steps is None else self.steps).shape[1]
 
     @property
+    def floats(self) -> bool:
+        """Whether values are floats of 8 bits."""
+        return self.values.dtype is FP8
+
+    @property
     def signed(self) -> bool:
         """Whether values have a sign."""
         return self.bits == 8 or self.minimums is None
@@ -107,6 +123,10 @@ class QuantizedMatrix:
         assert values is not None and scales is not None, "every matrix has both"
         return QuantizedMatrix(values, scales, more[0], self.bits, self.inner, *more[1:])
 
+    def to(self, device: torch.device | str) -> QuantizedMatrix:
+        """The same there."""
+        return self._with(None if one is None else one.to(device) for one in self._tensors)
+
     def split_with_sizes(self, sizes: Sequence[int]) -> list[QuantizedMatrix]:
         """So many rows each."""
         split = ([None] * len(sizes) if one is None else one.split_with_sizes(list(sizes)) for one in self._tensors)
@@ -117,7 +137,7 @@ class QuantizedMatrix:
         return self._with(None if one is None else one[rows] for one in self._tensors)
 
     def numbers(self) -> Tensor:
-        """int8[O, K]: the values, one in a byte."""
+        """int8 or e4m3 [O, K]: the values, one in a byte."""
         if self.bits == 8:
             return self.values
         return unpacked(self.values, self.signed)
@@ -166,7 +186,8 @@ class QuantizedMatrix:
 
     def _fill(self, grouped: Tensor) -> None:
         """grouped: fp32[O, G, K / G]."""
-        least, most = -(1 << (self.bits - 1)), (1 << (self.bits - 1)) - 1
+        most: float = torch.finfo(FP8).max if self.floats else (1 << (self.bits - 1)) - 1
+        least = -most if self.floats else -most - 1
         if self.zeros is None:
             scales = grouped.abs().amax(2) / most
             zeros = torch.zeros_like(scales)
@@ -178,11 +199,13 @@ class QuantizedMatrix:
         if self.zeros is not None:
             zeros = (least - low / exact).round().clamp(least, most)
             self.zeros.copy_(zeros)
-        values = (grouped / exact.unsqueeze(2)).round_().add_(zeros.unsqueeze(2)).clamp_(least, most)
-        self.put(values.flatten(1).to(torch.int8))
+        values = grouped / exact.unsqueeze(2)
+        if not self.floats:  # else the type rounds
+            values.round_().add_(zeros.unsqueeze(2))
+        self.put(values.clamp_(least, most).flatten(1).to(FP8 if self.floats else torch.int8))
 
     def put(self, values: Tensor) -> None:
-        """Take on these values. values: int8[O, K]."""
+        """Take on these values. values: int8 or e4m3 [O, K]."""
         self.values.copy_(values if self.bits == 8 else packed(values))
 
 

@@ -3,53 +3,41 @@
     weight [O, K]   64 outputs x (segment 0 | segment 1 | ...)   one program each, for up to 64 rows of x
 
 A segment is a fixed range of the inner width, chosen by the weight's shape alone. Its sum is one chain of MMAs in order
-of k; segments are added in order by a second launch, so nothing is added by whoever comes first. One row and a prefill
-chunk run the same compiled code on tiles of the same shape, so a row's bits do not depend on the number of rows.
+of k (:mod:`verifier.ops.kernels.tile`); segments are added in order by a second launch, so nothing is added by whoever
+comes first. One row and a prefill chunk run the same compiled code on tiles of the same shape, so a row's bits do not
+depend on the number of rows.
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from verifier.ops.kernels.blocked import BlockedWeight
+from verifier.ops.kernels.tile import tile_product
+
 #: Outputs of a program, and rows of x: one tile, whatever the number of rows.
 TILE = 64
-#: Inner positions of one step. A segment holds a whole number of them.
-BLOCK_K = 128
 #: Programs wanted for one tile of rows: two for each processor of the largest GPUs of today.
 _PROGRAMS = 264
-#: Blocks a segment holds at least: shorter ones spend their time on filling the pipeline.
-_LEAST_BLOCKS = 4
+#: Inner positions a segment holds at least: shorter ones spend their time on filling the pipeline.
+_LEAST = 512
 #: A kernel is not compiled again for numbers of rows that are 1 or even.
 _ROWS = ("R",)
 OPTIONS = {"num_warps": 4, "num_stages": 3, "enable_fp_fusion": False}
 
 
-def segments_of(outer: int, inner: int) -> tuple[int, int]:
-    """How many segments a weight [outer, inner] is cut into, and the inner width of each; rows have no say in it."""
-    blocks = triton.cdiv(inner, BLOCK_K)
+def segments_of(outer: int, blocks: int, block: int) -> tuple[int, int]:
+    """How many segments a weight of so many outputs is cut into, and the inner width of each, whole blocks; rows have
+    no say in it. blocks: of the inner width. block: numbers of one.
+    """
     wanted = max(1, _PROGRAMS // triton.cdiv(outer, TILE))
-    length = max(triton.cdiv(blocks, wanted), min(_LEAST_BLOCKS, blocks))
-    return triton.cdiv(blocks, length), length * BLOCK_K
-
-
-@triton.jit
-def _tile_product(x, weight, row, column, begin, end, R, OUTER: tl.constexpr, K: tl.constexpr, TILE: tl.constexpr,
-                  BLOCK_K: tl.constexpr):  # fmt: skip
-    """fp32[TILE outputs, TILE rows]: sums over begin .. end - 1, one chain of MMAs in order of k."""
-    rows, columns = row + tl.arange(0, TILE), column + tl.arange(0, TILE)
-    total = tl.full([TILE, TILE], 0.0, tl.float32)
-    for start in tl.range(begin, end, BLOCK_K):
-        inner = start + tl.arange(0, BLOCK_K)
-        inside = inner < K
-        where = columns.to(tl.int64)[:, None] * K + inner[None, :]
-        left = tl.load(weight + where, mask=(columns < OUTER)[:, None] & inside[None, :], other=0.0)
-        where = rows.to(tl.int64)[:, None] * K + inner[None, :]
-        right = tl.load(x + where, mask=(rows < R)[:, None] & inside[None, :], other=0.0)
-        total = tl.dot(left, tl.trans(right), total, input_precision="ieee")
-    return total
+    length = max(triton.cdiv(blocks, wanted), min(_LEAST // block, blocks))
+    return triton.cdiv(blocks, length), length * block
 
 
 @triton.jit
@@ -68,14 +56,19 @@ def _finished(total, bias, columns, outer, kind: tl.constexpr, BIAS: tl.constexp
 
 
 @triton.jit(do_not_specialize=_ROWS)
-def linear_tiles(x, weight, bias, residual, out, R, OUTER: tl.constexpr, K: tl.constexpr, SEGMENT: tl.constexpr,
-                 BIAS: tl.constexpr, RESIDUAL: tl.constexpr, TILE: tl.constexpr, BLOCK_K: tl.constexpr):  # fmt: skip
-    """Grid (O / TILE, R / TILE, segments). out: [R, O], finished; or fp32[segments, R, O] where there are several."""
-    column, row, part = tl.program_id(0) * TILE, tl.program_id(1) * TILE, tl.program_id(2)
+def linear_tiles(x, weight, scales, offsets, steps, bias, residual, out, R, OUTER: tl.constexpr, K: tl.constexpr,
+                 TILE: tl.constexpr, BLOCK: tl.constexpr, KIND: tl.constexpr, GROUPS: tl.constexpr, SPAN: tl.constexpr,
+                 OFFSETS: tl.constexpr, WIDTH: tl.constexpr, SEGMENT: tl.constexpr, BIAS: tl.constexpr,
+                 RESIDUAL: tl.constexpr):  # fmt: skip
+    """Grid (O / TILE, R / TILE, segments). out: [R, O], finished; or fp32[segments, R, O] where there are several.
+    WIDTH: the filled inner width."""
+    part = tl.program_id(2)
+    columns = tl.program_id(0) * TILE + tl.arange(0, TILE)
+    rows = tl.program_id(1) * TILE + tl.arange(0, TILE)
     begin = part * SEGMENT
-    end = tl.minimum(begin + SEGMENT, K)
-    total = _tile_product(x, weight, row, column, begin, end, R, OUTER, K, TILE, BLOCK_K)
-    rows, columns = row + tl.arange(0, TILE), column + tl.arange(0, TILE)
+    end = tl.minimum(begin + SEGMENT, WIDTH)
+    total = tile_product(x, weight, scales, offsets, steps, rows, columns, begin, end, R, OUTER, K, TILE, BLOCK, KIND,
+                         GROUPS, SPAN, OFFSETS)  # fmt: skip
     kind: tl.constexpr = out.dtype.element_ty
     where = rows.to(tl.int64)[None, :] * OUTER + columns[:, None]
     inside = (columns < OUTER)[:, None] & (rows < R)[None, :]
@@ -87,19 +80,23 @@ def linear_tiles(x, weight, bias, residual, out, R, OUTER: tl.constexpr, K: tl.c
 
 
 @triton.jit(do_not_specialize=_ROWS)
-def gated_tiles(x, weight, bias, out, R, INNER: tl.constexpr, K: tl.constexpr, BIAS: tl.constexpr, TILE: tl.constexpr,
-                BLOCK_K: tl.constexpr):  # fmt: skip
-    """Grid (I / TILE, R / TILE). weight: [2I, K]. out: [R, I], the activation of both halves."""
-    column, row = tl.program_id(0) * TILE, tl.program_id(1) * TILE
-    gate = _tile_product(x, weight, row, column, 0, K, R, INNER, K, TILE, BLOCK_K)
-    up = _tile_product(x, weight + tl.cast(INNER, tl.int64) * K, row, column, 0, K, R, INNER, K, TILE, BLOCK_K)
-    rows, columns = row + tl.arange(0, TILE), column + tl.arange(0, TILE)
+def gated_tiles(x, weight, scales, offsets, steps, bias, out, R, OUTER: tl.constexpr, K: tl.constexpr,
+                TILE: tl.constexpr, BLOCK: tl.constexpr, KIND: tl.constexpr, GROUPS: tl.constexpr, SPAN: tl.constexpr,
+                OFFSETS: tl.constexpr, WIDTH: tl.constexpr, BIAS: tl.constexpr):  # fmt: skip
+    """Grid (I / TILE, R / TILE). weight: of 2 I = O outputs. out: [R, I], the activation of both halves."""
+    half: tl.constexpr = OUTER // 2
+    columns = tl.program_id(0) * TILE + tl.arange(0, TILE)
+    rows = tl.program_id(1) * TILE + tl.arange(0, TILE)
+    gate = tile_product(x, weight, scales, offsets, steps, rows, columns, 0, WIDTH, R, OUTER, K, TILE, BLOCK, KIND,
+                        GROUPS, SPAN, OFFSETS)  # fmt: skip
+    up = tile_product(x, weight, scales, offsets, steps, rows, columns + half, 0, WIDTH, R, OUTER, K, TILE, BLOCK,
+                      KIND, GROUPS, SPAN, OFFSETS)  # fmt: skip
     kind: tl.constexpr = out.dtype.element_ty
-    opened = _silu(_finished(gate, bias, columns, INNER, kind, BIAS))
-    up = _finished(up, bias + INNER, columns, INNER, kind, BIAS)
+    opened = _silu(_finished(gate, bias, columns, half, kind, BIAS))
+    up = _finished(up, bias + half, columns, half, kind, BIAS)
     result = (opened.to(tl.float32) * up.to(tl.float32)).to(kind)
-    inside = (columns < INNER)[:, None] & (rows < R)[None, :]
-    tl.store(out + rows.to(tl.int64)[None, :] * INNER + columns[:, None], result, mask=inside)
+    inside = (columns < half)[:, None] & (rows < R)[None, :]
+    tl.store(out + rows.to(tl.int64)[None, :] * half + columns[:, None], result, mask=inside)
 
 
 @triton.jit
@@ -141,32 +138,37 @@ def add_segments(partials, bias, residual, out, R, OUTER: tl.constexpr, SEGMENTS
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, residual: Tensor | None = None) -> Tensor:
     """As :func:`verifier.ops.linear.linear`."""
-    _check(x, weight)
-    segments, segment = segments_of(*weight.shape)
     out = x.new_empty(len(x), len(weight))
-    if segments > 1:
-        return _add(_partials(x, weight, segments, segment), bias, residual, out, gated=False)
-    grid = (triton.cdiv(len(weight), TILE), triton.cdiv(len(x), TILE), 1)
-    linear_tiles[grid](
-        x, weight, _given(bias, x), _given(residual, x), out, len(x), len(weight), x.shape[1], segment,
-        bias is not None, residual is not None, TILE, BLOCK_K, **OPTIONS,
-    )  # fmt: skip
+    multiply(x, BlockedWeight.of(weight, bias), out, residual)
     return out
 
 
 def gated_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """As :func:`verifier.ops.linear.gated_linear`."""
-    _check(x, weight)
-    segments, segment = segments_of(*weight.shape)
-    inner = len(weight) // 2
-    out = x.new_empty(len(x), inner)
-    if segments > 1:
-        return _add(_partials(x, weight, segments, segment), bias, None, out, gated=True)
-    grid = (triton.cdiv(inner, TILE), triton.cdiv(len(x), TILE))
-    gated_tiles[grid](
-        x, weight, _given(bias, x), out, len(x), inner, x.shape[1], bias is not None, TILE, BLOCK_K, **OPTIONS
-    )
+    out = x.new_empty(len(x), len(weight) // 2)
+    multiply(x, BlockedWeight.of(weight, bias, gated=True), out)
     return out
+
+
+def multiply(x: Tensor, weight: BlockedWeight, out: Tensor, residual: Tensor | None = None) -> None:
+    """``out = x @ weight.T + bias``, rounded, then ``+ residual``, rounded again; of a gated weight ``silu(gate) * up``.
+
+    x: [R, K]. out: [R, O], or [R, O / 2] if gated, of x's dtype or fp32. residual: [R, O] of out's.
+    """
+    _check(x, weight.values)
+    segments, segment = segments_of(weight.outer, weight.blocks, weight.block)
+    if segments > 1:
+        _add(_partials(x, weight, segments, segment), weight.bias, residual, out, weight.gated)
+        return
+    grid, has_bias = (triton.cdiv(out.shape[1], TILE), triton.cdiv(len(x), TILE), 1), weight.bias is not None
+    pointers, about = _pointers(weight, x), _about(weight)
+    if weight.gated:
+        gated_tiles[grid](*pointers, _given(weight.bias, x), out, len(x), *about, has_bias, **OPTIONS)
+    else:
+        beside = _given(weight.bias, x), _given(residual, x)
+        linear_tiles[grid](
+            *pointers, *beside, out, len(x), *about, segment, has_bias, residual is not None, **OPTIONS
+        )
 
 
 def _check(x: Tensor, weight: Tensor) -> None:
@@ -179,21 +181,33 @@ def _given(tensor: Tensor | None, instead: Tensor) -> Tensor:
     return instead if tensor is None else tensor
 
 
-def _partials(x: Tensor, weight: Tensor, segments: int, segment: int) -> Tensor:
+def _pointers(weight: BlockedWeight, x: Tensor) -> tuple[Tensor, ...]:
+    """x, values, scales, offsets and steps."""
+    return x, weight.values, *(_given(one, x) for one in (weight.scales, weight.offsets, weight.steps))
+
+
+def _about(weight: BlockedWeight) -> tuple[Any, ...]:
+    """What a tile's product is compiled for: OUTER to WIDTH."""
+    offsets = "minimums" if weight.minimums else "none" if weight.offsets is None else "zeros"
+    span = weight.groups // weight.spans if weight.spans else 0
+    width = weight.blocks * weight.block
+    return weight.outer, weight.inner, TILE, weight.block, weight.kind, weight.groups, span, offsets, width
+
+
+def _partials(x: Tensor, weight: BlockedWeight, segments: int, segment: int) -> Tensor:
     """fp32[segments, R, O]: the sum of each segment by itself."""
-    partials = x.new_empty(segments, len(x), len(weight), dtype=torch.float32)
-    grid = (triton.cdiv(len(weight), TILE), triton.cdiv(len(x), TILE), segments)
+    partials = x.new_empty(segments, len(x), weight.outer, dtype=torch.float32)
+    grid = (triton.cdiv(weight.outer, TILE), triton.cdiv(len(x), TILE), segments)
     linear_tiles[grid](
-        x, weight, x, x, partials, len(x), len(weight), x.shape[1], segment, False, False, TILE, BLOCK_K, **OPTIONS
+        *_pointers(weight, x), x, x, partials, len(x), *_about(weight), segment, False, False, **OPTIONS
     )
     return partials
 
 
-def _add(partials: Tensor, bias: Tensor | None, residual: Tensor | None, out: Tensor, gated: bool) -> Tensor:
+def _add(partials: Tensor, bias: Tensor | None, residual: Tensor | None, out: Tensor, gated: bool) -> None:
     segments, rows, outer = partials.shape
     width = 256
     add_segments[(rows, triton.cdiv(out.shape[1], width))](
         partials, _given(bias, out), _given(residual, out), out, rows, outer, segments, bias is not None,
         residual is not None, gated, width, **OPTIONS | {"num_warps": 2},
     )  # fmt: skip
-    return out

@@ -18,6 +18,7 @@ Legend: R rows, K inner width, O outer width, G groups, B outputs of a block.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -25,6 +26,7 @@ from torch import Tensor
 from verifier.ops.kernels.cpu import integer_product
 from verifier.ops.kernels.cpu.integer_product import QUARTERS, IntegerShape
 from verifier.ops.kernels.cpu.jit import Processor
+from verifier.ops.kernels.cpu.launch import counted
 from verifier.ops.kernels.cpu.linear import packed_bias, plain_bias
 from verifier.ops.kernels.cpu.product import block_of, filled, from_turns, in_blocks, in_turns
 from verifier.ops.kernels.cpu.types import LANES
@@ -33,10 +35,12 @@ from verifier.ops.quantized import QuantizedMatrix
 
 @dataclass(frozen=True, slots=True)
 class PackedIntegers:
-    """A :class:`~verifier.ops.kernels.cpu.product.PackedWeight`. data: int8, int16 or int32, see above. scales: of
+    """A :class:`~verifier.ops.linear.PackedWeight`. data: int8, int16 or int32, see above. scales: of
     their own dtype. zeros, minimums: int8 or None. steps, minimum_steps: fp16 or None, [O / B][S][B]. bias: fp32 or
     None. pairs: whether pairs of bf16 are multiplied.
     """
+
+    on_gpu: ClassVar[bool] = False
 
     data: Tensor
     scales: Tensor
@@ -102,14 +106,14 @@ class PackedIntegers:
         """fp32[O]: the bias as it was."""
         return plain_bias(self.bias, self.block, self.gated, self.outer)
 
-    def multiply(self, x: Tensor, out: Tensor, count: Tensor) -> None:
-        """See :class:`~verifier.ops.kernels.cpu.product.PackedWeight`."""
+    def multiply(self, x: Tensor, out: Tensor, count: Tensor | None) -> None:
+        """See :class:`~verifier.ops.linear.PackedWeight`."""
         minimums, steps = self.minimums is not None, self.steps is not None
         has = self.bias is not None, self.bits, self.scales.dtype, self.zeros is not None, self.pairs, minimums, steps
         groups, spans = self.scales.shape[1], 1 if self.steps is None else self.steps.shape[1]
         others = (self.scales, self.zeros, self.minimums, self.steps, self.minimum_steps)
         integer_product.kernel_of(IntegerShape(self.block, x.dtype, out.dtype, self.gated, *has))(
-            x, self.data, out, 0 if self.bias is None else self.bias, count,
+            x, self.data, out, 0 if self.bias is None else self.bias, counted(count, len(x)),
             len(self.data) // (2 if self.gated else 1), out.shape[1], x.shape[1],
             *(0 if one is None else one for one in others), groups, self.inner // groups, spans, groups // spans,
         )  # fmt: skip

@@ -10,6 +10,7 @@ Legend: R rows, K inner width, O outer width, B outputs of a block (:mod:`~verif
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -17,7 +18,7 @@ from torch.nn import functional
 
 from verifier.ops.kernels.cpu.asm import Kernel, Variable
 from verifier.ops.kernels.cpu.jit import Processor
-from verifier.ops.kernels.cpu.launch import Compiled
+from verifier.ops.kernels.cpu.launch import Compiled, counted
 from verifier.ops.kernels.cpu.product import Product, Shape, block_of, filled, from_turns, in_blocks, in_turns
 from verifier.ops.kernels.cpu.types import BF16, F32, I16, I32, LANES, OF_TORCH, vector
 from verifier.ops.kernels.cpu.values import Value
@@ -25,9 +26,11 @@ from verifier.ops.kernels.cpu.values import Value
 
 @dataclass(frozen=True, slots=True)
 class PackedFloats:
-    """A :class:`~verifier.ops.kernels.cpu.product.PackedWeight`. data: of its own dtype. bias: fp32[O, filled up to
+    """A :class:`~verifier.ops.linear.PackedWeight`. data: of its own dtype. bias: fp32[O, filled up to
     blocks] or None. pairs: whether k lies in pairs.
     """
+
+    on_gpu: ClassVar[bool] = False
 
     data: Tensor
     bias: Tensor | None
@@ -66,11 +69,11 @@ class PackedFloats:
         """fp32[O]: the bias as it was."""
         return plain_bias(self.bias, self.block, self.gated, self.outer)
 
-    def multiply(self, x: Tensor, out: Tensor, count: Tensor) -> None:
-        """See :class:`~verifier.ops.kernels.cpu.product.PackedWeight`."""
+    def multiply(self, x: Tensor, out: Tensor, count: Tensor | None) -> None:
+        """See :class:`~verifier.ops.linear.PackedWeight`."""
         odd, has_bias = self.pairs and self.inner % 2 == 1, self.bias is not None
         _kernel(FloatShape(self.block, x.dtype, out.dtype, self.gated, has_bias, self.data.dtype, odd))(
-            x, self.data, out, 0 if self.bias is None else self.bias, count,
+            x, self.data, out, 0 if self.bias is None else self.bias, counted(count, len(x)),
             len(self.data) // (2 if self.gated else 1), out.shape[1], x.shape[1],
         )  # fmt: skip
 

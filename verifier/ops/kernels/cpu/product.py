@@ -15,7 +15,6 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -28,38 +27,6 @@ from verifier.ops.kernels.cpu.values import Value
 
 #: Rows whose sums are held at once.
 GROUP = 6
-
-
-class PackedWeight(Protocol):
-    """A weight [O, K] with its bias, laid out for this processor: everything that :func:`packed_linear` asks of one.
-
-    gated: the first half of the outputs are gates of the second.
-    """
-
-    @property
-    def outer(self) -> int:
-        """O."""
-
-    @property
-    def gated(self) -> bool:
-        """Whether what comes out is ``silu(gate) * up``."""
-
-    @property
-    def nbytes(self) -> int:
-        """What a product reads of memory, bias aside."""
-
-    def plain(self) -> Tensor:
-        """[O, K]: the weight that it stands for."""
-
-    def plain_bias(self) -> Tensor | None:
-        """fp32[O]: the bias as it was."""
-
-    def multiply(self, x: Tensor, out: Tensor, count: Tensor) -> None:
-        """``out = x @ weight.T + bias``, rounded; of a gated weight ``silu(gate) * up``.
-
-        x: [R, K], out: [R, O or O / 2], contiguous. count: int64[1], of how many rows; a row's bits do not depend on
-        it.
-        """
 
 
 @dataclass(frozen=True, slots=True)

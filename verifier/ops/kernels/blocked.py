@@ -1,0 +1,143 @@
+"""Weights laid out for the kernels of a GPU: a tile of any outputs and one block of k lies in one piece.
+
+::
+
+    floats    [O, K], as a checkpoint has them
+    8 bits    uint8[K' / B][O][B]: whole numbers plus 128, or e4m3
+    4 bits    uint8[K' / B][O][B / 2]: number k of a block in the low half of byte k, number B / 2 + k in the high one;
+              plus 8 where they have a sign
+    scales    [G][O], and so offsets: zeros or minimums, int8
+    steps     fp16[1 or 2][S][O]: of the scales; of the minimums
+
+A block belongs to one group: one that is no whole number of blocks is filled up with what is zero. What the numbers
+mean: :mod:`verifier.ops.quantized`. Imports no triton.
+
+Legend: R rows, K inner width, K' that of filled groups, O outer width, G groups, S spans, B numbers of a block.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from verifier.ops.quantized import FP8, QuantizedMatrix
+
+#: Numbers of a block that are tried; a tile of 16 bits is multiplied by 16 of them at least.
+_BLOCKS = (128, 64, 32, 16)
+#: Kinds of values, and what is added to those that have a sign.
+FLOATS, E4M3, UNSIGNED = "floats", "e4m3", "uint4"
+ADDED = {"int8": 128, "int4": 8, UNSIGNED: 0}
+
+
+@dataclass(frozen=True, slots=True)
+class BlockedWeight:
+    """A :class:`~verifier.ops.linear.PackedWeight`. offsets: minimums, if there are two rows of steps, else zeros.
+    groups, block: G, B. bias: [O], of any dtype.
+    """
+
+    on_gpu: ClassVar[bool] = True
+
+    values: Tensor
+    kind: str
+    block: int
+    inner: int
+    gated: bool
+    bias: Tensor | None = None
+    scales: Tensor | None = None
+    offsets: Tensor | None = None
+    steps: Tensor | None = None
+
+    @classmethod
+    def of(cls, weight: Tensor | QuantizedMatrix, bias: Tensor | None = None, gated: bool = False) -> BlockedWeight:
+        """Lay it out. Floats stay where they are."""
+        if isinstance(weight, Tensor):
+            return cls(weight, FLOATS, _BLOCKS[0], weight.shape[1], gated, bias)
+        kind = E4M3 if weight.floats else f"int{weight.bits}" if weight.signed else UNSIGNED
+        block = block_of(weight.group, weight.bits)
+        offsets, steps = weight.zeros if weight.minimums is None else weight.minimums, weight.steps
+        if weight.minimum_steps is not None:
+            steps = torch.stack((steps, weight.minimum_steps))
+        values = _blocks(weight, kind, block)
+        turned = (None if each is None else each.mT.contiguous() for each in (weight.scales, offsets, steps))
+        return cls(values, kind, block, weight.inner, gated, bias, *turned)
+
+    @property
+    def outer(self) -> int:
+        """O."""
+        return len(self.values) if self.kind == FLOATS else self.values.shape[1]
+
+    @property
+    def groups(self) -> int:
+        """G; of floats one, which has no scale."""
+        return 1 if self.scales is None else len(self.scales)
+
+    @property
+    def spans(self) -> int:
+        """S; 0 if scales are what they are."""
+        return 0 if self.steps is None else self.steps.shape[-2]
+
+    @property
+    def minimums(self) -> bool:
+        """Whether groups have minimums."""
+        return self.steps is not None and self.steps.dim() == 3
+
+    @property
+    def blocks(self) -> int:
+        """K' / B."""
+        return self.groups * -(-self.inner // self.groups // self.block)
+
+    @property
+    def nbytes(self) -> int:
+        """Numbers, scales and what else groups and spans have."""
+        return sum(one.nbytes for one in (self.values, self.scales, self.offsets, self.steps) if one is not None)
+
+    def plain(self) -> Tensor:
+        """[O, K]: the weight that it stands for."""
+        if self.scales is None:
+            return self.values
+        scales, offsets, steps = (None if one is None else one.mT for one in (self.scales, self.offsets, self.steps))
+        more = (None, offsets, *steps.unbind()) if self.minimums and steps is not None else (offsets, None, steps)
+        assert scales is not None, "all groups have scales"
+        return QuantizedMatrix(self._numbers(), scales, more[0], 8, self.inner, *more[1:]).plain()
+
+    def _numbers(self) -> Tensor:
+        """int8 or e4m3 [O, K]."""
+        rows = self.values
+        if self.kind in ("int4", UNSIGNED):
+            rows = torch.cat((rows & 15, rows >> 4), dim=2)
+        whole = rows.transpose(0, 1).unflatten(1, (self.groups, -1)).flatten(2)[:, :, : self.inner // self.groups]
+        bits = whole.flatten(1)
+        return bits.view(FP8) if self.kind == E4M3 else (bits - ADDED[self.kind]).view(torch.int8)
+
+    def plain_bias(self) -> Tensor | None:
+        """[O]: the bias as it was."""
+        return self.bias
+
+    def multiply(self, x: Tensor, out: Tensor, count: Tensor | None) -> None:
+        """See :class:`~verifier.ops.linear.PackedWeight`."""
+        from verifier.ops.kernels import linear as kernels
+
+        kernels.multiply(x, self, out)
+
+
+def block_of(group: int, bits: int) -> int:
+    """B: the largest by which a group grows by a sixteenth at most, else the smallest there is."""
+    sizes = [size for size in _BLOCKS if size * bits >= 128]  # each half of four bits is a tile of its own
+    return next((size for size in sizes if 16 * (-group % size) <= group), sizes[-1])
+
+
+def _blocks(weight: QuantizedMatrix, kind: str, block: int) -> Tensor:
+    """uint8: the values in blocks."""
+    numbers = weight.numbers()
+    bits = numbers.view(torch.uint8) if kind == E4M3 else numbers.view(torch.uint8) + ADDED[kind]
+    groups = bits.unflatten(1, (-1, weight.group))
+    filled = functional.pad(groups, (0, -weight.group % block), value=ADDED.get(kind, 0))
+    blocks = filled.flatten(1).unflatten(1, (-1, block)).transpose(0, 1)
+    if weight.bits == 4:
+        low, high = blocks.chunk(2, dim=2)
+        blocks = low | (high << 4)
+    return blocks.contiguous()
