@@ -29,6 +29,9 @@ _LEAST = 512
 #: A kernel is not compiled again for numbers of rows that are 1 or even.
 _ROWS = ("R",)
 OPTIONS = {"num_warps": 4, "num_stages": 3, "enable_fp_fusion": False}
+#: Blocks of few bits that are on their way at once, by their length: they are small, and a GPU of compute capability
+#: 8.9 has 99 KB for them and the rows.
+_STAGES = {128: 4, 64: 6, 32: 8, 16: 8}
 
 
 def segments_of(outer: int, blocks: int, block: int) -> tuple[int, int]:
@@ -161,13 +164,13 @@ def multiply(x: Tensor, weight: BlockedWeight, out: Tensor, residual: Tensor | N
         _add(_partials(x, weight, segments, segment), weight.bias, residual, out, weight.gated)
         return
     grid, has_bias = (triton.cdiv(out.shape[1], TILE), triton.cdiv(len(x), TILE), 1), weight.bias is not None
-    pointers, about = _pointers(weight, x), _about(weight)
+    pointers, about, options = _pointers(weight, x), _about(weight), _options(weight)
     if weight.gated:
-        gated_tiles[grid](*pointers, _given(weight.bias, x), out, len(x), *about, has_bias, **OPTIONS)
+        gated_tiles[grid](*pointers, _given(weight.bias, x), out, len(x), *about, has_bias, **options)
     else:
         beside = _given(weight.bias, x), _given(residual, x)
         linear_tiles[grid](
-            *pointers, *beside, out, len(x), *about, segment, has_bias, residual is not None, **OPTIONS
+            *pointers, *beside, out, len(x), *about, segment, has_bias, residual is not None, **options
         )
 
 
@@ -194,12 +197,16 @@ def _about(weight: BlockedWeight) -> tuple[Any, ...]:
     return weight.outer, weight.inner, TILE, weight.block, weight.kind, weight.groups, span, offsets, width
 
 
+def _options(weight: BlockedWeight) -> dict[str, Any]:
+    return OPTIONS if weight.scales is None else OPTIONS | {"num_stages": _STAGES[weight.block]}
+
+
 def _partials(x: Tensor, weight: BlockedWeight, segments: int, segment: int) -> Tensor:
     """fp32[segments, R, O]: the sum of each segment by itself."""
     partials = x.new_empty(segments, len(x), weight.outer, dtype=torch.float32)
     grid = (triton.cdiv(weight.outer, TILE), triton.cdiv(len(x), TILE), segments)
     linear_tiles[grid](
-        *_pointers(weight, x), x, x, partials, len(x), *_about(weight), segment, False, False, **OPTIONS
+        *_pointers(weight, x), x, x, partials, len(x), *_about(weight), segment, False, False, **_options(weight)
     )
     return partials
 
