@@ -1,6 +1,6 @@
 """What quantised weights gain: ``python -m bench.quantized --target DIR [--rows 1 2 4 8]``.
 
-The target is loaded as it is, in int8 and in int4. In turns, for each number of rows: a bare pass (``run`` of a chain
+The target is loaded as it is, in int8, int4 and fp8. In turns, for each number of rows: a bare pass (``run`` of a chain
 of that many rows behind 128 tokens) of each, so that noise meets all alike. Beside the times stand the bytes of weights
 that a pass reads: what memory alone would give is their ratio.
 """
@@ -16,7 +16,7 @@ from bench.floor import BareForward, scaled, timed, weight_bytes
 from bench.stats import paired_ratio, spread
 from spec.engine import Engine
 
-KINDS = (None, "int8", "int4")
+KINDS = (None, "int8", "int4", "fp8")
 _WARM_UP = 3
 
 

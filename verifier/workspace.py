@@ -9,6 +9,7 @@ Legend: H hidden width, Q query heads, G kv heads, D head dim, I inner width, V 
 from __future__ import annotations
 
 from verifier.model.config import ModelConfig
+from verifier.ops.kernels.blocked import LEAST_BLOCK
 from verifier.ops.kernels.linear import segments_of
 from verifier.ops.kernels.tree_attention import most_parts
 
@@ -21,7 +22,7 @@ def workspace_bytes(model: ModelConfig, item: int, positions: int, rows: int, tr
     """
     return (
         rows * _row_numbers(model) * item
-        + rows * model.vocab_size * (item + 4)  # logits as they are multiplied and in fp32
+        + 4 * rows * model.vocab_size  # logits
         + 4 * rows * _linear_partials(model)
         + 4 * tree_rows * model.num_heads * (model.head_dim + 2) * most_parts(positions)
     )
@@ -40,7 +41,9 @@ def _row_numbers(model: ModelConfig) -> int:
 
 
 def _linear_partials(model: ModelConfig) -> int:
-    """fp32 sums of one row in the widest product that is cut into segments; 0 if none is."""
+    """fp32 sums of one row in the widest product that is cut into segments; 0 if none is. Counted in the
+    smallest blocks, of which segments are the most.
+    """
     queries = model.num_heads * model.head_dim
     shapes = (
         (queries + 2 * model.num_kv_heads * model.head_dim, model.hidden_size),
@@ -49,5 +52,5 @@ def _linear_partials(model: ModelConfig) -> int:
         (model.hidden_size, model.intermediate_size),
         (model.vocab_size, model.hidden_size),
     )
-    cut = [(segments_of(*shape)[0], shape[0]) for shape in shapes]
+    cut = [(segments_of(outer, -(-inner // LEAST_BLOCK), LEAST_BLOCK)[0], outer) for outer, inner in shapes]
     return max(segments * outer if segments > 1 else 0 for segments, outer in cut)

@@ -1,4 +1,4 @@
-"""``foresay quantize TARGET --out DIR``: write a model in int8 or int4, so that it need not be made at each start."""
+"""``foresay quantize TARGET --out DIR``: write a model in few bits, so that it need not be made at each start."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from spec.errors import ConfigurationError
 def _add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("target", metavar="TARGET", help="bundled, a directory, or a Hugging Face hub id")
     parser.add_argument("--out", metavar="DIR", required=True, help="where to write it: an empty or a new directory")
-    parser.add_argument("--quantize", choices=("int8", "int4"), default="int8", help="what to make (int8)")
+    parser.add_argument("--quantize", choices=("int8", "int4", "fp8"), default="int8", help="what to make (int8)")
 
 
 def run(config: None, arguments: Namespace) -> int:
@@ -41,7 +41,7 @@ def run(config: None, arguments: Namespace) -> int:
 
 COMMAND = Command(
     "quantize",
-    "write a model in int8 or int4",
+    "write a model in int8, int4 or fp8",
     ("foresay quantize bundled --out small", "foresay quantize Qwen/Qwen3-8B --quantize int4 --out qwen3-8b-int4"),
     None,
     run,

@@ -186,13 +186,12 @@ def max_model_len(config: EngineConfig, model: ModelConfig) -> int:
     return wanted
 
 
-def _weights(model: ModelConfig, device: Device) -> str:
+def _weights(model: ModelConfig) -> str:
     """How the target's weights are quantised, for people; "" if they are not."""
     if model.quantization is None:
         return ""
     source = "made of the files' floats" if model.quantization.is_made else f"from {model.quantization.method} files"
-    widened = ", widened on the GPU, which multiplies no whole numbers here yet" if device.is_gpu else ""
-    return f"{model.quantization} ({source}{widened})"
+    return f"{model.quantization} ({source})"
 
 
 def _nobody(phase: str, share: float | None = None) -> None:
@@ -251,7 +250,7 @@ def _info(
         eos_token_ids=model.eos_token_ids,
         architecture=model.architecture,
         parameters=stored_parameters(model),
-        quantization=_weights(model, device),
+        quantization=_weights(model),
         weight_bytes=memory.weights["target"],
         memory=memory.described,
         footprint=footprint(memory, device),

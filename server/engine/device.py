@@ -9,7 +9,6 @@ from pathlib import Path
 
 import torch
 
-from server.engine.quantized import check_device
 from server.settings.config import EngineConfig
 from server.settings.unfit import Unfit
 from verifier.ops.kernels.cpu.walk import unsupported
@@ -69,13 +68,12 @@ def find_device(config: EngineConfig) -> Device:
     """What ``--device`` names; ``auto`` is a GPU if there is one.
 
     Raises Unfit for a GPU that is not there, for a share of its memory where none is used, and for a processor without
-    kernels; on a GPU for what has none there.
+    kernels.
     """
     there = torch.cuda.is_available()
     if config.device == "cuda" and not there:
         raise Unfit("--device cuda: this machine has no CUDA device that PyTorch can use", "--device cpu runs here")
     if config.device != "cpu" and there:
-        check_device(config)
         return Device.cuda()
     if config.gpu_memory_utilization is not None:
         raise Unfit(

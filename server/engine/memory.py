@@ -3,7 +3,7 @@
 ::
 
     weights     target, draft model or head, in the engine's dtype; on a CPU in fp32, matrices in their files' 16 bits;
-                quantised ones there in theirs, on a GPU in the engine's dtype
+                quantised ones in theirs
     workspace   on a GPU: rotary tables and the tensors of a pass; and a reserve for its graphs
     KV cache    pages * page_size tokens, each as many numbers as all models together keep of it
 
@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 
 from server.engine.device import Device
 from server.engine.drafters.entry import Entry
-from server.engine.parameters import matrices, numbers_per_token, parameters, stored_parameters
+from server.engine.parameters import matrices, numbers_per_token
 from server.settings.amounts import in_words
 from server.settings.config import EngineConfig
 from server.settings.unfit import Unfit
@@ -152,25 +152,23 @@ def kept_in_16_bits(model: ModelConfig, dtype: str) -> bool:
 
 def packed_bytes(model: ModelConfig, dtype: str) -> int:
     """What the weights take on a CPU, output head and embedding beside each other."""
-    embedding, item = model.vocab_size * model.hidden_size, 2 if kept_in_16_bits(model, dtype) else item_bytes(dtype)
-    if model.quantization is None:
-        return item * (parameters(model) - embedding) + item_bytes(dtype) * embedding
-    return sum(_matrix_bytes(model, *each, item) for each in matrices(model)) + item_bytes(dtype) * embedding
-
-
-def _matrix_bytes(model: ModelConfig, module: str, inner: int, outer: int, item: int) -> int:
-    """item: bytes of a number that is a float."""
-    quantization = model.quantization
-    tied = module == HEAD and model.tie_word_embeddings  # then it is quantised only if it is made of the embedding
-    if quantization is None or (tied and not quantization.with_head):
-        return item * inner * outer
-    scheme = quantization.scheme(module, inner)
-    return item * inner * outer if scheme is None else scheme.nbytes(outer, inner)
+    return model_bytes(model, dtype, packed=True)
 
 
 def model_bytes(model: ModelConfig, dtype: str, packed: bool) -> int:
     """What a model's weights take. packed: see :meth:`Demand.of`."""
-    return packed_bytes(model, dtype) if packed else item_bytes(dtype) * stored_parameters(model)
+    item = 2 if packed and kept_in_16_bits(model, dtype) else item_bytes(dtype)
+    inside = sum(_matrix_bytes(model, *each, item, packed) for each in matrices(model))
+    return inside + item_bytes(dtype) * model.vocab_size * model.hidden_size
+
+
+def _matrix_bytes(model: ModelConfig, module: str, inner: int, outer: int, item: int, packed: bool) -> int:
+    """item: bytes of a number that is a float."""
+    quantization, tied = model.quantization, module == HEAD and model.tie_word_embeddings
+    scheme = None if quantization is None else quantization.scheme(module, inner)
+    if quantization is None or scheme is None or (tied and not quantization.with_head):
+        return 0 if tied and not packed else item * inner * outer  # it is the embedding itself
+    return scheme.nbytes(outer, inner)
 
 
 def item_bytes(dtype: str) -> int:

@@ -1,10 +1,9 @@
-"""``--quantize`` and ``--draft-quantize``: a model of floats that becomes one of whole numbers as it is loaded."""
+"""``--quantize`` and ``--draft-quantize``: a model of floats that becomes one of few bits as it is loaded."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from server.settings.config import EngineConfig
 from server.settings.unfit import Unfit
 from verifier.model.config import ModelConfig
 from verifier.model.quantization import Quantization
@@ -18,11 +17,3 @@ def quantized(model: ModelConfig, how: str | None, flag: str) -> ModelConfig:
         found = f"its weights are quantised already ({model.quantization})"
         raise Unfit(f"{flag} {how}: {found}", f"leave {flag} out, or name the model that it was made from")
     return replace(model, quantization=Quantization.made(how))
-
-
-def check_device(config: EngineConfig) -> None:
-    """Raise Unfit if something is to be quantised that a GPU will run: it has no kernels for it."""
-    for flag, how in (("--quantize", config.quantize), ("--draft-quantize", config.draft_quantize)):
-        if how is not None:
-            fault = f"{flag} {how}: a GPU multiplies no whole numbers here yet, so nothing would be gained"
-            raise Unfit(fault, f"leave {flag} out, or run with --device cpu")

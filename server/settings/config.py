@@ -28,7 +28,7 @@ Seconds = Annotated[float, Meta(gt=0)]
 Share = Annotated[float, Meta(gt=0, le=1)]
 Span = Annotated[str, Meta(pattern=durations.SPAN, extra={"expected": durations.EXPECTED})]
 Dtype = Literal["auto", "bfloat16", "float32", "float16"]
-Quantize = Literal["int8", "int4"]
+Quantize = Literal["int8", "int4", "fp8"]
 DeviceKind = Literal["auto", "cpu", "cuda"]
 ToolParser = Literal["auto", "none", "hermes", "qwen3_coder", "llama3", "mistral", "response_template"]
 ReasoningParser = Literal["auto", "none", "think"]
@@ -104,8 +104,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     quantize: Annotated[
         Quantize | None,
         _about(
-            "make the target's weights int8 or int4 as they are loaded, on a CPU: half and a quarter of the bytes to "
-            "read in each step (as the files have them)",
+            "make the target's weights int8, int4 or fp8 as they are loaded: half or a quarter of the bytes to read "
+            "in each step (as the files have them)",
             "models",
             "KIND",
         ),

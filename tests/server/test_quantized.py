@@ -1,4 +1,4 @@
-"""``--quantize`` and ``foresay quantize``: what is made, what plan and banner say of it, where it is refused."""
+"""``--quantize`` and ``foresay quantize``: what is made, and what plan and banner say of it."""
 
 from __future__ import annotations
 
@@ -12,16 +12,19 @@ import torch
 from server.cli.banner import rows
 from server.cli.main import main
 from server.engine.build import build_engine
-from server.engine.device import Device
 from server.engine.memory import model_bytes, packed_bytes
-from server.engine.quantized import check_device, quantized
+from server.engine.parameters import stored_parameters
+from server.engine.quantized import quantized
 from server.settings.config import EngineConfig
 from server.settings.resolved import BUNDLED
 from server.settings.unfit import Unfit
 from spec.engine import Engine
 from spec.request import Request
 from spec.sampling import SamplingParams
+from tests.simulated.device import DEVICE, simulated
 from verifier.model.config import ModelConfig
+from verifier.model.decoder import Decoder
+from verifier.model.weights import load
 from verifier.paged_model import PagedModel
 
 TARGET = BUNDLED / "target"
@@ -41,7 +44,7 @@ def written(engine: Engine) -> list[int]:
     return tokens
 
 
-@pytest.mark.parametrize("how", ["int8", "int4"])
+@pytest.mark.parametrize("how", ["int8", "int4", "fp8"])
 def test_what_the_command_writes_is_what_the_flag_makes(tmp_path, capsys, how) -> None:
     out = tmp_path / "small"
     assert main(["quantize", "bundled", "--quantize", how, "--out", str(out)]) == 0
@@ -81,17 +84,13 @@ def test_weights_are_quantised_once(tmp_path) -> None:
         quantized(ModelConfig.from_directory(tmp_path), "int8", "--draft-quantize")
 
 
-@pytest.mark.parametrize("flag", ["quantize", "draft_quantize"])
-def test_a_gpu_refuses_to_make_what_it_would_not_multiply(monkeypatch, flag) -> None:
-    gpu = Device("cuda:0", 1 << 34, 1 << 34, "", (9, 0))
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(Device, "cuda", classmethod(lambda cls: gpu))
-    with pytest.raises(Unfit, match=f"--{flag.replace('_', '-')} int8: a GPU"):
-        build_engine(msgspec.structs.replace(EngineConfig(), **{flag: "int8"}))
-    check_device(EngineConfig())
-
-
-def test_on_a_gpu_files_of_whole_numbers_take_what_floats_do() -> None:
-    model = ModelConfig.from_directory(TARGET)
-    made = replace(model, quantization=quantized(model, "int4", "").quantization)
-    assert model_bytes(made, "bfloat16", packed=False) == model_bytes(model, "bfloat16", packed=False)
+@pytest.mark.parametrize("how", ["int8", "int4", "fp8"])
+def test_the_plan_of_a_gpu_knows_the_bytes(how) -> None:
+    """Those of the linears as they are laid out there, and of the embedding; a tied head of floats is the embedding."""
+    model = quantized(ModelConfig.from_directory(TARGET), how, "--quantize")
+    with simulated():
+        decoder = Decoder(model, load(TARGET, model, torch.bfloat16, DEVICE), 64)
+        held = sum(linear.nbytes for linear in decoder.linears) + decoder.embedding.nbytes
+    assert model_bytes(model, "bfloat16", packed=False) == held
+    plain = replace(model, quantization=None)
+    assert model_bytes(plain, "bfloat16", packed=False) == 2 * stored_parameters(plain)

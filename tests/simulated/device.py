@@ -13,6 +13,7 @@ import inspect
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import fields
 from functools import wraps
 from typing import Any
 
@@ -286,6 +287,5 @@ def _mapped(change: Callable[[Any], Any], tree: Any) -> Any:
     if isinstance(tree, dict):
         return {name: _mapped(change, value) for name, value in tree.items()}
     if hasattr(tree, "__dataclass_fields__") and not isinstance(tree, type):
-        fields = {name: _mapped(change, getattr(tree, name)) for name in tree.__dataclass_fields__}
-        return type(tree)(**fields)
+        return type(tree)(**{each.name: _mapped(change, getattr(tree, each.name)) for each in fields(tree)})
     return change(tree)

@@ -12,6 +12,7 @@ from tests.verifier.quantized_weights import KINDS, STEPPED, matrix_of
 from tests.verifier.test_linear import COUNTS, DTYPES, differing, rows_of
 from verifier.model.linear import Linear
 from verifier.ops.eager import references
+from verifier.ops.kernels.blocked import BlockedWeight
 from verifier.ops.kernels.cpu.launch import recording
 from verifier.ops.quantized import QuantizedMatrix, packed, unpacked
 
@@ -75,7 +76,7 @@ def test_a_weight_is_packed_as_it_is(processor, kind, compute, gated) -> None:
     for shape in ((64, 64), (192, 34), (128, 200)):
         matrix, offset = matrix_of(shape, kind), bias_of(shape)
         kept = Linear(matrix, offset, compute, gated)._packed
-        assert kept is not None and torch.equal(kept.plain(), matrix.plain())
+        assert torch.equal(kept.plain(), matrix.plain())
         bias = kept.plain_bias()
         assert bias is not None and torch.equal(bias, offset)
 
@@ -91,12 +92,15 @@ def test_what_a_product_reads(kind, each) -> None:
 def test_numbers_are_the_nearest(kind) -> None:
     """Half a step away at most; zero is zero, extremes too; rows of zeros bring no NaN."""
     bits, group, symmetric, scales = KINDS[kind]
+    floats = kind.startswith("fp8")
     weight = torch.randn(40, 128, generator=torch.Generator().manual_seed(3))
     weight[3] = 0
     weight[:, ::7] = 0
-    matrix = QuantizedMatrix.empty(40, 128, bits, group or 128, symmetric, scales, torch.device("cpu"))
+    matrix = QuantizedMatrix.empty(40, 128, bits, group or 128, symmetric, scales, torch.device("cpu"), floats)
     matrix.fill(weight)
     step = matrix.scales.float().repeat_interleave(matrix.group, dim=1)
+    if floats:  # a step is an eighth of the power of two below, or of the least that is normal
+        step = step * (weight / step).abs().clamp_min(2.0**-6).log2().floor().exp2() / 8
     assert ((matrix.plain() - weight).abs() <= step * (0.51 if symmetric else 1.02)).all()
     assert not matrix.plain()[3].any() and not matrix.plain()[:, ::7].any()
 
@@ -119,13 +123,21 @@ def test_rows_are_parts_of_a_matrix() -> None:
     assert torch.equal(matrix[rows].plain(), matrix.plain()[rows])
 
 
-def test_off_the_cpu_it_becomes_what_it_stands_for() -> None:
-    matrix = matrix_of((64, 96), "int4")
+@pytest.mark.parametrize("kind", [*KINDS, *STEPPED])
+def test_off_the_cpu_it_is_laid_out_for_a_gpu(kind) -> None:
+    matrix, x = matrix_of((192, 96), kind), rows_of((192, 96), torch.float32, 9)
     with simulated():
-        bits, group, symmetric, scales = KINDS["int4"]
-        there = QuantizedMatrix.empty(96, 64, bits, group or 64, symmetric, scales, torch.device(DEVICE))
-        there.values.copy_(matrix.values)
-        there.scales.copy_(matrix.scales)
-        x = rows_of((64, 96), torch.float32, 9)
-        product = Linear(there, None, torch.float32)(x.to(DEVICE)).cpu()
+        there = Linear(matrix.to(DEVICE), None, torch.float32)
+        product = there(x.to(DEVICE)).cpu()
+        assert there.nbytes == Linear(matrix).nbytes
     torch.testing.assert_close(product, Linear(matrix)(x))
+
+
+@pytest.mark.parametrize("gated", [False, True], ids=["plain", "gated"])
+@pytest.mark.parametrize("kind", [*KINDS, *STEPPED])
+def test_a_weight_is_laid_out_as_it_is(kind, gated) -> None:
+    """For a GPU: blocks that groups do not fill among them."""
+    for shape in ((64, 64), (192, 34), (1216, 20)):
+        matrix, offset = matrix_of(shape, kind), bias_of(shape)
+        kept = BlockedWeight.of(matrix, offset, gated)
+        assert torch.equal(kept.plain(), matrix.plain())

@@ -21,7 +21,8 @@ from verifier.model.hub import LINK
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 FLOATS = ("BF16", "F16", "F32", "F64")
-ITEM_BYTES = {"BF16": 2, "F16": 2, "F32": 4, "F64": 8, "I8": 1, "U8": 1, "I32": 4, "I64": 8}
+E4M3 = "F8_E4M3"
+ITEM_BYTES = {"BF16": 2, "F16": 2, "F32": 4, "F64": 8, E4M3: 1, "I8": 1, "U8": 1, "I32": 4, "I64": 8}
 #: GGUF's types beside floats: bytes for each number, scales among them.
 BLOCK_BYTES = {one.name: one.size / one.numbers for one in TYPES.values() if one.numbers > 1}
 #: A tensor's shape, and the types that it may have.

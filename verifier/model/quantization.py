@@ -1,10 +1,12 @@
-"""Which matrices of a model are whole numbers with scales, and how: by config.json, or as ``--quantize`` makes them.
+"""Which matrices of a model are of few bits with scales, and how: by config.json, or as ``--quantize`` makes them.
 
 ::
 
     made                as it is loaded, of floats
     pack-quantized      compressed-tensors: ``weight_packed``, ``weight_scale``, perhaps ``weight_zero_point``
     int-quantized       compressed-tensors: ``weight`` of int8, ``weight_scale``, perhaps ``weight_zero_point``
+    float-quantized     compressed-tensors: ``weight`` of e4m3, ``weight_scale``
+    fp8                 ``weight`` of e4m3, ``weight_scale_inv`` of blocks
     gptq, gptq_v2       ``qweight``, ``qzeros``, ``scales``, ``g_idx``; the first stores zeros less one
     awq                 ``qweight``, ``qzeros``, ``scales``, outputs of a word in an order of their own
     gguf                blocks of llama.cpp's file (:mod:`verifier.model.gguf.blocks`)
@@ -23,21 +25,25 @@ from verifier.model.errors import ConfigError
 from verifier.model.fields import Fields
 
 MADE, PACKED, INTEGERS, AWQ, GGUF = "made", "pack-quantized", "int-quantized", "awq", "gguf"
+FLOATS8, BLOCKS = "float-quantized", "fp8"
 GPTQ = ("gptq", "gptq_v2")
 HEAD = "lm_head"
 #: Groups that ``--quantize int4`` tries; what none of them divides becomes int8.
 _GROUPS = (128, 64, 32)
+#: All modules of the layers.
+_LAYERS = r"re:model\.layers\."
 #: A step of the kernels' takes so many numbers of a row.
 _STEP = 8
 _KEYS = ("quantization_config", "compression_config")
-SUPPORTED = "compressed-tensors (int8, and int4 in groups), gptq and awq (4 bits)"
+SUPPORTED = "compressed-tensors (int8, int4 in groups, fp8), fp8 in blocks, gptq and awq (4 bits)"
 
 
 @dataclass(frozen=True, slots=True)
 class Scheme:
     """How a matrix is quantised. group: numbers of a row that have a scale together; None: all of them. symmetric:
     whether 0 means zero. layout: see above. span: numbers that have a step together, of which scales are multiples;
-    None: scales are what they are. minimums: whether groups have such too.
+    None: scales are what they are. minimums: whether groups have such too. floats: whether numbers are e4m3. rows: that
+    have a scale together in the files.
     """
 
     bits: int
@@ -46,6 +52,8 @@ class Scheme:
     layout: str
     span: int | None = None
     minimums: bool = False
+    floats: bool = False
+    rows: int = 1
 
     def fitting(self, inner: int) -> Scheme | None:
         """The same for rows of so many numbers; None for one that stays what it is. Raises ValueError for a stored one
@@ -61,15 +69,21 @@ class Scheme:
         return None if inner % 2 else replace(self, bits=8, group=None)
 
     def nbytes(self, outer: int, inner: int) -> int:
-        """What so many numbers take: themselves, scales of 16 bits, and zeros; or scales of 8 bits, minimums, steps."""
+        """What so many numbers take: themselves, scales of 16 bits (32 of blocks, which files may have), and zeros; or
+        scales of 8 bits, minimums, steps.
+        """
         groups = inner // (self.group or inner)
         if self.span is not None:
             each = 2 if self.minimums else 1
             return outer * (inner * self.bits // 8 + each * (groups + 2 * (inner // self.span)))
-        return outer * (inner * self.bits // 8 + groups * (2 if self.symmetric else 3))
+        scale = 4 if self.rows > 1 else 2
+        return outer * (inner * self.bits // 8 + groups * (scale if self.symmetric else scale + 1))
 
     def __str__(self) -> str:
-        return f"int{self.bits} in groups of {self.group}" if self.group else f"int{self.bits} by output"
+        kind = f"{'fp' if self.floats else 'int'}{self.bits}"
+        if self.rows > 1:
+            return f"{kind} in blocks of {self.rows} x {self.group}"
+        return f"{kind} in groups of {self.group}" if self.group else f"{kind} by output"
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,9 +98,11 @@ class Quantization:
 
     @classmethod
     def made(cls, how: str) -> Quantization:
-        """As ``--quantize`` makes it, ``int8`` or ``int4``. The output head stays int8."""
+        """As ``--quantize`` makes it: ``int8``, ``int4`` or ``fp8``. Of int4 the output head stays int8."""
         int8, int4 = Scheme(8, None, True, MADE), Scheme(4, _GROUPS[0], True, MADE)
-        return cls(MADE, (("Linear", int8),) if how == "int8" else ((HEAD, int8), ("Linear", int4)))
+        if how == "int4":
+            return cls(MADE, ((HEAD, int8), ("Linear", int4)))
+        return cls(MADE, (("Linear", replace(int8, floats=how == "fp8")),))
 
     @property
     def is_made(self) -> bool:
@@ -135,7 +151,7 @@ def read_quantization(fields: Fields) -> Quantization | None:
         section = fields.section(key)
         if section is not None:
             method = str(section.get("quant_method") or "unnamed")
-            readers = {"compressed-tensors": _compressed, "gptq": _gptq, "awq": _awq, GGUF: _gguf}
+            readers = {"compressed-tensors": _compressed, "gptq": _gptq, "awq": _awq, BLOCKS: _blocks, GGUF: _gguf}
             if method not in readers:
                 raise fields.error(f"{key}: quantised weights ({method}) are not supported; supported are {SUPPORTED}")
             return readers[method](_Section(section, method))
@@ -185,29 +201,57 @@ def _rules(section: _Section, groups: Fields, name: str) -> Iterator[tuple[str, 
         raise groups.error(f"{name} is empty")
     own = _Section(group, section.method)
     layout = group.get("format") or section.fields.get("format")
-    if layout not in (PACKED, INTEGERS, "naive-quantized"):
+    if layout not in (PACKED, INTEGERS, FLOATS8, "naive-quantized"):
         raise own.refuse(f"format {layout!r} is not supported")
-    if group.get("input_activations") or group.get("output_activations"):
+    if group.get("output_activations") or not _unrounded(group.section("input_activations"), layout):
         raise own.refuse(f"{name}: activations that are rounded too (W8A8 and the like) are not supported")
     weights = group.section("weights")
     if weights is None:
         raise own.refuse(f"{name} has no weights")
-    scheme = _scheme(_Section(weights, section.method), PACKED if layout == PACKED else INTEGERS)
+    scheme = _scheme(_Section(weights, section.method), str(layout))
     for target in own.names("targets"):
         yield target, scheme
+
+
+def _unrounded(activations: Fields | None, layout: object) -> bool:
+    """Whether weights mean the same if activations stay as they are: to fp8 they are rounded by what is there."""
+    return activations is None or (layout == FLOATS8 and activations.flag("dynamic", False))
 
 
 def _scheme(weights: _Section, layout: str) -> Scheme:
     fields = weights.fields
     kind, strategy, bits = fields.get("type") or "int", fields.get("strategy"), fields.integer("num_bits")
-    if kind != "int" or bits not in ((4, 8) if layout == PACKED else (8,)):
+    floats = layout == FLOATS8
+    if kind != ("float" if floats else "int") or bits not in ((4, 8) if layout == PACKED else (8,)):
         raise weights.refuse(f"{bits} bits of type {kind} are not supported")
-    if strategy not in ("channel", "group"):
+    if strategy not in ("channel", "group", *(("block",) if floats else ())):
         raise weights.refuse(f"strategy {strategy!r} is not supported")
     if fields.get("actorder") in (True, "group", "dynamic"):
         raise weights.refuse("groups in another order than the numbers (actorder) are not supported")
+    if strategy == "block":
+        return _in_blocks(weights, "block_structure", layout)
     group = fields.integer("group_size") if strategy == "group" else None
-    return Scheme(bits, group, fields.flag("symmetric", True), layout)
+    kept = layout if layout in (PACKED, FLOATS8) else INTEGERS
+    return Scheme(bits, group, fields.flag("symmetric", True), kept, floats=floats)
+
+
+def _in_blocks(section: _Section, key: str, layout: str) -> Scheme:
+    """e4m3, scales of blocks of so many rows and columns."""
+    found = section.fields.get(key)
+    if not isinstance(found, list) or len(found) != 2 or not all(isinstance(one, int) and one > 1 for one in found):
+        raise section.refuse(f"{key} {found!r} is not supported, it must be two sizes such as [128, 128]")
+    return Scheme(8, found[1], True, layout, floats=True, rows=found[0])
+
+
+def _blocks(section: _Section) -> Quantization:
+    """As DeepSeek and Qwen write it."""
+    if (kind := section.fields.get("fmt") or "e4m3") != "e4m3":
+        raise section.refuse(f"fmt {kind!r} is not supported")
+    if (how := section.fields.get("activation_scheme") or "dynamic") != "dynamic":
+        raise section.refuse(f"activation_scheme {how!r} is not supported")
+    kept = tuple(rf"re:(.*\.)?{re.escape(one)}(\.|$)" for one in section.names("modules_to_not_convert"))
+    scheme = _in_blocks(section, "weight_block_size", BLOCKS)
+    return Quantization(section.method, ((_LAYERS, scheme),), kept)
 
 
 def _gptq(section: _Section) -> Quantization:
@@ -232,7 +276,7 @@ def _of_layers(section: _Section, layout: str, symmetric: bool, ignore: tuple[st
     if bits != 4:
         raise section.refuse(f"{bits} bits are not supported")
     size = None if group == -1 else section.fields.integer("group_size", 128)
-    return Quantization(section.method, ((r"re:model\.layers\.", Scheme(4, size, symmetric, layout)),), ignore)
+    return Quantization(section.method, ((_LAYERS, Scheme(4, size, symmetric, layout)),), ignore)
 
 
 #: What the types of GGUF's blocks are as whole numbers.

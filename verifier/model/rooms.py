@@ -29,13 +29,14 @@ class Rooms:
         return torch.empty(size, dtype=self.dtype, device=self.device)
 
     def matrix(self, outer: int, inner: int, *modules: str) -> Matrix:
-        """The matrix of these modules, one below the other: of floats, or of whole numbers."""
+        """The matrix of these modules, one below the other: of floats, or of few bits."""
         scheme = self.scheme(modules, inner)
         if scheme is None:
             return torch.empty(outer, inner, dtype=self.matrices, device=self.device)
         scales = {MADE: torch.bfloat16, GGUF: torch.float16}.get(scheme.layout, torch.float32)
         group = scheme.group or inner
-        empty = QuantizedMatrix.empty(outer, inner, scheme.bits, group, scheme.symmetric, scales, self.device)
+        kind = scheme.bits, group, scheme.symmetric, scales, self.device, scheme.floats
+        empty = QuantizedMatrix.empty(outer, inner, *kind)
         return empty if scheme.span is None else empty.with_steps(scheme.span, scheme.minimums)
 
     def scheme(self, modules: Sequence[str], inner: int) -> Scheme | None:

@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from verifier.model.checkpoint import FLOATS
+from verifier.model.checkpoint import E4M3, FLOATS
 from verifier.model.linear import Matrix
-from verifier.model.quantization import AWQ, GGUF, GPTQ, INTEGERS, MADE, PACKED, Scheme
+from verifier.model.quantization import AWQ, BLOCKS, FLOATS8, GGUF, GPTQ, INTEGERS, MADE, PACKED, Scheme
 from verifier.ops.quantized import QuantizedMatrix
 
 #: Numbers of four bits in a word, and where the outputs of a word of AWQ stand.
@@ -42,7 +42,8 @@ def stored(name: str, place: Matrix, scheme: Scheme | None) -> Iterator[tuple[st
     if isinstance(place, Tensor) or scheme is None or scheme.layout in (MADE, GGUF):
         yield name, Stored(tuple(place.shape), FLOATS, partial(put, place))
         return
-    layouts = {PACKED: _packed, INTEGERS: _integers, AWQ: _awq, **dict.fromkeys(GPTQ, _gptq)}
+    floats = dict.fromkeys((FLOATS8, BLOCKS), _floats)
+    layouts = {PACKED: _packed, INTEGERS: _integers, AWQ: _awq, **floats, **dict.fromkeys(GPTQ, _gptq)}
     for part, found in layouts[scheme.layout](place, scheme):
         yield f"{name.removesuffix('.weight')}.{part}", found
 
@@ -85,6 +86,22 @@ def _integers(place: QuantizedMatrix, scheme: Scheme) -> _Parts:
     yield "weight_scale", Stored(tuple(place.scales.shape), FLOATS, place.scales.copy_)
     if place.zeros is not None:
         yield "weight_zero_point", Stored(tuple(place.zeros.shape), ("I8",), place.zeros.copy_)
+
+
+def _floats(place: QuantizedMatrix, scheme: Scheme) -> _Parts:
+    outer, groups = place.scales.shape
+    scale, rows = "weight_scale_inv" if scheme.layout == BLOCKS else "weight_scale", scheme.rows
+    yield "weight", Stored(place.shape, (E4M3,), partial(_put_floats, place))
+    yield (
+        scale,
+        Stored((-(-outer // rows), groups), FLOATS, lambda t: place.scales.copy_(t.repeat_interleave(rows, 0)[:outer])),
+    )
+
+
+def _put_floats(place: QuantizedMatrix, found: Tensor) -> None:
+    if (found.view(torch.uint8) & 127 == 127).any():
+        raise Misfit("has numbers that are none (NaN)")
+    place.put(found)
 
 
 def _gptq(place: QuantizedMatrix, scheme: Scheme) -> _Parts:

@@ -1,4 +1,4 @@
-"""Writes a model of floats as one of whole numbers: compressed-tensors.
+"""Writes a model of floats as one of few bits: compressed-tensors.
 
 Every matrix is quantised by itself and written in a few files, so that little of the model is held at once. An output
 head that is tied to the embedding is written beside it, and tied no more.
@@ -21,7 +21,7 @@ from verifier.model.checkpoint import INDEX, Checkpoint
 from verifier.model.config import ModelConfig
 from verifier.model.fields import Fields
 from verifier.model.linear import Matrix
-from verifier.model.quantization import HEAD, Scheme
+from verifier.model.quantization import FLOATS8, HEAD, PACKED, Scheme
 from verifier.model.weights import EMBEDDING, LM_HEAD, Progress, allocate, check, places
 from verifier.ops.quantized import QuantizedMatrix, packed
 
@@ -72,15 +72,13 @@ def _parts(name: str, tensor: Tensor, place: Matrix | None) -> dict[str, Tensor]
     if not isinstance(place, QuantizedMatrix):
         return {name: tensor}
     outer, inner = place.shape
-    scales = place.scales.dtype
-    made = QuantizedMatrix.empty(outer, inner, place.bits, place.group, True, scales, torch.device("cpu"))
+    kind = place.bits, place.group, True, place.scales.dtype, torch.device("cpu"), place.floats
+    made = QuantizedMatrix.empty(outer, inner, *kind)
     made.fill(tensor)
-    module = name.removesuffix(".weight")
-    return {
-        f"{module}.weight_packed": _words(made),
-        f"{module}.weight_scale": made.scales,
-        f"{module}.weight_shape": torch.tensor(made.shape),
-    }
+    scales = {f"{name}_scale": made.scales}
+    if made.floats:
+        return {name: made.values, **scales}
+    return {f"{name}_packed": _words(made), **scales, f"{name}_shape": torch.tensor(made.shape)}
 
 
 def _words(matrix: QuantizedMatrix) -> Tensor:
@@ -154,9 +152,10 @@ def quantization_config(config: ModelConfig, modules: Mapping[str, int]) -> dict
         pattern = module if module == HEAD else rf"re:.*\.{module.rpartition('.')[2]}$"
         targets.setdefault(scheme, {})[pattern] = None
     groups = {f"group_{n}": _group(scheme, list(found)) for n, (scheme, found) in enumerate(targets.items())}
+    floats = any(scheme.floats for scheme in targets)
     return {
         "quant_method": "compressed-tensors",
-        "format": "pack-quantized",
+        "format": FLOATS8 if floats else PACKED,
         "quantization_status": "compressed",
         "config_groups": groups,
         "ignore": [] if HEAD in modules else [HEAD],
@@ -166,7 +165,7 @@ def quantization_config(config: ModelConfig, modules: Mapping[str, int]) -> dict
 def _group(scheme: Scheme, targets: list[str]) -> dict[str, Any]:
     weights = {
         "num_bits": scheme.bits,
-        "type": "int",
+        "type": "float" if scheme.floats else "int",
         "symmetric": True,
         "strategy": "group" if scheme.group else "channel",
         "dynamic": False,

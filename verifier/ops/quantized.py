@@ -178,7 +178,7 @@ class QuantizedMatrix:
         """Take on the nearest values of a weight [O, K] of floats. Scales are rounded first, so that values make up
         for it."""
         for part, rows in zip(self._in_pieces(), weight.split(_ROWS), strict=True):
-            part._fill(rows.float().unflatten(1, (-1, self.group)))
+            part._fill(rows.to(self.device).float().unflatten(1, (-1, self.group)))
 
     def _in_pieces(self) -> Iterator[QuantizedMatrix]:
         sizes = [len(part) for part in self.values.split(_ROWS)]

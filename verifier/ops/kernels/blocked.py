@@ -27,7 +27,8 @@ from torch.nn import functional
 from verifier.ops.quantized import FP8, QuantizedMatrix
 
 #: Numbers of a block that are tried; a tile of 16 bits is multiplied by 16 of them at least.
-_BLOCKS = (128, 64, 32, 16)
+LEAST_BLOCK = 16
+_BLOCKS = (128, 64, 32, LEAST_BLOCK)
 #: Kinds of values, and what is added to those that have a sign.
 FLOATS, E4M3, UNSIGNED = "floats", "e4m3", "uint4"
 ADDED = {"int8": 128, "int4": 8, UNSIGNED: 0}
@@ -59,7 +60,7 @@ class BlockedWeight:
         kind = E4M3 if weight.floats else f"int{weight.bits}" if weight.signed else UNSIGNED
         block = block_of(weight.group, weight.bits)
         offsets, steps = weight.zeros if weight.minimums is None else weight.minimums, weight.steps
-        if weight.minimum_steps is not None:
+        if steps is not None and weight.minimum_steps is not None:
             steps = torch.stack((steps, weight.minimum_steps))
         values = _blocks(weight, kind, block)
         turned = (None if each is None else each.mT.contiguous() for each in (weight.scales, offsets, steps))
@@ -110,7 +111,7 @@ class BlockedWeight:
         if self.kind in ("int4", UNSIGNED):
             rows = torch.cat((rows & 15, rows >> 4), dim=2)
         whole = rows.transpose(0, 1).unflatten(1, (self.groups, -1)).flatten(2)[:, :, : self.inner // self.groups]
-        bits = whole.flatten(1)
+        bits: Tensor = whole.flatten(1)
         return bits.view(FP8) if self.kind == E4M3 else (bits - ADDED[self.kind]).view(torch.int8)
 
     def plain_bias(self) -> Tensor | None:
@@ -136,7 +137,7 @@ def _blocks(weight: QuantizedMatrix, kind: str, block: int) -> Tensor:
     bits = numbers.view(torch.uint8) if kind == E4M3 else numbers.view(torch.uint8) + ADDED[kind]
     groups = bits.unflatten(1, (-1, weight.group))
     filled = functional.pad(groups, (0, -weight.group % block), value=ADDED.get(kind, 0))
-    blocks = filled.flatten(1).unflatten(1, (-1, block)).transpose(0, 1)
+    blocks: Tensor = filled.flatten(1).unflatten(1, (-1, block)).transpose(0, 1)
     if weight.bits == 4:
         low, high = blocks.chunk(2, dim=2)
         blocks = low | (high << 4)

@@ -154,7 +154,7 @@ def gated_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tenso
 
 
 def multiply(x: Tensor, weight: BlockedWeight, out: Tensor, residual: Tensor | None = None) -> None:
-    """``out = x @ weight.T + bias``, rounded, then ``+ residual``, rounded again; of a gated weight ``silu(gate) * up``.
+    """``out = x @ weight.T + bias``, rounded, then ``+ residual``, rounded again; if gated ``silu(gate) * up``.
 
     x: [R, K]. out: [R, O], or [R, O / 2] if gated, of x's dtype or fp32. residual: [R, O] of out's.
     """
@@ -169,9 +169,7 @@ def multiply(x: Tensor, weight: BlockedWeight, out: Tensor, residual: Tensor | N
         gated_tiles[grid](*pointers, _given(weight.bias, x), out, len(x), *about, has_bias, **options)
     else:
         beside = _given(weight.bias, x), _given(residual, x)
-        linear_tiles[grid](
-            *pointers, *beside, out, len(x), *about, segment, has_bias, residual is not None, **options
-        )
+        linear_tiles[grid](*pointers, *beside, out, len(x), *about, segment, has_bias, residual is not None, **options)
 
 
 def _check(x: Tensor, weight: Tensor) -> None:

@@ -99,9 +99,7 @@ def tile_product(x, weight, scales, offsets, steps, rows, columns, begin, end, R
         sums = tl.sum(right.to(tl.float32), 1)
         if parts == 2:
             right = _inputs(x, rows, group * group_size, offset + width, R, K, group_size, width)
-            part = tl.dot(
-                _halves(bits >> 4, zero[:, None], KIND, kind), tl.trans(right), part, input_precision="ieee"
-            )
+            part = tl.dot(_halves(bits >> 4, zero[:, None], KIND, kind), tl.trans(right), part, input_precision="ieee")
             sums = sums + tl.sum(right.to(tl.float32), 1)
         if folded:
             total = total + part * scale[:, None]

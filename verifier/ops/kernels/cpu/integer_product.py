@@ -1,4 +1,4 @@
-"""Writes the kernels that multiply with whole numbers, laid out as :mod:`verifier.ops.kernels.cpu.integers` has them.
+"""Writes the kernels that multiply with few bits, laid out as :mod:`verifier.ops.kernels.cpu.integers` has them.
 
 Legend: B outputs of a block.
 """
@@ -23,7 +23,9 @@ QUARTERS = 4
 
 @dataclass(frozen=True, slots=True)
 class IntegerShape(Shape):
-    """scale: dtype of the scales. shifted: whether there are zeros. minimums, steps: whether there are such."""
+    """scale: dtype of the scales. shifted: whether there are zeros. minimums, steps: whether there are such. floats:
+    whether numbers are e4m3.
+    """
 
     bits: int
     scale: torch.dtype
@@ -31,6 +33,7 @@ class IntegerShape(Shape):
     pairs: bool
     minimums: bool = False
     steps: bool = False
+    floats: bool = False
 
     @property
     def signed(self) -> bool:
@@ -146,7 +149,10 @@ class _Product(Product):
         """The weights of each term of a step, vector by vector."""
         vectors = range(self.vectors)
         if self.shape.bits == 8:
-            yield [(self._pairs_of_bytes if self.shape.pairs else self._bytes)(line, at) for at in vectors]
+            of_pairs, alone = self._pairs_of_bytes, self._bytes
+            if self.shape.floats:
+                of_pairs, alone = self._pairs_of_fp8, self._fp8
+            yield [(of_pairs if self.shape.pairs else alone)(line, at) for at in vectors]
         elif self.shape.pairs:
             yield self._quarters(self.k.load(line, vector(I16, 2 * LANES)))
         else:
@@ -162,6 +168,23 @@ class _Product(Product):
         """16 pairs as bf16."""
         first, second = (self.k.bits(self._bytes(line, 2 * at + part), vector(I32)) for part in range(2))
         return self.k.bits((first >> 16) | second, vector(BF16, 2 * LANES))
+
+    def _fp8(self, line: Value, at: int) -> Value:
+        """16 floats of 8 bits as fp32, whose exponents begin 120 lower: a product moves them, and makes denormals
+        normal."""
+        k = self.k
+        words = k.integer(k.load(line, vector(I8), at * LANES), I32)  # copies of the sign stand above
+        return k.bits((words << 20) & -0x78100000, vector(F32)) * 2.0**120
+
+    def _pairs_of_fp8(self, line: Value, at: int) -> Value:
+        """16 pairs of them as bf16: of the eight that are no normal numbers an instruction finds each in a table."""
+        k, of = self.k, vector(I16, 2 * LANES)
+        words = k.integer(k.load(line, vector(I8, 2 * LANES), at * 2 * LANES), I16)
+        size = words & 0x7F
+        table = Value(k, ir.Constant(of, _SMALL_FP8 * 4))
+        small = k.call("llvm.x86.avx512.permvar.hi.512", of, table, size)
+        found = k.select(size < 8, small, (size << 4) + (120 << 7)) | (words & -0x8000)
+        return k.bits(found, vector(BF16, 2 * LANES))
 
     def _quarters(self, words: Value) -> list[Value]:
         """Four bits of each word as bf16: an instruction finds each in a table, by the lowest five bits."""
@@ -184,3 +207,5 @@ class _Product(Product):
 _BF16 = torch.tensor([*range(8), *range(-8, 0)]).bfloat16().view(torch.int16).tolist()
 #: The same where they have no sign.
 _UNSIGNED_BF16 = torch.arange(16).bfloat16().view(torch.int16).tolist()
+#: The bits of e4m3's zero and denormals, 0 .. 7 times 2^-9, as bf16.
+_SMALL_FP8 = (torch.arange(8) * 2.0**-9).bfloat16().view(torch.int16).tolist()

@@ -1,8 +1,9 @@
-"""Products with a weight of whole numbers and scales: numbers are widened in registers, sums are of fp32.
+"""Products with a weight of few bits and scales: numbers are widened in registers, sums are of fp32.
 
 ::
 
-    packed    8 bits   [O / B][K / 2][B / 16][2][16] where pairs of bf16 are multiplied, else [O / B][K][B]
+    packed    8 bits   [O / B][K / 2][B / 16][2][16] where pairs of bf16 are multiplied, else [O / B][K][B]; of floats
+                       (e4m3) [O / B][K / 2][B / 16][16][2] where pairs are
               4 bits   [O / B][K / 2][16][2] words of 16 bits: word (i, p) has k = 2 n + p of the outputs i, 16 + i, ..
                        where pairs of bf16 are multiplied; else [O / B][K / 8][B] words of 32 bits, k from the low end
     scales    [O / B][G][B], and so zeros
@@ -30,12 +31,12 @@ from verifier.ops.kernels.cpu.launch import counted
 from verifier.ops.kernels.cpu.linear import packed_bias, plain_bias
 from verifier.ops.kernels.cpu.product import block_of, filled, from_turns, in_blocks, in_turns
 from verifier.ops.kernels.cpu.types import LANES
-from verifier.ops.quantized import QuantizedMatrix
+from verifier.ops.quantized import FP8, QuantizedMatrix
 
 
 @dataclass(frozen=True, slots=True)
 class PackedIntegers:
-    """A :class:`~verifier.ops.linear.PackedWeight`. data: int8, int16 or int32, see above. scales: of
+    """A :class:`~verifier.ops.linear.PackedWeight`. data: int8, int16 or int32, see above; of e4m3 int8. scales: of
     their own dtype. zeros, minimums: int8 or None. steps, minimum_steps: fp16 or None, [O / B][S][B]. bias: fp32 or
     None. pairs: whether pairs of bf16 are multiplied.
     """
@@ -54,6 +55,7 @@ class PackedIntegers:
     minimums: Tensor | None = None
     steps: Tensor | None = None
     minimum_steps: Tensor | None = None
+    floats: bool = False
 
     @property
     def block(self) -> int:
@@ -72,14 +74,17 @@ class PackedIntegers:
         """Pack it for inputs of this dtype."""
         processor = Processor.here()
         pairs, block = compute is torch.bfloat16 and processor.multiplies_bf16, block_of(processor)
-        data = in_turns(lambda part: _packed(part, weight.bits, block, pairs), weight.numbers(), gated)
+        form, numbers = _Form(weight.bits, pairs, weight.floats), weight.numbers().view(torch.int8)
+        data = in_turns(lambda part: _packed(part, form, block), numbers, gated)
         scales = in_turns(lambda part: in_blocks(part, block), weight.scales, gated)
         others = (weight.zeros, weight.minimums, weight.steps, weight.minimum_steps)
-        zeros, *more = (
+        zeros, minimums, steps, minimum_steps = (
             None if one is None else in_turns(lambda part: in_blocks(part, block), one, gated) for one in others
         )
         outer, inner = weight.shape
-        return cls(data, scales, zeros, packed_bias(bias, block, gated), weight.bits, inner, outer, gated, pairs, *more)
+        packed = packed_bias(bias, block, gated)
+        kind = weight.bits, inner, outer, gated, pairs
+        return cls(data, scales, zeros, packed, *kind, minimums, steps, minimum_steps, weight.floats)
 
     def plain(self) -> Tensor:
         """fp32[O, K]: the weight that it stands for."""
@@ -89,9 +94,12 @@ class PackedIntegers:
                 return None
             return from_turns(lambda part: part.transpose(1, 2).flatten(0, 1), blocks, self.gated, self.outer)
 
-        numbers = from_turns(lambda part: _unpacked(part, self.bits, self.pairs), self.data, self.gated, self.outer)
+        form = _Form(self.bits, self.pairs, self.floats)
+        numbers = from_turns(lambda part: _unpacked(part, form), self.data, self.gated, self.outer)
         if not self.signed:
             numbers = numbers & 15
+        if self.floats:
+            numbers = numbers.view(FP8)
         scales = rows(self.scales)
         assert scales is not None, "all groups have scales"
         more = (rows(one) for one in (self.minimums, self.steps, self.minimum_steps))
@@ -112,31 +120,45 @@ class PackedIntegers:
         has = self.bias is not None, self.bits, self.scales.dtype, self.zeros is not None, self.pairs, minimums, steps
         groups, spans = self.scales.shape[1], 1 if self.steps is None else self.steps.shape[1]
         others = (self.scales, self.zeros, self.minimums, self.steps, self.minimum_steps)
-        integer_product.kernel_of(IntegerShape(self.block, x.dtype, out.dtype, self.gated, *has))(
+        integer_product.kernel_of(IntegerShape(self.block, x.dtype, out.dtype, self.gated, *has, self.floats))(
             x, self.data, out, 0 if self.bias is None else self.bias, counted(count, len(x)),
             len(self.data) // (2 if self.gated else 1), out.shape[1], x.shape[1],
             *(0 if one is None else one for one in others), groups, self.inner // groups, spans, groups // spans,
         )  # fmt: skip
 
 
-def _packed(numbers: Tensor, bits: int, block: int, pairs: bool) -> Tensor:
+@dataclass(frozen=True, slots=True)
+class _Form:
+    """What a layout depends on."""
+
+    bits: int
+    pairs: bool
+    floats: bool
+
+
+def _packed(numbers: Tensor, form: _Form, block: int) -> Tensor:
     """int8[O, K] in blocks."""
     shaped = filled(numbers, block)
-    if bits == 8:
-        apart = shaped.unflatten(2, (-1, 2)).unflatten(1, (-1, LANES)).permute(0, 3, 1, 4, 2)
-        return apart if pairs else shaped.transpose(1, 2)
-    if pairs:
+    if form.bits == 8:
+        if not form.pairs:
+            return shaped.transpose(1, 2)
+        apart = shaped.unflatten(2, (-1, 2)).unflatten(1, (-1, LANES))
+        whole: Tensor = apart.permute(0, 3, 1, 2, 4) if form.floats else apart.permute(0, 3, 1, 4, 2)
+        return whole
+    if form.pairs:
         return _words(shaped.unflatten(2, (-1, 2)).unflatten(1, (QUARTERS, -1)).permute(0, 3, 2, 4, 1), torch.int16)
     return _words(shaped.unflatten(2, (-1, 8)).transpose(1, 2), torch.int32)
 
 
-def _unpacked(blocks: Tensor, bits: int, pairs: bool) -> Tensor:
+def _unpacked(blocks: Tensor, form: _Form) -> Tensor:
     """The reverse: int8[O filled up, K]."""
-    if bits == 8:
-        whole = blocks.permute(0, 2, 4, 1, 3).flatten(3).flatten(1, 2) if pairs else blocks.transpose(1, 2)
-        return whole.flatten(0, 1)
+    if form.bits == 8:
+        if not form.pairs:
+            return blocks.transpose(1, 2).flatten(0, 1)
+        apart = blocks if form.floats else blocks.transpose(3, 4)
+        return apart.permute(0, 2, 3, 1, 4).flatten(3).flatten(0, 2)
     numbers = _parts(blocks)
-    if pairs:
+    if form.pairs:
         return numbers.permute(0, 4, 2, 1, 3).flatten(0, 2).flatten(1)
     return numbers.permute(0, 2, 1, 3).flatten(0, 1).flatten(1)
 
