@@ -13,7 +13,10 @@ from torch import Tensor
 
 from tests.kernels.compiling import Compiled, compile_kernel
 
-_TYPES = {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "fp32", torch.int32: "i32", torch.int64: "i64"}
+_TYPES = {
+    **{torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "fp32"},
+    **{torch.uint8: "u8", torch.int8: "i8", torch.int32: "i32", torch.int64: "i64"},
+}
 _NUMBERS = {int: "i32", float: "fp32"}
 
 

@@ -47,7 +47,7 @@ def test_products_that_add_up_by_the_number_of_rows_are_seen(pair, monkeypatch, 
     assert compare(models, "truth")
 
 
-@pytest.mark.parametrize("how", ["int8", "int4"])
+@pytest.mark.parametrize("how", ["int8", "int4", "fp8"])
 def test_quantized_products_that_add_up_by_the_number_of_rows_are_seen(pair, monkeypatch, how) -> None:
     models = pair("wide1536").quantized(how)
     assert compare(models, "truth") == []

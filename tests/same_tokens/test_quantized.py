@@ -43,14 +43,14 @@ def assert_same_tokens(pair: Pair, drafter: str) -> None:
 
 
 @pytest.mark.parametrize("drafter", DRAFTERS)
-@pytest.mark.parametrize("how", ["int8", "int4"])
+@pytest.mark.parametrize("how", ["int8", "int4", "fp8"])
 def test_every_drafter(quantized, how, drafter) -> None:
     assert_same_tokens(quantized("qwen3", how), drafter)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
 @pytest.mark.parametrize("family", ["llama_bias", "smollm", "mistral"])
-@pytest.mark.parametrize("how", ["int8", "int4"])
+@pytest.mark.parametrize("how", ["int8", "int4", "fp8"])
 def test_families_and_dtypes(quantized, how, family, dtype) -> None:
     assert_same_tokens(quantized(family, how, dtype), "truth")
     assert_same_tokens(quantized(family, how, dtype), "dynamic 4,4,2,2,1")
@@ -65,7 +65,7 @@ def bundled(draft: str, how: Quantize) -> dict[str, Text]:
     return run(engine, jobs())
 
 
-@pytest.mark.parametrize("how", ["int8", "int4"])
+@pytest.mark.parametrize("how", ["int8", "int4", "fp8"])
 def test_bundled_drafters(how) -> None:
     texts = bundled("none", how)
     for draft in ("auto", "medusa", "eagle3"):

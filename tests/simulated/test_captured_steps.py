@@ -62,6 +62,25 @@ def test_the_same_tokens(elsewhere, shape, max_seqs) -> None:
     assert engine.runner.counts["launched"] >= 5
 
 
+@pytest.mark.parametrize("shape", ["none", "3,2,1"])
+@pytest.mark.parametrize("how", ["int8", "int4", "fp8"])
+def test_weights_of_few_bits(pair, how, shape) -> None:
+    """Target and draft model are quantised there; plain decoding is of the same numbers on a CPU."""
+    made = pair("llama3", layers=2)
+    here = made.quantized(how, torch.float32)
+    with simulated():
+        directories = (made.directory, made.draft_directory)
+        there = Pair(*directories, *(load_decoder(each, torch.float32, DEVICE, quantize=how) for each in directories))
+        assert all(linear._packed.on_gpu and linear._packed.scales is not None for linear in there.target.linears)
+        tree = ROOT_ONLY if shape == "none" else TreeShape.parse(shape)
+        drafter = draft_model(there) if tree.levels else lambda pool: None
+        engine = captured_engine(there, drafter, tree, max_seqs=3, capture=captured)
+        texts = run_freely(engine, jobs_of(made.vocab_size, LENGTHS, MAX_TOKENS))
+    assert_same(expected(here), texts)
+    assert isinstance(engine.runner, GraphRunner)
+    assert engine.runner.counts["launched"] >= 5
+
+
 def test_a_step_that_reads_a_number_is_refused() -> None:
     with simulated():
         lengths = torch.zeros(3, dtype=torch.int64, device=DEVICE)

@@ -66,6 +66,17 @@ def awq_of(weight: Tensor) -> tuple[dict[str, Tensor], Tensor]:
     return {"qweight": words(numbers.T), "qzeros": words(zeros.T), "scales": scales.T.half().contiguous()}, meant
 
 
+def blocks_of(weight: Tensor, rows: int = 48) -> tuple[dict[str, Tensor], Tensor]:
+    """e4m3 with a scale for each block: the last has fewer rows."""
+    outer, inner = weight.shape
+    filled = torch.nn.functional.pad(weight, (0, 0, 0, -outer % rows))
+    blocks = filled.unflatten(1, (-1, GROUP)).unflatten(0, (-1, rows))
+    scales = blocks.abs().amax((1, 3)) / 448
+    spread = scales.repeat_interleave(rows, 0)[:outer].repeat_interleave(GROUP, 1)
+    numbers = (weight / spread).clamp(-448, 448).to(torch.float8_e4m3fn)
+    return {"weight": numbers, "weight_scale_inv": scales}, numbers.float() * spread
+
+
 def compressed_of(weight: Tensor, bits: int, symmetric: bool, layout: str) -> tuple[dict[str, Tensor], Tensor]:
     """By the package that writes such files."""
     pytest.importorskip("compressed_tensors")
@@ -85,12 +96,36 @@ def compressed_of(weight: Tensor, bits: int, symmetric: bool, layout: str) -> tu
     return tensors, compressor.decompress(tensors, scheme)["weight"].float()
 
 
+def floats_of(weight: Tensor, strategy: str) -> tuple[dict[str, Tensor], Tensor]:
+    """The same of e4m3."""
+    pytest.importorskip("compressed_tensors")
+    from compressed_tensors.compressors import BaseCompressor
+    from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
+
+    args = QuantizationArgs(num_bits=8, type="float", symmetric=True, **FLOATS8[strategy])
+    scheme = QuantizationScheme(targets=["Linear"], weights=args)
+    rows, group = {"channel": (1, weight.shape[1]), "group": (1, GROUP), "block": (32, GROUP)}[strategy]
+    scales = weight.unflatten(1, (-1, group)).unflatten(0, (-1, rows)).abs().amax((1, 3)) / 448
+    compressor = BaseCompressor.get_value_from_registry("float-quantized")
+    tensors = compressor.compress({"weight": weight, "weight_scale": scales}, scheme)
+    return tensors, compressor.decompress(tensors, scheme)["weight"].float()
+
+
+FLOATS8: dict[str, dict[str, Any]] = {
+    "channel": {"strategy": "channel"},
+    "group": {"strategy": "group", "group_size": GROUP},
+    "block": {"strategy": "block", "block_structure": [32, GROUP]},
+}
 FORMATS: dict[str, tuple[dict[str, Any], Any]] = {
     "gptq": ({"quant_method": "gptq", "bits": 4, "group_size": GROUP, "sym": False}, lambda w: gptq_of(w, False, 1)),
     "gptq sym": ({"quant_method": "gptq", "bits": 4, "group_size": GROUP, "sym": True}, lambda w: gptq_of(w, True, 1)),
     "gptq v2": (
         {"quant_method": "gptq", "bits": 4, "group_size": GROUP, "sym": False, "checkpoint_format": "gptq_v2"},
         lambda w: gptq_of(w, False, 2),
+    ),
+    "fp8 blocks": (
+        {"quant_method": "fp8", "activation_scheme": "dynamic", "fmt": "e4m3", "weight_block_size": [48, GROUP]},
+        blocks_of,
     ),
     "awq": ({"quant_method": "awq", "bits": 4, "group_size": GROUP, "zero_point": True, "version": "gemm"}, awq_of),
 }
@@ -111,6 +146,23 @@ for bits_, symmetric_, layout_ in (
             "ignore": ["lm_head"],
         },
         lambda w, of=(bits_, symmetric_, layout_): compressed_of(w, *of),
+    )
+
+for strategy_, about_ in FLOATS8.items():
+    FORMATS[f"float-quantized {strategy_}"] = (
+        {
+            "quant_method": "compressed-tensors",
+            "format": "float-quantized",
+            "config_groups": {
+                "group_0": {
+                    "targets": ["Linear"],
+                    "weights": {"num_bits": 8, "type": "float", "symmetric": True, **about_},
+                    "input_activations": {"num_bits": 8, "type": "float", "dynamic": True, "strategy": "token"},
+                }
+            },
+            "ignore": ["lm_head"],
+        },
+        lambda w, of=strategy_: floats_of(w, of),
     )
 
 
@@ -157,7 +209,7 @@ TOKENS = [7, 3, 250, 41, 99, 12, 180, 5, 77, 291, 14]
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("kind", ["gptq", "awq"])
+@pytest.mark.parametrize("kind", ["gptq", "awq", "fp8 blocks"])
 def test_every_family(tmp_path, kind, family) -> None:
     assert_close_to_floats(tmp_path, kind, family)
 
@@ -202,6 +254,32 @@ def test_what_is_amiss_is_named(tmp_path, case) -> None:
         reader(tmp_path / "quantized")
 
 
+def test_numbers_that_are_none_are_refused(tmp_path) -> None:
+    published(tmp_path, "fp8 blocks")
+    tensors = load_file(tmp_path / "quantized" / SINGLE)
+    tensors["model.layers.0.self_attn.k_proj.weight"].view(torch.uint8)[3, 5] = 0xFF
+    save(tmp_path / "quantized", tensors, config_of(tmp_path / "quantized"))
+    with pytest.raises(WeightsError, match=r"layers.0.self_attn.k_proj.weight has numbers that are none"):
+        reader(tmp_path / "quantized")
+
+
+@pytest.mark.parametrize("how", ["the weights alone", "a whole layer"])
+def test_what_fp8_leaves_as_it_is(tmp_path, how) -> None:
+    """modules_to_not_convert: modules, and what stands above them; qkv and gate_up as wholes."""
+    published(tmp_path, "fp8 blocks")
+    about = {"the weights alone": ["self_attn.o_proj", "lm_head"], "a whole layer": ["model.layers.1"]}[how]
+    config, plain = config_of(tmp_path / "quantized"), load_file(tmp_path / "plain" / SINGLE)
+    config["quantization_config"]["modules_to_not_convert"] = about
+    tensors = load_file(tmp_path / "quantized" / SINGLE)
+    for name in list(tensors):
+        if name.endswith("_proj.weight") and any(each in name for each in about):
+            tensors[name] = plain[name]
+            del tensors[f"{name}_scale_inv"]
+    save(tmp_path / "quantized", tensors, config)
+    exact, found = reader(tmp_path / "plain").alone(TOKENS), reader(tmp_path / "quantized").alone(TOKENS)
+    assert (found - exact).abs().max() <= 1e-3 * (exact.max() - exact.min())
+
+
 def test_zeros_that_are_none_are_refused_where_weights_are_called_symmetric(tmp_path) -> None:
     published(tmp_path, "gptq")
     config = config_of(tmp_path / "quantized")
@@ -219,7 +297,13 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"quant_method": "gptq", "bits": 4, "lm_head": True}, "lm_head"),
     ({"quant_method": "awq", "bits": 4, "version": "gemv"}, "gemv"),
     ({"quant_method": "compressed-tensors"}, "config_groups is missing"),
-    ({"format": "float-quantized", "config_groups": {"g": GROUPS}}, "float-quantized"),
+    ({"quant_method": "fp8"}, "weight_block_size None"),
+    ({"quant_method": "fp8", "weight_block_size": [128, 48]}, "groups of 48"),
+    ({"quant_method": "fp8", "weight_block_size": [8, 32], "activation_scheme": "static"}, "static"),
+    ({"quant_method": "fp8", "weight_block_size": [8, 32], "fmt": "e5m2"}, "e5m2"),
+    ({"format": "nvfp4-pack-quantized", "config_groups": {"g": GROUPS}}, "nvfp4"),
+    ({"format": "float-quantized", "config_groups": {"g": GROUPS}}, "4 bits of type int"),
+    ({"format": "float-quantized", "config_groups": {"g": GROUPS | {"input_activations": {"dynamic": False}}}}, "W8A8"),
     ({"format": "pack-quantized", "config_groups": {"g": GROUPS | {"input_activations": {"num_bits": 8}}}}, "W8A8"),
     ({"format": "pack-quantized", "config_groups": {"g": GROUPS}, "kv_cache_scheme": {"num_bits": 8}}, "kv_cache"),
     ({"format": "pack-quantized", "config_groups": {"g": GROUPS}, "ignore": ["re:("]}, "no pattern"),
@@ -237,7 +321,7 @@ def test_what_is_not_supported_is_refused(tmp_path, about, words) -> None:
 
 
 @pytest.mark.parametrize("family", ["qwen3", "smollm"], ids=["untied", "tied"])
-@pytest.mark.parametrize("how", ["int8", "int4"])
+@pytest.mark.parametrize("how", ["int8", "int4", "fp8"])
 def test_a_written_model_is_the_one_made_at_load_time(tmp_path, how, family) -> None:
     """Bit by bit; and its bytes are those of the plan."""
     make(family, tmp_path / "plain", hidden_size=288, max_shard_size="100kB")
@@ -251,7 +335,7 @@ def test_a_written_model_is_the_one_made_at_load_time(tmp_path, how, family) -> 
     assert planned == sum(one.nbytes for one in linears)
 
 
-@pytest.mark.parametrize("how", ["int8", "int4"])
+@pytest.mark.parametrize("how", ["int8", "int4", "fp8"])
 def test_the_package_reads_what_we_write(tmp_path, how) -> None:
     pytest.importorskip("compressed_tensors")
     from compressed_tensors.compressors import BaseCompressor
@@ -262,7 +346,7 @@ def test_the_package_reads_what_we_write(tmp_path, how) -> None:
     write(tmp_path / "plain", config, tmp_path / "out", lambda share: None)
     about = QuantizationConfig.model_validate(config_of(tmp_path / "out")["quantization_config"])
     head = next(group for group in about.config_groups.values() if "lm_head" in group.targets)
-    compressor = BaseCompressor.get_value_from_registry("pack-quantized")
+    compressor = BaseCompressor.get_value_from_registry(about.format)
     tensors = load_file(next((tmp_path / "out").glob("*.safetensors")))
     mine = {name.removeprefix("lm_head."): each for name, each in tensors.items() if name.startswith("lm_head.")}
     weights = load(tmp_path / "plain", config, torch.float32)

@@ -1,0 +1,79 @@
+"""Products with weights of few bits compiled for GPUs that are not here, and the code they become."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.kernels.compiling import Compiled
+from tests.kernels.launches import compile_launches
+from tests.kernels.test_compiled_linear import INSTRUCTION, NAMES, products
+from verifier.ops.kernels import linear
+from verifier.ops.kernels.blocked import BlockedWeight
+from verifier.ops.quantized import QuantizedMatrix
+
+META = torch.device("meta")
+CAPABILITIES = (80, 89, 90)
+#: What a program of sm_89 may have, in bytes.
+SHARED = 99 << 10
+#: Bits, numbers of a group (None: all of a row), whether zero is 0, floats.
+KINDS = {
+    "int8": (8, None, True, False),
+    "int4": (4, 128, True, False),
+    "int4 zeros": (4, 128, False, False),
+    "int4 of 32": (4, 32, True, False),
+    "fp8": (8, None, True, True),
+    "fp8 blocks": (8, 128, True, True),
+}
+
+
+def weight_of(kind: str, outer: int, inner: int, gated: bool) -> BlockedWeight:
+    """Without numbers; with a bias."""
+    if kind == "q4_k":
+        matrix = QuantizedMatrix.empty(outer, inner, 4, 32, True, torch.int8, META).with_steps(256, minimums=True)
+    else:
+        bits, group, symmetric, floats = KINDS[kind]
+        matrix = QuantizedMatrix.empty(outer, inner, bits, group or inner, symmetric, torch.bfloat16, META, floats)
+    return BlockedWeight.of(matrix, torch.empty(outer, dtype=torch.bfloat16, device=META), gated)
+
+
+def compiled(
+    kind: str, dtype: torch.dtype, folder: Path, capability: int, gated: bool = False, rows: int = 8, outer: int = 28672
+) -> dict[str, Compiled]:
+    weight = weight_of(kind, outer, 4096, gated)
+    x = torch.empty(rows, 4096, dtype=dtype, device=META)
+    out = torch.empty(rows, outer // (2 if gated else 1), dtype=dtype, device=META)
+    names = "linear_tiles", "gated_tiles", "add_segments"
+    return compile_launches(linear, names, lambda: linear.multiply(x, weight, out), folder, capability)
+
+
+@pytest.mark.parametrize("capability", CAPABILITIES)
+@pytest.mark.parametrize("gated", [False, True], ids=["plain", "gated"])
+@pytest.mark.parametrize("kind", [*KINDS, "q4_k"])
+def test_halves_are_made_in_registers_and_multiplied_by_one_instruction(kind, gated, capability, tmp_path) -> None:
+    (kernel,) = compiled(kind, torch.bfloat16, tmp_path, capability, gated).values()
+    assert products(kernel.ptx) == {INSTRUCTION[max(80, capability // 90 * 90)].format("bf16")}
+    assert kernel.stack == 0, "spills registers"
+    assert kernel.registers <= 230, "two programs a processor"
+    assert kernel.shared <= SHARED
+    assert "cp.async" in kernel.ptx, "the weight is fetched ahead"
+    assert "cvt.rn.bf16x2.f32" in kernel.ptx, "two halves in one instruction"
+    assert ".ftz" not in kernel.ptx, "denormals of e4m3 are numbers too"
+    assert "cvt.rn.f32.s32" not in kernel.ptx and "cvt.rn.f32.s8" not in kernel.ptx, "slow where there are so many"
+
+
+@pytest.mark.parametrize("capability", CAPABILITIES)
+def test_of_fp16_too(capability, tmp_path) -> None:
+    (kernel,) = compiled("int4", torch.float16, tmp_path, capability).values()
+    assert products(kernel.ptx) == {INSTRUCTION[max(80, capability // 90 * 90)].format(NAMES[torch.float16])}
+    assert kernel.stack == 0
+
+
+@pytest.mark.parametrize("kind", [*KINDS, "q4_k"])
+def test_one_row_and_a_chunk_run_the_same_code(kind, tmp_path) -> None:
+    one, tree, chunk = (compiled(kind, torch.bfloat16, tmp_path, 90, rows=n, outer=4096) for n in (1, 64, 512))
+    assert set(one) == {"linear_tiles", "add_segments"}
+    for name in one:
+        assert one[name].ptx == tree[name].ptx == chunk[name].ptx
