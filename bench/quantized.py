@@ -12,7 +12,7 @@ from typing import Any
 
 from bench import record
 from bench.drive import Options, add_arguments, build, target_of
-from bench.floor import BareForward, scaled, timed, weight_bytes
+from bench.floor import BareForward, timed, weight_bytes
 from bench.stats import paired_ratio, spread
 from spec.engine import Engine
 
@@ -38,8 +38,9 @@ def report(engines: dict[str, Engine], rows: list[int], repeats: int) -> dict[st
         times = measure(engines, count, repeats)
         for name, each in times.items():
             gain = paired_ratio({"": list(zip(times[first], each, strict=True))}).ratio
-            lines.append([count, name, scaled(spread(each)), gain, size[first] / size[name]])
-            found[f"{count} {name}"] = {"ms": scaled(spread(each)), "gain": gain}
+            ms = spread([1e3 * one for one in each])
+            lines.append([count, name, ms, gain, size[first] / size[name]])
+            found[f"{count} {name}"] = {"ms": ms, "gain": gain}
     record.table("passes of plain decoding", ["rows", "weights", "ms", "times as fast", "times fewer bytes"], lines)
     return {"bytes": size, "passes": found}
 

@@ -56,7 +56,6 @@ def test_halves_are_made_in_registers_and_multiplied_by_one_instruction(kind, ga
     (kernel,) = compiled(kind, torch.bfloat16, tmp_path, capability, gated).values()
     assert products(kernel.ptx) == {INSTRUCTION[max(80, capability // 90 * 90)].format("bf16")}
     assert kernel.stack == 0, "spills registers"
-    assert kernel.registers <= 230, "two programs a processor"
     assert kernel.shared <= SHARED
     assert "cp.async" in kernel.ptx, "the weight is fetched ahead"
     assert "cvt.rn.bf16x2.f32" in kernel.ptx, "two halves in one instruction"
