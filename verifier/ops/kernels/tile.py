@@ -14,13 +14,14 @@ import triton.language as tl
 
 
 @triton.jit
-def _halves(bits, zero, KIND: tl.constexpr, kind: tl.constexpr):
-    """Values as the dtype of x. bits: uint8[TILE, N]. zero: fp32[TILE, 1], 2^23 more than what means zero."""
-    word = bits.to(tl.int32)
-    if KIND == "e4m3":
-        moved = ((word & 0x80) << 24) | ((word & 0x7F) << 20)
+def _halves(words, zero, KIND: tl.constexpr, kind: tl.constexpr):
+    """Values as the dtype of x. words: int32[TILE, N], a value in each. zero: fp32[TILE, 1], 2^23 more than what means
+    zero.
+    """
+    if KIND == "e4m3":  # copies of the sign stand above
+        moved = (words << 20) & -0x78100000
         return (moved.to(tl.float32, bitcast=True) * 1.329227995784916e36).to(kind)  # 2^120
-    return ((word | 0x4B000000).to(tl.float32, bitcast=True) - zero).to(kind)
+    return ((words | 0x4B000000).to(tl.float32, bitcast=True) - zero).to(kind)
 
 
 @triton.jit
@@ -90,21 +91,24 @@ def tile_product(x, weight, scales, offsets, steps, rows, columns, begin, end, R
     for block in tl.range(begin // BLOCK, end // BLOCK):
         group, offset = block // blocks, block % blocks * BLOCK
         where = (tl.cast(block, tl.int64) * OUTER + columns)[:, None] * width + tl.arange(0, width)[None, :]
-        bits = tl.load(weight + where, mask=inside[:, None], other=0)
+        words = tl.load(weight + where, mask=inside[:, None], other=0)
+        if KIND == "e4m3":
+            words = words.to(tl.int8, bitcast=True)
+        words = words.to(tl.int32)
         right = _inputs(x, rows, group * group_size, offset, R, K, group_size, width)
         kind: tl.constexpr = right.dtype
         before = tl.full([TILE, TILE], 0.0, tl.float32) if folded else total
-        left = _halves(bits & 15 if parts == 2 else bits, zero[:, None], KIND, kind)
+        left = _halves(words & 15 if parts == 2 else words, zero[:, None], KIND, kind)
         part = tl.dot(left, tl.trans(right), before, input_precision="ieee")
         sums = tl.sum(right.to(tl.float32), 1)
         if parts == 2:
             right = _inputs(x, rows, group * group_size, offset + width, R, K, group_size, width)
-            part = tl.dot(_halves(bits >> 4, zero[:, None], KIND, kind), tl.trans(right), part, input_precision="ieee")
+            part = tl.dot(_halves(words >> 4, zero[:, None], KIND, kind), tl.trans(right), part, input_precision="ieee")
             sums = sums + tl.sum(right.to(tl.float32), 1)
         if folded:
-            total = total + part * scale[:, None]
+            total = tl.fma(part, scale[:, None], total)
             if OFFSETS == "minimums":
-                total = total - minimum[:, None] * sums[None, :]
+                total = tl.fma(minimum[:, None], -sums[None, :], total)
             later = tl.minimum(block + 1, end // BLOCK - 1) // blocks  # asked for before it is needed
             scale, minimum, zero = _of_group(
                 scales, offsets, steps, later, columns, inside, KIND, OUTER, GROUPS, SPAN, OFFSETS
