@@ -144,7 +144,7 @@ def remedies(error: Unfit) -> list[str]:
 
 def test_a_long_context_does_not_fit_a_small_card() -> None:
     error = refused(RTX_4090)
-    assert "the engine would take 33.1 GiB" in error.fault
+    assert "the engine would take 33.0 GiB" in error.fault
     assert "of cuda:0 (NVIDIA GeForce RTX 4090) (target 15.0 GiB, workspace" in error.fault
     assert "KV cache of 131,072 tokens 16.0 GiB" in error.fault
     assert error.fault.endswith("but --gpu-memory-utilization 0.9 of its 24.0 GiB is 21.6 GiB")

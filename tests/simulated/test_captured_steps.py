@@ -71,7 +71,8 @@ def test_weights_of_few_bits(pair, how, shape) -> None:
     with simulated():
         directories = (made.directory, made.draft_directory)
         there = Pair(*directories, *(load_decoder(each, torch.float32, DEVICE, quantize=how) for each in directories))
-        assert all(linear._packed.on_gpu and linear._packed.scales is not None for linear in there.target.linears)
+        sizes = [[linear.nbytes for linear in each.target.linears] for each in (there, here)]
+        assert sizes[0] == sizes[1] < [linear.nbytes for linear in made.target.linears]
         tree = ROOT_ONLY if shape == "none" else TreeShape.parse(shape)
         drafter = draft_model(there) if tree.levels else lambda pool: None
         engine = captured_engine(there, drafter, tree, max_seqs=3, capture=captured)

@@ -68,7 +68,7 @@ def awq_of(weight: Tensor) -> tuple[dict[str, Tensor], Tensor]:
 
 def blocks_of(weight: Tensor, rows: int = 48) -> tuple[dict[str, Tensor], Tensor]:
     """e4m3 with a scale for each block: the last has fewer rows."""
-    outer, inner = weight.shape
+    outer = len(weight)
     filled = torch.nn.functional.pad(weight, (0, 0, 0, -outer % rows))
     blocks = filled.unflatten(1, (-1, GROUP)).unflatten(0, (-1, rows))
     scales = blocks.abs().amax((1, 3)) / 448
@@ -148,21 +148,21 @@ for bits_, symmetric_, layout_ in (
         lambda w, of=(bits_, symmetric_, layout_): compressed_of(w, *of),
     )
 
-for strategy_, about_ in FLOATS8.items():
-    FORMATS[f"float-quantized {strategy_}"] = (
+for kind_, weights_ in FLOATS8.items():
+    FORMATS[f"float-quantized {kind_}"] = (
         {
             "quant_method": "compressed-tensors",
             "format": "float-quantized",
             "config_groups": {
                 "group_0": {
                     "targets": ["Linear"],
-                    "weights": {"num_bits": 8, "type": "float", "symmetric": True, **about_},
+                    "weights": {"num_bits": 8, "type": "float", "symmetric": True, **weights_},
                     "input_activations": {"num_bits": 8, "type": "float", "dynamic": True, "strategy": "token"},
                 }
             },
             "ignore": ["lm_head"],
         },
-        lambda w, of=strategy_: floats_of(w, of),
+        lambda w, of=kind_: floats_of(w, of),
     )
 
 
