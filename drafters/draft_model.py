@@ -94,8 +94,7 @@ class DraftModelDrafter(TreeDrafter):
     def follow(self, state: StepState, taken: Taken, levels: int) -> None:
         """Rows of accepted nodes move down. A leaf has none; the next step computes it before it drafts."""
         if not taken.tree.chain:
-            store = self.model.store
-            move_paths(store.keys, store.values, taken.paths.sources, taken.slots, taken.paths.lengths)
+            move_paths(self.model.store.parts, taken.paths.sources, taken.slots, taken.paths.lengths)
 
     def collected(self, sequence: Sequence, tree: DraftTree, path: list[int]) -> None:
         """Mark the rows that are there: of the path's nodes all but a leaf."""

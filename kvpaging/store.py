@@ -14,7 +14,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from kvpaging.ops import move_rows
+from kvpaging.ops import LARGEST, move_rows
 from kvpaging.pool import PADDING_PAGE, PagePool
 from kvpaging.table import PageTable
 
@@ -25,6 +25,8 @@ class KVStore:
     keys, values: [layers L, num_pages * page_size, kv heads G, head_dim D], owned by this class; zeros at the start,
         and page 0 is where padding rows go. A store of rows that are no keys and values (features of a text) has them
         all in ``keys``, and values of width 0.
+    scales: fp32[L, num_pages * page_size, 2, G], of the keys and of the values of each slot, where these are quantised
+        (``dtype`` int8 or float8_e4m3fn); else None.
     marks: for each page, how many of its leading rows are valid.
     """
 
@@ -42,8 +44,19 @@ class KVStore:
         shape = (layers, pool.num_pages * pool.page_size, kv_heads)
         self.keys = torch.zeros(*shape, head_dim, dtype=dtype, device=device)
         self.values = torch.zeros(*shape, head_dim if value_dim is None else value_dim, dtype=dtype, device=device)
+        quantized = dtype in LARGEST
+        self.scales = torch.zeros(*shape[:2], 2, kv_heads, device=device) if quantized else None
         self.marks = [0] * pool.num_pages
         pool.attach(self)
+
+    @property
+    def parts(self) -> tuple[Tensor, ...]:
+        """All that a slot has, in every layer: [L, num_pages * page_size, ..] each."""
+        return (self.keys, self.values) if self.scales is None else (self.keys, self.values, self.scales)
+
+    def layer(self, index: int) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Keys, values and scales of one layer."""
+        return self.keys[index], self.values[index], None if self.scales is None else self.scales[index]
 
     def filled(self, table: PageTable) -> int:
         """How many leading tokens of the text have valid rows here; at most `table.length`."""
@@ -68,7 +81,7 @@ class KVStore:
     def move(self, source: Tensor, destination: Tensor) -> None:
         """Move rows between slots in every layer, as if at once. Both int64 [N], on any device."""
         device = self.keys.device
-        move_rows(self.keys, self.values, source.to(device), destination.to(device))
+        move_rows(self.parts, source.to(device), destination.to(device))
 
     def reset(self, page: int) -> None:
         """Start a page's new life: none of its rows are valid."""
@@ -83,15 +96,17 @@ class KVStore:
         """Copy a page's rows and its mark."""
         size = self.pool.page_size
         rows, target = slice(source * size, (source + 1) * size), slice(destination * size, (destination + 1) * size)
-        self.keys[:, target] = self.keys[:, rows]
-        self.values[:, target] = self.values[:, rows]
+        for part in self.parts:
+            part[:, target] = part[:, rows]
         self.marks[destination] = self.marks[source]
 
     def poison(self) -> None:
-        """For tests: NaN in every row nobody may read, that is all but page 0 and the marked rows of used pages."""
+        """For tests: NaN in every row nobody may read (a quantised one's scales), that is all but page 0 and the marked
+        rows of used pages.
+        """
         used = [mark if self.pool.references(page) else 0 for page, mark in enumerate(self.marks)]
         used[PADDING_PAGE] = self.pool.page_size
         marks = torch.tensor(used, device=self.keys.device)
         unread = (torch.arange(self.pool.page_size, device=self.keys.device) >= marks[:, None]).flatten()
-        self.keys[:, unread] = torch.nan
-        self.values[:, unread] = torch.nan
+        for part in (self.keys, self.values) if self.scales is None else (self.scales,):
+            part[:, unread] = torch.nan

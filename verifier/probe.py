@@ -65,7 +65,7 @@ def _first_difference(model: PagedModel, pool: PagePool, seed: int) -> str | Non
         ("after compaction", len(tokens), len(tokens)),
     )
     for where, rows, kept in parts:
-        ends = (rows, kept, kept)
+        ends = (rows, *(kept for _ in model.store.parts))
         if not all(_same_bits(a[:end], b[:end]) for a, b, end in zip(found, wanted, ends, strict=True)):
             return where
     return None
@@ -129,7 +129,7 @@ class _Reader:
         self.model.committed(self.table)
         return logits
 
-    def kept(self) -> tuple[Tensor, Tensor]:
-        """[T, L, G, D] twice: the keys and values of the committed tokens, by position."""
-        store, slots = self.model.store, self.table.slots(0, self.table.length)
-        return store.keys[:, slots].transpose(0, 1), store.values[:, slots].transpose(0, 1)
+    def kept(self) -> list[Tensor]:
+        """[T, L, ..] each: what the store has of the committed tokens, by position."""
+        slots = self.table.slots(0, self.table.length)
+        return [part[:, slots].transpose(0, 1) for part in self.model.store.parts]

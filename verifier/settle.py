@@ -122,5 +122,5 @@ def accept_and_move(store: KVStore, tree: DeviceTree, drawn: Tensor, slots: Tens
     the nodes of each tree, 0 where nothing is drawn."""
     paths = accept_paths(tree.tokens, tree.parents, tree.ancestors, drawn, counts, slots)
     if not tree.chain:
-        move_paths(store.keys, store.values, paths.sources, slots, paths.lengths)
+        move_paths(store.parts, paths.sources, slots, paths.lengths)
     return paths

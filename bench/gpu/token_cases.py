@@ -117,7 +117,7 @@ class TokenCases:
         lengths = torch.tensor([nodes], device=self.device)
 
         def run(store: Tensor, sources: Tensor, destinations: Tensor) -> None:
-            move.move_paths(store[0], store[1], sources, destinations, lengths)
+            move.move_paths((store[0], store[1]), sources, destinations, lengths)
 
         def written(_: None, store: Tensor, __: Tensor, destinations: Tensor) -> Tensor:
             return store[:, :, destinations[0]]

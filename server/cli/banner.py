@@ -35,7 +35,8 @@ def rows(info: EngineInfo) -> list[Row]:
         ("exact", _reasoned("yes" if info.exact else "no", info.exact_reason)),
         (
             "KV cache",
-            f"{info.kv_tokens:,} tokens in pages of {info.page_size}, up to {info.max_seqs} sequences at once",
+            f"{info.kv_tokens:,} tokens{_kept(info)} in pages of {info.page_size}, "
+            f"up to {info.max_seqs} sequences at once",
         ),
         *([("memory", info.memory)] if info.memory else []),
         ("context", f"{info.max_model_len:,} tokens"),
@@ -164,6 +165,10 @@ def _reasoned(value: str, reason: str) -> str:
     if not reason:
         return value
     return f"{value}: {reason}" if "(" in reason else f"{value} ({reason})"
+
+
+def _kept(info: EngineInfo) -> str:
+    return f" of {info.kv_token_bytes:,} bytes ({info.kv_dtype})" if info.kv_token_bytes else ""
 
 
 def _shape(info: EngineInfo) -> str:

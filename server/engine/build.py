@@ -89,7 +89,7 @@ def build_engine(
     memory = plan(config, length, dtype.value, model, named, device)
     pool = PagePool(memory.pages, config.page_size)
     loading = Loading(config, directory, model, dtype.value, length, device, pool, say)
-    verifier = loading.paged_model("target", directory, model)
+    verifier = loading.paged_model("target", directory, model, kv_dtype=config.kv_dtype)
     drafters = [drafter.load(loading, verifier) for drafter in named]
     placed = _placed([drafter.name for drafter in drafters], named)
     if not device.is_gpu:
@@ -253,5 +253,7 @@ def _info(
         quantization=_weights(model),
         weight_bytes=memory.weights["target"],
         memory=memory.described,
+        kv_dtype=dtype.value if config.kv_dtype == "auto" else config.kv_dtype,
+        kv_token_bytes=memory.token_bytes,
         footprint=footprint(memory, device),
     )

@@ -48,7 +48,8 @@ def plan_gpu(
         raise Unfit(_fault(case, room), _remedy(list(_remedies(case, room))))
     demand = room.demand
     tokens = config.kv_tokens or min(room.tokens, max(config.max_seqs * length, _MOST_TOKENS))
-    return MemoryPlan(demand.weights, tokens, demand.pages(tokens), demand.kv_bytes(tokens), device.total, room.beside)
+    pages, size = demand.pages(tokens), demand.kv_bytes(tokens)
+    return MemoryPlan(demand.weights, tokens, pages, size, device.total, demand.per_token, room.beside)
 
 
 @dataclass(frozen=True, slots=True)

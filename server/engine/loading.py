@@ -18,6 +18,10 @@ from verifier.model.weights import load
 from verifier.paged_model import PagedModel
 
 
+#: What ``--kv-dtype`` names.
+KV_DTYPES = {"int8": torch.int8, "fp8": torch.float8_e4m3fn}
+
+
 class Progress(Protocol):
     """Told while the engine loads: what is being done now, and how much of it is done (0 to 1) where that is known."""
 
@@ -39,12 +43,17 @@ class Loading:
     say: Progress
 
     def paged_model(
-        self, role: str, directory: Path, model: ModelConfig, columns: torch.Tensor | None = None
+        self,
+        role: str,
+        directory: Path,
+        model: ModelConfig,
+        columns: torch.Tensor | None = None,
+        kv_dtype: str = "auto",
     ) -> PagedModel:
         """A model with a KV cache on the engine's pages.
 
         role: what it is called while it loads. columns: int64[V'], the only tokens of which logits are wanted; None for
-        all.
+        all. kv_dtype: as ``--kv-dtype`` names it.
         """
         made = model.quantization is not None and model.quantization.is_made
         reading = f"{'quantising' if made else 'reading'} the {role}'s weights"
@@ -55,5 +64,6 @@ class Loading:
             weights.lm_head = weights.lm_head[columns.to(weights.lm_head.device)]
         self.say(f"packing the {role}'s weights")
         decoder = Decoder(model, weights, self.length + MAX_NODES)
-        store = KVStore(self.pool, model.num_layers, model.num_kv_heads, model.head_dim, decoder.dtype, decoder.device)
+        kept = KV_DTYPES.get(kv_dtype, decoder.dtype)
+        store = KVStore(self.pool, model.num_layers, model.num_kv_heads, model.head_dim, kept, decoder.device)
         return PagedModel(decoder, store, self.length)

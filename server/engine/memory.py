@@ -42,7 +42,7 @@ class MemoryPlan:
 
     weights: by whose they are. beside: what else there is besides the KV cache, by name. tokens: of text that the KV
     cache holds. pages: of the pool, room for drafts and padding among them. kv_bytes: of all pages. machine: what there
-    is at all.
+    is at all. token_bytes: of a token, in the stores of all models together.
     """
 
     weights: Mapping[str, int]
@@ -50,6 +50,7 @@ class MemoryPlan:
     pages: int
     kv_bytes: int
     machine: int
+    token_bytes: int
     beside: Mapping[str, int] = field(default_factory=dict)
 
     @property
@@ -86,12 +87,12 @@ class Demand:
 
         Raises a loader's error for a drafter that cannot be read.
         """
-        numbers = numbers_per_token(target) + sum(drafter.numbers_per_token(target) for drafter in drafters)
+        drafted = sum(drafter.numbers_per_token(target) for drafter in drafters) * item_bytes(dtype)
         scratch = config.max_seqs * (MAX_NODES + config.page_size)
         weights = {"target": model_bytes(target, dtype, packed)}
         for drafter in drafters:
             weights.update(drafter.weights(dtype, packed))
-        return cls(weights, numbers * item_bytes(dtype), scratch, config.page_size, dtype)
+        return cls(weights, token_bytes(target, dtype, config.kv_dtype) + drafted, scratch, config.page_size, dtype)
 
     def pages(self, tokens: int) -> int:
         """The pages of a pool that holds so many tokens of text."""
@@ -121,7 +122,7 @@ def plan_cpu(config: EngineConfig, length: int, demand: Demand, device: Device) 
     if beside + kv_bytes > machine:
         taken = {**weights, f"KV cache of {tokens:,} tokens": kv_bytes}
         raise Unfit(_too_much("the engine", beside + kv_bytes, taken, machine), _smaller_cache(affordable, length))
-    return MemoryPlan(weights, tokens, demand.pages(tokens), kv_bytes, machine)
+    return MemoryPlan(weights, tokens, demand.pages(tokens), kv_bytes, machine, demand.per_token)
 
 
 class NoRoom(Unfit):
@@ -169,6 +170,12 @@ def _matrix_bytes(model: ModelConfig, module: str, inner: int, outer: int, item:
     if quantization is None or scheme is None or (tied and not quantization.with_head):
         return 0 if tied and not packed else item * inner * outer  # it is the embedding itself
     return scheme.nbytes(outer, inner)
+
+
+def token_bytes(model: ModelConfig, dtype: str, kv_dtype: str) -> int:
+    """What a model's KV cache keeps of a token, in bytes; of quantised ones each head has a scale of fp32 too."""
+    numbers = numbers_per_token(model)
+    return numbers * item_bytes(dtype) if kv_dtype == "auto" else numbers + 4 * numbers // model.head_dim
 
 
 def item_bytes(dtype: str) -> int:

@@ -29,6 +29,7 @@ Share = Annotated[float, Meta(gt=0, le=1)]
 Span = Annotated[str, Meta(pattern=durations.SPAN, extra={"expected": durations.EXPECTED})]
 Dtype = Literal["auto", "bfloat16", "float32", "float16"]
 Quantize = Literal["int8", "int4", "fp8"]
+KVDtype = Literal["auto", "int8", "fp8"]
 DeviceKind = Literal["auto", "cpu", "cuda"]
 ToolParser = Literal["auto", "none", "hermes", "qwen3_coder", "llama3", "mistral", "response_template"]
 ReasoningParser = Literal["auto", "none", "think"]
@@ -110,6 +111,14 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
             "KIND",
         ),
     ] = None
+    kv_dtype: Annotated[
+        KVDtype,
+        _about(
+            "the target's KV cache: int8 or fp8 (e4m3) hold about twice as many tokens in the same memory, with a scale "
+            "for each token and head; auto is --dtype",
+            "models",
+        ),
+    ] = "auto"
     draft_quantize: Annotated[Quantize | None, _about("the same for a draft model", "models", "KIND")] = None
     device: Annotated[
         DeviceKind, _about("where the models run; auto is the first GPU if there is one, otherwise the CPU", "models")

@@ -142,7 +142,7 @@ class Captured:
             [dictated(*pair, chosen) for pair, chosen in zip(_pairs(tree), self._filled(choices), strict=True)]
         )
         paths = accept_paths(tree.tokens, tree.parents, tree.ancestors, drawn, tree.counts * state.live, slots)
-        move_paths(store.keys, store.values, paths.sources, slots, paths.lengths)
+        move_paths(store.parts, paths.sources, slots, paths.lengths)
         taken = Taken(tree, paths, slots, features)
         self.proposer.committed(state, taken)
         state.advance(paths)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from kvpaging.ops import quantized
 from tests.verifier.reading import random_parents
 from verifier.ops.tree_attention import PagedRows
 
@@ -44,6 +45,18 @@ class Sequence:
         chain = [-1, *range(roots - 1)]
         asked = self.query[path][-roots:]
         return Sequence(len(places) - roots, chain, self.keys[places], self.values[places], asked)
+
+
+#: query, keys, values and where everything is; and the scales of keys and values that are quantised.
+Layout = tuple[Tensor, Tensor, Tensor, PagedRows, Tensor | None]
+
+
+def kept(keys: Tensor, values: Tensor, dtype: torch.dtype | None) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Keys and values, [slots, G, D], as a store of this dtype keeps them, and their scales; None: as they are."""
+    if dtype is None:
+        return keys, values, None
+    (keys, of_keys), (values, of_values) = (quantized(part, dtype) for part in (keys, values))
+    return keys, values, torch.stack((of_keys, of_values), dim=1)
 
 
 @dataclass

@@ -70,9 +70,9 @@ def test_rows_are_all_read_before_any_is_written(dtype: torch.dtype, value_dim: 
     keys, values = (torch.randn(3, 80, 2, width, generator=of).to(dtype) for width in (7, value_dim))
     sources, places = (torch.stack([torch.randperm(40, generator=of) + 40 * n for n in range(2)]) for _ in range(2))
     lengths, moved = torch.tensor([17, 0]), (keys.clone(), values.clone())
-    move_paths(*moved, sources, places, lengths)
+    move_paths(tuple(moved), sources, places, lengths)
     with references():
-        move_paths(keys, values, sources, places, lengths)
+        move_paths((keys, values), sources, places, lengths)
     assert torch.equal(moved[0], keys) and torch.equal(moved[1], values)
 
 

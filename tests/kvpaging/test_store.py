@@ -183,10 +183,10 @@ def test_moving_an_accepted_path_down() -> None:
 
 def test_move_rows_reads_everything_first() -> None:
     keys, values = torch.arange(12.0).view(2, 6, 1, 1), torch.arange(12.0, 24.0).view(2, 6, 1, 1)
-    move_rows(keys, values, torch.tensor([1, 2, 0]), torch.tensor([2, 1, 3]))
+    move_rows((keys, values), torch.tensor([1, 2, 0]), torch.tensor([2, 1, 3]))
     assert keys.flatten().tolist() == [0, 2, 1, 0, 4, 5, 6, 8, 7, 6, 10, 11]
     assert values.flatten().tolist() == [12, 14, 13, 12, 16, 17, 18, 20, 19, 18, 22, 23]
-    move_rows(keys, values, torch.tensor([], dtype=torch.int64), torch.tensor([], dtype=torch.int64))
+    move_rows((keys, values), torch.tensor([], dtype=torch.int64), torch.tensor([], dtype=torch.int64))
     assert keys.flatten().tolist() == [0, 2, 1, 0, 4, 5, 6, 8, 7, 6, 10, 11]
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.kernels.paged import Bench, Sequence
+from tests.kernels.paged import Bench, Sequence, kept
 from verifier.ops.eager import references
 from verifier.ops.kernels.cpu import threads
 from verifier.ops.tree_attention import PagedRows, tree_attention
@@ -19,6 +19,8 @@ SHAPES = [
     (3, 3, 64, torch.bfloat16), (2, 1, 32, torch.bfloat16), (1, 7, 128, torch.bfloat16), (2, 4, 48, torch.bfloat16),
     (2, 2, 64, torch.float32), (1, 5, 20, torch.float32), (2, 2, 64, torch.float16),
 ]  # fmt: skip
+#: What keys and values are quantised to.
+STORED = [None, torch.int8, torch.float8_e4m3fn]
 #: Committed tokens and nodes: short; over the ends of blocks and of spans; more rows than are put together.
 SIZES = [(0, 3), (5, 1), (250, 9), (511, 2), (600, 16), (300, 40)]
 
@@ -28,9 +30,16 @@ def bench(shape: tuple[int, int, int, torch.dtype]) -> Bench:
     return Bench(groups, group, width, dtype=dtype)
 
 
-def attended(laid_out: tuple[Tensor, Tensor, Tensor, PagedRows], window: int | None = None, first: int = 0) -> Tensor:
+def attended(
+    laid_out: tuple[Tensor, Tensor, Tensor, PagedRows],
+    window: int | None = None,
+    first: int = 0,
+    stored: torch.dtype | None = None,
+) -> Tensor:
+    """stored: what keys and values are quantised to."""
     query, keys, values, rows = laid_out
-    return tree_attention(query, keys, values, replace(rows, _places=None), SCALE, window, first)
+    keys, values, scales = kept(keys, values, stored)
+    return tree_attention(query, keys, values, replace(rows, _places=None), SCALE, window, first, scales=scales)
 
 
 def same(left: Tensor, right: Tensor) -> bool:
@@ -38,26 +47,28 @@ def same(left: Tensor, right: Tensor) -> bool:
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("stored", STORED, ids=str)
 @pytest.mark.parametrize(("window", "first"), [(None, 0), (None, 1), (37, 0), (270, 1)])
-def test_it_is_what_the_reference_says(processor, shape, window, first) -> None:
+def test_it_is_what_the_reference_says(processor, shape, stored, window, first) -> None:
     """NaN stands wherever no row may read."""
     made = bench(shape)
     laid_out = made.lay_out([made.sequence(*size) for size in SIZES], padding=3)
-    result = attended(laid_out, window, first)
+    result = attended(laid_out, window, first, stored)
     with references():
-        wanted = attended(laid_out, window, first)
-    close = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}[shape[-1]]
+        wanted = attended(laid_out, window, first, stored)
+    close = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 3e-2 if stored else 1.6e-2}[shape[-1]]
     torch.testing.assert_close(result, wanted, atol=close, rtol=close)
     assert not result[-3:].any()
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("stored", STORED, ids=str)
 @pytest.mark.parametrize(("window", "first"), [(None, 0), (37, 1), (270, 0)])
-def test_a_row_has_the_bits_it_has_alone(processor, shape, window, first) -> None:
+def test_a_row_has_the_bits_it_has_alone(processor, shape, stored, window, first) -> None:
     """In a tree beside other sequences' trees, among some rows of a chain, and as the only row behind its path."""
     made = bench(shape)
     sequences = [made.sequence(*size) for size in SIZES]
-    result = attended(made.lay_out(sequences, padding=1), window, first)
+    result = attended(made.lay_out(sequences, padding=1), window, first, stored)
     begin = 0
     for sequence in sequences:
         nodes = len(sequence.query)
@@ -66,7 +77,7 @@ def test_a_row_has_the_bits_it_has_alone(processor, shape, window, first) -> Non
             for rows in {1, depth // 2 or 1, depth}:
                 chain = [sequence.compacted(node, rows)]
                 for is_text in (True, False):
-                    alone = attended(made.lay_out(chain, chain=is_text), window, first)
+                    alone = attended(made.lay_out(chain, chain=is_text), window, first, stored)
                     assert same(alone[-1], result[begin + node])
         begin += nodes
 

@@ -47,12 +47,13 @@ class HeadLayer:
 
     def seen(self, mixed: Tensor, rows: StaticRows, rotation: tuple[Tensor, Tensor], store: KVStore) -> Tensor:
         """[R, Hq D]: what static rows read of those before them; their own keys and values are stored before."""
-        keys, values = store.keys[self._number], store.values[self._number]
+        keys, values, scales = store.layer(self._number)
         norms, eps = self.norms, self._config.rms_norm_eps
         query = rotate_and_store(
-            self._qkv(mixed), *rotation, keys, values, rows.slots, norms.get("q_norm"), norms.get("k_norm"), eps
-        )
-        return attended(query, keys, values, rows, self._scale, first=1)
+            self._qkv(mixed), *rotation, keys, values, rows.slots, norms.get("q_norm"), norms.get("k_norm"), eps,
+            scales=scales,
+        )  # fmt: skip
+        return attended(query, (keys, values, scales), rows, self._scale, first=1)
 
     def finish(self, x: Tensor, seen: Tensor, norm: Tensor | None) -> Tensor:
         """The rest of the layer is added to x, [R, H], in place. Returns x, normed with ``norm`` if there is one."""

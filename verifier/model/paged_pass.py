@@ -59,7 +59,7 @@ def attention(
     store: KVStore,
 ) -> Tensor:
     """[R, Q * D]: what every row reads of its text and its path; its own key and value are stored before."""
-    keys, values = store.keys[index], store.values[index]
+    keys, values, scales = store.layer(index)
     cos, sin = rotation
     query = rotate_and_store(
         layer.qkv(normed, rows.count),
@@ -72,22 +72,27 @@ def attention(
         layer.key_norm,
         decoder.config.rms_norm_eps,
         rows.count,
+        scales,
     )
-    return attended(query, keys, values, rows, decoder.scale, decoder.window if layer.windowed else None)
+    window = decoder.window if layer.windowed else None
+    return attended(query, (keys, values, scales), rows, decoder.scale, window)
 
 
 def attended(
     query: Tensor,
-    keys: Tensor,
-    values: Tensor,
+    layer: tuple[Tensor, Tensor, Tensor | None],
     rows: StaticRows,
     scale: float,
     window: int | None = None,
     first: int = 0,
 ) -> Tensor:
-    """[R, Q * D]: the attention of all groups of rows (:func:`~verifier.ops.tree_attention.tree_attention`)."""
+    """[R, Q * D]: the attention of all groups of rows (:func:`~verifier.ops.tree_attention.tree_attention`).
+
+    layer: keys, values and scales, as :meth:`~kvpaging.store.KVStore.layer` gives them.
+    """
+    keys, values, scales = layer
     seen = [
-        tree_attention(query[group.rows], keys, values, group.paged, scale, window, first, rows.count)
+        tree_attention(query[group.rows], keys, values, group.paged, scale, window, first, rows.count, scales)
         for group in rows.groups
     ]
     return (seen[0] if len(seen) == 1 else torch.cat(seen)).flatten(1)

@@ -13,22 +13,22 @@ from kvpaging.ops import move_rows
 from verifier.ops.eager import compiled
 
 
-def move_paths(keys: Tensor, values: Tensor, sources: Tensor, destinations: Tensor, lengths: Tensor) -> None:
+def move_paths(parts: tuple[Tensor, ...], sources: Tensor, destinations: Tensor, lengths: Tensor) -> None:
     """Move the first ``lengths[b]`` rows of each sequence, in every layer, in place: all are read, then written.
 
-    keys, values: [L, slots, G, D], contiguous; values may be of width 0. sources, destinations: int64[B, N], slots, N
+    parts: of a store, [L, slots, ..] each, contiguous, of width 0 too. sources, destinations: int64[B, N], slots, N
     at most 64; what is behind a sequence's length is not looked at. lengths: int64[B]. A sequence's destinations are
     distinct and may be its sources; no two sequences share a slot.
     """
-    if keys.is_cuda:
+    if parts[0].is_cuda:
         from verifier.ops.kernels import move as kernels
 
-        kernels.move_paths(keys, values, sources, destinations, lengths)
+        kernels.move_paths(parts, sources, destinations, lengths)
         return
-    if compiled(keys):
+    if compiled(parts[0]):
         from verifier.ops.kernels.cpu import accept as of_cpu
 
-        of_cpu.move_paths(keys, values, sources, destinations, lengths)
+        of_cpu.move_paths(parts, sources, destinations, lengths)
         return
     for row, length in enumerate(lengths.tolist()):
-        move_rows(keys, values, sources[row, :length], destinations[row, :length])
+        move_rows(parts, sources[row, :length], destinations[row, :length])

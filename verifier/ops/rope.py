@@ -32,19 +32,21 @@ def rotate_and_store(
     key_norm: Tensor | None = None,
     eps: float = 0.0,
     count: Tensor | None = None,
+    scales: Tensor | None = None,
 ) -> Tensor:
     """Norm the heads where the model does, rotate queries and keys, and store keys and values in their slots.
 
     qkv: [R, (Q + 2 G) * D], queries, keys, values. cos, signed_sin: [R, 1, D] as :func:`rotate` takes them. keys,
     values: [slots, G, D], one layer of a store, written in place. slots: int64 [R], distinct but for padding rows,
     which all go to slots of page 0. query_norm, key_norm: [D], both or neither. All of one dtype and contiguous.
-    Returns the rotated queries, [R, Q, D], contiguous. count: int64[1], of how many rows, read when it runs (of
-    compiled kernels; None: all).
+    scales: fp32[slots, 2, G] where keys and values are quantised on the way (:func:`kvpaging.ops.quantized`), of their
+    dtype then. Returns the rotated queries, [R, Q, D], contiguous. count: int64[1], of how many rows, read when it runs
+    (of compiled kernels; None: all).
     """
     if qkv.is_cuda:
         from verifier.ops.kernels import rotate as kernels
 
-        return kernels.rotate_and_store(qkv, cos, signed_sin, keys, values, slots, query_norm, key_norm, eps)
+        return kernels.rotate_and_store(qkv, cos, signed_sin, keys, values, slots, query_norm, key_norm, eps, scales)
     groups, dim = keys.shape[-2:]
     if compiled(qkv):
         from verifier.ops.kernels.cpu import rows
@@ -53,7 +55,7 @@ def rotate_and_store(
         query = room((len(qkv), qkv.shape[1] // dim - 2 * groups, dim), qkv.dtype)
         norms = None if query_norm is None or key_norm is None else (query_norm, key_norm)
         tables, number = (cos, signed_sin), counted(count, len(qkv))
-        rows.rotate_and_store(qkv, tables, (keys, values), slots, norms, eps, query, number)
+        rows.rotate_and_store(qkv, tables, (keys, values, scales), slots, norms, eps, query, number)
         return query
     heads = qkv.view(len(qkv), -1, dim)
     turning, value = heads[:, :-groups], heads[:, -groups:]
@@ -61,5 +63,5 @@ def rotate_and_store(
         query = rms_norm(turning[:, :-groups], query_norm, eps)
         turning = torch.cat((query, rms_norm(turning[:, -groups:], key_norm, eps)), dim=1)
     turned = rotate(turning, cos, signed_sin)
-    store_rows(keys, values, slots, turned[:, -groups:], value)
+    store_rows(keys, values, slots, turned[:, -groups:], value, scales)
     return turned[:, :-groups].contiguous()

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from kvpaging.ops import dequantized
 from verifier.ops.eager import compiled
 
 if TYPE_CHECKING:
@@ -65,22 +66,24 @@ def tree_attention(
     window: int | None = None,
     first: int = 0,
     count: Tensor | None = None,
+    scales: Tensor | None = None,
 ) -> Tensor:
     """Attention of every row over the committed tokens of its sequence and its own path. Returns [R, H, D] like query.
 
     query: [R, H, D], contiguous. keys, values: [slots, G, D], one layer of a store, the rows' own stored beforehand.
     window: how many positions a row sees, its own included; None: all. first: positions below are not seen.
     A row that sees nothing, and a padding row, gives zeros. count: int64[1], of how many rows, read when it runs (of
-    compiled kernels; None: all).
+    compiled kernels; None: all). scales: fp32[slots, 2, G] of keys and values that are quantised,
+    which may be rounded to the query's dtype when they are read.
     """
     if query.is_cuda:
-        return _on_gpu(query, keys, values, rows, scale, window, first)
+        return _on_gpu(query, keys, values, scales, rows, scale, window, first)
     if compiled(query):
         from verifier.ops.kernels.cpu import attention
         from verifier.ops.kernels.cpu.launch import room
 
         mixed = room(query.shape, query.dtype)
-        attention.attend(query, keys, values, rows.found(len(query), count), mixed, scale, window or 0, first)
+        attention.attend(query, keys, values, scales, rows.found(len(query), count), mixed, scale, window or 0, first)
         return mixed
     out = torch.zeros_like(query)
     for sequence, (begin, end) in enumerate(pairwise(rows.offsets.tolist())):
@@ -88,19 +91,29 @@ def tree_attention(
             seen = _places(rows, sequence, row - begin, row)
             seen = seen[max(first, len(seen) - window if window else 0) :]
             slots = rows.tables[sequence, seen // rows.page_size].long() * rows.page_size + seen % rows.page_size
-            out[row] = _softmax_attention(query[row], keys[slots], values[slots], scale)
+            k, v = keys[slots], values[slots]
+            if scales is not None:
+                k, v = dequantized(k, scales[slots, 0]), dequantized(v, scales[slots, 1])
+            out[row] = _softmax_attention(query[row], k, v, scale)
     return out
 
 
 def _on_gpu(
-    query: Tensor, keys: Tensor, values: Tensor, rows: PagedRows, scale: float, window: int | None, first: int
+    query: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    scales: Tensor | None,
+    rows: PagedRows,
+    scale: float,
+    window: int | None,
+    first: int,
 ) -> Tensor:
     from verifier.ops.kernels.chunk_attention import chunk_attention
     from verifier.ops.kernels.tree_attention import tree_attention
 
     kernel = chunk_attention if rows.words is None else tree_attention
     assert query.is_contiguous() and keys.is_contiguous() and values.is_contiguous(), "rows lie one behind the other"
-    return kernel(query, keys, values, rows, scale, window, first)
+    return kernel(query, keys, values, rows, scale, window, first, scales=scales)
 
 
 def _places(rows: PagedRows, sequence: int, order: int, row: int) -> Tensor:

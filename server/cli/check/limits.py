@@ -51,6 +51,7 @@ def look_at_memory(notes: Notes, config: EngineConfig, target: Target, draft: Dr
         **found.beside,
         "kv_cache": found.kv_bytes,
         "kv_tokens": found.tokens,
+        "kv_token_bytes": found.token_bytes,
         "total": found.total,
         "machine": found.machine,
         "free": free,

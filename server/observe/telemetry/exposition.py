@@ -328,3 +328,7 @@ def _build(families: Families, info: EngineInfo | None) -> Iterator[Metric]:
         exact = "yes" if info.exact else "no"
         known = [((foresay.__version__, info.target, info.drafter, info.draft, info.dtype, info.device, exact), 1)]
     yield from families.gauge("build_info", "What runs.", known, labels)
+    kept = [((info.kv_dtype,), info.kv_token_bytes)] if info is not None and info.kv_token_bytes else []
+    yield from families.gauge(
+        "kv_cache_token_bytes", "Bytes that the KV cache keeps of a token, drafters' among them.", kept, ["kv_dtype"]
+    )

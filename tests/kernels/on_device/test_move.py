@@ -29,8 +29,8 @@ def assert_moved_alike(
     width = max(len(row) for row in sources) + 2
     index = (padded(sources, width, 2), padded(destinations, width, 45), torch.tensor([len(row) for row in sources]))
     moved = [tensor.to(device, copy=True) for tensor in (keys, values)]
-    move.move_paths(moved[0], moved[1], *(tensor.to(device) for tensor in index))
-    op.move_paths(keys, values, *index)
+    move.move_paths(tuple(moved), *(tensor.to(device) for tensor in index))
+    op.move_paths((keys, values), *index)
     assert torch.equal(moved[0].cpu(), keys) and torch.equal(moved[1].cpu(), values)
 
 
@@ -62,9 +62,9 @@ def test_a_random_permutation_of_64_rows(device) -> None:
     sources, destinations = (torch.randperm(64, generator=generator)[None] + 16 for _ in range(2))
     moved = [tensor.to(device, copy=True) for tensor in (keys, values)]
     index = [tensor.to(device) for tensor in (sources, destinations, torch.tensor([64]))]
-    move.move_paths(moved[0], moved[1], index[0], index[1], index[2])
+    move.move_paths(tuple(moved), index[0], index[1], index[2])
     wanted = keys.clone()
     wanted[:, destinations[0]] = keys[:, sources[0]]
     assert torch.equal(moved[0].cpu(), wanted)
-    op.move_paths(keys, values, sources, destinations, torch.tensor([64]))
+    op.move_paths((keys, values), sources, destinations, torch.tensor([64]))
     assert torch.equal(moved[0].cpu(), keys) and torch.equal(moved[1].cpu(), values)

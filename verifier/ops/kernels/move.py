@@ -53,8 +53,14 @@ def move_columns(
     tl.store(start + destination[:, None] * width, held, inside)
 
 
-def move_paths(keys: Tensor, values: Tensor, sources: Tensor, destinations: Tensor, lengths: Tensor) -> None:
-    """As :func:`verifier.ops.move.move_paths`."""
+def move_paths(parts: tuple[Tensor, ...], sources: Tensor, destinations: Tensor, lengths: Tensor) -> None:
+    """As :func:`verifier.ops.move.move_paths`. One launch for keys and values, one for their scales if there are any."""
+    for first in range(0, len(parts), 2):
+        pair = parts[first : first + 2]
+        _move(pair[0], pair[1] if len(pair) > 1 else pair[0][..., :0].contiguous(), sources, destinations, lengths)
+
+
+def _move(keys: Tensor, values: Tensor, sources: Tensor, destinations: Tensor, lengths: Tensor) -> None:
     layers, slots = keys.shape[:2]
     sequences, width = sources.shape
     assert width <= 64, "a path holds at most 64 nodes"

@@ -29,9 +29,9 @@ def accept_paths(
     return found
 
 
-def move_paths(keys: Tensor, values: Tensor, sources: Tensor, destinations: Tensor, lengths: Tensor) -> None:
+def move_paths(parts: tuple[Tensor, ...], sources: Tensor, destinations: Tensor, lengths: Tensor) -> None:
     """As :func:`verifier.ops.move.move_paths`."""
-    for store in (keys, values):
+    for store in parts:
         layers, slots = store.shape[:2]
         size = store[0, 0].numel() * store.element_size()
         if size:

@@ -7,14 +7,12 @@ from typing import Any
 
 import llvmlite.ir as ir
 
-from verifier.ops.kernels.cpu.conversions import Conversions
+from verifier.ops.kernels.cpu.conversions import UNITS, UNITS_BITS, Conversions
 from verifier.ops.kernels.cpu.types import I32, lanes_of, suffix
 from verifier.ops.kernels.cpu.values import Operand, Value
 
 #: Taylor's, from the sixth power down: enough where the rest is below half of ln 2.
 _EXP = (1 / 720, 1 / 120, 1 / 24, 1 / 6, 0.5, 1.0, 1.0)
-#: Between 2^23 and 2^24, with room on both sides, and its bits.
-_UNITS, _UNITS_BITS = 12582912.0, 0x4B400000
 #: Cephes's, from the eighth power of the rest down to the third.
 _LOG = (
     7.0376836292e-2, -1.1514610310e-1, 1.1676998740e-1, -1.2420140846e-1, 1.4249322787e-1, -1.6668057665e-1,
@@ -78,17 +76,17 @@ class Arithmetic(Conversions):
     def exp(self, value: Value) -> Value:
         """e to the power of fp32, within an ulp or two; zero below -87, infinity above 88.7, NaN for NaN."""
         # Where fp32 has no more digits than units, a sum is rounded to an integer, and that is in its last bits.
-        shifted = value * 1.44269504088896341 + _UNITS
-        log2 = shifted - _UNITS
+        shifted = value * 1.44269504088896341 + UNITS
+        log2 = shifted - UNITS
         rest = self.fma(log2, self.constant(-0.693145751953125, value.type), value)
         rest = self.fma(log2, self.constant(-1.42860682030941723e-6, value.type), rest)
-        return self._scaled(self._series(rest), self.bits(shifted, self.like(value, I32)) - _UNITS_BITS, value)
+        return self._scaled(self._series(rest), self.bits(shifted, self.like(value, I32)) - UNITS_BITS, value)
 
     def exp_below(self, value: Value) -> Value:
         """The same in fewer steps for numbers that are not above zero: within an ulp or two there, and four at -87."""
-        shifted = self.fma(value, self.constant(1.44269504088896341, value.type), self.constant(_UNITS, value.type))
-        rest = self.fma(shifted - _UNITS, self.constant(-0.693147180559945309, value.type), value)
-        power = self.bits(shifted, self.like(value, I32)) << 23  # the bits of _UNITS are moved out
+        shifted = self.fma(value, self.constant(1.44269504088896341, value.type), self.constant(UNITS, value.type))
+        rest = self.fma(shifted - UNITS, self.constant(-0.693147180559945309, value.type), value)
+        power = self.bits(shifted, self.like(value, I32)) << 23  # the bits of UNITS are moved out
         scale = self.bits(power + 0x3F800000, value.type)
         return self.select(value < -87.0, 0.0, self._series(rest) * scale)
 

@@ -22,12 +22,13 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
+from kvpaging.ops import LARGEST
 from verifier.ops.kernels.cpu import launch, threads
 from verifier.ops.kernels.cpu.asm import Kernel
 from verifier.ops.kernels.cpu.launch import Compiled
 from verifier.ops.kernels.cpu.parts import Parts, part_of
 from verifier.ops.kernels.cpu.places import INFO, NODES, PARTS, ROWS, SPAN, UNIT, Places
-from verifier.ops.kernels.cpu.spans import Piece, Spans, room_of
+from verifier.ops.kernels.cpu.spans import Piece, Spans, Stored, room_of
 from verifier.ops.kernels.cpu.types import F32, I32, I64, LANES, OF_TORCH, vector
 from verifier.ops.kernels.cpu.values import Value
 
@@ -36,13 +37,16 @@ def attend(
     query: Tensor,
     keys: Tensor,
     values: Tensor,
+    scales: Tensor | None,
     places: Places,
     out: Tensor,
     scale: float,
     window: int = 0,
     first: int = 0,
 ) -> None:
-    """query, out: [R, H, D]. keys, values: [slots, G, D]. window: how many positions a row sees; 0: all."""
+    """query, out: [R, H, D]. keys, values: [slots, G, D]. scales: fp32[slots, 2, G] of quantised ones. window: how many
+    positions a row sees; 0: all.
+    """
     groups, dim = keys.shape[-2:]
     team = query.shape[1] // groups
     own, part = _numbers(dim, query.shape[1], groups)
@@ -50,6 +54,7 @@ def attend(
         query, keys, values, out, places.slots, places.slots.shape[1], places.info, places.paths, places.units,
         places.number, window, first, launch.room((threads.MOST, own), torch.float32),
         launch.room((PARTS, part), torch.float32), launch.zeros(len(query) * groups, torch.int32),
+        0 if scales is None else scales,
     )  # fmt: skip
 
 
@@ -79,7 +84,10 @@ class _Attention:
         self, k: Kernel, dtype: torch.dtype, stored: torch.dtype, dim: int, team: int, groups: int, scale: float
     ) -> None:
         self.k, self.of, self.dim, self.team, self.groups, self.scale = k, OF_TORCH[dtype], dim, team, groups, scale
-        self.query, self.keys, self.values, self.out, self.slots = (k.pointer(index) for index in range(5))
+        self.query, keys, values, self.out, self.slots = (k.pointer(index) for index in range(5))
+        scales = k.pointer(15) if stored in LARGEST else None
+        self.keys = Stored(keys, scales)
+        self.values = Stored(values, None if scales is None else k.at(scales, groups, F32))
         self.slots_of, self.info, self.paths, self.units = k.number(5), k.pointer(6), k.pointer(7), k.pointer(8)
         self.number, self.window, self.lowest = k.counted(9), k.number(10), k.number(11)
         self.shared, self.arrived = k.pointer(13), k.pointer(14)

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import llvmlite.ir as ir
 
-from verifier.ops.kernels.cpu.types import BF16, BYTES, F16, F32, I16, I32, element
+from verifier.ops.kernels.cpu.types import BF16, BYTES, E4M3, F16, F32, I8, I16, I32, element
 from verifier.ops.kernels.cpu.values import Instructions, Operand, Value
 
 #: Of fp16.
 _INFINITY = 0x7C00
+#: Between 2^23 and 2^24, with room on both sides: what is added to it is rounded to an integer, in its last bits.
+UNITS, UNITS_BITS = 12582912.0, 0x4B400000
 
 
 class Conversions(Instructions):
@@ -23,14 +25,23 @@ class Conversions(Instructions):
             return value
         if element(value.type) is BF16:
             return self.bits(self._word(value) << 16, self.like(value, F32))
+        if element(value.type) is I8:
+            return self.as_float(self.integer(value, I32))
+        if element(value.type) is E4M3:  # its exponents begin 120 lower: a product moves them, and makes denormals normal
+            word = (self.integer(value, I32) << 20) & -0x78100000  # the sign and seven bits
+            return self.bits(word, self.like(value, F32)) * 2.0**120
         if self.processor.converts_fp16:
             return Value(self, self.builder.fpext(value.raw, self.like(value, F32)))
         return self._widened_fp16(self._word(value))
 
     def narrowed(self, value: Value, of: ir.Type) -> Value:
-        """fp32 as another type, to the nearest, ties to even."""
+        """fp32 as another type, to the nearest, ties to even; as one of 8 bits what is not beyond its largest number."""
         if of is F32:
             return value
+        if of is I8:
+            return self.integer(self.bits(value + UNITS, self.like(value, I32)) - UNITS_BITS, I8)
+        if of is E4M3:
+            return self.bits(self.integer(self._narrowed_e4m3(value), I8), self.like(value, of))
         if of is BF16 and not self.processor.multiplies_bf16:
             return self._half_word(self._narrowed_bf16(value), of)
         if of is F16 and not self.processor.converts_fp16:
@@ -66,6 +77,14 @@ class Conversions(Instructions):
         beyond = self.select(size > 0x7F800000, ((size >> 13) & 0x3FF) | 0x7E00, _INFINITY)
         finite = self.select(size < (113 << 23), small, rounded)
         return self.select(size < (143 << 23), finite, beyond) | ((bits >> 16) & 0x8000)
+
+    def _narrowed_e4m3(self, value: Value) -> Value:
+        bits = self.bits(value, self.like(value, I32))
+        size = bits & 0x7FFFFFFF
+        rounded = (size - (120 << 23) + 0x7FFFF + ((size >> 20) & 1)) >> 20
+        # The sum with 2^14 has the last digit where denormals have theirs.
+        small = self.bits(self.bits(size, value.type) + 2.0**14, bits.type) - (141 << 23)
+        return self.select(size < (121 << 23), small, rounded) | ((bits >> 24) & 0x80)
 
     def rounded(self, value: Value, of: ir.Type) -> Value:
         """fp32 with the digits that another type has."""

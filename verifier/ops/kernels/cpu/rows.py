@@ -5,9 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from kvpaging.ops import LARGEST
 from verifier.ops.kernels.cpu.asm import Kernel
 from verifier.ops.kernels.cpu.launch import Compiled
-from verifier.ops.kernels.cpu.types import F32, I64, LANES, OF_TORCH, vector
+from verifier.ops.kernels.cpu.types import F32, I32, I64, LANES, OF_TORCH, vector
 from verifier.ops.kernels.cpu.values import Value
 
 
@@ -29,7 +30,7 @@ def rms_norm(x: Tensor, added: Tensor | None, weight: Tensor, out: Tensor, eps: 
 def rotate_and_store(
     qkv: Tensor,
     tables: tuple[Tensor, Tensor],
-    store: tuple[Tensor, Tensor],
+    store: tuple[Tensor, Tensor, Tensor | None],
     slots: Tensor,
     norms: tuple[Tensor, Tensor] | None,
     eps: float,
@@ -38,13 +39,15 @@ def rotate_and_store(
 ) -> None:
     """Norm and rotate the heads of the first ``count`` rows; keys and values go to their slots, queries to ``query``.
 
-    tables: cosines and signed sines, [R, 1, D]. store: keys and values of a layer, [slots, G, D]. norms: of queries and
-    of keys.
+    tables: cosines and signed sines, [R, 1, D]. store: keys and values of a layer, [slots, G, D], and their scales,
+    fp32[slots, 2, G] or None. norms: of queries and of keys.
     """
-    groups, dim = store[0].shape[-2:]
+    keys, values, scales = store
+    groups, dim = keys.shape[-2:]
     heads = query.shape[1]
-    shape = (qkv.dtype, store[0].dtype, tables[0].dtype, dim, heads, groups, None if norms is None else eps)
-    _rotation(*shape)(qkv, *tables, *store, slots, *(norms or (0, 0)), query, count)
+    shape = (qkv.dtype, keys.dtype, tables[0].dtype, dim, heads, groups, None if norms is None else eps)
+    scaled = 0 if scales is None else scales
+    _rotation(*shape)(qkv, *tables, keys, values, slots, *(norms or (0, 0)), query, count, scaled)
 
 
 @Compiled
@@ -113,17 +116,22 @@ def _rotation(
     groups: int,
     eps: float | None,
 ) -> Kernel:
-    """Arguments: qkv, cosines, sines, keys, values, slots, norms of queries and of keys, query, count."""
+    """Arguments: qkv, cosines, sines, keys, values, slots, norms of queries and of keys, query, count, scales."""
     k, of, kept = Kernel("rotate_and_store"), OF_TORCH[dtype], OF_TORCH[stored]
     qkv, cos, sin, keys, values, slots, query_norm, key_norm, query = (k.pointer(index) for index in range(9))
-    room, each = k.array(of, dim), heads + 2 * groups
+    scales, quantizes = k.pointer(10), stored in LARGEST
+    room, turned_key, each = k.array(of, dim), k.array(of, dim), heads + 2 * groups
     with k.share(k.counted(9) * each) as unit:
         row, head = unit // each, unit % each
         source = k.at(qkv, unit * dim, of)
         slot = k.load(slots, I64, row) * groups
         with k.when(head >= heads + groups):
-            target = k.at(values, (slot + (head - (heads + groups))) * dim, kept)
-            k.across(dim, lambda index, lanes: k.write(k.read(source, of, index, lanes), target, kept, index))
+            group = head - (heads + groups)
+            target = k.at(values, (slot + group) * dim, kept)
+            if quantizes:
+                _quantized(k, source, target, k.at(scales, slot * 2 + groups + group, F32), (dim, of, stored))
+            else:
+                k.across(dim, lambda index, lanes: k.write(k.read(source, of, index, lanes), target, kept, index))
         for begin, end, norm in ((0, heads, query_norm), (heads, heads + groups, key_norm)):
             is_query = begin == 0
             with k.when((head >= begin) & (head < end)):
@@ -132,14 +140,45 @@ def _rotation(
                     _normed(k, source, norm, room, (dim, eps), of)
                     turning = room
                 place = (row * heads + head) if is_query else (slot + (head - heads))
-                into = of if is_query else kept
+                into = of if is_query or quantizes else kept
                 tables = (
                     k.at(cos, row * dim, OF_TORCH[turned]),
                     k.at(sin, row * dim, OF_TORCH[turned]),
                     OF_TORCH[turned],
                 )
-                _turned(k, turning, tables, k.at(query if is_query else keys, place * dim, into), (dim, of, into))
+                target = k.at(query if is_query else keys, place * dim, of if is_query else kept)
+                apart = quantizes and not is_query
+                _turned(k, turning, tables, turned_key if apart else target, (dim, of, into))
+                if apart:
+                    scale = k.at(scales, slot * 2 + (head - heads), F32)
+                    _quantized(k, turned_key, target, scale, (dim, of, stored))
     return k
+
+
+def _quantized(
+    k: Kernel, source: Value, target: Value, scale: Value, shape: tuple[int, object, torch.dtype]
+) -> None:
+    """A head as :func:`kvpaging.ops.quantized` has it."""
+    dim, of, stored = shape
+    kept, largest = OF_TORCH[stored], LARGEST[stored]
+    # As integers sizes are in order too, and what is no number is the largest.
+    most, rest = k.variable(k.constant(0, vector(I32))), k.variable(k.constant(0, I32))
+
+    def look(index: Value, lanes: int) -> None:
+        value, total = k.read(source, of, index, lanes), most if lanes == LANES else rest
+        total.value = k.larger(k.bits(value, k.like(value, I32)) & 0x7FFFFFFF, total.value)
+
+    k.across(dim, look)
+    found = k.bits(k.larger(k.folded(most.value, k.larger), rest.value), F32) / largest
+    k.store(found, scale)
+    divisor = k.select(found > 0.0, found, 1.0)
+
+    def write(index: Value, lanes: int) -> None:
+        value = k.read(source, of, index, lanes) / divisor
+        value = k.select(value > -largest, value, -largest)
+        k.write(k.select(value < largest, value, largest), target, kept, index)
+
+    k.across(dim, write)
 
 
 def _turned(

@@ -7,7 +7,8 @@
     values   [positions / 2][D][2], or [positions][D] of fp32; added position by position, or pair by pair
 
 Queries are taken up to six at a time, whose sums lie in registers: that says nothing of what a sum is made of. Memory
-is asked for what comes two blocks later, as it lies: all heads of a slot.
+is asked for what comes two blocks later, as it lies: all heads of a slot. Quantised rows are widened where they are
+arranged, each number multiplied by its head's scale.
 
 Legend: D head dim.
 """
@@ -22,11 +23,27 @@ from typing import Any
 from verifier.ops.kernels.cpu.asm import Kernel
 from verifier.ops.kernels.cpu.parts import part_of
 from verifier.ops.kernels.cpu.places import ROWS, SPAN
-from verifier.ops.kernels.cpu.types import BF16, BYTES, F32, I16, I32, I64, LANES, vector
+from verifier.ops.kernels.cpu.types import BF16, BYTES, E4M3, F32, I8, I16, I32, I64, LANES, vector
 from verifier.ops.kernels.cpu.values import Value
 
 #: How many blocks ahead keys and values are asked for, and bytes of a cache line.
 _AHEAD, _LINE = 2, 64
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """Keys or values of a layer. scales: where those of the first slot stand, if rows are quantised."""
+
+    numbers: Value
+    scales: Value | None
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A head of a slot: where its numbers begin, and its scale, if it has one."""
+
+    place: Value
+    scale: Value | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +83,7 @@ class Spans:
     def __init__(self, k: Kernel, of: Any, kept: Any, dim: int, team: int, groups: int, scratch: Value) -> None:
         self.k, self.of, self.kept, self.dim, self.team, self.groups = k, of, kept, dim, team, groups
         self.width = -(-dim // LANES) * LANES
-        self.dot = of is BF16 and kept is BF16 and dim % (2 * LANES) == 0 and k.processor.multiplies_bf16
+        self.dot = of is BF16 and kept in (BF16, I8, E4M3) and dim % (2 * LANES) == 0 and k.processor.multiplies_bf16
         self.of_weights = BF16 if self.dot else F32
         self.tile, self.vectors = (6, 4) if k.processor.wide else (3, 2)
         self.queries = scratch
@@ -77,7 +94,7 @@ class Spans:
         self.short = k.array(F32, LANES)  # the end of a head that is no whole vector
         self.zeros = k.array(kept, self.width)
         for at in range(0, self.width, LANES):
-            k.write(k.constant(0.0, vector(F32)), self.zeros, kept, at)
+            k.store(k.narrowed(k.constant(0.0, vector(F32)), kept), self.zeros, at)
 
     def copy_query(self, source: Value, query: Value) -> None:
         """A query, as products read it."""
@@ -110,10 +127,23 @@ class Spans:
             k.store(k.load(source, I32, position - k.select(of_path, piece.base, 0)), self.block, lane)
         return k.select(whole, k.at(piece.text, at, I32), self.block)
 
-    def _line(self, array: Value, slots: Value, lane: Any, head: Value) -> Value:
-        """Where a head's key or value begins in a slot."""
-        slot = self.k.integer(self.k.load(slots, I32, lane), I64)
-        return self.k.at(array, (slot * self.groups + head) * self.dim, self.kept)
+    def _line(self, stored: Stored, slots: Value, lane: Any, head: Value) -> Line:
+        """A head's key or value in a slot."""
+        k, slot = self.k, self.k.integer(self.k.load(slots, I32, lane), I64)
+        place = k.at(stored.numbers, (slot * self.groups + head) * self.dim, self.kept)
+        return Line(place, None if stored.scales is None else k.load(stored.scales, F32, slot * 2 * self.groups + head))
+
+    def _floats(self, line: Line, at: Any) -> Value:
+        """16 numbers of a line as fp32."""
+        value = self.read(line.place, self.kept, at)
+        return value if line.scale is None else value * line.scale
+
+    def _halves(self, line: Line, at: Any, of: Any) -> Value:
+        """32 numbers of a line as bf16, seen as a vector of another type."""
+        k = self.k
+        if line.scale is None:
+            return k.load(k.at(line.place, at, self.kept), of)
+        return k.bits(k.narrowed(k.read(line.place, self.kept, at, 2 * LANES) * line.scale, BF16), of)
 
     def read(self, row: Value, of: Any, at: int | Value) -> Value:
         """A vector of a head from ``at`` on, as fp32, with zeros behind its end."""
@@ -125,18 +155,18 @@ class Spans:
             k.store(k.widened(k.load(row, of, index)), self.short, index - at)
         return k.load(self.short, vector(F32))
 
-    def _ask(self, array: Value, piece: Piece, at: Value) -> None:
+    def _ask(self, stored: Stored, piece: Piece, at: Value) -> None:
         """For keys or values that are read soon: those from ``at`` on, if the text has so many."""
         k = self.k
         with k.when(at + LANES <= k.smallest(piece.base, piece.end)):
             slots = k.at(piece.text, at, I32)
             size = self.dim * BYTES[self.kept]
-            lines = [self._line(array, slots, lane, piece.heads[0]) for lane in range(LANES)]
+            lines = [self._line(stored, slots, lane, piece.heads[0]) for lane in range(LANES)]
             with k.loop(0, (piece.heads[1] - piece.heads[0]) * size, _LINE) as place:
                 for line in lines:
-                    k.prefetch(k.bytes_at(line, place), near=2)
+                    k.prefetch(k.bytes_at(line.place, place), near=2)
 
-    def _arrange_keys(self, keys: Value, slots: Value, head: Value) -> None:
+    def _arrange_keys(self, keys: Stored, slots: Value, head: Value) -> None:
         """A head's keys of 16 positions."""
         k = self.k
         lines = [self._line(keys, slots, lane, head) for lane in range(LANES)]
@@ -149,17 +179,16 @@ class Spans:
         """Terms of a score: pairs of numbers, or numbers."""
         return self.dim // 2 if self.dot else self.dim
 
-    def _turn(self, lines: list[Value], step: Any) -> None:
+    def _turn(self, lines: list[Line], step: Any) -> None:
         k = self.k
         parts = [self._terms(line, step) for line in lines]
         for number, column in enumerate(k.turned(parts)):
             k.store(column, self.turned, (step + number) * LANES)
 
-    def _terms(self, line: Value, step: Any) -> Value:
-        k = self.k
-        return k.load(k.at(line, step * 2, self.kept), vector(I32)) if self.dot else self.read(line, self.kept, step)
+    def _terms(self, line: Line, step: Any) -> Value:
+        return self._halves(line, step * 2, vector(I32)) if self.dot else self._floats(line, step)
 
-    def _arrange_values(self, values: Value, piece: Piece) -> None:
+    def _arrange_values(self, values: Stored, piece: Piece) -> None:
         """The values of a piece; zeros where one is not seen."""
         k, together = self.k, self._together()
         with k.loop(piece.low, piece.high, LANES) as at:
@@ -170,7 +199,8 @@ class Spans:
                 for place in range(together):
                     position = at + lane + place
                     seen = (position >= piece.begin) & (position < piece.end)
-                    lines.append(k.select(seen, self._line(values, slots, lane + place, head), self.zeros))
+                    line = self._line(values, slots, lane + place, head)
+                    lines.append(Line(k.select(seen, line.place, self.zeros), line.scale))
                 self._put(lines, self._paired(piece, head, at + lane))
 
     def _together(self) -> int:
@@ -181,14 +211,14 @@ class Spans:
         place = ((head - piece.heads[0]) * SPAN + (position - piece.span)) // self._together()
         return self.k.at(self.paired, place * self.width, F32)
 
-    def _put(self, lines: list[Value], place: Value) -> None:
+    def _put(self, lines: list[Line], place: Value) -> None:
         k = self.k
         if not self.dot:
             for at in range(0, self.dim, LANES):
-                k.store(self.read(lines[0], self.kept, at), place, at)
+                k.store(self._floats(lines[0], at), place, at)
             return
         for at in range(0, self.dim, 2 * LANES):
-            first, second = (k.load(line, vector(I16, 2 * LANES), at) for line in lines)
+            first, second = (self._halves(line, at, vector(I16, 2 * LANES)) for line in lines)
             for half, both in enumerate(k.zipped(first, second)):
                 k.store(both, k.at(place, at + half * LANES, F32))
 
@@ -203,7 +233,7 @@ class Spans:
                 with k.when(left.equals(number)):
                     yield (head - piece.heads[0]) * piece.all + piece.first + begin, number
 
-    def score(self, keys: Value, piece: Piece, scale: float) -> None:
+    def score(self, keys: Stored, piece: Piece, scale: float) -> None:
         """The scores of all positions of a piece; minus infinity where one is not seen."""
         k = self.k
         with k.loop(piece.low, piece.high, LANES) as at:
@@ -237,7 +267,7 @@ class Spans:
         pairs = [self.k.bits(each, vector(BF16, 2 * LANES)) for each in (first, second)]
         return self.k.call("llvm.x86.avx512bf16.dpbf16ps.512", total.type, total, *pairs)
 
-    def mix(self, values: Value, piece: Piece, part: Value) -> None:
+    def mix(self, values: Stored, piece: Piece, part: Value) -> None:
         """Add the weighted values of a piece to what its queries have."""
         self._arrange_values(values, piece)
         with self.k.loop(*piece.heads) as head:

@@ -19,12 +19,27 @@ class _Bf16(ir.types._BaseFloatType):  # type: ignore[misc]
         return "bfloat"
 
 
+class _E4m3(ir.types.Type):  # type: ignore[misc]
+    """fp8 with four bits of exponent and three behind the point, which LLVM has no name for: its bits."""
+
+    def __str__(self) -> str:
+        return "i8"
+
+
 _Bf16._create_instance()
-F32, F16, BF16 = ir.FloatType(), ir.HalfType(), _Bf16()
+F32, F16, BF16, E4M3 = ir.FloatType(), ir.HalfType(), _Bf16(), _E4m3()
 I1, I8, I16, I32, I64 = (ir.IntType(bits) for bits in (1, 8, 16, 32, 64))
 POINTER, VOID = ir.PointerType(), ir.VoidType()
-OF_TORCH = {torch.float32: F32, torch.float16: F16, torch.bfloat16: BF16, torch.int32: I32, torch.int64: I64}
-BYTES = {F32: 4, F16: 2, BF16: 2, I8: 1, I16: 2, I32: 4, I64: 8}
+OF_TORCH = {
+    torch.float32: F32,
+    torch.float16: F16,
+    torch.bfloat16: BF16,
+    torch.float8_e4m3fn: E4M3,
+    torch.int8: I8,
+    torch.int32: I32,
+    torch.int64: I64,
+}
+BYTES = {F32: 4, F16: 2, BF16: 2, E4M3: 1, I8: 1, I16: 2, I32: 4, I64: 8}
 _NAMES = {F32: "f32", F16: "f16", BF16: "bf16", I16: "i16", I32: "i32", I64: "i64"}
 
 
