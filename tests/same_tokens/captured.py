@@ -47,7 +47,7 @@ def captured_engine(
 ) -> Engine:
     """graphs: False runs the same passes without captured steps. wrap: put around every proposer that has a model."""
     pool = PagePool(1 + tokens // page_size, page_size)
-    verifier, proposing = paged(pair.target, pool), drafter(pool)
+    verifier, proposing = paged(pair.target, pool, pair.kv), drafter(pool)
     eager = EagerRunner(verifier, proposing)
     index = PrefixIndex(pool) if prefix else None
     info = info_of(pair.target, pool, max_seqs, shape)

@@ -30,12 +30,14 @@ MAX_SEQS = 4
 
 @dataclass(frozen=True)
 class Pair:
-    """A target and its draft model, as checkpoints and as decoders."""
+    """A target and its draft model, as checkpoints and as decoders. kv: what the target's KV is kept in; None: as it is
+    computed."""
 
     directory: Path
     draft_directory: Path
     target: Decoder
     draft: Decoder
+    kv: torch.dtype | None = None
 
     @property
     def vocab_size(self) -> int:
@@ -71,10 +73,10 @@ def blur(model: Any, distance: float = DISTANCE) -> None:
         parameter.add_(noise.to(parameter.dtype) * parameter.std() * distance)
 
 
-def paged(decoder: Decoder, pool: PagePool) -> PagedModel:
-    """A model with a store on the pool."""
+def paged(decoder: Decoder, pool: PagePool, kv: torch.dtype | None = None) -> PagedModel:
+    """A model with a store on the pool. kv: its dtype; None: the model's."""
     config = decoder.config
-    store = KVStore(pool, config.num_layers, config.num_kv_heads, config.head_dim, decoder.dtype, decoder.device)
+    store = KVStore(pool, config.num_layers, config.num_kv_heads, config.head_dim, kv or decoder.dtype, decoder.device)
     return PagedModel(decoder, store, config.max_positions)
 
 
@@ -92,10 +94,13 @@ def engine_of(
     page_size: int = 16,
     chunk: int = 256,
     prefix: bool = False,
+    kv: torch.dtype | None = None,
 ) -> Engine:
-    """An engine with a pool of ``tokens`` tokens, its steps witnessed. chunk: most prefill rows of a step."""
+    """An engine with a pool of ``tokens`` tokens, its steps witnessed. chunk: most prefill rows of a step. kv: see
+    :class:`Pair`.
+    """
     pool = PagePool(1 + tokens // page_size, page_size)
-    verifier, proposing = paged(target, pool), drafter(pool)
+    verifier, proposing = paged(target, pool, kv), drafter(pool)
     index = PrefixIndex(pool) if prefix else None
     engine = Engine(
         info=info_of(target, pool, max_seqs, shape),

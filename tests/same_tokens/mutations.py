@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from types import ModuleType
+from typing import Any
 
 import pytest
 from torch import Tensor
@@ -21,10 +22,10 @@ from spec.draw import Undrawn
 from spec.protocols import Rows
 from spec.score import logprobs_of_run
 from verifier import settle
-from verifier.ops.kernels.cpu import attention, integer_product, linear
-from verifier.ops.kernels.cpu.asm import Variable
+from verifier.ops.kernels.cpu import attention, integer_product, linear, rows
+from verifier.ops.kernels.cpu.asm import Kernel, Variable
 from verifier.ops.kernels.cpu.launch import Compiled
-from verifier.ops.kernels.cpu.types import F32
+from verifier.ops.kernels.cpu.types import F32, I64
 from verifier.ops.kernels.cpu.values import Value
 from verifier.paged_rows import WrittenRows
 
@@ -130,6 +131,39 @@ def reused_noise(monkeypatch: pytest.MonkeyPatch) -> None:
 def no_compaction(monkeypatch: pytest.MonkeyPatch) -> None:
     """Accepted rows stay in the slots where the tree had them."""
     monkeypatch.setattr(settle, "move_paths", lambda *rows: None)
+
+
+def scales_by_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each head has the largest scale that it has in any row of the pass."""
+    store = rows.rotate_and_store
+
+    def then_largest(qkv: Tensor, tables: Any, kept: Any, slots: Tensor, norms: Any, eps: float, *out: Tensor) -> None:
+        store(qkv, tables, kept, slots, norms, eps, *out)
+        _largest_scales()(kept[2], slots, out[1], kept[2][0].numel())
+
+    monkeypatch.setattr(rows, "rotate_and_store", then_largest)
+
+
+@Compiled
+def _largest_scales() -> Kernel:
+    k = Kernel("largest_scales")
+    scales, slots, heads = k.pointer(0), k.pointer(1), k.number(3)
+    with k.share(heads) as head:
+        top = k.variable(k.constant(0.0, F32))
+        for last in (False, True):
+            with k.loop(0, k.counted(2)) as row:
+                place = k.load(slots, I64, row) * heads + head
+                if last:
+                    k.store(top.value, scales, place)
+                else:
+                    top.value = k.larger(k.load(scales, F32, place), top.value)
+    return k
+
+
+def scales_left_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows move down without their scales."""
+    move = settle.move_paths
+    monkeypatch.setattr(settle, "move_paths", lambda parts, *rows: move(parts[:2], *rows))
 
 
 def penalties_of_the_root(monkeypatch: pytest.MonkeyPatch) -> None:

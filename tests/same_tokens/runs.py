@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 
+import torch
+
 from drafters.ngram import NgramDrafter
 from drafters.suffix.drafter import SuffixDrafter
 from kvpaging import PagePool
@@ -65,10 +67,12 @@ def jobs_of(
     ]
 
 
-def plain(target: Decoder, jobs: Sequence[Job], *, tokens: int = 1024, page_size: int = 16) -> dict[str, Text]:
+def plain(
+    target: Decoder, jobs: Sequence[Job], *, tokens: int = 1024, page_size: int = 16, kv: torch.dtype | None = None
+) -> dict[str, Text]:
     """Each request alone, drafting nothing, its prompt in one pass, no page reused: what the promise is about."""
     engine = engine_of(
-        target, lambda pool: None, ROOT_ONLY, max_seqs=1, chunk=tokens, tokens=tokens, page_size=page_size
+        target, lambda pool: None, ROOT_ONLY, max_seqs=1, chunk=tokens, tokens=tokens, page_size=page_size, kv=kv
     )
     return run(engine, [_alone(job) for job in jobs])
 
@@ -80,7 +84,7 @@ def returning(pair: Pair, max_tokens: int = 10) -> tuple[list[Job], list[Job], d
     max_tokens: of what follows in the longer chats.
     """
     first = jobs_of(pair.vocab_size, (50, 33, 17), 16, ["warm", "greedy", "cool_filtered"])
-    texts = plain(pair.target, first)
+    texts = plain(pair.target, first, kv=pair.kv)
     turns = [
         Job(f"{job.id}-{turn}", job.prompt + texts[job.id].tokens + [turn] * 9, sampled(name, turn, max_tokens))
         for job in first
@@ -88,7 +92,7 @@ def returning(pair: Pair, max_tokens: int = 10) -> tuple[list[Job], list[Job], d
     ]
     again = [replace(job, id=f"{job.id}-again") for job in first]
     later = [replace(job, arrives=60 + index) for index, job in enumerate([*again, *turns])]
-    return first, later, texts | plain(pair.target, later)
+    return first, later, texts | plain(pair.target, later, kv=pair.kv)
 
 
 def _alone(job: Job) -> Job:
@@ -108,7 +112,8 @@ def shape_of(drafter: str) -> TreeShape:
 
 def drafting(pair: Pair, drafter: str, texts: Mapping[str, list[int]], **options: int | bool) -> Engine:
     """An engine with one of the drafters. texts: prompt and output by request, for the one that knows them."""
-    return engine_of(pair.target, maker(pair, drafter, texts), shape_of(drafter), **options)  # type: ignore[arg-type]
+    making, shape = maker(pair, drafter, texts), shape_of(drafter)
+    return engine_of(pair.target, making, shape, kv=pair.kv, **options)  # type: ignore[arg-type]
 
 
 def maker(pair: Pair, drafter: str, texts: Mapping[str, list[int]]) -> MakeDrafter:

@@ -6,8 +6,10 @@ Under a mutation both runs, the plain one and the drafting one, are made anew, a
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
+import torch
 
 from tests.same_tokens import mutations
 from tests.same_tokens.models import Pair
@@ -21,7 +23,7 @@ def compare(pair: Pair, drafter: str, *, sampling: str = "warm", prompt: int = 2
     """The suite's comparison: one request, plain and with a drafter."""
     params = replace_params(SAMPLINGS[sampling], seed=7, max_tokens=tokens, ignore_eos=True)
     jobs = [Job("one", random_tokens(random.Random(1), prompt, pair.vocab_size), params)]
-    expected = plain(pair.target, jobs)
+    expected = plain(pair.target, jobs, kv=pair.kv)
     return differences(expected, run(drafting(pair, drafter, whole(jobs, expected)), jobs))
 
 
@@ -52,6 +54,15 @@ def test_quantized_products_that_add_up_by_the_number_of_rows_are_seen(pair, mon
     models = pair("wide1536").quantized(how)
     assert compare(models, "truth") == []
     mutations.quantized_sums_by_rows(monkeypatch)
+    assert compare(models, "truth")
+
+
+@pytest.mark.parametrize("mutation", [mutations.scales_by_batch, mutations.scales_left_behind])
+@pytest.mark.parametrize("kv", [torch.int8, torch.float8_e4m3fn], ids=str)
+def test_scales_that_are_not_those_of_the_row_are_seen(pair, monkeypatch, kv, mutation) -> None:
+    models = replace(pair("llama2"), kv=kv)
+    assert compare(models, "truth") == []
+    mutation(monkeypatch)
     assert compare(models, "truth")
 
 

@@ -1,0 +1,127 @@
+"""The same tokens with keys and values of 8 bits: their scales follow from a row alone, and move with it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+
+import pytest
+import torch
+
+from server.engine.build import build_engine
+from server.settings.config import EngineConfig, KVDtype
+from tests.same_tokens.captured import captured_engine, draft_model, run_freely
+from tests.same_tokens.heads import KINDS, SHAPES, head_of, whispered
+from tests.same_tokens.models import Pair, engine_of
+from tests.same_tokens.runs import DRAFTERS, assert_same, drafting, jobs_of, plain, replace_params, returning, shape_of, whole
+from tests.same_tokens.test_bundled_heads import jobs as bundled_jobs
+from tests.same_tokens.witness import Text, Witness, run
+from verifier.graphs.runner import GraphRunner
+
+LENGTHS = (9, 17, 33, 5)
+kept = pytest.mark.parametrize("kv", [torch.int8, torch.float8_e4m3fn], ids=str)
+#: Drafters that are accepted at all depths, at some, and hardly ever.
+few = pytest.mark.parametrize("drafter", ["none", "truth", "dynamic 4,4,2,2,1", "garbage"])
+
+
+@cache
+def expected(pair: Pair, lengths: tuple[int, ...] = LENGTHS, max_tokens: int = 12) -> dict[str, Text]:
+    return plain(pair.target, jobs_of(pair.vocab_size, lengths, max_tokens), kv=pair.kv)
+
+
+def assert_same_tokens(pair: Pair, drafter: str) -> None:
+    jobs = jobs_of(pair.vocab_size, LENGTHS, 12)
+    assert_same(expected(pair), run(drafting(pair, drafter, whole(jobs, expected(pair))), jobs))
+
+
+@kept
+@pytest.mark.parametrize("drafter", DRAFTERS)
+def test_every_drafter(pair, kv, drafter) -> None:
+    assert_same_tokens(replace(pair("qwen3", torch.bfloat16, layers=2), kv=kv), drafter)
+
+
+@kept
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+@pytest.mark.parametrize("family", ["llama2", "smollm", "mistral", "qwen2_window"])
+def test_families_and_dtypes(pair, kv, dtype, family) -> None:
+    assert_same_tokens(replace(pair(family, dtype, layers=2), kv=kv), "truth")
+
+
+@kept
+@pytest.mark.parametrize("kind", KINDS)
+def test_heads(pair, kv, kind) -> None:
+    models = replace(pair("llama2", torch.bfloat16), kv=kv)
+    jobs = jobs_of(models.vocab_size, LENGTHS, 12)
+    drafter = whispered(head_of(models, kind, "dynamic"), whole(jobs, expected(models)))
+    assert_same(expected(models), run(engine_of(models.target, drafter, SHAPES["dynamic"], kv=kv), jobs))
+
+
+@kept
+@few
+def test_chunks_of_prompts_and_cancelled_texts(pair, kv, drafter) -> None:
+    models, lengths = replace(pair("llama2", layers=2), kv=kv), (3, 150, 20, 97, 65)
+    texts = expected(models, lengths)
+    jobs = [
+        replace(job, arrives=4 * index, cancelled=4 * index + 6 if index % 3 == 2 else None)
+        for index, job in enumerate(jobs_of(models.vocab_size, lengths, 12))
+    ]
+    assert_same(texts, run(drafting(models, drafter, whole(jobs, texts), chunk=7), jobs))
+
+
+@kept
+@few
+def test_preemption(pair, kv, drafter) -> None:
+    models, lengths = replace(pair("llama2"), kv=kv), (30, 33, 31, 20)
+    to_the_end = {"ignore_eos": True, "min_tokens": 0}
+    jobs = [
+        replace(job, params=replace_params(job.params, **to_the_end)) for job in jobs_of(models.vocab_size, lengths, 40)
+    ]
+    texts = plain(models.target, jobs, kv=kv)
+    actual = run(drafting(models, drafter, whole(jobs, texts), tokens=192), jobs)
+    assert_same(texts, actual)
+    assert sum(text.statistics.preemptions for text in actual.values() if text.statistics) > 0
+
+
+@kept
+@few
+def test_over_a_prefix_hit(pair, kv, drafter) -> None:
+    models = replace(pair("llama2", layers=2), kv=kv)
+    first, later, texts = returning(models)
+    jobs = [*first, *later]
+    actual = run(drafting(models, drafter, whole(jobs, texts), prefix=True), jobs)
+    assert_same(texts, actual)
+    assert all(actual[job.id].cached_tokens > 0 for job in later)
+
+
+@kept
+@few
+def test_forks(pair, kv, drafter) -> None:
+    """Choices share the pages of their prompt; the one that is not whole is copied, with its scales."""
+    models = replace(pair("llama2", layers=2), kv=kv)
+    (first,) = jobs_of(models.vocab_size, (27,), 12, ("warm",))
+    jobs = [first, *(replace(first, id=name, fork_of=first.id) for name in ("second", "third"))]
+    texts = plain(models.target, jobs, kv=kv)
+    assert_same(texts, run(drafting(models, drafter, whole(jobs, texts)), jobs))
+
+
+@kept
+def test_captured_steps(pair, kv) -> None:
+    models = replace(pair("llama3", torch.bfloat16, layers=2), kv=kv)
+    for shape in ("chain4", "3,2,1"):
+        engine = captured_engine(models, draft_model(models), shape_of(shape))
+        assert_same(expected(models), run_freely(engine, jobs_of(models.vocab_size, LENGTHS, 12)))
+        assert isinstance(engine.runner, GraphRunner) and engine.runner.counts["launched"] >= 3
+
+
+def bundled(draft: str, kv_dtype: KVDtype) -> dict[str, Text]:
+    engine = build_engine(EngineConfig(draft=draft, kv_dtype=kv_dtype, kv_tokens=640, max_model_len=160, threads=1))
+    assert engine.info.exact and engine.info.kv_dtype == kv_dtype
+    engine.runner = Witness(engine.runner.verifier, engine.drafter)
+    return run(engine, bundled_jobs())
+
+
+@pytest.mark.parametrize("kv_dtype", ["int8", "fp8"])
+def test_bundled_drafters(kv_dtype) -> None:
+    texts = bundled("none", kv_dtype)
+    for draft in ("auto", "medusa", "eagle3"):
+        assert_same(texts, bundled(draft, kv_dtype))
