@@ -18,7 +18,9 @@ from verifier.ops.tree_attention import PagedRows
 
 @dataclass(frozen=True)
 class Variant:
-    """What the kernels are compiled for anew. group: query heads of a kv head. sequences: of the batch."""
+    """What the kernels are compiled for anew. group: query heads of a kv head. sequences: of the batch. stored: what keys
+    and values are quantised to.
+    """
 
     width: int
     group: int
@@ -26,16 +28,18 @@ class Variant:
     window: int | None
     dtype: torch.dtype
     sequences: int
+    stored: torch.dtype | None = None
 
     def __str__(self) -> str:
         kind = str(self.dtype).removeprefix("torch.")
-        return f"{self.width}-group{self.group}-page{self.page_size}-window{self.window}-{kind}-{self.sequences}"
+        shape = f"{self.width}-group{self.group}-page{self.page_size}-window{self.window}-{kind}-{self.sequences}"
+        return shape if self.stored is None else f"{shape}-{self.stored}"
 
     def arguments(self, *, text: bool) -> tuple[Tensor, Tensor, Tensor, PagedRows, float]:
         def blank(*shape: int, dtype: torch.dtype = torch.int32) -> Tensor:
             return torch.empty(shape, dtype=dtype, device="meta")
 
-        store = blank(64 * self.page_size, 8, self.width, dtype=self.dtype)
+        store = blank(64 * self.page_size, 8, self.width, dtype=self.stored or self.dtype)
         rows, count = 8 * self.sequences, self.sequences
         tables, lengths, offsets = blank(count, 63), blank(count), blank(count + 1)
         where = PagedRows(tables, self.page_size, lengths, offsets)
@@ -46,14 +50,15 @@ class Variant:
     def compiled(self, folder: Path, capability: int) -> dict[str, Compiled]:
         """Both launches of trees and the one of chunks."""
         tree, text = (self.arguments(text=text) for text in (False, True))
+        scales = torch.empty(64 * self.page_size, 2, 8, device="meta") if self.stored else None
         names = ("tree_partials", "tree_merge")
         made = compile_launches(
-            tree_attention, names, lambda: tree_attention.tree_attention(*tree, self.window), folder, capability
+            tree_attention, names, lambda: tree_attention.tree_attention(*tree, self.window, scales=scales), folder, capability
         )
         return made | compile_launches(
             chunk_attention,
             ("chunk_rows",),
-            lambda: chunk_attention.chunk_attention(*text, self.window),
+            lambda: chunk_attention.chunk_attention(*text, self.window, scales=scales),
             folder,
             capability,
         )
@@ -64,6 +69,8 @@ VARIANTS = [
     Variant(64, 8, 256, 4096, torch.float16, 4),
     Variant(96, 1, 64, None, torch.bfloat16, 2),
     Variant(256, 2, 128, 1024, torch.bfloat16, 1),
+    Variant(128, 4, 16, None, torch.bfloat16, 1, torch.int8),
+    Variant(64, 3, 16, None, torch.float16, 1, torch.float8_e4m3fn),
 ]
 
 

@@ -28,11 +28,17 @@ def test_norm(width, add, capability, tmp_path) -> None:
     assert "rsqrt.approx" not in made.ptx, "the root is rounded as torch's"
 
 
+@pytest.mark.parametrize("kept", ["bf16", "i8", "u8"])
 @pytest.mark.parametrize(("dim", "block"), [(64, 32), (96, 64), (128, 64), (256, 128)])
-def test_rotation_and_store(dim, block, capability, tmp_path) -> None:
-    arguments = bf16("qkv", "cos", "signed_sin", "query_weight", "key_weight", "queries", "keys", "values")
+def test_rotation_and_store(dim, block, kept, capability, tmp_path) -> None:
+    """kept: what keys and values are stored as; u8: the bits of fp8."""
+    arguments = bf16("qkv", "cos", "signed_sin", "query_weight", "key_weight", "queries", "scales")
+    arguments |= {"slots": "*i64", "eps": "fp32", "keys": f"*{kept}", "values": f"*{kept}"}
     constants = {"QUERIES": 32, "GROUPS": 8, "DIM": dim, "HALF": dim // 2, "BLOCK": block, "HEADS": 8, "NORM": True}
+    largest = {"bf16": 0.0, "i8": 127.0, "u8": 448.0}[kept]
+    if largest:
+        arguments["scales"] = "*fp32"
     made = compile_kernel(
-        rotate.rotate_and_store_rows, arguments | {"slots": "*i64", "eps": "fp32"}, constants, tmp_path, capability
+        rotate.rotate_and_store_rows, arguments, constants | {"LARGEST": largest}, tmp_path, capability
     )
-    assert fits(made, registers=64)
+    assert fits(made, registers=80 if largest and dim > 128 else 64)

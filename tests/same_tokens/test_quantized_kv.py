@@ -13,7 +13,17 @@ from server.settings.config import EngineConfig, KVDtype
 from tests.same_tokens.captured import captured_engine, draft_model, run_freely
 from tests.same_tokens.heads import KINDS, SHAPES, head_of, whispered
 from tests.same_tokens.models import Pair, engine_of
-from tests.same_tokens.runs import DRAFTERS, assert_same, drafting, jobs_of, plain, replace_params, returning, shape_of, whole
+from tests.same_tokens.runs import (
+    DRAFTERS,
+    assert_same,
+    drafting,
+    jobs_of,
+    plain,
+    replace_params,
+    returning,
+    shape_of,
+    whole,
+)
 from tests.same_tokens.test_bundled_heads import jobs as bundled_jobs
 from tests.same_tokens.witness import Text, Witness, run
 from verifier.graphs.runner import GraphRunner

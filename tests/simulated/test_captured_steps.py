@@ -31,6 +31,20 @@ def expected(pair: Pair) -> dict[str, Text]:
     return run_freely(engine, jobs_of(pair.vocab_size, LENGTHS, MAX_TOKENS))
 
 
+@pytest.mark.parametrize("kv", [torch.int8, torch.float8_e4m3fn], ids=str)
+def test_the_same_tokens_over_quantized_kv(elsewhere, kv) -> None:
+    """Beside plain decoding there: where products differ in their last bit a number may be rounded to its neighbour."""
+    moved = replace(elsewhere[1], kv=kv)
+    jobs = jobs_of(moved.vocab_size, LENGTHS, MAX_TOKENS)
+    with simulated():
+        alone = captured_engine(moved, lambda pool: None, ROOT_ONLY, graphs=False, max_seqs=1)
+        wanted = run_freely(alone, jobs)
+        engine = captured_engine(moved, draft_model(moved), TEMPLATE, max_seqs=3, capture=captured)
+        texts = run_freely(engine, jobs)
+    assert_same(wanted, texts)
+    assert isinstance(engine.runner, GraphRunner) and engine.runner.counts["launched"] >= 5
+
+
 @pytest.fixture(scope="module")
 def elsewhere(pair):
     """A pair, and the same on the simulated device."""

@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from tests.kernels.paged import Bench, Sequence
+from tests.kernels.paged import Bench, Sequence, kept
 from verifier.ops import tree_attention as op
 from verifier.ops.kernels import tree_attention as kernels
 from verifier.ops.kernels.chunk_attention import chunk_attention
@@ -22,19 +22,23 @@ SCALE = 0.2
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 #: The dtype of a served model; Triton's interpreter cannot multiply in bf16.
 SERVED = torch.float16 if INTERPRETED else torch.bfloat16
+STORED = [torch.int8, torch.float8_e4m3fn]
 #: Where bits are compared: results of 16 bits hide most of what another order of sums does to 32.
 EXACT = torch.float32 if INTERPRETED else torch.bfloat16
 
 
 def attend(query: Tensor, keys: Tensor, values: Tensor, rows: op.PagedRows, **options: Any) -> Tensor:
+    """stored: what keys and values are quantised to."""
     launch = chunk_attention if rows.words is None else tree_attention
-    return launch(query, keys, values, rows, SCALE, **options)
+    keys, values, scales = kept(keys, values, options.pop("stored", None))
+    return launch(query, keys, values, rows, SCALE, scales=scales, **options)
 
 
 def reference(query: Tensor, keys: Tensor, values: Tensor, rows: op.PagedRows, **options: Any) -> Tensor:
     moved: dict[str, Any] = {n: x.cpu() for n in op.PagedRows.__slots__ if isinstance(x := getattr(rows, n), Tensor)}
     there = op.PagedRows(**moved, page_size=rows.page_size)
-    return op.tree_attention(query.cpu(), keys.cpu(), values.cpu(), there, SCALE, **options)
+    keys, values, scales = kept(keys.cpu(), values.cpu(), options.pop("stored", None))
+    return op.tree_attention(query.cpu(), keys, values, there, SCALE, scales=scales, **options)
 
 
 def check(bench: Bench, sequences: list[Sequence], *, chain: bool = False, padding: int = 0, **options: Any) -> None:
@@ -62,6 +66,27 @@ def test_heads_widths_and_pages(groups, group, width, page_size, device) -> None
     sequences = [bench.sequence(0, 1), bench.sequence(100, 5), bench.sequence(63, 3, reach=1)]
     check(bench, sequences, padding=2)
     check(bench, sequences, chain=True, padding=2)
+
+
+@pytest.mark.parametrize("stored", STORED, ids=str)
+@pytest.mark.parametrize("chain", [False, True])
+def test_keys_and_values_of_8_bits(stored, chain, device) -> None:
+    bench = Bench(2, 3, 96, 16, SERVED, device)
+    sequences = [bench.sequence(1100, 12, 1 if chain else 4), bench.sequence(70, 5, 1 if chain else 4)]
+    check(bench, sequences, chain=chain, padding=2, stored=stored)
+    check(bench, sequences, chain=chain, stored=stored, window=70, first=1)
+
+
+@pytest.mark.parametrize("stored", STORED, ids=str)
+def test_a_row_has_the_same_bits_over_keys_of_8_bits(stored, device) -> None:
+    """In a tree beside another, alone, and in a chunk."""
+    bench = Bench(2, 2, 64, 16, EXACT, device)
+    tree = bench.sequence(1020, 8)
+    in_tree = run(bench, [bench.sequence(30, 3), tree], stored=stored, padding=1)[3:11]
+    for node in (5, 7):
+        path = tree.compacted(node, roots=len(tree.path(node)))
+        assert torch.equal(run(bench, [tree.compacted(node)], stored=stored)[0], in_tree[node])
+        assert torch.equal(run(bench, [path], chain=True, stored=stored), in_tree[tree.path(node)])
 
 
 def test_borders_of_pages_and_blocks(device) -> None:

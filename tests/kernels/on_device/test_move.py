@@ -56,6 +56,18 @@ def test_values_may_be_narrower_than_keys_or_of_no_width(value_dim, device) -> N
     assert_moved_alike(keys, values, [[30, 33]], [[30, 31]], device)
 
 
+@pytest.mark.parametrize("groups", [1, 3])
+def test_scales_move_with_their_rows(groups, device) -> None:
+    keys, scales = cache(2, groups, 24, torch.float32), cache(2, 2, groups, torch.float32)
+    parts = [keys.to(torch.float8_e4m3fn), keys.flip(1).to(torch.float8_e4m3fn), scales]
+    moved = [part.to(device, copy=True) for part in parts]
+    index = (torch.tensor([[9, 11, 14]]), torch.tensor([[9, 10, 11]]), torch.tensor([3]))
+    move.move_paths(tuple(moved), *(tensor.to(device) for tensor in index))
+    op.move_paths(tuple(parts), *index)
+    assert all(torch.equal(a.cpu().float(), b.float()) for a, b in zip(moved, parts, strict=True))
+    assert not torch.equal(scales[:, 14], scales[:, 9]) and torch.equal(moved[2].cpu()[:, 11], scales[:, 14])
+
+
 def test_a_random_permutation_of_64_rows(device) -> None:
     keys, values = torch.randn(1, 80, 1, 8), torch.randn(1, 80, 1, 8)
     generator = torch.Generator().manual_seed(3)

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from kvpaging.ops import as_bytes, dequantized
 from verifier.ops import norm as norm_op
 from verifier.ops import rope as rope_op
 from verifier.ops.kernels import norm, rotate
@@ -86,6 +87,34 @@ def test_rotation_and_store(heads, normed, dtype, device) -> None:
     assert torch.equal(ours[4].cpu(), plain[4]), "values are copied"
     untouched = [slot for slot in range(24) if slot not in case.slots.tolist()]
     assert (ours[3][untouched] == 7.0).all() and (ours[4][untouched] == 7.0).all()
+
+
+@pytest.mark.parametrize("stored", [torch.int8, torch.float8_e4m3fn], ids=str)
+@pytest.mark.parametrize("heads", [(4, 2, 64), (9, 3, 96), (8, 8, 128)], ids=str)
+def test_rows_are_quantised_on_the_way(heads, stored, dtype, device) -> None:
+    """Zeros, heads that are tiny, huge or no numbers among them; and no row notices another."""
+    case, (queries, groups, dim) = _Attention(device, dtype, *heads), heads
+    case.qkv[1] = 0.0
+    case.qkv[2] *= 3e-4
+    case.qkv[3] *= torch.tensor(2.0).pow(torch.arange(-12, 4).repeat(heads[2])[: heads[2]]).repeat(sum(heads[:2]) + groups)
+    case.qkv[4, -1] = torch.nan
+
+    def run(kernel, part: slice, where: torch.device) -> tuple[Tensor, ...]:
+        kept = [torch.full((24, groups, dim), 7.0, device=where).to(stored) for _ in range(2)]
+        scales = torch.full((24, 2, groups), 7.0, device=where)
+        qkv, cos, sin, slots = (each[part].to(where, copy=True) for each in (case.qkv, case.cos, case.sin, case.slots))
+        query = kernel(qkv, cos, sin, *kept, slots, eps=1e-6, scales=scales)
+        return query.cpu(), *(as_bytes(each).cpu() for each in kept), scales.cpu()
+
+    ours = run(rotate.rotate_and_store, slice(None), device)
+    wanted = run(rope_op.rotate_and_store, slice(None), torch.device("cpu"))
+    assert torch.equal(ours[2], wanted[2]) and torch.equal(ours[3][:, 1].nan_to_num(), wanted[3][:, 1].nan_to_num())
+    assert (ours[3][case.slots[4].cpu(), 1, -1]).isnan() and not ours[3][case.slots[3].cpu()].isnan().any()
+    wide = [dequantized(part[1].view(stored), part[3][:, 0]) for part in (ours, wanted)]
+    assert torch.allclose(*wide, rtol=0.13, atol=0.05), "next to a rounding border a number is the next one"
+    for row in range(ROWS):
+        alone, slot = run(rotate.rotate_and_store, slice(row, row + 1), device), case.slots[row].cpu()
+        assert all(torch.equal(a[slot].nan_to_num(), b[slot].nan_to_num()) for a, b in zip(alone[1:], ours[1:], strict=True))
 
 
 def test_a_row_is_rotated_and_stored_alike_alone_and_in_company(dtype, device) -> None:

@@ -26,11 +26,12 @@ from verifier.ops.kernels.key_blocks import (
     tile_sequence,
     tiles_of,
 )
+from verifier.ops.kernels.quantized_rows import as_stored
 from verifier.ops.tree_attention import PagedRows
 
 
 @triton.jit(do_not_specialize=INTEGERS)
-def chunk_rows(query, keys, values, out, tables, lengths, offsets, count, table_stride, first, scale,
+def chunk_rows(query, keys, values, scales, out, tables, lengths, offsets, count, table_stride, first, scale,
                GROUP: tl.constexpr, H: tl.constexpr, D: tl.constexpr, WIDE: tl.constexpr, C: tl.constexpr,
                PAGE: tl.constexpr, WINDOW: tl.constexpr, SEQUENCES: tl.constexpr, BLOCK: tl.constexpr,
                SPLIT: tl.constexpr, TILE: tl.constexpr):  # fmt: skip
@@ -59,8 +60,9 @@ def chunk_rows(query, keys, values, out, tables, lengths, offsets, count, table_
             visible = inside[None, :] & (positions[None, :] <= own[:, None])
             if WINDOW > 0:
                 visible = visible & (positions[None, :] > own[:, None] - WINDOW)
-            keyed = rows_at(keys, slots, head, inside, 0, H // GROUP, D, WIDE)
-            valued = rows_at(values, slots, head, inside, first_column, H // GROUP, D, C)
+            keyed = rows_at(keys, scales, slots, head, inside, 0, H // GROUP, D, WIDE, asked.dtype)
+            valued = rows_at(values, scales + H // GROUP, slots, head, inside, first_column, H // GROUP, D, C,
+                             asked.dtype)  # fmt: skip
             ragged = (WINDOW > 0) | (block * BLOCK + BLOCK > length + place * TILE // GROUP + 1)
             top, more, weighted = block_partial(asked, keyed, valued, visible, scale, ragged)
             split_largest, split_sums, split_mixed = fold(split_largest, split_sums, split_mixed, top, more, weighted)
@@ -79,6 +81,8 @@ def chunk_attention(
     scale: float,
     window: int | None = None,
     first: int = 0,
+    *,
+    scales: Tensor | None = None,
 ) -> Tensor:
     """As :func:`verifier.ops.tree_attention.tree_attention`, for rows without words."""
     out = torch.zeros_like(query)  # no program writes the padding rows
@@ -86,7 +90,7 @@ def chunk_attention(
     grid = (tiles_of(query, keys, rows), keys.shape[1], triton.cdiv(query.shape[2], tile["C"]))
     count, stride = rows.tables.shape
     chunk_rows[grid](
-        query, keys, values, out, rows.tables, rows.lengths, rows.offsets, count, stride, first,
+        query, *as_stored(keys, values, scales), out, rows.tables, rows.lengths, rows.offsets, count, stride, first,
         scale * LOG2_E, **shape, **tile, **OPTIONS,
     )  # fmt: skip
     return out

@@ -18,6 +18,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from verifier.ops.kernels.quantized_rows import widened
 from verifier.ops.tree_attention import PagedRows
 
 #: Keys of a block.
@@ -86,11 +87,19 @@ def slots_of(tables, sequence, table_stride, places, inside, PAGE: tl.constexpr)
 
 
 @triton.jit
-def rows_at(base, slots, head, inside, first_column, G: tl.constexpr, D: tl.constexpr, C: tl.constexpr):
-    """[B, C]: columns of one kv head's rows, zeros outside: a weight of zero does not stop NaN."""
+def rows_at(base, scales, slots, head, inside, first_column, G: tl.constexpr, D: tl.constexpr, C: tl.constexpr,
+            kind: tl.constexpr):  # fmt: skip
+    """[B, C] of ``kind``: columns of one kv head's rows, zeros outside: a weight of zero does not stop NaN.
+
+    scales: of quantised rows, those of the first slot's keys, or of its values.
+    """
     columns = first_column + tl.arange(0, C)
     where = slots[:, None] * (G * D) + head * D + columns[None, :]
-    return tl.load(base + where, mask=inside[:, None] & (columns < D)[None, :], other=0.0)
+    rows = tl.load(base + where, mask=inside[:, None] & (columns < D)[None, :], other=0)
+    if base.dtype.element_ty.primitive_bitwidth == 8:
+        own = tl.load(scales + slots * (2 * G) + head, mask=inside, other=0.0)
+        rows = (widened(rows) * own[:, None]).to(kind)
+    return rows
 
 
 @triton.jit

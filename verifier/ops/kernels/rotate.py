@@ -10,7 +10,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from kvpaging.ops import LARGEST
 from verifier.ops.kernels.norm import inverse_rms
+from verifier.ops.kernels.quantized_rows import as_stored, narrowed, scale_of
 
 _HEADS = 8
 
@@ -25,6 +27,7 @@ def rotate_and_store_rows(
     queries,
     keys,
     values,
+    scales,
     slots,
     eps,
     QUERIES: tl.constexpr,
@@ -34,8 +37,10 @@ def rotate_and_store_rows(
     BLOCK: tl.constexpr,
     HEADS: tl.constexpr,
     NORM: tl.constexpr,
+    LARGEST: tl.constexpr,
 ):
-    """The heads of one row, HEADS of them a program; HALF of a head in BLOCK columns."""
+    """The heads of one row, HEADS of them a program; HALF of a head in BLOCK columns. LARGEST: number of the type that
+    keys and values are quantised to; 0: of none."""
     row = tl.program_id(0).to(tl.int64)
     heads = (tl.program_id(1) * HEADS + tl.arange(0, HEADS))[:, None]
     columns = tl.arange(0, BLOCK)[None, :]
@@ -46,10 +51,11 @@ def rotate_and_store_rows(
     kind: tl.constexpr = low.dtype
     slot = tl.load(slots + row)
 
-    plain = slot * (GROUPS * DIM) + (heads - QUERIES - GROUPS) * DIM + columns
+    value = slot * (GROUPS * DIM) + (heads - QUERIES - GROUPS) * DIM + columns
     is_value = inside & (heads >= QUERIES + GROUPS)
-    tl.store(values + plain, low, is_value)
-    tl.store(values + plain + HALF, high, is_value)
+    if LARGEST == 0:
+        tl.store(values + value, low, is_value)
+        tl.store(values + value + HALF, high, is_value)
 
     wide_low, wide_high = low.to(tl.float32), high.to(tl.float32)
     whole = columns < HALF
@@ -78,6 +84,16 @@ def rotate_and_store_rows(
     is_query = inside & (heads < QUERIES)
     tl.store(queries + query, turned_low, is_query)
     tl.store(queries + query + HALF, turned_high, is_query)
+    if LARGEST > 0:
+        turned_low = tl.where(is_value, low, turned_low).to(tl.float32)
+        turned_high = tl.where(is_value, high, turned_high).to(tl.float32)
+        own = scale_of(turned_low, turned_high, LARGEST)
+        turned_low = narrowed(turned_low, own, keys.dtype.element_ty, LARGEST)
+        turned_high = narrowed(turned_high, own, keys.dtype.element_ty, LARGEST)
+        has = (heads >= QUERIES) & (heads < QUERIES + 2 * GROUPS)
+        tl.store(scales + slot * (2 * GROUPS) + heads - QUERIES, own[:, None], has)
+        tl.store(values + value, turned_low, is_value)
+        tl.store(values + value + HALF, turned_high, is_value)
     key = slot * (GROUPS * DIM) + (heads - QUERIES) * DIM + columns
     is_key = inside & (heads >= QUERIES) & (heads < QUERIES + GROUPS)
     tl.store(keys + key, turned_low, is_key)
@@ -94,6 +110,7 @@ def rotate_and_store(
     query_norm: Tensor | None = None,
     key_norm: Tensor | None = None,
     eps: float = 0.0,
+    scales: Tensor | None = None,
 ) -> Tensor:
     """As :func:`verifier.ops.rope.rotate_and_store`."""
     groups, dim = keys.shape[-2:]
@@ -110,8 +127,7 @@ def rotate_and_store(
             qkv if query_norm is None else query_norm,
             qkv if key_norm is None else key_norm,
             queries,
-            keys,
-            values,
+            *as_stored(keys, values, scales),
             slots,
             eps,
             QUERIES=count,
@@ -121,5 +137,6 @@ def rotate_and_store(
             BLOCK=triton.next_power_of_2(dim // 2),
             HEADS=_HEADS,
             NORM=query_norm is not None,
+            LARGEST=0.0 if scales is None else LARGEST[keys.dtype],
         )
     return queries

@@ -33,6 +33,7 @@ from verifier.ops.kernels.key_blocks import (
     tile_sequence,
     tiles_of,
 )
+from verifier.ops.kernels.quantized_rows import as_stored
 from verifier.ops.tree_attention import PagedRows
 
 #: Most nodes of a tree: bits of an ancestor word.
@@ -66,7 +67,7 @@ def _path_places(word, length, positions):
 
 
 @triton.jit
-def _committed(query, keys, values, tables, lengths, offsets, depths, stats, partials, tile, part, head, first_column,
+def _committed(query, keys, values, scales, tables, lengths, offsets, depths, stats, partials, tile, part, head, first_column,
                R, count, table_stride, whole_splits, first, scale, GROUP: tl.constexpr, H: tl.constexpr,
                D: tl.constexpr, WIDE: tl.constexpr, C: tl.constexpr, PAGE: tl.constexpr, WINDOW: tl.constexpr,
                SEQUENCES: tl.constexpr, BLOCK: tl.constexpr, SPLIT: tl.constexpr, TILE: tl.constexpr):  # fmt: skip
@@ -97,15 +98,16 @@ def _committed(query, keys, values, tables, lengths, offsets, depths, stats, par
         visible = inside[None, :]
         if WINDOW > 0:
             visible = visible & (positions[None, :] > own[:, None] - WINDOW)
-        keyed = rows_at(keys, slots, head, inside, 0, H // GROUP, D, WIDE)
-        valued = rows_at(values, slots, head, inside, first_column, H // GROUP, D, C)
+        keyed = rows_at(keys, scales, slots, head, inside, 0, H // GROUP, D, WIDE, asked.dtype)
+        valued = rows_at(values, scales + H // GROUP, slots, head, inside, first_column, H // GROUP, D, C,
+                         asked.dtype)  # fmt: skip
         top, more, weighted = block_partial(asked, keyed, valued, visible, scale, WINDOW > 0)
         largest, sums, mixed = fold(largest, sums, mixed, top, more, weighted)
     _keep(stats, partials, part, rows, heads, live, largest, sums, mixed, first_column, R, H, D, C)
 
 
 @triton.jit
-def _tail(query, keys, values, tables, lengths, offsets, words, depths, stats, partials, row, tail, head, first_column,
+def _tail(query, keys, values, scales, tables, lengths, offsets, words, depths, stats, partials, row, tail, head, first_column,
           R, count, table_stride, whole_splits, first, scale, GROUP: tl.constexpr, H: tl.constexpr,
           D: tl.constexpr, WIDE: tl.constexpr, C: tl.constexpr, PAGE: tl.constexpr, WINDOW: tl.constexpr,
           SEQUENCES: tl.constexpr, BLOCK: tl.constexpr, SPLIT: tl.constexpr, TILE: tl.constexpr):  # fmt: skip
@@ -127,8 +129,9 @@ def _tail(query, keys, values, tables, lengths, offsets, words, depths, stats, p
     stacked = tl.arange(0, TILE)
     rows, heads, live = row + stacked * 0, head * GROUP + stacked, stacked < GROUP
     asked = load_queries(query, rows, heads, live, H, D, WIDE)
-    keyed = rows_at(keys, slots, head, inside, 0, H // GROUP, D, WIDE)
-    valued = rows_at(values, slots, head, inside, first_column, H // GROUP, D, C)
+    keyed = rows_at(keys, scales, slots, head, inside, 0, H // GROUP, D, WIDE, asked.dtype)
+    valued = rows_at(values, scales + H // GROUP, slots, head, inside, first_column, H // GROUP, D, C,
+                     asked.dtype)  # fmt: skip
     largest, sums, mixed = block_partial(asked, keyed, valued, inside[None, :], scale, False)
     folded = tl.minimum(length // (BLOCK * SPLIT), whole_splits) * SPLIT
     _keep(stats, partials, whole_splits + block - folded, rows, heads, live, largest, sums, mixed, first_column, R, H,
@@ -136,7 +139,7 @@ def _tail(query, keys, values, tables, lengths, offsets, words, depths, stats, p
 
 
 @triton.jit(do_not_specialize=INTEGERS)
-def tree_partials(query, keys, values, tables, lengths, offsets, words, depths, stats, partials, R, count, table_stride,
+def tree_partials(query, keys, values, scales, tables, lengths, offsets, words, depths, stats, partials, R, count, table_stride,
                   tiles, parts, whole_splits, first, scale, GROUP: tl.constexpr, H: tl.constexpr,
                   D: tl.constexpr, WIDE: tl.constexpr, C: tl.constexpr, PAGE: tl.constexpr, WINDOW: tl.constexpr,
                   SEQUENCES: tl.constexpr, BLOCK: tl.constexpr, SPLIT: tl.constexpr, TILE: tl.constexpr,
@@ -144,12 +147,12 @@ def tree_partials(query, keys, values, tables, lengths, offsets, words, depths, 
     """Grid (tiles * parts + R * TAILS, G, D / C): committed parts of the tiles first, then the rows' tails."""
     program, head, first_column = tl.program_id(0), tl.program_id(1), tl.program_id(2) * C
     if program < tiles * parts:
-        _committed(query, keys, values, tables, lengths, offsets, depths, stats, partials, program % tiles,
+        _committed(query, keys, values, scales, tables, lengths, offsets, depths, stats, partials, program % tiles,
                    program // tiles, head, first_column, R, count, table_stride, whole_splits, first,
                    scale, GROUP, H, D, WIDE, C, PAGE, WINDOW, SEQUENCES, BLOCK, SPLIT, TILE)  # fmt: skip
     else:
         own = program - tiles * parts
-        _tail(query, keys, values, tables, lengths, offsets, words, depths, stats, partials, own // TAILS, own % TAILS,
+        _tail(query, keys, values, scales, tables, lengths, offsets, words, depths, stats, partials, own // TAILS, own % TAILS,
               head, first_column, R, count, table_stride, whole_splits, first, scale, GROUP, H, D, WIDE, C,
               PAGE, WINDOW, SEQUENCES, BLOCK, SPLIT, TILE)  # fmt: skip
 
@@ -219,6 +222,8 @@ def tree_attention(
     window: int | None = None,
     first: int = 0,
     whole_splits: bool | None = None,
+    *,
+    scales: Tensor | None = None,
 ) -> Tensor:
     """As :func:`verifier.ops.tree_attention.tree_attention`, for rows with words.
 
@@ -238,7 +243,7 @@ def tree_attention(
     out = torch.empty_like(query)
     grid = (tiles * parts + total * TAILS, keys.shape[1], triton.cdiv(width, tile["C"]))
     tree_partials[grid](
-        query, keys, values, rows.tables, rows.lengths, rows.offsets, rows.words, rows.depths, stats, partials, total,
+        query, *as_stored(keys, values, scales), rows.tables, rows.lengths, rows.offsets, rows.words, rows.depths, stats, partials, total,
         count, stride, tiles, parts, whole, first, scale * LOG2_E, **shape, **tile, TAILS=TAILS,
         **OPTIONS,
     )  # fmt: skip

@@ -27,7 +27,9 @@ class Conversions(Instructions):
             return self.bits(self._word(value) << 16, self.like(value, F32))
         if element(value.type) is I8:
             return self.as_float(self.integer(value, I32))
-        if element(value.type) is E4M3:  # its exponents begin 120 lower: a product moves them, and makes denormals normal
+        if (
+            element(value.type) is E4M3
+        ):  # its exponents begin 120 lower: a product moves them, and makes denormals normal
             word = (self.integer(value, I32) << 20) & -0x78100000  # the sign and seven bits
             return self.bits(word, self.like(value, F32)) * 2.0**120
         if self.processor.converts_fp16:

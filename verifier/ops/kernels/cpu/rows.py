@@ -155,9 +155,7 @@ def _rotation(
     return k
 
 
-def _quantized(
-    k: Kernel, source: Value, target: Value, scale: Value, shape: tuple[int, object, torch.dtype]
-) -> None:
+def _quantized(k: Kernel, source: Value, target: Value, scale: Value, shape: tuple[int, object, torch.dtype]) -> None:
     """A head as :func:`kvpaging.ops.quantized` has it."""
     dim, of, stored = shape
     kept, largest = OF_TORCH[stored], LARGEST[stored]
