@@ -52,7 +52,7 @@ class Options:
     """What all engines of one benchmark share. threads None leaves the choice to the engine.
 
     draft, medusa, eagle3: directories. prefix_cache: whether prompts that start alike are
-    computed once; rounds mostly repeat them. quantize: of the target.
+    computed once; rounds mostly repeat them. quantize, kv_dtype: of the target.
     """
 
     target: str
@@ -64,11 +64,12 @@ class Options:
     eagle3: str | None = None
     prefix_cache: bool = False
     quantize: str | None = None
+    kv_dtype: str = "auto"
 
     @classmethod
-    def of(cls, args: argparse.Namespace, quantize: str | None = None) -> Self:
+    def of(cls, args: argparse.Namespace) -> Self:
         """From the flags that ``add_arguments`` adds."""
-        own = {"medusa": args.medusa, "eagle3": args.eagle3, "quantize": quantize}
+        own = {"medusa": args.medusa, "eagle3": args.eagle3}
         return cls(args.target, args.draft, args.dtype, args.threads, **own)
 
     def has(self, mode: str) -> bool:
@@ -156,6 +157,7 @@ def engine_config(mode: str, options: Options) -> EngineConfig:
         max_seqs=1,
         prefix_cache=options.prefix_cache,
         quantize=options.quantize,  # type: ignore[arg-type]
+        kv_dtype=options.kv_dtype,  # type: ignore[arg-type]
     )
     if "," in size:
         return msgspec.structs.replace(config, draft_tree=size)

@@ -85,20 +85,20 @@ class LinearsAlone:
 
 
 class BareForward:
-    """The target's forward over a chain of some rows past ``CONTEXT`` committed tokens. Commits nothing, so that every
-    call is the same; ``close`` gives the pages back.
+    """The target's forward over a chain of some rows past so many committed tokens. Commits nothing, so that every call
+    is the same; ``close`` gives the pages back.
     """
 
-    def __init__(self, engine: Engine, rows: int) -> None:
+    def __init__(self, engine: Engine, rows: int, context: int = CONTEXT) -> None:
         self.verifier = target_of(engine)
         self.table = PageTable(engine.pool)
-        self.table.reserve(CONTEXT + rows)
+        self.table.reserve(context + rows)
         generator = torch.Generator().manual_seed(0)
-        tokens = torch.randint(5, min(4096, self.verifier.vocab_size), (CONTEXT + rows,), generator=generator)
-        self.verifier.run([Rows(self.table, tokens[:CONTEXT], 0, wanted="none")])
-        self.table.commit(CONTEXT)
+        tokens = torch.randint(5, min(4096, self.verifier.vocab_size), (context + rows,), generator=generator)
+        self.verifier.run([Rows(self.table, tokens[:context], 0, wanted="none")])
+        self.table.commit(context)
         self.verifier.committed(self.table)
-        self.rows = [Rows(self.table, tokens[CONTEXT:], CONTEXT)]
+        self.rows = [Rows(self.table, tokens[context:], context)]
 
     def __call__(self) -> None:
         """One pass."""
