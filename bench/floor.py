@@ -25,6 +25,7 @@ from bench import record
 from bench.drive import Options, add_arguments, build, request, run, target_of, torchs_threads
 from bench.stats import Spread, paired_ratio, spread
 from kvpaging import PageTable
+from kvpaging.ops import store_rows
 from spec.engine import Engine
 from spec.protocols import Rows
 from spec.sampling import SamplingParams
@@ -85,20 +86,26 @@ class LinearsAlone:
 
 
 class BareForward:
-    """The target's forward over a chain of some rows past so many committed tokens. Commits nothing, so that every call
-    is the same; ``close`` gives the pages back.
+    """The target's forward over a chain of some rows past so many committed tokens, whose keys and values are random:
+    a prompt of thousands would take minutes. Commits nothing, so that every call is the same; ``close`` gives the pages
+    back.
     """
 
     def __init__(self, engine: Engine, rows: int, context: int = CONTEXT) -> None:
         self.verifier = target_of(engine)
         self.table = PageTable(engine.pool)
         self.table.reserve(context + rows)
-        generator = torch.Generator().manual_seed(0)
-        tokens = torch.randint(5, min(4096, self.verifier.vocab_size), (context + rows,), generator=generator)
-        self.verifier.run([Rows(self.table, tokens[:context], 0, wanted="none")])
+        self._fill(self.table.slots(0, context))
         self.table.commit(context)
         self.verifier.committed(self.table)
-        self.rows = [Rows(self.table, tokens[context:], context)]
+        self.rows = [Rows(self.table, torch.arange(5, 5 + rows), context)]
+
+    def _fill(self, slots: Tensor) -> None:
+        store = self.verifier.store
+        for index in range(len(store.keys)):
+            keys, values, scales = store.layer(index)
+            rows = torch.randn(2, len(slots), *keys.shape[1:]).to(self.verifier.decoder.dtype)
+            store_rows(keys, values, slots, *rows, scales)
 
     def __call__(self) -> None:
         """One pass."""
