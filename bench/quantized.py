@@ -49,7 +49,11 @@ def report(engines: dict[str, Engine], rows: list[int], repeats: int, context: i
             gain = paired_ratio({"": list(zip(times[first], each, strict=True))}).ratio
             lines.append([count, name, spent, gain, size[first] / size[name]])
             found[f"{count} {name}"] = {"ms": spent, "gain": gain}
-    record.table(f"passes of plain decoding behind {context} tokens", ["rows", "kept as", "ms", "times as fast", "times fewer bytes"], lines)
+    record.table(
+        f"passes of plain decoding behind {context} tokens",
+        ["rows", "kept as", "ms", "times as fast", "times fewer bytes"],
+        lines,
+    )
     return {"bytes": size, "passes": found}
 
 

@@ -1,0 +1,94 @@
+"""What quantising costs in quality: ``python -m bench.quality [--target DIR] [--tokens 200]``.
+
+The target in fp32 draws texts at temperature 1 behind the prompts of ``bench/prompts.jsonl``. Each way to keep weights and
+KV then reads the same texts: their loss, how often its most likely token is that of fp32, and its KL divergence from it.
+Rows read the KV that is stored, so a text in one pass has the logits that it has token by token.
+"""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bench import record
+from bench.drive import Options, add_arguments, build, request, run, target_of
+from bench.prompts import Encoder, load
+from kvpaging import PageTable
+from spec.engine import Engine
+from spec.protocols import Rows
+from spec.sampling import SamplingParams
+
+#: How weights and KV are kept, as :class:`~bench.drive.Options` says it.
+WAYS: dict[str, dict[str, Any]] = {
+    "bfloat16": {"dtype": "bfloat16"},
+    "KV int8": {"dtype": "bfloat16", "kv_dtype": "int8"},
+    "KV fp8": {"dtype": "bfloat16", "kv_dtype": "fp8"},
+    "weights int8": {"dtype": "bfloat16", "quantize": "int8"},
+    "weights and KV int8": {"dtype": "bfloat16", "quantize": "int8", "kv_dtype": "int8"},
+    "weights int4": {"dtype": "bfloat16", "quantize": "int4"},
+}
+#: Of a text: its tokens, and how many of them are the prompt.
+Text = tuple[list[int], int]
+
+
+def drawn(engine: Engine, prompts: list[list[int]], tokens: int) -> list[Text]:
+    """Prompts and what the engine writes behind them."""
+    params = (SamplingParams(temperature=1.0, seed=n, max_tokens=tokens, ignore_eos=True) for n in range(len(prompts)))
+    return [
+        (prompt + run(engine, request(prompt, each)).tokens, len(prompt))
+        for prompt, each in zip(prompts, params, strict=True)
+    ]
+
+
+def chances(engine: Engine, texts: list[Text]) -> Tensor:
+    """fp32[N, V]: log chances before each token behind the prompts."""
+    verifier, found = target_of(engine), []
+    for tokens, first in texts:
+        table = PageTable(engine.pool)
+        table.reserve(len(tokens))
+        logits = verifier.run([Rows(table, torch.tensor(tokens), 0)]).of(0)
+        found.append(logits[first - 1 : -1].log_softmax(dim=-1))
+        table.release()
+    return torch.cat(found)
+
+
+def report(options: Options, prompts: list[list[int]], tokens: int) -> dict[str, Any]:
+    """Draw, read, print the table, return the record."""
+    engine = build("none", replace(options, dtype="float32"))
+    texts = drawn(engine, prompts, tokens)
+    wanted, ids = chances(engine, texts), torch.tensor([token for text, first in texts for token in text[first:]])
+    found = {"float32": {"loss": _loss(wanted, ids)}}
+    for name, way in WAYS.items():
+        mine = chances(build("none", replace(options, **way)), texts)
+        agree = (mine.argmax(dim=-1) == wanted.argmax(dim=-1)).double().mean().item()
+        apart = (wanted.exp() * (wanted - mine)).sum(dim=-1).double().mean().item()
+        found[name] = {"loss": _loss(mine, ids), "same_top": agree, "kl": apart}
+    lines = [[name, *(f"{value:.5f}" for value in each.values())] for name, each in found.items()]
+    heads = ["kept as", "loss", "same most likely token", "KL from fp32"]
+    record.table(
+        f"{len(ids):,} tokens of {len(texts)} texts", heads, [[*line, *[""] * (4 - len(line))] for line in lines]
+    )
+    return {"tokens": len(ids), "ways": found}
+
+
+def _loss(chances: Tensor, ids: Tensor) -> float:
+    return -chances.gather(1, ids[:, None]).double().mean().item()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m bench.quality", description="What quantising costs in quality.")
+    add_arguments(parser)
+    parser.add_argument("--tokens", type=int, default=200, help="tokens of each text behind its prompt")
+    args = parser.parse_args()
+    options = Options.of(args)
+    encode = Encoder(options.tokenizer)
+    found = report(options, [encode(prompt) for prompt in load()], args.tokens)
+    record.finish("quality", {"target": args.target, **found}, not args.no_save)
+
+
+if __name__ == "__main__":
+    main()
