@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from kvpaging.ops import as_bytes
 from tests.verifier.reading import threads
 from verifier.ops.eager import references
 from verifier.ops.norm import add_rms_norm, rms_norm
@@ -15,6 +16,10 @@ from verifier.ops.rope import rotate_and_store
 
 DTYPES = [torch.float32, torch.bfloat16]
 ROWS = 70
+
+
+#: What keys and values can be quantised to.
+STORED = [torch.int8, torch.float8_e4m3fn]
 
 
 def noise(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -82,3 +87,31 @@ def test_rotation(processor, heads, dtype, normed, count) -> None:
             torch.testing.assert_close(mine, its, rtol=4 * torch.finfo(dtype).eps, atol=4 * torch.finfo(dtype).eps)
         for row in range(0, ROWS, 9):
             assert all(torch.equal(a[0], b[row]) for a, b in zip(turned(slice(row, row + 1)), found, strict=True))
+
+
+@pytest.mark.parametrize("stored", STORED, ids=str)
+@pytest.mark.parametrize("dtype", [*DTYPES, torch.float16], ids=str)
+@pytest.mark.parametrize("heads", [(4, 2, 64), (9, 3, 16), (3, 1, 24)], ids=str)
+def test_keys_and_values_are_quantised_as_the_reference_says(processor, heads, dtype, stored) -> None:
+    """Bit by bit: zeros, tiny and huge heads, wide ones, and such that hold no numbers, too; and each row as if alone."""
+    queries, groups, dim = heads
+    qkv, angle = noise(ROWS, (queries + 2 * groups) * dim, dtype=dtype), noise(ROWS, 1, dim // 2)
+    qkv[1] = 0.0
+    qkv[2] *= 1e-6
+    qkv[3] *= 1e3
+    qkv[4] *= (4 * noise(qkv.shape[1])).exp().to(dtype)
+    qkv[5, -1], qkv[6, queries * dim] = torch.nan, torch.inf
+    cos, sin = (torch.cat(part, dim=-1).to(dtype) for part in ((angle.cos(),) * 2, (-angle.sin(), angle.sin())))
+    slots = torch.randperm(2 * ROWS)[:ROWS]
+
+    def kept(part: slice) -> list[Tensor]:
+        store = [torch.zeros(2 * ROWS, groups, dim, dtype=stored) for _ in range(2)]
+        scales = torch.zeros(2 * ROWS, 2, groups)
+        rotate_and_store(qkv[part], cos[part], sin[part], *store, slots[part], scales=scales)
+        return [each[slots[part]] for each in (*map(as_bytes, store), scales.view(torch.int32) & 0x7FFFFFFF)]
+
+    found = kept(slice(None))
+    with references():
+        assert all(torch.equal(mine, its) for mine, its in zip(found, kept(slice(None)), strict=True))
+    for row in range(8):
+        assert all(torch.equal(a[0], b[row]) for a, b in zip(kept(slice(row, row + 1)), found, strict=True))
