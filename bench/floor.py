@@ -105,7 +105,7 @@ class BareForward:
         for index in range(len(store.keys)):
             keys, values, scales = store.layer(index)
             rows = torch.randn(2, len(slots), *keys.shape[1:]).to(self.verifier.decoder.dtype)
-            store_rows(keys, values, slots, *rows, scales)
+            store_rows(keys, values, slots, rows[0], rows[1], scales)
 
     def __call__(self) -> None:
         """One pass."""

@@ -1,8 +1,8 @@
 """What quantising costs in quality: ``python -m bench.quality [--target DIR] [--tokens 200]``.
 
-The target in fp32 draws texts at temperature 1 behind the prompts of ``bench/prompts.jsonl``. Each way to keep weights and
-KV then reads the same texts: their loss, how often its most likely token is that of fp32, and its KL divergence from it.
-Rows read the KV that is stored, so a text in one pass has the logits that it has token by token.
+The target in fp32 draws texts at temperature 1 behind the prompts of ``bench/prompts.jsonl``. Each way to keep weights
+and KV then reads the same texts: their loss, how often its most likely token is that of fp32, and its KL divergence
+from it. Rows read the KV that is stored, so a text in one pass has the logits that it has token by token.
 """
 
 from __future__ import annotations

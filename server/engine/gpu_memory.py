@@ -174,6 +174,8 @@ def _remedies(case: _Case, room: _Room) -> Iterator[str]:
             yield f"--dtype {half.dtype}"
         elif shorter := _shorter(half):
             yield f"--dtype {half.dtype} {shorter}"
+    if case.config.kv_dtype == "auto" and case.changed(kv_dtype="int8").fits:
+        yield "--kv-dtype int8"
     if case.config.graphs and case.changed(graphs=False).fits:
         yield "--no-graphs"
     if case.drafters and replace(case, drafters=()).fits:

@@ -17,7 +17,6 @@ from verifier.model.decoder import Decoder
 from verifier.model.weights import load
 from verifier.paged_model import PagedModel
 
-
 #: What ``--kv-dtype`` names.
 KV_DTYPES = {"int8": torch.int8, "fp8": torch.float8_e4m3fn}
 

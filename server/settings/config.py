@@ -114,8 +114,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     kv_dtype: Annotated[
         KVDtype,
         _about(
-            "the target's KV cache: int8 or fp8 (e4m3) hold about twice as many tokens in the same memory, with a scale "
-            "for each token and head; auto is --dtype",
+            "the target's KV cache: int8 or fp8 (e4m3), with a scale for each token and head, hold about twice as many "
+            "tokens in the same memory; auto is --dtype",
             "models",
         ),
     ] = "auto"

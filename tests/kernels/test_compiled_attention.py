@@ -18,8 +18,8 @@ from verifier.ops.tree_attention import PagedRows
 
 @dataclass(frozen=True)
 class Variant:
-    """What the kernels are compiled for anew. group: query heads of a kv head. sequences: of the batch. stored: what keys
-    and values are quantised to.
+    """What the kernels are compiled for anew. group: query heads of a kv head. sequences: of the batch. stored: what
+    keys and values are quantised to.
     """
 
     width: int
@@ -53,7 +53,11 @@ class Variant:
         scales = torch.empty(64 * self.page_size, 2, 8, device="meta") if self.stored else None
         names = ("tree_partials", "tree_merge")
         made = compile_launches(
-            tree_attention, names, lambda: tree_attention.tree_attention(*tree, self.window, scales=scales), folder, capability
+            tree_attention,
+            names,
+            lambda: tree_attention.tree_attention(*tree, self.window, scales=scales),
+            folder,
+            capability,
         )
         return made | compile_launches(
             chunk_attention,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +37,7 @@ class Pair:
     draft_directory: Path
     target: Decoder
     draft: Decoder
-    kv: torch.dtype | None = None
+    kv: torch.dtype | None = field(default=None, kw_only=True)
 
     @property
     def vocab_size(self) -> int:

@@ -27,6 +27,7 @@ from verifier.ops.kernels.cpu.asm import Kernel, Variable
 from verifier.ops.kernels.cpu.launch import Compiled
 from verifier.ops.kernels.cpu.types import F32, I64
 from verifier.ops.kernels.cpu.values import Value
+from verifier.ops.move import move_paths
 from verifier.paged_rows import WrittenRows
 
 
@@ -162,8 +163,7 @@ def _largest_scales() -> Kernel:
 
 def scales_left_behind(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows move down without their scales."""
-    move = settle.move_paths
-    monkeypatch.setattr(settle, "move_paths", lambda parts, *rows: move(parts[:2], *rows))
+    monkeypatch.setattr(settle, "move_paths", lambda parts, *rows: move_paths(parts[:2], *rows))
 
 
 def penalties_of_the_root(monkeypatch: pytest.MonkeyPatch) -> None:

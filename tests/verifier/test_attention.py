@@ -61,7 +61,7 @@ class Bench:
 
     def attend(self, rows: Rows, query: Tensor) -> Tensor:
         static = StaticRows.of([rows], query.device)
-        return attended(query, self.store.keys[0], self.store.values[0], static, SCALE, self.window)
+        return attended(query, self.store.layer(0), static, SCALE, self.window)
 
     def row_alone(self, keys: Tensor, values: Tensor, query: Tensor) -> Tensor:
         """One query at the end of contiguous text that is committed but for its own key."""

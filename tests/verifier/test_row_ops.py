@@ -93,7 +93,7 @@ def test_rotation(processor, heads, dtype, normed, count) -> None:
 @pytest.mark.parametrize("dtype", [*DTYPES, torch.float16], ids=str)
 @pytest.mark.parametrize("heads", [(4, 2, 64), (9, 3, 16), (3, 1, 24)], ids=str)
 def test_keys_and_values_are_quantised_as_the_reference_says(processor, heads, dtype, stored) -> None:
-    """Bit by bit: zeros, tiny and huge heads, wide ones, and such that hold no numbers, too; and each row as if alone."""
+    """Bit by bit: zeros, tiny, huge and wide heads, and such that hold no numbers, too; and each row as if alone."""
     queries, groups, dim = heads
     qkv, angle = noise(ROWS, (queries + 2 * groups) * dim, dtype=dtype), noise(ROWS, 1, dim // 2)
     qkv[1] = 0.0
@@ -105,10 +105,11 @@ def test_keys_and_values_are_quantised_as_the_reference_says(processor, heads, d
     slots = torch.randperm(2 * ROWS)[:ROWS]
 
     def kept(part: slice) -> list[Tensor]:
-        store = [torch.zeros(2 * ROWS, groups, dim, dtype=stored) for _ in range(2)]
+        keys, values = (torch.zeros(2 * ROWS, groups, dim, dtype=stored) for _ in range(2))
         scales = torch.zeros(2 * ROWS, 2, groups)
-        rotate_and_store(qkv[part], cos[part], sin[part], *store, slots[part], scales=scales)
-        return [each[slots[part]] for each in (*map(as_bytes, store), scales.view(torch.int32) & 0x7FFFFFFF)]
+        rotate_and_store(qkv[part], cos[part], sin[part], keys, values, slots[part], scales=scales)
+        sizes = scales.view(torch.int32) & 0x7FFFFFFF  # NaN has a sign
+        return [each[slots[part]] for each in (as_bytes(keys), as_bytes(values), sizes)]
 
     found = kept(slice(None))
     with references():

@@ -93,10 +93,10 @@ def test_rotation_and_store(heads, normed, dtype, device) -> None:
 @pytest.mark.parametrize("heads", [(4, 2, 64), (9, 3, 96), (8, 8, 128)], ids=str)
 def test_rows_are_quantised_on_the_way(heads, stored, dtype, device) -> None:
     """Zeros, heads that are tiny, huge or no numbers among them; and no row notices another."""
-    case, (queries, groups, dim) = _Attention(device, dtype, *heads), heads
+    case, (_, groups, dim) = _Attention(device, dtype, *heads), heads
     case.qkv[1] = 0.0
     case.qkv[2] *= 3e-4
-    case.qkv[3] *= torch.tensor(2.0).pow(torch.arange(-12, 4).repeat(heads[2])[: heads[2]]).repeat(sum(heads[:2]) + groups)
+    case.qkv[3] *= torch.tensor(2.0).pow(torch.arange(-12, 4).repeat(dim)[:dim]).repeat(sum(heads[:2]) + groups)
     case.qkv[4, -1] = torch.nan
 
     def run(kernel, part: slice, where: torch.device) -> tuple[Tensor, ...]:
@@ -111,10 +111,12 @@ def test_rows_are_quantised_on_the_way(heads, stored, dtype, device) -> None:
     assert torch.equal(ours[2], wanted[2]) and torch.equal(ours[3][:, 1].nan_to_num(), wanted[3][:, 1].nan_to_num())
     assert (ours[3][case.slots[4].cpu(), 1, -1]).isnan() and not ours[3][case.slots[3].cpu()].isnan().any()
     wide = [dequantized(part[1].view(stored), part[3][:, 0]) for part in (ours, wanted)]
-    assert torch.allclose(*wide, rtol=0.13, atol=0.05), "next to a rounding border a number is the next one"
+    assert torch.allclose(wide[0], wide[1], rtol=0.13, atol=0.05), "next to a rounding border a number is the next one"
     for row in range(ROWS):
         alone, slot = run(rotate.rotate_and_store, slice(row, row + 1), device), case.slots[row].cpu()
-        assert all(torch.equal(a[slot].nan_to_num(), b[slot].nan_to_num()) for a, b in zip(alone[1:], ours[1:], strict=True))
+        assert all(
+            torch.equal(a[slot].nan_to_num(), b[slot].nan_to_num()) for a, b in zip(alone[1:], ours[1:], strict=True)
+        )
 
 
 def test_a_row_is_rotated_and_stored_alike_alone_and_in_company(dtype, device) -> None:

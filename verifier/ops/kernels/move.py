@@ -54,7 +54,7 @@ def move_columns(
 
 
 def move_paths(parts: tuple[Tensor, ...], sources: Tensor, destinations: Tensor, lengths: Tensor) -> None:
-    """As :func:`verifier.ops.move.move_paths`. One launch for keys and values, one for their scales if there are any."""
+    """As :func:`verifier.ops.move.move_paths`. A launch for keys and values, one for their scales if there are any."""
     for first in range(0, len(parts), 2):
         pair = parts[first : first + 2]
         _move(pair[0], pair[1] if len(pair) > 1 else pair[0][..., :0].contiguous(), sources, destinations, lengths)

@@ -67,8 +67,8 @@ def _path_places(word, length, positions):
 
 
 @triton.jit
-def _committed(query, keys, values, scales, tables, lengths, offsets, depths, stats, partials, tile, part, head, first_column,
-               R, count, table_stride, whole_splits, first, scale, GROUP: tl.constexpr, H: tl.constexpr,
+def _committed(query, keys, values, scales, tables, lengths, offsets, depths, stats, partials, tile, part, head,
+               first_column, R, count, table_stride, whole_splits, first, scale, GROUP: tl.constexpr, H: tl.constexpr,
                D: tl.constexpr, WIDE: tl.constexpr, C: tl.constexpr, PAGE: tl.constexpr, WINDOW: tl.constexpr,
                SEQUENCES: tl.constexpr, BLOCK: tl.constexpr, SPLIT: tl.constexpr, TILE: tl.constexpr):  # fmt: skip
     """Partials of committed blocks: a whole split for ``part < whole_splits``, one block for each part behind."""
@@ -107,8 +107,8 @@ def _committed(query, keys, values, scales, tables, lengths, offsets, depths, st
 
 
 @triton.jit
-def _tail(query, keys, values, scales, tables, lengths, offsets, words, depths, stats, partials, row, tail, head, first_column,
-          R, count, table_stride, whole_splits, first, scale, GROUP: tl.constexpr, H: tl.constexpr,
+def _tail(query, keys, values, scales, tables, lengths, offsets, words, depths, stats, partials, row, tail, head,
+          first_column, R, count, table_stride, whole_splits, first, scale, GROUP: tl.constexpr, H: tl.constexpr,
           D: tl.constexpr, WIDE: tl.constexpr, C: tl.constexpr, PAGE: tl.constexpr, WINDOW: tl.constexpr,
           SEQUENCES: tl.constexpr, BLOCK: tl.constexpr, SPLIT: tl.constexpr, TILE: tl.constexpr):  # fmt: skip
     """The partial of one block that touches uncommitted positions: one row over its own keys, in path order."""
@@ -139,8 +139,8 @@ def _tail(query, keys, values, scales, tables, lengths, offsets, words, depths, 
 
 
 @triton.jit(do_not_specialize=INTEGERS)
-def tree_partials(query, keys, values, scales, tables, lengths, offsets, words, depths, stats, partials, R, count, table_stride,
-                  tiles, parts, whole_splits, first, scale, GROUP: tl.constexpr, H: tl.constexpr,
+def tree_partials(query, keys, values, scales, tables, lengths, offsets, words, depths, stats, partials, R, count,
+                  table_stride, tiles, parts, whole_splits, first, scale, GROUP: tl.constexpr, H: tl.constexpr,
                   D: tl.constexpr, WIDE: tl.constexpr, C: tl.constexpr, PAGE: tl.constexpr, WINDOW: tl.constexpr,
                   SEQUENCES: tl.constexpr, BLOCK: tl.constexpr, SPLIT: tl.constexpr, TILE: tl.constexpr,
                   TAILS: tl.constexpr):  # fmt: skip
@@ -152,8 +152,8 @@ def tree_partials(query, keys, values, scales, tables, lengths, offsets, words, 
                    scale, GROUP, H, D, WIDE, C, PAGE, WINDOW, SEQUENCES, BLOCK, SPLIT, TILE)  # fmt: skip
     else:
         own = program - tiles * parts
-        _tail(query, keys, values, scales, tables, lengths, offsets, words, depths, stats, partials, own // TAILS, own % TAILS,
-              head, first_column, R, count, table_stride, whole_splits, first, scale, GROUP, H, D, WIDE, C,
+        _tail(query, keys, values, scales, tables, lengths, offsets, words, depths, stats, partials, own // TAILS,
+              own % TAILS, head, first_column, R, count, table_stride, whole_splits, first, scale, GROUP, H, D, WIDE, C,
               PAGE, WINDOW, SEQUENCES, BLOCK, SPLIT, TILE)  # fmt: skip
 
 
@@ -243,8 +243,8 @@ def tree_attention(
     out = torch.empty_like(query)
     grid = (tiles * parts + total * TAILS, keys.shape[1], triton.cdiv(width, tile["C"]))
     tree_partials[grid](
-        query, *as_stored(keys, values, scales), rows.tables, rows.lengths, rows.offsets, rows.words, rows.depths, stats, partials, total,
-        count, stride, tiles, parts, whole, first, scale * LOG2_E, **shape, **tile, TAILS=TAILS,
+        query, *as_stored(keys, values, scales), rows.tables, rows.lengths, rows.offsets, rows.words, rows.depths,
+        stats, partials, total, count, stride, tiles, parts, whole, first, scale * LOG2_E, **shape, **tile, TAILS=TAILS,
         **OPTIONS,
     )  # fmt: skip
     tree_merge[(total, heads)](

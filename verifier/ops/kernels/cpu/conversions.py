@@ -37,7 +37,7 @@ class Conversions(Instructions):
         return self._widened_fp16(self._word(value))
 
     def narrowed(self, value: Value, of: ir.Type) -> Value:
-        """fp32 as another type, to the nearest, ties to even; as one of 8 bits what is not beyond its largest number."""
+        """fp32 as another type, to the nearest, ties to even; of 8 bits: what is not beyond their largest number."""
         if of is F32:
             return value
         if of is I8:
