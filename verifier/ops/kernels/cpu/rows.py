@@ -117,21 +117,16 @@ def _rotation(
     eps: float | None,
 ) -> Kernel:
     """Arguments: qkv, cosines, sines, keys, values, slots, norms of queries and of keys, query, count, scales."""
-    k, of, kept = Kernel("rotate_and_store"), OF_TORCH[dtype], OF_TORCH[stored]
+    k, of, kept, angle = Kernel("rotate_and_store"), OF_TORCH[dtype], OF_TORCH[stored], OF_TORCH[turned]
     qkv, cos, sin, keys, values, slots, query_norm, key_norm, query = (k.pointer(index) for index in range(9))
-    scales, quantizes = k.pointer(10), stored in LARGEST
-    room, turned_key, each = k.array(of, dim), k.array(of, dim), heads + 2 * groups
+    scales, room, apart, each = k.pointer(10), k.array(of, dim), k.array(of, dim), heads + 2 * groups
     with k.share(k.counted(9) * each) as unit:
         row, head = unit // each, unit % each
         source = k.at(qkv, unit * dim, of)
         slot = k.load(slots, I64, row) * groups
+        scale = k.at(scales, slot * 2 + (head - heads), F32)
         with k.when(head >= heads + groups):
-            group = head - (heads + groups)
-            target = k.at(values, (slot + group) * dim, kept)
-            if quantizes:
-                _quantized(k, source, target, k.at(scales, slot * 2 + groups + group, F32), (dim, of, stored))
-            else:
-                k.across(dim, lambda index, lanes: k.write(k.read(source, of, index, lanes), target, kept, index))
+            _kept(k, source, k.at(values, (slot + (head - (heads + groups))) * dim, kept), scale, (dim, of, stored))
         for begin, end, norm in ((0, heads, query_norm), (heads, heads + groups, key_norm)):
             is_query = begin == 0
             with k.when((head >= begin) & (head < end)):
@@ -140,19 +135,25 @@ def _rotation(
                     _normed(k, source, norm, room, (dim, eps), of)
                     turning = room
                 place = (row * heads + head) if is_query else (slot + (head - heads))
-                into = of if is_query or quantizes else kept
-                tables = (
-                    k.at(cos, row * dim, OF_TORCH[turned]),
-                    k.at(sin, row * dim, OF_TORCH[turned]),
-                    OF_TORCH[turned],
-                )
-                target = k.at(query if is_query else keys, place * dim, of if is_query else kept)
-                apart = quantizes and not is_query
-                _turned(k, turning, tables, turned_key if apart else target, (dim, of, into))
-                if apart:
-                    scale = k.at(scales, slot * 2 + (head - heads), F32)
-                    _quantized(k, turned_key, target, scale, (dim, of, stored))
+                into = of if is_query else kept
+                target = k.at(query if is_query else keys, place * dim, into)
+                tables = (k.at(cos, row * dim, angle), k.at(sin, row * dim, angle), angle)
+                if is_query or stored not in LARGEST:
+                    _turned(k, turning, tables, target, (dim, of, into))
+                else:
+                    _turned(k, turning, tables, apart, (dim, of, of))
+                    _kept(k, apart, target, scale, (dim, of, stored))
     return k
+
+
+def _kept(k: Kernel, source: Value, target: Value, scale: Value, shape: tuple[int, object, torch.dtype]) -> None:
+    """A head into its slot: as it is, or quantised."""
+    dim, of, stored = shape
+    if stored in LARGEST:
+        _quantized(k, source, target, scale, shape)
+    else:
+        kept = OF_TORCH[stored]
+        k.across(dim, lambda index, lanes: k.write(k.read(source, of, index, lanes), target, kept, index))
 
 
 def _quantized(k: Kernel, source: Value, target: Value, scale: Value, shape: tuple[int, object, torch.dtype]) -> None:
