@@ -24,7 +24,7 @@ from spec.sampling import SEED_RANGE
 from spec.scheduler import Scheduler
 from spec.sequence import Sequence
 from spec.step import EagerRunner, StepPlan, StepRunner, Verdict
-from spec.trace import Statistics, StepTrace
+from spec.trace import SequenceTrace, Statistics, StepTrace
 from spec.tree import MAX_NODES
 
 
@@ -67,13 +67,15 @@ class Engine:
         """Queue a request. Raises :class:`InvalidRequest` naming the field that cannot be served.
 
         constraint: the request's grammar, compiled; the sequence's alone from now on. A leader (``fork_of``) that is
-        not running any more is no error: the request then computes its prompt itself.
+        not running any more is no error: the request then computes its prompt itself. One that another engine began
+        (``progress``) goes on as a preempted one does: its tokens are there, and their KV is computed again.
         """
         if request.id in self._sequences:
             raise InvalidRequest("request_id", f"request id {request.id!r} is already running")
         if request.grammar is not None and constraint is None:
             raise InvalidRequest(request.grammar.param, f"{request.grammar.param}: this engine compiles no grammars")
         self._sequences[request.id] = sequence = self._sequence(request, constraint)
+        sequence.replay()
         self.scheduler.add(sequence)
         self._observers.note(lambda observer: observer.begun(sequence))
 
@@ -93,7 +95,7 @@ class Engine:
         stops = set(params.stop_token_ids) | (set() if params.ignore_eos else set(self.info.eos_token_ids))
         return Sequence(
             id=request.id,
-            tokens=list(request.prompt),
+            tokens=[*request.prompt, *request.committed],
             prompt_length=len(request.prompt),
             sampling=params,
             table=PageTable(self.pool),
@@ -108,12 +110,14 @@ class Engine:
             if constraint is None
             else Guarded(constraint, self.info.vocab_size, request.grammar.param if request.grammar else ""),
             leader=self._leader(request),
-            # A prompt is scored once, by the leader of its choices.
-            prompt_logprobs=None if params.prompt_logprobs is None or request.fork_of is not None else [None],
+            prompt_logprobs=[None] if _scores_prompt(request) else None,
+            resumed_at=len(request.committed),
             speculate=request.speculate,
             draft_method=request.draft_method,
             most_drafted=MAX_NODES if request.most_drafted is None else request.most_drafted,
             aside=request.aside,
+            trace=SequenceTrace() if request.progress is None else request.progress.trace,
+            cached_tokens=0 if request.progress is None else request.progress.cached_tokens,
         )
 
     def _limit(self, request: Request) -> int:
@@ -220,6 +224,7 @@ class Engine:
             error_param=sequence.error.param if isinstance(sequence.error, InvalidRequest) else None,
             seed=sequence.noise.seed,
             cached_tokens=sequence.cached_tokens,
+            queued=sequence.trace.queued,
             drafted=len(verdict.depths) if verdict is not None else 0,
             accepted=verdict.accepted if verdict is not None else 0,
             logprobs=verdict.logprobs if verdict is not None else None,
@@ -305,3 +310,8 @@ class Engine:
         self.runner.rest()
         self.scheduler.settle(self.runner.ahead)
         self.pool.check([s.table for s in self._sequences.values()], at_rest=True)
+
+
+def _scores_prompt(request: Request) -> bool:
+    """Whether its prompt is to be scored: once, by the leader of its choices, before the first token goes out."""
+    return request.params.prompt_logprobs is not None and request.fork_of is None and not request.committed

@@ -8,7 +8,7 @@ import msgspec
 
 from spec.errors import InvalidRequest
 from spec.sampling import SamplingParams, check_tokens
-from spec.trace import Statistics
+from spec.trace import SequenceTrace, Statistics
 
 FinishReason = Literal["stop", "length", "cancelled", "error"]
 
@@ -26,6 +26,17 @@ class Grammar(msgspec.Struct, frozen=True, kw_only=True):
     param: str = "grammar"
 
 
+class Progress(msgspec.Struct, frozen=True, kw_only=True):
+    """How far engines that are gone came with a request: another one goes on from there.
+
+    committed: the output tokens so far. trace: what their steps came to. cached_tokens: as they told.
+    """
+
+    committed: list[int]
+    trace: SequenceTrace
+    cached_tokens: int = 0
+
+
 class Request(msgspec.Struct, kw_only=True):
     """One sequence to generate. salt: prefixes are shared only between equal salts. fork_of: a request added before
     with the same prompt, whose prompt KV this one shares; only that one scores the prompt (``prompt_logprobs``).
@@ -33,7 +44,8 @@ class Request(msgspec.Struct, kw_only=True):
     what the output will probably be, for drafts only. speculate: false decodes plainly, one token a step: nothing is
     drafted, and nothing that a grammar forces is put in front. draft_method: the one drafter that may draft, of
     several; "" for whichever is best. most_drafted: the deepest draft; None for no limit but the engine's. aside:
-    beside the traffic: it takes no KV that others left and leaves none, and its steps are told apart."""
+    beside the traffic: it takes no KV that others left and leaves none, and its steps are told apart. progress: where
+    it stands, if another engine began it; the seed is given then."""
 
     id: str
     prompt: list[int]
@@ -47,12 +59,18 @@ class Request(msgspec.Struct, kw_only=True):
     draft_method: str = ""
     most_drafted: int | None = None
     aside: bool = False
+    progress: Progress | None = None
+
+    @property
+    def committed(self) -> list[int]:
+        """Output tokens that went out already."""
+        return [] if self.progress is None else self.progress.committed
 
     def validate(self, vocab_size: int) -> None:
         """Raise :class:`InvalidRequest` naming the first field that is out of range."""
         self.params.validate(vocab_size)
-        for field, tokens in (("prompt", self.prompt), ("prediction", self.prediction), ("forced", self.forced)):
-            check_tokens(field, tokens or (), vocab_size)
+        for field in ("prompt", "prediction", "forced", "committed"):
+            check_tokens(field, getattr(self, field) or (), vocab_size)
         if self.grammar is not None:
             borders = (self.grammar.after, self.grammar.opens)
             check_tokens(self.grammar.param, [token for token in borders if token is not None], vocab_size)
@@ -97,8 +115,8 @@ class Delta(msgspec.Struct, kw_only=True):
     tokens: the run of tokens emitted. error, error_param: why there will be no more, and the request's field that is to
     blame, if one is. drafted, accepted: tree nodes below the root, and how many of them were taken.
     logprobs: one entry per emitted token, if asked for. prompt_logprobs: one entry per prompt token (None for the
-    first, which nothing precedes), if asked for, once, with the first emitted token. origin: of the tokens, if there
-    are any.
+    first, which nothing precedes), if asked for, once, with the first emitted token. queued: seconds until its turn
+    came. origin: of the tokens, if there are any.
     """
 
     id: str
@@ -109,6 +127,7 @@ class Delta(msgspec.Struct, kw_only=True):
     error_param: str | None = None
     seed: int = 0
     cached_tokens: int = 0
+    queued: float = 0.0
     drafted: int = 0
     accepted: int = 0
     logprobs: list[TokenLogprobs] | None = None

@@ -4,7 +4,8 @@
 
     waiting ──admit──> running: prefilling ──> running: decoding ──> finished
        ^                                            │
-       └───────────── preempt (youngest) ───────────┘    tokens are kept, KV is computed again
+       └───────────── preempt (youngest) ───────────┘    tokens are kept, KV is computed again, as it is for
+                                                         a sequence that comes with output of an engine before
 
 Sequences are admitted in order of arrival, as long as there is a place and pages for all their tokens so far. Every
 decoding sequence is in every step. What the cost curve leaves goes to the oldest prefilling sequence first.
@@ -173,7 +174,7 @@ class Scheduler:
             pages = self.prefix.match(sequence.tokens, sequence.salt)
             found = len(pages) * self.pool.page_size
             sequence.table.adopt(pages, found)
-            if not sequence.trace.preemptions:
+            if not (sequence.trace.preemptions or sequence.resumed_at):
                 sequence.cached_tokens = found
         self.running.append(sequence)
 

@@ -22,14 +22,14 @@ if TYPE_CHECKING:
 class Sequence:
     """One sequence: tokens, pages, parameters, progress.
 
-    tokens: prompt and output so far. With no step in flight and the prompt processed,
-    ``table.length == len(tokens) - 1``: the last token is the root, whose KV is not stored yet.
-    limit: the most tokens (prompt and output) it may reach. stop_ids: tokens that end it. prediction: what the request
-    expects as output. adjustment: what it changes about its logits. constraint: the grammar of its output. leader: the
-    sequence whose prompt KV it waits for. prompt_logprobs: entries of the prompt's tokens so far; None if they are not
-    asked for. speculate: whether more than the root may be verified in a step. draft_method: who may draft, by name; ""
-    for anybody. most_drafted: the deepest draft that is asked for. aside: whether KV is neither taken from others nor
-    left to them.
+    tokens: prompt and output so far; the first ``resumed_at`` of the output were written by engines before. With no
+    step in flight and the prompt processed, ``table.length == len(tokens) - 1``: the last token is the root, whose KV
+    is not stored yet. limit: the most tokens (prompt and output) it may reach. stop_ids: tokens that end it.
+    prediction: what the request expects as output. adjustment: what it changes about its logits. constraint: the
+    grammar of its output. leader: the sequence whose prompt KV it waits for. prompt_logprobs: entries of the prompt's
+    tokens so far; None if they are not asked for. speculate: whether more than the root may be verified in a step.
+    draft_method: who may draft, by name; "" for anybody. most_drafted: the deepest draft that is asked for. aside:
+    whether KV is neither taken from others nor left to them.
     """
 
     id: str
@@ -47,6 +47,7 @@ class Sequence:
     constraint: Guarded | None = None
     leader: Sequence | None = None
     prompt_logprobs: list[TokenLogprobs | None] | None = None
+    resumed_at: int = 0
     speculate: bool = True
     draft_method: str = ""
     most_drafted: int = MAX_NODES
@@ -86,6 +87,14 @@ class Sequence:
         """End with an error that the client reads, unless it has ended already."""
         if not self.finished:
             self.finish_reason, self.error = "error", error
+
+    def replay(self) -> None:
+        """Count the output that engines before wrote, and lead the grammar along it."""
+        for token in self.tokens[self.prompt_length :]:
+            if self.adjustment is not None:
+                self.adjustment.count(token)
+            if self.constraint is not None:
+                self.constraint.advance([token])  # one by one: its time is by the call, and no run was shorter
 
     def append(self, run: list[int]) -> list[int]:
         """Append a run of emitted tokens one by one, as plain decoding would, up to the first that ends the sequence.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import msgspec
@@ -17,7 +18,7 @@ class Statistics(msgspec.Struct, kw_only=True):
     steps: target passes that emitted tokens. drafted, accepted: drafted tokens verified, and accepted ones that were
     emitted. forced: those of the drafted that a grammar forced. acceptance_histogram[j]: steps that accepted exactly j.
     num_spec_tokens: the deepest draft configured, or accepted if a grammar forced more. discarded: tokens computed past
-    the point where the text ended.
+    the point where the text ended. resumed: how many tokens stood, each time that another engine went on.
     """
 
     prompt_tokens: int
@@ -39,6 +40,7 @@ class Statistics(msgspec.Struct, kw_only=True):
     per_step_drafted: list[int]
     per_step_accepted: list[int]
     forced: int = 0
+    resumed: list[int] = []
 
     @property
     def tokens_per_step(self) -> float | None:
@@ -142,7 +144,8 @@ class Stopwatch:
 
 @dataclass(slots=True)
 class SequenceTrace:
-    """Counters of one sequence, filled step by step. Clock times are ``time.perf_counter`` seconds."""
+    """Counters of one sequence, filled step by step. Clock times are ``time.perf_counter`` seconds, which all processes
+    of a machine share: another engine goes on with the counters of the one before."""
 
     arrived: float = field(default_factory=time.perf_counter)
     started: float | None = None
@@ -157,6 +160,12 @@ class SequenceTrace:
     forced: int = 0
     discarded: int = 0
     preemptions: int = 0
+    resumed: list[int] = field(default_factory=list)
+
+    @property
+    def queued(self) -> float:
+        """Seconds until its turn came."""
+        return (self.started or self.arrived) - self.arrived
 
     def charge(self, seconds: dict[str, float]) -> None:
         """Add a step's phase times to this sequence's."""
@@ -198,7 +207,7 @@ class SequenceTrace:
             histogram[accepted] += 1
         first, last = self.first_token or self.arrived, self.last_token or self.arrived
         after_first = max(completion_tokens - self.first_run, 0)
-        queued = {"queue": (self.started or last) - self.arrived}
+        queued = {"queue": self.queued if self.started else last - self.arrived}
         return Statistics(
             prompt_tokens=prompt_tokens,
             cached_tokens=cached_tokens,
@@ -219,4 +228,13 @@ class SequenceTrace:
             per_step_drafted=self.per_step_drafted,
             per_step_accepted=self.per_step_accepted,
             forced=self.forced,
+            resumed=self.resumed,
         )
+
+
+def depths_of(parents: Sequence[int]) -> list[int]:
+    """The depth of each node of a tree; the root's is 0."""
+    depths = [0]
+    for parent in parents[1:]:
+        depths.append(depths[parent] + 1)
+    return depths

@@ -28,7 +28,9 @@ class Walk:
         self.trace = SequenceTrace()
         self.begun: int | None = None
         self._drafter, self._shape = drafter, shape
-        self._copy = replace(sequence, tokens=sequence.tokens[: sequence.prompt_length])
+        # What an engine before wrote is prompt to this one's steps.
+        begin = sequence.prompt_length + sequence.resumed_at
+        self._copy = replace(sequence, tokens=sequence.tokens[:begin], prompt_length=begin)
         self._tree: DraftTree | None = None
 
     def read(self) -> None:

@@ -11,7 +11,7 @@ from spec.budget.budget import Budget
 from spec.engine import Engine
 from spec.observer import Observer
 from spec.protocols import Constraint, Drafter
-from spec.request import Delta, EngineInfo, Request, TokenLogprobs
+from spec.request import Delta, EngineInfo, Progress, Request, TokenLogprobs
 from spec.sampling import SamplingParams
 from spec.scheduler import Scheduler
 from spec.step import Verdict
@@ -122,6 +122,7 @@ class House:
         grammar: Constraint | None = None,
         speculate: bool = True,
         prediction: list[int] | None = None,
+        progress: Progress | None = None,
     ) -> None:
         """Queue a request."""
         request = Request(
@@ -133,6 +134,7 @@ class House:
             fork_of=fork_of,
             speculate=speculate,
             prediction=prediction,
+            progress=progress,
         )
         self.engine.add(request, grammar)
         self.answers[id] = Answer()

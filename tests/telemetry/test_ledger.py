@@ -7,7 +7,6 @@ from itertools import count
 
 import pytest
 
-from server.engine.trace.reader import depths_of
 from server.observe.telemetry.drafting import Shape, Shapes, unlink
 from server.observe.telemetry.histogram import Histogram
 from server.observe.telemetry.ledger import MOST_STEPS, Books, Ledger
@@ -15,7 +14,7 @@ from server.observe.telemetry.views import nodes
 from server.text.choice import Piece
 from spec.request import Delta, Origin, Request
 from spec.sampling import SamplingParams
-from spec.trace import SequenceTrace, Statistics
+from spec.trace import SequenceTrace, Statistics, depths_of
 
 
 def ledger(books: Books, id: str = "r", prompt: int = 3) -> Ledger:

@@ -10,7 +10,7 @@ import msgspec
 
 from server.engine.trace.records import VERSION, Begin, Cut, End, Part, Record, Start, Step
 from spec.errors import ConfigurationError
-from spec.trace import SequenceTrace
+from spec.trace import SequenceTrace, depths_of
 
 _decoder: msgspec.json.Decoder[Record] = msgspec.json.Decoder(Record)
 
@@ -33,7 +33,7 @@ class Told:
     @property
     def kept(self) -> int:
         """Those of them that are in its text."""
-        return self.emitted if self.text is None else min(self.text, self.emitted)
+        return self.emitted if self.text is None else min(self.text - self.begin.resumed, self.emitted)
 
     def counts(self) -> SequenceTrace:
         """The counters that the engine kept of this request, made again."""
@@ -115,14 +115,6 @@ def _told(session: Session, record: Begin | Step | End | Cut) -> None:
     if request is not None:
         request.end = record if isinstance(record, End) else request.end
         request.text = record.tokens
-
-
-def depths_of(parents: list[int]) -> list[int]:
-    """The depth of each node; the root's is 0."""
-    depths = [0]
-    for parent in parents[1:]:
-        depths.append(depths[parent] + 1)
-    return depths
 
 
 def drafting(session: Session) -> Iterator[Told]:

@@ -29,12 +29,14 @@ class Start(msgspec.Struct, tag="start", tag_field="is", kw_only=True):
 
 
 class Begin(msgspec.Struct, tag="begin", tag_field="is", kw_only=True):
-    """A request was queued. prompt: its tokens, counted; tokens: themselves. limit: tokens that it may reach, with the
-    prompt. speculate: false if the request switched it off. aside: the server asks for itself, to check an answer."""
+    """A request was queued. prompt: its tokens, counted; resumed: the output that an engine before wrote, counted;
+    tokens: all of them. limit: tokens that it may reach, with the prompt. speculate: false if the request switched it
+    off. aside: the server asks for itself, to check an answer."""
 
     id: str
     at: float
     prompt: int
+    resumed: int = 0
     limit: int
     temperature: float
     speculate: bool = True

@@ -48,6 +48,7 @@ class TraceWriter(Observer):
                 id=sequence.id,
                 at=time.time(),
                 prompt=sequence.prompt_length,
+                resumed=sequence.resumed_at,
                 limit=sequence.limit,
                 temperature=sequence.sampling.temperature,
                 speculate=sequence.speculate,

@@ -7,12 +7,13 @@ from dataclasses import dataclass
 from statistics import median
 
 from server.engine.drafters.registry import at_once
-from server.engine.trace.reader import Session, depths_of
+from server.engine.trace.reader import Session
 from server.engine.trace.records import Step
 from server.observe.replay.ways import RECORDED, Outcome, Way
 from spec.budget import StepCost
 from spec.errors import ConfigurationError
 from spec.names import NONE
+from spec.trace import depths_of
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,12 +6,13 @@ from collections.abc import Sequence
 
 import msgspec
 
-from server.engine.trace.reader import Session, Told, depths_of, drafting
+from server.engine.trace.reader import Session, Told, drafting
 from server.observe.replay import lookups, recorded
 from server.observe.replay.cost import Cost
 from server.observe.replay.ways import RECORDED, Outcome, Way
 from spec.acceptance import ByDepth
 from spec.names import NONE
+from spec.trace import depths_of
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from server.engine.trace.reader import Told, depths_of
+from server.engine.trace.reader import Told
 from server.engine.trace.records import Part
 from server.observe.replay.ways import Outcome, Way
+from spec.trace import depths_of
 
 
 def judge(way: Way, requests: Iterable[Told]) -> Outcome:
