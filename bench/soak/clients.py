@@ -28,8 +28,8 @@ PACKED = "foresay.v1.msgpack"
 class Heard:
     """One turn: what was asked, what came, and when.
 
-    status: of HTTP, or of an error. left: the client went away. lost: it ended with the engine, which somebody had
-    harmed. broken: what happened that never may. pieces: when each piece of text came.
+    status: of HTTP, or of an error. left: the client went away. lost: it ended with an error while the engine was
+    gone, which somebody had harmed. broken: what happened that never may. pieces: when each piece of text came.
     """
 
     ask: Ask
@@ -50,7 +50,7 @@ class Heard:
         if self.broken:
             return "broken off"
         if self.said.error is not None:
-            return "lost with the engine" if self.lost else "refused"
+            return ("not taken" if self.status == 503 else "lost") if self.lost else "refused"
         return "answered" if self.said.over else "left" if self.left else "cancelled"
 
     @property

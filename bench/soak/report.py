@@ -101,7 +101,7 @@ def show(found: dict[str, Any]) -> None:
         ("  of them beginnings of answers", counts.get("compared beginnings", 0)),
         ("  wrong", found["wrong"]),
         *((f"requests that were {name}", counts.get(name, 0)) for name in ("answered", "refused", "left", "cancelled")),
-        ("requests lost with the engine, and told so", counts.get("lost with the engine", 0)),
+        ("requests that no engine was there for", counts.get("not taken", 0)),
         ("other faults", found["other_faults"]),
         ("kills and freezes", f"{counts.get('kills', 0)} and {counts.get('freezes', 0)}"),
         ("  frozen engines that were replaced", counts.get("frozen engines replaced", 0)),

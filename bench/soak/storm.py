@@ -202,6 +202,8 @@ class Round:
         counts["requests"] += 1
         counts[heard.outcome] += 1
         error = str(heard.said.error)
+        if heard.lost and heard.status != 503:  # what was taken goes on in the next engine
+            self._tally.faults.append(Fault("lost", where, f"{heard.status}: {clipped(error)}", described(heard)))
         if heard.broken:
             self._tally.faults.append(Fault("broken off", where, heard.broken, described(heard)))
         elif (heard.status >= 500 and not touched) or "made a mistake" in error:
@@ -224,7 +226,7 @@ class Round:
                 await self._do(harm.hold)
 
     async def _do(self, hold: float | None) -> None:
-        """One kill or freeze; what runs until the engine is back was touched by it."""
+        """One kill or freeze; what is sent until the engine is back may be refused."""
         begun = time.monotonic()
         self._harmed.append((begun, float("inf")))
         self._tally.counts["kills" if hold is None else "freezes"] += 1
