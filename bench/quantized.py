@@ -1,6 +1,6 @@
 """What quantised weights gain: ``python -m bench.quantized --target DIR [--rows 1 4 8]``; KV: ``--kv --context 4000``.
 
-The target is loaded as it is, in int8, int4 and fp8; with ``--kv`` its KV cache is kept as it is, in int8 and in fp8. In
+The target is loaded as it is, in int8, int4 and fp8; with ``--kv`` its KV cache is kept as it is, in int8 and fp8. In
 turns, for each number of rows: a bare pass (``run`` of a chain of that many rows behind ``--context`` tokens) of each,
 so that noise meets all alike. Beside the times stand the bytes that a pass reads, of weights and of KV: what memory
 alone would give is their ratio.

@@ -15,13 +15,15 @@ Cause = Literal["died", "hung", "not_started"]
 
 class EngineStatus(msgspec.Struct, frozen=True):
     """What is known of the engine now. message, share: how far loading is. starts: engine processes started so far.
-    cause: why it is about to be started again; None if it is not. Unloaded: there is no process, and should be none."""
+    cause: why it is about to be started again; None if it is not. resumed: requests of the engine before that go on in
+    one that is ready. Unloaded: there is no process, and should be none."""
 
     state: State
     message: str = ""
     share: float | None = None
     starts: int = 0
     cause: Cause | None = None
+    resumed: int = 0
 
 
 def unavailable(status: EngineStatus) -> Unavailable:

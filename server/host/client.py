@@ -6,6 +6,8 @@
        └--Failed before the first Ready--> failed (for good: the settings are wrong)
 
     unload() leads from each of them to unloaded, start() back to loading.
+
+What runs when it dies goes on in the next one (:mod:`server.host.resumption`).
 """
 
 from __future__ import annotations
@@ -22,16 +24,17 @@ from server.engine.status import Cause, EngineStatus, unavailable
 from server.host import frames
 from server.host.channel import Channel
 from server.host.child import STARTING, Spawned, cpu_ticks, reap, spawn
+from server.host.resumption import AGAIN, InFlights
 from server.host.watchdog import Watchdog
 from server.schemas.errors import EngineFailed
 from server.settings.config import ServeConfig
 from spec.errors import ConfigurationError, ContextLengthExceeded, ForesayError, InvalidRequest
-from spec.request import Delta, EngineInfo, Footprint, Request
+from spec.request import EngineInfo, Footprint, Request
 from spec.trace import ShadowReport, StepTrace
 
 FIRST_BACKOFF = 0.5
 LONGEST_BACKOFF = 30.0
-#: An engine that lived this long starts with the shortest back-off again.
+#: One that has written anything, or lived this long, is followed by the next at once.
 HEALTHY_SECONDS = 60.0
 log = logging.getLogger("foresay.server")
 #: How long an engine whose socket is closed may take to end before those who wait are told, and how often to look.
@@ -62,7 +65,7 @@ class EngineClient:
         self.process_id: int | None = None
         self._config = config
         self._spawn = spawn
-        self._sinks: dict[str, Sink] = {}
+        self._in_flight = InFlights(self._send, config.max_resumes)
         self._inspections: list[asyncio.Future[frames.Inspected]] = []
         self._channel: Channel | None = None
         self._supervisor: asyncio.Task[None] | None = None
@@ -71,6 +74,8 @@ class EngineClient:
         self._failure: frames.Failed | None = None
         self._beside: dict[str, int] = {}
         self._was_ready = False  # since it was started
+        self._steps = 0  # the number of the latest
+        self._lost_at = 0.0  # when the last one that was ready ended
         self._broken = False  # nobody watches over the engine
 
     # -- life ----------------------------------------------------------------------------------------------------
@@ -94,6 +99,7 @@ class EngineClient:
             self._supervisor.cancel()
             await asyncio.gather(self._supervisor, return_exceptions=True)
             self._supervisor = None
+        self._in_flight.fail(lambda: EngineFailed(f"the engine process was stopped; {AGAIN}"))
 
     async def unload(self, why: str = "") -> None:
         """End the engine process, which frees all it holds, until it is started again. why: if something went wrong."""
@@ -135,6 +141,7 @@ class EngineClient:
             log.critical("nobody watches over the engine any more", exc_info=error)
             message = f"the supervision of the engine ended ({type(error).__name__}: {error})"
             self._set(EngineStatus("failed", message, starts=self.status.starts))
+        self._in_flight.fail(lambda: EngineFailed(f"{self.status.message}; {AGAIN}"))
         if (self._broken or self.info is None) and not self._over.done():
             self._over.set_exception(self._given_up())
             self._over.exception()  # there may be nobody who waits for it
@@ -148,19 +155,16 @@ class EngineClient:
 
     def add(self, request: Request, sink: Sink) -> None:
         """Begin a request; its results go to ``sink``."""
-        channel = self._ready_channel()
-        self._sinks[request.id] = sink
-        channel.send(frames.Add(request))
+        self._ready_channel()
+        self._in_flight.add(request, sink)
 
     def cancel(self, id: str) -> None:
         """Drop a request and free what it holds; its sink hears no more."""
-        if self._sinks.pop(id, None) is not None and self._channel is not None:
-            self._channel.send(frames.Cancel(id))
+        self._in_flight.cancel(id)
 
     def finish(self, id: str, at_token: int) -> None:
         """End a request after its output token number ``at_token``; the last delta still comes."""
-        if self._channel is not None:  # perhaps the last delta came already: then it is for who observes the engine
-            self._channel.send(frames.Finish(id, at_token))
+        self._in_flight.finish(id, at_token)
 
     def keep_warm(self, tokens: list[int], salt: str) -> None:
         """Let the KV of this text be the last to make room; no harm done if it is not there."""
@@ -175,6 +179,10 @@ class EngineClient:
         channel.send(frames.Inspect())
         return await answer
 
+    def _send(self, frame: frames.UpFrame) -> None:
+        if self._channel is not None:
+            self._channel.send(frame)
+
     def _ready_channel(self) -> Channel:
         if self._channel is None or self.status.state != "ready":
             raise unavailable(self.status)
@@ -185,18 +193,19 @@ class EngineClient:
     async def _supervise(self) -> None:
         backoff = FIRST_BACKOFF
         while True:
-            began = time.monotonic()
+            began, steps = time.monotonic(), self._steps
             reason, cause = await self._run_guarded()
+            self._lose(reason)
             if self._failure is not None and self._failure.building and not self._was_ready:
                 self._set(EngineStatus("failed", reason, starts=self.status.starts))
                 return
-            if time.monotonic() - began > HEALTHY_SECONDS:
-                backoff = FIRST_BACKOFF
-            log.error("%s; starting it again in %.1f s", reason, backoff)
+            if self._steps > steps or time.monotonic() - began > HEALTHY_SECONDS:
+                backoff = 0.0
+            log.error("%s; starting it again%s", reason, f" in {backoff:.1f} s" if backoff else "")
             message = f"{reason}; it is being started again"
             self._set(EngineStatus("down", message, starts=self.status.starts, cause=cause))
             await asyncio.sleep(backoff)
-            backoff = min(2 * backoff, LONGEST_BACKOFF)
+            backoff = min(max(2 * backoff, FIRST_BACKOFF), LONGEST_BACKOFF)
 
     async def _run_guarded(self) -> Ended:
         """As :meth:`_run_once`, but an error of ours or of the system's is one more reason."""
@@ -208,24 +217,21 @@ class EngineClient:
             return Ended(f"the engine process could not be started ({error})", "not_started")
 
     async def _run_once(self) -> Ended:
-        """Run one engine process to its end, and fail what ran in it."""
+        """Run one engine process to its end; what ran in it waits for the next."""
         self._failure = None
         self._set(EngineStatus("loading", STARTING, starts=self.status.starts + 1))
         process, ours = self._spawn()
         self.process_id = process.pid
-        ended = Ended("the engine process was stopped", "died")
         try:
             loop = asyncio.get_running_loop()
             _, self._channel = await loop.create_unix_connection(lambda: Channel(self._received), sock=ours)
-            self._channel.send(frames.Start(self._config, self._beside))
-            ended = await self._until_over(process, self._channel)
+            self._channel.send(frames.Start(self._config, self._beside, self._steps))
+            return await self._until_over(process, self._channel)
         finally:
-            self._fail_running(ended.reason)
             await self._end(process)
-        return ended
 
     async def _until_over(self, process: subprocess.Popen[bytes], channel: Channel) -> Ended:
-        """Wait until the process is gone or hangs; then nobody waits any longer for it."""
+        """Wait until the process is gone or hangs; then nobody waits any longer for this one."""
         watching = asyncio.create_task(self._until_hung(process.pid, channel))
         try:
             either: set[asyncio.Future[Any]] = {channel.closed, watching}
@@ -233,11 +239,13 @@ class EngineClient:
             hung = watching.result() if watching.done() else None
         finally:
             watching.cancel()
+        if self.status.state == "ready":
+            self._lost_at = time.monotonic()
         self._set(EngineStatus("down", hung or "the engine process died", starts=self.status.starts))
         if hung is None:
             return Ended(self._cause(await self._buried(process)), "died")
         process.kill()
-        self._fail_running(hung)
+        self._lose(hung)
         return Ended(hung, "hung")
 
     async def _buried(self, process: subprocess.Popen[bytes]) -> int:
@@ -246,7 +254,7 @@ class EngineClient:
             if (status := process.poll()) is not None:
                 return status
             await asyncio.sleep(DYING_SECONDS / DYING_LOOKS)
-        self._fail_running("the engine process is about to end")
+        self._lose("the engine process is about to end")
         return await asyncio.to_thread(reap, process)
 
     async def _until_hung(self, process_id: int, channel: Channel) -> str:
@@ -281,15 +289,14 @@ class EngineClient:
     def _received(self, frame: frames.DownFrame) -> None:
         match frame:
             case frames.Deltas(deltas, trace):
-                if trace is not None and self.observe is not None:
-                    self.observe(trace)
+                if trace is not None:
+                    self._stepped(trace)
                 for delta in deltas:
-                    self._deliver(delta)
+                    self._in_flight.take(delta)
             case frames.Loading(phase, share):
                 self._set(EngineStatus("loading", phase, share, starts=self.status.starts))
             case frames.Ready(info):
-                self.info, self.footprint, self._was_ready = info, info.footprint, True
-                self._set(EngineStatus("ready", starts=self.status.starts))
+                self._is_ready(info)
             case frames.Failed():
                 self._failure, self.footprint = frame, frame.footprint or self.footprint
             case frames.Rejected(id, param, message, code):
@@ -300,24 +307,26 @@ class EngineClient:
             case frames.Inspected():
                 self._inspections.pop(0).set_result(frame)
 
-    def _deliver(self, delta: Delta) -> None:
-        sink = self._sinks.get(delta.id)
-        if sink is None:
-            return  # cancelled while this delta was under way
-        if delta.finish_reason is not None:
-            del self._sinks[delta.id]
-        sink.put(delta)
+    def _stepped(self, trace: StepTrace) -> None:
+        self._steps = trace.number
+        self._in_flight.stepped(trace.waiting)
+        if self.observe is not None:
+            self.observe(trace)
+
+    def _is_ready(self, info: EngineInfo) -> None:
+        self.info, self.footprint, self._was_ready = info, info.footprint, True
+        resumed = self._in_flight.ready(len(info.draft_shape))
+        self._set(EngineStatus("ready", starts=self.status.starts, resumed=resumed))
+        if resumed:
+            log.warning("engine replaced after %.1f s; %d streams go on", time.monotonic() - self._lost_at, resumed)
 
     def _reject(self, id: str, param: str, message: str, code: str | None) -> None:
-        sink = self._sinks.pop(id, None)
-        if sink is not None:
-            kind = ContextLengthExceeded if code == ContextLengthExceeded.code else InvalidRequest
-            sink.fail(kind(param, message))
+        kind = ContextLengthExceeded if code == ContextLengthExceeded.code else InvalidRequest
+        self._in_flight.reject(id, kind(param, message))
 
-    def _fail_running(self, reason: str) -> None:
-        sinks, self._sinks = self._sinks, {}
-        for sink in sinks.values():
-            sink.fail(EngineFailed(f"{reason}; this request was lost, please send it again"))
+    def _lose(self, reason: str) -> None:
+        """The engine process has ended, or is about to. May be said twice of one."""
+        self._in_flight.lost(self.status.starts, reason)
         inspections, self._inspections = self._inspections, []
         for answer in inspections:
             answer.cancel()

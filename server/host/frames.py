@@ -24,10 +24,11 @@ HEADER_BYTES = 4
 
 class Start(msgspec.Struct, tag="start"):
     """The first frame: which engine to build. beside: bytes that other engines of the server hold, by device, for which
-    there must be room too."""
+    there must be room too. steps: of the engines before it, whose numbers it goes on with."""
 
     config: EngineConfig
     beside: dict[str, int] = {}
+    steps: int = 0
 
 
 class Add(msgspec.Struct, tag="add"):

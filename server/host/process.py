@@ -94,6 +94,7 @@ def serve(link: Link) -> int:
     if parts is None:
         return 2
     engine, watchers = parts
+    engine.steps = start.steps
     watchers.started(engine)
     link.loading("preparing grammars")
     compiler = grammar_compiler(start.config, engine.info)

@@ -15,6 +15,7 @@
         ├── RateLimited         429  rate_limit_error       rate_limit_exceeded  (Retry-After)
         ├── WaitedTooLong       429  rate_limit_error       first_token_timeout  (Retry-After)
         ├── EngineFailed        500  engine_error           engine_error
+        │   └── KillsEngine     500  engine_error           kills_engine    (X-Should-Retry: false)
         ├── SlowReader          500  engine_error           slow_reader       (only ever seen inside a stream)
         ├── Unavailable         503  unavailable_error      loading | unloaded | engine_down | draining   (Retry-After)
         │   └── LoadFailed      503  unavailable_error      load_failed     (Retry-After)
@@ -128,6 +129,17 @@ class EngineFailed(ApiError):
     """The engine gave up on this request, or died while it ran."""
 
     type, code = "engine_error", "engine_error"
+
+
+class KillsEngine(EngineFailed):
+    """The engine died twice while nothing but this request was the same: clients need not try again."""
+
+    code = "kills_engine"
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """As of :class:`TookTooLong`."""
+        return {"X-Should-Retry": "false"}
 
 
 class SlowReader(ApiError):

@@ -18,7 +18,13 @@ FinishReason = Literal["stop", "length", "tool_calls"]
 MetricsLevel = Literal["none", "summary", "detailed"]
 Pacing = Literal["at_once", "even"]
 WarningCode = Literal[
-    "tool_left_out", "format_not_enforced", "max_tokens_clamped", "model_renamed", "hint_left_out", "system_moved"
+    "tool_left_out",
+    "format_not_enforced",
+    "max_tokens_clamped",
+    "model_renamed",
+    "hint_left_out",
+    "system_moved",
+    "resumed",
 ]
 
 # -- requests ------------------------------------------------------------------------------------------------------
@@ -219,7 +225,8 @@ class SpeculativeDecoding(msgspec.Struct, kw_only=True):
 
 class Metrics(msgspec.Struct, kw_only=True):
     """How the answer was made: vLLM's fields; ``tokens_per_step``: tokens over the passes of the target that wrote
-    them, those without drafts included; ``exact``: whether plain decoding here gives the same tokens.
+    them, those without drafts included; ``exact``: whether plain decoding here gives the same tokens; ``resumed``: how
+    often another engine process had to go on with it.
 
     speculative_decoding is null when nothing drafts.
     """
@@ -231,6 +238,7 @@ class Metrics(msgspec.Struct, kw_only=True):
     tokens_per_second: float
     tokens_per_step: float | None
     exact: bool
+    resumed: int
     speculative_decoding: SpeculativeDecoding | None
 
 
@@ -239,7 +247,8 @@ class RequestWarning(msgspec.Struct, frozen=True, kw_only=True):
 
     tool_left_out: of a type that cannot be run here. format_not_enforced: the grammar of a tool is told to the model
     only. max_tokens_clamped: to what the context leaves. model_renamed: another model was asked for. hint_left_out: the
-    model has no word for it. system_moved: a system message is told as the user's.
+    model has no word for it. system_moved: a system message is told as the user's. resumed: another engine process went
+    on with an answer that is not exact; param is the number of the choice.
     """
 
     code: WarningCode

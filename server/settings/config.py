@@ -254,6 +254,15 @@ class ServeConfig(EngineConfig, frozen=True, kw_only=True):
             "SECONDS",
         ),
     ] = 30.0
+    max_resumes: Annotated[
+        int,
+        Meta(ge=0),
+        _about(
+            "how often a request goes on in a new engine process when the one that ran it died or hung; 0: it fails",
+            "server",
+            "N",
+        ),
+    ] = 3
     idle_unload: Annotated[
         Span | None,
         _about(

@@ -69,6 +69,13 @@ def system_moved(field: str) -> RequestWarning:
     return RequestWarning(code="system_moved", param=field, message=message)
 
 
+def resumed(index: int, at_token: int) -> RequestWarning:
+    """Of an answer that is not exact, and went on in another engine."""
+    place = f"choices[{index}]"
+    message = f"{place}: the engine was replaced behind output token {at_token:,}; from there the text may differ"
+    return RequestWarning(code="resumed", param=place, message=message)
+
+
 def quoted(text: str) -> str:
     """A client's word in a message: short, and on one line."""
     return repr(text if len(text) <= _LONGEST_WORD else f"{text[:_LONGEST_WORD]}..")

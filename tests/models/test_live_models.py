@@ -88,7 +88,7 @@ async def test_an_engine_killed_while_it_comes_is_started_again_for_those_who_wa
             assert (await client.completions.create(model=TOY, **ASK)).usage.completion_tokens == 8
 
 
-async def test_an_engine_killed_while_it_leaves_fails_its_streams_and_makes_place(tmp_path):
+async def test_an_engine_killed_while_it_leaves_is_replaced_for_its_streams_and_makes_place(tmp_path):
     with serving(tmp_path, settings(tmp_path)) as server:
         url = server.wait_for_url()
         async with openai_client(url) as client:
@@ -99,8 +99,8 @@ async def test_an_engine_killed_while_it_leaves_fails_its_streams_and_makes_plac
             other = asyncio.create_task(client.completions.create(model=TINY, **ASK))
             await asyncio.sleep(0.1)
             os.kill(old, signal.SIGKILL)
-            with pytest.raises(openai.APIError, match="signal 9"):
-                [chunk async for chunk in stream]
+            *_, last = [chunk async for chunk in stream]
+            assert last.choices[0].finish_reason == "length"
             assert (await other).usage.completion_tokens == 8
             assert await states(url) == {TOY: "unloaded", TINY: "ok"}
 

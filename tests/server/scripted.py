@@ -10,14 +10,13 @@ from aiohttp.test_utils import TestClient, TestServer
 
 from server.engine.generation import Sink
 from server.engine.status import EngineStatus
-from server.engine.trace.reader import depths_of
 from server.host.service import Service, ServiceOptions, Text
 from server.http.app import create_app
 from server.schemas.errors import EngineFailed
 from server.text.parsers.dialect import Dialect
 from server.text.tokenizer import SamplingDefaults, Tokenizer
 from spec.request import Delta, EngineInfo, FinishReason, Footprint, Origin, Request, TokenLogprobs
-from spec.trace import SequenceTrace
+from spec.trace import SequenceTrace, depths_of
 
 END = 0
 INFO = EngineInfo(
@@ -53,7 +52,7 @@ class ScriptedEngine:
     """Says the same tokens to every request, ``run`` of them per step, a step every ``pause`` seconds.
 
     Ends as the real engine does: at the end token, at max_tokens, or where the server found a stop string.
-    fail_after: tokens after which the request breaks.
+    fail_after: tokens after which the request breaks. resumed: where it says that it went on for another engine.
     """
 
     def __init__(self, tokens: Sequence[int], run: int = 1, pause: float = 0.0, fail_after: int | None = None) -> None:
@@ -65,6 +64,7 @@ class ScriptedEngine:
         self.cancelled: list[str] = []
         self.warm: list[tuple[list[int], str]] = []
         self.refusal: Exception | None = None
+        self.resumed: list[int] = []
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._finish: dict[str, int] = {}
 
@@ -88,7 +88,7 @@ class ScriptedEngine:
         self.warm.append((tokens, salt))
 
     async def _say(self, request: Request, sink: Sink) -> None:
-        trace = SequenceTrace()
+        trace = SequenceTrace(resumed=list(self.resumed))
         limit = request.params.max_tokens or 200
         said = 0
         while True:

@@ -123,8 +123,8 @@ async def test_a_frozen_engine_is_replaced_whether_it_loads_or_idles(monkeypatch
 
 
 @pytest.mark.slow
-async def test_who_waits_for_a_frozen_engine_is_told(tmp_path, slow_target):
-    flags = (slow_target, "--served-model-name", "bundled", "--engine-timeout", "3")
+async def test_who_waits_for_a_frozen_engine_is_told_if_nothing_goes_on(tmp_path, slow_target):
+    flags = (slow_target, "--served-model-name", "bundled", "--engine-timeout", "3", "--max-resumes", "0")
     with LiveServer(tmp_path / "log", *flags) as server:
         url = server.wait_for_url()
         async with openai_client(url) as client:

@@ -168,7 +168,7 @@ async def read_on(iterator: AsyncIterator[Any]) -> None:
 
 @pytest.mark.slow
 async def test_an_engine_killed_in_a_stream_is_started_again(tmp_path, slow_target):
-    with LiveServer(tmp_path / "log", slow_target, "--served-model-name", MODEL) as server:
+    with LiveServer(tmp_path / "log", slow_target, "--served-model-name", MODEL, "--max-resumes", "0") as server:
         url = server.wait_for_url()
         async with openai_client(url) as client:
             ask: dict[str, Any] = {

@@ -104,7 +104,7 @@ async def test_metrics_in_vllms_shape(tokenizer):
         none = await (await post(client, "completions", **ask, spec_decode_metrics="none")).json()
     assert set(summary) == {
         "time_to_first_token_ms", "generation_time_ms", "queue_time_ms", "mean_itl_ms", "tokens_per_second",
-        "tokens_per_step", "exact", "speculative_decoding",
+        "tokens_per_step", "exact", "resumed", "speculative_decoding",
     }  # fmt: skip
     assert summary["tokens_per_step"] == 2.5, "ten tokens in four decoding steps"
     # One token by itself, then runs of 4, 4 and 1: three steps drafted 3 each and accepted 3, 3 and 0.

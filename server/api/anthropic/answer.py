@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import msgspec
+from msgspec import UNSET
 
 from server.api.anthropic.schemas import (
     AnswerBlock,
@@ -75,7 +76,8 @@ class MessagesAnswer(BaseAnswer):
         if piece.finish_reason is not None:
             ending = Ending(stop_reason=self._stop_reason(), stop_sequence=self._stop_sequence())
             events += self._blocks.close()
-            events.append(MessageDelta(delta=ending, usage=self._counts(), metrics=self._metrics()))
+            late, metrics = list(self._replaced()) or UNSET, self._metrics()
+            events.append(MessageDelta(delta=ending, usage=self._counts(), metrics=metrics, warnings=late))
         return events
 
     def closing(self) -> list[msgspec.Struct]:

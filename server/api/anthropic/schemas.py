@@ -228,12 +228,13 @@ class Ending(msgspec.Struct, kw_only=True):
 
 
 class MessageDelta(msgspec.Struct, kw_only=True):
-    """The last block is complete; usage counts the whole answer."""
+    """The last block is complete; usage counts the whole answer. warnings: those that the start could not know."""
 
     type: Literal["message_delta"] = "message_delta"
     delta: Ending
     usage: MessageUsage
     metrics: Metrics | UnsetType = UNSET
+    warnings: list[RequestWarning] | UnsetType = UNSET
 
 
 class MessageStop(msgspec.Struct):

@@ -7,7 +7,7 @@ sent.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
 import msgspec
@@ -22,7 +22,7 @@ from server.schemas.shared import ErrorBody, GenerationRequest, Metrics, Metrics
 from server.text import options
 from server.text.choice import Choice, Piece
 from server.text.logprobs import Speller
-from server.text.warned import together
+from server.text.warned import resumed, together
 from spec.request import TokenLogprobs
 from spec.sampling import SamplingParams
 
@@ -67,12 +67,16 @@ class AnswerOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Answer(Protocol):
-    """What streaming and collecting need of an answer. warnings: what is done otherwise than asked."""
+    """What streaming and collecting need of an answer."""
 
     choices: Sequence[Choice]
     options: AnswerOptions
     framing: Framing
-    warnings: tuple[RequestWarning, ...]
+
+    @property
+    def warnings(self) -> tuple[RequestWarning, ...]:
+        """What is done otherwise than asked, as far as it is known."""
+        ...
 
     def opening(self, index: int) -> list[msgspec.Struct]:
         """The chunks that introduce a choice."""
@@ -108,12 +112,18 @@ class BaseAnswer:
         self.choices = choices
         self.options = options
         self.created = int(time.time())
-        self.warnings = together((*origin.warnings, *(one for choice in choices for one in choice.warnings)))
         self._speller = Speller(choices[0].tokenizer, options.tokens_as_ids)
         places = {choice.request.id: place for place, choice in enumerate(choices)}
         self._leaders = [places[choice.request.fork_of or choice.request.id] for choice in choices]
         self._prompts: dict[int, list[TokenLogprobs | None]] = {}
         self._unclosed = len(choices)
+
+    @property
+    def warnings(self) -> tuple[RequestWarning, ...]:
+        """What is done otherwise than asked, as far as it is known."""
+        return together(
+            (*self.origin.warnings, *(one for choice in self.choices for one in choice.warnings), *self._replaced())
+        )
 
     def broken(self, error: ErrorBody) -> msgspec.Struct:
         """The error as OpenAI sends it."""
@@ -130,6 +140,12 @@ class BaseAnswer:
 
     def _warnings(self) -> list[RequestWarning] | UnsetType:
         return list(self.warnings) or UNSET
+
+    def _replaced(self) -> Iterator[RequestWarning]:
+        """Where another engine went on, if the text may be another one from there."""
+        for index, choice in enumerate(self.choices):
+            if choice.statistics is not None and not self.origin.exact:
+                yield from (resumed(index, at_token) for at_token in choice.statistics.resumed)
 
     def _closes(self, piece: Piece) -> bool:
         """Whether the chunk of this piece is the answer's last one. To be asked once for each piece, in order."""

@@ -57,6 +57,7 @@ def metrics(choices: Sequence[Choice], level: MetricsLevel, exact: bool) -> Metr
         tokens_per_second=round(sum(statistics.decode_tokens_per_second for statistics in known), 2),
         tokens_per_step=_per_step(choices),
         exact=exact,
+        resumed=max(len(statistics.resumed) for statistics in known),
         speculative_decoding=speculative_decoding(choices, level),
     )
 

@@ -215,6 +215,7 @@ class ResponseAnswer(BaseAnswer):
         if choice.finished:
             response.seed = choice.seed
         response.system_fingerprint, response.metrics = self.origin.fingerprint, self._metrics()
+        response.warnings = self._warnings()
         if self.options.provenance:
             response.provenance = self._told
         return response

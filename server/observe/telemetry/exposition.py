@@ -301,6 +301,11 @@ def _engine(families: Families, reading: Reading) -> Iterator[Metric]:
     yield from families.counter(
         "engine_restarts", "Times the engine process was started again.", by(reading.restarts), ["cause"]
     )
+    yield from families.counter(
+        "request_resumes",
+        "Times a request went on in the engine process behind the one that ran it.",
+        one(reading.resumed),
+    )
     yield from families.gauge(
         "startup_time_seconds", "The engine's last start by phase.", by(reading.startup), ["phase"]
     )

@@ -16,8 +16,8 @@ from spec.request import EngineInfo
 
 
 class Reading(msgspec.Struct, frozen=True):
-    """What the families of one scrape are made from. speed_up, unsure: of the last minute. restarts, startup: of the
-    engine. http: responses by status. websockets, websocket_seconds: those open, and how long the others were.
+    """What the families of one scrape are made from. speed_up, unsure: of the last minute. restarts, resumed, startup:
+    of the engine. http: responses by status. websockets, websocket_seconds: those open, and how long the others were.
     """
 
     totals: Tally
@@ -28,6 +28,7 @@ class Reading(msgspec.Struct, frozen=True):
     status: EngineStatus
     info: EngineInfo | None
     restarts: dict[str, int]
+    resumed: int
     startup: dict[str, float]
     http: dict[int, int]
     websockets: int
@@ -47,6 +48,7 @@ class Reading(msgspec.Struct, frozen=True):
             status=telemetry.engine.status,
             info=telemetry.engine.info,
             restarts=dict(telemetry.startup.restarts),
+            resumed=telemetry.startup.resumed,
             startup=dict(telemetry.startup.seconds),
             http=dict(telemetry.connections.http),
             websockets=telemetry.connections.websockets,

@@ -155,7 +155,7 @@ class Server(msgspec.Struct, frozen=True, kw_only=True):
     """The header. status: the engine's (ready, loading, down, failed), or draining: the server is about to stop.
     drafter: by name; draft:
     with where they were loaded from; drafters: each. exact: whether the text is bit for bit that of plain decoding.
-    root_seconds: at start-up."""
+    root_seconds: at start-up. resumed: how often a request went on in another engine."""
 
     model: str
     status: str
@@ -164,6 +164,7 @@ class Server(msgspec.Struct, frozen=True, kw_only=True):
     started: float
     uptime: float
     restarts: int
+    resumed: int
     target: str = ""
     drafter: str = ""
     draft: str = ""

@@ -10,10 +10,12 @@ from server.engine.status import Cause, EngineStatus
 
 class Startup:
     """Follows the engine's status. seconds: by phase of the last start, ``total`` included once it is ready. restarts:
-    how often the engine process was started again, by what had become of the one before."""
+    how often the engine process was started again, by what had become of the one before. resumed: how often a request
+    went on in another engine."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self.restarts: dict[str, int] = dict.fromkeys(get_args(Cause), 0)
+        self.resumed = 0
         self.seconds: dict[str, float] = {}
         self._clock = clock
         self._phase = ""
@@ -25,6 +27,7 @@ class Startup:
         now = self._clock()
         if status.cause is not None:
             self.restarts[status.cause] += 1
+        self.resumed += status.resumed
         if status.starts != self._starts:
             self._starts, self._began, self._phase, self.seconds = status.starts, now, "", {}
         if self._phase:

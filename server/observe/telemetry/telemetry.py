@@ -253,6 +253,7 @@ class Telemetry:
             started=self.started,
             uptime=now - self.started,
             restarts=sum(self.startup.restarts.values()),
+            resumed=self.startup.resumed,
         )
         return known if info is None else _with_engine(known, info)
 

@@ -22,6 +22,12 @@ function selfCheck({ share, checked, tokens, mismatches, waiting, skipped }) {
   return [fact(`self-check: ${answers}, ${differ}`, told, mismatches ? "check bad" : "check good")];
 }
 
+function replaced({ restarts, resumed }) {
+  if (!restarts) return [];
+  const engines = restarts === 1 ? "engine replaced once" : `engine replaced ${count(restarts)} times`;
+  return [fact(engines, `Requests that went on in the next one: ${count(resumed)}`, "warn")];
+}
+
 function facts(server, checks) {
   if (server.exact === null) return [fact(server.status, server.message)];
   return [
@@ -31,6 +37,7 @@ function facts(server, checks) {
       ? fact("exact", server.exact_reason || "The text is that of plain decoding, bit for bit", "good")
       : fact("not exact", server.exact_reason, "warn"),
     ...selfCheck(checks),
+    ...replaced(server),
     fact(`${server.dtype} on ${server.device}`, "Numbers and device"),
     fact(`up ${span(server.uptime)}`, `since ${new Date(1000 * server.started).toLocaleString("en-GB")}`),
   ];

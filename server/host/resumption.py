@@ -1,0 +1,245 @@
+"""What is kept of the requests that an engine runs, so that the next one goes on with them when it ends.
+
+::
+
+                      sent              its second delta of this engine         its last delta
+    waiting ────────────> unproven ────────────────────────> proven ────────────────> (gone)
+       ^                      │                                │
+       └──────────────────────┴── the engine process ends ─────┘     unless it did so too often, or is the suspect
+
+Of those that go on only one is unproven at a time, and whoever comes meanwhile waits behind them: so it is known
+of whom an engine died, if it was of one. What is kept is bounded: prompt and output are no more than the context holds.
+docs/resumption.md tells who owns what when.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Literal
+
+from msgspec.structs import replace
+
+from server.engine.generation import Sink
+from server.host import frames
+from server.schemas.errors import ApiError, EngineFailed, KillsEngine
+from spec.request import Delta, Progress, Request
+from spec.trace import SequenceTrace, depths_of
+
+#: What a client can do about a request that does not go on.
+AGAIN = "this request was lost, please send it again"
+#: An engine has read a request's text, and stood the step behind that, with so many deltas of it.
+PROOF = 2
+#: A request kills engines if so many in a row ended with it alone unproven.
+MOST_ALONE = 2
+
+
+@dataclass(slots=True, eq=False)
+class InFlight:
+    """One running request. tokens: the output that went out, in 32 bits each; trace: how it came about, counted as the
+    engine does.
+
+    heard: deltas of the engine that has it now. losses: engine processes that ended while it ran or waited. ran: it was
+    in one of them. alone: of how many in a row it alone was unproven. ends_at: its text ends with this output token.
+    """
+
+    request: Request
+    sink: Sink
+    state: Literal["waiting", "unproven", "proven"] = "waiting"
+    tokens: array[int] = field(default_factory=lambda: array("i"))
+    trace: SequenceTrace = field(default_factory=SequenceTrace)
+    seed: int = 0
+    cached_tokens: int = 0
+    heard: int = 0
+    losses: int = 0
+    ran: bool = False
+    alone: int = 0
+    ends_at: int | None = None
+
+    def take(self, delta: Delta) -> None:
+        """Keep what a step did for it."""
+        self.heard += 1
+        if self.heard >= PROOF:
+            self.state, self.alone = "proven", 0
+        if not delta.tokens:
+            return
+        self.tokens.extend(delta.tokens)
+        self.seed, self.cached_tokens = delta.seed, delta.cached_tokens
+        trace, origin = self.trace, delta.origin
+        trace.started = trace.started or trace.arrived + delta.queued
+        trace.record(depths_of(origin.parents)[1:] if origin else [], delta.accepted, len(delta.tokens))
+        if origin is not None:
+            trace.forced += origin.forced
+            trace.charge(origin.seconds)
+
+    def sent(self) -> Request:
+        """The request as an engine is to get it now."""
+        self.state, self.heard = "unproven", 0
+        if not self.ran:
+            return self.request
+        self.trace.resumed.append(len(self.tokens))
+        params = replace(self.request.params, seed=self.seed) if self.tokens else self.request.params
+        progress = Progress(committed=list(self.tokens), trace=self.trace, cached_tokens=self.cached_tokens)
+        return replace(self.request, params=params, progress=progress)
+
+    def last(self, levels: int) -> Delta:
+        """The last delta, where the text ends with what went out already. levels: the deepest draft."""
+        assert self.ends_at is not None, "somebody saw where it ends"
+        self.trace.cut(len(self.tokens) - self.ends_at)
+        prompt, cached = len(self.request.prompt), self.cached_tokens
+        statistics = self.trace.statistics(prompt, cached, self.ends_at, levels)
+        return Delta(
+            id=self.request.id,
+            tokens=[],
+            finish_reason="stop",
+            seed=self.seed,
+            cached_tokens=cached,
+            statistics=statistics,
+        )
+
+
+class InFlights:
+    """The running requests of one engine client, in order of arrival.
+
+    send: to the engine that is there now, if one is. most_losses: engines that may end under a request.
+    """
+
+    def __init__(self, send: Callable[[frames.UpFrame], None], most_losses: int) -> None:
+        self._send, self._most_losses = send, most_losses
+        self._all: dict[str, InFlight] = {}
+        self._waiting: deque[InFlight] = deque()
+        self._probed: InFlight | None = None  # goes on in this engine, and is unproven
+        self._ready, self._levels = False, 0
+        self._queued = False  # who is unproven only waits for a place, as far as the last step tells
+        self._ended = 0  # the number of the engine process that ended last
+
+    # -- the engine ----------------------------------------------------------------------------------------------
+
+    def ready(self, levels: int) -> int:
+        """An engine takes requests. levels: the deepest draft. Returns how many go on in it."""
+        self._ready, self._levels, self._queued = True, levels, False
+        count = len(self._waiting)
+        self._go_on()
+        return count
+
+    def lost(self, number: int, reason: str) -> None:
+        """Engine process ``number`` has ended, or will in a moment: who cannot go on is told, the others wait."""
+        if number == self._ended:
+            return
+        self._ended, self._ready = number, False
+        running, suspect, self._probed = list(self._all.values()), self._alone(), None
+        self._waiting.clear()
+        for flight in running:
+            flight.alone += flight is suspect
+            error = self._why_not(flight, reason)
+            if flight.ends_at is not None:
+                self._close(flight)
+            elif error is not None:
+                del self._all[flight.request.id]
+                flight.sink.fail(error)
+            else:
+                flight.losses += 1
+                flight.ran = flight.ran or flight.state != "waiting"
+                flight.state, flight.heard = "waiting", 0
+                self._waiting.append(flight)
+
+    def fail(self, error: Callable[[], Exception]) -> None:
+        """There will be no engine: end all of them."""
+        running, self._all, self._probed, self._ready = self._all, {}, None, False
+        self._waiting.clear()
+        for flight in running.values():
+            flight.sink.fail(error())
+
+    def _go_on(self) -> None:
+        """Send those whose turn it is."""
+        while self._ready and self._waiting and self._probed is None:
+            flight = self._waiting.popleft()
+            if flight.losses:
+                self._probed = flight
+            self._send(frames.Add(flight.sent()))
+
+    def _alone(self) -> InFlight | None:
+        """The only one that was unproven, and in the engine's steps."""
+        found = [flight for flight in self._all.values() if flight.state == "unproven"]
+        return found[0] if len(found) == 1 and not self._queued else None
+
+    def _why_not(self, flight: InFlight, reason: str) -> ApiError | None:
+        """Why a request does not go on in the next engine; None if it does."""
+        if flight.alone >= MOST_ALONE and self._most_losses:
+            told = f"{reason}, twice at the same place of this request alone: it may be what the engine dies of"
+            return KillsEngine(f"{told}, and is not resumed")
+        if flight.losses < self._most_losses and not flight.request.aside:
+            return None
+        often = f" when it had been resumed {flight.losses} times (--max-resumes)" if flight.losses else ""
+        return EngineFailed(f"{reason}{often}; {AGAIN}")
+
+    # -- one request ---------------------------------------------------------------------------------------------
+
+    def add(self, request: Request, sink: Sink) -> None:
+        """One more; it waits behind those that go on."""
+        self._all[request.id] = flight = InFlight(request, sink)
+        self._waiting.append(flight)
+        self._go_on()
+
+    def cancel(self, id: str) -> None:
+        """Drop a request; its sink hears no more."""
+        flight = self._all.get(id)
+        if flight is not None:
+            if flight.state != "waiting":
+                self._send(frames.Cancel(id))
+            self._over(flight)
+
+    def finish(self, id: str, at_token: int) -> None:
+        """The text of a request ends with this output token; its last delta still comes."""
+        flight = self._all.get(id)
+        if flight is None or flight.heard:
+            self._send(frames.Finish(id, at_token))  # if it is over already, that is for who observes the engine
+        if flight is not None:
+            flight.ends_at = at_token
+            if not flight.heard:  # all of it came from the engine before
+                self._close(flight)
+
+    def stepped(self, waiting: int) -> None:
+        """The engine has taken a step. waiting: requests that were not in it."""
+        self._queued = waiting > 0
+
+    def take(self, delta: Delta) -> None:
+        """Hand a delta on, and keep what the next engine would have to know."""
+        flight = self._all.get(delta.id)
+        if flight is None:
+            return  # cancelled while this delta was under way
+        if delta.finish_reason is not None:
+            self._over(flight)
+        flight.sink.put(delta)  # before anything is kept: the client waits for it
+        if delta.finish_reason is None:
+            flight.take(delta)
+            if flight.state == "proven":
+                self._pass(flight)
+
+    def reject(self, id: str, error: Exception) -> None:
+        """The engine does not take a request."""
+        flight = self._all.get(id)
+        if flight is not None:
+            self._over(flight)
+            flight.sink.fail(error)
+
+    def _close(self, flight: InFlight) -> None:
+        """End a request whose text ends with what went out."""
+        if flight.state == "unproven":
+            self._send(frames.Cancel(flight.request.id))
+        self._over(flight)
+        flight.sink.put(flight.last(self._levels))
+
+    def _over(self, flight: InFlight) -> None:
+        del self._all[flight.request.id]
+        if flight.state == "waiting":
+            self._waiting.remove(flight)
+        self._pass(flight)
+
+    def _pass(self, flight: InFlight) -> None:
+        """This one is no danger to the engine any more: the next."""
+        if self._probed is flight:
+            self._probed = None
+            self._go_on()

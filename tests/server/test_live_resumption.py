@@ -1,0 +1,291 @@
+"""A real engine process killed and frozen under streams of every API: each says what it says when nobody does harm."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import signal
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+from bench.soak.clients import LONGEST_LINE, Heard, visit
+from bench.soak.requests import Ask
+from server.engine.generation import generate
+from server.host.client import EngineClient
+from server.schemas.errors import EngineFailed, KillsEngine
+from server.settings.config import ServeConfig
+from spec.request import Delta, Grammar, Request
+from spec.sampling import SamplingParams
+from tests.server.live import LiveServer, status_of
+
+pytestmark = pytest.mark.slow
+SECONDS = 180.0
+MODEL = "bundled"
+STORY = "Once upon a time there was a fox who"
+LONG: dict[str, Any] = {"model": MODEL, "ignore_eos": True}
+WORDS = {"type": "array", "items": {"type": "string", "maxLength": 12}, "minItems": 60, "maxItems": 60}
+CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": STORY}]}
+LARK = 'start: /[a-z]{2,9}/ (" " /[a-z]{2,9}/){90}'
+
+
+def completion(stream: bool, **fields: Any) -> Ask:
+    return Ask("completions", (LONG | {"prompt": STORY, "max_tokens": 300, "stream": stream} | fields,), stream)
+
+
+def asks(stop: str, text: str) -> list[Ask]:
+    """What runs at once. stop: late in the greedy text, which is ``text``."""
+    counted = {"stream_options": {"include_usage": True}}
+    chat = {"model": MODEL, **CHAT, "max_tokens": 400}
+    response = {"model": MODEL, "input": STORY, "max_output_tokens": 300, "ignore_eos": True}
+    schema = {"type": "json_schema", "json_schema": {"name": "words", "schema": WORDS}}
+    ollama = {"model": MODEL, "prompt": STORY, "stream": True, "options": {"num_predict": 300, "seed": 4}}
+    prediction = {"type": "content", "content": text}
+    penalties = {"repetition_penalty": 1.2, "presence_penalty": 0.4, "frequency_penalty": 0.2}
+    return [
+        completion(True, temperature=0, stop=[stop], **counted),
+        completion(False, temperature=0, stop=[stop], min_tokens=90, echo=True, logprobs=2),
+        completion(True, temperature=1, seed=5, n=3, return_token_ids=True, **counted),
+        completion(False, temperature=0.7, seed=6, logprobs=3, **penalties),
+        completion(True, temperature=0, prediction=prediction, prompt_logprobs=1, **counted),
+        Ask("chat", (chat | {"response_format": schema, "seed": 3, "stream": True},), True),
+        Ask("chat", (chat | {"structured_outputs": {"grammar": LARK}, "seed": 8, "stream": False},), False),
+        Ask("socket", (response | {"temperature": 1, "seed": 2},), True),
+        Ask("messages", (chat | {"max_tokens": 300, "stream": True, "temperature": 0},), True),
+        Ask("ollama generate", (ollama,), True),
+    ]
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
+    flags = ("--draft", "auto", "--seed", "1", "--max-seqs", "12", "--max-model-len", "1024", "--engine-timeout", "2")
+    with LiveServer(tmp_path_factory.mktemp("serve") / "log", *flags) as server:
+        server.wait_for_url()
+        yield server
+
+
+@pytest.fixture
+async def client(server: LiveServer) -> AsyncIterator[aiohttp.ClientSession]:
+    timeout = aiohttp.ClientTimeout(total=SECONDS)
+    async with aiohttp.ClientSession(server.wait_for_url(), timeout=timeout, read_bufsize=LONGEST_LINE) as client:
+        yield client
+
+
+async def all_of(client: aiohttp.ClientSession, asked: list[Ask]) -> list[Heard]:
+    return [turn for talks in await asyncio.gather(*(visit(client, [ask]) for ask in asked)) for [turn] in talks]
+
+
+async def counted(client: aiohttp.ClientSession, name: str) -> float:
+    async with client.get("/metrics") as response:
+        return sum(map(float, re.findall(rf"^foresay:{name}\S* (\S+)$", await response.text(), re.MULTILINE)))
+
+
+async def until_running(client: aiohttp.ClientSession, least: int) -> None:
+    """Until so many run, and a moment longer."""
+    while True:
+        async with client.get("/load") as response:
+            if (await response.json())["running"] >= least:
+                break
+        await asyncio.sleep(0.005)
+    await asyncio.sleep(0.05)
+
+
+async def harm(server: LiveServer, client: aiohttp.ClientSession, signals: list[signal.Signals]) -> None:
+    """Once they run, and again when those that are left go on."""
+    least = 12
+    for number in signals:
+        await until_running(client, least)
+        [engine] = server.engine_processes()
+        os.kill(engine, number)
+        least = 4
+        while server.engine_processes() == [engine]:
+            await asyncio.sleep(0.02)
+
+
+HARMS = {"killed": [signal.SIGKILL], "frozen": [signal.SIGSTOP], "killed twice": [signal.SIGKILL, signal.SIGKILL]}
+
+
+@pytest.fixture(scope="module")
+def asked(server: LiveServer) -> list[Ask]:
+    async def greedy() -> str:
+        async with aiohttp.ClientSession(server.wait_for_url()) as client:
+            [heard] = await all_of(client, [completion(False, temperature=0)])
+        return str(heard.said.parts["choices"]["0"]["text"])
+
+    text = asyncio.run(greedy())
+    return asks(text[-60:-40], text)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(server: LiveServer, asked: list[Ask]) -> list[Heard]:
+    async def heard() -> list[Heard]:
+        async with aiohttp.ClientSession(server.wait_for_url(), read_bufsize=LONGEST_LINE) as client:
+            return await all_of(client, asked)
+
+    found = asyncio.run(heard())
+    assert [one for one in found if one.broken or one.said.error or not one.said.over] == []
+    return found
+
+
+@pytest.mark.parametrize("how", HARMS)
+async def test_nothing_is_sent_twice_and_nothing_left_out(
+    how: str, server: LiveServer, client: aiohttp.ClientSession, asked: list[Ask], undisturbed: list[Heard]
+) -> None:
+    before = await counted(client, "request_resumes_total")
+    running = asyncio.create_task(all_of(client, asked))
+    await harm(server, client, HARMS[how])
+    for heard, right in zip(await running, undisturbed, strict=True):
+        assert heard.said.error is None and heard.said.over and not heard.broken, heard
+        assert not heard.said.unlike
+        assert heard.said.parts == right.said.parts, heard.ask.door
+    assert await counted(client, "request_resumes_total") - before >= 8
+    assert re.search(r"engine replaced after \d+\.\d s; \d+ streams go on", server.output)
+
+
+async def test_an_answer_tells_that_it_was_resumed(server: LiveServer, client: aiohttp.ClientSession) -> None:
+    body = LONG | {"prompt": STORY, "max_tokens": 900}
+    asking = asyncio.create_task(client.post("/v1/completions", json=body))
+    await harm_alone(server, client)
+    told = await (await asking).json()
+    assert told["metrics"]["resumed"] == 1 and "warnings" not in told
+    assert told["metrics"]["tokens_per_step"] > 1
+    steps = told["metrics"]["speculative_decoding"]
+    assert sum(steps["acceptance_histogram"]) == steps["num_spec_steps"]
+    assert told["usage"]["completion_tokens"] == 900
+
+
+async def harm_alone(server: LiveServer, client: aiohttp.ClientSession) -> None:
+    await until_running(client, 1)
+    [engine] = server.engine_processes()
+    os.kill(engine, signal.SIGKILL)
+
+
+async def test_who_has_left_is_not_resumed(server: LiveServer, client: aiohttp.ClientSession) -> None:
+    before = await counted(client, "request_resumes_total")
+    response = await client.post("/v1/completions", json=LONG | {"prompt": STORY, "max_tokens": 900, "stream": True})
+    await response.content.readline()
+    await harm_alone(server, client)
+    response.close()
+    while await status_of(server.wait_for_url(), "/ready") != 200:
+        await asyncio.sleep(0.05)
+    assert await counted(client, "request_resumes_total") == before
+    async with client.get("/load") as load:
+        assert (await load.json())["running"] == 0
+
+
+# -- below HTTP ------------------------------------------------------------------------------------------------------
+
+PARAMS = SamplingParams(max_tokens=200, temperature=1.0, seed=7, ignore_eos=True)
+
+
+async def told(engine: EngineClient, request: Request, kills: tuple[int, ...] = ()) -> tuple[list[int], Delta]:
+    """Its tokens and its last delta; the engine is killed once so many tokens are there."""
+    tokens: list[int] = []
+    left = list(kills)
+    async for delta in generate(engine, request):
+        tokens += delta.tokens
+        if left and len(tokens) >= left[0]:
+            left.pop(0)
+            os.kill(engine.process_id or 0, signal.SIGKILL)
+    return tokens, delta
+
+
+@pytest.fixture
+async def engine() -> AsyncIterator[EngineClient]:
+    engine = EngineClient(ServeConfig(max_seqs=4, max_model_len=1024))
+    await engine.start()
+    try:
+        await asyncio.wait_for(engine.until_ready(), SECONDS)
+        yield engine
+    finally:
+        await engine.stop()
+
+
+async def test_killed_again_and_again_and_in_a_prompt(engine: EngineClient) -> None:
+    prompt = [5 + number % 900 for number in range(700)]
+    right, _ = await told(engine, Request(id="right", prompt=prompt, params=PARAMS))
+    killed, last = await told(engine, Request(id="killed", prompt=prompt, params=PARAMS), kills=(20, 90, 150))
+    assert killed == right
+    assert last.statistics is not None and len(last.statistics.resumed) == 3
+    reading = asyncio.create_task(told(engine, Request(id="read", prompt=prompt[::-1], params=PARAMS)))
+    await asyncio.sleep(0.005)
+    os.kill(engine.process_id or 0, signal.SIGKILL)
+    read, last = await reading
+    assert last.statistics is not None and last.statistics.resumed == [0]
+    assert read == (await told(engine, Request(id="again", prompt=prompt[::-1], params=PARAMS)))[0]
+
+
+async def test_four_engines_are_enough(engine: EngineClient) -> None:
+    with pytest.raises(EngineFailed, match="max-resumes"):
+        await told(engine, Request(id="one", prompt=[5, 6], params=PARAMS), kills=(5, 40, 80, 120))
+
+
+async def test_a_grammar_is_led_along(engine: EngineClient) -> None:
+    grammar = Grammar(text='start: /[a-f]{3,5}/ (" " /[a-f]{3,5}/){60}')
+    params = SamplingParams(max_tokens=400, temperature=1.0, seed=3)
+    request = Request(id="right", prompt=[5, 6, 7], params=params, grammar=grammar)
+    right, _ = await told(engine, request)
+    request.id = "killed"
+    assert (await told(engine, request, kills=(30,)))[0] == right
+    assert len(right) > 100
+
+
+async def test_without_resumption_the_error_is_the_one_of_before(tmp_path: Path) -> None:
+    with LiveServer(tmp_path / "log", "--max-resumes", "0") as server:
+        async with aiohttp.ClientSession(server.wait_for_url()) as client:
+            body = LONG | {"prompt": STORY, "max_tokens": 500}
+            asking = asyncio.create_task(client.post("/v1/completions", json=body))
+            await harm_alone(server, client)
+            response = await asking
+            error = (await response.json())["error"]
+            assert (response.status, error["type"]) == (500, "engine_error")
+            assert "signal 9" in error["message"] and "please send it again" in error["message"]
+
+
+#: An engine that ends in the step in which a prompt with this token is read.
+KILLER = """
+import os, sys
+
+if "server.host.process" in sys.orig_argv:
+    from spec.engine import Engine
+
+    step = Engine.step
+
+    def ending(engine):
+        if any(sequence.tokens[:2] == [5, 999] for sequence in engine.scheduler.running):
+            DIES
+        return step(engine)
+
+    Engine.step = ending
+"""
+
+
+@pytest.mark.parametrize(
+    ("dies", "told_so"), [("os._exit(3)", "exit status 3"), ("raise RuntimeError('a bug')", "RuntimeError: a bug")]
+)
+async def test_a_prompt_that_the_engine_dies_of_takes_nobody_along(
+    dies: str, told_so: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "sitecustomize.py").write_text(KILLER.replace("DIES", dies))
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
+    engine = EngineClient(ServeConfig(max_seqs=8, max_model_len=1024))
+    await engine.start()
+    try:
+        await asyncio.wait_for(engine.until_ready(), SECONDS)
+        asked = [
+            Request(id=str(n), prompt=[5, 6, n], params=SamplingParams(max_tokens=600, seed=n, ignore_eos=True))
+            for n in range(7, 11)
+        ]
+        right = [(await told(engine, request))[0] for request in asked]
+        beside = [asyncio.create_task(told(engine, request)) for request in asked]
+        await asyncio.sleep(0.05)
+        with pytest.raises(KillsEngine, match=rf"{told_so}\).*twice"):
+            await told(engine, Request(id="killer", prompt=[5, 999], params=PARAMS))
+        assert [tokens for tokens, _ in await asyncio.gather(*beside)] == right
+        assert engine.status.starts == 3
+    finally:
+        await engine.stop()

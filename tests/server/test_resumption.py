@@ -1,0 +1,321 @@
+"""Who goes on in the next engine, in what order, and who does not: without a process."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from server.host import frames
+from server.host.resumption import InFlights
+from server.schemas.errors import EngineFailed, KillsEngine
+from spec.request import Delta, FinishReason, Origin, Request
+from spec.sampling import SamplingParams
+from tests.server.scripted import INFO, ScriptedEngine, served
+
+
+class Kept:
+    """A sink that keeps what it gets."""
+
+    def __init__(self) -> None:
+        self.deltas: list[Delta] = []
+        self.error: Exception | None = None
+
+    def put(self, delta: Delta) -> None:
+        self.deltas.append(delta)
+
+    def fail(self, error: Exception) -> None:
+        self.error = error
+
+
+class Bench:
+    """Requests in flight, with engines that only hear what is sent."""
+
+    def __init__(self, most_losses: int = 3) -> None:
+        self.sent: list[frames.UpFrame] = []
+        self.flights = InFlights(self.sent.append, most_losses)
+        self.sinks: dict[str, Kept] = {}
+        self.engines = 0
+        self.engine()
+
+    def engine(self) -> int:
+        """Another one is ready; how many go on in it."""
+        self.engines += 1
+        self.sent.clear()
+        return self.flights.ready(levels=4)
+
+    def dies(self) -> None:
+        self.flights.lost(self.engines, "it died")
+
+    def add(self, *ids: str, aside: bool = False) -> None:
+        for id in ids:
+            self.sinks[id] = Kept()
+            self.flights.add(Request(id=id, prompt=[1, 2], params=SamplingParams(), aside=aside), self.sinks[id])
+
+    def emits(self, id: str, *tokens: int, last: bool = False) -> None:
+        """A step that wrote these: all but the last of them were drafts."""
+        count = len(tokens)
+        origin = Origin(1, "ngram", list(range(-1, count)), 0, list(range(1, count)), {"draw": 0.1})
+        reason: FinishReason | None = "stop" if last else None
+        delta = Delta(id=id, tokens=list(tokens), accepted=count - 1, origin=origin, seed=9, finish_reason=reason)
+        self.flights.take(delta)
+
+    def proves(self, *ids: str) -> None:
+        """Each has had two steps."""
+        for id in ids:
+            self.emits(id, 1)
+            self.emits(id, 2)
+
+    @property
+    def added(self) -> list[Request]:
+        """What the engine that is there now was asked for."""
+        return [frame.request for frame in self.sent if isinstance(frame, frames.Add)]
+
+
+def ids(requests: list[Request]) -> list[str]:
+    return [request.id for request in requests]
+
+
+def test_they_go_on_one_by_one_in_order_of_arrival_with_what_went_out() -> None:
+    bench = Bench()
+    bench.add("a", "b", "c")
+    assert ids(bench.added) == ["a", "b", "c"] and all(request.progress is None for request in bench.added)
+    bench.emits("a", 5, 6)
+    bench.emits("b", 7)
+    bench.emits("a", 8)
+    bench.dies()
+    assert bench.engine() == 3
+    assert ids(bench.added) == ["a"]
+    bench.emits("a", 4)
+    assert ids(bench.added) == ["a"], "one step is not enough: the next is the first on what it has written"
+    bench.emits("a", 3)
+    assert ids(bench.added) == ["a", "b"]
+    first, second = bench.added
+    assert first.committed == [5, 6, 8] and first.params.seed == 9
+    assert first.progress is not None
+    assert first.progress.trace.per_step_accepted[:2] == [1, 0] and first.progress.trace.resumed == [3]
+    assert second.committed == [7]
+    assert [delta.tokens for delta in bench.sinks["a"].deltas] == [[5, 6], [8], [4], [3]]
+
+
+def test_who_had_nothing_yet_begins_again_as_it_came() -> None:
+    bench = Bench()
+    bench.add("a")
+    bench.dies()
+    bench.engine()
+    [request] = bench.added
+    assert request.committed == [] and request.params.seed is None
+    assert request.progress is not None and request.progress.trace.resumed == [0]
+
+
+def test_who_comes_meanwhile_waits_behind_them() -> None:
+    bench = Bench()
+    bench.add("a", "b")
+    bench.dies()
+    bench.engine()
+    bench.add("new")
+    assert ids(bench.added) == ["a"]
+    bench.proves("a")
+    assert ids(bench.added) == ["a", "b"]
+    bench.emits("b", 1, last=True)
+    assert ids(bench.added) == ["a", "b", "new"]
+
+
+@pytest.mark.parametrize("end", ["cancel", "reject"])
+def test_one_that_ends_otherwise_makes_way_too(end: str) -> None:
+    bench = Bench()
+    bench.add("a", "b")
+    bench.dies()
+    bench.engine()
+    ends: dict[str, Callable[[], None]] = {
+        "cancel": lambda: bench.flights.cancel("a"),
+        "reject": lambda: bench.flights.reject("a", EngineFailed("no")),
+    }
+    ends[end]()
+    assert ids(bench.added) == ["a", "b"]
+    assert (bench.sinks["a"].error is not None) == (end == "reject")
+
+
+def test_who_left_meanwhile_does_not_go_on() -> None:
+    bench = Bench()
+    bench.add("a", "b")
+    bench.dies()
+    bench.flights.cancel("a")
+    assert bench.engine() == 1
+    assert ids(bench.added) == ["b"] and not any(isinstance(frame, frames.Cancel) for frame in bench.sent)
+
+
+def test_what_the_engine_dies_of_is_known_after_two_deaths() -> None:
+    bench = Bench()
+    bench.add("a", "b")
+    bench.proves("a", "b")
+    bench.add("killer")
+    bench.emits("killer", 7)
+    bench.dies()
+    bench.engine()
+    bench.proves("a", "b")
+    bench.emits("killer", 7)
+    assert ids(bench.added) == ["a", "b", "killer"]
+    bench.dies()
+    error = bench.sinks["killer"].error
+    assert isinstance(error, KillsEngine) and "twice" in str(error)
+    assert error.headers == {"X-Should-Retry": "false"}
+    assert bench.engine() == 2 and bench.sinks["a"].error is bench.sinks["b"].error is None
+
+
+def test_one_that_gets_further_each_time_is_no_suspect_but_goes_on_three_times_at_most() -> None:
+    bench = Bench()
+    bench.add("a")
+    for count in range(1, 4):
+        bench.proves("a")
+        bench.dies()
+        bench.engine()
+        assert bench.added[0].committed == [1, 2] * count
+    bench.proves("a")
+    bench.dies()
+    assert "resumed 3 times (--max-resumes)" in str(bench.sinks["a"].error)
+    assert not isinstance(bench.sinks["a"].error, KillsEngine)
+
+
+def test_two_that_were_new_are_told_apart() -> None:
+    bench = Bench()
+    bench.add("a", "b")
+    bench.dies()
+    for _ in range(2):
+        assert bench.engine() == 2
+        bench.proves("a")
+        bench.dies()
+    assert isinstance(bench.sinks["b"].error, KillsEngine) and bench.sinks["a"].error is None
+
+
+def test_who_ran_when_an_engine_died_of_something_else_may_be_hit_once_more() -> None:
+    bench = Bench()
+    bench.add("a")
+    bench.proves("a")
+    for _ in range(2):
+        bench.dies()
+        assert bench.engine() == 1
+    bench.dies()
+    assert isinstance(bench.sinks["a"].error, KillsEngine)
+
+
+def test_who_only_waits_for_a_place_is_no_suspect() -> None:
+    bench = Bench()
+    bench.add("a")
+    for _ in range(3):
+        bench.flights.stepped(waiting=1)
+        bench.dies()
+        assert bench.engine() == 1
+
+
+def test_engines_that_never_get_ready_count() -> None:
+    bench = Bench(most_losses=2)
+    bench.add("a")
+    bench.dies()
+    bench.engines += 1
+    bench.dies()
+    assert bench.sinks["a"].error is None
+    bench.engines += 1
+    bench.dies()
+    assert "please send it again" in str(bench.sinks["a"].error)
+
+
+def test_an_end_is_told_once() -> None:
+    bench = Bench(most_losses=1)
+    bench.add("a")
+    bench.dies()
+    bench.dies()
+    assert bench.sinks["a"].error is None
+
+
+def test_none_goes_on_if_none_shall() -> None:
+    bench = Bench(most_losses=0)
+    bench.add("a")
+    bench.emits("a", 1)
+    bench.dies()
+    assert str(bench.sinks["a"].error) == "it died; this request was lost, please send it again"
+
+
+def test_a_self_check_does_not_go_on() -> None:
+    bench = Bench()
+    bench.add("re-run", aside=True)
+    bench.dies()
+    assert isinstance(bench.sinks["re-run"].error, EngineFailed)
+
+
+@pytest.mark.parametrize("when", ["before it dies", "while it is gone", "before it has anything of the next"])
+def test_a_text_that_has_ended_needs_no_engine(when: str) -> None:
+    bench = Bench()
+    bench.add("a", "b")
+    bench.emits("a", 1, 2, 3, 4)
+    if when == "before it dies":
+        bench.flights.finish("a", 2)
+        assert bench.sent[-1] == frames.Finish("a", 2)
+    bench.dies()
+    if when == "before it has anything of the next":
+        bench.engine()
+        assert ids(bench.added) == ["a"]
+    if when != "before it dies":
+        bench.flights.finish("a", 2)
+    last = bench.sinks["a"].deltas[-1]
+    assert (last.tokens, last.finish_reason, last.seed) == ([], "stop", 9)
+    assert last.statistics is not None
+    told = last.statistics
+    assert (told.completion_tokens, told.discarded, told.per_step_accepted) == (2, 2, [2])
+    if when == "before it has anything of the next":
+        assert frames.Cancel("a") in bench.sent
+    else:
+        bench.engine()
+    assert ids(bench.added)[-1] == "b"
+
+
+def test_where_there_will_be_no_engine_all_are_told() -> None:
+    bench = Bench()
+    bench.add("a", "b")
+    bench.dies()
+    bench.flights.fail(lambda: EngineFailed("none"))
+    assert [str(sink.error) for sink in bench.sinks.values()] == ["none", "none"]
+    assert bench.engine() == 0
+
+
+BODIES: dict[str, dict[str, Any]] = {
+    "/v1/completions": {"prompt": "x", "max_tokens": 8},
+    "/v1/chat/completions": {"messages": [{"role": "user", "content": "x"}], "max_tokens": 8},
+    "/v1/responses": {"input": "x", "max_output_tokens": 8},
+    "/v1/messages": {"messages": [{"role": "user", "content": "x"}], "max_tokens": 8},
+    "/api/generate": {"prompt": "x", "options": {"num_predict": 8}},
+}
+
+
+def said_of(body: bytes, name: str) -> Iterator[Any]:
+    """Every value of this name in an answer or the events of a stream."""
+    for line in body.decode().splitlines():
+        line = line.removeprefix("data: ")
+        if line.startswith("{"):
+            event = json.loads(line)
+            yield from (
+                part[name] for part in (event, event.get("response")) if isinstance(part, dict) and name in part
+            )
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("path", BODIES)
+async def test_an_answer_that_is_not_exact_tells_where_it_may_differ(path, stream, tokenizer, script):
+    engine = ScriptedEngine(script)
+    engine.resumed = [3, 6]
+    for exact in (True, False):
+        engine.info = replace(INFO, exact=exact)
+        async with served(engine, tokenizer) as client:
+            response = await client.post(path, json=BODIES[path] | {"model": "toy", "stream": stream})
+            body = await response.read()
+        assert list(said_of(body, "metrics"))[-1]["resumed"] == 2
+        told = list(said_of(body, "warnings"))
+        assert ("X-Foresay-Warnings" in response.headers) == (not (exact or stream))
+        if exact:
+            assert told == []
+            continue
+        assert [warning["code"] for warning in told[-1]] == ["resumed", "resumed"]
+        assert told[-1][0]["message"].startswith("choices[0]: the engine was replaced behind output token 3;")
