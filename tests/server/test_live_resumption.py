@@ -152,7 +152,7 @@ async def test_an_answer_tells_that_it_was_resumed(server: LiveServer, client: a
     await harm_alone(server, client)
     told = await (await asking).json()
     assert told["metrics"]["resumed"] == 1 and "warnings" not in told
-    assert told["metrics"]["tokens_per_step"] > 1
+    assert told["metrics"]["tokens_per_step"] >= 1
     steps = told["metrics"]["speculative_decoding"]
     assert sum(steps["acceptance_histogram"]) == steps["num_spec_steps"]
     assert told["usage"]["completion_tokens"] == 900
