@@ -61,7 +61,7 @@ class InFlight:
     def take(self, delta: Delta) -> None:
         """Keep what a step did for it."""
         self.heard += 1
-        if self.heard >= PROOF:
+        if self.heard >= PROOF and self.state == "unproven":
             self.state, self.alone = "proven", 0
         if not delta.tokens:
             return

@@ -231,6 +231,18 @@ def test_an_end_is_told_once() -> None:
     assert bench.sinks["a"].error is None
 
 
+def test_what_comes_late_of_an_engine_that_was_given_up_counts() -> None:
+    bench = Bench()
+    bench.add("a", "b")
+    bench.proves("a", "b")
+    bench.dies()
+    bench.proves("a", "b")
+    bench.emits("b", 3, last=True)
+    assert bench.engine() == 1
+    assert [request.committed for request in bench.added] == [[1, 2, 1, 2]]
+    assert ids(bench.added) == ["a"]
+
+
 def test_none_goes_on_if_none_shall() -> None:
     bench = Bench(most_losses=0)
     bench.add("a")
