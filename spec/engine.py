@@ -23,7 +23,7 @@ from spec.request import Delta, EngineInfo, FinishReason, Origin, Request
 from spec.sampling import SEED_RANGE
 from spec.scheduler import Scheduler
 from spec.sequence import Sequence
-from spec.step import EagerRunner, StepPlan, StepRunner, Verdict
+from spec.step import PartsRunner, StepPlan, StepRunner, Verdict
 from spec.trace import SequenceTrace, Statistics, StepTrace
 from spec.tree import MAX_NODES
 
@@ -49,7 +49,7 @@ class Engine:
     ) -> None:
         self.info, self.pool, self.prefix = info, pool, prefix
         self.drafter, self.scheduler = drafter, scheduler
-        self.runner = runner or EagerRunner(verifier, drafter)
+        self.runner = runner or PartsRunner(verifier, drafter)
         self._crowded = crowded
         self.steps = 0
         self.trace: StepTrace | None = None

@@ -81,8 +81,8 @@ class Ticket:
 
 
 @dataclass(slots=True)
-class EagerTicket(Ticket):
-    """One that was run op by op; its lists are in the order of the plan's works.
+class PartsTicket(Ticket):
+    """One that was run in parts; its lists are in the order of the plan's works.
 
     logits: fp32[W, V], the rows that were wanted. nodes, drawn: None where nothing is drawn. features: of all rows.
     """
@@ -158,15 +158,15 @@ class StepRunner(Protocol):
         ...
 
 
-class EagerRunner:
-    """Runs steps one after the other, op by op."""
+class PartsRunner:
+    """Runs steps one after the other, in parts."""
 
     def __init__(self, verifier: Verifier, drafter: Drafter | None) -> None:
         self.verifier, self.drafter = verifier, drafter
         self._by_plan: DraftsByPlan | None = drafter if isinstance(drafter, DraftsByPlan) else None
         self._masks = MaskThread()
 
-    def submit(self, plan: StepPlan) -> EagerTicket:
+    def submit(self, plan: StepPlan) -> PartsTicket:
         """Propose, run the forward pass and draw."""
         watch = Stopwatch()
         trees = self._propose(plan.works)
@@ -194,11 +194,11 @@ class EagerRunner:
         drawn = self._drawn(nodes)
         watch.lap("draw")
         features = by_sequence(forward.features, [len(part.tokens) for part in rows])
-        return EagerTicket(plan, watch, drafts, logits, nodes, drawn, features)
+        return PartsTicket(plan, watch, drafts, logits, nodes, drawn, features)
 
     def collect(self, ticket: Ticket) -> list[Verdict]:
         """Accept and commit: afterwards every sequence's tokens, pages and caches agree again."""
-        assert isinstance(ticket, EagerTicket), "who submitted a step collects it"
+        assert isinstance(ticket, PartsTicket), "who submitted a step collects it"
         for work, logits in zip(ticket.plan.works, ticket.logits, strict=True):
             if work.sequence.scoring:
                 score_prompt(work.sequence, logits)

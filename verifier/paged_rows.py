@@ -221,14 +221,14 @@ class WrittenRows:
     """
 
     def __init__(self, sizes: Sizes, page_size: int, device: torch.device = _CPU) -> None:
-        self.sizes, self._size, self._found_there = sizes, page_size, device.type == "cpu"
+        self.sizes, self._size, self._finds = sizes, page_size, device.type == "cpu"
         rows, sequences = (sizes.rows,), (sizes.sequences,)
         columns: dict[str, Column] = {
             "tokens": (rows, torch.int64), "words": (rows, torch.int64), "wanted": ((sizes.wanted,), torch.int64),
             "counts": ((3,), torch.int64), "lengths": (sequences, torch.int32), "texts": (sequences, torch.int32),
             "offsets": ((sizes.sequences + 1,), torch.int32), "tables": ((sizes.sequences, sizes.pages), torch.int32),
         }  # fmt: skip
-        if not self._found_there:
+        if not self._finds:
             columns |= {"depths": (rows, torch.int32), "positions": (rows, torch.int64), "slots": (rows, torch.int64)}
         self._staged = Staged(device, columns)
         self._pages = [list[int]() for _ in range(sizes.sequences)]
@@ -238,7 +238,7 @@ class WrittenRows:
         there, live = self._staged.tensors, self.sizes.rows
         paged = PagedRows(there["tables"], self._size, there["lengths"], there["offsets"], there["words"])
         groups = (Group(slice(0, live), paged),)
-        if not self._found_there:
+        if not self._finds:
             paged.depths = there["depths"]
             return StaticRows(there["tokens"], there["positions"], there["slots"], groups, live, there["wanted"])
         rows, wanted, sequences = (None, None, None) if exactly else there["counts"].split(1)
@@ -257,7 +257,7 @@ class WrittenRows:
             end = row + len(part.tokens)
             to["tokens"][row:end] = part.tokens.numpy()
             to["lengths"][index], to["offsets"][index + 1], to["texts"][index] = part.base, end, part.words is None
-            if not self._found_there:
+            if not self._finds:
                 self._write_places(slice(row, end), part)
             elif part.words is not None:
                 to["words"][row:end] = _signed(part.words)
@@ -267,7 +267,7 @@ class WrittenRows:
             to["wanted"][starts[-2] : starts[-1]] = range(first, end)
             row = end
         to["counts"][:] = row, starts[-1], len(rows)
-        if not self._found_there:
+        if not self._finds:
             self._pad(row, len(rows), starts[-1])
             self._staged.send()
         return tuple(starts)

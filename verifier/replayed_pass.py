@@ -63,8 +63,7 @@ class ReplayedPass:
         """Run the rows, storing their KV. features: those of them that are wanted now."""
         self._starts = self._rows.write(rows)
         self._replay.run(_FORWARD)
-        count = sum(len(part.tokens) for part in rows)
-        wanted = () if features is None else features.names
+        wanted, count = () if features is None else features.names, sum(len(part.tokens) for part in rows)
         taken = {name: self._features[name][:count] for name in wanted}
         return Forward(self._logits[: self._starts[-1]], list(self._starts), taken)
 

@@ -25,12 +25,12 @@ from spec.protocols import Drafter
 from spec.request import EngineInfo, Request
 from spec.sampling import SamplingParams
 from spec.scheduler import Scheduler
-from spec.step import EagerRunner
+from spec.step import PartsRunner
 from spec.trace import Statistics
 from spec.tree import ROOT_ONLY, TreeShape
 from verifier.graphs.buckets import MakeProposer, buckets, passes
 from verifier.graphs.capture import Capture, CudaGraphs, Direct
-from verifier.graphs.runner import GraphRunner
+from verifier.graphs.runner import WholeRunner
 from verifier.graphs.step import Drawing, drawn_tokens
 from verifier.paged_model import PagedModel
 
@@ -73,14 +73,14 @@ class Bench:
     def engine(
         self, name: str, tree: TreeShape, graphs: bool, pages: int, max_seqs: int = 1, draw: Drawing = drawn_tokens
     ) -> Engine:
-        """An engine whose steps come from graphs (on a CPU: through their eager stand-in), or run op by op.
+        """An engine whose steps come from graphs (on a CPU: called as they are), or run op by op.
 
         pages: of the longest table that is captured.
         """
         drafter = self.drafter(name)
         shape = ROOT_ONLY if drafter is None else tree
-        eager = EagerRunner(self.target, drafter)
-        runner: GraphRunner | EagerRunner = eager
+        parts = PartsRunner(self.target, drafter)
+        runner: WholeRunner | PartsRunner = parts
         whole = graphs and on_device(drafter) is drafter
         capture: Capture = CudaGraphs() if self.device.cuda else Direct
         tokens, page_size = pages * self.pool.page_size, self.pool.page_size
@@ -91,7 +91,7 @@ class Bench:
         if whole:
             sizes = [size for size in (1, 2, 4) if size < 2 * max_seqs]
             made = buckets(self.target, self._proposers(drafter, shape), capture, (sizes, [pages]), draw)
-            runner = GraphRunner(eager, dict(made))
+            runner = WholeRunner(parts, dict(made))
         cost = StepCost((2, 64, 256), (1.0, 1.1, 2.0))  # only shares out the rows of prompts, which are not timed here
         return Engine(
             info=self._info(name, shape, max_seqs),

@@ -22,7 +22,7 @@ from bench.stats import percentile
 from spec.engine import Engine
 from spec.sampling import SamplingParams
 from verifier.graphs.capture import Replay
-from verifier.graphs.runner import GraphRunner
+from verifier.graphs.runner import WholeRunner
 
 #: What the profiler calls the host's launches, and its copies.
 LAUNCHES = ("cudaGraphLaunch", "cudaLaunchKernel", "cudaLaunchKernelExC", "cuLaunchKernel", "cuLaunchKernelEx")
@@ -70,7 +70,7 @@ class Marks:
 
 def marked(device: Device, engine: Engine) -> list[Marks]:
     """Put marks around every captured step of an engine. Raises TypeError for one that captures none."""
-    if not isinstance(engine.runner, GraphRunner):
+    if not isinstance(engine.runner, WholeRunner):
         raise TypeError("only captured steps have marks")
     found = []
     for bucket in engine.runner.buckets.values():

@@ -95,7 +95,7 @@ def build_engine(
     if not device.is_gpu:
         # Torch's ops in a step are small, and its threads would wait for each other in the place of the kernels'.
         torch.set_num_threads(1)
-    if device.is_gpu:
+    else:
         capture = capture_of(config.graphs)
         capture_passes(verifier, drafters, length, config.max_seqs, capture, say)
     say("probing exactness")

@@ -16,12 +16,12 @@ from server.engine.drafters.entry import Pass
 from server.engine.drafters.registry import entry_of
 from server.engine.drafting import Drafting
 from spec.protocols import Drafter, Rows
-from spec.step import EagerRunner, StepRunner
+from spec.step import PartsRunner, StepRunner
 from spec.tree import MAX_NODES, TreeShape
 from verifier.graphs.buckets import buckets, passes, sizes, widths
 from verifier.graphs.capture import Capture, CudaGraphs, Direct
 from verifier.graphs.proposer import Proposer
-from verifier.graphs.runner import GraphRunner
+from verifier.graphs.runner import WholeRunner
 from verifier.paged_model import PagedModel
 
 #: More than are read like the nodes of a tree.
@@ -60,7 +60,7 @@ def runner_of(
 ) -> StepRunner:
     """Who runs the steps. Where they are always the same, whole ones are captured too, of up to four sequences, and
     launched one ahead of the host; where a budget chooses, or the host drafts, it comes in between."""
-    parts, asked, shape = EagerRunner(verifier, drafting.drafter), configured(drafting.drafter), drafting.shape
+    parts, asked, shape = PartsRunner(verifier, drafting.drafter), configured(drafting.drafter), drafting.shape
     drafter = on_device(asked)
     if drafting.budget is not None or drafter is not asked:
         return parts
@@ -71,7 +71,7 @@ def runner_of(
     for number, (key, bucket) in enumerate(captured, start=1):
         say("capturing steps", number / total)
         made[key] = bucket
-    return GraphRunner(parts, made)
+    return WholeRunner(parts, made)
 
 
 def capture_of(graphs: bool) -> Capture:

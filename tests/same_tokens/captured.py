@@ -12,14 +12,14 @@ from spec.budget import StepCost
 from spec.engine import Engine
 from spec.protocols import Drafter
 from spec.scheduler import Scheduler
-from spec.step import EagerRunner
+from spec.step import PartsRunner
 from spec.tree import TreeShape
 from tests.same_tokens.models import MAX_SEQS, Pair, info_of, paged
 from tests.same_tokens.witness import Job, Text, poison
 from verifier.graphs.buckets import buckets, sizes, widths
 from verifier.graphs.capture import Capture, recorded
 from verifier.graphs.proposer import Proposer
-from verifier.graphs.runner import GraphRunner
+from verifier.graphs.runner import WholeRunner
 
 #: Makes a drafter whose KV lies in the pages of a pool; None: nobody drafts.
 MakeDrafter = Callable[[PagePool], Drafter | None]
@@ -48,7 +48,7 @@ def captured_engine(
     """graphs: False runs the same passes without captured steps. wrap: put around every proposer that has a model."""
     pool = PagePool(1 + tokens // page_size, page_size)
     verifier, proposing = paged(pair.target, pool, pair.kv), drafter(pool)
-    eager = EagerRunner(verifier, proposing)
+    parts = PartsRunner(verifier, proposing)
     index = PrefixIndex(pool) if prefix else None
     info = info_of(pair.target, pool, max_seqs, shape)
 
@@ -67,7 +67,7 @@ def captured_engine(
         verifier=verifier,
         drafter=proposing,
         scheduler=Scheduler(pool, index, shape, StepCost([1], [1.0]), max_seqs, 256, plain_every),
-        runner=GraphRunner(eager, dict(made), run_ahead) if graphs else eager,
+        runner=WholeRunner(parts, dict(made), run_ahead) if graphs else parts,
     )
 
 

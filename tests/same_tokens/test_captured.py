@@ -17,7 +17,7 @@ from tests.same_tokens.models import Pair, paged
 from tests.same_tokens.runs import TEMPLATE, assert_same, jobs_of
 from tests.same_tokens.witness import Text
 from tests.spec.grammars import Automaton
-from verifier.graphs.runner import GraphRunner
+from verifier.graphs.runner import WholeRunner
 
 LENGTHS = (9, 2, 17, 33, 5, 40)
 SHAPES = {
@@ -63,7 +63,7 @@ def accepted(texts: dict[str, Text]) -> int:
 def test_a_draft_model_in_every_shape(pair, family, shape, max_seqs, careful) -> None:
     made = pair(family, layers=2)
     runner, texts = check(made, draft_model(made), SHAPES[shape], careful, max_seqs=max_seqs, max_tokens=24)
-    assert isinstance(runner, GraphRunner)
+    assert isinstance(runner, WholeRunner)
     assert runner.counts["launched"] >= 5
     assert accepted(texts) > 10
 
@@ -158,5 +158,5 @@ def test_grammars_between_two_launches(pair, shape) -> None:
     engine = captured_engine(made, draft_model(made) if tree.levels else lambda pool: None, tree, max_seqs=1)
     wanted, texts = run_freely(plainly, jobs), run_freely(engine, jobs)
     assert_same(wanted, texts)
-    assert isinstance(engine.runner, GraphRunner)
+    assert isinstance(engine.runner, WholeRunner)
     assert engine.runner.counts["launched"] >= 5

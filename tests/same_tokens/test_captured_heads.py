@@ -21,7 +21,7 @@ from tests.same_tokens.runs import jobs_of, plain, whole
 from tests.same_tokens.witness import Job
 from verifier.graphs.capture import Direct
 from verifier.graphs.proposer import DeviceTree, Proposer, Taken
-from verifier.graphs.runner import GraphRunner
+from verifier.graphs.runner import WholeRunner
 from verifier.graphs.state import StepState
 
 LENGTHS = (9, 2, 17, 33, 5, 40)
@@ -75,7 +75,7 @@ class CapturedWhisper:
 class Run:
     """A run of captured steps. whispers: one for each number of places."""
 
-    runner: GraphRunner
+    runner: WholeRunner
     whispers: list[CapturedWhisper]
     accepted: int
 
@@ -91,7 +91,7 @@ def run(pair: Pair, kind: str, shape: str, jobs: list[Job], careful: bool = Fals
     engine = captured_engine(pair, head_of(pair, kind, shape), SHAPES[shape], wrap=wrap, capture=Direct, **options)
     found = run_freely(engine, jobs, careful)
     assert {name: text.tokens for name, text in found.items()} == {name: text.tokens for name, text in texts.items()}
-    assert isinstance(engine.runner, GraphRunner)
+    assert isinstance(engine.runner, WholeRunner)
     return Run(engine.runner, whispers, sum(text.statistics.accepted for text in found.values() if text.statistics))
 
 

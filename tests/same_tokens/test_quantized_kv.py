@@ -26,7 +26,7 @@ from tests.same_tokens.runs import (
 )
 from tests.same_tokens.test_bundled_heads import jobs as bundled_jobs
 from tests.same_tokens.witness import Text, Witness, run
-from verifier.graphs.runner import GraphRunner
+from verifier.graphs.runner import WholeRunner
 
 LENGTHS = (9, 17, 33, 5)
 kept = pytest.mark.parametrize("kv", [torch.int8, torch.float8_e4m3fn], ids=str)
@@ -120,7 +120,7 @@ def test_captured_steps(pair, kv) -> None:
     for shape in ("chain4", "3,2,1"):
         engine = captured_engine(models, draft_model(models), shape_of(shape))
         assert_same(expected(models), run_freely(engine, jobs_of(models.vocab_size, LENGTHS, 12)))
-        assert isinstance(engine.runner, GraphRunner) and engine.runner.counts["launched"] >= 3
+        assert isinstance(engine.runner, WholeRunner) and engine.runner.counts["launched"] >= 3
 
 
 def bundled(draft: str, kv_dtype: KVDtype) -> dict[str, Text]:

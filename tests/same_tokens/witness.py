@@ -14,12 +14,12 @@ from spec.engine import Engine
 from spec.protocols import Drafter, Verifier
 from spec.request import Delta, Request, TokenLogprobs
 from spec.sampling import SamplingParams
-from spec.step import EagerRunner, EagerTicket, Ticket, Verdict
+from spec.step import PartsRunner, PartsTicket, Ticket, Verdict
 from spec.trace import Statistics
 from tests.spec.grammars import Automaton
 
 
-class Witness(EagerRunner):
+class Witness(PartsRunner):
     """The step loop, noting the bits of the row behind each emitted token, by request and position."""
 
     def __init__(self, verifier: Verifier, drafter: Drafter | None) -> None:
@@ -27,14 +27,14 @@ class Witness(EagerRunner):
         self.bits: dict[tuple[str, int], int] = {}
 
     def collect(self, ticket: Ticket) -> list[Verdict]:
-        assert isinstance(ticket, EagerTicket)
+        assert isinstance(ticket, PartsTicket)
         verdicts = super().collect(ticket)
         for index, verdict in enumerate(verdicts):
             if verdict.emitted:
                 self._note(verdict, ticket, index)
         return verdicts
 
-    def _note(self, verdict: Verdict, ticket: EagerTicket, index: int) -> None:
+    def _note(self, verdict: Verdict, ticket: PartsTicket, index: int) -> None:
         drawn, nodes, sequence = ticket.drawn[index], ticket.nodes[index], verdict.work.sequence
         assert drawn is not None and nodes is not None
         logits, path = nodes.logits, accept(nodes.tree, drawn.tokens).path

@@ -13,7 +13,7 @@ from tests.same_tokens.runs import TEMPLATE, assert_same, jobs_of, plain
 from tests.simulated.device import DEVICE, simulated
 from tests.simulated.graph import captured
 from tests.verifier.reading import load_decoder
-from verifier.graphs.runner import GraphRunner
+from verifier.graphs.runner import WholeRunner
 
 LENGTHS = (9, 2, 17)
 SHAPES = {"chain": TreeShape.chain(4), "static": TreeShape((3, 4, 2)), "template": TEMPLATE}
@@ -33,5 +33,5 @@ def test_heads_in_captured_steps(pair, tmp_path, kind, shape, max_seqs) -> None:
         engine = captured_engine(moved, make, SHAPES[shape], max_seqs=max_seqs, capture=captured)
         texts = run_freely(engine, jobs)
     assert_same(expected, texts)
-    assert isinstance(engine.runner, GraphRunner)
+    assert isinstance(engine.runner, WholeRunner)
     assert engine.runner.counts["launched"] >= 5

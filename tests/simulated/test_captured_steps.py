@@ -19,7 +19,7 @@ from tests.simulated.graph import StandInGraph, captured
 from tests.spec.grammars import Automaton
 from tests.verifier.reading import load_decoder
 from verifier.graphs.capture import without_stops
-from verifier.graphs.runner import GraphRunner
+from verifier.graphs.runner import WholeRunner
 
 LENGTHS = (9, 2, 17, 33)
 MAX_TOKENS = 20
@@ -42,7 +42,7 @@ def test_the_same_tokens_over_quantized_kv(elsewhere, kv) -> None:
         engine = captured_engine(moved, draft_model(moved), TEMPLATE, max_seqs=3, capture=captured)
         texts = run_freely(engine, jobs)
     assert_same(wanted, texts)
-    assert isinstance(engine.runner, GraphRunner) and engine.runner.counts["launched"] >= 5
+    assert isinstance(engine.runner, WholeRunner) and engine.runner.counts["launched"] >= 5
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +72,7 @@ def test_the_same_tokens(elsewhere, shape, max_seqs) -> None:
         engine = captured_engine(moved, drafter, tree, max_seqs=max_seqs, capture=captured)
         texts = run_freely(engine, jobs_of(made.vocab_size, LENGTHS, MAX_TOKENS))
     assert_same(expected(made), texts)
-    assert isinstance(engine.runner, GraphRunner)
+    assert isinstance(engine.runner, WholeRunner)
     assert engine.runner.counts["launched"] >= 5
 
 
@@ -92,7 +92,7 @@ def test_weights_of_few_bits(pair, how, shape) -> None:
         engine = captured_engine(there, drafter, tree, max_seqs=3, capture=captured)
         texts = run_freely(engine, jobs_of(made.vocab_size, LENGTHS, MAX_TOKENS))
     assert_same(expected(here), texts)
-    assert isinstance(engine.runner, GraphRunner)
+    assert isinstance(engine.runner, WholeRunner)
     assert engine.runner.counts["launched"] >= 5
 
 
@@ -153,5 +153,5 @@ def test_a_grammar_between_two_launches(elsewhere, shape) -> None:
         engine = captured_engine(moved, drafter, tree, max_seqs=1, capture=captured)
         texts = run_freely(engine, jobs)
     assert_same(wanted, texts)
-    assert isinstance(engine.runner, GraphRunner)
+    assert isinstance(engine.runner, WholeRunner)
     assert engine.runner.counts["launched"] >= 5

@@ -17,7 +17,7 @@ from spec.sampling import SamplingParams
 from tests.simulated.device import DEVICE, Simulated, simulated
 from tests.simulated.graph import captured
 from verifier.graphs.capture import Direct
-from verifier.graphs.runner import GraphRunner
+from verifier.graphs.runner import WholeRunner
 from verifier.paged_rows import StaticRows
 
 GPU = Device(DEVICE.type, 24 << 30, 23 << 30, "a GPU in all but speed", (9, 0))
@@ -81,7 +81,7 @@ def test_the_same_tokens_as_on_the_cpu(draft, tree, whole, monkeypatch) -> None:
         engine = build_engine(config)
         by_op = count_passes(monkeypatch)
         assert texts(engine) == expected
-    assert isinstance(engine.runner, GraphRunner) == whole
+    assert isinstance(engine.runner, WholeRunner) == whole
     assert 0 < by_op[0] < 8  # the prompts'; all others were replayed
     assert engine.info.device == "meta (a GPU in all but speed)"
     assert "workspace" in engine.info.memory

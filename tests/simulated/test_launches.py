@@ -13,7 +13,7 @@ from tests.same_tokens.models import Pair
 from tests.simulated.device import DEVICE, simulated
 from tests.simulated.graph import StandInGraph, captured
 from tests.verifier.reading import load_decoder
-from verifier.graphs.runner import GraphRunner
+from verifier.graphs.runner import WholeRunner
 
 #: Ops that only name memory in another way.
 VIEWS = (
@@ -38,7 +38,7 @@ def launches(pair: Pair, shape: TreeShape) -> Counter[str]:
         moved = Pair(*directories, *(load_decoder(path, torch.float32, DEVICE) for path in directories))
         drafter = draft_model(moved) if shape.levels else lambda pool: None
         runner = captured_engine(moved, drafter, shape, max_seqs=1, capture=captured).runner
-        assert isinstance(runner, GraphRunner)
+        assert isinstance(runner, WholeRunner)
         bucket = next(iter(runner.buckets.values()))
         graph = (bucket.drafting or bucket.plain).launch
     assert isinstance(graph, StandInGraph)

@@ -14,9 +14,9 @@ from verifier.graphs.step import Drawing, SpeculativeStep, drawn_tokens
 from verifier.paged_model import PagedModel
 from verifier.paged_rows import Sizes
 
-#: Sequences of a step; a larger batch runs eagerly.
+#: Sequences of a whole step; a larger batch runs in parts.
 SIZES = (1, 2, 4)
-#: Rows of a captured pass over whatever trees there are: up to as many a GPU takes in one go, and to a whole tree.
+#: Rows of a captured pass over whatever trees there are, up to a whole tree.
 _ROWS = (4, 16, MAX_NODES)
 #: Tokens of a context, from one bucket to the next.
 _CONTEXTS = (1024, 4096, 16384)

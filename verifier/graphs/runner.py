@@ -1,4 +1,4 @@
-"""GraphRunner: steps of a few sequences from captured graphs, one ahead of the host; all others as the CPU runs them.
+"""WholeRunner: steps of a few sequences from captured graphs, one ahead of the host; all others in parts.
 
 ::
 
@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from spec.commit import emit
 from spec.constrain import Guarded
 from spec.sequence import Sequence
-from spec.step import EagerRunner, StepPlan, Ticket, Verdict, Work
+from spec.step import PartsRunner, StepPlan, Ticket, Verdict, Work
 from spec.trace import Stopwatch
 from verifier.graphs.buckets import Bucket, Captured
 from verifier.graphs.capture import fetched
@@ -38,23 +38,23 @@ from verifier.graphs.step import Outcome, seen
 
 
 @dataclass(slots=True)
-class GraphTicket(Ticket):
+class WholeTicket(Ticket):
     """A step that was launched from a graph."""
 
     launched: Launched
 
 
-class GraphRunner:
+class WholeRunner:
     """Implements :class:`spec.step.StepRunner`. buckets: captured steps by number of sequences and pages of a table.
 
     run_ahead: whether the next step is launched before the host has seen this one. counts: steps that were launched
-    from graphs, that ran ahead and were dropped, and that ran op by op.
+    from graphs, that ran ahead and were dropped, and that ran in parts.
     """
 
-    def __init__(self, eager: EagerRunner, buckets: Mapping[tuple[int, int], Bucket], run_ahead: bool = True) -> None:
-        self.eager, self.verifier, self.run_ahead = eager, eager.verifier, run_ahead
+    def __init__(self, parts: PartsRunner, buckets: Mapping[tuple[int, int], Bucket], run_ahead: bool = True) -> None:
+        self.parts, self.verifier, self.run_ahead = parts, parts.verifier, run_ahead
         self.buckets = dict(sorted(buckets.items()))
-        self.counts = {"launched": 0, "dropped": 0, "eager": 0}
+        self.counts = {"launched": 0, "dropped": 0, "parts": 0}
         self._ahead: Launched | None = None
         self._last: Launched | None = None
 
@@ -65,18 +65,18 @@ class GraphRunner:
         if launched is None:
             self.rest()
             self._last = None
-            self.counts["eager"] += 1
-            return self.eager.submit(plan)
+            self.counts["parts"] += 1
+            return self.parts.submit(plan)
         watch.lap("propose")
         self.counts["launched"] += 1
         if self._may_run_ahead(launched):
             self._ahead = self._launch(launched.captured, launched.sequences)
-        return GraphTicket(plan, watch, launched)
+        return WholeTicket(plan, watch, launched)
 
     def collect(self, ticket: Ticket) -> list[Verdict]:
         """Wait for the outcome and commit it."""
-        if not isinstance(ticket, GraphTicket):
-            return self.eager.collect(ticket)
+        if not isinstance(ticket, WholeTicket):
+            return self.parts.collect(ticket)
         launched = self._last = ticket.launched
         outcome = Outcome(launched.arrival.wait())
         ticket.watch.lap("forward")
@@ -104,7 +104,7 @@ class GraphRunner:
             self._ahead = self._last = None
 
     def _launched(self, works: list[Work]) -> Launched | None:
-        """The step of this plan, launched; None if it has to run op by op."""
+        """The step of this plan, launched; None if it has to run in parts."""
         captured, sequences = self._captured(works), [work.sequence for work in works]
         if captured is None:
             return None
