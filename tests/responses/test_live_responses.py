@@ -106,10 +106,10 @@ async def test_structured_output(client):
 
 
 async def test_two_lanes_of_one_socket(client):
-    alone = await client.responses.create(**ASK, max_output_tokens=16)
+    alone = await client.responses.create(**ASK, max_output_tokens=160)
     async with client.responses.connect() as connection:
         for lane in "ab":
-            create = {"input": ASK["input"], "max_output_tokens": 16, "seed": 3, "stream_id": lane, "store": False}
+            create = {"input": ASK["input"], "max_output_tokens": 160, "seed": 3, "stream_id": lane, "store": False}
             await connection.send({"type": "response.create"} | create)
         order, texts = [], {}
         async for event in connection:
