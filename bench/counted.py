@@ -28,7 +28,7 @@ from drafters.routed import configured
 from drafters.suffix.drafter import SuffixDrafter
 from kvpaging import PagePool, PageTable
 from server.settings.resolved import BUNDLED
-from spec.budget import StepCost
+from spec.budget import CostModel
 from spec.budget.budget import Budget
 from spec.budget.cost import DraftCost
 from spec.budget.members import Member
@@ -38,12 +38,12 @@ from spec.names import DRAFT_MODEL, SUFFIX
 from spec.noise import Noise
 from spec.protocols import Drafter
 from spec.sampling import SamplingParams
-from spec.sequence import Sequence as Running
-from spec.step import DraftsByPlan, Verdict, Work
+from spec.sequence import SequenceState
+from spec.step import DraftsByPlan, ScheduledSequence, VerifyResult
 from spec.trace import StepTrace
 from spec.tree import MAX_NODES, ROOT_ONLY, DraftTree, TreeShape
 
-#: What a step of the budget is told beside its verdict, when it is not timed.
+#: What a step of the budget is told beside its result, when it is not timed.
 _UNTIMED = StepTrace(number=0, rows=0, sequences=1, prefill_rows=0, drafted=0, accepted=0, emitted=0, seconds={})
 #: Workloads that the target draws, of which the last is of short answers.
 _DRAWN = ("drawn", "again", "short")
@@ -59,7 +59,7 @@ class Counted:
 
     def __init__(
         self,
-        cost: StepCost,
+        cost: CostModel,
         way: str,
         model: DraftModelDrafter | None = None,
         draft: DraftCost | None = None,
@@ -87,7 +87,7 @@ class Counted:
         self._requests += 1
         sampling = SamplingParams(temperature=1.0, seed=seed)
         vocab = 1 if self._model is None else self._model.model.vocab_size
-        sequence = Running(
+        sequence = SequenceState(
             id=f"{self._requests}",
             tokens=list(prompt),
             prompt_length=len(prompt),
@@ -116,7 +116,7 @@ class Counted:
         sequence.table.release()
         return seconds
 
-    def _step(self, sequence: Running, coming: list[int]) -> float:
+    def _step(self, sequence: SequenceState, coming: list[int]) -> float:
         """Seconds of one step of a text that goes on like this."""
         context, unread = len(sequence.tokens), 0 if self._model is None else self._model.unread(sequence) - 1
         plan = Plan(shape=self._shape.limited(sequence.most_levels))
@@ -139,10 +139,14 @@ class Counted:
             self._drafter.committed(sequence, path)
         sequence.table.trim()
         if self._budget is not None:
-            verdict = Verdict(
-                Work(sequence, 0, plan.shape, plan=plan), tree, emitted=emitted, accepted=accepted, depths=path[1:]
+            result = VerifyResult(
+                ScheduledSequence(sequence, 0, plan.shape, plan=plan),
+                tree,
+                emitted=emitted,
+                accepted=accepted,
+                depths=path[1:],
             )
-            self._budget.stepped(_UNTIMED, [verdict])
+            self._budget.stepped(_UNTIMED, [result])
         seconds = self._table[len(tree)] + self._cost.behind(len(tree), context)
         for part in tree.parts or (tree,):
             if part.drafter == DRAFT_MODEL:
@@ -171,12 +175,12 @@ def measured(file: Path) -> dict[str, Any]:
     return found
 
 
-def curve(file: Path) -> StepCost:
+def curve(file: Path) -> CostModel:
     """The steps' costs of a record."""
     costs = measured(file)
     rows, steps = zip(*costs["step_ms"], strict=True)
     context = [(rows, us / 1e6) for rows, us in costs["token_of_context_us"]]
-    return StepCost(rows, [ms / 1000 for ms in steps], context)
+    return CostModel(rows, [ms / 1000 for ms in steps], context)
 
 
 def drawn(engine: Engine, prompts: list[Asked], length: int, seed: int) -> list[Asked]:
@@ -221,7 +225,7 @@ def main() -> None:
             spent[way] = 0.0
             for turn, asked in enumerate(rounds):
                 if not turn or (name == "short" and turn % 4 == 0):
-                    cost = StepCost(*costs) if args.step_ms else curve(args.record)
+                    cost = CostModel(*costs) if args.step_ms else curve(args.record)
                     draft = DraftCost(*(ms / 1000 for ms in args.draft_ms))
                     counted = Counted(cost, way, draft_model(engine), draft, engine.pool)
                 spent[way] += counted.seconds(asked, f"{name}/{turn}", args.seed + turn)

@@ -22,7 +22,7 @@ from drafters.prediction import PredictionDrafter
 from drafters.routed import RoutedDrafter
 from drafters.suffix.drafter import SuffixDrafter
 from server.settings.resolved import BUNDLED
-from spec.budget import StepCost
+from spec.budget import CostModel
 from spec.protocols import Drafter
 from spec.scheduler import PREDICTED_LEVELS
 from spec.tree import TreeShape
@@ -96,7 +96,7 @@ def main() -> None:
     parser.add_argument("--rates", nargs="+", type=float, default=(0.0, 0.03, 0.1, 0.25), help="of words edited")
     parser.add_argument("--row", type=float, default=0.05, help="what a row costs, in passes without drafts (0.05)")
     args = parser.parse_args()
-    cost = StepCost([1, 64], [1.0, 1.0 + 63 * args.row])
+    cost = CostModel([1, 64], [1.0, 1.0 + 63 * args.row])
     deep, chain = TreeShape.chain(PREDICTED_LEVELS), TreeShape.chain(8)
 
     def suffix() -> SuffixDrafter:

@@ -30,7 +30,7 @@ from server.settings.resolved import BUNDLED
 from spec.noise import Noise
 from spec.protocols import Drafter
 from spec.sampling import SamplingParams
-from spec.sequence import Sequence
+from spec.sequence import SequenceState
 from spec.tree import DraftTree, TreeShape
 from spec.walk import Walk
 
@@ -51,7 +51,7 @@ class Exhaustive:
         self._own: dict[tuple[int, ...], int] = {}
         self._read = 0
 
-    def propose(self, sequences: list[Sequence], shapes: list[TreeShape]) -> list[DraftTree]:
+    def propose(self, sequences: list[SequenceState], shapes: list[TreeShape]) -> list[DraftTree]:
         """A chain for the one sequence."""
         (sequence,), (shape,) = sequences, shapes
         text = sequence.tokens
@@ -67,11 +67,11 @@ class Exhaustive:
                 break
         return [DraftTree.chain([text[-1], *drafted], self.name)]
 
-    def extend(self, sequence: Sequence) -> None: ...
+    def extend(self, sequence: SequenceState) -> None: ...
 
-    def committed(self, sequence: Sequence, path: list[int], moves: Any) -> None: ...
+    def committed(self, sequence: SequenceState, path: list[int], moves: Any) -> None: ...
 
-    def finished(self, sequence: Sequence) -> None:
+    def finished(self, sequence: SequenceState) -> None:
         """Keep the answer."""
         begin = len(self._answers)
         self._answers += [*sequence.tokens[max(0, sequence.prompt_length - 16) :], -1]
@@ -104,9 +104,9 @@ def requests(file: Path, most: int, longest: int) -> Iterator[Asked]:
             prompt = prompt + tokens
 
 
-def sequence_of(number: int, prompt: list[int]) -> Sequence:
+def sequence_of(number: int, prompt: list[int]) -> SequenceState:
     """A request as far as a lookup drafter looks at it."""
-    return Sequence(
+    return SequenceState(
         id=str(number),
         tokens=list(prompt),
         prompt_length=len(prompt),

@@ -11,7 +11,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Many
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -60,7 +60,7 @@ class Alignment:
     places: where the text may be now, the likeliest first: one if that is certain, none if it went on behind the end.
     """
 
-    def __init__(self, prediction: Many[int], begins: int) -> None:
+    def __init__(self, prediction: Sequence[int], begins: int) -> None:
         self.tokens = prediction
         self.places: list[Place] = []
         self._known = np.empty(0, dtype=np.int32)
@@ -69,7 +69,7 @@ class Alignment:
         #: Where the text was for certain, and how long it was then.
         self._left, self._length = 0, begins
 
-    def follow(self, text: Many[int], chances: Many[float]) -> None:
+    def follow(self, text: Sequence[int], chances: Sequence[float]) -> None:
         """Read on. chances: of a place to be right, by :meth:`Place.cell`.
 
         What is found depends on the text and the chances alone, not on how often it is asked for, once all of the
@@ -91,14 +91,14 @@ class Alignment:
                 self._left, self._length = self._at.at, self._read
                 self.places = [self._at] if self._at.at < len(self.tokens) else []
 
-    def _find(self, text: Many[int], chances: Many[float]) -> None:
+    def _find(self, text: Sequence[int], chances: Sequence[float]) -> None:
         """Look for the end of the text, as far as it is read, and go on from the likeliest place."""
         self.places = sorted(self._places(text), key=lambda place: -chances[place.cell(0)])
         if self.places:
             first = self.places[0]
             self._at = first if first.kind <= FAR else Place(first.at, NEAR, 0)
 
-    def _places(self, text: Many[int]) -> list[Place]:
+    def _places(self, text: Sequence[int]) -> list[Place]:
         """Of each number of tokens in common the nearest place ahead (behind, if none is), then the guesses."""
         end, since, found = self._read - 1, self._read - self._length, dict[int, Place]()
         ends = np.flatnonzero(self._known[:-1] == text[end]) + 1

@@ -15,7 +15,7 @@ fade, so that the chances follow the text. All of it is a guess about speed: no 
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Many
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -113,14 +113,14 @@ class Calibration:
         return [row for row, seen in zip(rows, trials[:, 0], strict=True) if seen]
 
     def fit(self) -> None:
-        """Take in what was seen and draw new curves."""
+        """Take in what was seen and sample new curves."""
         for kind, seen in enumerate(self._seen):
             if seen:
                 self._seen[kind] = []
                 self._count(kind, seen)
-                self._draw(kind)
+                self._sample(kind)
 
-    def _draw(self, kind: int) -> None:
+    def _sample(self, kind: int) -> None:
         """The curves of one way of drawing, from its counts."""
         (trials, hits), lines = self._binned[:, kind], self._lines[kind]
         together = trials.sum(0, keepdims=True), hits.sum(0, keepdims=True)
@@ -128,7 +128,7 @@ class Calibration:
         lines[1:] = _fitted(trials, hits, lines[1:], lines[:1], _HOLD_DEPTH)
         self._pieces[kind] = _pieces(lines[1:])
 
-    def _count(self, kind: int, seen: Many[tuple[int, Floats, NDArray[np.bool_]]]) -> None:
+    def _count(self, kind: int, seen: Sequence[tuple[int, Floats, NDArray[np.bool_]]]) -> None:
         """Sort trials into the bins; what lay there fades."""
         depths, rows, hits = zip(*seen, strict=True)
         lengths = np.array([len(row) for row in rows])
@@ -177,8 +177,8 @@ class Curves:
         self._pieces = torch.zeros(2, DEPTHS, sequences, GROUPS * _PIECES, device=device)
         self._written: list[NDArray[np.float32] | None] = [None] * sequences
 
-    def write(self, calibration: Calibration, kinds: Many[int]) -> None:
-        """kinds: the way in which each sequence is drawn."""
+    def write(self, calibration: Calibration, kinds: Sequence[int]) -> None:
+        """kinds: the way in which each sequence is sampled."""
         for place, kind in enumerate(kinds):
             pieces = calibration.pieces(kind)
             if self._written[place] is not pieces:

@@ -7,36 +7,36 @@ A drafter that has a vocabulary of its own says which token of the target each o
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Many
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from spec.sequence import Sequence
+from spec.sequence import SequenceState
 
 
-def adjusts(sequence: Sequence, depth: int) -> bool:
-    """Whether the request changes the logits of the tokens drawn below this depth."""
+def adjusts(sequence: SequenceState, depth: int) -> bool:
+    """Whether the request changes the logits of the tokens sampled below this depth."""
     return sequence.adjustment is not None or sequence.constraint is not None or _early(sequence, depth)
 
 
-def by_path(sequence: Sequence) -> bool:
+def by_path(sequence: SequenceState) -> bool:
     """Whether it changes them from node to node."""
     adjustment = sequence.adjustment
     return sequence.constraint is not None or (adjustment is not None and adjustment.by_path)
 
 
-def _early(sequence: Sequence, depth: int) -> bool:
-    """Whether no stop token can be drawn below this depth yet."""
+def _early(sequence: SequenceState, depth: int) -> bool:
+    """Whether no stop token can be sampled below this depth yet."""
     return bool(sequence.stop_ids) and sequence.output_length + depth < sequence.sampling.min_tokens
 
 
 def adjusted(
     logits: Tensor,
-    sequence: Sequence,
+    sequence: SequenceState,
     depth: int,
-    paths: Many[Many[int]],
-    banned: Many[Tensor | None],
+    paths: Sequence[Sequence[int]],
+    banned: Sequence[Tensor | None],
     token_ids: Tensor | None = None,
 ) -> Tensor:
     """fp32[R, V']: a copy of the logits, changed as the target's will be at these nodes.

@@ -9,7 +9,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Many
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -19,7 +19,7 @@ from spec.budget.merge import Merged, merge
 from spec.budget.plan import Plan, Share
 from spec.features import Features, reader_of
 from spec.protocols import Drafter, FeatureRequest
-from spec.sequence import Sequence
+from spec.sequence import SequenceState
 from spec.tree import DraftTree, TreeShape
 
 
@@ -34,12 +34,12 @@ class CombinedDrafter:
         self.needs: FeatureRequest | None = united([member.needs for member in self.members.values()])
         self._asked: dict[str, dict[str, list[int]]] = {}
 
-    def propose(self, sequences: Many[Sequence], shapes: Many[TreeShape]) -> list[DraftTree]:
+    def propose(self, sequences: Sequence[SequenceState], shapes: Sequence[TreeShape]) -> list[DraftTree]:
         """By the first member alone: a shape says nothing of who."""
         first = next(iter(self.members))
         return self.draft(sequences, [Plan((Share(first, shape),), shape=shape) for shape in shapes])
 
-    def draft(self, sequences: Many[Sequence], plans: Many[Plan]) -> list[DraftTree]:
+    def draft(self, sequences: Sequence[SequenceState], plans: Sequence[Plan]) -> list[DraftTree]:
         """A tree for each, of all who share in its plan."""
         trees: list[list[DraftTree]] = [[] for _ in sequences]
         models: dict[str, list[tuple[int, TreeShape]]] = {}
@@ -57,25 +57,25 @@ class CombinedDrafter:
                 kept[index].append(_worth(tree, shape))
         return [self._merged(*parts) for parts in zip(sequences, trees, kept, plans, strict=True)]
 
-    def _merged(self, sequence: Sequence, trees: list[DraftTree], kept: list[int], plan: Plan) -> DraftTree:
+    def _merged(self, sequence: SequenceState, trees: list[DraftTree], kept: list[int], plan: Plan) -> DraftTree:
         merged = merge(trees, plan.shape.nodes, kept)
         self._asked[sequence.id] = _numbers(trees, merged)
         return merged.tree
 
-    def extend(self, sequence: Sequence) -> None:
+    def extend(self, sequence: SequenceState) -> None:
         """To all but those at rest: they catch up when they are asked."""
         for name, member in self.members.items():
             if not self._known[name].resting:
                 member.extend(sequence)
 
-    def observe(self, sequence: Sequence, features: Features) -> None:
+    def observe(self, sequence: SequenceState, features: Features) -> None:
         """To all who read features, at rest or not: these do not come again."""
         for member in self.members.values():
             reader = reader_of(member)
             if reader is not None:
                 reader.observe(sequence, features)
 
-    def committed(self, sequence: Sequence, path: list[int]) -> None:
+    def committed(self, sequence: SequenceState, path: list[int]) -> None:
         """To each, the path through what it proposed."""
         asked = self._asked.pop(sequence.id, {})
         for name, member in self.members.items():
@@ -85,7 +85,7 @@ class CombinedDrafter:
             else:
                 member.committed(sequence, _own(path, places))
 
-    def finished(self, sequence: Sequence) -> None:
+    def finished(self, sequence: SequenceState) -> None:
         """To all."""
         self._asked.pop(sequence.id, None)
         for member in self.members.values():
@@ -100,7 +100,7 @@ def members_of(drafter: Drafter | None) -> dict[str, Drafter]:
     return {} if one is None else {one.name: one}
 
 
-def united(needs: Many[FeatureRequest | None]) -> FeatureRequest | None:
+def united(needs: Sequence[FeatureRequest | None]) -> FeatureRequest | None:
     """What all of them need together."""
     asked = [request for request in needs if request is not None]
     layers = sorted({layer for request in asked for layer in request.layers})
@@ -115,7 +115,7 @@ def _worth(tree: DraftTree, shape: TreeShape) -> int:
     return 1 + max(1, shape.price.worth(np.array(tree.chances[1:])).nodes)
 
 
-def _numbers(trees: Many[DraftTree], merged: Merged) -> dict[str, list[int]]:
+def _numbers(trees: Sequence[DraftTree], merged: Merged) -> dict[str, list[int]]:
     """For whoever proposed a tree: its own number of each node of the merged one, -1 for those of others."""
     numbers: dict[str, list[int]] = {}
     for tree, places in zip(trees, merged.numbers, strict=True):
@@ -126,7 +126,7 @@ def _numbers(trees: Many[DraftTree], merged: Merged) -> dict[str, list[int]]:
     return numbers
 
 
-def _own(path: Many[int], places: Many[int]) -> list[int]:
+def _own(path: Sequence[int], places: Sequence[int]) -> list[int]:
     """A path in a drafter's own numbers: -1 from the first node on that is none of its."""
     own: list[int] = []
     for node in path:

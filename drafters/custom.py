@@ -13,14 +13,13 @@ import logging
 import math
 import time
 import traceback
-from collections.abc import Callable, Iterator
-from collections.abc import Sequence as Many
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from copy import copy
 
 from spec.features import Features, reader_of
 from spec.protocols import Drafter, FeatureRequest, or_roots
-from spec.sequence import Sequence
+from spec.sequence import SequenceState
 from spec.tree import DraftTree, TreeShape
 
 log = logging.getLogger("foresay.drafters")
@@ -44,39 +43,39 @@ class CustomDrafter:
         self._known: dict[str, int] = {}
         self._faults, self._quiet_until = 0, -math.inf
 
-    def propose(self, sequences: Many[Sequence], shapes: Many[TreeShape]) -> list[DraftTree]:
+    def propose(self, sequences: Sequence[SequenceState], shapes: Sequence[TreeShape]) -> list[DraftTree]:
         """What it proposes; roots alone where that is not valid."""
-        found: Many[DraftTree | None] = [None] * len(sequences)
+        found: Sequence[DraftTree | None] = [None] * len(sequences)
         with self._walled("propose"):
             trees = self._own.propose([self._shown(sequence) for sequence in sequences], list(shapes))
             found = self._checked(trees, sequences, shapes)
         return or_roots(found, sequences, self.name)
 
-    def extend(self, sequence: Sequence) -> None:
+    def extend(self, sequence: SequenceState) -> None:
         """It is told."""
         with self._walled("extend"):
             self._own.extend(self._shown(sequence))
 
-    def observe(self, sequence: Sequence, features: Features) -> None:
+    def observe(self, sequence: SequenceState, features: Features) -> None:
         """It is shown what it asked for, if it asked for anything."""
         reader = reader_of(self._own)
         if self.needs is not None and reader is not None:
             with self._walled("observe"):
                 reader.observe(self._shown(sequence), features)
 
-    def committed(self, sequence: Sequence, path: list[int]) -> None:
+    def committed(self, sequence: SequenceState, path: list[int]) -> None:
         """It is told."""
         with self._walled("committed"):
             self._own.committed(self._shown(sequence), list(path))
 
-    def finished(self, sequence: Sequence) -> None:
+    def finished(self, sequence: SequenceState) -> None:
         """It is told for the last time."""
         with self._walled("finished"):
             self._own.finished(self._shown(sequence))
         self._tokens.pop(sequence.id, None)
         self._known.pop(sequence.id, None)
 
-    def _shown(self, sequence: Sequence) -> Sequence:
+    def _shown(self, sequence: SequenceState) -> SequenceState:
         """A copy, so that nothing it does to the tokens becomes part of the text."""
         tokens = self._tokens.setdefault(sequence.id, [])
         if not self._known.get(sequence.id, 0) == len(tokens) <= len(sequence.tokens):
@@ -87,7 +86,9 @@ class CustomDrafter:
         shown.tokens = tokens
         return shown
 
-    def _checked(self, trees: object, sequences: Many[Sequence], shapes: Many[TreeShape]) -> list[DraftTree]:
+    def _checked(
+        self, trees: object, sequences: Sequence[SequenceState], shapes: Sequence[TreeShape]
+    ) -> list[DraftTree]:
         if not isinstance(trees, list | tuple) or len(trees) != len(sequences):
             count = len(trees) if isinstance(trees, list | tuple) else f"a {type(trees).__name__}"
             raise BadProposal(f"propose was asked for a list of {len(sequences)} trees and returned {count}")

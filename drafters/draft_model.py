@@ -1,7 +1,7 @@
 """A smaller model proposes, level by level, a chain or a tree (:mod:`drafters.growth`).
 
-It adds the *same* position-keyed noise to its logits as the target's draw will (at the request's temperature), so the
-likeliest child of a node is the draft's own shared-noise draw, and the next ones are the runners-up of that draw:
+It adds the *same* position-keyed noise to its logits as the target's sample will (at the request's temperature), so the
+likeliest child of a node is the draft's own shared-noise sample, and the next ones are the runners-up of that sample:
 the coupling of :mod:`spec.accept`.
 
 Its KV lives in a store of its own, on the sequences' pages: committed text is caught up in one pass, expanded nodes are
@@ -23,7 +23,7 @@ from drafters.growth import Growth
 from drafters.levels import TreeDrafter
 from spec.names import DRAFT_MODEL
 from spec.protocols import Rows
-from spec.sequence import Sequence
+from spec.sequence import SequenceState
 from spec.tree import DraftTree
 from verifier.graphs.proposer import Taken
 from verifier.graphs.rows import rows_of
@@ -82,12 +82,12 @@ class DraftModelDrafter(TreeDrafter):
         """The tokens as this model's."""
         return known_tokens(tokens, self._known, self._read_there)
 
-    def prepare(self, sequence: Sequence, levels: int) -> None:
+    def prepare(self, sequence: SequenceState, levels: int) -> None:
         """Catch up until all but the last committed token are there."""
         while self.unread(sequence) > _REACH:
             self.extend(sequence)
 
-    def began(self, sequence: Sequence) -> None:
+    def began(self, sequence: SequenceState) -> None:
         """All committed tokens are there."""
         self.model.store.mark(sequence.table, sequence.table.length)
 
@@ -96,7 +96,7 @@ class DraftModelDrafter(TreeDrafter):
         if not taken.tree.chain:
             move_paths(self.model.store.parts, taken.paths.sources, taken.slots, taken.paths.lengths)
 
-    def collected(self, sequence: Sequence, tree: DraftTree, path: list[int]) -> None:
+    def collected(self, sequence: SequenceState, tree: DraftTree, path: list[int]) -> None:
         """Mark the rows that are there: of the path's nodes all but a leaf."""
         table = sequence.table
         inner = set(tree.parents.tolist())
@@ -108,14 +108,14 @@ class DraftModelDrafter(TreeDrafter):
         ids = torch.tensor(tokens)
         return ids.clamp_(max=self.model.vocab_size - 1) if self._read is None else self._read[ids]
 
-    def _filled(self, sequence: Sequence) -> int:
+    def _filled(self, sequence: SequenceState) -> int:
         return sequence.table.length - self.model.missing(sequence.table)
 
-    def unread(self, sequence: Sequence) -> int:
+    def unread(self, sequence: SequenceState) -> int:
         """Tokens without KV here, the root among them."""
         return len(sequence.tokens) - self._filled(sequence)
 
-    def extend(self, sequence: Sequence) -> None:
+    def extend(self, sequence: SequenceState) -> None:
         """Compute KV for committed tokens that have none, at most ``_CATCH_UP_ROWS`` of them."""
         table, filled = sequence.table, self._filled(sequence)
         stop = min(table.length, filled + _CATCH_UP_ROWS)
@@ -123,7 +123,7 @@ class DraftModelDrafter(TreeDrafter):
             self.model.run([Rows(table, self._text(sequence.tokens[filled:stop]), filled, wanted="none")])
             self.model.store.mark(table, stop)
 
-    def committed(self, sequence: Sequence, path: list[int]) -> None:
+    def committed(self, sequence: SequenceState, path: list[int]) -> None:
         """Keep the rows of the accepted nodes that were expanded; the calibration learns."""
         g = self._grown.pop(sequence.id, None)
         if g is None:

@@ -33,7 +33,7 @@ from kvpaging import KVStore, PagePool, PageTable
 from spec.features import Features
 from spec.names import EAGLE, EAGLE3
 from spec.protocols import Rows
-from spec.sequence import Sequence
+from spec.sequence import SequenceState
 from spec.tree import DraftTree
 from verifier.graphs.rows import rows_of
 from verifier.graphs.state import StepState
@@ -81,7 +81,7 @@ class EagleDrafter(FedDrafter):
                 self.name,
             )
 
-    def extend(self, sequence: Sequence) -> None:
+    def extend(self, sequence: SequenceState) -> None:
         """Run committed rows that were not run yet, at most ``_CATCH_UP_ROWS`` of them."""
         table = sequence.table
         if self.knows(sequence) and table.length:
@@ -97,7 +97,7 @@ class EagleDrafter(FedDrafter):
         """A step accepts up to K + 1 tokens."""
         return levels + 1
 
-    def prepare(self, sequence: Sequence, levels: int) -> None:
+    def prepare(self, sequence: SequenceState, levels: int) -> None:
         """Run the rows below the first pass."""
         while self._start(sequence) < sequence.table.length - levels:
             self.extend(sequence)
@@ -107,11 +107,11 @@ class EagleDrafter(FedDrafter):
         rows = self.ends(state, levels).rows(state, self._known)
         return self.run(rows, self.before(state, levels))
 
-    def began(self, sequence: Sequence) -> None:
+    def began(self, sequence: SequenceState) -> None:
         """All rows of committed text are there."""
         self.store.mark(sequence.table, sequence.table.length)
 
-    def collected(self, sequence: Sequence, tree: DraftTree, path: list[int]) -> None:
+    def collected(self, sequence: SequenceState, tree: DraftTree, path: list[int]) -> None:
         """The row of what was the root is there too, if it drafted."""
         super().collected(sequence, tree, path)
         if len(tree) > 1:
@@ -132,11 +132,11 @@ class EagleDrafter(FedDrafter):
         short = len(rows.tokens) - len(hidden)
         return self.head.paged(rows, functional.pad(hidden, (0, 0, 0, short)) if short else hidden.clone(), self.store)
 
-    def unread(self, sequence: Sequence) -> int:
+    def unread(self, sequence: SequenceState) -> int:
         """Tokens whose rows were not run, the root among them."""
         return len(sequence.tokens) - self.store.filled(sequence.table)
 
-    def _start(self, sequence: Sequence) -> int:
+    def _start(self, sequence: SequenceState) -> int:
         """The first position whose row was not run; slot 0, of which no row is made, is cleared."""
         filled = self.store.filled(sequence.table)
         if filled:

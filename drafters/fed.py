@@ -19,7 +19,7 @@ from drafters.levels import TreeDrafter
 from kvpaging import KVStore, PagePool, PageTable
 from spec.features import Features
 from spec.protocols import FeatureRequest
-from spec.sequence import Sequence
+from spec.sequence import SequenceState
 from spec.tree import DraftTree
 from verifier.graphs.proposer import Taken
 from verifier.graphs.state import StepState
@@ -47,7 +47,7 @@ class FedDrafter(TreeDrafter):
     def fuse(self, features: Features) -> Tensor:
         """[R, H]: what is stored of the target's features."""
 
-    def observe(self, sequence: Sequence, features: Features) -> None:
+    def observe(self, sequence: SequenceState, features: Features) -> None:
         """Store the features of newly committed positions, unless some before them are missing."""
         table, fused = sequence.table, self.fuse(features)
         self.rows[table.slots(table.length - len(fused), table.length)] = fused
@@ -67,11 +67,11 @@ class FedDrafter(TreeDrafter):
         """[S * F, H]: the features behind the tokens that the first pass reads, those one place before."""
         return self.rows.index_select(0, self.ends(state, levels).slots_before(state))
 
-    def able(self, sequence: Sequence) -> bool:
+    def able(self, sequence: SequenceState) -> bool:
         """Whether there is a text, and the features of all of it."""
         return bool(sequence.table.length) and self.knows(sequence)
 
-    def knows(self, sequence: Sequence) -> bool:
+    def knows(self, sequence: SequenceState) -> bool:
         """Whether the features of all committed positions are there."""
         return self.features.filled(sequence.table) == sequence.table.length
 
@@ -86,7 +86,7 @@ class FedDrafter(TreeDrafter):
         slots = taken.slots[:, :most].flatten()
         self.rows.index_copy_(0, slots, self.fuse(read)[: len(slots)])
 
-    def collected(self, sequence: Sequence, tree: DraftTree, path: list[int]) -> None:
+    def collected(self, sequence: SequenceState, tree: DraftTree, path: list[int]) -> None:
         """The features of the path are there."""
         self.stored(sequence.table, len(path))
 

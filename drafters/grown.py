@@ -13,8 +13,8 @@ from drafters.calibration import Calibration, Floats, kind_of
 from drafters.candidates import adjusted, by_path
 from drafters.growth import Level, LevelLayout
 from spec.constrain import Ahead
-from spec.draw import BROKEN
-from spec.sequence import Sequence
+from spec.sample import BROKEN
+from spec.sequence import SequenceState
 from spec.tree import DraftTree, TreeShape
 
 #: The log chance of a chain's only candidate.
@@ -32,7 +32,7 @@ class Grown:
     chances found below, [F, k] or [1, k] each. kept: the candidates that are nodes of the tree.
     """
 
-    sequence: Sequence
+    sequence: SequenceState
     shape: TreeShape
     dynamic: bool
     calibration: Calibration
@@ -139,7 +139,7 @@ class Grown:
     def learn(self, path: list[int]) -> None:
         """What came below each accepted node, of what was looked at there, is shown to the calibration.
 
-        path: nodes of the tree that were committed, their draws already in the sequence's tokens; -1 for tokens that
+        path: nodes of the tree that were committed, their samples already in the sequence's tokens; -1 for tokens that
         were no node, at the end.
         """
         first = len(self.sequence.tokens) - len(path)

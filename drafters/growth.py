@@ -20,8 +20,7 @@ Legend: S sequences, F expanded nodes of a level, k children looked at below eac
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from collections.abc import Sequence as Many
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple, Protocol
@@ -35,8 +34,8 @@ from verifier.graphs.proposer import DeviceTree, chain_columns
 from verifier.graphs.rows import Nodes
 from verifier.graphs.state import StepState
 from verifier.ops.children import best_children
-from verifier.ops.draw import draw_rows
 from verifier.ops.level import Above, Kept, keep_children
+from verifier.ops.sample import sample_rows
 
 #: A dynamic tree looks at no fewer children of a node, if it has as many nodes. Looking costs little.
 _LEAST_LOOKED = 8
@@ -120,14 +119,14 @@ class Plan:
         parents, words, _ = chain_columns(sequences, min(shape.nodes, MAX_NODES), device)
         self.whole = parents, words, self.of_each(depths).int().contiguous()
 
-    def column(self, values: Many[int]) -> Tensor:
+    def column(self, values: Sequence[int]) -> Tensor:
         """int64: these numbers."""
         key = tuple(values)
         if key not in self._columns:
             self._columns[key] = torch.tensor(key, dtype=torch.int64).to(self.device)
         return self._columns[key]
 
-    def of_each(self, values: Many[int]) -> Tensor:
+    def of_each(self, values: Sequence[int]) -> Tensor:
         """int64[S, N]: the same numbers for every sequence."""
         return self.column(values).expand(self.sequences, -1)
 
@@ -183,8 +182,8 @@ class _Front:
 class Growth:
     """Trees below the roots of some sequences while they grow; made anew in each step, or once for a recording.
 
-    curves: of the way in which each sequence is drawn; None: chances are taken as they are. token_ids: see
-    :func:`verifier.ops.draw.draw_rows`.
+    curves: of the way in which each sequence is sampled; None: chances are taken as they are. token_ids: see
+    :func:`verifier.ops.sample.sample_rows`.
     """
 
     def __init__(
@@ -219,15 +218,15 @@ class Growth:
         rows = len(logits) // plan.sequences
         sampling = self.state.sampling(plan.depths(depth, rows))
         if plan.shape.is_chain:
-            self._lengthen(draw_rows(logits, sampling, self._token_ids)[:, None])
+            self._lengthen(sample_rows(logits, sampling, self._token_ids)[:, None])
             return None
         found = best_children(logits, sampling, plan.levels[depth].looked, self._token_ids)
         return self._hang(*(part.view(plan.sequences, rows, -1) for part in found))
 
-    def _lengthen(self, drawn: Tensor) -> None:
-        self.levels.append(Level(drawn))
+    def _lengthen(self, sampled: Tensor) -> None:
+        self.levels.append(Level(sampled))
         depth = (len(self.levels),)
-        self._front = _Front(depth, depth, drawn, self.plan.chain_words[depth[0]], self.plan.root_scores)
+        self._front = _Front(depth, depth, sampled, self.plan.chain_words[depth[0]], self.plan.root_scores)
 
     def _hang(self, children: Tensor, chances: Tensor) -> Tensor:
         """Keep the best of these, or those that a template names."""
@@ -273,7 +272,7 @@ class Growth:
 
 
 class Passes(Protocol):
-    """What a drafter with logits computes for a level. token_ids: see :func:`verifier.ops.draw.draw_rows`."""
+    """What a drafter with logits computes for a level. token_ids: see :func:`verifier.ops.sample.sample_rows`."""
 
     token_ids: Tensor | None
 

@@ -16,8 +16,7 @@ Legend: S sequences, H hidden width, V' the drafter's vocabulary.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
-from collections.abc import Sequence as Many
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 
 import torch
@@ -31,7 +30,7 @@ from kvpaging import PagePool
 from spec.constrain import Ahead
 from spec.protocols import FeatureRequest
 from spec.sampling import SamplingParams
-from spec.sequence import Sequence
+from spec.sequence import SequenceState
 from spec.tree import DraftTree, TreeShape
 from verifier.graphs.capture import Capture, Direct, recorded
 from verifier.graphs.proposer import Taken
@@ -98,7 +97,7 @@ class TreeDrafter(ABC):
     def __init__(
         self, name: str, dynamic: bool, device: torch.device, pool: PagePool, token_ids: Tensor | None = None
     ) -> None:
-        """pool: whose pages hold what it computes or reads. token_ids: see :func:`verifier.ops.draw.draw_rows`."""
+        """pool: whose pages hold what it computes or reads. token_ids: see :func:`verifier.ops.sample.sample_rows`."""
         self.name, self.dynamic, self.calibration = name, dynamic, Calibration()
         self.device, self.token_ids = device, None if token_ids is None else token_ids.to(device)
         self._page_size = pool.page_size
@@ -133,17 +132,17 @@ class TreeDrafter(ABC):
             self._ends[key] = TextEnds(*key, self.first, self.device)
         return self._ends[key]
 
-    def able(self, sequence: Sequence) -> bool:
+    def able(self, sequence: SequenceState) -> bool:
         """Whether it can draft for a sequence now."""
         return True
 
-    def prepare(self, sequence: Sequence, levels: int) -> None:  # noqa: B027  see :meth:`extend`
+    def prepare(self, sequence: SequenceState, levels: int) -> None:  # noqa: B027  see :meth:`extend`
         """Compute what the first pass does not."""
 
-    def began(self, sequence: Sequence) -> None:  # noqa: B027  see :meth:`extend`
+    def began(self, sequence: SequenceState) -> None:  # noqa: B027  see :meth:`extend`
         """The first pass has run."""
 
-    def collected(self, sequence: Sequence, tree: DraftTree, path: list[int]) -> None:  # noqa: B027  see :meth:`extend`
+    def collected(self, sequence: SequenceState, tree: DraftTree, path: list[int]) -> None:  # noqa: B027  see :meth:`extend`
         """What :meth:`follow` did for a sequence is known now: this path of the tree was committed to its table."""
 
     def limited(self, shape: TreeShape) -> TreeShape:
@@ -160,7 +159,7 @@ class TreeDrafter(ABC):
         return None if self.token_ids is None else self.token_ids.cpu()
 
     @torch.inference_mode()
-    def propose(self, sequences: Many[Sequence], shapes: Many[TreeShape]) -> list[DraftTree]:
+    def propose(self, sequences: Sequence[SequenceState], shapes: Sequence[TreeShape]) -> list[DraftTree]:
         """One tree per sequence; those of one shape grow together."""
         together: dict[tuple[TreeShape, bool, bool], list[int]] = {}
         growing = [self._below(*pair) for pair in zip(sequences, shapes, strict=True)]
@@ -173,14 +172,14 @@ class TreeDrafter(ABC):
         self._grown.update((grown.sequence.id, grown) for grown in growing if grown.depth)
         return [grown.tree(self.name) for grown in growing]
 
-    def _below(self, sequence: Sequence, shape: TreeShape) -> Grown:
+    def _below(self, sequence: SequenceState, shape: TreeShape) -> Grown:
         """A tree that is only a root."""
         shape = self.limited(shape)
         dynamic = self.dynamic and shape.template is None and not shape.is_chain
         grammar = None if sequence.constraint is None else Ahead(sequence.constraint)
         return Grown(sequence, shape, dynamic, self.calibration, grammar, [sequence.tokens[-1]])
 
-    def _grow(self, growing: Many[Grown], apart: bool) -> None:
+    def _grow(self, growing: Sequence[Grown], apart: bool) -> None:
         """Trees of one shape."""
         sequences, at = [grown.sequence for grown in growing], self._levels_of(growing, apart)
         levels = at.plan.shape.levels
@@ -197,7 +196,7 @@ class TreeDrafter(ABC):
         for sequence in sequences:
             self.began(sequence)
 
-    def _watched(self, growing: Many[Grown], at: Levels) -> Many[Level]:
+    def _watched(self, growing: Sequence[Grown], at: Levels) -> Sequence[Level]:
         """Grow with the host in between; returns what it has not looked at."""
         known = 0
         for logits, found in at.parts():
@@ -212,17 +211,17 @@ class TreeDrafter(ABC):
                 break
         return ()
 
-    def _adjust(self, growing: Many[Grown], logits: Tensor, sequences: int) -> None:
+    def _adjust(self, growing: Sequence[Grown], logits: Tensor, sequences: int) -> None:
         """Change the logits of a level as the requests want them. sequences: for how many there is room."""
         for grown, rows in zip(growing, logits.view(sequences, -1, logits.shape[1]), strict=False):
             if not grown.over and adjusts(grown.sequence, grown.depth):
                 rows.copy_(grown.adjusted(rows.cpu(), self._host_ids))  # what a device has goes there and back
 
-    def _joined(self, sequence: Sequence, reach: int) -> Joined:
+    def _joined(self, sequence: SequenceState, reach: int) -> Joined:
         sampling, table = sequence.sampling if self.shared_noise else _GREEDY, sequence.table
         return Joined(table.pages, table.length, sequence.tokens[-reach:], sampling, sequence.noise.seed)
 
-    def _levels_of(self, growing: Many[Grown], apart: bool) -> Levels:
+    def _levels_of(self, growing: Sequence[Grown], apart: bool) -> Levels:
         """What is made for such trees; of trees with a price, whoever has as many levels or more: they end early."""
         count, first = len(growing), growing[0]
         if self.device.type != "cpu":  # few captures serve all: what is behind the last is padding
@@ -249,20 +248,20 @@ class TreeDrafter(ABC):
             room *= 4
         return room
 
-    def committed(self, sequence: Sequence, path: list[int]) -> None:
+    def committed(self, sequence: SequenceState, path: list[int]) -> None:
         """The calibration learns."""
         if grown := self._grown.pop(sequence.id, None):
             grown.learn(path)
 
-    def extend(self, sequence: Sequence) -> None:  # noqa: B027  those that store nothing have nothing to do
+    def extend(self, sequence: SequenceState) -> None:  # noqa: B027  those that store nothing have nothing to do
         """Bring what is computed of committed text up to it."""
 
-    def finished(self, sequence: Sequence) -> None:
+    def finished(self, sequence: SequenceState) -> None:
         """Forget what was proposed."""
         self._grown.pop(sequence.id, None)
 
 
-def _add(growing: Many[Grown], level: Level) -> None:
+def _add(growing: Sequence[Grown], level: Level) -> None:
     on_host = level.on_host()
     tokens = on_host.tokens.tolist()
     for place, grown in enumerate(growing):

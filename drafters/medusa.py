@@ -38,7 +38,7 @@ class MedusaDrafter(FedDrafter):
         return shape.limited(len(self.heads))
 
     def reach(self, levels: int) -> int:
-        """The root, for the state it was drawn from."""
+        """The root, for the state it was sampled from."""
         return 1
 
     def begin(self, state: StepState, levels: int) -> tuple[Tensor, Tensor]:

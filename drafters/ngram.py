@@ -6,11 +6,11 @@ occurrence first (reference: algorithms, 3.9). The index is a dictionary grown b
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Many
+from collections.abc import Sequence
 
 from spec.names import NGRAM
 from spec.protocols import FeatureRequest, or_roots
-from spec.sequence import Sequence
+from spec.sequence import SequenceState
 from spec.tree import DraftTree, TreeShape
 
 #: Tokens that are taken in at once, so that no step waits long: about a millisecond.
@@ -56,30 +56,30 @@ class NgramDrafter:
         self._sizes = range(shortest, longest + 1)
         self._indices: dict[str, _Index] = {}
 
-    def propose(self, sequences: Many[Sequence], shapes: Many[TreeShape]) -> list[DraftTree]:
+    def propose(self, sequences: Sequence[SequenceState], shapes: Sequence[TreeShape]) -> list[DraftTree]:
         """A chain per sequence, empty where nothing matches; as deep as its shape has levels."""
         return or_roots(self.find(sequences, shapes), sequences, self.name)
 
-    def find(self, sequences: Many[Sequence], shapes: Many[TreeShape]) -> list[DraftTree | None]:
+    def find(self, sequences: Sequence[SequenceState], shapes: Sequence[TreeShape]) -> list[DraftTree | None]:
         """The same; None where nothing matches."""
         return [self._chain(sequence, shape.levels) for sequence, shape in zip(sequences, shapes, strict=True)]
 
-    def _chain(self, sequence: Sequence, levels: int) -> DraftTree | None:
+    def _chain(self, sequence: SequenceState, levels: int) -> DraftTree | None:
         found = self._read(sequence).continuation(sequence.tokens, levels)
         return DraftTree.chain([sequence.tokens[-1], *found], self.name) if found else None
 
-    def extend(self, sequence: Sequence) -> None:
+    def extend(self, sequence: SequenceState) -> None:
         """Take in some of the prompt."""
         self._read(sequence)
 
-    def _read(self, sequence: Sequence) -> _Index:
+    def _read(self, sequence: SequenceState) -> _Index:
         index = self._indices.setdefault(sequence.id, _Index(self._sizes))
         index.read(sequence.tokens)
         return index
 
-    def committed(self, sequence: Sequence, path: list[int]) -> None:
+    def committed(self, sequence: SequenceState, path: list[int]) -> None:
         """Nothing to do: the index reads committed tokens when it is asked."""
 
-    def finished(self, sequence: Sequence) -> None:
+    def finished(self, sequence: SequenceState) -> None:
         """Forget the sequence."""
         self._indices.pop(sequence.id, None)

@@ -8,7 +8,7 @@ way, the places where it may be back (:mod:`drafters.alignment`) are drafted sid
 from __future__ import annotations
 
 import heapq
-from collections.abc import Sequence as Many
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from operator import mul
@@ -16,10 +16,10 @@ from operator import mul
 from drafters.alignment import FAR, INSERTED, KINDS, MOST, NEAR, REPLACED, Alignment, Place, cell_of
 from drafters.suffix.growth import Grown
 from drafters.suffix.trust import Trust
-from spec.budget import StepCost
+from spec.budget import CostModel
 from spec.names import PREDICTION
 from spec.protocols import FeatureRequest, or_roots
-from spec.sequence import Sequence
+from spec.sequence import SequenceState
 from spec.tree import DraftTree, TreeShape
 
 #: What is less likely than this to be accepted is not drafted, however little a row costs.
@@ -63,31 +63,31 @@ class PredictionDrafter:
     name = PREDICTION
     needs: FeatureRequest | None = None
 
-    def __init__(self, cost: StepCost | None = None) -> None:
+    def __init__(self, cost: CostModel | None = None) -> None:
         self.learning = True
         self._cost = cost
         self._running: dict[str, _Running] = {}
 
-    def propose(self, sequences: Many[Sequence], shapes: Many[TreeShape]) -> list[DraftTree]:
+    def propose(self, sequences: Sequence[SequenceState], shapes: Sequence[TreeShape]) -> list[DraftTree]:
         """A draft per sequence, empty where it has no prediction or that has nothing to say: at most the shape's levels
         and nodes."""
         return or_roots(self.find(sequences, shapes), sequences, self.name)
 
-    def find(self, sequences: Many[Sequence], shapes: Many[TreeShape]) -> list[DraftTree | None]:
+    def find(self, sequences: Sequence[SequenceState], shapes: Sequence[TreeShape]) -> list[DraftTree | None]:
         """The same; None for an empty one."""
         return [self._tree(sequence, shape) for sequence, shape in zip(sequences, shapes, strict=True)]
 
-    def extend(self, sequence: Sequence) -> None:
+    def extend(self, sequence: SequenceState) -> None:
         """Nothing to do: the prediction is known, and the prompt does not matter."""
 
-    def committed(self, sequence: Sequence, path: list[int]) -> None:
+    def committed(self, sequence: SequenceState, path: list[int]) -> None:
         """Nothing to do: what was committed is read when a draft is asked for."""
 
-    def finished(self, sequence: Sequence) -> None:
+    def finished(self, sequence: SequenceState) -> None:
         """Forget the sequence."""
         self._running.pop(sequence.id, None)
 
-    def _tree(self, sequence: Sequence, shape: TreeShape) -> DraftTree | None:
+    def _tree(self, sequence: SequenceState, shape: TreeShape) -> DraftTree | None:
         tokens = sequence.tokens
         if not sequence.prediction or not shape.levels:
             return None
@@ -124,7 +124,7 @@ class PredictionDrafter:
         return DraftTree.build(tokens, parents, self.name, chances)
 
 
-def grow(root: int, prediction: Many[int], places: Many[Place], shape: TreeShape, trust: Trust) -> Grown:
+def grow(root: int, prediction: Sequence[int], places: Sequence[Place], shape: TreeShape, trust: Trust) -> Grown:
     """What follows at the places, the likeliest tokens first; places that agree share their nodes."""
     if len(places) == 1:
         return _grow_chain(root, prediction, places[0], shape, trust)
@@ -147,7 +147,7 @@ def grow(root: int, prediction: Many[int], places: Many[Place], shape: TreeShape
     return grown
 
 
-def _grow_chain(root: int, prediction: Many[int], place: Place, shape: TreeShape, trust: Trust) -> Grown:
+def _grow_chain(root: int, prediction: Sequence[int], place: Place, shape: TreeShape, trust: Trust) -> Grown:
     """The same for one place, in less time: that of most steps."""
     tokens = [root, *prediction[place.at : place.at + shape.levels]]
     cells = [0, *(place.cell(depth) for depth in range(len(tokens) - 1))]

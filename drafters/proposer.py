@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Many
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -10,7 +10,7 @@ from drafters.calibration import Calibration, kind_of
 from drafters.growth import Growth, Plan, levels
 from drafters.levels import TreeDrafter
 from spec.protocols import Drafter, FeatureRequest
-from spec.sequence import Sequence
+from spec.sequence import SequenceState
 from spec.tree import DraftTree, TreeShape
 from verifier.graphs.proposer import DeviceTree, Taken
 from verifier.graphs.state import StepState
@@ -41,7 +41,7 @@ class Drafts:
         """What it stores of the texts follows them."""
         self.drafter.follow(state, taken, self.shape.levels)
 
-    def prepare(self, sequences: Many[Sequence]) -> bool:
+    def prepare(self, sequences: Sequence[SequenceState]) -> bool:
         """Compute what the first pass does not. False if it cannot draft for one of them."""
         for sequence in sequences:
             if not self.drafter.able(sequence):
@@ -49,7 +49,7 @@ class Drafts:
             self.drafter.prepare(sequence, self.shape.levels)
         return True
 
-    def collected(self, sequence: Sequence, tree: DraftTree, path: list[int]) -> None:
+    def collected(self, sequence: SequenceState, tree: DraftTree, path: list[int]) -> None:
         """Marks are set, and the calibration learns."""
         self.drafter.collected(sequence, tree, path)
         _learn(self.drafter.calibration, sequence, tree, path)
@@ -60,15 +60,15 @@ def on_device(drafter: Drafter | None) -> TreeDrafter | None:
     return drafter if isinstance(drafter, TreeDrafter) else None
 
 
-def _learn(calibration: Calibration, sequence: Sequence, tree: DraftTree, path: list[int]) -> None:
+def _learn(calibration: Calibration, sequence: SequenceState, tree: DraftTree, path: list[int]) -> None:
     """Whether each level of a chain was hit. Chances of other trees stay on the device, so nothing is learnt of those.
 
-    path: nodes of the tree that were committed, their draws already in the sequence's tokens.
+    path: nodes of the tree that were committed, their samples already in the sequence's tokens.
     """
     if not tree.is_chain:
         return
-    drawn = sequence.tokens[len(sequence.tokens) - len(path) :]
+    sampled = sequence.tokens[len(sequence.tokens) - len(path) :]
     kind, drafted = kind_of(sequence.sampling), tree.tokens.tolist()[1:]
-    for depth, (token, draft) in enumerate(zip(drawn, drafted, strict=False)):
+    for depth, (token, draft) in enumerate(zip(sampled, drafted, strict=False)):
         calibration.saw(kind, depth, _UNKNOWN, np.array([draft == token]))
     calibration.step()

@@ -9,12 +9,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Many
+from collections.abc import Sequence
 
 from drafters.prediction import PredictionDrafter
 from spec.features import Features, reader_of
 from spec.protocols import Drafter, FeatureRequest
-from spec.sequence import Sequence
+from spec.sequence import SequenceState
 from spec.tree import DraftTree, TreeShape
 
 #: A prediction whose next token is less likely than this to be accepted leaves the step to the configured drafter.
@@ -34,7 +34,7 @@ class RoutedDrafter:
         self.needs: FeatureRequest | None = None if configured is None else configured.needs
         self._predicted: set[str] = set()
 
-    def propose(self, sequences: Many[Sequence], shapes: Many[TreeShape]) -> list[DraftTree]:
+    def propose(self, sequences: Sequence[SequenceState], shapes: Sequence[TreeShape]) -> list[DraftTree]:
         """One tree per sequence, by whoever it is routed to."""
         trees = self.prediction.propose(sequences, shapes)
         left = [i for i, tree in enumerate(trees) if not _sure(tree)]
@@ -47,19 +47,19 @@ class RoutedDrafter:
         self._predicted.update(sequence.id for sequence, tree in names if tree.drafter == self.prediction.name)
         return trees
 
-    def extend(self, sequence: Sequence) -> None:
+    def extend(self, sequence: SequenceState) -> None:
         """Both may read on."""
         self.prediction.extend(sequence)
         if self.configured is not None:
             self.configured.extend(sequence)
 
-    def observe(self, sequence: Sequence, features: Features) -> None:
+    def observe(self, sequence: SequenceState, features: Features) -> None:
         """Features are for the configured drafter, whoever drafts: it stays up to date."""
         reader = reader_of(self.configured)
         if reader is not None:
             reader.observe(sequence, features)
 
-    def committed(self, sequence: Sequence, path: list[int]) -> None:
+    def committed(self, sequence: SequenceState, path: list[int]) -> None:
         """The path is that of the tree that was taken; to the other one all but the root came from elsewhere."""
         rested = [0, *(-1 for _ in path[1:])]
         predicted = sequence.id in self._predicted
@@ -68,7 +68,7 @@ class RoutedDrafter:
         if self.configured is not None:
             self.configured.committed(sequence, rested if predicted else path)
 
-    def finished(self, sequence: Sequence) -> None:
+    def finished(self, sequence: SequenceState) -> None:
         """Both forget it."""
         self._predicted.discard(sequence.id)
         self.prediction.finished(sequence)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Sequence as Many
+from collections.abc import Sequence
 
 from spec.observer import Observer
 from spec.protocols import Drafter
-from spec.sequence import Sequence
-from spec.step import Verdict
+from spec.sequence import SequenceState
+from spec.step import VerifyResult
 from spec.trace import ShadowReport, StepTrace
 from spec.tree import TreeShape
 from spec.walk import Walk
@@ -39,31 +39,31 @@ class Shadow(Observer):
         self._reports.clear()
         return reports
 
-    def stepped(self, trace: StepTrace, verdicts: Many[Verdict]) -> None:
+    def stepped(self, trace: StepTrace, results: Sequence[VerifyResult]) -> None:
         """Go on as far as the new tokens lead."""
-        for verdict in verdicts:
-            sequence = verdict.work.sequence
+        for result in results:
+            sequence = result.scheduled.sequence
             if sequence.speculate and sequence.constraint is None:
                 begun = time.perf_counter()
-                self._follow(verdict, sequence)
+                self._follow(result, sequence)
                 self._charge(sequence.id, begun)
 
-    def _follow(self, verdict: Verdict, sequence: Sequence) -> None:
+    def _follow(self, result: VerifyResult, sequence: SequenceState) -> None:
         walk = self._walks.get(sequence.id)
         if walk is None:
             walk = self._walks[sequence.id] = Walk(self.drafter, self.shape, sequence)
-        if not verdict.emitted:
+        if not result.emitted:
             walk.read()
             return
         if walk.begun is None:
             # The step that computes the prompt drafts nothing, whoever drafts.
-            walk.begin(verdict.emitted if verdict.work.lead else [])
+            walk.begin(result.emitted if result.scheduled.prefill else [])
         walk.follow(sequence.tokens)
 
     def _charge(self, id: str, begun: float) -> None:
         self._seconds[id] = self._seconds.get(id, 0.0) + time.perf_counter() - begun
 
-    def ended(self, sequence: Sequence) -> None:
+    def ended(self, sequence: SequenceState) -> None:
         """Take the last steps, and report the request, if it had any."""
         walk = self._walks.pop(sequence.id, None)
         if walk is None:

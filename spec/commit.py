@@ -1,4 +1,4 @@
-"""What a step's draws do to a sequence, whoever computed them: the accepted run goes out."""
+"""What a step's samples do to a sequence, whoever computed them: the accepted run goes out."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from spec.accept import Acceptance
-from spec.draw import BROKEN
 from spec.errors import ForesayError
-from spec.sequence import Sequence
+from spec.sample import BROKEN
+from spec.sequence import SequenceState
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,23 +25,23 @@ class Run:
     accepted: int
 
 
-def emit(sequence: Sequence, taken: Acceptance, why_nothing: Callable[[], ForesayError]) -> Run:
-    """Append what was drawn on the path and tell the grammar; whatever is wrong ends this sequence alone.
+def emit(sequence: SequenceState, taken: Acceptance, why_nothing: Callable[[], ForesayError]) -> Run:
+    """Append what was sampled on the path and tell the grammar; whatever is wrong ends this sequence alone.
 
-    why_nothing: asked if no token could be drawn at the root.
+    why_nothing: asked if no token could be sampled at the root.
     """
     emitted = _append(sequence, taken, why_nothing)
     count = len(emitted)
     return Run(taken.path[:count], taken.path[1 : count + 1], emitted, min(taken.accepted, count))
 
 
-def _append(sequence: Sequence, acceptance: Acceptance, why_nothing: Callable[[], ForesayError]) -> list[int]:
+def _append(sequence: SequenceState, acceptance: Acceptance, why_nothing: Callable[[], ForesayError]) -> list[int]:
     constraint = sequence.constraint
     if constraint is not None and constraint.error is not None:
         sequence.fail(constraint.error)
         return []
-    # A broken draw is no child, so it is the last of its run: what came before it stands, and the next step, whose root
-    # that node is, draws the same again.
+    # A broken sample is no child, so it is the last of its run: what came before it stands, and the next step, whose
+    # root that node is, samples the same again.
     sound = [token for token in acceptance.emitted if token != BROKEN]
     emitted = sequence.append(sound)
     if not emitted:

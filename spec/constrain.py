@@ -5,7 +5,7 @@
     plan       forced    tokens the grammar leaves no choice about: they will be drafted, and pages are reserved
     propose    graft     forced tokens and the drafter's legal nodes become one tree
     forward    masks     computed in a thread of their own, beside the target
-    draw                 tokens that may not follow a node are minus infinity in its row
+    sample                 tokens that may not follow a node are minus infinity in its row
     commit     advance   the emitted tokens, up to the end of the text
 
 The mask decides which tokens come out; pruning and forcing decide only which of them are drafted. So the tokens are
@@ -40,7 +40,7 @@ class Guarded:
     """A constraint whose failure ends its own sequence alone.
 
     error: what went wrong first; from then on nothing is asked of the constraint, and nothing may be emitted that was
-    drawn without it. field: of the request, which errors name; one that the constraint raises is the request's fault.
+    sampled without it. field: of the request, which errors name; one that the constraint raises is the request's fault.
     """
 
     def __init__(self, constraint: Constraint, vocab_size: int, field: str = "") -> None:

@@ -1,18 +1,18 @@
-"""The draws of one sequence's tree: at every node the token that plain decoding would take there."""
+"""The samples of one sequence's tree: at every node the token that plain decoding would take there."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence as Many
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from spec.adjust import paths_of
-from spec.draw import Undrawn
 from spec.errors import ForesayError, InvalidRequest, NumericalError
-from spec.sequence import Sequence
+from spec.sample import Unsampled
+from spec.sequence import SequenceState
 from spec.tree import DraftTree
 
 GRAMMAR = "the grammar"
@@ -25,17 +25,18 @@ class Nodes:
     logits: fp32[N, V], their raw rows. banned: bool[N, V], what a grammar rules out.
     """
 
-    sequence: Sequence
+    sequence: SequenceState
     tree: DraftTree
     logits: Tensor
     banned: Tensor | None = None
 
     @torch.inference_mode()
-    def undrawn(self) -> Undrawn:
-        """What is to be drawn from, as the request wants it. That is written where the pass left its logits, if it is
+    def unsampled(self) -> Unsampled:
+        """What is to be sampled from, as the request wants it. That is written where the pass left its logits, if it is
         something else; ``logits`` is then a copy of what stood there."""
         sequence = self.sequence
-        # The token drawn at depth d sits one position past the node: tokens are numbered from 0, the root is the last.
+        # The token sampled at depth d sits one position past the node: tokens are numbered from 0, the root is the
+        # last.
         positions = [len(sequence.tokens) + depth for depth in self.tree.depths.tolist()]
         wanted, early = self.logits, _early(sequence, positions)
         if sequence.adjustment is not None or self.banned is not None or early or sequence.forced is not None:
@@ -46,7 +47,7 @@ class Nodes:
                 _leave_recorded(changed, sequence.forced, [place - sequence.prompt_length for place in positions])
             if changed is not wanted:  # what a device has goes there and back
                 wanted.copy_(changed)
-        return Undrawn(self.tree, wanted, sequence.sampling, sequence.noise, positions)
+        return Unsampled(self.tree, wanted, sequence.sampling, sequence.noise, positions)
 
     def _adjust(self, logits: Tensor, early: list[int]) -> None:
         sequence, tree, adjustment = self.sequence, self.tree, self.sequence.adjustment
@@ -59,14 +60,14 @@ class Nodes:
             logits[torch.tensor(early)[:, None], torch.tensor(sorted(sequence.stop_ids))] = -math.inf
 
 
-def _early(sequence: Sequence, positions: Many[int]) -> list[int]:
-    """Rows whose token would be output number ``min_tokens`` or earlier: they cannot draw a stop token."""
+def _early(sequence: SequenceState, positions: Sequence[int]) -> list[int]:
+    """Rows whose token would be output number ``min_tokens`` or earlier: they cannot sample a stop token."""
     last = sequence.prompt_length + sequence.sampling.min_tokens
     return [row for row, position in enumerate(positions) if position < last] if sequence.stop_ids else []
 
 
-def _leave_recorded(logits: Tensor, recorded: Many[int], places: Many[int]) -> None:
-    """Leave nothing but the recorded token of each place, where a trace has one (bench: forced draws)."""
+def _leave_recorded(logits: Tensor, recorded: Sequence[int], places: Sequence[int]) -> None:
+    """Leave nothing but the recorded token of each place, where a trace has one (bench: forced samples)."""
     sound = logits.isfinite().any(dim=1) & ~logits.isnan().any(dim=1)
     for row, place in enumerate(places):
         if place < len(recorded) and sound[row]:
@@ -74,8 +75,8 @@ def _leave_recorded(logits: Tensor, recorded: Many[int], places: Many[int]) -> N
             logits[row, recorded[place]] = 0.0
 
 
-def why_nothing(sequence: Sequence, row: Tensor) -> ForesayError:
-    """Why no token could be drawn. row: fp32[V], the raw logits of the node."""
+def why_nothing(sequence: SequenceState, row: Tensor) -> ForesayError:
+    """Why no token could be sampled. row: fp32[V], the raw logits of the node."""
     if bool(row.isnan().any()) or bool(row.isposinf().any()) or not bool(row.isfinite().any()):
         return NumericalError("the model's logits are not finite")
     sampling = sequence.sampling

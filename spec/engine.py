@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable
-from collections.abc import Sequence as Many
+from collections.abc import Callable, Sequence
 
 from kvpaging import PagePool, PageTable, PrefixIndex
 from spec.adjust import Adjustment
@@ -22,8 +21,8 @@ from spec.protocols import Constraint, Drafter, Verifier
 from spec.request import Delta, EngineInfo, FinishReason, Origin, Request
 from spec.sampling import SEED_RANGE
 from spec.scheduler import Scheduler
-from spec.sequence import Sequence
-from spec.step import PartsRunner, StepPlan, StepRunner, Verdict
+from spec.sequence import SequenceState
+from spec.step import PartsRunner, StepPlan, StepRunner, VerifyResult
 from spec.trace import SequenceTrace, Statistics, StepTrace
 from spec.tree import MAX_NODES
 
@@ -43,7 +42,7 @@ class Engine:
         verifier: Verifier,
         drafter: Drafter | None,
         scheduler: Scheduler,
-        observers: Many[Observer] = (),
+        observers: Sequence[Observer] = (),
         runner: StepRunner | None = None,
         crowded: Callable[[], float] = lambda: 0.0,
     ) -> None:
@@ -55,7 +54,7 @@ class Engine:
         self.trace: StepTrace | None = None
         budget = scheduler.budget
         self._observers = Observers([*([] if budget is None else [budget]), *observers])
-        self._sequences: dict[str, Sequence] = {}
+        self._sequences: dict[str, SequenceState] = {}
         self._ended: list[Delta] = []
 
     @property
@@ -79,7 +78,7 @@ class Engine:
         self.scheduler.add(sequence)
         self._observers.note(lambda observer: observer.begun(sequence))
 
-    def _leader(self, request: Request) -> Sequence | None:
+    def _leader(self, request: Request) -> SequenceState | None:
         """Whose prompt KV the request will share; None if there is nobody."""
         leader = self._sequences.get(request.fork_of) if request.fork_of is not None else None
         if leader is None:
@@ -88,12 +87,12 @@ class Engine:
             raise InvalidRequest("fork_of", f"request {request.fork_of!r} has another prompt")
         return leader.leader or leader
 
-    def _sequence(self, request: Request, constraint: Constraint | None) -> Sequence:
+    def _sequence(self, request: Request, constraint: Constraint | None) -> SequenceState:
         params = request.params
         request.validate(self.info.vocab_size)
         seed = secrets.randbits(32) if params.seed is None else params.seed % SEED_RANGE
         stops = set(params.stop_token_ids) | (set() if params.ignore_eos else set(self.info.eos_token_ids))
-        return Sequence(
+        return SequenceState(
             id=request.id,
             tokens=[*request.prompt, *request.committed],
             prompt_length=len(request.prompt),
@@ -178,42 +177,42 @@ class Engine:
             self._forget_drafts(sequence)
         planned = {"plan": time.perf_counter() - begun}
         deltas, self._ended = self._ended, []
-        if not plan.works:
+        if not plan.batch:
             return deltas
-        for work in plan.works:
-            work.sequence.trace.started = work.sequence.trace.started or begun
+        for scheduled in plan.batch:
+            scheduled.sequence.trace.started = scheduled.sequence.trace.started or begun
         ticket = self.runner.submit(plan)
-        verdicts = self.runner.collect(ticket)
+        results = self.runner.collect(ticket)
         seconds, place = planned | ticket.watch.seconds, self._observers.noted
-        deltas += [delta for verdict in verdicts if (delta := self._settle(verdict, seconds)) is not None]
+        deltas += [delta for result in results if (delta := self._settle(result, seconds)) is not None]
         self.scheduler.settle(self.runner.ahead)
         self.steps += 1
-        self.trace = trace = self._trace(plan, verdicts, seconds)
-        self._observers.note(lambda observer: observer.stepped(trace, verdicts), place)
+        self.trace = trace = self._trace(plan, results, seconds)
+        self._observers.note(lambda observer: observer.stepped(trace, results), place)
         return deltas
 
-    def _settle(self, verdict: Verdict, seconds: dict[str, float]) -> Delta | None:
-        """Count a verdict, publish what is final, and make the delta that goes out."""
-        work, sequence = verdict.work, verdict.work.sequence
-        sequence.trace.charge({"prefill": sum(seconds.values())} if work.lead else seconds)
-        if verdict.emitted:
-            sequence.trace.record(verdict.depths, verdict.accepted, len(verdict.emitted))
-            sequence.trace.forced += verdict.forced
-        if work.lead and verdict.emitted:
+    def _settle(self, result: VerifyResult, seconds: dict[str, float]) -> Delta | None:
+        """Count a result, publish what is final, and make the delta that goes out."""
+        scheduled, sequence = result.scheduled, result.scheduled.sequence
+        sequence.trace.charge({"prefill": sum(seconds.values())} if scheduled.prefill else seconds)
+        if result.emitted:
+            sequence.trace.record(result.depths, result.accepted, len(result.emitted))
+            sequence.trace.forced += result.forced
+        if scheduled.prefill and result.emitted:
             self._publish(sequence)
-        if verdict.emitted:
+        if result.emitted:
             self.scheduler.share_prompt(sequence)
         if sequence.finished:
             self._remove(sequence)
-        elif not verdict.emitted:
+        elif not result.emitted:
             return None
-        return self._delta(sequence, verdict, seconds)
+        return self._delta(sequence, result, seconds)
 
     def _delta(
-        self, sequence: Sequence, verdict: Verdict | None = None, seconds: dict[str, float] | None = None
+        self, sequence: SequenceState, result: VerifyResult | None = None, seconds: dict[str, float] | None = None
     ) -> Delta:
-        """What goes out for a sequence; without a verdict only how it ended. seconds: of the step, by phase."""
-        tokens = verdict.emitted if verdict is not None else []
+        """What goes out for a sequence; without a result only how it ended. seconds: of the step, by phase."""
+        tokens = result.emitted if result is not None else []
         first = bool(tokens) and len(tokens) == sequence.output_length
         return Delta(
             id=sequence.id,
@@ -225,41 +224,41 @@ class Engine:
             seed=sequence.noise.seed,
             cached_tokens=sequence.cached_tokens,
             queued=sequence.trace.queued,
-            drafted=len(verdict.depths) if verdict is not None else 0,
-            accepted=verdict.accepted if verdict is not None else 0,
-            logprobs=verdict.logprobs if verdict is not None else None,
+            drafted=len(result.depths) if result is not None else 0,
+            accepted=result.accepted if result is not None else 0,
+            logprobs=result.logprobs if result is not None else None,
             prompt_logprobs=sequence.prompt_logprobs if first else None,
             statistics=self._statistics(sequence) if sequence.finished else None,
-            origin=self._origin(verdict, seconds or {}) if verdict is not None and tokens else None,
+            origin=self._origin(result, seconds or {}) if result is not None and tokens else None,
         )
 
-    def _origin(self, verdict: Verdict, seconds: dict[str, float]) -> Origin:
+    def _origin(self, result: VerifyResult, seconds: dict[str, float]) -> Origin:
         """Where the emitted tokens of this step come from. Called before the step is counted."""
-        tree = verdict.tree
+        tree = result.tree
         assert tree is not None, "whoever emits has a tree"
         return Origin(
             step=self.steps + 1,
             drafter=tree.drafter,
             parents=tree.parents.tolist(),
-            forced=verdict.forced,
-            path=verdict.path,
+            forced=result.forced,
+            path=result.path,
             seconds=seconds,
-            sources=[tree.sources[node] for node in verdict.path] if tree.sources else [],
+            sources=[tree.sources[node] for node in result.path] if tree.sources else [],
             predicted=tree.sources.count(PREDICTION)
             if tree.sources
-            else (len(tree) - 1 - verdict.forced) * (tree.drafter == PREDICTION),
+            else (len(tree) - 1 - result.forced) * (tree.drafter == PREDICTION),
         )
 
-    def _statistics(self, sequence: Sequence) -> Statistics:
+    def _statistics(self, sequence: SequenceState) -> Statistics:
         levels = self.scheduler.levels_of(sequence)
         return sequence.trace.statistics(sequence.prompt_length, sequence.cached_tokens, sequence.output_length, levels)
 
-    def _end(self, sequence: Sequence, reason: FinishReason) -> None:
+    def _end(self, sequence: SequenceState, reason: FinishReason) -> None:
         sequence.finish_reason = reason
         self._remove(sequence)
         self._ended.append(self._delta(sequence))
 
-    def _remove(self, sequence: Sequence) -> None:
+    def _remove(self, sequence: SequenceState) -> None:
         """Give back everything a finished sequence holds; good text stays findable."""
         del self._sequences[sequence.id]
         if sequence.finish_reason != "error":
@@ -268,37 +267,37 @@ class Engine:
         self._forget_drafts(sequence)
         self._observers.note(lambda observer: observer.ended(sequence))
 
-    def _forget_drafts(self, sequence: Sequence) -> None:
+    def _forget_drafts(self, sequence: SequenceState) -> None:
         if self.drafter is not None:
             self.drafter.finished(sequence)
 
-    def _publish(self, sequence: Sequence) -> None:
+    def _publish(self, sequence: SequenceState) -> None:
         """Index the full pages of final text: the prompt once it is computed, and everything at the end."""
         if self.prefix is not None and not sequence.aside:
             self.prefix.publish(sequence.table, sequence.tokens, sequence.salt)
 
-    def _trace(self, plan: StepPlan, verdicts: list[Verdict], seconds: dict[str, float]) -> StepTrace:
-        leads = sum(work.lead for work in plan.works)
-        drafted = sum(len(v.depths) for v in verdicts)
-        rows = leads + drafted + sum(1 for work in plan.works if work.shape is not None)
+    def _trace(self, plan: StepPlan, results: list[VerifyResult], seconds: dict[str, float]) -> StepTrace:
+        prefills = sum(scheduled.prefill for scheduled in plan.batch)
+        drafted = sum(len(v.depths) for v in results)
+        rows = prefills + drafted + sum(1 for scheduled in plan.batch if scheduled.shape is not None)
         plain = self.scheduler.plain
         return StepTrace(
             number=self.steps,
             rows=rows,
-            sequences=len(plan.works),
-            prefill_rows=leads,
+            sequences=len(plan.batch),
+            prefill_rows=prefills,
             drafted=drafted,
-            accepted=sum(v.accepted for v in verdicts),
-            emitted=sum(len(v.emitted) for v in verdicts),
+            accepted=sum(v.accepted for v in results),
+            emitted=sum(len(v.emitted) for v in results),
             seconds=seconds,
             running=len(self.scheduler.running),
             waiting=len(self.scheduler.waiting),
             pages=self.pool.num_pages - 1 - self.pool.available,
             kept_pages=self.pool.idle,
             preemptions=len(self.scheduler.preempted),
-            plain=sum(not work.sequence.speculate for work in plan.works),
-            aside=sum(work.sequence.aside for work in plan.works),
-            root_seconds=0.0 if leads else plain.saw(rows, len(plan.works), drafted, seconds),
+            plain=sum(not scheduled.sequence.speculate for scheduled in plan.batch),
+            aside=sum(scheduled.sequence.aside for scheduled in plan.batch),
+            root_seconds=0.0 if prefills else plain.saw(rows, len(plan.batch), drafted, seconds),
             doubt=plain.doubt if drafted else "",
             choice=plan.choice,
             news=plan.news,

@@ -38,4 +38,4 @@ class ConfigurationError(ForesayError):
 
 
 class NumericalError(ForesayError):
-    """The model's logits hold NaN or only minus infinity; no token can be drawn from them."""
+    """The model's logits hold NaN or only minus infinity; no token can be sampled from them."""

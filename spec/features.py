@@ -12,13 +12,13 @@ nodes never leave the step.
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Many
+from collections.abc import Sequence
 from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
-from spec.sequence import Sequence
+from spec.sequence import SequenceState
 
 #: Hidden rows by name (``"final"``, ``"layer.3"``), each [R, H].
 Features = dict[str, Tensor]
@@ -28,7 +28,7 @@ Features = dict[str, Tensor]
 class FeatureReader(Protocol):
     """A :class:`~spec.protocols.Drafter` whose ``needs`` are not None."""
 
-    def observe(self, sequence: Sequence, features: Features) -> None:
+    def observe(self, sequence: SequenceState, features: Features) -> None:
         """The target's features of the last R committed positions, ``table.length - R .. table.length - 1``.
 
         Called after each commit and right before ``extend`` or ``committed``. A position may be skipped for good: one
@@ -42,7 +42,7 @@ def reader_of(drafter: object) -> FeatureReader | None:
     return drafter if isinstance(drafter, FeatureReader) else None
 
 
-def by_sequence(features: Features, counts: Many[int]) -> list[Features]:
+def by_sequence(features: Features, counts: Sequence[int]) -> list[Features]:
     """The features of each sequence of a pass; counts: how many rows each had, in order."""
     if not features:
         return [{} for _ in counts]

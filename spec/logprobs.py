@@ -1,6 +1,6 @@
 """How likely tokens were: log-probabilities of the model's own distribution, from raw logits.
 
-Each row is treated alone and its sum has a fixed order (:func:`spec.draw.row_sum`), so an entry has the same bits
+Each row is treated alone and its sum has a fixed order (:func:`spec.sample.row_sum`), so an entry has the same bits
 whatever tree, batch or chunk its row was computed in.
 """
 
@@ -11,8 +11,8 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from spec.draw import row_sum, weights_of
 from spec.request import TokenLogprobs
+from spec.sample import row_sum, weights_of
 
 #: Stands for minus infinity, which JSON cannot say.
 IMPOSSIBLE = -9999.0
@@ -21,7 +21,7 @@ IMPOSSIBLE = -9999.0
 def logprobs_of(rows: Tensor, tokens: Sequence[int], count: int) -> list[TokenLogprobs]:
     """One entry per token.
 
-    rows: fp32[N, V], the raw logits that each token was drawn from. count: how many of the likeliest are listed.
+    rows: fp32[N, V], the raw logits that each token was sampled from. count: how many of the likeliest are listed.
     """
     return [_entry(row, token, count) for row, token in zip(rows, tokens, strict=True)]
 

@@ -1,7 +1,7 @@
 """Position-keyed Gumbel noise: the shared randomness of drafting and verifying.
 
 The noise added to the logits at one absolute position is a function of (request seed, position, token id) alone:
-never of the batch, the step, the tree or the drafter. So the token drawn at a position is the same however many
+never of the batch, the step, the tree or the drafter. So the token sampled at a position is the same however many
 positions one forward pass computes, which is promise 1 at temperature above 0. See docs/same-tokens.md.
 
 The hash is a 32-bit integer mix (multiply, xor-shift), the same in torch and in a Triton kernel, bit for bit. Its

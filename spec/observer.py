@@ -8,11 +8,10 @@ tells before it changes anything again.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
-from collections.abc import Sequence as Many
+from collections.abc import Callable, Sequence
 
-from spec.sequence import Sequence
-from spec.step import Verdict
+from spec.sequence import SequenceState
+from spec.step import VerifyResult
 from spec.trace import StepTrace
 
 log = logging.getLogger("foresay.engine")
@@ -21,13 +20,13 @@ log = logging.getLogger("foresay.engine")
 class Observer:
     """Overrides what it wants to know. It must not change what it is shown."""
 
-    def begun(self, sequence: Sequence) -> None:
+    def begun(self, sequence: SequenceState) -> None:
         """A request was queued: its tokens are the prompt."""
 
-    def stepped(self, trace: StepTrace, verdicts: Many[Verdict]) -> None:
+    def stepped(self, trace: StepTrace, results: Sequence[VerifyResult]) -> None:
         """A step is over; the tokens it emitted are the last ones of their sequences."""
 
-    def ended(self, sequence: Sequence) -> None:
+    def ended(self, sequence: SequenceState) -> None:
         """A sequence is over, and this is its text."""
 
     def cut(self, id: str, at_token: int) -> None:
@@ -37,7 +36,7 @@ class Observer:
 class Observers:
     """What was noted for some observers and not told yet. Costs nothing where nobody observes."""
 
-    def __init__(self, observers: Many[Observer]) -> None:
+    def __init__(self, observers: Sequence[Observer]) -> None:
         self._observers = list(observers)
         self._untold: list[Callable[[Observer], None]] = []
 
@@ -58,7 +57,7 @@ class Observers:
             for observer in list(self._observers):
                 self._tell(observer, events)
 
-    def _tell(self, observer: Observer, events: Many[Callable[[Observer], None]]) -> None:
+    def _tell(self, observer: Observer, events: Sequence[Callable[[Observer], None]]) -> None:
         try:
             for event in events:
                 event(observer)

@@ -24,7 +24,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from statistics import median
 
-from spec.budget.cost import StepCost
+from spec.budget.cost import CostModel
 
 #: After so many steps with drafts one goes without.
 PLAIN_EVERY = 256
@@ -58,7 +58,7 @@ class PlainPace:
 
     def __init__(
         self,
-        cost: StepCost,
+        cost: CostModel,
         root_seconds: float = 0.0,
         every: int = PLAIN_EVERY,
         clock: Callable[[], float] = time.monotonic,

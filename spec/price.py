@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Many
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -32,7 +32,7 @@ class Price:
     levels: int = 1
 
     @classmethod
-    def of(cls, pace: float, level: float, seconds: Many[float], levels: int) -> Price:
+    def of(cls, pace: float, level: float, seconds: Sequence[float], levels: int) -> Price:
         """At so many tokens in a second. level: seconds of one; seconds: of a step with 0, 1, .. of these nodes."""
         beyond = np.array(seconds)
         return cls(pace * level, pace * (beyond - beyond[0]), levels)
@@ -51,7 +51,7 @@ class Price:
         return together.nodes > 0 and together.gain - self.worth(chances).gain >= self.level
 
 
-def worth(chances: Many[float], rows: Many[float]) -> Worth:
+def worth(chances: Sequence[float], rows: Sequence[float]) -> Worth:
     """Of nodes with these chances, likeliest first. rows: what the first 0, 1, .. of them take, in tokens."""
     nodes, value, gain = 0, 0.0, 0.0
     for taken, (chance, row) in enumerate(zip(chances, rows[1:], strict=False), start=1):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Many
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol, runtime_checkable
 
@@ -10,8 +10,8 @@ from torch import Tensor
 
 from kvpaging import PageTable
 from spec.accept import Acceptance
-from spec.draw import Undrawn
-from spec.sequence import Sequence
+from spec.sample import Unsampled
+from spec.sequence import SequenceState
 from spec.tree import DraftTree, TreeShape
 
 Wanted = Literal["none", "last", "all"]
@@ -33,8 +33,8 @@ class Rows:
     table: PageTable
     tokens: Tensor
     base: int
-    nodes: Many[int] | None = None
-    words: Many[int] | None = None
+    nodes: Sequence[int] | None = None
+    words: Sequence[int] | None = None
     wanted: Wanted = "all"
 
     @classmethod
@@ -81,8 +81,8 @@ class Forward:
 
 
 @dataclass(frozen=True, slots=True)
-class Drawn:
-    """What was drawn at the nodes of a tree, int64[N] on the host, and what that came to."""
+class Sampled:
+    """What was sampled at the nodes of a tree, int64[N] on the host, and what that came to."""
 
     tokens: Tensor
     taken: Acceptance
@@ -94,15 +94,15 @@ class Verifier(Protocol):
     vocab_size: int
     max_positions: int
 
-    def run(self, rows: Many[Rows], features: FeatureRequest | None = None) -> Forward:
+    def run(self, rows: Sequence[Rows], features: FeatureRequest | None = None) -> Forward:
         """One forward pass over ragged rows; stores their KV; never changes a page table."""
         ...
 
-    def settle(self, trees: Many[Undrawn | None]) -> list[Drawn | None]:
-        """Draw and accept, behind the last pass; one entry for each sequence of it, None where nothing is drawn.
+    def settle(self, trees: Sequence[Unsampled | None]) -> list[Sampled | None]:
+        """Draw and accept, behind the last pass; one entry for each sequence of it, None where nothing is sampled.
 
-        A token is drawn at every node, under the contract of :func:`spec.draw.draw`, from the logits of that pass,
-        which the host may have changed where they are. Rows of accepted nodes move down, to be contiguous.
+        A token is sampled at every node, under the contract of :func:`spec.sample.sample`, from the logits of that
+        pass, which the host may have changed where they are. Rows of accepted nodes move down, to be contiguous.
         """
         ...
 
@@ -125,15 +125,15 @@ class Drafter(Protocol):
     name: str
     needs: FeatureRequest | None
 
-    def propose(self, sequences: Many[Sequence], shapes: Many[TreeShape]) -> list[DraftTree]:
+    def propose(self, sequences: Sequence[SequenceState], shapes: Sequence[TreeShape]) -> list[DraftTree]:
         """One tree per sequence, at most as large as its shape. Writes only scratch rows past the committed length."""
         ...
 
-    def extend(self, sequence: Sequence) -> None:
+    def extend(self, sequence: SequenceState) -> None:
         """A prefill chunk was committed: bring the drafter's own state up to it."""
         ...
 
-    def committed(self, sequence: Sequence, path: list[int]) -> None:
+    def committed(self, sequence: SequenceState, path: list[int]) -> None:
         """This path of the last proposed tree was committed: keep what of the drafter's own rows is still true.
 
         path: one node for each committed token, from the root on; -1 for tokens that were no node of the tree (others
@@ -142,7 +142,7 @@ class Drafter(Protocol):
         """
         ...
 
-    def finished(self, sequence: Sequence) -> None:
+    def finished(self, sequence: SequenceState) -> None:
         """The sequence is over (or was preempted): drop what was kept for it."""
         ...
 
@@ -151,7 +151,7 @@ class Drafter(Protocol):
 class CatchesUp(Protocol):
     """A :class:`Drafter` that computes something of all of the text, and does so when it is asked at the latest."""
 
-    def unread(self, sequence: Sequence) -> int:
+    def unread(self, sequence: SequenceState) -> int:
         """Tokens it would have to compute before it could draft, the last one, the root, among them."""
         ...
 
@@ -160,12 +160,12 @@ class CatchesUp(Protocol):
 class LooksUp(Protocol):
     """A :class:`Drafter` that looks the text up, and often finds nothing."""
 
-    def find(self, sequences: Many[Sequence], shapes: Many[TreeShape]) -> list[DraftTree | None]:
+    def find(self, sequences: Sequence[SequenceState], shapes: Sequence[TreeShape]) -> list[DraftTree | None]:
         """What ``propose`` would propose; None where that is a root alone."""
         ...
 
 
-def or_roots(found: Many[DraftTree | None], sequences: Many[Sequence], drafter: str) -> list[DraftTree]:
+def or_roots(found: Sequence[DraftTree | None], sequences: Sequence[SequenceState], drafter: str) -> list[DraftTree]:
     """Of each sequence what was found, or its root alone."""
     pairs = zip(found, sequences, strict=True)
     return [DraftTree.chain(one.tokens[-1:], drafter) if tree is None else tree for tree, one in pairs]
@@ -187,7 +187,7 @@ class Constraint(Protocol):
     def forced(self, most: int) -> list[int]:
         """Tokens that the grammar leaves no choice about, at most ``most``: free drafts.
 
-        Drafts only: each is drawn under its mask all the same, so one that could be something else costs nothing but
+        Drafts only: each is sampled under its mask all the same, so one that could be something else costs nothing but
         its row.
         """
         ...

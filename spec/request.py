@@ -40,10 +40,10 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True):
 class Request(msgspec.Struct, kw_only=True):
     """One sequence to generate. salt: prefixes are shared only between equal salts. fork_of: a request added before
     with the same prompt, whose prompt KV this one shares; only that one scores the prompt (``prompt_logprobs``).
-    forced: recorded output tokens that replace the draws (every pass is still computed), for measurements. prediction:
-    what the output will probably be, for drafts only. speculate: false decodes plainly, one token a step: nothing is
-    drafted, and nothing that a grammar forces is put in front. draft_method: the one drafter that may draft, of
-    several; "" for whichever is best. most_drafted: the deepest draft; None for no limit but the engine's. aside:
+    forced: recorded output tokens that replace the samples (every pass is still computed), for measurements.
+    prediction: what the output will probably be, for drafts only. speculate: false decodes plainly, one token a step:
+    nothing is drafted, and nothing that a grammar forces is put in front. draft_method: the one drafter that may draft,
+    of several; "" for whichever is best. most_drafted: the deepest draft; None for no limit but the engine's. aside:
     beside the traffic: it takes no KV that others left and leaves none, and its steps are told apart. progress: where
     it stands, if another engine began it; the seed is given then."""
 

@@ -19,10 +19,10 @@ _COLDEST = 1e-30
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
-    """How tokens are drawn and when to stop.
+    """How tokens are sampled and when to stop.
 
-    The draw applies, in this order: logit bias, repetition penalty, frequency and presence penalties, bans (bad words,
-    tokens not allowed, stop tokens below ``min_tokens``, the grammar), temperature, top-k, top-p, min-p.
+    The sample applies, in this order: logit bias, repetition penalty, frequency and presence penalties, bans (bad
+    words, tokens not allowed, stop tokens below ``min_tokens``, the grammar), temperature, top-k, top-p, min-p.
     Temperature 0 takes the most likely token. ``top_k`` 0 or -1, ``top_p`` 1 and ``min_p`` 0 switch those filters off.
 
     repetition_penalty: counts prompt and output; presence_penalty and frequency_penalty count the output alone.
@@ -50,7 +50,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def greedy(self) -> bool:
-        """Whether each draw is the most likely token."""
+        """Whether each sample is the most likely token."""
         return self.temperature < _COLDEST
 
     @property

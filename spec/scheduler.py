@@ -21,12 +21,12 @@ from collections import deque
 from collections.abc import Callable
 
 from kvpaging import OutOfPages, PagePool, PrefixIndex
-from spec.budget import StepCost
+from spec.budget import CostModel
 from spec.budget.budget import Budget
 from spec.budget.plan import Plan
 from spec.plain import PLAIN_EVERY, PlainPace
-from spec.sequence import Sequence
-from spec.step import StepPlan, Work
+from spec.sequence import SequenceState
+from spec.step import ScheduledSequence, StepPlan
 from spec.tree import MAX_NODES, ROOT_ONLY, TreeShape
 
 #: Rows of prompts in one step, at most.
@@ -50,7 +50,7 @@ class Scheduler:
         pool: PagePool,
         prefix: PrefixIndex | None,
         shape: TreeShape,
-        cost: StepCost,
+        cost: CostModel,
         max_seqs: int,
         max_chunk: int = MAX_CHUNK,
         plain_every: int = PLAIN_EVERY,
@@ -61,75 +61,79 @@ class Scheduler:
         self.max_seqs, self.max_chunk = max_seqs, max_chunk
         self.plain = PlainPace(cost, root_seconds, plain_every)
         self.budget = budget
-        self.waiting: deque[Sequence] = deque()
-        self.running: list[Sequence] = []
-        self.forks: list[Sequence] = []
-        self.preempted: list[Sequence] = []
+        self.waiting: deque[SequenceState] = deque()
+        self.running: list[SequenceState] = []
+        self.forks: list[SequenceState] = []
+        self.preempted: list[SequenceState] = []
 
     def plan(self) -> StepPlan:
         """Admit, choose rows, reserve pages. Sequences preempted on the way are listed in ``preempted``."""
         self.preempted = []
         self._admit()
-        works: list[Work] = []
+        batch: list[ScheduledSequence] = []
         decoding = [s for s in self.running if not s.pending]
         plain = self._is_plain(decoding)
         for sequence, plan in zip(decoding, self._plans(decoding, plain), strict=True):
-            work = Work(sequence, 0, ROOT_ONLY) if plain else self._decode(sequence, plan, len(decoding))
-            self._schedule(sequence, work, works)
-        self._schedule_prefill(works)
-        kept = [work for work in works if work.sequence not in self.preempted]
+            scheduled = (
+                ScheduledSequence(sequence, 0, ROOT_ONLY) if plain else self._decode(sequence, plan, len(decoding))
+            )
+            self._schedule(sequence, scheduled, batch)
+        self._schedule_prefill(batch)
+        kept = [scheduled for scheduled in batch if scheduled.sequence not in self.preempted]
         if self.budget is None or plain or not decoding:
             return StepPlan(kept)
         return StepPlan(kept, self.budget.choice, self.budget.leader.news)
 
-    def _is_plain(self, decoding: list[Sequence]) -> bool:
+    def _is_plain(self, decoding: list[SequenceState]) -> bool:
         """Whether this step goes without drafts; not while a prompt is read, whose rows would blur what it takes."""
         might_draft = any(sequence.speculate and self.levels_of(sequence) for sequence in decoding)
         return might_draft and len(decoding) == len(self.running) and self.plain.due()
 
-    def levels_of(self, sequence: Sequence) -> int:
+    def levels_of(self, sequence: SequenceState) -> int:
         """The deepest that is ever drafted for a sequence: what has a prediction may go far ahead along it."""
         return max(self.shape.levels, PREDICTED_LEVELS) if sequence.prediction else self.shape.levels
 
-    def _shape_of(self, sequence: Sequence) -> TreeShape:
+    def _shape_of(self, sequence: SequenceState) -> TreeShape:
         """The most that is drafted for a sequence now."""
         most = sequence.most_levels
         return self.shape.limited(most).deepened(min(self.levels_of(sequence), most))
 
-    def _plans(self, decoding: list[Sequence], plain: bool) -> list[Plan]:
+    def _plans(self, decoding: list[SequenceState], plain: bool) -> list[Plan]:
         """What is to be drafted for each."""
         if self.budget is not None and not plain:
             return self.budget.plan(decoding)
         return [Plan(shape=self._shape_of(sequence)) for sequence in decoding]
 
-    def _decode(self, sequence: Sequence, plan: Plan, decoding: int) -> Work:
+    def _decode(self, sequence: SequenceState, plan: Plan, decoding: int) -> ScheduledSequence:
         if not sequence.speculate:
-            return Work(sequence, 0, ROOT_ONLY)
+            return ScheduledSequence(sequence, 0, ROOT_ONLY)
         if sequence.constraint is None:
-            return Work(sequence, 0, plan.shape, plan=plan)
+            return ScheduledSequence(sequence, 0, plan.shape, plan=plan)
         most = MAX_NODES - 1
         if decoding > 1:  # the others should not wait for a long run of forced tokens, no more than for a prompt
             most = self.cost.chunk(decoding * self.shape.nodes, most)
-        return Work(sequence, 0, plan.shape, sequence.constraint.forced(min(sequence.most_levels, most)), plan)
+        return ScheduledSequence(
+            sequence, 0, plan.shape, sequence.constraint.forced(min(sequence.most_levels, most)), plan
+        )
 
-    def _schedule_prefill(self, works: list[Work]) -> None:
+    def _schedule_prefill(self, batch: list[ScheduledSequence]) -> None:
         prefilling = [s for s in self.running if s.pending]
         if not prefilling:
             return
         # How far along a prediction is drafted, and how large a tree grows, is decided later: that it may be far shall
         # hold up nobody.
-        rows = sum(min(w.nodes, self.shape.nodes + len(w.forced)) for w in works)
+        rows = sum(min(w.nodes, self.shape.nodes + len(w.forced)) for w in batch)
         left = self.cost.chunk(rows, self.max_chunk)
         for sequence in prefilling:
-            lead = min(sequence.pending, left, _ASIDE_CHUNK if sequence.aside else left)
-            if lead <= 0:
+            prefill = min(sequence.pending, left, _ASIDE_CHUNK if sequence.aside else left)
+            if prefill <= 0:
                 return
             # The root is one more row; it goes along when the chunk ends right before it.
-            shape = ROOT_ONLY if lead == sequence.pending else None
-            self._schedule(sequence, Work(sequence, lead, shape), works)
-            left -= lead
+            shape = ROOT_ONLY if prefill == sequence.pending else None
+            self._schedule(sequence, ScheduledSequence(sequence, prefill, shape), batch)
+            left -= prefill
 
-    def add(self, sequence: Sequence) -> None:
+    def add(self, sequence: SequenceState) -> None:
         """Queue a sequence; one with a leader, as soon as the leader's prompt is computed."""
         leader = sequence.leader
         if leader is None:
@@ -139,7 +143,7 @@ class Scheduler:
             if leader.table.length >= leader.prompt_length - 1:
                 self.share_prompt(leader)
 
-    def share_prompt(self, leader: Sequence) -> None:
+    def share_prompt(self, leader: SequenceState) -> None:
         """The leader's prompt is computed: its forks take the KV of all but the last token, and queue."""
         for fork in [fork for fork in self.forks if fork.leader is leader]:
             fork.table = leader.table.fork()
@@ -147,7 +151,7 @@ class Scheduler:
             fork.cached_tokens = leader.cached_tokens
             self._queue_fork(fork)
 
-    def _queue_fork(self, fork: Sequence) -> None:
+    def _queue_fork(self, fork: SequenceState) -> None:
         """Into the queue, in order of arrival."""
         fork.leader = None
         self.forks.remove(fork)
@@ -161,13 +165,13 @@ class Scheduler:
                 return
             self._start(self.waiting.popleft())
 
-    def _pages_wanted(self, sequence: Sequence) -> int:
+    def _pages_wanted(self, sequence: SequenceState) -> int:
         """Pages it still lacks for its tokens so far and one tree; a last page that is shared will be copied."""
         table, pool = sequence.table, self.pool
         copied = bool(table.length % pool.page_size) and pool.references(table.pages[-1]) > 1
         return pool.pages_for(len(sequence.tokens) + self._shape_of(sequence).nodes) - len(table.pages) + copied
 
-    def _start(self, sequence: Sequence) -> None:
+    def _start(self, sequence: SequenceState) -> None:
         # Rows whose logits are wanted have to be computed, whoever knows their KV.
         reusing = not sequence.scoring and not sequence.aside
         if self.prefix is not None and not sequence.table.length and reusing:
@@ -178,18 +182,18 @@ class Scheduler:
                 sequence.cached_tokens = found
         self.running.append(sequence)
 
-    def _schedule(self, sequence: Sequence, work: Work, works: list[Work]) -> None:
-        """Reserve the work's pages: shrink its tree, then preempt younger sequences, until it fits."""
+    def _schedule(self, sequence: SequenceState, scheduled: ScheduledSequence, batch: list[ScheduledSequence]) -> None:
+        """Reserve the scheduled's pages: shrink its tree, then preempt younger sequences, until it fits."""
         while sequence not in self.preempted:
             try:
-                sequence.table.reserve(work.lead + work.nodes)
+                sequence.table.reserve(scheduled.prefill + scheduled.nodes)
             except OutOfPages:
-                if work.nodes > 1:
-                    work = Work(sequence, work.lead, ROOT_ONLY)
+                if scheduled.nodes > 1:
+                    scheduled = ScheduledSequence(sequence, scheduled.prefill, ROOT_ONLY)
                 elif not self._take_from_the_queue():
                     self._preempt(self.running[-1])
             else:
-                works.append(work)
+                batch.append(scheduled)
                 return
 
     def _take_from_the_queue(self) -> bool:
@@ -200,7 +204,7 @@ class Scheduler:
                 return True
         return False
 
-    def _preempt(self, sequence: Sequence) -> None:
+    def _preempt(self, sequence: SequenceState) -> None:
         """Back to the head of the queue: tokens are kept, pages given back."""
         self.running.remove(sequence)
         sequence.table.release()
@@ -208,7 +212,7 @@ class Scheduler:
         self.waiting.appendleft(sequence)
         self.preempted.append(sequence)
 
-    def remove(self, sequence: Sequence) -> None:
+    def remove(self, sequence: SequenceState) -> None:
         """The sequence is over: its pages go back to the pool (and stay findable, where published)."""
         for place in (self.running, self.waiting, self.forks):
             if sequence in place:
@@ -217,7 +221,7 @@ class Scheduler:
             self._queue_fork(fork)
         sequence.table.release()
 
-    def settle(self, ahead: Callable[[Sequence], int]) -> None:
+    def settle(self, ahead: Callable[[SequenceState], int]) -> None:
         """After a step: give back the pages that no committed token needs. ahead: rows that may still be written."""
         for sequence in self.running:
             sequence.table.trim(ahead(sequence))

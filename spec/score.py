@@ -7,10 +7,10 @@ from torch import Tensor
 
 from spec.logprobs import logprobs_of
 from spec.request import TokenLogprobs
-from spec.sequence import Sequence
+from spec.sequence import SequenceState
 
 
-def score_prompt(sequence: Sequence, logits: Tensor) -> None:
+def score_prompt(sequence: SequenceState, logits: Tensor) -> None:
     """Entries for the prompt tokens that follow the rows of a chunk which is not committed yet."""
     entries, base, count = sequence.prompt_logprobs, sequence.table.length, sequence.sampling.prompt_logprobs
     assert entries is not None and count is not None
@@ -21,9 +21,9 @@ def score_prompt(sequence: Sequence, logits: Tensor) -> None:
 
 
 def logprobs_of_run(
-    sequence: Sequence, logits: Tensor, path: list[int], emitted: list[int]
+    sequence: SequenceState, logits: Tensor, path: list[int], emitted: list[int]
 ) -> list[TokenLogprobs] | None:
-    """One entry per emitted token, from the raw row of the node it was drawn at; None if nobody asked."""
+    """One entry per emitted token, from the raw row of the node it was sampled at; None if nobody asked."""
     count = sequence.sampling.logprobs
     if count is None:
         return None

@@ -1,4 +1,4 @@
-"""Sequence: everything the engine knows of one running request."""
+"""SequenceState: everything the engine knows of one running request."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(slots=True, eq=False)
-class Sequence:
+class SequenceState:
     """One sequence: tokens, pages, parameters, progress.
 
     tokens: prompt and output so far; the first ``resumed_at`` of the output were written by engines before. With no
@@ -45,7 +45,7 @@ class Sequence:
     prediction: list[int] | None = None
     adjustment: Adjustment | None = None
     constraint: Guarded | None = None
-    leader: Sequence | None = None
+    leader: SequenceState | None = None
     prompt_logprobs: list[TokenLogprobs | None] | None = None
     resumed_at: int = 0
     speculate: bool = True

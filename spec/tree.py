@@ -55,7 +55,7 @@ class DraftTree:
     def within(self, vocab_size: int) -> DraftTree:
         """The tree for a target with so many tokens: a drafter may propose anything, but not all can be looked up.
 
-        What is none of them becomes another one, which is accepted only where it is drawn, as any other.
+        What is none of them becomes another one, which is accepted only where it is sampled, as any other.
         """
         tokens = self.tokens.tolist()
         if min(tokens) >= 0 and max(tokens) < vocab_size:

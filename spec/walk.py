@@ -7,11 +7,11 @@ root is one past that.
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Many
+from collections.abc import Sequence
 from dataclasses import replace
 
 from spec.protocols import Drafter
-from spec.sequence import Sequence
+from spec.sequence import SequenceState
 from spec.trace import SequenceTrace
 from spec.tree import DraftTree, TreeShape
 
@@ -24,7 +24,7 @@ class Walk:
     included, before the first of them; None until :meth:`begin`.
     """
 
-    def __init__(self, drafter: Drafter, shape: TreeShape, sequence: Sequence) -> None:
+    def __init__(self, drafter: Drafter, shape: TreeShape, sequence: SequenceState) -> None:
         self.trace = SequenceTrace()
         self.begun: int | None = None
         self._drafter, self._shape = drafter, shape
@@ -37,7 +37,7 @@ class Walk:
         """A chunk of the prompt was computed."""
         self._drafter.extend(self._copy)
 
-    def begin(self, first: Many[int]) -> None:
+    def begin(self, first: Sequence[int]) -> None:
         """The prompt is computed. first: the beginning of the output that came with it, which no drafter drafts."""
         self._copy.tokens.extend(first)
         self.begun = self.length
@@ -58,7 +58,7 @@ class Walk:
         with_prompt = self.begun is not None and self.begun > self._copy.prompt_length
         return len(self.trace.per_step_drafted) + with_prompt
 
-    def follow(self, tokens: Many[int], over: bool = False) -> None:
+    def follow(self, tokens: Sequence[int], over: bool = False) -> None:
         """Take all steps that ``tokens`` (the prompt and what is known of the output) decide. over: no more will come,
         so that what is not there was not written."""
         copy = self._copy

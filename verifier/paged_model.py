@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from collections.abc import Sequence as Many
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from kvpaging import KVStore, PageTable
-from spec.draw import Undrawn
-from spec.protocols import Drawn, FeatureRequest, Forward, Rows
+from spec.protocols import FeatureRequest, Forward, Rows, Sampled
+from spec.sample import Unsampled
 from verifier.graphs.capture import Capture, recorded
 from verifier.model.decoder import Decoder
 from verifier.model.paged_pass import paged_pass
-from verifier.ops.draw import draw_rows
 from verifier.ops.eager import compiled
+from verifier.ops.sample import sample_rows
 from verifier.paged_rows import Sizes, StaticRows, is_text
 from verifier.replayed_pass import ReplayedPass
 from verifier.settle import WrittenTrees, of_roots, walk
@@ -34,14 +33,14 @@ class _Passed:
     logits: Tensor
 
     @torch.inference_mode()
-    def settle(self, trees: Many[Undrawn | None]) -> list[Drawn | None]:
+    def settle(self, trees: Sequence[Unsampled | None]) -> list[Sampled | None]:
         """See :meth:`spec.protocols.Verifier.settle`."""
         written, ends = WrittenTrees(len(trees), len(self.logits), self.logits.device), self.rows.starts[1:]
         drafted = written.write(trees, ends)
-        drawn = draw_rows(self.logits, written.sampling, None, written.rows)
+        sampled = sample_rows(self.logits, written.sampling, None, written.rows)
         if not drafted:
-            return of_roots(drawn.cpu(), trees, ends)
-        return walk(self.store, self.rows, drawn, written).on_host(trees)
+            return of_roots(sampled.cpu(), trees, ends)
+        return walk(self.store, self.rows, sampled, written).on_host(trees)
 
 
 class PagedModel:
@@ -54,7 +53,7 @@ class PagedModel:
         self.vocab_size = decoder.config.vocab_size
         self.max_positions = max_positions
 
-    def capture(self, features: FeatureRequest | None, sizes: Many[Sizes], capture: Capture) -> Iterator[None]:
+    def capture(self, features: FeatureRequest | None, sizes: Sequence[Sizes], capture: Capture) -> Iterator[None]:
         """Capture passes of these sizes, the smallest first, in the place of others; stops after each.
 
         A CPU does so when they are needed.
@@ -64,7 +63,7 @@ class PagedModel:
             passes.append(ReplayedPass(self.decoder, self.store, features, each, capture))
             yield
 
-    def run(self, rows: Many[Rows], features: FeatureRequest | None = None) -> Forward:
+    def run(self, rows: Sequence[Rows], features: FeatureRequest | None = None) -> Forward:
         """One forward pass over ragged rows of several sequences: trees, chains and prefill chunks mixed.
 
         Logits and features stay on the model's device. Both are good until the next pass.
@@ -78,7 +77,7 @@ class PagedModel:
         self._last = _Passed(self.store, static, logits)
         return Forward(logits, list(static.starts), static.in_order(taken))
 
-    def _holding(self, rows: Many[Rows], features: FeatureRequest | None) -> ReplayedPass | None:
+    def _holding(self, rows: Sequence[Rows], features: FeatureRequest | None) -> ReplayedPass | None:
         """A replayed pass that has room for these; None if they are to be run op by op."""
         need, passes = Sizes.of(rows), self._replayed.setdefault(features, [])
         if compiled(self.store.keys):
@@ -92,8 +91,8 @@ class PagedModel:
             passes = next(filter(None, self._replayed.values()), passes)
         return next((one for one in passes if one.sizes.holds(need)), None)
 
-    def settle(self, trees: Many[Undrawn | None]) -> list[Drawn | None]:
-        """Tokens are drawn where the model is: a device's logarithms are its own."""
+    def settle(self, trees: Sequence[Unsampled | None]) -> list[Sampled | None]:
+        """Tokens are sampled where the model is: a device's logarithms are its own."""
         assert self._last is not None, "there was a pass"
         return self._last.settle(trees)
 

@@ -7,7 +7,7 @@ and texts in groups, each with a kernel of its own; a CPU takes all rows as they
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence as Many
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import NamedTuple
@@ -56,7 +56,7 @@ class StaticRows:
     wanted_count: Tensor | None = None
 
     @classmethod
-    def of(cls, rows: Many[Rows], device: torch.device) -> StaticRows:
+    def of(cls, rows: Sequence[Rows], device: torch.device) -> StaticRows:
         """From the host's description, for a pass that is run at once."""
         if device.type == "cpu":
             written = WrittenRows(Sizes.of(rows), rows[0].table.pool.page_size)
@@ -64,7 +64,7 @@ class StaticRows:
         return cls._grouped(rows, device)
 
     @classmethod
-    def _grouped(cls, rows: Many[Rows], device: torch.device) -> StaticRows:
+    def _grouped(cls, rows: Sequence[Rows], device: torch.device) -> StaticRows:
         """Short stretches are laid out as chains, so that they are read like trees."""
         order = sorted(range(len(rows)), key=lambda index: is_text(rows[index]))
         parts = [_Part.of(rows[index]) for index in order]
@@ -96,11 +96,11 @@ class StaticRows:
         return placed
 
 
-def _order(rows: Many[Rows], first: dict[int, int]) -> Tensor:
+def _order(rows: Sequence[Rows], first: dict[int, int]) -> Tensor:
     return torch.cat([torch.arange(first[index], first[index] + len(part.tokens)) for index, part in enumerate(rows)])
 
 
-def _wanted(rows: Many[Rows], first: dict[int, int]) -> tuple[list[int], list[int]]:
+def _wanted(rows: Sequence[Rows], first: dict[int, int]) -> tuple[list[int], list[int]]:
     """The rows whose logits are wanted, in order of the sequences, and where each sequence's begin."""
     wanted: list[int] = []
     starts = [0]
@@ -156,7 +156,7 @@ class _Part:
         )
 
 
-def _groups(parts: Many[_Part], device: torch.device) -> list[Group]:
+def _groups(parts: Sequence[_Part], device: torch.device) -> list[Group]:
     """Trees first, then texts."""
     groups = []
     begin = 0
@@ -169,7 +169,7 @@ def _groups(parts: Many[_Part], device: torch.device) -> list[Group]:
     return groups
 
 
-def _paged(parts: Many[_Part], device: torch.device) -> PagedRows:
+def _paged(parts: Sequence[_Part], device: torch.device) -> PagedRows:
     width = max(len(part.pages) for part in parts)
     tables = [[*part.pages, *[0] * (width - len(part.pages))] for part in parts]
     offsets = list(accumulate((part.count for part in parts), initial=0))
@@ -198,7 +198,7 @@ class Sizes(NamedTuple):
     wanted: int
 
     @classmethod
-    def of(cls, rows: Many[Rows]) -> Sizes:
+    def of(cls, rows: Sequence[Rows]) -> Sizes:
         """Just what these need."""
         wanted = sum({"all": len(part.tokens), "last": 1, "none": 0}[part.wanted] for part in rows)
         pages = max(len(part.table.pages) for part in rows)
@@ -249,7 +249,7 @@ class WrittenRows:
             count=rows, wanted_count=wanted,
         )  # fmt: skip
 
-    def write(self, rows: Many[Rows]) -> tuple[int, ...]:
+    def write(self, rows: Sequence[Rows]) -> tuple[int, ...]:
         """Write what a pass reads; returns where the wanted rows of each sequence begin."""
         to = self._staged.arrays
         row, starts = 0, [0]
@@ -292,7 +292,7 @@ class WrittenRows:
             self._staged.arrays["tables"][index, : len(pages)] = pages
 
 
-def _signed(words: Many[int]) -> NDArray[np.int64]:
+def _signed(words: Sequence[int]) -> NDArray[np.int64]:
     """Words of 64 bits, as a tensor has them."""
     return np.array([word & _WORD for word in words], dtype=np.uint64).view(np.int64)
 

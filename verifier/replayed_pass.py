@@ -3,26 +3,25 @@
 ::
 
     forward    the pass over the rows as they are written now
-    draw       from each of the wanted ones, as their logits are by then: the host may have changed them
+    sample       from each of the wanted ones, as their logits are by then: the host may have changed them
     settle     paths are accepted, and their rows move down; left out where there are only roots
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from collections.abc import Sequence as Many
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
 
 from kvpaging import KVStore
-from spec.draw import Undrawn
 from spec.features import Features
-from spec.protocols import Drawn, FeatureRequest, Forward, Rows
+from spec.protocols import FeatureRequest, Forward, Rows, Sampled
+from spec.sample import Unsampled
 from verifier.graphs.capture import Capture
 from verifier.model.decoder import Decoder
 from verifier.model.paged_pass import paged_pass
-from verifier.ops.draw import draw_rows
+from verifier.ops.sample import sample_rows
 from verifier.paged_rows import Sizes, WrittenRows
 from verifier.settle import Settled, WrittenTrees, of_roots, walk
 
@@ -42,7 +41,7 @@ class ReplayedPass:
         self._trees = WrittenTrees(sizes.sequences, sizes.wanted, device)
         self._logits: Tensor
         self._features: Features
-        self._drawn: Tensor
+        self._sampled: Tensor
         self._settled: Settled
         self._starts: tuple[int, ...] = ()
         self._replay = capture(self._work)
@@ -53,13 +52,13 @@ class ReplayedPass:
             self._logits, self._features = paged_pass(self._decoder, rows, self._store, self._asked)
         yield
         with torch.inference_mode():
-            self._drawn = draw_rows(self._logits, self._trees.sampling, None, self._trees.rows)
+            self._sampled = sample_rows(self._logits, self._trees.sampling, None, self._trees.rows)
         yield
         with torch.inference_mode():
-            self._settled = walk(self._store, rows, self._drawn, self._trees)
+            self._settled = walk(self._store, rows, self._sampled, self._trees)
         yield
 
-    def __call__(self, rows: Many[Rows], features: FeatureRequest | None) -> Forward:
+    def __call__(self, rows: Sequence[Rows], features: FeatureRequest | None) -> Forward:
         """Run the rows, storing their KV. features: those of them that are wanted now."""
         self._starts = self._rows.write(rows)
         self._replay.run(_FORWARD)
@@ -67,11 +66,11 @@ class ReplayedPass:
         taken = {name: self._features[name][:count] for name in wanted}
         return Forward(self._logits[: self._starts[-1]], list(self._starts), taken)
 
-    def settle(self, trees: Many[Undrawn | None]) -> list[Drawn | None]:
+    def settle(self, trees: Sequence[Unsampled | None]) -> list[Sampled | None]:
         """See :meth:`spec.protocols.Verifier.settle`."""
         drafted = self._trees.write(trees, self._starts[1:])
         self._replay.run(_DRAW)
         if not drafted:
-            return of_roots(self._drawn.cpu(), trees, self._starts[1:])
+            return of_roots(self._sampled.cpu(), trees, self._starts[1:])
         self._replay.run(_SETTLE)
         return self._settled.on_host(trees)

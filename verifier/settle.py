@@ -1,14 +1,14 @@
-"""What follows a pass: a token is drawn from each of its logits, paths are accepted, and their rows move down.
+"""What follows a pass: a token is sampled from each of its logits, paths are accepted, and their rows move down.
 
 Trees stand here as a captured step has them, each in a row as wide as the largest tree; the host writes them, and how
-tokens are drawn. On a CPU that is recorded once behind a pass, and replayed for any trees.
+tokens are sampled. On a CPU that is recorded once behind a pass, and replayed for any trees.
 
 Legend: B sequences of a pass, W of its rows whose logits are wanted, N nodes of the largest tree.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Many
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,20 +17,20 @@ from torch import Tensor
 
 from kvpaging import KVStore
 from spec.accept import Acceptance
-from spec.draw import Undrawn
-from spec.protocols import Drawn
+from spec.protocols import Sampled
+from spec.sample import Unsampled
 from spec.tree import MAX_NODES, DraftTree
 from verifier.graphs.proposer import DeviceTree
 from verifier.ops.accept import AcceptedPaths, accept_paths
-from verifier.ops.draw import SAMPLING, RowSampling, SamplingColumns
 from verifier.ops.move import move_paths
+from verifier.ops.sample import SAMPLING, RowSampling, SamplingColumns
 from verifier.ops.take import take_rows
 from verifier.paged_rows import StaticRows
 from verifier.staged import Column, Staged
 
 
 class WrittenTrees:
-    """The trees of a step and how they are drawn, as the host writes them.
+    """The trees of a step and how they are sampled, as the host writes them.
 
     tree: N is as large as a tree can be. places: int64[B, N], which of the wanted rows each node is. sampling: of the
     wanted rows; rows: int64[1], how many those are.
@@ -50,7 +50,7 @@ class WrittenTrees:
         self.sampling = RowSampling(*(there[name] for name in SAMPLING))
         self._columns = SamplingColumns(*(arrays[name] for name in SAMPLING))
 
-    def write(self, trees: Many[Undrawn | None], ends: Many[int]) -> bool:
+    def write(self, trees: Sequence[Unsampled | None], ends: Sequence[int]) -> bool:
         """The trees of the next replay; returns whether any is more than its root: of roots nothing has to be walked.
 
         ends: where the wanted rows of each sequence end.
@@ -80,47 +80,47 @@ class WrittenTrees:
 
 @dataclass(frozen=True, slots=True)
 class Settled:
-    """drawn: int64[B, N], the token drawn at each node."""
+    """drawn: int64[B, N], the token sampled at each node."""
 
-    drawn: Tensor
+    sampled: Tensor
     paths: AcceptedPaths
 
-    def on_host(self, trees: Many[Undrawn | None]) -> list[Drawn | None]:
+    def on_host(self, trees: Sequence[Unsampled | None]) -> list[Sampled | None]:
         """What of it is each tree's."""
-        parts = (self.paths.lengths, self.drawn, self.paths.paths, self.paths.emitted)
-        lengths, drawn, paths, emitted = (part.cpu().numpy() for part in parts)
+        parts = (self.paths.lengths, self.sampled, self.paths.paths, self.paths.emitted)
+        lengths, sampled, paths, emitted = (part.cpu().numpy() for part in parts)
         return [
             None
             if each is None
-            else Drawn(
-                torch.from_numpy(drawn[index, : len(each.positions)].copy()),
+            else Sampled(
+                torch.from_numpy(sampled[index, : len(each.positions)].copy()),
                 Acceptance(paths[index, : lengths[index]].tolist(), emitted[index, : lengths[index]].tolist()),
             )
             for index, each in enumerate(trees)
         ]
 
 
-def walk(store: KVStore, rows: StaticRows, drawn: Tensor, written: WrittenTrees) -> Settled:
-    """Accept and move. drawn: int64[W], from each wanted row."""
+def walk(store: KVStore, rows: StaticRows, sampled: Tensor, written: WrittenTrees) -> Settled:
+    """Accept and move. sampled: int64[W], from each wanted row."""
     assert rows.wanted is not None, "logits are those of rows"
     tree, places = written.tree, written.places.flatten()
-    at_nodes = take_rows(drawn, places).view_as(tree.tokens)
+    at_nodes = take_rows(sampled, places).view_as(tree.tokens)
     slots = take_rows(rows.slots, take_rows(rows.wanted, places)).view_as(tree.tokens)
     return Settled(at_nodes, accept_and_move(store, tree, at_nodes, slots, tree.counts))
 
 
-def of_roots(drawn: Tensor, trees: Many[Undrawn | None], ends: Many[int]) -> list[Drawn | None]:
-    """What of the draws is each tree's, all of which are roots alone. drawn: int64[W], on the host."""
+def of_roots(sampled: Tensor, trees: Sequence[Unsampled | None], ends: Sequence[int]) -> list[Sampled | None]:
+    """What of the samples is each tree's, all of which are roots alone. sampled: int64[W], on the host."""
     return [
-        None if each is None else Drawn(drawn[end - 1 : end].clone(), Acceptance([0], [int(drawn[end - 1])]))
+        None if each is None else Sampled(sampled[end - 1 : end].clone(), Acceptance([0], [int(sampled[end - 1])]))
         for each, end in zip(trees, ends, strict=True)
     ]
 
 
-def accept_and_move(store: KVStore, tree: DeviceTree, drawn: Tensor, slots: Tensor, counts: Tensor) -> AcceptedPaths:
-    """The paths that the draws take; their rows move down. drawn, slots: int64[B, N], of each node. counts: int64[B],
-    the nodes of each tree, 0 where nothing is drawn."""
-    paths = accept_paths(tree.tokens, tree.parents, tree.ancestors, drawn, counts, slots)
+def accept_and_move(store: KVStore, tree: DeviceTree, sampled: Tensor, slots: Tensor, counts: Tensor) -> AcceptedPaths:
+    """The paths that the samples take; their rows move down. sampled, slots: int64[B, N], of each node. counts:
+    int64[B], the nodes of each tree, 0 where nothing is sampled."""
+    paths = accept_paths(tree.tokens, tree.parents, tree.ancestors, sampled, counts, slots)
     if not tree.chain:
         move_paths(store.parts, paths.sources, slots, paths.lengths)
     return paths

@@ -18,7 +18,7 @@ from drafters.medusa import MedusaDrafter
 from drafters.ngram import NgramDrafter
 from drafters.proposer import Drafts, on_device
 from kvpaging import PagePool
-from spec.budget import StepCost
+from spec.budget import CostModel
 from spec.engine import Engine
 from spec.names import DRAFT_MODEL, EAGLE3, MEDUSA, NGRAM, NONE
 from spec.protocols import Drafter
@@ -31,7 +31,7 @@ from spec.tree import ROOT_ONLY, TreeShape
 from verifier.graphs.buckets import MakeProposer, buckets, passes
 from verifier.graphs.capture import Capture, CudaGraphs, Direct
 from verifier.graphs.runner import WholeRunner
-from verifier.graphs.step import Drawing, drawn_tokens
+from verifier.graphs.step import Drawing, sampled_ids
 from verifier.paged_model import PagedModel
 
 PAGE = 16
@@ -71,7 +71,7 @@ class Bench:
         return self._drafters[name]
 
     def engine(
-        self, name: str, tree: TreeShape, graphs: bool, pages: int, max_seqs: int = 1, draw: Drawing = drawn_tokens
+        self, name: str, tree: TreeShape, graphs: bool, pages: int, max_seqs: int = 1, sample: Drawing = sampled_ids
     ) -> Engine:
         """An engine whose steps come from graphs (on a CPU: called as they are), or run op by op.
 
@@ -90,9 +90,9 @@ class Bench:
             pass
         if whole:
             sizes = [size for size in (1, 2, 4) if size < 2 * max_seqs]
-            made = buckets(self.target, self._proposers(drafter, shape), capture, (sizes, [pages]), draw)
+            made = buckets(self.target, self._proposers(drafter, shape), capture, (sizes, [pages]), sample)
             runner = WholeRunner(parts, dict(made))
-        cost = StepCost((2, 64, 256), (1.0, 1.1, 2.0))  # only shares out the rows of prompts, which are not timed here
+        cost = CostModel((2, 64, 256), (1.0, 1.1, 2.0))  # only shares out the rows of prompts, which are not timed here
         return Engine(
             info=self._info(name, shape, max_seqs),
             pool=self.pool,

@@ -1,6 +1,6 @@
 """Large models made on the device out of the bundled ones: what a model of the shape costs, saying what those say.
 
-No file is written and no second copy held: each tensor is drawn where it is multiplied, the small model's numbers go
+No file is written and no second copy held: each tensor is sampled where it is multiplied, the small model's numbers go
 into their places (:mod:`bench.inflate`), and the weights' allocation is the one that a loaded checkpoint has.
 """
 

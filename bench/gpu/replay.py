@@ -1,8 +1,8 @@
 """A replayed acceptance: which drafts are accepted is written down beforehand, everything else is really computed.
 
-Random heads guess nothing, and what trained ones would accept is their own affair, not the engine's. So the draws of a
-captured step are made as ever and then replaced, in the graph: the first so many drafts of the chain are drawn, the one
-behind them is not. Figures made this way are labelled synthetic.
+Random heads guess nothing, and what trained ones would accept is their own affair, not the engine's. So the samples of
+a captured step are made as ever and then replaced, in the graph: the first so many drafts of the chain are sampled, the
+one behind them is not. Figures made this way are labelled synthetic.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from verifier.graphs.proposer import DeviceTree
-from verifier.ops.draw import RowSampling, draw_rows
+from verifier.ops.sample import RowSampling, sample_rows
 
-#: Tokens that take the place of a draw that must not be the draft's.
+#: Tokens that take the place of a sample that must not be the draft's.
 KNOWN_TOKENS = 4096
 #: Tokens per step of published EAGLE-3 heads (code and chat at temperature 0), which a chain as long as that can give.
 PUBLISHED = (4.65, 6.13)
@@ -75,12 +75,12 @@ class Replayed:
         self._at.zero_()
 
     def __call__(self, logits: Tensor, sampling: RowSampling, tree: DeviceTree) -> Tensor:
-        """int64[1, N]: the drafts as far as the trace says, the target's own draws behind."""
-        drawn = draw_rows(logits, sampling).view_as(tree.tokens)
+        """int64[1, N]: the drafts as far as the trace says, the target's own samples behind."""
+        sampled = sample_rows(logits, sampling).view_as(tree.tokens)
         count = self._accepted.index_select(0, self._at % len(self._accepted))
         self._at.add_(1)
         drafts = tree.tokens[:, 1:]
         depth = torch.arange(drafts.shape[1], device=drafts.device)
-        own = drawn[:, :-1]
+        own = sampled[:, :-1]
         other = torch.where(own == drafts, (own + 1) % KNOWN_TOKENS, own)
-        return torch.cat((torch.where(depth < count, drafts, other), drawn[:, -1:]), dim=1)
+        return torch.cat((torch.where(depth < count, drafts, other), sampled[:, -1:]), dim=1)

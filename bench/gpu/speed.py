@@ -78,8 +78,8 @@ def replayed(bench: Bench, texts: Sequence[list[int]], tokens: int, clock: Clock
     for tau, levels in REPLAYED:
         mode = f"SYNTHETIC tau {tau}, eagle3-shaped, chain of {levels}"
         if clock.fits(f"tokens/s of {mode}", needs):
-            draw = Replayed(trace(tau, levels, 100), bench.device.torch)
-            engine = bench.engine("random", TreeShape.chain(levels), True, pages, draw=draw)
+            sample = Replayed(trace(tau, levels, 100), bench.device.torch)
+            engine = bench.engine("random", TreeShape.chain(levels), True, pages, sample=sample)
             yield _speed(mode, engine, texts, tokens, 0.0)
 
 

@@ -1,4 +1,4 @@
-"""The ops around the draw, and those that keep a captured step's books: tokens, paths, places.
+"""The ops around the sample, and those that keep a captured step's books: tokens, paths, places.
 
 Legend: N rows, V vocabulary, S sequences.
 """
@@ -16,7 +16,7 @@ from bench.gpu.trees import lucky_draws, random_words, tree_of
 from spec.sampling import SamplingParams
 from verifier.model.config import ModelConfig
 from verifier.ops import accept, children, lay_out, move, recent
-from verifier.ops.draw import RowSampling, draw_rows
+from verifier.ops.sample import RowSampling, sample_rows
 
 DRAWS = {
     "T=0": SamplingParams(temperature=0.0),
@@ -37,17 +37,17 @@ class TokenCases:
     generator: torch.Generator
 
     def all(self, rows: Sequence[int]) -> Iterator[Case]:
-        """Every op; draws and children at each of the row counts."""
+        """Every op; samples and children at each of the row counts."""
         for count in rows:
-            yield from self.draws(count)
+            yield from self.samples(count)
             yield self.children(count)
         yield self.accept()
         yield self.move()
         yield self.places()
         yield self.recent()
 
-    def draws(self, rows: int) -> Iterator[Case]:
-        """The draw at every row: greedy, at temperature 1, and with filters. A reference's logarithms are rounded
+    def samples(self, rows: int) -> Iterator[Case]:
+        """The sample at every row: greedy, at temperature 1, and with filters. A reference's logarithms are rounded
         otherwise, so one token in fifty may be its neighbour's."""
         vocab = self.config.vocab_size
         for kind, sampling in DRAWS.items():
@@ -55,11 +55,11 @@ class TokenCases:
             def make(sampling: SamplingParams = sampling) -> list[Tensor]:
                 return self._asked(rows, sampling)
 
-            on_cpu: Callable[..., Tensor] = lambda *given: _drawn(*(part.cpu() for part in given))  # noqa: E731
-            yield Case(f"draw_rows {kind} {rows} x {vocab}", make, _drawn, on_cpu, rows * vocab * 4, limit=0.02)
+            on_cpu: Callable[..., Tensor] = lambda *given: _sampled(*(part.cpu() for part in given))  # noqa: E731
+            yield Case(f"sample_rows {kind} {rows} x {vocab}", make, _sampled, on_cpu, rows * vocab * 4, limit=0.02)
 
     def _asked(self, rows: int, sampling: SamplingParams) -> list[Tensor]:
-        """Logits, and the columns of how their rows are drawn."""
+        """Logits, and the columns of how their rows are sampled."""
         vocab = self.config.vocab_size
         logits = 4 * torch.randn(rows, vocab, generator=self.generator, device=self.device)
         seeds = torch.randint(1 << 62, (rows,)).tolist()
@@ -84,16 +84,16 @@ class TokenCases:
         )
 
     def accept(self, sequences: int = 4, nodes: int = 64) -> Case:
-        """Accepted paths of random trees of 64 nodes whose draws step into a child two times in three."""
+        """Accepted paths of random trees of 64 nodes whose samples step into a child two times in three."""
 
         def make() -> list[Tensor]:
             words = [random_words(nodes) for _ in range(sequences)]
             trees = [tree_of(word) for word in words]
             columns = [torch.stack([getattr(tree, name) for tree in trees]) for name in ("tokens", "parents")]
             slots = torch.randperm(sequences * nodes).view(sequences, nodes)
-            drawn = torch.stack([lucky_draws(tree) for tree in trees])
+            sampled = torch.stack([lucky_draws(tree) for tree in trees])
             counts = torch.full((sequences,), nodes)
-            return [part.to(self.device) for part in (*columns, torch.stack(words), drawn, counts, slots)]
+            return [part.to(self.device) for part in (*columns, torch.stack(words), sampled, counts, slots)]
 
         def written(found: accept.AcceptedPaths, *_: Tensor) -> Tensor:
             return torch.cat((found.paths, found.emitted, found.sources, found.lengths[:, None]), dim=1)
@@ -167,5 +167,5 @@ class TokenCases:
         return Case(name, make, recent.gather_recent, wanted, moved, limit=0.0)
 
 
-def _drawn(logits: Tensor, *columns: Tensor) -> Tensor:
-    return draw_rows(logits, RowSampling(*columns))
+def _sampled(logits: Tensor, *columns: Tensor) -> Tensor:
+    return sample_rows(logits, RowSampling(*columns))

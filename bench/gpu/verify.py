@@ -1,6 +1,6 @@
 """Part c: the time of a verifying step over its floor, by rows and context, as a graph and op by op.
 
-A step here is the whole pass over the rows, the draw at every one of them and the accepted path, over keys and values
+A step here is the whole pass over the rows, the sample at every one of them and the accepted path, over keys and values
 that are random numbers in scattered pages. It commits nothing, so that each is the same: the context stays what it is.
 """
 
@@ -24,11 +24,11 @@ from verifier.graphs.rows import Nodes, chain_words, rows_of
 from verifier.graphs.state import Joined, StepState
 from verifier.model.paged_pass import paged_pass
 from verifier.ops.accept import AcceptedPaths, accept_paths
-from verifier.ops.draw import draw_rows
+from verifier.ops.sample import sample_rows
 from verifier.paged_model import PagedModel
 
 GREEDY = SamplingParams(temperature=0.0)
-#: Tokens of the bundled vocabulary; those behind are never drawn.
+#: Tokens of the bundled vocabulary; those behind are never sampled.
 KNOWN_TOKENS = 4096
 
 
@@ -56,8 +56,8 @@ class VerifyStep:
         nodes, state = self._nodes, self.state
         rows, slots = rows_of(state, nodes)
         logits, _ = paged_pass(self.target.decoder, rows, self.target.store)
-        drawn = draw_rows(logits, state.sampling(nodes.depths)).view(1, -1)
-        return accept_paths(nodes.tokens, self._parents, self._ancestors, drawn, self._count, slots)
+        sampled = sample_rows(logits, state.sampling(nodes.depths)).view(1, -1)
+        return accept_paths(nodes.tokens, self._parents, self._ancestors, sampled, self._count, slots)
 
 
 @dataclass(frozen=True, slots=True)

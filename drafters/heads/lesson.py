@@ -26,7 +26,7 @@ class Depth:
     """How a head does at one depth, given that everything before was right.
 
     loss: soft cross-entropy against the target, in nats. greedy: how often its likeliest token is the target's.
-    sampled: how often its draw at temperature 1 is the target's, both with the same noise.
+    sampled: how often its sample at temperature 1 is the target's, both with the same noise.
     """
 
     loss: float

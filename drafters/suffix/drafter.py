@@ -8,7 +8,7 @@ what is not taken in yet is not found yet.
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Many
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from drafters.suffix.contexts import MOST_CONTEXT, Contexts
@@ -17,7 +17,7 @@ from drafters.suffix.history import Answers, History
 from drafters.suffix.slices import SLICE, Slices
 from spec.names import SUFFIX
 from spec.protocols import FeatureRequest, or_roots
-from spec.sequence import Sequence
+from spec.sequence import SequenceState
 from spec.tree import DraftTree, TreeShape
 
 #: What is less likely than this to be accepted is not drafted. Lower drafts more and has hardly more accepted.
@@ -52,11 +52,11 @@ class SuffixDrafter:
         self._slices = Slices(slice_seconds)
         self._running: dict[str, _Running] = {}
 
-    def propose(self, sequences: Many[Sequence], shapes: Many[TreeShape]) -> list[DraftTree]:
+    def propose(self, sequences: Sequence[SequenceState], shapes: Sequence[TreeShape]) -> list[DraftTree]:
         """A draft per sequence, empty where nothing matches: a tree of at most the shape's levels and nodes."""
         return or_roots(self.find(sequences, shapes), sequences, self.name)
 
-    def find(self, sequences: Many[Sequence], shapes: Many[TreeShape]) -> list[DraftTree | None]:
+    def find(self, sequences: Sequence[SequenceState], shapes: Sequence[TreeShape]) -> list[DraftTree | None]:
         """The same; None where nothing matches."""
         self._slices.begin()
         running = [self._running.get(sequence.id) or self._of(sequence) for sequence in sequences]
@@ -66,16 +66,16 @@ class SuffixDrafter:
             self._catch_up()
         return [self._tree(*parts) for parts in zip(running, sequences, shapes, strict=True)]
 
-    def extend(self, sequence: Sequence) -> None:
+    def extend(self, sequence: SequenceState) -> None:
         """Take in a slice of the prompt, all of which is known, while the target computes it."""
         self._slices.extend(sequence.id)
         self._slices.take(self._of(sequence).own)
         self._catch_up()
 
-    def committed(self, sequence: Sequence, path: list[int]) -> None:
+    def committed(self, sequence: SequenceState, path: list[int]) -> None:
         """Nothing to do: what was committed is read when a draft is asked for."""
 
-    def finished(self, sequence: Sequence) -> None:
+    def finished(self, sequence: SequenceState) -> None:
         """Keep the answer, if it is one: a preempted sequence comes back, and what is not to leave a trace does not."""
         running = self._running.pop(sequence.id, None)
         if running is not None:
@@ -83,7 +83,7 @@ class SuffixDrafter:
         if sequence.finished and sequence.finish_reason != "error" and sequence.speculate and not sequence.aside:
             self.history.add(sequence.salt, sequence.tokens[max(0, sequence.prompt_length - MOST_CONTEXT) :])
 
-    def _of(self, sequence: Sequence) -> _Running:
+    def _of(self, sequence: SequenceState) -> _Running:
         running = self._running.get(sequence.id)
         if running is None:
             running = _Running(Contexts(sequence.tokens), self.history.of(sequence.salt))
@@ -98,7 +98,7 @@ class SuffixDrafter:
         while dropped and self._slices.dispose(dropped[-1]):
             dropped.pop()
 
-    def _tree(self, running: _Running, sequence: Sequence, shape: TreeShape) -> DraftTree | None:
+    def _tree(self, running: _Running, sequence: SequenceState, shape: TreeShape) -> DraftTree | None:
         tokens, trust = sequence.tokens, running.answers.trust
         if running.grown is not None and self.learning:
             running.grown.teach(trust, tokens[running.length :])

@@ -10,7 +10,7 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Sequence as Many
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import count
 
@@ -40,7 +40,7 @@ class Grown:
         self.cells.append(cell)
         return len(self.tokens) - 1
 
-    def teach(self, trust: Trust, came: Many[int]) -> None:
+    def teach(self, trust: Trust, came: Sequence[int]) -> None:
         """Tell what became of it: ``came`` are the tokens behind the root."""
         below: dict[int, list[int]] = {}
         for node, parent in enumerate(self.parents):
@@ -66,7 +66,7 @@ class Found:
     runs: list[list[Run]]
 
     @classmethod
-    def of(cls, texts: Many[Contexts], matches: Many[list[Match]], most: int, levels: int) -> Found:
+    def of(cls, texts: Sequence[Contexts], matches: Sequence[list[Match]], most: int, levels: int) -> Found:
         """Of what matches in each text. most: lengths of context; levels: tokens of each run."""
         if most == 1:
             lengths = [max((found[-1][0] for found in matches if found), default=0)]
@@ -75,7 +75,7 @@ class Found:
         return cls(lengths, [_runs(texts, matches, length, levels) for length in lengths])
 
 
-def _runs(texts: Many[Contexts], matches: Many[list[Match]], length: int, levels: int) -> list[Run]:
+def _runs(texts: Sequence[Contexts], matches: Sequence[list[Match]], length: int, levels: int) -> list[Run]:
     """What followed where at least ``length`` tokens of context match."""
     runs: list[Run] = []
     for text, found in zip(texts, matches, strict=True):

@@ -118,10 +118,10 @@ class Teacher:
                 f"--target {self.directory}: computes no numbers (NaN); its weights may be damaged"
             )
         while text.shape[1] < length and going.any():
-            drawn = _drawn(out.logits[:, -1], temperature, generator)
-            text = torch.cat((text, drawn.masked_fill(~going, -1)), dim=1)
-            going &= ~torch.isin(drawn, ends)
-            out = self.model(drawn, past_key_values=out.past_key_values, use_cache=True)
+            sampled = _sampled(out.logits[:, -1], temperature, generator)
+            text = torch.cat((text, sampled.masked_fill(~going, -1)), dim=1)
+            going &= ~torch.isin(sampled, ends)
+            out = self.model(sampled, past_key_values=out.past_key_values, use_cache=True)
             told((text.shape[1] - shortest) / (length - shortest))
         return [row[row >= 0].clone() for row in text.cpu()]
 
@@ -135,7 +135,7 @@ class Teacher:
         return Lesson(tokens, {name: states[place].float() for name, place in places.items()}, out.logits.float())
 
 
-def _drawn(logits: Tensor, temperature: float, generator: torch.Generator) -> Tensor:
+def _sampled(logits: Tensor, temperature: float, generator: torch.Generator) -> Tensor:
     """int64[B, 1]: a token for each row of logits [B, V]; the likeliest at temperature 0."""
     if temperature == 0:
         return logits.argmax(dim=-1, keepdim=True)

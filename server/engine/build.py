@@ -10,7 +10,7 @@ import msgspec
 import torch
 
 from kvpaging import PagePool, PageTable, PrefixIndex
-from server.engine.calibrate import Rehearsal
+from server.engine.calibrate import ProfileRun
 from server.engine.device import Device, find_device, synchronize
 from server.engine.drafters.entry import Entry
 from server.engine.drafters.registry import drafts
@@ -24,7 +24,7 @@ from server.engine.quantized import quantized
 from server.settings.config import EngineConfig
 from server.settings.resolved import Resolved, choose_draft, short_name, target_directory
 from server.settings.unfit import Unfit
-from spec.budget import StepCost
+from spec.budget import CostModel
 from spec.engine import Engine
 from spec.errors import ConfigurationError
 from spec.names import NONE
@@ -113,7 +113,7 @@ def build_engine(
         info,
         verifier,
         pool,
-        lambda: StepCost.measure(lambda rows: _time_rows(verifier, pool, rows), sizes, _MEASURE_PATIENCE),
+        lambda: CostModel.measure(lambda rows: _time_rows(verifier, pool, rows), sizes, _MEASURE_PATIENCE),
         say,
     )
     runner = runner_of(verifier, drafting, length, config.max_seqs, capture, say) if device.is_gpu else None
@@ -121,7 +121,7 @@ def build_engine(
     info = msgspec.structs.replace(
         info,
         draft_shape=drafting.shape.widths,
-        root_seconds=Rehearsal(info, verifier, pool, runner).root_seconds(),
+        root_seconds=ProfileRun(info, verifier, pool, runner).root_seconds(),
         drafter=", ".join(drafter.name for drafter in drafters) or NONE,
         draft=", ".join(placed[drafter.name] for drafter in drafters) or NONE,
         drafters=tuple(drafter.name for drafter in drafters),

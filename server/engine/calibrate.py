@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence as Many
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
 from statistics import median
@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from kvpaging import PagePool, PageTable
-from spec.budget import StepCost
+from spec.budget import CostModel
 from spec.budget.cost import DraftCost
 from spec.budget.members import OPEN
 from spec.engine import Engine
@@ -25,7 +25,7 @@ from spec.protocols import Drafter, FeatureRequest, Rows, Verifier
 from spec.request import EngineInfo, Request
 from spec.sampling import SamplingParams
 from spec.scheduler import Scheduler
-from spec.sequence import Sequence
+from spec.sequence import SequenceState
 from spec.step import StepRunner
 from spec.tree import MAX_NODES, ROOT_ONLY, DraftTree, TreeShape
 
@@ -46,14 +46,14 @@ _TARGET_PHASES = ("forward", "draw", "commit")
 Spent = dict[str, float]
 
 
-class Rehearsal:
+class ProfileRun:
     """Steps of one sequence at temperature 1, through an engine of their own. runner: who runs them; None: op by op."""
 
     def __init__(self, info: EngineInfo, verifier: Verifier, pool: PagePool, runner: StepRunner | None = None) -> None:
         self._info, self._verifier, self._pool, self._runner = info, verifier, pool, runner
 
     def turns(
-        self, drafter: Drafter | None, shapes: Many[TreeShape], long: float = math.inf
+        self, drafter: Drafter | None, shapes: Sequence[TreeShape], long: float = math.inf
     ) -> dict[TreeShape, list[Spent]]:
         """Seconds by phase of a step that verifies as many rows as each of the shapes has; one of each, again and
         again, so that whatever else the machine does meets all alike. Without those for which there is no room.
@@ -82,7 +82,7 @@ class Rehearsal:
         return times
 
     def _engine(self, drafter: Drafter | None) -> Engine:
-        scheduler = Scheduler(self._pool, None, ROOT_ONLY, StepCost([1], [1.0]), max_seqs=1, plain_every=0)
+        scheduler = Scheduler(self._pool, None, ROOT_ONLY, CostModel([1], [1.0]), max_seqs=1, plain_every=0)
         return Engine(
             info=self._info,
             pool=self._pool,
@@ -135,7 +135,7 @@ class Rehearsal:
             for shape, each in times.items()
         }
 
-    def _passes(self, shapes: Many[TreeShape]) -> dict[TreeShape, list[float]]:
+    def _passes(self, shapes: Sequence[TreeShape]) -> dict[TreeShape, list[float]]:
         """Seconds of the target's part of steps that verify as much."""
         return {
             shape: [sum(step.get(phase, 0.0) for phase in _TARGET_PHASES) for step in steps]
@@ -148,11 +148,11 @@ class Rehearsal:
         chains = {shape.nodes: seconds for shape, seconds in self._levelled.items()}
         return [(rows, chains[rows]) for rows in _ROWS if rows in chains]
 
-    def curve(self) -> StepCost:
+    def curve(self) -> CostModel:
         """Seconds of a whole step by its rows, drafting left out, and what context adds."""
         points = self._points or [(1, 1.0)]
         rows, seconds = [rows for rows, _ in points], [seconds for _, seconds in points]
-        return StepCost(rows, seconds, self._context())
+        return CostModel(rows, seconds, self._context())
 
     def _context(self) -> list[tuple[int, float]]:
         """Rows, and seconds that each token of context adds to a pass of so many."""
@@ -176,7 +176,7 @@ class Rehearsal:
         return [*points, (MAX_NODES, most + max(0.0, most - less) * (MAX_NODES - more) / (more - few))]
 
     @staticmethod
-    def _added(pairs: Many[tuple[float, float]]) -> float:
+    def _added(pairs: Sequence[tuple[float, float]]) -> float:
         """What the second of two takes more than the first. Of what is small beside what passes differ by, the fastest
         ones tell most: whatever else the machine does only makes them slower."""
         return max(0.0, min(second for _, second in pairs) - min(first for first, _ in pairs))
@@ -213,19 +213,19 @@ class _Filler:
     name = "filler"
     needs: FeatureRequest | None = None
 
-    def propose(self, sequences: Many[Sequence], shapes: Many[TreeShape]) -> list[DraftTree]:
+    def propose(self, sequences: Sequence[SequenceState], shapes: Sequence[TreeShape]) -> list[DraftTree]:
         """Trees of one token a level and its siblings."""
         return [
             filled(sequence.tokens[-1], shape, self.name) for sequence, shape in zip(sequences, shapes, strict=True)
         ]
 
-    def extend(self, sequence: Sequence) -> None:
+    def extend(self, sequence: SequenceState) -> None:
         """Nothing."""
 
-    def committed(self, sequence: Sequence, path: list[int]) -> None:
+    def committed(self, sequence: SequenceState, path: list[int]) -> None:
         """Nothing."""
 
-    def finished(self, sequence: Sequence) -> None:
+    def finished(self, sequence: SequenceState) -> None:
         """Nothing."""
 
 

@@ -16,10 +16,10 @@ from drafters.combined import CombinedDrafter
 from drafters.prediction import PredictionDrafter
 from drafters.routed import RoutedDrafter
 from kvpaging import PagePool
-from server.engine.calibrate import Rehearsal
+from server.engine.calibrate import ProfileRun
 from server.engine.drafters.registry import entry_of
 from server.settings.config import EngineConfig
-from spec.budget import StepCost
+from spec.budget import CostModel
 from spec.budget.budget import Budget
 from spec.budget.members import Member
 from spec.protocols import Drafter, Verifier
@@ -49,7 +49,7 @@ class Drafting:
     drafter: Drafter
     budget: Budget | None
     shape: TreeShape
-    cost: StepCost
+    cost: CostModel
 
     @classmethod
     def of(
@@ -59,7 +59,7 @@ class Drafting:
         info: EngineInfo,
         verifier: Verifier,
         pool: PagePool,
-        measure: Callable[[], StepCost],
+        measure: Callable[[], CostModel],
         say: Callable[[str], None],
     ) -> Drafting:
         """Measures what steps cost, and what each drafter does if there is anything to choose.
@@ -70,7 +70,7 @@ class Drafting:
         if not drafters or (shape is not None and not shape.levels):
             shape = TreeShape()
         elif len(drafters) > 1 or shape is None:
-            return cls._chosen(drafters, Rehearsal(info, verifier, pool), shape, say)
+            return cls._chosen(drafters, ProfileRun(info, verifier, pool), shape, say)
         say("measuring the step cost")
         cost = measure()
         drafter = RoutedDrafter(PredictionDrafter(cost), drafters[0] if drafters else None, shape)
@@ -78,20 +78,20 @@ class Drafting:
 
     @classmethod
     def _chosen(
-        cls, drafters: Sequence[Drafter], rehearsal: Rehearsal, shape: TreeShape | None, say: Callable[[str], None]
+        cls, drafters: Sequence[Drafter], profile_run: ProfileRun, shape: TreeShape | None, say: Callable[[str], None]
     ) -> Drafting:
         say("measuring the step cost")
-        curve = rehearsal.curve()
+        curve = profile_run.curve()
         say("measuring what drafting costs")
-        members = [_member(drafter, rehearsal) for drafter in drafters]
+        members = [_member(drafter, profile_run) for drafter in drafters]
         # First: of a token that several propose it is said that the request predicted it.
         budget = Budget([Member.looking(PredictionDrafter(), PREDICTED_LEVELS), *members], curve, shape)
         return cls(CombinedDrafter(budget), budget, budget.shape, budget.cost)
 
 
-def _member(drafter: Drafter, rehearsal: Rehearsal) -> Member:
+def _member(drafter: Drafter, profile_run: ProfileRun) -> Member:
     entry = entry_of(drafter)
     if entry.looks:
         return Member.looking(drafter)
     levels = entry.levels(drafter)
-    return Member.model(drafter, rehearsal.draft_cost(drafter, levels), levels)
+    return Member.model(drafter, profile_run.draft_cost(drafter, levels), levels)

@@ -55,7 +55,7 @@ class TokenEngine(Protocol):
         ...
 
 
-class Ledger(Protocol):
+class RequestStats(Protocol):
     """Counts what becomes of one request."""
 
     def kept(self, delta: Delta, piece: Piece) -> None:
@@ -133,7 +133,7 @@ class Mailbox:
 class Generation:
     """The running requests of one answer. Leaving the context cancels what is still running.
 
-    spend: called with the number of tokens of each delta, when it comes. ledgers: of the requests, for whoever makes
+    spend: called with the number of tokens of each delta, when it comes. all_stats: of the requests, for whoever makes
     text of the deltas; none if nobody counts. over: called when the engine has no more to do for any of them, though
     the client may not have read all.
 
@@ -146,11 +146,11 @@ class Generation:
         requests: Sequence[Request],
         most_pending: int = MOST_PENDING_TOKENS,
         spend: Callable[[int], None] = lambda tokens: None,
-        ledgers: Sequence[Ledger] = (),
+        all_stats: Sequence[RequestStats] = (),
         over: Callable[[], None] = lambda: None,
     ) -> None:
         self._engine, self._over = engine, over
-        self._ledgers = ledgers
+        self._all_stats = all_stats
         self._wake = asyncio.Event()
         self._mailboxes = [
             Mailbox(engine, request, self._wake, most_pending, spend, self._one_ended) for request in requests
@@ -205,13 +205,13 @@ class Generation:
 
     def kept(self, index: int, delta: Delta, piece: Piece) -> None:
         """Count what of a delta is in the text of request ``index``."""
-        if self._ledgers:
-            self._ledgers[index].kept(delta, piece)
+        if self._all_stats:
+            self._all_stats[index].kept(delta, piece)
 
     def delivered(self, index: int, piece: Piece) -> None:
         """Count a chunk of request ``index``."""
-        if self._ledgers:
-            self._ledgers[index].delivered(len(piece.token_ids))
+        if self._all_stats:
+            self._all_stats[index].delivered(len(piece.token_ids))
 
     def abort(self, error: Exception) -> None:
         """End every running request with ``error``."""

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from collections.abc import Sequence as Many
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -30,7 +29,7 @@ _PROMPT_ROWS = MAX_NODES + 1
 
 def capture_passes(
     verifier: PagedModel,
-    drafters: Many[Drafter],
+    drafters: Sequence[Drafter],
     longest: int,
     max_seqs: int,
     capture: Capture,

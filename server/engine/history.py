@@ -30,7 +30,7 @@ from spec.engine import Engine
 from spec.errors import ConfigurationError
 from spec.names import SUFFIX
 from spec.observer import Observer
-from spec.sequence import Sequence
+from spec.sequence import SequenceState
 
 MAGIC, DIGEST_BYTES = b"foresay draft history 1\n", 16
 #: Seconds between two writes while the engine runs.
@@ -140,7 +140,7 @@ class HistoryWriter(Observer):
         history: History = suffix.history
         self._history, self._vocab_size, self._written = history, engine.info.vocab_size, history.changes
 
-    def ended(self, sequence: Sequence) -> None:
+    def ended(self, sequence: SequenceState) -> None:
         """Answers are added when sequences end: write, if the last time is long ago."""
         history = self._history
         due = time.monotonic() - self._at >= self._every and (self._thread is None or not self._thread.is_alive())

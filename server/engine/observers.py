@@ -18,7 +18,7 @@ _TOKENS = 4
 
 
 @dataclass(slots=True)
-class Watchers:
+class EngineObservers:
     """What one engine is watched by."""
 
     trace: TraceWriter | None = None
@@ -26,7 +26,7 @@ class Watchers:
     history: HistoryWriter | None = None
 
     @classmethod
-    def of(cls, config: EngineConfig) -> Watchers:
+    def of(cls, config: EngineConfig) -> EngineObservers:
         """As the settings say. Raises ConfigurationError for a trace that cannot be written, or an unknown shadow."""
         shadow = None
         if config.shadow is not None:

@@ -33,7 +33,7 @@ from verifier.model.config import ModelConfig
 
 
 @dataclass(frozen=True)
-class Lexicon:
+class TokenTable:
     """The tokens that a model can read, by id.
 
     texts: the bytes of each ordinary token. marks: the names of those that were added as a whole; special ones are in
@@ -48,7 +48,7 @@ class Lexicon:
     stray: frozenset[int]
 
     @classmethod
-    def read(cls, directory: Path, model: ModelConfig) -> Lexicon | None:
+    def read(cls, directory: Path, model: ModelConfig) -> TokenTable | None:
         """From a checkpoint's directory; None where no tokenizer.json is, ConfigurationError if it is damaged."""
         backend = tokenizer(directory)
         if backend is None:
@@ -117,7 +117,7 @@ class Translation:
     tokens: int
 
     @classmethod
-    def between(cls, target: Lexicon, draft: Lexicon, vocab_size: int) -> Translation:
+    def between(cls, target: TokenTable, draft: TokenTable, vocab_size: int) -> Translation:
         """vocab_size: of the target's embedding, which may be larger than its tokenizer's."""
         same = _same(target, draft)
         read = [same[id] if id in same else _stand_in(id, target, draft) for id in range(vocab_size)]
@@ -156,7 +156,7 @@ def translation(
     found = overlap(target, directory)
     if found is None or found.whole:
         return None
-    ours, theirs = Lexicon.read(target, target_model), Lexicon.read(directory, model)
+    ours, theirs = TokenTable.read(target, target_model), TokenTable.read(directory, model)
     assert ours is not None, "both have just been read"
     assert theirs is not None, "both have just been read"
     made = Translation.between(ours, theirs, target_model.vocab_size)
@@ -168,7 +168,7 @@ def translation(
     return made
 
 
-def _same(target: Lexicon, draft: Lexicon) -> dict[int, int]:
+def _same(target: TokenTable, draft: TokenTable) -> dict[int, int]:
     """The draft model's id of each token of the target that it has too."""
     same = {id: draft.of_text[text] for id, text in target.texts.items() if text in draft.of_text}
     same |= {id: draft.of_mark[mark] for id, mark in target.marks.items() if mark in draft.of_mark}
@@ -178,7 +178,7 @@ def _same(target: Lexicon, draft: Lexicon) -> dict[int, int]:
     return same | _ends(target, draft)
 
 
-def _ends(target: Lexicon, draft: Lexicon) -> dict[int, int]:
+def _ends(target: TokenTable, draft: TokenTable) -> dict[int, int]:
     """Which ends of text are the same: those of one name, then the first left of each, and so on."""
     named = {draft.marks[own]: own for own in draft.ends if own in draft.marks}
     alike = {id: named[mark] for id in target.ends if (mark := target.marks.get(id)) in named}
@@ -187,11 +187,11 @@ def _ends(target: Lexicon, draft: Lexicon) -> dict[int, int]:
     return alike | dict(zip(ours, theirs, strict=False))
 
 
-def _is_written(id: int, target: Lexicon) -> bool:
+def _is_written(id: int, target: TokenTable) -> bool:
     return id in target.marks or target.of_text[target.texts[id]] == id
 
 
-def _stand_in(id: int, target: Lexicon, draft: Lexicon) -> int:
+def _stand_in(id: int, target: TokenTable, draft: TokenTable) -> int:
     """What the draft model reads for a token that it does not have."""
     nothing = draft.ends[0] if draft.ends else 0
     if id == target.begin:

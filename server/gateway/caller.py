@@ -11,17 +11,17 @@ from dataclasses import dataclass
 
 import msgspec
 
-from server.gateway.allowance import Allowance
+from server.gateway.rate_limiter import RateLimiter
 from spec.request import Request
 
 
 class Caller(msgspec.Struct, frozen=True):
     """One user of the server. name: of their key, for the log. tenant: prefixes of prompts, stored responses and limits
-    are shared only within one tenant. allowance: how much they may ask for."""
+    are shared only within one tenant. rate_limiter: how much they may ask for."""
 
     name: str = ""
     tenant: str = ""
-    allowance: Allowance = msgspec.field(default_factory=Allowance)
+    rate_limiter: RateLimiter = msgspec.field(default_factory=RateLimiter)
 
 
 ANYONE = Caller()
@@ -60,17 +60,17 @@ def admitted(requests: Sequence[Request]) -> Iterator[Callable[[int], None]]:
 
     Raises :class:`~server.schemas.errors.RateLimited` if the caller has used up what it may.
     """
-    allowance, meter = CALLER.get().allowance, METER.get() or Meter()
+    rate_limiter, meter = CALLER.get().rate_limiter, METER.get() or Meter()
     prompt_tokens = sum(len(request.prompt) for request in requests if request.fork_of is None)
-    allowance.enter(len(requests), prompt_tokens)
+    rate_limiter.enter(len(requests), prompt_tokens)
     meter.prompt_tokens += prompt_tokens
 
     def spend(tokens: int) -> None:
         meter.output_tokens += tokens
-        allowance.spend(tokens)
+        rate_limiter.spend(tokens)
 
     began = time.monotonic()
     try:
         yield spend
     finally:
-        allowance.leave(len(requests), time.monotonic() - began)
+        rate_limiter.leave(len(requests), time.monotonic() - began)

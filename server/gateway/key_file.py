@@ -27,8 +27,8 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from server.gateway.allowance import Limits
 from server.gateway.keys import HASHED, ApiKey, HashedKey, check_usable, new_id
+from server.gateway.rate_limiter import Limits
 from spec.errors import ConfigurationError, ForesayError
 
 HEADER = "# API keys of Foresay: only hashes. foresay keys add NAME adds one, foresay keys remove NAME takes it back.\n"

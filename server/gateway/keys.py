@@ -16,7 +16,7 @@ from collections.abc import Iterable
 
 import msgspec
 
-from server.gateway.allowance import Limits
+from server.gateway.rate_limiter import Limits
 from spec.errors import ConfigurationError
 
 PREFIX = "sk-foresay-"

@@ -29,7 +29,7 @@ class Shared:
     def fits(self, amount: int, caller: Caller) -> bool:
         """Whether a caller may hold so much more. One that holds nothing gets whatever is free."""
         own, free = self._held[caller.tenant], self.most - self.used - amount
-        fair = caller.allowance.alone or not own or own + amount <= free
+        fair = caller.rate_limiter.alone or not own or own + amount <= free
         return not amount or (free >= 0 and fair)
 
     def take(self, amount: int, refusal: Callable[[], ApiError]) -> None:

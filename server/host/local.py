@@ -18,7 +18,7 @@ import msgspec
 
 from server.engine.build import build_engine
 from server.engine.forks import forked
-from server.engine.observers import Watchers
+from server.engine.observers import EngineObservers
 from server.host.typed import typed
 from server.schemas.structured import StructuredOutputs
 from server.settings.config import USUAL_TOKENS, EngineConfig, SamplingConfig
@@ -180,7 +180,7 @@ class Engine:
     def _start(self, config: EngineConfig, progress: Progress | None) -> None:
         self._directory = target_directory(config)
         self.tokenizer = Tokenizer.load(self._directory)
-        self._watchers = Watchers.of(config)
+        self._watchers = EngineObservers.of(config)
         try:
             self._engine = build_engine(config, progress, self._watchers.observers)
         except BaseException:

@@ -25,7 +25,7 @@ from spec.errors import ConfigurationError, ForesayError
 from spec.request import EngineInfo
 
 if TYPE_CHECKING:  # torch and all that is built of it: see _import
-    from server.engine.observers import Watchers
+    from server.engine.observers import EngineObservers
     from server.text.grammars.compiler import GrammarCompiler
     from spec.engine import Engine
 
@@ -48,17 +48,17 @@ def started(link: Link) -> frames.Start:
             return frame
 
 
-def built(start: frames.Start, link: Link) -> tuple[Engine, Watchers] | None:
+def built(start: frames.Start, link: Link) -> tuple[Engine, EngineObservers] | None:
     """The engine and who watches it, or None after telling the server why there is none. The link is told what is being
     loaded."""
     from server.engine.build import build_engine
     from server.engine.memory import NoRoom
-    from server.engine.observers import Watchers
+    from server.engine.observers import EngineObservers
 
-    watchers = Watchers()
+    watchers = EngineObservers()
 
     try:
-        watchers = Watchers.of(start.config)
+        watchers = EngineObservers.of(start.config)
         return build_engine(start.config, link.loading, watchers.observers, start.beside), watchers
     except NoRoom as error:
         link.send(frames.Failed(str(error), building=True, footprint=error.footprint))

@@ -14,8 +14,8 @@ import msgspec
 
 from server.engine.generation import MOST_PENDING_TOKENS, Generation, TokenEngine
 from server.engine.status import EngineStatus, unavailable
-from server.gateway.allowance import Pace
 from server.gateway.caller import admitted
+from server.gateway.rate_limiter import Pace
 from server.gateway.share import Shared
 from server.host.deadlines import deadlines
 from server.host.models.resident import LEASE, WAITED
@@ -30,7 +30,7 @@ from server.settings.config import ServeConfig
 from server.settings.names import Names
 from server.text.choice import Choice
 from server.text.control import Rendered
-from server.text.parsers.dialect import Dialect
+from server.text.parsers.chat_format import ChatFormat
 from server.text.room import Room
 from server.text.tokenizer import SamplingDefaults, Tokenizer
 from server.text.warned import WarningLog, renamed
@@ -122,11 +122,11 @@ class ServiceOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Text(msgspec.Struct, frozen=True):
-    """What the checkpoint's directory says about text and sampling. dialect: how the model writes tool calls."""
+    """What the checkpoint's directory says about text and sampling. chat_format: how the model writes tool calls."""
 
     tokenizer: Tokenizer
     defaults: SamplingDefaults
-    dialect: Dialect = Dialect()
+    chat_format: ChatFormat = ChatFormat()
 
     @classmethod
     def load(cls, config: ServeConfig) -> Text:
@@ -136,11 +136,11 @@ class Text(msgspec.Struct, frozen=True):
         directory = target_directory(config)
         import_tokenizers()
         tokenizer = Tokenizer.load(directory)
-        dialect = Dialect.of(tokenizer, config.tool_parser, config.reasoning_parser)
+        chat_format = ChatFormat.of(tokenizer, config.tool_parser, config.reasoning_parser)
         if tokenizer.has_template:  # compiled now rather than while the first chat request waits
             with contextlib.suppress(InvalidRequest):
                 tokenizer.render([{"role": "user", "content": ""}])
-        return cls(tokenizer, SamplingDefaults.read(directory), dialect)
+        return cls(tokenizer, SamplingDefaults.read(directory), chat_format)
 
 
 class Service:
@@ -223,7 +223,7 @@ class Service:
     async def generation(self, choices: Sequence[Choice], keeps_text: bool = True) -> AsyncIterator[Generation]:
         """Run choices; :class:`QueueFull` if there is no room, and whatever the caller's limits or the engine refuse.
 
-        Every door comes through here, so limits and time limits are kept here. keeps_text: whether their text may be
+        Every route comes through here, so limits and time limits are kept here. keeps_text: whether their text may be
         kept, for the dashboard, where their key can read it again, and for the self-check.
         """
         requests, count = [choice.request for choice in choices], len(choices)
@@ -231,12 +231,12 @@ class Service:
         with (
             self.places.holding(count, lambda: self.queue_full(count)),
             admitted(requests) as spend,
-            self.telemetry.watching(requests, keeps_text, words) as ledgers,
+            self.telemetry.watching(requests, keeps_text, words) as all_stats,
         ):
             engine = self.self_check if keeps_text else Unpicked(self.self_check)
             lease = LEASE.get()
             over = (lambda: None) if lease is None else lease.release
-            generation = Generation(engine, requests, self.options.most_pending_tokens, spend, ledgers, over)
+            generation = Generation(engine, requests, self.options.most_pending_tokens, spend, all_stats, over)
             with self._present(generation), self._deadlines(generation):
                 async with generation:
                     yield generation

@@ -28,7 +28,7 @@ from server.gateway.caller import REQUEST_ID, usable_id
 from server.host.models.models import MODELS, Models
 from server.host.service import Service
 from server.http import access_log
-from server.http.gate import Gate
+from server.http.auth import AuthMiddleware
 from server.http.openapi import routes as openapi
 from server.observe.telemetry.log import Reporter
 from server.schemas.errors import ApiError, described
@@ -38,7 +38,7 @@ from spec.errors import InvalidRequest
 log = logging.getLogger("foresay.server")
 
 #: Each has ``ROUTES``; those with errors of their own shape have ``ERRORS``.
-DOORS: tuple[ModuleType, ...] = (
+ROUTE_MODULES: tuple[ModuleType, ...] = (
     about,
     completions,
     chat,
@@ -54,24 +54,24 @@ DOORS: tuple[ModuleType, ...] = (
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
-def create_app(served: Service | Models, gate: Gate | None = None) -> web.Application:
-    """The application around a service, or around several models. gate: who may use it; without one everybody on this
+def create_app(served: Service | Models, auth: AuthMiddleware | None = None) -> web.Application:
+    """The application around a service, or around several models. auth: who may use it; without one everybody on this
     machine."""
     models = served if isinstance(served, Models) else Models.alone(served)
-    gate = gate or Gate()
-    middlewares = [access_log.record, _answer_errors, gate.admit]
+    auth = auth or AuthMiddleware()
+    middlewares = [access_log.record, _answer_errors, auth.admit]
     app = web.Application(middlewares=middlewares)
     app[MODELS] = models
     app[dashboard.FEED] = feed = Feed()
     app.on_shutdown.append(feed.close)
-    app.cleanup_ctx.extend([gate.life, models.life])
+    app.cleanup_ctx.extend([auth.life, models.life])
     for entry in models:
         reporter = Reporter(entry.service.telemetry, entry.name if models.several else "")
         app.cleanup_ctx.extend([reporter.life, entry.service.self_check.life])
-    app[route.DOORS] = DOORS
-    app.on_response_prepare.extend([_name_request, gate.mark])
-    for door in DOORS:
-        app.add_routes(door.ROUTES)
+    app[route.ROUTE_MODULES] = ROUTE_MODULES
+    app.on_response_prepare.extend([_name_request, auth.mark])
+    for module in ROUTE_MODULES:
+        app.add_routes(module.ROUTES)
     return app
 
 
@@ -80,7 +80,7 @@ def create_app(served: Service | Models, gate: Gate | None = None) -> web.Applic
 
 @web.middleware
 async def _answer_errors(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Give the request an id, and every error the body its door gives it."""
+    """Give the request an id, and every error the body its module gives it."""
     REQUEST_ID.set(_request_id(request))
     try:
         return await handler(request)

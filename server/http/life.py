@@ -20,7 +20,7 @@ from server.host.models import residency
 from server.host.models.models import Models
 from server.http import access_log, files
 from server.http.app import create_app
-from server.http.gate import Gate
+from server.http.auth import AuthMiddleware
 from server.observe.telemetry import log as speculation_log
 from server.settings.config import ServeConfig
 from spec.errors import ConfigurationError, ForesayError
@@ -47,13 +47,13 @@ async def run_server(
     threads = SharedThreads(thread_name_prefix=BESIDE)
     asyncio.get_running_loop().set_default_executor(threads)
     models = Models.of(config, on_status, spawn)
-    gate, tls = Gate.of(config), context(config)
+    auth, tls = AuthMiddleware.of(config), context(config)
     if config.access_log:
         access_log.to_stderr()
     speculation_log.to_stderr(residency.log)
     if config.log_stats:
         speculation_log.to_stderr()
-    runner = _runner(models, gate)
+    runner = _runner(models, auth)
     await runner.setup()
     try:
         port = await _listen(runner, config, tls)
@@ -69,10 +69,10 @@ async def run_server(
     return 0
 
 
-def _runner(models: Models, gate: Gate) -> web.AppRunner:
+def _runner(models: Models, auth: AuthMiddleware) -> web.AppRunner:
     # Without handler_cancellation a client that leaves during a long prefill would be noticed at the first write only.
     return web.AppRunner(
-        create_app(models, gate),
+        create_app(models, auth),
         handler_cancellation=True,
         auto_decompress=False,  # aiohttp would do it before anybody has looked at the key
         logger=malformed.log,

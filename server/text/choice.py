@@ -10,7 +10,7 @@ from server.schemas.provenance import StepProvenance, TokenProvenance
 from server.schemas.shared import FinishReason, RequestWarning
 from server.text.detokenize import Detokenizer, StopSearch
 from server.text.parts import OutputParser, Part, PlainText, ToolCallPart, joined
-from server.text.provenance import Said, step_of, tokens_of
+from server.text.provenance import TokenText, step_of, tokens_of
 from server.text.tokenizer import Tokenizer
 from spec.names import PREDICTION
 from spec.request import Delta, Origin, Request, TokenLogprobs
@@ -36,7 +36,7 @@ class Piece(msgspec.Struct, kw_only=True):
 
     text: as the model wrote it; parts: the same, split by the choice's parser. logprobs: one entry per token, if asked
     for. offsets: for each token, the characters of text that were whole before it. prompt_logprobs: once, if asked for.
-    said: what each token adds, if that is kept apart. steps, tokens: their provenance, if asked for.
+    token_texts: what each token adds, if that is kept apart. steps, tokens: their provenance, if asked for.
     """
 
     text: str = ""
@@ -47,7 +47,7 @@ class Piece(msgspec.Struct, kw_only=True):
     prompt_logprobs: list[TokenLogprobs | None] | None = None
     finish_reason: FinishReason | None = None
     finish_at: int | None = None
-    said: list[Said] = []
+    token_texts: list[TokenText] = []
     steps: list[StepProvenance] = []
     tokens: list[TokenProvenance] = []
 
@@ -65,7 +65,7 @@ def merged(pieces: Sequence[Piece]) -> Piece:
         prompt_logprobs=next((one.prompt_logprobs for one in pieces if one.prompt_logprobs is not None), None),
         finish_reason=pieces[-1].finish_reason,
         finish_at=pieces[-1].finish_at,
-        said=[said for piece in pieces for said in piece.said],
+        token_texts=[text for piece in pieces for text in piece.token_texts],
         steps=[step for piece in pieces for step in piece.steps],
         tokens=[token for piece in pieces for token in piece.tokens],
     )
@@ -129,10 +129,10 @@ class Choice:
         if delta.finish_reason is not None:
             self._finish(delta, piece)
         if self._options.by_token:
-            piece.said = _said(piece, begins)
+            piece.token_texts = _said(piece, begins)
         if self._options.provenance and delta.origin is not None:
             piece.steps = [step_of(delta.origin, len(piece.token_ids), made)]
-            piece.tokens = tokens_of(delta.origin, piece.token_ids, piece.said, piece.logprobs)
+            piece.tokens = tokens_of(delta.origin, piece.token_ids, piece.token_texts, piece.logprobs)
         piece.parts = joined(piece.parts)
         self._called = self._called or any(isinstance(part, ToolCallPart) for part in piece.parts)
         if piece.finish_reason == "stop" and self._called:
@@ -220,10 +220,10 @@ def _silenced(delta: Delta) -> Delta:
     return msgspec.structs.replace(delta, tokens=[], logprobs=None, stop_token=None, finish_reason=reason)
 
 
-def _said(piece: Piece, begins: Sequence[tuple[int, int]]) -> list[Said]:
+def _said(piece: Piece, begins: Sequence[tuple[int, int]]) -> list[TokenText]:
     """What each token of a piece adds; what came out at the end of the answer belongs to the last one."""
     ends = [*begins[1:], (len(piece.text), len(piece.parts))]
     return [
-        Said(piece.text[text:end_of_text], piece.parts[part:end_of_parts])
+        TokenText(piece.text[text:end_of_text], piece.parts[part:end_of_parts])
         for (text, part), (end_of_text, end_of_parts) in zip(begins, ends, strict=False)
     ]

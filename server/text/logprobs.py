@@ -16,7 +16,7 @@ from server.text.tokenizer import Tokenizer
 from spec.request import TokenLogprobs
 
 
-class Speller:
+class TokenDecoder:
     """Spells tokens. as_ids: as ``token_id:17`` instead of their text, which two tokens may share."""
 
     def __init__(self, tokenizer: Tokenizer, as_ids: bool = False) -> None:

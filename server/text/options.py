@@ -1,4 +1,4 @@
-"""The sampling options of a request that need more than a copy: understood here, whatever door they came through.
+"""The sampling options of a request that need more than a copy: understood here, whatever route they came through.
 
 Errors name the field as the client wrote it.
 """

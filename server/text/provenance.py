@@ -19,7 +19,7 @@ from server.text.parts import Part, ReasoningPart, TextPart, ToolCallPart
 from spec.request import Origin, TokenLogprobs
 
 
-class Said(msgspec.Struct, frozen=True):
+class TokenText(msgspec.Struct, frozen=True):
     """What one token adds to an answer: text as the model wrote it, and the parts it is split into."""
 
     text: str
@@ -41,10 +41,10 @@ def step_of(origin: Origin, kept: int, made: int) -> StepProvenance:
 
 
 def tokens_of(
-    origin: Origin, tokens: Sequence[int], said: Sequence[Said], logprobs: Sequence[TokenLogprobs]
+    origin: Origin, tokens: Sequence[int], token_texts: Sequence[TokenText], logprobs: Sequence[TokenLogprobs]
 ) -> list[TokenProvenance]:
     """The tokens of a run, as far as they are in the answer. logprobs: one for each of them, or none."""
-    told = [_token(origin, place, token, said[place].parts) for place, token in enumerate(tokens)]
+    told = [_token(origin, place, token, token_texts[place].parts) for place, token in enumerate(tokens)]
     for token, entry in zip(told, logprobs, strict=False):
         token.logprob = entry.logprob
     return told

@@ -2,12 +2,12 @@
 
 ::
 
-    StepCost, DraftCost   seconds of a pass by rows and context, of a draft by levels; corrected by every step
+    CostModel, DraftCost   seconds of a pass by rows and context, of a draft by levels; corrected by every step
     Claims, Promises      what a lookup's own chances are worth in one text, and what a model's are
     weigh                 the drafter and tree that are worth most, of all that could be asked for
     Budget                asks whoever looks things up, weighs, says why; learns from every verdict
 """
 
-from spec.budget.cost import MIXED_STEP_FACTOR, StepCost
+from spec.budget.cost import MIXED_STEP_FACTOR, CostModel
 
-__all__ = ["MIXED_STEP_FACTOR", "StepCost"]
+__all__ = ["MIXED_STEP_FACTOR", "CostModel"]

@@ -6,25 +6,24 @@
               weigh found nodes, each model's tree, both, neither    most expected tokens for the time they take
     stepped   what came tells of all that was proposed, verified or not; what the step took corrects the costs
 
-A model that is not worth it is asked all the same now and then (:mod:`spec.budget.probes`), so that it is noticed when
-it would be.
+A model that is not worth it is asked all the same now and then (:mod:`spec.budget.exploration`), so that it is noticed
+when it would be.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from collections.abc import Sequence as Many
+from collections.abc import Mapping, Sequence
 
-from spec.budget.case import Case, begun, look
-from spec.budget.cost import StepCost
+from spec.budget.case import SequenceStats, begun, look
+from spec.budget.cost import CostModel
+from spec.budget.exploration import Exploration, Looks
 from spec.budget.members import Member
 from spec.budget.plan import NO_PLAN, Leader, Plan, Why, levels_of
 from spec.budget.planning import AHEAD, Planning
-from spec.budget.probes import Looks, Probes
 from spec.names import NONE, PREDICTION
 from spec.observer import Observer
-from spec.sequence import Sequence
-from spec.step import Verdict
+from spec.sequence import SequenceState
+from spec.step import VerifyResult
 from spec.trace import StepTrace
 from spec.tree import MAX_NODES, TreeShape
 
@@ -41,15 +40,15 @@ class Budget(Observer):
     """
 
     def __init__(
-        self, members: Many[Member], cost: StepCost, pinned: TreeShape | None = None, timed: bool = True
+        self, members: Sequence[Member], cost: CostModel, pinned: TreeShape | None = None, timed: bool = True
     ) -> None:
         self.members = {member.name: member for member in members}
         self.cost, self.pinned, self.timed = cost, pinned, timed
         self.why: Why | None = None
         self.leader = Leader()
         self._models = {member.name: member for member in members if not member.looks}
-        self._cases: dict[str, Case] = {}
-        self._probes, self._looks = Probes(), Looks()
+        self._cases: dict[str, SequenceStats] = {}
+        self._probes, self._looks = Exploration(), Looks()
         self._unread: Mapping[str, int] = {}
 
     @property
@@ -66,28 +65,28 @@ class Budget(Observer):
 
     # -- learning ------------------------------------------------------------------------------------------------
 
-    def stepped(self, trace: StepTrace, verdicts: Many[Verdict]) -> None:
+    def stepped(self, trace: StepTrace, results: Sequence[VerifyResult]) -> None:
         """See what was right, and what the step took."""
         right = False
-        for verdict in verdicts:
-            case = self._cases.get(verdict.work.sequence.id)
-            if case is not None and verdict.emitted and verdict.tree is not None:
-                case.learn(verdict)
-                right = right or (verdict.accepted > 0 and case.looked)
-        if self.timed and verdicts and not (trace.prefill_rows or trace.aside):
+        for result in results:
+            case = self._cases.get(result.scheduled.sequence.id)
+            if case is not None and result.emitted and result.tree is not None:
+                case.learn(result)
+                right = right or (result.accepted > 0 and case.looked)
+        if self.timed and results and not (trace.prefill_rows or trace.aside):
             self._looks.saw(trace.seconds, right)
-            self._timed(trace, verdicts)
+            self._timed(trace, results)
 
-    def _timed(self, trace: StepTrace, verdicts: Many[Verdict]) -> None:
+    def _timed(self, trace: StepTrace, results: Sequence[VerifyResult]) -> None:
         """Correct the costs by a step of decoding alone."""
-        context = sum(len(verdict.work.sequence.tokens) for verdict in verdicts)
+        context = sum(len(result.scheduled.sequence.tokens) for result in results)
         seconds = sum(trace.seconds.get(phase, 0.0) for phase in _OF_THE_TARGET)
-        moved = self.cost.saw(trace.rows, trace.rows / len(verdicts), context, seconds)
+        moved = self.cost.saw(trace.rows, trace.rows / len(results), context, seconds)
         for member in self._models.values():  # what moves all steps moves models at rest too: it is mostly the machine
             member.cost.slower *= moved
             parts = [
                 (part, min(len(part), len(v.tree)) - 1)
-                for v in verdicts
+                for v in results
                 if v.tree
                 for part in v.tree.parts or (v.tree,)
                 if part.drafter == member.name
@@ -98,14 +97,14 @@ class Budget(Observer):
                 more = sum(nodes for _, nodes in parts) - levels + self._unread.get(member.name, 0)
                 member.cost.saw(levels, drafted, max(0, more))
 
-    def ended(self, sequence: Sequence) -> None:
+    def ended(self, sequence: SequenceState) -> None:
         """Forget the sequence; what it showed stays with the members."""
         self._cases.pop(sequence.id, None)
         self._looks.begin()
 
     # -- planning ------------------------------------------------------------------------------------------------
 
-    def plan(self, sequences: Many[Sequence]) -> list[Plan]:
+    def plan(self, sequences: Sequence[SequenceState]) -> list[Plan]:
         """What is to be drafted for each of these sequences, all that decode in the next step."""
         able, last, self.leader.news = [s for s in sequences if s.speculate and s.most_levels > 0], self.why, ""
         looks = self._looks.due() or not self.timed or any(sequence.prediction for sequence in able)
@@ -119,7 +118,7 @@ class Budget(Observer):
             plans = dict(zip((sequence.id for sequence in able), self._decide(able, cases), strict=True))
         return [plans.get(sequence.id, NO_PLAN) for sequence in sequences]
 
-    def _decide(self, able: Many[Sequence], cases: Many[Case]) -> list[Plan]:
+    def _decide(self, able: Sequence[SequenceState], cases: Sequence[SequenceStats]) -> list[Plan]:
         """For each of those that may draft."""
         seconds = self.cost.table(len(able), sum(len(s.tokens) for s in able), min(len(able), 4) * MAX_NODES)
         step = Planning.of(self._models, able, cases, seconds)

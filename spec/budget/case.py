@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from collections.abc import Sequence as Many
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from spec.budget.claims import Claims
 from spec.budget.found import NOTHING, Found
 from spec.budget.members import Member
 from spec.budget.plan import levels_of
-from spec.budget.weigh import Grove, Offer
+from spec.budget.weigh import Estimate, ExpectedTree
 from spec.names import PREDICTION
-from spec.sequence import Sequence
-from spec.step import Verdict
+from spec.sequence import SequenceState
+from spec.step import VerifyResult
 from spec.tree import DraftTree
 
 #: What is left of a step in the pace of a sequence after one more: the last five count most.
@@ -23,7 +22,7 @@ _BESIDE = 0.65
 
 
 @dataclass(slots=True, eq=False)
-class Case:
+class SequenceStats:
     """One sequence.
 
     claims: what it showed, by lookup. models: that may draft for it, by name. found: of the step planned; length: of
@@ -44,37 +43,37 @@ class Case:
         """Tokens in a second of late; at least one in a step that takes ``plain``, as without drafts."""
         return max(self.came / self.spent if self.spent else 0.0, 1.0 / plain)
 
-    def offer(self, levels: int) -> Offer:
+    def estimate(self, levels: int) -> Estimate:
         """What could be drafted, no deeper than ``levels``."""
         trees = {name: of.promises.expected(min(levels, of.levels)) for name, of in self.models.items()}
-        return Offer(self.found.chances, trees, _BESIDE * (1.0 - self.found.first))
+        return Estimate(self.found.chances, trees, _BESIDE * (1.0 - self.found.first))
 
-    def learn(self, verdict: Verdict) -> None:
+    def learn(self, result: VerifyResult) -> None:
         """See what was right of all that was proposed, verified or not."""
-        emitted, tree = verdict.emitted, verdict.tree
+        emitted, tree = result.emitted, result.tree
         assert tree is not None, "whoever emits has a tree"
-        if self.length == len(verdict.work.sequence.tokens) - len(emitted):  # else it was planned for another step
+        if self.length == len(result.scheduled.sequence.tokens) - len(emitted):  # else it was planned for another step
             self.found.learn(emitted)
             self.came = _PACE_KEPT * self.came + len(emitted)
             self.spent = _PACE_KEPT * self.spent + self.seconds
-        if not verdict.forced and not any(share.tree is not None for share in verdict.work.plan.shares):
+        if not result.forced and not any(share.tree is not None for share in result.scheduled.plan.shares):
             for part in tree.parts or (tree,):
                 if part.drafter in self.models and len(part) > 1:
-                    promised = sum(tree.chances[1:]) if len(tree.chances) == len(tree) else verdict.accepted
-                    grove = Grove(promised, len(tree) - 1, levels_of(part))
-                    self.models[part.drafter].promises.saw(grove, verdict.accepted)
+                    promised = sum(tree.chances[1:]) if len(tree.chances) == len(tree) else result.accepted
+                    expected = ExpectedTree(promised, len(tree) - 1, levels_of(part))
+                    self.models[part.drafter].promises.saw(expected, result.accepted)
 
 
-def begun(sequence: Sequence, members: Mapping[str, Member]) -> Case:
+def begun(sequence: SequenceState, members: Mapping[str, Member]) -> SequenceStats:
     """A new one: who may draft for it. What a request predicts itself is drafted whatever it says of others."""
     allowed = [m for m in members.values() if m.name != PREDICTION and sequence.draft_method in ("", m.name)]
     if sequence.prediction and PREDICTION in members:
         allowed.append(members[PREDICTION])
     claims = {m.name: m.salts.claims(sequence.salt) for m in allowed if m.looks}
-    return Case(claims, {m.name: m for m in allowed if not m.looks})
+    return SequenceStats(claims, {m.name: m for m in allowed if not m.looks})
 
 
-def look(able: Many[Sequence], cases: Many[Case], members: Many[Member]) -> None:
+def look(able: Sequence[SequenceState], cases: Sequence[SequenceStats], members: Sequence[Member]) -> None:
     """Ask those of these members who look things up, for each of the sequences."""
     proposed: list[list[tuple[Claims, DraftTree]]] = [[] for _ in cases]
     for member in members:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
-from collections.abc import Sequence as Many
+from collections.abc import Sequence
 from itertools import pairwise
 
 from spec.tree import DraftTree
@@ -52,7 +52,7 @@ class Claims:
         """What a claim is worth here, given the node before it."""
         return _chance(self._shift + self._stretch * _odds(claim))
 
-    def chances(self, claims: Many[float]) -> list[float]:
+    def chances(self, claims: Sequence[float]) -> list[float]:
         """The chance of each node of a chain, by the claims of all, as far as any is likely enough."""
         chances, product, long = [], 1.0, _LONG + self.run
         last, given = -1.0, 0.0

@@ -24,7 +24,7 @@ _REREAD, _MOVED_TOKENS = 16, 128
 _STEP, _MOST_OFF = 0.03, 1.5
 
 
-class StepCost:
+class CostModel:
     """Seconds of one forward pass by number of rows: measured points, straight lines between them.
 
     context: seconds that each token of context adds to a pass, by the rows of its sequence.
@@ -43,7 +43,7 @@ class StepCost:
         self._read_for, self._asked = (0, 0, 0), 0
 
     @classmethod
-    def measure(cls, run: Callable[[int], float], sizes: Sequence[int], patience: float) -> StepCost:
+    def measure(cls, run: Callable[[int], float], sizes: Sequence[int], patience: float) -> CostModel:
         """Time ``run(rows)`` (which returns seconds) at growing sizes until one takes longer than ``patience``."""
         rows, seconds = [], []
         for size in sizes:

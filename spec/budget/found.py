@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Many
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from spec.budget.claims import LEAST, Claims, claimed
@@ -16,12 +16,12 @@ class Found:
     likely nodes of all, with the chances they are believed to have; None for none. names: of those who have any.
     """
 
-    proposed: Many[tuple[Claims, DraftTree]] = ()
+    proposed: Sequence[tuple[Claims, DraftTree]] = ()
     tree: DraftTree | None = None
     names: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, proposed: Many[tuple[Claims, DraftTree]]) -> Found:
+    def of(cls, proposed: Sequence[tuple[Claims, DraftTree]]) -> Found:
         """Of what was proposed."""
         likely = [chain for one in proposed if len(chain := _believed(*one)) > 1]
         tree = merge(likely, MAX_NODES).tree if likely else None
@@ -44,7 +44,7 @@ class Found:
         assert self.tree is not None, "whoever takes of it has found something"
         return merge([self.tree], nodes + 1).tree
 
-    def learn(self, emitted: Many[int]) -> None:
+    def learn(self, emitted: Sequence[int]) -> None:
         """What came says what was right."""
         for claims, chain in self.proposed:
             for claim, token, came in zip(claimed(chain), chain.tokens.tolist()[1:], emitted, strict=False):

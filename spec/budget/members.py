@@ -9,15 +9,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Many
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 
 from spec.budget.claims import Salts
 from spec.budget.cost import DraftCost
-from spec.budget.weigh import Grove
+from spec.budget.weigh import ExpectedTree
 from spec.protocols import CatchesUp, Drafter, LooksUp
-from spec.sequence import Sequence
+from spec.sequence import SequenceState
 from spec.tree import DraftTree, TreeShape
 
 #: The deepest that a model is asked to draft, and that a text that was looked up is followed.
@@ -28,7 +28,7 @@ OPEN = TreeShape((4, 4, 3, 3, 3, 2, 2, 2, 2, 2, 2, 2))
 RESTING = 100
 #: What is expected of a tree before anybody knows, and as many trees as that counts: bad luck in the first ones should
 #: not put a model to rest.
-_GUESS, _TREES = Grove(1.0, 4.0, 2.0), 4
+_GUESS, _TREES = ExpectedTree(1.0, 4.0, 2.0), 4
 #: How far one tree moves what is expected of the next; farther in the beginning.
 _MOVED = 0.02
 #: As many promised tokens, all kept, as what is believed in the beginning counts; and what is left of a tree's after
@@ -52,18 +52,18 @@ class Promises:
         """Of what is promised, the share that comes."""
         return (self._came + _BELIEVED) / (self._promised + _BELIEVED)
 
-    def expected(self, levels: int) -> Grove:
+    def expected(self, levels: int) -> ExpectedTree:
         """Of the next tree, if it may have so many levels."""
         tokens, nodes, deep = self.brings
-        return Grove(min(self.kept * tokens, levels), nodes, min(deep, levels))
+        return ExpectedTree(min(self.kept * tokens, levels), nodes, min(deep, levels))
 
-    def saw(self, grove: Grove, came: int) -> None:
+    def saw(self, expected: ExpectedTree, came: int) -> None:
         """A tree was drafted whose nodes' chances add up to these tokens, and so many of them came."""
         self._trees += 1
         step = max(_MOVED, 1.0 / (_TREES + self._trees))
-        self.brings = Grove(*(old + step * (new - old) for old, new in zip(self.brings, grove, strict=True)))
+        self.brings = ExpectedTree(*(old + step * (new - old) for old, new in zip(self.brings, expected, strict=True)))
         self._came = _LEFT * self._came + came
-        self._promised = _LEFT * self._promised + grove.tokens
+        self._promised = _LEFT * self._promised + expected.tokens
 
 
 @dataclass(slots=True, eq=False)
@@ -96,11 +96,11 @@ class Member:
         """Whether it is asked so seldom that what was written need not be shown to it at once."""
         return not self.looks and self.idle > RESTING
 
-    def rest(self, sequence: Sequence) -> int:
+    def rest(self, sequence: SequenceState) -> int:
         """Tokens that it has to catch up with, beside the last one, before it can draft."""
         return 0 if self._catches_up is None else max(0, self._catches_up.unread(sequence) - 1)
 
-    def find(self, sequences: Many[Sequence]) -> list[DraftTree | None]:
+    def find(self, sequences: Sequence[SequenceState]) -> list[DraftTree | None]:
         """What looking up finds for each of them; None for nothing."""
         shapes = [_chain(min(self.levels, sequence.most_levels)) for sequence in sequences]
         if self._looks_up is not None:

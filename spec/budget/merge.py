@@ -9,7 +9,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Many
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from spec.names import together
@@ -27,7 +27,7 @@ class Merged:
     numbers: list[list[int]]
 
 
-def merge(trees: Many[DraftTree], most: int = MAX_NODES, kept: Many[int] = ()) -> Merged:
+def merge(trees: Sequence[DraftTree], most: int = MAX_NODES, kept: Sequence[int] = ()) -> Merged:
     """One tree of at most ``most`` nodes, the likeliest; of a node that several proposed the larger chance counts.
 
     kept: of each tree, how many of its nodes take part, the likeliest; all if it is not given.
@@ -96,7 +96,7 @@ class _Union:
         return {node: place for place, node in enumerate(_likeliest(self.chances, most))}
 
 
-def _likeliest(chances: Many[float], count: int) -> list[int]:
+def _likeliest(chances: Sequence[float], count: int) -> list[int]:
     """The nodes of the largest chances, in their order; of equal ones the earlier, so that a parent stays in."""
     nodes = range(len(chances))
     return (

@@ -5,11 +5,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence as Many
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 
-from spec.budget.weigh import Taken
+from spec.budget.weigh import CandidatePlan
 from spec.names import NONE, together
 from spec.trace import NOT_PAYING, Weighed
 from spec.tree import MAX_NODES, ROOT_ONLY, DraftTree, TreeShape
@@ -32,7 +32,7 @@ class Why:
     """Why a step drafts what it does, all its sequences together. ways: the choice first, then what it was preferred
     to. looked: who found nodes. probe: it is asked to be seen, not because it is the best."""
 
-    ways: tuple[Taken, ...]
+    ways: tuple[CandidatePlan, ...]
     looked: tuple[str, ...]
     probe: bool = False
 
@@ -46,7 +46,7 @@ class Why:
         """Who drafts, such as ``suffix+draft_model``; ``none`` for nobody."""
         return self._name(self.ways[0])
 
-    def _name(self, way: Taken) -> str:
+    def _name(self, way: CandidatePlan) -> str:
         model, found = way.kind
         return together((*self.looked, model) if found else (model,)) or NONE
 
@@ -86,7 +86,7 @@ class Plan:
     shape: TreeShape = ROOT_ONLY
 
     @classmethod
-    def of(cls, shares: Many[Share], why: Why | None = None) -> Plan:
+    def of(cls, shares: Sequence[Share], why: Why | None = None) -> Plan:
         """With room for all of them."""
         widths, left = [], MAX_NODES - 1
         for column in zip_longest(*(share.shape.widths for share in shares), fillvalue=0):

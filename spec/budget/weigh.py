@@ -17,8 +17,7 @@ best tokens per second of each step alone was up to 13 % slower there (docs/budg
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
-from collections.abc import Sequence as Many
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from operator import attrgetter, itemgetter
 from typing import NamedTuple
@@ -27,7 +26,7 @@ from spec.price import worth
 from spec.tree import MAX_NODES, TreeShape
 
 
-class Grove(NamedTuple):
+class ExpectedTree(NamedTuple):
     """What is expected of a model's tree: accepted nodes, verified ones, and levels drafted."""
 
     tokens: float = 0.0
@@ -35,36 +34,36 @@ class Grove(NamedTuple):
     levels: float = 0.0
 
 
-NO_TREE = Grove()
+NO_TREE = ExpectedTree()
 
 
-class Offer(NamedTuple):
+class Estimate(NamedTuple):
     """What could be drafted for one sequence.
 
     found: the chances of nodes that were looked up, likeliest first. trees: of each model, by name, alone. beside: of
     their tokens, the share that comes although found nodes stand beside them.
     """
 
-    found: Many[float] = ()
-    trees: Mapping[str, Grove] = {}
+    found: Sequence[float] = ()
+    trees: Mapping[str, ExpectedTree] = {}
     beside: float = 1.0
 
-    def tree(self, model: str, beside: bool) -> Grove:
+    def tree(self, model: str, beside: bool) -> ExpectedTree:
         """What a model brings; nothing if it is not to be asked."""
-        grove = self.trees.get(model, NO_TREE)
+        expected = self.trees.get(model, NO_TREE)
         if beside and self.found:
-            return Grove(grove.tokens * self.beside, grove.nodes, grove.levels)
-        return grove
+            return ExpectedTree(expected.tokens * self.beside, expected.nodes, expected.levels)
+        return expected
 
 
-class Taken(NamedTuple):
+class CandidatePlan(NamedTuple):
     """One way of drafting at its best size. model: "" for what was found alone. found: of each sequence, how many found
     nodes; trees: what is expected of the model's. tokens, seconds: expected of the step. nodes: drafted ones that are
     verified, of all sequences. worth: tokens beyond those that come in the same time at the pace."""
 
     model: str
     found: tuple[int, ...]
-    trees: tuple[Grove, ...]
+    trees: tuple[ExpectedTree, ...]
     tokens: float
     seconds: float
     nodes: int
@@ -80,42 +79,52 @@ class Taken(NamedTuple):
 DraftSeconds = Callable[[str, float, float], float]
 
 
-def weigh(offers: Many[Offer], seconds: Many[float], drafting: DraftSeconds, pace: float) -> list[Taken]:
+def weigh(
+    estimates: Sequence[Estimate], seconds: Sequence[float], drafting: DraftSeconds, pace: float
+) -> list[CandidatePlan]:
     """The best of each way of drafting, the choice first, no draft always among them.
 
     seconds: of a step by its rows; no more rows than it knows are taken. pace: tokens in a second that time is worth.
     """
-    looked, found = any(offer.found for offer in offers), [offer.found[: MAX_NODES - 1] for offer in offers]
-    ways = [_way([()] * len(offers), (), "", seconds, drafting, pace)]
+    looked, found = (
+        any(estimate.found for estimate in estimates),
+        [estimate.found[: MAX_NODES - 1] for estimate in estimates],
+    )
+    ways = [_way([()] * len(estimates), (), "", seconds, drafting, pace)]
     if looked:
         ways.append(_way(found, (), "", seconds, drafting, pace))
-    for model in {name: None for offer in offers for name in offer.trees}:
+    for model in {name: None for estimate in estimates for name in estimate.trees}:
         for beside in (False, True)[: 1 + looked]:
-            trees = [offer.tree(model, beside) for offer in offers]
+            trees = [estimate.tree(model, beside) for estimate in estimates]
             ways.append(_way(found if beside else [()] * len(found), trees, model, seconds, drafting, pace))
     kinds = {way.kind: way for way in reversed(ways)}
     return sorted(kinds.values(), key=attrgetter("worth"), reverse=True)
 
 
-def weigh_pinned(offers: Many[Offer], seconds: Many[float], drafting: DraftSeconds, shape: TreeShape) -> list[Taken]:
+def weigh_pinned(
+    estimates: Sequence[Estimate], seconds: Sequence[float], drafting: DraftSeconds, shape: TreeShape
+) -> list[CandidatePlan]:
     """The same where the shape is given: only who drafts it is chosen, and somebody does who has anything to say."""
     nodes, levels = shape.nodes - 1, shape.levels
     pinned = [
-        Offer(offer.found[:nodes], {name: Grove(tree.tokens, nodes, levels) for name, tree in offer.trees.items()})
-        for offer in offers
+        Estimate(
+            estimate.found[:nodes],
+            {name: ExpectedTree(tree.tokens, nodes, levels) for name, tree in estimate.trees.items()},
+        )
+        for estimate in estimates
     ]
     ways = [way for way in weigh(pinned, seconds, drafting, 0.0) if not all(way.kind)]
     return sorted(ways, key=lambda way: (way.nodes > 0, way.tokens / way.seconds), reverse=True)
 
 
 def _way(
-    found: Many[Many[float]],
-    trees: Many[Grove],
+    found: Sequence[Sequence[float]],
+    trees: Sequence[ExpectedTree],
     model: str,
-    seconds: Many[float],
+    seconds: Sequence[float],
     drafting: DraftSeconds,
     pace: float,
-) -> Taken:
+) -> CandidatePlan:
     """The likeliest of all nodes, found and to be drafted, that are worth their rows; of the model's at least one."""
     pool = [(chance, index, False) for index, chances in enumerate(found) for chance in chances]
     pool += [(chance, index, True) for index, tree in enumerate(trees) for chance in falling(tree)]
@@ -134,18 +143,18 @@ def _way(
         spent += drafting(model, max(tree.levels for tree in asked), sum(tree.nodes for tree in asked))
     tokens = rows + sum(chance for chance, _, _ in pool[:count])
     counts = tuple(taken[index, False] for index in range(rows))
-    return Taken(model, counts, asked, tokens, spent, count, tokens - pace * spent)
+    return CandidatePlan(model, counts, asked, tokens, spent, count, tokens - pace * spent)
 
 
 @lru_cache(maxsize=64)
-def falling(tree: Grove) -> list[float]:
+def falling(tree: ExpectedTree) -> list[float]:
     """The chances of a tree's nodes before they are known: as if each were as much less likely than the one before."""
     nodes = round(tree.nodes) or int(tree.tokens > 0)
     return [tree.tokens * (2 * (nodes - node) - 1) / nodes**2 for node in range(nodes)]
 
 
-def _first(tree: Grove, nodes: int) -> Grove:
+def _first(tree: ExpectedTree, nodes: int) -> ExpectedTree:
     """The likeliest nodes of a tree, which lie less deep."""
     whole = falling(tree)
     share = nodes / max(1, len(whole))
-    return Grove(sum(whole[:nodes]), nodes, max(1.0, tree.levels * share)) if nodes else NO_TREE
+    return ExpectedTree(sum(whole[:nodes]), nodes, max(1.0, tree.levels * share)) if nodes else NO_TREE

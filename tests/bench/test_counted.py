@@ -8,9 +8,9 @@ import pytest
 
 from bench.counted import Counted
 from bench.forced import copy_heavy
-from spec.budget import StepCost
+from spec.budget import CostModel
 
-COST = StepCost([1, 4, 8, 64], [10.0, 10.0, 12.0, 60.0], context=[(1, 0.001), (8, 0.002)])
+COST = CostModel([1, 4, 8, 64], [10.0, 10.0, 12.0, 60.0], context=[(1, 0.001), (8, 0.002)])
 
 
 def test_a_step_costs_its_rows_and_what_stands_before_it() -> None:

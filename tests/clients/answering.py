@@ -10,7 +10,7 @@ import msgspec
 
 from server.text.tokenizer import Tokenizer
 from spec.request import Request
-from tests.doors.running import SentEngine
+from tests.routes.running import SentEngine
 from tests.server.scripted import END, INFO
 
 

@@ -43,14 +43,14 @@ CLIENTS = (
         "PyPI",
         ("anthropic",),
         "messages, tools, thinking, schemas, streams, counting",
-        "tests/doors/test_clients.py, tests/doors/test_agents.py",
+        "tests/routes/test_clients.py, tests/routes/test_agents.py",
     ),
     Client(
         "Ollama, Python",
         "PyPI",
         ("ollama",),
         "chats, prompts, tools, thinking, schemas, streams, what there is of models",
-        "tests/doors/test_clients.py, tests/doors/test_ollama.py",
+        "tests/routes/test_clients.py, tests/routes/test_ollama.py",
     ),
     Client(
         "LangChain",

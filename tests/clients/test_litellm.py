@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from tests.clients.answering import AnsweringEngine, call
-from tests.doors.conftest import AGENT_TEMPLATE
-from tests.doors.running import running
+from tests.routes.conftest import AGENT_TEMPLATE
+from tests.routes.running import running
 from tests.server.conftest import byte_level_tokenizer
 
 PYTHON = Path(sys.prefix) / "litellm" / "bin" / "python"

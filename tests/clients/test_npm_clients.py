@@ -10,8 +10,8 @@ import pytest
 from server.text.tokenizer import Tokenizer
 from tests.clients.answering import AnsweringEngine, call
 from tests.clients.npm import needs_npm, script
-from tests.doors.conftest import AGENT_TEMPLATE
-from tests.doors.running import running
+from tests.routes.conftest import AGENT_TEMPLATE
+from tests.routes.running import running
 from tests.server.conftest import byte_level_tokenizer
 
 pytestmark = needs_npm

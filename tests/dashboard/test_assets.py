@@ -7,8 +7,8 @@ import re
 import pytest
 
 from server.api.about.dashboard import POLICY, assets
-from server.gateway.keychain import Keychain
-from server.http.gate import Gate
+from server.gateway.key_store import KeyStore
+from server.http.auth import AuthMiddleware
 from tests.gateway.guarded import ALICE, bearer, guarded
 from tests.server.scripted import END, ScriptedEngine, served
 
@@ -53,7 +53,7 @@ async def test_there_is_nothing_else(tokenizer, name):
 
 
 async def test_the_page_is_open_and_its_data_is_not(tokenizer):
-    async with guarded(ScriptedEngine([END]), tokenizer, Gate(Keychain([ALICE]))) as client:
+    async with guarded(ScriptedEngine([END]), tokenizer, AuthMiddleware(KeyStore([ALICE]))) as client:
         assert (await client.get("/", headers=BROWSER)).status == 200
         for name in assets():
             assert (await client.get(STATIC + name)).status == 200

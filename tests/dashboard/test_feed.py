@@ -15,9 +15,9 @@ import pytest
 from server.api.about import feed as feeds
 from server.api.about.dashboard import FEED
 from server.api.about.feed import Feed
-from server.gateway.keychain import Keychain
+from server.gateway.key_store import KeyStore
 from server.gateway.origins import Origins
-from server.http.gate import Gate
+from server.http.auth import AuthMiddleware
 from tests.gateway.guarded import ALICE, BOB, bearer, guarded
 from tests.server.scripted import END, ScriptedEngine, served
 
@@ -85,7 +85,7 @@ async def test_since_is_a_second(tokenizer, since):
 
 async def test_requests_and_their_text_are_told_to_their_own_key_only(tokenizer):
     engine = ScriptedEngine(tokenizer.encode("the fox is secret"), run=3)
-    async with guarded(engine, tokenizer, Gate(Keychain([ALICE, BOB]))) as client:
+    async with guarded(engine, tokenizer, AuthMiddleware(KeyStore([ALICE, BOB]))) as client:
         await client.post("/v1/completions", json=ASK, headers=bearer(ALICE))
         (one,) = await (await client.get("/dashboard/requests", headers=bearer(ALICE))).json()
         path = f"/dashboard/requests/{one['id']}"
@@ -175,24 +175,24 @@ async def test_a_page_whose_name_was_pointed_here_is_told_nothing(tokenizer, pat
 
 async def test_names_that_were_let_in_and_keys_make_it_welcome(tokenizer):
     engine = ScriptedEngine([END])
-    async with guarded(engine, tokenizer, Gate(origins=Origins(["http://attacker.example:8000"]))) as client:
+    async with guarded(engine, tokenizer, AuthMiddleware(origins=Origins(["http://attacker.example:8000"]))) as client:
         assert (await client.get("/dashboard/state", headers=REBOUND)).status == 200
-    async with guarded(engine, tokenizer, Gate(Keychain([ALICE]))) as client:
+    async with guarded(engine, tokenizer, AuthMiddleware(KeyStore([ALICE]))) as client:
         assert (await client.get("/dashboard/state", headers=REBOUND | bearer(ALICE))).status == 200
-    async with guarded(engine, tokenizer, Gate(origins=Origins(host="attacker.example"))) as client:
+    async with guarded(engine, tokenizer, AuthMiddleware(origins=Origins(host="attacker.example"))) as client:
         assert (await client.get("/dashboard/state", headers=REBOUND)).status == 200
 
 
 async def test_a_key_that_is_taken_away_ends_the_feed(tokenizer):
-    keychain = Keychain([ALICE])
+    key_store = KeyStore([ALICE])
     async with (
-        guarded(ScriptedEngine([END]), tokenizer, Gate(keychain)) as client,
+        guarded(ScriptedEngine([END]), tokenizer, AuthMiddleware(key_store)) as client,
         client.get("/dashboard/feed", headers=bearer(ALICE)) as response,
     ):
         await anext(events(response))
-        caller = keychain.caller(ALICE)
+        caller = key_store.caller(ALICE)
         assert caller is not None
-        caller.allowance.revoked = True
+        caller.rate_limiter.revoked = True
         async with asyncio.timeout(60):
             await response.read()  # to its orderly end
 

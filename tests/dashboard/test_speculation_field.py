@@ -1,11 +1,11 @@
-"""``speculation`` in a request reaches the engine through every door that has it."""
+"""``speculation`` in a request reaches the engine through every route that has it."""
 
 from __future__ import annotations
 
 import msgspec
 import pytest
 
-from server.observe.telemetry.tally import Tally
+from server.observe.telemetry.window import Window
 from spec.trace import StepTrace
 from tests.server.scripted import END, ScriptedEngine, served
 
@@ -101,11 +101,11 @@ def test_plain_steps_that_were_asked_for_say_nothing_of_whether_speculation_pays
         root_seconds=0.01,
     )
     in_vain = msgspec.structs.replace(step, rows=1, drafted=0, accepted=0, emitted=1)
-    tally = Tally()
-    tally.step(step)
-    assert tally.speed_up == pytest.approx(1.5)
-    tally.step(msgspec.structs.replace(in_vain, plain=1))
-    assert tally.speed_up == pytest.approx(1.5)
-    assert (tally.steps, tally.decode_steps) == (2, 1)
-    tally.step(in_vain)
-    assert tally.speed_up == pytest.approx(1.0)
+    window = Window()
+    window.step(step)
+    assert window.speed_up == pytest.approx(1.5)
+    window.step(msgspec.structs.replace(in_vain, plain=1))
+    assert window.speed_up == pytest.approx(1.5)
+    assert (window.steps, window.decode_steps) == (2, 1)
+    window.step(in_vain)
+    assert window.speed_up == pytest.approx(1.0)

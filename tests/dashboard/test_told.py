@@ -11,9 +11,9 @@ import aiohttp
 import pytest
 from playwright.async_api import expect
 
-from server.gateway.keychain import Keychain
+from server.gateway.key_store import KeyStore
 from server.host.service import Service
-from server.http.gate import Gate
+from server.http.auth import AuthMiddleware
 from server.observe.telemetry import views
 from server.text.tokenizer import Tokenizer
 from spec.plain import CHANGED
@@ -110,7 +110,7 @@ async def test_depths_beyond_eight_are_one(tokenizer: Tokenizer) -> None:
 
 async def test_requests_say_what_was_asked_for_and_nobody_else_is_told(tokenizer: Tokenizer) -> None:
     engine, key = ScriptedEngine([5], run=3), bearer(ALICE)
-    async with guarded(engine, tokenizer, Gate(Keychain([ALICE, BOB]))) as client:
+    async with guarded(engine, tokenizer, AuthMiddleware(KeyStore([ALICE, BOB]))) as client:
         said = {"role": "user", "content": "What does\n the fox say? " * 20}
         asks: list[tuple[str, dict[str, Any]]] = [
             ("/v1/completions", {"prompt": "Tell me of the fox", "temperature": 0.7, "seed": 11}),

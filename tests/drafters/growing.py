@@ -13,17 +13,19 @@ from drafters.growth import Growth, Plan
 from kvpaging import PagePool, PageTable
 from spec.noise import Noise
 from spec.sampling import SamplingParams
-from spec.sequence import Sequence
+from spec.sequence import SequenceState
 from spec.tree import TreeShape
 from verifier.graphs.state import Joined, StepState
 
 _CPU = torch.device("cpu")
 
 
-def sequence(tokens: list[int], temperature: float = 1.0, vocab: int = 40) -> Sequence:
+def sequence(tokens: list[int], temperature: float = 1.0, vocab: int = 40) -> SequenceState:
     """A text that begins with its first token."""
     table = PageTable(PagePool(4, 16))
-    return Sequence("s", tokens, 1, SamplingParams(temperature=temperature), table, Noise(3, vocab), 99, frozenset())
+    return SequenceState(
+        "s", tokens, 1, SamplingParams(temperature=temperature), table, Noise(3, vocab), 99, frozenset()
+    )
 
 
 def uncalibrated() -> Calibration:
@@ -34,7 +36,7 @@ def uncalibrated() -> Calibration:
 
 
 def grown(
-    s: Sequence,
+    s: SequenceState,
     shape: TreeShape,
     logits_of: Callable[[Grown], Tensor],
     dynamic: bool = False,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence as Many
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -17,12 +17,12 @@ from kvpaging import PagePool, PageTable
 from spec.adjust import Adjustment, paths_of
 from spec.constrain import Ahead, Guarded
 from spec.decide import Nodes
-from spec.draw import draw
 from spec.noise import Noise
 from spec.protocols import Drafter
 from spec.request import Request
+from spec.sample import sample
 from spec.sampling import SamplingParams
-from spec.sequence import Sequence
+from spec.sequence import SequenceState
 from spec.tree import DraftTree, TreeShape
 from tests.same_tokens.heads import SHAPES, head_of
 from tests.same_tokens.models import Pair, engine_of
@@ -31,7 +31,7 @@ from tests.spec.grammars import Automaton
 from tests.spec.trees import random_tree
 from tests.verifier.reading import random_tokens
 from verifier.ops.children import best_children
-from verifier.ops.draw import RowSampling
+from verifier.ops.sample import RowSampling
 
 VOCAB = 300
 OPTIONS: list[dict[str, Any]] = [
@@ -44,17 +44,17 @@ OPTIONS: list[dict[str, Any]] = [
 ]
 
 
-def sequence(temperature: float, **options: Any) -> Sequence:
+def sequence(temperature: float, **options: Any) -> SequenceState:
     params = SamplingParams(temperature=temperature, **options)
     rng = random.Random(3)
     prompt = [rng.randrange(40) for _ in range(20)]
-    s = Sequence("s", prompt, 20, params, PageTable(PagePool(4, 16)), Noise(3, VOCAB), 99, frozenset({7, 11}))
+    s = SequenceState("s", prompt, 20, params, PageTable(PagePool(4, 16)), Noise(3, VOCAB), 99, frozenset({7, 11}))
     s.adjustment = Adjustment.of(params, prompt, VOCAB)
     s.append([1, 2, 30])
     return s
 
 
-def likeliest(logits: Tensor, s: Sequence, depth: int) -> list[int]:
+def likeliest(logits: Tensor, s: SequenceState, depth: int) -> list[int]:
     """The best child of each row."""
     count, position = len(logits), len(s.tokens) + depth
     sampling = RowSampling.of([s.sampling] * count, [s.noise.seed] * count, [position] * count)
@@ -73,12 +73,12 @@ def test_the_likeliest_candidate_is_the_draw_that_the_target_would_make_of_these
         logits, banned = torch.randn(len(tree), VOCAB), torch.rand(len(tree), VOCAB) < 0.3
         logits[:, [7, 11]] += 3
         banned[:, [2, 7, 32]] = False
-        drawn = Nodes(s, tree, logits.clone(), banned).undrawn().drawn()
+        sampled = Nodes(s, tree, logits.clone(), banned).unsampled().sampled()
         paths = paths_of(tree.tokens.tolist(), tree.parents.tolist())
         for node, depth in enumerate(tree.depths.tolist()):
             assert adjusts(s, depth) == (s.adjustment is not None or depth < 3)
             row = adjusted(logits[node : node + 1], s, depth, [paths[node]], [banned[node]])
-            assert likeliest(row, s, depth) == [int(drawn[node])]
+            assert likeliest(row, s, depth) == [int(sampled[node])]
 
 
 @pytest.mark.parametrize("options", OPTIONS, ids=lambda options: "+".join(options))
@@ -100,9 +100,9 @@ class Watch:
 
     def __init__(self, inner: Drafter) -> None:
         self.inner, self.name, self.needs = inner, inner.name, inner.needs
-        self.seen: list[tuple[Sequence, DraftTree, list[bool] | None]] = []
+        self.seen: list[tuple[SequenceState, DraftTree, list[bool] | None]] = []
 
-    def propose(self, sequences: Many[Sequence], shapes: Many[TreeShape]) -> list[DraftTree]:
+    def propose(self, sequences: Sequence[SequenceState], shapes: Sequence[TreeShape]) -> list[DraftTree]:
         trees = self.inner.propose(sequences, shapes)
         for s, tree in zip(sequences, trees, strict=True):
             legal = s.constraint.legal(tree.tokens.tolist(), tree.parents.tolist()) if s.constraint else None
@@ -112,11 +112,13 @@ class Watch:
     def __getattr__(self, name: str) -> Any:
         return getattr(self.inner, name)
 
-    def committed(self, s: Sequence, path: list[int]) -> None:
+    def committed(self, s: SequenceState, path: list[int]) -> None:
         self.inner.committed(s, path)
 
 
-def watched(models: Pair, kind: str, shape: str, **options: Any) -> list[tuple[Sequence, DraftTree, list[bool] | None]]:
+def watched(
+    models: Pair, kind: str, shape: str, **options: Any
+) -> list[tuple[SequenceState, DraftTree, list[bool] | None]]:
     """What is proposed for one request."""
     grammar = options.pop("grammar", None)
     params = SamplingParams(temperature=1.0, seed=4, max_tokens=50, **{"ignore_eos": True, **options})
@@ -193,9 +195,9 @@ def test_with_filters_the_best_candidate_is_what_the_target_would_draw(options: 
     differ = 0
     for depth in range(20):
         noise = s.noise.row(len(s.tokens) + depth).expand(40, -1)
-        drawn = draw(logits, s.sampling, noise)
-        assert likeliest(logits, s, depth) == drawn.tolist()
-        differ += int((drawn != draw(logits, without, noise)).sum())
+        sampled = sample(logits, s.sampling, noise)
+        assert likeliest(logits, s, depth) == sampled.tolist()
+        differ += int((sampled != sample(logits, without, noise)).sum())
     assert differ > 0, "the filters change some draws"
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from drafters.proposer import Drafts
 from kvpaging import PagePool, PageTable
 from spec.sampling import SamplingParams
-from spec.sequence import Sequence
+from spec.sequence import SequenceState
 from spec.tree import ROOT_ONLY, TreeShape
 from tests.drafters.worlds import Captured, World
 from tests.same_tokens.heads import head_drafter
@@ -97,7 +97,7 @@ def test_the_host_knows_what_was_stored(worlds, kind) -> None:
 
 
 def assert_equal_rows(
-    expected: Tensor, theirs: Sequence, found: Tensor, ours: Sequence, count: int | None = None
+    expected: Tensor, theirs: SequenceState, found: Tensor, ours: SequenceState, count: int | None = None
 ) -> None:
     """The first ``count`` rows of a text, in the pages of two worlds."""
     count = count or theirs.table.length

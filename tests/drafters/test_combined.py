@@ -12,7 +12,7 @@ import torch
 from drafters.calibration import Calibration
 from drafters.combined import CombinedDrafter
 from kvpaging import PagePool, PageTable
-from spec.budget import StepCost
+from spec.budget import CostModel
 from spec.budget.budget import Budget
 from spec.budget.cost import DraftCost
 from spec.budget.members import Member
@@ -21,7 +21,7 @@ from spec.noise import Noise
 from spec.price import Price
 from spec.protocols import FeatureRequest
 from spec.sampling import SamplingParams
-from spec.sequence import Sequence as Running
+from spec.sequence import SequenceState
 from spec.tree import DraftTree, TreeShape
 from tests.drafters.growing import grown
 from tests.drafters.growing import sequence as sequence_of
@@ -38,17 +38,17 @@ class Parrot:
         self.paths: list[list[int]] = []
         self.read = self.over = 0
 
-    def propose(self, sequences: Sequence[Running], shapes: Sequence[TreeShape]) -> list[DraftTree]:
+    def propose(self, sequences: Sequence[SequenceState], shapes: Sequence[TreeShape]) -> list[DraftTree]:
         self.shapes += shapes
         return [self.tree for _ in sequences]
 
-    def extend(self, sequence: Running) -> None:
+    def extend(self, sequence: SequenceState) -> None:
         self.read += 1
 
-    def committed(self, sequence: Running, path: list[int]) -> None:
+    def committed(self, sequence: SequenceState, path: list[int]) -> None:
         self.paths.append(path)
 
-    def finished(self, sequence: Running) -> None:
+    def finished(self, sequence: SequenceState) -> None:
         self.over += 1
 
 
@@ -57,8 +57,8 @@ LOOKED = DraftTree.chain([7, 3, 5], "looked", (1.0, 0.6, 0.5))
 MODEL = DraftTree.build([7, 4, 3, 6, 5], [-1, 0, 0, 2, 2], "model", (1.0, 0.3, 0.5, 0.4, 0.05))
 
 
-def sequence() -> Running:
-    return Running(
+def sequence() -> SequenceState:
+    return SequenceState(
         id="s",
         tokens=[1, 7],
         prompt_length=1,
@@ -78,7 +78,7 @@ def three() -> tuple[Budget, CombinedDrafter, dict[str, Parrot]]:
         Member.model(parrots["model"], DraftCost()),
         Member.model(parrots["other"], DraftCost(100.0)),
     ]
-    budget = Budget(members, StepCost([1, 64], [1.0, 1.0]), timed=False)
+    budget = Budget(members, CostModel([1, 64], [1.0, 1.0]), timed=False)
     return budget, CombinedDrafter(budget), parrots
 
 

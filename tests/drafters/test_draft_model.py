@@ -20,7 +20,7 @@ from spec.noise import Noise
 from spec.price import Price
 from spec.protocols import FeatureRequest, Forward, Rows
 from spec.sampling import SamplingParams
-from spec.sequence import Sequence
+from spec.sequence import SequenceState
 from spec.tree import TreeShape
 from tests.same_tokens.models import Pair, engine_of, paged
 from tests.same_tokens.runs import LARGEST, TEMPLATE, assert_same, jobs_of, plain
@@ -68,7 +68,7 @@ class Watched:
         """Compare every running sequence's rows with a fresh run; returns how many rows were compared."""
         return sum(self._check(sequence) for sequence in self.engine.scheduler.running)
 
-    def _check(self, sequence: Sequence) -> int:
+    def _check(self, sequence: SequenceState) -> int:
         table, size = sequence.table, self.engine.pool.page_size
         filled = self.store.filled(table)
         for index, page in enumerate(table.pages):
@@ -192,8 +192,8 @@ def test_long_text_is_caught_up_in_pieces(pair, monkeypatch, prompt) -> None:
     assert tree.tokens[1:].tolist() == greedy
 
 
-def running(models: Pair, tokens: list[int], table: PageTable, temperature: float = 0.0) -> Sequence:
-    return Sequence(
+def running(models: Pair, tokens: list[int], table: PageTable, temperature: float = 0.0) -> SequenceState:
+    return SequenceState(
         id="one",
         tokens=tokens,
         prompt_length=len(tokens),
@@ -234,7 +234,7 @@ def test_filters_leave_it_right(pair, filters) -> None:
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("grammar", [None, Automaton(3, 300, forcing=0.0), Automaton(3, 300, forcing=0.5)])
 def test_options_and_grammars_leave_it_right(pair, grammar, temperature) -> None:
-    """Drafts are drawn from logits that are changed as the target's are."""
+    """Drafts are sampled from logits that are changed as the target's are."""
     models = pair("qwen3")
     options: dict[str, Any] = {"repetition_penalty": 1.5, "frequency_penalty": 0.8, "logit_bias": {9: 4.0, 7: -100.0}}
     params = SamplingParams(temperature=temperature, seed=5, ignore_eos=True, max_tokens=41, **options)
@@ -263,7 +263,8 @@ def test_a_tree_by_the_target_itself_is_right_at_depth_one_and_often_below(pair,
 
 
 def test_the_widest_branch_carries_the_shared_noise_draw(pair) -> None:
-    """At temperature 1 the first child of a node is what the draft itself would draw there, the next its runner-up."""
+    """At temperature 1 the first child of a node is what the draft itself would sample there, the next its
+    runner-up."""
     models = pair("llama2")
     pool = PagePool(32, 16)
     drafter = models.draft_model(pool)
@@ -287,7 +288,7 @@ def test_a_draft_model_with_more_rows_than_the_vocabulary_never_proposes_them(pa
 
 
 def test_a_draft_model_with_fewer_rows_lives_with_tokens_it_does_not_know(pair, tmp_path) -> None:
-    """In the prompt (token ids are free to name padding) and drawn by the target."""
+    """In the prompt (token ids are free to name padding) and sampled by the target."""
     models = other_vocabulary(pair("llama2"), tmp_path, 200)
     jobs = [
         replace(job, prompt=[models.vocab_size - 1, *job.prompt, 250])

@@ -15,7 +15,7 @@ from spec.noise import Noise
 from spec.protocols import Rows
 from spec.request import Request
 from spec.sampling import SamplingParams
-from spec.sequence import Sequence
+from spec.sequence import SequenceState
 from spec.tree import TreeShape
 from tests.heads.published import draft_ids, make_eagle
 from tests.same_tokens.heads import Whisper, load_eagle
@@ -62,7 +62,7 @@ class Watched:
             step += 1
         return compared
 
-    def _check(self, sequence: Sequence) -> int:
+    def _check(self, sequence: SequenceState) -> int:
         """Compare a sequence's features, and its KV as far as it is filled, with a fresh run of its text."""
         table, length = sequence.table, sequence.table.length
         if not length:
@@ -128,7 +128,7 @@ def test_a_fork_drafts_at_once(pair, head) -> None:
     pool = PagePool(20, 16)
     verifier, drafter = paged(models.target, pool), EagleDrafter(head, pool)
     table = PageTable(pool)
-    sequence = Sequence("a", tokens, 21, SamplingParams(temperature=0.0), table, Noise(1, 300), 99, frozenset())
+    sequence = SequenceState("a", tokens, 21, SamplingParams(temperature=0.0), table, Noise(1, 300), 99, frozenset())
     table.reserve(21)
     forward = verifier.run([Rows(table, torch.tensor(tokens), 0)], drafter.needs)
     table.commit(21)
@@ -147,7 +147,7 @@ def test_without_features_it_drafts_nothing(pair, head) -> None:
     pool = PagePool(20, 16)
     drafter, table = EagleDrafter(head, pool), PageTable(pool)
     tokens = random_tokens(random.Random(2), 21, models.vocab_size)
-    sequence = Sequence("a", tokens, 21, SamplingParams(temperature=0.0), table, Noise(1, 300), 99, frozenset())
+    sequence = SequenceState("a", tokens, 21, SamplingParams(temperature=0.0), table, Noise(1, 300), 99, frozenset())
     table.reserve(30)
     table.commit(20)
     (tree,) = drafter.propose([sequence], [TreeShape((3, 4, 2))])
@@ -170,7 +170,7 @@ def test_its_chain_is_the_plain_one(pair, head, tmp_path) -> None:
     pool = PagePool(20, 16)
     verifier, drafter = paged(models.target, pool), EagleDrafter(head, pool)
     table = PageTable(pool)
-    sequence = Sequence("a", tokens, 40, SamplingParams(temperature=0.0), table, Noise(1, 300), 99, frozenset())
+    sequence = SequenceState("a", tokens, 40, SamplingParams(temperature=0.0), table, Noise(1, 300), 99, frozenset())
     table.reserve(39)
     forward = verifier.run([Rows(table, torch.tensor(tokens[:-1]), 0)], drafter.needs)
     table.commit(39)

@@ -183,7 +183,7 @@ def test_what_was_accepted_is_learnt() -> None:
     s = g.sequence
     tree = g.tree("x")
     (second,) = [node for node in range(6) if tree.tokens[node] == 7]
-    s.tokens += [7, 2]  # the draw below 7 is its second candidate, which is not in the tree
+    s.tokens += [7, 2]  # the sample below 7 is its second candidate, which is not in the tree
     g.learn([0, second])
     calibration.fit()
     assert calibration.hits[0, :3, :3].tolist() == [[0, 1, 0], [0, 1, 0], [0, 0, 0]]

@@ -11,7 +11,7 @@ from drafters.ngram import NgramDrafter
 from drafters.prediction import PredictionDrafter
 from drafters.suffix.drafter import SuffixDrafter
 from spec.protocols import Drafter, LooksUp
-from spec.sequence import Sequence
+from spec.sequence import SequenceState
 from spec.tree import TreeShape
 from tests.drafters.test_combined import sequence
 
@@ -21,7 +21,7 @@ def patient_suffix() -> SuffixDrafter:
     return SuffixDrafter(slice_seconds=1e9)
 
 
-def written(rng: random.Random, words: int) -> Sequence:
+def written(rng: random.Random, words: int) -> SequenceState:
     one = sequence()
     one.tokens[:] = [rng.randrange(words) for _ in range(30)]
     one.prediction = [rng.randrange(words) for _ in range(40)]

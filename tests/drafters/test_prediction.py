@@ -9,17 +9,17 @@ import time
 import pytest
 
 from drafters.prediction import PredictionDrafter
-from spec.budget import StepCost
-from spec.sequence import Sequence
+from spec.budget import CostModel
+from spec.sequence import SequenceState
 from spec.tree import DraftTree, TreeShape
 from tests.drafters.texts import draft, letters, sequence
 
 PREDICTED = "the cat sat on a warm mat, purred once and fell asleep"
 #: A row costs nothing, or nearly as much as a pass.
-FREE, DEAR = StepCost([1, 64], [1.0, 1.0]), StepCost([1, 64], [1.0, 50.0])
+FREE, DEAR = CostModel([1, 64], [1.0, 1.0]), CostModel([1, 64], [1.0, 50.0])
 
 
-def running(output: str, prediction: str | None = PREDICTED, name: str = "one") -> Sequence:
+def running(output: str, prediction: str | None = PREDICTED, name: str = "one") -> SequenceState:
     """A sequence of one token of prompt and this output."""
     made = sequence("#" + output, name)
     made.prediction = None if prediction is None else letters(prediction)
@@ -125,7 +125,7 @@ def test_it_drafts_as_far_as_a_row_is_worth_its_price() -> None:
 
 def test_a_prediction_that_is_never_right_is_drafted_less_and_less() -> None:
     """Every token is in it, none where it should be."""
-    rng, cost = random.Random(3), StepCost([1, 64], [1.0, 4.0])
+    rng, cost = random.Random(3), CostModel([1, 64], [1.0, 4.0])
     drafter = PredictionDrafter(cost)
     wrong = running("", "".join(rng.choice(string.ascii_letters) for _ in range(400)))
     sizes = []
@@ -137,7 +137,7 @@ def test_a_prediction_that_is_never_right_is_drafted_less_and_less() -> None:
 
 def test_it_learns_how_often_it_is_right() -> None:
     """Where every sixth token is replaced, less is drafted than where none is."""
-    rng, cost = random.Random(5), StepCost([1, 64], [1.0, 12.0])
+    rng, cost = random.Random(5), CostModel([1, 64], [1.0, 12.0])
     text = "".join(rng.choice(string.ascii_letters) for _ in range(600))
     poor = "".join(rng.choice(string.digits) if n % 6 == 5 else letter for n, letter in enumerate(text))
     drafted_of = []

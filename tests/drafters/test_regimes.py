@@ -1,6 +1,7 @@
 """The budget on texts whose kind is known: what it chooses, how soon it changes its mind, what it loses by trying.
 
-Draws are forced and costs are invented (those of a 135M-class target on two cores), so that only the choice is tested.
+Samples are forced and costs are invented (those of a 135M-class target on two cores), so that only the choice is
+tested.
 """
 
 from __future__ import annotations
@@ -15,21 +16,21 @@ import pytest
 from drafters.combined import CombinedDrafter
 from drafters.ngram import NgramDrafter
 from drafters.suffix.drafter import SuffixDrafter
-from spec.budget import StepCost
+from spec.budget import CostModel
 from spec.budget.budget import Budget
 from spec.budget.cost import DraftCost
+from spec.budget.exploration import PROBING
 from spec.budget.members import Member
 from spec.budget.plan import Plan
-from spec.budget.probes import PROBING
 from spec.protocols import FeatureRequest
 from spec.sampling import SamplingParams
-from spec.sequence import Sequence as Running
+from spec.sequence import SequenceState
 from spec.tree import DraftTree, TreeShape
 from tests.spec.house import House
 from tests.spec.tables import TableModel
 
 #: Seconds by rows of a step, and of a draft.
-CURVE = StepCost([1, 2, 4, 8, 16, 32, 64], [0.006, 0.0061, 0.0064, 0.0070, 0.0085, 0.012, 0.019])
+CURVE = CostModel([1, 2, 4, 8, 16, 32, 64], [0.006, 0.0061, 0.0064, 0.0070, 0.0085, 0.012, 0.019])
 DRAFT = DraftCost(0.0002, 0.0006, 0.00002)
 WORDS = 1024
 #: A text that is written after a prompt, as long as that.
@@ -51,7 +52,7 @@ class Foresight:
         self._drafted: dict[str, int] = {}
         self._read: dict[str, int] = {}
 
-    def propose(self, sequences: Sequence[Running], shapes: Sequence[TreeShape]) -> list[DraftTree]:
+    def propose(self, sequences: Sequence[SequenceState], shapes: Sequence[TreeShape]) -> list[DraftTree]:
         self.asked += 1
         self._read.update((s.id, len(s.tokens)) for s in sequences)
         trees = [self._draft(s.tokens, shape) for s, shape in zip(sequences, shapes, strict=True)]
@@ -74,19 +75,19 @@ class Foresight:
             return self._text[position]
         return 0
 
-    def unread(self, sequence: Running) -> int:
+    def unread(self, sequence: SequenceState) -> int:
         return len(sequence.tokens) - self._read.get(sequence.id, 0)
 
-    def extend(self, sequence: Running) -> None:
+    def extend(self, sequence: SequenceState) -> None:
         self._read[sequence.id] = len(sequence.tokens)
 
-    def committed(self, sequence: Running, path: list[int]) -> None:
+    def committed(self, sequence: SequenceState, path: list[int]) -> None:
         """Each level below one that came says how often they do."""
         levels, came = self._drafted.pop(sequence.id, 0), sum(node > 0 for node in path)
         for hit in [True] * came + [False] * (came < levels):
             self._hits, self._trials = 0.97 * self._hits + hit, 0.97 * self._trials + 1.0
 
-    def finished(self, sequence: Running) -> None:
+    def finished(self, sequence: SequenceState) -> None:
         """Nothing is kept."""
 
 
@@ -109,7 +110,7 @@ class Noted(Budget):
         super().__init__(members, CURVE, timed=False)
         self.steps: list[Step] = []
 
-    def plan(self, sequences: Sequence[Running]) -> list[Plan]:
+    def plan(self, sequences: Sequence[SequenceState]) -> list[Plan]:
         plans = super().plan(sequences)
         if self.why is not None:
             ms = self.why.weighed[0].ms
@@ -220,7 +221,7 @@ def test_news_come_with_reasons_and_not_at_every_step() -> None:
     told: list[str] = []
 
     class Heard(Noted):
-        def plan(self, sequences: Sequence[Running]) -> list[Plan]:
+        def plan(self, sequences: Sequence[SequenceState]) -> list[Plan]:
             plans = super().plan(sequences)
             told.append(self.leader.news)
             return plans

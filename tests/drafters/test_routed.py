@@ -10,7 +10,7 @@ from drafters.routed import RoutedDrafter, configured
 from spec.errors import InvalidRequest
 from spec.protocols import FeatureRequest
 from spec.sampling import SamplingParams
-from spec.sequence import Sequence
+from spec.sequence import SequenceState
 from spec.tree import TreeShape
 from tests.drafters.texts import letters, sequence
 from tests.spec.house import House
@@ -50,7 +50,7 @@ def routed() -> tuple[RoutedDrafter, Noting]:
     return RoutedDrafter(PredictionDrafter(), noting, SHAPE), noting
 
 
-def running(text: str, prediction: str | None, name: str) -> Sequence:
+def running(text: str, prediction: str | None, name: str) -> SequenceState:
     made = sequence(text, name)
     made.prediction = None if prediction is None else letters(prediction)
     return made

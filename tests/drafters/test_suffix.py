@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from drafters.suffix.drafter import SuffixDrafter
-from spec.sequence import Sequence
+from spec.sequence import SequenceState
 from spec.tree import TreeShape
 from tests.drafters.texts import answered, draft, letters, proposed, sequence
 
@@ -19,7 +19,7 @@ def suffix() -> SuffixDrafter:
     return SuffixDrafter(slice_seconds=math.inf)
 
 
-def children(drafter: SuffixDrafter, running: Sequence, widths: tuple[int, ...]) -> dict[str, float]:
+def children(drafter: SuffixDrafter, running: SequenceState, widths: tuple[int, ...]) -> dict[str, float]:
     """The paths of a drafted tree, as letters, and their chances."""
     tree = draft(drafter, running, TreeShape(widths))
     paths = [""]

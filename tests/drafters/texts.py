@@ -8,7 +8,7 @@ from kvpaging import PagePool, PageTable
 from spec.noise import Noise
 from spec.protocols import Drafter
 from spec.sampling import SamplingParams
-from spec.sequence import Sequence
+from spec.sequence import SequenceState
 from spec.tree import DraftTree, TreeShape
 
 
@@ -16,8 +16,8 @@ def letters(text: str) -> list[int]:
     return [ord(letter) for letter in text]
 
 
-def sequence(text: str | Iterable[int], name: str = "one", prompt: int = 1, salt: str = "") -> Sequence:
-    return Sequence(
+def sequence(text: str | Iterable[int], name: str = "one", prompt: int = 1, salt: str = "") -> SequenceState:
+    return SequenceState(
         id=name,
         tokens=letters(text) if isinstance(text, str) else list(text),
         prompt_length=prompt,
@@ -30,14 +30,14 @@ def sequence(text: str | Iterable[int], name: str = "one", prompt: int = 1, salt
     )
 
 
-def draft(drafter: Drafter, running: Sequence, shape: TreeShape) -> DraftTree:
+def draft(drafter: Drafter, running: SequenceState, shape: TreeShape) -> DraftTree:
     """What is drafted for one sequence; its root is the last token."""
     (tree,) = drafter.propose([running], [shape])
     assert tree.tokens[0] == running.tokens[-1]
     return tree
 
 
-def proposed(drafter: Drafter, running: Sequence, levels: int = 4) -> str:
+def proposed(drafter: Drafter, running: SequenceState, levels: int = 4) -> str:
     """The chain behind the root, as letters."""
     tree = draft(drafter, running, TreeShape.chain(levels))
     assert tree.is_chain

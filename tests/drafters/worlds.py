@@ -7,7 +7,7 @@ poisoned with NaN before it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Many
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -19,7 +19,7 @@ from spec.features import of_path
 from spec.noise import Noise
 from spec.protocols import Rows
 from spec.sampling import SamplingParams
-from spec.sequence import Sequence
+from spec.sequence import SequenceState
 from spec.tree import DraftTree, TreeShape
 from tests.same_tokens.models import paged
 from verifier.graphs.proposer import DeviceTree, Proposer, Taken
@@ -33,16 +33,16 @@ from verifier.ops.move import move_paths
 _OTHER = 3
 
 
-def dictated(tokens: list[int], parents: list[int], choices: Many[int]) -> list[int]:
-    """The draw at every node, so that the path goes to the child of that number at each depth, and then ends."""
-    drawn, node = [_OTHER] * len(tokens), 0
+def dictated(tokens: list[int], parents: list[int], choices: Sequence[int]) -> list[int]:
+    """The sample at every node, so that the path goes to the child of that number at each depth, and then ends."""
+    sampled, node = [_OTHER] * len(tokens), 0
     for choice in choices:
         children = [child for child, parent in enumerate(parents) if parent == node]
         if choice >= len(children):
             break
-        drawn[node] = tokens[children[choice]]
+        sampled[node] = tokens[children[choice]]
         node = children[choice]
-    return drawn
+    return sampled
 
 
 @dataclass
@@ -52,7 +52,7 @@ class World:
     target: Decoder
     pool: PagePool
     drafter: Any
-    sequences: list[Sequence] = field(default_factory=list)
+    sequences: list[SequenceState] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.verifier = paged(self.target, self.pool)
@@ -61,7 +61,7 @@ class World:
         """A new sequence; all of its prompt but the last token is computed and shown to the drafter."""
         table, count = PageTable(self.pool), len(prompt) - 1
         noise = Noise(seed, self.target.config.vocab_size)
-        sequence = Sequence(str(seed), list(prompt), len(prompt), sampling, table, noise, 10_000, frozenset())
+        sequence = SequenceState(str(seed), list(prompt), len(prompt), sampling, table, noise, 10_000, frozenset())
         table.reserve(count)
         forward = self.verifier.run([Rows(table, torch.tensor(prompt[:-1]), 0)], self.drafter.needs)
         table.commit(count)
@@ -70,7 +70,7 @@ class World:
         self.drafter.extend(sequence)
         self.sequences.append(sequence)
 
-    def step(self, shape: TreeShape, choices: Many[Many[int]]) -> list[list[int]]:
+    def step(self, shape: TreeShape, choices: Sequence[Sequence[int]]) -> list[list[int]]:
         """One step by the drafter's own passes; the tokens it proposed."""
         for sequence in self.sequences:
             sequence.table.reserve(shape.nodes)
@@ -78,8 +78,8 @@ class World:
         rows = [Rows.of_tree(s.table, tree) for s, tree in zip(self.sequences, trees, strict=True)]
         features, first = self.verifier.run(rows, self.drafter.needs).features, 0
         for sequence, tree, chosen in zip(self.sequences, trees, choices, strict=True):
-            drawn = dictated(tree.tokens.tolist(), tree.parents.tolist(), chosen)
-            taken, base = accept(tree, torch.tensor(drawn)), sequence.table.length
+            sampled = dictated(tree.tokens.tolist(), tree.parents.tolist(), chosen)
+            taken, base = accept(tree, torch.tensor(sampled)), sequence.table.length
             slots = sequence.table.slots(base, base + len(tree))
             sequence.tokens += taken.emitted
             sequence.table.commit(len(taken.path))
@@ -114,10 +114,10 @@ class Captured:
         return ready
 
     @property
-    def _sequences(self) -> list[Sequence]:
+    def _sequences(self) -> list[SequenceState]:
         return self.world.sequences
 
-    def step(self, choices: Many[Many[int]]) -> list[list[int]]:
+    def step(self, choices: Sequence[Sequence[int]]) -> list[list[int]]:
         """One step; the tokens that were proposed."""
         for sequence in self._sequences:
             sequence.table.reserve(self.proposer.shape.nodes)
@@ -130,7 +130,7 @@ class Captured:
             self._collect(sequence, taken, index)
         return taken.tree.tokens[: len(self._sequences)].tolist()
 
-    def device_step(self, choices: Many[Many[int]]) -> Taken:
+    def device_step(self, choices: Sequence[Sequence[int]]) -> Taken:
         """What is captured of a step; the host is told nothing."""
         state, store = self.state, self.world.verifier.store
         tree = self.proposer.propose(state)
@@ -138,20 +138,20 @@ class Captured:
         numbers = torch.arange(tree.tokens.shape[1]).expand(state.size, -1)
         rows, slots = rows_of(state, Nodes(tree.tokens, numbers, tree.ancestors, tree.depths))
         features = paged_pass(self.world.target, rows, store, self.proposer.needs)[1]
-        drawn = torch.tensor(
+        sampled = torch.tensor(
             [dictated(*pair, chosen) for pair, chosen in zip(_pairs(tree), self._filled(choices), strict=True)]
         )
-        paths = accept_paths(tree.tokens, tree.parents, tree.ancestors, drawn, tree.counts * state.live, slots)
+        paths = accept_paths(tree.tokens, tree.parents, tree.ancestors, sampled, tree.counts * state.live, slots)
         move_paths(store.parts, paths.sources, slots, paths.lengths)
         taken = Taken(tree, paths, slots, features)
         self.proposer.committed(state, taken)
         state.advance(paths)
         return taken
 
-    def _filled(self, choices: Many[Many[int]]) -> list[Many[int]]:
+    def _filled(self, choices: Sequence[Sequence[int]]) -> list[Sequence[int]]:
         return [*choices, *[()] * (self.places - len(choices))]
 
-    def _collect(self, sequence: Sequence, taken: Taken, index: int) -> None:
+    def _collect(self, sequence: SequenceState, taken: Taken, index: int) -> None:
         count = int(taken.paths.lengths[index])
         sequence.tokens += taken.paths.emitted[index, :count].tolist()
         sequence.table.commit(count)

@@ -1,4 +1,4 @@
-"""The scripted server behind a gate."""
+"""The scripted server behind a auth."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from aiohttp.test_utils import TestClient, TestServer
 from server.gateway import malformed
 from server.host.service import Service, ServiceOptions, Text
 from server.http.app import create_app
-from server.http.gate import Gate
+from server.http.auth import AuthMiddleware
 from server.text.tokenizer import SamplingDefaults, Tokenizer
 from tests.server.scripted import ScriptedEngine
 
@@ -34,12 +34,12 @@ def bearer(key: str) -> dict[str, str]:
 
 @asynccontextmanager
 async def guarded(
-    engine: ScriptedEngine, tokenizer: Tokenizer, gate: Gate, **options: object
+    engine: ScriptedEngine, tokenizer: Tokenizer, auth: AuthMiddleware, **options: object
 ) -> AsyncIterator[TestClient]:
-    """A client of a server around ``engine`` and behind ``gate``."""
+    """A client of a server around ``engine`` and behind ``auth``."""
     settings = ServiceOptions(**{"model": "toy", **options})  # type: ignore[arg-type]
     service = Service(engine, settings, Text(tokenizer, SamplingDefaults()))
-    server = TestServer(create_app(service, gate))
+    server = TestServer(create_app(service, auth))
     await server.start_server(logger=malformed.log, access_log=None)
     async with TestClient(server) as client:
         yield client

@@ -12,9 +12,9 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from server.gateway.keychain import Keychain
+from server.gateway.key_store import KeyStore
 from server.gateway.origins import Origins
-from server.http.gate import Gate
+from server.http.auth import AuthMiddleware
 from tests.gateway.guarded import ALICE, guarded
 from tests.server.scripted import END, ScriptedEngine
 
@@ -75,7 +75,7 @@ async def page_of_another_site() -> AsyncIterator[tuple[Any, str]]:
 async def test_what_a_page_of_another_site_can_do(tokenizer):
     shut, opened = (ScriptedEngine([*tokenizer.encode("abc"), END]) for _ in range(2))
     async with page_of_another_site() as (page, origin):
-        async with guarded(shut, tokenizer, Gate()) as client:
+        async with guarded(shut, tokenizer, AuthMiddleware()) as client:
             url = f"http://127.0.0.1:{client.port}"
             assert (await page.evaluate(ASK, [url, None]))[0] == 0
             assert await page.evaluate(ASK_BLINDLY, [url]) == "opaque"
@@ -90,8 +90,8 @@ async def test_what_a_page_of_another_site_can_do(tokenizer):
             assert await page.evaluate(CONNECT, [url, []]) == "open "
             assert len(shut.requests) == 1
         await page.goto(origin)
-        gate = Gate(Keychain([ALICE]), Origins([origin], keyed=True))
-        async with guarded(opened, tokenizer, gate) as client:
+        auth = AuthMiddleware(KeyStore([ALICE]), Origins([origin], keyed=True))
+        async with guarded(opened, tokenizer, auth) as client:
             url = f"http://127.0.0.1:{client.port}"
             status, text, name = await page.evaluate(ASK, [url, ALICE])
             assert (status, text.endswith("data: [DONE]\n\n"), len(name)) == (200, True, 32)

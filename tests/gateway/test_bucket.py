@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.gateway.allowance import LONGEST, Allowance, Bucket, Limits, Pace
+from server.gateway.rate_limiter import LONGEST, Limits, Pace, RateLimiter, TokenBucket
 from server.schemas.errors import RateLimited, Unauthorized
 from tests.gateway.guarded import Clock
 
@@ -22,7 +22,7 @@ EVENTS = st.lists(
 
 def test_a_bucket_holds_one_minute_and_fills_steadily():
     clock = Clock()
-    bucket = Bucket(60, clock)
+    bucket = TokenBucket(60, clock)
     assert bucket.level == 60
     bucket.spend(60)
     assert not bucket.holds(1)
@@ -35,7 +35,7 @@ def test_a_bucket_holds_one_minute_and_fills_steadily():
 
 def test_what_is_owed_is_paid_before_anything_can_be_had():
     clock = Clock()
-    bucket = Bucket(600, clock)
+    bucket = TokenBucket(600, clock)
     bucket.spend(700)
     assert bucket.level == -100
     assert bucket.seconds_until(1) == pytest.approx(10.1)
@@ -46,14 +46,14 @@ def test_what_is_owed_is_paid_before_anything_can_be_had():
 
 
 def test_more_than_a_bucket_ever_holds_is_waited_for_until_it_is_full():
-    bucket = Bucket(10, Clock())
+    bucket = TokenBucket(10, Clock())
     bucket.spend(10)
     assert bucket.seconds_until(1000) == pytest.approx(60)
 
 
 def test_time_that_goes_backwards_takes_nothing_away():
     clock = Clock()
-    bucket = Bucket(60, clock)
+    bucket = TokenBucket(60, clock)
     bucket.spend(30)
     clock.now -= 100
     assert bucket.level == 30
@@ -62,7 +62,7 @@ def test_time_that_goes_backwards_takes_nothing_away():
 @given(per_minute=st.integers(1, 1000), events=EVENTS)
 def test_over_any_time_no_more_is_had_than_a_minutes_worth_and_the_rate(per_minute, events):
     clock = Clock()
-    bucket = Bucket(per_minute, clock)
+    bucket = TokenBucket(per_minute, clock)
     had: list[tuple[float, int]] = []
     for passed, amount in events:
         clock.now += passed
@@ -79,7 +79,7 @@ def test_over_any_time_no_more_is_had_than_a_minutes_worth_and_the_rate(per_minu
 @given(per_minute=st.integers(1, 1000), events=EVENTS)
 def test_whoever_waits_as_long_as_told_is_let_in(per_minute, events):
     clock = Clock()
-    bucket = Bucket(per_minute, clock)
+    bucket = TokenBucket(per_minute, clock)
     for passed, amount in events:
         clock.now += passed
         bucket.spend(amount)  # owing is allowed
@@ -90,7 +90,7 @@ def test_whoever_waits_as_long_as_told_is_let_in(per_minute, events):
 @given(per_minute=st.integers(1, 1000), events=EVENTS)
 def test_nobody_is_told_to_wait_a_second_too_long(per_minute, events):
     clock = Clock()
-    bucket = Bucket(per_minute, clock)
+    bucket = TokenBucket(per_minute, clock)
     for passed, amount in events:
         clock.now += passed
         bucket.spend(amount)
@@ -112,47 +112,47 @@ def test_the_guess_at_the_next_free_place_follows_littles_law():
     assert pace.retry_after(2) == LONGEST
 
 
-# -- allowances --------------------------------------------------------------------------------------------------------
+# -- rate_limiters -----------------------------------------------------------------------------------------------------
 
 
 def test_a_refused_request_is_charged_nothing():
     clock = Clock()
     limits = Limits(max_requests_per_minute=6, max_tokens_per_minute=100, max_concurrent_requests=2)
-    allowance = Allowance(limits, clock)
-    allowance.enter(2, 30)
+    rate_limiter = RateLimiter(limits, clock)
+    rate_limiter.enter(2, 30)
     with pytest.raises(RateLimited, match="it may have 2 at once"):
-        allowance.enter(1, 30)
-    assert allowance.requests is not None and allowance.tokens is not None
-    assert (allowance.running, allowance.requests.level, allowance.tokens.level) == (2, 5, 70)
-    allowance.leave(2, 1.0)
-    allowance.spend(80)
+        rate_limiter.enter(1, 30)
+    assert rate_limiter.requests is not None and rate_limiter.tokens is not None
+    assert (rate_limiter.running, rate_limiter.requests.level, rate_limiter.tokens.level) == (2, 5, 70)
+    rate_limiter.leave(2, 1.0)
+    rate_limiter.spend(80)
     with pytest.raises(RateLimited, match="100 tokens per minute; try again in 7 s") as refused:
-        allowance.enter(1, 1)
+        rate_limiter.enter(1, 1)
     assert refused.value.headers == {"Retry-After": "7"}
-    assert (allowance.running, allowance.requests.level) == (0, 5)
+    assert (rate_limiter.running, rate_limiter.requests.level) == (0, 5)
 
 
 def test_requests_are_counted_by_answer_and_places_by_choice():
-    allowance = Allowance(Limits(max_requests_per_minute=2, max_concurrent_requests=5), Clock())
-    allowance.enter(4, 10)
-    allowance.enter(1, 10)
-    allowance.leave(4, 1.0)
+    rate_limiter = RateLimiter(Limits(max_requests_per_minute=2, max_concurrent_requests=5), Clock())
+    rate_limiter.enter(4, 10)
+    rate_limiter.enter(1, 10)
+    rate_limiter.leave(4, 1.0)
     with pytest.raises(RateLimited, match="2 requests per minute; try again in 30 s"):
-        allowance.enter(1, 10)
+        rate_limiter.enter(1, 10)
 
 
 def test_more_choices_than_there_are_places_are_refused_without_a_promise():
     with pytest.raises(RateLimited, match="asks for 3 choices at once; this key may run 2") as refused:
-        Allowance(Limits(max_concurrent_requests=2)).enter(3, 1)
+        RateLimiter(Limits(max_concurrent_requests=2)).enter(3, 1)
     assert refused.value.headers == {}
 
 
 def test_a_revoked_key_runs_nothing_new():
-    allowance = Allowance()
-    allowance.enter(1, 1)
-    allowance.revoked = True
+    rate_limiter = RateLimiter()
+    rate_limiter.enter(1, 1)
+    rate_limiter.revoked = True
     with pytest.raises(Unauthorized):
-        allowance.enter(1, 1)
+        rate_limiter.enter(1, 1)
 
 
 @given(
@@ -162,7 +162,7 @@ def test_a_revoked_key_runs_nothing_new():
 )
 def test_places_are_never_more_than_allowed_and_all_come_back(events):
     clock = Clock()
-    allowance = Allowance(
+    rate_limiter = RateLimiter(
         Limits(max_requests_per_minute=30, max_tokens_per_minute=300, max_concurrent_requests=4), clock
     )
     inside: list[int] = []
@@ -170,13 +170,13 @@ def test_places_are_never_more_than_allowed_and_all_come_back(events):
         clock.now += passed
         if what == "enter":
             with contextlib.suppress(RateLimited):
-                allowance.enter(number, 20 * number)
+                rate_limiter.enter(number, 20 * number)
                 inside.append(number)
         elif what == "leave" and inside:
-            allowance.leave(inside.pop(), passed)
+            rate_limiter.leave(inside.pop(), passed)
         elif what == "spend" and inside:
-            allowance.spend(10 * number)
-        assert allowance.running == sum(inside) <= 4
+            rate_limiter.spend(10 * number)
+        assert rate_limiter.running == sum(inside) <= 4
     for number in inside:
-        allowance.leave(number, 1.0)
-    assert allowance.running == 0
+        rate_limiter.leave(number, 1.0)
+    assert rate_limiter.running == 0

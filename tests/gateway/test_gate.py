@@ -1,4 +1,4 @@
-"""The gate in front of the doors: keys, error bodies, sizes, headers, the access log."""
+"""The auth in front of the routes: keys, error bodies, sizes, headers, the access log."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from aiohttp.test_utils import make_mocked_request
 from multidict import CIMultiDict
 
 from server.gateway.credentials import presented
-from server.gateway.keychain import Keychain
-from server.http.gate import OPEN_PATHS, Gate
+from server.gateway.key_store import KeyStore
+from server.http.auth import OPEN_PATHS, AuthMiddleware
 from tests.gateway.guarded import ALICE, ASK, BOB, bearer, guarded
 from tests.server.scripted import END, ScriptedEngine
 
@@ -21,8 +21,8 @@ AT = "/v1/responses"
 
 
 @pytest.fixture
-def gate() -> Gate:
-    return Gate(Keychain([ALICE, BOB]))
+def auth() -> AuthMiddleware:
+    return AuthMiddleware(KeyStore([ALICE, BOB]))
 
 
 @pytest.fixture
@@ -71,10 +71,10 @@ def test_where_a_key_may_stand(headers, path, key):
     ],
 )
 async def test_a_key_in_the_address_opens_the_handshake_of_a_websocket_only(
-    tokenizer, engine, gate, method, path, headers, caplog
+    tokenizer, engine, auth, method, path, headers, caplog
 ):
     with caplog.at_level(logging.DEBUG):
-        async with guarded(engine, tokenizer, gate) as client:
+        async with guarded(engine, tokenizer, auth) as client:
             refused = await client.request(method, f"{path}?api_key={ALICE}", headers=headers)
             assert refused.status == 401
             message = (await refused.json())["error"]["message"]
@@ -84,23 +84,23 @@ async def test_a_key_in_the_address_opens_the_handshake_of_a_websocket_only(
     assert ALICE not in caplog.text and engine.requests == []
 
 
-async def test_who_says_twice_who_it_is_is_nobody(tokenizer, engine, gate):
-    async with guarded(engine, tokenizer, gate) as client:
+async def test_who_says_twice_who_it_is_is_nobody(tokenizer, engine, auth):
+    async with guarded(engine, tokenizer, auth) as client:
         for name, scheme in (("Authorization", "Bearer "), ("x-api-key", "")):
             headers = CIMultiDict([(name, scheme + key) for key in (ALICE, BOB)])
             refused = await client.get("/v1/models", headers=headers)
             assert refused.status == 401 and f"Two {name} headers" in await refused.text()
 
 
-async def test_what_is_expected_in_vain_is_refused_in_silence(tokenizer, engine, gate, caplog):
-    async with guarded(engine, tokenizer, gate) as client:
+async def test_what_is_expected_in_vain_is_refused_in_silence(tokenizer, engine, auth, caplog):
+    async with guarded(engine, tokenizer, auth) as client:
         refused = await client.get("/v1/models", headers={"Expect": "200-maybe"})
         assert refused.status == 417 and len(refused.headers["X-Request-Id"]) == 32
     assert caplog.text == "", "a stranger cannot fill the log"
 
 
-async def test_a_key_opens_the_server_and_says_whose_request_it_is(tokenizer, engine, gate):
-    async with guarded(engine, tokenizer, gate) as client:
+async def test_a_key_opens_the_server_and_says_whose_request_it_is(tokenizer, engine, auth):
+    async with guarded(engine, tokenizer, auth) as client:
         for headers in (bearer(ALICE), {"x-api-key": BOB}):
             assert (await client.post("/v1/completions", json=ASK, headers=headers)).status == 200
         salted = await client.post("/v1/completions", json=ASK | {"cache_salt": "own"}, headers=bearer(ALICE))
@@ -109,8 +109,8 @@ async def test_a_key_opens_the_server_and_says_whose_request_it_is(tokenizer, en
     assert len(set(salts)) == 3 and all(salts), "no prefix is shared between keys"
 
 
-async def test_what_one_key_has_stored_is_not_there_for_another(tokenizer, engine, gate):
-    async with guarded(engine, tokenizer, gate) as client:
+async def test_what_one_key_has_stored_is_not_there_for_another(tokenizer, engine, auth):
+    async with guarded(engine, tokenizer, auth) as client:
         made = await client.post("/v1/responses", json={"input": "Tell", "store": True}, headers=bearer(ALICE))
         path = f"/v1/responses/{(await made.json())['id']}"
         follow_up = {"input": "And then?", "previous_response_id": path.rpartition("/")[2]}
@@ -125,7 +125,7 @@ async def test_what_one_key_has_stored_is_not_there_for_another(tokenizer, engin
 
 
 async def test_without_keys_everybody_may_ask_and_a_key_is_no_matter(tokenizer, engine):
-    async with guarded(engine, tokenizer, Gate()) as client:
+    async with guarded(engine, tokenizer, AuthMiddleware()) as client:
         for headers in ({}, bearer("none")):
             assert (await client.post("/v1/completions", json=ASK, headers=headers)).status == 200
     assert {request.salt for request in engine.requests} == {""}
@@ -148,8 +148,8 @@ async def test_without_keys_everybody_may_ask_and_a_key_is_no_matter(tokenizer, 
         ("OPTIONS", "/v1/models"),
     ],
 )
-async def test_without_a_right_key_there_is_nothing_to_see(tokenizer, engine, gate, headers, message, method, path):
-    async with guarded(engine, tokenizer, gate) as client:
+async def test_without_a_right_key_there_is_nothing_to_see(tokenizer, engine, auth, headers, message, method, path):
+    async with guarded(engine, tokenizer, auth) as client:
         response = await client.request(method, path, json=ASK if method == "POST" else None, headers=headers)
         assert response.status == 401
         challenge = response.headers["WWW-Authenticate"]
@@ -162,8 +162,8 @@ async def test_without_a_right_key_there_is_nothing_to_see(tokenizer, engine, ga
     assert engine.requests == []
 
 
-async def test_each_api_tells_of_a_wrong_key_in_its_own_words(tokenizer, engine, gate):
-    async with guarded(engine, tokenizer, gate) as client:
+async def test_each_api_tells_of_a_wrong_key_in_its_own_words(tokenizer, engine, auth):
+    async with guarded(engine, tokenizer, auth) as client:
         anthropic = await (await client.post("/v1/messages", json={})).json()
         assert (anthropic["type"], anthropic["error"]["type"]) == ("error", "authentication_error")
         ollama = await (await client.post("/api/chat", json={})).json()
@@ -171,14 +171,14 @@ async def test_each_api_tells_of_a_wrong_key_in_its_own_words(tokenizer, engine,
 
 
 @pytest.mark.parametrize("path", sorted(OPEN_PATHS))
-async def test_probes_need_no_key(tokenizer, engine, gate, path):
-    async with guarded(engine, tokenizer, gate) as client:
+async def test_probes_need_no_key(tokenizer, engine, auth, path):
+    async with guarded(engine, tokenizer, auth) as client:
         for headers in ({}, bearer("wrong")):
             assert (await client.get(path, headers=headers)).status == 200
 
 
-async def test_a_connection_that_carried_a_right_key_is_not_open_to_the_next_request(tokenizer, engine, gate):
-    async with guarded(engine, tokenizer, gate) as client:
+async def test_a_connection_that_carried_a_right_key_is_not_open_to_the_next_request(tokenizer, engine, auth):
+    async with guarded(engine, tokenizer, auth) as client:
         for _ in range(3):
             assert (await client.post("/v1/completions", json=ASK, headers=bearer(ALICE))).status == 200
             assert (await client.post("/v1/completions", json=ASK)).status == 401
@@ -188,7 +188,7 @@ async def test_a_connection_that_carried_a_right_key_is_not_open_to_the_next_req
 
 
 async def test_a_body_above_the_limit_is_refused_naming_it(tokenizer, engine):
-    async with guarded(engine, tokenizer, Gate(largest_body=2000)) as client:
+    async with guarded(engine, tokenizer, AuthMiddleware(largest_body=2000)) as client:
 
         async def pieces():
             for _ in range(300):
@@ -205,8 +205,8 @@ async def test_a_body_above_the_limit_is_refused_naming_it(tokenizer, engine):
     assert engine.requests == []
 
 
-async def test_who_has_no_key_is_not_even_read(tokenizer, engine, gate):
-    async with guarded(engine, tokenizer, gate) as client:
+async def test_who_has_no_key_is_not_even_read(tokenizer, engine, auth):
+    async with guarded(engine, tokenizer, auth) as client:
         response = await client.post("/v1/completions", data=b" " * (1 << 20))
         assert response.status == 401
 
@@ -215,7 +215,7 @@ async def test_who_has_no_key_is_not_even_read(tokenizer, engine, gate):
     ("asked", "got"), [({"max_tokens": 8}, 8), ({"max_tokens": 9}, "max_tokens"), ({"max_tokens": None}, 8)]
 )
 async def test_output_is_capped(tokenizer, engine, asked, got):
-    async with guarded(engine, tokenizer, Gate(), max_output_tokens=8) as client:
+    async with guarded(engine, tokenizer, AuthMiddleware(), max_output_tokens=8) as client:
         response = await client.post("/v1/completions", json=ASK | asked)
         if isinstance(got, str):
             error = (await response.json())["error"]
@@ -227,7 +227,7 @@ async def test_output_is_capped(tokenizer, engine, asked, got):
 
 async def test_a_chat_without_max_tokens_gets_as_many_as_are_allowed_or_fit(tokenizer, engine):
     asked = {"messages": [{"role": "user", "content": "Tell"}]}
-    async with guarded(engine, tokenizer, Gate(), max_output_tokens=508) as client:
+    async with guarded(engine, tokenizer, AuthMiddleware(), max_output_tokens=508) as client:
         assert (await client.post("/v1/chat/completions", json=asked)).status == 200
         both = await client.post("/v1/chat/completions", json=asked | {"max_completion_tokens": 509, "max_tokens": 1})
         assert (await both.json())["error"]["param"] == "max_completion_tokens"
@@ -238,8 +238,8 @@ async def test_a_chat_without_max_tokens_gets_as_many_as_are_allowed_or_fit(toke
 # -- what responses say, and the log ----------------------------------------------------------------------------------
 
 
-async def test_every_response_says_as_little_as_it_can_of_the_server(tokenizer, engine, gate):
-    async with guarded(engine, tokenizer, gate) as client:
+async def test_every_response_says_as_little_as_it_can_of_the_server(tokenizer, engine, auth):
+    async with guarded(engine, tokenizer, auth) as client:
         for path in ("/health", "/v1/models", "/nothing"):
             response = await client.get(path, headers=bearer(ALICE))
             assert response.headers["Server"] == "foresay"
@@ -247,11 +247,11 @@ async def test_every_response_says_as_little_as_it_can_of_the_server(tokenizer, 
             assert not any(name.lower().startswith(("access-control", "x-ratelimit")) for name in response.headers)
 
 
-async def test_the_access_log_says_who_and_how_much_and_never_what(tokenizer, engine, gate, caplog):
+async def test_the_access_log_says_who_and_how_much_and_never_what(tokenizer, engine, auth, caplog):
     secret = "the prompt that nobody may read"
     headers = bearer(ALICE) | {"X-Request-Id": "r-17"}
     with caplog.at_level(logging.INFO, "foresay.access"):
-        async with guarded(engine, tokenizer, gate) as client:
+        async with guarded(engine, tokenizer, auth) as client:
             await client.post("/v1/completions?api_key=leak", json={"prompt": secret, "max_tokens": 3}, headers=headers)
             await client.post("/v1/completions", json={"prompt": secret, "stream": True}, headers={"x-api-key": BOB})
             await client.get("/v1/models%0A200%0AFAKE", headers=bearer("wrong" + ALICE))
@@ -264,10 +264,10 @@ async def test_the_access_log_says_who_and_how_much_and_never_what(tokenizer, en
         assert hidden not in caplog.text
 
 
-async def test_the_access_log_tells_of_a_client_that_left_and_of_a_socket_that_closed(tokenizer, gate, caplog):
+async def test_the_access_log_tells_of_a_client_that_left_and_of_a_socket_that_closed(tokenizer, auth, caplog):
     engine = ScriptedEngine(tokenizer.encode("abc"), pause=0.01)
     with caplog.at_level(logging.INFO, "foresay.access"):
-        async with guarded(engine, tokenizer, gate) as client:
+        async with guarded(engine, tokenizer, auth) as client:
             asked = ASK | {"max_tokens": 200, "stream": True}
             response = await client.post("/v1/completions", json=asked, headers=bearer(ALICE))
             await response.content.readline()
@@ -282,12 +282,12 @@ async def test_the_access_log_tells_of_a_client_that_left_and_of_a_socket_that_c
     assert re.match(r"GET /v1/responses 101 \d+ms in=\d\d out=32 key=key-2 ", closed)
 
 
-async def test_a_mistake_of_ours_names_the_request_in_the_log_and_to_the_client(tokenizer, engine, gate, caplog):
+async def test_a_mistake_of_ours_names_the_request_in_the_log_and_to_the_client(tokenizer, engine, auth, caplog):
     class Broken(ScriptedEngine):
         def add(self, request, sink):
             raise RuntimeError("no such luck")
 
-    async with guarded(Broken([END]), tokenizer, gate) as client:
+    async with guarded(Broken([END]), tokenizer, auth) as client:
         headers = bearer(ALICE) | {"X-Request-Id": "r-18"}
         response = await client.post("/v1/completions", json=ASK, headers=headers)
         assert response.status == 500
@@ -307,8 +307,8 @@ async def test_a_mistake_of_ours_names_the_request_in_the_log_and_to_the_client(
     ],
     ids=["control character", "long header", "long address", "many headers", "no HTTP"],
 )
-async def test_a_malformed_request_is_refused_and_its_key_is_not_logged(tokenizer, engine, gate, caplog, lines):
-    async with guarded(engine, tokenizer, gate) as client:
+async def test_a_malformed_request_is_refused_and_its_key_is_not_logged(tokenizer, engine, auth, caplog, lines):
+    async with guarded(engine, tokenizer, auth) as client:
         with caplog.at_level(logging.DEBUG):
             reader, writer = await asyncio.open_connection(client.host, client.port)
             writer.write(lines)

@@ -7,7 +7,7 @@ import pytest
 from server.cli import banner
 from server.cli.main import main
 from server.host.service import ServiceOptions
-from server.http.gate import Gate
+from server.http.auth import AuthMiddleware
 from server.settings.config import ServeConfig
 from server.settings.load import load
 from spec.errors import ConfigurationError
@@ -72,11 +72,11 @@ async def test_the_gate_is_made_of_the_settings():
     config = ServeConfig(
         api_key=(ALICE,), cors_origin=("https://a.example",), max_body_bytes=4096, max_concurrent_requests=3
     )
-    gate = Gate.of(config)
-    assert gate.largest_body == 4096
-    assert gate.origins.allows("https://a.example") and not gate.origins.allows("https://b.example")
-    caller = gate.keychain.caller(ALICE)
-    assert caller is not None and caller.allowance.limits.max_concurrent_requests == 3
+    auth = AuthMiddleware.of(config)
+    assert auth.largest_body == 4096
+    assert auth.origins.allows("https://a.example") and not auth.origins.allows("https://b.example")
+    caller = auth.key_store.caller(ALICE)
+    assert caller is not None and caller.rate_limiter.limits.max_concurrent_requests == 3
     options = ServiceOptions.of(ServeConfig(max_seqs=2, max_queue=5, request_timeout=9.0, max_output_tokens=7), "m")
     assert (options.most_running, options.request_timeout, options.max_output_tokens) == (7, 9.0, 7)
 

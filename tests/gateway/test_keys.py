@@ -1,4 +1,4 @@
-"""API keys at rest and at the door: hashing, comparing, the file, and what happens when the file changes."""
+"""API keys at rest and at the route: hashing, comparing, the file, and what happens when the file changes."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from pathlib import Path
 import pytest
 
 from server.cli.main import main
-from server.gateway import key_file, keychain, keys
-from server.gateway.allowance import Limits
+from server.gateway import key_file, key_store, keys
 from server.gateway.caller import Caller
-from server.gateway.keychain import Keychain
+from server.gateway.key_store import KeyStore
 from server.gateway.keys import ApiKey, HashedKey, KeyRing
-from server.http.gate import Gate
+from server.gateway.rate_limiter import Limits
+from server.http.auth import AuthMiddleware
 from server.schemas.errors import Unauthorized
 from server.settings.config import ServeConfig
 from server.settings.load import load
@@ -38,7 +38,7 @@ def touch(path: Path, text: str) -> None:
     os.utime(path, ns=(0, path.stat().st_mtime_ns + 1_000_000_000))
 
 
-def holder(chain: Keychain, key: str) -> Caller:
+def holder(chain: KeyStore, key: str) -> Caller:
     """Who holds a key that must be somebody's."""
     caller = chain.caller(key)
     assert caller is not None
@@ -117,16 +117,16 @@ def test_the_file_is_its_owners_and_holds_no_key(file):
 
 def test_a_file_that_others_can_read_is_warned_about(file, caplog):
     file.chmod(0o640)
-    Keychain(file=str(file))
+    KeyStore(file=str(file))
     assert f"can read the key file {file}: chmod 600 it" in caplog.text
 
 
 def test_limits_in_the_file_win_and_zero_is_none(file):
     own = "max_requests_per_minute = 7\nmax_concurrent_requests = 0\n"
     touch(file, file.read_text() + own)
-    chain = Keychain(file=str(file), limits=Limits(max_requests_per_minute=60, max_concurrent_requests=2))
-    assert holder(chain, ALICE).allowance.limits == Limits(max_requests_per_minute=60, max_concurrent_requests=2)
-    assert holder(chain, BOB).allowance.limits == Limits(max_requests_per_minute=7)
+    chain = KeyStore(file=str(file), limits=Limits(max_requests_per_minute=60, max_concurrent_requests=2))
+    assert holder(chain, ALICE).rate_limiter.limits == Limits(max_requests_per_minute=60, max_concurrent_requests=2)
+    assert holder(chain, BOB).rate_limiter.limits == Limits(max_requests_per_minute=7)
 
 
 @pytest.mark.parametrize(
@@ -148,7 +148,7 @@ def test_a_file_that_is_wrong_is_named_and_its_values_are_not_repeated(tmp_path,
     if text is not None:
         path.write_text(text.replace("HASH", str(HashedKey.of(ALICE))))
     with pytest.raises(ConfigurationError) as caught:
-        Keychain(file=str(path))
+        KeyStore(file=str(path))
     assert str(path) in str(caught.value) and message in str(caught.value)
     assert "sk-plain-text-secret" not in str(caught.value)
 
@@ -157,7 +157,7 @@ def test_a_file_that_is_wrong_is_named_and_its_values_are_not_repeated(tmp_path,
 
 
 def test_keys_of_the_settings_and_of_the_file_open_the_server(file):
-    chain = Keychain(["sk-from-the-flags-01"], str(file))
+    chain = KeyStore(["sk-from-the-flags-01"], str(file))
     assert chain.needed
     assert chain.names == ["key-1", "alice", "bob"]
     callers = [holder(chain, key) for key in ("sk-from-the-flags-01", ALICE, BOB)]
@@ -170,48 +170,48 @@ def test_keys_of_the_settings_and_of_the_file_open_the_server(file):
 def test_the_tenant_tells_nothing_of_the_key(file):
     again = file.with_name("again.toml")
     key_file.append(again, "alice", ALICE)
-    assert holder(Keychain(file=str(again)), ALICE).tenant != holder(Keychain(file=str(file)), ALICE).tenant
+    assert holder(KeyStore(file=str(again)), ALICE).tenant != holder(KeyStore(file=str(file)), ALICE).tenant
 
 
 def test_without_keys_nobody_needs_one():
-    chain = Keychain(limits=Limits(max_requests_per_minute=3))
+    chain = KeyStore(limits=Limits(max_requests_per_minute=3))
     assert not chain.needed
-    assert (chain.anyone.tenant, chain.anyone.allowance.limits.max_requests_per_minute) == ("", 3)
+    assert (chain.anyone.tenant, chain.anyone.rate_limiter.limits.max_requests_per_minute) == ("", 3)
 
 
 def test_a_key_taken_out_of_the_file_is_dead_and_the_others_keep_what_they_used(file):
-    chain = Keychain(file=str(file), limits=Limits(max_requests_per_minute=10))
+    chain = KeyStore(file=str(file), limits=Limits(max_requests_per_minute=10))
     alice, bob = holder(chain, ALICE), holder(chain, BOB)
-    bob.allowance.enter(1, 5)
+    bob.rate_limiter.enter(1, 5)
     header, first, second = file.read_text().split("[[key]]")
     touch(file, header + "[[key]]" + second)
     chain.refresh()
     assert chain.caller(ALICE) is None
     with pytest.raises(Unauthorized):  # on a socket that alice still has open
-        alice.allowance.enter(1, 1)
-    assert holder(chain, BOB).allowance is bob.allowance
-    requests = bob.allowance.requests
+        alice.rate_limiter.enter(1, 1)
+    assert holder(chain, BOB).rate_limiter is bob.rate_limiter
+    requests = bob.rate_limiter.requests
     assert requests is not None and requests.level == pytest.approx(9, abs=0.1)
     touch(file, header + "[[key]]" + first + "[[key]]" + second + "max_requests_per_minute = 5\n")
     chain.refresh()
-    assert holder(chain, ALICE).allowance is not alice.allowance
-    assert (bob.allowance.running, bob.allowance.limits.max_requests_per_minute) == (1, 5)
+    assert holder(chain, ALICE).rate_limiter is not alice.rate_limiter
+    assert (bob.rate_limiter.running, bob.rate_limiter.limits.max_requests_per_minute) == (1, 5)
 
 
 def test_another_key_under_the_same_id_does_not_inherit_open_connections(file):
-    chain = Keychain(file=str(file))
+    chain = KeyStore(file=str(file))
     alice = holder(chain, ALICE)
     entry = (key_file.read(file) or [])[0]
     touch(file, file.read_text().replace(entry.hash, str(HashedKey.of("sk-alice-rotated-0123"))))
     chain.refresh()
-    assert alice.allowance.revoked
+    assert alice.rate_limiter.revoked
     assert chain.caller(ALICE) is None
     assert holder(chain, "sk-alice-rotated-0123").tenant == alice.tenant
 
 
 @pytest.mark.parametrize("broken", ["[[key]\n", None])
 def test_a_file_that_goes_wrong_locks_nobody_out(file, caplog, broken):
-    chain = Keychain(file=str(file))
+    chain = KeyStore(file=str(file))
     if broken is None:
         file.unlink()
     else:
@@ -225,39 +225,39 @@ def test_a_file_that_goes_wrong_locks_nobody_out(file, caplog, broken):
 @pytest.mark.parametrize("emptied", ["", "\n", "# API keys of Foresay.\n"])
 def test_an_emptied_file_locks_nobody_out(file, caplog, emptied):
     """An editor empties a file before it writes it; on a full disk it stays so."""
-    chain = Keychain(file=str(file))
+    chain = KeyStore(file=str(file))
     full = file.read_text()
     touch(file, emptied)
     chain.refresh()
     chain.refresh()
     alice = holder(chain, ALICE)
-    assert alice.name == "alice" and not alice.allowance.revoked
+    assert alice.name == "alice" and not alice.rate_limiter.revoked
     assert caplog.text.count(f"the key file {file} is empty (to take all keys back, write key = [])") == 1
     touch(file, full)
     chain.refresh()
-    assert holder(chain, ALICE).allowance is alice.allowance, "nothing was forgotten meanwhile"
+    assert holder(chain, ALICE).rate_limiter is alice.rate_limiter, "nothing was forgotten meanwhile"
 
 
 def test_a_file_that_says_there_are_none_locks_everybody_out(file):
-    chain = Keychain(file=str(file))
+    chain = KeyStore(file=str(file))
     alice = holder(chain, ALICE)
     touch(file, "# none any more\nkey = []\n")
     chain.refresh()
-    assert chain.needed and chain.caller(ALICE) is None and alice.allowance.revoked
+    assert chain.needed and chain.caller(ALICE) is None and alice.rate_limiter.revoked
     touch(file, "")
     chain.refresh()
     assert chain.caller(ALICE) is None
 
 
 async def test_a_file_is_read_when_whoever_writes_it_is_done(file, monkeypatch):
-    monkeypatch.setattr(keychain, "LOOK_SECONDS", 0.01)
-    chain, looks = Keychain(file=str(file)), []
+    monkeypatch.setattr(key_store, "LOOK_SECONDS", 0.01)
+    chain, looks = KeyStore(file=str(file)), []
 
     def seen(path: Path) -> tuple[int, int, int]:
         looks.append(path)
         return (min(len(looks), 20), 0, 0)  # another one with every look, twenty times
 
-    monkeypatch.setattr(keychain, "_stamp", seen)
+    monkeypatch.setattr(key_store, "_stamp", seen)
     read = []
     monkeypatch.setattr(chain, "_read", lambda: read.append(len(looks)))
     watching = asyncio.create_task(chain.watch())
@@ -275,12 +275,12 @@ def test_keys_add_shows_the_key_once_and_keeps_its_hash(tmp_path, capsys):
     path = tmp_path / "keys.toml"
     assert main(["keys", "add", "alice", "--api-key-file", str(path)]) == 0
     made = capsys.readouterr().out.strip()
-    assert holder(Keychain(file=str(path)), made).name == "alice"
+    assert holder(KeyStore(file=str(path)), made).name == "alice"
     assert made not in path.read_text()
     assert main(["keys", "add", "alice", "--api-key-file", str(path)]) == 2
     assert "has a key named 'alice' already" in capsys.readouterr().err
     assert main(["keys", "add", "bob", "--api-key-file", str(path)]) == 0
-    assert Keychain(file=str(path)).names == ["alice", "bob"]
+    assert KeyStore(file=str(path)).names == ["alice", "bob"]
 
 
 def test_keys_remove_takes_a_key_back_and_the_last_one_too(tmp_path, capsys):
@@ -290,7 +290,7 @@ def test_keys_remove_takes_a_key_back_and_the_last_one_too(tmp_path, capsys):
         assert main(["keys", "add", name, *where]) == 0
     path.chmod(0o640)
     alice, bob = capsys.readouterr().out.split()
-    chain = Keychain(file=str(path))
+    chain = KeyStore(file=str(path))
     assert main(["keys", "remove", "carol", *where]) == 2
     assert "has no key named 'carol'" in capsys.readouterr().err
     assert main(["keys", "remove", "alice", *where]) == 0
@@ -345,8 +345,8 @@ def test_keys_are_kept_in_the_users_folder_which_no_server_opens_unasked(tmp_pat
     key, told = capsys.readouterr()
     assert f"started with --api-key-file {path}" in told
     assert (path.parent.stat().st_mode & 0o777, path.stat().st_mode & 0o777) == (0o700, 0o600)
-    assert not Gate.of(load(ServeConfig, {}, {}).config).keychain.needed
-    chain = Gate.of(ServeConfig(api_key_file=str(path))).keychain
+    assert not AuthMiddleware.of(load(ServeConfig, {}, {}).config).key_store.needed
+    chain = AuthMiddleware.of(ServeConfig(api_key_file=str(path))).key_store
     assert chain.needed and holder(chain, key.strip()).name == "alice"
     assert main(["keys", "remove", "alice"]) == 0
 
@@ -368,7 +368,7 @@ def test_keys_hash_prints_what_goes_into_the_file(tmp_path, monkeypatch, capsys)
     monkeypatch.setattr(sys, "stdin", io.StringIO(ALICE + "\n"))
     assert main(["keys", "hash", "alice"]) == 0
     (tmp_path / "keys.toml").write_text(capsys.readouterr().out)
-    assert holder(Keychain(file=str(tmp_path / "keys.toml")), ALICE).name == "alice"
+    assert holder(KeyStore(file=str(tmp_path / "keys.toml")), ALICE).name == "alice"
     monkeypatch.setattr(sys, "stdin", io.StringIO("hunter2\n"))
     assert main(["keys", "hash", "alice"]) == 2
     captured = capsys.readouterr()

@@ -1,4 +1,4 @@
-"""How much a key may ask for, through every door: rates, places, time, and the queue."""
+"""How much a key may ask for, through every route: rates, places, time, and the queue."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import openai
 import pytest
 
 from server.engine.generation import Generation
-from server.gateway.allowance import Limits
-from server.gateway.keychain import Keychain
+from server.gateway.key_store import KeyStore
+from server.gateway.rate_limiter import Limits
 from server.host.models.models import MODELS
-from server.http.gate import Gate
+from server.http.auth import AuthMiddleware
 from server.text.tokenizer import Tokenizer
 from tests.gateway.guarded import ALICE, ASK, BOB, bearer, guarded
 from tests.server.scripted import END, ScriptedEngine
@@ -27,8 +27,8 @@ DOORS = [
 ]
 
 
-def gate(**limits: int) -> Gate:
-    return Gate(Keychain([ALICE, BOB], limits=Limits(**limits)))
+def auth(**limits: int) -> AuthMiddleware:
+    return AuthMiddleware(KeyStore([ALICE, BOB], limits=Limits(**limits)))
 
 
 @pytest.fixture
@@ -52,7 +52,7 @@ async def until(condition) -> None:
 @pytest.mark.parametrize(("path", "body"), DOORS)
 async def test_every_door_counts_requests_and_refuses_with_a_time(tokenizer, letters, path, body):
     engine = ScriptedEngine([*letters, END])
-    async with guarded(engine, tokenizer, gate(max_requests_per_minute=2)) as client:
+    async with guarded(engine, tokenizer, auth(max_requests_per_minute=2)) as client:
         for left in ("1", "0"):
             response = await post(client, path, body)
             assert response.status == 200
@@ -72,7 +72,7 @@ async def test_every_door_counts_requests_and_refuses_with_a_time(tokenizer, let
 @pytest.mark.parametrize("wrong", [{"temperature": 9}, {"prompt": 7}, {"model": "other"}])
 async def test_wrong_requests_are_counted_too_and_another_keys_are_not(tokenizer, letters, wrong):
     engine = ScriptedEngine([*letters, END])
-    async with guarded(engine, tokenizer, gate(max_requests_per_minute=2)) as client:
+    async with guarded(engine, tokenizer, auth(max_requests_per_minute=2)) as client:
         for left in ("1", "0"):
             refused = await post(client, **wrong)
             assert refused.status in (400, 404)
@@ -84,7 +84,7 @@ async def test_wrong_requests_are_counted_too_and_another_keys_are_not(tokenizer
 
 
 async def test_wrong_messages_on_a_socket_are_counted_too(tokenizer, letters):
-    limited = gate(max_requests_per_minute=2)
+    limited = auth(max_requests_per_minute=2)
     async with (
         guarded(ScriptedEngine([*letters, END]), tokenizer, limited) as client,
         client.ws_connect("/v1/responses", headers=bearer(ALICE)) as socket,
@@ -97,7 +97,7 @@ async def test_wrong_messages_on_a_socket_are_counted_too(tokenizer, letters):
 
 
 async def test_a_refusal_is_the_clients_own_rate_limit_error(tokenizer, letters):
-    async with guarded(ScriptedEngine([*letters, END]), tokenizer, gate(max_requests_per_minute=1)) as client:
+    async with guarded(ScriptedEngine([*letters, END]), tokenizer, auth(max_requests_per_minute=1)) as client:
         url = str(client.make_url("/v1"))
         async with openai.AsyncOpenAI(base_url=url, api_key=ALICE, max_retries=0) as official:
             await official.completions.create(model="toy", prompt="Tell")
@@ -112,7 +112,7 @@ async def test_a_refusal_is_the_clients_own_rate_limit_error(tokenizer, letters)
 
 
 async def test_tokens_are_charged_as_they_come_prompt_and_output(tokenizer, letters):
-    async with guarded(ScriptedEngine(letters), tokenizer, gate(max_tokens_per_minute=100)) as client:
+    async with guarded(ScriptedEngine(letters), tokenizer, auth(max_tokens_per_minute=100)) as client:
         first = await post(client, prompt=[5] * 30, max_tokens=50)
         assert first.status == 200
         assert first.headers["x-ratelimit-limit-tokens"] == "100"
@@ -127,14 +127,14 @@ async def test_tokens_are_charged_as_they_come_prompt_and_output(tokenizer, lett
 
 
 async def test_the_tokens_of_all_choices_are_charged(tokenizer, letters):
-    async with guarded(ScriptedEngine(letters), tokenizer, gate(max_tokens_per_minute=1000)) as client:
+    async with guarded(ScriptedEngine(letters), tokenizer, auth(max_tokens_per_minute=1000)) as client:
         response = await post(client, prompt=[[5] * 30, [6] * 40], max_tokens=10)
         assert 910 <= int(response.headers["x-ratelimit-remaining-tokens"]) < 940
 
 
 async def test_forks_of_one_prompt_take_a_place_each_and_charge_their_prompt_once(tokenizer, letters):
     asked = {"prompt": [5] * 30, "n": 3, "max_tokens": 10}
-    limited = gate(max_tokens_per_minute=1000, max_concurrent_requests=3)
+    limited = auth(max_tokens_per_minute=1000, max_concurrent_requests=3)
     async with guarded(ScriptedEngine(letters), tokenizer, limited) as client:
         response = await post(client, **asked)
         assert response.status == 200
@@ -144,14 +144,14 @@ async def test_forks_of_one_prompt_take_a_place_each_and_charge_their_prompt_onc
 
 async def test_a_wrong_key_costs_nobody_anything(tokenizer, letters):
     engine = ScriptedEngine(letters)
-    async with guarded(engine, tokenizer, gate(max_requests_per_minute=2)) as client:
+    async with guarded(engine, tokenizer, auth(max_requests_per_minute=2)) as client:
         for _ in range(3):
             assert (await post(client, key="sk-wrong-0123456789")).status == 401
         assert (await post(client)).headers["x-ratelimit-remaining-requests"] == "1"
 
 
 async def test_without_keys_the_limits_are_everybodys_together(tokenizer, letters):
-    alone = Gate(Keychain(limits=Limits(max_requests_per_minute=1)))
+    alone = AuthMiddleware(KeyStore(limits=Limits(max_requests_per_minute=1)))
     async with guarded(ScriptedEngine(letters), tokenizer, alone) as client:
         assert (await client.post("/v1/completions", json=ASK)).status == 200
         assert (await client.post("/v1/completions", json=ASK)).status == 429
@@ -164,7 +164,7 @@ async def test_without_keys_the_limits_are_everybodys_together(tokenizer, letter
 @pytest.mark.parametrize("how", ["reads to the end", "leaves"])
 async def test_a_place_is_free_again_when_the_answer_ends_or_its_reader_leaves(tokenizer, letters, stream, how):
     engine = ScriptedEngine(letters, pause=0.02)
-    async with guarded(engine, tokenizer, gate(max_concurrent_requests=1)) as client:
+    async with guarded(engine, tokenizer, auth(max_concurrent_requests=1)) as client:
         asking = asyncio.create_task(post(client, max_tokens=200 if how == "leaves" else 50, stream=stream))
         await until(lambda: engine.emitted >= 2)
         refused = await post(client)
@@ -189,7 +189,7 @@ async def test_a_place_is_free_again_when_the_answer_ends_or_its_reader_leaves(t
 
 async def test_every_choice_takes_a_place(tokenizer, letters):
     engine = ScriptedEngine(letters, pause=30)
-    async with guarded(engine, tokenizer, gate(max_concurrent_requests=3)) as client:
+    async with guarded(engine, tokenizer, auth(max_concurrent_requests=3)) as client:
         asking = asyncio.create_task(post(client, prompt=["a", "b"]))
         await until(lambda: len(engine.requests) == 2)
         assert (await post(client, prompt=["a", "b"])).status == 429
@@ -204,7 +204,7 @@ async def test_every_choice_takes_a_place(tokenizer, letters):
 
 async def test_a_request_that_breaks_gives_its_place_back(tokenizer, letters):
     engine = ScriptedEngine(letters, fail_after=2)
-    async with guarded(engine, tokenizer, gate(max_concurrent_requests=1)) as client:
+    async with guarded(engine, tokenizer, auth(max_concurrent_requests=1)) as client:
         for _ in range(3):
             assert (await post(client)).status == 500
 
@@ -214,7 +214,7 @@ async def test_a_request_that_breaks_gives_its_place_back(tokenizer, letters):
 
 async def test_a_full_queue_says_when_to_come_back_by_how_long_requests_take(tokenizer, letters):
     engine = ScriptedEngine(letters, pause=0.01)
-    async with guarded(engine, tokenizer, Gate(), most_running=2) as client:
+    async with guarded(engine, tokenizer, AuthMiddleware(), most_running=2) as client:
         await client.post("/v1/completions", json=ASK)
         for _ in range(50):
             client.app[MODELS].first.service.pace.finished(12.0)
@@ -233,7 +233,7 @@ async def test_a_full_queue_says_when_to_come_back_by_how_long_requests_take(tok
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_request_that_takes_too_long_ends_with_an_error_and_frees_the_engine(tokenizer, letters, stream):
     engine = ScriptedEngine(letters, pause=0.02)
-    async with guarded(engine, tokenizer, gate(max_concurrent_requests=1), request_timeout=0.4) as client:
+    async with guarded(engine, tokenizer, auth(max_concurrent_requests=1), request_timeout=0.4) as client:
         response = await post(client, max_tokens=200, stream=stream)
         text = await response.text()
         assert "request_timeout" in text and "took longer than 0.4 s" in text
@@ -248,7 +248,7 @@ async def test_a_request_that_takes_too_long_ends_with_an_error_and_frees_the_en
 
 async def test_a_request_that_never_gets_its_turn_is_sent_away(tokenizer, letters):
     engine = ScriptedEngine(letters, pause=30)
-    async with guarded(engine, tokenizer, Gate(), first_token_timeout=0.05) as client:
+    async with guarded(engine, tokenizer, AuthMiddleware(), first_token_timeout=0.05) as client:
         response = await client.post("/v1/completions", json=ASK)
         assert response.status == 429
         assert "Retry-After" in response.headers
@@ -259,7 +259,9 @@ async def test_a_request_that_never_gets_its_turn_is_sent_away(tokenizer, letter
 async def test_a_request_that_has_begun_may_take_its_time(tokenizer, letters):
     engine = ScriptedEngine(letters, pause=0.1)
     for seconds in (0.8, 8.0):  # a machine that stalls may not begin in time
-        async with guarded(engine, tokenizer, Gate(), first_token_timeout=seconds, request_timeout=250.0) as client:
+        async with guarded(
+            engine, tokenizer, AuthMiddleware(), first_token_timeout=seconds, request_timeout=250.0
+        ) as client:
             response = await client.post("/v1/completions", json=ASK | {"max_tokens": round(15 * seconds)})
             answer = await response.json()
         if response.status == 200:
@@ -273,7 +275,7 @@ async def test_no_time_limit_outlives_its_request(tokenizer, letters):
         return [kept for kept in gc.get_objects() if type(kept) is Generation]
 
     options = {"request_timeout": 3600.0, "first_token_timeout": 3600.0}
-    async with guarded(ScriptedEngine(letters), tokenizer, Gate(), **options) as client:
+    async with guarded(ScriptedEngine(letters), tokenizer, AuthMiddleware(), **options) as client:
         before = generations()  # other tests of this process may have left some
         for _ in range(3):
             assert (await client.post("/v1/completions", json=ASK)).status == 200
@@ -282,7 +284,7 @@ async def test_no_time_limit_outlives_its_request(tokenizer, letters):
 
 async def test_the_official_client_does_not_repeat_what_would_take_too_long_again(tokenizer, letters):
     engine = ScriptedEngine(letters, pause=0.02)
-    async with guarded(engine, tokenizer, Gate(), request_timeout=0.05) as client:
+    async with guarded(engine, tokenizer, AuthMiddleware(), request_timeout=0.05) as client:
         official = openai.AsyncOpenAI(base_url=str(client.make_url("/v1")), api_key="none", max_retries=3)
         with pytest.raises(openai.InternalServerError) as caught:
             await official.completions.create(model="toy", prompt="Tell", max_tokens=200)

@@ -5,17 +5,17 @@ from __future__ import annotations
 import aiohttp
 import pytest
 
-from server.gateway.keychain import Keychain
+from server.gateway.key_store import KeyStore
 from server.gateway.origins import Origins
-from server.http.gate import Gate
+from server.http.auth import AuthMiddleware
 from tests.gateway.guarded import ALICE, ASK, bearer, guarded
 from tests.server.scripted import END, ScriptedEngine
 
 PAGE = "https://chat.example.com"
 
 
-def let_in(*origins: str, **more) -> Gate:
-    return Gate(origins=Origins(origins, **more))
+def let_in(*origins: str, **more) -> AuthMiddleware:
+    return AuthMiddleware(origins=Origins(origins, **more))
 
 
 @pytest.fixture
@@ -28,7 +28,7 @@ def preflight(origin: str, **more: str) -> dict[str, str]:
 
 
 async def test_unless_asked_no_page_is_let_in(tokenizer, engine):
-    async with guarded(engine, tokenizer, Gate()) as client:
+    async with guarded(engine, tokenizer, AuthMiddleware()) as client:
         for origin in (PAGE, "null", "http://127.0.0.1:1", "http://localhost", "file://", "garbage", ""):
             for method, path in (("POST", "/v1/completions"), ("GET", "/v1/models"), ("GET", "/health")):
                 response = await client.request(method, path, headers={"Origin": origin}, data=b'{"prompt":"x"}')
@@ -81,7 +81,7 @@ async def test_every_page_may_be_let_in_but_never_with_its_cookies(tokenizer, en
 
 
 async def test_a_page_that_is_let_in_needs_a_key_too_and_asks_beforehand_without(tokenizer, engine):
-    keyed = Gate(Keychain([ALICE]), Origins([PAGE], keyed=True))
+    keyed = AuthMiddleware(KeyStore([ALICE]), Origins([PAGE], keyed=True))
     async with guarded(engine, tokenizer, keyed) as client:
         asked = await client.options("/v1/completions", headers=preflight(PAGE))
         assert asked.status == 204
@@ -128,7 +128,7 @@ async def test_the_servers_own_pages_are_let_in_unless_their_name_could_be_anybo
 
 async def test_where_a_key_is_needed_any_name_will_do_for_the_servers_own_pages(tokenizer, engine):
     headers = bearer(ALICE) | {"Origin": "https://ai.example.com", "Host": "ai.example.com"}
-    async with guarded(engine, tokenizer, Gate(Keychain([ALICE]))) as client:
+    async with guarded(engine, tokenizer, AuthMiddleware(KeyStore([ALICE]))) as client:
         assert (await client.post("/v1/completions", json=ASK, headers=headers)).status == 200
         assert (await client.post("/v1/completions", json=ASK, headers=headers | {"Host": "other.com"})).status == 403
 
@@ -160,7 +160,7 @@ async def test_a_page_cannot_take_over_a_socket(tokenizer, engine, allowed):
 
 
 async def test_a_socket_needs_a_key_wherever_browsers_can_put_it(tokenizer, engine):
-    async with guarded(engine, tokenizer, Gate(Keychain([ALICE]))) as client:
+    async with guarded(engine, tokenizer, AuthMiddleware(KeyStore([ALICE]))) as client:
         assert await handshake(client) == 401
         assert await handshake(client, headers=bearer("sk-wrong-0123456789")) == 401
         assert await handshake(client, headers=bearer(ALICE)) == 101

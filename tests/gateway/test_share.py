@@ -15,13 +15,13 @@ import pytest
 
 from server.api.about import feed as feeds
 from server.api.responses.store import Responses, SocketLimits
-from server.gateway.allowance import Allowance
 from server.gateway.caller import CALLER, Caller
-from server.gateway.keychain import Keychain
+from server.gateway.key_store import KeyStore
+from server.gateway.rate_limiter import RateLimiter
 from server.gateway.share import Shared
 from server.gateway.threads import SharedThreads
 from server.host.models.models import MODELS
-from server.http.gate import Gate
+from server.http.auth import AuthMiddleware
 from server.schemas.errors import Busy
 from tests.gateway.guarded import ALICE, ASK, BOB, bearer, guarded
 from tests.responses.serving import saying, serving
@@ -41,8 +41,8 @@ def took(shared: Shared, caller: Caller, amount: int = 1) -> bool:
 
 
 def keyed(name: str) -> Caller:
-    caller = Caller(name, name, Allowance())
-    caller.allowance.alone = False
+    caller = Caller(name, name, RateLimiter())
+    caller.rate_limiter.alone = False
     return caller
 
 
@@ -146,7 +146,7 @@ async def test_a_pool_that_is_shut_down_keeps_nobody_waiting():
 @KEYS
 async def test_one_key_cannot_fill_the_queue(tokenizer, keys, most):
     engine = ScriptedEngine(tokenizer.encode("abc"), pause=30)
-    async with guarded(engine, tokenizer, Gate(Keychain(keys)), most_running=8) as client:
+    async with guarded(engine, tokenizer, AuthMiddleware(KeyStore(keys)), most_running=8) as client:
         waiting = [
             asyncio.create_task(client.post("/v1/completions", json=ASK, headers=bearer(ALICE))) for _ in range(most)
         ]
@@ -167,7 +167,10 @@ async def test_one_key_cannot_fill_the_queue(tokenizer, keys, most):
 @KEYS
 async def test_one_key_cannot_have_all_pages_of_the_dashboard(tokenizer, monkeypatch, keys, most):
     monkeypatch.setattr(feeds, "MOST_READERS", 8)
-    async with guarded(ScriptedEngine([END]), tokenizer, Gate(Keychain(keys))) as client, AsyncExitStack() as pages:
+    async with (
+        guarded(ScriptedEngine([END]), tokenizer, AuthMiddleware(KeyStore(keys))) as client,
+        AsyncExitStack() as pages,
+    ):
         for _ in range(most):
             page = await pages.enter_async_context(client.get("/dashboard/feed", headers=bearer(ALICE)))
             assert page.status == 200
@@ -178,8 +181,8 @@ async def test_one_key_cannot_have_all_pages_of_the_dashboard(tokenizer, monkeyp
 
 @KEYS
 async def test_one_key_cannot_have_all_sockets(tokenizer, keys, most):
-    limits, gate = SocketLimits(most=8), Gate(Keychain(keys))
-    async with serving(saying(tokenizer), tokenizer, limits, gate=gate) as (http, service), AsyncExitStack() as opened:
+    limits, auth = SocketLimits(most=8), AuthMiddleware(KeyStore(keys))
+    async with serving(saying(tokenizer), tokenizer, limits, auth=auth) as (http, service), AsyncExitStack() as opened:
         for _ in range(most):
             await opened.enter_async_context(http.ws_connect(PATH, headers=bearer(ALICE)))
         await until(lambda: len(service.server.of(Responses).sockets) == most)
@@ -200,8 +203,8 @@ async def announced(client, key: str, length: str) -> tuple[asyncio.StreamReader
 
 
 async def test_the_bodies_of_one_key_are_bounded_as_they_are_announced(tokenizer):
-    gate = Gate(Keychain([ALICE, BOB]), largest_body=20_000)
-    async with guarded(ScriptedEngine([END]), tokenizer, gate, max_body_bytes=1250) as client:
+    auth = AuthMiddleware(KeyStore([ALICE, BOB]), largest_body=20_000)
+    async with guarded(ScriptedEngine([END]), tokenizer, auth, max_body_bytes=1250) as client:
         bodies, writers = client.app[MODELS].server.bodies, []
         for key, length, held in (
             (ALICE, "Content-Length: 15000", 15_000),
@@ -221,9 +224,12 @@ async def test_the_bodies_of_one_key_are_bounded_as_they_are_announced(tokenizer
 
 
 async def test_the_messages_that_wait_on_all_sockets_of_a_key_are_bounded_together(tokenizer):
-    engine, gate = saying(tokenizer, "fox " * 100, pause=0.05), Gate(Keychain([ALICE, BOB]), largest_body=20_000)
+    engine, auth = (
+        saying(tokenizer, "fox " * 100, pause=0.05),
+        AuthMiddleware(KeyStore([ALICE, BOB]), largest_body=20_000),
+    )
     message = {"type": "response.create", "input": "Tell", "unknown": "x" * 10_000, "stream_id": "a"}
-    async with serving(engine, tokenizer, gate=gate, max_body_bytes=1000) as (http, service):
+    async with serving(engine, tokenizer, auth=auth, max_body_bytes=1000) as (http, service):
         async with AsyncExitStack() as opened:
             one, two, other = [
                 await opened.enter_async_context(http.ws_connect(PATH, headers=bearer(key)))

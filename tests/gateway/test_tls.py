@@ -13,10 +13,10 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from server.gateway.keychain import Keychain
+from server.gateway.key_store import KeyStore
 from server.host.service import Service, ServiceOptions, Text
 from server.http.app import create_app
-from server.http.gate import Gate
+from server.http.auth import AuthMiddleware
 from server.http.life import _listen, context
 from server.settings.config import ServeConfig
 from server.text.tokenizer import SamplingDefaults
@@ -32,7 +32,7 @@ async def test_keys_and_streams_go_over_https_and_not_over_http(tokenizer):
     config = ServeConfig(port=0, ssl_certfile=CERTIFICATE, ssl_keyfile=KEY)
     engine = ScriptedEngine([*tokenizer.encode("abc"), END])
     service = Service(engine, ServiceOptions(model="toy"), Text(tokenizer, SamplingDefaults()))
-    runner = web.AppRunner(create_app(service, Gate(Keychain([ALICE]))))
+    runner = web.AppRunner(create_app(service, AuthMiddleware(KeyStore([ALICE]))))
     await runner.setup()
     try:
         port = await _listen(runner, config, context(config))

@@ -13,7 +13,7 @@ import pytest
 
 from server.schemas.chat import ChatRequest
 from server.text.grammars.answers import Beginning, chat_grammar
-from server.text.parsers.dialect import Dialect
+from server.text.parsers.chat_format import ChatFormat
 from server.text.tokenizer import Tokenizer
 from server.text.tools import offered
 from spec.errors import InvalidRequest
@@ -32,37 +32,37 @@ def tokenizer() -> Tokenizer:
 
 
 async def grammar(
-    dialect: Dialect, prompt: str = "Hi", opened: bool = False, continues: bool = False, **fields: Any
+    chat_format: ChatFormat, prompt: str = "Hi", opened: bool = False, continues: bool = False, **fields: Any
 ) -> Grammar | None:
     request = msgspec.convert({"messages": [{"role": "user", "content": "x"}], **fields}, ChatRequest)
-    return await chat_grammar(request, offered(request), dialect, tokenizer(), Beginning(prompt, opened, continues))
+    return await chat_grammar(request, offered(request), chat_format, tokenizer(), Beginning(prompt, opened, continues))
 
 
 async def test_any_answer_without_a_format():
-    assert await grammar(Dialect(calls="hermes", thinks=TAGS), tools=TOOLS) is None
+    assert await grammar(ChatFormat(calls="hermes", thinks=TAGS), tools=TOOLS) is None
 
 
 async def test_required_calls():
-    forced = await grammar(Dialect(calls="hermes"), tools=TOOLS, tool_choice="required", response_format=FORMAT)
+    forced = await grammar(ChatFormat(calls="hermes"), tools=TOOLS, tool_choice="required", response_format=FORMAT)
     assert forced is not None and forced.param == "tool_choice"
     assert accepts(forced.text, CALL)
     assert not accepts(forced.text, "3")
 
 
 async def test_calls_or_an_answer_in_the_format():
-    either = await grammar(Dialect(calls="hermes"), tools=TOOLS, response_format=FORMAT)
+    either = await grammar(ChatFormat(calls="hermes"), tools=TOOLS, response_format=FORMAT)
     assert either is not None
     assert accepts(either.text, CALL)
     assert accepts(either.text, "3")
     assert not accepts(either.text, "three")
-    answer = await grammar(Dialect(calls="hermes"), tools=TOOLS, tool_choice="none", response_format=FORMAT)
+    answer = await grammar(ChatFormat(calls="hermes"), tools=TOOLS, tool_choice="none", response_format=FORMAT)
     assert answer is not None
     assert not accepts(answer.text, CALL)
 
 
 async def test_calls_or_an_answer_by_a_lark_grammar():
     lark = {"grammar": 'start: "yes" | "no"'}
-    either = await grammar(Dialect(calls="mistral"), tools=TOOLS, structured_outputs=lark)
+    either = await grammar(ChatFormat(calls="mistral"), tools=TOOLS, structured_outputs=lark)
     assert either is not None
     assert accepts(either.text, '[TOOL_CALLS][{"name": "time", "arguments": {}}]')
     assert accepts(either.text, "no")
@@ -70,13 +70,13 @@ async def test_calls_or_an_answer_by_a_lark_grammar():
 
 async def test_calls_that_look_like_json_and_a_format_exclude_each_other():
     with pytest.raises(InvalidRequest, match="tool_choice none or required") as caught:
-        await grammar(Dialect(calls="llama3"), tools=TOOLS, response_format=FORMAT)
+        await grammar(ChatFormat(calls="llama3"), tools=TOOLS, response_format=FORMAT)
     assert caught.value.param == "response_format"
 
 
 async def test_forced_calls_and_a_least_length_exclude_each_other():
     with pytest.raises(InvalidRequest, match="says where the text ends") as caught:
-        await grammar(Dialect(calls="hermes"), tools=TOOLS, tool_choice="required", min_tokens=3)
+        await grammar(ChatFormat(calls="hermes"), tools=TOOLS, tool_choice="required", min_tokens=3)
     assert caught.value.param == "min_tokens"
 
 
@@ -92,13 +92,13 @@ async def test_forced_calls_and_a_least_length_exclude_each_other():
 async def test_where_the_grammar_begins(
     prompt: str, opened: bool, continues: bool, after: int | None, opens: int | None
 ):
-    asked = await grammar(Dialect(thinks=TAGS), prompt, opened, continues, response_format=FORMAT)
+    asked = await grammar(ChatFormat(thinks=TAGS), prompt, opened, continues, response_format=FORMAT)
     assert asked is not None
     assert (asked.after, asked.opens) == (after, opens)
 
 
 async def test_reasoning_whose_end_is_no_token():
-    spelled = Dialect(thinks=("<think>", "</think>"))
+    spelled = ChatFormat(thinks=("<think>", "</think>"))
     with pytest.raises(InvalidRequest, match="are no tokens"):
         await grammar(spelled, "Hi<think>", opened=True, response_format=FORMAT)
     asked = await grammar(spelled, response_format=FORMAT)

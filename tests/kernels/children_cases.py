@@ -14,8 +14,8 @@ from torch import Tensor
 from spec.sampling import SamplingParams
 from verifier.ops.children import MOST
 from verifier.ops.children import best_children as reference
-from verifier.ops.draw import RowSampling
 from verifier.ops.eager import references
+from verifier.ops.sample import RowSampling
 
 KINDS: list[dict[str, Any]] = [
     {"temperature": 0.0, "top_k": 3},

@@ -1,4 +1,4 @@
-"""The kernels of the draw compile for the GPUs we name, for any vocabulary, and no register spills."""
+"""The kernels of the sample compile for the GPUs we name, for any vocabulary, and no register spills."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from typing import Any
 import pytest
 
 from tests.kernels.compiling import CAPABILITIES, compile_kernel
-from verifier.ops.kernels import draw, planes, settle
+from verifier.ops.kernels import planes, sample, settle
 
 FLOATS = ("logits", "temperature", "top_ps", "min_ps", "floats")
 WORDS = ("words", "top_ks")
-LONGS = ("seeds", "positions", "token_ids", "drawn")
+LONGS = ("seeds", "positions", "token_ids", "sampled")
 TYPES = dict.fromkeys(FLOATS, "*fp32") | dict.fromkeys(WORDS, "*i32") | dict.fromkeys(LONGS, "*i64")
 SIZES = {"size": "i32", "vocab_size": "i32", "blocks": "i32"}
 KERNELS: list[tuple[Any, int, dict[str, int], int]] = [
-    (draw.scan, 4, {"BLOCK": 1024}, 64),
-    (draw.weigh, draw.WEIGH_WARPS, {"ROUND": 0, "BLOCK": 1024, "MERGE": planes.MERGE, "CAP": planes.CAP}, 64),
-    (draw.weigh, draw.WEIGH_WARPS, {"ROUND": 1, "BLOCK": 1024, "MERGE": planes.MERGE, "CAP": planes.CAP}, 64),
-    (settle.settle, draw.SETTLE_WARPS, {"MERGE": planes.MERGE, "TILE": draw.TILE, "CAP": planes.CAP}, 128),
+    (sample.scan, 4, {"BLOCK": 1024}, 64),
+    (sample.weigh, sample.WEIGH_WARPS, {"ROUND": 0, "BLOCK": 1024, "MERGE": planes.MERGE, "CAP": planes.CAP}, 64),
+    (sample.weigh, sample.WEIGH_WARPS, {"ROUND": 1, "BLOCK": 1024, "MERGE": planes.MERGE, "CAP": planes.CAP}, 64),
+    (settle.settle, sample.SETTLE_WARPS, {"MERGE": planes.MERGE, "TILE": sample.TILE, "CAP": planes.CAP}, 128),
 ]
 
 

@@ -1,4 +1,4 @@
-"""What follows a draw on a CPU: compiled kernels against the references, at once and recorded."""
+"""What follows a sample on a CPU: compiled kernels against the references, at once and recorded."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from spec.draw import BROKEN
+from spec.sample import BROKEN
 from spec.tree import MAX_NODES, DraftTree
-from tests.kernels.on_device.test_accept import VOCAB, draws, padded
+from tests.kernels.on_device.test_accept import VOCAB, padded, samples
 from tests.spec.trees import random_tree
 from verifier.ops.accept import AcceptedPaths, accept_paths
 from verifier.ops.eager import references
@@ -25,7 +25,7 @@ NAMES = ("lengths", "paths", "emitted", "sources")
 def some_trees(seed: int, width: int) -> dict[str, Tensor]:
     rng = random.Random(seed)
     trees = [random_tree(rng, rng.randint(1, width), VOCAB) for _ in range(5)] + [random_tree(rng, width, VOCAB)]
-    inputs = padded(trees, width) | {"drawn": draws(rng, trees, width)}
+    inputs = padded(trees, width) | {"sampled": samples(rng, trees, width)}
     slots = torch.randperm(1 << 20, generator=torch.Generator().manual_seed(width))[: 6 * width]
     inputs["nodes"][seed % 5] = 0
     return inputs | {"slots": slots.view(6, -1)}
@@ -58,7 +58,7 @@ def test_a_recording_reads_other_trees_each_time() -> None:
 
 def test_a_whole_chain_of_64() -> None:
     chain = DraftTree.chain(list(range(64)))
-    inputs = padded([chain], 64) | {"drawn": torch.arange(1, 65)[None], "slots": torch.arange(64)[None]}
+    inputs = padded([chain], 64) | {"sampled": torch.arange(1, 65)[None], "slots": torch.arange(64)[None]}
     found = accept_paths(**inputs)
     assert (found.lengths.tolist(), found.emitted[0].tolist()) == ([64], list(range(1, 65)))
 

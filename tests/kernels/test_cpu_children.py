@@ -11,11 +11,11 @@ from torch import Tensor
 
 from tests.kernels.children_cases import KINDS, ChildrenCases, Find, asked, part_of, rows_of
 from verifier.ops.children import MOST, best_children
-from verifier.ops.draw import RowSampling
 from verifier.ops.kernels.cpu import children
 from verifier.ops.kernels.cpu.jit import Processor
 from verifier.ops.kernels.cpu.launch import Launcher, recording
 from verifier.ops.kernels.cpu.threads import give_way, use, wanted
+from verifier.ops.sample import RowSampling
 
 
 @pytest.fixture

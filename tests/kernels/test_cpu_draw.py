@@ -1,4 +1,4 @@
-"""The draw as a kernel of a CPU: the same cases as on a GPU, on several processors and by one thread or two."""
+"""The sample as a kernel of a CPU: the same cases as on a GPU, on several processors and by one thread or two."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from tests.kernels.on_device.test_draw import Drawing, asked, rows_of, wanted
 from tests.verifier.conftest import PROCESSORS, lesser
 from tests.verifier.reading import threads
 from verifier.ops.children import best_children
-from verifier.ops.draw import RowSampling, draw_rows
 from verifier.ops.eager import references
-from verifier.ops.kernels.cpu import draw
+from verifier.ops.kernels.cpu import sample
 from verifier.ops.kernels.cpu.jit import Processor
 from verifier.ops.kernels.cpu.launch import recording
+from verifier.ops.sample import RowSampling, sample_rows
 
 pytestmark = test_draw.pytestmark[1:]
 
@@ -29,13 +29,13 @@ def drawing(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     """The kernels of a CPU."""
     made = lesser(request.param)
     monkeypatch.setattr(Processor, "here", classmethod(lambda cls: made))
-    return draw_rows
+    return sample_rows
 
 
 @pytest.fixture  # type: ignore[no-redef]
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Many pieces though the vocabulary is small."""
-    monkeypatch.setattr(draw, "PIECE", 128)
+    monkeypatch.setattr(sample, "PIECE", 128)
 
 
 KINDS = [
@@ -49,11 +49,11 @@ KINDS = [
 @pytest.mark.parametrize("scale", [0.1, 2.0, 6.0])
 def test_large_vocabularies(scale, vocab_size) -> None:
     logits, sampling = rows_of([scale] * len(KINDS), vocab_size), asked(KINDS)
-    drawn = []
+    sampled = []
     for count in (1, 2):
         with threads(count):
-            drawn.append(draw_rows(logits, sampling).tolist())
-    assert drawn[0] == drawn[1] == wanted(logits, sampling)
+            sampled.append(sample_rows(logits, sampling).tolist())
+    assert sampled[0] == sampled[1] == wanted(logits, sampling)
 
 
 def test_a_recording_draws_what_its_tensors_hold_when_it_is_replayed() -> None:
@@ -62,7 +62,7 @@ def test_a_recording_draws_what_its_tensors_hold_when_it_is_replayed() -> None:
     sampling = asked(KINDS)
     columns = sampling.columns()
     with recording() as replay:
-        drawn = draw_rows(logits, sampling, count=count)
+        sampled = sample_rows(logits, sampling, count=count)
     for rows in (1, len(KINDS), 4):
         logits.copy_(rows_of([1.0 + rows] * len(KINDS), 777))
         params = rng.sample(KINDS, len(KINDS))
@@ -70,16 +70,16 @@ def test_a_recording_draws_what_its_tensors_hold_when_it_is_replayed() -> None:
         for row, asks in enumerate(params):
             columns.write(row, asks, seeds[row], places[row])
         count[0] = rows
-        drawn.fill_(-7)
+        sampled.fill_(-7)
         replay()
-        assert drawn[rows:].eq(-7).all(), "rows that are not there are not touched"
-        assert drawn[:rows].tolist() == wanted(logits, RowSampling.of(params, seeds, places))[:rows]
+        assert sampled[rows:].eq(-7).all(), "rows that are not there are not touched"
+        assert sampled[:rows].tolist() == wanted(logits, RowSampling.of(params, seeds, places))[:rows]
 
 
 def chosen(logits: Tensor, seed: int, positions: int) -> Tensor:
-    """One draw at each of so many positions."""
+    """One sample at each of so many positions."""
     sampling = RowSampling.of([SamplingParams()] * positions, [seed] * positions, range(positions))
-    return draw_rows(logits.expand(positions, -1).contiguous(), sampling)
+    return sample_rows(logits.expand(positions, -1).contiguous(), sampling)
 
 
 def test_the_law_of_the_draw() -> None:
@@ -95,7 +95,7 @@ def test_ids_that_lie_apart_are_read_as_they_are() -> None:
     logits, sampling = rows_of([1.0] * len(KINDS), 777), asked(KINDS)
     token_ids = torch.arange(2 * 777).view(777, 2).flip(0)[:, 1].sort().values.repeat_interleave(2)[::2]
     assert not token_ids.is_contiguous()
-    assert draw_rows(logits, sampling, token_ids).tolist() == wanted(logits, sampling, token_ids)
+    assert sample_rows(logits, sampling, token_ids).tolist() == wanted(logits, sampling, token_ids)
     tokens, _ = best_children(logits, sampling, 1, token_ids)
     with references():
         assert torch.equal(tokens, best_children(logits, sampling, 1, token_ids)[0])

@@ -14,9 +14,9 @@ from server.host.models.models import Models
 from server.host.service import Service, ServiceOptions, Text
 from server.host.state import ServerState
 from server.http.app import create_app
-from server.http.gate import Gate
+from server.http.auth import AuthMiddleware
 from server.settings.config import ServeConfig
-from server.text.parsers.dialect import Dialect
+from server.text.parsers.chat_format import ChatFormat
 from server.text.tokenizer import SamplingDefaults, Tokenizer
 from spec.errors import ForesayError
 from spec.request import EngineInfo, Footprint
@@ -30,7 +30,7 @@ class ComingModel:
     def __init__(self, name: str, tokenizer: Tokenizer, server: ServerState, text: str, **options: Any) -> None:
         self.engine = ScriptedEngine([*tokenizer.encode(text, False), END])
         self.engine.status, self.engine.info = EngineStatus("unloaded"), None
-        self._text = Text(tokenizer, SamplingDefaults(), Dialect.of(tokenizer))
+        self._text = Text(tokenizer, SamplingDefaults(), ChatFormat.of(tokenizer))
         settings = ServiceOptions(**{"model": name, "config": ServeConfig(target=f"/models/{name}"), **options})
         self.service = Service(self.engine, settings, server=server)
         self.footprint: Footprint | None = None
@@ -105,7 +105,7 @@ async def serving(
     texts: dict[str, str],
     most: int | None = 1,
     keep: float | None = None,
-    gate: Gate | None = None,
+    auth: AuthMiddleware | None = None,
     **options: Any,
 ) -> AsyncIterator[Serving]:
     """Several models, each of which says its text; one model alone is loaded from the start, as with ``serve``."""
@@ -113,7 +113,7 @@ async def serving(
     by_name = {name: ComingModel(name, tokenizer, state, text, **options) for name, text in texts.items()}
     several = len(texts) > 1
     models = Models(list(by_name.values()), several, keep, most if several else None)
-    async with TestClient(TestServer(create_app(models, gate))) as client:
+    async with TestClient(TestServer(create_app(models, auth))) as client:
         await models.start()
         await models.arrived()
         yield Serving(client, models, by_name)

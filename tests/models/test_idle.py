@@ -10,8 +10,8 @@ from typing import Any
 import ollama
 import pytest
 
-from server.gateway.keychain import Keychain
-from server.http.gate import Gate
+from server.gateway.key_store import KeyStore
+from server.http.auth import AuthMiddleware
 from tests.models.serving import Serving, serving
 
 FOX = "said the fox"
@@ -149,7 +149,7 @@ async def test_a_number_beyond_all_time_is_for_ever(tokenizer):
 
 
 async def test_where_there_are_several_keys_nobody_sends_away_what_others_use(tokenizer):
-    async with serving(tokenizer, {"fox": FOX}, gate=Gate(Keychain(KEYS))) as server:
+    async with serving(tokenizer, {"fox": FOX}, auth=AuthMiddleware(KeyStore(KEYS))) as server:
         headers = {"Authorization": f"Bearer {KEYS[0]}"}
         for ask in ({"prompt": "x", "stream": False}, {"prompt": ""}):
             body: dict[str, Any] = {"model": "fox", "keep_alive": 0, **ask}

@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Mapping, Sequence
 
 from server.text.parsers.calls import Answer
-from server.text.parsers.dialect import FORMATS
+from server.text.parsers.chat_format import FORMATS
 from server.text.parsers.formats import plain
 from server.text.parsers.parser import ScriptParser
 from server.text.parts import Part, ReasoningPart, TextPart, ToolCallPart, joined

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from server.settings.resolved import BUNDLED
-from server.text.parsers.dialect import Dialect
+from server.text.parsers.chat_format import ChatFormat
 from server.text.tokenizer import Tokenizer
 
 TALK = [
@@ -55,5 +55,5 @@ def test_with_tools_nothing_of_the_conversation_is_left_out(tokenizer: Tokenizer
 
 
 def test_its_calls_are_read_as_hermes_writes_them(tokenizer: Tokenizer) -> None:
-    dialect = Dialect.of(tokenizer)
-    assert dialect.calls == "hermes" and {"tools", "tool_calls", "tool"} <= dialect.words
+    chat_format = ChatFormat.of(tokenizer)
+    assert chat_format.calls == "hermes" and {"tools", "tool_calls", "tool"} <= chat_format.words

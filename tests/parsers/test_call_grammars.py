@@ -15,7 +15,7 @@ from server.schemas.tools import Function
 from server.text.choice import Choice, TextOptions
 from server.text.grammars.answers import strict_grammar
 from server.text.grammars.calls import tool_call_grammar
-from server.text.parsers.dialect import FORMATS, Dialect
+from server.text.parsers.chat_format import FORMATS, ChatFormat
 from server.text.parts import ToolCallPart, joined
 from server.text.tokenizer import Tokenizer
 from server.text.tools import Offer
@@ -67,7 +67,7 @@ def walked(tokenizer: Tokenizer, grammar: str, seed: int, most: int = 300, liked
 
 
 def answered(tokenizer: Tokenizer, offer: Offer, tokens: list[int]):
-    parser = Dialect.of(tokenizer).parser("r", offer, opened=False)
+    parser = ChatFormat.of(tokenizer).parser("r", offer, opened=False)
     choice = Choice(Request(id="r", prompt=[5], params=SamplingParams()), tokenizer, TextOptions(), [END], (), parser)
     stop = END if tokens[-1] == END else None
     reason: FinishReason = "length" if stop is None else "stop"

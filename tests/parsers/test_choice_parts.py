@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from server.schemas.tools import Function
 from server.text.choice import Choice, TextOptions
-from server.text.parsers.dialect import Dialect
+from server.text.parsers.chat_format import ChatFormat
 from server.text.parts import ReasoningPart, TextPart, ToolCallPart, joined
 from server.text.tools import Offer
 from spec.request import Delta, Request
@@ -32,7 +32,7 @@ SCRIPTS = {
 def answer(tokenizer, runs, parallel=True, finish="stop", opened=False, **options):
     """The choice, and all that became of the runs."""
     offer = Offer(listed=(FUNCTION,), functions=(FUNCTION,), parallel=parallel)
-    parser = Dialect.of(tokenizer).parser("r", offer, opened)
+    parser = ChatFormat.of(tokenizer).parser("r", offer, opened)
     request = Request(id="r", prompt=[5, 6], params=SamplingParams())
     choice = Choice(request, tokenizer, TextOptions(**options), [END], (), parser)
     parts, ids = [], []

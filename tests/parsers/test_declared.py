@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from server.text.parsers.chat_format import ChatFormat
 from server.text.parsers.declared import DeclaredParser
-from server.text.parsers.dialect import Dialect
 from server.text.parts import ReasoningPart, TextPart, ToolCallPart, joined
 from server.text.tokenizer import Tokenizer
 from spec.errors import ConfigurationError
@@ -98,16 +98,16 @@ def test_the_prompt_may_have_opened_the_reasoning():
 
 
 def test_it_is_for_templates_that_show_no_format_of_ours():
-    assert Dialect.of(TOKENIZER).declared is not None
-    assert Dialect.of(TOKENIZER, "none").declared is None
+    assert ChatFormat.of(TOKENIZER).declared is not None
+    assert ChatFormat.of(TOKENIZER, "none").declared is None
     ours = family_tokenizer("hermes")
     ours._templates.response_template = DECLARATION
-    assert Dialect.of(ours).declared is None
-    assert Dialect.of(ours, "response_template").declared is not None
+    assert ChatFormat.of(ours).declared is None
+    assert ChatFormat.of(ours, "response_template").declared is not None
     with pytest.raises(ConfigurationError, match="response_template"):
-        Dialect.of(family_tokenizer("plain"), "response_template")
+        ChatFormat.of(family_tokenizer("plain"), "response_template")
     with pytest.raises(ConfigurationError, match="response_template"):
-        Dialect.of(declaring({"version": 99}))
+        ChatFormat.of(declaring({"version": 99}))
 
 
 @pytest.mark.parametrize("run", [1, 4, 1000])

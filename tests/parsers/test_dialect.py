@@ -7,7 +7,7 @@ import re
 import pytest
 
 from server.schemas.tools import Function
-from server.text.parsers.dialect import Dialect
+from server.text.parsers.chat_format import ChatFormat
 from server.text.parts import PlainText, ToolCallPart
 from server.text.tools import Offer
 from tests.parsers.families import family_tokenizer
@@ -30,28 +30,28 @@ OFFER = Offer(listed=(Function(name="f"),), functions=(Function(name="f"),))
     ],
 )
 def test_the_template_shows_the_dialect(tokenizer, calls, thinks):
-    dialect = Dialect.of(tokenizer)
-    assert (dialect.calls, dialect.thinks) == (calls, thinks)
-    assert ("tools" in dialect.words) == (calls is not None)
+    chat_format = ChatFormat.of(tokenizer)
+    assert (chat_format.calls, chat_format.thinks) == (calls, thinks)
+    assert ("tools" in chat_format.words) == (calls is not None)
 
 
 def test_settings_have_the_last_word():
     tokenizer = family_tokenizer("qwen3")
-    assert Dialect.of(tokenizer, "none", "none") == Dialect(words=Dialect.of(tokenizer).words)
-    assert Dialect.of(tokenizer, "mistral").calls == "mistral"
-    assert Dialect.of(family_tokenizer("plain"), "llama3", "think").thinks == THINK
+    assert ChatFormat.of(tokenizer, "none", "none") == ChatFormat(words=ChatFormat.of(tokenizer).words)
+    assert ChatFormat.of(tokenizer, "mistral").calls == "mistral"
+    assert ChatFormat.of(family_tokenizer("plain"), "llama3", "think").thinks == THINK
 
 
 def test_only_special_tokens_are_markers():
     """Others have a text, which is how they are found."""
-    assert Dialect.of(family_tokenizer("qwen3")).markers == {}
+    assert ChatFormat.of(family_tokenizer("qwen3")).markers == {}
     mistral = family_tokenizer("mistral")
-    assert set(Dialect.of(mistral).markers.values()) == {"[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"}
-    assert set(Dialect.of(family_tokenizer("deepseek")).markers.values()) == set(THINK)
+    assert set(ChatFormat.of(mistral).markers.values()) == {"[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"}
+    assert set(ChatFormat.of(family_tokenizer("deepseek")).markers.values()) == set(THINK)
 
 
 def test_nothing_is_parsed_that_nobody_asked_for():
-    hermes, qwen3 = Dialect.of(family_tokenizer("hermes")), Dialect.of(family_tokenizer("qwen3"))
+    hermes, qwen3 = ChatFormat.of(family_tokenizer("hermes")), ChatFormat.of(family_tokenizer("qwen3"))
     assert isinstance(hermes.parser("r", Offer(), opened=False), PlainText)
     assert not isinstance(hermes.parser("r", OFFER, opened=False), PlainText)
     assert not isinstance(qwen3.parser("r", Offer(), opened=False), PlainText)
@@ -62,12 +62,12 @@ def test_nothing_is_parsed_that_nobody_asked_for():
 
 @pytest.mark.parametrize(("family", "form"), [("hermes", r"call_[A-Za-z0-9]{24}"), ("mistral", "[A-Za-z0-9]{9}")])
 def test_ids_of_calls_look_as_the_family_wants_and_follow_from_the_request(tokenizer, form):
-    dialect = Dialect.of(tokenizer)
+    chat_format = ChatFormat.of(tokenizer)
     call = '{"name": "f", "arguments": {}}'
-    text = f"[TOOL_CALLS][{call}, {call}]" if dialect.calls == "mistral" else f"<tool_call>{call}</tool_call>" * 2
+    text = f"[TOOL_CALLS][{call}, {call}]" if chat_format.calls == "mistral" else f"<tool_call>{call}</tool_call>" * 2
 
     def ids(request_id: str) -> list[str]:
-        parser = dialect.parser(request_id, OFFER, opened=False)
+        parser = chat_format.parser(request_id, OFFER, opened=False)
         parts = parser.feed(text) + parser.flush()
         return [part.id for part in parts if isinstance(part, ToolCallPart) and part.id is not None]
 
@@ -88,4 +88,4 @@ def test_ids_of_calls_look_as_the_family_wants_and_follow_from_the_request(token
     ],
 )
 def test_the_prompt_shows_whether_the_model_is_thinking(prompt, continues, opened):
-    assert Dialect.of(family_tokenizer("qwen3")).opened_by(prompt, continues) is opened
+    assert ChatFormat.of(family_tokenizer("qwen3")).opened_by(prompt, continues) is opened

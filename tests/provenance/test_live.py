@@ -1,4 +1,4 @@
-"""The real server with the bundled pair: what is told adds up to what the answer says of itself, at every door."""
+"""The real server with the bundled pair: what is told adds up to what the answer says of itself, at every route."""
 
 from __future__ import annotations
 

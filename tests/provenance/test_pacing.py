@@ -15,7 +15,7 @@ from server.engine.generation import Generation
 from server.schemas.errors import EngineFailed
 from server.text.choice import Choice, Piece, TextOptions, merged
 from server.text.parts import TextPart
-from server.text.provenance import Said
+from server.text.provenance import TokenText
 from spec.request import Delta, Request
 from spec.sampling import SamplingParams
 from tests.provenance import clock
@@ -27,8 +27,8 @@ STEP = 0.030
 
 
 def run_of(tokens: list[int], **fields: Any) -> Piece:
-    said = [Said(f"{token} ", [TextPart(f"{token} ")]) for token in tokens]
-    return Piece(token_ids=tokens, text="".join(one.text for one in said), said=said, **fields)
+    token_texts = [TokenText(f"{token} ", [TextPart(f"{token} ")]) for token in tokens]
+    return Piece(token_ids=tokens, text="".join(one.text for one in token_texts), token_texts=token_texts, **fields)
 
 
 def due(spread: Spread, now: float) -> list[int]:

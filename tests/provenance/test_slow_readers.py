@@ -14,7 +14,7 @@ from server.api.common.streaming import delivery
 from server.api.openai.completion_answer import CompletionAnswer
 from server.api.responses.codec import codec_of
 from server.api.responses.events import OutputTextDelta
-from server.api.responses.outbox import Outbox
+from server.api.responses.send_queue import SendQueue
 from server.api.responses.store import SocketLimits
 from server.engine.generation import Generation
 from server.host.service import Origin
@@ -42,29 +42,29 @@ def delta(number: int, told: bool = True) -> OutputTextDelta:
 
 
 async def test_deltas_that_wait_become_one_that_tells_it_all() -> None:
-    outbox = Outbox(codec_of(None), 1 << 20)
+    send_queue = SendQueue(codec_of(None), 1 << 20)
     events = [delta(1), delta(2), delta(3, told=False), delta(4)]
-    outbox.put("a", events)
-    (message,) = await outbox.take()
+    send_queue.put("a", events)
+    (message,) = await send_queue.take()
     said = json.loads(message)
     assert said["delta"] == "aaaa"
     assert [step["step"] for step in said["provenance"]["steps"]] == [1, 2, 4]
     assert [token["id"] for token in said["provenance"]["tokens"]] == [1, 2, 4]
     first = events[0].provenance
     assert isinstance(first, Provenance) and len(first.steps) == 1, "what is kept for reading again stays as it was"
-    outbox.put("a", [delta(5, told=False), delta(6, told=False)])
-    (message,) = await outbox.take()
+    send_queue.put("a", [delta(5, told=False), delta(6, told=False)])
+    (message,) = await send_queue.take()
     assert "provenance" not in json.loads(message)
 
 
 async def test_what_is_told_counts_for_what_may_wait() -> None:
-    outbox, plain = Outbox(codec_of(None), 1 << 20), Outbox(codec_of(None), 1 << 20)
+    send_queue, plain = SendQueue(codec_of(None), 1 << 20), SendQueue(codec_of(None), 1 << 20)
     for number in range(100):
-        outbox.put("a", [delta(number)])
+        send_queue.put("a", [delta(number)])
         plain.put("a", [delta(number, told=False)])
-    written = sum(len(message) for message in await outbox.take())
-    outbox.put("a", [delta(number) for number in range(100)])
-    assert outbox.bytes > written > 10 * plain.bytes
+    written = sum(len(message) for message in await send_queue.take())
+    send_queue.put("a", [delta(number) for number in range(100)])
+    assert send_queue.bytes > written > 10 * plain.bytes
 
 
 @pytest.mark.parametrize("seed", range(3))

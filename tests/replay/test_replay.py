@@ -22,7 +22,7 @@ from server.observe.replay import lookups, recorded
 from server.observe.replay.cost import Cost
 from server.observe.replay.evaluate import evaluate, largest
 from server.observe.replay.ways import parse, usual
-from spec.budget import StepCost
+from spec.budget import CostModel
 from spec.errors import ConfigurationError
 from spec.protocols import Drafter
 from spec.sampling import SamplingParams
@@ -31,7 +31,7 @@ from tests.spec.house import House
 from tests.spec.tables import Guesser, TableModel
 
 MODEL = TableModel(3, vocab_size=4)
-COST = StepCost([1, 8, 64], [0.010, 0.010, 0.030])
+COST = CostModel([1, 8, 64], [0.010, 0.010, 0.030])
 
 
 @pytest.fixture

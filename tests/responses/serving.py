@@ -14,8 +14,8 @@ from server.api.responses.store import Limits, Responses, SocketLimits
 from server.host.service import Service, ServiceOptions, Text
 from server.host.state import ServerState
 from server.http.app import create_app
-from server.http.gate import Gate
-from server.text.parsers.dialect import Dialect
+from server.http.auth import AuthMiddleware
+from server.text.parsers.chat_format import ChatFormat
 from server.text.tokenizer import SamplingDefaults, Tokenizer
 from tests.server.live import openai_client
 from tests.server.scripted import END, ScriptedEngine
@@ -35,15 +35,15 @@ async def serving(
     sockets: SocketLimits | None = None,
     stored: Limits | None = None,
     middleware: Callable[..., Any] | None = None,
-    gate: Gate | None = None,
+    auth: AuthMiddleware | None = None,
     send_buffer: int | None = None,
     **options: Any,
 ) -> AsyncIterator[tuple[TestClient, Service]]:
     """The server's HTTP client and its service. send_buffer: bytes the kernel holds for a client that does not read."""
-    text = Text(tokenizer, SamplingDefaults(), Dialect.of(tokenizer))
+    text = Text(tokenizer, SamplingDefaults(), ChatFormat.of(tokenizer))
     state = ServerState(Responses(stored, sockets))
     service = Service(engine, ServiceOptions(**{"model": "toy", **options}), text, state)
-    app = create_app(service, gate)
+    app = create_app(service, auth)
     if middleware is not None:
         app.middlewares.append(middleware)
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from server.api.responses.codec import MSGPACK_PROTOCOL, codec_of
 from server.api.responses.events import ArgumentsDelta, OutputTextDelta, OutputTextDone, ReasoningTextDelta
-from server.api.responses.outbox import Outbox
+from server.api.responses.send_queue import SendQueue
 
 
 def text(number: int, delta: str, item: str = "m") -> OutputTextDelta:
@@ -21,59 +21,59 @@ def done(number: int) -> OutputTextDone:
     return OutputTextDone(item_id="m", output_index=0, content_index=0, text="", sequence_number=number)
 
 
-async def taken(outbox: Outbox) -> list[dict[str, Any]]:
-    return [json.loads(message) for message in await outbox.take()]
+async def taken(send_queue: SendQueue) -> list[dict[str, Any]]:
+    return [json.loads(message) for message in await send_queue.take()]
 
 
 async def test_deltas_that_wait_become_one():
-    outbox = Outbox(codec_of(None), 1 << 20)
-    outbox.put("a", [text(1, "On"), text(2, "ce")])
-    outbox.put("b", [text(5, "The")])
-    outbox.put("a", [text(3, " upon"), done(4)])
-    said = [(one["sequence_number"], one.get("delta")) for one in await taken(outbox)]
+    send_queue = SendQueue(codec_of(None), 1 << 20)
+    send_queue.put("a", [text(1, "On"), text(2, "ce")])
+    send_queue.put("b", [text(5, "The")])
+    send_queue.put("a", [text(3, " upon"), done(4)])
+    said = [(one["sequence_number"], one.get("delta")) for one in await taken(send_queue)]
     assert said == [(3, "Once upon"), (5, "The"), (4, None)]
 
 
 async def test_what_was_taken_is_not_touched_any_more():
-    outbox = Outbox(codec_of(None), 1 << 20)
+    send_queue = SendQueue(codec_of(None), 1 << 20)
     event = text(1, "a")
-    outbox.put("a", [event])
-    await outbox.take()
-    outbox.put("a", [text(2, "b")])
-    assert [one["delta"] for one in await taken(outbox)] == ["b"]
+    send_queue.put("a", [event])
+    await send_queue.take()
+    send_queue.put("a", [text(2, "b")])
+    assert [one["delta"] for one in await taken(send_queue)] == ["b"]
     assert event.delta == "a"
 
 
 async def test_only_deltas_of_one_part_are_merged():
-    outbox = Outbox(codec_of(None), 1 << 20)
+    send_queue = SendQueue(codec_of(None), 1 << 20)
     place: Any = {"item_id": "m", "output_index": 0}
     thought = ReasoningTextDelta(**place, content_index=0, delta="x", sequence_number=2)
     call = ArgumentsDelta(**place, delta="y", sequence_number=3)
-    outbox.put("a", [text(1, "a"), thought, call, text(4, "b", item="n"), text(5, "c", item="n")])
-    assert [one["delta"] for one in await taken(outbox)] == ["a", "x", "y", "bc"]
+    send_queue.put("a", [text(1, "a"), thought, call, text(4, "b", item="n"), text(5, "c", item="n")])
+    assert [one["delta"] for one in await taken(send_queue)] == ["a", "x", "y", "bc"]
 
 
 async def test_it_waits_when_empty_and_tells_when_all_is_out():
-    outbox = Outbox(codec_of(None), 1 << 20)
-    taking = asyncio.create_task(outbox.take())
+    send_queue = SendQueue(codec_of(None), 1 << 20)
+    taking = asyncio.create_task(send_queue.take())
     await asyncio.sleep(0)
     assert not taking.done()
-    outbox.put("a", [done(0)])
-    flushed = asyncio.create_task(outbox.flushed())
+    send_queue.put("a", [done(0)])
+    flushed = asyncio.create_task(send_queue.flushed())
     await taking
     await asyncio.sleep(0)
     assert not flushed.done()
-    outbox.written()
+    send_queue.written()
     await flushed
 
 
 async def test_a_thousand_deltas_cost_their_text_and_one_message():
-    outbox = Outbox(codec_of(None), 64_000)
+    send_queue = SendQueue(codec_of(None), 64_000)
     for number in range(1000):
-        outbox.put("a", [text(number, "word ")])
-    assert outbox.bytes < 6000 and not outbox.full
-    outbox.put("a", [text(1000, "x" * 60_000)])
-    assert outbox.full
+        send_queue.put("a", [text(number, "word ")])
+    assert send_queue.bytes < 6000 and not send_queue.full
+    send_queue.put("a", [text(1000, "x" * 60_000)])
+    assert send_queue.full
 
 
 events = st.lists(st.tuples(st.sampled_from("ab"), st.sampled_from(["m", "n", "done"]), st.text(max_size=3)))
@@ -82,13 +82,13 @@ events = st.lists(st.tuples(st.sampled_from("ab"), st.sampled_from(["m", "n", "d
 @given(events, st.sets(st.integers(0, 30)))
 def test_nothing_is_lost_or_reordered(script, takes):
     async def play() -> list[dict[str, Any]]:
-        outbox, said = Outbox(codec_of(None), 1 << 20), []
+        send_queue, said = SendQueue(codec_of(None), 1 << 20), []
         for number, (response, kind, delta) in enumerate(script):
             event = done(number) if kind == "done" else text(number, delta, item=f"{response}{kind}")
-            outbox.put(response, [event])
+            send_queue.put(response, [event])
             if number in takes:
-                said += await taken(outbox)
-        return said + (await taken(outbox) if outbox._waiting else [])
+                said += await taken(send_queue)
+        return said + (await taken(send_queue) if send_queue._waiting else [])
 
     said = asyncio.run(play())
     for response in "ab":
@@ -101,7 +101,7 @@ def test_nothing_is_lost_or_reordered(script, takes):
 
 
 async def test_messagepack_says_the_same():
-    outbox = Outbox(codec_of(MSGPACK_PROTOCOL), 1 << 20)
-    outbox.put("a", [text(1, "Once")])
-    (message,) = await outbox.take()
+    send_queue = SendQueue(codec_of(MSGPACK_PROTOCOL), 1 << 20)
+    send_queue.put("a", [text(1, "Once")])
+    (message,) = await send_queue.take()
     assert msgspec.msgpack.decode(message)["delta"] == "Once"

@@ -10,9 +10,9 @@ import pytest
 from aiohttp import WSMsgType, web
 
 from server.api.responses.store import Responses, SocketLimits
-from server.gateway.allowance import Allowance
 from server.gateway.caller import CALLER, Caller
-from server.http.gate import Gate
+from server.gateway.rate_limiter import RateLimiter
+from server.http.auth import AuthMiddleware
 from tests.responses.bare import BINARY, PING, Bare
 from tests.responses.serving import STORY, saying, serving
 from tests.responses.test_socket import PATH, answer, said
@@ -136,7 +136,7 @@ async def test_a_drain_that_loses_patience_fails_the_response_first(tokenizer):
 
 
 async def test_a_message_too_big_closes_with_1009(tokenizer):
-    async with serving(saying(tokenizer), tokenizer, gate=Gate(largest_body=4096)) as (http, service):
+    async with serving(saying(tokenizer), tokenizer, auth=AuthMiddleware(largest_body=4096)) as (http, service):
         async with http.ws_connect(PATH) as socket:
             await socket.send_json({"type": "response.create", "input": "x" * 5000})
             assert await closed_with(socket) == 1009
@@ -208,16 +208,16 @@ async def test_more_than_may_wait_is_refused(tokenizer):
 
 
 async def test_a_key_that_is_taken_away_closes_with_1008(tokenizer):
-    allowance = Allowance()
+    rate_limiter = RateLimiter()
 
     @web.middleware
     async def known(request: web.Request, handler: Any) -> Any:
-        CALLER.set(Caller(name="key", tenant="t", allowance=allowance))
+        CALLER.set(Caller(name="key", tenant="t", rate_limiter=rate_limiter))
         return await handler(request)
 
     async with serving(saying(tokenizer), tokenizer, middleware=known) as (http, _), http.ws_connect(PATH) as socket:
         assert said(await answer(socket, {"input": "Tell"})) == STORY
-        allowance.revoked = True
+        rate_limiter.revoked = True
         error = (await answer(socket, {"input": "Tell"}))[-1]
         assert (error["status"], error["error"]["code"]) == (401, "invalid_api_key")
         assert await closed_with(socket) == 1008

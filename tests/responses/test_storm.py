@@ -17,7 +17,7 @@ from server.api.responses.store import Responses
 from server.host.client import EngineClient
 from server.host.service import Service, ServiceOptions, Text
 from server.http.app import create_app
-from server.http.gate import Gate
+from server.http.auth import AuthMiddleware
 from server.settings.config import ServeConfig
 from tests.responses.bare import BINARY, CLOSE, PING, PONG, TEXT, Bare
 from tests.responses.test_socket import LAST
@@ -38,7 +38,7 @@ async def real() -> AsyncIterator[tuple[Service, EngineClient, int]]:
     await engine.start()
     await engine.until_ready()
     service = Service(engine, ServiceOptions(model="bundled"), Text.load(config))
-    async with TestServer(create_app(service, Gate(largest_body=LARGEST))) as server:
+    async with TestServer(create_app(service, AuthMiddleware(largest_body=LARGEST))) as server:
         yield service, engine, int(server.port or 0)
     await engine.stop()
 

@@ -13,8 +13,8 @@ from server.api.responses.codec import MSGPACK_PROTOCOL
 from server.api.responses.schemas import FunctionTool
 from server.api.responses.tools import Toolbox, arguments_of, spoken_input
 from server.text.tokenizer import Tokenizer
-from tests.doors.conftest import AGENT_TEMPLATE
 from tests.responses.serving import asking, saying, serving
+from tests.routes.conftest import AGENT_TEMPLATE
 from tests.server.conftest import byte_level_tokenizer
 from tests.server.scripted import INFO, ScriptedEngine
 

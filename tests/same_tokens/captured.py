@@ -8,7 +8,7 @@ from drafters.draft_model import DraftModelDrafter
 from drafters.levels import TreeDrafter
 from drafters.proposer import Drafts
 from kvpaging import PagePool, PrefixIndex
-from spec.budget import StepCost
+from spec.budget import CostModel
 from spec.engine import Engine
 from spec.protocols import Drafter
 from spec.scheduler import Scheduler
@@ -66,7 +66,7 @@ def captured_engine(
         prefix=index,
         verifier=verifier,
         drafter=proposing,
-        scheduler=Scheduler(pool, index, shape, StepCost([1], [1.0]), max_seqs, 256, plain_every),
+        scheduler=Scheduler(pool, index, shape, CostModel([1], [1.0]), max_seqs, 256, plain_every),
         runner=WholeRunner(parts, dict(made), run_ahead) if graphs else parts,
     )
 

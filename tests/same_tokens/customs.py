@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Sequence as Many
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
 import torch
 
 from spec.protocols import FeatureRequest
-from spec.sequence import Sequence
+from spec.sequence import SequenceState
 from spec.tree import DraftTree, TreeShape
 
 
@@ -21,17 +21,17 @@ class Quiet:
     name = "quiet"
     needs: FeatureRequest | None = None
 
-    def propose(self, sequences: Many[Sequence], shapes: Many[TreeShape]) -> Any:
+    def propose(self, sequences: Sequence[SequenceState], shapes: Sequence[TreeShape]) -> Any:
         return [self.tree(*parts) for parts in zip(sequences, shapes, strict=True)]
 
-    def tree(self, sequence: Sequence, shape: TreeShape) -> Any:
+    def tree(self, sequence: SequenceState, shape: TreeShape) -> Any:
         return DraftTree.chain(sequence.tokens[-1:], self.name)
 
-    def extend(self, sequence: Sequence) -> None: ...
+    def extend(self, sequence: SequenceState) -> None: ...
 
-    def committed(self, sequence: Sequence, path: list[int]) -> None: ...
+    def committed(self, sequence: SequenceState, path: list[int]) -> None: ...
 
-    def finished(self, sequence: Sequence) -> None: ...
+    def finished(self, sequence: SequenceState) -> None: ...
 
 
 class Good(Quiet):
@@ -42,7 +42,7 @@ class Good(Quiet):
     def __init__(self) -> None:
         self.followers: dict[int, int] = {}
 
-    def tree(self, sequence: Sequence, shape: TreeShape) -> DraftTree:
+    def tree(self, sequence: SequenceState, shape: TreeShape) -> DraftTree:
         tokens = sequence.tokens
         self.followers.update(pairwise(tokens))
         chain = tokens[-1:]
@@ -59,7 +59,7 @@ class Random(Quiet):
     def __init__(self, vocab_size: int) -> None:
         self.rng, self.vocab_size = random.Random(7), vocab_size
 
-    def tree(self, sequence: Sequence, shape: TreeShape) -> DraftTree:
+    def tree(self, sequence: SequenceState, shape: TreeShape) -> DraftTree:
         tokens, parents, depths, chances = [sequence.tokens[-1]], [-1], [0], [1.0]
         for token in self.rng.sample(range(self.vocab_size), min(self.rng.randrange(shape.nodes), 63)):
             parent = self.rng.choice([node for node, depth in enumerate(depths) if depth < shape.levels])
@@ -81,17 +81,17 @@ class Raising(Good):
         assert max_model_len
         assert target
 
-    def propose(self, sequences: Many[Sequence], shapes: Many[TreeShape]) -> Any:
+    def propose(self, sequences: Sequence[SequenceState], shapes: Sequence[TreeShape]) -> Any:
         self._fail()
         return super().propose(sequences, shapes)
 
-    def extend(self, sequence: Sequence) -> None:
+    def extend(self, sequence: SequenceState) -> None:
         self._fail()
 
-    def committed(self, sequence: Sequence, path: list[int]) -> None:
+    def committed(self, sequence: SequenceState, path: list[int]) -> None:
         self._fail()
 
-    def finished(self, sequence: Sequence) -> None:
+    def finished(self, sequence: SequenceState) -> None:
         self._fail()
 
     def _fail(self) -> None:
@@ -102,7 +102,7 @@ class Raising(Good):
             raise SystemExit(3)
 
 
-def rubbish(sequence: Sequence, shape: TreeShape) -> list[Any]:
+def rubbish(sequence: SequenceState, shape: TreeShape) -> list[Any]:
     """What is no valid tree below the sequence's root."""
     root, of = sequence.tokens[-1], DraftTree.chain
     good = of([root, 1])
@@ -140,13 +140,13 @@ class Rubbish(Quiet):
     def __init__(self) -> None:
         self.calls = 0
 
-    def propose(self, sequences: Many[Sequence], shapes: Many[TreeShape]) -> Any:
+    def propose(self, sequences: Sequence[SequenceState], shapes: Sequence[TreeShape]) -> Any:
         self.calls += 1
         if self.calls % 5 == 0:
             return (None, [], iter(()), 7)[self.calls // 5 % 4]
         return super().propose(sequences, shapes)
 
-    def tree(self, sequence: Sequence, shape: TreeShape) -> Any:
+    def tree(self, sequence: SequenceState, shape: TreeShape) -> Any:
         pieces = rubbish(sequence, shape)
         return pieces[self.calls % len(pieces)]
 
@@ -156,7 +156,7 @@ class Lying(Good):
 
     name = "lying"
 
-    def tree(self, sequence: Sequence, shape: TreeShape) -> DraftTree:
+    def tree(self, sequence: SequenceState, shape: TreeShape) -> DraftTree:
         told = super().tree(sequence, shape)
         wrong = told.depths + 40
         return DraftTree(
@@ -169,13 +169,13 @@ class Meddling(Good):
 
     name = "meddling"
 
-    def tree(self, sequence: Sequence, shape: TreeShape) -> DraftTree:
+    def tree(self, sequence: SequenceState, shape: TreeShape) -> DraftTree:
         tree = super().tree(sequence, shape)
         sequence.tokens[-1] += 1
         sequence.tokens.append(7)
         return tree
 
-    def committed(self, sequence: Sequence, path: list[int]) -> None:
+    def committed(self, sequence: SequenceState, path: list[int]) -> None:
         path.clear()
         sequence.tokens.clear()
         sequence.limit = 3
@@ -190,7 +190,7 @@ class Reading(Quiet):
     def __init__(self) -> None:
         self.rows = 0
 
-    def observe(self, sequence: Sequence, features: dict[str, Any]) -> None:
+    def observe(self, sequence: SequenceState, features: dict[str, Any]) -> None:
         assert set(features) == {"final", "layer.0", "layer.1"}
         self.rows += len(features["final"])
         if self.rows % 3 == 0:

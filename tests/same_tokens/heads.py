@@ -11,7 +11,7 @@ from drafters.medusa import MedusaDrafter
 from kvpaging import PagePool
 from spec.features import Features
 from spec.protocols import Drafter
-from spec.sequence import Sequence as Running
+from spec.sequence import SequenceState
 from spec.tree import DraftTree, TreeShape
 from tests.heads.published import make_eagle, make_medusa
 from tests.same_tokens.models import MakeDrafter, Pair
@@ -74,7 +74,7 @@ class Whisper:
         self._rng = random.Random(5)
         self.drafted = 0
 
-    def propose(self, sequences: Sequence[Running], shapes: Sequence[TreeShape]) -> list[DraftTree]:
+    def propose(self, sequences: Sequence[SequenceState], shapes: Sequence[TreeShape]) -> list[DraftTree]:
         trees = self.inner.propose(sequences, shapes)
         for tree, shape in zip(trees, shapes, strict=True):
             assert len(tree) <= shape.nodes
@@ -82,7 +82,7 @@ class Whisper:
         self.drafted += sum(len(tree) - 1 for tree in trees)
         return [self._told(sequence, tree) for sequence, tree in zip(sequences, trees, strict=True)]
 
-    def _told(self, sequence: Running, tree: DraftTree) -> DraftTree:
+    def _told(self, sequence: SequenceState, tree: DraftTree) -> DraftTree:
         tokens, parents = tree.tokens.tolist(), tree.parents.tolist()
         node = self._rng.randrange(len(tokens))
         path = [node]
@@ -93,16 +93,16 @@ class Whisper:
             tokens[place] = token
         return DraftTree.build(tokens, parents, tree.drafter)
 
-    def observe(self, sequence: Running, features: Features) -> None:
+    def observe(self, sequence: SequenceState, features: Features) -> None:
         self.inner.observe(sequence, features)  # type: ignore[attr-defined]
 
-    def extend(self, sequence: Running) -> None:
+    def extend(self, sequence: SequenceState) -> None:
         self.inner.extend(sequence)
 
-    def committed(self, sequence: Running, path: list[int]) -> None:
+    def committed(self, sequence: SequenceState, path: list[int]) -> None:
         self.inner.committed(sequence, path)
 
-    def finished(self, sequence: Running) -> None:
+    def finished(self, sequence: SequenceState) -> None:
         self.inner.finished(sequence)
 
 

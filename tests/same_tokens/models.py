@@ -11,7 +11,7 @@ import torch
 
 from drafters.draft_model import DraftModelDrafter
 from kvpaging import KVStore, PagePool, PrefixIndex
-from spec.budget import StepCost
+from spec.budget import CostModel
 from spec.engine import Engine
 from spec.protocols import Drafter
 from spec.request import EngineInfo
@@ -23,7 +23,7 @@ from tests.verifier.reading import load_decoder
 from verifier.model.decoder import Decoder
 from verifier.paged_model import PagedModel
 
-#: How far the draft's weights lie from the target's, in their own size: it agrees with most of the target's draws.
+#: How far the draft's weights lie from the target's, in their own size: it agrees with most of the target's samples.
 DISTANCE = 0.05
 MAX_SEQS = 4
 
@@ -109,7 +109,7 @@ def engine_of(
         verifier=verifier,
         drafter=proposing,
         # A pass over twice the rows takes twice the time: prefill rides along in small and changing pieces.
-        scheduler=Scheduler(pool, index, shape, StepCost([1], [1.0]), max_seqs, chunk),
+        scheduler=Scheduler(pool, index, shape, CostModel([1], [1.0]), max_seqs, chunk),
     )
     engine.runner = Witness(verifier, proposing)
     return engine

@@ -18,8 +18,8 @@ from spec import step
 from spec.adjust import Adjustment
 from spec.constrain import Guarded
 from spec.decide import Nodes
-from spec.draw import Undrawn
 from spec.protocols import Rows
+from spec.sample import Unsampled
 from spec.score import logprobs_of_run
 from verifier import settle
 from verifier.ops.kernels.cpu import attention, integer_product, linear, rows
@@ -120,13 +120,13 @@ def lengths_baked_in(monkeypatch: pytest.MonkeyPatch) -> None:
 def reused_noise(monkeypatch: pytest.MonkeyPatch) -> None:
     """Noise keyed by the depth in the step, not by the absolute position."""
 
-    undrawn = Nodes.undrawn
+    unsampled = Nodes.unsampled
 
-    def by_depth(self: Nodes) -> Undrawn:
-        rows = undrawn(self)
+    def by_depth(self: Nodes) -> Unsampled:
+        rows = unsampled(self)
         return replace(rows, positions=[position - min(rows.positions) for position in rows.positions])
 
-    monkeypatch.setattr(Nodes, "undrawn", by_depth)
+    monkeypatch.setattr(Nodes, "unsampled", by_depth)
 
 
 def no_compaction(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -186,7 +186,7 @@ def masks_of_the_root(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def logprobs_of_the_next_row(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Logprobs are taken from the row that a token leads to, not from the one it was drawn from."""
+    """Logprobs are taken from the row that a token leads to, not from the one it was sampled from."""
     monkeypatch.setattr(
         step,
         "logprobs_of_run",

@@ -6,7 +6,7 @@ import random
 from collections.abc import Mapping, Sequence
 
 from spec.protocols import FeatureRequest
-from spec.sequence import Sequence as Running
+from spec.sequence import SequenceState
 from spec.tree import DraftTree, TreeShape
 
 
@@ -24,10 +24,10 @@ class RandomTrees:
         self._vocab_size = vocab_size
         self._known = known or {}
 
-    def propose(self, sequences: Sequence[Running], shapes: Sequence[TreeShape]) -> list[DraftTree]:
+    def propose(self, sequences: Sequence[SequenceState], shapes: Sequence[TreeShape]) -> list[DraftTree]:
         return [self._tree(sequence, shape) for sequence, shape in zip(sequences, shapes, strict=True)]
 
-    def _tree(self, sequence: Running, shape: TreeShape) -> DraftTree:
+    def _tree(self, sequence: SequenceState, shape: TreeShape) -> DraftTree:
         parents = self._parents(shape)
         tokens = [sequence.tokens[-1], *(self._rng.randrange(self._vocab_size) for _ in parents[1:])]
         coming = self._known.get(sequence.id, [])[len(sequence.tokens) :]
@@ -46,11 +46,11 @@ class RandomTrees:
             depths.append(depths[parents[-1]] + 1)
         return parents
 
-    def extend(self, sequence: Running) -> None: ...
+    def extend(self, sequence: SequenceState) -> None: ...
 
-    def committed(self, sequence: Running, path: list[int]) -> None: ...
+    def committed(self, sequence: SequenceState, path: list[int]) -> None: ...
 
-    def finished(self, sequence: Running) -> None: ...
+    def finished(self, sequence: SequenceState) -> None: ...
 
 
 def _path(parents: list[int], node: int) -> list[int]:

@@ -20,7 +20,7 @@ from drafters.suffix.drafter import SuffixDrafter
 from kvpaging import PagePool
 from spec.features import Features, reader_of
 from spec.protocols import Drafter, FeatureRequest
-from spec.sequence import Sequence as Running
+from spec.sequence import SequenceState
 from spec.tree import ROOT_ONLY, DraftTree, TreeShape
 from tests.same_tokens.heads import head_of, whispered
 from tests.same_tokens.models import MakeDrafter, Pair
@@ -68,7 +68,7 @@ class Switching:
         self.accepted: Counter[str] = Counter()
         self._last: dict[str, str] = {}
 
-    def propose(self, sequences: Sequence[Running], shapes: Sequence[TreeShape]) -> list[DraftTree]:
+    def propose(self, sequences: Sequence[SequenceState], shapes: Sequence[TreeShape]) -> list[DraftTree]:
         trees = [DraftTree.chain([sequence.tokens[-1]], self.name) for sequence in sequences]
         turns: dict[str, list[tuple[int, TreeShape]]] = {}
         for index, (sequence, most) in enumerate(zip(sequences, shapes, strict=True)):
@@ -84,7 +84,7 @@ class Switching:
                 trees[index] = tree
         return trees
 
-    def turn(self, sequence: Running, most: TreeShape) -> tuple[str, TreeShape]:
+    def turn(self, sequence: SequenceState, most: TreeShape) -> tuple[str, TreeShape]:
         """Whose turn it is, and what it may draft: nothing, a chain, or a tree no larger than ``most``."""
         rng = random.Random(f"{self._seed}/{sequence.id}/{len(sequence.tokens)}")
         name = rng.choice(["none", *self._names])
@@ -95,17 +95,17 @@ class Switching:
             return name, TreeShape.chain(levels)
         return name, TreeShape(tuple(rng.randint(1, width) for width in most.widths[:levels]))
 
-    def observe(self, sequence: Running, features: Features) -> None:
+    def observe(self, sequence: SequenceState, features: Features) -> None:
         for member in self.members.values():
             reader = reader_of(member)
             if reader is not None:
                 reader.observe(sequence, features)
 
-    def extend(self, sequence: Running) -> None:
+    def extend(self, sequence: SequenceState) -> None:
         for member in self.members.values():
             member.extend(sequence)
 
-    def committed(self, sequence: Running, path: list[int]) -> None:
+    def committed(self, sequence: SequenceState, path: list[int]) -> None:
         last = self._last.pop(sequence.id, "none")
         self.accepted[last] += sum(node > 0 for node in path)
         for name, member in self.members.items():
@@ -115,7 +115,7 @@ class Switching:
                 # To those who had proposed nothing, all but the root came from elsewhere.
                 member.committed(sequence, [0, *(-1 for _ in path[1:])])
 
-    def finished(self, sequence: Running) -> None:
+    def finished(self, sequence: SequenceState) -> None:
         self._last.pop(sequence.id, None)
         for member in self.members.values():
             member.finished(sequence)
@@ -137,7 +137,7 @@ class Compared(Switching):
                 member.learning = False
         self.compared: Counter[str] = Counter()
 
-    def propose(self, sequences: Sequence[Running], shapes: Sequence[TreeShape]) -> list[DraftTree]:
+    def propose(self, sequences: Sequence[SequenceState], shapes: Sequence[TreeShape]) -> list[DraftTree]:
         turns = [self.turn(sequence, shape) for sequence, shape in zip(sequences, shapes, strict=True)]
         asked = [shape if shape.levels else TreeShape.chain(1) for _, shape in turns]
         wanted = {name: member.propose(sequences, asked) for name, member in self._restless.items()}

@@ -16,7 +16,7 @@ from drafters.ngram import NgramDrafter
 from drafters.prediction import PredictionDrafter
 from drafters.suffix.drafter import SuffixDrafter
 from kvpaging import PagePool, PrefixIndex
-from spec.budget import StepCost
+from spec.budget import CostModel
 from spec.budget.budget import Budget
 from spec.budget.cost import DraftCost
 from spec.budget.members import RESTING, Member
@@ -25,7 +25,7 @@ from spec.engine import Engine
 from spec.price import Price
 from spec.protocols import Drafter
 from spec.scheduler import Scheduler
-from spec.sequence import Sequence as Running
+from spec.sequence import SequenceState
 from spec.tree import TreeShape
 from tests.same_tokens import options
 from tests.same_tokens.edits import predicted
@@ -45,18 +45,18 @@ class Reckless(Budget):
     trees, of models also such as grow by their price. made: how often each mix was asked for."""
 
     def __init__(self, members: Sequence[Member], seed: int) -> None:
-        super().__init__(members, StepCost([1, 64], [1.0, 1.5]), timed=False)
+        super().__init__(members, CostModel([1, 64], [1.0, 1.5]), timed=False)
         self._seed, self._planned = seed, 0
         self.made: Counter[str] = Counter()
 
-    def plan(self, sequences: Sequence[Running]) -> list[Plan]:
+    def plan(self, sequences: Sequence[SequenceState]) -> list[Plan]:
         super().plan(sequences)
         self._planned += 1
         for name, member in self.members.items():  # at random too: a prompt is shown to it, or left for later
             member.idle = random.Random(f"{self._seed}/{self._planned}/{name}").choice((0, 2 * RESTING))
         return [self._random(sequence) for sequence in sequences]
 
-    def _random(self, sequence: Running) -> Plan:
+    def _random(self, sequence: SequenceState) -> Plan:
         rng = random.Random(f"{self._seed}/{sequence.id}/{len(sequence.tokens)}")
         levels = min(MOST.levels, sequence.most_levels)
         if levels <= 0 or not sequence.speculate:
@@ -65,7 +65,7 @@ class Reckless(Budget):
         self.made["+".join(sorted(chosen))] += 1
         return Plan.of([self._share(rng, sequence, self.members[name], levels) for name in chosen])
 
-    def _share(self, rng: random.Random, sequence: Running, member: Member, levels: int) -> Share:
+    def _share(self, rng: random.Random, sequence: SequenceState, member: Member, levels: int) -> Share:
         depth = rng.randint(1, levels)
         shape = TreeShape.chain(depth)
         if rng.random() < 0.7:
@@ -94,7 +94,7 @@ def engine_with(pair: Pair, texts: Mapping[str, list[int]], seed: int | None, **
 
     def drafter(pool: PagePool) -> Drafter:
         members = members_of(pair, texts, pool)
-        curve = StepCost([1, 64], [1.0, 1.5])
+        curve = CostModel([1, 64], [1.0, 1.5])
         made.append(Budget(members, curve, timed=False) if seed is None else Reckless(members, seed))
         return CombinedDrafter(made[0])
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from collections.abc import Sequence as Many
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import pytest
@@ -11,7 +10,7 @@ import torch
 from torch import Tensor
 
 from kvpaging import PagePool
-from spec.sequence import Sequence
+from spec.sequence import SequenceState
 from spec.tree import DraftTree, TreeShape
 from tests.drafters.worlds import World
 from tests.same_tokens.captured import captured_engine, run_freely
@@ -40,7 +39,7 @@ class CapturedWhisper:
         self.name, self.shape, self.needs = inner.name, inner.shape, inner.needs
         self.reach = inner.reach
         self._texts = torch.zeros(8, _LONGEST, dtype=torch.int64)
-        self._seated: list[Sequence] = []
+        self._seated: list[SequenceState] = []
         self.drafted: list[tuple[str, int, list[int]]] = []
 
     def propose(self, state: StepState) -> DeviceTree:
@@ -60,14 +59,14 @@ class CapturedWhisper:
     def committed(self, state: StepState, taken: Taken) -> None:
         self.inner.committed(state, taken)
 
-    def prepare(self, sequences: Many[Sequence]) -> bool:
+    def prepare(self, sequences: Sequence[SequenceState]) -> bool:
         self._seated = list(sequences)
         for row, sequence in zip(self._texts, sequences, strict=False):
             text = self._known[sequence.id]
             row[: len(text)] = torch.tensor(text)
         return self.inner.prepare(sequences)
 
-    def collected(self, sequence: Sequence, tree: DraftTree, path: list[int]) -> None:
+    def collected(self, sequence: SequenceState, tree: DraftTree, path: list[int]) -> None:
         self.inner.collected(sequence, tree, path)
 
 

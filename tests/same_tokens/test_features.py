@@ -11,7 +11,7 @@ from torch import Tensor
 from kvpaging import PagePool, PageTable
 from spec.features import Features
 from spec.protocols import Drafter, FeatureRequest
-from spec.sequence import Sequence
+from spec.sequence import SequenceState
 from spec.tree import TreeShape
 from tests.same_tokens.models import engine_of
 from tests.same_tokens.proposers import RandomTrees
@@ -32,7 +32,7 @@ class Recorder(RandomTrees):
         self.seen: dict[str, dict[int, dict[str, Tensor]]] = defaultdict(dict)
         self.order: list[str] = []
 
-    def observe(self, sequence: Sequence, features: Features) -> None:
+    def observe(self, sequence: SequenceState, features: Features) -> None:
         self.order.append("observe")
         rows = {len(part) for part in features.values()}
         assert len(rows) == 1
@@ -41,10 +41,10 @@ class Recorder(RandomTrees):
             row = {name: part[position - start] for name, part in features.items()}
             self.seen[sequence.id][position] = row
 
-    def extend(self, sequence: Sequence) -> None:
+    def extend(self, sequence: SequenceState) -> None:
         self.order.append("extend")
 
-    def committed(self, sequence: Sequence, path: list[int]) -> None:
+    def committed(self, sequence: SequenceState, path: list[int]) -> None:
         self.order.append("committed")
 
 

@@ -115,7 +115,7 @@ def test_without_the_shared_noise_the_tokens_are_the_same_but_later(pair, kind, 
 
 @pytest.mark.parametrize("kind", ["medusa", "eagle3"])
 def test_noise_is_shared_with_the_draw(pair, monkeypatch, kind) -> None:
-    """Even a head that knows nothing is hit at temperature 1, since the noise decides much of the draw."""
+    """Even a head that knows nothing is hit at temperature 1, since the noise decides much of the sample."""
     models = pair("llama2")
     jobs = jobs_of(models.vocab_size, (20, 21, 22, 23), 60, ["warm"])
     engine = engine_of(models.target, head_of(models, kind, "dynamic"), TreeShape.parse("8,8"))

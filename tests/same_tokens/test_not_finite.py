@@ -16,7 +16,7 @@ from kvpaging import PagePool
 from spec.engine import Engine
 from spec.features import FeatureReader
 from spec.protocols import Drafter
-from spec.sequence import Sequence as Running
+from spec.sequence import SequenceState
 from spec.tree import DraftTree, TreeShape
 from tests.same_tokens.heads import head_drafter
 from tests.same_tokens.models import MakeDrafter, Pair, blur, engine_of
@@ -79,18 +79,18 @@ class Spiked:
         if isinstance(inner, FeatureReader):
             self.observe = inner.observe
 
-    def propose(self, sequences: Sequence[Running], shapes: Sequence[TreeShape]) -> list[DraftTree]:
+    def propose(self, sequences: Sequence[SequenceState], shapes: Sequence[TreeShape]) -> list[DraftTree]:
         trees = self.inner.propose(sequences, shapes)
         self._grown |= {sequence.id: len(tree) for sequence, tree in zip(sequences, trees, strict=True)}
         return [self._spiked(tree, shape) for tree, shape in zip(trees, shapes, strict=True)]
 
-    def extend(self, sequence: Running) -> None:
+    def extend(self, sequence: SequenceState) -> None:
         self.inner.extend(sequence)
 
-    def finished(self, sequence: Running) -> None:
+    def finished(self, sequence: SequenceState) -> None:
         self.inner.finished(sequence)
 
-    def committed(self, sequence: Running, path: list[int]) -> None:
+    def committed(self, sequence: SequenceState, path: list[int]) -> None:
         grown = self._grown.pop(sequence.id, 1)
         self.inner.committed(sequence, [node if node < grown else -1 for node in path])
 

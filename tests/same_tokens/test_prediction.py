@@ -55,7 +55,7 @@ def test_beside_every_drafter(pair, configured, company) -> None:
     jobs = predicted(jobs_of(models.vocab_size, LENGTHS, 40), texts)
     actual = run(engine_with(models, configured, jobs, texts, **company), jobs)
     assert_same(texts, actual)
-    # The first one's prediction is its text: all but the tokens of the targets own draws come from it.
+    # The first one's prediction is its text: all but the tokens of the targets own samples come from it.
     assert accepted_of(actual, jobs[0]) >= 0.8 * len(actual[jobs[0].id].tokens)
     assert accepted_of(actual, jobs[1]) >= 0.4 * len(actual[jobs[1].id].tokens)
 

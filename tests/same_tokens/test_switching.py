@@ -21,7 +21,7 @@ from tests.same_tokens.switching import Compared, Switching, makers, switching
 from tests.same_tokens.test_heads import accepted_per_step
 from tests.same_tokens.witness import Text, run
 
-#: The most that is drafted; each turn draws a shape within it.
+#: The most that is drafted; each turn samples a shape within it.
 MOST = TreeShape.parse("4,6,4,2")
 seeds = pytest.mark.parametrize("seed", [5, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (1, 2))])
 
@@ -139,5 +139,5 @@ def test_a_rested_drafter_has_caught_up(pair, condition) -> None:
     drafter = engine.drafter
     assert isinstance(drafter, Compared)
     assert all(drafter.compared[name] > 3 for name in makers(models) if name not in LOOKUPS), drafter.compared
-    # A draft model that reads the text as it is agrees with most of the target's draws.
+    # A draft model that reads the text as it is agrees with most of the target's samples.
     assert drafter.accepted["draft_model"] > drafter.asked["draft_model"] / 2

@@ -16,7 +16,7 @@ from drafters.draft_model import DraftModelDrafter
 from kvpaging import PagePool
 from server.engine.translation import Translation, translation
 from spec.protocols import Drafter
-from spec.sequence import Sequence as Running
+from spec.sequence import SequenceState
 from spec.tree import DraftTree, TreeShape
 from tests.same_tokens.models import Pair, paged
 from tests.same_tokens.test_directories import write_tokenizer
@@ -94,17 +94,17 @@ class Noted:
         self.inner, self.name, self.needs = inner, inner.name, inner.needs
         self.trees: list[tuple[str, list[int], list[int]]] = []
 
-    def propose(self, sequences: Sequence[Running], shapes: Sequence[TreeShape]) -> list[DraftTree]:
+    def propose(self, sequences: Sequence[SequenceState], shapes: Sequence[TreeShape]) -> list[DraftTree]:
         trees = self.inner.propose(sequences, shapes)
         for sequence, tree in zip(sequences, trees, strict=True):
             self.trees.append((sequence.id, tree.tokens.tolist(), tree.parents.tolist()))
         return trees
 
-    def extend(self, sequence: Running) -> None:
+    def extend(self, sequence: SequenceState) -> None:
         self.inner.extend(sequence)
 
-    def committed(self, sequence: Running, path: list[int]) -> None:
+    def committed(self, sequence: SequenceState, path: list[int]) -> None:
         self.inner.committed(sequence, path)
 
-    def finished(self, sequence: Running) -> None:
+    def finished(self, sequence: SequenceState) -> None:
         self.inner.finished(sequence)

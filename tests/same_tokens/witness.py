@@ -1,4 +1,4 @@
-"""What is compared: the tokens of each request, their logprobs, and the bits of the logits they were drawn from.
+"""What is compared: the tokens of each request, their logprobs, and the bits of the logits they were sampled from.
 
 Equal tokens are the promise. Equal bits are what it rests on, and catch a breach long before a tie turns a token over.
 """
@@ -14,7 +14,7 @@ from spec.engine import Engine
 from spec.protocols import Drafter, Verifier
 from spec.request import Delta, Request, TokenLogprobs
 from spec.sampling import SamplingParams
-from spec.step import PartsRunner, PartsTicket, Ticket, Verdict
+from spec.step import PartsRunner, PartsTicket, Ticket, VerifyResult
 from spec.trace import Statistics
 from tests.spec.grammars import Automaton
 
@@ -26,20 +26,20 @@ class Witness(PartsRunner):
         super().__init__(verifier, drafter)
         self.bits: dict[tuple[str, int], int] = {}
 
-    def collect(self, ticket: Ticket) -> list[Verdict]:
+    def collect(self, ticket: Ticket) -> list[VerifyResult]:
         assert isinstance(ticket, PartsTicket)
-        verdicts = super().collect(ticket)
-        for index, verdict in enumerate(verdicts):
-            if verdict.emitted:
-                self._note(verdict, ticket, index)
-        return verdicts
+        results = super().collect(ticket)
+        for index, result in enumerate(results):
+            if result.emitted:
+                self._note(result, ticket, index)
+        return results
 
-    def _note(self, verdict: Verdict, ticket: PartsTicket, index: int) -> None:
-        drawn, nodes, sequence = ticket.drawn[index], ticket.nodes[index], verdict.work.sequence
-        assert drawn is not None and nodes is not None
-        logits, path = nodes.logits, accept(nodes.tree, drawn.tokens).path
-        first = len(sequence.tokens) - len(verdict.emitted)
-        for offset, node in zip(range(len(verdict.emitted)), path, strict=False):
+    def _note(self, result: VerifyResult, ticket: PartsTicket, index: int) -> None:
+        sampled, nodes, sequence = ticket.sampled[index], ticket.nodes[index], result.scheduled.sequence
+        assert sampled is not None and nodes is not None
+        logits, path = nodes.logits, accept(nodes.tree, sampled.tokens).path
+        first = len(sequence.tokens) - len(result.emitted)
+        for offset, node in zip(range(len(result.emitted)), path, strict=False):
             self.bits[sequence.id, first + offset] = hash(logits[node].numpy().tobytes())
 
 
@@ -144,7 +144,7 @@ def _difference(expected: Text, actual: Text) -> str | None:
         return f"finished by {actual.finish_reason}, expected {expected.finish_reason}"
     for index, (ours, theirs) in enumerate(zip(actual.bits, expected.bits, strict=False)):
         if ours != theirs:
-            return f"token {index} is the same, but drawn from other bits"
+            return f"token {index} is the same, but sampled from other bits"
     for index, (mine, wanted_entry) in enumerate(zip(actual.logprobs, expected.logprobs, strict=False)):
         if mine != wanted_entry:
             return f"logprobs {index} are {mine}, expected {wanted_entry}"

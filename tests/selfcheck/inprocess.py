@@ -15,10 +15,10 @@ from server.settings.config import EngineConfig
 from server.settings.resolved import BUNDLED
 from server.text.grammars.compiler import GrammarCompiler
 from spec.accept import Acceptance
-from spec.draw import Undrawn
 from spec.engine import Engine
-from spec.protocols import Drawn
+from spec.protocols import Sampled
 from spec.request import EngineInfo, Request
+from spec.sample import Unsampled
 from spec.trace import StepTrace
 from spec.tree import DraftTree
 from verifier.settle import Settled
@@ -36,24 +36,24 @@ def bundled(draft: str = "bundled", tree: str | None = "3,2,1") -> Engine:
 def take_first_children(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the accept rule take the first draft at every depth, whatever the target drew."""
 
-    def on_host(settled: Settled, trees: Sequence[Undrawn | None]) -> list[Drawn | None]:
+    def on_host(settled: Settled, trees: Sequence[Unsampled | None]) -> list[Sampled | None]:
         found = once(settled, trees)
-        for each, drawn in zip(trees, found, strict=True):
-            if each is not None and drawn is not None:
-                taken = _first_child(each.tree, drawn.tokens)
-                drawn.taken.path[:], drawn.taken.emitted[:] = taken.path, taken.emitted
+        for each, sampled in zip(trees, found, strict=True):
+            if each is not None and sampled is not None:
+                taken = _first_child(each.tree, sampled.tokens)
+                sampled.taken.path[:], sampled.taken.emitted[:] = taken.path, taken.emitted
         return found
 
     once = Settled.on_host
     monkeypatch.setattr(Settled, "on_host", on_host)
 
 
-def _first_child(tree: DraftTree, drawn: Tensor) -> Acceptance:
+def _first_child(tree: DraftTree, sampled: Tensor) -> Acceptance:
     parents, path = tree.parents.tolist(), [0]
     while path[-1] in parents:
         path.append(parents.index(path[-1]))
     tokens = tree.tokens.tolist()
-    return Acceptance(path, [*(tokens[node] for node in path[1:]), int(drawn[path[-1]])])
+    return Acceptance(path, [*(tokens[node] for node in path[1:]), int(sampled[path[-1]])])
 
 
 class SteppedEngine:

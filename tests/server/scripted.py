@@ -13,7 +13,7 @@ from server.engine.status import EngineStatus
 from server.host.service import Service, ServiceOptions, Text
 from server.http.app import create_app
 from server.schemas.errors import EngineFailed
-from server.text.parsers.dialect import Dialect
+from server.text.parsers.chat_format import ChatFormat
 from server.text.tokenizer import SamplingDefaults, Tokenizer
 from spec.request import Delta, EngineInfo, FinishReason, Footprint, Origin, Request, TokenLogprobs
 from spec.trace import SequenceTrace, depths_of
@@ -186,7 +186,7 @@ async def served(
 ) -> AsyncIterator[TestClient]:
     """A client of a server around ``engine``."""
     settings = ServiceOptions(**{"model": "toy", **options})  # type: ignore[arg-type]
-    service = Service(engine, settings, Text(tokenizer, defaults or SamplingDefaults(), Dialect.of(tokenizer)))
+    service = Service(engine, settings, Text(tokenizer, defaults or SamplingDefaults(), ChatFormat.of(tokenizer)))
     change(service)
     server = TestServer(create_app(service))
     await server.start_server(auto_decompress=False)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from server.text.logprobs import Speller
+from server.text.logprobs import TokenDecoder
 from spec.request import TokenLogprobs
 from tests.server.asking import PATHS, answer, chunks_of, joined
 from tests.server.scripted import END, ScriptedEngine, entry, served
@@ -134,7 +134,7 @@ def test_of_tokens_that_are_spelled_alike_the_likeliest_is_listed(sentencepiece)
     assert sentencepiece.token_bytes(letter) == sentencepiece.token_bytes(byte) == b"a"
     for chosen, top in ((byte, [(letter, -1.0), (byte, -2.0)]), (letter, [(byte, -0.5), (letter, -1.0)])):
         given = TokenLogprobs(chosen, dict(top)[chosen], top)
-        spelled = Speller(sentencepiece).completion([given], [chosen], [0], 2)
+        spelled = TokenDecoder(sentencepiece).completion([given], [chosen], [0], 2)
         assert spelled.top_logprobs == [{"a": top[0][1]}]
 
 

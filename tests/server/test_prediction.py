@@ -1,4 +1,4 @@
-"""``prediction`` at every door that has it: what is refused, what reaches the engine, and what ``usage`` says of it."""
+"""``prediction`` at every path that has it: what is refused, what reaches the engine, and what ``usage`` says of it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ ASKS: dict[str, Json] = {
     "/v1/completions": {"prompt": "Once upon a time there was a fox"},
     "/v1/responses": {"input": "Tell me of a fox."},
 }
-doors = pytest.mark.parametrize("path", ASKS)
+paths = pytest.mark.parametrize("path", ASKS)
 
 
 def of(text: Any) -> Json:
@@ -37,7 +37,7 @@ def of(text: Any) -> Json:
 # -- what is asked ------------------------------------------------------------------------------------------------
 
 
-@doors
+@paths
 @pytest.mark.parametrize(
     ("given", "text"),
     [
@@ -58,7 +58,7 @@ async def test_its_tokens_reach_the_engine(tokenizer, path, given, text):
     assert [request.prediction for request in engine.requests] == [wanted] * (1 if "responses" in path else 2)
 
 
-@doors
+@paths
 @pytest.mark.parametrize(
     ("wrong", "param", "says"),
     [
@@ -134,7 +134,7 @@ async def details_of(client: TestClient, path: str, streamed: bool, **ask: Any) 
     return found
 
 
-@doors
+@paths
 @pytest.mark.parametrize("streamed", [False, True])
 @pytest.mark.parametrize(("forced", "accepted"), [(0, 6), (1, 4)])
 async def test_accepted_and_rejected_tokens_are_counted(tokenizer, path, streamed, forced, accepted):
@@ -197,7 +197,7 @@ def provenance_of(answer: Json) -> Json:
     return found
 
 
-@doors
+@paths
 @pytest.mark.parametrize("temperature", [0, 1])
 @pytest.mark.parametrize("edit", ["none", "words", "wrong"])
 async def test_the_text_is_the_same_and_the_counts_are_those_of_its_tokens(engine, path, temperature, edit):

@@ -9,28 +9,28 @@ from collections.abc import Sequence
 
 import pytest
 
-from server.engine.calibrate import Rehearsal, filled
+from server.engine.calibrate import ProfileRun, filled
 from spec.budget.cost import DraftCost
-from spec.sequence import Sequence as Running
+from spec.sequence import SequenceState
 from spec.tree import DraftTree, TreeShape
 from tests.drafters.test_regimes import Foresight
 from tests.spec.house import House
 from tests.spec.tables import TableModel
 
 
-def rehearsed(max_model_len: int = 128, pages: int = 200) -> tuple[House, Rehearsal]:
+def rehearsed(max_model_len: int = 128, pages: int = 200) -> tuple[House, ProfileRun]:
     house = House(TableModel(3), pages=pages, max_model_len=max_model_len)
-    return house, Rehearsal(house.engine.info, house.verifier, house.pool)
+    return house, ProfileRun(house.engine.info, house.verifier, house.pool)
 
 
 def test_a_curve_of_growing_rows_and_what_a_draft_takes() -> None:
-    house, rehearsal = rehearsed(max_model_len=64)
-    assert [rows for rows, _ in rehearsal.curve().points] == [1, 2, 3, 5, 6, 8, 12, 16, 32]
-    assert all(seconds > 0 for _, seconds in rehearsal.curve().points)
+    house, profile_run = rehearsed(max_model_len=64)
+    assert [rows for rows, _ in profile_run.curve().points] == [1, 2, 3, 5, 6, 8, 12, 16, 32]
+    assert all(seconds > 0 for _, seconds in profile_run.curve().points)
     rng = random.Random(1)
-    cost = rehearsal.draft_cost(Foresight([rng.randrange(32) for _ in range(200)], lambda position: 0.5), 12)
+    cost = profile_run.draft_cost(Foresight([rng.randrange(32) for _ in range(200)], lambda position: 0.5), 12)
     assert cost.seconds(4) >= cost.seconds(1) > 0
-    assert rehearsal.root_seconds() > 0
+    assert profile_run.root_seconds() > 0
     house.pool.check([], at_rest=True)
     assert house.pool.available == house.pool.num_pages - 1
 
@@ -50,7 +50,7 @@ class Slow(Foresight):
         super().__init__([], lambda position: 0.0)
         self._levels = levels
 
-    def propose(self, sequences: Sequence[Running], shapes: Sequence[TreeShape]) -> list[DraftTree]:
+    def propose(self, sequences: Sequence[SequenceState], shapes: Sequence[TreeShape]) -> list[DraftTree]:
         made = []
         for sequence, asked in zip(sequences, shapes, strict=True):
             shape = asked.limited(self._levels)
@@ -68,7 +68,7 @@ def grown(cost: DraftCost, levels: int) -> float:
 class Shown(Slow):
     """Has nothing to say before the target has computed a token, as heads have not."""
 
-    def propose(self, sequences: Sequence[Running], shapes: Sequence[TreeShape]) -> list[DraftTree]:
+    def propose(self, sequences: Sequence[SequenceState], shapes: Sequence[TreeShape]) -> list[DraftTree]:
         ready = [
             shape if sequence.table.length else TreeShape() for sequence, shape in zip(sequences, shapes, strict=True)
         ]
@@ -76,8 +76,8 @@ class Shown(Slow):
 
 
 def test_what_says_nothing_in_the_first_step_of_a_text_has_its_price_all_the_same() -> None:
-    _, rehearsal = rehearsed()
-    cost = rehearsal.draft_cost(Shown(12), 12)
+    _, profile_run = rehearsed()
+    cost = profile_run.draft_cost(Shown(12), 12)
     assert grown(cost, 12) == pytest.approx(4 * 0.02, rel=0.01)
 
 
@@ -85,14 +85,14 @@ def test_on_a_slow_machine_large_steps_are_not_tried_and_drafts_have_their_price
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("server.engine.calibrate._LONG", 0.0)
-    _, rehearsal = rehearsed()
-    assert [rows for rows, _ in rehearsal.curve().points] == [1, 2, 3, 5]
-    assert grown(rehearsal.draft_cost(Slow(12), 12), 12) == pytest.approx(4 * 0.02, rel=0.01)
+    _, profile_run = rehearsed()
+    assert [rows for rows, _ in profile_run.curve().points] == [1, 2, 3, 5]
+    assert grown(profile_run.draft_cost(Slow(12), 12), 12) == pytest.approx(4 * 0.02, rel=0.01)
 
 
 def test_where_there_is_room_for_one_drafted_token_that_is_the_price_of_a_level() -> None:
-    _, rehearsal = rehearsed(max_model_len=5)
-    cost = rehearsal.draft_cost(Slow(12), 12)
+    _, profile_run = rehearsed(max_model_len=5)
+    cost = profile_run.draft_cost(Slow(12), 12)
     assert cost.start == 0.0
     assert cost.seconds(1) == pytest.approx(0.02, rel=0.01)
     _, none = rehearsed(max_model_len=3)
@@ -101,8 +101,8 @@ def test_where_there_is_room_for_one_drafted_token_that_is_the_price_of_a_level(
 
 @pytest.mark.parametrize("levels", [2, 3, 12])
 def test_trees_have_their_price_however_deep_a_drafter_goes(levels: int) -> None:
-    _, rehearsal = rehearsed()
-    cost = rehearsal.draft_cost(Slow(levels), levels)
+    _, profile_run = rehearsed()
+    cost = profile_run.draft_cost(Slow(levels), levels)
     assert cost.seconds(1) == pytest.approx(0.02, rel=0.01)
     assert grown(cost, levels) == pytest.approx(min(levels, 4) * 0.02, rel=0.01)
 
@@ -117,6 +117,6 @@ def test_a_context_without_room_is_no_error() -> None:
 
 
 def test_a_small_cache_is_measured_as_far_as_it_goes() -> None:
-    house, rehearsal = rehearsed(max_model_len=64, pages=8)
-    assert [rows for rows, _ in rehearsal.curve().points] == [1, 2, 3, 5, 6, 8, 12, 16]
+    house, profile_run = rehearsed(max_model_len=64, pages=8)
+    assert [rows for rows, _ in profile_run.curve().points] == [1, 2, 3, 5, 6, 8, 12, 16]
     house.pool.check([], at_rest=True)

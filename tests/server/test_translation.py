@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from tokenizers import AddedToken, Tokenizer, models, processors
 
-from server.engine.translation import Lexicon, Translation, translation
+from server.engine.translation import TokenTable, Translation, translation
 from server.settings.unfit import Unfit
 from server.text.spelling import Spelling
 from tests.same_tokens.test_directories import write_tokenizer
@@ -205,10 +205,10 @@ def test_too_few_are_refused(tmp_path, model, tokens, enough) -> None:
 
 
 def test_a_lexicon_counts_a_token_once(tmp_path, model) -> None:
-    lexicon = Lexicon.read(byte_level(tmp_path, "<|end|>"), with_ends(model, 290, 335))
-    assert lexicon is not None
-    assert (len(lexicon), lexicon.ends, lexicon.begin) == (291, (290,), None)
-    assert Lexicon.read(tmp_path, model) is None
+    token_table = TokenTable.read(byte_level(tmp_path, "<|end|>"), with_ends(model, 290, 335))
+    assert token_table is not None
+    assert (len(token_table), token_table.ends, token_table.begin) == (291, (290,), None)
+    assert TokenTable.read(tmp_path, model) is None
 
 
 def test_what_a_draft_models_tokenizer_puts_first_may_be_no_token_of_it(model, tmp_path) -> None:
@@ -219,6 +219,6 @@ def test_what_a_draft_models_tokenizer_puts_first_may_be_no_token_of_it(model, t
     assert begun >= ROWS
     backend.post_processor = processors.TemplateProcessing(single="<|59|> $A", special_tokens=[("<|59|>", begun)])
     backend.save(str(draft / "tokenizer.json"))
-    lexicon = Lexicon.read(draft, model)
-    assert lexicon is not None
-    assert lexicon.begin is None
+    token_table = TokenTable.read(draft, model)
+    assert token_table is not None
+    assert token_table.begin is None

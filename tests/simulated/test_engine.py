@@ -66,7 +66,7 @@ def texts(engine: Engine) -> dict[str, list[int]]:
     ],
 )
 def test_the_same_tokens_as_on_the_cpu(draft, tree, whole, monkeypatch) -> None:
-    """fp32 leaves no close calls here: a token that differs was drawn from something else.
+    """fp32 leaves no close calls here: a token that differs was sampled from something else.
 
     whole: whether its steps are captured whole; else each in parts.
     """

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Many
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from kvpaging import PagePool, PrefixIndex
-from spec.budget import StepCost
+from spec.budget import CostModel
 from spec.budget.budget import Budget
 from spec.engine import Engine
 from spec.observer import Observer
@@ -14,7 +14,7 @@ from spec.protocols import Constraint, Drafter
 from spec.request import Delta, EngineInfo, Progress, Request, TokenLogprobs
 from spec.sampling import SamplingParams
 from spec.scheduler import Scheduler
-from spec.step import Verdict
+from spec.step import VerifyResult
 from spec.trace import Statistics, StepTrace
 from spec.tree import TreeShape
 from tests.spec.tables import Plain, TableModel, TableVerifier
@@ -68,7 +68,7 @@ class Traces(Observer):
     def __init__(self, traces: list[StepTrace]) -> None:
         self.traces = traces
 
-    def stepped(self, trace: StepTrace, verdicts: Many[Verdict]) -> None:
+    def stepped(self, trace: StepTrace, results: Sequence[VerifyResult]) -> None:
         self.traces.append(trace)
 
 
@@ -79,23 +79,23 @@ class House:
         self,
         model: TableModel,
         drafter: Drafter | None = None,
-        shape: Many[int] = (),
+        shape: Sequence[int] = (),
         *,
         pages: int = 200,
         page_size: int = 4,
         max_seqs: int = 4,
         max_model_len: int = 128,
         prefix: bool = True,
-        eos: Many[int] = (),
-        cost: StepCost | None = None,
+        eos: Sequence[int] = (),
+        cost: CostModel | None = None,
         max_chunk: int = 256,
-        observers: Many[Observer] = (),
+        observers: Sequence[Observer] = (),
         budget: Budget | None = None,
     ) -> None:
         self.model, self.pool = model, PagePool(pages, page_size)
         self.prefix = PrefixIndex(self.pool) if prefix else None
         self.verifier = TableVerifier(model, self.pool, max_model_len)
-        cost = cost or StepCost([1, 1000], [1.0, 1.0])
+        cost = cost or CostModel([1, 1000], [1.0, 1.0])
         widths = TreeShape(tuple(shape))
         self.scheduler = Scheduler(self.pool, self.prefix, widths, cost, max_seqs, max_chunk, budget=budget)
         self.traces: list[StepTrace] = []
@@ -173,7 +173,9 @@ class House:
         return self.run()["only"]
 
 
-def _info(pool: PagePool, scheduler: Scheduler, model: TableModel, max_model_len: int, eos: Many[int]) -> EngineInfo:
+def _info(
+    pool: PagePool, scheduler: Scheduler, model: TableModel, max_model_len: int, eos: Sequence[int]
+) -> EngineInfo:
     return EngineInfo(
         target="table",
         drafter="guesser",

@@ -1,4 +1,4 @@
-"""What the draw is measured against: the filters spelled out, the hash in other words, and the chi-square test."""
+"""What the sample is measured against: the filters spelled out, the hash in other words, and the chi-square test."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ def kept(scaled: Tensor, sampling: SamplingParams) -> Tensor:
 
 
 def law(logits: Tensor, sampling: SamplingParams) -> Tensor:
-    """fp64[V]: the exact distribution that a draw from one row of logits has at temperature above 0."""
+    """fp64[V]: the exact distribution that a sample from one row of logits has at temperature above 0."""
     scaled = logits.double() / sampling.temperature
     return torch.where(kept(scaled, sampling), scaled, -math.inf).softmax(-1)
 
 
 def reference_draw(logits: Tensor, sampling: SamplingParams, noise: Tensor) -> int:
-    """One draw from one row: list the survivors, add the noise, take the largest."""
+    """One sample from one row: list the survivors, add the noise, take the largest."""
     if sampling.temperature == 0.0:
         return int(logits.argmax())
     scaled = logits / sampling.temperature
@@ -93,7 +93,7 @@ def chi_square_tail(counts: Tensor, probabilities: Tensor) -> float:
 
 
 def pair_tail(first: Tensor, second: Tensor, probabilities: Tensor) -> float:
-    """The chance of the counts of pairs, if both draws have ``probabilities`` and know nothing of each other."""
+    """The chance of the counts of pairs, if both samples have ``probabilities`` and know nothing of each other."""
     size = len(probabilities)
     counts = torch.bincount(first * size + second, minlength=size * size)
     return chi_square_tail(counts, torch.outer(probabilities, probabilities))

@@ -8,8 +8,7 @@ or a row that nobody moved changes the hash, and with it every token from there 
 from __future__ import annotations
 
 import random
-from collections.abc import Container
-from collections.abc import Sequence as Many
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, reduce
 
@@ -19,12 +18,12 @@ from torch import Tensor
 
 from kvpaging import KVStore, PagePool, PageTable, store_rows
 from spec.accept import accept
-from spec.draw import Undrawn
 from spec.noise import gumbel_row
-from spec.protocols import Drawn, FeatureRequest, Forward, Rows
+from spec.protocols import FeatureRequest, Forward, Rows, Sampled
 from spec.request import FinishReason
+from spec.sample import Unsampled
 from spec.sampling import SamplingParams
-from spec.sequence import Sequence
+from spec.sequence import SequenceState
 from spec.tree import DraftTree, TreeShape
 from tests.spec.grammars import Automaton
 from tests.spec.laws import reference_adjust, reference_draw
@@ -42,13 +41,13 @@ class TableModel:
         self.table = torch.randn(997, vocab_size, generator=generator) * spread
 
     @staticmethod
-    def state(tokens: Many[int], state: int = _START) -> int:
+    def state(tokens: Sequence[int], state: int = _START) -> int:
         """The hash of a text; small enough to be exact in float64."""
         for token in tokens:
             state = (state * 31 + token + 7) % 2_147_483_647
         return state
 
-    def logits(self, states: Many[int], last: Many[int]) -> Tensor:
+    def logits(self, states: Sequence[int], last: Sequence[int]) -> Tensor:
         """fp32[N, V]: the rows after texts with these hashes, which end with these tokens."""
         rows = self.table[[state % len(self.table) for state in states]]
         rows[[token == self.broken for token in last]] = torch.nan
@@ -100,7 +99,7 @@ def plain(
     model: TableModel,
     prompt: list[int],
     sampling: SamplingParams,
-    eos: Many[int] = (),
+    eos: Sequence[int] = (),
     max_model_len: int = 128,
     grammar: Automaton | None = None,
 ) -> Plain:
@@ -129,7 +128,7 @@ class TableVerifier:
         self.store = KVStore(pool, layers=1, kv_heads=1, head_dim=1, dtype=torch.float64)
         self.passes: list[list[Rows]] = []
 
-    def run(self, rows: Many[Rows], features: FeatureRequest | None = None) -> Forward:
+    def run(self, rows: Sequence[Rows], features: FeatureRequest | None = None) -> Forward:
         """One pass: what nobody may read is NaN, the rows' hashes are written, the wanted logits returned."""
         assert len({id(part.table) for part in rows}) == len(rows) > 0
         assert features is None
@@ -185,19 +184,19 @@ class TableVerifier:
             assert state == found, "a row of another text"
         return state
 
-    def settle(self, trees: Many[Undrawn | None]) -> list[Drawn | None]:
+    def settle(self, trees: Sequence[Unsampled | None]) -> list[Sampled | None]:
         """Row by row."""
         return [
             None if each is None else self._settle(rows, each)
             for rows, each in zip(self.passes[-1], trees, strict=True)
         ]
 
-    def _settle(self, rows: Rows, nodes: Undrawn) -> Drawn:
-        drawn = nodes.drawn()
-        taken, base = accept(nodes.tree, drawn), rows.base + len(rows.tokens) - len(nodes.tree)
+    def _settle(self, rows: Rows, nodes: Unsampled) -> Sampled:
+        sampled = nodes.sampled()
+        taken, base = accept(nodes.tree, sampled), rows.base + len(rows.tokens) - len(nodes.tree)
         slots = rows.table.slots(base, base + len(nodes.tree))
         self.store.move(slots[taken.path], slots[: len(taken.path)])
-        return Drawn(drawn, taken)
+        return Sampled(sampled, taken)
 
     def committed(self, table: PageTable) -> None:
         """All of the text is there."""
@@ -211,7 +210,7 @@ class TableVerifier:
 class Guesser:
     """Implements :class:`spec.protocols.Drafter` and proves what it is told.
 
-    Each level holds the token that will really be drawn with probability ``skill`` (as long as the level above did),
+    Each level holds the token that will really be sampled with probability ``skill`` (as long as the level above did),
     and random tokens below random parents for the rest. Trees are numbered in a random order.
     """
 
@@ -224,13 +223,13 @@ class Guesser:
         self.over: list[str] = []
         self._trees: dict[str, DraftTree] = {}
 
-    def propose(self, sequences: Many[Sequence], shapes: Many[TreeShape]) -> list[DraftTree]:
+    def propose(self, sequences: Sequence[SequenceState], shapes: Sequence[TreeShape]) -> list[DraftTree]:
         """Trees that fill their shapes, or (without ``full``) are smaller now and then."""
         trees = [self._tree(sequence, shape) for sequence, shape in zip(sequences, shapes, strict=True)]
         self._trees |= {sequence.id: tree for sequence, tree in zip(sequences, trees, strict=True)}
         return trees
 
-    def _tree(self, sequence: Sequence, shape: TreeShape) -> DraftTree:
+    def _tree(self, sequence: SequenceState, shape: TreeShape) -> DraftTree:
         table = sequence.table
         assert not sequence.pending
         assert 0 < shape.levels <= sequence.most_levels
@@ -247,8 +246,8 @@ class Guesser:
             text += [] if truth is None else [truth]
         return self._renumbered(tokens, parents)
 
-    def _truth(self, sequence: Sequence, text: list[int]) -> int | None:
-        """The token that will be drawn after ``text``."""
+    def _truth(self, sequence: SequenceState, text: list[int]) -> int | None:
+        """The token that will be sampled after ``text``."""
         output = len(text) - sequence.prompt_length
         if sequence.forced is not None and output < len(sequence.forced):
             return sequence.forced[output]
@@ -271,12 +270,12 @@ class Guesser:
         places = {node: place for place, node in enumerate(order)} | {-1: -1}
         return DraftTree.build([tokens[node] for node in order], [places[parents[node]] for node in order], self.name)
 
-    def extend(self, sequence: Sequence) -> None:
+    def extend(self, sequence: SequenceState) -> None:
         """A chunk that did not reach the root."""
         assert sequence.pending
         assert sequence.id not in self._trees
 
-    def committed(self, sequence: Sequence, path: list[int]) -> None:
+    def committed(self, sequence: SequenceState, path: list[int]) -> None:
         """The path must be the text that was committed."""
         tree = self._trees.pop(sequence.id, None)
         start = sequence.table.length - len(path)
@@ -287,7 +286,7 @@ class Guesser:
         assert tokens == sequence.tokens[start : start + len(own)]
         assert sequence.constraint is not None or own == path
 
-    def finished(self, sequence: Sequence) -> None:
+    def finished(self, sequence: SequenceState) -> None:
         """Told once at the end, and at each preemption."""
         self.over.append(sequence.id)
         self._trees.pop(sequence.id, None)

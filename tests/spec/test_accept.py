@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from spec.accept import accept
-from spec.draw import draw
 from spec.noise import Noise
+from spec.sample import sample
 from spec.sampling import SamplingParams
 from spec.tree import DraftTree
 from tests.spec.laws import reference_draw
@@ -23,9 +23,9 @@ TOKENS = [50, 10, 20, 30, 40, 30, 60]
 
 
 @pytest.mark.parametrize(
-    ("drawn", "path", "emitted"),
+    ("sampled", "path", "emitted"),
     [
-        # The draws at nodes 0 .. 6; 99 is no child of anybody.
+        # The samples at nodes 0 .. 6; 99 is no child of anybody.
         ([99, 30, 30, 1, 60, 1, 1], [0], [99]),
         ([10, 99, 30, 1, 60, 1, 1], [0, 1], [10, 99]),
         ([10, 30, 30, 77, 60, 1, 1], [0, 1, 3], [10, 30, 77]),
@@ -33,15 +33,15 @@ TOKENS = [50, 10, 20, 30, 40, 30, 60]
         ([10, 40, 30, 77, 60, 1, 88], [0, 1, 4, 6], [10, 40, 60, 88]),
         ([20, 40, 30, 77, 60, 66, 88], [0, 2, 5], [20, 30, 66]),
         ([20, 40, 10, 77, 60, 66, 88], [0, 2], [20, 10]),
-        # A token that is somebody's child, but not of the node where it was drawn.
+        # A token that is somebody's child, but not of the node where it was sampled.
         ([40, 40, 30, 77, 60, 66, 88], [0], [40]),
         ([60, 40, 30, 77, 60, 66, 88], [0], [60]),
         # Drawing the root's own token is not staying at the root.
         ([50, 40, 30, 77, 60, 66, 88], [0], [50]),
     ],
 )
-def test_the_path_the_draws_take(drawn: list[int], path: list[int], emitted: list[int]) -> None:
-    acceptance = accept(DraftTree.build(TOKENS, PARENTS), torch.tensor(drawn))
+def test_the_path_the_draws_take(sampled: list[int], path: list[int], emitted: list[int]) -> None:
+    acceptance = accept(DraftTree.build(TOKENS, PARENTS), torch.tensor(sampled))
     assert acceptance.path == path
     assert acceptance.emitted == emitted
     assert acceptance.accepted == len(path) - 1
@@ -51,8 +51,8 @@ def test_the_path_the_draws_take(drawn: list[int], path: list[int], emitted: lis
 def test_a_chain_is_accepted_up_to_the_first_other_draw(length: int) -> None:
     tree = DraftTree.chain(list(range(length + 1)))
     for agreed in {0, length // 2, length}:
-        drawn = [node + 1 if node < agreed else 1000 + node for node in range(length + 1)]
-        acceptance = accept(tree, torch.tensor(drawn))
+        sampled = [node + 1 if node < agreed else 1000 + node for node in range(length + 1)]
+        acceptance = accept(tree, torch.tensor(sampled))
         assert acceptance.path == list(range(agreed + 1))
         assert acceptance.emitted == [*range(1, agreed + 1), 1000 + agreed]
 
@@ -64,9 +64,9 @@ def test_the_64th_node_is_accepted_like_any_other() -> None:
         assert acceptance.path == [0, node]
         assert acceptance.emitted == [node, 99]
     deep = DraftTree.build(range(64), [-1, *range(62), 31])  # the last node hangs in the middle of a chain of 63
-    drawn = [node + 1 for node in range(64)]
-    drawn[31] = 63
-    assert accept(deep, torch.tensor(drawn)).path == [*range(32), 63]
+    sampled = [node + 1 for node in range(64)]
+    sampled[31] = 63
+    assert accept(deep, torch.tensor(sampled)).path == [*range(32), 63]
 
 
 @pytest.mark.parametrize(("nodes", "vocab_size"), [(1, 3), (2, 2), (7, 3), (20, 3), (64, 3), (64, 12)])
@@ -75,9 +75,9 @@ def test_random_trees_against_the_walk(nodes: int, vocab_size: int) -> None:
     depths = set()
     for _ in range(500):
         tree = random_tree(rng, nodes, vocab_size)
-        drawn = [rng.randrange(vocab_size) for _ in range(len(tree))]
-        acceptance = accept(tree, torch.tensor(drawn))
-        assert (acceptance.path, acceptance.emitted) == walk(tree.tokens.tolist(), tree.parents.tolist(), drawn)
+        sampled = [rng.randrange(vocab_size) for _ in range(len(tree))]
+        acceptance = accept(tree, torch.tensor(sampled))
+        assert (acceptance.path, acceptance.emitted) == walk(tree.tokens.tolist(), tree.parents.tolist(), sampled)
         depths.add(acceptance.accepted)
     assert len(depths) >= min(nodes, 4)
 
@@ -85,9 +85,9 @@ def test_random_trees_against_the_walk(nodes: int, vocab_size: int) -> None:
 def test_all_draws_of_a_small_tree_against_the_walk() -> None:
     tokens, parents = [0, 0, 1, 1, 0, 1], [-1, 0, 0, 1, 2, 3]
     tree = DraftTree.build(tokens, parents)
-    for drawn in torch.cartesian_prod(*[torch.arange(3)] * len(tokens)):
-        acceptance = accept(tree, drawn)
-        assert (acceptance.path, acceptance.emitted) == walk(tokens, parents, drawn.tolist())
+    for sampled in torch.cartesian_prod(*[torch.arange(3)] * len(tokens)):
+        acceptance = accept(tree, sampled)
+        assert (acceptance.path, acceptance.emitted) == walk(tokens, parents, sampled.tolist())
 
 
 class World:
@@ -134,8 +134,8 @@ class World:
             drafted, parents = tree.tokens.tolist(), tree.parents.tolist()
             paths = [ancestors(parents, node)[1:] for node in range(len(tree))]
             logits = torch.stack([self.logits(tokens + [drafted[node] for node in path]) for path in paths])
-            drawn = draw(logits, self.sampling, rows(noise, len(tokens), tree.depths.tolist()))
-            acceptance = accept(tree, drawn)
+            sampled = sample(logits, self.sampling, rows(noise, len(tokens), tree.depths.tolist()))
+            acceptance = accept(tree, sampled)
             tokens += acceptance.emitted
             accepted += acceptance.accepted
         return tokens[: len(self.prompt) + count], accepted

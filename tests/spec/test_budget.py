@@ -7,9 +7,9 @@ from itertools import pairwise
 
 import pytest
 
-from spec.budget import MIXED_STEP_FACTOR, StepCost
+from spec.budget import MIXED_STEP_FACTOR, CostModel
 
-CURVE = StepCost([2, 4, 16, 64], [1.0, 1.0, 2.0, 8.0])
+CURVE = CostModel([2, 4, 16, 64], [1.0, 1.0, 2.0, 8.0])
 
 
 @pytest.mark.parametrize(
@@ -33,7 +33,7 @@ def test_between_and_beyond_the_points(rows: int, seconds: float) -> None:
 
 
 def test_a_dip_is_noise() -> None:
-    cost = StepCost([1, 2, 4, 8], [1.0, 3.0, 2.0, 4.0])
+    cost = CostModel([1, 2, 4, 8], [1.0, 3.0, 2.0, 4.0])
     assert [cost.seconds(rows) for rows in (1, 2, 3, 4, 6, 8)] == [1.0, 2.5, 2.5, 2.5, 3.25, 4.0]
 
 
@@ -57,14 +57,14 @@ def test_a_mixed_step_takes_twice_the_time_of_the_decode_step(decode_rows: int, 
 
 
 def test_at_least_one_row_of_prefill_moves_on() -> None:
-    assert StepCost([1, 2], [1.0, 100.0]).chunk(1, 256) == 1
+    assert CostModel([1, 2], [1.0, 100.0]).chunk(1, 256) == 1
 
 
 def test_random_curves() -> None:
     rng = random.Random(5)
     for _ in range(200):
         sizes = sorted(rng.sample(range(1, 300), rng.randint(1, 8)))
-        cost = StepCost(sizes, [rng.random() + 0.01 for _ in sizes])
+        cost = CostModel(sizes, [rng.random() + 0.01 for _ in sizes])
         spent = [cost.seconds(rows) for rows in range(400)]
         assert all(more >= less * (1 - 1e-12) for less, more in pairwise(spent))
         decode, most = rng.randint(1, 80), rng.randint(1, 256)
@@ -82,7 +82,7 @@ def test_measuring_stops_when_it_takes_too_long() -> None:
         asked.append(rows)
         return rows / 10
 
-    cost = StepCost.measure(run, [1, 2, 4, 8, 16], patience=0.35)
+    cost = CostModel.measure(run, [1, 2, 4, 8, 16], patience=0.35)
     assert asked == [1, 2, 4]
     assert cost.seconds(4) == pytest.approx(0.4)
     assert cost.seconds(40) == pytest.approx(4.0)

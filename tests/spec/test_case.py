@@ -7,12 +7,12 @@ from dataclasses import replace
 import pytest
 
 from drafters.combined import CombinedDrafter
-from spec.budget import StepCost
+from spec.budget import CostModel
 from spec.budget.budget import Budget
 from spec.budget.cost import DraftCost
 from spec.budget.members import OPEN, Member, Promises
 from spec.budget.plan import Plan
-from spec.step import Verdict, Work
+from spec.step import ScheduledSequence, VerifyResult
 from spec.trace import StepTrace
 from spec.tree import DraftTree, TreeShape
 from tests.drafters.test_combined import LOOKED, MODEL, Parrot, sequence
@@ -26,7 +26,7 @@ class Steps:
     def __init__(self, rows: float = 0.0) -> None:
         self.looked = Parrot("looked", DraftTree.chain([7]))
         self.model = Member.model(Parrot("model", MODEL), DraftCost(0.01, 0.01))
-        cost = StepCost([1, 64], [1.0, 1.0 + 63 * rows])
+        cost = CostModel([1, 64], [1.0, 1.0 + 63 * rows])
         self.budget = Budget([Member.looking(self.looked), self.model], cost, timed=False)
         self.combined, self.one = CombinedDrafter(self.budget), sequence()
 
@@ -36,9 +36,9 @@ class Steps:
         (tree,) = self.combined.draft([self.one], [plan])
         self.one.tokens.extend(tokens)
         depths = tree.depths.tolist()[1:]
-        work = Work(self.one, 0, plan.shape, plan=plan)
-        verdict = Verdict(work, tree, emitted=tokens, accepted=accepted, depths=depths, forced=forced)
-        self.budget.stepped(STEP, [verdict])
+        scheduled = ScheduledSequence(self.one, 0, plan.shape, plan=plan)
+        result = VerifyResult(scheduled, tree, emitted=tokens, accepted=accepted, depths=depths, forced=forced)
+        self.budget.stepped(STEP, [result])
         return plan, tree
 
 
@@ -101,8 +101,8 @@ def test_a_model_does_not_draft_what_a_grammar_forces_for_free(free: Steps) -> N
     (plan,) = free.budget.plan([free.one])
     assert plan.shape.levels == OPEN.levels
     assert plan.likely_levels == 2
-    assert Work(free.one, 0, plan.shape, [1], plan).drafts
-    assert not Work(free.one, 0, plan.shape, [1, 2], plan).drafts
+    assert ScheduledSequence(free.one, 0, plan.shape, [1], plan).drafts
+    assert not ScheduledSequence(free.one, 0, plan.shape, [1, 2], plan).drafts
 
 
 def test_a_step_of_another_plan_says_nothing_of_what_was_found(free: Steps) -> None:
@@ -113,6 +113,8 @@ def test_a_step_of_another_plan_says_nothing_of_what_was_found(free: Steps) -> N
     assert case is not None
     believed, pace = case.claims["looked"].chance(0.6), case.pace(1.0)
     free.one.tokens.extend([5, 5])
-    plain = Verdict(Work(free.one, 0, TreeShape()), DraftTree.chain([7]), emitted=[5], accepted=0, depths=[])
+    plain = VerifyResult(
+        ScheduledSequence(free.one, 0, TreeShape()), DraftTree.chain([7]), emitted=[5], accepted=0, depths=[]
+    )
     free.budget.stepped(STEP, [plain])
     assert (case.claims["looked"].chance(0.6), case.pace(1.0)) == (believed, pace)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence as Many
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -12,12 +12,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from spec.budget import StepCost
+from spec.budget import CostModel
 from spec.constrain import Guarded
 from spec.errors import InvalidRequest
 from spec.request import Grammar, Request
 from spec.sampling import SamplingParams
-from spec.sequence import Sequence
+from spec.sequence import SequenceState
 from spec.tree import DraftTree, TreeShape
 from tests.spec.grammars import Automaton, Odd
 from tests.spec.house import Answer, House
@@ -32,14 +32,14 @@ def _sampling(seed: int, **fields: Any) -> SamplingParams:
     return SamplingParams(**({"seed": seed, "temperature": seed % 2 * 1.0, "max_tokens": 25} | fields))
 
 
-def _run(house: House, seeds: Many[int], **fields: Any) -> list[Answer]:
+def _run(house: House, seeds: Sequence[int], **fields: Any) -> list[Answer]:
     for seed in seeds:
         house.add(str(seed), PROMPT, _sampling(seed, **fields), grammar=Automaton(seed, VOCAB, [END]))
     answers = house.run()
     return [answers[str(seed)] for seed in seeds]
 
 
-def _expected(model: TableModel, seeds: Many[int], **fields: Any) -> list[Plain]:
+def _expected(model: TableModel, seeds: Sequence[int], **fields: Any) -> list[Plain]:
     return [
         plain(model, PROMPT, _sampling(seed, **fields), [END], grammar=Automaton(seed, VOCAB, [END])) for seed in seeds
     ]
@@ -73,7 +73,7 @@ def test_forced_tokens_fill_a_tree_and_no_more() -> None:
 
 def test_forced_tokens_do_not_keep_others_waiting() -> None:
     """Eight rows cost twice what two cost: one of the two who decode may have six rows more."""
-    model, cost = TableModel(2), StepCost([2, 8, 64], [1.0, 2.0, 20.0])
+    model, cost = TableModel(2), CostModel([2, 8, 64], [1.0, 2.0, 20.0])
     house = House(model, cost=cost)
     house.add("free", PROMPT, _sampling(3, max_tokens=6))
     house.add("forced", PROMPT, _sampling(1, max_tokens=60), grammar=Automaton(1, VOCAB, forcing=1.0))
@@ -94,7 +94,7 @@ def test_the_drafter_is_not_asked_for_what_is_forced_anyway() -> None:
 class _Silent(Guesser):
     """May not be asked."""
 
-    def propose(self, sequences: Many[Sequence], shapes: Many[TreeShape]) -> list[DraftTree]:
+    def propose(self, sequences: Sequence[SequenceState], shapes: Sequence[TreeShape]) -> list[DraftTree]:
         raise AssertionError("asked for drafts")
 
 
@@ -279,7 +279,7 @@ def test_a_grammar_that_fails_ends_its_own_request(replies: dict[str, Any], says
     assert last.finish_reason == "error"
     assert str(last.error).startswith("the grammar failed: ")
     assert says in str(last.error)
-    assert all(token % 2 for token in answers["sick"].tokens), "nothing goes out that was drawn without the mask"
+    assert all(token % 2 for token in answers["sick"].tokens), "nothing goes out that was sampled without the mask"
     assert answers["fine"].plain == plain(model, PROMPT, _sampling(2))
     assert len(answers["free"].tokens) == 25
 

@@ -6,11 +6,11 @@ import random
 
 import pytest
 
-from spec.budget.cost import DraftCost, StepCost
+from spec.budget.cost import CostModel, DraftCost
 
 
 def test_steps_correct_the_curve_most_of_all_near_their_rows() -> None:
-    cost = StepCost([1, 8, 64], [1.0, 1.0, 4.0])
+    cost = CostModel([1, 8, 64], [1.0, 1.0, 4.0])
     for _ in range(200):
         cost.saw(8, 8, 0, 2.0)
     after = cost.expected(64)
@@ -24,7 +24,7 @@ def test_steps_correct_the_curve_most_of_all_near_their_rows() -> None:
 
 
 def test_a_slower_machine_is_slower_at_all_rows_and_soon() -> None:
-    cost = StepCost([1, 8, 64], [1.0, 1.5, 4.0])
+    cost = CostModel([1, 8, 64], [1.0, 1.5, 4.0])
     for _ in range(30):
         cost.saw(1, 1, 0, 2.0)
         cost.saw(8, 8, 0, 3.0)
@@ -49,7 +49,7 @@ def test_what_was_never_measured_is_what_the_first_draft_takes() -> None:
 
 
 def test_one_step_that_was_held_up_hardly_counts() -> None:
-    cost, draft = StepCost([1], [1.0]), DraftCost(0.1, 0.1)
+    cost, draft = CostModel([1], [1.0]), DraftCost(0.1, 0.1)
     cost.saw(1, 1, 0, 1000.0)
     draft.saw(4, 1000.0)
     assert cost.expected(1)[1] < 1.05
@@ -57,7 +57,7 @@ def test_one_step_that_was_held_up_hardly_counts() -> None:
 
 
 def test_context_adds_to_a_step_and_more_to_more_rows() -> None:
-    cost = StepCost([1, 2], [1.0, 1.0], context=[(1, 0.0011), (2, 0.0012)])
+    cost = CostModel([1, 2], [1.0, 1.0], context=[(1, 0.0011), (2, 0.0012)])
     assert cost.behind(1, 1000) == pytest.approx(1.1)
     assert cost.behind(2, 1000) == pytest.approx(1.2)
     assert cost.behind(4, 1000) == pytest.approx(2.4)
@@ -70,7 +70,7 @@ def test_a_table_is_what_each_of_its_rows_costs(sequences: int, points: int) -> 
     rng = random.Random(points)
     rows = sorted(rng.sample(range(1, 40), points))
     behind = [(row, rng.uniform(1e-5, 1e-4)) for row in sorted(rng.sample(range(1, 20), points))]
-    cost = StepCost(rows, [rng.uniform(0.01, 0.05) for _ in rows], behind)
+    cost = CostModel(rows, [rng.uniform(0.01, 0.05) for _ in rows], behind)
     for _ in range(50):
         own = rng.randrange(1, 20)
         cost.saw(own * sequences, own, 500, rng.uniform(0.01, 0.06))
@@ -87,7 +87,7 @@ def test_who_rested_pays_for_what_was_written_meanwhile() -> None:
 
 
 def test_a_table_is_read_again_when_the_batch_the_context_or_the_costs_have_changed() -> None:
-    cost = StepCost([1, 8], [1.0, 2.0], context=[(1, 0.001)])
+    cost = CostModel([1, 8], [1.0, 2.0], context=[(1, 0.001)])
     first = cost.table(1, 100, 8)
     assert cost.table(1, 101, 8) is first
     assert cost.table(1, 1000, 8)[1] == pytest.approx(2.0)

@@ -1,4 +1,4 @@
-"""The draw against the exact law of every filter, and that it is a function of its own row alone."""
+"""The sample against the exact law of every filter, and that it is a function of its own row alone."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from spec.draw import BROKEN, draw, first_largest, keep_top_k, keep_top_p_min_p, row_sum
 from spec.noise import Noise, gumbel_row
+from spec.sample import BROKEN, first_largest, keep_top_k, keep_top_p_min_p, row_sum, sample
 from spec.sampling import SamplingParams
 from spec.seeds import derive_seed
 from tests.spec.laws import ALPHA, chi_square_tail, gumbel, kept, law, pair_tail, reference_draw
@@ -36,7 +36,7 @@ FILTERS = {
     "top-p and min-p": SamplingParams(top_p=0.9996, min_p=0.00015, temperature=1.1),
     "all of them": SamplingParams(top_k=10, top_p=0.9998, min_p=0.0003, temperature=1.1),
 }
-#: So strict that most draws have to list the survivors.
+#: So strict that most samples have to list the survivors.
 STRICT = {
     "top-p": SamplingParams(top_p=0.5),
     "top-p, hot": SamplingParams(top_p=0.3, temperature=1.8),
@@ -59,18 +59,18 @@ LARGE = {
 
 
 def _draws(sampling: SamplingParams, noise: Tensor, logits: Tensor = LOGITS) -> Tensor:
-    return torch.cat([draw(logits.expand(rows.shape), sampling, rows) for rows in noise.split(50_000)])
+    return torch.cat([sample(logits.expand(rows.shape), sampling, rows) for rows in noise.split(50_000)])
 
 
 def _tail(sampling: SamplingParams, noise: Tensor, logits: Tensor = LOGITS) -> float:
-    draws = _draws(sampling, noise, logits)
-    return chi_square_tail(torch.bincount(draws, minlength=len(logits)), law(logits, sampling))
+    samples = _draws(sampling, noise, logits)
+    return chi_square_tail(torch.bincount(samples, minlength=len(logits)), law(logits, sampling))
 
 
 @pytest.fixture
 def _short_sums(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows of 14 numbers need not be filled up to 4,096 with zeros before they are summed, a million times."""
-    monkeypatch.setattr("spec.draw._SUM_CHUNK", 16)
+    monkeypatch.setattr("spec.sample._SUM_CHUNK", 16)
 
 
 @pytest.fixture(scope="module")
@@ -106,8 +106,8 @@ def test_many_seeds_at_one_position_follow_the_law(name: str) -> None:
 
 
 def test_the_law_test_notices_a_wrong_law(million: Tensor) -> None:
-    draws = _draws(SamplingParams(), million)
-    counts = torch.bincount(draws, minlength=len(LOGITS))
+    samples = _draws(SamplingParams(), million)
+    counts = torch.bincount(samples, minlength=len(LOGITS))
     assert chi_square_tail(counts, law(LOGITS, SamplingParams(temperature=1.01))) < ALPHA
     assert chi_square_tail(counts, law(LOGITS, SamplingParams(top_p=0.999))) < ALPHA
     assert chi_square_tail(counts, law(LOGITS + torch.eye(len(LOGITS))[3] / 50, SamplingParams())) < ALPHA
@@ -115,9 +115,9 @@ def test_the_law_test_notices_a_wrong_law(million: Tensor) -> None:
 
 def test_neighbouring_positions_know_nothing_of_each_other(million: Tensor) -> None:
     expected = law(LOGITS, SamplingParams())
-    draws = _draws(SamplingParams(), million)
+    samples = _draws(SamplingParams(), million)
     for apart in (1, 2, 64):
-        windows = draws.unflatten(0, (-1, 2 * apart))  # of each, one pair: so that no draw is in two pairs
+        windows = samples.unflatten(0, (-1, 2 * apart))  # of each, one pair: so that no sample is in two pairs
         assert pair_tail(windows[:, 0], windows[:, apart], expected) > ALPHA, apart
 
 
@@ -125,7 +125,7 @@ def test_neighbouring_seeds_and_choices_know_nothing_of_each_other() -> None:
     expected = law(LOGITS, SamplingParams())
     seeds = range(500, 100_500)
     first, following, second_choice = (
-        draw(LOGITS.expand(100_000, -1), SamplingParams(), gumbel(others, 40, len(LOGITS)))
+        sample(LOGITS.expand(100_000, -1), SamplingParams(), gumbel(others, 40, len(LOGITS)))
         for others in (seeds, [seed + 1 for seed in seeds], [derive_seed(seed, 1) for seed in seeds])
     )
     assert pair_tail(first[::2], following[::2], expected) > ALPHA
@@ -133,15 +133,15 @@ def test_neighbouring_seeds_and_choices_know_nothing_of_each_other() -> None:
 
 
 def _pair_tail_of_rows(noise: Noise, positions: int) -> tuple[float, float]:
-    """How likely the draws, and the pairs of neighbouring draws, are with the rows that a sequence really uses."""
+    """How likely the samples, and the pairs of neighbouring samples, are with the rows that a sequence really uses."""
     logits = torch.tensor([1.0, 0.5, 0.0, 0.3])
     expected = law(logits, SamplingParams())
-    draws = draw(logits.expand(positions, -1), SamplingParams(), noise.rows(range(positions)))
-    return chi_square_tail(torch.bincount(draws), expected), pair_tail(draws[::2], draws[1::2], expected)
+    samples = sample(logits.expand(positions, -1), SamplingParams(), noise.rows(range(positions)))
+    return chi_square_tail(torch.bincount(samples), expected), pair_tail(samples[::2], samples[1::2], expected)
 
 
 def test_noise_used_twice_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same rows for two positions leave every single draw right; only the pairs tell."""
+    """The same rows for two positions leave every single sample right; only the pairs tell."""
     alone, pairs = _pair_tail_of_rows(Noise(8, 4), 2000)
     assert alone > ALPHA
     assert pairs > ALPHA
@@ -159,7 +159,7 @@ def test_large_rows_draw_what_the_spelled_out_filters_draw(vocab_size: int, name
     logits *= torch.linspace(0.5, 6.0, 24)[:, None]
     noise = gumbel(31, range(24), vocab_size)
     expected = [reference_draw(logits[row], sampling, noise[row]) for row in range(24)]
-    assert draw(logits, sampling, noise).tolist() == expected
+    assert sample(logits, sampling, noise).tolist() == expected
 
 
 @pytest.mark.parametrize("vocab_size", [11, 4096, 49152])
@@ -221,7 +221,7 @@ def test_top_p_and_min_p_on_a_row_one_can_add_up(top_p: float, min_p: float, lef
     row = torch.tensor([0.4, 0.2, 0.2, 0.1, 0.1]).log()
     assert keep_top_p_min_p(row, top_p, min_p).isfinite().nonzero().flatten().tolist() == left
     noise = gumbel(4, range(600), 5)
-    assert set(draw(row.expand(600, -1), SamplingParams(top_p=top_p, min_p=min_p), noise).tolist()) == set(left)
+    assert set(sample(row.expand(600, -1), SamplingParams(top_p=top_p, min_p=min_p), noise).tolist()) == set(left)
 
 
 @pytest.mark.parametrize("top_p", [5e-324, 1e-45, 3e-8, 1e-7, 1 - 1e-7])
@@ -230,7 +230,7 @@ def test_top_p_next_to_its_ends(vocab_size: int, top_p: float) -> None:
     """Nearly flat rows whose noise picks the one token that is not among the likeliest."""
     logits, noise = torch.zeros(1, vocab_size), torch.zeros(1, vocab_size)
     logits[0, 5], noise[0, 5] = -1e-4, 9.0
-    assert draw(logits, SamplingParams(top_p=top_p), noise).tolist() == [5 if top_p > 0.5 else 0]
+    assert sample(logits, SamplingParams(top_p=top_p), noise).tolist() == [5 if top_p > 0.5 else 0]
 
 
 @pytest.mark.parametrize("vocab_size", [17, 128, 384])
@@ -240,7 +240,7 @@ def test_small_rows_with_many_ties_draw_what_the_spelled_out_filters_draw(vocab_
     noise = gumbel(32, range(60), vocab_size)
     for name, sampling in (WARPS | FILTERS | {f"strict {name}": params for name, params in STRICT.items()}).items():
         expected = [reference_draw(row, sampling, rows) for row, rows in zip(logits, noise, strict=True)]
-        assert draw(logits, sampling, noise).tolist() == expected, name
+        assert sample(logits, sampling, noise).tolist() == expected, name
 
 
 @pytest.mark.parametrize("vocab_size", [1, 97, 128, 4096, 49152])
@@ -259,14 +259,14 @@ def test_a_row_draws_the_same_alone_and_anywhere_in_a_batch(vocab_size: int, row
     noise = gumbel(9, range(rows), vocab_size)
     elsewhere = torch.randperm(rows, generator=generator)
     for name, sampling in LARGE.items():
-        together = draw(logits, sampling, noise)
-        alone = torch.cat([draw(logits[i : i + 1], sampling, noise[i : i + 1]) for i in range(rows)])
+        together = sample(logits, sampling, noise)
+        alone = torch.cat([sample(logits[i : i + 1], sampling, noise[i : i + 1]) for i in range(rows)])
         assert torch.equal(alone, together), name
-        assert torch.equal(draw(logits[elsewhere], sampling, noise[elsewhere]), together[elsewhere]), name
+        assert torch.equal(sample(logits[elsewhere], sampling, noise[elsewhere]), together[elsewhere]), name
         for size in (2, 3, 5, 8):
             start = int(torch.randint(rows - size + 1, (1,), generator=generator))
             part = slice(start, start + size)
-            assert torch.equal(draw(logits[part], sampling, noise[part]), together[part]), (name, size)
+            assert torch.equal(sample(logits[part], sampling, noise[part]), together[part]), (name, size)
 
 
 @pytest.mark.parametrize(("vocab_size", "rows"), [(97, 64), (4096, 64), (49152, 24), (151936, 9)])
@@ -284,9 +284,9 @@ def test_a_decision_on_the_edge_falls_the_same_way_anywhere_in_a_batch(vocab_siz
             if not 0.0 < edges[row] + nudge < 1.0:
                 continue
             sampling = SamplingParams(top_p=edges[row] + nudge)
-            alone = draw(logits[row : row + 1], sampling, noise[row : row + 1])
+            alone = sample(logits[row : row + 1], sampling, noise[row : row + 1])
             first = max(0, row - 3)
-            assert draw(logits[first : row + 1], sampling, noise[first : row + 1])[-1] == alone[0]
+            assert sample(logits[first : row + 1], sampling, noise[first : row + 1])[-1] == alone[0]
 
 
 @pytest.mark.parametrize("vocab_size", [97, 4095, 4096, 4097, 49152, 151936])
@@ -308,14 +308,14 @@ def test_a_row_has_the_same_sum_alone_in_a_batch_and_on_two_threads(vocab_size: 
 def test_temperature_0_takes_the_first_largest() -> None:
     greedy = SamplingParams(temperature=0.0, top_k=3, top_p=0.1, min_p=0.5)
     logits = torch.tensor([[0.0, 2.0, 2.0, 1.0], [5.0, 5.0, 5.0, 5.0], [-math.inf, -3.0, -3.5, -math.inf]])
-    assert draw(logits, greedy, None).tolist() == [1, 0, 1]
+    assert sample(logits, greedy, None).tolist() == [1, 0, 1]
 
 
 @pytest.mark.parametrize("temperature", [1e-2, 1e-6, 1e-20, 1e-37, 1e-44, 5e-324])
 def test_a_temperature_near_0_draws_the_largest(temperature: float) -> None:
     logits = torch.tensor([[1.0, 9.0, 12.0, -5.0], [-7.0, -3.0, -9.0, -4.0], [0.0, -1.0, -2.0, 0.5]])
     noise = gumbel(3, range(3), 4)
-    assert draw(logits, SamplingParams(temperature=temperature), noise).tolist() == [2, 1, 3]
+    assert sample(logits, SamplingParams(temperature=temperature), noise).tolist() == [2, 1, 3]
 
 
 @pytest.mark.parametrize("sampling", [SamplingParams(), SamplingParams(temperature=0.0), LARGE["all of them"]])
@@ -323,29 +323,29 @@ def test_a_temperature_near_0_draws_the_largest(temperature: float) -> None:
 def test_one_broken_number_breaks_its_row_alone(broken: float, sampling: SamplingParams) -> None:
     logits = torch.randn(3, 50, generator=torch.Generator().manual_seed(0))
     noise = gumbel(3, range(3), 50)
-    before = draw(logits, sampling, noise).tolist()
+    before = sample(logits, sampling, noise).tolist()
     logits[1, 7] = broken
-    assert draw(logits, sampling, noise).tolist() == [before[0], BROKEN, before[2]]
+    assert sample(logits, sampling, noise).tolist() == [before[0], BROKEN, before[2]]
 
 
 @pytest.mark.parametrize("sampling", [SamplingParams(), SamplingParams(temperature=0.0), LARGE["all of them"]])
 def test_a_row_that_rules_everything_out_is_broken(sampling: SamplingParams) -> None:
     logits = torch.zeros(2, 50)
     logits[1] = -math.inf
-    assert draw(logits, sampling, gumbel(3, range(2), 50))[1] == BROKEN
+    assert sample(logits, sampling, gumbel(3, range(2), 50))[1] == BROKEN
 
 
 def test_the_only_token_left_is_drawn() -> None:
     logits = torch.full((40, 30), -math.inf)
     logits[torch.arange(40), torch.arange(40) % 30] = -50.0
     for sampling in (*WARPS.values(), *FILTERS.values(), *STRICT.values()):
-        assert draw(logits, sampling, gumbel(6, range(40), 30)).tolist() == [row % 30 for row in range(40)]
+        assert sample(logits, sampling, gumbel(6, range(40), 30)).tolist() == [row % 30 for row in range(40)]
 
 
 def test_the_inputs_are_left_alone() -> None:
     logits, noise = torch.randn(5, 40), gumbel(6, range(5), 40)
     before = logits.clone(), noise.clone()
     for sampling in (*WARPS.values(), *FILTERS.values(), *STRICT.values(), SamplingParams(temperature=0.0)):
-        draw(logits, sampling, noise)
+        sample(logits, sampling, noise)
     assert torch.equal(logits, before[0])
     assert torch.equal(noise, before[1])

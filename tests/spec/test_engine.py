@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Sequence as Many
+from collections.abc import Sequence
 
 import pytest
 
@@ -47,7 +47,7 @@ def _requests(seed: int, count: int) -> list[tuple[list[int], SamplingParams]]:
     return [([rng.randrange(32) for _ in range(rng.choice([1, 2, 5, 13, 30]))], _params(rng)) for _ in range(count)]
 
 
-def _run(house: House, requests: Many[tuple[list[int], SamplingParams]]) -> list[Answer]:
+def _run(house: House, requests: Sequence[tuple[list[int], SamplingParams]]) -> list[Answer]:
     for number, (prompt, sampling) in enumerate(requests):
         house.add(str(number), prompt, sampling)
     answers = house.run()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence as Many
+from collections.abc import Sequence
 
 from spec.constrain import Draft, Guarded, graft
 from spec.tree import DraftTree
@@ -11,7 +11,7 @@ from tests.spec.grammars import Odd
 from tests.spec.trees import random_tree
 
 
-def _graft(tree: DraftTree, forced: Many[int] = (), most: int = 64) -> Draft:
+def _graft(tree: DraftTree, forced: Sequence[int] = (), most: int = 64) -> Draft:
     return graft(Guarded(Odd(), 32), forced, tree, most)
 
 
@@ -68,7 +68,7 @@ def test_random_grafts_hold_what_is_legal() -> None:
                 assert draft.tree.depths[node] == tree.depths[origin]
 
 
-def _paths(tokens: Many[int], parents: Many[int]) -> list[tuple[int, ...]]:
+def _paths(tokens: Sequence[int], parents: Sequence[int]) -> list[tuple[int, ...]]:
     paths: list[tuple[int, ...]] = []
     for token, parent in zip(tokens, parents, strict=True):
         paths.append((*(paths[parent] if parent >= 0 else ()), token))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence as Many
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -20,7 +20,7 @@ from tests.spec.tables import Guesser, TableModel, plain
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5]
 
 
-def teacher_forced(model: TableModel, text: Many[int], start: int, count: int) -> list[TokenLogprobs]:
+def teacher_forced(model: TableModel, text: Sequence[int], start: int, count: int) -> list[TokenLogprobs]:
     """Entries of the tokens from ``start`` on, each row looked up alone."""
     return [
         logprobs_of(model.logits([model.state(text[:place])], text[place - 1 : place]), [text[place]], count)[0]

@@ -105,7 +105,7 @@ def test_the_noise_is_gumbel() -> None:
 
 
 def test_the_large_values_are_as_many_as_they_should_be() -> None:
-    """The winners of a draw come from the upper tail, which the other tests hardly see."""
+    """The winners of a sample come from the upper tail, which the other tests hardly see."""
     values = gumbel(77, range(400), 8192)
     for threshold in (4.0, 6.0, 8.0, 10.0):
         expected = values.numel() * -math.expm1(-math.exp(-threshold))

@@ -7,7 +7,7 @@ from statistics import fmean
 
 import pytest
 
-from spec.budget import StepCost
+from spec.budget import CostModel
 from spec.plain import CHANGED, FEW, OLD, PLAIN_EVERY, PlainPace
 
 PASSES = {1: 0.0088, 2: 0.0090, 5: 0.0096, 9: 0.0110, 16: 0.0135}
@@ -26,7 +26,7 @@ class Machine:
 
     def __init__(self, rows: tuple[int, ...] = (5,), wrong: float = 1.0) -> None:
         self.now, self.pace, self.rows = 1000.0, 1.0, rows
-        cost = StepCost(list(PASSES), [seconds * (wrong if rows > 2 else 1.0) for rows, seconds in PASSES.items()])
+        cost = CostModel(list(PASSES), [seconds * (wrong if rows > 2 else 1.0) for rows, seconds in PASSES.items()])
         self.plain = PlainPace(cost, ROOT, clock=lambda: self.now)
         self.told: list[tuple[float, str]] = []
         self.steps = self.without = 0
@@ -128,7 +128,7 @@ def test_it_says_why_it_doubts() -> None:
 
 
 def test_where_nobody_measured_nobody_is_asked_early_and_the_first_plain_step_tells() -> None:
-    plain = PlainPace(StepCost([1], [0.01]))
+    plain = PlainPace(CostModel([1], [0.01]))
     for _ in range(100):
         assert plain.saw(5, 1, 4, {"forward": 0.02}) == 0.0
     assert not plain.due()

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Many
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
 import pytest
 
-from spec.budget import StepCost
+from spec.budget import CostModel
 from spec.budget.budget import Budget
 from spec.budget.cost import DraftCost
 from spec.budget.members import RESTING, Member
 from spec.budget.plan import NO_PLAN, Plan, Share
-from spec.sequence import Sequence
-from spec.step import Verdict, Work
+from spec.sequence import SequenceState
+from spec.step import ScheduledSequence, VerifyResult
 from spec.trace import StepTrace
 from spec.tree import DraftTree, TreeShape
 from tests.drafters.test_combined import LOOKED, MODEL, Parrot, sequence
@@ -26,14 +26,14 @@ FLAT = ([1, 64], [1.0, 1.0])
 class Picky(Parrot):
     """Says its tree for one sequence alone."""
 
-    def propose(self, sequences: Many[Sequence], shapes: Many[TreeShape]) -> list[DraftTree]:
+    def propose(self, sequences: Sequence[SequenceState], shapes: Sequence[TreeShape]) -> list[DraftTree]:
         return [self.tree if one.id == "s" else DraftTree.chain([7], self.name) for one in sequences]
 
 
 class Reader(Parrot):
     """Says one tree, and has 64 tokens to catch up with beside the last one."""
 
-    def unread(self, sequence: Sequence) -> int:
+    def unread(self, sequence: SequenceState) -> int:
         return 65
 
 
@@ -42,19 +42,23 @@ def model(seconds: float = 0.1, parrot: type[Parrot] = Parrot) -> Member:
 
 
 def budget_of(*members: Member, timed: bool = False, pinned: TreeShape | None = None) -> Budget:
-    return Budget(members, StepCost(*FLAT), pinned, timed=timed)
+    return Budget(members, CostModel(*FLAT), pinned, timed=timed)
 
 
 def came(
-    one: Sequence, plan: Plan, tree: DraftTree, tokens: list[int], accepted: int, /, **seconds: float
-) -> tuple[StepTrace, list[Verdict]]:
+    one: SequenceState, plan: Plan, tree: DraftTree, tokens: list[int], accepted: int, /, **seconds: float
+) -> tuple[StepTrace, list[VerifyResult]]:
     """A step of this shape in which these tokens came."""
     one.tokens.extend(tokens)
     trace = StepTrace(
         number=0, rows=len(tree), sequences=1, prefill_rows=0, drafted=0, accepted=accepted, emitted=0, seconds=seconds
     )
     depths = tree.depths.tolist()[1:]
-    return trace, [Verdict(Work(one, 0, plan.shape, plan=plan), tree, emitted=tokens, accepted=accepted, depths=depths)]
+    return trace, [
+        VerifyResult(
+            ScheduledSequence(one, 0, plan.shape, plan=plan), tree, emitted=tokens, accepted=accepted, depths=depths
+        )
+    ]
 
 
 def model_share(plan: Plan) -> Share:
@@ -160,7 +164,7 @@ def test_who_may_not_draft_is_not_asked_and_its_neighbour_is() -> None:
 
 def test_rows_planned_for_others_make_those_of_one_dearer_and_its_level_cheaper() -> None:
     """Eight rows cost as much as one, each further one two seconds more; a level is drafted for all at once."""
-    budget = Budget([model()], StepCost([1, 8, 64], [1.0, 1.0, 113.0]), timed=False)
+    budget = Budget([model()], CostModel([1, 8, 64], [1.0, 1.0, 113.0]), timed=False)
     alone = model_share(budget.plan([sequence()])[0]).shape.price
     two = model_share(budget.plan([sequence(), replace(sequence(), id="other")])[0]).shape.price
     assert alone is not None
@@ -173,7 +177,7 @@ def test_rows_planned_for_others_make_those_of_one_dearer_and_its_level_cheaper(
 def test_beside_what_was_found_levels_and_rows_are_dearer() -> None:
     looked = Parrot("looked", DraftTree.chain([7]))
     budget, one = budget_of(Member.looking(looked), model(seconds=0.01)), sequence()
-    budget.cost = StepCost([1, 64], [1.0, 1.63])
+    budget.cost = CostModel([1, 64], [1.0, 1.63])
     alone = model_share(budget.plan([one])[0]).shape.price
     looked.tree = DraftTree.chain([7, 5], "looked", (1.0, 0.4))
     beside = model_share(budget.plan([one])[0]).shape.price

@@ -4,63 +4,65 @@ from __future__ import annotations
 
 import pytest
 
-from spec.budget.probes import PROBING, Looks, Probes
-from spec.budget.weigh import Grove, Taken
+from spec.budget.exploration import PROBING, Exploration, Looks
+from spec.budget.weigh import CandidatePlan, ExpectedTree
 
-PLAIN = Taken("", (0,), (), 1.0, 1.0, 0, 0.0)
+PLAIN = CandidatePlan("", (0,), (), 1.0, 1.0, 0, 0.0)
 
 
-def way(model: str, lost: float, found: int = 0) -> Taken:
+def way(model: str, lost: float, found: int = 0) -> CandidatePlan:
     """One that is worth so many tokens less than no draft."""
-    return Taken(model, (found,), (Grove(0.5, 1.0, 1.0),), 1.5, 1.0 + lost, 1 + found, -lost)
+    return CandidatePlan(model, (found,), (ExpectedTree(0.5, 1.0, 1.0),), 1.5, 1.0 + lost, 1 + found, -lost)
 
 
-def asked(probes: Probes, ways: list[Taken], steps: int, reading: float = 0.0, behind: float = 0.0) -> list[str]:
+def asked(
+    exploration: Exploration, ways: list[CandidatePlan], steps: int, reading: float = 0.0, behind: float = 0.0
+) -> list[str]:
     """Who was asked in each of so many steps; "" for whoever was best anyway."""
     names = {one.model: reading for one in ways if one.model}
     left = dict.fromkeys(names, behind)
-    done = [probes.due(ways, 1.0, names, left) for _ in range(steps)]
+    done = [exploration.due(ways, 1.0, names, left) for _ in range(steps)]
     return [one.model if one is not ways[0] else "" for one in done]
 
 
 @pytest.mark.parametrize("lost", [0.05, 0.5, 2.0])
 def test_what_asking_loses_stays_below_its_share(lost: float) -> None:
-    done = asked(Probes(), [PLAIN, way("m", lost)], 8000)
+    done = asked(Exploration(), [PLAIN, way("m", lost)], 8000)
     assert lost * done.count("m") / 8000 == pytest.approx(PROBING, rel=0.1)
 
 
 def test_a_cheap_one_does_not_spend_what_was_saved_for_a_dear_one() -> None:
-    done = asked(Probes(), [PLAIN, way("cheap", 0.2), way("dear", 2.0)], 3000)
+    done = asked(Exploration(), [PLAIN, way("cheap", 0.2), way("dear", 2.0)], 3000)
     assert done.count("dear") == pytest.approx(3000 * PROBING / 2.0, abs=1)
     assert done.count("cheap") > 5 * done.count("dear")
 
 
 def test_for_a_model_that_has_nothing_to_say_nothing_is_saved() -> None:
     """Of a request that names its drafter, say."""
-    probes = Probes()
-    assert asked(probes, [PLAIN], 2000) == [""] * 2000
-    assert asked(probes, [PLAIN, way("m", 0.5)], 100) == [""] * 100
+    exploration = Exploration()
+    assert asked(exploration, [PLAIN], 2000) == [""] * 2000
+    assert asked(exploration, [PLAIN, way("m", 0.5)], 100) == [""] * 100
 
 
 @pytest.mark.parametrize("token", [PROBING / 4, PROBING])
 def test_reading_what_was_written_meanwhile_is_paid_beside_the_share(token: float) -> None:
     """What has to be read grows as fast as the share, or faster: without more it would never be asked."""
-    probes, unread, count = Probes(), 0.0, 0
+    exploration, unread, count = Exploration(), 0.0, 0
     for _ in range(2000):
         unread += token
-        if asked(probes, [PLAIN, way("m", 0.1)], 1, reading=token, behind=unread)[0]:
+        if asked(exploration, [PLAIN, way("m", 0.1)], 1, reading=token, behind=unread)[0]:
             unread, count = 0.0, count + 1
     assert count >= 10
 
 
 def test_whoever_leads_by_now_is_not_asked_to_be_seen_and_found_nodes_are_left_as_they_are() -> None:
     """What is asked beside what was found is weighed beside it; alone it would lose that."""
-    best = Taken("", (2,), (), 2.0, 1.0, 2, 1.0)
+    best = CandidatePlan("", (2,), (), 2.0, 1.0, 2, 1.0)
     alone, beside = way("m", 0.0), way("m", 0.1, found=2)
-    probes = Probes()
-    done = [probes.due([best, alone, beside, PLAIN], 1.0, {"m": 0.0}, {"m": 0.0}) for _ in range(3000)]
+    exploration = Exploration()
+    done = [exploration.due([best, alone, beside, PLAIN], 1.0, {"m": 0.0}, {"m": 0.0}) for _ in range(3000)]
     assert {one.kind for one in done} == {("", True), ("m", True)}
-    assert set(asked(Probes(), [way("m", -0.5), PLAIN], 2000)) == {""}
+    assert set(asked(Exploration(), [way("m", -0.5), PLAIN], 2000)) == {""}
 
 
 def run(looks: Looks, steps: int, plan: float, right: bool = False) -> list[int]:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from spec.budget.members import Promises
-from spec.budget.weigh import Grove
+from spec.budget.weigh import ExpectedTree
 
-TREE = Grove(1.0, 3.0, 2.0)
+TREE = ExpectedTree(1.0, 3.0, 2.0)
 
 
 def test_what_trees_promise_is_expected_of_the_next_though_none_of_it_came_by_bad_luck() -> None:
@@ -19,7 +19,7 @@ def test_what_trees_promise_is_expected_of_the_next_though_none_of_it_came_by_ba
     promises.saw(TREE, 0)
     assert promises.expected(12).tokens == pytest.approx(before.tokens, abs=0.05)
     for _ in range(60):
-        promises.saw(Grove(2.0, 6.0, 4.0), 2)
+        promises.saw(ExpectedTree(2.0, 6.0, 4.0), 2)
     assert promises.expected(12) == pytest.approx((2.0, 6.0, 4.0), rel=0.3)
     assert promises.expected(1)[::2] == (1.0, 1.0), "no more than may be drafted"
 
@@ -37,8 +37,8 @@ def test_promises_that_are_never_kept_are_not_believed_for_long() -> None:
 def test_the_first_trees_say_much_and_bad_luck_in_one_is_not_the_end() -> None:
     promises = Promises()
     begun = promises.brings.tokens
-    promises.saw(Grove(0.1, 1.0, 1.0), 0)
+    promises.saw(ExpectedTree(0.1, 1.0, 1.0), 0)
     assert 0.75 * begun < promises.brings.tokens < 0.85 * begun
     for _ in range(10):
-        promises.saw(Grove(0.1, 1.0, 1.0), 0)
+        promises.saw(ExpectedTree(0.1, 1.0, 1.0), 0)
     assert promises.expected(12).tokens < 0.5 * begun

@@ -7,12 +7,12 @@ import random
 import msgspec
 import pytest
 
-from spec.budget import StepCost
+from spec.budget import CostModel
 from spec.sampling import SamplingParams
 from tests.spec.house import House
 from tests.spec.tables import Guesser, TableModel, plain
 
-COST = StepCost([1, 4, 8, 32, 64, 256], [1.0, 1.0, 1.2, 2.0, 3.0, 9.0])
+COST = CostModel([1, 4, 8, 32, 64, 256], [1.0, 1.0, 1.2, 2.0, 3.0, 9.0])
 
 
 def _sampling(seed: int, max_tokens: int) -> SamplingParams:
@@ -142,7 +142,7 @@ def test_a_prediction_beside_a_prompt_makes_nobody_wait_longer() -> None:
 
 def test_a_decoding_sequence_is_in_every_step() -> None:
     model = TableModel(3)
-    house = House(model, None, cost=StepCost([1, 2], [1.0, 50.0]), max_seqs=3)
+    house = House(model, None, cost=CostModel([1, 2], [1.0, 50.0]), max_seqs=3)
     house.add("a", [1, 2], _sampling(1, 60))
     house.step()
     house.add("b", _prompt(1, 40), _sampling(1, 5))

@@ -142,9 +142,9 @@ def test_what_would_be_accepted_is_the_path_that_a_walk_finds(nodes: int) -> Non
     for _ in range(200):
         tree = random_tree(rng, nodes, 3)
         coming = [rng.randrange(3) for _ in range(rng.randrange(8))]
-        # A walk along these tokens, whose draws at each node are the token due at its depth.
-        draws = [coming[depth] if depth < len(coming) else -1 for depth in tree.depths.tolist()]
-        path, _ = walk(tree.tokens.tolist(), tree.parents.tolist(), draws)
+        # A walk along these tokens, whose samples at each node are the token due at its depth.
+        samples = [coming[depth] if depth < len(coming) else -1 for depth in tree.depths.tolist()]
+        path, _ = walk(tree.tokens.tolist(), tree.parents.tolist(), samples)
         assert tree.accepted(coming) == len(path) - 1
         lengths.add(tree.accepted(coming))
     assert nodes == 1 or len(lengths) > 1

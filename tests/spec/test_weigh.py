@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from spec.budget.weigh import DraftSeconds, Grove, Offer, Taken, falling, weigh, weigh_pinned
+from spec.budget.weigh import CandidatePlan, DraftSeconds, Estimate, ExpectedTree, falling, weigh, weigh_pinned
 from spec.tree import TreeShape
 
 
@@ -20,7 +20,7 @@ def priced(prices: dict[str, float]) -> DraftSeconds:
     return lambda name, levels, nodes: prices[name]
 
 
-def offers_of(rng: random.Random, sequences: int) -> list[Offer]:
+def offers_of(rng: random.Random, sequences: int) -> list[Estimate]:
     """Random chances, that fall along a chain, and trees of a few nodes."""
     made = []
     for _ in range(sequences):
@@ -28,22 +28,22 @@ def offers_of(rng: random.Random, sequences: int) -> list[Offer]:
         for _ in range(rng.randint(0, 3)):
             chance *= rng.uniform(0.3, 1.0)
             chances.append(chance)
-        trees = {name: Grove(rng.uniform(0.1, 1.5), rng.randint(1, 4), 1.0) for name in ("small", "head")}
-        made.append(Offer(chances, trees, rng.uniform(0.2, 0.9)))
+        trees = {name: ExpectedTree(rng.uniform(0.1, 1.5), rng.randint(1, 4), 1.0) for name in ("small", "head")}
+        made.append(Estimate(chances, trees, rng.uniform(0.2, 0.9)))
     return made
 
 
-def tried(offers: Sequence[Offer], seconds: Sequence[float], drafting: dict[str, float], pace: float) -> float:
+def tried(estimates: Sequence[Estimate], seconds: Sequence[float], drafting: dict[str, float], pace: float) -> float:
     """The most that any number of nodes of any way of drafting is worth."""
-    best = len(offers) - pace * seconds[len(offers)]
+    best = len(estimates) - pace * seconds[len(estimates)]
     for looked, model in itertools.product((False, True), ("", *drafting)):
-        pools = [[*offer.found] if looked else [] for offer in offers]
-        pools += [falling(offer.tree(model, looked)) for offer in offers] if model else []
+        pools = [[*estimate.found] if looked else [] for estimate in estimates]
+        pools += [falling(estimate.tree(model, looked)) for estimate in estimates] if model else []
         for counts in itertools.product(*(range(len(pool) + 1) for pool in pools)):
             if any(counts):
-                tokens = len(offers) + sum(sum(pool[:n]) for pool, n in zip(pools, counts, strict=True))
-                spent = drafting[model] if any(counts[len(offers) :]) else 0.0
-                best = max(best, tokens - pace * (seconds[len(offers) + sum(counts)] + spent))
+                tokens = len(estimates) + sum(sum(pool[:n]) for pool, n in zip(pools, counts, strict=True))
+                spent = drafting[model] if any(counts[len(estimates) :]) else 0.0
+                best = max(best, tokens - pace * (seconds[len(estimates) + sum(counts)] + spent))
     return best
 
 
@@ -52,32 +52,32 @@ def test_as_good_as_the_best_of_all(sequences: int) -> None:
     rng = random.Random(sequences)
     drafted = 0
     for _ in range(150):
-        offers, slope = offers_of(rng, sequences), rng.uniform(0.0, 0.3)
+        estimates, slope = offers_of(rng, sequences), rng.uniform(0.0, 0.3)
         seconds = [1.0 + slope * rows for rows in range(40)]
         prices = {"small": rng.uniform(0.0, 0.4), "head": rng.uniform(0.0, 0.4)}
         pace = sequences * rng.uniform(0.7, 2.0)
-        way = weigh(offers, seconds, priced(prices), pace)[0]
-        assert way.worth == pytest.approx(tried(offers, seconds, prices, pace))
+        way = weigh(estimates, seconds, priced(prices), pace)[0]
+        assert way.worth == pytest.approx(tried(estimates, seconds, prices, pace))
         drafted += way.nodes > 0
     assert 30 < drafted < 150
 
 
 def test_a_trees_nodes_add_up_and_fall() -> None:
-    for tree in (Grove(1.0, 4.0, 2.0), Grove(0.3, 0.2, 1.0), Grove(2.2, 7.4, 3.0)):
+    for tree in (ExpectedTree(1.0, 4.0, 2.0), ExpectedTree(0.3, 0.2, 1.0), ExpectedTree(2.2, 7.4, 3.0)):
         chances = falling(tree)
         assert sum(chances) == pytest.approx(tree.tokens)
         assert chances == sorted(chances, reverse=True)
         assert len(chances) == max(1, round(tree.nodes))
-    assert falling(Grove()) == []
+    assert falling(ExpectedTree()) == []
 
 
 def test_of_a_tree_as_much_is_asked_for_as_is_worth_its_rows() -> None:
     """Eight rows are free: a tree for one, and a node or two for each of four."""
-    offer = Offer(trees={"small": Grove(1.2, 6.0, 3.0)})
+    estimate = Estimate(trees={"small": ExpectedTree(1.2, 6.0, 3.0)})
     seconds = [1.0 + 0.2 * max(0, rows - 8) for rows in range(64)]
-    alone = weigh([offer], seconds, lambda *_: 0.1, pace=1.0)[0]
-    assert alone.trees == (Grove(pytest.approx(1.2), 6, 3.0),)  # type: ignore[arg-type]
-    many = weigh([offer] * 4, seconds, lambda *_: 0.1, pace=4.0)[0]
+    alone = weigh([estimate], seconds, lambda *_: 0.1, pace=1.0)[0]
+    assert alone.trees == (ExpectedTree(pytest.approx(1.2), 6, 3.0),)  # type: ignore[arg-type]
+    many = weigh([estimate] * 4, seconds, lambda *_: 0.1, pace=4.0)[0]
     assert many.nodes == 4
     assert [(tree.nodes, tree.levels) for tree in many.trees] == [(1, 1.0)] * 4
 
@@ -85,50 +85,50 @@ def test_of_a_tree_as_much_is_asked_for_as_is_worth_its_rows() -> None:
 def test_a_staircase_is_climbed_to_its_edge() -> None:
     """Rows 5 to 8 cost the same: the fifth is worth little, all four together are."""
     seconds = [1.0] * 5 + [1.5] * 4 + [9.0] * 20
-    assert weigh([Offer([0.95 - 0.1 * n for n in range(9)])], seconds, free, pace=1.5)[0].found == (7,)
+    assert weigh([Estimate([0.95 - 0.1 * n for n in range(9)])], seconds, free, pace=1.5)[0].found == (7,)
 
 
 def test_nodes_go_where_the_next_one_is_worth_most() -> None:
-    offers = [Offer([0.9, 0.8, 0.7]), Offer([0.6, 0.2]), Offer()]
+    estimates = [Estimate([0.9, 0.8, 0.7]), Estimate([0.6, 0.2]), Estimate()]
     seconds = [1.0 + 0.5 * rows for rows in range(20)]
-    assert weigh(offers, seconds, free, pace=1.3)[0].found == (3, 0, 0)
-    assert weigh(offers, seconds, free, pace=1.0)[0].found == (3, 1, 0)
+    assert weigh(estimates, seconds, free, pace=1.3)[0].found == (3, 0, 0)
+    assert weigh(estimates, seconds, free, pace=1.0)[0].found == (3, 1, 0)
 
 
 def test_no_draft_is_always_weighed() -> None:
-    ways = weigh([Offer([0.01])], [0.0, 1.0, 2.0], free, pace=1.0)
-    assert ways[0] == Taken("", (0,), (), 1.0, 1.0, 0, 0.0)
-    assert weigh([Offer(), Offer()], [1.0, 1.0, 1.0], free, pace=2.0)[0].tokens == 2.0
+    ways = weigh([Estimate([0.01])], [0.0, 1.0, 2.0], free, pace=1.0)
+    assert ways[0] == CandidatePlan("", (0,), (), 1.0, 1.0, 0, 0.0)
+    assert weigh([Estimate(), Estimate()], [1.0, 1.0, 1.0], free, pace=2.0)[0].tokens == 2.0
 
 
 def test_a_model_beside_what_was_found_helps_where_that_is_wrong() -> None:
-    tree = {"small": Grove(1.0, 2.0, 2.0)}
-    unsure = Offer([0.5, 0.45], tree, 0.5)
-    sure = Offer([0.98, 0.96], tree, 0.02)
+    tree = {"small": ExpectedTree(1.0, 2.0, 2.0)}
+    unsure = Estimate([0.5, 0.45], tree, 0.5)
+    sure = Estimate([0.98, 0.96], tree, 0.02)
     seconds = [1.0 + 0.02 * rows for rows in range(20)]
-    kinds = [weigh([offer], seconds, lambda *_: 0.2, pace=1.0)[0].kind for offer in (unsure, sure)]
+    kinds = [weigh([estimate], seconds, lambda *_: 0.2, pace=1.0)[0].kind for estimate in (unsure, sure)]
     assert kinds == [("small", True), ("", True)]
 
 
 def test_no_more_rows_are_taken_than_are_known() -> None:
-    offer = Offer([0.9] * 70, {"small": Grove(4.0, 70.0, 9.0)})
-    ways = weigh([offer], [1.0] * 65, free, pace=1.0)
+    estimate = Estimate([0.9] * 70, {"small": ExpectedTree(4.0, 70.0, 9.0)})
+    ways = weigh([estimate], [1.0] * 65, free, pace=1.0)
     assert {way.kind for way in ways} == {("", True), ("", False), ("small", False), ("small", True)}
     assert max(way.nodes for way in ways) <= 64
     assert next(way.found for way in ways if way.kind == ("", True)) == (63,)
 
 
 def test_a_pinned_shape_is_drafted_by_whoever_is_best_at_it() -> None:
-    offer = Offer([0.5, 0.3], {"small": Grove(2.4, 9.0, 9.0)}, 0.5)
+    estimate = Estimate([0.5, 0.3], {"small": ExpectedTree(2.4, 9.0, 9.0)}, 0.5)
     seconds, shape = [1.0 + 0.1 * rows for rows in range(20)], TreeShape.chain(3)
     asked: list[tuple[float, float]] = []
 
-    def best(price: float) -> Taken:
+    def best(price: float) -> CandidatePlan:
         def drafting(name: str, levels: float, nodes: float) -> float:
             asked.append((levels, nodes))
             return price
 
-        return weigh_pinned([offer], seconds, drafting, shape)[0]
+        return weigh_pinned([estimate], seconds, drafting, shape)[0]
 
     dear, cheap = best(2.0), best(0.1)
     assert (dear.kind, dear.found) == (("", True), (2,))
@@ -136,4 +136,4 @@ def test_a_pinned_shape_is_drafted_by_whoever_is_best_at_it() -> None:
     assert (cheap.tokens, cheap.seconds) == pytest.approx((3.4, 1.5))
     assert set(asked) == {(3, 3)}
     assert best(100.0).nodes, "somebody drafts who has anything to say"
-    assert not weigh_pinned([Offer()], seconds, free, shape)[0].nodes
+    assert not weigh_pinned([Estimate()], seconds, free, shape)[0].nodes

@@ -15,7 +15,7 @@ def random_parents(rng: random.Random, nodes: int) -> list[int]:
 
 
 def random_tree(rng: random.Random, nodes: int, vocab_size: int, root: int | None = None) -> DraftTree:
-    """A random tree whose siblings carry different tokens; smaller than ``nodes`` where a sibling was drawn twice."""
+    """A random tree whose siblings carry different tokens; smaller than ``nodes`` where a sibling was sampled twice."""
     tokens, parents = [rng.randrange(vocab_size) if root is None else root], [-1]
     reach, used = rng.choice([1, 2, 4, nodes]), set()
     for _ in range(nodes - 1):
@@ -27,13 +27,13 @@ def random_tree(rng: random.Random, nodes: int, vocab_size: int, root: int | Non
     return DraftTree.build(tokens, parents)
 
 
-def walk(tokens: Sequence[int], parents: Sequence[int], draws: Sequence[int]) -> tuple[list[int], list[int]]:
-    """From the root: while the drawn token is a child, step into it. Returns the path and the draws along it."""
+def walk(tokens: Sequence[int], parents: Sequence[int], samples: Sequence[int]) -> tuple[list[int], list[int]]:
+    """From the root: while the sampled token is a child, step into it. Returns the path and the samples along it."""
     path = [0]
     while True:
-        children = [n for n in range(len(tokens)) if parents[n] == path[-1] and tokens[n] == draws[path[-1]]]
+        children = [n for n in range(len(tokens)) if parents[n] == path[-1] and tokens[n] == samples[path[-1]]]
         if not children:
-            return path, [draws[node] for node in path]
+            return path, [samples[node] for node in path]
         path.append(children[0])
 
 

@@ -6,7 +6,7 @@ import logging
 
 import pytest
 
-from server.observe.telemetry.tally import Tally
+from server.observe.telemetry.window import Window
 from spec.trace import NOT_PAYING, StepTrace
 from tests.telemetry.test_verdict import Run
 
@@ -30,9 +30,9 @@ def step(choice: str, news: str = "") -> StepTrace:
 
 
 def test_steps_are_counted_by_who_was_chosen() -> None:
-    total = Tally()
+    total = Window()
     for choices in (("none", "suffix", "suffix"), ("suffix+draft_model", ""), ("none",)):
-        second = Tally()
+        second = Window()
         for choice in choices:
             second.step(step(choice, GAINS if choice == "suffix" else ""))
         total.add(second)

@@ -9,16 +9,16 @@ import pytest
 from server.observe.telemetry.drafting import Shape
 from server.observe.telemetry.histogram import TOKEN_BOUNDS, Histogram
 from server.observe.telemetry.history import MINUTES, SECONDS, History
-from server.observe.telemetry.tally import Tally
+from server.observe.telemetry.window import Window
 
 SHAPE = Shape([-1, 0, 1])
 START = 1_700_000_000
 
 
-def run(tally: Tally, kept: int = 2) -> None:
+def run(window: Window, kept: int = 2) -> None:
     entry = "d", SHAPE, 1, kept
-    tally.new_runs[entry] = tally.new_runs.get(entry, 0) + 1
-    tally.steps += 1
+    window.new_runs[entry] = window.new_runs.get(entry, 0) + 1
+    window.steps += 1
 
 
 def test_the_seconds_of_ten_minutes_the_minutes_of_an_hour_and_everything() -> None:
@@ -30,8 +30,8 @@ def test_the_seconds_of_ten_minutes_the_minutes_of_an_hour_and_everything() -> N
         now += dice.choice([0.3, 0.9, 2.0, 45.0])
     now = max(at) + 1.0
     seconds, minutes = history.seconds(now), history.minutes(now)
-    assert [tally.second for tally in seconds] == sorted({second for second in at if now - second <= SECONDS})
-    assert sum(tally.runs for tally in seconds) == sum(now - second <= SECONDS for second in at)
+    assert [window.second for window in seconds] == sorted({second for second in at if now - second <= SECONDS})
+    assert sum(window.runs for window in seconds) == sum(now - second <= SECONDS for second in at)
     whole = [minute.second for minute in minutes[1:]]
     assert all(second % 60 == 0 for second in whole) and len(minutes) <= MINUTES + 2
     assert {second // 60 for second in at if second >= minutes[1].second} == {second // 60 for second in whole}
@@ -64,9 +64,9 @@ def test_the_running_second_is_in_the_totals_and_not_in_the_charts() -> None:
     run(history.at(START + 0.9))
     assert history.total().runs == 2
     assert history.seconds(START + 0.95) == []
-    assert [tally.runs for tally in history.seconds(START + 1.0)] == [2]
+    assert [window.runs for window in history.seconds(START + 1.0)] == [2]
     run(history.at(START + 7.0))
-    assert [(tally.second, tally.runs) for tally in history.since(START)] == [(START, 2), (START + 7, 1)]
+    assert [(window.second, window.runs) for window in history.since(START)] == [(START, 2), (START + 7, 1)]
     assert history.window(START + 7.5, 7).runs == 1
     assert history.window(START + 7.5, 8).runs == 3
 

@@ -6,10 +6,10 @@ import msgspec
 import pytest
 from aiohttp.test_utils import TestClient, TestServer
 
-from server.gateway.keychain import Keychain
+from server.gateway.key_store import KeyStore
 from server.host.service import Service, ServiceOptions, Text
 from server.http.app import create_app
-from server.http.gate import Gate
+from server.http.auth import AuthMiddleware
 from server.observe.telemetry.report import HistoryReport, Snapshot
 from server.text.tokenizer import SamplingDefaults, Tokenizer
 from tests.gateway.guarded import ALICE, BOB, bearer
@@ -17,7 +17,7 @@ from tests.provenance.drafting import Drafting, ids_of
 
 ANSWER = "Once upon a fox there was"
 QUESTION = "naïve tart"
-KEYS = Keychain([ALICE, BOB])
+KEYS = KeyStore([ALICE, BOB])
 
 
 @pytest.fixture
@@ -34,7 +34,7 @@ async def service(tokenizer: Tokenizer) -> Service:
 
 
 def client_of(service: Service) -> TestClient:
-    return TestClient(TestServer(create_app(service, Gate(KEYS))))
+    return TestClient(TestServer(create_app(service, AuthMiddleware(KEYS))))
 
 
 async def test_metrics_need_a_key_and_tell_no_text(service: Service) -> None:

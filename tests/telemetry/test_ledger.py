@@ -1,4 +1,4 @@
-"""One request's ledger beside the engine's own trace of it: the same counts, whatever was cut off."""
+"""One request's stats beside the engine's own trace of it: the same counts, whatever was cut off."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 from server.observe.telemetry.drafting import Shape, Shapes, unlink
 from server.observe.telemetry.histogram import Histogram
-from server.observe.telemetry.ledger import MOST_STEPS, Books, Ledger
+from server.observe.telemetry.request_stats import MOST_STEPS, RequestStats, SharedStats
 from server.observe.telemetry.views import nodes
 from server.text.choice import Piece
 from spec.request import Delta, Origin, Request
@@ -17,14 +17,14 @@ from spec.sampling import SamplingParams
 from spec.trace import SequenceTrace, Statistics, depths_of
 
 
-def ledger(books: Books, id: str = "r", prompt: int = 3) -> Ledger:
-    return Ledger(Request(id=id, prompt=[1] * prompt, params=SamplingParams()), "", "", books)
+def stats(shared: SharedStats, id: str = "r", prompt: int = 3) -> RequestStats:
+    return RequestStats(Request(id=id, prompt=[1] * prompt, params=SamplingParams()), "", "", shared)
 
 
-def ticking(step: float = 0.001) -> Books:
-    """Books whose clock goes on by ``step`` each time it is read."""
+def ticking(step: float = 0.001) -> SharedStats:
+    """SharedStats whose clock goes on by ``step`` each time it is read."""
     ticks = count()
-    return Books(lambda: 1_000_000.0 + step * next(ticks))
+    return SharedStats(lambda: 1_000_000.0 + step * next(ticks))
 
 
 def random_origin(dice: random.Random, number: int) -> Origin:
@@ -37,9 +37,9 @@ def random_origin(dice: random.Random, number: int) -> Origin:
     return Origin(number, dice.choice(["big", "small"]), parents, 0, path[1:], {"forward": 0.001})
 
 
-def run_randomly(dice: random.Random, books: Books, id: str) -> tuple[Ledger, Statistics]:
-    """A request of random steps whose text ends somewhere in them; what the ledger says, and what the engine says."""
-    entry, trace = ledger(books, id), SequenceTrace()
+def run_randomly(dice: random.Random, shared: SharedStats, id: str) -> tuple[RequestStats, Statistics]:
+    """A request of random steps whose text ends somewhere in them; what the stats says, and what the engine says."""
+    entry, trace = stats(shared, id), SequenceTrace()
     steps, surplus, emitted = dice.randint(1, 12), dice.randint(0, 15), 0
     origins = [random_origin(dice, number) for number in range(1, steps + 1)]
     runs = [len(origin.path) + 1 for origin in origins]
@@ -59,10 +59,10 @@ def run_randomly(dice: random.Random, books: Books, id: str) -> tuple[Ledger, St
 
 @pytest.mark.parametrize("seed", range(40))
 def test_random_runs_count_as_the_engine_counts_them(seed: int) -> None:
-    dice, books = random.Random(seed), ticking(step=0.02)
+    dice, shared = random.Random(seed), ticking(step=0.02)
     all_statistics = []
     for number in range(6):
-        entry, statistics = run_randomly(dice, books, str(number))
+        entry, statistics = run_randomly(dice, shared, str(number))
         summary = entry.summary()
         assert (summary.steps, summary.drafted, summary.accepted) == (
             statistics.steps,
@@ -73,7 +73,7 @@ def test_random_runs_count_as_the_engine_counts_them(seed: int) -> None:
         assert [step.accepted for step in entry.detail().steps] == statistics.per_step_accepted
         assert [step.drafted for step in entry.detail().steps] == statistics.per_step_drafted
         all_statistics.append(statistics)
-    totals = books.history.total()
+    totals = shared.history.total()
     for field in ("drafted_per_depth", "accepted_per_depth"):
         assert summed(getattr(drafting, field) for drafting in totals.drafting.values()) == summed(
             getattr(statistics, field) for statistics in all_statistics
@@ -81,7 +81,7 @@ def test_random_runs_count_as_the_engine_counts_them(seed: int) -> None:
     assert totals.drafts == sum(1 for one in all_statistics for drafted in one.per_step_drafted if drafted)
     assert totals.discarded == sum(one.discarded for one in all_statistics)
     assert totals.finished == {"stop": 6}
-    tree = nodes(books.history.window(1_000_000_000.0, 1_000_000_000))
+    tree = nodes(shared.history.window(1_000_000_000.0, 1_000_000_000))
     assert sum(node.drafted for node in tree) == totals.drafted
     assert sum(node.accepted for node in tree) == totals.accepted
     by_depth = [sum(node.accepted for node in tree if node.depth == depth) for depth in range(1, 13)]
@@ -113,7 +113,7 @@ def test_the_places_of_a_tree() -> None:
 
 
 def test_the_text_of_a_request_by_origin() -> None:
-    entry = ledger(ticking())
+    entry = stats(ticking())
     forced = Origin(4, "ngram", [-1, 0, 1, 2], 1, [1, 2], {"forward": 0.002, "draw": 0.001})
     first = Origin(3, "", [-1], 0, [], {"forward": 0.004})
     entry.kept(Delta(id="r", tokens=[5], origin=first), Piece(text="Once", token_ids=[5], offsets=[0]))
@@ -137,7 +137,7 @@ def test_the_text_of_a_request_by_origin() -> None:
 
 
 def test_of_a_long_request_the_beginning_is_kept() -> None:
-    entry, origin = ledger(ticking()), Origin(1, "", [-1], 0, [], {})
+    entry, origin = stats(ticking()), Origin(1, "", [-1], 0, [], {})
     for number in range(MOST_STEPS + 5):
         entry.kept(Delta(id="r", tokens=[5], origin=origin), Piece(text="a", token_ids=[5], offsets=[number]))
     detail = entry.detail()
@@ -147,11 +147,11 @@ def test_of_a_long_request_the_beginning_is_kept() -> None:
 
 def test_gaps_between_chunks_and_the_time_of_a_token() -> None:
     now = [100.0]
-    entry = ledger(Books(lambda: now[0]))
+    entry = stats(SharedStats(lambda: now[0]))
     for at, tokens in ((100.5, 1), (100.5036, 3), (100.5036, 0), (100.5095, 2)):
         now[0] = at
         entry.delivered(tokens)
-    totals = entry._books.history.total()
+    totals = entry._shared.history.total()
     assert totals.times["time_to_first_token"].sum == pytest.approx(0.5)
     assert (totals.chunk_gaps.count, totals.token_times.count) == (2, 5)
     assert totals.chunk_gaps.sum == pytest.approx(totals.token_times.sum) == pytest.approx(0.0095)

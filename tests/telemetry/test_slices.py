@@ -135,11 +135,11 @@ def test_points_are_told_once_and_tell_the_same(working: Working) -> None:
     telemetry, history = working.telemetry, working.telemetry._history
     for _ in range(3):
         report, _ = driven(telemetry.history())
-        for told, tallies, seconds in (
+        for told, windows, seconds in (
             (report.seconds, history.seconds(working.now), 1),
             (report.minutes, history.minutes(working.now), 60),
         ):
-            expected = [views.point(tally, seconds) for tally in tallies]
+            expected = [views.point(window, seconds) for window in windows]
             assert msgspec.json.decode(msgspec.json.encode(told), type=list[Point]) == expected
         again, _ = driven(telemetry.history())
         assert [id(point) for point in again.seconds] == [id(point) for point in report.seconds]

@@ -60,7 +60,7 @@ class Run:
         """Decode with a chain of ``drafted`` tokens of which so many are accepted. A step without drafts: 10 ms."""
         seconds = {"propose": propose, "forward": forward}
         request = Request(id="r", prompt=[1], params=SamplingParams())
-        with self.telemetry.watching([request]) as [ledger]:
+        with self.telemetry.watching([request]) as [stats]:
             for number in range(count):
                 self.telemetry.step(
                     StepTrace(
@@ -79,7 +79,7 @@ class Run:
                 )
                 tokens = [5] * (1 + accepted)
                 origin = Origin(number, "d", list(range(-1, drafted)), 0, list(range(1, accepted + 1)), seconds)
-                ledger.kept(
+                stats.kept(
                     Delta(id="r", tokens=tokens, origin=origin), Piece(token_ids=tokens, offsets=[0] * len(tokens))
                 )
 
@@ -179,7 +179,7 @@ async def test_the_tiles_tell_the_last_request_where_nothing_runs() -> None:
     live = (await run.telemetry.snapshot()).live
     assert (live.tokens_per_second, live.last_request_tokens_per_second) == (None, None)
     request = Request(id="r", prompt=[1], params=SamplingParams())
-    with run.telemetry.watching([request]) as [ledger]:
+    with run.telemetry.watching([request]) as [stats]:
         for number in range(1, 4):
             seconds = {"forward": 0.1}
             step = StepTrace(
@@ -193,9 +193,9 @@ async def test_the_tiles_tell_the_last_request_where_nothing_runs() -> None:
                 seconds=seconds,
             )
             run.telemetry.step(step)
-            ledger.delivered(2)
+            stats.delivered(2)
             piece = Piece(token_ids=[5, 5], offsets=[0, 0], finish_reason="stop" if number == 3 else None)
-            ledger.kept(Delta(id="r", tokens=[5, 5]), piece)
+            stats.kept(Delta(id="r", tokens=[5, 5]), piece)
             run.now += 0.125
     live = (await run.telemetry.snapshot()).live
     assert live.tokens_per_second == pytest.approx(6 / 0.3)

@@ -8,7 +8,7 @@ from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
-from server.observe.telemetry.ledger import Ledger
+from server.observe.telemetry.request_stats import RequestStats
 from server.observe.telemetry.telemetry import Telemetry
 from server.text.choice import Piece
 from spec.request import Delta, Origin, Request
@@ -35,19 +35,19 @@ class Working:
 
     def second(self) -> None:
         """A request that takes a second."""
-        with self._request() as ledger:
+        with self._request() as stats:
             for _ in range(PER_SECOND):
                 self.now += 1 / PER_SECOND
-                self._step(ledger)
+                self._step(stats)
 
     @contextmanager
-    def _request(self) -> Iterator[Ledger]:
+    def _request(self) -> Iterator[RequestStats]:
         request = Request(id=str(self._steps), prompt=[1] * 30, params=SamplingParams())
-        with self.telemetry.watching([request]) as [ledger]:
-            yield ledger
-            ledger.kept(Delta(id=request.id, tokens=[], finish_reason="stop"), Piece(finish_reason="stop"))
+        with self.telemetry.watching([request]) as [stats]:
+            yield stats
+            stats.kept(Delta(id=request.id, tokens=[], finish_reason="stop"), Piece(finish_reason="stop"))
 
-    def _step(self, ledger: Ledger) -> None:
+    def _step(self, stats: RequestStats) -> None:
         self._steps += 1
         path = self._dice.choice(PATHS)
         tokens = [5] * (len(path) + 1)
@@ -64,11 +64,11 @@ class Working:
         )
         self.telemetry.step(trace)
         origin = Origin(self._steps, "draft_model", PARENTS, 0, path, SECONDS)
-        ledger.kept(
-            Delta(id=ledger.id, tokens=tokens, origin=origin),
+        stats.kept(
+            Delta(id=stats.id, tokens=tokens, origin=origin),
             Piece(text="x" * len(tokens), token_ids=tokens, offsets=list(range(len(tokens)))),
         )
-        ledger.delivered(len(tokens))
+        stats.delivered(len(tokens))
 
 
 def driven(work: Coroutine[Any, Any, T]) -> tuple[T, list[float]]:

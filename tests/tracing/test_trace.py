@@ -13,29 +13,29 @@ import pytest
 from server.engine.trace.lines import Lines
 from server.engine.trace.reader import Session, read
 from server.engine.trace.writer import TraceWriter
-from spec.budget import StepCost
+from spec.budget import CostModel
 from spec.errors import ConfigurationError
 from spec.observer import Observer
 from spec.request import Request
 from spec.sampling import SamplingParams
-from spec.sequence import Sequence
+from spec.sequence import SequenceState
 from tests.spec.house import House
 from tests.spec.tables import Guesser, TableModel
 
-COST = StepCost([1, 64], [0.01, 0.02])
+COST = CostModel([1, 64], [0.01, 0.02])
 
 
 class Order(Observer):
     def __init__(self) -> None:
         self.seen: list[str] = []
 
-    def begun(self, sequence: Sequence) -> None:
+    def begun(self, sequence: SequenceState) -> None:
         self.seen.append(f"begun {sequence.id}")
 
     def stepped(self, trace, verdicts) -> None:
         self.seen.append(f"step {trace.number}")
 
-    def ended(self, sequence: Sequence) -> None:
+    def ended(self, sequence: SequenceState) -> None:
         self.seen.append(f"ended {sequence.id}")
 
 

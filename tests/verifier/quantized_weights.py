@@ -39,8 +39,8 @@ def stepped_of(shape: tuple[int, int], kind: str) -> QuantizedMatrix:
     for multiples, steps in ((matrix.scales, matrix.steps), (matrix.minimums, matrix.minimum_steps)):
         if multiples is not None and steps is not None:
             multiples.copy_(torch.randint(1, 64, multiples.shape, dtype=torch.int8, generator=generator))
-            drawn = torch.rand(steps.shape, generator=generator)
-            steps.copy_(drawn / 30 / highest / shape[0] ** 0.5 * (1 if multiples is matrix.scales else highest / 2))
+            sampled = torch.rand(steps.shape, generator=generator)
+            steps.copy_(sampled / 30 / highest / shape[0] ** 0.5 * (1 if multiples is matrix.scales else highest / 2))
     return matrix
 
 

@@ -1,4 +1,4 @@
-"""What the levels of a draft are made of: draws and children by the target's ids, where rows go, the last tokens."""
+"""What the levels of a draft are made of: samples and children by the target's ids, where rows go, the last tokens."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from spec.draw import BROKEN
+from spec.sample import BROKEN
 from spec.sampling import SamplingParams
 from verifier.ops.children import MOST, best_children
-from verifier.ops.draw import RowSampling, draw_rows
 from verifier.ops.eager import references
 from verifier.ops.lay_out import lay_out
 from verifier.ops.recent import gather_recent, text_ends
+from verifier.ops.sample import RowSampling, sample_rows
 
 KINDS: list[dict[str, Any]] = [
     {"temperature": 0.0, "top_k": 3},
@@ -63,9 +63,9 @@ def test_a_small_vocabulary_draws_what_the_targets_would_with_the_rest_ruled_out
     token_ids, kinds = some_ids(300), KINDS * 8
     logits, sampling = logits_of(len(kinds), 300), asked(kinds)
     logits[3, 7] = math.nan
-    drawn = draw_rows(logits, sampling, token_ids)
-    assert drawn[3] == BROKEN and drawn.max() >= 300
-    assert torch.equal(drawn, draw_rows(widened(logits, token_ids), sampling))
+    sampled = sample_rows(logits, sampling, token_ids)
+    assert sampled[3] == BROKEN and sampled.max() >= 300
+    assert torch.equal(sampled, sample_rows(widened(logits, token_ids), sampling))
 
 
 @pytest.mark.parametrize("count", [1, 3, MOST])
@@ -75,7 +75,7 @@ def test_children_by_the_targets_ids(count) -> None:
     tokens, chances = best_children(logits, sampling, count, token_ids)
     wide_tokens, wide_chances = best_children(widened(logits, token_ids), sampling, count)
     assert torch.equal(tokens, wide_tokens) and torch.allclose(chances, wide_chances)
-    assert torch.equal(tokens[:, 0], draw_rows(logits, sampling, token_ids)), "the best child is what is drawn here"
+    assert torch.equal(tokens[:, 0], sample_rows(logits, sampling, token_ids)), "the best child is what is sampled here"
 
 
 def test_chances_are_a_softmax_of_what_the_filters_leave() -> None:

@@ -10,7 +10,7 @@ from verifier.graphs.capture import Capture, Replay, without_stops
 from verifier.graphs.plain import RootOnly
 from verifier.graphs.proposer import Proposer
 from verifier.graphs.state import StepState
-from verifier.graphs.step import Drawing, SpeculativeStep, drawn_tokens
+from verifier.graphs.step import Drawing, SpeculativeStep, sampled_ids
 from verifier.paged_model import PagedModel
 from verifier.paged_rows import Sizes
 
@@ -91,7 +91,7 @@ def buckets(
     make: MakeProposer,
     capture: Capture,
     shapes: tuple[list[int], list[int]],
-    draw: Drawing = drawn_tokens,
+    sample: Drawing = sampled_ids,
 ) -> Iterator[tuple[tuple[int, int], Bucket]]:
     """Capture every step, the largest first, and yield them as they are ready: by sequences and pages.
 
@@ -105,6 +105,8 @@ def buckets(
         for pages in sorted(shapes[1], reverse=True):
             state = StepState(size, pages, page_size, reach, device)
             ready = [
-                Captured.of(SpeculativeStep(model, p, state, draw), capture) for p in (alone, proposer) if p is not None
+                Captured.of(SpeculativeStep(model, p, state, sample), capture)
+                for p in (alone, proposer)
+                if p is not None
             ]
             yield (size, pages), Bucket(ready[1] if proposer is not None else None, ready[0])

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from kvpaging import OutOfPages
 from spec.errors import ForesayError, InvalidRequest, NumericalError
-from spec.sequence import Sequence
-from spec.step import Work
+from spec.sequence import SequenceState
+from spec.step import ScheduledSequence
 from verifier.graphs.buckets import Captured
 from verifier.graphs.capture import Arrival
 from verifier.graphs.plain import RootOnly
@@ -24,30 +24,30 @@ class Launched:
     """
 
     captured: Captured
-    sequences: list[Sequence]
+    sequences: list[SequenceState]
     lengths: list[int]
     pages: list[list[int]]
     arrival: Arrival
 
-    def knows(self, sequences: list[Sequence]) -> bool:
+    def knows(self, sequences: list[SequenceState]) -> bool:
         """Whether the device has these sequences, as long as the host has them."""
         return sequences == self.sequences and [s.table.length for s in sequences] == self.lengths
 
-    def stands(self, sequences: list[Sequence]) -> bool:
+    def stands(self, sequences: list[SequenceState]) -> bool:
         """Whether it runs on what the host has: its outcome is that of a step launched now."""
         return self.knows(sequences) and all(
             sequence.table.pages[: len(pages)] == pages for sequence, pages in zip(sequences, self.pages, strict=True)
         )
 
 
-def capturable(work: Work) -> bool:
+def capturable(scheduled: ScheduledSequence) -> bool:
     """Whether nothing is asked of this step that only the host can do."""
-    sequence, sampling = work.sequence, work.sequence.sampling
+    sequence, sampling = scheduled.sequence, scheduled.sequence.sampling
     early = bool(sequence.stop_ids) and sequence.output_length < sampling.min_tokens
     return not (
-        work.lead
-        or work.shape is None
-        or work.forced
+        scheduled.prefill
+        or scheduled.shape is None
+        or scheduled.forced
         or early
         or sequence.adjustment is not None
         or sequence.forced is not None
@@ -56,8 +56,8 @@ def capturable(work: Work) -> bool:
     )
 
 
-def nothing_drawn(sequence: Sequence) -> ForesayError:
-    """Why no token could be drawn."""
+def nothing_sampled(sequence: SequenceState) -> ForesayError:
+    """Why no token could be sampled."""
     finite = "the model's logits are not finite"
     if sequence.constraint is None:
         return NumericalError(finite)
@@ -75,18 +75,18 @@ def kept_rows(captured: Captured) -> int:
     return reach(captured) + _MORE_ROWS
 
 
-def between_drafts(captured: Captured, sequences: list[Sequence]) -> bool:
+def between_drafts(captured: Captured, sequences: list[SequenceState]) -> bool:
     """Whether this is a step without drafts that drafting ones come before and after."""
     proposer = captured.proposer
     return isinstance(proposer, RootOnly) and proposer.beside is not None and any(s.speculate for s in sequences)
 
 
-def pages_for(sequence: Sequence, rows: int) -> int:
+def pages_for(sequence: SequenceState, rows: int) -> int:
     """Pages of a table that has room for so many rows past the committed ones."""
     return sequence.table.pool.pages_for(sequence.table.length + rows)
 
 
-def reserved(sequences: list[Sequence], rows: int) -> bool:
+def reserved(sequences: list[SequenceState], rows: int) -> bool:
     """Make so many rows past each text writable; False if there are too few pages."""
     try:
         for sequence in sequences:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Many
+from collections.abc import Sequence
 
 import torch
 
 from spec.protocols import FeatureRequest
-from spec.sequence import Sequence
+from spec.sequence import SequenceState
 from spec.tree import ROOT_ONLY, DraftTree, TreeShape
 from verifier.graphs.proposer import DeviceTree, Proposer, Taken, chain_columns
 from verifier.graphs.state import StepState
@@ -39,13 +39,13 @@ class RootOnly:
         if self.beside is not None:
             self.beside.committed(state, taken)
 
-    def prepare(self, sequences: Many[Sequence]) -> bool:
+    def prepare(self, sequences: Sequence[SequenceState]) -> bool:
         """Nothing is needed; the other is told who sits where."""
         if self.beside is not None:
             self.beside.prepare(sequences)
         return True
 
-    def collected(self, sequence: Sequence, tree: DraftTree, path: list[int]) -> None:
+    def collected(self, sequence: SequenceState, tree: DraftTree, path: list[int]) -> None:
         """The other's marks follow."""
         if self.beside is not None:
             self.beside.collected(sequence, tree, path)

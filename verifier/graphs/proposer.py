@@ -9,7 +9,7 @@ Legend: S sequences, N nodes of a tree, R rows of the pass (S * N, perhaps paddi
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Many
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -18,7 +18,7 @@ from torch import Tensor
 
 from spec.features import Features
 from spec.protocols import FeatureRequest
-from spec.sequence import Sequence
+from spec.sequence import SequenceState
 from spec.tree import DraftTree, TreeShape
 from verifier.graphs.state import StepState
 from verifier.ops.accept import AcceptedPaths
@@ -74,11 +74,11 @@ class Proposer(Protocol):
         """Captured: bring own caches up to the accepted paths. ``state`` is still as it was for :meth:`propose`."""
         ...
 
-    def prepare(self, sequences: Many[Sequence]) -> bool:
+    def prepare(self, sequences: Sequence[SequenceState]) -> bool:
         """Host: make what :meth:`propose` reads complete for sequences that join. False: not possible now."""
         ...
 
-    def collected(self, sequence: Sequence, tree: DraftTree, path: list[int]) -> None:
+    def collected(self, sequence: SequenceState, tree: DraftTree, path: list[int]) -> None:
         """Host: this path of a captured step's tree was committed to ``sequence.table``: set marks, learn."""
         ...
 

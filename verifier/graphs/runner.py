@@ -18,8 +18,8 @@ from dataclasses import dataclass
 
 from spec.commit import emit
 from spec.constrain import Guarded
-from spec.sequence import Sequence
-from spec.step import PartsRunner, StepPlan, Ticket, Verdict, Work
+from spec.sequence import SequenceState
+from spec.step import PartsRunner, ScheduledSequence, StepPlan, Ticket, VerifyResult
 from spec.trace import Stopwatch
 from verifier.graphs.buckets import Bucket, Captured
 from verifier.graphs.capture import fetched
@@ -28,7 +28,7 @@ from verifier.graphs.launched import (
     between_drafts,
     capturable,
     kept_rows,
-    nothing_drawn,
+    nothing_sampled,
     pages_for,
     reach,
     reserved,
@@ -61,7 +61,7 @@ class WholeRunner:
     def submit(self, plan: StepPlan) -> Ticket:
         """Launch the step, unless it runs already, and the one behind it."""
         watch = Stopwatch()
-        launched = self._launched(plan.works)
+        launched = self._launched(plan.batch)
         if launched is None:
             self.rest()
             self._last = None
@@ -73,7 +73,7 @@ class WholeRunner:
             self._ahead = self._launch(launched.captured, launched.sequences)
         return WholeTicket(plan, watch, launched)
 
-    def collect(self, ticket: Ticket) -> list[Verdict]:
+    def collect(self, ticket: Ticket) -> list[VerifyResult]:
         """Wait for the outcome and commit it."""
         if not isinstance(ticket, WholeTicket):
             return self.parts.collect(ticket)
@@ -81,7 +81,9 @@ class WholeRunner:
         outcome = Outcome(launched.arrival.wait())
         ticket.watch.lap("forward")
         before = [sequence.table.length for sequence in launched.sequences]
-        verdicts = [self._commit(launched, index, work, outcome) for index, work in enumerate(ticket.plan.works)]
+        results = [
+            self._commit(launched, index, scheduled, outcome) for index, scheduled in enumerate(ticket.plan.batch)
+        ]
         launched.lengths = [sequence.table.length for sequence in launched.sequences]
         rows = [after - length for after, length in zip(launched.lengths, before, strict=True)]
         if rows != outcome.rows[: len(rows)]:  # the host took fewer tokens than the device has
@@ -90,9 +92,9 @@ class WholeRunner:
         elif self._ahead is not None:
             self._ahead.lengths = launched.lengths
         ticket.watch.lap("commit")
-        return verdicts
+        return results
 
-    def ahead(self, sequence: Sequence) -> int:
+    def ahead(self, sequence: SequenceState) -> int:
         """What the step ahead may write, and the one that will be launched behind it."""
         ahead = self._ahead
         return kept_rows(ahead.captured) if ahead is not None and sequence in ahead.sequences else 0
@@ -103,9 +105,9 @@ class WholeRunner:
             self.counts["dropped"] += 1
             self._ahead = self._last = None
 
-    def _launched(self, works: list[Work]) -> Launched | None:
+    def _launched(self, batch: list[ScheduledSequence]) -> Launched | None:
         """The step of this plan, launched; None if it has to run in parts."""
-        captured, sequences = self._captured(works), [work.sequence for work in works]
+        captured, sequences = self._captured(batch), [scheduled.sequence for scheduled in batch]
         if captured is None:
             return None
         ahead, self._ahead = self._ahead, None
@@ -114,20 +116,20 @@ class WholeRunner:
         if ahead is not None:
             self.counts["dropped"] += 1
             self._last = None
-        return self._begin(captured, works)
+        return self._begin(captured, batch)
 
-    def _captured(self, works: list[Work]) -> Captured | None:
+    def _captured(self, batch: list[ScheduledSequence]) -> Captured | None:
         """The step that can run this plan; None if none can."""
-        masks = sum(work.sequence.constraint is not None for work in works)
-        if not all(capturable(work) for work in works) or (masks and len(works) > 1):
+        masks = sum(scheduled.sequence.constraint is not None for scheduled in batch)
+        if not all(capturable(scheduled) for scheduled in batch) or (masks and len(batch) > 1):
             return None
-        drafting = {work.shape is not None and work.shape.levels > 0 for work in works}
-        bucket = self._bucket([work.sequence for work in works])
+        drafting = {scheduled.shape is not None and scheduled.shape.levels > 0 for scheduled in batch}
+        bucket = self._bucket([scheduled.sequence for scheduled in batch])
         if bucket is None or len(drafting) > 1:
             return None
         return bucket.drafting if drafting == {True} else bucket.plain
 
-    def _bucket(self, sequences: list[Sequence]) -> Bucket | None:
+    def _bucket(self, sequences: list[SequenceState]) -> Bucket | None:
         """The smallest that takes so many sequences and their tables, the step ahead included."""
         for (size, pages), bucket in self.buckets.items():
             rows = reach(bucket.drafting or bucket.plain)
@@ -135,9 +137,9 @@ class WholeRunner:
                 return bucket
         return None
 
-    def _begin(self, captured: Captured, works: list[Work]) -> Launched | None:
+    def _begin(self, captured: Captured, batch: list[ScheduledSequence]) -> Launched | None:
         """Launch the step of a plan; what the device does not have yet is written first."""
-        sequences, state = [work.sequence for work in works], captured.state
+        sequences, state = [scheduled.sequence for scheduled in batch], captured.state
         if not reserved(sequences, captured.proposer.shape.nodes) or not captured.proposer.prepare(sequences):
             return None
         last = self._last
@@ -145,7 +147,7 @@ class WholeRunner:
             state.join([Joined(s.table.pages, s.table.length, s.tokens, s.sampling, s.noise.seed) for s in sequences])
         return self._launch(captured, sequences)
 
-    def _launch(self, captured: Captured, sequences: list[Sequence]) -> Launched:
+    def _launch(self, captured: Captured, sequences: list[SequenceState]) -> Launched:
         pages = [list(sequence.table.pages) for sequence in sequences]
         captured.state.write_tables(pages)
         if sequences[0].constraint is None:
@@ -176,11 +178,11 @@ class WholeRunner:
             return False
         return reserved(sequences, kept_rows(captured)) or reserved(sequences, reach(captured))
 
-    def _commit(self, launched: Launched, index: int, work: Work, outcome: Outcome) -> Verdict:
-        sequence, proposer = work.sequence, launched.captured.proposer
-        tree, drawn = outcome.of(index, proposer.name)
-        run = emit(sequence, drawn.taken, lambda: nothing_drawn(sequence))
+    def _commit(self, launched: Launched, index: int, scheduled: ScheduledSequence, outcome: Outcome) -> VerifyResult:
+        sequence, proposer = scheduled.sequence, launched.captured.proposer
+        tree, sampled = outcome.of(index, proposer.name)
+        run = emit(sequence, sampled.taken, lambda: nothing_sampled(sequence))
         sequence.table.commit(len(run.path))
         self.verifier.committed(sequence.table)
         proposer.collected(sequence, tree, run.path)
-        return Verdict.of(work, tree, drawn.tokens, run)
+        return VerifyResult.of(scheduled, tree, sampled.tokens, run)

@@ -8,7 +8,7 @@ Legend: S sequences, P pages of a table, T tokens of a text's end, N nodes of a 
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Many
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -16,9 +16,9 @@ from torch import Tensor
 
 from spec.sampling import SamplingParams
 from verifier.ops.accept import AcceptedPaths
-from verifier.ops.draw import RowSampling
 from verifier.ops.level import positions_below
 from verifier.ops.recent import gather_recent
+from verifier.ops.sample import RowSampling
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,13 +27,13 @@ class Joined:
 
     pages: list[int]
     length: int
-    text: Many[int]
+    text: Sequence[int]
     sampling: SamplingParams
     seed: int
 
     @property
-    def drawn(self) -> tuple[object, ...]:
-        """What decides how its rows are drawn, but for their positions."""
+    def sampled(self) -> tuple[object, ...]:
+        """What decides how its rows are sampled, but for their positions."""
         return self.sampling, self.seed, self is _PADDING
 
 
@@ -78,7 +78,7 @@ class StepState:
         return self._offsets[count]
 
     def sampling(self, depths: Tensor) -> RowSampling:
-        """How the tokens below nodes of these depths are drawn, N rows for each sequence.
+        """How the tokens below nodes of these depths are sampled, N rows for each sequence.
 
         depths: int32[S, N], contiguous. The tensors but for the positions are filled by the host (:meth:`join`).
         """
@@ -88,7 +88,7 @@ class StepState:
         return replace(self._sampling[nodes], positions=positions_below(self.ends, depths))
 
     @torch.inference_mode()
-    def join(self, sequences: Many[Joined]) -> None:
+    def join(self, sequences: Sequence[Joined]) -> None:
         """Write all places; those past the given sequences become padding."""
         size = self.size
         places = [*sequences, *[_PADDING] * (size - len(sequences))]
@@ -97,7 +97,7 @@ class StepState:
         write(self.ends, [[place.length + 1] for place in places])
         write(self.recent, [self._end(place.text) for place in places])
         before, self._places = self._places, places
-        if [place.drawn for place in before] == [place.drawn for place in places]:
+        if [place.sampled for place in before] == [place.sampled for place in places]:
             return
         write(self.live, [int(place is not _PADDING) for place in places])
         for nodes, kept in self._sampling.items():
@@ -106,7 +106,7 @@ class StepState:
                 write(getattr(kept, name), getattr(fresh, name))
 
     @torch.inference_mode()
-    def write_tables(self, pages: Many[list[int]]) -> None:
+    def write_tables(self, pages: Sequence[list[int]]) -> None:
         """The page ids of the first places, of which only the first P matter; nothing is copied if they are there.
 
         What is behind them is not looked at, but where there are none: rows of padding go to the padding page.
@@ -121,25 +121,25 @@ class StepState:
                     self.tables[place].zero_()
 
     def _rows(self, nodes: int, device: torch.device | str) -> RowSampling:
-        """How ``nodes`` rows of each place are drawn, at position 0."""
+        """How ``nodes`` rows of each place are sampled, at position 0."""
         params = [place.sampling for place in self._places for _ in range(nodes)]
         seeds = [place.seed for place in self._places for _ in range(nodes)]
         return RowSampling.of(params, seeds, [0] * len(params), device)
 
-    def _end(self, text: Many[int]) -> list[int]:
+    def _end(self, text: Sequence[int]) -> list[int]:
         reach = self.recent.shape[1]
         end = list(text[-reach:])
         return [*[0] * (reach - len(end)), *end]
 
     def advance(self, taken: AcceptedPaths) -> None:
         """The accepted paths become text; the last emitted token of each is its new root."""
-        # Of a broken draw the host takes nothing, and drops what runs ahead.
+        # Of a broken sample the host takes nothing, and drops what runs ahead.
         self.recent.copy_(gather_recent(self.recent, taken.emitted, taken.lengths))
         self.lengths.add_(taken.lengths)
         self.ends.add_(taken.lengths[:, None])
 
 
-def write(target: Tensor, values: Tensor | Many[object]) -> None:
+def write(target: Tensor, values: Tensor | Sequence[object]) -> None:
     """Copy from the host without waiting for what the device is doing: through pinned memory, kept until it is read."""
     if target.device.type == "cpu":
         target.numpy()[:] = values

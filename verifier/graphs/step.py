@@ -4,7 +4,7 @@
 
     propose     the proposer's trees below the roots                        its own passes, if it is a model
     forward     one pass of the target over all nodes of all sequences
-    draw        at every node; accept; rows of accepted nodes move down
+    sample        at every node; accept; rows of accepted nodes move down
     committed   the proposer's caches follow; the state becomes that of the next step
     out         what the host wants to know, in one tensor
 
@@ -25,13 +25,13 @@ from torch import Tensor
 
 from spec.accept import Acceptance
 from spec.features import Features
-from spec.protocols import Drawn
+from spec.protocols import Sampled
 from spec.tree import DraftTree
 from verifier.graphs.proposer import DeviceTree, Proposer, Taken
 from verifier.graphs.rows import Nodes, rows_of
 from verifier.graphs.state import StepState
 from verifier.model.paged_pass import paged_pass
-from verifier.ops.draw import RowSampling, draw_rows
+from verifier.ops.sample import RowSampling, sample_rows
 from verifier.paged_model import PagedModel
 from verifier.settle import accept_and_move
 
@@ -44,14 +44,15 @@ class Drawing(Protocol):
         ...
 
 
-def drawn_tokens(logits: Tensor, sampling: RowSampling, tree: DeviceTree) -> Tensor:
-    """int64[S, N]: the draw at every node."""
-    return draw_rows(logits, sampling).view_as(tree.tokens)
+def sampled_ids(logits: Tensor, sampling: RowSampling, tree: DeviceTree) -> Tensor:
+    """int64[S, N]: the sample at every node."""
+    return sample_rows(logits, sampling).view_as(tree.tokens)
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What the host reads of a step, int64[S, 1 + 4 N]: of each sequence path length, path, tokens, parents, draws."""
+    """What the host reads of a step, int64[S, 1 + 4 N]: of each sequence path length, path, tokens, parents,
+    samples."""
 
     table: Tensor
 
@@ -61,14 +62,14 @@ class Outcome:
         lengths: list[int] = self.table[:, 0].tolist()
         return lengths
 
-    def of(self, index: int, drafter: str) -> tuple[DraftTree, Drawn]:
+    def of(self, index: int, drafter: str) -> tuple[DraftTree, Sampled]:
         """One sequence's tree, and what came of it."""
         length, *rest = self.table[index].tolist()
         count = len(rest) // 4
-        path, tokens, parents, drawn = (rest[first : first + count] for first in range(0, 4 * count, count))
+        path, tokens, parents, sampled = (rest[first : first + count] for first in range(0, 4 * count, count))
         tree, path = _tree(tokens, parents, drafter), path[:length]
-        taken = Acceptance(path, [drawn[node] for node in path])
-        return tree, Drawn(torch.tensor(drawn[: len(tree)]), taken)
+        taken = Acceptance(path, [sampled[node] for node in path])
+        return tree, Sampled(torch.tensor(sampled[: len(tree)]), taken)
 
 
 def seen(row: Tensor, drafter: str) -> DraftTree:
@@ -99,14 +100,14 @@ class _Passed:
 class SpeculativeStep:
     """The step of one bucket. Calling it launches the step on the current stream; ``out`` is then its outcome.
 
-    Where the host has to say which tokens may be drawn, it is launched in :meth:`parts`: at the stop ``seen`` holds the
-    trees (int64[S, 2 N]: tokens, parents), and what is then in ``allowed`` (int32[S * N, ceil(V / 32)], as
-    :meth:`spec.protocols.Constraint.masks` packs it) may be drawn.
+    Where the host has to say which tokens may be sampled, it is launched in :meth:`parts`: at the stop ``seen`` holds
+    the trees (int64[S, 2 N]: tokens, parents), and what is then in ``allowed`` (int32[S * N, ceil(V / 32)], as
+    :meth:`spec.protocols.Constraint.masks` packs it) may be sampled.
     """
 
-    def __init__(self, model: PagedModel, proposer: Proposer, state: StepState, draw: Drawing = drawn_tokens) -> None:
+    def __init__(self, model: PagedModel, proposer: Proposer, state: StepState, sample: Drawing = sampled_ids) -> None:
         self.model, self.proposer, self.state = model, proposer, state
-        self._draw = draw
+        self._sample = sample
         nodes, device = proposer.shape.nodes, state.device
         self._order = torch.arange(nodes).to(device)
         self._numbers = self._order.expand(state.size, nodes).contiguous()
@@ -139,10 +140,10 @@ class SpeculativeStep:
     def _settle(self, passed: _Passed, allowed: Tensor | None) -> None:
         state, store, tree, slots = self.state, self.model.store, passed.tree, passed.slots
         logits = passed.logits if allowed is None else masked(passed.logits, allowed)
-        drawn = self._draw(logits, state.sampling(tree.depths), tree)
-        paths = accept_and_move(store, tree, drawn, slots, tree.counts * state.live)
+        sampled = self._sample(logits, state.sampling(tree.depths), tree)
+        paths = accept_and_move(store, tree, sampled, slots, tree.counts * state.live)
         self.proposer.committed(state, Taken(tree, paths, slots, passed.features))
-        parts = (paths.lengths[:, None], paths.paths, tree.tokens, self._parents(tree), drawn)
+        parts = (paths.lengths[:, None], paths.paths, tree.tokens, self._parents(tree), sampled)
         self.out.copy_(torch.cat(parts, dim=1))
         state.advance(paths)
 

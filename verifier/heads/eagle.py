@@ -17,7 +17,7 @@ Legend: R rows, H hidden width, F width of all features, V' draft vocabulary.
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence as Many
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
@@ -83,7 +83,7 @@ class EagleHead:
             fused = self._norm("input_norm", fused)
         return fused if self.config.generation == 1 or self._fc is None else self._fc(fused)
 
-    def run(self, rows: Many[Rows], hidden: Tensor, store: KVStore) -> tuple[Tensor, Tensor, Many[int]]:
+    def run(self, rows: Sequence[Rows], hidden: Tensor, store: KVStore) -> tuple[Tensor, Tensor, Sequence[int]]:
         """A pass over ragged rows of several sequences; logits come to the host, where trees are grown.
 
         hidden: [R, H], as the rows are given. Returns logits and states of the wanted rows, and where those of each

@@ -230,7 +230,7 @@ def _max_positions(fields: Fields, rope: RopeConfig) -> int:
 
 
 def _eos_token_ids(directory: Path, fields: Fields, vocab_size: int) -> tuple[int, ...]:
-    """Those the model has: others can never be drawn, and must not be looked up."""
+    """Those the model has: others can never be sampled, and must not be looked up."""
     generation = directory / "generation_config.json"
     sources = [Fields.read(generation)] if generation.exists() else []
     for source in (*sources, fields):

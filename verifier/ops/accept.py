@@ -40,28 +40,28 @@ class AcceptedPaths:
 
 
 def accept_paths(
-    tokens: Tensor, parents: Tensor, ancestors: Tensor, drawn: Tensor, nodes: Tensor, slots: Tensor
+    tokens: Tensor, parents: Tensor, ancestors: Tensor, sampled: Tensor, nodes: Tensor, slots: Tensor
 ) -> AcceptedPaths:
-    """The path that the draws take through each tree.
+    """The path that the samples take through each tree.
 
-    tokens, parents, ancestors: int64[B, N], the trees as :class:`~spec.tree.DraftTree` has them, N at most 64. drawn:
-    int64[B, N], the target's draw at every node. slots: int64[B, N], where the nodes' keys are. nodes: int64[B], how
+    tokens, parents, ancestors: int64[B, N], the trees as :class:`~spec.tree.DraftTree` has them, N at most 64. sampled:
+    int64[B, N], the target's sample at every node. slots: int64[B, N], where the nodes' keys are. nodes: int64[B], how
     many nodes each tree has; what is behind them is not looked at, and 0 is a sequence that is only padding.
     """
     if tokens.is_cuda:
         from verifier.ops.kernels import accept as kernels
 
-        return kernels.accept_paths(tokens, parents, ancestors, drawn, nodes, slots)
+        return kernels.accept_paths(tokens, parents, ancestors, sampled, nodes, slots)
     if compiled(tokens):
         from verifier.ops.kernels.cpu import accept as of_cpu
 
-        return of_cpu.accept_paths(tokens, parents, ancestors, drawn, nodes, slots)
+        return of_cpu.accept_paths(tokens, parents, ancestors, sampled, nodes, slots)
     found = AcceptedPaths.empty(tokens)
     for row, count in enumerate(nodes.tolist()):
         if count:
             part, depths = slice(count), tokens.new_empty(0)  # the rule does not read depths
             tree = DraftTree(tokens[row, part], parents[row, part], depths, ancestors[row, part])
-            taken = accept(tree, drawn[row])
+            taken = accept(tree, sampled[row])
             _write(found, row, taken.path, taken.emitted, slots[row])
     return found
 

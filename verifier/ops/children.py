@@ -1,4 +1,4 @@
-"""The likeliest children of each node of a draft, with the noise that the target will draw with.
+"""The likeliest children of each node of a draft, with the noise that the target will sample with.
 
 What :mod:`drafters.candidates` does for the nodes of one request, for the nodes of several requests at once and without
 a number on the host: so that the levels of a draft can be part of a captured graph.
@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from verifier.ops.draw import COLDEST, RowSampling, noise_of
 from verifier.ops.eager import compiled
+from verifier.ops.sample import COLDEST, RowSampling, noise_of
 
 #: Children of one node at most; and the filters are looked for among so many of a row's likeliest tokens.
 MOST = 64
@@ -31,7 +31,7 @@ def best_children(
     of the target each column is, for a drafter that has a vocabulary of its own; None where they are the same.
 
     A row at temperature 0 has neither noise nor filters. Otherwise top-k, top-p and min-p leave tokens out, as the
-    target's draw will, in that order and with ties to the first column; a row that keeps more than 64 tokens by these
+    target's sample will, in that order and with ties to the first column; a row that keeps more than 64 tokens by these
     filters keeps all, and a top-k above 64 is no filter.
 
     Returns int64[N, count], tokens of the target, and fp32[N, count], log chances: the log softmax of what was ranked.

@@ -89,8 +89,8 @@ class Feed:
         return response
 
     async def _write(self, response: web.StreamResponse, models: Models, telemetry: Telemetry, after: int) -> None:
-        allowance = CALLER.get().allowance
-        while not self._closing.is_set() and not allowance.revoked:
+        rate_limiter = CALLER.get().rate_limiter
+        while not self._closing.is_set() and not rate_limiter.revoked:
             points, after = await telemetry.points(after)
             frame = Frame(await self._snapshot(telemetry), points, listed(models))
             async with asyncio.timeout(self._stall):

@@ -40,7 +40,7 @@ async def messages(http: web.Request) -> web.StreamResponse:
 
 async def _messages(http: web.Request, service: Service, body: MessagesRequest) -> web.StreamResponse:
     text, info = service.opened()
-    conversation = Conversation(body, text.dialect)
+    conversation = Conversation(body, text.chat_format)
     fields = conversation.told() | drawing(body)
     with in_words(conversation.names):
         request = validation.chat_of(fields)
@@ -59,7 +59,7 @@ async def count_tokens(http: web.Request) -> web.Response:
     body = validation.decoded(await http.read(), _counts)
     async with models.reading(body.model) as service:
         text, _ = service.opened()
-        conversation = Conversation(body, text.dialect)
+        conversation = Conversation(body, text.chat_format)
         fields = conversation.told()
         with in_words(conversation.names):
             tokens = await chat_prompt(service, validation.chat_of(fields))

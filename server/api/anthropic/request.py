@@ -22,7 +22,7 @@ from server.api.anthropic.schemas import (
 )
 from server.api.common.words import thinking
 from server.schemas.shared import RequestWarning
-from server.text.parsers.dialect import Dialect
+from server.text.parsers.chat_format import ChatFormat
 from server.text.warned import hint_left_out
 from spec.errors import InvalidRequest
 
@@ -63,10 +63,10 @@ class Conversation:
     warnings: what the chat request does not say.
     """
 
-    def __init__(self, body: CountTokensRequest, dialect: Dialect) -> None:
+    def __init__(self, body: CountTokensRequest, chat_format: ChatFormat) -> None:
         self.names = dict(_NAMES)
         self._body = body
-        self._dialect = dialect
+        self._chat_format = chat_format
         self._messages: list[Json] = []
         self._found: set[str] = set()  # deferred tools that the conversation has come upon
         self.warnings: tuple[RequestWarning, ...] = ()
@@ -87,8 +87,8 @@ class Conversation:
         request = {"messages": self._messages, **self._tools()}
         if continues:
             request |= {"continue_final_message": True, "add_generation_prompt": False}
-        if body.thinking is not None and (body.thinking.type != "adaptive" or self._dialect.thinks):
-            request |= thinking(self._dialect, body.thinking.type != "disabled", "thinking")
+        if body.thinking is not None and (body.thinking.type != "adaptive" or self._chat_format.thinks):
+            request |= thinking(self._chat_format, body.thinking.type != "disabled", "thinking")
         if body.output_config is not None and body.output_config.format is not None:
             shape = {"name": "output", "schema": body.output_config.format.schema, "strict": True}
             request["response_format"] = {"type": "json_schema", "json_schema": shape}
@@ -178,7 +178,7 @@ class Conversation:
         effort = None if self._body.output_config is None else self._body.output_config.effort
         if effort is None:
             return {}
-        if effort in EFFORTS and "reasoning_effort" in self._dialect.words:
+        if effort in EFFORTS and "reasoning_effort" in self._chat_format.words:
             return {"reasoning_effort": effort}
         self.warnings = (hint_left_out("output_config.effort", effort),)
         return {}

@@ -21,7 +21,7 @@ from server.schemas.provenance import Provenance
 from server.schemas.shared import ErrorBody, GenerationRequest, Metrics, MetricsLevel, Pacing, RequestWarning, Usage
 from server.text import options
 from server.text.choice import Choice, Piece
-from server.text.logprobs import Speller
+from server.text.logprobs import TokenDecoder
 from server.text.warned import resumed, together
 from spec.request import TokenLogprobs
 from spec.sampling import SamplingParams
@@ -112,7 +112,7 @@ class BaseAnswer:
         self.choices = choices
         self.options = options
         self.created = int(time.time())
-        self._speller = Speller(choices[0].tokenizer, options.tokens_as_ids)
+        self._speller = TokenDecoder(choices[0].tokenizer, options.tokens_as_ids)
         places = {choice.request.id: place for place, choice in enumerate(choices)}
         self._leaders = [places[choice.request.fork_of or choice.request.id] for choice in choices]
         self._prompts: dict[int, list[TokenLogprobs | None]] = {}

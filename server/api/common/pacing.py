@@ -112,19 +112,19 @@ class Evenly:
 
 def split(run: Piece) -> list[Piece]:
     """A piece for each token; what goes with the beginning of the run with the first, its end with the last."""
-    if len(run.said) < 2:
+    if len(run.token_texts) < 2:
         return [run]
     pieces = [
         Piece(
-            text=said.text,
-            parts=joined(said.parts),
+            text=token_texts.text,
+            parts=joined(token_texts.parts),
             token_ids=run.token_ids[place : place + 1],
             logprobs=run.logprobs[place : place + 1],
             offsets=run.offsets[place : place + 1],
             tokens=run.tokens[place : place + 1],
-            said=[said],
+            token_texts=[token_texts],
         )
-        for place, said in enumerate(run.said)
+        for place, token_texts in enumerate(run.token_texts)
     ]
     pieces[0].prompt_logprobs, pieces[0].steps = run.prompt_logprobs, run.steps
     pieces[-1].finish_reason, pieces[-1].finish_at = run.finish_reason, run.finish_at

@@ -15,7 +15,7 @@ from server.api.common.sse import Framing
 from server.schemas.shared import ErrorBody
 
 #: The modules whose routes an application serves.
-DOORS: web.AppKey[tuple[ModuleType, ...]] = web.AppKey("doors", tuple)
+ROUTE_MODULES: web.AppKey[tuple[ModuleType, ...]] = web.AppKey("modules", tuple)
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -80,7 +80,7 @@ class ErrorShape:
 
 def error_shape(http: web.Request) -> ErrorShape | None:
     """That of the API whose path was called; None for OpenAI's."""
-    shapes: list[ErrorShape] = [door.ERRORS for door in http.app[DOORS] if hasattr(door, "ERRORS")]
+    shapes: list[ErrorShape] = [module.ERRORS for module in http.app[ROUTE_MODULES] if hasattr(module, "ERRORS")]
     return next((shape for shape in shapes if http.path.startswith(shape.prefix)), None)
 
 

@@ -1,6 +1,6 @@
-"""From a decoded request to the choices that run, whatever door it came through.
+"""From a decoded request to the choices that run, whatever route it came through.
 
-Every door that speaks of messages turns its body into a :class:`~server.schemas.chat.ChatRequest` first; so each
+Every route that speaks of messages turns its body into a :class:`~server.schemas.chat.ChatRequest` first; so each
 option is understood in one place.
 """
 
@@ -87,14 +87,14 @@ async def chat_choices(
     room = room_for(service, body, "messages")
     prompt = await service.encode(told.prompt, bool(body.add_special_tokens), spoken, room)
     words = conversation.last_words(body)
-    text, offer, dialect = told.prompt.text, told.offer, service.opened()[0].dialect
-    opened = dialect.opened_by(text, continues)
+    text, offer, chat_format = told.prompt.text, told.offer, service.opened()[0].chat_format
+    opened = chat_format.opened_by(text, continues)
 
     def parser(request_id: str) -> OutputParser:
-        return dialect.parser(request_id, offer, opened, text)
+        return chat_format.parser(request_id, offer, opened, text)
 
     beginning = Beginning(text, opened, continues)
-    grammar = await chat_grammar(body, offer, dialect, service.opened()[0].tokenizer, beginning)
+    grammar = await chat_grammar(body, offer, chat_format, service.opened()[0].tokenizer, beginning)
     predicted = await prediction_of(service, body)
     prepared = Prepared(
         prompts=[prompt],
@@ -137,7 +137,7 @@ async def rendered(service: Service, body: ChatRequest) -> Told:
 def _rendered(service: Service, body: ChatRequest) -> Told:
     text = service.opened()[0]
     offer = tools.offered(body)
-    text.dialect.check(body, offer)
+    text.chat_format.check(body, offer)
     continues = bool(body.continue_final_message)
     opens = body.add_generation_prompt is not False
     if continues and body.add_generation_prompt:

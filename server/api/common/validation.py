@@ -69,7 +69,7 @@ def _converted(fields: dict[str, Any], kind: type[S]) -> S:
 
 
 def checked_chat(request: ChatRequest) -> ChatRequest:
-    """``request``, whichever door it came through, if it holds nothing that cannot be served."""
+    """``request``, whichever route it came through, if it holds nothing that cannot be served."""
     _check(request)
     for index, message in enumerate(request.messages):
         refuse_unsupported(message, f"messages[{index}].")

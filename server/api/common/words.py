@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from server.schemas.shared import ErrorDetail
 from server.text.choice import Choice
-from server.text.parsers.dialect import Dialect
+from server.text.parsers.chat_format import ChatFormat
 from spec.errors import InvalidRequest
 
 
@@ -49,14 +49,14 @@ def naming(error: ErrorDetail) -> str:
     return error.message if error.param is None or error.param in error.message else f"{error.param}: {error.message}"
 
 
-def thinking(dialect: Dialect, wanted: bool, field: str) -> dict[str, Any]:
+def thinking(chat_format: ChatFormat, wanted: bool, field: str) -> dict[str, Any]:
     """The chat request's fields that make the model think before it answers, or not; an error if it cannot but do the
     other.
     """
-    if wanted and dialect.thinks is None:
+    if wanted and chat_format.thinks is None:
         raise InvalidRequest(field, f"{field}: this model does not think before it answers")
-    if "enable_thinking" in dialect.words:
+    if "enable_thinking" in chat_format.words:
         return {"chat_template_kwargs": {"enable_thinking": wanted}}
-    if not wanted and dialect.thinks is not None:
+    if not wanted and chat_format.thinks is not None:
         raise InvalidRequest(field, f"{field}: this model always thinks before it answers")
     return {}

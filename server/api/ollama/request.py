@@ -20,7 +20,7 @@ from server.host.models.resident import Keep
 from server.schemas.bounds import MOST_CALLS, check_count
 from server.schemas.chat import ChatRequest
 from server.settings.durations import seconds_of
-from server.text.parsers.dialect import Dialect
+from server.text.parsers.chat_format import ChatFormat
 from spec.errors import InvalidRequest
 
 Json = dict[str, Any]
@@ -61,17 +61,17 @@ NAMES = {
 }
 
 
-def chat_of(body: OllamaChatRequest, dialect: Dialect) -> ChatRequest:
+def chat_of(body: OllamaChatRequest, chat_format: ChatFormat) -> ChatRequest:
     """The chat request that asks for the same."""
     messages = _messages(body.messages or [])
-    fields = _shared(body) | _thinking(body.think, dialect)
+    fields = _shared(body) | _thinking(body.think, chat_format)
     return validation.chat_of({"messages": messages, "tools": body.tools} | fields)
 
 
-def chat_of_prompt(body: OllamaGenerateRequest, dialect: Dialect) -> ChatRequest:
+def chat_of_prompt(body: OllamaGenerateRequest, chat_format: ChatFormat) -> ChatRequest:
     """The chat request of a prompt for the chat template. Its messages are called ``prompt``."""
     messages = [{"role": "system", "content": body.system}] if body.system else []
-    fields = _shared(body) | _thinking(body.think, dialect)
+    fields = _shared(body) | _thinking(body.think, chat_format)
     return validation.chat_of({"messages": [*messages, {"role": "user", "content": body.prompt}]} | fields)
 
 
@@ -150,12 +150,12 @@ def _format(wanted: str | Json | None) -> Json | None:
     return {"type": "json_schema", "json_schema": {"name": "format", "schema": wanted, "strict": True}}
 
 
-def _thinking(think: bool | str | None, dialect: Dialect) -> Json:
+def _thinking(think: bool | str | None, chat_format: ChatFormat) -> Json:
     if isinstance(think, str):
         if think not in ("low", "medium", "high"):
             raise InvalidRequest("think", f"think must be true, false, low, medium or high, got {think!r}")
-        return thinking(dialect, True, "think") | {"reasoning_effort": think}
-    return {} if think is None else thinking(dialect, think, "think")
+        return thinking(chat_format, True, "think") | {"reasoning_effort": think}
+    return {} if think is None else thinking(chat_format, think, "think")
 
 
 def _messages(messages: list[OllamaMessage]) -> list[Json]:

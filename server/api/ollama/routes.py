@@ -76,7 +76,7 @@ async def _chat(http: web.Request, service: Service, body: OllamaChatRequest) ->
     text, _ = service.opened()
     ollama.refuse_unsupported(body)
     with in_words(ollama.NAMES):
-        request = ollama.chat_of(body, text.dialect)
+        request = ollama.chat_of(body, text.chat_format)
         choices = reword(await chat_choices(service, request), ollama.NAMES)
         return await _answered(http, service, OllamaChat, body, request, choices)
 
@@ -99,7 +99,7 @@ async def _generate(
     with in_words(names := ollama.NAMES | {"messages": "prompt"}):
         request: GenerationRequest
         if not body.raw and text.tokenizer.has_template:
-            request = chat = ollama.chat_of_prompt(body, text.dialect)
+            request = chat = ollama.chat_of_prompt(body, text.chat_format)
             choices = await chat_choices(service, chat)
         else:
             request = raw = await _raw(service, body, prompt)
@@ -206,8 +206,8 @@ def _shown(entry: Entry) -> Shown:
 
 
 def _capabilities(text: Text) -> list[str]:
-    tools = text.dialect.calls is not None and "tools" in text.dialect.words
-    known = {"completion": True, "tools": tools, "thinking": text.dialect.thinks is not None}
+    tools = text.chat_format.calls is not None and "tools" in text.chat_format.words
+    known = {"completion": True, "tools": tools, "thinking": text.chat_format.thinks is not None}
     return [name for name, there in known.items() if there]
 
 

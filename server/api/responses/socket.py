@@ -2,7 +2,7 @@
 
 ::
 
-    client ──messages──> read ──> lanes ──> turns ──events──> outbox ──> pump ──frames──> client
+    client ──messages──> read ──> lanes ──> turns ──events──> send_queue ──> pump ──frames──> client
                            └── response.cancel ──> turns            keep house: warm KV, idle limit
 
 Four tasks and one for each busy lane; all of them end with the socket. Only the pump waits for the client to read.
@@ -33,7 +33,7 @@ from server.api.responses.events import (
     SteerResponse,
 )
 from server.api.responses.lanes import Lane, Lanes
-from server.api.responses.outbox import Outbox
+from server.api.responses.send_queue import SendQueue
 from server.api.responses.store import Responses
 from server.api.responses.turn import Turn, prepared
 from server.gateway.caller import CALLER
@@ -102,7 +102,7 @@ class Socket:
         )
         await ws.prepare(self._http)
         self._codec: Codec = codec_of(ws.ws_protocol)
-        self._outbox = Outbox(self._codec, limits.outbox_bytes)
+        self._send_queue = SendQueue(self._codec, limits.outbox_bytes)
         tasks = [asyncio.create_task(one) for one in (self._read(), self._pump(), self._keep_house())]
         self._state.sockets.add(self)
         with contextlib.ExitStack() as held, self._models.server.connections.connected():
@@ -133,7 +133,7 @@ class Socket:
         await _stopped(reading, keeping)
         await self._lanes.end()
         if self._closing.done() and closing.flush and not self._ws.closed:
-            flushing = asyncio.create_task(self._outbox.flushed())
+            flushing = asyncio.create_task(self._send_queue.flushed())
             await asyncio.wait([flushing, pumping], timeout=self._limits.closing, return_when=asyncio.FIRST_COMPLETED)
             await _stopped(flushing)
         await _stopped(pumping)
@@ -176,9 +176,9 @@ class Socket:
                 return  # closed by the client, or by aiohttp because of what it sent
 
     async def _pump(self) -> None:
-        """Write what is in the outbox, as fast as the client reads it."""
+        """Write what is in the send_queue, as fast as the client reads it."""
         while True:
-            for frame in await self._outbox.take():
+            for frame in await self._send_queue.take():
                 self._writing = time.monotonic()
                 try:
                     async with asyncio.timeout(self._limits.stall):
@@ -188,7 +188,7 @@ class Socket:
                 except ConnectionError:
                     return  # the client is gone
                 self._writing = None
-            self._outbox.written()
+            self._send_queue.written()
 
     async def _keep_house(self) -> None:
         """Mark the KV of the conversations as used now and then, and end a connection that nobody uses."""
@@ -207,7 +207,7 @@ class Socket:
     def _take(self, data: Any) -> None:
         """One message of the client."""
         try:
-            CALLER.get().allowance.check()
+            CALLER.get().rate_limiter.check()
             self._codec.weigh(data)
         except (ApiError, InvalidRequest) as error:
             self._refuse(error, None)
@@ -286,13 +286,13 @@ class Socket:
 
     def _refuse(self, error: ApiError | InvalidRequest, stream_id: str | None) -> None:
         if isinstance(error, InvalidRequest | ModelNotFound):
-            CALLER.get().allowance.refused()
+            CALLER.get().rate_limiter.refused()
         self._send("", _error(*described(error), stream_id))
 
     def _send(self, response_id: str, *events: msgspec.Struct) -> None:
-        self._outbox.put(response_id, events)
+        self._send_queue.put(response_id, events)
         stuck = self._writing is not None and time.monotonic() - self._writing > self._limits.behind
-        if stuck and self._outbox.full:
+        if stuck and self._send_queue.full:
             self.close(SLOW)
 
 

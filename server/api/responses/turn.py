@@ -217,7 +217,7 @@ async def _attempt(
 ) -> Choice:
     """strict: refuse where the output asked for has no room, whatever the settings say."""
     conversation, spoken = ((), []) if before is None else (before.conversation, before.tokens)
-    words = service.opened()[0].dialect.words
+    words = service.opened()[0].chat_format.words
     if before is not None and before.model != service.options.model:
         spoken = []  # another model's token ids
     chat = chat_request(body, conversation, given, generates, words)

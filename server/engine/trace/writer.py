@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence as Many
+from collections.abc import Sequence
 
 import msgspec
 
 import foresay
 from server.engine.trace.lines import Lines
 from server.engine.trace.records import VERSION, Begin, Choice, Cut, End, Part, Record, Start, Step
-from spec.budget import StepCost
+from spec.budget import CostModel
 from spec.observer import Observer
 from spec.request import EngineInfo
-from spec.sequence import Sequence
-from spec.step import Verdict
+from spec.sequence import SequenceState
+from spec.step import VerifyResult
 from spec.trace import StepTrace
 
 
@@ -27,7 +27,7 @@ class TraceWriter(Observer):
         self._lines, self._text = lines, text
         self._encoder = msgspec.json.Encoder()
 
-    def started(self, info: EngineInfo, cost: StepCost) -> None:
+    def started(self, info: EngineInfo, cost: CostModel) -> None:
         """An engine is ready. cost: what its passes take."""
         self._write(
             Start(
@@ -41,7 +41,7 @@ class TraceWriter(Observer):
         )
         self._lines.flush()
 
-    def begun(self, sequence: Sequence) -> None:
+    def begun(self, sequence: SequenceState) -> None:
         """A request was queued."""
         self._write(
             Begin(
@@ -58,7 +58,7 @@ class TraceWriter(Observer):
             )
         )
 
-    def stepped(self, trace: StepTrace, verdicts: Many[Verdict]) -> None:
+    def stepped(self, trace: StepTrace, results: Sequence[VerifyResult]) -> None:
         """A step is over."""
         self._write(
             Step(
@@ -69,12 +69,12 @@ class TraceWriter(Observer):
                 running=trace.running,
                 waiting=trace.waiting,
                 pages=trace.pages,
-                parts=[self._part(verdict) for verdict in verdicts],
-                choice=_choice(verdicts),
+                parts=[self._part(result) for result in results],
+                choice=_choice(results),
             )
         )
 
-    def ended(self, sequence: Sequence) -> None:
+    def ended(self, sequence: SequenceState) -> None:
         """A request is over."""
         self._write(
             End(
@@ -96,24 +96,24 @@ class TraceWriter(Observer):
         """The engine is gone."""
         self._lines.close()
 
-    def _part(self, verdict: Verdict) -> Part:
-        sequence, tree, drawn = verdict.work.sequence, verdict.tree, verdict.drawn
-        root = len(sequence.tokens) - len(verdict.emitted) - 1
+    def _part(self, result: VerifyResult) -> Part:
+        sequence, tree, drawn = result.scheduled.sequence, result.tree, result.sampled
+        root = len(sequence.tokens) - len(result.emitted) - 1
         if tree is None or drawn is None:
-            return Part(id=sequence.id, root=root, lead=verdict.work.lead, parents=[], drawn=[])
+            return Part(id=sequence.id, root=root, lead=result.scheduled.prefill, parents=[], drawn=[])
         tokens, parents, draws = tree.tokens.tolist(), tree.parents.tolist(), drawn.tolist()
         children = {(parent, token): node for node, (parent, token) in enumerate(zip(parents, tokens, strict=True))}
         return Part(
             id=sequence.id,
             root=root,
-            lead=verdict.work.lead,
+            lead=result.scheduled.prefill,
             drafter=tree.drafter,
             parents=parents,
             drawn=[children.get(place, -1) for place in enumerate(draws)],
             chances=[round(chance, 4) for chance in tree.chances] if len(tree.chances) == len(tokens) else [],
-            forced=verdict.forced,
-            accepted=verdict.accepted,
-            emitted=len(verdict.emitted),
+            forced=result.forced,
+            accepted=result.accepted,
+            emitted=len(result.emitted),
             tokens=tokens if self._text else None,
             draws=draws if self._text else None,
         )
@@ -122,10 +122,10 @@ class TraceWriter(Observer):
         self._lines.append(self._encoder.encode(record))
 
 
-def _choice(verdicts: Many[Verdict]) -> Choice | None:
+def _choice(results: Sequence[VerifyResult]) -> Choice | None:
     """What the budget weighed, which is the same for all sequences of a step."""
-    for verdict in verdicts:
-        if (why := verdict.work.plan.why) is not None:
+    for result in results:
+        if (why := result.scheduled.plan.why) is not None:
             weighed = [(one.drafter, one.nodes, round(one.tokens, 3), round(one.ms, 3)) for one in why.weighed]
             return Choice(drafter=why.choice, probe=why.probe, weighed=weighed)
     return None

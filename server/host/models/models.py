@@ -184,7 +184,7 @@ class Models:
 
     def forget(self, entry: Entry) -> None:
         """Let a model leave as soon as nobody uses it, unless there are others whose it is."""
-        if CALLER.get().allowance.alone:
+        if CALLER.get().rate_limiter.alone:
             self.residency.forget(entry.resident)
 
     def check_open(self) -> None:
@@ -203,7 +203,7 @@ class Models:
         keep: how long it is to stay afterwards. Where there are several keys nobody else's model is sent away.
         """
         entry = self.find(name)
-        lease = await self._leased(entry, patience or Patience(), keep if CALLER.get().allowance.alone else "usual")
+        lease = await self._leased(entry, patience or Patience(), keep if CALLER.get().rate_limiter.alone else "usual")
         LEASE.set(lease)
         try:
             if (refusal := entry.service.refusal()) is not None:

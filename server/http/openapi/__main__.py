@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import sys
 
-from server.http.app import DOORS
+from server.http.app import ROUTE_MODULES
 from server.http.openapi.document import encoded
 
 if __name__ == "__main__":
-    sys.stdout.buffer.write(encoded(DOORS))
+    sys.stdout.buffer.write(encoded(ROUTE_MODULES))

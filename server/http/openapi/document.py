@@ -1,4 +1,4 @@
-"""The OpenAPI document, made from the routes of the doors and the structs they read and write.
+"""The OpenAPI document, made from the routes of the modules and the structs they read and write.
 
 ``python -m server.http.openapi > docs/openapi.json`` writes the committed copy; a test compares the two.
 """
@@ -46,9 +46,9 @@ DONE = "[DONE]"
 REF = "#/components/schemas/{name}"
 
 
-def document(doors: Sequence[ModuleType]) -> dict[str, Any]:
+def document(modules: Sequence[ModuleType]) -> dict[str, Any]:
     """The whole document, as it becomes JSON."""
-    routes = list(_routes(doors))
+    routes = list(_routes(modules))
     types = list(dict.fromkeys(_types(route, shape) for route, _, shape in routes))
     flat = list(dict.fromkeys(one for several in types for one in several))
     schemas, components = msgspec.json.schema_components(flat, ref_template=REF)
@@ -63,7 +63,7 @@ def document(doors: Sequence[ModuleType]) -> dict[str, Any]:
         "info": {"title": "Foresay", "version": foresay.__version__, "description": DESCRIPTION},
         "servers": [{"url": "/"}],
         "security": [{}, {"bearer": []}, {"key": []}],
-        "tags": [{"name": _tag(door), "description": _first_line(door)} for door in doors],
+        "tags": [{"name": _tag(module), "description": _first_line(module)} for module in modules],
         "paths": paths,
         "components": {
             "schemas": dict(sorted(components.items())),
@@ -75,12 +75,12 @@ def document(doors: Sequence[ModuleType]) -> dict[str, Any]:
     }
 
 
-def _routes(doors: Sequence[ModuleType]) -> Iterator[tuple[Route, str, ErrorShape | None]]:
-    """Every route that OpenAPI has words for, with its door's tag and error shape."""
-    for door in doors:
-        for route in door.ROUTES:
+def _routes(modules: Sequence[ModuleType]) -> Iterator[tuple[Route, str, ErrorShape | None]]:
+    """Every route that OpenAPI has words for, with its module's tag and error shape."""
+    for module in modules:
+        for route in module.ROUTES:
             if isinstance(route, Route):
-                yield route, _tag(door), getattr(door, "ERRORS", None)
+                yield route, _tag(module), getattr(module, "ERRORS", None)
 
 
 def _types(route: Route, shape: ErrorShape | None) -> tuple[Any, ...]:
@@ -94,9 +94,9 @@ def _path(route: Route) -> str:
     return re.sub(r"\{(\w+):[^}]*\}", r"{\1}", route.path)
 
 
-def _tag(door: ModuleType) -> str:
+def _tag(module: ModuleType) -> str:
     """The last part of the module's name that says something."""
-    return door.__name__.removesuffix(".routes").rpartition(".")[2]
+    return module.__name__.removesuffix(".routes").rpartition(".")[2]
 
 
 def _first_line(thing: object) -> str:
@@ -172,6 +172,6 @@ def _reachable(schema: Any, components: dict[str, Any], found: set[str] | None =
     return found
 
 
-def encoded(doors: Sequence[ModuleType]) -> bytes:
+def encoded(modules: Sequence[ModuleType]) -> bytes:
     """The document as the committed file has it."""
-    return msgspec.json.format(msgspec.json.encode(document(doors)), indent=2) + b"\n"
+    return msgspec.json.format(msgspec.json.encode(document(modules)), indent=2) + b"\n"

@@ -7,7 +7,7 @@ from types import ModuleType
 
 from aiohttp import web
 
-from server.api.common.route import DOORS, Route
+from server.api.common.route import ROUTE_MODULES, Route
 from server.http.openapi.document import encoded
 
 _encoded = lru_cache(maxsize=1)(encoded)
@@ -15,8 +15,8 @@ _encoded = lru_cache(maxsize=1)(encoded)
 
 async def openapi(http: web.Request) -> web.Response:
     """This API as an OpenAPI document."""
-    doors: tuple[ModuleType, ...] = http.app[DOORS]
-    return web.Response(body=_encoded(doors), content_type="application/json")
+    modules: tuple[ModuleType, ...] = http.app[ROUTE_MODULES]
+    return web.Response(body=_encoded(modules), content_type="application/json")
 
 
 ROUTES = [Route("GET", "/openapi.json", openapi)]

@@ -10,7 +10,7 @@ from server.engine.drafters.registry import at_once
 from server.engine.trace.reader import Session
 from server.engine.trace.records import Step
 from server.observe.replay.ways import RECORDED, Outcome, Way
-from spec.budget import StepCost
+from spec.budget import CostModel
 from spec.errors import ConfigurationError
 from spec.names import NONE
 from spec.trace import depths_of
@@ -25,7 +25,7 @@ class Cost:
     step beyond that. measured: the median recorded step.
     """
 
-    curve: StepCost
+    curve: CostModel
     slower: float
     level: float
     propose: float
@@ -40,7 +40,7 @@ class Cost:
         Raises ConfigurationError if nothing was decoded.
         """
         start = sessions[-1].start
-        curve = StepCost([rows for rows, _ in start.cost], [seconds for _, seconds in start.cost])
+        curve = CostModel([rows for rows, _ in start.cost], [seconds for _, seconds in start.cost])
         decoding = [step for session in sessions for step in session.steps if _decodes(step)]
         steps = [step for step in decoding if len(step.parts) == 1] or decoding
         if not steps:

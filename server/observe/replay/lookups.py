@@ -12,7 +12,7 @@ from server.observe.replay.ways import Outcome, Way
 from spec.errors import ConfigurationError
 from spec.noise import Noise
 from spec.sampling import SamplingParams
-from spec.sequence import Sequence
+from spec.sequence import SequenceState
 from spec.walk import Walk
 
 #: Tokens of a prompt that the engine reads in a step, about: a drafter is shown as many at a time.
@@ -47,9 +47,9 @@ def judge(way: Way, requests: Iterable[Told]) -> Outcome:
     return outcome
 
 
-def _sequence(told: Told, prompt: list[int]) -> Sequence:
+def _sequence(told: Told, prompt: list[int]) -> SequenceState:
     """The request as far as a lookup drafter looks at it."""
-    return Sequence(
+    return SequenceState(
         id=told.begin.id,
         tokens=prompt,
         prompt_length=len(prompt),

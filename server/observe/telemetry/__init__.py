@@ -21,6 +21,7 @@ Those to be awaited do their work in slices, between which the streams have thei
 ``tenant`` is ``CALLER.get().tenant``: texts are told to the key that asked for them and to nobody else.
 
 What is counted where: a step of the engine once, from its ``StepTrace``; the tokens of each request where its text is
-cut (:class:`~server.observe.telemetry.ledger.Ledger`), so that tokens behind a stop string are discarded and not
-accepted, just as in the response's own ``metrics``. ``/metrics`` is made by :mod:`server.observe.telemetry.exposition`.
+cut (:class:`~server.observe.telemetry.request_stats.RequestStats`), so that tokens behind a stop string are discarded
+and not accepted, just as in the response's own ``metrics``. ``/metrics`` is made by
+:mod:`server.observe.telemetry.exposition`.
 """

@@ -15,8 +15,8 @@ from server.observe.telemetry.reading import Reading
 from server.observe.telemetry.report import Gauges
 from server.observe.telemetry.self_check import self_check
 from server.observe.telemetry.slices import Slices
-from server.observe.telemetry.tally import Tally
 from server.observe.telemetry.telemetry import Telemetry
+from server.observe.telemetry.window import Window
 from server.schemas.errors import EngineFailed
 from spec.names import NONE
 from spec.request import EngineInfo
@@ -108,7 +108,7 @@ def _about(families: Families, reading: Reading) -> Iterator[Metric]:
     yield from self_check(families, reading.self_check)
 
 
-def _speculation(families: Families, totals: Tally) -> Iterator[Metric]:
+def _speculation(families: Families, totals: Window) -> Iterator[Metric]:
     """What was drafted and what became of it."""
     drafting = sorted(totals.drafting.items())
     whose = ["drafter"]
@@ -166,7 +166,7 @@ def _by_position(families: Families, drafting: list[tuple[str, Drafting]]) -> It
     )
 
 
-def _shadows(families: Families, totals: Tally) -> Iterator[Metric]:
+def _shadows(families: Families, totals: Window) -> Iterator[Metric]:
     """What drafters beside the one in use would have done for the requests that are over."""
     shadows = sorted(totals.shadows.items())
     whose = ["drafter"]
@@ -218,7 +218,7 @@ def _estimates(families: Families, reading: Reading) -> Iterator[Metric]:
     )
 
 
-def _steps(families: Families, totals: Tally) -> Iterator[Metric]:
+def _steps(families: Families, totals: Window) -> Iterator[Metric]:
     """The engine's steps, and how their tokens came out of the server."""
     yield from families.counter("engine_steps", "Steps of the engine.", one(totals.steps))
     yield from families.counter(
@@ -244,7 +244,7 @@ def _steps(families: Families, totals: Tally) -> Iterator[Metric]:
     yield from families.counter("num_preemptions", "Requests that had to give back their KV.", one(totals.preemptions))
 
 
-def _requests(families: Families, totals: Tally) -> Iterator[Metric]:
+def _requests(families: Families, totals: Window) -> Iterator[Metric]:
     """What clients asked for and got."""
     yield from families.counter("prompt_tokens", "Tokens of prompts.", one(totals.prompt_tokens))
     cached = "Tokens of prompts whose KV was there already."

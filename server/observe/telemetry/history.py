@@ -1,4 +1,4 @@
-"""The last ten minutes second by second and the last hour minute by minute; spans without any activity have no tally.
+"""The last ten minutes second by second and the last hour minute by minute; spans without any activity have no window.
 
 ::
 
@@ -15,7 +15,7 @@ from collections import deque
 from itertools import pairwise
 from math import inf
 
-from server.observe.telemetry.tally import Tally
+from server.observe.telemetry.window import Window
 
 SECONDS = 600
 MINUTES = 60
@@ -27,26 +27,26 @@ class Level:
     def __init__(self, length: int, keep: int) -> None:
         self.length = length
         self._keep = keep
-        self._tallies: deque[Tally] = deque()
+        self._windows: deque[Window] = deque()
 
-    def add(self, second: Tally) -> None:
+    def add(self, second: Window) -> None:
         """Count a second that is over; none before it comes any more."""
         begin = second.second - second.second % self.length
-        tallies = self._tallies
-        if not tallies or tallies[-1].second != begin:
-            tallies.append(Tally(begin))
-        tallies[-1].add(second)
-        while tallies[0].second < second.second - self._keep:
-            tallies.popleft()
+        windows = self._windows
+        if not windows or windows[-1].second != begin:
+            windows.append(Window(begin))
+        windows[-1].add(second)
+        while windows[0].second < second.second - self._keep:
+            windows.popleft()
 
-    def between(self, begin: float, end: float = inf) -> list[Tally]:
+    def between(self, begin: float, end: float = inf) -> list[Window]:
         """The spans that begin from ``begin`` on and before ``end``."""
         found = []
-        for tally in reversed(self._tallies):
-            if tally.second < begin:
+        for window in reversed(self._windows):
+            if window.second < begin:
                 break
-            if tally.second < end:
-                found.append(tally)
+            if window.second < end:
+                found.append(window)
         found.reverse()
         return found
 
@@ -55,42 +55,42 @@ class History:
     """Tallies in time. ``now`` everywhere is in seconds since 1970 and does not run backwards."""
 
     def __init__(self) -> None:
-        self.running = Tally()
+        self.running = Window()
         self._empty = True
         self._seconds, self._minutes = Level(1, SECONDS), Level(60, 60 * (MINUTES + 1))
         self._levels = (self._seconds, Level(10, SECONDS), self._minutes, Level(600, 60 * (MINUTES + 1)))
-        self._total = Tally()
+        self._total = Window()
 
-    def at(self, now: float) -> Tally:
-        """The tally of this second, to be written to."""
+    def at(self, now: float) -> Window:
+        """The window of this second, to be written to."""
         second = int(now)
         if second != self.running.second:
             self._close(second)
         self._empty = False
         return self.running
 
-    def total(self) -> Tally:
+    def total(self) -> Window:
         """Everything since the start, the running second included."""
-        total = Tally()
+        total = Window()
         total.add(self._total)
         total.add(self.running)
         return total
 
-    def since(self, second: int) -> list[Tally]:
+    def since(self, second: int) -> list[Window]:
         """The seconds from ``second`` on, the running one included, oldest first."""
         found = self._seconds.between(second)
         return [*found, self.running.settle()] if not self._empty and self.running.second >= second else found
 
-    def seconds(self, now: float) -> list[Tally]:
+    def seconds(self, now: float) -> list[Window]:
         """The seconds of the last ten minutes that are over."""
-        return [tally for tally in self.since(int(now) - SECONDS) if tally.second < int(now)]
+        return [window for window in self.since(int(now) - SECONDS) if window.second < int(now)]
 
-    def minutes(self, now: float) -> list[Tally]:
+    def minutes(self, now: float) -> list[Window]:
         """The minutes of the last hour, the running one as far as its seconds are over."""
         self._settle(now)
         return self._minutes.between(int(now) - 60 * (MINUTES + 1) + 1)
 
-    def window(self, now: float, seconds: int) -> Tally:
+    def window(self, now: float, seconds: int) -> Window:
         """What was counted in the last ``seconds``, at most ten minutes, the running one included."""
         begin = int(now) - seconds + 1
         total = self._over(begin)
@@ -98,32 +98,32 @@ class History:
             total.add(self.running)
         return total
 
-    def hour(self, now: float) -> Tally:
+    def hour(self, now: float) -> Window:
         """What was counted in the last hour, as far as its seconds are over."""
         self._settle(now)
         begin = int(now) - 60 * MINUTES
         return self._over(begin - begin % 60)
 
-    def _over(self, begin: int) -> Tally:
+    def _over(self, begin: int) -> Window:
         """The sum of all from second ``begin`` on that is over: short spans until a longer one begins, and so on."""
-        total = Tally(begin)
+        total = Window(begin)
         for level, longer in pairwise(self._levels):
             end = -(-begin // longer.length) * longer.length
-            for tally in level.between(begin, end):
-                total.add(tally)
+            for window in level.between(begin, end):
+                total.add(window)
             begin = end
-        for tally in longer.between(begin):
-            total.add(tally)
+        for window in longer.between(begin):
+            total.add(window)
         return total
 
     def _settle(self, now: float) -> None:
-        """Put the running tally where it belongs if its second is over."""
+        """Put the running window where it belongs if its second is over."""
         if self.running.second < int(now):
             self._close(int(now))
 
     def _close(self, second: int) -> None:
-        """Put the running tally where it belongs and begin one for ``second``."""
-        over, self.running = self.running, Tally(second)
+        """Put the running window where it belongs and begin one for ``second``."""
+        over, self.running = self.running, Window(second)
         if self._empty:
             return
         self._empty = True

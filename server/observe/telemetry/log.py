@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 
 from aiohttp import web
 
-from server.observe.telemetry.tally import Tally
 from server.observe.telemetry.verdict import judged
+from server.observe.telemetry.window import Window
 from spec.acceptance import ByDepth, by_place, tokens_per_step
 from spec.trace import NOT_PAYING
 
@@ -40,15 +40,15 @@ def to_stderr(whose: logging.Logger = log) -> None:
     whose.propagate = False
 
 
-def line(tally: Tally, seconds: float) -> str:
+def line(window: Window, seconds: float) -> str:
     """What was drafted and accepted in so many seconds."""
-    drafts, drafted, accepted = tally.drafts, tally.drafted, tally.accepted
-    per_depth = by_place(drafting.accepted_per_depth for drafting in tally.drafting.values())
+    drafts, drafted, accepted = window.drafts, window.drafted, window.accepted
+    per_depth = by_place(drafting.accepted_per_depth for drafting in window.drafting.values())
     positions = ", ".join(f"{count / drafts:.3f}" for count in per_depth)
-    verdict = judged(tally)
+    verdict = judged(window)
     speed = "" if verdict.speed_up is None else f", {verdict.speed_up:.2f}x of plain decoding"
-    speed += f", unsure: {tally.doubt}" if tally.doubt else ""
-    per_step = tokens_per_step(tally.tokens, tally.runs) or 0.0
+    speed += f", unsure: {window.doubt}" if window.doubt else ""
+    per_step = tokens_per_step(window.tokens, window.runs) or 0.0
     return (
         f"SpecDecoding metrics: Mean acceptance length: {1 + accepted / drafts:.2f}, "
         f"Accepted throughput: {accepted / seconds:.2f} tokens/s, "
@@ -77,27 +77,27 @@ class Reporter:
     def report(self) -> None:
         """Log the seconds since the last report that are over, if anything was drafted in them."""
         now = int(self._telemetry.clock())
-        tally, seconds = self._telemetry.between(self._reported, now), max(now - self._reported, 1)
+        window, seconds = self._telemetry.between(self._reported, now), max(now - self._reported, 1)
         self._reported = now
-        self._tell_choice(tally, now)
-        self._tell_busy(tally.crowded, now)
-        if not tally.drafts:
+        self._tell_choice(window, now)
+        self._tell_busy(window.crowded, now)
+        if not window.drafts:
             return
-        log.info("%s%s", self._whose, line(tally, seconds))
-        verdict = judged(tally)
+        log.info("%s%s", self._whose, line(window, seconds))
+        verdict = judged(window)
         if verdict.pays is False and now >= self._next_warning:
             log.warning("%s%s", self._whose, verdict.sentence)
             self._next_warning = now + WARN_EVERY_SECONDS
         elif verdict.pays:
             self._next_warning = 0.0
 
-    def _tell_choice(self, tally: Tally, now: int) -> None:
+    def _tell_choice(self, window: Window, now: int) -> None:
         """Say who drafts most of the time now, if that is another one than before; a warning if nobody does."""
-        if not tally.news:
+        if not window.news:
             return
-        level = logging.WARNING if tally.news.startswith(NOT_PAYING) else logging.INFO
+        level = logging.WARNING if window.news.startswith(NOT_PAYING) else logging.INFO
         if level == logging.INFO or now >= self._next_choice_warning:
-            log.log(level, "%sDrafting, as it was weighed: %s", self._whose, tally.news)
+            log.log(level, "%sDrafting, as it was weighed: %s", self._whose, window.news)
         if level == logging.WARNING:
             self._next_choice_warning = now + WARN_EVERY_SECONDS
 

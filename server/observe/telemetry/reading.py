@@ -10,8 +10,8 @@ from server.engine.status import EngineStatus
 from server.observe.telemetry.histogram import Histogram
 from server.observe.telemetry.report import Gauges
 from server.observe.telemetry.self_check import SelfCheckCounts
-from server.observe.telemetry.tally import Tally
 from server.observe.telemetry.telemetry import Telemetry
+from server.observe.telemetry.window import Window
 from spec.request import EngineInfo
 
 
@@ -20,7 +20,7 @@ class Reading(msgspec.Struct, frozen=True):
     of the engine. http: responses by status. websockets, websocket_seconds: those open, and how long the others were.
     """
 
-    totals: Tally
+    totals: Window
     gauges: Gauges
     speed_up: float | None
     unsure: bool

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 
-from server.observe.telemetry.ledger import Ledger
+from server.observe.telemetry.request_stats import RequestStats
 
 MOST_PER_TENANT = 100
 MOST_BYTES = 64 << 20
@@ -15,24 +15,24 @@ class Recent:
 
     def __init__(self, per_tenant: int = MOST_PER_TENANT, most_bytes: int = MOST_BYTES) -> None:
         self._per_tenant, self._most_bytes = per_tenant, most_bytes
-        self._running: dict[str, Ledger] = {}
-        self._over: OrderedDict[str, tuple[Ledger, int]] = OrderedDict()
+        self._running: dict[str, RequestStats] = {}
+        self._over: OrderedDict[str, tuple[RequestStats, int]] = OrderedDict()
         self._of_tenant: dict[str, OrderedDict[str, None]] = {}
         self._bytes = 0
 
-    def begin(self, ledger: Ledger) -> None:
+    def begin(self, stats: RequestStats) -> None:
         """A request is let in."""
-        self._running[ledger.id] = ledger
+        self._running[stats.id] = stats
 
-    def end(self, ledger: Ledger) -> None:
+    def end(self, stats: RequestStats) -> None:
         """It is over: keep it among the last of its tenant."""
-        if self._running.pop(ledger.id, None) is None:
+        if self._running.pop(stats.id, None) is None:
             return
-        size = ledger.bytes
-        self._over[ledger.id] = ledger, size
+        size = stats.bytes
+        self._over[stats.id] = stats, size
         self._bytes += size
-        ids = self._of_tenant.setdefault(ledger.tenant, OrderedDict())
-        ids[ledger.id] = None
+        ids = self._of_tenant.setdefault(stats.tenant, OrderedDict())
+        ids[stats.id] = None
         if len(ids) > self._per_tenant:
             self._drop(next(iter(ids)))
         while self._bytes > self._most_bytes and self._over:
@@ -43,21 +43,21 @@ class Recent:
         """How many run or wait, of all tenants."""
         return len(self._running)
 
-    def of(self, tenant: str) -> list[Ledger]:
+    def of(self, tenant: str) -> list[RequestStats]:
         """What runs and what ran last, the newest first."""
-        running = [ledger for ledger in self._running.values() if ledger.tenant == tenant]
+        running = [stats for stats in self._running.values() if stats.tenant == tenant]
         over = [self._over[id][0] for id in self._of_tenant.get(tenant, ())]
         return [*reversed(running), *reversed(over)]
 
-    def find(self, tenant: str, id: str) -> Ledger | None:
+    def find(self, tenant: str, id: str) -> RequestStats | None:
         """The request of this tenant; None if there is none, or it had to make room."""
-        ledger = self._running.get(id) or self._over.get(id, (None, 0))[0]
-        return ledger if ledger is not None and ledger.tenant == tenant else None
+        stats = self._running.get(id) or self._over.get(id, (None, 0))[0]
+        return stats if stats is not None and stats.tenant == tenant else None
 
     def _drop(self, id: str) -> None:
-        ledger, size = self._over.pop(id)
+        stats, size = self._over.pop(id)
         self._bytes -= size
-        ids = self._of_tenant[ledger.tenant]
+        ids = self._of_tenant[stats.tenant]
         del ids[id]
         if not ids:
-            del self._of_tenant[ledger.tenant]
+            del self._of_tenant[stats.tenant]

@@ -3,7 +3,7 @@
 ::
 
     EngineClient.observe ── step(trace) ──┐
-    Service.generation ── watching() ── Ledger.kept, delivered ──┴── History ── snapshot, history, totals, window
+    Service.generation ── watching() ── RequestStats.kept, delivered ──┴── History ── snapshot, history, totals, window
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ from server.observe.telemetry import views
 from server.observe.telemetry.connections import Connections
 from server.observe.telemetry.drafting import Shadowing
 from server.observe.telemetry.histogram import TOKEN_BOUNDS
-from server.observe.telemetry.ledger import Books, Ledger
 from server.observe.telemetry.recent import Recent
 from server.observe.telemetry.report import (
     Gauges,
@@ -35,10 +34,11 @@ from server.observe.telemetry.report import (
     Server,
     Snapshot,
 )
+from server.observe.telemetry.request_stats import RequestStats, SharedStats
 from server.observe.telemetry.self_check import SelfCheckCounts
 from server.observe.telemetry.startup import Startup
-from server.observe.telemetry.tally import Tally, summed
 from server.observe.telemetry.verdict import Verdict, judged
+from server.observe.telemetry.window import Window, summed
 from server.schemas.errors import ApiError
 from spec.errors import InvalidRequest
 from spec.request import EngineInfo, Request
@@ -97,8 +97,8 @@ class Telemetry:
         self.draining = False
         self.arriving = 0
         self._engine = engine
-        self._books, self._recent = Books(self.clock), Recent()
-        self._history = self._books.history
+        self._shared, self._recent = SharedStats(self.clock), Recent()
+        self._history = self._shared.history
         self._root_seconds = 0.0
         self._last_rate: float | None = None
 
@@ -111,34 +111,34 @@ class Telemetry:
             self._root_seconds = known + _MOVED * (trace.root_seconds - known)
         if trace.aside:
             return
-        books = self._books
-        books.delivered = now = books.clock()
-        books.step_seconds = books.history.at(now).step(trace)
-        books.step = trace
+        shared = self._shared
+        shared.delivered = now = shared.clock()
+        shared.step_seconds = shared.history.at(now).step(trace)
+        shared.step = trace
 
     def shadowed(self, report: ShadowReport) -> None:
         """Count what the shadow drafter would have done for a request."""
-        tally = self._history.at(self.clock())
-        tally.shadows.setdefault(report.drafter, Shadowing()).count(report)
+        window = self._history.at(self.clock())
+        window.shadows.setdefault(report.drafter, Shadowing()).count(report)
 
     @contextmanager
     def watching(
         self, requests: Sequence[Request], keeps_text: bool = True, words: Mapping[str, str] = NO_WORDS
-    ) -> Iterator[list[Ledger]]:
+    ) -> Iterator[list[RequestStats]]:
         """Count what becomes of these requests; whoever has not ended by the end of the context has failed, or was left
         alone by its client. keeps_text: whether what they say may be shown to their key later. words: the first ones of
         their prompts, by id."""
         tenant, request_id = CALLER.get().tenant, REQUEST_ID.get("")
         forks = Counter(request.fork_of for request in requests)
-        ledgers = [
-            Ledger(r, tenant, request_id, self._books, 1 + forks[r.id], keeps_text, words.get(r.id, ""))
+        all_stats = [
+            RequestStats(r, tenant, request_id, self._shared, 1 + forks[r.id], keeps_text, words.get(r.id, ""))
             for r in requests
         ]
-        for ledger in ledgers:
-            self._recent.begin(ledger)
+        for stats in all_stats:
+            self._recent.begin(stats)
         reason, failed = "cancelled", False
         try:
-            yield ledgers
+            yield all_stats
         except LEFT:
             raise
         except (ApiError, InvalidRequest) as error:
@@ -149,10 +149,10 @@ class Telemetry:
             reason, failed = "internal_error", True
             raise
         finally:
-            for ledger in ledgers:
-                ledger.failed(reason, failed)
-                self._recent.end(ledger)
-                self._last_rate = ledger.rate or self._last_rate
+            for stats in all_stats:
+                stats.failed(reason, failed)
+                self._recent.end(stats)
+                self._last_rate = stats.rate or self._last_rate
 
     # -- telling -------------------------------------------------------------------------------------------------
 
@@ -164,7 +164,7 @@ class Telemetry:
     @property
     def gauges(self) -> Gauges:
         """What is going on now. Between steps the requests that are let in tell more than the latest step."""
-        present, last, info = self._recent.running, self._books.step, self._engine.info
+        present, last, info = self._recent.running, self._shared.step, self._engine.info
         if last is None or info is None or self._engine.status.state != "ready":
             return Gauges(waiting=present + self.arriving)
         room = info.kv_tokens / info.page_size
@@ -178,17 +178,17 @@ class Telemetry:
         info = self._engine.info
         return self._root_seconds or (info.root_seconds if info is not None else 0.0)
 
-    def totals(self) -> Tally:
+    def totals(self) -> Window:
         """Everything counted since the start."""
         return self._history.total()
 
-    def window(self, seconds: int) -> Tally:
+    def window(self, seconds: int) -> Window:
         """What was counted in the last ``seconds``, at most ten minutes."""
         return self._history.window(self.clock(), seconds)
 
-    def between(self, begin: int, end: int) -> Tally:
+    def between(self, begin: int, end: int) -> Window:
         """What was counted from second ``begin`` up to second ``end``, which is not among them."""
-        return summed([tally for tally in self._history.since(begin) if tally.second < end])
+        return summed([window for window in self._history.since(begin) if window.second < end])
 
     def verdict(self, seconds: int = views.LIVE_SECONDS) -> Verdict:
         """Whether speculation paid in the last ``seconds``."""
@@ -231,17 +231,17 @@ class Telemetry:
     async def points(self, after: int) -> tuple[list[Point], int]:
         """The seconds after second ``after`` that are over, for ``msgspec.json.encode``, and the last one of them."""
         now = int(self.clock())
-        over = [tally for tally in self._history.since(after + 1) if tally.second < now]
+        over = [window for window in self._history.since(after + 1) if window.second < now]
         return await views.points(over, 1), over[-1].second if over else after
 
     def requests(self, tenant: str) -> list[RequestSummary]:
         """The tenant's requests that run and the last 100 that are over, the newest first. No text."""
-        return [ledger.summary() for ledger in self._recent.of(tenant)]
+        return [stats.summary() for stats in self._recent.of(tenant)]
 
     def request(self, tenant: str, id: str) -> RequestDetail | None:
         """One request of the tenant with its steps and text; None if there is none of this id."""
-        ledger = self._recent.find(tenant, id)
-        return None if ledger is None else ledger.detail()
+        stats = self._recent.find(tenant, id)
+        return None if stats is None else stats.detail()
 
     def _server(self, now: float, info: EngineInfo | None) -> Server:
         status = self._engine.status
@@ -264,7 +264,7 @@ def _with_engine(known: Server, info: EngineInfo) -> Server:
     return Server(**told | {"draft_shape": list(info.draft_shape), "drafters": list(info.drafters)})
 
 
-def _counters(totals: Tally) -> dict[str, int]:
+def _counters(totals: Window) -> dict[str, int]:
     """The counters that the page shows, by the names they have in /metrics without ``foresay:`` and ``_total``."""
     return {
         "generation_tokens": totals.tokens,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from server.observe.telemetry.tally import Tally
+from server.observe.telemetry.window import Window
 
 #: Fewer decoding steps say nothing.
 FEWEST_STEPS = 20
@@ -24,39 +24,39 @@ class Verdict(msgspec.Struct, frozen=True):
     sentence: str
 
 
-def judged(tally: Tally) -> Verdict:
-    """What the decoding steps of a tally say."""
-    speed_up = tally.speed_up
-    saved = 0.0 if speed_up is None else tally.plain_seconds - tally.decode_seconds
-    if not tally.drafts:
+def judged(window: Window) -> Verdict:
+    """What the decoding steps of a window say."""
+    speed_up = window.speed_up
+    saved = 0.0 if speed_up is None else window.plain_seconds - window.decode_seconds
+    if not window.drafts:
         return Verdict(None, speed_up, saved, "Nothing was drafted.")
-    if tally.doubt:
-        return Verdict(None, speed_up, saved, f"Unsure whether speculation pays: {tally.doubt}.")
-    if speed_up is None or tally.decode_steps < FEWEST_STEPS:
+    if window.doubt:
+        return Verdict(None, speed_up, saved, f"Unsure whether speculation pays: {window.doubt}.")
+    if speed_up is None or window.decode_steps < FEWEST_STEPS:
         return Verdict(None, speed_up, saved, "Too few steps to tell whether speculation pays.")
     if speed_up > 1 + MARGIN:
         return Verdict(True, speed_up, saved, f"Speculation pays: {speed_up:.2f} times the speed of plain decoding.")
     if speed_up >= 1 - MARGIN:
         return Verdict(True, speed_up, saved, "Speculation neither pays nor costs: it is as fast as plain decoding.")
-    return Verdict(False, speed_up, saved, f"Speculation is not paying: {_figures(tally)}; {_cause(tally)}")
+    return Verdict(False, speed_up, saved, f"Speculation is not paying: {_figures(window)}; {_cause(window)}")
 
 
-def _figures(tally: Tally) -> str:
-    step, draft = (1000 * seconds / tally.decode_steps for seconds in (tally.decode_seconds, tally.propose_seconds))
-    token, alone = (1000 * seconds / tally.decode_emitted for seconds in (tally.decode_seconds, tally.plain_seconds))
+def _figures(window: Window) -> str:
+    step, draft = (1000 * seconds / window.decode_steps for seconds in (window.decode_seconds, window.propose_seconds))
+    token, alone = (1000 * seconds / window.decode_emitted for seconds in (window.decode_seconds, window.plain_seconds))
     return (
         f"a token takes {token:.2f} ms, and would take {alone:.2f} ms without drafts "
         f"(a step takes {step:.2f} ms, {draft:.2f} ms of them drafting)"
     )
 
 
-def _cause(tally: Tally) -> str:
+def _cause(window: Window) -> str:
     """What stands out, and which flag changes it."""
-    rate = tally.acceptance_rate or 0.0
+    rate = window.acceptance_rate or 0.0
     if rate < LOW_ACCEPTANCE:
         return f"only {rate:.0%} of the drafts are accepted: try another --draft, or fewer --draft-tokens"
-    if tally.propose_seconds > LARGE_SHARE * tally.decode_seconds:
-        share = tally.propose_seconds / tally.decode_seconds
+    if window.propose_seconds > LARGE_SHARE * window.decode_seconds:
+        share = window.propose_seconds / window.decode_seconds
         return f"drafting takes {share:.0%} of the time: try a smaller --draft, or fewer --draft-tokens"
-    rows = tally.decode_rows / tally.decode_steps
+    rows = window.decode_rows / window.decode_steps
     return f"verifying {rows:.1f} rows at once costs too much here: try fewer --draft-tokens"

@@ -11,7 +11,7 @@ from server.observe.telemetry.drafting import link, unlink
 from server.observe.telemetry.histogram import Histogram
 from server.observe.telemetry.report import DrafterRates, Gauges, Live, Node, Point, Quantiles, ShadowRates
 from server.observe.telemetry.slices import Slices
-from server.observe.telemetry.tally import Tally
+from server.observe.telemetry.window import Window
 from spec.acceptance import ByDepth, by_place, tokens_per_step
 
 RATE_SECONDS = 10
@@ -28,10 +28,10 @@ def quantiles(histogram: Histogram) -> Quantiles:
     return Quantiles(histogram.quantile(0.5), histogram.quantile(0.99))
 
 
-def live(recent: Sequence[Tally], whole: Tally, last_rate: float | None, plain: float, gauges: Gauges) -> Live:
+def live(recent: Sequence[Window], whole: Window, last_rate: float | None, plain: float, gauges: Gauges) -> Live:
     """The tiles. recent: the last ``RATE_SECONDS``. whole: the last ``LIVE_SECONDS``, summed up. last_rate: tokens per
     second of the last request that is over. plain: seconds of a step without drafts."""
-    tokens, busy = sum(tally.tokens for tally in recent), sum(tally.step_seconds.sum for tally in recent)
+    tokens, busy = sum(window.tokens for window in recent), sum(window.step_seconds.sum for window in recent)
     return Live(
         tokens_per_second=ratio(tokens, busy),
         last_request_tokens_per_second=last_rate,
@@ -44,12 +44,12 @@ def live(recent: Sequence[Tally], whole: Tally, last_rate: float | None, plain: 
         doubt=whole.doubt,
         root_seconds=plain,
         step_seconds=ratio(whole.decode_seconds, whole.decode_steps),
-        crowded=ratio(sum(tally.waited_seconds for tally in recent), busy) or 0.0,
+        crowded=ratio(sum(window.waited_seconds for window in recent), busy) or 0.0,
         gauges=gauges,
     )
 
 
-def drafters(tally: Tally) -> list[DrafterRates]:
+def drafters(window: Window) -> list[DrafterRates]:
     """Each drafter's trees, who made most of them first."""
     rows = [
         DrafterRates(
@@ -57,18 +57,18 @@ def drafters(tally: Tally) -> list[DrafterRates]:
             drafts=drafting.drafts,
             drafted=drafting.drafted,
             accepted=drafting.accepted,
-            share=drafting.drafts / tally.drafts,
+            share=drafting.drafts / window.drafts,
             acceptance_rate=ratio(drafting.accepted, drafting.drafted),
             mean_acceptance_length=ratio(drafting.drafts + drafting.accepted, drafting.drafts),
             drafted_per_depth=list(drafting.drafted_per_depth),
             accepted_per_depth=list(drafting.accepted_per_depth),
         )
-        for name, drafting in tally.drafting.items()
+        for name, drafting in window.drafting.items()
     ]
     return sorted(rows, key=lambda row: (-row.drafts, row.drafter))
 
 
-def shadows(tally: Tally) -> list[ShadowRates]:
+def shadows(window: Window) -> list[ShadowRates]:
     """What the drafters beside the one in use would have had accepted."""
     return [
         ShadowRates(
@@ -84,72 +84,72 @@ def shadows(tally: Tally) -> list[ShadowRates]:
             drafted_per_depth=list(shadow.drafting.drafted_per_depth),
             accepted_per_depth=list(shadow.drafting.accepted_per_depth),
         )
-        for name, shadow in sorted(tally.shadows.items())
+        for name, shadow in sorted(window.shadows.items())
     ]
 
 
-def nodes(tally: Tally) -> list[Node]:
+def nodes(window: Window) -> list[Node]:
     """The places of the trees, depth by depth. A place that had several parents is told with the one it had most."""
     parents: dict[tuple[int, int], dict[int, int]] = {}
-    for number, times in tally.places.drafted.items():
+    for number, times in window.places.drafted.items():
         depth, rank, parent = unlink(number)
         parents.setdefault((depth, rank), {})[parent] = times
     found = []
     for (depth, rank), drafted in sorted(parents.items()):
-        taken = sum(tally.places.taken.get(link(depth, rank, parent), 0) for parent in drafted)
+        taken = sum(window.places.taken.get(link(depth, rank, parent), 0) for parent in drafted)
         found.append(Node(depth, rank, max(drafted, key=drafted.__getitem__), sum(drafted.values()), taken))
     return found
 
 
-def by_depth(tally: Tally) -> ByDepth:
+def by_depth(window: Window) -> ByDepth:
     """How deep drafts were accepted, of all drafters."""
-    return ByDepth.of(by_place(drafting.accepted_per_depth for drafting in tally.drafting.values()), tally.drafts)
+    return ByDepth.of(by_place(drafting.accepted_per_depth for drafting in window.drafting.values()), window.drafts)
 
 
-async def points(tallies: Sequence[Tally], seconds: int) -> list[Point]:
+async def points(windows: Sequence[Window], seconds: int) -> list[Point]:
     """Buckets of a chart, each as the JSON of its :class:`Point`: made once, as what is over changes no more."""
     slices, found = Slices(), []
-    for tally in tallies:
-        if tally.told is None:
+    for window in windows:
+        if window.told is None:
             await slices.pause()
-            tally.told = msgspec.Raw(msgspec.json.encode(point(tally, seconds)))
-        found.append(tally.told)
+            window.told = msgspec.Raw(msgspec.json.encode(point(window, seconds)))
+        found.append(window.told)
     return cast("list[Point]", found)
 
 
-def point(tally: Tally, seconds: int) -> Point:
+def point(window: Window, seconds: int) -> Point:
     """One bucket of a chart."""
-    latest = tally.latest
+    latest = window.latest
     return Point(
-        at=tally.second,
+        at=window.second,
         seconds=seconds,
-        steps=tally.steps,
-        tokens=tally.tokens,
-        emitted=tally.emitted,
-        runs=tally.runs,
-        drafts=tally.drafts,
-        drafted=tally.drafted,
-        accepted=tally.accepted,
-        discarded=tally.discarded,
-        tokens_per_step=tokens_per_step(tally.tokens, tally.runs),
-        acceptance_rate=tally.acceptance_rate,
-        tree_nodes=ratio(tally.drafted, tally.drafts),
-        speed_up=tally.speed_up,
-        busy_seconds=tally.step_seconds.sum,
-        decode_seconds=tally.decode_seconds,
-        plain_seconds=tally.plain_seconds,
-        doubted_seconds=sum(tally.doubted.values()),
-        first_tokens=tally.times["time_to_first_token"].count,
-        first_token_seconds=tally.times["time_to_first_token"].sum,
-        phases=dict(tally.phases),
-        drafters={name: drafting.drafts for name, drafting in tally.drafting.items()},
-        accepted_per_depth=by_place(drafting.accepted_per_depth for drafting in tally.drafting.values()),
-        chunk_gaps=list(tally.chunk_gaps.counts),
-        token_times=list(tally.token_times.counts),
+        steps=window.steps,
+        tokens=window.tokens,
+        emitted=window.emitted,
+        runs=window.runs,
+        drafts=window.drafts,
+        drafted=window.drafted,
+        accepted=window.accepted,
+        discarded=window.discarded,
+        tokens_per_step=tokens_per_step(window.tokens, window.runs),
+        acceptance_rate=window.acceptance_rate,
+        tree_nodes=ratio(window.drafted, window.drafts),
+        speed_up=window.speed_up,
+        busy_seconds=window.step_seconds.sum,
+        decode_seconds=window.decode_seconds,
+        plain_seconds=window.plain_seconds,
+        doubted_seconds=sum(window.doubted.values()),
+        first_tokens=window.times["time_to_first_token"].count,
+        first_token_seconds=window.times["time_to_first_token"].sum,
+        phases=dict(window.phases),
+        drafters={name: drafting.drafts for name, drafting in window.drafting.items()},
+        accepted_per_depth=by_place(drafting.accepted_per_depth for drafting in window.drafting.values()),
+        chunk_gaps=list(window.chunk_gaps.counts),
+        token_times=list(window.token_times.counts),
         running=latest.running if latest else 0,
         waiting=latest.waiting if latest else 0,
         pages=latest.pages if latest else 0,
         kept_pages=latest.kept_pages if latest else 0,
-        finished=sum(tally.finished.values()),
-        failed=sum(tally.failed.values()),
+        finished=sum(window.finished.values()),
+        failed=sum(window.failed.values()),
     )

@@ -12,7 +12,7 @@ from server.schemas.chat import ChatRequest
 from server.schemas.tools import Function
 from server.text.grammars.calls import Tokens, tool_call_grammar
 from server.text.grammars.fields import bounded, refuse_lengths, wanted
-from server.text.parsers.dialect import FORMATS, Dialect
+from server.text.parsers.chat_format import FORMATS, ChatFormat
 from server.text.parsers.formats import CALL, PYTHON, TOOL_CALLS
 from server.text.tokenizer import Tokenizer
 from server.text.tools import Offer
@@ -32,11 +32,11 @@ class Beginning(msgspec.Struct, frozen=True):
 
 
 async def chat_grammar(
-    request: ChatRequest, offer: Offer, dialect: Dialect, tokenizer: Tokenizer, beginning: Beginning
+    request: ChatRequest, offer: Offer, chat_format: ChatFormat, tokenizer: Tokenizer, beginning: Beginning
 ) -> Grammar | None:
     """What the answer must match; None if it may be anything. Raises :class:`InvalidRequest` naming the field."""
     grammar = await wanted(request)
-    form = dialect.calls if offer.functions else None
+    form = chat_format.calls if offer.functions else None
     if form is not None and offer.required:
         refuse_lengths(request, "tool_choice")
         grammar = await asyncio.to_thread(tool_call_grammar, form, offer, _tokens(form, tokenizer))
@@ -50,7 +50,7 @@ async def chat_grammar(
     return (
         None
         if grammar is None
-        else _behind_thinking(bounded(grammar, MOST_BYTES_WITH_CALLS), dialect, tokenizer, beginning)
+        else _behind_thinking(bounded(grammar, MOST_BYTES_WITH_CALLS), chat_format, tokenizer, beginning)
     )
 
 
@@ -77,16 +77,16 @@ def _either(calls: Grammar, answer: Grammar, form: str) -> Grammar:
     return msgspec.structs.replace(answer, text=json.dumps({"grammars": grammars}))
 
 
-def _behind_thinking(grammar: Grammar, dialect: Dialect, tokenizer: Tokenizer, beginning: Beginning) -> Grammar:
+def _behind_thinking(grammar: Grammar, chat_format: ChatFormat, tokenizer: Tokenizer, beginning: Beginning) -> Grammar:
     """The grammar begins where the reasoning ends, if the prompt has opened it or the model opens it first of all."""
-    if dialect.thinks is None:
+    if chat_format.thinks is None:
         return grammar
-    opening, closing = (tokenizer.added_id(tag) for tag in dialect.thinks)
+    opening, closing = (tokenizer.added_id(tag) for tag in chat_format.thinks)
     if beginning.opened and closing is None:
         raise InvalidRequest(
             grammar.param, f"{grammar.param}: the tags of this model's reasoning are no tokens; ask it not to reason"
         )
-    done = beginning.continues or beginning.prompt.rstrip().endswith(dialect.thinks[1])
+    done = beginning.continues or beginning.prompt.rstrip().endswith(chat_format.thinks[1])
     if beginning.opened:
         return msgspec.structs.replace(grammar, after=closing)
     if done or opening is None or closing is None:

@@ -25,7 +25,7 @@ Tokens = Mapping[str, int]
 def tool_call_grammar(form: str, offer: Offer, tokens: Tokens) -> Grammar:
     """The answer is calls of the offered functions: one, or as many as the model likes where they may be parallel.
 
-    form: a name in :data:`~server.text.parsers.dialect.FORMATS`. tokens: ids of its tags that are
+    form: a name in :data:`~server.text.parsers.chat_format.FORMATS`. tokens: ids of its tags that are
     single tokens.
     Raises :class:`InvalidRequest` naming the parameters that cannot be held to.
     """

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from spec.draw import BROKEN
+from spec.sample import BROKEN
 from spec.tree import MAX_NODES, DraftTree
 from tests.spec.trees import random_tree, walk
 from verifier.ops import accept as op
@@ -28,16 +28,16 @@ def padded(trees: list[DraftTree], width: int) -> dict[str, Tensor]:
     return columns | {"nodes": torch.tensor([len(tree) for tree in trees])}
 
 
-def draws(rng: random.Random, trees: list[DraftTree], width: int) -> Tensor:
+def samples(rng: random.Random, trees: list[DraftTree], width: int) -> Tensor:
     """Draws that step into a child at two nodes of three, so that paths are long; some are broken."""
-    drawn = torch.full((len(trees), width), GARBAGE)
+    sampled = torch.full((len(trees), width), GARBAGE)
     for row, tree in enumerate(trees):
         tokens, parents = tree.tokens.tolist(), tree.parents.tolist()
         for node in range(len(tree)):
             children = [tokens[n] for n in range(len(tree)) if parents[n] == node]
             lucky = children and rng.random() < 2 / 3
-            drawn[row, node] = rng.choice(children) if lucky else rng.choice([BROKEN, *range(VOCAB)])
-    return drawn
+            sampled[row, node] = rng.choice(children) if lucky else rng.choice([BROKEN, *range(VOCAB)])
+    return sampled
 
 
 @pytest.mark.parametrize("width", [1, 2, 7, 33, MAX_NODES])
@@ -46,7 +46,7 @@ def test_random_trees(width, device) -> None:
     lengths = []
     for _ in range(4):
         trees = [random_tree(rng, rng.randint(1, width), VOCAB) for _ in range(5)] + [random_tree(rng, width, VOCAB)]
-        inputs = padded(trees, width) | {"drawn": draws(rng, trees, width)}
+        inputs = padded(trees, width) | {"sampled": samples(rng, trees, width)}
         inputs["slots"] = torch.randperm(1 << 20, generator=torch.Generator().manual_seed(width))[: 6 * width].view(
             6, -1
         )
@@ -55,7 +55,7 @@ def test_random_trees(width, device) -> None:
         for name in ("lengths", "paths", "emitted", "sources"):
             assert torch.equal(getattr(found, name).cpu(), getattr(wanted, name)), name
         for row, tree in enumerate(trees):
-            path, emitted = walk(tree.tokens.tolist(), tree.parents.tolist(), inputs["drawn"][row].tolist())
+            path, emitted = walk(tree.tokens.tolist(), tree.parents.tolist(), inputs["sampled"][row].tolist())
             assert found.paths[row, : len(path)].tolist() == path
             assert found.emitted[row, : len(path)].tolist() == emitted
         lengths += found.lengths.tolist()
@@ -66,7 +66,7 @@ def test_a_whole_chain_of_64_and_a_sequence_that_is_padding(device) -> None:
     chain = DraftTree.chain(list(range(64)))
     inputs = padded([chain, DraftTree.chain([5])], 64)
     inputs["nodes"][1] = 0
-    inputs["drawn"] = torch.arange(1, 65).repeat(2, 1)
+    inputs["sampled"] = torch.arange(1, 65).repeat(2, 1)
     inputs["slots"] = torch.arange(128).view(2, 64)
     found = accept.accept_paths(**{name: column.to(device) for name, column in inputs.items()})
     assert found.lengths.tolist() == [64, 0]

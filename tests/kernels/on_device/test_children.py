@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from tests.kernels.children_cases import ChildrenCases, Find
-from verifier.ops.draw import RowSampling
 from verifier.ops.kernels import children
+from verifier.ops.sample import RowSampling
 
 
 # numpy warns of what a GPU computes in silence: infinity minus infinity, where the result is not used.

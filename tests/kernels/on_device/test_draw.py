@@ -1,4 +1,4 @@
-"""The draw of many rows in four launches: token by token what spec/draw.py draws from each row alone."""
+"""The sample of many rows in four launches: token by token what spec/sample.py samples from each row alone."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from spec.draw import BROKEN
+from spec.sample import BROKEN
 from spec.sampling import SamplingParams
-from verifier.ops.draw import RowSampling, draw_rows
 from verifier.ops.eager import references
-from verifier.ops.kernels import draw, planes
+from verifier.ops.kernels import planes, sample
+from verifier.ops.sample import RowSampling, sample_rows
 
 # numpy warns of what a GPU computes in silence: infinity minus infinity, where the result is not used.
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore:(overflow|invalid value) encountered:RuntimeWarning")]
@@ -34,7 +34,7 @@ FILTERS: list[dict[str, Any]] = [
 @pytest.fixture
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Many blocks though the vocabulary is small."""
-    monkeypatch.setattr(draw, "block_of", lambda vocab_size: 128)
+    monkeypatch.setattr(sample, "block_of", lambda vocab_size: 128)
 
 
 def rows_of(scales: Sequence[float], vocab_size: int) -> Tensor:
@@ -48,7 +48,7 @@ def asked(rows: Sequence[SamplingParams], seed: int = 1) -> RowSampling:
     return RowSampling.of(rows, [rng.getrandbits(64) for _ in rows], [rng.randrange(1 << 17) for _ in rows])
 
 
-#: Draws every row: the kernel that is tried.
+#: Samples every row: the kernel that is tried.
 Drawing = Callable[[Tensor, RowSampling, Tensor | None], Tensor]
 
 
@@ -56,12 +56,12 @@ Drawing = Callable[[Tensor, RowSampling, Tensor | None], Tensor]
 def drawing(device: torch.device) -> Drawing:
     """The kernels of a GPU."""
 
-    def drawn(logits: Tensor, sampling: RowSampling, token_ids: Tensor | None = None) -> Tensor:
+    def sampled(logits: Tensor, sampling: RowSampling, token_ids: Tensor | None = None) -> Tensor:
         there = None if token_ids is None else token_ids.to(device)
         columns = [getattr(sampling, each.name).to(device) for each in fields(sampling)]
-        return draw.draw_rows(logits.to(device), RowSampling(*columns), there).cpu()
+        return sample.sample_rows(logits.to(device), RowSampling(*columns), there).cpu()
 
-    return drawn
+    return sampled
 
 
 def some(sampling: RowSampling, rows: Sequence[int]) -> RowSampling:
@@ -72,16 +72,16 @@ def some(sampling: RowSampling, rows: Sequence[int]) -> RowSampling:
 def wanted(logits: Tensor, sampling: RowSampling, token_ids: Tensor | None = None) -> list[int]:
     """What the contract says, by torch."""
     with references():
-        tokens: list[int] = draw_rows(logits, sampling, token_ids).tolist()
+        tokens: list[int] = sample_rows(logits, sampling, token_ids).tolist()
     return tokens
 
 
 def assert_drawn_alike(
     logits: Tensor, sampling: RowSampling, drawing: Drawing, token_ids: Tensor | None = None
 ) -> list[int]:
-    drawn: list[int] = drawing(logits, sampling, token_ids).tolist()
-    assert drawn == wanted(logits, sampling, token_ids)
-    return drawn
+    sampled: list[int] = drawing(logits, sampling, token_ids).tolist()
+    assert sampled == wanted(logits, sampling, token_ids)
+    return sampled
 
 
 @pytest.mark.parametrize("filters", FILTERS, ids=str)
@@ -123,9 +123,9 @@ def test_columns_that_are_other_tokens_of_the_target(drawing) -> None:
     logits, sampling = rows_of([1.0] * len(filters), 500), asked([SamplingParams(**f) for f in filters])
     logits[3, 8] = math.nan
     token_ids = torch.randperm(152_000, generator=torch.Generator().manual_seed(2))[:500].sort().values
-    drawn = assert_drawn_alike(logits, sampling, drawing, token_ids)
-    columns = torch.searchsorted(token_ids, torch.tensor(drawn)).tolist()
-    assert drawn[3] == BROKEN and columns != wanted(logits, sampling), "the noise is the target's"
+    sampled = assert_drawn_alike(logits, sampling, drawing, token_ids)
+    columns = torch.searchsorted(token_ids, torch.tensor(sampled)).tolist()
+    assert sampled[3] == BROKEN and columns != wanted(logits, sampling), "the noise is the target's"
 
 
 @pytest.mark.usefixtures("small_blocks")
@@ -133,8 +133,8 @@ def test_ties_stay_in(drawing) -> None:
     logits = (rows_of([1.0] * 8, 400) * 2).round()
     logits[0] = 0.5
     filters: list[dict[str, Any]] = [{"top_k": 3}, {"top_k": 3}, {"top_p": 0.3}, {"top_k": 30, "top_p": 0.9}] * 2
-    drawn = assert_drawn_alike(logits, asked([SamplingParams(**f) for f in filters]), drawing)
-    assert drawn[0] != 0, "all 400 tokens tie, so the top 3 are all of them"
+    sampled = assert_drawn_alike(logits, asked([SamplingParams(**f) for f in filters]), drawing)
+    assert sampled[0] != 0, "all 400 tokens tie, so the top 3 are all of them"
 
 
 @pytest.mark.usefixtures("small_blocks")
@@ -154,17 +154,17 @@ def test_rows_nothing_can_be_drawn_from(sampling, drawing) -> None:
     logits[2] = -math.inf
     logits[3, :290] = -math.inf
     logits[4] = math.nan
-    drawn = assert_drawn_alike(logits, asked([sampling] * 6), drawing)
-    assert drawn[:3] == [BROKEN] * 3 and drawn[4] == BROKEN
-    assert drawn[3] >= 290 and drawn[5] != BROKEN
+    sampled = assert_drawn_alike(logits, asked([sampling] * 6), drawing)
+    assert sampled[:3] == [BROKEN] * 3 and sampled[4] == BROKEN
+    assert sampled[3] >= 290 and sampled[5] != BROKEN
 
 
 def test_a_flat_row_has_more_likelier_tokens_than_the_list_holds(drawing) -> None:
     logits = rows_of([0.01] * 3, 8500)
     logits[1, 8200:] += 0.1
     rows = [SamplingParams(top_p=0.1), SamplingParams(top_p=0.02), SamplingParams(top_k=600, top_p=0.5)]
-    drawn = assert_drawn_alike(logits, asked(rows), drawing)
-    assert drawn[1] >= 8200, "the search goes over all of the row, not only over its first 8192 tokens"
+    sampled = assert_drawn_alike(logits, asked(rows), drawing)
+    assert sampled[1] >= 8200, "the search goes over all of the row, not only over its first 8192 tokens"
 
 
 @pytest.mark.usefixtures("small_blocks")

@@ -17,7 +17,7 @@ def walk_trees(
     tokens,
     parents,
     ancestors,
-    drawn,
+    sampled,
     counts,
     slots,
     lengths,
@@ -27,13 +27,13 @@ def walk_trees(
     WIDTH: tl.constexpr,
     WORD: tl.constexpr,
 ):
-    """The words of spec/accept.py: bit i of ``match`` says that token i is the draw at its parent."""
+    """The words of spec/accept.py: bit i of ``match`` says that token i is the sample at its parent."""
     sequence = tl.program_id(0)
     node = tl.arange(0, WORD)
     real = node < tl.load(counts + sequence)
     at = sequence * WIDTH + node
     parent = tl.load(parents + at, real & (node > 0), 0)
-    at_parent = tl.load(drawn + sequence * WIDTH + parent, real, -1)
+    at_parent = tl.load(sampled + sequence * WIDTH + parent, real, -1)
     match = (node == 0) | (tl.load(tokens + at, real, -1) == at_parent)
     bits = tl.full((WORD,), 1, tl.int64) << node.to(tl.int64)
     matched = tl.sum(tl.where(real & match, bits, 0), axis=0)
@@ -45,7 +45,7 @@ def walk_trees(
     length = tl.sum(on_path.to(tl.int32), axis=0)
     place = sequence * WIDTH + tl.cumsum(on_path.to(tl.int32), axis=0) - 1
     tl.store(paths + place, node.to(tl.int64), on_path)
-    tl.store(emitted + place, tl.load(drawn + at, on_path, 0), on_path)
+    tl.store(emitted + place, tl.load(sampled + at, on_path, 0), on_path)
     tl.store(sources + place, tl.load(slots + at, on_path, 0), on_path)
     behind = (node >= length) & (node < WIDTH)
     tl.store(paths + at, tl.full((WORD,), -1, tl.int64), behind)
@@ -55,12 +55,12 @@ def walk_trees(
 
 
 def accept_paths(
-    tokens: Tensor, parents: Tensor, ancestors: Tensor, drawn: Tensor, nodes: Tensor, slots: Tensor
+    tokens: Tensor, parents: Tensor, ancestors: Tensor, sampled: Tensor, nodes: Tensor, slots: Tensor
 ) -> AcceptedPaths:
     """As :func:`verifier.ops.accept.accept_paths`."""
     sequences, width = tokens.shape
     assert width <= _WORD, "a tree holds at most 64 nodes"
-    whole = (tokens, parents, ancestors, drawn, nodes, slots)
+    whole = (tokens, parents, ancestors, sampled, nodes, slots)
     assert all(tensor.is_contiguous() for tensor in whole), "sequences lie one behind the other"
     found = AcceptedPaths(tokens.new_empty(sequences), *(tokens.new_empty(sequences, width) for _ in range(3)))
     if sequences:

@@ -25,7 +25,7 @@ from verifier.ops.kernels.planes import COLDEST, MERGE, block_of, divisor_of
 from verifier.ops.kernels.search import INFINITY, NO_TOKEN, ordered, unordered
 
 if TYPE_CHECKING:
-    from verifier.ops.draw import RowSampling
+    from verifier.ops.sample import RowSampling
 
 #: Less than any entry: what is in a list behind its end.
 _NOTHING = tl.constexpr(-(1 << 63))

@@ -53,7 +53,8 @@ def gumbel(key, ids):
 
 @triton.jit
 def gumbel_at(key, columns, token_ids, width):
-    """The noise of the tokens in these columns of a row. token_ids: as :func:`verifier.ops.draw.draw_rows` has them."""
+    """The noise of the tokens in these columns of a row. token_ids: as :func:`verifier.ops.sample.sample_rows` has
+    them."""
     ids = columns
     if token_ids is not None:
         ids = tl.load(token_ids + columns, columns < width, 0).to(tl.int32)

@@ -1,4 +1,5 @@
-"""What the launches of a draw hand on from block to row: a number or a list per row and block, and how they are merged.
+"""What the launches of a sample hand on from block to row: a number or a list per row and block, and how they are
+merged.
 
 Planes of ``size`` numbers, and each round has its own. ``size`` follows from the number of rows, so nothing is compiled
 by its value.
@@ -9,10 +10,10 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from verifier.ops import draw as op
+from verifier.ops import sample as op
 from verifier.ops.kernels.search import INFINITY, NO_TOKEN, first_largest
 
-#: Below this temperature the draw is greedy.
+#: Below this temperature the sample is greedy.
 COLDEST = tl.constexpr(op.COLDEST)
 #: Blocks of one row that are merged at once, and tokens listed per block.
 MERGE, CAP = 256, 32
@@ -32,7 +33,7 @@ def block_of(vocab_size: int) -> int:
 
 @triton.jit
 def divisor_of(temperature):
-    """What the logits are divided by: 1 where the draw is greedy."""
+    """What the logits are divided by: 1 where the sample is greedy."""
     return tl.where(temperature < COLDEST, 1.0, temperature)
 
 

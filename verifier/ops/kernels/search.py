@@ -1,6 +1,6 @@
 """The search in one row of logits, by one program: among the tokens that were listed, or over the whole row.
 
-Called by the draw (draw.py) for the rows that its rounds leave open.
+Called by the sample (sample.py) for the rows that its rounds leave open.
 """
 
 from __future__ import annotations

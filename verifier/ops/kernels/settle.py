@@ -1,11 +1,11 @@
-"""The last launch of a draw: what stands in each row, with one program per row."""
+"""The last launch of a sample: what stands in each row, with one program per row."""
 
 from __future__ import annotations
 
 import triton
 import triton.language as tl
 
-from spec.draw import BROKEN
+from spec.sample import BROKEN
 from verifier.ops.kernels.noise import noise_key
 from verifier.ops.kernels.planes import (
     ABOVE,
@@ -37,7 +37,7 @@ def settle(
     positions,
     floats,
     words,
-    drawn,
+    sampled,
     size,
     vocab_size,
     blocks,
@@ -114,4 +114,4 @@ def settle(
     target = token.to(tl.int64)
     if token_ids is not None:
         target = tl.load(token_ids + token, token >= 0, _BROKEN)
-    tl.store(drawn + row, target)
+    tl.store(sampled + row, target)

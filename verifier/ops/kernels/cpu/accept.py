@@ -1,4 +1,4 @@
-"""What follows a draw, as entries of a recording: the accepted paths and their rows."""
+"""What follows a sample, as entries of a recording: the accepted paths and their rows."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _NODES = 64
 
 
 def accept_paths(
-    tokens: Tensor, parents: Tensor, ancestors: Tensor, drawn: Tensor, nodes: Tensor, slots: Tensor
+    tokens: Tensor, parents: Tensor, ancestors: Tensor, sampled: Tensor, nodes: Tensor, slots: Tensor
 ) -> AcceptedPaths:
     """As :func:`verifier.ops.accept.accept_paths`."""
     sequences, width = tokens.shape
@@ -25,7 +25,7 @@ def accept_paths(
     shapes = ((sequences,), *[(sequences, width)] * 3)
     found = AcceptedPaths(*(launch.room(shape, torch.int64) for shape in shapes))
     results = (found.lengths, found.paths, found.emitted, found.sources)
-    _accepting()(tokens, parents, ancestors, drawn, nodes, slots, *results, sequences, width)
+    _accepting()(tokens, parents, ancestors, sampled, nodes, slots, *results, sequences, width)
     return found
 
 
@@ -45,11 +45,11 @@ def _accepting() -> Kernel:
 
 
 class _Accepter:
-    """The words of spec/accept.py: bit i of ``match`` says that token i is the draw at its parent."""
+    """The words of spec/accept.py: bit i of ``match`` says that token i is the sample at its parent."""
 
     def __init__(self, k: Kernel) -> None:
         self.k = k
-        self.tokens, self.parents, self.ancestors, self.drawn, self.nodes, self.slots = (
+        self.tokens, self.parents, self.ancestors, self.sampled, self.nodes, self.slots = (
             k.pointer(index) for index in range(6)
         )
         self.lengths, self.paths, self.emitted, self.sources = (k.pointer(index) for index in range(6, 10))
@@ -74,7 +74,7 @@ class _Accepter:
         k = self.k
         match = k.variable(k.constant(1))
         with k.loop(1, count) as node:
-            at_parent = k.load(self.drawn, I64, first + k.load(self.parents, I64, first + node))
+            at_parent = k.load(self.sampled, I64, first + k.load(self.parents, I64, first + node))
             bit = k.constant(1) << node
             hit = k.load(self.tokens, I64, first + node).equals(at_parent)
             match.value = match.value | k.select(hit, bit, 0)
@@ -94,7 +94,7 @@ class _Accepter:
     def _take(self, place: Value, node: tuple[Value, Value]) -> None:
         k, (number, at) = self.k, node
         k.store(number, self.paths, place)
-        k.store(k.load(self.drawn, I64, at), self.emitted, place)
+        k.store(k.load(self.sampled, I64, at), self.emitted, place)
         k.store(k.load(self.slots, I64, at), self.sources, place)
 
 

@@ -29,7 +29,7 @@ from verifier.ops.kernels.cpu.types import F32, I32, I64, LANES, vector
 from verifier.ops.kernels.cpu.values import Value
 
 if TYPE_CHECKING:
-    from verifier.ops.draw import RowSampling
+    from verifier.ops.sample import RowSampling
 
 #: Columns of a piece; the order of a row's sums follows from it.
 PIECE = 2048

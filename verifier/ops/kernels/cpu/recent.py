@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from spec.draw import BROKEN
+from spec.sample import BROKEN
 from verifier.ops.kernels.cpu import launch
 from verifier.ops.kernels.cpu.asm import Kernel
 from verifier.ops.kernels.cpu.launch import Compiled

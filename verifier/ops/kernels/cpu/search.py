@@ -1,4 +1,5 @@
-"""The winner of a row that its filters leave: the search behind a draw (:mod:`.draw`), by one thread for each row."""
+"""The winner of a row that its filters leave: the search behind a sample (:mod:`.sample`), by one thread for each
+row."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ from verifier.ops.kernels.cpu.types import F32, I32, I64, LANES, vector
 from verifier.ops.kernels.cpu.values import Value
 
 if TYPE_CHECKING:
-    from verifier.ops.kernels.cpu.draw import Drawing, Row
+    from verifier.ops.kernels.cpu.sample import Drawing, Row
 
 INFINITY = float("inf")
 
@@ -19,8 +20,8 @@ class Search:
     """The first winner of a row that stands: fewer than k tokens are likelier, and weigh less than enough together; it
     weighs ``min_p``."""
 
-    def __init__(self, draw: Drawing, row: Row, top: Value) -> None:
-        self.k, self.draw, self.row, self.top = draw.k, draw, row, top
+    def __init__(self, sample: Drawing, row: Row, top: Value) -> None:
+        self.k, self.sample, self.row, self.top = sample.k, sample, row, top
 
     def run(self, token: Variable, total: Value) -> None:
         """token: the winner among all. total: the row's mass."""
@@ -29,11 +30,11 @@ class Search:
         enough = k.variable(k.select(row.by_p, total * row.top_p, INFINITY))
         with k.when(row.by_k & row.by_p):
             least.value = self._least_of_top_k()
-            enough.value = self.draw.mass(row, 0, self.draw.width, self.top, least.value) * row.top_p
-        most = k.select(row.by_k, row.top_k, self.draw.width)
+            enough.value = self.sample.mass(row, 0, self.sample.width, self.top, least.value) * row.top_p
+        most = k.select(row.by_k, row.top_k, self.sample.width)
         going = k.variable(k.constant(1))
         with k.during(going):
-            pivot = self.draw.logit(row, token.value)
+            pivot = self.sample.logit(row, token.value)
             count, mass, following = self._likelier(pivot, least.value)
             stands = (count < most) & (pivot >= least.value) & (k.exp(pivot - self.top) >= row.min_p)
             stands = stands & ((mass < enough.value) | count.equals(0))
@@ -42,18 +43,18 @@ class Search:
 
     def _likelier(self, pivot: Value, least: Value) -> tuple[Value, Value, Value]:
         """How many tokens are likelier than the pivot, what they weigh, and which of those that may stand wins."""
-        k, draw, row = self.k, self.draw, self.row
+        k, sample, row = self.k, self.sample, self.row
         count, mass = k.variable(k.constant(0, vector(I32))), k.variable(k.constant(0.0, vector(F32)))
         best = Best(k)
-        with k.loop(0, draw.width, LANES) as at:
-            scaled = draw.scaled(row, at)
+        with k.loop(0, sample.width, LANES) as at:
+            scaled = sample.scaled(row, at)
             above = scaled > pivot
             with k.when(k.any(above)):
                 weight = k.exp(scaled - self.top)
                 count.value = count.value + k.select(above, k.constant(1, vector(I32)), 0)
                 mass.value = mass.value + k.select(above, weight, 0.0)
                 possible = above & (scaled >= least) & (weight >= row.min_p)
-                draw.see_noisy(row, best, k.select(possible, scaled, -INFINITY), at)
+                sample.see_noisy(row, best, k.select(possible, scaled, -INFINITY), at)
         return k.integer(k.total(count.value), I64), k.total(mass.value), k.integer(best.column, I64)
 
     def _least_of_top_k(self) -> Value:
@@ -71,10 +72,10 @@ class Search:
 
     def _reaching(self, least: Value) -> Value:
         """How many tokens are at least as likely."""
-        k, draw = self.k, self.draw
+        k, sample = self.k, self.sample
         count = k.variable(k.constant(0, vector(I32)))
-        with k.loop(0, draw.width, LANES) as at:
-            reaches = draw.scaled(self.row, at) >= least
+        with k.loop(0, sample.width, LANES) as at:
+            reaches = sample.scaled(self.row, at) >= least
             count.value = count.value + k.select(reaches, k.constant(1, vector(I32)), 0)
         return k.integer(k.total(count.value), I64)
 

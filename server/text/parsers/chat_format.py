@@ -51,7 +51,7 @@ FORMATS: dict[str, ToolFormat] = {
 }
 
 
-class Dialect(msgspec.Struct, frozen=True, kw_only=True):
+class ChatFormat(msgspec.Struct, frozen=True, kw_only=True):
     """How one model writes, and what its chat template understands.
 
     calls: name of the format of its tool calls; None: none that is known. thinks: the tags around its reasoning; None:
@@ -67,7 +67,7 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
     declared: Callable[[str, str, Offer], OutputParser] | None = None
 
     @classmethod
-    def of(cls, tokenizer: Tokenizer, tools: ToolParser = "auto", thoughts: ReasoningParser = "auto") -> Dialect:
+    def of(cls, tokenizer: Tokenizer, tools: ToolParser = "auto", thoughts: ReasoningParser = "auto") -> ChatFormat:
         """What the template shows, unless the settings name it."""
         template = tokenizer.templates
         calls = _calls(template) if tools == "auto" else tools if tools in FORMATS else None

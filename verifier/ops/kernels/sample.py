@@ -1,4 +1,4 @@
-"""The draw at every row in four launches, without sorting or copying the vocabulary.
+"""The sample at every row in four launches, without sorting or copying the vocabulary.
 
     scan     rows x blocks   each block's largest ``logit / T + noise``, largest ``logit / T``, and mass
     weigh 0  rows x blocks   the mass of the tokens likelier than the row's winner, and the next winner among them
@@ -7,14 +7,14 @@
 
 Top-k, top-p and min-p each keep the tokens from some logit upwards. So if the winner among all tokens is filtered out,
 every survivor is likelier than the winner: the next winner is the largest noisy logit among the *likelier* tokens, and
-so on until one stands. As the loser of a round was drawn from what is left, a round halves the mass of what must go, on
-average. What two rounds leave open, ``settle`` goes on with, with one program per row.
+so on until one stands. As the loser of a round was sampled from what is left, a round halves the mass of what must go,
+on average. What two rounds leave open, ``settle`` goes on with, with one program per row.
 
 Top-k counts the likelier tokens, and top-p after it asks for the mass of the top k. So ``weigh`` lists a few tokens
 that hold them, those that reach the k-th largest of the blocks' maxima, at most CAP per block, and ``settle`` searches
 that list; where a block has more, it goes over the whole row.
 
-No atomics, and every sum in an order fixed by the vocabulary's size: a row's draw does not depend on other rows.
+No atomics, and every sum in an order fixed by the vocabulary's size: a row's sample does not depend on other rows.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ from verifier.ops.kernels.search import INFINITY, first_largest, kth_largest
 from verifier.ops.kernels.settle import settle
 
 if TYPE_CHECKING:
-    from verifier.ops.draw import RowSampling
+    from verifier.ops.sample import RowSampling
 
 #: Tokens that the search takes at once. Twice as many do not fit into the registers of 16 or 32 warps.
 TILE = 4096
@@ -154,8 +154,8 @@ def weigh(
                 tl.store(words + size * (WINNERS + ROUND + 1) + at, winner)
 
 
-def draw_rows(logits: Tensor, sampling: RowSampling, token_ids: Tensor | None = None) -> Tensor:
-    """As :func:`verifier.ops.draw.draw_rows`."""
+def sample_rows(logits: Tensor, sampling: RowSampling, token_ids: Tensor | None = None) -> Tensor:
+    """As :func:`verifier.ops.sample.sample_rows`."""
     rows, vocab_size = logits.shape
     assert logits.is_contiguous() and logits.dtype == torch.float32, "fp32 rows, one behind the other"
     assert logits.data_ptr() % 16 == 0, "other alignments are compiled otherwise, and may sum in another order"
@@ -164,7 +164,7 @@ def draw_rows(logits: Tensor, sampling: RowSampling, token_ids: Tensor | None = 
     size = triton.cdiv(rows * blocks, 4) * 4
     floats = logits.new_empty(FLOATS, size)
     words = logits.new_empty(WORDS + CAP, size, dtype=torch.int32)
-    drawn = logits.new_empty(rows, dtype=torch.int64)
+    sampled = logits.new_empty(rows, dtype=torch.int64)
     if rows:
         s, sizes = sampling, (size, vocab_size, blocks)
         noise = (s.seeds, s.positions)
@@ -172,5 +172,5 @@ def draw_rows(logits: Tensor, sampling: RowSampling, token_ids: Tensor | None = 
         scan[(rows, blocks)](logits, token_ids, s.temperature, *noise, floats, words, *sizes, block)
         for turn in range(ROUNDS):
             weigh[(rows, blocks)](*asked, floats, words, *sizes, turn, block, MERGE, CAP, num_warps=WEIGH_WARPS)
-        settle[(rows,)](*asked, floats, words, drawn, *sizes, MERGE, TILE, CAP, num_warps=SETTLE_WARPS)
-    return drawn
+        settle[(rows,)](*asked, floats, words, sampled, *sizes, MERGE, TILE, CAP, num_warps=SETTLE_WARPS)
+    return sampled

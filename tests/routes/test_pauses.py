@@ -20,13 +20,15 @@ from aiohttp.test_utils import TestClient
 from server.api.common.route import Route
 from server.engine.generation import Sink
 from server.host import frames
-from server.http.app import DOORS
+from server.http.app import ROUTE_MODULES
 from server.schemas.bounds import LARGEST_BODY, MOST_CALLS, MOST_MESSAGES, MOST_PARTS, MOST_TOOLS
 from spec.request import Delta, Request
-from tests.doors.running import SentEngine
+from tests.routes.running import SentEngine
 from tests.server.scripted import INFO, served
 
-ROUTES = [route for door in DOORS for route in door.ROUTES if isinstance(route, Route) and route.body is not None]
+ROUTES = [
+    route for module in ROUTE_MODULES for route in module.ROUTES if isinstance(route, Route) and route.body is not None
+]
 FIELD_BYTES = 1 << 20
 #: What is not refused alike in every field, before it is decoded.
 IN_FIELDS = ("as many objects as may be", "numbers", "towers", "digits")

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from server.gateway import key_file
-from server.gateway.allowance import Allowance, Limits
 from server.gateway.caller import Caller
 from server.gateway.keys import ApiKey, HashedKey, KeyRing
+from server.gateway.rate_limiter import Limits, RateLimiter
 from spec.errors import ConfigurationError
 
 LOOK_SECONDS = 0.5
@@ -19,7 +19,7 @@ log = logging.getLogger("foresay.server")
 Stamp = tuple[int, int, int]
 
 
-class Keychain:
+class KeyStore:
     """The callers by their keys. Without a key in the settings and without a key file nobody needs one.
 
     ``limits`` are those of keys that have none of their own, and of everybody together where no key is needed.
@@ -36,7 +36,7 @@ class Keychain:
         self._ring = KeyRing()
         self._callers: dict[str, Caller] = {}
         self.needed = bool(keys) or file is not None
-        self.anyone = Caller(allowance=Allowance(self._limits))
+        self.anyone = Caller(rate_limiter=RateLimiter(self._limits))
         self._read()
         if self.needed and not self._ring.keys:
             raise ConfigurationError(f"the key file {file} holds no key; foresay keys add NAME makes one")
@@ -89,14 +89,14 @@ class Keychain:
         for key in ring.keys:
             known = before.get(key.id)
             kept = known is not None and known.hashed == key.hashed
-            allowance = self._callers[key.id].allowance if kept else Allowance(key.limits)
-            if allowance.limits != key.limits:
-                allowance.change(key.limits)
-            callers[key.id] = Caller(key.name, key.id, allowance)
+            rate_limiter = self._callers[key.id].rate_limiter if kept else RateLimiter(key.limits)
+            if rate_limiter.limits != key.limits:
+                rate_limiter.change(key.limits)
+            callers[key.id] = Caller(key.name, key.id, rate_limiter)
         for id, caller in self._callers.items():
-            caller.allowance.revoked = id not in callers or callers[id].allowance is not caller.allowance
+            caller.rate_limiter.revoked = id not in callers or callers[id].rate_limiter is not caller.rate_limiter
         for caller in callers.values():
-            caller.allowance.alone = len(callers) == 1
+            caller.rate_limiter.alone = len(callers) == 1
         self._ring, self._callers = ring, callers
 
 

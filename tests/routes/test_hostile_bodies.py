@@ -1,4 +1,4 @@
-"""Bodies that are no requests at all: every door answers 400 in its own shape, none falls over."""
+"""Bodies that are no requests at all: every module answers 400 in its own shape, none falls over."""
 
 from __future__ import annotations
 
@@ -8,11 +8,16 @@ from typing import Any
 import pytest
 
 from server.api.common.route import Route
-from server.http.app import DOORS
-from tests.doors.running import SentEngine
+from server.http.app import ROUTE_MODULES
+from tests.routes.running import SentEngine
 from tests.server.scripted import ScriptedEngine, served
 
-POSTS = [route.path for door in DOORS for route in door.ROUTES if isinstance(route, Route) and route.body is not None]
+POSTS = [
+    route.path
+    for module in ROUTE_MODULES
+    for route in module.ROUTES
+    if isinstance(route, Route) and route.body is not None
+]
 DEEP = 100_000
 NOT_REQUESTS: dict[str, bytes] = {
     "nothing": b"",

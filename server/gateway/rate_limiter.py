@@ -47,7 +47,7 @@ class Pace:
 _SLACK = 1e-6
 
 
-class Bucket:
+class TokenBucket:
     """Holds up to ``per_minute`` and fills by as much a minute.
 
     What is spent may be more than what is left (the length of an answer is known when it has been given): the bucket
@@ -92,7 +92,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     max_concurrent_requests: Positive | None = None
 
 
-class Allowance:
+class RateLimiter:
     """The limits of one caller and what is used of them.
 
     revoked: the key is gone, though a connection that was opened with it may live on. alone: there is no other caller.
@@ -152,10 +152,10 @@ class Allowance:
         message = f"{self.running} requests of this key are running or waiting; it may have {most} at once"
         raise RateLimited(message, self._pace.retry_after(self.running))
 
-    def _check(self, bucket: Bucket | None, what: str) -> None:
+    def _check(self, bucket: TokenBucket | None, what: str) -> None:
         if bucket is not None and not bucket.holds(1):
             wait = math.ceil(bucket.seconds_until(1))
             raise RateLimited(f"This key may use {bucket.per_minute} {what} per minute; try again in {wait} s", wait)
 
-    def _bucket(self, per_minute: int | None) -> Bucket | None:
-        return None if per_minute is None else Bucket(per_minute, self._clock)
+    def _bucket(self, per_minute: int | None) -> TokenBucket | None:
+        return None if per_minute is None else TokenBucket(per_minute, self._clock)

@@ -10,7 +10,7 @@ import ollama
 import pytest
 
 import foresay
-from tests.doors.conftest import STORY
+from tests.routes.conftest import STORY
 from tests.server.scripted import END, INFO, ScriptedEngine, served
 
 ASK: list[dict[str, Any]] = [{"role": "user", "content": "Tell"}]

@@ -22,7 +22,7 @@ GREEDY: Any = {"model": MODEL, "messages": ASK, "max_tokens": 24, "extra_body": 
 
 @pytest.fixture(scope="module")
 def url(tmp_path_factory) -> Iterator[str]:
-    with LiveServer(tmp_path_factory.mktemp("doors") / "log", "--max-seqs", "4", "--max-model-len", "256") as server:
+    with LiveServer(tmp_path_factory.mktemp("modules") / "log", "--max-seqs", "4", "--max-model-len", "256") as server:
         yield server.wait_for_url()
 
 
@@ -56,7 +56,7 @@ def test_anthropic_sync(url):
 
 
 async def test_every_door_tells_the_same_story(url):
-    """The same conversation, drawn without noise, is the same text behind every door."""
+    """The same conversation, drawn without noise, is the same text behind every module."""
     async with (
         anthropic.AsyncAnthropic(base_url=url, api_key="none", max_retries=0) as messages,
         ollama.AsyncClient(host=url) as chats,

@@ -1,8 +1,8 @@
-"""The draw: one token from each row of logits, as plain sampling with position-keyed noise would take it.
+"""The sample: one token from each row of logits, as plain sampling with position-keyed noise would take it.
 
-At temperature 0 the draw is the first largest logit. Otherwise it is ``argmax(logits / T + G)`` over the tokens that
+At temperature 0 the sample is the first largest logit. Otherwise it is ``argmax(logits / T + G)`` over the tokens that
 survive top-k, top-p and min-p, with ``G`` the Gumbel row of the position being decided: an exact sample of the warped
-softmax (the Gumbel-max trick). Nothing here looks at the tree, so a node's draw is what plain decoding draws there.
+softmax (the Gumbel-max trick). Nothing here looks at the tree, so a node's sample is what plain decoding samples there.
 
 The filters are asked about the winner first: if the largest of *all* tokens survives, it is the largest of the
 survivors too, and the survivors never have to be listed. Every decision is a function of its own row alone.
@@ -28,7 +28,7 @@ from spec.noise import Noise
 from spec.sampling import SamplingParams
 from spec.tree import DraftTree
 
-#: What is drawn from a row that holds NaN or nothing finite. No token and no child of a node has this id.
+#: What is sampled from a row that holds NaN or nothing finite. No token and no child of a node has this id.
 BROKEN = -1
 #: Rows are summed in pieces of this many: a row's sum then never depends on how many rows or threads there are.
 _SUM_CHUNK = 4096
@@ -36,7 +36,7 @@ _SUM_CHUNK = 4096
 _SEARCH_CHUNK = 128
 
 
-def draw(logits: Tensor, sampling: SamplingParams, noise: Tensor | None) -> Tensor:
+def sample(logits: Tensor, sampling: SamplingParams, noise: Tensor | None) -> Tensor:
     """Draw one token per row.
 
     logits: fp32[N, V]. noise: fp32[N, V], Gumbel rows of the positions being decided (None at temperature 0).
@@ -47,17 +47,17 @@ def draw(logits: Tensor, sampling: SamplingParams, noise: Tensor | None) -> Tens
     else:
         assert noise is not None, "sampling above temperature 0 needs noise"
         scaled = logits if sampling.temperature == 1.0 else logits / sampling.temperature
-        winners = _draw_with_noise(scaled, sampling, noise)
+        winners = _sample_with_noise(scaled, sampling, noise)
     sound = logits.gather(-1, winners[:, None]).squeeze(-1).isfinite()
     return winners.where(sound, BROKEN)
 
 
 @dataclass(frozen=True, slots=True)
-class Undrawn:
-    """The nodes of one sequence's tree, at each of which a token is to be drawn.
+class Unsampled:
+    """The nodes of one sequence's tree, at each of which a token is to be sampled.
 
     logits: fp32[N, V], the last of its rows of the pass, as the request wants them. noise: of the sequence. positions:
-    absolute, of the tokens drawn.
+    absolute, of the tokens sampled.
     """
 
     tree: DraftTree
@@ -66,12 +66,12 @@ class Undrawn:
     noise: Noise
     positions: Sequence[int]
 
-    def drawn(self) -> Tensor:
-        """int64[N]: :func:`draw` of them."""
-        return draw(self.logits, self.sampling, None if self.sampling.greedy else self.noise.rows(self.positions))
+    def sampled(self) -> Tensor:
+        """int64[N]: :func:`sample` of them."""
+        return sample(self.logits, self.sampling, None if self.sampling.greedy else self.noise.rows(self.positions))
 
 
-def _draw_with_noise(scaled: Tensor, sampling: SamplingParams, noise: Tensor) -> Tensor:
+def _sample_with_noise(scaled: Tensor, sampling: SamplingParams, noise: Tensor) -> Tensor:
     if sampling.top_k > 0:
         scaled = keep_top_k(scaled, sampling.top_k)
     winners = first_largest(scaled + noise)

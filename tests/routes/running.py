@@ -15,7 +15,7 @@ from server.gateway import malformed
 from server.host import frames
 from server.host.service import Service, ServiceOptions, Text
 from server.http.app import create_app
-from server.text.parsers.dialect import Dialect
+from server.text.parsers.chat_format import ChatFormat
 from server.text.tokenizer import SamplingDefaults, Tokenizer
 from spec.request import Request
 from tests.server.scripted import ScriptedEngine
@@ -41,7 +41,7 @@ def running(engine: ScriptedEngine, tokenizer: Tokenizer, **options: Any) -> Ite
     loop = asyncio.new_event_loop()
 
     async def start() -> TestServer:
-        text = Text(tokenizer, SamplingDefaults(), Dialect.of(tokenizer))
+        text = Text(tokenizer, SamplingDefaults(), ChatFormat.of(tokenizer))
         settings = ServiceOptions(**{"model": "toy", **options})
         server = TestServer(create_app(Service(engine, settings, text)))
         await server.start_server(logger=malformed.log)

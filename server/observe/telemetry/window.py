@@ -1,7 +1,7 @@
-"""What was counted in a span of time; tallies of neighbouring spans add up.
+"""What was counted in a span of time; windows of neighbouring spans add up.
 
-The tally of the running second is the only one that is written to. When the second is over it is folded into the totals
-since the start, so nothing is counted twice on the path of a step.
+The window of the running second is the only one that is written to. When the second is over it is folded into the
+totals since the start, so nothing is counted twice on the path of a step.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ REQUEST_TIMES: tuple[str, ...] = (
 REQUEST_LENGTHS = ("request_prompt_tokens", "request_generation_tokens", "request_params_max_tokens")
 
 
-class Tally:
+class Window:
     """Everything counted in one span. second: where it begins, in seconds since 1970.
 
     Of steps: steps, emitted (tokens the engine wrote), phases (seconds), preemptions, the latest one for its gauges;
@@ -157,7 +157,7 @@ class Tally:
         self.run_lengths.observe(kept, runs)
 
     def add(self, later: Self) -> None:
-        """Count what a later tally has counted."""
+        """Count what a later window has counted."""
         later.settle()
         self.told = None
         for name in _SUMS:
@@ -191,9 +191,9 @@ _SUMS = (
 )
 
 
-def summed(tallies: Sequence[Tally]) -> Tally:
-    """One tally of them all; begins where the first one does."""
-    total = Tally(tallies[0].second if tallies else 0)
-    for tally in tallies:
-        total.add(tally)
+def summed(windows: Sequence[Window]) -> Window:
+    """One window of them all; begins where the first one does."""
+    total = Window(windows[0].second if windows else 0)
+    for window in windows:
+        total.add(window)
     return total

@@ -17,7 +17,7 @@ from server.api.anthropic.schemas import CountTokensRequest, MessagesRequest
 from server.api.ollama.schemas import OllamaChatRequest, OllamaGenerateRequest, OllamaOptions
 from server.api.openai.tokens import TokenizeRequest
 from server.text.tokenizer import Tokenizer
-from tests.doors.conftest import AGENT_TEMPLATE
+from tests.routes.conftest import AGENT_TEMPLATE
 from tests.server.conftest import byte_level_tokenizer
 from tests.server.scripted import END, ScriptedEngine, served
 from tests.server.test_compatibility import table

@@ -2,7 +2,8 @@
 
 ::
 
-    record ── request id, error bodies ── Gate.admit: origin, preflight, key, body ── door ── admitted: limits ── engine
+    record ── request id, error bodies ── AuthMiddleware.admit: origin, preflight, key, body ── route ── admitted:
+    limits ── engine
 """
 
 from __future__ import annotations
@@ -13,11 +14,11 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 
 from aiohttp import web
 
-from server.gateway.allowance import Allowance, Bucket, Limits
 from server.gateway.caller import ANYONE, CALLER, Caller
 from server.gateway.credentials import presented
-from server.gateway.keychain import Keychain
+from server.gateway.key_store import KeyStore
 from server.gateway.origins import Origins
+from server.gateway.rate_limiter import Limits, RateLimiter, TokenBucket
 from server.host.models.models import MODELS
 from server.schemas.errors import Compressed, ModelNotFound, TooLarge, Unauthorized
 from server.settings.config import ServeConfig
@@ -33,26 +34,26 @@ OWN_NAMES_ONLY = "/dashboard/"
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
-class Gate:
+class AuthMiddleware:
     """The gateway of one server."""
 
     def __init__(
-        self, keychain: Keychain | None = None, origins: Origins | None = None, largest_body: int | None = None
+        self, key_store: KeyStore | None = None, origins: Origins | None = None, largest_body: int | None = None
     ) -> None:
-        self.keychain = keychain or Keychain()
-        self.origins = origins or Origins(keyed=self.keychain.needed)
+        self.key_store = key_store or KeyStore()
+        self.origins = origins or Origins(keyed=self.key_store.needed)
         self.largest_body = largest_body
 
     @classmethod
-    def of(cls, config: ServeConfig) -> Gate:
+    def of(cls, config: ServeConfig) -> AuthMiddleware:
         """The gateway that the settings describe. :class:`ConfigurationError` if the key file cannot be used."""
         limits = Limits(**{name: getattr(config, name) for name in Limits.__struct_fields__})
-        keychain = Keychain(config.api_key, config.api_key_file, limits)
-        return cls(keychain, Origins(config.cors_origin, config.host, keychain.needed), config.max_body_bytes)
+        key_store = KeyStore(config.api_key, config.api_key_file, limits)
+        return cls(key_store, Origins(config.cors_origin, config.host, key_store.needed), config.max_body_bytes)
 
     @web.middleware
     async def admit(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """Let the request through to its door, with CALLER set, or refuse it."""
+        """Let the request through to its route, with CALLER set, or refuse it."""
         CALLER.set(ANYONE)
         self.origins.check(request)
         if request.path.startswith(OWN_NAMES_ONLY):
@@ -62,44 +63,44 @@ class Gate:
             return preflight
         CALLER.set(self._caller(request))
         _check_plain(request)
-        models, allowance = request.app[MODELS], CALLER.get().allowance
+        models, rate_limiter = request.app[MODELS], CALLER.get().rate_limiter
         most = self.largest_body or models.largest_body
         if (request.content_length or 0) > most:
             raise _too_large(most)
         if request.body_exists:
-            allowance.check()
+            rate_limiter.check()
         try:
             with models.server.bodies.holding(_announced(request, most), models.server.crowded):
                 return await handler(request.clone(client_max_size=most))
         except web.HTTPRequestEntityTooLarge:
             raise _too_large(most) from None
         except (InvalidRequest, ModelNotFound):
-            allowance.refused()
+            rate_limiter.refused()
             raise
 
     async def mark(self, request: web.Request, response: web.StreamResponse) -> None:
         """Add what the gateway says about a response before its headers go out."""
         response.headers.update(self.origins.headers(request))
-        response.headers.update(rate_headers(CALLER.get().allowance))
+        response.headers.update(rate_headers(CALLER.get().rate_limiter))
         response.headers["Server"] = "foresay"
         response.headers["X-Content-Type-Options"] = "nosniff"
 
     async def life(self, app: web.Application) -> AsyncIterator[None]:
         """Watch the key file while the server runs."""
-        watching = asyncio.create_task(self.keychain.watch())
+        watching = asyncio.create_task(self.key_store.watch())
         yield
         watching.cancel()
         await asyncio.gather(watching, return_exceptions=True)
 
     def _caller(self, request: web.Request) -> Caller:
-        if not self.keychain.needed:
-            return self.keychain.anyone
+        if not self.key_store.needed:
+            return self.key_store.anyone
         if request.path in OPEN_PATHS or request.path.startswith(OPEN_FOLDER):
             return ANYONE
         key = presented(request)
         if key is None:
             raise Unauthorized("No API key was sent; send it as: Authorization: Bearer KEY", given=False)
-        caller = self.keychain.caller(key)
+        caller = self.key_store.caller(key)
         if caller is None:
             raise Unauthorized("Incorrect API key provided")
         return caller
@@ -121,16 +122,16 @@ def _too_large(most: int) -> TooLarge:
     return TooLarge(f"The body is larger than {most:,} bytes, the limit of this server (max_body_bytes)")
 
 
-def rate_headers(allowance: Allowance) -> dict[str, str]:
+def rate_headers(rate_limiter: RateLimiter) -> dict[str, str]:
     """The limits and what is left of them, in the headers that OpenAI's clients read."""
     told: dict[str, str] = {}
-    for what, bucket in (("requests", allowance.requests), ("tokens", allowance.tokens)):
+    for what, bucket in (("requests", rate_limiter.requests), ("tokens", rate_limiter.tokens)):
         if bucket is not None:
             told |= _rate_headers(what, bucket)
     return told
 
 
-def _rate_headers(what: str, bucket: Bucket) -> dict[str, str]:
+def _rate_headers(what: str, bucket: TokenBucket) -> dict[str, str]:
     return {
         f"x-ratelimit-limit-{what}": str(bucket.per_minute),
         f"x-ratelimit-remaining-{what}": str(max(0, math.floor(bucket.level))),

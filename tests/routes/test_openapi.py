@@ -15,35 +15,35 @@ from aiohttp import hdrs, web
 from schemathesis.specs.openapi.definitions import OPENAPI_31
 
 from server.api.common.route import Route
-from server.http.app import DOORS
+from server.http.app import ROUTE_MODULES
 from server.http.openapi.document import document, encoded
 from server.http.openapi.limits import LIMITS, NOT_DONE, OWN_LIMITS
 from tests.server.scripted import ScriptedEngine, served
 
 ROOT = Path(__file__).resolve().parents[2]
-DOCUMENT = document(DOORS)
+DOCUMENT = document(ROUTE_MODULES)
 SCHEMAS: dict[str, Any] = DOCUMENT["components"]["schemas"]
 
 
 def test_the_committed_document_is_current() -> None:
     committed = (ROOT / "docs" / "openapi.json").read_bytes()
-    assert committed == encoded(DOORS), "python -m server.http.openapi > docs/openapi.json"
+    assert committed == encoded(ROUTE_MODULES), "python -m server.http.openapi > docs/openapi.json"
 
 
 def test_the_module_prints_it() -> None:
     done = subprocess.run([sys.executable, "-m", "server.http.openapi"], cwd=ROOT, capture_output=True, check=True)
-    assert done.stdout == encoded(DOORS)
+    assert done.stdout == encoded(ROUTE_MODULES)
 
 
 async def test_the_server_serves_it(tokenizer):
     async with served(ScriptedEngine([5]), tokenizer) as client:
         response = await client.get("/openapi.json")
         assert (response.status, response.content_type) == (200, "application/json")
-        assert await response.json() == json.loads(encoded(DOORS))
+        assert await response.json() == json.loads(encoded(ROUTE_MODULES))
 
 
 def test_it_is_an_openapi_document() -> None:
-    jsonschema.validate(json.loads(encoded(DOORS)), OPENAPI_31)
+    jsonschema.validate(json.loads(encoded(ROUTE_MODULES)), OPENAPI_31)
     for schema in SCHEMAS.values():
         jsonschema.Draft202012Validator.check_schema(schema)
 
@@ -80,8 +80,8 @@ async def test_every_route_is_in_it(tokenizer):
 
 
 def test_every_route_says_what_it_is_for() -> None:
-    for door in DOORS:
-        for route in door.ROUTES:
+    for module in ROUTE_MODULES:
+        for route in module.ROUTES:
             assert isinstance(route, Route | web.RouteDef)
             assert (route.handler.__doc__ or "").strip(), route.path
 

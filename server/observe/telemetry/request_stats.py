@@ -1,4 +1,4 @@
-"""What becomes of one request, counted where its text is cut: the second's tally, and the request's own record."""
+"""What becomes of one request, counted where its text is cut: the second's window, and the request's own record."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from server.observe.telemetry.drafting import Shapes
 from server.observe.telemetry.history import History
 from server.observe.telemetry.report import RequestDetail, RequestStep, RequestSummary, TokenText
-from server.observe.telemetry.tally import Tally
+from server.observe.telemetry.window import Window
 from spec.acceptance import tokens_per_step
 from spec.request import Delta, Origin, Request
 from spec.trace import Statistics, StepTrace
@@ -30,8 +30,8 @@ Step = tuple[int, str, int, int, int, int, float, Sequence[str]]
 
 
 @dataclass(slots=True)
-class Books:
-    """What all ledgers of a server share. clock: seconds since 1970 that do not run backwards. delivered: the time up
+class SharedStats:
+    """What all all_stats of a server share. clock: seconds since 1970 that do not run backwards. delivered: the time up
     to which delivering is counted: when the latest step came, or the latest text of it was handed on. step,
     step_seconds: the latest one.
     """
@@ -44,7 +44,7 @@ class Books:
     step_seconds: float = 0.0
 
 
-class Ledger:
+class RequestStats:
     """One request's counts. All of them are of tokens that are in its text; ``drafted`` is of whatever was verified.
 
     choices: that were asked for with it. keeps_text: whether its text may be shown later. words: its prompt's first.
@@ -55,7 +55,7 @@ class Ledger:
         request: Request,
         tenant: str,
         request_id: str,
-        books: Books,
+        shared: SharedStats,
         choices: int = 1,
         keeps_text: bool = True,
         words: str = "",
@@ -65,7 +65,7 @@ class Ledger:
         self.max_tokens, self.choices, self.keeps_text = request.params.max_tokens, choices, keeps_text
         self.words = words if keeps_text else None
         self.temperature, self.seed = request.params.temperature, request.params.seed
-        self.began = books.clock()
+        self.began = shared.clock()
         self.ended: float | None = None
         self.finish_reason: str | None = None
         self.cached_tokens = self.tokens = self.runs = self.drafts = 0
@@ -78,7 +78,7 @@ class Ledger:
         self._offsets: list[int] = []
         self._text: list[str] = []
         self._whole = True
-        self._books = books
+        self._shared = shared
 
     @property
     def bytes(self) -> int:
@@ -88,52 +88,52 @@ class Ledger:
 
     def kept(self, delta: Delta, piece: Piece) -> None:
         """One step of this request, and what of it is in the text."""
-        now = self._books.clock()
-        tally = self._books.history.at(now)
+        now = self._shared.clock()
+        window = self._shared.history.at(now)
         if delta.cached_tokens > self.cached_tokens and self.leads:
-            tally.cached_tokens += delta.cached_tokens - self.cached_tokens
+            window.cached_tokens += delta.cached_tokens - self.cached_tokens
             self.cached_tokens = delta.cached_tokens
         if delta.tokens:
             self.seed = delta.seed
-            self._run(tally, delta, piece)
+            self._run(window, delta, piece)
         if piece.text and self._whole and self.keeps_text:
             self._text.append(piece.text)
         if piece.finish_reason is not None and self.finish_reason is None:
             self.finish_reason = piece.finish_reason
-            self._over(tally, now, delta.statistics)
+            self._over(window, now, delta.statistics)
 
     def delivered(self, tokens: int) -> None:
         """A chunk of ``tokens`` goes out: the time since the one before is a chunk gap, and each token's share of it a
         time per token. The first one ends the time to first token instead."""
         if not tokens:
             return
-        books = self._books
-        now = books.clock()
-        tally = books.history.at(now)
-        tally.phases["deliver"] = tally.phases.get("deliver", 0.0) + now - (books.delivered or now)
-        books.delivered = now
+        shared = self._shared
+        now = shared.clock()
+        window = shared.history.at(now)
+        window.phases["deliver"] = window.phases.get("deliver", 0.0) + now - (shared.delivered or now)
+        shared.delivered = now
         if self._first is None:
             self._first, self._first_run = now, tokens
-            tally.times["time_to_first_token"].observe(now - self.began)
+            window.times["time_to_first_token"].observe(now - self.began)
         else:
             gap = now - self._last
-            tally.chunk_gaps.observe(gap)
-            tally.token_times.observe(gap / tokens, tokens)
+            window.chunk_gaps.observe(gap)
+            window.token_times.observe(gap / tokens, tokens)
         self._last = now
 
     def failed(self, reason: str, error: bool) -> None:
         """It ended without its last delta. reason: the code of its error, or why nobody reads on."""
         if self.finish_reason is None:
-            now = self._books.clock()
-            tally = self._books.history.at(now)
+            now = self._shared.clock()
+            window = self._shared.history.at(now)
             if error:
-                tally.failed[reason] = tally.failed.get(reason, 0) + 1
+                window.failed[reason] = window.failed.get(reason, 0) + 1
             self.finish_reason = "error" if error else "cancelled"
-            self._over(tally, now, None)
+            self._over(window, now, None)
 
     def summary(self) -> RequestSummary:
         """The request in numbers."""
-        seconds = (self._books.clock() if self.ended is None else self.ended) - self.began
+        seconds = (self._shared.clock() if self.ended is None else self.ended) - self.began
         return RequestSummary(
             id=self.id,
             request_id=self.request_id,
@@ -174,21 +174,21 @@ class Ledger:
         text = self._by_origin()
         return RequestDetail(self.summary(), steps, text, whole=self._whole, text_kept=self.keeps_text)
 
-    def _run(self, tally: Tally, delta: Delta, piece: Piece) -> None:
+    def _run(self, window: Window, delta: Delta, piece: Piece) -> None:
         """Count the tokens of one step."""
         origin, made, kept = delta.origin or NOWHERE, len(delta.tokens), len(piece.token_ids)
-        path, forced, books = origin.path, origin.forced, self._books
-        shape = books.shapes.of(origin.parents)
+        path, forced, shared = origin.path, origin.forced, self._shared
+        shape = shared.shapes.of(origin.parents)
         drafted, accepted = shape.drafted, min(len(path), kept)
         run = origin.drafter, shape, path[accepted - 1] if accepted else 0, kept
-        tally.new_runs[run] = tally.new_runs.get(run, 0) + 1
+        window.new_runs[run] = window.new_runs.get(run, 0) + 1
         if not self.runs and self.leads:
-            tally.prompt_tokens += self.prompt_tokens
+            window.prompt_tokens += self.prompt_tokens
         self.runs += 1
         self.tokens += kept
         if made != kept:
             self.discarded += made - kept
-            tally.discarded += made - kept
+            window.discarded += made - kept
         if drafted:
             self.drafts += 1
             self.drafted += drafted
@@ -196,12 +196,12 @@ class Ledger:
             self.drafters[origin.drafter] = self.drafters.get(origin.drafter, 0) + 1
         sure = 0
         if forced:
-            tally.forced += forced
+            window.forced += forced
             sure = sum(1 for node in path[:accepted] if node <= forced)
         if len(self._steps) < MOST_STEPS:
-            latest = books.step
+            latest = shared.step
             same = latest is not None and latest.number == origin.step
-            seconds = books.step_seconds if same else sum(origin.seconds.values())
+            seconds = shared.step_seconds if same else sum(origin.seconds.values())
             step = (origin.step, origin.drafter, drafted, accepted, sure, kept, seconds, origin.sources)
             self._steps.append(step)
             if self.keeps_text:
@@ -209,19 +209,19 @@ class Ledger:
         else:
             self._whole = False
 
-    def _over(self, tally: Tally, now: float, statistics: Statistics | None) -> None:
+    def _over(self, window: Window, now: float, statistics: Statistics | None) -> None:
         """Count a request that has ended; its parts in time only if it ran to its end."""
         self.ended = now
         reason = self.finish_reason or ""
-        tally.finished[reason] = tally.finished.get(reason, 0) + 1
-        times = tally.times
+        window.finished[reason] = window.finished.get(reason, 0) + 1
+        times = window.times
         times["e2e_request_latency"].observe(now - self.began)
-        tally.lengths["request_prompt_tokens"].observe(self.prompt_tokens)
-        tally.lengths["request_generation_tokens"].observe(self.tokens)
+        window.lengths["request_prompt_tokens"].observe(self.prompt_tokens)
+        window.lengths["request_generation_tokens"].observe(self.tokens)
         if self.max_tokens is not None:
-            tally.lengths["request_params_max_tokens"].observe(self.max_tokens)
+            window.lengths["request_params_max_tokens"].observe(self.max_tokens)
         if self.leads:
-            tally.choices.observe(self.choices)
+            window.choices.observe(self.choices)
         if statistics is not None:
             queue, first = statistics.seconds.get("queue", 0.0), statistics.time_to_first_token
             times["request_queue_time"].observe(queue)
@@ -229,7 +229,7 @@ class Ledger:
             times["request_decode_time"].observe(statistics.decode_seconds)
             times["request_inference_time"].observe(max(first - queue, 0.0) + statistics.decode_seconds)
         if self._first is not None and self.tokens > 1:
-            tally.mean_token_times.observe((now - self._first) / (self.tokens - 1))
+            window.mean_token_times.observe((now - self._first) / (self.tokens - 1))
 
     def _by_origin(self) -> list[TokenText]:
         """The text of each token with where it comes from."""

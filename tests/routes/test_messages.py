@@ -10,7 +10,7 @@ import anthropic
 import pytest
 
 from server.engine.status import EngineStatus
-from tests.doors.conftest import STORY
+from tests.routes.conftest import STORY
 from tests.server.scripted import END, ScriptedEngine, served
 
 ASK: dict[str, Any] = {"model": "toy", "max_tokens": 200, "messages": [{"role": "user", "content": "Tell"}]}

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from collections.abc import Sequence as Many
+from collections.abc import Mapping, Sequence
 
-from spec.budget.weigh import Taken
+from spec.budget.weigh import CandidatePlan
 
 #: The share of the time that may be lost by asking models in vain.
 PROBING = 0.003
@@ -14,14 +13,16 @@ PROBING = 0.003
 _LOOKING, _SPARED, _MOVED = 0.02, 4, 1 / 16
 
 
-class Probes:
+class Exploration:
     """Owns what is saved up for each model, by its name: what an ask is expected to lose is saved beforehand, so the
     dearer it is (a model that has long rested has much to catch up with), the more seldom."""
 
     def __init__(self) -> None:
         self._saved: dict[str, float] = {}
 
-    def due(self, ways: Many[Taken], pace: float, reading: Mapping[str, float], behind: Mapping[str, float]) -> Taken:
+    def due(
+        self, ways: Sequence[CandidatePlan], pace: float, reading: Mapping[str, float], behind: Mapping[str, float]
+    ) -> CandidatePlan:
         """What to do in the place of the best way, which is the first, if enough is saved up for any; otherwise that.
 
         pace: tokens in a second that time is worth. reading: seconds that catching up with what this step writes will

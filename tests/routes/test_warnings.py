@@ -13,7 +13,7 @@ from server.settings.names import model_names
 from server.text.tokenizer import Tokenizer
 from server.text.warned import HEADER, LONGEST_HEADER, WarningLog, clamped, headers, tools_left_out
 from spec.errors import ConfigurationError
-from tests.doors.conftest import AGENT_TEMPLATE
+from tests.routes.conftest import AGENT_TEMPLATE
 from tests.server.conftest import byte_level_tokenizer
 from tests.server.scripted import END, INFO, ScriptedEngine, served
 

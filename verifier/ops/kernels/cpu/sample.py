@@ -1,4 +1,4 @@
-"""The draw at every row in two entries, without sorting or copying the vocabulary.
+"""The sample at every row in two entries, without sorting or copying the vocabulary.
 
     scan     rows x pieces   each piece's largest ``logit / T + noise``, its largest ``logit / T``, and its mass
     settle   rows            the row's winner; where a filter takes that out, the next ones until one stands
@@ -18,8 +18,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from spec.draw import BROKEN
-from verifier.ops.draw import COLDEST, RowSampling
+from spec.sample import BROKEN
 from verifier.ops.kernels.cpu.asm import Kernel
 from verifier.ops.kernels.cpu.best import Best
 from verifier.ops.kernels.cpu.launch import Compiled, room
@@ -27,20 +26,23 @@ from verifier.ops.kernels.cpu.noise import PositionNoise
 from verifier.ops.kernels.cpu.search import INFINITY, Search
 from verifier.ops.kernels.cpu.types import F32, I32, I64, LANES, vector
 from verifier.ops.kernels.cpu.values import Value
+from verifier.ops.sample import COLDEST, RowSampling
 
 #: Tokens of a piece: a quarter of what a core's nearest cache holds.
 PIECE = 4096
 
 
-def draw_rows(logits: Tensor, sampling: RowSampling, token_ids: Tensor | None, drawn: Tensor, count: Tensor) -> None:
-    """Draw the first ``count`` rows, as :func:`verifier.ops.draw.draw_rows` says. drawn: int64[N]."""
+def sample_rows(
+    logits: Tensor, sampling: RowSampling, token_ids: Tensor | None, sampled: Tensor, count: Tensor
+) -> None:
+    """Draw the first ``count`` rows, as :func:`verifier.ops.sample.sample_rows` says. sampled: int64[N]."""
     rows, width = logits.shape
     pieces = -(-width // PIECE)
     s = sampling
     asked = (s.temperature, s.top_k, s.top_p, s.min_p, s.seeds, s.positions)
     found = (room((rows * pieces, 3), torch.float32), room((rows * pieces,), torch.int32))
     ids = 0 if token_ids is None else token_ids.contiguous()
-    arguments = (logits, ids, *asked, *found, drawn, count, width, pieces)
+    arguments = (logits, ids, *asked, *found, sampled, count, width, pieces)
     for entry in (_scan, _settle):
         entry(token_ids is not None, PIECE)(*arguments)
 
@@ -48,24 +50,24 @@ def draw_rows(logits: Tensor, sampling: RowSampling, token_ids: Tensor | None, d
 @Compiled
 def _scan(own_ids: bool, piece: int) -> Kernel:
     k = Kernel("scan")
-    draw = Drawing(k, own_ids, piece)
-    with k.share(draw.rows * draw.pieces) as unit:
-        draw.scan(draw.row(unit // draw.pieces), unit % draw.pieces, unit)
+    sample = Drawing(k, own_ids, piece)
+    with k.share(sample.rows * sample.pieces) as unit:
+        sample.scan(sample.row(unit // sample.pieces), unit % sample.pieces, unit)
     return k
 
 
 @Compiled
 def _settle(own_ids: bool, piece: int) -> Kernel:
     k = Kernel("settle")
-    draw = Drawing(k, own_ids, piece)
-    with k.share(draw.rows) as row:
-        draw.settle(draw.row(row))
+    sample = Drawing(k, own_ids, piece)
+    with k.share(sample.rows) as row:
+        sample.settle(sample.row(row))
     return k
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One row while it is drawn. by_k, by_p, filtered: whether top-k, top-p, any filter is on."""
+    """One row while it is sampled. by_k, by_p, filtered: whether top-k, top-p, any filter is on."""
 
     number: Value
     start: Value
@@ -90,7 +92,7 @@ class Drawing:
     def __init__(self, kernel: Kernel, own_ids: bool, piece: int) -> None:
         self.k, self.own_ids, self.piece = kernel, own_ids, piece
         self.logits, self.ids, *self.asked = (kernel.pointer(index) for index in range(8))
-        self.floats, self.winners, self.drawn = (kernel.pointer(index) for index in (8, 9, 10))
+        self.floats, self.winners, self.sampled = (kernel.pointer(index) for index in (8, 9, 10))
         self.rows, self.width, self.pieces = kernel.counted(11), kernel.number(12), kernel.number(13)
 
     def row(self, number: Value) -> Row:
@@ -193,7 +195,7 @@ class Drawing:
         if self.own_ids:
             with k.when(found.value >= 0):
                 found.value = k.load(self.ids, I64, found.value)
-        k.store(found.value, self.drawn, row.number)
+        k.store(found.value, self.sampled, row.number)
 
     def logit(self, row: Row, token: Value) -> Value:
         return self.k.load(row.start, F32, token) / row.heat

@@ -1,12 +1,12 @@
-"""The draw at every row of a pass, each row with sampling parameters, seed and position of its own.
+"""The sample at every row of a pass, each row with sampling parameters, seed and position of its own.
 
-What :func:`spec.draw.draw` does for the nodes of one request, for the nodes of several requests at once and without a
-number on the host: so that it can be part of a captured graph.
+What :func:`spec.sample.sample` does for the nodes of one request, for the nodes of several requests at once and without
+a number on the host: so that it can be part of a captured graph.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Many
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Any, NamedTuple
 
@@ -14,8 +14,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from spec.draw import BROKEN, draw
 from spec.noise import gumbel_row
+from spec.sample import BROKEN, sample
 from spec.sampling import SamplingParams
 from verifier.ops.eager import compiled
 
@@ -30,16 +30,16 @@ SAMPLING = {
 }
 Numbers = NDArray[Any]
 _SIGNED, _MOST_OF_INT32 = 1 << 63, (1 << 31) - 1
-#: Below this temperature the draw is greedy, as in spec/sampling.py.
+#: Below this temperature the sample is greedy, as in spec/sampling.py.
 COLDEST = 1e-30
 
 
 @dataclass(frozen=True, slots=True)
 class RowSampling:
-    """How each of N rows is drawn; all tensors [N], on the device of the logits.
+    """How each of N rows is sampled; all tensors [N], on the device of the logits.
 
     temperature, top_p, min_p: fp32. top_k: int32, 0 or less is off. seeds: int64, the bits of the request's seed.
-    positions: int64, the absolute position of the token being drawn.
+    positions: int64, the absolute position of the token being sampled.
     """
 
     temperature: Tensor
@@ -51,7 +51,11 @@ class RowSampling:
 
     @classmethod
     def of(
-        cls, rows: Many[SamplingParams], seeds: Many[int], positions: Many[int], device: torch.device | str = "cpu"
+        cls,
+        rows: Sequence[SamplingParams],
+        seeds: Sequence[int],
+        positions: Sequence[int],
+        device: torch.device | str = "cpu",
     ) -> RowSampling:
         """One entry per row in each argument; a seed is any integer, taken modulo 2**64."""
         made = cls(*(torch.zeros(len(rows), dtype=dtype) for dtype in SAMPLING.values()))
@@ -79,43 +83,43 @@ class SamplingColumns(NamedTuple):
     seeds: Numbers
     positions: Numbers
 
-    def write(self, rows: int | slice, asked: SamplingParams, seed: int, positions: int | Many[int]) -> None:
-        """How these rows are drawn; a seed is any integer, taken modulo 2**64."""
+    def write(self, rows: int | slice, asked: SamplingParams, seed: int, positions: int | Sequence[int]) -> None:
+        """How these rows are sampled; a seed is any integer, taken modulo 2**64."""
         self.temperature[rows], self.top_p[rows], self.min_p[rows] = asked.temperature, asked.top_p, asked.min_p
         self.top_k[rows] = min(asked.top_k, _MOST_OF_INT32)
         self.seeds[rows], self.positions[rows] = (seed + _SIGNED) % (2 * _SIGNED) - _SIGNED, positions
 
 
-def draw_rows(
+def sample_rows(
     logits: Tensor, sampling: RowSampling, token_ids: Tensor | None = None, count: Tensor | None = None
 ) -> Tensor:
-    """Draw one token per row, under the contract of :func:`spec.draw.draw`.
+    """Draw one token per row, under the contract of :func:`spec.sample.sample`.
 
     logits: fp32[N, V]. token_ids: int64[V], which token of the target each column is, for a drafter that has a
     vocabulary of its own; None where they are the same. The noise is that of the target's tokens, and ties go to the
-    first column. count: int64[1], how many rows are drawn, read when it runs (of compiled kernels; None: all). Returns
-    int64[N], tokens of the target, ``BROKEN`` for a row that holds NaN, plus infinity or nothing finite.
+    first column. count: int64[1], how many rows are sampled, read when it runs (of compiled kernels; None: all).
+    Returns int64[N], tokens of the target, ``BROKEN`` for a row that holds NaN, plus infinity or nothing finite.
     """
     if logits.is_cuda:
-        from verifier.ops.kernels import draw as kernels
+        from verifier.ops.kernels import sample as kernels
 
-        return kernels.draw_rows(logits, sampling, token_ids)
+        return kernels.sample_rows(logits, sampling, token_ids)
     if compiled(logits):
         return _compiled(logits, sampling, token_ids, count)
-    drawn = [_draw_row(row, sampling, n, token_ids) for n, row in enumerate(logits.split(1))]
-    return torch.cat(drawn) if drawn else torch.empty(0, dtype=torch.int64)
+    sampled = [_sample_row(row, sampling, n, token_ids) for n, row in enumerate(logits.split(1))]
+    return torch.cat(sampled) if sampled else torch.empty(0, dtype=torch.int64)
 
 
 def _compiled(logits: Tensor, sampling: RowSampling, token_ids: Tensor | None, count: Tensor | None) -> Tensor:
-    from verifier.ops.kernels.cpu import draw as kernels
+    from verifier.ops.kernels.cpu import sample as kernels
     from verifier.ops.kernels.cpu.launch import counted, room
 
-    drawn = room((len(logits),), torch.int64)
-    kernels.draw_rows(logits.contiguous(), sampling, token_ids, drawn, counted(count, len(logits)))
-    return drawn
+    sampled = room((len(logits),), torch.int64)
+    kernels.sample_rows(logits.contiguous(), sampling, token_ids, sampled, counted(count, len(logits)))
+    return sampled
 
 
-def _draw_row(row: Tensor, sampling: RowSampling, n: int, token_ids: Tensor | None) -> Tensor:
+def _sample_row(row: Tensor, sampling: RowSampling, n: int, token_ids: Tensor | None) -> Tensor:
     asked = SamplingParams(
         temperature=float(sampling.temperature[n]),
         top_k=int(sampling.top_k[n]),
@@ -123,8 +127,8 @@ def _draw_row(row: Tensor, sampling: RowSampling, n: int, token_ids: Tensor | No
         min_p=float(sampling.min_p[n]),
     )
     noise = None if asked.greedy else noise_of(sampling, n, row.shape[1], token_ids)[None]
-    drawn = draw(row, asked, noise)
-    return drawn if token_ids is None else token_ids[drawn].where(drawn != BROKEN, BROKEN)
+    sampled = sample(row, asked, noise)
+    return sampled if token_ids is None else token_ids[sampled].where(sampled != BROKEN, BROKEN)
 
 
 def noise_of(sampling: RowSampling, n: int, columns: int, token_ids: Tensor | None = None) -> Tensor:

@@ -50,7 +50,7 @@ class _Merged:
         return msgspec.structs.replace(self.first, **changes)
 
 
-class Outbox:
+class SendQueue:
     """Messages of one socket in order. ``most``: bytes that may wait; :attr:`full` says when there are more."""
 
     def __init__(self, codec: Codec, most: int) -> None:

@@ -20,10 +20,10 @@ from schemathesis.checks import (
 )
 
 from server.api.common.route import Route
-from server.http.app import DOORS
+from server.http.app import ROUTE_MODULES
 from server.http.openapi.document import document
 from server.http.openapi.limits import NOT_DONE
-from tests.doors.running import scripted_server
+from tests.routes.running import scripted_server
 from tests.server.live import LiveServer
 from tests.server.scripted import END
 
@@ -46,7 +46,7 @@ GOOD: dict[str, Any] = {
 
 def schema_for(model: str, **given: Any) -> Any:
     """The document, in which the model's name is known, and the values of these fields."""
-    described = document(DOORS)
+    described = document(ROUTE_MODULES)
     known = {"model": model} | given
     for schema in described["components"]["schemas"].values():
         if schema["title"].endswith("Request"):
@@ -95,8 +95,8 @@ def run(model: str, count: int, judge: Callable[[Any], None]) -> None:
 
 FIELDS: dict[str, set[str]] = {
     route.path: set(route.body.__struct_fields__)
-    for door in DOORS
-    for route in door.ROUTES
+    for module in ROUTE_MODULES
+    for route in module.ROUTES
     if isinstance(route, Route) and route.body is not None
 }
 
@@ -155,7 +155,7 @@ def test_two_thousand_requests(agent, judged) -> None:
         judge = judged(url)
         run("toy", CASES, judge)
     assert judge.seen.total() >= CASES
-    paths = set(document(DOORS)["paths"])
+    paths = set(document(ROUTE_MODULES)["paths"])
     assert {path for path, _ in judge.seen} == paths
     assert judge.served == {path for path in paths if "{response_id}" not in path and "{request_id}" not in path}
 
