@@ -35,8 +35,7 @@ class Nodes:
         """What is to be sampled from, as the request wants it. That is written where the pass left its logits, if it is
         something else; ``logits`` is then a copy of what stood there."""
         sequence = self.sequence
-        # The token sampled at depth d sits one position past the node: tokens are numbered from 0, the root is the
-        # last.
+        # The token sampled at depth d sits one position past the node: tokens count from 0, the root is the last.
         positions = [len(sequence.tokens) + depth for depth in self.tree.depths.tolist()]
         wanted, early = self.logits, _early(sequence, positions)
         if sequence.adjustment is not None or self.banned is not None or early or sequence.forced is not None:

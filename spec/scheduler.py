@@ -183,7 +183,7 @@ class Scheduler:
         self.running.append(sequence)
 
     def _schedule(self, sequence: SequenceState, scheduled: ScheduledSequence, batch: list[ScheduledSequence]) -> None:
-        """Reserve the scheduled's pages: shrink its tree, then preempt younger sequences, until it fits."""
+        """Reserve the sequence's pages: shrink its tree, then preempt younger sequences, until it fits."""
         while sequence not in self.preempted:
             try:
                 sequence.table.reserve(scheduled.prefill + scheduled.nodes)

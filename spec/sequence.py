@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -112,3 +113,13 @@ class SequenceState:
             if self.finished:
                 return run[:count]
         return run
+
+
+if not TYPE_CHECKING:  # else a type checker would let any name through
+
+    def __getattr__(name: str) -> type[SequenceState]:
+        """Drafters of one's own may still say ``Sequence``."""
+        if name != "Sequence":
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        warnings.warn("spec.sequence.Sequence is now called SequenceState", FutureWarning, stacklevel=2)
+        return SequenceState

@@ -61,3 +61,12 @@ def test_the_facade_lists_and_finds_its_names() -> None:
     assert all(getattr(foresay, name) is not None for name in foresay.__all__)
     with pytest.raises(AttributeError, match="no attribute 'Engin'"):
         _ = foresay.Engin
+
+
+def test_a_drafter_may_still_import_a_sequence_by_its_old_name() -> None:
+    import spec.sequence
+
+    with pytest.warns(FutureWarning, match="SequenceState"):
+        assert spec.sequence.__getattr__("Sequence") is spec.sequence.SequenceState
+    with pytest.raises(AttributeError, match="no attribute 'Sequences'"):
+        _ = spec.sequence.Sequences  # type: ignore[attr-defined]

@@ -30,7 +30,7 @@ from verifier.workspace import rope_bytes, workspace_bytes
 
 #: The engine's share of the memory unless the flag says otherwise.
 UTILIZATION = 0.9
-#: Kept for captured graphs beside their tensors: an rate_limiter, nothing was measured yet.
+#: Kept for captured graphs beside their tensors: an allowance, nothing was measured yet.
 GRAPH_RESERVE = 1 << 29
 #: Unless sequences or flags ask for more, the KV cache holds no more tokens: its pages are kept count of on the host.
 _MOST_TOKENS = 1 << 22

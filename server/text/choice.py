@@ -129,7 +129,7 @@ class Choice:
         if delta.finish_reason is not None:
             self._finish(delta, piece)
         if self._options.by_token:
-            piece.token_texts = _said(piece, begins)
+            piece.token_texts = _token_texts(piece, begins)
         if self._options.provenance and delta.origin is not None:
             piece.steps = [step_of(delta.origin, len(piece.token_ids), made)]
             piece.tokens = tokens_of(delta.origin, piece.token_ids, piece.token_texts, piece.logprobs)
@@ -220,7 +220,7 @@ def _silenced(delta: Delta) -> Delta:
     return msgspec.structs.replace(delta, tokens=[], logprobs=None, stop_token=None, finish_reason=reason)
 
 
-def _said(piece: Piece, begins: Sequence[tuple[int, int]]) -> list[TokenText]:
+def _token_texts(piece: Piece, begins: Sequence[tuple[int, int]]) -> list[TokenText]:
     """What each token of a piece adds; what came out at the end of the answer belongs to the last one."""
     ends = [*begins[1:], (len(piece.text), len(piece.parts))]
     return [

@@ -48,7 +48,7 @@ class Budget(Observer):
         self.leader = Leader()
         self._models = {member.name: member for member in members if not member.looks}
         self._cases: dict[str, SequenceStats] = {}
-        self._probes, self._looks = Exploration(), Looks()
+        self._exploration, self._looks = Exploration(), Looks()
         self._unread: Mapping[str, int] = {}
 
     @property
@@ -125,7 +125,7 @@ class Budget(Observer):
         self._unread, ways = step.unread, step.ways(self.pinned)
         reading = {name: of.cost.reading(ways[0].tokens) for name, of in self._models.items()}
         behind = {name: of.cost.reading(step.unread[name] * (1 - 1 / AHEAD)) for name, of in self._models.items()}
-        chosen = self._probes.due(ways, step.pace, reading, behind)
+        chosen = self._exploration.due(ways, step.pace, reading, behind)
         looked = tuple(dict.fromkeys(name for case in cases for name in case.found.names))
         self.why = Why((chosen, *(way for way in ways if way.kind != chosen.kind)), looked, chosen is not ways[0])
         self.leader.see(self.why)

@@ -86,10 +86,8 @@ def weigh(
 
     seconds: of a step by its rows; no more rows than it knows are taken. pace: tokens in a second that time is worth.
     """
-    looked, found = (
-        any(estimate.found for estimate in estimates),
-        [estimate.found[: MAX_NODES - 1] for estimate in estimates],
-    )
+    looked = any(estimate.found for estimate in estimates)
+    found = [estimate.found[: MAX_NODES - 1] for estimate in estimates]
     ways = [_way([()] * len(estimates), (), "", seconds, drafting, pace)]
     if looked:
         ways.append(_way(found, (), "", seconds, drafting, pace))

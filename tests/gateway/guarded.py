@@ -1,4 +1,4 @@
-"""The scripted server behind a auth."""
+"""The scripted server behind the keys and limits of a gateway."""
 
 from __future__ import annotations
 

@@ -112,7 +112,7 @@ def test_the_guess_at_the_next_free_place_follows_littles_law():
     assert pace.retry_after(2) == LONGEST
 
 
-# -- rate_limiters -----------------------------------------------------------------------------------------------------
+# -- rate limiters -----------------------------------------------------------------------------------------------------
 
 
 def test_a_refused_request_is_charged_nothing():

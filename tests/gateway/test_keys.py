@@ -1,4 +1,4 @@
-"""API keys at rest and at the route: hashing, comparing, the file, and what happens when the file changes."""
+"""API keys at rest and at the door: hashing, comparing, the file, and what happens when the file changes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tools and thinking through Anthropic's and Ollama's modules, with their own clients."""
+"""Tools and thinking through Anthropic's and Ollama's APIs, with their own clients."""
 
 from __future__ import annotations
 

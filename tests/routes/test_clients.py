@@ -56,7 +56,7 @@ def test_anthropic_sync(url):
 
 
 async def test_every_door_tells_the_same_story(url):
-    """The same conversation, drawn without noise, is the same text behind every module."""
+    """The same conversation, drawn without noise, is the same text from every API."""
     async with (
         anthropic.AsyncAnthropic(base_url=url, api_key="none", max_retries=0) as messages,
         ollama.AsyncClient(host=url) as chats,

@@ -1,4 +1,4 @@
-"""Bodies that are no requests at all: every module answers 400 in its own shape, none falls over."""
+"""Bodies that are no requests at all: every API answers 400 in its own shape, none falls over."""
 
 from __future__ import annotations
 

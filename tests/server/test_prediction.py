@@ -1,4 +1,4 @@
-"""``prediction`` at every path that has it: what is refused, what reaches the engine, and what ``usage`` says of it."""
+"""``prediction`` at every route that has it: what is refused, what reaches the engine, what ``usage`` says of it."""
 
 from __future__ import annotations
 

@@ -112,7 +112,7 @@ class BaseAnswer:
         self.choices = choices
         self.options = options
         self.created = int(time.time())
-        self._speller = TokenDecoder(choices[0].tokenizer, options.tokens_as_ids)
+        self._token_decoder = TokenDecoder(choices[0].tokenizer, options.tokens_as_ids)
         places = {choice.request.id: place for place, choice in enumerate(choices)}
         self._leaders = [places[choice.request.fork_of or choice.request.id] for choice in choices]
         self._prompts: dict[int, list[TokenLogprobs | None]] = {}
@@ -175,7 +175,7 @@ class BaseAnswer:
     def _prompt_logprobs(self, index: int) -> PromptLogprobs | UnsetType:
         if self.options.prompt_logprobs is None:
             return UNSET
-        return self._speller.prompt(self._prompt_entries(index), self.options.prompt_logprobs)
+        return self._token_decoder.prompt(self._prompt_entries(index), self.options.prompt_logprobs)
 
     def _prompt_ids(self, index: int) -> list[int] | UnsetType:
         return self.choices[index].request.prompt if self.options.return_token_ids else UNSET

@@ -86,7 +86,7 @@ class OllamaAnswer(BaseAnswer):
 
     def _scored(self, line: OllamaProgress, pieces: Sequence[Piece]) -> OllamaProgress:
         if self.options.logprobs is not None:
-            line.logprobs = self._speller.chat([entry for piece in pieces for entry in piece.logprobs]).content
+            line.logprobs = self._token_decoder.chat([entry for piece in pieces for entry in piece.logprobs]).content
         return line
 
     def _ended(self, line: OllamaProgress) -> OllamaProgress:

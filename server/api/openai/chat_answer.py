@@ -100,7 +100,7 @@ class ChatAnswer(BaseAnswer):
     def _logprobs(self, pieces: Sequence[Piece]) -> ChatLogprobs | None:
         if self.options.logprobs is None:
             return None
-        return self._speller.chat([entry for piece in pieces for entry in piece.logprobs])
+        return self._token_decoder.chat([entry for piece in pieces for entry in piece.logprobs])
 
     def _choice(self, index: int, pieces: Sequence[Piece]) -> ChatChoice:
         choice = self.choices[index]

@@ -121,7 +121,7 @@ class CompletionAnswer(BaseAnswer):
         if self.options.logprobs is None or not self._echoes:
             return None
         tokens, offsets = self.choices[index].request.prompt, self._echoes[index].offsets
-        return self._speller.completion(self._prompt_entries(index), tokens, offsets, self.options.logprobs)
+        return self._token_decoder.completion(self._prompt_entries(index), tokens, offsets, self.options.logprobs)
 
     def _said(self, index: int, pieces: Sequence[Piece]) -> CompletionChoice:
         """What pieces add to a choice."""
@@ -144,7 +144,7 @@ class CompletionAnswer(BaseAnswer):
         tokens = [token for piece in pieces for token in piece.token_ids]
         entries = [entry for piece in pieces for entry in piece.logprobs]
         offsets = [begin + offset for piece in pieces for offset in piece.offsets]
-        return self._speller.completion(entries, tokens, offsets, self.options.logprobs)
+        return self._token_decoder.completion(entries, tokens, offsets, self.options.logprobs)
 
     @property
     def _scores_prompt(self) -> bool:

@@ -106,7 +106,7 @@ class ResponseAnswer(BaseAnswer):
     def chunks(self, index: int, piece: Piece) -> list[msgspec.Struct]:
         """The events of a piece."""
         self.said += piece.token_ids
-        self._logprobs += self._speller.chat(piece.logprobs).content
+        self._logprobs += self._token_decoder.chat(piece.logprobs).content
         self._note_provenance(piece)
         said: list[ResponseEvent] = []
         for part in piece.parts:

@@ -2,7 +2,7 @@
 
 ::
 
-    client ──messages──> read ──> lanes ──> turns ──events──> send_queue ──> pump ──frames──> client
+    client ──messages──> read ──> lanes ──> turns ──events──> send queue ──> pump ──frames──> client
                            └── response.cancel ──> turns            keep house: warm KV, idle limit
 
 Four tasks and one for each busy lane; all of them end with the socket. Only the pump waits for the client to read.
@@ -176,7 +176,7 @@ class Socket:
                 return  # closed by the client, or by aiohttp because of what it sent
 
     async def _pump(self) -> None:
-        """Write what is in the send_queue, as fast as the client reads it."""
+        """Write what is in the send queue, as fast as the client reads it."""
         while True:
             for frame in await self._send_queue.take():
                 self._writing = time.monotonic()

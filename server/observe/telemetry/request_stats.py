@@ -31,7 +31,7 @@ Step = tuple[int, str, int, int, int, int, float, Sequence[str]]
 
 @dataclass(slots=True)
 class SharedStats:
-    """What all all_stats of a server share. clock: seconds since 1970 that do not run backwards. delivered: the time up
+    """What the stats of all requests share. clock: seconds since 1970 that do not run backwards. delivered: the time up
     to which delivering is counted: when the latest step came, or the latest text of it was handed on. step,
     step_seconds: the latest one.
     """

@@ -32,8 +32,7 @@ BOUNDED: Schema = {"whitespace_pattern": r"[\x20\x0A\x0D\x09]{1,40}"}
 
 ANY_OBJECT: Schema = {"type": "object"}
 
-#: Keywords of other chat_formats that change what is valid and that llguidance does not look at. With values that do
-#: not.
+#: Keywords of other dialects that change what is valid and that llguidance does not look at. With values that do not.
 _OTHER_DIALECTS: dict[str, tuple[object, ...]] = {
     "disallow": (),
     "extends": (),

@@ -1,4 +1,4 @@
-"""The auth in front of the routes: keys, error bodies, sizes, headers, the access log."""
+"""What stands in front of the routes: keys, error bodies, sizes, headers, the access log."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ def random_origin(dice: random.Random, number: int) -> Origin:
 
 
 def run_randomly(dice: random.Random, shared: SharedStats, id: str) -> tuple[RequestStats, Statistics]:
-    """A request of random steps whose text ends somewhere in them; what the stats says, and what the engine says."""
+    """A request of random steps whose text ends somewhere in them; what the stats say, and what the engine says."""
     entry, trace = stats(shared, id), SequenceTrace()
     steps, surplus, emitted = dice.randint(1, 12), dice.randint(0, 15), 0
     origins = [random_origin(dice, number) for number in range(1, steps + 1)]

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from spec.sampling import SamplingParams
-from tests.kernels.on_device import test_draw
-from tests.kernels.on_device.test_draw import *  # noqa: F403
-from tests.kernels.on_device.test_draw import Drawing, asked, rows_of, wanted
+from tests.kernels.on_device import test_sample
+from tests.kernels.on_device.test_sample import *  # noqa: F403
+from tests.kernels.on_device.test_sample import Drawing, asked, rows_of, wanted
 from tests.verifier.conftest import PROCESSORS, lesser
 from tests.verifier.reading import threads
 from verifier.ops.children import best_children
@@ -21,7 +21,7 @@ from verifier.ops.kernels.cpu.jit import Processor
 from verifier.ops.kernels.cpu.launch import recording
 from verifier.ops.sample import RowSampling, sample_rows
 
-pytestmark = test_draw.pytestmark[1:]
+pytestmark = test_sample.pytestmark[1:]
 
 
 @pytest.fixture(params=[*PROCESSORS, "plain"])  # type: ignore[no-redef]
