@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 import server.engine.build
+import server.engine.calibrate
 from kvpaging import KVStore
 from server.engine.build import build_engine
 from server.engine.device import Device
@@ -75,7 +76,7 @@ def test_the_same_tokens_as_on_the_cpu(draft, tree, whole, monkeypatch) -> None:
     )
     expected = texts(build_engine(config))
     monkeypatch.setattr(server.engine.build, "find_device", lambda config: GPU)
-    monkeypatch.setattr(server.engine.build, "_MEASURED_ROWS", (2, 8))  # its attention goes row by row
+    monkeypatch.setattr(server.engine.calibrate, "_ROWS", (1, 8))  # its attention goes row by row
     monkeypatch.setattr(server.engine.build, "capture_of", lambda graphs: captured if graphs else Direct)
     with simulated():
         engine = build_engine(config)
