@@ -108,11 +108,10 @@ def united(needs: Sequence[FeatureRequest | None]) -> FeatureRequest | None:
 
 
 def _worth(tree: DraftTree, shape: TreeShape) -> int:
-    """How many nodes of a tree are worth their rows, now that all are there; the root is one. One more is seen in any
-    case: what is drafted and never looked at would show nothing."""
+    """How many nodes of a tree are worth their rows, now that all are there; the root is one."""
     if shape.price is None or len(tree.chances) != len(tree):
         return len(tree)
-    return 1 + max(1, shape.price.worth(np.array(tree.chances[1:])).nodes)
+    return 1 + shape.price.keeps(np.array(tree.chances[1:]))
 
 
 def _numbers(trees: Sequence[DraftTree], merged: Merged) -> dict[str, list[int]]:

@@ -25,7 +25,6 @@ import logging
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from drafters.fed import FedDrafter
 from drafters.growth import Growth
@@ -128,9 +127,8 @@ class EagleDrafter(FedDrafter):
         return known_tokens(tokens, self.head.vocab_size)
 
     def run(self, rows: StaticRows, hidden: Tensor) -> tuple[Tensor, Tensor]:
-        """Logits and states of static rows; of two rows at least, since a GPU's products need them."""
-        short = len(rows.tokens) - len(hidden)
-        return self.head.paged(rows, functional.pad(hidden, (0, 0, 0, short)) if short else hidden.clone(), self.store)
+        """Logits and states of static rows."""
+        return self.head.paged(rows, hidden.clone(), self.store)
 
     def unread(self, sequence: SequenceState) -> int:
         """Tokens whose rows were not run, the root among them."""

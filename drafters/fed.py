@@ -13,7 +13,6 @@ from abc import abstractmethod
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from drafters.levels import TreeDrafter
 from kvpaging import KVStore, PagePool, PageTable
@@ -82,15 +81,9 @@ class FedDrafter(TreeDrafter):
         order = torch.arange(state.size, device=path.device)[:, None]
         places = (path.clamp(min=0) + order * taken.slots.shape[1]).flatten()
         assert self.needs is not None, "it is fed"
-        read = {name: _filled(taken.features[name].index_select(0, places), 2) for name in self.needs.names}
-        slots = taken.slots[:, :most].flatten()
-        self.rows.index_copy_(0, slots, self.fuse(read)[: len(slots)])
+        read = {name: taken.features[name].index_select(0, places) for name in self.needs.names}
+        self.rows.index_copy_(0, taken.slots[:, :most].flatten(), self.fuse(read))
 
     def collected(self, sequence: SequenceState, tree: DraftTree, path: list[int]) -> None:
         """The features of the path are there."""
         self.stored(sequence.table, len(path))
-
-
-def _filled(rows: Tensor, count: int) -> Tensor:
-    """``count`` rows at least, zeros behind what there is: a product needs two."""
-    return functional.pad(rows, (0, 0, 0, count - len(rows))) if len(rows) < count else rows

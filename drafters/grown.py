@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -128,13 +128,16 @@ class Grown:
             counted = (1.0, *self.calibration.chain(self.kind, len(self.tokens) - 1))
             return DraftTree.chain(self.tokens, drafter, counted)
         # The likeliest, in the order found; of equal ones the earlier, so that a parent stays in.
-        scores = np.array(self.scores[1:])
-        ranked = np.argsort(-scores, kind="stable")[: self.shape.nodes - 1]
+        scores, most = np.array(self.scores[1:]), self.shape.nodes - 1
+        if self.shape.price is not None:
+            most = min(most, self.shape.price.keeps(np.exp(scores)))
+        ranked = np.argsort(-scores, kind="stable")[:most]
         self.kept = [0, *sorted((1 + ranked[scores[ranked] > _NONE]).tolist())]
         number = {node: index for index, node in enumerate(self.kept)} | {-1: -1}
         parents = [number[self.parents[node]] for node in self.kept]
         chances = tuple(math.exp(self.scores[node]) for node in self.kept)
-        return DraftTree.build([self.tokens[node] for node in self.kept], parents, drafter, chances)
+        tree = DraftTree.build([self.tokens[node] for node in self.kept], parents, drafter, chances)
+        return replace(tree, grown=self.depth)
 
     def learn(self, path: list[int]) -> None:
         """What came below each accepted node, of what was looked at there, is shown to the calibration.

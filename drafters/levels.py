@@ -16,8 +16,8 @@ Legend: S sequences, H hidden width, V' the drafter's vocabulary.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
-from functools import cached_property
+from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property, partial
 
 import torch
 from torch import Tensor
@@ -75,11 +75,14 @@ class Levels:
         self._replay()
         return self._growth.levels
 
-    def parts(self) -> Iterator[tuple[Tensor, list[Level]]]:
-        """Grow them with a stop before and behind each level: yields the logits of the level, and the levels so far."""
-        for number in range(2 * self.plan.shape.levels):
-            self._replay.run(number)
-            yield self._seen[number], self._growth.levels[: (number + 1) // 2]
+    def parts(self, change: Callable[[Tensor], None] | None) -> Iterator[Level]:
+        """Grow them level by level. change: is given the logits that each level will be grown from."""
+        for number in range(self.plan.shape.levels):
+            self._replay.run(2 * number)
+            if change is not None:
+                change(self._seen[2 * number])
+            self._replay.run(2 * number + 1)
+            yield self._growth.levels[number]
 
 
 class TreeDrafter(ABC):
@@ -189,29 +192,26 @@ class TreeDrafter(ABC):
         at.state.join([self._joined(sequence, self.reach(levels)) for sequence in sequences])
         if not at.plan.shape.is_chain:
             at.curves.write(self.calibration, [grown.kind for grown in growing])
-        watched = growing[0].shape.price is not None or any(adjusts(sequence, 0) for sequence in sequences)
-        found = self._watched(growing, at) if watched else at.whole()
-        for level in found:
-            _add(growing, level)
+        adjusting = any(adjusts(sequence, 0) for sequence in sequences)
+        if adjusting or growing[0].shape.price is not None:
+            self._watched(growing, at, adjusting)
+        else:
+            for level in at.whole():
+                _add(growing, level)
         for sequence in sequences:
             self.began(sequence)
 
-    def _watched(self, growing: Sequence[Grown], at: Levels) -> Sequence[Level]:
-        """Grow with the host in between; returns what it has not looked at."""
-        known = 0
-        for logits, found in at.parts():
-            if len(found) == known:
-                self._adjust(growing, logits, at.plan.sequences)
-                continue
-            _add(growing, found[known])
-            known = len(found)
+    def _watched(self, growing: Sequence[Grown], at: Levels, adjusting: bool) -> None:
+        """Grow with the host in between."""
+        change = partial(self._adjust, growing, at.plan.sequences) if adjusting else None
+        for level in at.parts(change):
+            _add(growing, level)
             for grown in growing:
                 grown.narrow()
             if all(grown.over for grown in growing):
                 break
-        return ()
 
-    def _adjust(self, growing: Sequence[Grown], logits: Tensor, sequences: int) -> None:
+    def _adjust(self, growing: Sequence[Grown], sequences: int, logits: Tensor) -> None:
         """Change the logits of a level as the requests want them. sequences: for how many there is room."""
         for grown, rows in zip(growing, logits.view(sequences, -1, logits.shape[1]), strict=False):
             if not grown.over and adjusts(grown.sequence, grown.depth):

@@ -23,7 +23,7 @@ from spec.sampling import SEED_RANGE
 from spec.scheduler import Scheduler
 from spec.sequence import SequenceState
 from spec.step import PartsRunner, StepPlan, StepRunner, VerifyResult
-from spec.trace import SequenceTrace, Statistics, StepTrace
+from spec.trace import SequenceTrace, Statistics, StepTrace, Stopwatch
 from spec.tree import MAX_NODES
 
 
@@ -171,19 +171,18 @@ class Engine:
         """Run one step for all that can run; returns what it emitted. ``trace`` tells about it afterwards."""
         self.tell()
         self.trace = None
-        begun = time.perf_counter()
+        begun, watch = time.perf_counter(), Stopwatch()
         plan = self.scheduler.plan()
         for sequence in self.scheduler.preempted:
             self._forget_drafts(sequence)
-        planned = {"plan": time.perf_counter() - begun}
+        watch.lap("plan")
         deltas, self._ended = self._ended, []
         if not plan.batch:
             return deltas
         for scheduled in plan.batch:
             scheduled.sequence.trace.started = scheduled.sequence.trace.started or begun
-        ticket = self.runner.submit(plan)
-        results = self.runner.collect(ticket)
-        seconds, place = planned | ticket.watch.seconds, self._observers.noted
+        results = self.runner.run(plan, watch)
+        seconds, place = watch.seconds, self._observers.noted
         deltas += [delta for result in results if (delta := self._settle(result, seconds)) is not None]
         self.scheduler.settle(self.runner.ahead)
         self.steps += 1

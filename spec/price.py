@@ -39,7 +39,12 @@ class Price:
 
     def worth(self, chances: Floats) -> Worth:
         """Of nodes with these chances."""
-        return worth(np.sort(chances)[::-1].tolist(), self.rows.tolist())
+        return worth(np.sort(chances)[::-1][: len(self.rows)].tolist(), self.rows.tolist())
+
+    def keeps(self, chances: Floats) -> int:
+        """How many of a whole tree's nodes are verified. One in any case: what is drafted and never looked at would
+        show nothing."""
+        return max(1, self.worth(chances).nodes)
 
     def goes_on(self, chances: Floats, below: Floats) -> bool:
         """Whether the next level is worth its price.

@@ -25,7 +25,7 @@ from spec.commit import Run, emit
 from spec.constrain import Draft, Guarded, MaskThread, graft
 from spec.decide import Nodes, why_nothing
 from spec.features import Features, by_sequence, of_path, reader_of
-from spec.protocols import Drafter, Rows, Sampled, Verifier, Wanted
+from spec.protocols import Drafter, Forward, Rows, Sampled, Verifier, Wanted
 from spec.request import TokenLogprobs
 from spec.score import logprobs_of_run, score_prompt
 from spec.sequence import SequenceState
@@ -72,28 +72,6 @@ class StepPlan:
     news: str = ""
 
 
-@dataclass(slots=True)
-class Ticket:
-    """A submitted step."""
-
-    plan: StepPlan
-    watch: Stopwatch
-
-
-@dataclass(slots=True)
-class PartsTicket(Ticket):
-    """One that was run in parts; its lists are in the order of the plan's batch.
-
-    logits: fp32[W, V], the rows that were wanted. nodes, sampled: None where nothing is sampled. features: of all rows.
-    """
-
-    drafts: list[Draft]
-    logits: list[Tensor]
-    nodes: list[Nodes | None]
-    sampled: list[Sampled | None]
-    features: list[Features]
-
-
 @dataclass(frozen=True, slots=True)
 class VerifyResult:
     """What a step did for one sequence: emitted tokens (none for a prefill chunk) and where they came from.
@@ -137,16 +115,12 @@ class DraftsByPlan(Drafter, Protocol):
 
 
 class StepRunner(Protocol):
-    """Runs steps: what the engine calls. A step is submitted and then collected; one at a time."""
+    """Runs steps: what the engine calls."""
 
     verifier: Verifier
 
-    def submit(self, plan: StepPlan) -> Ticket:
-        """Begin a step."""
-        ...
-
-    def collect(self, ticket: Ticket) -> list[VerifyResult]:
-        """Wait for it and commit: afterwards every sequence's tokens, pages and caches agree again."""
+    def run(self, plan: StepPlan, watch: Stopwatch) -> list[VerifyResult]:
+        """Run a step and commit it: afterwards every sequence's tokens, pages and caches agree again."""
         ...
 
     def ahead(self, sequence: SequenceState) -> int:
@@ -166,46 +140,44 @@ class PartsRunner:
         self._by_plan: DraftsByPlan | None = drafter if isinstance(drafter, DraftsByPlan) else None
         self._masks = MaskThread()
 
-    def submit(self, plan: StepPlan) -> PartsTicket:
-        """Propose, run the forward pass and sample."""
-        watch = Stopwatch()
-        trees = self._propose(plan.batch)
+    def run(self, plan: StepPlan, watch: Stopwatch) -> list[VerifyResult]:
+        """Propose, run the forward pass, sample, accept and commit."""
+        batch = plan.batch
+        trees = self._propose(batch)
         watch.lap("propose")
-        drafts = [_draft(scheduled, tree) for scheduled, tree in zip(plan.batch, trees, strict=True)]
-        asked = [_asked(scheduled, draft) for scheduled, draft in zip(plan.batch, drafts, strict=True)]
-        masks = None
-        if any(asked):
-            masks = self._masks.begin(asked)
-            watch.lap("mask")
-        rows = [_rows(scheduled, draft.tree) for scheduled, draft in zip(plan.batch, drafts, strict=True)]
-        needs = self.drafter.needs if self.drafter is not None else None
-        forward = self.verifier.run(rows, needs)
-        watch.lap("forward")
-        banned: list[Tensor | None] = [None] * len(rows)
-        if masks is not None:
-            banned = masks.result()
-            watch.lap("mask")
-        logits = [forward.of(index) for index in range(len(plan.batch))]
-        parts = zip(plan.batch, drafts, logits, banned, strict=True)
+        drafts = [_draft(scheduled, tree) for scheduled, tree in zip(batch, trees, strict=True)]
+        rows = [_rows(scheduled, draft.tree) for scheduled, draft in zip(batch, drafts, strict=True)]
+        forward, banned = self._forward(batch, drafts, rows, watch)
+        logits = [forward.of(index) for index in range(len(batch))]
         nodes = [
             None if scheduled.shape is None else Nodes(scheduled.sequence, draft.tree, _of_nodes(scheduled, raw), ban)
-            for scheduled, draft, raw, ban in parts
+            for scheduled, draft, raw, ban in zip(batch, drafts, logits, banned, strict=True)
         ]
         sampled = self._sampled(nodes)
         watch.lap("draw")
-        features = by_sequence(forward.features, [len(part.tokens) for part in rows])
-        return PartsTicket(plan, watch, drafts, logits, nodes, sampled, features)
-
-    def collect(self, ticket: Ticket) -> list[VerifyResult]:
-        """Accept and commit: afterwards every sequence's tokens, pages and caches agree again."""
-        assert isinstance(ticket, PartsTicket), "who submitted a step collects it"
-        for scheduled, logits in zip(ticket.plan.batch, ticket.logits, strict=True):
+        for scheduled, raw in zip(batch, logits, strict=True):
             if scheduled.sequence.scoring:
-                score_prompt(scheduled.sequence, logits)
-        parts = zip(ticket.plan.batch, ticket.drafts, ticket.nodes, ticket.sampled, ticket.features, strict=True)
-        results = [self._commit(*part) for part in parts]
-        ticket.watch.lap("commit")
+                score_prompt(scheduled.sequence, raw)
+        features = by_sequence(forward.features, [len(part.tokens) for part in rows])
+        results = [self._commit(*part) for part in zip(batch, drafts, nodes, sampled, features, strict=True)]
+        watch.lap("commit")
         return results
+
+    def _forward(
+        self, batch: list[ScheduledSequence], drafts: list[Draft], rows: list[Rows], watch: Stopwatch
+    ) -> tuple[Forward, list[Tensor | None]]:
+        """The pass, and beside it what grammars rule out behind each tree's nodes."""
+        asked = [_asked(scheduled, draft) for scheduled, draft in zip(batch, drafts, strict=True)]
+        masks = self._masks.begin(asked) if any(asked) else None
+        if masks is not None:
+            watch.lap("mask")
+        forward = self.verifier.run(rows, None if self.drafter is None else self.drafter.needs)
+        watch.lap("forward")
+        if masks is None:
+            return forward, [None] * len(batch)
+        banned = masks.result()
+        watch.lap("mask")
+        return forward, banned
 
     def ahead(self, sequence: SequenceState) -> int:
         """Nothing runs ahead."""

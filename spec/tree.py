@@ -31,7 +31,8 @@ class DraftTree:
 
     tokens[0] is the root. drafter: who proposed the others, "" if there are none. chances: each node's chance to be
     accepted, as the drafter sees it, the root's 1; empty if it does not say. sources: who proposed each node, where
-    several did, the root's "". parts: what each of them proposed.
+    several did, the root's "". parts: what each of them proposed. grown: levels that were drafted, if not all of them
+    were worth their rows.
     """
 
     tokens: Tensor
@@ -43,6 +44,7 @@ class DraftTree:
     chances: tuple[float, ...] = ()
     sources: tuple[str, ...] = ()
     parts: tuple[DraftTree, ...] = ()
+    grown: int = 0
 
     @property
     def expected(self) -> float:

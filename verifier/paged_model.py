@@ -3,44 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-
-import torch
-from torch import Tensor
 
 from kvpaging import KVStore, PageTable
 from spec.protocols import FeatureRequest, Forward, Rows, Sampled
 from spec.sample import Unsampled
-from verifier.graphs.capture import Capture, recorded
+from verifier.graphs.capture import Capture, Direct, recorded
 from verifier.model.decoder import Decoder
-from verifier.model.paged_pass import paged_pass
 from verifier.ops.eager import compiled
-from verifier.ops.sample import sample_rows
-from verifier.paged_rows import Sizes, StaticRows, is_text
+from verifier.paged_rows import Sizes, is_text
 from verifier.replayed_pass import ReplayedPass
-from verifier.settle import WrittenTrees, of_roots, walk
 
 #: Room that the first recording of a CPU has at least: rows of a step, sequences, pages and logits.
 _LEAST = Sizes(16, 1, 16, 16)
-
-
-@dataclass(frozen=True, slots=True)
-class _Passed:
-    """A pass that was run op by op."""
-
-    store: KVStore
-    rows: StaticRows
-    logits: Tensor
-
-    @torch.inference_mode()
-    def settle(self, trees: Sequence[Unsampled | None]) -> list[Sampled | None]:
-        """See :meth:`spec.protocols.Verifier.settle`."""
-        written, ends = WrittenTrees(len(trees), len(self.logits), self.logits.device), self.rows.starts[1:]
-        drafted = written.write(trees, ends)
-        sampled = sample_rows(self.logits, written.sampling, None, written.rows)
-        if not drafted:
-            return of_roots(sampled.cpu(), trees, ends)
-        return walk(self.store, self.rows, sampled, written).on_host(trees)
 
 
 class PagedModel:
@@ -49,7 +23,7 @@ class PagedModel:
     def __init__(self, decoder: Decoder, store: KVStore, max_positions: int) -> None:
         self.decoder, self.store = decoder, store
         self._replayed: dict[FeatureRequest | None, list[ReplayedPass]] = {}
-        self._last: ReplayedPass | _Passed | None = None
+        self._last: ReplayedPass | None = None
         self.vocab_size = decoder.config.vocab_size
         self.max_positions = max_positions
 
@@ -60,7 +34,7 @@ class PagedModel:
         """
         passes = self._replayed[features] = []
         for each in sizes:
-            passes.append(ReplayedPass(self.decoder, self.store, features, each, capture))
+            passes.append(self._made(features, each, capture))
             yield
 
     def run(self, rows: Sequence[Rows], features: FeatureRequest | None = None) -> Forward:
@@ -68,22 +42,19 @@ class PagedModel:
 
         Logits and features stay on the model's device. Both are good until the next pass.
         """
-        replayed = self._holding(rows, features)
-        if replayed is not None:
-            self._last = replayed
-            return replayed(rows, features)
-        static = StaticRows.of(rows, self.store.keys.device)
-        logits, taken = paged_pass(self.decoder, static, self.store, features)
-        self._last = _Passed(self.store, static, logits)
-        return Forward(logits, list(static.starts), static.in_order(taken))
+        self._last = self._holding(rows, features) or self._made(features, Sizes.of(rows), Direct)
+        return self._last(rows, features)
+
+    def _made(self, features: FeatureRequest | None, sizes: Sizes, capture: Capture) -> ReplayedPass:
+        return ReplayedPass(self.decoder, self.store, features, sizes, capture)
 
     def _holding(self, rows: Sequence[Rows], features: FeatureRequest | None) -> ReplayedPass | None:
-        """A replayed pass that has room for these; None if they are to be run op by op."""
+        """A captured pass that has room for these; None if they are to be run op by op."""
         need, passes = Sizes.of(rows), self._replayed.setdefault(features, [])
         if compiled(self.store.keys):
             if not passes or not passes[0].sizes.holds(need):
                 sizes = (passes[0].sizes if passes else _LEAST).grown(need)
-                passes[:] = [ReplayedPass(self.decoder, self.store, features, sizes, recorded)]
+                passes[:] = [self._made(features, sizes, recorded)]
             return passes[0]
         if self.store.keys.device.type == "cpu" or any(map(is_text, rows)):
             return None

@@ -1,4 +1,4 @@
-"""The rows of a pass as static tensors: what a captured step fills on the device, and other passes from the host.
+"""The rows of a pass as static tensors: what a captured step fills on the device, and the host for other passes.
 
 Lengths and tables are tensors, so that the same pass can be captured or recorded once and replayed. A GPU takes trees
 and texts in groups, each with a kernel of its own; a CPU takes all rows as they come.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import groupby
 from typing import NamedTuple
 
 import numpy as np
@@ -17,13 +17,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from spec.features import Features
 from spec.protocols import Rows
 from spec.tree import MAX_NODES
 from verifier.ops.tree_attention import PagedRows
 from verifier.staged import Column, Staged
-
-_CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,157 +33,25 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class StaticRows:
-    """R rows; those from ``live`` on are padding, at position 0 of the padding page.
+    """R rows, perhaps padding at the end, at position 0 of the padding page.
 
-    tokens, positions, slots: int64[R]. groups: in order, all live rows; padding belongs to the last. wanted: int64[W],
-    the rows whose logits are needed; None for all live ones. starts: where each sequence's are among them. order:
-    int64[live], where the sequences' rows are, if texts and trees are mixed and so not in order. count, wanted_count:
-    int64[1], of how many rows, and of how many wanted ones, where that is known when the pass runs; None: of all.
+    tokens, positions, slots: int64[R]. groups: in order, of all rows; padding belongs to the last. wanted: int64[W],
+    the rows whose logits are needed; None for all. count, wanted_count: int64[1], of how many rows, and of how many
+    wanted ones, where that is known when the pass runs; None: of all.
     """
 
     tokens: Tensor
     positions: Tensor
     slots: Tensor
     groups: tuple[Group, ...]
-    live: int
     wanted: Tensor | None = None
-    starts: tuple[int, ...] = ()
-    order: Tensor | None = None
     count: Tensor | None = None
     wanted_count: Tensor | None = None
-
-    @classmethod
-    def of(cls, rows: Sequence[Rows], device: torch.device) -> StaticRows:
-        """From the host's description, for a pass that is run at once."""
-        if device.type == "cpu":
-            written = WrittenRows(Sizes.of(rows), rows[0].table.pool.page_size)
-            return written.laid_out(exactly=True, starts=written.write(rows))
-        return cls._grouped(rows, device)
-
-    @classmethod
-    def _grouped(cls, rows: Sequence[Rows], device: torch.device) -> StaticRows:
-        """Short stretches are laid out as chains, so that they are read like trees."""
-        order = sorted(range(len(rows)), key=lambda index: is_text(rows[index]))
-        parts = [_Part.of(rows[index]) for index in order]
-        first = dict(zip(order, accumulate([part.count for part in parts], initial=0), strict=False))
-        wanted, starts = _wanted(rows, first)
-        return cls(
-            tokens=torch.cat([part.tokens for part in parts]).to(device),
-            positions=torch.cat([part.positions for part in parts]).to(device),
-            slots=torch.cat([part.slots for part in parts]).to(device),
-            groups=tuple(_groups(parts, device)),
-            live=sum(part.count for part in parts),
-            wanted=torch.tensor(wanted, dtype=torch.int64).to(device),
-            starts=tuple(starts),
-            order=None if order == sorted(order) else _order(rows, first).to(device),
-        )
-
-    def in_order(self, features: Features) -> Features:
-        """Rows of the pass in the order of the sequences they were made of."""
-        if self.order is None:
-            return features
-        return {name: rows[self.order] for name, rows in features.items()}
-
-    def in_place(self, values: Tensor) -> Tensor:
-        """[R, ..]: values of the sequences' rows, [live, ..] in the order of the sequences, where the rows are."""
-        if self.order is None:
-            return values
-        placed = torch.empty_like(values)
-        placed[self.order] = values
-        return placed
-
-
-def _order(rows: Sequence[Rows], first: dict[int, int]) -> Tensor:
-    return torch.cat([torch.arange(first[index], first[index] + len(part.tokens)) for index, part in enumerate(rows)])
-
-
-def _wanted(rows: Sequence[Rows], first: dict[int, int]) -> tuple[list[int], list[int]]:
-    """The rows whose logits are wanted, in order of the sequences, and where each sequence's begin."""
-    wanted: list[int] = []
-    starts = [0]
-    for index, part in enumerate(rows):
-        end = first[index] + len(part.tokens)
-        wanted.extend(range({"all": first[index], "last": end - 1, "none": end}[part.wanted], end))
-        starts.append(len(wanted))
-    return wanted, starts
 
 
 def is_text(part: Rows) -> bool:
     """Whether a stretch has more rows than an ancestor word has bits."""
     return part.nodes is None and len(part.tokens) > MAX_NODES
-
-
-@dataclass(frozen=True, slots=True)
-class _Part:
-    """One sequence's rows. words, depths: of a tree or short chain, else None. length: what lies below all of them."""
-
-    tokens: Tensor
-    positions: Tensor
-    slots: Tensor
-    pages: list[int]
-    page_size: int
-    length: int
-    words: list[int] | None
-    depths: list[int] | None
-
-    @property
-    def count(self) -> int:
-        return len(self.tokens)
-
-    @classmethod
-    def of(cls, part: Rows) -> _Part:
-        count, base, table = len(part.tokens), part.base, part.table
-        words, nodes = part.words, part.nodes
-        if words is None or nodes is None:
-            words = None if is_text(part) else [(2 << row) - 1 for row in range(count)]
-            positions, slots = torch.arange(base, base + count), table.slots(base, base + count)
-        else:
-            positions = torch.tensor([base + word.bit_count() - 1 for word in words])
-            slots = table.slots(base, base + max(word.bit_length() for word in words))[torch.tensor(list(nodes))]
-        depths = None if words is None else [word.bit_count() - 1 for word in words]
-        return cls(
-            part.tokens,
-            positions,
-            slots,
-            table.pages,
-            table.pool.page_size,
-            base,
-            None if words is None else list(words),
-            depths,
-        )
-
-
-def _groups(parts: Sequence[_Part], device: torch.device) -> list[Group]:
-    """Trees first, then texts."""
-    groups = []
-    begin = 0
-    for text in (False, True):
-        mine = [part for part in parts if (part.words is None) == text]
-        if mine:
-            end = begin + sum(part.count for part in mine)
-            groups.append(Group(slice(begin, end), _paged(mine, device)))
-            begin = end
-    return groups
-
-
-def _paged(parts: Sequence[_Part], device: torch.device) -> PagedRows:
-    width = max(len(part.pages) for part in parts)
-    tables = [[*part.pages, *[0] * (width - len(part.pages))] for part in parts]
-    offsets = list(accumulate((part.count for part in parts), initial=0))
-
-    def column(values: list[int], dtype: torch.dtype = torch.int32) -> Tensor:
-        return torch.tensor(values, dtype=dtype).to(device)
-
-    words = [word - (1 << 64) if word >> 63 else word for part in parts for word in part.words or ()]
-    depths = [depth for part in parts for depth in part.depths or ()]
-    return PagedRows(
-        tables=torch.tensor(tables, dtype=torch.int32).to(device),
-        page_size=parts[0].page_size,
-        lengths=column([part.length for part in parts]),
-        offsets=column(offsets),
-        words=column(words, torch.int64) if words else None,
-        depths=column(depths) if words else None,
-    )
 
 
 class Sizes(NamedTuple):
@@ -217,10 +82,11 @@ class WrittenRows:
     """Tensors that the host writes before a pass; rows of all kinds, in the order in which they are given.
 
     A CPU's kernels find positions and slots themselves, and read how many rows there are. On a device the host writes
-    where each row is; what is behind the last is padding, and no stretch is longer than a tree.
+    where each row is; what is behind the last is padding. What is captured there holds no stretch longer than a tree;
+    one that runs op by op is laid out as it is written, with just the rows that it has room for.
     """
 
-    def __init__(self, sizes: Sizes, page_size: int, device: torch.device = _CPU) -> None:
+    def __init__(self, sizes: Sizes, page_size: int, device: torch.device) -> None:
         self.sizes, self._size, self._finds = sizes, page_size, device.type == "cpu"
         rows, sequences = (sizes.rows,), (sizes.sequences,)
         columns: dict[str, Column] = {
@@ -233,21 +99,44 @@ class WrittenRows:
         self._staged = Staged(device, columns)
         self._pages = [list[int]() for _ in range(sizes.sequences)]
 
-    def laid_out(self, exactly: bool = False, starts: tuple[int, ...] = ()) -> StaticRows:
-        """As a pass reads them. exactly: they are written, and just as many as there is room for."""
-        there, live = self._staged.tensors, self.sizes.rows
-        paged = PagedRows(there["tables"], self._size, there["lengths"], there["offsets"], there["words"])
-        groups = (Group(slice(0, live), paged),)
+    @classmethod
+    def of(cls, rows: Sequence[Rows], device: torch.device) -> StaticRows:
+        """As a pass that is run at once reads them."""
+        written = cls(Sizes.of(rows), rows[0].table.pool.page_size, device)
+        written.write(rows)
+        return written.laid_out()
+
+    def laid_out(self) -> StaticRows:
+        """As a pass reads them."""
+        there = self._staged.tensors
         if not self._finds:
-            paged.depths = there["depths"]
-            return StaticRows(there["tokens"], there["positions"], there["slots"], groups, live, there["wanted"])
-        rows, wanted, sequences = (None, None, None) if exactly else there["counts"].split(1)
+            return StaticRows(there["tokens"], there["positions"], there["slots"], self._groups(), there["wanted"])
+        rows, wanted, sequences = there["counts"].split(1)
+        paged = PagedRows(there["tables"], self._size, there["lengths"], there["offsets"], there["words"])
         paged.texts, paged.sequences = there["texts"], sequences
-        places = paged.found(live, rows)
-        return StaticRows(
-            there["tokens"], places.positions, places.own, groups, live, there["wanted"], starts,
-            count=rows, wanted_count=wanted,
-        )  # fmt: skip
+        places = paged.found(self.sizes.rows, rows)
+        groups = (Group(slice(0, self.sizes.rows), paged),)
+        return StaticRows(there["tokens"], places.positions, places.own, groups, there["wanted"], rows, wanted)
+
+    def _groups(self) -> tuple[Group, ...]:
+        """On a device: trees and texts in turns."""
+        there, groups = self._staged.tensors, list[Group]()
+        texts = self._staged.arrays["texts"].tolist()
+        offsets = [*self._staged.arrays["offsets"][:-1].tolist(), self.sizes.rows]
+        for text, alike in groupby(range(len(texts)), texts.__getitem__):
+            first, *more = alike
+            behind = first + len(more) + 1
+            rows, begin = slice(offsets[first], offsets[behind]), offsets[first]
+            paged = PagedRows(
+                there["tables"][first:behind],
+                self._size,
+                there["lengths"][first:behind],
+                there["offsets"][first : behind + 1] - begin if begin else there["offsets"][: behind + 1],
+                None if text else there["words"][rows],
+                None if text else there["depths"][rows],
+            )
+            groups.append(Group(rows, paged))
+        return tuple(groups)
 
     def write(self, rows: Sequence[Rows]) -> tuple[int, ...]:
         """Write what a pass reads; returns where the wanted rows of each sequence begin."""
@@ -256,11 +145,14 @@ class WrittenRows:
         for index, part in enumerate(rows):
             end = row + len(part.tokens)
             to["tokens"][row:end] = part.tokens.numpy()
-            to["lengths"][index], to["offsets"][index + 1], to["texts"][index] = part.base, end, part.words is None
+            to["lengths"][index], to["offsets"][index + 1] = part.base, end
             if not self._finds:
+                to["texts"][index] = is_text(part)
                 self._write_places(slice(row, end), part)
-            elif part.words is not None:
-                to["words"][row:end] = _signed(part.words)
+            else:
+                to["texts"][index] = part.words is None
+                if part.words is not None:
+                    to["words"][row:end] = _signed(part.words)
             self._write_pages(index, part.table.pages)
             first = {"all": row, "last": end - 1, "none": end}[part.wanted]
             starts.append(starts[-1] + end - first)
@@ -273,16 +165,24 @@ class WrittenRows:
         return tuple(starts)
 
     def _write_places(self, at: slice, part: Rows) -> None:
-        """Where the rows of a tree or a short chain are."""
-        to, found = self._staged.arrays, _Part.of(part)
-        assert found.words is not None and found.depths is not None, "texts are run op by op"
-        to["words"][at], to["depths"][at] = _signed(found.words), found.depths
-        to["positions"][at], to["slots"][at] = found.positions.numpy(), found.slots.numpy()
+        """Where the rows are. A short stretch is read like a tree: as a chain."""
+        to = self._staged.arrays
+        if part.words is None or part.nodes is None:
+            nodes = depths = np.arange(len(part.tokens))
+            words: Sequence[int] = [(2 << row) - 1 for row in range(min(len(part.tokens), MAX_NODES))]
+        else:
+            words, nodes = part.words, np.array(part.nodes)
+            depths = np.array([word.bit_count() - 1 for word in words])
+        if not is_text(part):
+            to["words"][at] = _signed(words)
+        to["depths"][at], to["positions"][at] = depths, part.base + depths
+        to["slots"][at] = part.table.slots(part.base, part.base + int(nodes.max()) + 1).numpy()[nodes]
 
     def _pad(self, rows: int, sequences: int, wanted: int) -> None:
         """What is behind the last of each."""
         to = self._staged.arrays
         to["offsets"][sequences + 1 :] = rows
+        to["texts"][sequences:] = to["texts"][sequences - 1]
         for name, first in {"tokens": rows, "positions": rows, "slots": rows, "wanted": wanted}.items():
             to[name][first:] = 0
 

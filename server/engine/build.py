@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import msgspec
 import torch
 
-from kvpaging import PagePool, PageTable, PrefixIndex
+from kvpaging import PagePool, PrefixIndex
 from server.engine.calibrate import ProfileRun
-from server.engine.device import Device, find_device, synchronize
+from server.engine.device import Device, find_device
 from server.engine.drafters.entry import Entry
 from server.engine.drafters.registry import drafts
 from server.engine.drafting import DEFAULT_TOKENS, Drafting, pinned
@@ -24,25 +23,19 @@ from server.engine.quantized import quantized
 from server.settings.config import EngineConfig
 from server.settings.resolved import Resolved, choose_draft, short_name, target_directory
 from server.settings.unfit import Unfit
-from spec.budget import CostModel
 from spec.engine import Engine
 from spec.errors import ConfigurationError
 from spec.names import NONE
 from spec.observer import Observer
-from spec.protocols import Rows
 from spec.request import EngineInfo
 from spec.scheduler import Scheduler
 from spec.tree import MAX_NODES, TreeShape
 from verifier.model.config import ModelConfig
 from verifier.ops.kernels.cpu import threads
-from verifier.paged_model import PagedModel
 from verifier.probe import Exactness, probe
 
 #: A prompt and an answer of one token each.
 LEAST_TOKENS = 2
-#: Row counts the start-up measurement times, and when it stops going further (seconds of one pass).
-_MEASURED_ROWS = (2, 4, 8, 16, 32, 64, 128, 256)
-_MEASURE_PATIENCE = 0.4
 
 
 def choose_dtype(config: EngineConfig, model: ModelConfig, device: Device) -> Resolved:
@@ -106,16 +99,7 @@ def build_engine(
         reasons.append(entry.remark + (f", but {doubt}" if doubt else ""))
     draft = Resolved(draft.value, "".join(reasons))
     info = _info(config, model, dtype, draft, exactness, memory, length, device)
-    sizes = _sizes(pool, length)
-    drafting = Drafting.of(
-        config,
-        drafters,
-        info,
-        verifier,
-        pool,
-        lambda: CostModel.measure(lambda rows: _time_rows(verifier, pool, rows), sizes, _MEASURE_PATIENCE),
-        say,
-    )
+    drafting = Drafting.of(config, drafters, ProfileRun(info, verifier, pool), say)
     runner = runner_of(verifier, drafting, length, config.max_seqs, capture, say) if device.is_gpu else None
     say("timing plain steps")
     info = msgspec.structs.replace(
@@ -196,29 +180,6 @@ def _weights(model: ModelConfig) -> str:
 
 def _nobody(phase: str, share: float | None = None) -> None:
     pass
-
-
-def _sizes(pool: PagePool, length: int) -> list[int]:
-    most = min((pool.num_pages - 1) * pool.page_size, length + MAX_NODES)
-    return [rows for rows in _MEASURED_ROWS if rows <= most]
-
-
-def _time_rows(verifier: PagedModel, pool: PagePool, rows: int) -> float:
-    """The fastest of three passes over ``rows`` rows of a fresh sequence, in seconds."""
-    table = PageTable(pool)
-    table.reserve(rows)
-    tokens = torch.zeros(rows, dtype=torch.int64)
-    times = []
-    try:
-        for _ in range(3):
-            synchronize(verifier.decoder.device)
-            begun = time.perf_counter()
-            verifier.run([Rows(table, tokens, 0, wanted="last")])
-            synchronize(verifier.decoder.device)
-            times.append(time.perf_counter() - begun)
-    finally:
-        table.release()
-    return min(times)
 
 
 def _info(

@@ -85,12 +85,6 @@ def find_device(config: EngineConfig) -> Device:
     return Device.cpu()
 
 
-def synchronize(device: torch.device) -> None:
-    """Wait until everything that was asked of the device is done, so that a clock may be read."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-
-
 def machine_bytes() -> int:
     """What this process may hold at most: the machine's memory, or the container's share of it."""
     physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

@@ -15,15 +15,13 @@ from dataclasses import dataclass
 from drafters.combined import CombinedDrafter
 from drafters.prediction import PredictionDrafter
 from drafters.routed import RoutedDrafter
-from kvpaging import PagePool
 from server.engine.calibrate import ProfileRun
 from server.engine.drafters.registry import entry_of
 from server.settings.config import EngineConfig
 from spec.budget import CostModel
 from spec.budget.budget import Budget
 from spec.budget.members import Member
-from spec.protocols import Drafter, Verifier
-from spec.request import EngineInfo
+from spec.protocols import Drafter
 from spec.scheduler import PREDICTED_LEVELS
 from spec.tree import TreeShape
 
@@ -53,40 +51,22 @@ class Drafting:
 
     @classmethod
     def of(
-        cls,
-        config: EngineConfig,
-        drafters: Sequence[Drafter],
-        info: EngineInfo,
-        verifier: Verifier,
-        pool: PagePool,
-        measure: Callable[[], CostModel],
-        say: Callable[[str], None],
+        cls, config: EngineConfig, drafters: Sequence[Drafter], profile_run: ProfileRun, say: Callable[[str], None]
     ) -> Drafting:
-        """Measures what steps cost, and what each drafter does if there is anything to choose.
-
-        measure: the cost of passes, by their rows.
-        """
+        """Measures what steps cost, and what each drafter does if there is anything to choose."""
         shape = pinned(config)
         if not drafters or (shape is not None and not shape.levels):
-            shape = TreeShape()
-        elif len(drafters) > 1 or shape is None:
-            return cls._chosen(drafters, ProfileRun(info, verifier, pool), shape, say)
+            drafters, shape = (), TreeShape()
         say("measuring the step cost")
-        cost = measure()
-        drafter = RoutedDrafter(PredictionDrafter(cost), drafters[0] if drafters else None, shape)
-        return cls(drafter, None, shape, cost)
-
-    @classmethod
-    def _chosen(
-        cls, drafters: Sequence[Drafter], profile_run: ProfileRun, shape: TreeShape | None, say: Callable[[str], None]
-    ) -> Drafting:
-        say("measuring the step cost")
-        curve = profile_run.curve()
+        cost = profile_run.curve()
+        if shape is not None and len(drafters) < 2:
+            drafter = RoutedDrafter(PredictionDrafter(cost), drafters[0] if drafters else None, shape)
+            return cls(drafter, None, shape, cost)
         say("measuring what drafting costs")
         members = [_member(drafter, profile_run) for drafter in drafters]
         # First: of a token that several propose it is said that the request predicted it.
-        budget = Budget([Member.looking(PredictionDrafter(), PREDICTED_LEVELS), *members], curve, shape)
-        return cls(CombinedDrafter(budget), budget, budget.shape, budget.cost)
+        budget = Budget([Member.looking(PredictionDrafter(), PREDICTED_LEVELS), *members], cost, shape)
+        return cls(CombinedDrafter(budget), budget, budget.shape, cost)
 
 
 def _member(drafter: Drafter, profile_run: ProfileRun) -> Member:

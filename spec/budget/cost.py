@@ -7,7 +7,7 @@ other sampling and whoever else uses the machine.
 from __future__ import annotations
 
 import bisect
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
@@ -41,17 +41,6 @@ class CostModel:
         self._lately = list(self._seconds)  # what the points took in the last steps
         self._table: list[float] = []
         self._read_for, self._asked = (0, 0, 0), 0
-
-    @classmethod
-    def measure(cls, run: Callable[[int], float], sizes: Sequence[int], patience: float) -> CostModel:
-        """Time ``run(rows)`` (which returns seconds) at growing sizes until one takes longer than ``patience``."""
-        rows, seconds = [], []
-        for size in sizes:
-            rows.append(size)
-            seconds.append(run(size))
-            if seconds[-1] > patience:
-                break
-        return cls(rows, seconds)
 
     @property
     def points(self) -> list[tuple[int, float]]:

@@ -114,5 +114,5 @@ def shape_of(tree: DraftTree) -> TreeShape:
 
 
 def levels_of(tree: DraftTree) -> int:
-    """The depth of a tree."""
-    return len(tree) - 1 if tree.is_chain else max(tree.depths.tolist())
+    """How many levels were drafted for a tree."""
+    return tree.grown or (len(tree) - 1 if tree.is_chain else max(tree.depths.tolist()))

@@ -52,7 +52,7 @@ class Rig:
         return self.run(rows, self.hidden[start - 1 : stop - 1])
 
     def run(self, rows: Rows, hidden):
-        logits, states, _ = self.head.run([rows], hidden.clone(), self.store)
+        logits, states = self.head.run([rows], hidden.clone(), self.store)
         return logits, states
 
 

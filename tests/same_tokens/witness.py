@@ -10,11 +10,14 @@ from dataclasses import dataclass, field
 
 from kvpaging import KVStore
 from spec.accept import accept
+from spec.constrain import Draft
+from spec.decide import Nodes
 from spec.engine import Engine
-from spec.protocols import Drafter, Verifier
+from spec.features import Features
+from spec.protocols import Drafter, Sampled, Verifier
 from spec.request import Delta, Request, TokenLogprobs
 from spec.sampling import SamplingParams
-from spec.step import PartsRunner, PartsTicket, Ticket, VerifyResult
+from spec.step import PartsRunner, ScheduledSequence, VerifyResult
 from spec.trace import Statistics
 from tests.spec.grammars import Automaton
 
@@ -26,17 +29,22 @@ class Witness(PartsRunner):
         super().__init__(verifier, drafter)
         self.bits: dict[tuple[str, int], int] = {}
 
-    def collect(self, ticket: Ticket) -> list[VerifyResult]:
-        assert isinstance(ticket, PartsTicket)
-        results = super().collect(ticket)
-        for index, result in enumerate(results):
-            if result.emitted:
-                self._note(result, ticket, index)
-        return results
+    def _commit(
+        self,
+        scheduled: ScheduledSequence,
+        draft: Draft,
+        nodes: Nodes | None,
+        sampled: Sampled | None,
+        features: Features,
+    ) -> VerifyResult:
+        result = super()._commit(scheduled, draft, nodes, sampled, features)
+        if result.emitted:
+            assert sampled is not None and nodes is not None
+            self._note(result, nodes, sampled)
+        return result
 
-    def _note(self, result: VerifyResult, ticket: PartsTicket, index: int) -> None:
-        sampled, nodes, sequence = ticket.sampled[index], ticket.nodes[index], result.scheduled.sequence
-        assert sampled is not None and nodes is not None
+    def _note(self, result: VerifyResult, nodes: Nodes, sampled: Sampled) -> None:
+        sequence = result.scheduled.sequence
         logits, path = nodes.logits, accept(nodes.tree, sampled.tokens).path
         first = len(sequence.tokens) - len(result.emitted)
         for offset, node in zip(range(len(result.emitted)), path, strict=False):

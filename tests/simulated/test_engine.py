@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 import server.engine.build
+import server.engine.calibrate
+import verifier.paged_model
 from kvpaging import KVStore
 from server.engine.build import build_engine
 from server.engine.device import Device
@@ -16,9 +16,8 @@ from spec.request import Request
 from spec.sampling import SamplingParams
 from tests.simulated.device import DEVICE, Simulated, simulated
 from tests.simulated.graph import captured
-from verifier.graphs.capture import Direct
+from verifier.graphs.capture import Direct, Work
 from verifier.graphs.runner import WholeRunner
-from verifier.paged_rows import StaticRows
 
 GPU = Device(DEVICE.type, 24 << 30, 23 << 30, "a GPU in all but speed", (9, 0))
 PARAMS = (
@@ -29,13 +28,14 @@ PARAMS = (
 
 def count_passes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many passes are run op by op from now on."""
-    count, of = [0], StaticRows.of
+    count = [0]
 
-    def counted(*given: Any) -> StaticRows:
-        count[0] += 1
-        return of(*given)
+    class Counted(Direct):
+        def __init__(self, work: Work) -> None:
+            count[0] += 1
+            super().__init__(work)
 
-    monkeypatch.setattr(StaticRows, "of", counted)
+    monkeypatch.setattr(verifier.paged_model, "Direct", Counted)
     return count
 
 
@@ -75,7 +75,7 @@ def test_the_same_tokens_as_on_the_cpu(draft, tree, whole, monkeypatch) -> None:
     )
     expected = texts(build_engine(config))
     monkeypatch.setattr(server.engine.build, "find_device", lambda config: GPU)
-    monkeypatch.setattr(server.engine.build, "_MEASURED_ROWS", (2, 8))  # its attention goes row by row
+    monkeypatch.setattr(server.engine.calibrate, "_ROWS", (1, 8))  # its attention goes row by row
     monkeypatch.setattr(server.engine.build, "capture_of", lambda graphs: captured if graphs else Direct)
     with simulated():
         engine = build_engine(config)

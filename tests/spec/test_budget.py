@@ -73,16 +73,3 @@ def test_random_curves() -> None:
         allowed = MIXED_STEP_FACTOR * spent[decode]
         assert chunk == 1 or cost.seconds(decode + chunk) <= allowed
         assert chunk == most or cost.seconds(decode + chunk + 1) > allowed
-
-
-def test_measuring_stops_when_it_takes_too_long() -> None:
-    asked: list[int] = []
-
-    def run(rows: int) -> float:
-        asked.append(rows)
-        return rows / 10
-
-    cost = CostModel.measure(run, [1, 2, 4, 8, 16], patience=0.35)
-    assert asked == [1, 2, 4]
-    assert cost.seconds(4) == pytest.approx(0.4)
-    assert cost.seconds(40) == pytest.approx(4.0)

@@ -14,7 +14,7 @@ from spec.protocols import Rows
 from spec.tree import DraftTree
 from tests.verifier.reading import random_parents, scattered, threads
 from verifier.model.paged_pass import attended
-from verifier.paged_rows import StaticRows
+from verifier.paged_rows import WrittenRows
 
 SCALE = 0.3
 
@@ -60,7 +60,7 @@ class Bench:
         return table
 
     def attend(self, rows: Rows, query: Tensor) -> Tensor:
-        static = StaticRows.of([rows], query.device)
+        static = WrittenRows.of([rows], query.device)
         return attended(query, self.store.layer(0), static, SCALE, self.window)
 
     def row_alone(self, keys: Tensor, values: Tensor, query: Tensor) -> Tensor:

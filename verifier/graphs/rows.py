@@ -59,7 +59,6 @@ def rows_of(
         positions=positions,
         slots=slots,
         groups=(Group(slice(0, rows), paged),),
-        live=rows,
         wanted=wanted,
     )
     return static, slots.view(size, count)

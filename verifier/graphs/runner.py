@@ -2,10 +2,10 @@
 
 ::
 
-    host     submit 1   collect 1   deltas 1 ..   submit 2   collect 2   deltas 2 ..
-    GPU      |  step 1  |  step 2       |  step 3      |  step 4 ...
+    host     launch 1, 2   wait 1   deltas 1 ..   launch 3   wait 2   deltas 2 ..
+    GPU      |  step 1     |  step 2       |  step 3      |  step 4 ...
 
-When a step is submitted, the next one is launched behind it: all it needs is on the device. The host then hands out
+When a step is launched, the next one is launched behind it: all it needs is on the device. The host then hands out
 tokens while the GPU runs on. Should the next plan be another one (a text ended, a request came), what ran ahead is
 dropped: it has only written behind the committed texts, in pages that were kept for it, and whoever is given one of
 those pages later writes after it, on the same stream.
@@ -14,12 +14,11 @@ those pages later writes after it, on the same stream.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from spec.commit import emit
 from spec.constrain import Guarded
 from spec.sequence import SequenceState
-from spec.step import PartsRunner, ScheduledSequence, StepPlan, Ticket, VerifyResult
+from spec.step import PartsRunner, ScheduledSequence, StepPlan, VerifyResult
 from spec.trace import Stopwatch
 from verifier.graphs.buckets import Bucket, Captured
 from verifier.graphs.capture import fetched
@@ -37,13 +36,6 @@ from verifier.graphs.state import Joined, write
 from verifier.graphs.step import Outcome, seen
 
 
-@dataclass(slots=True)
-class WholeTicket(Ticket):
-    """A step that was launched from a graph."""
-
-    launched: Launched
-
-
 class WholeRunner:
     """Implements :class:`spec.step.StepRunner`. buckets: captured steps by number of sequences and pages of a table.
 
@@ -58,32 +50,29 @@ class WholeRunner:
         self._ahead: Launched | None = None
         self._last: Launched | None = None
 
-    def submit(self, plan: StepPlan) -> Ticket:
-        """Launch the step, unless it runs already, and the one behind it."""
-        watch = Stopwatch()
+    def run(self, plan: StepPlan, watch: Stopwatch) -> list[VerifyResult]:
+        """Launch the step, unless it runs already, and the one behind it; wait for its outcome and commit that."""
         launched = self._launched(plan.batch)
         if launched is None:
             self.rest()
             self._last = None
             self.counts["parts"] += 1
-            return self.parts.submit(plan)
+            return self.parts.run(plan, watch)
         watch.lap("propose")
         self.counts["launched"] += 1
         if self._may_run_ahead(launched):
             self._ahead = self._launch(launched.captured, launched.sequences)
-        return WholeTicket(plan, watch, launched)
-
-    def collect(self, ticket: Ticket) -> list[VerifyResult]:
-        """Wait for the outcome and commit it."""
-        if not isinstance(ticket, WholeTicket):
-            return self.parts.collect(ticket)
-        launched = self._last = ticket.launched
         outcome = Outcome(launched.arrival.wait())
-        ticket.watch.lap("forward")
+        watch.lap("forward")
+        results = self._arrived(launched, plan.batch, outcome)
+        watch.lap("commit")
+        return results
+
+    def _arrived(self, launched: Launched, batch: list[ScheduledSequence], outcome: Outcome) -> list[VerifyResult]:
+        """Commit what came of a step."""
+        self._last = launched
         before = [sequence.table.length for sequence in launched.sequences]
-        results = [
-            self._commit(launched, index, scheduled, outcome) for index, scheduled in enumerate(ticket.plan.batch)
-        ]
+        results = [self._commit(launched, index, scheduled, outcome) for index, scheduled in enumerate(batch)]
         launched.lengths = [sequence.table.length for sequence in launched.sequences]
         rows = [after - length for after, length in zip(launched.lengths, before, strict=True)]
         if rows != outcome.rows[: len(rows)]:  # the host took fewer tokens than the device has
@@ -91,7 +80,6 @@ class WholeRunner:
             self._last = None
         elif self._ahead is not None:
             self._ahead.lengths = launched.lengths
-        ticket.watch.lap("commit")
         return results
 
     def ahead(self, sequence: SequenceState) -> int:

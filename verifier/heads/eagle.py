@@ -33,7 +33,7 @@ from verifier.model.linear import Linear
 from verifier.model.rope import RopeTable
 from verifier.ops.norm import rms_norm
 from verifier.ops.take import take_rows
-from verifier.paged_rows import StaticRows
+from verifier.paged_rows import StaticRows, WrittenRows
 
 
 class EagleHead:
@@ -83,15 +83,9 @@ class EagleHead:
             fused = self._norm("input_norm", fused)
         return fused if self.config.generation == 1 or self._fc is None else self._fc(fused)
 
-    def run(self, rows: Sequence[Rows], hidden: Tensor, store: KVStore) -> tuple[Tensor, Tensor, Sequence[int]]:
-        """A pass over ragged rows of several sequences; logits come to the host, where trees are grown.
-
-        hidden: [R, H], as the rows are given. Returns logits and states of the wanted rows, and where those of each
-        sequence begin.
-        """
-        fixed = StaticRows.of(rows, self.device)
-        logits, states = self.paged(fixed, fixed.in_place(hidden), store)
-        return logits.cpu(), states, fixed.starts
+    def run(self, rows: Sequence[Rows], hidden: Tensor, store: KVStore) -> tuple[Tensor, Tensor]:
+        """A pass over ragged rows of several sequences (:meth:`paged`). hidden: [R, H], as the rows are given."""
+        return self.paged(WrittenRows.of(rows, self.device), hidden, store)
 
     @torch.inference_mode()
     def paged(self, rows: StaticRows, hidden: Tensor, store: KVStore) -> tuple[Tensor, Tensor]:
@@ -105,15 +99,14 @@ class EagleHead:
         *below, last = self._layers
         for layer, above in zip(below, self._layers[1:], strict=True):
             mixed = layer.finish(x, layer.seen(mixed, rows, rotation, store), above.norms["input_layernorm"])
-        seen, count = last.seen(mixed, rows, rotation, store), rows.live
+        seen = last.seen(mixed, rows, rotation, store)
         if rows.wanted is not None:
-            count = len(rows.wanted)
-            if not count:
+            if not len(rows.wanted):
                 return x.new_empty(0, self._head.out_features, dtype=torch.float32), x[:0]
             x, seen = take_rows(x, rows.wanted), take_rows(seen, rows.wanted)
         normed = last.finish(x, seen, self._last_norm)
         state = normed if self.config.generation == 1 or self.config.output_normed else x
-        return self._head.wide(normed)[:count], state[:count]
+        return self._head.wide(normed), state
 
     @property
     def _last_norm(self) -> Tensor | None:

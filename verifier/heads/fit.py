@@ -31,8 +31,8 @@ def eagle_hits(
     first = table.slots(0, 1)
     store.keys[:, first] = 0
     store.values[:, first] = 0
-    logits, _, _ = head.run([Rows(table, tokens[1:], 1)], head.fuse(features)[:-1], store)
-    return _hits(_named(logits.argmax(dim=-1), head.token_ids), wanted)
+    logits, _ = head.run([Rows(table, tokens[1:], 1)], head.fuse(features)[:-1], store)
+    return _hits(_named(logits.argmax(dim=-1).cpu(), head.token_ids), wanted)
 
 
 def clearly_better(hits: Tensor, others: Tensor) -> bool:
