@@ -7,6 +7,7 @@ the embedding rows looked up, activations, the rows written (below a thousandth 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import prod
 
 from verifier.model.config import ModelConfig
 
@@ -25,16 +26,26 @@ class EagleShape:
     features: int = 3
 
     @property
+    def products(self) -> list[tuple[int, int]]:
+        """Outer and inner width of each matrix that a draft pass reads."""
+        heads = self.heads * self.head_dim
+        attention = [(heads + 2 * self.kv_heads * self.head_dim, 2 * self.hidden), (self.hidden, heads)]
+        return [*attention, (2 * self.inner, self.hidden), (self.hidden, self.inner), (self.draft_vocab, self.hidden)]
+
+    @property
+    def mixing(self) -> tuple[int, int]:
+        """The matrix that mixes the features, read once a step."""
+        return self.hidden, self.features * self.hidden
+
+    @property
     def pass_weights(self) -> int:
         """Numbers read by each draft pass."""
-        attention = (self.heads + 2 * self.kv_heads) * self.head_dim * 2 * self.hidden
-        output = self.hidden * self.heads * self.head_dim
-        return attention + output + 3 * self.hidden * self.inner + self.hidden * self.draft_vocab
+        return sum(outer * inner for outer, inner in self.products)
 
     @property
     def step_weights(self) -> int:
-        """Numbers read once a step, by the matrix that mixes the features."""
-        return self.features * self.hidden * self.hidden
+        """Numbers read once a step."""
+        return prod(self.mixing)
 
 
 def layer_weights(config: ModelConfig) -> int:
