@@ -90,7 +90,7 @@ def test_a_row_has_the_same_bits_over_keys_of_8_bits(stored, device) -> None:
 
 
 def test_borders_of_pages_and_blocks(device) -> None:
-    bench = Bench(1, 1, 64, 16, torch.float32, device)
+    bench = Bench(1, 1, 64, 16, EXACT, device)
     sequences = [bench.sequence(length, 2) for length in (0, 1, 15, 16, 63, 64, 65, 127, 128)]
     without_rows = bench.sequence(30, 0)
     check(bench, [*sequences[:4], without_rows, *sequences[4:]])
@@ -111,20 +111,20 @@ def test_more_than_one_split(length, whole_splits, device) -> None:
 @pytest.mark.parametrize("window", [1, 20, 100])
 @pytest.mark.parametrize("chain", [False, True], ids=["trees", "chunks"])
 def test_a_sliding_window(window, chain, device) -> None:
-    bench = Bench(1, 2, 64, 16, torch.float32, device)
+    bench = Bench(1, 2, 64, 16, EXACT, device)
     check(bench, [bench.sequence(150, 5), bench.sequence(30, 2)], window=window, chain=chain)
 
 
 @pytest.mark.parametrize("first", [1, 80])
 @pytest.mark.parametrize("chain", [False, True], ids=["trees", "chunks"])
 def test_positions_before_the_first_are_not_seen(first, chain, device) -> None:
-    bench = Bench(1, 2, 64, 16, torch.float32, device)
+    bench = Bench(1, 2, 64, 16, EXACT, device)
     check(bench, [bench.sequence(150, 5), bench.sequence(0, 1)], first=first, chain=chain)
     check(bench, [bench.sequence(20, 70 if chain else 20, reach=1)], first=first, window=50, chain=chain)
 
 
 def test_a_window_over_whole_splits(device) -> None:
-    bench = Bench(1, 1, 64, 32, torch.float32, device)
+    bench = Bench(1, 1, 64, 32, EXACT, device)
     check(bench, [bench.sequence(2100, 3)], window=1100, whole_splits=True)
 
 
