@@ -17,8 +17,8 @@ from bench.gpu import heads, settings, shapes
 from bench.gpu.binder import DEVICE, Launches, bound
 from bench.gpu.device import Device
 from bench.gpu.drafting import Ground
-from bench.gpu.floor import EagleShape, eagle_bytes, kv_bytes_per_token, step_bytes
 from bench.gpu.models import BUNDLED, paged
+from bench.gpu.shapes import EagleShape, eagle_bytes, kv_bytes_per_token, step_bytes
 from drafters.eagle import EagleDrafter
 from drafters.proposer import Drafts
 from kvpaging import PagePool
@@ -109,15 +109,15 @@ def target_of(shape: shapes.ModelShape) -> PagedModel:
     """A model of shapes alone, with a store for 32k tokens."""
     config = shape.config(ModelConfig.from_directory(BUNDLED / "target"))
     decoder = Decoder(config, allocate(config, torch.bfloat16, DEVICE), shapes.POSITIONS)
-    return paged(PagePool(2 + shapes.POSITIONS // 16, 16), decoder, _Shapes())
+    return paged(PagePool(2 + shapes.POSITIONS // 16, 16), decoder, OnShapes())
 
 
-class _Shapes(Device):
+class OnShapes(Device):
     """A device of shapes alone, that computes as a GPU does."""
 
     def __init__(self) -> None:
         super().__init__("cpu")
-        self.torch = DEVICE
+        self.torch, self.cuda = DEVICE, True
 
     @property
     def dtype(self) -> torch.dtype:
@@ -133,7 +133,7 @@ def steps(shape: shapes.ModelShape, eagle: EagleShape, levels: int, context: int
     weights = tuple((m.out_features, m.in_features) for m in target.decoder.linears)
     plain = Step("plain", launches_of(target, RootOnly(1, DEVICE), context), weights, 1, kept, floor)
     with bound():
-        head = heads.random_eagle(_Shapes(), target.decoder, eagle)
+        head = heads.random_eagle(OnShapes(), target.decoder, eagle)
         drafter = EagleDrafter(head, target.store.pool, dynamic=False, name="eagle3")
     chain = Drafts(drafter, TreeShape.chain(levels), 1, target.vocab_size)
     own = [eagle.mixing, *eagle.products * levels]

@@ -10,7 +10,7 @@ import torch
 import triton
 import triton.language as tl
 
-from bench.gpu import model, settings, shapes
+from bench.gpu import gaps, model, settings, shapes
 from bench.gpu.binder import DEVICE, bound
 from bench.gpu.verify import VerifyStep
 from spec.sampling import SamplingParams
@@ -79,3 +79,20 @@ def test_kernels_of_a_step_spill_nothing(target, tmp_path: Path) -> None:
         used = resource_usage(binary)
         print(f"{name}: {used['REG']} registers, {made.metadata.shared} B shared")
         assert used["STACK"] + used["LOCAL"] == 0, f"{name} spills registers"
+
+
+@pytest.mark.slow
+def test_what_tells_of_gaps_and_tiles_compiles_as_it_is_meant() -> None:
+    """The dependent chain waits for the one before it, and every way of a product multiplies with wgmma."""
+    device = model.OnShapes()
+    with bound(compiling=True) as launches:
+        for options in ({}, {"launch_pdl": True}):
+            data = torch.empty(1, dtype=torch.int32, device=DEVICE)
+            gaps.empty_step[(1,)](data, bool(options), num_warps=1, **options)
+        gaps.compile_ways(device)
+    assert launches.variants == {"empty_step": 2, "swept_tiles": len(gaps.WAYS)}
+    codes = {name: made.asm["ptx"] for name, made in launches.binaries.items()}
+    assert "griddepcontrol.wait" in codes["empty_step 2"] and "griddepcontrol" not in codes["empty_step 1"]
+    for number, way in enumerate(gaps.WAYS, start=1):
+        assert f"wgmma.mma_async.sync.aligned.m64n{way.rows}k16" in codes[f"swept_tiles {number}"], way
+        assert launches.binaries[f"swept_tiles {number}"].metadata.shared <= gaps.SHARED
