@@ -109,9 +109,10 @@ class _Counted(TorchDispatchMode):
 
 
 @contextmanager
-def bound(capability: int = 90, compiling: bool = False) -> Iterator[Launches]:
-    """In this block tensors on :data:`DEVICE` count as a GPU's. compiling: whether kernels are compiled too, each once,
-    for ``sm_<capability>``; launches of one that is there already are then not counted."""
+def bound(capability: int = 90, compiling: bool = False, counting: bool = True) -> Iterator[Launches]:
+    """In this block Triton finds a GPU, and if ``counting`` tensors on :data:`DEVICE` count as its own, and torch's ops
+    are counted. compiling: whether kernels are compiled too, each once, for ``sm_<capability>``; launches of one that
+    is there already are then not counted."""
     launches = Launches()
     stand_in = _Driver(capability, launches, compiling)
     before = driver._active
@@ -120,6 +121,14 @@ def bound(capability: int = 90, compiling: bool = False) -> Iterator[Launches]:
         stack.callback(lambda: setattr(driver, "_active", before))
         stack.enter_context(patch.object(knobs.runtime, "jit_cache_hook", stand_in.seen))
         stack.enter_context(patch.object(knobs.runtime, "jit_post_compile_hook", stand_in.made))
-        stack.enter_context(patch.object(torch.Tensor, "is_cuda", property(lambda self: self.device == DEVICE)))
-        stack.enter_context(_Counted(launches.torch))
+        if counting:
+            stack.enter_context(on_gpu())
+            stack.enter_context(_Counted(launches.torch))
         yield launches
+
+
+@contextmanager
+def on_gpu() -> Iterator[None]:
+    """In this block tensors on :data:`DEVICE` say that they are a GPU's."""
+    with patch.object(torch.Tensor, "is_cuda", property(lambda self: self.device == DEVICE)):
+        yield

@@ -117,6 +117,9 @@ def build_engine(
         say,
     )
     runner = runner_of(verifier, drafting, length, config.max_seqs, capture, say) if device.is_gpu else None
+    if device.is_gpu:
+        say("compiling kernels")
+        Rehearsal(info, verifier, pool, runner).compile(drafting.drafter, drafting.shape, config.max_seqs)
     say("timing plain steps")
     info = msgspec.structs.replace(
         info,

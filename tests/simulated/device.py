@@ -22,6 +22,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map
 
+from bench.gpu.binder import on_gpu
 from verifier.ops.kernels.cpu.traced import READS
 
 DEVICE = torch.device("meta")
@@ -71,6 +72,7 @@ class Simulated(Tensor):
 class Machine(TorchDispatchMode):
     """The simulated device while it is in use.
 
+    binding: whether each launch goes through Triton's binder too (:mod:`bench.gpu.binder`).
     captured: while a step is captured, each launch and what it is given, in order. reads: how often values were
     brought to the host.
     """
@@ -79,6 +81,7 @@ class Machine(TorchDispatchMode):
         super().__init__()
         self.captured: list[tuple[str, tuple[Any, ...]]] | None = None
         self.reads = 0
+        self.binding = False
         self._made: dict[int, Any] = {}  # the memory is kept, so that no other tensor comes to lie there
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -266,12 +269,25 @@ def _launched(op: Callable[..., Any]) -> Callable[..., Any]:
         if not all(tensor.is_contiguous() for tensor in tensors):
             raise NotOnTheDevice(f"{op.__name__} is given a tensor with gaps: kernels read them as if there were none")
         CURRENT.note(op.__name__, tensors)
+        if CURRENT.binding:
+            with torch._C._DisableTorchDispatch(), on_gpu():
+                op(*_mapped(_blank, args), **_mapped(_blank, kwargs))
         with torch._C._DisableTorchDispatch():
             made = op(*_mapped(_values, args), **_mapped(_values, kwargs))
         ours = [tensor for tensor in tensors if isinstance(tensor, Simulated)]
         return _mapped(lambda value: CURRENT._result(value, ours), made)
 
     return launch
+
+
+def _blank(value: Any) -> Any:
+    """A tensor's shape alone, as launchers take it that have no GPU."""
+    if not isinstance(value, Simulated):
+        return value
+    place = value.storage_offset()
+    behind = sum((size - 1) * stride for size, stride in zip(value.shape, value.stride(), strict=True) if size)
+    memory = torch.empty(place + behind + 1, dtype=value.dtype, device=DEVICE)
+    return memory.as_strided(value.shape, value.stride(), place)  # begins on 16 bytes where the values do
 
 
 def _tensors(tree: Any) -> list[Tensor]:
