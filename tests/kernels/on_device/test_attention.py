@@ -133,9 +133,15 @@ def test_a_chunk_of_several_tiles(device) -> None:
     check(bench, [bench.sequence(10, 60, reach=1), bench.sequence(1000, 40, reach=1)], chain=True)
 
 
-@pytest.mark.parametrize(("length", "group"), [(5, 2), (60, 3), (1020, 1)])
-def test_a_row_has_the_same_bits_in_a_tree_alone_and_in_a_chunk(length, group, device) -> None:
-    bench = Bench(1, group, 64, 16, EXACT, device, seed=length)
+#: Kv heads, heads of each, their width and a length, as an 8B serves them; the interpreter has time for one kv head.
+SERVED_SHAPES = [(1, 4, 128, 1090)] if INTERPRETED else [(8, 4, 128, 1090), (8, 4, 128, 8300)]
+
+
+@pytest.mark.parametrize(
+    ("groups", "group", "width", "length"), [(1, 2, 64, 5), (1, 3, 64, 60), (1, 1, 64, 1020), *SERVED_SHAPES]
+)
+def test_a_row_has_the_same_bits_in_a_tree_alone_and_in_a_chunk(groups, group, width, length, device) -> None:
+    bench = Bench(groups, group, width, 16, EXACT, device, seed=length)
     tree = bench.sequence(length, 8)
     in_tree = run(bench, [tree])
     depths = [len(tree.path(node)) for node in range(8)]
