@@ -37,7 +37,7 @@ _LONG = 0.4
 _ANYWAY = 5
 #: Rows of the steps whose time is measured (some products are made in groups of 6), and a drafted tree.
 _ROWS = (1, 2, 3, 5, 6, 8, 12, 16, 32, 64)
-_TREE = TreeShape((4, 4, 3, 3))
+DRAFTED = TreeShape((4, 4, 3, 3))
 #: A longer text, for what context adds, and rows of the passes behind it: a few rows share what more rows pay for.
 _CONTEXT, _CONTEXT_ROWS, _CONTEXT_TURNS = 1024, (1, 3, 5, 8, 16, 32), 6
 _LEAST_CONTEXT = 256
@@ -212,7 +212,7 @@ class ProfileRun:
 
         most: levels that it can draft.
         """
-        one, tree = TreeShape.chain(1), _TREE.limited(most)
+        one, tree = TreeShape.chain(1), DRAFTED.limited(most)
         # One that may grow as it likes, though not beyond a level: what that needs is made now, and not for a request.
         opened = replace(OPEN.limited(most), price=Price(math.inf, np.zeros(2)))
         times = self.turns(drafter, list(dict.fromkeys((one, tree, opened))))

@@ -30,7 +30,7 @@ class Captured:
 
     def __init__(self, work: Work, going: Iterator[object]) -> None:
         self._work, self._captured = work, weakref.ref(going)
-        self._going = iter(())
+        self._going: Iterator[object] = iter(())
 
     def on(self, part: int) -> Iterator[object]:
         """Where a replay goes on."""

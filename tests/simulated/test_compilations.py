@@ -42,11 +42,18 @@ def serve(engine: Engine) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("draft", "graphs"), [("draft_model", True), ("draft_model", False), ("eagle3", True), ("ngram", True)]
+    ("draft", "tree", "graphs"),
+    [
+        ("draft_model", "3,2,1", True),
+        ("draft_model", "3,2,1", False),
+        ("eagle3", "3,2,1", True),
+        ("ngram", "1,1,1", True),
+        ("auto", None, True),
+    ],
 )
-def test_nothing_is_compiled_while_a_server_answers(draft, graphs, monkeypatch) -> None:
+def test_nothing_is_compiled_while_a_server_answers(draft, tree, graphs, monkeypatch) -> None:
     config = EngineConfig(
-        draft=draft, draft_tree=None if draft == "none" else "3,2,1", dtype="float32", device="cpu", graphs=graphs,
+        draft=draft, draft_tree=tree, dtype="float32", device="cpu", graphs=graphs,
         max_seqs=SEQUENCES, max_model_len=160, kv_tokens=1200,
     )  # fmt: skip
     monkeypatch.setattr(server.engine.build, "find_device", lambda config: GPU)
