@@ -97,6 +97,11 @@ def widths(config: ModelConfig) -> dict[str, tuple[int, int]]:
     return dict(zip(("qkv", "output", "gate_up", "down", "head"), pairs, strict=True))
 
 
+def cut(outer: int, inner: int) -> tuple[int, int]:
+    """How many segments a weight of floats is cut into as it is served, and the inner width of each."""
+    return segments_of(outer, -(-inner // Way().block), Way().block)
+
+
 @dataclass(frozen=True, slots=True)
 class Way:
     """One way of a product: tile of rows, stages of the pipeline, inner positions of one step, weight in tiles."""
@@ -114,7 +119,7 @@ class Way:
     def product(self, x: Tensor, weight: Tensor) -> Callable[[], Tensor]:
         """fp32[segments, R, O] by this way, the weight laid out as it wants it."""
         outer, inner = weight.shape
-        segment = -(-segments_of(outer, inner)[1] // self.block) * self.block
+        segment = -(-cut(outer, inner)[1] // self.block) * self.block
         if self.tiled:
             weight = weight.view(outer // 64, 64, inner // self.block, self.block).transpose(1, 2).contiguous()
         out = x.new_empty(-(-inner // segment), len(x), outer, dtype=torch.float32)

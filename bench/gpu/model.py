@@ -17,6 +17,7 @@ from bench.gpu import heads, settings, shapes
 from bench.gpu.binder import DEVICE, Launches, bound
 from bench.gpu.device import Device
 from bench.gpu.drafting import Ground
+from bench.gpu.gaps import cut
 from bench.gpu.models import BUNDLED, paged
 from bench.gpu.shapes import EagleShape, eagle_bytes, kv_bytes_per_token, step_bytes
 from drafters.eagle import EagleDrafter
@@ -29,7 +30,7 @@ from verifier.graphs.step import SpeculativeStep
 from verifier.model.config import ModelConfig
 from verifier.model.decoder import Decoder
 from verifier.model.weights import allocate
-from verifier.ops.kernels.linear import TILE, segments_of
+from verifier.ops.kernels.linear import TILE
 from verifier.paged_model import PagedModel
 
 #: Kernels whose time is that of the weights they read.
@@ -99,7 +100,7 @@ class Step:
 def product_seconds(card: Card, costs: Costs, outer: int, inner: int, rows: int) -> float:
     """A product: its weight once from memory, and the rows for every tile of outputs from the L2."""
     weight, tiles = 2 * outer * inner, math.ceil(outer / TILE)
-    partials = 4 * rows * outer * (segments_of(outer, inner)[0] - 1)
+    partials = 4 * rows * outer * (cut(outer, inner)[0] - 1)
     cached = weight + tiles * 2 * rows * inner + partials
     operations = 2 * TILE * math.ceil(rows / TILE) * outer * inner
     return costs.gap + costs.ramp + max(weight / card.read, cached / card.cached, operations / card.multiply)

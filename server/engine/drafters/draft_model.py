@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 from drafters.draft_model import DraftModelDrafter
 from server.engine.checks.files import look_at_files, look_at_origin

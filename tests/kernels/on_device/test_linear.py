@@ -87,8 +87,8 @@ def test_a_row_has_the_same_bits_among_any_number_of_rows(programs, device, monk
 @pytest.mark.parametrize(("outer", "inner"), [(6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336)])
 def test_the_bits_of_served_shapes(outer, inner, device, monkeypatch) -> None:
     """The weights of a layer of an 8B, cut as they are served; the interpreter has time for a few outputs of them."""
-    cut = linear.segments_of(outer, inner)
-    monkeypatch.setattr(linear, "segments_of", lambda *_: cut)
+    served = cut(outer, inner)
+    monkeypatch.setattr(linear, "segments_of", lambda *_: served)
     some = outer if EXACT is torch.bfloat16 else 6
     x, weight, _, stream = case(device, EXACT, 70, inner, some)
     product = linear.linear(x, weight, None, stream)
