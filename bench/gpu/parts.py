@@ -150,7 +150,7 @@ def generate_part(session: Session) -> None:
     ]
     texts = {}
     for draft in ("auto", "none"):
-        command = [sys.executable, "-m", "server.cli", "generate", *asked, "--draft", draft, "--max-model-len", "512"]
+        command = [sys.executable, "-m", "server.cli.main", "generate", *asked, "--draft", draft, "--max-model-len", "512"]
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
         if done.returncode:
             raise RuntimeError(f"foresay generate --draft {draft}: {done.stderr[-1500:]}")
