@@ -47,8 +47,8 @@ class Text:
 
     def tree(self, nodes: int) -> Iterator[tuple[str, bool]]:
         """Whether each path of a random tree has the bits of the tree's rows."""
-        drawn = tree_of(random_words(nodes))
-        tree = DraftTree.build(self._random(nodes).tolist(), drawn.parents.tolist())
+        random = tree_of(random_words(nodes))
+        tree = DraftTree.build(self._random(nodes).tolist(), random.parents.tolist())
         whole = self.model.run([Rows.of_tree(self.table, tree)]).logits.clone()
         parents = tree.parents.tolist()
         leaves = [node for node in range(nodes) if node not in parents]

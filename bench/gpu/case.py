@@ -62,9 +62,9 @@ def tree_of(words: Tensor) -> DraftTree:
 def lucky_draws(tree: DraftTree) -> Tensor:
     """int64[N]: at two nodes of three a child's token, else one that nobody has."""
     parents = tree.parents.tolist()
-    drawn = torch.full((len(parents),), len(parents))
+    sampled = torch.full((len(parents),), len(parents))
     for node in range(len(parents)):
         children = [child for child, parent in enumerate(parents) if parent == node]
         if children and torch.rand(()) < 2 / 3:
-            drawn[node] = children[int(torch.randint(len(children), (1,)))]
-    return drawn
+            sampled[node] = children[int(torch.randint(len(children), (1,)))]
+    return sampled

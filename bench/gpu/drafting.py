@@ -19,7 +19,7 @@ from bench.gpu.replay import Replayed, trace
 from bench.gpu.verify import GREEDY, KNOWN_TOKENS
 from verifier.graphs.proposer import Proposer
 from verifier.graphs.state import Joined, StepState
-from verifier.graphs.step import SpeculativeStep, drawn_tokens
+from verifier.graphs.step import SpeculativeStep, sampled_ids
 from verifier.paged_model import PagedModel
 
 #: Makes a proposer of chains with so many levels, for one sequence.
@@ -104,7 +104,7 @@ def whole_step(
     """
     ground = Ground(target, proposer, context, block)
     replayed = Replayed(trace(tau or 1.0, proposer.shape.levels, block), ground.state.device)
-    step = SpeculativeStep(target, proposer, ground.state, drawn_tokens if tau is None else replayed)
+    step = SpeculativeStep(target, proposer, ground.state, sampled_ids if tau is None else replayed)
     step()
     ground.reset()
     call = device.captured(step)

@@ -137,21 +137,13 @@ def bits_part(session: Session) -> None:
 
 def generate_part(session: Session) -> None:
     """``foresay generate`` as it comes, with drafts and without: the text has to be the same."""
-    asked = [
-        "--prompt",
-        "Once upon a time",
-        "--max-tokens",
-        "48",
-        "--seed",
-        "7",
-        "--json",
-        "--device",
-        session.device.torch.type,
-    ]
+    asked = ["--prompt", "Once upon a time", "--max-tokens", "48", "--max-model-len", "512", "--seed", "7", "--json"]
+    command = [sys.executable, "-m", "server.cli.main", "generate", *asked, "--device", session.device.torch.type]
     texts = {}
     for draft in ("auto", "none"):
-        command = [sys.executable, "-m", "server.cli.main", "generate", *asked, "--draft", draft, "--max-model-len", "512"]
-        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+        done = subprocess.run(
+            [*command, "--draft", draft], cwd=ROOT, capture_output=True, text=True, timeout=120, check=False
+        )
         if done.returncode:
             raise RuntimeError(f"foresay generate --draft {draft}: {done.stderr[-1500:]}")
         said = session.found.setdefault("generate", {})[draft] = json.loads(done.stdout.splitlines()[-1])

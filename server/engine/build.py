@@ -120,10 +120,10 @@ def build_engine(
     if device.is_gpu:
         say("compiling kernels")
         if drafting.budget is None:
-            Rehearsal(info, verifier, pool, runner).compile(drafting.drafter, drafting.shape, config.max_seqs)
+            ProfileRun(info, verifier, pool, runner).compile(drafting.drafter, drafting.shape, config.max_seqs)
         else:  # whose plan decides who drafts; what it measures is not to be a compiler's time
             for member in drafters:
-                Rehearsal(info, verifier, pool).compile(member, DRAFTED, config.max_seqs)
+                ProfileRun(info, verifier, pool).compile(member, DRAFTED, config.max_seqs)
     say("timing plain steps")
     info = msgspec.structs.replace(
         info,

@@ -92,7 +92,7 @@ class ProfileRun:
         for count in sorted({min(most, 1 << power) for power in range(most.bit_length() + 1)}):
             for penalty in (0.0, 0.5):
                 params = SamplingParams(seed=0, ignore_eos=True, frequency_penalty=penalty)
-                names = [f"rehearsal {number}" for number in range(count)]
+                names = [f"profile {number}" for number in range(count)]
                 for number, name in enumerate(names):
                     engine.add(Request(id=name, prompt=[0] * (long if number % 2 else 2), params=params))
                 for _ in range(_COMPILED_STEPS + count):

@@ -46,14 +46,14 @@ def test_launches_of_a_step_of_an_8b() -> None:
 def test_a_kernel_is_compiled_once_for_any_number_of_rows(target) -> None:
     """And for any context and temperature."""
     one_shape = {"linear_tiles": 4, "add_segments": 2, "gated_tiles": 1, "norm_rows": 2, "rotate_and_store_rows": 1}
-    drawn = {"tree_partials": 1, "tree_merge": 1, "scan": 1, "weigh": 2, "settle": 1}
+    sampled = {"tree_partials": 1, "tree_merge": 1, "scan": 1, "weigh": 2, "settle": 1}
     laid_out = {"lay_out_rows": 1, "walk_trees": 1}
     with bound() as launches:
         for rows in (1, 2, 3, 8, 16, 33, 64):
             for temperature in (0.0, 1.0):
                 VerifyStep(target, rows, 1000 + rows, SamplingParams(temperature=temperature))()
     print(launches.variants)
-    assert {name: launches.variants[name] for name in one_shape | drawn | laid_out} == one_shape | drawn | laid_out
+    assert {name: launches.variants[name] for name in one_shape | sampled | laid_out} == one_shape | sampled | laid_out
 
 
 @triton.jit
