@@ -1,4 +1,4 @@
-"""One op at one shape: what is asked of it, and how that is judged."""
+"""One op at one shape: what is asked of it, how that is judged, and the random trees that some ask for."""
 
 from __future__ import annotations
 
@@ -6,7 +6,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
+
+from spec.tree import DraftTree
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,3 +35,36 @@ class Case:
         wanted = self.wanted(*(tensor.clone() for tensor in inputs))
         result = self.run(*inputs)
         return result if self.written is None else self.written(result, *inputs), wanted
+
+
+def unsigned(words: Tensor) -> list[int]:
+    """Ancestor words as they are before int64 makes the 64th bit a sign."""
+    return [word & (1 << 64) - 1 for word in words.tolist()]
+
+
+def random_words(nodes: int) -> Tensor:
+    """int64[N]: ancestor words of a tree whose nodes hang on one of the four before them."""
+    words: list[int] = []
+    for node in range(nodes):
+        parent = max(0, node - 1 - int(torch.randint(4, (1,))))
+        words.append((words[parent] if node else 0) | 1 << node)
+    return torch.tensor([word - (1 << 64) if word >> 63 else word for word in words])
+
+
+def tree_of(words: Tensor) -> DraftTree:
+    """The tree of these ancestor words, with tokens that tell siblings apart."""
+    plain = unsigned(words)
+    parents = [(word & ~(1 << node)).bit_length() - 1 for node, word in enumerate(plain)]
+    depths = torch.tensor([word.bit_count() - 1 for word in plain])
+    return DraftTree(torch.arange(len(words)), torch.tensor(parents), depths, words)
+
+
+def lucky_draws(tree: DraftTree) -> Tensor:
+    """int64[N]: at two nodes of three a child's token, else one that nobody has."""
+    parents = tree.parents.tolist()
+    sampled = torch.full((len(parents),), len(parents))
+    for node in range(len(parents)):
+        children = [child for child, parent in enumerate(parents) if parent == node]
+        if children and torch.rand(()) < 2 / 3:
+            sampled[node] = children[int(torch.randint(len(children), (1,)))]
+    return sampled

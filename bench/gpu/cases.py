@@ -13,9 +13,8 @@ import torch
 from torch import Tensor
 
 from bench.gpu import dense
-from bench.gpu.case import Case
+from bench.gpu.case import Case, random_words, unsigned
 from bench.gpu.token_cases import TokenCases
-from bench.gpu.trees import random_words, unsigned
 from verifier.model.config import ModelConfig
 from verifier.model.rope import RopeTable
 from verifier.ops import linear, norm, rope, tree_attention

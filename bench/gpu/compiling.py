@@ -14,20 +14,19 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
 from bench.gpu.cases import Cases
 from bench.gpu.device import Device
-from bench.gpu.models import BUNDLED, paged, scribble
+from bench.gpu.models import BUNDLED, paged, random_model, scribble
 from bench.gpu.shapes import ModelShape
 from bench.gpu.verify import VerifyStep
 from kvpaging import PagePool, PageTable
 from spec.protocols import Rows
 from spec.sampling import SamplingParams
 from verifier.model.config import ModelConfig
-from verifier.model.decoder import Decoder
-from verifier.model.weights import allocate, places
 
+#: In the place of a model's name: the ways of a product that are tried.
+SWEEP = "sweep"
 ROOT = Path(__file__).resolve().parents[2]
 #: Tokens of a prompt's chunk, as the scheduler cuts them.
 CHUNK = 256
@@ -42,7 +41,8 @@ def compile_model(device: Device, shape: ModelShape, rows: Sequence[int], contex
         calls += 1
     positions = max(contexts) + 2 * CHUNK
     pool = PagePool(positions // 16 + 8, 16)
-    model = paged(pool, one_layer(device, shape, positions), device)
+    one_layer = replace(shape, sizes=replace(shape.sizes, layers=1))
+    model = paged(pool, random_model(device, one_layer, positions), device)
     scribble(model.store)
     for context in contexts:
         for count in rows:
@@ -54,17 +54,6 @@ def compile_model(device: Device, shape: ModelShape, rows: Sequence[int], contex
     model.run([Rows(table, torch.zeros(CHUNK, dtype=torch.int64), 0, wanted="last")])
     device.synchronize()
     return calls + 1
-
-
-def one_layer(device: Device, shape: ModelShape, positions: int) -> Decoder:
-    """A decoder of this shape but for its depth, with random weights."""
-    source = ModelConfig.from_directory(BUNDLED / "target")
-    config = replace(shape, sizes=replace(shape.sizes, layers=1)).config(source, positions)
-    weights = allocate(config, device.dtype, device.torch)
-    for _, place in places(config, weights):
-        assert isinstance(place, Tensor), "nothing is quantised"
-        place.normal_(std=0.02)
-    return Decoder(config, weights, positions)
 
 
 def compile_all(arguments: Sequence[str], names: Sequence[str], limit: float) -> dict[str, float]:

@@ -38,6 +38,11 @@ class Device:
         self.cuda = kind == "cuda"
 
     @property
+    def name(self) -> str:
+        """What the device is called."""
+        return torch.cuda.get_device_name() if self.cuda else str(self.torch)
+
+    @property
     def dtype(self) -> torch.dtype:
         """Of weights and activations: bf16 on a GPU, fp32 on a CPU, where sums are then easy to judge."""
         return torch.bfloat16 if self.cuda else torch.float32
@@ -81,6 +86,13 @@ class Device:
         if not self.cuda:
             return call
         return CudaGraphs()(without_stops(call))
+
+    def held(self) -> int:
+        """Bytes of the GPU's memory that are taken, by whomever; 0 on a CPU."""
+        if not self.cuda:
+            return 0
+        free, total = torch.cuda.mem_get_info()
+        return int(total - free)
 
     def free(self) -> None:
         """Give memory that nobody uses back to the device; graphs hang on cycles that have to be found first."""

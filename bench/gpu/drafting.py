@@ -19,7 +19,7 @@ from bench.gpu.replay import Replayed, trace
 from bench.gpu.verify import GREEDY, KNOWN_TOKENS
 from verifier.graphs.proposer import Proposer
 from verifier.graphs.state import Joined, StepState
-from verifier.graphs.step import SpeculativeStep
+from verifier.graphs.step import SpeculativeStep, sampled_ids
 from verifier.paged_model import PagedModel
 
 #: Makes a proposer of chains with so many levels, for one sequence.
@@ -92,18 +92,19 @@ def whole_step(
     target: PagedModel,
     proposer: Proposer,
     context: int,
-    tau: float,
+    tau: float | None,
     floor: Floor,
     patience: float,
     block: int,
 ) -> Whole:
     """Blocks of whole steps, plain ones too, each from the same text on, with acceptance replayed.
 
-    block: steps that are timed before the text is cut back to where it began; the floor is that of the mean context.
+    tau: tokens per step of the acceptance, for chains; None: tokens are drawn as ever. block: steps that are timed
+    before the text is cut back to where it began; the floor is that of the mean context.
     """
     ground = Ground(target, proposer, context, block)
-    replayed = Replayed(trace(tau, proposer.shape.levels, block), ground.state.device)
-    step = SpeculativeStep(target, proposer, ground.state, replayed)
+    replayed = Replayed(trace(tau or 1.0, proposer.shape.levels, block), ground.state.device)
+    step = SpeculativeStep(target, proposer, ground.state, sampled_ids if tau is None else replayed)
     step()
     ground.reset()
     call = device.captured(step)
@@ -116,7 +117,8 @@ def whole_step(
     replayed.rewind()
     counted = [_emitted(call, step) for _ in range(block)]
     reached = context + block * mean(counted) / 2
-    return Whole(proposer.name or "plain", proposer.shape.levels, mean(counted), median(taken), floor(reached))
+    name = f"{proposer.name or 'plain'}{'' if proposer.shape.is_chain else ', a tree'}"
+    return Whole(name, proposer.shape.levels, mean(counted), median(taken), floor(reached))
 
 
 def _emitted(call: Callable[[], object], step: SpeculativeStep) -> int:

@@ -9,9 +9,8 @@ from itertools import count
 
 from bench.gpu import heads
 from bench.gpu.device import Device
-from bench.gpu.floor import EagleShape
 from bench.gpu.models import BUNDLED, inflated, paged
-from bench.gpu.shapes import ModelShape
+from bench.gpu.shapes import EagleShape, ModelShape
 from drafters.draft_model import DraftModelDrafter
 from drafters.eagle import EagleDrafter
 from drafters.medusa import MedusaDrafter

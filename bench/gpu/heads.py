@@ -12,9 +12,8 @@ import torch
 from torch import Tensor
 
 from bench.gpu.device import Device
-from bench.gpu.floor import EagleShape
 from bench.gpu.models import BUNDLED, sizes_of
-from bench.gpu.shapes import ModelShape
+from bench.gpu.shapes import EagleShape, ModelShape
 from bench.inflate import Shape, read_tensors
 from bench.inflate_heads import HeadInflation
 from verifier.heads.eagle import EagleHead

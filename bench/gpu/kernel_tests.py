@@ -44,11 +44,13 @@ class Running:
     """pytest at work on the device (in Triton's interpreter on a CPU), until it is waited for."""
 
     def __init__(self, device: Device, selection: Sequence[str]) -> None:
-        environment = dict(os.environ, PYTHONPATH=str(ROOT))
+        there = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]  # what was carried along is found there
+        environment = dict(os.environ, PYTHONPATH=os.pathsep.join(there))
         environment.pop("TRITON_INTERPRET", None)
         if not device.cuda:
             environment["TRITON_INTERPRET"] = "1"
-        spread = ["-n", "8"] if device.cuda and find_spec("xdist") else []  # most of their time is compiling
+        workers = max(2, (os.cpu_count() or 4) - 4)  # most of their time is compiling
+        spread = ["-n", str(workers)] if device.cuda and find_spec("xdist") else []
         command = [sys.executable, "-m", "pytest", "-q", "-rf", "--tb=line", *_BARE, *spread, *selection]
         self._said = tempfile.TemporaryFile("w+")  # noqa: SIM115  # read when it has ended
         self._process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=self._said, stderr=self._said)

@@ -16,8 +16,8 @@ from torch.nn import functional
 from bench import record
 from bench.gpu.case import Case
 from bench.gpu.cases import Cases
-from bench.gpu.clock import Clock
 from bench.gpu.device import Call, Device
+from bench.gpu.session import Clock
 
 #: Largest relative error by dtype: rounding of the inputs and outputs, with room, far below any wrong index.
 LIMITS = {torch.bfloat16: 1e-2, torch.float16: 2e-3, torch.float32: 1e-4}

@@ -54,6 +54,16 @@ def inflated(
     return config, Decoder(config, weights, positions)
 
 
+def random_model(device: Device, shape: ModelShape, positions: int = POSITIONS) -> Decoder:
+    """A decoder of this shape with random weights: every layer moves every number."""
+    config = shape.config(ModelConfig.from_directory(BUNDLED / "target"), positions)
+    weights = allocate(config, device.dtype, device.torch)
+    for _, place in places(config, weights):
+        assert isinstance(place, Tensor), "nothing is quantised"
+        place.normal_(std=0.02)
+    return Decoder(config, weights, positions)
+
+
 def store_for(pool: PagePool, decoder: Decoder, device: Device) -> KVStore:
     """An empty store for a decoder's keys and values."""
     config = decoder.config

@@ -3,33 +3,26 @@
 from __future__ import annotations
 
 import argparse
+import json
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import asdict
 from functools import partial
-from typing import Any
 
-from bench.gpu import drafting, kernel_tests, kernels, same, speed, split, verify
+from bench import record
+from bench.gpu import bits, gaps, kernel_tests, kernels
+from bench.gpu.bar import SPARE_TOKENS, BarModel, time_steps
 from bench.gpu.cases import Cases
-from bench.gpu.compiling import compile_all
-from bench.gpu.engines import PAGE, Bench
-from bench.gpu.floor import draft_model_bytes, eagle_bytes, step_bytes
-from bench.gpu.models import BUNDLED, inflated, paged, scribble
+from bench.gpu.compiling import CHUNK, ROOT, SWEEP, compile_all
+from bench.gpu.engines import PAGE
+from bench.gpu.models import BUNDLED, inflated, paged, random_model
 from bench.gpu.probe import probe
-from bench.gpu.replay import highest_tau
 from bench.gpu.session import Session
 from bench.gpu.shapes import ModelShape
-from drafters.proposer import Drafts
 from kvpaging import PagePool
-from spec.names import DRAFT_MODEL
-from spec.tree import TreeShape
-from verifier.graphs.plain import RootOnly
+from spec.tree import MAX_NODES
 from verifier.model.config import ModelConfig
-from verifier.paged_model import PagedModel
-
-#: Tokens beside those of the longest context: a block of whole steps, trees, and what several answers take.
-SPARE_TOKENS = 1024
-#: The chain of the bar about whole steps.
-BAR_LEVELS = 5
 
 Part = tuple[str, float, Callable[[], object]]
 
@@ -45,17 +38,21 @@ def run_all(session: Session, args: argparse.Namespace) -> None:
 def parts(session: Session, args: argparse.Namespace) -> list[Part]:
     """Name, least seconds and function of each part."""
     chosen, brief = session.settings, 0.0 if args.tiny else 1.0
-    bar = _BarModel(session)
+    bar = BarModel(session)
     others = [model for model in chosen.models if model is not chosen.bar]
     return [
         ("probe", 5 * brief, partial(probe_part, session)),
+        ("gaps", 5 * brief, partial(gaps_part, session)),
         ("compile and test", 30 * brief, partial(compile_and_test, session, args)),
         (f"steps {chosen.bar.name}", 20 * brief, bar.steps),
         (f"drafting {chosen.bar.name}", 10 * brief, bar.drafting),
         (f"same tokens {chosen.bar.name}", 10 * brief, bar.same),
         (f"split {chosen.bar.name}", 5 * brief, bar.split),
         (f"engine {chosen.bar.name}", 10 * brief, bar.speed),
+        ("bits", 20 * brief, partial(bits_part, session)),
+        ("generate", 20 * brief, partial(generate_part, session)),
         (f"kernels {chosen.bar.name}", 10 * brief, partial(kernels_part, session, chosen.bar)),
+        ("sweep", 20 * brief, partial(sweep_part, session)),
         *((f"steps {model.name}", 20 * brief, partial(steps_part, session, model)) for model in others),
         *((f"kernels {model.name}", 10 * brief, partial(kernels_part, session, model)) for model in others),
     ]
@@ -76,7 +73,7 @@ def compile_and_test(session: Session, args: argparse.Namespace) -> None:
     running = kernel_tests.Running(session.device, chosen.tests)
     try:
         flags = ["--device", args.device, *(["--tiny"] if args.tiny else [])]
-        names = [model.name for model in (chosen.models[:1] if args.tiny else chosen.models)]
+        names = [model.name for model in (chosen.models[:1] if args.tiny else chosen.models)] + [SWEEP]
         took = session.found["compile_seconds"] = compile_all(flags, names, clock.left)
         session.clock.skipped += [f"the rest of compiling for {name}" for name in names if name not in took]
     finally:
@@ -109,139 +106,46 @@ def steps_part(session: Session, model: ModelShape) -> None:
     time_steps(session, model, paged(pool, decoder, session.device))
 
 
-def time_steps(session: Session, model: ModelShape, target: PagedModel) -> list[verify.Timed]:
-    """Verifying steps of one model."""
-    chosen = session.settings
-    scribble(target.store)
-    timed = verify.measure(
-        session.device, target, chosen.rows, chosen.contexts, session.read, session.clock, chosen.patience
-    )
-    verify.show(model.name, timed)
-    session.found.setdefault("steps", {})[model.name] = verify.as_json(timed)
-    return timed
+def gaps_part(session: Session) -> None:
+    """Part h."""
+    session.found["gaps_us"] = gaps.gaps(session.device, session.settings.patience)
 
 
-class _BarModel:
-    """The parts that need the whole of the model that the bars are about; it is made by the first of them."""
+def sweep_part(session: Session) -> None:
+    """The rest of part h."""
+    chosen, device = session.settings, session.device
+    config = chosen.bar.config(ModelConfig.from_directory(BUNDLED / "target"))
+    found = list(gaps.sweep(device, config, chosen.swept, session.read, session.clock, chosen.patience / 3))
+    gaps.show(found)
+    session.found["sweep"] = found
+    for one in found:
+        wide = one["error"] > kernels.LIMITS[device.dtype]
+        session.expect(not wide, f"sweep of {one['weight']}, {one['of_rows']} rows: error {one['error']:.1e}")
 
-    def __init__(self, session: Session) -> None:
-        self.session = session
-        self._bench: Bench | None = None
 
-    @property
-    def bench(self) -> Bench:
-        """The model and its drafters."""
-        if self._bench is None:
-            chosen = self.session.settings
-            tokens = max(chosen.contexts) + SPARE_TOKENS
-            self._bench = Bench(self.session.device, chosen.bar, chosen.draft, chosen.eagle, chosen.positions, tokens)
-        return self._bench
+def bits_part(session: Session) -> None:
+    """Part i."""
+    chosen, device = session.settings, session.device
+    positions = max(chosen.bits) + 2 * CHUNK
+    decoder = random_model(device, chosen.bar, positions)
+    model = paged(PagePool(2 + positions // PAGE, PAGE), decoder, device)
+    found = session.found["bits"] = bits.compare(model, chosen.bits, MAX_NODES)
+    record.table("a row's bits in every company", ["", "same"], [[way, same] for way, same in found.items()])
+    for way, same in found.items():
+        session.expect(same, f"other bits: {way}")
 
-    @property
-    def texts(self) -> list[list[int]]:
-        """Token ids of three prompts."""
-        return speed.prompts(BUNDLED / "target", 3)
 
-    def steps(self) -> None:
-        """Part c, and the bars about single steps."""
-        session, target = self.session, self.bench.target
-        chosen, shortest = session.settings, min(session.settings.contexts)
-        timed = time_steps(session, chosen.bar, target)
-        steady = verify.steadiness(session.device, target, shortest, chosen.steps, session.clock)
-        warm = verify.temperature(session.device, target, shortest, 4 * chosen.patience)
-        session.found |= {"steadiness": steady, "temperature": warm}
-        session.measured |= {
-            "verify_64_over_1": verify.row_factor(timed, max(chosen.rows)),
-            "ns_per_context_token": verify.nanoseconds_per_token(timed),
-            "p99_over_p50": steady["p99_over_p50"],
-            "temperature_1_over_0": warm["ratio"],
-        }
-
-    def drafting(self) -> None:
-        """Part d, and whole steps with replayed acceptance."""
-        session, chosen, looped, whole = self.session, self.session.settings, [], []
-        context, item = min(chosen.contexts), session.device.dtype.itemsize
-        head: Any = self.bench.drafter("random")
-        model: Any = self.bench.drafter(DRAFT_MODEL)
-        for store in (head.store, head.features, model.model.store):
-            scribble(store)
-        reads: dict[str, Callable[[int, float], float]] = {
-            "head": lambda levels, at: eagle_bytes(chosen.eagle, levels, at, item),
-            "model": lambda levels, at: draft_model_bytes(model.model.decoder.config, levels, at, item),
-        }
-        target = self.bench.target
-
-        def verified(at: float) -> float:
-            return step_bytes(target.decoder.config, at, item) / session.read
-
-        if session.clock.fits("whole plain step", 8 * chosen.patience):
-            plain = RootOnly(1, session.device.torch)
-            whole.append(
-                drafting.whole_step(
-                    session.device, target, plain, context, 1.0, verified, 4 * chosen.patience, chosen.block
-                )
-            )
-            session.measured["plain_step_over_floor"] = whole[0].seconds / whole[0].floor
-        for kind, read in reads.items():
-            for levels in chosen.levels:
-                shape = TreeShape.chain(levels)
-                proposer = Drafts(head if kind == "head" else model, shape, 1, target.vocab_size)
-
-                def alone(at: float, read: Callable[[int, float], float] = read, levels: int = levels) -> float:
-                    return read(levels, at) / session.read
-
-                def together(at: float, alone: drafting.Floor = alone) -> float:
-                    return alone(at) + verified(at)
-
-                if session.clock.fits(f"draft loop, {kind}, {levels}", 6 * chosen.patience):
-                    looped.append(drafting.loop(session.device, target, proposer, context, alone, chosen.patience))
-                if session.clock.fits(f"whole step, {kind}, {levels}", 8 * chosen.patience):
-                    tau, patience = highest_tau(levels), 4 * chosen.patience
-                    whole.append(
-                        drafting.whole_step(
-                            session.device, target, proposer, context, tau, together, patience, chosen.block
-                        )
-                    )
-        drafting.show(looped, whole)
-        session.found |= drafting.as_json(looped, whole)
-        barred = [w.seconds / w.floor for w in whole if w.drafter == head.name and w.levels == BAR_LEVELS]
-        session.measured["eagle_chain_over_floor"] = barred[0] if barred else None
-
-    def same(self) -> None:
-        """Part g."""
-        session, chosen = self.session, self.session.settings
-        needs = chosen.patience * 20
-        found = list(same.compare(self.bench, self.texts, chosen.same_tokens, session.clock, needs))
-        same.show(found)
-        session.found["same_tokens"] = same.as_json(found)
-        for compared in found:
-            where = f"{compared.way}, T={compared.temperature}"
-            session.expect(compared.parts_at is None, f"same tokens: {where} parts at {compared.parts_at}")
-
-    def split(self) -> None:
-        """Part f."""
-        session, chosen, found = self.session, self.session.settings, {}
-        texts, tokens = self.texts[:1], 2 * chosen.tokens
-        pages = speed.pages_for(self.bench, texts, tokens)
-        for name, tree in (("none", ""), ("eagle3", ",".join("1" * BAR_LEVELS)), (DRAFT_MODEL, "1,1,1,1")):
-            engine = self.bench.engine(name, speed.shape_of(tree), True, pages)
-            found[name] = {
-                "host_us": split.phases(engine, texts[0], tokens),
-                "profiled": split.launches(session.device, engine, texts[0], tokens),
-                "gap": split.gaps(session.device, engine, texts[0], tokens),
-            }
-        split.show(found)
-        session.found["split"] = found
-        head = found["eagle3"]
-        session.measured["host_gap_us_p50"] = head["gap"].get("p50_us")
-        session.measured["host_launches"] = head["profiled"].get("launches")
-
-    def speed(self) -> None:
-        """Part e. The model goes afterwards."""
-        session, chosen, texts = self.session, self.session.settings, self.texts[: self.session.settings.prompts]
-        needs = chosen.patience * 40
-        found = list(speed.decode(self.bench, texts, chosen.tokens, session.clock, needs))
-        found += speed.replayed(self.bench, texts, chosen.tokens, session.clock, needs)
-        speed.show(found)
-        session.found["engine"] = speed.as_json(found)
-        self._bench = None
+def generate_part(session: Session) -> None:
+    """``foresay generate`` as it comes, with drafts and without: the text has to be the same."""
+    asked = ["--prompt", "Once upon a time", "--max-tokens", "48", "--max-model-len", "512", "--seed", "7", "--json"]
+    command = [sys.executable, "-m", "server.cli.main", "generate", *asked, "--device", session.device.torch.type]
+    texts = {}
+    for draft in ("auto", "none"):
+        done = subprocess.run(
+            [*command, "--draft", draft], cwd=ROOT, capture_output=True, text=True, timeout=120, check=False
+        )
+        if done.returncode:
+            raise RuntimeError(f"foresay generate --draft {draft}: {done.stderr[-1500:]}")
+        said = session.found.setdefault("generate", {})[draft] = json.loads(done.stdout.splitlines()[-1])
+        texts[draft] = said["text"]
+    session.expect(texts["auto"] == texts["none"], "foresay generate: other text with drafts than without")

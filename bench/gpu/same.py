@@ -8,8 +8,8 @@ from dataclasses import asdict, dataclass
 from typing import Any, Self
 
 from bench import record
-from bench.gpu.clock import Clock
 from bench.gpu.engines import Bench, answers, ask
+from bench.gpu.session import Clock
 from bench.gpu.speed import pages_for, shape_of
 from kvpaging import PagePool
 from spec.engine import Engine

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from bench.gpu import kernel_tests, probe, shapes
-from bench.gpu.floor import EagleShape
-from bench.gpu.shapes import ModelShape
+from bench.gpu.shapes import EagleShape, ModelShape
 
 #: Seconds that the whole run may take.
 LIMIT = 480.0
@@ -21,7 +20,8 @@ class Settings:
     tests: pytest's selection. tests_limit: seconds
     for these and for compiling. tokens: of each answer that is timed; same_tokens: that is
     compared. prompts: how many are timed. positions: the longest text. block: whole steps in a row. levels: of drafted
-    chains.
+    chains. bits: contexts behind which bits are compared. tree: of a whole step. prompts_read: tokens of prompts whose
+    reading is timed. swept: rows of the products whose tiles are tried.
     """
 
     models: tuple[ModelShape, ...]
@@ -41,6 +41,10 @@ class Settings:
     positions: int
     block: int
     levels: tuple[int, ...]
+    bits: tuple[int, ...]
+    tree: str
+    prompts_read: tuple[int, ...]
+    swept: tuple[int, ...]
 
 
 def full() -> Settings:
@@ -64,6 +68,10 @@ def full() -> Settings:
         positions=shapes.POSITIONS,
         block=100,
         levels=(3, 5, 7),
+        bits=(1_100, 8_300),
+        tree="4,8,12,12,12",
+        prompts_read=(128, 1024),
+        swept=(1, 16, 64),
     )
 
 
@@ -87,4 +95,8 @@ def tiny() -> Settings:
         positions=512,
         block=8,
         levels=(3, 5),
+        bits=(70,),
+        tree="3,2,1",
+        prompts_read=(20,),
+        swept=(2,),
     )

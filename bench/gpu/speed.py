@@ -10,9 +10,9 @@ from statistics import median
 from typing import Any
 
 from bench import record
-from bench.gpu.clock import Clock
 from bench.gpu.engines import Answer, Bench, answers, ask
 from bench.gpu.replay import Replayed, trace
+from bench.gpu.session import Clock
 from bench.prompts import Encoder, load
 from spec.engine import Engine
 from spec.sampling import SamplingParams

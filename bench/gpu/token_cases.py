@@ -11,8 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from bench.gpu.case import Case
-from bench.gpu.trees import lucky_draws, random_words, tree_of
+from bench.gpu.case import Case, lucky_draws, random_words, tree_of
 from spec.sampling import SamplingParams
 from verifier.model.config import ModelConfig
 from verifier.ops import accept, children, lay_out, move, recent

@@ -14,10 +14,12 @@ from typing import Any
 import torch
 
 from bench import record
-from bench.gpu.clock import Clock
 from bench.gpu.device import Device
-from bench.gpu.floor import step_bytes
+from bench.gpu.session import Clock
+from bench.gpu.shapes import step_bytes
 from bench.stats import percentile
+from kvpaging import PageTable
+from spec.protocols import Rows
 from spec.sampling import SamplingParams
 from verifier.graphs.proposer import chain_columns
 from verifier.graphs.rows import Nodes, chain_words, rows_of
@@ -43,8 +45,8 @@ class VerifyStep:
         self.state = StepState(1, count, pool.page_size, 1, device)
         self._parents, self._ancestors, _ = chain_columns(1, rows, device)
         numbers, words, depths = chain_words(1, rows, device)
-        tokens = torch.randint(5, KNOWN_TOKENS, (1, rows)).to(device)
-        self._nodes = Nodes(tokens, numbers, words, depths)
+        tokens = torch.randint(5, KNOWN_TOKENS, (1, rows))
+        self._nodes = Nodes(tokens.to(device), numbers, words, depths)
         self._count = torch.tensor([rows], device=device)
         self.state.sampling(depths)
         pages = (1 + torch.randperm(pool.num_pages - 1)[:count]).tolist()
@@ -127,6 +129,21 @@ def row_factor(timed: Sequence[Timed], rows: int) -> float | None:
     shortest = min((t.context for t in timed), default=0)
     one, many = found.get((shortest, 1)), found.get((shortest, rows))
     return many / one if one and many else None
+
+
+def prefill(device: Device, target: PagedModel, tokens: int, chunk: int, patience: float) -> dict[str, float]:
+    """Seconds of reading a prompt in chunks, op by op as it is served, and tokens a second."""
+    table = PageTable(target.store.pool)
+    table.reserve(tokens)
+    text = torch.randint(5, KNOWN_TOKENS, (tokens,))
+
+    def read() -> None:
+        for begin in range(0, tokens, chunk):
+            target.run([Rows(table, text[begin : begin + chunk], begin, wanted="last")])
+
+    took = median(device.sample(read, patience))
+    table.release()
+    return {"tokens": tokens, "seconds": took, "tokens_per_second": tokens / took}
 
 
 def steadiness(device: Device, target: PagedModel, context: int, steps: int, clock: Clock) -> dict[str, float]:

@@ -9,7 +9,7 @@ import msgspec
 import torch
 
 from kvpaging import PagePool, PrefixIndex
-from server.engine.calibrate import ProfileRun
+from server.engine.calibrate import DRAFTED, ProfileRun
 from server.engine.device import Device, find_device
 from server.engine.drafters.entry import Entry
 from server.engine.drafters.registry import drafts
@@ -101,6 +101,13 @@ def build_engine(
     info = _info(config, model, dtype, draft, exactness, memory, length, device)
     drafting = Drafting.of(config, drafters, ProfileRun(info, verifier, pool), say)
     runner = runner_of(verifier, drafting, length, config.max_seqs, capture, say) if device.is_gpu else None
+    if device.is_gpu:
+        say("compiling kernels")
+        if drafting.budget is None:
+            ProfileRun(info, verifier, pool, runner).compile(drafting.drafter, drafting.shape, config.max_seqs)
+        else:  # whose plan decides who drafts; what it measures is not to be a compiler's time
+            for member in drafters:
+                ProfileRun(info, verifier, pool).compile(member, DRAFTED, config.max_seqs)
     say("timing plain steps")
     info = msgspec.structs.replace(
         info,

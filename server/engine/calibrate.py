@@ -37,10 +37,12 @@ _LONG = 0.4
 _ANYWAY = 5
 #: Rows of the steps whose time is measured (some products are made in groups of 6), and a drafted tree.
 _ROWS = (1, 2, 3, 5, 6, 8, 12, 16, 32, 64)
-_TREE = TreeShape((4, 4, 3, 3))
+DRAFTED = TreeShape((4, 4, 3, 3))
 #: A longer text, for what context adds, and rows of the passes behind it: a few rows share what more rows pay for.
 _CONTEXT, _CONTEXT_ROWS, _CONTEXT_TURNS = 1024, (1, 3, 5, 8, 16, 32), 6
 _LEAST_CONTEXT = 256
+#: Steps of texts that kernels are compiled for; so many more as there are prompts to be read.
+_COMPILED_STEPS = 6
 _TARGET_PHASES = ("forward", "draw", "commit")
 #: Seconds by phase.
 Spent = dict[str, float]
@@ -81,8 +83,26 @@ class ProfileRun:
         engine.runner.rest()
         return times
 
-    def _engine(self, drafter: Drafter | None) -> Engine:
-        scheduler = Scheduler(self._pool, None, ROOT_ONLY, CostModel([1], [1.0]), max_seqs=1, plain_every=0)
+    def compile(self, drafter: Drafter | None, shape: TreeShape, most: int) -> None:
+        """Let a GPU's kernels be compiled for whatever requests may bring, for later all streams would wait: short and
+        long prompts, steps from graphs and op by op, of one sequence up to ``most``; kernels tell powers of two apart.
+        """
+        engine = self._engine(drafter, shape, most)
+        long = min(MAX_NODES + 1, self._info.max_model_len // 2)
+        for count in sorted({min(most, 1 << power) for power in range(most.bit_length() + 1)}):
+            for penalty in (0.0, 0.5):
+                params = SamplingParams(seed=0, ignore_eos=True, frequency_penalty=penalty)
+                names = [f"profile {number}" for number in range(count)]
+                for number, name in enumerate(names):
+                    engine.add(Request(id=name, prompt=[0] * (long if number % 2 else 2), params=params))
+                for _ in range(_COMPILED_STEPS + count):
+                    engine.step()
+                for name in names:
+                    engine.cancel(name)
+        engine.runner.rest()
+
+    def _engine(self, drafter: Drafter | None, shape: TreeShape = ROOT_ONLY, most: int = 1) -> Engine:
+        scheduler = Scheduler(self._pool, None, shape, CostModel([1], [1.0]), max_seqs=most, plain_every=0)
         return Engine(
             info=self._info,
             pool=self._pool,
@@ -193,7 +213,7 @@ class ProfileRun:
 
         most: levels that it can draft.
         """
-        one, tree = TreeShape.chain(1), _TREE.limited(most)
+        one, tree = TreeShape.chain(1), DRAFTED.limited(most)
         # One that may grow as it likes, though not beyond a level: what that needs is made now, and not for a request.
         opened = replace(OPEN.limited(most), price=Price(math.inf, np.zeros(2)))
         times = self.turns(drafter, list(dict.fromkeys((one, tree, opened))))

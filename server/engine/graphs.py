@@ -4,17 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-import torch
-
 from drafters.combined import united
 from drafters.levels import TreeDrafter
 from drafters.proposer import Drafts, on_device
 from drafters.routed import configured
-from kvpaging import OutOfPages, PagePool, PageTable
-from server.engine.drafters.entry import Pass
-from server.engine.drafters.registry import entry_of
 from server.engine.drafting import Drafting
-from spec.protocols import Drafter, Rows
+from spec.protocols import Drafter
 from spec.step import PartsRunner, StepRunner
 from spec.tree import MAX_NODES, TreeShape
 from verifier.graphs.buckets import buckets, passes, sizes, widths
@@ -22,9 +17,6 @@ from verifier.graphs.capture import Capture, CudaGraphs, Direct
 from verifier.graphs.proposer import Proposer
 from verifier.graphs.runner import WholeRunner
 from verifier.paged_model import PagedModel
-
-#: More than are read like the nodes of a tree.
-_PROMPT_ROWS = MAX_NODES + 1
 
 
 def capture_passes(
@@ -37,12 +29,8 @@ def capture_passes(
 ) -> None:
     """What steps run in parts: passes of the target over trees of all sizes, and the drafters' levels when they are
     first asked for. longest: most tokens of a text."""
-    pool = verifier.store.pool
-    say("compiling kernels for prompts")
-    for run in [verifier.run, *(run for drafter in drafters for run in entry_of(drafter).passes(drafter))]:
-        _warm(run, pool, max_seqs)
     needs = united([drafter.needs for drafter in drafters])
-    sizes = passes(max_seqs, longest + MAX_NODES, pool.page_size)
+    sizes = passes(max_seqs, longest + MAX_NODES, verifier.store.pool.page_size)
     for number, _ in enumerate(verifier.capture(needs, sizes, capture), start=1):
         say("capturing passes", number / len(sizes))
     for captured in filter(None, map(on_device, drafters)):
@@ -83,19 +71,3 @@ def proposer(drafter: TreeDrafter | None, shape: TreeShape, sequences: int, veri
     if drafter is None or not shape.levels:
         return None
     return Drafts(drafter, shape, sequences, verifier.vocab_size)
-
-
-def _warm(run: Pass, pool: PagePool, most: int) -> None:
-    """Let kernels be compiled that only prompts need, by how many there are at once: later all streams would wait."""
-    tables: list[PageTable] = []
-    try:
-        for count in range(1, most + 1):
-            tables.append(PageTable(pool))
-            tables[-1].reserve(_PROMPT_ROWS)
-            if count & count - 1 == 0:  # kernels tell powers of two apart
-                run([Rows(table, torch.zeros(_PROMPT_ROWS, dtype=torch.int64), 0, wanted="last") for table in tables])
-    except OutOfPages:
-        pass  # so many prompts never meet here
-    finally:
-        for table in tables:
-            table.release()

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -15,16 +17,22 @@ from bench import report
 from bench.gpu import bars, heads, kernel_tests, kernels, parts, replay, settings, shapes, speed
 from bench.gpu.__main__ import arguments, main
 from bench.gpu.case import Case
-from bench.gpu.clock import Clock
 from bench.gpu.compiling import compile_all
 from bench.gpu.device import Device
 from bench.gpu.drafting import Ground
 from bench.gpu.engines import Bench, answers, ask
-from bench.gpu.floor import EagleShape, draft_model_bytes, eagle_bytes, kv_bytes_per_token, step_bytes, weight_bytes
 from bench.gpu.models import BUNDLED, inflated, paged
-from bench.gpu.session import Session
-from bench.gpu.shapes import ModelShape
-from bench.gpu.stream import BLOCK, read_stream
+from bench.gpu.probe import BLOCK, read_stream
+from bench.gpu.session import Broken, Clock, Session
+from bench.gpu.shapes import (
+    EagleShape,
+    ModelShape,
+    draft_model_bytes,
+    eagle_bytes,
+    kv_bytes_per_token,
+    step_bytes,
+    weight_bytes,
+)
 from drafters.proposer import Drafts
 from kvpaging import PagePool, PageTable
 from spec.protocols import Rows
@@ -232,22 +240,87 @@ def test_flags_that_make_no_sense(flags, says, capsys) -> None:
 
 
 @pytest.mark.slow
-def test_a_rehearsal_goes_through_every_part(tmp_path) -> None:
-    command = [sys.executable, "-m", "bench.gpu", "--device", "cpu", "--tiny", "--results", str(tmp_path)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+def test_the_half_hour_rehearsed(tmp_path) -> None:
+    """Every part, by the script that a GPU will see; what was found is there after each of them."""
+    state, out = tmp_path / "state", tmp_path / "out"
+    environment = os.environ | {"PYTHON": sys.executable, "OUT": str(out)}
+    command = ["bash", str(ROOT / "bench/gpu/half_hour.sh"), "--rehearse", str(state), "400"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-    entry = json.loads(done.stdout.splitlines()[-1])
+    *_, line, last = done.stdout.splitlines()
+    entry = json.loads(line)
+    assert last == "done" and sorted(path.name for path in out.iterdir()) == ["gpu.expected.txt", "gpu.json", "gpu.log"]
     assert entry["bench"] == "gpu" and entry["rehearsal"] and entry["failures"] == [] and entry["left_out"] == []
-    assert entry["command"].startswith("python -m bench.gpu --device cpu")
+    assert entry["command"].startswith("python -m bench.gpu --resume")
     parts_of = ("bandwidth", "compile_seconds", "tests", "steps", "draft_loops", "whole_steps_synthetic_acceptance")
-    for part in (*parts_of, "same_tokens", "split", "engine", "kernels", "library", "steadiness", "temperature"):
+    others = ("same_tokens", "split", "engine", "kernels", "library", "steadiness", "temperature", "gaps_us", "prefill")
+    for part in (*parts_of, *others, "bits", "generate", "sweep"):
         assert entry[part], part
     assert set(entry["steps"]) == {model.name for model in TINY.models} == set(entry["kernels"])
     measured = [key for key, bar in entry["bars"].items() if bar["met"] == "rehearsal"]
     assert set(measured) == {bar.key for bar in bars.BARS} - {"host_launches"}, "the profiler counts those on a GPU"
     assert {"gpu", "triton", "torch"} <= set(entry["gpu"]) | set(entry["machine"])
-    assert json.loads(next(tmp_path.glob("*-gpu.json")).read_text()) == entry
+    kept = json.loads((state / "gpu.json").read_text())
+    assert kept["found"]["bits"] == entry["bits"] and len(kept["done"]) == len(entry["seconds"])
+    (tmp_path / "20260101-000000-gpu.json").write_text(line)
     assert "| tiny, 4 rows at 96 |" in report.report(tmp_path)
+
+
+def test_a_run_goes_on_where_it_was_cut_off(device, tmp_path) -> None:
+    def session() -> Session:
+        made = Session(device, TINY, Clock(60.0))
+        made.resume(tmp_path / "gpu.json")
+        return made
+
+    def dies() -> None:
+        raise KeyboardInterrupt
+
+    first = session()
+    first.part("sound", 0.0, lambda: first.found.update(kept=(1, 2)))
+    first.part("broken", 0.0, lambda: [][1])
+    with pytest.raises(KeyboardInterrupt):
+        first.part("deadly", 0.0, dies)
+    second = session()
+    second.part("sound", 0.0, dies)
+    second.part("broken", 0.0, dies)
+    assert second.found["kept"] == [1, 2] and second.failures == ["broken: IndexError: list index out of range"]
+    with pytest.raises(KeyboardInterrupt):
+        second.part("deadly", 0.0, dies)
+    third = session()
+    third.part("deadly", 0.0, dies)
+    assert third.failures[1:] == ["deadly: the process died"]
+
+
+def test_a_part_of_which_something_was_left_out_is_run_again(device, tmp_path) -> None:
+    kept = Session(device, TINY, Clock(60.0), kept=tmp_path / "gpu.json")
+    kept.part("long", 0.0, lambda: kept.expect(kept.clock.fits("its end", 1000.0), "its end"))
+    assert kept.done == [] and kept.failures == []
+    kept.part("long", 0.0, lambda: None)
+    assert kept.done == ["long"]
+
+
+def test_what_breaks_the_gpu_ends_the_process(device, tmp_path) -> None:
+    session = Session(device, TINY, Clock(60.0), kept=tmp_path / "gpu.json")
+
+    def faults() -> None:
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    with pytest.raises(Broken):
+        session.part("bad", 0.0, faults)
+    again = Session(device, TINY, Clock(60.0))
+    again.resume(tmp_path / "gpu.json")
+    assert again.done == ["bad"] and len(again.failures) == 1
+    again.device = SimpleNamespace(name="another")  # type: ignore[assignment]
+    with pytest.raises(ValueError, match="it is of another GPU"):
+        again.resume(tmp_path / "gpu.json")
+
+
+def test_what_was_carried_along_is_found_by_kernel_tests(device, tmp_path, monkeypatch) -> None:
+    (tmp_path / "carried.py").write_text("")
+    (tmp_path / "test_it.py").write_text("import carried, verifier\n\ndef test_it():\n    pass\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    found = kernel_tests.Running(device, [str(tmp_path / "test_it.py")]).finish(60.0)
+    assert found.good, found.last_lines
 
 
 def test_compiling_that_takes_too_long_is_stopped_and_left_out() -> None:

@@ -11,9 +11,8 @@ import pytest
 import torch
 
 from bench.gpu import parts, settings
-from bench.gpu.clock import Clock
 from bench.gpu.device import Call, Device
-from bench.gpu.session import Session
+from bench.gpu.session import Clock, Session
 from tests.simulated.device import DEVICE, simulated
 from tests.simulated.graph import captured
 from verifier.graphs.capture import without_stops

@@ -47,11 +47,11 @@ def compile_kernel(
     made = triton.compile(source, target=GPUTarget("cuda", capability, 32), options={"num_warps": warps, **options})
     binary = folder / f"{kernel.__name__}.{capability}.cubin"
     binary.write_bytes(made.asm["cubin"])
-    usage = _resource_usage(binary)
+    usage = resource_usage(binary)
     return Compiled(made.asm["ptx"], usage["REG"], usage["STACK"] + usage["LOCAL"], made.metadata.shared)
 
 
-def _resource_usage(binary: Path) -> dict[str, int]:
+def resource_usage(binary: Path) -> dict[str, int]:
     """What the binary's own header says it takes, such as {"REG": 32, "STACK": 0, "LOCAL": 0}."""
     tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
     said = subprocess.run([str(tool), "-res-usage", str(binary)], capture_output=True, text=True, check=True).stdout

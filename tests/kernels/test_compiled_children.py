@@ -1,4 +1,4 @@
-"""The kernels that find children compile for the GPUs we name, few and many children, and no register spills."""
+"""The kernels that find children compile for the GPUs we name, and no register spills."""
 
 from __future__ import annotations
 
@@ -13,22 +13,20 @@ from verifier.ops.kernels import children, planes
 FLOATS = ("logits", "temperature", "top_ps", "min_ps", "floats", "chances")
 LONGS = ("token_ids", "seeds", "positions", "noisy_lists", "lists", "tokens")
 TYPES = dict.fromkeys(FLOATS, "*fp32") | dict.fromkeys(LONGS, "*i64") | {"top_ks": "*i32"}
-SIZES = {"size": "i32", "width": "i32", "blocks": "i32"}
+SIZES = {"size": "i32", "width": "i32", "blocks": "i32", "count": "i32"}
 
 
 @pytest.mark.parametrize("capability", CAPABILITIES)
 @pytest.mark.parametrize("own_ids", [False, True], ids=("same ids", "own ids"))
-@pytest.mark.parametrize("count", [1, 8, MOST])
-def test_children(count, own_ids, capability, tmp_path) -> None:
+def test_children(own_ids, capability, tmp_path) -> None:
     for kernel, warps, constants in (
-        (children.rank, children.RANK_WARPS, {"COUNT": count, "MOST": MOST, "BLOCK": 1024}),
-        (children.merge, children.MERGE_WARPS, {"COUNT": count, "MOST": MOST, "MERGE": planes.MERGE}),
+        (children.rank, children.RANK_WARPS, {"MOST": MOST, "BLOCK": 1024}),
+        (children.merge, children.MERGE_WARPS, {"MOST": MOST, "MERGE": planes.MERGE}),
     ):
         types = {name: kind for name, kind in (TYPES | SIZES).items() if name in kernel.arg_names}
-        if not own_ids:
-            del types["token_ids"]
-            constants = constants | {"token_ids": None}
-        made = compile_kernel(kernel, types, constants, tmp_path, capability, warps)
+        none = {} if own_ids else {"token_ids": None}
+        types = {name: kind for name, kind in types.items() if name not in none}
+        made = compile_kernel(kernel, types, constants | none, tmp_path, capability, warps)
         assert made.stack == 0 and made.registers <= 128
         assert not re.search(r"\b(atom|red)\.", made.ptx), "no sum depends on who comes first"
         assert "lg2.approx" not in made.ptx, "near 1 the approximate logarithm has no correct digit"

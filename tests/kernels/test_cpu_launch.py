@@ -245,7 +245,16 @@ def test_a_recording_is_cut_where_the_host_looks() -> None:
     assert numbers.tolist() == [10, 10]
 
 
-@pytest.mark.parametrize("read", [lambda x: x.item(), lambda x: int(x[0]), lambda x: x[x > 0], lambda x: x.nonzero()])
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda x: x.item(),
+        lambda x: int(x[0]),
+        lambda x: x[x > 0],
+        lambda x: x.nonzero(),
+        lambda x: x.repeat_interleave(x),
+    ],
+)
 def test_a_step_that_asks_for_a_number_is_not_recorded(read: Callable[[torch.Tensor], object]) -> None:
     """It would have that of the recording for ever."""
     numbers = torch.tensor([3])

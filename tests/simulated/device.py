@@ -11,25 +11,28 @@ from __future__ import annotations
 
 import inspect
 import sys
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import fields
 from functools import wraps
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map
 
-from verifier.ops.kernels.cpu.traced import READS
+from bench.gpu.binder import on_gpu
+from verifier.ops.kernels.cpu.traced import asks_for_numbers
 
 DEVICE = torch.device("meta")
 _ATEN = torch.ops.aten
-#: What has to know values to know its result's shape, or gives them away.
-_READS = READS | {_ATEN.unique_dim.default, _ATEN._unique2.default}
 #: A GPU takes indices from the CPU too, by copying them first.
 _INDEXED = {_ATEN.index.Tensor, _ATEN.index_put.default, _ATEN.index_put_.default, _ATEN._index_put_impl_.default}
+
+
+Named = TypeVar("Named")
 
 
 class NotOnTheDevice(RuntimeError):
@@ -71,6 +74,7 @@ class Simulated(Tensor):
 class Machine(TorchDispatchMode):
     """The simulated device while it is in use.
 
+    binding: whether each launch goes through Triton's binder too (:mod:`bench.gpu.binder`).
     captured: while a step is captured, each launch and what it is given, in order. reads: how often values were
     brought to the host.
     """
@@ -79,7 +83,10 @@ class Machine(TorchDispatchMode):
         super().__init__()
         self.captured: list[tuple[str, tuple[Any, ...]]] | None = None
         self.reads = 0
+        self.binding = False
         self._made: dict[int, Any] = {}  # the memory is kept, so that no other tensor comes to lie there
+        self._fresh: list[int] = []
+        self._named: list[tuple[int, weakref.ref[Simulated]]] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return self.run(func, args, kwargs or {})
@@ -100,35 +107,53 @@ class Machine(TorchDispatchMode):
         )
         asked = kwargs.get("device")
         here = bool(ours) or (asked is not None and torch.device(asked) == DEVICE)
-        if func in _READS or _indexes_by_mask(func, args):
+        if asks_for_numbers(func, args, kwargs):
             self._read(str(func), bool(ours))
             here = here and func not in (_ATEN._local_scalar_dense.default, _ATEN.equal.default)
         if here:
-            self.note(str(func), tensors)
+            self.note(str(func), (args, kwargs))
         made = func(*tree_map(_values, args), **tree_map(_values, kwargs))
         return tree_map(lambda value: self._result(value, ours) if here else value, made)
 
     def _result(self, value: Any, inputs: list[Simulated]) -> Any:
         if isinstance(value, Tensor) and not _aliases(value, inputs):
-            self.made(value)
-        return _wrapped(value, inputs)
+            self._make(value)
+        return self._name(_wrapped(value, inputs))
 
-    def note(self, name: str, tensors: list[Tensor]) -> None:
-        """A launch."""
+    def note(self, name: str, given: Any) -> None:
+        """A launch, with all that it is given."""
         if self.captured is not None:
-            self.captured.append((name, tuple(self._seen(tensor) for tensor in tensors)))
+            seen: list[Any] = []
+            _mapped(lambda leaf: seen.append(self._seen(leaf)), given)
+            self.captured.append((name, tuple(seen)))
 
-    def _seen(self, tensor: Tensor) -> tuple[Any, ...]:
-        """Shape, dtype, and where a tensor lies that was not made inside the step: a graph reads it from there."""
-        place = _values(tensor).untyped_storage().data_ptr()
-        return tuple(tensor.shape), tensor.dtype, 0 if place in self._made else place
+    def _seen(self, leaf: Any) -> Any:
+        """What a graph keeps of it: a number as it is now, one in a tensor of the CPU too; of a tensor shape and dtype,
+        and where it lies if it was not made inside the step: a graph reads it from there."""
+        if not isinstance(leaf, Tensor):
+            return leaf
+        if not isinstance(leaf, Simulated) and not leaf.dim():
+            return leaf.item()
+        place = _values(leaf).untyped_storage().data_ptr()
+        return tuple(leaf.shape), leaf.dtype, 0 if place in self._made else place
 
-    def made(self, value: Any) -> Any:
+    def _make(self, value: Tensor) -> None:
         """Remember what captured steps made by themselves: a later one may read what an earlier one left."""
-        if self.captured is not None and isinstance(value, Tensor):
-            memory = _values(value).untyped_storage()
+        if self.captured is not None:
+            memory = value.untyped_storage()
             self._made[memory.data_ptr()] = memory
+            self._fresh.append(memory.data_ptr())
+
+    def _name(self, value: Named) -> Named:
+        """Remember who names memory, made in a step or a view of such."""
+        if self.captured is not None and isinstance(value, Simulated):
+            self._named.append((value.held.untyped_storage().data_ptr(), weakref.ref(value)))
         return value
+
+    def left(self) -> list[tuple[Any, bool]]:
+        """The memory that the last step made, in order, and whether anybody still names it."""
+        named = {place for place, name in self._named if name() is not None}
+        return [(self._made[place], place in named) for place in self._fresh]
 
     def forget(self) -> None:
         """Free what captured steps made."""
@@ -137,7 +162,7 @@ class Machine(TorchDispatchMode):
     @contextmanager
     def capture(self) -> Iterator[list[tuple[str, tuple[Any, ...]]]]:
         """The rules of a capture; yields its launches, complete at the end."""
-        self.captured = []
+        self.captured, self._fresh, self._named = [], [], []
         try:
             yield self.captured
         finally:
@@ -161,12 +186,15 @@ class Machine(TorchDispatchMode):
         rest = {name: value for name, value in kwargs.items() if name not in ("device", "non_blocking", "pin_memory")}
         if target == DEVICE:
             self.note("to", [source])
-        made = _ATEN._to_copy.default(_values(source), **rest)
-        return Simulated(self.made(made)) if target == DEVICE else made
+        made: Tensor = _ATEN._to_copy.default(_values(source), **rest)
+        if target != DEVICE:
+            return made
+        self._make(made)
+        return self._name(Simulated(made))
 
     def _copied_into(self, target: Tensor, source: Tensor) -> Tensor:
         here = isinstance(target, Simulated)
-        if source.dim() or isinstance(source, Simulated):
+        if source.dim() or isinstance(source, Simulated) or self.captured is not None:
             self._moved(isinstance(source, Simulated), here)
         if here:
             self.note("copy_", [target, source])
@@ -177,10 +205,6 @@ class Machine(TorchDispatchMode):
         if was_here != goes_here and self.captured is not None:
             raise NotOnTheDevice(f"a captured step copies values {'from' if was_here else 'to'} the device")
         self.reads += was_here and not goes_here
-
-
-def _indexes_by_mask(func: Any, args: Any) -> bool:
-    return func in _INDEXED and any(isinstance(i, Tensor) and i.dtype == torch.bool for i in args[1] if i is not None)
 
 
 def _aliases(value: Tensor, inputs: list[Simulated]) -> bool:
@@ -265,13 +289,26 @@ def _launched(op: Callable[..., Any]) -> Callable[..., Any]:
             raise NotOnTheDevice(f"{op.__name__} is given tensors of the CPU")
         if not all(tensor.is_contiguous() for tensor in tensors):
             raise NotOnTheDevice(f"{op.__name__} is given a tensor with gaps: kernels read them as if there were none")
-        CURRENT.note(op.__name__, tensors)
+        CURRENT.note(op.__name__, (args, kwargs))
+        if CURRENT.binding:
+            with torch._C._DisableTorchDispatch(), on_gpu():
+                op(*_mapped(_blank, args), **_mapped(_blank, kwargs))
         with torch._C._DisableTorchDispatch():
             made = op(*_mapped(_values, args), **_mapped(_values, kwargs))
         ours = [tensor for tensor in tensors if isinstance(tensor, Simulated)]
         return _mapped(lambda value: CURRENT._result(value, ours), made)
 
     return launch
+
+
+def _blank(value: Any) -> Any:
+    """A tensor's shape alone, as launchers take it that have no GPU."""
+    if not isinstance(value, Simulated):
+        return value
+    place = value.storage_offset()
+    behind = sum((size - 1) * stride for size, stride in zip(value.shape, value.stride(), strict=True) if size)
+    memory = torch.empty(place + behind + 1, dtype=value.dtype, device=DEVICE)
+    return memory.as_strided(value.shape, value.stride(), place)  # begins on 16 bytes where the values do
 
 
 def _tensors(tree: Any) -> list[Tensor]:

@@ -1,62 +1,89 @@
-"""A stand-in for a captured graph, on the simulated device.
+"""A stand-in for captured graphs, on the simulated device.
 
-The first runs are for warming up, the next is the capture; each later one is a replay. It runs the step op by op, and
-fails where a graph would quietly go wrong: if a launch has other shapes or dtypes than when it was captured, if there
-are more launches or fewer, if a tensor it reads from outside was replaced, if values pass between device and host.
+The first runs are for warming up, the next is the capture; each later one is a replay. It runs the work op by op, and
+fails where a graph would quietly go wrong: if a launch has other shapes, dtypes or numbers than when it was captured,
+if there are more launches or fewer, if a tensor it reads from outside was replaced, if values pass between device and
+host, if the captured work is gone, and with it what it reads. Memory is that of a pool which graphs share: what nobody
+named when a part was captured belongs to whoever comes next, so it is overwritten behind each replay; what somebody
+named has the replay's values.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import gc
+import weakref
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
+
+import torch
 
 from tests.simulated.device import CURRENT, NotOnTheDevice
-from verifier.graphs.capture import Work
+from verifier.graphs.capture import CapturedGraphs, Work
 
 _WARM_UP = 2
-#: Of one part.
-Launches = list[tuple[str, tuple[Any, ...]]]
+
+
+class Captured:
+    """The work behind the graphs of its parts: not its owner, as graphs are not (that is
+    :class:`verifier.graphs.capture.CapturedGraphs`). going: what was captured, where it stopped."""
+
+    def __init__(self, work: Work, going: Iterator[object]) -> None:
+        self._work, self._captured = work, weakref.ref(going)
+        self._going: Iterator[object] = iter(())
+
+    def on(self, part: int) -> Iterator[object]:
+        """Where a replay goes on."""
+        if self._captured() is None:
+            raise NotOnTheDevice("the captured work is gone, and the memory that its graphs read")
+        if not part:
+            self._going = self._work()
+        return self._going
 
 
 @dataclass
 class StandInGraph:
-    """A :class:`verifier.graphs.capture.Replay`. launches: what was captured, by part. replays: how often a part ran
-    since."""
+    """Stands where the CUDA graph of a part stands. launches: what was captured. replays: how often it ran since."""
 
-    work: Work
-    launches: list[Launches] = field(default_factory=list)
+    captured: Captured
+    part: int
+    launches: list[tuple[str, tuple[Any, ...]]] = field(default_factory=list)
     replays: int = 0
-    _going: Iterator[object] = field(default_factory=lambda: iter(()))
+    _memory: list[tuple[Any, bool]] = field(default_factory=list)
 
-    def __call__(self) -> None:
-        for part in range(len(self.launches)):
-            self.run(part)
+    def capture(self, going: Iterator[object]) -> object:
+        """Run the part and note what it launches; what it yielded."""
+        with CURRENT.capture() as self.launches:
+            result = next(going)
+        gc.collect()
+        self._memory = CURRENT.left()
+        return result
 
-    def run(self, part: int) -> None:
-        if not part:
-            self._going = self.work()
-        again = recorded(lambda: next(self._going))
+    def replay(self) -> None:
+        """Run it again, and compare."""
+        going = self.captured.on(self.part)
+        with CURRENT.capture() as again:
+            next(going)
         self.replays += 1
-        then_all = self.launches[part]
-        for number, (now, then) in enumerate(zip(again, then_all, strict=False)):
+        for number, (now, then) in enumerate(zip(again, self.launches, strict=False)):
             if now != then:
                 raise NotOnTheDevice(f"launch {number} was captured as {then}, and is {now}")
-        if len(again) != len(then_all):
-            raise NotOnTheDevice(f"{len(then_all)} launches were captured, and there are {len(again)}")
+        if len(again) != len(self.launches):
+            raise NotOnTheDevice(f"{len(self.launches)} launches were captured, and there are {len(again)}")
+        for (fresh, _), (captured, named) in zip(CURRENT.left(), self._memory, strict=True):
+            if named:
+                captured.copy_(fresh)
+            else:
+                fresh.fill_(255)  # as bytes: NaN, or -1
 
 
-def recorded(step: Callable[[], object]) -> Launches:
-    """Run a step under the rules of a capture; returns its launches."""
-    with CURRENT.capture() as launches:
-        step()
-    return launches
-
-
-def captured(work: Work) -> StandInGraph:
+def captured(work: Work) -> CapturedGraphs:
     """A :data:`verifier.graphs.capture.Capture`."""
     parts = 0
     for _ in range(_WARM_UP):
         parts = sum(1 for _ in work())
     going = work()
-    return StandInGraph(work, [recorded(lambda: next(going)) for _ in range(parts)])
+    behind = Captured(work, going)
+    graphs = [StandInGraph(behind, part) for part in range(parts)]
+    results = [graph.capture(going) for graph in graphs]
+    return CapturedGraphs(cast(list[torch.cuda.CUDAGraph], graphs), going, results)

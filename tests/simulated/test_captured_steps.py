@@ -3,23 +3,27 @@ the tokens are those of plain decoding on a CPU."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
+from typing import cast
 
 import pytest
 import torch
+from torch import Tensor
 
 from spec.tree import ROOT_ONLY, TreeShape
 from tests.same_tokens.captured import captured_engine, draft_model, run_freely
 from tests.same_tokens.models import Pair
 from tests.same_tokens.runs import TEMPLATE, assert_same, jobs_of
 from tests.same_tokens.witness import Text
-from tests.simulated.device import DEVICE, NotOnTheDevice, simulated
-from tests.simulated.graph import StandInGraph, captured
+from tests.simulated.device import CURRENT, DEVICE, NotOnTheDevice, simulated
+from tests.simulated.graph import captured
 from tests.spec.grammars import Automaton
 from tests.verifier.reading import load_decoder
 from verifier.graphs.capture import without_stops
 from verifier.graphs.runner import WholeRunner
+from verifier.ops import norm
 
 LENGTHS = (9, 2, 17, 33)
 MAX_TOKENS = 20
@@ -103,16 +107,62 @@ def test_a_step_that_reads_a_number_is_refused() -> None:
             captured_once(lambda: int(lengths.max()))
         with pytest.raises(NotOnTheDevice, match="brings values to the host"):
             captured_once(lambda: lengths[lengths > 0])
+        with pytest.raises(NotOnTheDevice, match="brings values to the host"):
+            captured_once(lambda: lengths.repeat_interleave(lengths))
+        with pytest.raises(NotOnTheDevice, match="copies values to"):
+            captured_once(lambda: lengths.copy_(torch.tensor(1)))
         with pytest.raises(NotOnTheDevice, match="copies values from"):
             captured_once(lambda: lengths.cpu())
         with pytest.raises(NotOnTheDevice, match="copies values to"):
             captured_once(lambda: lengths.copy_(torch.ones(3, dtype=torch.int64)))
 
 
-def captured_once(step) -> StandInGraph:
-    graph = StandInGraph(without_stops(step), [[]])
-    graph()
-    return graph
+def captured_once(step: Callable[[], object]) -> None:
+    with CURRENT.capture():
+        step()
+
+
+def test_other_numbers_are_noticed() -> None:
+    """A graph has the numbers of its capture for ever, those in tensors of the CPU too."""
+    with simulated():
+        x, numbers = torch.zeros(3, device=DEVICE), [1.0]
+        for step in (lambda: x.add_(numbers[-1]), lambda: x.mul_(torch.tensor(numbers[-1]))):
+            graph = captured(without_stops(step))
+            graph()
+            numbers.append(numbers[-1] + 1)
+            with pytest.raises(NotOnTheDevice, match="was captured as"):
+                graph()
+        kept = captured(without_stops(lambda: norm.rms_norm(x, x, numbers[-1])))
+        numbers.append(0.5)
+        with pytest.raises(NotOnTheDevice, match="was captured as"):
+            kept()
+
+
+def test_memory_is_the_pool_s_where_nobody_named_it() -> None:
+    with simulated():
+        x, late = torch.ones(3, device=DEVICE), list[Tensor]()
+        runs = []
+
+        def step() -> Tensor:
+            made = x + 1
+            runs.append(None)
+            if len(runs) > 3:
+                late.append(made)
+            return made * 2
+
+        graph = captured(without_stops(step))
+        x.add_(1)
+        graph()
+        assert cast(Tensor, graph.results[0]).tolist() == [6.0] * 3, "what it returned has the replay's values"
+        assert late[0].isnan().all().tolist(), "whoever names it in a replay alone is nobody in a graph"
+
+
+def test_a_graph_without_its_step_is_refused() -> None:
+    with simulated():
+        x = torch.zeros(3, device=DEVICE)
+        alone = captured(without_stops(lambda: x.add_(1))).graphs[0]
+        with pytest.raises(NotOnTheDevice, match="the captured work is gone"):
+            alone.replay()
 
 
 def test_other_shapes_and_other_inputs_are_noticed() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from typing import Any
 
 import pytest
 import torch
@@ -11,8 +12,9 @@ from spec.tree import ROOT_ONLY, TreeShape
 from tests.same_tokens.captured import captured_engine, draft_model
 from tests.same_tokens.models import Pair
 from tests.simulated.device import DEVICE, simulated
-from tests.simulated.graph import StandInGraph, captured
+from tests.simulated.graph import captured
 from tests.verifier.reading import load_decoder
+from verifier.graphs.capture import CapturedGraphs
 from verifier.graphs.runner import WholeRunner
 
 #: Ops that only name memory in another way.
@@ -40,9 +42,10 @@ def launches(pair: Pair, shape: TreeShape) -> Counter[str]:
         runner = captured_engine(moved, drafter, shape, max_seqs=1, capture=captured).runner
         assert isinstance(runner, WholeRunner)
         bucket = next(iter(runner.buckets.values()))
-        graph = (bucket.drafting or bucket.plain).launch
-    assert isinstance(graph, StandInGraph)
-    return Counter(name for part in graph.launches for name, _ in part if not any(view in name for view in VIEWS))
+        launch = (bucket.drafting or bucket.plain).launch
+    assert isinstance(launch, CapturedGraphs)
+    graphs: Any = launch.graphs
+    return Counter(name for each in graphs for name, _ in each.launches if not any(view in name for view in VIEWS))
 
 
 @pytest.mark.parametrize(("shape", "passes", "beside"), [(ROOT_ONLY, 1, 21), (TreeShape.chain(4), 5, 72)])

@@ -6,13 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 from drafters.draft_model import DraftModelDrafter
 from server.engine.checks.files import look_at_files, look_at_origin
 from server.engine.checks.report import Notes, Target
 from server.engine.checks.words import described, facts
-from server.engine.drafters.entry import FromFiles, Pass
+from server.engine.drafters.entry import FromFiles
 from server.engine.loading import Loading
 from server.engine.memory import model_bytes
 from server.engine.parameters import numbers_per_token, parameters
@@ -83,11 +83,6 @@ class DraftModel(FromFiles):
     def warning(self) -> str:
         """Where these are few."""
         return "" if self.between is None else self.between.warning(self.place)
-
-    @staticmethod
-    def passes(drafter: Any) -> list[Pass]:
-        """The model's."""
-        return [drafter.model.run]
 
     def look_at(self, notes: Notes, target: Target, name: str, shape: TreeShape | None) -> int | None:
         """Its files, its size beside the target's, and what both vocabularies share."""

@@ -7,14 +7,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
 
-import torch
 from torch import Tensor
 
 from drafters.eagle import EagleDrafter
 from kvpaging import PagePool, PageTable
 from server.engine.checks.report import Notes, Target
 from server.engine.checks.words import layers
-from server.engine.drafters.entry import Pass
 from server.engine.drafters.head import Head, note_vocabulary
 from server.engine.drafters.trial import agrees, in_words, share, tried
 from server.engine.parameters import numbers_per_token
@@ -85,18 +83,6 @@ class Eagle(Head):
         if drafter.trained_positions < target.max_positions:
             found.append(f"it was trained on texts of up to {drafter.trained_positions} tokens")
         return "; ".join(filter(None, found))
-
-    @staticmethod
-    def passes(drafter: Any) -> list[Pass]:
-        """The head's, on states of zeros."""
-        head: EagleHead = drafter.head
-
-        def run(rows: list[Rows]) -> object:
-            count = sum(len(part.tokens) for part in rows)
-            hidden = torch.zeros(count, head.layer.hidden_size, dtype=head.dtype, device=head.device)
-            return head.run(rows, hidden, drafter.store)
-
-        return [run]
 
     def note(self, notes: Notes, target: Target, drafter: Any, name: str, shape: TreeShape | None) -> int:
         """Its shape, and what it reads."""

@@ -14,7 +14,7 @@ An instance is one drafter that ``--draft`` names, found, but with nothing of it
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Self
@@ -25,14 +25,11 @@ from server.engine.loading import Loading
 from server.settings.config import EngineConfig
 from spec.budget.members import MODEL_LEVELS
 from spec.errors import ConfigurationError
-from spec.protocols import Drafter, Rows
+from spec.protocols import Drafter
 from spec.tree import TreeShape
 from verifier.model.config import ModelConfig
 from verifier.model.hub import resolve
 from verifier.paged_model import PagedModel
-
-#: An eager pass of a model.
-Pass = Callable[[list[Rows]], object]
 
 
 @dataclass(frozen=True)
@@ -127,11 +124,6 @@ class Entry:
     def levels(drafter: Any) -> int:
         """How deep it can draft."""
         return MODEL_LEVELS
-
-    @staticmethod
-    def passes(drafter: Any) -> list[Pass]:
-        """An eager pass of each of its models."""
-        return []
 
 
 @dataclass(frozen=True)

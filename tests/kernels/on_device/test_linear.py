@@ -84,6 +84,21 @@ def test_a_row_has_the_same_bits_among_any_number_of_rows(programs, device, monk
         assert torch.equal(linear.gated_linear(part, weight, bias), gated[rows])
 
 
+@pytest.mark.parametrize(("outer", "inner"), [(6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336)])
+def test_the_bits_of_served_shapes(outer, inner, device, monkeypatch) -> None:
+    """The weights of a layer of an 8B, cut as they are served; the interpreter has time for a few outputs of them."""
+    served = cut(outer, inner)
+    monkeypatch.setattr(linear, "segments_of", lambda *_: served)
+    some = outer if EXACT is torch.bfloat16 else 6
+    x, weight, _, stream = case(device, EXACT, 70, inner, some)
+    product = linear.linear(x, weight, None, stream)
+    for rows in (slice(0, 1), slice(60, 66), slice(0, 64)):
+        assert torch.equal(linear.linear(x[rows].clone(), weight, None, stream[rows].clone()), product[rows])
+    if outer > 2 * inner:
+        gated = linear.gated_linear(x, weight)
+        assert torch.equal(linear.gated_linear(x[17:19].clone(), weight), gated[17:19])
+
+
 @pytest.mark.parametrize(
     ("outer", "inner"), [(4096, 4096), (6144, 4096), (28672, 4096), (4096, 14336), (128256, 4096), (576, 1536), (8, 8)]
 )

@@ -12,7 +12,7 @@ from verifier.ops.accept import AcceptedPaths
 _WORD = 64
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["width"])
 def walk_trees(
     tokens,
     parents,
@@ -24,16 +24,16 @@ def walk_trees(
     paths,
     emitted,
     sources,
-    WIDTH: tl.constexpr,
+    width,
     WORD: tl.constexpr,
 ):
     """The words of spec/accept.py: bit i of ``match`` says that token i is the sample at its parent."""
     sequence = tl.program_id(0)
     node = tl.arange(0, WORD)
     real = node < tl.load(counts + sequence)
-    at = sequence * WIDTH + node
+    at = sequence * width + node
     parent = tl.load(parents + at, real & (node > 0), 0)
-    at_parent = tl.load(sampled + sequence * WIDTH + parent, real, -1)
+    at_parent = tl.load(sampled + sequence * width + parent, real, -1)
     match = (node == 0) | (tl.load(tokens + at, real, -1) == at_parent)
     bits = tl.full((WORD,), 1, tl.int64) << node.to(tl.int64)
     matched = tl.sum(tl.where(real & match, bits, 0), axis=0)
@@ -43,11 +43,11 @@ def walk_trees(
     path_word = tl.sum(tl.where(node == deepest, word, 0), axis=0)
     on_path = (path_word & bits) != 0
     length = tl.sum(on_path.to(tl.int32), axis=0)
-    place = sequence * WIDTH + tl.cumsum(on_path.to(tl.int32), axis=0) - 1
+    place = sequence * width + tl.cumsum(on_path.to(tl.int32), axis=0) - 1
     tl.store(paths + place, node.to(tl.int64), on_path)
     tl.store(emitted + place, tl.load(sampled + at, on_path, 0), on_path)
     tl.store(sources + place, tl.load(slots + at, on_path, 0), on_path)
-    behind = (node >= length) & (node < WIDTH)
+    behind = (node >= length) & (node < width)
     tl.store(paths + at, tl.full((WORD,), -1, tl.int64), behind)
     tl.store(emitted + at, tl.full((WORD,), -1, tl.int64), behind)
     tl.store(sources + at, tl.full((WORD,), -1, tl.int64), behind)

@@ -81,7 +81,7 @@ def top_and_mass(values, floats, top_plane, mass_plane):
     tl.store(floats + mass_plane, tl.sum(tl.exp(values - tl.where(top == -INFINITY, 0.0, top)), axis=0))
 
 
-@triton.jit(do_not_specialize=["size"])
+@triton.jit(do_not_specialize=["size", "count"])
 def rank(
     logits,
     token_ids,
@@ -97,11 +97,11 @@ def rank(
     size,
     width,
     blocks,
-    COUNT: tl.constexpr,
+    count,
     MOST: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """One block of one row: its COUNT largest noisy logits, and what of its logits the filters may need."""
+    """One block of one row: its count largest noisy logits, and what of its logits the filters may need."""
     row, block = tl.program_id(0).to(tl.int64), tl.program_id(1)
     columns = block * BLOCK + tl.arange(0, BLOCK)
     inside, heat, at = columns < width, tl.load(temperature + row), row * blocks + block
@@ -112,7 +112,7 @@ def rank(
         key = noise_key(tl.load(seeds + row), tl.load(positions + row))
         noisy = scaled + gumbel_at(key, columns, token_ids, width)
     top_and_mass(noisy, floats + at, size * _NOISY_TOPS, size * _NOISY_MASSES)
-    list_largest(tl.where(inside, entry_of(noisy, columns), _NOTHING), noisy_lists + at * COUNT, COUNT)
+    list_largest(tl.where(inside, entry_of(noisy, columns), _NOTHING), noisy_lists + at * count, count)
     k, _, _, _, filtered = filters_of(top_ks, top_ps, min_ps, heat, row, MOST)
     if filtered:
         top_and_mass(scaled, floats + at, size * _TOPS, size * _MASSES)
@@ -120,10 +120,10 @@ def rank(
 
 
 @triton.jit
-def merge_lists(lists, blocks, rounds, LENGTH: tl.constexpr, MOST: tl.constexpr, MERGE: tl.constexpr):
+def merge_lists(lists, blocks, rounds, length, MOST: tl.constexpr, MERGE: tl.constexpr):
     """int64[MOST]: the largest ``rounds`` entries of the lists of a row's blocks, in order; nothing behind them."""
     block, lane = tl.arange(0, MERGE), tl.arange(0, MOST)
-    heads = tl.load(lists + block * LENGTH, block < blocks, _NOTHING)
+    heads = tl.load(lists + block * length, block < blocks, _NOTHING)
     taken, merged = tl.zeros((MERGE,), tl.int32), tl.full((MOST,), _NOTHING, tl.int64)
     turn = 0
     while turn < rounds:
@@ -131,7 +131,7 @@ def merge_lists(lists, blocks, rounds, LENGTH: tl.constexpr, MOST: tl.constexpr,
         merged = tl.where(lane == turn, largest, merged)
         first = (heads == largest) & (largest > _NOTHING)
         taken += first.to(tl.int32)
-        following = tl.load(lists + block * LENGTH + taken, first & (taken < rounds), _NOTHING)
+        following = tl.load(lists + block * length + taken, first & (taken < rounds), _NOTHING)
         heads = tl.where(first, following, heads)
         turn += 1
     return merged
@@ -148,9 +148,9 @@ def log_sum_of(floats, size, row, blocks, top_plane, mass_plane, MERGE: tl.const
 
 
 @triton.jit
-def write_children(values, columns, log_sum, places, token_ids, tokens, chances, COUNT: tl.constexpr):
-    """Write the children that have a place below COUNT; one that is minus infinity or NaN is none."""
-    is_child, inside = values > -INFINITY, places < COUNT
+def write_children(values, columns, log_sum, places, token_ids, tokens, chances, count):
+    """Write the children that have a place below count; one that is minus infinity or NaN is none."""
+    is_child, inside = values > -INFINITY, places < count
     found = columns.to(tl.int64)
     if token_ids is not None:
         found = tl.load(token_ids + found, is_child, 0)
@@ -158,7 +158,7 @@ def write_children(values, columns, log_sum, places, token_ids, tokens, chances,
     tl.store(chances + places, tl.where(is_child, values - log_sum, -INFINITY), inside)
 
 
-@triton.jit(do_not_specialize=["size"])
+@triton.jit(do_not_specialize=["size", "count"])
 def merge(
     token_ids,
     temperature,
@@ -175,12 +175,12 @@ def merge(
     size,
     width,
     blocks,
-    COUNT: tl.constexpr,
+    count,
     MOST: tl.constexpr,
     MERGE: tl.constexpr,
 ):
     """One row: the children among what the filters keep, or among all."""
-    row, lane, first = tl.program_id(0).to(tl.int64), tl.arange(0, MOST), tl.program_id(0).to(tl.int64) * COUNT
+    row, lane, first = tl.program_id(0).to(tl.int64), tl.arange(0, MOST), tl.program_id(0).to(tl.int64) * count
     heat = tl.load(temperature + row)
     k, by_k, p, min_p, filtered = filters_of(top_ks, top_ps, min_ps, heat, row, MOST)
     decided = 0
@@ -203,12 +203,12 @@ def merge(
             log_sum = largest + tl.log(tl.sum(tl.exp(noisy - largest), axis=0))
             ranked = tl.where(allowed, entry_of(noisy, columns), lane.to(tl.int64) + _NOTHING)
             places = tl.sum((ranked[None, :] > ranked[:, None]).to(tl.int32), axis=1)
-            write_children(noisy, columns, log_sum, places, token_ids, tokens + first, chances + first, COUNT)
+            write_children(noisy, columns, log_sum, places, token_ids, tokens + first, chances + first, count)
     if decided == 0:
-        entries = merge_lists(noisy_lists + row * blocks * COUNT, blocks, COUNT, COUNT, MOST, MERGE)
+        entries = merge_lists(noisy_lists + row * blocks * count, blocks, count, count, MOST, MERGE)
         log_sum = log_sum_of(floats, size, row, blocks, _NOISY_TOPS, _NOISY_MASSES, MERGE)
         noisy, columns = value_of(entries), column_of(entries)
-        write_children(noisy, columns, log_sum, lane, token_ids, tokens + first, chances + first, COUNT)
+        write_children(noisy, columns, log_sum, lane, token_ids, tokens + first, chances + first, count)
 
 
 def best_children(

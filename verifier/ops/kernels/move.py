@@ -20,7 +20,7 @@ _COLUMNS = 64
 _WORDS = {1: torch.int8, 2: torch.int16, 4: torch.int32}
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["slots", "path_width"])
 def move_columns(
     keys,
     values,
@@ -28,9 +28,9 @@ def move_columns(
     destinations,
     lengths,
     slots,
+    path_width,
     KEY_WIDTH: tl.constexpr,
     VALUE_WIDTH: tl.constexpr,
-    WIDTH: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
@@ -39,8 +39,8 @@ def move_columns(
     piece, layer, sequence = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     rows = tl.arange(0, ROWS)
     real = rows < tl.load(lengths + sequence)
-    source = tl.load(sources + sequence * WIDTH + rows, real, 0)
-    destination = tl.load(destinations + sequence * WIDTH + rows, real, 0)
+    source = tl.load(sources + sequence * path_width + rows, real, 0)
+    destination = tl.load(destinations + sequence * path_width + rows, real, 0)
     moving = (real & (source != destination))[:, None]
     base, width, first = keys, KEY_WIDTH, piece * COLUMNS
     if piece >= KEY_PIECES:
@@ -77,9 +77,9 @@ def _move(keys: Tensor, values: Tensor, sources: Tensor, destinations: Tensor, l
             destinations,
             lengths,
             slots,
+            width,
             key_width,
             value_width,
-            width,
             triton.next_power_of_2(width),
             _COLUMNS,
         )

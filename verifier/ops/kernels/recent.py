@@ -8,15 +8,15 @@ import triton.language as tl
 from torch import Tensor
 
 
-@triton.jit
-def gather_rows(recent, emitted, lengths, out, WIDTH: tl.constexpr, EMITTED: tl.constexpr, BLOCK: tl.constexpr):
+@triton.jit(do_not_specialize=["width", "nodes"])
+def gather_rows(recent, emitted, lengths, out, width, nodes, BLOCK: tl.constexpr):
     """Token j of the result is token ``j + length`` of the recent ones with the emitted ones behind them."""
     sequence, lane = tl.program_id(0), tl.arange(0, BLOCK)
-    inside = lane < WIDTH
+    inside = lane < width
     place = lane + tl.load(lengths + sequence)
-    old = tl.load(recent + sequence * WIDTH + place, inside & (place < WIDTH), 0)
-    new = tl.load(emitted + sequence * EMITTED + place - WIDTH, inside & (place >= WIDTH), 0)
-    tl.store(out + sequence * WIDTH + lane, tl.where(place < WIDTH, old, new), inside)
+    old = tl.load(recent + sequence * width + place, inside & (place < width), 0)
+    new = tl.load(emitted + sequence * nodes + place - width, inside & (place >= width), 0)
+    tl.store(out + sequence * width + lane, tl.where(place < width, old, new), inside)
 
 
 def gather_recent(recent: Tensor, emitted: Tensor, lengths: Tensor) -> Tensor:

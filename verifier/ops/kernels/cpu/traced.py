@@ -18,13 +18,17 @@ from torch.utils._pytree import tree_leaves
 
 _ATEN = torch.ops.aten
 #: What gives values away, or has to know them to know its result's shape.
-READS = {
+_READS = {
     _ATEN._local_scalar_dense.default,
     _ATEN.item.default,
     _ATEN.nonzero.default,
     _ATEN.masked_select.default,
     _ATEN.equal.default,
+    _ATEN.unique_dim.default,
+    _ATEN._unique2.default,
 }
+_REPEATS = {_ATEN.repeat_interleave.Tensor, _ATEN.repeat_interleave.self_Tensor}
+_INDEXED = {_ATEN.index.Tensor, _ATEN.index_put.default, _ATEN.index_put_.default, _ATEN._index_put_impl_.default}
 #: Of :func:`torch.tensor`: it makes a constant.
 _CONSTANT = {_ATEN.lift_fresh.default, _ATEN.detach_.default}
 
@@ -47,7 +51,7 @@ class Traced(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if func in READS or (func is _ATEN.index.Tensor and any(_is_mask(one) for one in args[1])):
+        if asks_for_numbers(func, args, kwargs):
             raise ReadsNumbers(f"{func} in a step that is recorded")
         if func in _CONSTANT:
             return func(*args, **kwargs)
@@ -59,6 +63,13 @@ class Traced(TorchDispatchMode):
         if any(_place(one) not in given for one in tree_leaves(made)):
             self._add(partial(_again_one if isinstance(made, Tensor) else _again, made, func, *args, **kwargs))
         return made
+
+
+def asks_for_numbers(func: Any, args: Any, kwargs: Any) -> bool:
+    """Whether an op brings numbers to the host, be it only to know the shape of its result."""
+    if func in _REPEATS:
+        return kwargs.get("output_size") is None
+    return func in _READS or (func in _INDEXED and any(_is_mask(one) for one in args[1]))
 
 
 def _is_mask(index: Tensor | None) -> bool:

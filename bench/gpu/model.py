@@ -1,0 +1,182 @@
+"""What a step should take on a GPU, over its floor, before any was measured: ``python -m bench.gpu.model``.
+
+The launches are those that the code makes, counted without a GPU (:mod:`bench.gpu.binder`); what each takes is
+arithmetic: bytes, launches, trips to memory. Constants are assumptions, named so that a measurement can correct them.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from dataclasses import dataclass, replace
+
+import torch
+
+from bench import record
+from bench.gpu import heads, settings, shapes
+from bench.gpu.binder import DEVICE, Launches, bound
+from bench.gpu.device import Device
+from bench.gpu.drafting import Ground
+from bench.gpu.gaps import cut
+from bench.gpu.models import BUNDLED, paged
+from bench.gpu.shapes import EagleShape, eagle_bytes, kv_bytes_per_token, step_bytes
+from drafters.eagle import EagleDrafter
+from drafters.proposer import Drafts
+from kvpaging import PagePool
+from spec.tree import TreeShape
+from verifier.graphs.plain import RootOnly
+from verifier.graphs.proposer import Proposer
+from verifier.graphs.step import SpeculativeStep
+from verifier.model.config import ModelConfig
+from verifier.model.decoder import Decoder
+from verifier.model.weights import allocate
+from verifier.ops.kernels.linear import TILE
+from verifier.paged_model import PagedModel
+
+#: Kernels whose time is that of the weights they read.
+PRODUCTS = ("linear_tiles", "gated_tiles")
+#: Trips to memory, one behind the other, of the kernels that read little; those not named take two.
+TRIPS = {"tree_partials": 5, "tree_merge": 4, "scan": 3, "weigh": 3, "settle": 4, "walk_trees": 3}
+
+
+@dataclass(frozen=True, slots=True)
+class Card:
+    """A GPU. read: bytes per second of a pass that only reads: 92 % of the data sheet. cached: of the L2, to all
+    processors. multiply: bf16 operations per second in 64 x 64 tiles, half of the data sheet."""
+
+    name: str
+    read: float
+    cached: float = 5.5e12
+    multiply: float = 0.5e15
+
+
+CARDS = (Card("H100", 0.92 * 3.35e12), Card("H200", 0.92 * 4.8e12))
+
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """Seconds. gap: from a kernel's end to the next one's first instruction, inside a graph. ramp: until a product
+    reads at full speed, and from its last byte to its end. trip: to memory and back."""
+
+    gap: float = 1.2e-6
+    ramp: float = 1.6e-6
+    trip: float = 0.8e-6
+
+
+TODAY = Costs()
+#: Programmatic dependent launch: a kernel is there, and its weights are on their way, when the one before it ends.
+DEPENDENT = Costs(gap=0.4e-6, ramp=0.6e-6)
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What a step launches and reads. weights: [outer, inner] of each product. kept: bytes of keys and values."""
+
+    name: str
+    launches: Launches
+    weights: tuple[tuple[int, int], ...]
+    rows: int
+    kept: float
+    floor: float
+
+    def seconds(self, card: Card, costs: Costs = TODAY) -> float:
+        """Of one step."""
+        products = sum(product_seconds(card, costs, *weight, self.rows) for weight in self.weights)
+        small = (self.launches.kernels | self.launches.torch).items()
+        launched = sum(n * (costs.gap + TRIPS.get(name, 2) * costs.trip) for name, n in small if name not in PRODUCTS)
+        return products + launched + self.kept / card.read
+
+    def over_floor(self, card: Card, costs: Costs = TODAY) -> float:
+        """Times the bytes that have to be read."""
+        return self.seconds(card, costs) * card.read / self.floor
+
+    def without(self, kernel: str) -> Step:
+        """The same step with a kernel folded into its neighbours."""
+        kernels = self.launches.kernels.copy()
+        del kernels[kernel]
+        return replace(self, launches=replace(self.launches, kernels=kernels))
+
+
+def product_seconds(card: Card, costs: Costs, outer: int, inner: int, rows: int) -> float:
+    """A product: its weight once from memory, and the rows for every tile of outputs from the L2."""
+    weight, tiles = 2 * outer * inner, math.ceil(outer / TILE)
+    partials = 4 * rows * outer * (cut(outer, inner)[0] - 1)
+    cached = weight + tiles * 2 * rows * inner + partials
+    operations = 2 * TILE * math.ceil(rows / TILE) * outer * inner
+    return costs.gap + costs.ramp + max(weight / card.read, cached / card.cached, operations / card.multiply)
+
+
+def target_of(shape: shapes.ModelShape) -> PagedModel:
+    """A model of shapes alone, with a store for 32k tokens."""
+    config = shape.config(ModelConfig.from_directory(BUNDLED / "target"))
+    decoder = Decoder(config, allocate(config, torch.bfloat16, DEVICE), shapes.POSITIONS)
+    return paged(PagePool(2 + shapes.POSITIONS // 16, 16), decoder, OnShapes())
+
+
+class OnShapes(Device):
+    """A device of shapes alone, that computes as a GPU does."""
+
+    def __init__(self) -> None:
+        super().__init__("cpu")
+        self.torch, self.cuda = DEVICE, True
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return torch.bfloat16
+
+
+def steps(shape: shapes.ModelShape, eagle: EagleShape, levels: int, context: int) -> list[Step]:
+    """A plain step, and one with a chain of an EAGLE-3 head of so many levels."""
+    target = target_of(shape)
+    config = target.decoder.config
+    kept = kv_bytes_per_token(config) * context
+    floor = step_bytes(config, context)
+    weights = tuple((m.out_features, m.in_features) for m in target.decoder.linears)
+    plain = Step("plain", launches_of(target, RootOnly(1, DEVICE), context), weights, 1, kept, floor)
+    with bound():
+        head = heads.random_eagle(OnShapes(), target.decoder, eagle)
+        drafter = EagleDrafter(head, target.store.pool, dynamic=False, name="eagle3")
+    chain = Drafts(drafter, TreeShape.chain(levels), 1, target.vocab_size)
+    own = [eagle.mixing, *eagle.products * levels]
+    more = eagle_bytes(eagle, levels, context)
+    drafting = Step(
+        f"EAGLE-3, chain of {levels}",
+        launches_of(target, chain, context),
+        (*weights, *own),
+        levels + 1,
+        kept + more - eagle_bytes(eagle, levels, 0),
+        floor + more,
+    )
+    return [plain, drafting]
+
+
+def launches_of(target: PagedModel, proposer: Proposer, context: int) -> Launches:
+    """Of one whole step; what is made once is made before."""
+    with bound() as launches:
+        ground = Ground(target, proposer, context)
+        step = SpeculativeStep(target, proposer, ground.state)
+        step()
+        ground.reset()
+        launches.kernels.clear()
+        launches.torch.clear()
+        step()
+    return launches
+
+
+def main() -> int:
+    """Print the table."""
+    torch.set_grad_enabled(False)
+    chosen = settings.full()
+    rows, made = [], steps(chosen.bar, chosen.eagle, 5, 1024)
+    for step in (*made, *(replace(made[0], name=f"plain, {count} rows", rows=count) for count in (8, 32, 64))):
+        after = step.without("add_segments")
+        figures = [ratio for card in CARDS for ratio in (step.over_floor(card), after.over_floor(card, DEPENDENT))]
+        rows.append([step.name, step.launches.total, after.launches.total, *figures])
+    cards = [f"{card.name} {when}" for card in CARDS for when in ("today", "after")]
+    record.table("expected, over the floor", [chosen.bar.name, "launches", "after", *cards], rows)
+    print("after: dependent launches, segments added by who reads them. Arithmetic, nothing was measured.")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,99 @@
+"""Real launchers through Triton's own binder, on tensors of shapes alone: what is launched, what is compiled."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+import triton
+import triton.language as tl
+
+from bench.gpu import gaps, model, settings, shapes
+from bench.gpu.binder import DEVICE, bound
+from bench.gpu.verify import VerifyStep
+from spec.sampling import SamplingParams
+from tests.kernels.compiling import resource_usage
+from verifier.paged_model import PagedModel
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _without_gradients() -> Iterator[None]:
+    with torch.no_grad():
+        yield
+
+
+@pytest.fixture(scope="module")
+def target() -> PagedModel:
+    return model.target_of(shapes.LLAMA_8B)
+
+
+def test_launches_of_a_step_of_an_8b() -> None:
+    """What docs/latency.md says of them."""
+    plain, drafting = model.steps(shapes.LLAMA_8B, settings.full().eagle, levels=5, context=1024)
+    for step in (plain, drafting):
+        print(
+            f"{step.name}: {step.launches.total} launches, {dict(step.launches.kernels)}, {dict(step.launches.torch)}"
+        )
+    layers = 32
+    assert plain.launches.kernels["linear_tiles"] == 3 * layers + 1
+    assert plain.launches.kernels["add_segments"] == 3 * layers
+    assert plain.launches.total <= 12 * layers + 24
+    assert drafting.launches.total <= 600
+
+
+def test_a_kernel_is_compiled_once_for_any_number_of_rows(target) -> None:
+    """And for any context and temperature."""
+    one_shape = {"linear_tiles": 4, "add_segments": 2, "gated_tiles": 1, "norm_rows": 2, "rotate_and_store_rows": 1}
+    sampled = {"tree_partials": 1, "tree_merge": 1, "scan": 1, "weigh": 2, "settle": 1}
+    laid_out = {"lay_out_rows": 1, "walk_trees": 1}
+    with bound() as launches:
+        for rows in (1, 2, 3, 8, 16, 33, 64):
+            for temperature in (0.0, 1.0):
+                VerifyStep(target, rows, 1000 + rows, SamplingParams(temperature=temperature))()
+    print(launches.variants)
+    assert {name: launches.variants[name] for name in one_shape | sampled | laid_out} == one_shape | sampled | laid_out
+
+
+@triton.jit
+def _specialised(x, rows, BLOCK: tl.constexpr):
+    tl.store(x + tl.arange(0, BLOCK), rows)
+
+
+def test_what_is_compiled_again_is_seen() -> None:
+    """A number that is 1, or divisible by 16, makes another kernel where a launcher does not forbid it."""
+    with bound() as launches:
+        for rows in (1, 2, 16, 3):
+            _specialised[(1,)](torch.empty(8, device=DEVICE, dtype=torch.int32), rows, 8)
+    assert launches.variants == {"_specialised": 3} and launches.kernels.total() == 4
+
+
+@pytest.mark.slow
+def test_kernels_of_a_step_spill_nothing(target, tmp_path: Path) -> None:
+    with bound(compiling=True) as launches:
+        VerifyStep(target, 1, 1024)()
+    assert len(launches.binaries) >= 15
+    for name, made in launches.binaries.items():
+        binary = tmp_path / f"{name}.cubin".replace(" ", ".")
+        binary.write_bytes(made.asm["cubin"])
+        used = resource_usage(binary)
+        print(f"{name}: {used['REG']} registers, {made.metadata.shared} B shared")
+        assert used["STACK"] + used["LOCAL"] == 0, f"{name} spills registers"
+
+
+@pytest.mark.slow
+def test_what_tells_of_gaps_and_tiles_compiles_as_it_is_meant() -> None:
+    """The dependent chain waits for the one before it, and every way of a product multiplies with wgmma."""
+    device = model.OnShapes()
+    with bound(compiling=True) as launches:
+        for options in ({}, {"launch_pdl": True}):
+            data = torch.empty(1, dtype=torch.int32, device=DEVICE)
+            gaps.empty_step[(1,)](data, bool(options), num_warps=1, **options)
+        gaps.compile_ways(device)
+    assert launches.variants == {"empty_step": 2, "swept_tiles": len(gaps.WAYS)}
+    codes = {name: made.asm["ptx"] for name, made in launches.binaries.items()}
+    assert "griddepcontrol.wait" in codes["empty_step 2"] and "griddepcontrol" not in codes["empty_step 1"]
+    for number, way in enumerate(gaps.WAYS, start=1):
+        assert f"wgmma.mma_async.sync.aligned.m64n{way.rows}k16" in codes[f"swept_tiles {number}"], way
+        assert launches.binaries[f"swept_tiles {number}"].metadata.shared <= gaps.SHARED

@@ -1,0 +1,69 @@
+"""Whatever a server launches was compiled before it was ready: all streams would wait for a compiler.
+
+Launches of a server on the simulated device go through Triton's own binder too, which says for what a kernel is
+compiled.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+import server.engine.build
+from bench.gpu.binder import bound
+from server.engine.build import build_engine
+from server.settings.config import EngineConfig
+from spec.engine import Engine
+from spec.request import Request
+from spec.sampling import SamplingParams
+from tests.simulated.device import CURRENT, simulated
+from tests.simulated.graph import captured
+from tests.simulated.test_engine import GPU
+from verifier.graphs.capture import Direct
+
+SEQUENCES = 6
+KINDS = (
+    SamplingParams(max_tokens=12, temperature=0.0, ignore_eos=True),
+    SamplingParams(max_tokens=9, temperature=1.0, top_p=0.95, top_k=20, seed=3, frequency_penalty=0.5, ignore_eos=True),
+    SamplingParams(max_tokens=12, temperature=0.7, min_p=0.05, seed=4, logprobs=2, ignore_eos=True),
+)
+
+
+def serve(engine: Engine) -> None:
+    """One request alone, then more and more of them together, until all places are taken, of short and long prompts."""
+    for together in (1, 2, 3, SEQUENCES):
+        for number in range(together):
+            prompt = list(range(7, 10 + (90 if number % 2 else 3) + number))
+            params = KINDS[(together + number) % len(KINDS)]
+            engine.add(Request(id=f"{together}.{number}", prompt=prompt, params=params))
+        while engine.has_work:
+            for delta in engine.step():
+                assert delta.error is None, delta.error
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("draft", "tree", "graphs"),
+    [
+        ("draft_model", "3,2,1", True),
+        ("draft_model", "3,2,1", False),
+        ("eagle3", "3,2,1", True),
+        ("ngram", "1,1,1", True),
+        ("auto", None, True),
+    ],
+)
+def test_nothing_is_compiled_while_a_server_answers(draft, tree, graphs, monkeypatch) -> None:
+    config = EngineConfig(
+        draft=draft, draft_tree=tree, dtype="float32", device="cpu", graphs=graphs,
+        max_seqs=SEQUENCES, max_model_len=160, kv_tokens=1200,
+    )  # fmt: skip
+    monkeypatch.setattr(server.engine.build, "find_device", lambda config: GPU)
+    monkeypatch.setattr(server.engine.build, "_MEASURED_ROWS", (2, 8))
+    monkeypatch.setattr(server.engine.build, "capture_of", lambda graphs: captured if graphs else Direct)
+    monkeypatch.setattr(CURRENT, "binding", True)
+    with simulated(), bound(counting=False) as launches:
+        engine = build_engine(config)
+        ready = {name: set(keys) for name, keys in launches.compiled.items()}
+        assert ready["linear_tiles"], "launches are seen"
+        serve(engine)
+    late = {name: len(keys - ready.get(name, set())) for name, keys in launches.compiled.items()}
+    assert not {name: count for name, count in late.items() if count}
