@@ -14,7 +14,7 @@ from server.engine.device import Device, find_device
 from server.engine.drafters.entry import Entry
 from server.engine.drafters.registry import drafts
 from server.engine.drafting import DEFAULT_TOKENS, Drafting, pinned
-from server.engine.graphs import capture_of, capture_passes, runner_of
+from server.engine.graphs import capture_levels, capture_of, capture_passes, runner_of
 from server.engine.loading import Loading, Progress
 from server.engine.memory import MemoryPlan, check_beside, footprint, kept_in_16_bits, packed_bytes
 from server.engine.parameters import stored_parameters
@@ -99,15 +99,15 @@ def build_engine(
         reasons.append(entry.remark + (f", but {doubt}" if doubt else ""))
     draft = Resolved(draft.value, "".join(reasons))
     info = _info(config, model, dtype, draft, exactness, memory, length, device)
-    drafting = Drafting.of(config, drafters, ProfileRun(info, verifier, pool), say)
-    runner = runner_of(verifier, drafting, length, config.max_seqs, capture, say) if device.is_gpu else None
+    profile_run, runner = ProfileRun(info, verifier, pool), None
     if device.is_gpu:
-        say("compiling kernels")
-        if drafting.budget is None:
-            ProfileRun(info, verifier, pool, runner).compile(drafting.drafter, drafting.shape, config.max_seqs)
-        else:  # whose plan decides who drafts; what it measures is not to be a compiler's time
-            for member in drafters:
-                ProfileRun(info, verifier, pool).compile(member, DRAFTED, config.max_seqs)
+        say("compiling kernels")  # first: what is measured is not to be a compiler's time
+        for member in [*drafters, None][: max(1, len(drafters))]:
+            profile_run.compile(member, pinned(config) or DRAFTED, config.max_seqs)
+    drafting = Drafting.of(config, drafters, profile_run, say)
+    if device.is_gpu:
+        capture_levels(verifier, drafting, length, config.max_seqs, capture, say)
+        runner = runner_of(verifier, drafting, length, config.max_seqs, capture, say)
     say("timing plain steps")
     info = msgspec.structs.replace(
         info,
