@@ -19,7 +19,7 @@ from server.engine.loading import Loading, Progress
 from server.engine.memory import MemoryPlan, check_beside, footprint, kept_in_16_bits, packed_bytes
 from server.engine.parameters import stored_parameters
 from server.engine.plan import plan
-from server.engine.quantized import quantized
+from server.engine.quantized import in_words, kv_kind, quantized
 from server.settings.config import EngineConfig
 from server.settings.resolved import Resolved, choose_draft, short_name, target_directory
 from server.settings.unfit import Unfit
@@ -177,14 +177,6 @@ def max_model_len(config: EngineConfig, model: ModelConfig) -> int:
     return wanted
 
 
-def _weights(model: ModelConfig) -> str:
-    """How the target's weights are quantised, for people; "" if they are not."""
-    if model.quantization is None:
-        return ""
-    source = "made of the files' floats" if model.quantization.is_made else f"from {model.quantization.method} files"
-    return f"{model.quantization} ({source})"
-
-
 def _nobody(phase: str, share: float | None = None) -> None:
     pass
 
@@ -199,7 +191,7 @@ def _info(
     length: int,
     device: Device,
 ) -> EngineInfo:
-    scratch = config.max_seqs * (MAX_NODES + config.page_size)
+    scratch, kept = config.max_seqs * (MAX_NODES + config.page_size), kv_kind(model, config.kv_dtype)
     return EngineInfo(
         target=config.target,
         drafter=NONE,
@@ -218,10 +210,10 @@ def _info(
         eos_token_ids=model.eos_token_ids,
         architecture=model.architecture,
         parameters=stored_parameters(model),
-        quantization=_weights(model),
+        quantization=in_words(model, dtype.value),
         weight_bytes=memory.weights["target"],
         memory=memory.described,
-        kv_dtype=dtype.value if config.kv_dtype == "auto" else config.kv_dtype,
+        kv_dtype=dtype.value if kept == "auto" else kept,
         kv_token_bytes=memory.token_bytes,
         footprint=footprint(memory, device),
     )
