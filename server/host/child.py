@@ -85,6 +85,21 @@ def cpu_ticks(process_id: int) -> int:
     return int(fields[11]) + int(fields[12])
 
 
+def stopped(process_id: int) -> bool:
+    """Whether somebody stopped the process (SIGSTOP, a debugger)."""
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{process_id}/stat").read_text().rpartition(")")[2].split()[0] in "Tt"
+    return False
+
+
+def oom_kills() -> int | None:
+    """Processes that this machine's kernel has killed for want of memory so far; None if it does not tell."""
+    with contextlib.suppress(OSError, StopIteration):
+        lines = Path("/proc/vmstat").read_text().splitlines()
+        return int(next(line for line in lines if line.startswith("oom_kill ")).split()[1])
+    return None
+
+
 def reap(process: subprocess.Popen[bytes]) -> int:
     """Wait for the process; one that lingers without its socket is killed."""
     try:

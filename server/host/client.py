@@ -14,16 +14,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import signal
 import subprocess
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, NamedTuple, NoReturn
 
 from server.engine.generation import Sink
 from server.engine.status import Cause, EngineStatus, unavailable
 from server.host import frames
 from server.host.channel import Channel
-from server.host.child import STARTING, Spawned, cpu_ticks, reap, spawn
+from server.host.child import STARTING, Spawned, cpu_ticks, oom_kills, reap, spawn, stopped
 from server.host.resumption import AGAIN, InFlights
 from server.host.watchdog import Watchdog
 from server.schemas.errors import EngineFailed
@@ -42,10 +43,12 @@ DYING_SECONDS, DYING_LOOKS = 1.0, 50
 
 
 class Ended(NamedTuple):
-    """Why an engine process is no more: for people, and in one word."""
+    """Why an engine process is no more: for people, and in one word. among: the requests that it may have died of; None
+    if that may be any that it had."""
 
     reason: str
     cause: Cause
+    among: Collection[str] | None = None
 
 
 class EngineClient:
@@ -77,6 +80,7 @@ class EngineClient:
         self._steps = 0  # the number of the latest
         self._lost_at = 0.0  # when the last one that was ready ended
         self._broken = False  # nobody watches over the engine
+        self._oom_kills: int | None = None  # of this machine, when the engine process was started
 
     # -- life ----------------------------------------------------------------------------------------------------
 
@@ -194,8 +198,8 @@ class EngineClient:
         backoff = FIRST_BACKOFF
         while True:
             began, steps = time.monotonic(), self._steps
-            reason, cause = await self._run_guarded()
-            self._lose(reason)
+            reason, cause, among = await self._run_guarded()
+            self._lose(reason, among)
             if self._failure is not None and self._failure.building and not self._was_ready:
                 self._set(EngineStatus("failed", reason, starts=self.status.starts))
                 return
@@ -221,7 +225,7 @@ class EngineClient:
         self._failure = None
         self._set(EngineStatus("loading", STARTING, starts=self.status.starts + 1))
         process, ours = self._spawn()
-        self.process_id = process.pid
+        self.process_id, self._oom_kills = process.pid, oom_kills()
         try:
             loop = asyncio.get_running_loop()
             _, self._channel = await loop.create_unix_connection(lambda: Channel(self._received), sock=ours)
@@ -243,10 +247,12 @@ class EngineClient:
             self._lost_at = time.monotonic()
         self._set(EngineStatus("down", hung or "the engine process died", starts=self.status.starts))
         if hung is None:
-            return Ended(self._cause(await self._buried(process)), "died")
+            status = await self._buried(process)
+            return Ended(self._cause(status), "died", self._among(status))
+        among = () if stopped(process.pid) else None
         process.kill()
-        self._lose(hung)
-        return Ended(hung, "hung")
+        self._lose(hung, among)
+        return Ended(hung, "hung", among)
 
     async def _buried(self, process: subprocess.Popen[bytes]) -> int:
         """The exit status, which is there at once as a rule; if it is long in dying, those who wait are told before."""
@@ -268,6 +274,12 @@ class EngineClient:
                 return wrong
             if not loading:
                 channel.send(frames.Ping())
+
+    def _among(self, status: int) -> Collection[str] | None:
+        """The requests that it may have died of: of none if somebody killed it, and not for want of memory."""
+        if self._failure is not None:
+            return self._failure.running
+        return () if status == -signal.SIGKILL and self._oom_kills == oom_kills() is not None else None
 
     def _cause(self, status: int) -> str:
         """Why the process ended: in its own words, or by its exit status."""
@@ -324,9 +336,9 @@ class EngineClient:
         kind = ContextLengthExceeded if code == ContextLengthExceeded.code else InvalidRequest
         self._in_flight.reject(id, kind(param, message))
 
-    def _lose(self, reason: str) -> None:
-        """The engine process has ended, or is about to. May be said twice of one."""
-        self._in_flight.lost(self.status.starts, reason)
+    def _lose(self, reason: str, among: Collection[str] | None = ()) -> None:
+        """The engine process has ended, or is about to. May be said again of one, when more is known."""
+        self._in_flight.lost(self.status.starts, reason, among)
         inspections, self._inspections = self._inspections, []
         for answer in inspections:
             answer.cancel()

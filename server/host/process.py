@@ -106,7 +106,8 @@ def serve(link: Link) -> int:
         raise
     except Exception as error:
         log.exception("a step failed")
-        link.send(frames.Failed(f"the engine process failed ({type(error).__name__}: {error})"))
+        running = [sequence.id for sequence in engine.scheduler.running]
+        link.send(frames.Failed(f"the engine process failed ({type(error).__name__}: {error})", running=running))
         return 1
     finally:
         watchers.close()

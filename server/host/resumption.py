@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from array import array
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -113,6 +113,7 @@ class InFlights:
         self._probed: InFlight | None = None  # goes on in this engine, and is unproven
         self._ready, self._levels = False, 0
         self._queued = False  # who is unproven only waits for a place, as far as the last step tells
+        self._unproven: list[InFlight] = []  # when the last engine ended
         self._ended = 0  # the number of the engine process that ended last
 
     # -- the engine ----------------------------------------------------------------------------------------------
@@ -124,15 +125,35 @@ class InFlights:
         self._go_on()
         return count
 
-    def lost(self, number: int, reason: str) -> None:
-        """Engine process ``number`` has ended, or will in a moment: who cannot go on is told, the others wait."""
-        if number == self._ended:
-            return
-        self._ended, self._ready = number, False
-        running, suspect, self._probed = list(self._all.values()), self._alone(), None
+    def lost(self, number: int, reason: str, among: Collection[str] | None = None) -> None:
+        """Engine process ``number`` has ended, or will in a moment: who cannot go on is told, the others wait.
+
+        among: the requests that it may have died of; None if that may be any in its steps. May be said again of one,
+        when more is known.
+        """
+        late = number == self._ended
+        if not late:
+            self._ended, self._ready, self._probed = number, False, None
+            self._unproven = [flight for flight in self._all.values() if flight.state == "unproven"]
+        suspect = self._blamed(among)
+        if not late:
+            self._wait_again(reason)
+        elif suspect is not None and suspect.alone >= MOST_ALONE:
+            self.reject(suspect.request.id, _kills_engine(reason))
+
+    def _blamed(self, among: Collection[str] | None) -> InFlight | None:
+        """The only one that was unproven of those that the engine may have died of: this tells against it."""
+        found = [flight for flight in self._unproven if among is None or flight.request.id in among]
+        if len(found) != 1 or (among is None and self._queued) or self._all.get(found[0].request.id) is not found[0]:
+            return None
+        self._unproven = []
+        found[0].alone += 1
+        return found[0]
+
+    def _wait_again(self, reason: str) -> None:
+        """Who can goes on in the next engine."""
         self._waiting.clear()
-        for flight in running:
-            flight.alone += flight is suspect
+        for flight in list(self._all.values()):
             error = self._why_not(flight, reason)
             if flight.ends_at is not None:
                 self._close(flight)
@@ -160,16 +181,10 @@ class InFlights:
                 self._probed = flight
             self._send(frames.Add(flight.sent()))
 
-    def _alone(self) -> InFlight | None:
-        """The only one that was unproven, and in the engine's steps."""
-        found = [flight for flight in self._all.values() if flight.state == "unproven"]
-        return found[0] if len(found) == 1 and not self._queued else None
-
     def _why_not(self, flight: InFlight, reason: str) -> ApiError | None:
         """Why a request does not go on in the next engine; None if it does."""
         if flight.alone >= MOST_ALONE and self._most_losses:
-            told = f"{reason}, twice at the same place of this request alone: it may be what the engine dies of"
-            return KillsEngine(f"{told}, and is not resumed")
+            return _kills_engine(reason)
         if flight.losses < self._most_losses and not flight.request.aside:
             return None
         often = f" when it had been resumed {flight.losses} times (--max-resumes)" if flight.losses else ""
@@ -243,3 +258,8 @@ class InFlights:
         if self._probed is flight:
             self._probed = None
             self._go_on()
+
+
+def _kills_engine(reason: str) -> KillsEngine:
+    told = f"{reason}, twice at the same place of this request alone: it may be what the engine dies of"
+    return KillsEngine(f"{told}, and is not resumed")

@@ -16,6 +16,7 @@ import pytest
 from bench.soak.clients import LONGEST_LINE, Heard, visit
 from bench.soak.requests import Ask
 from server.engine.generation import generate
+from server.engine.status import EngineStatus
 from server.host.client import EngineClient
 from server.schemas.errors import EngineFailed, KillsEngine
 from server.settings.config import ServeConfig
@@ -217,6 +218,26 @@ async def test_killed_again_and_again_and_in_a_prompt(engine: EngineClient) -> N
     read, last = await reading
     assert last.statistics is not None and last.statistics.resumed == [0]
     assert read == (await told(engine, Request(id="again", prompt=prompt[::-1], params=PARAMS)))[0]
+
+
+async def test_who_is_hit_each_time_before_it_has_begun_is_no_suspect(engine: EngineClient) -> None:
+    grammar = Grammar(text='start: /[a-f]{3,5}/ (" " /[a-f]{3,5}/){60}')
+    request = Request(id="right", prompt=[5, 6, 7], params=PARAMS, grammar=grammar)
+    right, _ = await told(engine, request)
+    left = [signal.SIGKILL] * 3
+
+    def harm(status: EngineStatus) -> None:
+        if status.state == "ready" and left:
+            os.kill(engine.process_id or 0, left.pop())
+
+    engine.observe_status.append(harm)
+    request.id = "killed"
+    asking = asyncio.create_task(told(engine, request))
+    await asyncio.sleep(0)
+    harm(engine.status)
+    tokens, last = await asking
+    assert tokens == right and not left
+    assert last.statistics is not None and last.statistics.resumed == [0, 0, 0]
 
 
 async def test_four_engines_are_enough(engine: EngineClient) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
 import pytest
@@ -47,8 +47,8 @@ class Bench:
         self.sent.clear()
         return self.flights.ready(levels=4)
 
-    def dies(self) -> None:
-        self.flights.lost(self.engines, "it died")
+    def dies(self, among: Collection[str] | None = None) -> None:
+        self.flights.lost(self.engines, "it died", among)
 
     def add(self, *ids: str, aside: bool = False) -> None:
         for id in ids:
@@ -209,6 +209,36 @@ def test_who_only_waits_for_a_place_is_no_suspect() -> None:
         bench.flights.stepped(waiting=1)
         bench.dies()
         assert bench.engine() == 1
+
+
+def test_of_whom_it_cannot_have_died_is_no_suspect() -> None:
+    bench = Bench()
+    bench.add("compiled")
+    for others in ((), ["b"], ["c", "d"]):  # killed from outside; in a step without it
+        bench.dies(others)
+        assert bench.engine() == 1
+
+
+def test_of_two_that_were_new_the_step_tells_of_which() -> None:
+    bench = Bench()
+    for _ in range(2):
+        bench.add("killer", "b") if bench.engines == 1 else None
+        bench.dies(["killer"])
+        bench.engine()
+    assert isinstance(bench.sinks["killer"].error, KillsEngine) and bench.sinks["b"].error is None
+
+
+@pytest.mark.parametrize(("known", "refused"), [(None, True), (["a"], True), ((), False), (["b"], False)])
+def test_of_what_it_died_may_be_known_later(known: Collection[str] | None, refused: bool) -> None:
+    bench = Bench()
+    bench.add("a")
+    for _ in range(2):
+        bench.dies(())
+        assert bench.sinks["a"].error is None
+        for _ in range(2):  # told twice it counts once
+            bench.dies(known)
+        bench.engine()
+    assert isinstance(bench.sinks["a"].error, KillsEngine) == refused
 
 
 def test_engines_that_never_get_ready_count() -> None:
