@@ -15,11 +15,9 @@ from bench import prompts
 from bench.drafters import with_bundled
 from bench.drive import Options, add_arguments, engine_config, request, run
 from server.engine.build import build_engine
-from server.engine.trace.lines import Lines
-from server.engine.trace.reader import drafting, read
-from server.engine.trace.writer import TraceWriter
-from server.observe.replay import lookups, recorded
-from server.observe.replay.ways import RECORDED, parse
+from server.engine.observers import Lines, TraceWriter
+from server.engine.trace import drafting, read
+from server.observe.replay.ways import RECORDED, judge_lookups, judge_recorded, parse
 from spec.sampling import SamplingParams
 
 #: Recorded as, evaluated as, and the way of decoding that this foretells.
@@ -64,7 +62,7 @@ def record(mode: str, texts: Texts, file: Path) -> None:
 
 def foretold(way: str, file: Path) -> float:
     """What replay says of a way."""
-    judge = recorded.judge if parse(way).source == RECORDED else lookups.judge
+    judge = judge_recorded if parse(way).source == RECORDED else judge_lookups
     requests = [told for session in read(file).sessions for told in drafting(session)]
     return judge(parse(way), requests).tokens_per_step - 1
 

@@ -28,7 +28,7 @@ from bench.drafters import tokens_per_step, with_bundled
 from bench.drive import Options, add_arguments, build, mode_of, request, run, target_of
 from bench.summary import Sample, check_same
 from drafters.routed import configured
-from server.text.spelling import Spelling
+from server.text.detokenize import Spelling
 from spec.engine import Engine
 from spec.sampling import SamplingParams
 

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, settings
 
 from bench.inflate import inflate
 from server.settings.resolved import BUNDLED
-from server.text import interrupt
+from server.text import tokenizer
 from tests.server.live import LiveServer, openai_client
 from verifier.ops.kernels.cpu import threads
 
@@ -29,7 +29,7 @@ def one_thread() -> None:
 @pytest.fixture(scope="session", autouse=True)
 def may_be_stopped() -> None:
     """A process that is stopped for a while, as on a machine that others use, is not taken for one that hangs."""
-    interrupt.LOCKED_SECONDS = 600.0
+    tokenizer.LOCKED_SECONDS = 600.0
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -146,10 +146,10 @@ def test_no_modules_of_the_server_import_each_other() -> None:
 
 
 def test_what_climbs_is_seen() -> None:
-    assert climbs("server.text.tokenizer", "server.api.common.sse")
-    assert climbs("server.api.ollama.answer", "server.api.anthropic.answer")
-    assert climbs("server.api.common.sse", "server.api.ollama.answer")
-    assert not climbs("server.api.ollama.answer", "server.api.common.sse")
+    assert climbs("server.text.tokenizer", "server.api.common.route")
+    assert climbs("server.api.ollama.answer", "server.api.anthropic.messages")
+    assert climbs("server.api.common.route", "server.api.ollama.answer")
+    assert not climbs("server.api.ollama.answer", "server.api.common.route")
     assert not climbs("server.cli.main", "server.api.ollama.answer")
     assert "server.settings.config" in graph()["server.cli.serve"]  # from within a room, and
     assert "server.host.local" in graph()["server.cli.progress"]  # from within a function

@@ -10,9 +10,9 @@ from typing import TextIO
 
 import msgspec
 
-from server.gateway.key_file import default_path
+from server.gateway.keys import default_path
 from server.settings.config import ServeConfig
-from server.settings.durations import in_words
+from server.settings.units import span_in_words
 from spec.request import EngineInfo
 
 Row = tuple[str, str]
@@ -117,7 +117,7 @@ def _how_long(config: ServeConfig) -> str:
     """When models come and go."""
     most = config.max_loaded_models
     together = "as many as there is room for" if most is None else f"at most {most} at the same time"
-    left = "" if config.idle_seconds is None else f", until nobody asked for {in_words(config.idle_seconds)}"
+    left = "" if config.idle_seconds is None else f", until nobody asked for {span_in_words(config.idle_seconds)}"
     return f"when they are asked for, {together}{left}"
 
 

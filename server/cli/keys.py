@@ -37,7 +37,7 @@ def _add_arguments(parser: ArgumentParser) -> None:
 
 def run(config: None, arguments: Namespace) -> int:
     """Make, list, take back or hash keys. A key itself is written nowhere but to the terminal."""
-    from server.gateway import key_file
+    from server.gateway import keys
 
     action, name = arguments.action, arguments.name
     if (action == "list") != (name is None):
@@ -45,12 +45,12 @@ def run(config: None, arguments: Namespace) -> int:
             f"{action} takes no name" if name else f"{action} whose key? foresay keys {action} NAME"
         )
     if action == "hash":
-        print(key_file.entry_text(name, _given()), end="")
+        print(keys.entry_text(name, _given()), end="")
     elif action == "list":
         _list(_file(arguments))
     elif action == "remove":
         path = _file(arguments)
-        key_file.remove(path, name)
+        keys.remove(path, name)
         print(f"{name}'s key is no longer in {path}; a running server sees it by itself.", file=sys.stderr)
     else:
         _add(_file(arguments), name)
@@ -58,10 +58,10 @@ def run(config: None, arguments: Namespace) -> int:
 
 
 def _add(path: Path, name: str) -> None:
-    from server.gateway import key_file, keys
+    from server.gateway import keys
 
     key = keys.new_key()
-    key_file.append(path, name, key)
+    keys.append(path, name, key)
     print(key)
     print(f"{name}'s key is above and is not shown again; its hash is in {path}.", file=sys.stderr)
     print(
@@ -72,10 +72,10 @@ def _add(path: Path, name: str) -> None:
 
 def _list(path: Path) -> None:
     """A line for each key on stdout: whose it is, its id, the limits that are its own."""
-    from server.gateway import key_file
+    from server.gateway import keys
     from server.gateway.rate_limiter import Limits
 
-    entries = (key_file.read(path) or []) if path.exists() else []
+    entries = (keys.read(path) or []) if path.exists() else []
     width = max((len(entry.name) for entry in entries), default=0)
     for entry in entries:
         own = {limit: getattr(entry, limit) for limit in Limits.__struct_fields__}
@@ -86,7 +86,7 @@ def _list(path: Path) -> None:
 
 def _file(arguments: Namespace) -> Path:
     """The file that was named, else the one a server here would use by its settings, else the default one."""
-    from server.gateway.key_file import default_path
+    from server.gateway.keys import default_path
 
     named = arguments.api_key_file or load(ServeConfig, {}, os.environ, arguments.config).config.api_key_file
     return default_path() if named is None else Path(named)

@@ -71,12 +71,12 @@ def targets() -> Iterator[dict[str, Any]]:
 
 
 def _rows(target: dict[str, Any]) -> Iterator[tuple[str, ...]]:
-    from server.settings.amounts import count_in_words, in_words
+    from server.settings.units import bytes_in_words, count_in_words
 
     for one in (target, *target["drafts"]):
         name = one["id"] if one is target else f"  {one['id']}"
         here = "yes" if one["on_disk"] else ""
-        yield name, one.get("kind", "target"), count_in_words(one["weights"]), in_words(one["bytes"]), here
+        yield name, one.get("kind", "target"), count_in_words(one["weights"]), bytes_in_words(one["bytes"]), here
 
 
 def _show(rows: list[tuple[str, ...]]) -> None:

@@ -3,17 +3,111 @@
 from __future__ import annotations
 
 import gc
+import os
+import shutil
 import sys
-from typing import TYPE_CHECKING
+import threading
+import time
+from types import TracebackType
+from typing import TYPE_CHECKING, Self, TextIO
 
-from server.host.stages import Stages
-from server.host.torchless import import_tokenizers
-from server.host.uncollected import uncollected
+from server.host.imports import import_tokenizers, uncollected
 from server.settings.config import EngineConfig
 from spec.trace import ShadowReport, Statistics
 
 if TYPE_CHECKING:
     from server.host.local import Engine
+
+#: Seconds between two looks at the clock: the line shows that time passes even where nothing is told.
+TICK_SECONDS = 0.2
+#: Stages shorter than this are not worth a word when all is over.
+_SHORT = 0.05
+_ERASE = "\r\x1b[K"
+
+
+class Stages:
+    """Called with each stage, and how much of it is done (0 to 1) where that is known; closed when all is over.
+
+    out: stderr unless given. lines: where ``out`` is no terminal, whether to write a line for each stage or nothing.
+    seconds: what each stage took, once it is over.
+    """
+
+    def __init__(self, out: TextIO | None = None, lines: bool = False) -> None:
+        self.seconds: dict[str, float] = {}
+        self._out = out or sys.stderr
+        self._live = self._out.isatty() and os.environ.get("TERM") != "dumb"
+        self._lines = lines
+        self._began = self._stage_began = time.monotonic()
+        self._stage = ""
+        self._share: float | None = None
+        self._lock, self._over = threading.Lock(), threading.Event()
+        if self._live:
+            threading.Thread(target=self._tick, name="stages", daemon=True).start()
+
+    def __call__(self, phase: str, share: float | None = None) -> None:
+        """This is going on now."""
+        with self._lock:
+            if self._over.is_set():
+                return
+            self._share = share
+            if phase != self._stage:
+                self._note()
+                self._stage = phase
+                if self._lines and not self._live:
+                    self._write(f"{self.total:6.1f} s  {phase}\n")
+            if self._live:
+                self._rewrite()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """All is over, or failed: the line goes away, and nothing is written any more."""
+        with self._lock:
+            if self._over.is_set():
+                return
+            self._note()
+            self._over.set()
+            if self._live:
+                self._write(_ERASE)
+
+    @property
+    def total(self) -> float:
+        """Seconds since the first stage could have begun."""
+        return time.monotonic() - self._began
+
+    def summary(self) -> str:
+        """How long all took, and what took longest, in the order in which it went."""
+        parts = [f"{stage} {seconds:.1f}" for stage, seconds in self.seconds.items() if seconds >= _SHORT]
+        return f"{sum(self.seconds.values()):.1f} s" + (f": {', '.join(parts)}" if parts else "")
+
+    def _note(self) -> None:
+        """The stage is over."""
+        now = time.monotonic()
+        if self._stage:
+            self.seconds[self._stage] = self.seconds.get(self._stage, 0.0) + now - self._stage_began
+        self._stage_began = now
+
+    def _tick(self) -> None:
+        while not self._over.wait(TICK_SECONDS):
+            with self._lock:
+                if self._stage and not self._over.is_set():
+                    self._rewrite()
+
+    def _rewrite(self) -> None:
+        share = "" if self._share is None else f", {self._share:.0%}"
+        line = f"{self.total:6.1f} s  {self._stage}{share} ..."
+        line = line[: shutil.get_terminal_size().columns - 1]  # one that wraps could not be taken back
+        self._write(_ERASE + (line if os.environ.get("NO_COLOR") else f"\x1b[2m{line}\x1b[0m"))
+
+    def _write(self, text: str) -> None:
+        self._out.write(text)
+        self._out.flush()
 
 
 def loaded(config: EngineConfig) -> Engine:

@@ -7,7 +7,7 @@ from argparse import ArgumentParser, Namespace
 from pathlib import Path
 
 from server.cli.command import Command
-from server.settings.amounts import in_words
+from server.settings.units import bytes_in_words
 from spec.errors import ConfigurationError
 
 
@@ -19,8 +19,8 @@ def _add_arguments(parser: ArgumentParser) -> None:
 
 def run(config: None, arguments: Namespace) -> int:
     """Write it, and say how to serve it. The same ids come from it as from ``--quantize`` at load time."""
+    from server.cli.progress import Stages
     from server.engine.quantized import quantized
-    from server.host.stages import Stages
     from server.settings.config import EngineConfig
     from server.settings.resolved import target_directory
     from verifier.model.config import ModelConfig
@@ -34,7 +34,7 @@ def run(config: None, arguments: Namespace) -> int:
     with Stages() as stages:
         write(directory, model, out, lambda share: stages("quantising", share))
     size = sum(file.stat().st_size for file in out.glob("*.safetensors"))
-    print(f"{out}: {model.quantization}, {in_words(size)}")
+    print(f"{out}: {model.quantization}, {bytes_in_words(size)}")
     print(f"serve it: {shlex.join(['foresay', 'serve', str(out)])}")
     return 0
 

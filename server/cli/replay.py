@@ -11,7 +11,7 @@ from server.cli.command import Command
 from spec.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from server.engine.trace.reader import Session, Trace
+    from server.engine.trace import Session, Trace
     from server.observe.replay.evaluate import Evaluation
 
 
@@ -32,7 +32,7 @@ def run(config: None, arguments: Namespace) -> int:
     """Read, evaluate, print."""
     import msgspec
 
-    from server.engine.trace.reader import read
+    from server.engine.trace import read
     from server.observe.replay.evaluate import evaluate, largest
     from server.observe.replay.ways import parse, usual
 

@@ -8,9 +8,9 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 
 from server.cli.command import Command
+from server.cli.progress import Stages
 from server.host.child import Ahead, Spawned, spawn
-from server.host.stages import Stages
-from server.host.uncollected import uncollected
+from server.host.imports import uncollected
 from server.http import files
 from server.settings.config import ServeConfig
 

@@ -12,12 +12,12 @@ from collections.abc import Callable
 
 from server.cli import banner
 from server.cli.command import told
-from server.engine.status import EngineStatus
+from server.cli.progress import Stages
+from server.engine.generation import EngineStatus
 from server.host.child import Spawned, spawn
-from server.host.stages import Stages
 from server.http.life import BESIDE, CLOSING_SECONDS, run_server
 from server.settings.config import ServeConfig
-from server.settings.names import model_names
+from server.settings.resolved import model_names
 from spec.request import EngineInfo
 
 

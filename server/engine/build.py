@@ -13,16 +13,22 @@ from server.engine.calibrate import DRAFTED, ProfileRun
 from server.engine.device import Device, find_device
 from server.engine.drafters.entry import Entry
 from server.engine.drafters.registry import drafts
-from server.engine.drafting import DEFAULT_TOKENS, Drafting, pinned
-from server.engine.graphs import capture_levels, capture_of, capture_passes, runner_of
+from server.engine.drafting import (
+    DEFAULT_TOKENS,
+    Drafting,
+    capture_levels,
+    capture_of,
+    capture_passes,
+    pinned,
+    runner_of,
+)
 from server.engine.loading import Loading, Progress
 from server.engine.memory import MemoryPlan, check_beside, footprint, kept_in_16_bits, packed_bytes
 from server.engine.parameters import stored_parameters
 from server.engine.plan import plan
 from server.engine.quantized import in_words, kv_kind, quantized
 from server.settings.config import EngineConfig
-from server.settings.resolved import Resolved, choose_draft, short_name, target_directory
-from server.settings.unfit import Unfit
+from server.settings.resolved import Resolved, Unfit, choose_draft, short_name, target_directory
 from spec.engine import Engine
 from spec.errors import ConfigurationError
 from spec.names import NONE

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from server.settings.config import EngineConfig
-from server.settings.unfit import Unfit
+from server.settings.resolved import Unfit
 from verifier.ops.kernels.cpu.walk import unsupported
 
 #: Where a container's limit is written (cgroup v2, v1); on a bare machine there is none.

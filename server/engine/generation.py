@@ -9,14 +9,48 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Protocol, Self
+from typing import TYPE_CHECKING, Literal, Protocol, Self
 
-from server.schemas.errors import EngineFailed, SlowReader
+import msgspec
+
+from server.schemas.errors import EngineFailed, SlowReader, Unavailable
 from spec.errors import InvalidRequest
 from spec.request import Delta, Request
 
 if TYPE_CHECKING:
     from server.text.choice import Piece
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from server.schemas.errors import TookTooLong, WaitedTooLong
+
+State = Literal["loading", "ready", "down", "failed", "unloaded"]
+#: Why an engine is started again: it ended by itself or was killed, it hung, or there was no starting it.
+Cause = Literal["died", "hung", "not_started"]
+
+
+class EngineStatus(msgspec.Struct, frozen=True):
+    """What is known of the engine now. message, share: how far loading is. starts: engine processes started so far.
+    cause: why it is about to be started again; None if it is not. resumed: requests of the engine before that go on in
+    one that is ready. Unloaded: there is no process, and should be none."""
+
+    state: State
+    message: str = ""
+    share: float | None = None
+    starts: int = 0
+    cause: Cause | None = None
+    resumed: int = 0
+
+
+def unavailable(status: EngineStatus) -> Unavailable:
+    """The 503 that says what the engine is doing instead."""
+    if status.state == "loading":
+        share = "" if status.share is None else f" ({status.share:.0%})"
+        return Unavailable(f"Loading model: {status.message}{share}", "loading")
+    if status.state == "unloaded":
+        return Unavailable("The model is not loaded", "unloaded")
+    return Unavailable(f"The engine is down: {status.message}", "engine_down")
+
 
 MOST_PENDING_TOKENS = 8192
 
@@ -237,3 +271,26 @@ async def generate(engine: TokenEngine, request: Request) -> AsyncIterator[Delta
                 yield delta
                 if delta.finish_reason is not None:
                     return
+
+
+@contextmanager
+def deadlines(
+    generation: Generation, first_token: float | None, whole: float | None, retry_after: Callable[[], int]
+) -> Iterator[None]:
+    """End ``generation`` with an error if it has no token after ``first_token`` seconds, or runs for ``whole``."""
+
+    def waited() -> None:
+        if not generation.begun:
+            message = f"No token in {first_token:g} s, the longest that a request may wait here; the server is busy"
+            generation.abort(WaitedTooLong(message, retry_after()))
+
+    def took() -> None:
+        generation.abort(TookTooLong(f"The request took longer than {whole:g} s, the limit of this server"))
+
+    loop = asyncio.get_running_loop()
+    timers = [loop.call_later(after, end) for after, end in ((first_token, waited), (whole, took)) if after is not None]
+    try:
+        yield
+    finally:
+        for timer in timers:
+            timer.cancel()

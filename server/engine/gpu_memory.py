@@ -19,9 +19,9 @@ from server.engine.device import Device
 from server.engine.drafters.entry import Entry
 from server.engine.drafting import DEFAULT_TOKENS, pinned
 from server.engine.memory import MOST_UTILIZATION, Demand, MemoryPlan, item_bytes, listed
-from server.settings.amounts import in_words
 from server.settings.config import EngineConfig
-from server.settings.unfit import Unfit
+from server.settings.resolved import Unfit
+from server.settings.units import bytes_in_words
 from spec.scheduler import MAX_CHUNK
 from spec.tree import MAX_NODES, TreeShape
 from verifier.graphs.buckets import passes, sizes, widths
@@ -143,11 +143,11 @@ def _fault(case: _Case, room: _Room) -> str:
     needed = room.needed(case.least)
     parts = {**room.demand.weights, **room.beside}
     parts[f"KV cache of {case.least:,} tokens"] = room.demand.kv_bytes(case.least)
-    total, share = in_words(case.device.total), f"--gpu-memory-utilization {case.utilization:g}"
-    limit = f"{share} of its {total} is {in_words(case.budget)}"
+    total, share = bytes_in_words(case.device.total), f"--gpu-memory-utilization {case.utilization:g}"
+    limit = f"{share} of its {total} is {bytes_in_words(case.budget)}"
     if case.device.free is not None and case.budget == case.device.free:
-        limit = f"only {in_words(case.budget)} of its {total} are free"
-    return f"the engine would take {in_words(needed)} of {case.device} ({listed(parts)}), but {limit}"
+        limit = f"only {bytes_in_words(case.budget)} of its {total} are free"
+    return f"the engine would take {bytes_in_words(needed)} of {case.device} ({listed(parts)}), but {limit}"
 
 
 def _remedy(fitting: list[str]) -> str:

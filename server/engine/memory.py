@@ -20,9 +20,9 @@ from server.engine.device import Device
 from server.engine.drafters.entry import Entry
 from server.engine.parameters import matrices, numbers_per_token
 from server.engine.quantized import kv_kind
-from server.settings.amounts import in_words
 from server.settings.config import EngineConfig
-from server.settings.unfit import Unfit
+from server.settings.resolved import Unfit
+from server.settings.units import bytes_in_words
 from spec.request import Footprint
 from spec.shape import MAX_NODES
 from verifier.model.config import ModelConfig
@@ -63,7 +63,7 @@ class MemoryPlan:
     def described(self) -> str:
         """Its parts, in words."""
         parts = listed({**self.weights, **self.beside})
-        return f"{parts}, KV cache of {self.tokens:,} tokens {in_words(self.kv_bytes)}"
+        return f"{parts}, KV cache of {self.tokens:,} tokens {bytes_in_words(self.kv_bytes)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,8 +143,8 @@ def footprint(memory: MemoryPlan, device: Device) -> Footprint:
 def check_beside(own: Footprint, beside: int) -> None:
     """Raise :class:`NoRoom` if an engine does not fit beside others that hold so many bytes of its device."""
     if own.held + beside > own.capacity:
-        fault = f"the engine would take {in_words(own.held)} beside the {in_words(beside)} of others"
-        raise NoRoom(fault, f"all together may hold {in_words(own.capacity)} of {own.device}", own)
+        fault = f"the engine would take {bytes_in_words(own.held)} beside the {bytes_in_words(beside)} of others"
+        raise NoRoom(fault, f"all together may hold {bytes_in_words(own.capacity)} of {own.device}", own)
 
 
 def kept_in_16_bits(model: ModelConfig, dtype: str) -> bool:
@@ -188,11 +188,13 @@ def item_bytes(dtype: str) -> int:
 
 def listed(parts: Mapping[str, int]) -> str:
     """Parts and their bytes, for people."""
-    return ", ".join(f"{name} {in_words(count)}" for name, count in parts.items())
+    return ", ".join(f"{name} {bytes_in_words(count)}" for name, count in parts.items())
 
 
 def _too_much(what: str, total: int, parts: Mapping[str, int], machine: int) -> str:
-    return f"{what} would take {in_words(total)} ({listed(parts)}), but this machine has {in_words(machine)}"
+    return (
+        f"{what} would take {bytes_in_words(total)} ({listed(parts)}), but this machine has {bytes_in_words(machine)}"
+    )
 
 
 def _smaller_weights(dtype: str, quantize: str | None) -> str:

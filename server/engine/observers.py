@@ -1,17 +1,225 @@
-"""Whoever watches an engine because the settings say so: the trace, the shadow, the draft history."""
+"""Whoever watches an engine because the settings say so: the trace, the shadow, the draft history.
+
+Lines of a trace are handed to the system about once a second, which copies them: on a local disk that takes
+microseconds. A file system that makes writers wait (over a network, say) makes the next step wait too.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import logging
+import os
+import stat
+import time
+from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
 
+import msgspec
+
+import foresay
 from drafters.shadow import Shadow
 from server.engine.drafters.registry import lookup
 from server.engine.history import HistoryWriter
-from server.engine.trace.lines import Lines
-from server.engine.trace.writer import TraceWriter
+from server.engine.trace import VERSION, Begin, Choice, Cut, End, Part, Record, Start, Step
 from server.settings.config import EngineConfig
+from spec.budget import CostModel
 from spec.engine import Engine
+from spec.errors import ConfigurationError
 from spec.observer import Observer
+from spec.request import EngineInfo
+from spec.sequence import SequenceState
+from spec.step import VerifyResult
+from spec.trace import StepTrace
+
+#: Lines wait in memory for at most so long, or until there are so many bytes of them.
+FLUSH_SECONDS = 1.0
+BUFFER_BYTES = 1 << 16
+log = logging.getLogger("foresay.engine")
+
+
+def opened(path: str) -> BinaryIO:
+    """The file to append to; a new one is for its owner's eyes only. Raises ConfigurationError if that cannot be."""
+    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK
+    try:
+        descriptor = os.open(Path(path).expanduser(), flags, 0o600)
+    except OSError as error:
+        raise ConfigurationError(f"--trace {path}: cannot be written ({error.strerror})") from error
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)  # whoever reads a pipe slowly would hold up the engine
+        raise ConfigurationError(f"--trace {path}: is not a file that can be appended to")
+    file = os.fdopen(descriptor, "ab", buffering=BUFFER_BYTES)
+    if _ends_in_half_a_line(path):
+        file.write(b"\n")
+    return file
+
+
+def _ends_in_half_a_line(path: str) -> bool:
+    """Whether whoever wrote last was killed, or found the disk full."""
+    with Path(path).expanduser().open("rb") as file:
+        if file.seek(0, os.SEEK_END) == 0:
+            return False
+        file.seek(-1, os.SEEK_END)
+        return file.read(1) != b"\n"
+
+
+class Lines:
+    """Appends lines. One that cannot be written is the last: the log says so."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._file: BinaryIO | None = opened(path)
+        self._flushed = time.monotonic()
+
+    def append(self, line: bytes) -> None:
+        """Write a line; it reaches the file within a second if others follow, else with the next :meth:`flush`."""
+        if self._file is None:
+            return
+        try:
+            self._file.write(line + b"\n")
+        except OSError as error:
+            self._give_up(error)
+        if time.monotonic() - self._flushed > FLUSH_SECONDS:
+            self.flush()
+
+    def flush(self) -> None:
+        """Hand to the system what was written."""
+        self._flushed = time.monotonic()
+        if self._file is None:
+            return
+        try:
+            self._file.flush()
+        except OSError as error:
+            self._give_up(error)
+
+    def close(self) -> None:
+        """Write no more."""
+        self.flush()
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def _give_up(self, error: OSError) -> None:
+        log.warning("the trace ends here: %s cannot be written any more (%s)", self._path, error.strerror)
+        file, self._file = self._file, None
+        if file is not None:
+            with contextlib.suppress(OSError):  # it tries once more to write the rest
+                file.close()
+
+
+class TraceWriter(Observer):
+    """Appends a line for each event. text: whether token ids are written down; without them nobody can tell from the
+    trace what was said.
+    """
+
+    def __init__(self, lines: Lines, text: bool) -> None:
+        self._lines, self._text = lines, text
+        self._encoder = msgspec.json.Encoder()
+
+    def started(self, info: EngineInfo, cost: CostModel) -> None:
+        """An engine is ready. cost: what its passes take."""
+        self._write(
+            Start(
+                version=VERSION,
+                foresay=foresay.__version__,
+                at=time.time(),
+                text=self._text,
+                engine=msgspec.to_builtins(info),
+                cost=[(rows, round(seconds, 7)) for rows, seconds in cost.points],
+            )
+        )
+        self._lines.flush()
+
+    def begun(self, sequence: SequenceState) -> None:
+        """A request was queued."""
+        self._write(
+            Begin(
+                id=sequence.id,
+                at=time.time(),
+                prompt=sequence.prompt_length,
+                resumed=sequence.resumed_at,
+                limit=sequence.limit,
+                temperature=sequence.sampling.temperature,
+                speculate=sequence.speculate,
+                grammar=sequence.constraint is not None,
+                aside=sequence.aside,
+                tokens=list(sequence.tokens) if self._text else None,
+            )
+        )
+
+    def stepped(self, trace: StepTrace, results: Sequence[VerifyResult]) -> None:
+        """A step is over."""
+        self._write(
+            Step(
+                number=trace.number,
+                at=time.time(),
+                ms={phase: round(1000 * seconds, 4) for phase, seconds in trace.seconds.items()},
+                rows=trace.rows,
+                running=trace.running,
+                waiting=trace.waiting,
+                pages=trace.pages,
+                parts=[self._part(result) for result in results],
+                choice=_choice(results),
+            )
+        )
+
+    def ended(self, sequence: SequenceState) -> None:
+        """A request is over."""
+        self._write(
+            End(
+                id=sequence.id,
+                at=time.time(),
+                reason=sequence.finish_reason or "",
+                tokens=sequence.output_length,
+                preemptions=sequence.trace.preemptions,
+            )
+        )
+        self._lines.flush()
+
+    def cut(self, id: str, at_token: int) -> None:
+        """The text of a request that is over is shorter than what it emitted."""
+        self._write(Cut(id=id, tokens=at_token))
+        self._lines.flush()
+
+    def close(self) -> None:
+        """The engine is gone."""
+        self._lines.close()
+
+    def _part(self, result: VerifyResult) -> Part:
+        sequence, tree, drawn = result.scheduled.sequence, result.tree, result.sampled
+        root = len(sequence.tokens) - len(result.emitted) - 1
+        if tree is None or drawn is None:
+            return Part(id=sequence.id, root=root, lead=result.scheduled.prefill, parents=[], drawn=[])
+        tokens, parents, draws = tree.tokens.tolist(), tree.parents.tolist(), drawn.tolist()
+        children = {(parent, token): node for node, (parent, token) in enumerate(zip(parents, tokens, strict=True))}
+        return Part(
+            id=sequence.id,
+            root=root,
+            lead=result.scheduled.prefill,
+            drafter=tree.drafter,
+            parents=parents,
+            drawn=[children.get(place, -1) for place in enumerate(draws)],
+            chances=[round(chance, 4) for chance in tree.chances] if len(tree.chances) == len(tokens) else [],
+            forced=result.forced,
+            accepted=result.accepted,
+            emitted=len(result.emitted),
+            tokens=tokens if self._text else None,
+            draws=draws if self._text else None,
+        )
+
+    def _write(self, record: Record) -> None:
+        self._lines.append(self._encoder.encode(record))
+
+
+def _choice(results: Sequence[VerifyResult]) -> Choice | None:
+    """What the budget weighed, which is the same for all sequences of a step."""
+    for result in results:
+        if (why := result.scheduled.plan.why) is not None:
+            weighed = [(one.drafter, one.nodes, round(one.tokens, 3), round(one.ms, 3)) for one in why.weighed]
+            return Choice(drafter=why.choice, probe=why.probe, weighed=weighed)
+    return None
+
 
 #: How far ahead a shadow drafts where --draft-tokens is 0 and the setting does not say.
 _TOKENS = 4

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from server.settings.unfit import Unfit
+from server.settings.resolved import Unfit
 from verifier.model.config import ModelConfig
 from verifier.model.quantization import Quantization
 

@@ -7,9 +7,8 @@ import logging
 from collections.abc import Sequence
 from pathlib import Path
 
-from server.gateway import key_file
 from server.gateway.caller import Caller
-from server.gateway.keys import ApiKey, HashedKey, KeyRing
+from server.gateway.keys import ApiKey, HashedKey, KeyRing, exposed, read
 from server.gateway.rate_limiter import Limits, RateLimiter
 from spec.errors import ConfigurationError
 
@@ -74,11 +73,11 @@ class KeyStore:
         keys = list(self._own)
         if self._file is not None:
             self._stamp = _stamp(self._file)
-            entries = key_file.read(self._file)
+            entries = read(self._file)
             if entries is None and self._ring.keys:
                 raise ConfigurationError(f"the key file {self._file} is empty (to take all keys back, write key = [])")
             keys += [entry.as_key(self._limits) for entry in entries or ()]
-            if key_file.exposed(self._file):
+            if exposed(self._file):
                 log.warning("others on this machine can read the key file %s: chmod 600 it", self._file)
         self._replace(KeyRing(keys))
 

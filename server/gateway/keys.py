@@ -1,23 +1,42 @@
-"""API keys: how they are made, how they are kept and how one is recognised.
+"""API keys: how they are made, kept in a file, and recognised.
 
 A key is 256 random bits, and kept as one salted BLAKE2b hash. Slow hashes (scrypt, argon2) make each guess dear, for
 secrets that people think up and others can guess; nobody guesses one of 2**256, and a slow hash on every request would
 be added to every time to first token. So keys that somebody brings must not be short either. The salt keeps equal keys
 in two files from being seen to be equal.
+
+::
+
+    [[key]]
+    id = "5f0c81d2ab37"
+    name = "alice"
+    hash = "blake2b$...$..."
+    max_requests_per_minute = 60      # what is not said is as the server's flags say; 0 is no limit
+
+A file that shall hold none says so, ``key = []``: an empty one may be one that an editor, or a full disk, left behind.
 """
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import hmac
+import os
 import re
 import secrets
-from collections.abc import Iterable
+import stat
+import tempfile
+import tomllib
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
 
 import msgspec
+from msgspec import Meta
 
 from server.gateway.rate_limiter import Limits
-from spec.errors import ConfigurationError
+from spec.errors import ConfigurationError, ForesayError
 
 PREFIX = "sk-foresay-"
 SALT_BYTES, DIGEST_BYTES = 16, 32
@@ -100,3 +119,145 @@ def check_usable(key: str) -> None:
 def _digest(key: str, salt: bytes) -> bytes:
     given = key.encode("utf-8", "surrogateescape")
     return hashlib.blake2b(given, digest_size=DIGEST_BYTES, salt=salt, person=b"foresay api key").digest()
+
+
+HEADER = "# API keys of Foresay: only hashes. foresay keys add NAME adds one, foresay keys remove NAME takes it back.\n"
+NONE = re.compile(r"^[ \t]*key[ \t]*=[ \t]*\[\s*\].*\n?", re.MULTILINE)
+
+NotNegative = Annotated[int, Meta(ge=0)]
+Name = Annotated[str, Meta(pattern=r"^[\w.@-]{1,64}$")]
+
+
+class Entry(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """One ``[[key]]``."""
+
+    id: Annotated[str, Meta(pattern=r"^[a-z0-9-]{1,64}$")]
+    name: Name
+    hash: Annotated[str, Meta(pattern=f"^{HASHED.pattern}$")]
+    max_requests_per_minute: NotNegative | None = None
+    max_tokens_per_minute: NotNegative | None = None
+    max_concurrent_requests: NotNegative | None = None
+
+    def as_key(self, defaults: Limits) -> ApiKey:
+        """The key, with ``defaults`` for the limits that are not its own."""
+        names = Limits.__struct_fields__
+        own = {name: getattr(defaults if getattr(self, name) is None else self, name) or None for name in names}
+        return ApiKey(id=self.id, name=self.name, hashed=HashedKey.parse(self.hash), limits=Limits(**own))
+
+
+class Entries(msgspec.Struct, forbid_unknown_fields=True):
+    """The whole file."""
+
+    key: list[Entry] | None = None
+
+
+def default_path() -> Path:
+    """Where ``foresay keys`` keeps keys unless told: ``foresay/keys.toml`` in the user's folder of settings (XDG)."""
+    folder = Path(os.environ.get("XDG_CONFIG_HOME", ""))
+    return (folder if folder.is_absolute() else Path.home() / ".config") / "foresay" / "keys.toml"
+
+
+def read(path: Path) -> list[Entry] | None:
+    """The keys in the file; None if it says nothing of keys, not even that there are none.
+
+    :class:`ConfigurationError` says what is wrong with it, without repeating a value.
+    """
+    try:
+        entries = msgspec.convert(tomllib.loads(path.read_text("utf-8")), Entries).key
+    except OSError as error:
+        raise ConfigurationError(f"cannot read the key file {path}: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise ConfigurationError(f"cannot read the key file {path}: it is not UTF-8 text") from None
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigurationError(f"the key file {path} is not valid TOML: {error}") from None
+    except msgspec.ValidationError as error:
+        raise ConfigurationError(f"the key file {path} is wrong: {error}") from None
+    for field in ("id", "name"):
+        values = [getattr(entry, field) for entry in entries or ()]
+        twice = next((value for value in values if values.count(value) > 1), None)
+        if twice is not None:
+            raise ConfigurationError(f"the key file {path} has the {field} {twice!r} twice")
+    return entries
+
+
+def entry_text(name: str, key: str) -> str:
+    """The ``[[key]]`` that stands for ``key``."""
+    check_usable(key)
+    try:
+        msgspec.convert(name, Name)
+    except msgspec.ValidationError:
+        raise ConfigurationError("a name is 1 to 64 letters, digits, '.', '@', '-' and '_'") from None
+    return f'[[key]]\nid = "{new_id()}"\nname = "{name}"\nhash = "{HashedKey.of(key)}"\n'
+
+
+def append(path: Path, name: str, key: str) -> None:
+    """Add a key to the file, which is made, for its owner's eyes only, if there is none."""
+    with _changing(path) as blocks:
+        if name in blocks:
+            raise ConfigurationError(f"{path} has a key named {name!r} already")
+        blocks[name] = entry_text(name, key)
+
+
+def remove(path: Path, name: str) -> None:
+    """Take a key out of the file; without the last one it says that there are none."""
+    with _changing(path) as blocks:
+        if blocks.pop(name, None) is None:
+            raise ConfigurationError(f"{path} has no key named {name!r}")
+
+
+@contextmanager
+def _changing(path: Path) -> Iterator[dict[str, str]]:
+    """The ``[[key]]`` of each name, with the comments after it, to be changed; then the file is replaced by what they
+    are, at once, so that nobody reads half of it. Who else changes it waits.
+    """
+    path = path.resolve()
+    try:
+        if path == default_path().resolve():
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with _locked(path.parent):
+            entries, text = (read(path) or [], path.read_text("utf-8")) if path.exists() else ([], HEADER)
+            head, *parts = re.split(r"^(?=\[\[key\]\])", text, flags=re.MULTILINE)
+            if len(parts) != len(entries):
+                raise ConfigurationError(f"{path} is not written as [[key]] after [[key]]; change it by hand")
+            blocks = dict(zip([entry.name for entry in entries], parts, strict=True))
+            yield blocks
+            head = NONE.sub("", head) if blocks else NONE.sub("", head) + "key = []\n"
+            _replace(path, "\n".join(part.strip("\n") + "\n" for part in (head, *blocks.values())))
+    except OSError as error:
+        raise ForesayError(f"cannot write the key file {path}: {error.strerror}") from None
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _replace(path: Path, text: str) -> None:
+    """Write a file beside the old one and put it in its place, with its owner and its mode."""
+    descriptor, beside = tempfile.mkstemp(dir=path.parent, prefix=path.name)
+    try:
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(descriptor)
+            if path.exists():
+                old = path.stat()
+                os.fchown(descriptor, old.st_uid, old.st_gid)
+                os.fchmod(descriptor, stat.S_IMODE(old.st_mode))
+        os.replace(beside, path)
+    except OSError:
+        Path(beside).unlink(missing_ok=True)
+        raise
+
+
+def exposed(path: Path) -> bool:
+    """Whether others than the owner can read or write the file."""
+    try:
+        return bool(path.stat().st_mode & 0o077)
+    except OSError:
+        return False

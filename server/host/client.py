@@ -20,13 +20,11 @@ import time
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, NamedTuple, NoReturn
 
-from server.engine.generation import Sink
-from server.engine.status import Cause, EngineStatus, unavailable
+from server.engine.generation import Cause, EngineStatus, Sink, unavailable
 from server.host import frames
 from server.host.channel import Channel
-from server.host.child import STARTING, Spawned, cpu_ticks, oom_kills, reap, spawn, stopped
+from server.host.child import STARTING, Spawned, Watchdog, cpu_ticks, oom_kills, reap, spawn, stopped
 from server.host.resumption import AGAIN, InFlights
-from server.host.watchdog import Watchdog
 from server.schemas.errors import EngineFailed
 from server.settings.config import ServeConfig
 from spec.errors import ConfigurationError, ContextLengthExceeded, ForesayError, InvalidRequest

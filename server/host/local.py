@@ -17,17 +17,15 @@ from typing import Any, Self, overload
 import msgspec
 
 from server.engine.build import build_engine
-from server.engine.forks import forked
 from server.engine.observers import EngineObservers
-from server.host.typed import typed
-from server.schemas.structured import StructuredOutputs
+from server.schemas.shared import StructuredOutputs
 from server.settings.config import USUAL_TOKENS, EngineConfig, SamplingConfig
 from server.settings.load import load
 from server.settings.resolved import target_directory
 from server.text.choice import Choice, TextOptions
 from server.text.grammars.compiler import GrammarCompiler
 from server.text.grammars.fields import of_outputs, refuse_lengths
-from server.text.options import MOST_CHOICES, spelled_words
+from server.text.options import MOST_CHOICES, forked, spelled_words, typed
 from server.text.tokenizer import Tokenizer
 from spec.errors import ForesayError, InvalidRequest
 from spec.request import Delta, EngineInfo, Grammar, Request, TokenLogprobs

@@ -7,9 +7,8 @@ import logging
 from typing import TYPE_CHECKING
 
 from server.host import frames
-from server.host.link import Link
-from server.text.grammars.compiler import GrammarCompiler
-from server.text.grammars.pending import Pending
+from server.host.channel import Link
+from server.text.grammars.compiler import GrammarCompiler, Pending
 from spec.engine import Engine
 from spec.errors import InvalidRequest
 from spec.protocols import Constraint

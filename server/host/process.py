@@ -18,8 +18,8 @@ import sys
 from typing import TYPE_CHECKING
 
 from server.host import frames
-from server.host.link import GONE, Link
-from server.host.uncollected import uncollected
+from server.host.channel import GONE, Link
+from server.host.imports import uncollected
 from server.settings.config import EngineConfig
 from spec.errors import ConfigurationError, ForesayError
 from spec.request import EngineInfo

@@ -12,26 +12,22 @@ from typing import Protocol
 
 import msgspec
 
-from server.engine.generation import MOST_PENDING_TOKENS, Generation, TokenEngine
-from server.engine.status import EngineStatus, unavailable
-from server.gateway.caller import admitted
+from server.engine.generation import MOST_PENDING_TOKENS, EngineStatus, Generation, TokenEngine, deadlines, unavailable
+from server.gateway.caller import Shared, admitted
 from server.gateway.rate_limiter import Pace
-from server.gateway.share import Shared
-from server.host.deadlines import deadlines
+from server.host.imports import import_tokenizers
 from server.host.models.resident import LEASE, WAITED
 from server.host.state import ServerState
-from server.host.torchless import import_tokenizers
 from server.observe.selfcheck.check import SelfCheck, Unpicked
 from server.observe.telemetry.telemetry import Telemetry
 from server.schemas.bounds import largest_body
 from server.schemas.errors import EngineFailed, QueueFull, Unavailable
 from server.schemas.shared import MetricsLevel, RequestWarning
 from server.settings.config import ServeConfig
-from server.settings.names import Names
+from server.settings.resolved import Names
 from server.text.choice import Choice
-from server.text.control import Rendered
 from server.text.parsers.chat_format import ChatFormat
-from server.text.room import Room
+from server.text.prompt import Rendered, Room
 from server.text.tokenizer import SamplingDefaults, Tokenizer
 from server.text.warned import WarningLog, renamed
 from spec.errors import InvalidRequest

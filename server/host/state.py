@@ -6,8 +6,8 @@ import asyncio
 import time
 from typing import Protocol, TypeVar
 
-from server.gateway.share import Shared
-from server.observe.telemetry.connections import Connections
+from server.gateway.caller import Shared
+from server.observe.telemetry.counts import Connections
 from server.schemas.errors import TooManyWaiting, Unavailable, going_away
 
 #: Bodies and messages of the largest size whose bytes may be held at once, by all callers together.

@@ -1,4 +1,8 @@
-"""One line for each request: what it was, how it went, what it cost. Never a text, a query or a key."""
+"""One line for each request: what it was, how it went, what it cost. Never a text, a query or a key.
+
+Of requests that are no proper HTTP is logged that they came, and from where: aiohttp would log a traceback with the
+offending line, which may be the one that holds the key; and whoever scans a network would fill the log.
+"""
 
 from __future__ import annotations
 
@@ -8,16 +12,18 @@ import time
 from collections.abc import Awaitable, Callable
 
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
 
 from server.gateway.caller import CALLER, METER, REQUEST_ID, Meter
-from server.gateway.credentials import opens_socket
 from server.host.models.models import MODELS
+from server.http.auth import opens_socket
 
 #: As nginx says that the client left before the answer was complete.
 CLIENT_LEFT = 499
 #: A socket is over when its client leaves; that is how it should be.
 SOCKET_CLOSED = 101
 log = logging.getLogger("foresay.access")
+HTTP_LOG = logging.getLogger("foresay.http")
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -53,3 +59,15 @@ def line(request: web.Request, status: int, milliseconds: float, meter: Meter) -
     tokens = f"in={meter.prompt_tokens} out={meter.output_tokens}"
     path = request.rel_url.raw_path
     return f"{request.method} {path} {status} {milliseconds:.0f}ms {tokens} key={who} id={REQUEST_ID.get('-')}"
+
+
+class _Shortened(logging.Filter):
+    def filter(self, record: logging.LogRecord) -> bool:
+        error = record.exc_info[1] if record.exc_info else None
+        if isinstance(error, HttpProcessingError):
+            record.msg = f"a malformed request from %s ({type(error).__name__})"
+            record.exc_info, record.exc_text = None, None
+        return True
+
+
+HTTP_LOG.addFilter(_Shortened())

@@ -17,7 +17,7 @@ from aiohttp import web
 
 from server.api.about import dashboard, metrics
 from server.api.about import routes as about
-from server.api.about.feed import Feed
+from server.api.about.dashboard import Feed
 from server.api.anthropic import messages
 from server.api.common import route
 from server.api.common.route import json_response

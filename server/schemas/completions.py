@@ -7,9 +7,8 @@ from typing import Any
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from server.schemas.logprobs import CompletionLogprobs, PromptLogprobs
-from server.schemas.provenance import Provenance
 from server.schemas.shared import FinishReason, GenerationRequest, Metrics, RequestWarning, Usage
+from server.schemas.tokens import CompletionLogprobs, PromptLogprobs, Provenance
 
 
 class CompletionRequest(GenerationRequest, kw_only=True):

@@ -19,14 +19,14 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from server.settings import durations
+from server.settings import units
 from spec.errors import ConfigurationError
 from spec.names import SUFFIX
 
 Positive = Annotated[int, Meta(ge=1)]
 Seconds = Annotated[float, Meta(gt=0)]
 Share = Annotated[float, Meta(gt=0, le=1)]
-Span = Annotated[str, Meta(pattern=durations.SPAN, extra={"expected": durations.EXPECTED})]
+Span = Annotated[str, Meta(pattern=units.SPAN, extra={"expected": units.EXPECTED})]
 Dtype = Literal["auto", "bfloat16", "float32", "float16"]
 Quantize = Literal["int8", "int4", "fp8"]
 KVDtype = Literal["auto", "int8", "fp8"]
@@ -367,7 +367,7 @@ class ServeConfig(EngineConfig, frozen=True, kw_only=True):
     @property
     def idle_seconds(self) -> float | None:
         """``idle_unload`` in seconds; None if a model stays."""
-        return None if self.idle_unload is None else durations.seconds_of(self.idle_unload)
+        return None if self.idle_unload is None else units.seconds_of(self.idle_unload)
 
 
 #: What a command writes at most unless it is told.

@@ -19,7 +19,7 @@ import msgspec
 
 from server.settings.config import SECTIONS, EngineConfig, ServeConfig, check, check_models
 from server.settings.fields import PREFIX, Setting, all_settings, settings_of
-from server.settings.names import LATEST
+from server.settings.resolved import LATEST
 from spec.errors import ConfigurationError
 
 FILE_VARIABLE = PREFIX + "CONFIG"

@@ -1,11 +1,13 @@
-"""What settings stand for: the target's directory, and who drafts. Imports no torch: the server asks too."""
+"""What settings stand for: the target's directory, who drafts, what the model is called. Imports no torch."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
 
-from server.settings.config import EngineConfig
+import msgspec
+
+from server.settings.config import EngineConfig, ServeConfig
 from spec.errors import ConfigurationError
 from spec.names import DRAFT_MODEL, EAGLE3, MEDUSA, NGRAM, NONE, SUFFIX
 from verifier.model.hub import resolve
@@ -82,3 +84,50 @@ def short_name(name: str) -> str:
     """A model's name for people: ``bundled/draft`` instead of where the package lies."""
     path = Path(name.partition(":")[2] or name)
     return f"bundled/{path.name}" if path.is_relative_to(BUNDLED) else name
+
+
+#: The tag that Ollama's clients put behind a name that has none.
+LATEST = ":latest"
+
+
+def tagged(name: str) -> str:
+    """A name as Ollama's clients see it: with a tag."""
+    return name if ":" in name.rpartition("/")[2] else name + LATEST
+
+
+class Names(msgspec.Struct, frozen=True):
+    """known: all names, the first one for answers. any: others mean the model too."""
+
+    known: tuple[str, ...]
+    any: bool = False
+
+    def has(self, asked: str) -> bool:
+        """Whether it is one of the names, with Ollama's tag or without."""
+        return asked.removesuffix(LATEST) in {name.removesuffix(LATEST) for name in self.known}
+
+    def mean(self, asked: str) -> bool:
+        """Whether a request for ``asked`` is for this model."""
+        return self.any or self.has(asked)
+
+
+def model_names(config: ServeConfig) -> tuple[str, ...]:
+    """What clients call the target, as the settings say: the last part of a directory or GGUF file, unless they name
+    it."""
+    return config.served_model_name or (_own_name(config.target),)
+
+
+def _own_name(target: str) -> str:
+    path = Path(target).expanduser()
+    if path.suffix == ".gguf" and path.is_file():
+        return path.stem
+    if target == "bundled" or not path.is_dir():
+        return target
+    return path.resolve().name or target
+
+
+class Unfit(ConfigurationError):
+    """fault: what is wrong. remedy: what would be right, without a full stop. The message is both."""
+
+    def __init__(self, fault: str, remedy: str) -> None:
+        super().__init__(f"{fault}: {remedy}")
+        self.fault, self.remedy = fault, remedy

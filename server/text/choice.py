@@ -6,11 +6,10 @@ from collections.abc import Sequence
 
 import msgspec
 
-from server.schemas.provenance import StepProvenance, TokenProvenance
 from server.schemas.shared import FinishReason, RequestWarning
+from server.schemas.tokens import StepProvenance, TokenProvenance
 from server.text.detokenize import Detokenizer, StopSearch
-from server.text.parts import OutputParser, Part, PlainText, ToolCallPart, joined
-from server.text.provenance import TokenText, step_of, tokens_of
+from server.text.parts import OutputParser, Part, PlainText, TokenText, ToolCallPart, joined, step_of, tokens_of
 from server.text.tokenizer import Tokenizer
 from spec.names import PREDICTION
 from spec.request import Delta, Origin, Request, TokenLogprobs

@@ -1,11 +1,15 @@
-"""The sampling options of a request that need more than a copy: understood here, whatever route they came through.
+"""The options of a request that need more than a copy: understood here, whatever route they came through.
 
 Errors name the field as the client wrote it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence, Sized
+import secrets
+from collections.abc import Mapping, Sequence, Sized
+from typing import Any
+
+import msgspec
 
 from server.schemas.bounds import check_count
 from server.schemas.chat import ChatRequest
@@ -13,7 +17,9 @@ from server.schemas.completions import CompletionRequest
 from server.schemas.shared import GenerationRequest
 from server.text.tokenizer import Tokenizer
 from spec.errors import InvalidRequest
+from spec.request import Request
 from spec.sampling import MOST_LOGPROBS
+from spec.seeds import derive_seed
 
 MOST_CHOICES = 128
 MOST_BAD_WORDS = 256
@@ -144,3 +150,59 @@ def stream_interval(request: GenerationRequest) -> int:
     if interval < 1:
         raise InvalidRequest("stream_interval", f"stream_interval must be at least 1, got {interval}")
     return interval
+
+
+#: Seeds go out as JSON numbers, and JavaScript reads those beyond 2**53 inexactly.
+_INEXACT_BITS = 64 - 53
+_DRAWN_BITS = 32
+
+
+def forked(request: Request, count: int) -> list[Request]:
+    """``request`` and its forks, ``count`` together. If it has no seed, one is drawn: sent again it gives all of them.
+
+    The prompt is scored once, by the first.
+    """
+    if count == 1:
+        return [request]
+    seed = secrets.randbits(_DRAWN_BITS) if request.params.seed is None else request.params.seed
+    leader = msgspec.structs.replace(request, params=msgspec.structs.replace(request.params, seed=seed))
+    return [leader, *(_fork(leader, choice_seed(seed, number), number) for number in range(1, count))]
+
+
+def _fork(leader: Request, seed: int, number: int) -> Request:
+    params = msgspec.structs.replace(leader.params, seed=seed, prompt_logprobs=None)
+    return msgspec.structs.replace(leader, id=f"{leader.id}.{number}", params=params, fork_of=leader.id)
+
+
+def choice_seed(seed: int, number: int) -> int:
+    """The seed of choice ``number``; the first one's is the request's own. Sent by itself it repeats that choice."""
+    return derive_seed(seed, number) >> _INEXACT_BITS if number else seed
+
+
+def check_choices(prompts: int, count: int) -> None:
+    """Raise for more choices, over all prompts, than one answer may have."""
+    if prompts * count > MOST_CHOICES:
+        asked = f"{prompts} prompts with n = {count} are {prompts * count} choices"
+        raise InvalidRequest("n", f"{asked}; at most {MOST_CHOICES} are allowed")
+
+
+#: To msgspec these are texts in base64.
+_AS_THEY_ARE = (bytes, bytearray, memoryview)
+
+
+def typed(value: object, kind: Any, field: str) -> Any:
+    """``value`` as a ``kind``, numpy's and torch's numbers as Python's; raises for any other type, naming the field."""
+    try:
+        return msgspec.convert(msgspec.to_builtins(value, builtin_types=_AS_THEY_ARE, enc_hook=_plain), kind)
+    except msgspec.ValidationError as error:
+        complaint = str(error).partition(" - at ")[0]
+        raise InvalidRequest(field, f"{field}: {complaint[0].lower()}{complaint[1:]}") from None
+    except (TypeError, ValueError, RecursionError) as error:
+        raise InvalidRequest(field, f"{field}: {error}") from None
+
+
+def _plain(value: Any) -> Any:
+    """What msgspec does not know: an array, a tensor, one of their numbers, a range, an iterator, a mapping."""
+    if isinstance(value, Mapping):
+        return dict(value)
+    return value.tolist() if hasattr(value, "tolist") else list(value)

@@ -9,9 +9,9 @@ from server.cli.check.pair import check
 from server.cli.check.target import recommended
 from server.engine.drafters.registry import ENTRIES
 from server.engine.parameters import parameters, stored_parameters
-from server.settings.amounts import count_in_words
 from server.settings.config import EngineConfig
 from server.settings.resolved import BUNDLED
+from server.settings.units import count_in_words
 from verifier.model.config import ModelConfig
 
 #: Weights as the publishers count them, in millions (Qwen counts what is stored; Meta says 1.23B, 3.21B, 8.03B).

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from server.cli.check.pair import check
-from server.cli.check.show import show
+from server.cli.check.summary import show
 from server.cli.main import main
 from tests.checking.pairs import DOUBTFUL, FAULTY, SOUND, Case
 

@@ -19,9 +19,9 @@ from server.engine.drafters.eagle import Eagle
 from server.engine.memory import MemoryPlan
 from server.engine.parameters import parameters
 from server.engine.plan import plan
-from server.settings.amounts import in_words
 from server.settings.config import EngineConfig
-from server.settings.unfit import Unfit
+from server.settings.resolved import Unfit
+from server.settings.units import bytes_in_words
 from tests.checking.pairs import make_model
 from tests.heads.writing import write_config
 from verifier.model.config import ModelConfig
@@ -167,4 +167,4 @@ def test_this_machine_has_memory() -> None:
     ("count", "words"), [(12, "12 bytes"), (14_700_000, "14.0 MiB"), (8 << 30, "8.0 GiB"), (300 << 20, "300 MiB")]
 )
 def test_bytes_in_words(count, words) -> None:
-    assert in_words(count) == words
+    assert bytes_in_words(count) == words

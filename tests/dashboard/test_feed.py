@@ -12,12 +12,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from server.api.about import feed as feeds
-from server.api.about.dashboard import FEED
-from server.api.about.feed import Feed
+from server.api.about import dashboard
+from server.api.about.dashboard import FEED, Feed
 from server.gateway.key_store import KeyStore
-from server.gateway.origins import Origins
-from server.http.auth import AuthMiddleware
+from server.http.auth import AuthMiddleware, Origins
 from tests.gateway.guarded import ALICE, BOB, bearer, guarded
 from tests.server.scripted import END, ScriptedEngine, served
 
@@ -246,7 +244,7 @@ async def until(true, seconds: float = 60.0) -> None:
 
 
 async def test_there_is_a_limit_to_readers(tokenizer, monkeypatch):
-    monkeypatch.setattr(feeds, "MOST_READERS", 1)
+    monkeypatch.setattr(dashboard, "MOST_READERS", 1)
     async with served(ScriptedEngine([END]), tokenizer) as client:
         async with client.get("/dashboard/feed") as response:
             await anext(events(response))
@@ -259,7 +257,7 @@ async def test_there_is_a_limit_to_readers(tokenizer, monkeypatch):
 
 
 async def test_the_end_of_the_server_is_the_end_of_the_feed(tokenizer, monkeypatch):
-    monkeypatch.setattr(feeds, "LATE", 100.0)  # until the next event
+    monkeypatch.setattr(dashboard, "LATE", 100.0)  # until the next event
     async with served(ScriptedEngine([END]), tokenizer) as client, client.get("/dashboard/feed") as response:
         await anext(events(response))
         assert client.app is not None

@@ -13,8 +13,7 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from server.gateway.key_store import KeyStore
-from server.gateway.origins import Origins
-from server.http.auth import AuthMiddleware
+from server.http.auth import AuthMiddleware, Origins
 from tests.gateway.guarded import ALICE, guarded
 from tests.server.scripted import END, ScriptedEngine
 

@@ -16,7 +16,7 @@ import openai
 import pytest
 from anthropic.types import MessageParam
 
-from server.gateway import key_file, keys
+from server.gateway import keys
 from tests.gateway.guarded import bearer
 from tests.server.live import LiveServer
 
@@ -27,11 +27,11 @@ ALICE, BOB, CAROL = keys.new_key(), keys.new_key(), keys.new_key()
 @pytest.fixture(scope="module")
 def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("keys") / "keys.toml"
-    key_file.append(path, "alice", ALICE)
-    key_file.append(path, "bob", BOB)
+    keys.append(path, "alice", ALICE)
+    keys.append(path, "bob", BOB)
     with path.open("a") as entries:
         entries.write("max_concurrent_requests = 1\n")
-    key_file.append(path, "carol", CAROL)
+    keys.append(path, "carol", CAROL)
     return path
 
 
@@ -145,7 +145,7 @@ async def test_a_place_on_a_socket_is_the_same_place(url):
 
 async def test_keys_come_and_go_while_the_server_runs(url, file):
     before, new = file.read_text(), keys.new_key()
-    key_file.append(file, "dave", new)
+    keys.append(file, "dave", new)
     async with asyncio.timeout(60):
         while (await ask(url, new))[0] == 401:
             await asyncio.sleep(0.1)

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from server.cli.main import main
-from server.gateway import key_file, key_store, keys
+from server.gateway import key_store, keys
 from server.gateway.caller import Caller
 from server.gateway.key_store import KeyStore
 from server.gateway.keys import ApiKey, HashedKey, KeyRing
@@ -48,8 +48,8 @@ def holder(chain: KeyStore, key: str) -> Caller:
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
     path = tmp_path / "keys.toml"
-    key_file.append(path, "alice", ALICE)
-    key_file.append(path, "bob", BOB)
+    keys.append(path, "alice", ALICE)
+    keys.append(path, "bob", BOB)
     return path
 
 
@@ -100,7 +100,7 @@ def test_made_keys_are_long_and_never_alike():
 )
 def test_keys_that_could_be_guessed_or_not_be_sent_are_refused(key, tmp_path):
     with pytest.raises(ConfigurationError, match="16 to 512 printable"):
-        key_file.append(tmp_path / "keys.toml", "alice", key)
+        keys.append(tmp_path / "keys.toml", "alice", key)
     assert not (tmp_path / "keys.toml").exists()
 
 
@@ -109,10 +109,10 @@ def test_keys_that_could_be_guessed_or_not_be_sent_are_refused(key, tmp_path):
 
 def test_the_file_is_its_owners_and_holds_no_key(file):
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
-    assert not key_file.exposed(file)
+    assert not keys.exposed(file)
     assert ALICE not in file.read_text() and BOB not in file.read_text()
-    assert [entry.name for entry in key_file.read(file) or ()] == ["alice", "bob"]
-    assert len({entry.id for entry in key_file.read(file) or ()}) == 2
+    assert [entry.name for entry in keys.read(file) or ()] == ["alice", "bob"]
+    assert len({entry.id for entry in keys.read(file) or ()}) == 2
 
 
 def test_a_file_that_others_can_read_is_warned_about(file, caplog):
@@ -169,7 +169,7 @@ def test_keys_of_the_settings_and_of_the_file_open_the_server(file):
 
 def test_the_tenant_tells_nothing_of_the_key(file):
     again = file.with_name("again.toml")
-    key_file.append(again, "alice", ALICE)
+    keys.append(again, "alice", ALICE)
     assert holder(KeyStore(file=str(again)), ALICE).tenant != holder(KeyStore(file=str(file)), ALICE).tenant
 
 
@@ -201,7 +201,7 @@ def test_a_key_taken_out_of_the_file_is_dead_and_the_others_keep_what_they_used(
 def test_another_key_under_the_same_id_does_not_inherit_open_connections(file):
     chain = KeyStore(file=str(file))
     alice = holder(chain, ALICE)
-    entry = (key_file.read(file) or [])[0]
+    entry = (keys.read(file) or [])[0]
     touch(file, file.read_text().replace(entry.hash, str(HashedKey.of("sk-alice-rotated-0123"))))
     chain.refresh()
     assert alice.rate_limiter.revoked
@@ -317,11 +317,11 @@ def test_a_file_that_was_written_otherwise_is_left_to_its_writer(tmp_path, capsy
 
 def test_a_change_of_the_file_is_never_seen_half(tmp_path, monkeypatch):
     path = tmp_path / "keys.toml"
-    key_file.append(path, "alice", ALICE)
+    keys.append(path, "alice", ALICE)
     before = path.read_text()
     monkeypatch.setattr(os, "fsync", lambda descriptor: (_ for _ in ()).throw(OSError(28, "No space left on device")))
     with pytest.raises(ForesayError, match="No space left"):
-        key_file.append(path, "bob", BOB)
+        keys.append(path, "bob", BOB)
     assert path.read_text() == before and os.listdir(tmp_path) == ["keys.toml"]
 
 
@@ -336,7 +336,7 @@ def test_keys_add_takes_the_file_from_the_settings(tmp_path, monkeypatch, capsys
 def test_keys_are_kept_in_the_users_folder_which_no_server_opens_unasked(tmp_path, monkeypatch, capsys, variable):
     monkeypatch.delenv("XDG_CONFIG_HOME", raising=False)
     monkeypatch.setenv(variable, str(tmp_path))
-    path = key_file.default_path()
+    path = keys.default_path()
     assert path == tmp_path / ("" if variable == "XDG_CONFIG_HOME" else ".config") / "foresay" / "keys.toml"
     assert main(["keys", "list"]) == 0
     assert capsys.readouterr() == ("", f"no keys in {path}\n")
@@ -353,12 +353,12 @@ def test_keys_are_kept_in_the_users_folder_which_no_server_opens_unasked(tmp_pat
 
 def test_keys_list_names_who_has_one_and_its_own_limits_and_no_hash(tmp_path, capsys):
     path = tmp_path / "keys.toml"
-    key_file.append(path, "al", ALICE)
+    keys.append(path, "al", ALICE)
     path.write_text(path.read_text() + "max_requests_per_minute = 60\nmax_tokens_per_minute = 0\n")
-    key_file.append(path, "bob", BOB)
+    keys.append(path, "bob", BOB)
     assert main(["keys", "list", "--api-key-file", str(path)]) == 0
     listed, told = capsys.readouterr()
-    ids = [entry.id for entry in key_file.read(path) or ()]
+    ids = [entry.id for entry in keys.read(path) or ()]
     limits = "max_requests_per_minute 60, max_tokens_per_minute none"
     assert listed.splitlines() == [f"al   {ids[0]}  {limits}", f"bob  {ids[1]}"]
     assert told == f"2 keys in {path}\n"

@@ -6,8 +6,7 @@ import aiohttp
 import pytest
 
 from server.gateway.key_store import KeyStore
-from server.gateway.origins import Origins
-from server.http.auth import AuthMiddleware
+from server.http.auth import AuthMiddleware, Origins
 from tests.gateway.guarded import ALICE, ASK, bearer, guarded
 from tests.server.scripted import END, ScriptedEngine
 

@@ -13,15 +13,14 @@ from typing import Any
 
 import pytest
 
-from server.api.about import feed as feeds
+from server.api.about import dashboard
 from server.api.responses.store import Responses, SocketLimits
-from server.gateway.caller import CALLER, Caller
+from server.gateway.caller import CALLER, Caller, Shared
 from server.gateway.key_store import KeyStore
 from server.gateway.rate_limiter import RateLimiter
-from server.gateway.share import Shared
-from server.gateway.threads import SharedThreads
 from server.host.models.models import MODELS
 from server.http.auth import AuthMiddleware
+from server.http.life import SharedThreads
 from server.schemas.errors import Busy
 from tests.gateway.guarded import ALICE, ASK, BOB, bearer, guarded
 from tests.responses.serving import saying, serving
@@ -166,7 +165,7 @@ async def test_one_key_cannot_fill_the_queue(tokenizer, keys, most):
 
 @KEYS
 async def test_one_key_cannot_have_all_pages_of_the_dashboard(tokenizer, monkeypatch, keys, most):
-    monkeypatch.setattr(feeds, "MOST_READERS", 8)
+    monkeypatch.setattr(dashboard, "MOST_READERS", 8)
     async with (
         guarded(ScriptedEngine([END]), tokenizer, AuthMiddleware(KeyStore(keys))) as client,
         AsyncExitStack() as pages,

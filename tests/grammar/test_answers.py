@@ -12,10 +12,10 @@ import msgspec
 import pytest
 
 from server.schemas.chat import ChatRequest
+from server.text.conversation import offered
 from server.text.grammars.answers import Beginning, chat_grammar
 from server.text.parsers.chat_format import ChatFormat
 from server.text.tokenizer import Tokenizer
-from server.text.tools import offered
 from spec.errors import InvalidRequest
 from spec.request import Grammar
 from tests.grammar.oracle import DONE, TARGET, THINK, accepts

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from server.schemas.tools import Function
-from server.text.grammars.calls import tool_call_grammar
-from server.text.tools import Offer
+from server.schemas.chat import Function
+from server.text.conversation import Offer
+from server.text.grammars.answers import tool_call_grammar
 from spec.errors import InvalidRequest
 from tests.grammar.oracle import accepts, compiler
 

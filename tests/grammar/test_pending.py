@@ -13,11 +13,10 @@ import msgspec
 import pytest
 
 from server.host import frames
-from server.host.link import Link
+from server.host.channel import Link
 from server.host.loop import Loop
-from server.text.grammars.compiler import GrammarCompiler
+from server.text.grammars.compiler import GrammarCompiler, Pending
 from server.text.grammars.constraint import LlguidanceConstraint
-from server.text.grammars.pending import Pending
 from spec.engine import Engine
 from spec.errors import InvalidRequest
 from spec.protocols import Constraint

@@ -9,7 +9,7 @@ from functools import partial
 import openai
 import pytest
 
-from server.schemas.structured import StructuredOutputs
+from server.schemas.shared import StructuredOutputs
 from server.text.grammars.compiler import GrammarCompiler
 from server.text.grammars.constraint import BURST_SECONDS, GrammarFailed
 from server.text.grammars.fields import bounded, json_grammar, lark_grammar, of_outputs

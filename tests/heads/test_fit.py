@@ -24,7 +24,7 @@ from drafters.heads.eagle_model import EagleModel, EagleShape
 from drafters.heads.lesson import Lesson
 from drafters.heads.medusa_model import MedusaModel
 from server.engine.build import build_engine
-from server.engine.drafters.trial import TRIAL
+from server.engine.drafters.head import TRIAL
 from tests.heads.writing import change_config
 from tests.same_tokens.models import blur
 from tests.same_tokens.test_directories import config, write_tokenizer

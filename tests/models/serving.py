@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 
 from aiohttp.test_utils import TestClient, TestServer
 
-from server.engine.status import EngineStatus
+from server.engine.generation import EngineStatus
 from server.host.models.models import Models
 from server.host.service import Service, ServiceOptions, Text
 from server.host.state import ServerState

@@ -5,10 +5,9 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping, Sequence
 
-from server.text.parsers.calls import Answer
 from server.text.parsers.chat_format import FORMATS
 from server.text.parsers.formats import plain
-from server.text.parsers.parser import ScriptParser
+from server.text.parsers.parser import Answer, ScriptParser
 from server.text.parts import Part, ReasoningPart, TextPart, ToolCallPart, joined
 
 THINK = ("<think>", "</think>")

@@ -11,14 +11,13 @@ import numpy as np
 import pytest
 from llguidance import LLMatcher, LLTokenizer
 
-from server.schemas.tools import Function
+from server.schemas.chat import Function
 from server.text.choice import Choice, TextOptions
-from server.text.grammars.answers import strict_grammar
-from server.text.grammars.calls import tool_call_grammar
+from server.text.conversation import Offer
+from server.text.grammars.answers import strict_grammar, tool_call_grammar
 from server.text.parsers.chat_format import FORMATS, ChatFormat
 from server.text.parts import ToolCallPart, joined
 from server.text.tokenizer import Tokenizer
-from server.text.tools import Offer
 from spec.errors import InvalidRequest
 from spec.request import Delta, FinishReason, Request
 from spec.sampling import SamplingParams

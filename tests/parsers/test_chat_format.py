@@ -6,10 +6,10 @@ import re
 
 import pytest
 
-from server.schemas.tools import Function
+from server.schemas.chat import Function
+from server.text.conversation import Offer
 from server.text.parsers.chat_format import ChatFormat
 from server.text.parts import PlainText, ToolCallPart
-from server.text.tools import Offer
 from tests.parsers.families import family_tokenizer
 from tests.parsers.reading import text_of
 

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from server.schemas.tools import Function
+from server.schemas.chat import Function
 from server.text.choice import Choice, TextOptions
+from server.text.conversation import Offer
 from server.text.parsers.chat_format import ChatFormat
 from server.text.parts import ReasoningPart, TextPart, ToolCallPart, joined
-from server.text.tools import Offer
 from spec.request import Delta, Request
 from spec.sampling import SamplingParams
 

@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from server.text.parsers.chat_format import ChatFormat
-from server.text.parsers.declared import DeclaredParser
+from server.text.parsers.chat_format import ChatFormat, DeclaredParser
 from server.text.parts import ReasoningPart, TextPart, ToolCallPart, joined
 from server.text.tokenizer import Tokenizer
 from spec.errors import ConfigurationError

@@ -6,8 +6,8 @@ import time
 from typing import Any
 
 from server.api.common.answer import AnswerOptions
-from server.api.common.sse import EVENTS
-from server.api.openai.chat_answer import ChatAnswer
+from server.api.common.route import EVENTS
+from server.api.openai.chat import ChatAnswer
 from server.host.service import Origin as AnswerOrigin
 from server.text.choice import Choice, TextOptions
 from spec.request import Delta, Origin, Request

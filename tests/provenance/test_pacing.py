@@ -10,12 +10,11 @@ from typing import Any
 
 import pytest
 
-from server.api.common.pacing import Batch, Evenly, Spread, split
+from server.api.common.streaming import Batch, Evenly, Spread, split
 from server.engine.generation import Generation
 from server.schemas.errors import EngineFailed
 from server.text.choice import Choice, Piece, TextOptions, merged
-from server.text.parts import TextPart
-from server.text.provenance import TokenText
+from server.text.parts import TextPart, TokenText
 from spec.request import Delta, Request
 from spec.sampling import SamplingParams
 from tests.provenance import clock

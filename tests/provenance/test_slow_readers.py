@@ -11,14 +11,13 @@ import pytest
 
 from server.api.common.answer import AnswerOptions
 from server.api.common.streaming import delivery
-from server.api.openai.completion_answer import CompletionAnswer
-from server.api.responses.codec import codec_of
+from server.api.openai.completions import CompletionAnswer
 from server.api.responses.events import OutputTextDelta
-from server.api.responses.send_queue import SendQueue
+from server.api.responses.send_queue import SendQueue, codec_of
 from server.api.responses.store import SocketLimits
 from server.engine.generation import Generation
 from server.host.service import Origin
-from server.schemas.provenance import Provenance, StepProvenance, TokenProvenance
+from server.schemas.tokens import Provenance, StepProvenance, TokenProvenance
 from server.text.choice import Choice, TextOptions
 from spec.request import Request
 from spec.sampling import SamplingParams

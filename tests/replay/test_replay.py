@@ -14,14 +14,10 @@ from drafters.ngram import NgramDrafter
 from drafters.suffix.drafter import SuffixDrafter
 from server.cli.main import main
 from server.engine.drafters.registry import LOOKUPS
-from server.engine.trace.lines import Lines
-from server.engine.trace.reader import Session, Told, drafting, read
-from server.engine.trace.records import Begin, Part, Start, Step
-from server.engine.trace.writer import TraceWriter
-from server.observe.replay import lookups, recorded
-from server.observe.replay.cost import Cost
-from server.observe.replay.evaluate import evaluate, largest
-from server.observe.replay.ways import parse, usual
+from server.engine.observers import Lines, TraceWriter
+from server.engine.trace import Begin, Part, Session, Start, Step, Told, drafting, read
+from server.observe.replay.evaluate import Cost, evaluate, largest
+from server.observe.replay.ways import judge_lookups, judge_recorded, parse, usual
 from spec.budget import CostModel
 from spec.errors import ConfigurationError
 from spec.protocols import Drafter
@@ -77,7 +73,7 @@ def per_step(statistics: list[Statistics]) -> float:
 
 def test_the_recorded_way_is_what_happened(file: Path) -> None:
     statistics = ran(guesser(), (3, 2, 1), file)
-    outcome = recorded.judge(parse("recorded"), requests(file))
+    outcome = judge_recorded(parse("recorded"), requests(file))
     assert outcome.steps == sum(one.steps - 1 for one in statistics)
     assert outcome.drafted == sum(one.drafted for one in statistics)
     assert outcome.accepted == sum(one.accepted for one in statistics)
@@ -95,7 +91,7 @@ def test_lookups_on_a_trace_do_what_they_do_when_they_draft(
     monkeypatch.setitem(LOOKUPS, "suffix", partial(SuffixDrafter, slice_seconds=math.inf))
     ran(guesser(), (3, 2, 1), file, max_seqs=1, tokens=70)
     statistics = ran(LOOKUPS[name](), (1,) * levels, max_seqs=1, tokens=70)
-    outcome = lookups.judge(parse(f"{name}:{levels}"), requests(file))
+    outcome = judge_lookups(parse(f"{name}:{levels}"), requests(file))
     assert outcome.steps == sum(one.steps - 1 for one in statistics)
     assert (outcome.drafted, outcome.accepted) == (
         sum(one.drafted for one in statistics),
@@ -108,7 +104,7 @@ def test_lookups_on_a_trace_do_what_they_do_when_they_draft(
 @pytest.mark.parametrize("length", [1, 2, 3])
 def test_shorter_chains_are_foretold(file: Path, length: int) -> None:
     ran(guesser(), (1,) * 5, file)
-    foretold = recorded.judge(parse(f"recorded:{length}"), requests(file))
+    foretold = judge_recorded(parse(f"recorded:{length}"), requests(file))
     assert foretold.tokens_per_step == pytest.approx(per_step(ran(guesser(), (1,) * length)), rel=0.07)
     assert foretold.short / foretold.steps < 0.05, "only where the text was about to end"
 
@@ -142,14 +138,14 @@ CHANCES = [1.0, 0.5, 0.3, 0.2, 0.25, 0.1]
 def test_parts_of_one_tree(way: str, drafted: int, accepted: int, short: bool) -> None:
     begin = Begin(id="a", at=0.0, prompt=5, limit=100, temperature=1.0)
     told = Told(begin, [part(*TREE, 3, CHANCES)], text=None)
-    outcome = recorded.judge(parse(way), [told])
+    outcome = judge_recorded(parse(way), [told])
     assert (outcome.drafted, outcome.accepted, bool(outcome.short)) == (drafted, accepted, short)
 
 
 def test_a_text_cut_in_the_run_counts_as_far_as_it_goes() -> None:
     begin = Begin(id="a", at=0.0, prompt=5, limit=100, temperature=1.0)
     told = Told(begin, [part(*TREE, 3, CHANCES)], text=2)
-    assert recorded.judge(parse("recorded"), [told]).accepted == 2
+    assert judge_recorded(parse("recorded"), [told]).accepted == 2
 
 
 def session(*steps: tuple[int, float, float]) -> Session:
@@ -171,7 +167,7 @@ def test_what_a_step_costs() -> None:
     assert cost.slower == pytest.approx(2.0), "everything was twice as slow as at start-up"
     assert (cost.level, cost.draw, cost.rest) == pytest.approx((2.0, 0.1, 0.5))
     assert cost.plain() == pytest.approx(20.0 + 0.1 + 0.5)
-    outcome = recorded.judge(parse("recorded:2"), session((4, 8.0, 20.0)).requests.values())
+    outcome = judge_recorded(parse("recorded:2"), session((4, 8.0, 20.0)).requests.values())
     assert cost.step(parse("recorded:2"), outcome) == pytest.approx(20.0 + 0.3 + 0.5 + 4.0)
 
 

@@ -7,8 +7,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from server.api.responses.codec import JSON_PROTOCOL, MSGPACK_PROTOCOL, check_packed, codec_of
 from server.api.responses.events import Create
+from server.api.responses.send_queue import JSON_PROTOCOL, MSGPACK_PROTOCOL, check_packed, codec_of
 from server.schemas.bounds import MOST_PARTS
 from spec.errors import InvalidRequest
 

@@ -13,7 +13,7 @@ from openai import OpenAI
 from openai.types.responses import ResponsesServerEvent
 from openai.types.responses.responses_server_event import ResponseWsError
 
-from server.api.responses.codec import MSGPACK_PROTOCOL
+from server.api.responses.send_queue import MSGPACK_PROTOCOL
 from server.api.responses.store import Responses, SocketLimits
 from server.gateway.caller import CALLER, Caller
 from tests.responses.serving import STORY, address, asking, saying, serving

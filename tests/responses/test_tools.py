@@ -9,8 +9,8 @@ import msgspec
 import openai
 import pytest
 
-from server.api.responses.codec import MSGPACK_PROTOCOL
 from server.api.responses.schemas import FunctionTool
+from server.api.responses.send_queue import MSGPACK_PROTOCOL
 from server.api.responses.tools import Toolbox, arguments_of, spoken_input
 from server.text.tokenizer import Tokenizer
 from tests.responses.serving import asking, saying, serving

@@ -16,8 +16,7 @@ from schemathesis.specs.openapi.definitions import OPENAPI_31
 
 from server.api.common.route import Route
 from server.http.app import ROUTE_MODULES
-from server.http.openapi.document import document, encoded
-from server.http.openapi.limits import LIMITS, NOT_DONE, OWN_LIMITS
+from server.http.openapi.routes import LIMITS, NOT_DONE, OWN_LIMITS, document, encoded
 from tests.server.scripted import ScriptedEngine, served
 
 ROOT = Path(__file__).resolve().parents[2]

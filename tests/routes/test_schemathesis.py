@@ -21,8 +21,7 @@ from schemathesis.checks import (
 
 from server.api.common.route import Route
 from server.http.app import ROUTE_MODULES
-from server.http.openapi.document import document
-from server.http.openapi.limits import NOT_DONE
+from server.http.openapi.routes import NOT_DONE, document
 from tests.routes.running import scripted_server
 from tests.server.live import LiveServer
 from tests.server.scripted import END

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from server.settings.config import ServeConfig
-from server.settings.names import model_names
+from server.settings.resolved import model_names
 from server.text.tokenizer import Tokenizer
 from server.text.warned import HEADER, LONGEST_HEADER, WarningLog, clamped, headers, tools_left_out
 from spec.errors import ConfigurationError

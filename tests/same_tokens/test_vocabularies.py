@@ -19,7 +19,7 @@ from kvpaging import PagePool, PageTable
 from server.engine.build import build_engine
 from server.settings.config import EngineConfig
 from server.settings.resolved import BUNDLED
-from server.text.spelling import Spelling
+from server.text.detokenize import Spelling
 from spec.errors import ConfigurationError
 from spec.tree import TreeShape
 from tests.drafters.test_draft_model import running

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from drafters.draft_model import DraftModelDrafter
 from kvpaging import PagePool
-from server.engine.translation import Translation, translation
+from server.engine.vocabulary import Translation, translation
 from spec.protocols import Drafter
 from spec.sequence import SequenceState
 from spec.tree import DraftTree, TreeShape

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from aiohttp import web
 
 from server.observe.selfcheck.check import CheckedEngine, SelfCheck
-from server.observe.telemetry.self_check import SelfCheckCounts
+from server.observe.telemetry.families import SelfCheckCounts
 from spec.request import Delta, Request
 from spec.sampling import SamplingParams
 from tests.server.scripted import ScriptedEngine

@@ -9,8 +9,7 @@ import pytest
 from torch import Tensor
 
 from server.engine.build import build_engine
-from server.engine.generation import Sink
-from server.engine.status import EngineStatus
+from server.engine.generation import EngineStatus, Sink
 from server.settings.config import EngineConfig
 from server.settings.resolved import BUNDLED
 from server.text.grammars.compiler import GrammarCompiler

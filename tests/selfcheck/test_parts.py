@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from server.observe.selfcheck.answer import Answer, Difference, difference
-from server.observe.selfcheck.backlog import Backlog
+from server.observe.selfcheck.answer import Answer, Backlog, Difference, difference
 from spec.request import Grammar
 from tests.selfcheck.checking import request
 

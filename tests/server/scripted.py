@@ -8,8 +8,7 @@ from contextlib import asynccontextmanager
 
 from aiohttp.test_utils import TestClient, TestServer
 
-from server.engine.generation import Sink
-from server.engine.status import EngineStatus
+from server.engine.generation import EngineStatus, Sink
 from server.host.service import Service, ServiceOptions, Text
 from server.http.app import create_app
 from server.schemas.errors import EngineFailed

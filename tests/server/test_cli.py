@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from server.cli.main import COMMANDS, build_parser, main
-from server.engine.trace.reader import read
+from server.engine.trace import read
 from server.settings.fields import settings_of
 
 ROOT = Path(__file__).resolve().parents[2]

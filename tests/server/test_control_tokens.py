@@ -14,7 +14,7 @@ from tokenizers import AddedToken, decoders, models, pre_tokenizers, processors,
 from tokenizers import Tokenizer as Backend
 from transformers import PreTrainedTokenizerFast
 
-from server.text.control import Rendered
+from server.text.prompt import Rendered
 from server.text.tokenizer import Tokenizer
 from spec.errors import InvalidRequest
 from tests.parsers.families import TEMPLATES, family_tokenizer

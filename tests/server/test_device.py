@@ -13,8 +13,7 @@ from server.engine.build import choose_dtype
 from server.engine.device import Device, find_device
 from server.engine.parameters import parameters
 from server.settings.config import EngineConfig
-from server.settings.resolved import BUNDLED
-from server.settings.unfit import Unfit
+from server.settings.resolved import BUNDLED, Unfit
 from verifier.model.config import ModelConfig
 
 GIB = 1 << 30

@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 
 from server.settings.config import ServeConfig
-from server.settings.durations import in_words, seconds_of
 from server.settings.load import load
+from server.settings.units import seconds_of, span_in_words
 from spec.errors import ConfigurationError
 
 SPANS = {"30s": 30, "10m": 600, "2h": 7200, "1h30m": 5400, "1.5h": 5400, "250ms": 0.25, "5us": 5e-6, "0s": 0}
@@ -29,11 +29,11 @@ def test_a_long_one_is_refused_at_once():
 
 @pytest.mark.parametrize(("seconds", "words"), [(1, "1 s"), (0.25, "0.25 s"), (90, "90 s"), (600, "10 min")])
 def test_in_words(seconds, words):
-    assert in_words(seconds) == words
+    assert span_in_words(seconds) == words
 
 
 def test_hours_in_words():
-    assert [in_words(seconds) for seconds in (3600, 5400, 7260)] == ["1 h", "1 h 30 min", "2 h 1 min"]
+    assert [span_in_words(seconds) for seconds in (3600, 5400, 7260)] == ["1 h", "1 h 30 min", "2 h 1 min"]
 
 
 def test_as_a_setting():

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from server.text import tokenizer as text
-from server.text.interrupt import TookTooLong, interrupted_after
+from server.text.tokenizer import TookTooLong, interrupted_after
 from spec.errors import InvalidRequest
 from tests.server.conftest import byte_level_tokenizer
 from tests.server.live import LiveServer
@@ -38,17 +38,17 @@ def test_what_takes_too_long_is_interrupted_and_nothing_else() -> None:
 
 HOLDS_THE_LOCK = """
 import sys, time
-from server.text import interrupt
+from server.text import tokenizer
 
 patience = float(sys.argv[1])
-interrupt.LOCKED_SECONDS, interrupt._LOOK_SECONDS = patience, patience / 5
-with interrupt.interrupted_after(600):
+tokenizer.LOCKED_SECONDS, tokenizer._LOOK_SECONDS = patience, patience / 5
+with tokenizer.interrupted_after(600):
     time.sleep(2 * patience)  # others have their turn
-with interrupt.interrupted_after(600):
+with tokenizer.interrupted_after(600):
     pass
 time.sleep(2 * patience)  # nothing is left behind
 print("still here", flush=True)
-with interrupt.interrupted_after(600):
+with tokenizer.interrupted_after(600):
     9 ** (9 ** 9)
 """
 

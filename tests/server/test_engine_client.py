@@ -18,9 +18,8 @@ import pytest
 
 from server.cli import serving
 from server.cli.main import main
-from server.engine.generation import generate
-from server.engine.status import EngineStatus
-from server.host import watchdog
+from server.engine.generation import EngineStatus, generate
+from server.host import child
 from server.host.client import EngineClient
 from server.settings.config import ServeConfig
 from server.settings.resolved import BUNDLED
@@ -107,7 +106,7 @@ def test_a_server_whose_supervision_ends_ends_too(monkeypatch, capsys, caplog):
 
 @pytest.mark.slow
 async def test_a_frozen_engine_is_replaced_whether_it_loads_or_idles(monkeypatch):
-    monkeypatch.setattr(watchdog, "PATIENCE", 1)  # a loader gets no longer than an engine that is ready
+    monkeypatch.setattr(child, "PATIENCE", 1)  # a loader gets no longer than an engine that is ready
     async with started(engine_timeout=4.0) as (engine, seen):
         await until(lambda: engine.process_id is not None)
         os.kill(engine.process_id or 0, signal.SIGSTOP)

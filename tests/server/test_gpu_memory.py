@@ -18,7 +18,7 @@ from server.engine.parameters import parameters
 from server.engine.plan import plan
 from server.settings.config import EngineConfig, ServeConfig
 from server.settings.load import load
-from server.settings.unfit import Unfit
+from server.settings.resolved import Unfit
 from tests.checking.planned import draft_of
 from verifier.model.config import ModelConfig
 from verifier.model.fields import Fields

@@ -7,8 +7,8 @@ import asyncio
 import pytest
 from aiohttp import ServerDisconnectedError
 
-from server.api.common.sse import EventStream
-from server.engine.status import EngineStatus
+from server.api.common.route import EventStream
+from server.engine.generation import EngineStatus
 from server.host.service import Service
 from tests.server.scripted import END, ScriptedEngine, served
 from tests.server.wire import events, post

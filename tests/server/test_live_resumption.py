@@ -15,8 +15,7 @@ import pytest
 
 from bench.soak.clients import LONGEST_LINE, Heard, visit
 from bench.soak.requests import Ask
-from server.engine.generation import generate
-from server.engine.status import EngineStatus
+from server.engine.generation import EngineStatus, generate
 from server.host.client import EngineClient
 from server.schemas.errors import EngineFailed, KillsEngine
 from server.settings.config import ServeConfig

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from server.text.logprobs import TokenDecoder
+from server.api.common.answer import TokenDecoder
 from spec.request import TokenLogprobs
 from tests.server.asking import PATHS, answer, chunks_of, joined
 from tests.server.scripted import END, ScriptedEngine, entry, served

@@ -9,7 +9,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as some
 
-from server.engine.forks import choice_seed
+from server.text.options import choice_seed
 from server.text.tokenizer import Tokenizer
 from spec.request import Request
 from tests.server.conftest import byte_level_tokenizer

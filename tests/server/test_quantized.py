@@ -16,8 +16,7 @@ from server.engine.memory import model_bytes, packed_bytes
 from server.engine.parameters import stored_parameters
 from server.engine.quantized import quantized
 from server.settings.config import EngineConfig
-from server.settings.resolved import BUNDLED
-from server.settings.unfit import Unfit
+from server.settings.resolved import BUNDLED, Unfit
 from spec.engine import Engine
 from spec.request import Request
 from spec.sampling import SamplingParams

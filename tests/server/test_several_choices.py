@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from server.engine.forks import choice_seed
+from server.text.options import choice_seed
 from tests.server.asking import PATHS, Several, answer, chunks_of
 from tests.server.scripted import END, ScriptedEngine, served
 

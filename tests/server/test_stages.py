@@ -14,7 +14,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from server.host.stages import TICK_SECONDS, Stages
+from server.cli.progress import TICK_SECONDS, Stages
 from tests.server.live import LiveServer
 
 
@@ -73,7 +73,7 @@ def test_a_terminal_that_cannot_rewrite_gets_lines(monkeypatch: pytest.MonkeyPat
 
 def test_the_summary_names_what_took_long(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 5.0
-    monkeypatch.setattr("server.host.stages.time", SimpleNamespace(monotonic=lambda: now))
+    monkeypatch.setattr("server.cli.progress.time", SimpleNamespace(monotonic=lambda: now))
     with Stages(io.StringIO()) as stages:
         stages("reading weights")
         now += 0.26

@@ -41,7 +41,7 @@ def test_what_has_to_be_fetched(tmp_path) -> None:
 def test_whoever_imported_torch_keeps_it() -> None:
     """In one process with an engine nothing is hidden from transformers."""
     code = (
-        "import torch, os; from server.host.torchless import import_tokenizers; import_tokenizers();"
+        "import torch, os; from server.host.imports import import_tokenizers; import_tokenizers();"
         "import transformers.utils as u; assert u.is_torch_available();"
         "assert 'TRANSFORMERS_NO_ADVISORY_WARNINGS' not in os.environ"
     )
@@ -50,7 +50,7 @@ def test_whoever_imported_torch_keeps_it() -> None:
 
 def test_without_it_tokenizers_load_and_nobody_complains() -> None:
     code = (
-        "from server.host.torchless import import_tokenizers; import_tokenizers(); import sys, os;"
+        "from server.host.imports import import_tokenizers; import_tokenizers(); import sys, os;"
         "from server.text.tokenizer import Tokenizer; from server.settings.resolved import BUNDLED;"
         "Tokenizer.load(BUNDLED / 'target').encode('fox');"
         "assert 'torch' not in sys.modules and 'TRANSFORMERS_NO_ADVISORY_WARNINGS' not in os.environ"

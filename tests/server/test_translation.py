@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from tokenizers import AddedToken, Tokenizer, models, processors
 
-from server.engine.translation import TokenTable, Translation, translation
-from server.settings.unfit import Unfit
-from server.text.spelling import Spelling
+from server.engine.vocabulary import TokenTable, Translation, translation
+from server.settings.resolved import Unfit
+from server.text.detokenize import Spelling
 from tests.same_tokens.test_directories import write_tokenizer
 from tests.same_tokens.vocabularies import write_sentencepiece
 from tests.verifier.families import make

@@ -6,8 +6,8 @@ import random
 
 import pytest
 
+from server.observe.telemetry.counts import TOKEN_BOUNDS, Histogram
 from server.observe.telemetry.drafting import Shape
-from server.observe.telemetry.histogram import TOKEN_BOUNDS, Histogram
 from server.observe.telemetry.history import MINUTES, SECONDS, History
 from server.observe.telemetry.window import Window
 

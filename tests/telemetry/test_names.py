@@ -12,9 +12,9 @@ from typing import Any
 import aiohttp
 import pytest
 
-from server.api.common.prediction import wishes
+from server.api.common.turns import wishes
 from server.engine.drafters.registry import drafts
-from server.engine.trace.reader import read
+from server.engine.trace import read
 from server.schemas.shared import Speculation
 from server.settings.config import EngineConfig
 from server.settings.resolved import choose_draft

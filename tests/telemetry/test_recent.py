@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from itertools import count
 
-from server.observe.telemetry.recent import MOST_PER_TENANT, Recent
-from server.observe.telemetry.request_stats import RequestStats, SharedStats
+from server.observe.telemetry.request_stats import MOST_PER_TENANT, Recent, RequestStats, SharedStats
 from server.text.choice import Piece
 from spec.request import Delta, Request
 from spec.sampling import SamplingParams

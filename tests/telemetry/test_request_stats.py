@@ -7,8 +7,8 @@ from itertools import count
 
 import pytest
 
+from server.observe.telemetry.counts import Histogram
 from server.observe.telemetry.drafting import Shape, Shapes, unlink
-from server.observe.telemetry.histogram import Histogram
 from server.observe.telemetry.request_stats import MOST_STEPS, RequestStats, SharedStats
 from server.observe.telemetry.views import nodes
 from server.text.choice import Piece

@@ -10,8 +10,8 @@ import pytest
 from prometheus_client.exposition import choose_encoder
 
 from server.observe.telemetry import views
-from server.observe.telemetry.encoding import Registry
 from server.observe.telemetry.exposition import Exposition
+from server.observe.telemetry.families import Registry
 from server.observe.telemetry.report import Point
 from tests.telemetry.scraping import Scrape
 from tests.telemetry.working import Working, driven

@@ -8,10 +8,10 @@ import re
 import msgspec
 import pytest
 
-from server.engine.status import EngineStatus
+from server.engine.generation import EngineStatus
 from server.observe.telemetry.log import EVERY_SECONDS, Reporter
 from server.observe.telemetry.telemetry import Telemetry
-from server.observe.telemetry.verdict import judged
+from server.observe.telemetry.window import judged
 from server.text.choice import Piece
 from spec.plain import CHANGED
 from spec.request import Delta, EngineInfo, Origin, Request

@@ -10,9 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from server.engine.trace.lines import Lines
-from server.engine.trace.reader import Session, read
-from server.engine.trace.writer import TraceWriter
+from server.engine.observers import Lines, TraceWriter
+from server.engine.trace import Session, read
 from spec.budget import CostModel
 from spec.errors import ConfigurationError
 from spec.observer import Observer

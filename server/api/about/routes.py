@@ -11,12 +11,12 @@ from msgspec import UNSET, UnsetType
 import foresay
 from server.api.about.dashboard import PAGE, served, wants_page
 from server.api.common.route import Route, json_response
-from server.engine.status import unavailable
+from server.engine.generation import unavailable
 from server.host.models.models import MODELS, Entry, Models
 from server.schemas.shared import ModelCard, ModelList
 from server.settings.config import ServeConfig
-from server.settings.durations import moment
 from server.settings.fields import settings_of
+from server.settings.units import moment
 from spec.request import EngineInfo
 
 # -- what travels ------------------------------------------------------------------------------------------------------

@@ -2,28 +2,197 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
 from aiohttp import web
+from msgspec import UNSET
 
-from server.api.anthropic.answer import FRAMING, MessagesAnswer, error_shape
 from server.api.anthropic.request import Conversation, drawing
 from server.api.anthropic.schemas import (
     EVENTS,
+    AnswerBlock,
     AssistantTurn,
+    BlockMore,
+    BlockStart,
+    BlockStop,
     CountTokensRequest,
+    Ending,
+    InputDelta,
+    MessageDelta,
     MessagesError,
+    MessagesErrorDetail,
     MessagesRequest,
+    MessageStart,
+    MessageStop,
+    MessageUsage,
+    StopReason,
+    TextBlock,
+    TextDelta,
+    ThinkingBlock,
+    ThinkingDelta,
     TokenCount,
+    ToolUseBlock,
 )
 from server.api.common import validation
-from server.api.common.answer import AnswerOptions
-from server.api.common.leased import leased
-from server.api.common.route import ErrorShape, Route, Stream, json_response
+from server.api.common.answer import AnswerOptions, BaseAnswer, parsed_arguments
+from server.api.common.route import ErrorShape, Framing, Route, Stream, json_response, named_event
+from server.api.common.streaming import leased
 from server.api.common.turns import answered, chat_choices, chat_prompt
-from server.api.common.words import in_words, reword
+from server.api.common.validation import in_words, naming, reword
 from server.gateway.caller import REQUEST_ID
 from server.host.models.models import MODELS
-from server.host.service import Service
+from server.host.service import Origin, Service
+from server.schemas.shared import ErrorBody
+from server.text.choice import Choice, Piece
+from server.text.parts import Part, ReasoningPart, TextPart, ToolCallPart, joined
+
+FRAMING = Framing("text/event-stream; charset=utf-8", named_event, ping=b'event: ping\ndata: {"type":"ping"}\n\n')
+
+_KINDS = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    405: "invalid_request_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+}
+
+
+def error_shape(status: int, body: ErrorBody) -> MessagesError:
+    """An error as Anthropic tells it, with the field beside it."""
+    return MessagesError(MessagesErrorDetail(_KINDS.get(status, "api_error"), naming(body.error), body.error.param))
+
+
+class MessagesAnswer(BaseAnswer):
+    """A ``message`` and the events of its stream. There is one choice."""
+
+    framing = FRAMING
+
+    def __init__(self, origin: Origin, choices: Sequence[Choice], options: AnswerOptions) -> None:
+        super().__init__(origin, choices, options)
+        self.id = f"msg_{origin.id}"
+        self._choice = choices[0]
+        self._blocks = Blocks()
+
+    def opening(self, index: int) -> list[msgspec.Struct]:
+        """The empty message."""
+        return [MessageStart(self._message([]))]
+
+    def chunks(self, index: int, piece: Piece) -> list[msgspec.Struct]:
+        """Blocks begun, continued and completed by a piece; behind the last one, why it ended."""
+        events = [event for part in piece.parts for event in self._blocks.take(part)]
+        if piece.finish_reason is not None:
+            ending = Ending(stop_reason=self._stop_reason(), stop_sequence=self._stop_sequence())
+            events += self._blocks.close()
+            late, metrics = list(self._replaced()) or UNSET, self._metrics()
+            events.append(MessageDelta(delta=ending, usage=self._counts(), metrics=metrics, warnings=late))
+        return events
+
+    def closing(self) -> list[msgspec.Struct]:
+        """The end."""
+        return [MessageStop()]
+
+    def whole(self, pieces: Sequence[Sequence[Piece]]) -> msgspec.Struct:
+        """The message with all of its blocks."""
+        parts = joined([part for piece in pieces[0] for part in piece.parts])
+        message = self._message([whole_block(part) for part in parts])
+        message.stop_reason, message.stop_sequence = self._stop_reason(), self._stop_sequence()
+        message.metrics = self._metrics()
+        return message
+
+    def broken(self, error: ErrorBody) -> msgspec.Struct:
+        """The error as an event."""
+        return error_shape(400 if error.error.type == "invalid_request_error" else 500, error)
+
+    def _message(self, content: list[AnswerBlock]) -> AssistantTurn:
+        return AssistantTurn(
+            id=self.id,
+            model=self.model,
+            content=content,
+            stop_reason=None,
+            stop_sequence=None,
+            usage=self._counts(),
+            warnings=self._warnings(),
+        )
+
+    def _counts(self) -> MessageUsage:
+        cached = self._choice.cached_tokens
+        return MessageUsage(
+            input_tokens=len(self._choice.request.prompt) - cached,
+            cache_read_input_tokens=cached,
+            output_tokens=self._choice.completion_tokens,
+        )
+
+    def _stop_sequence(self) -> str | None:
+        return self._choice.stop_reason if isinstance(self._choice.stop_reason, str) else None
+
+    def _stop_reason(self) -> StopReason:
+        if self._choice.finish_reason == "length":
+            return "max_tokens"
+        if self._choice.finish_reason == "tool_calls":
+            return "tool_use"
+        return "end_turn" if self._stop_sequence() is None else "stop_sequence"
+
+
+class Blocks:
+    """The blocks of a stream: which number is open, and what kind it is."""
+
+    def __init__(self) -> None:
+        self._index = -1
+        self._open: tuple[type, int] | None = None
+
+    def take(self, part: Part) -> list[msgspec.Struct]:
+        """The events of a part: another kind, or another call, closes one block and begins the next."""
+        kind = (type(part), part.index if isinstance(part, ToolCallPart) else 0)
+        events: list[msgspec.Struct] = []
+        if kind != self._open:
+            events += self.close()
+            self._index, self._open = self._index + 1, kind
+            events.append(BlockStart(self._index, _empty_block(part)))
+        delta = _delta(part)
+        return [*events, BlockMore(self._index, delta)] if delta is not None else events
+
+    def close(self) -> list[msgspec.Struct]:
+        """The end of the block that is open, if one is."""
+        if self._open is None:
+            return []
+        self._open = None
+        return [BlockStop(self._index)]
+
+
+def _empty_block(part: Part) -> AnswerBlock:
+    match part:
+        case TextPart():
+            return TextBlock(text="")
+        case ReasoningPart():
+            return ThinkingBlock(thinking="")
+        case ToolCallPart(id=id, name=name):
+            return ToolUseBlock(id=id or "", name=name or "", input={})
+
+
+def _delta(part: Part) -> TextDelta | ThinkingDelta | InputDelta | None:
+    match part:
+        case TextPart(text):
+            return TextDelta(text)
+        case ReasoningPart(text):
+            return ThinkingDelta(text)
+        case ToolCallPart(arguments=arguments):
+            return InputDelta(arguments) if arguments else None
+
+
+def whole_block(part: Part) -> AnswerBlock:
+    """A complete block."""
+    match part:
+        case TextPart(text):
+            return TextBlock(text=text)
+        case ReasoningPart(text):
+            return ThinkingBlock(thinking=text)
+        case ToolCallPart(id=id, name=name, arguments=arguments):
+            return ToolUseBlock(id=id or "", name=name or "", input=parsed_arguments(arguments))
+
 
 _requests = msgspec.json.Decoder(MessagesRequest)
 _counts = msgspec.json.Decoder(CountTokensRequest)

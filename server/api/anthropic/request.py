@@ -20,7 +20,7 @@ from server.api.anthropic.schemas import (
     ToolUseBlock,
     Turn,
 )
-from server.api.common.words import thinking
+from server.api.common.validation import thinking
 from server.schemas.shared import RequestWarning
 from server.text.parsers.chat_format import ChatFormat
 from server.text.warned import hint_left_out

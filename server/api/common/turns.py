@@ -2,6 +2,9 @@
 
 Every route that speaks of messages turns its body into a :class:`~server.schemas.chat.ChatRequest` first; so each
 option is understood in one place.
+
+OpenAI refuses a ``prediction`` beside ``n``, log-probabilities, penalties and tools. Here all of these hold at every
+drafted token; only what contradicts it is refused.
 """
 
 from __future__ import annotations
@@ -17,28 +20,103 @@ from aiohttp import web
 
 from server.api.common import validation
 from server.api.common.answer import Answer
-from server.api.common.prediction import prediction_of, wishes
 from server.api.common.streaming import collect, stream
-from server.engine.forks import check_choices, forked
 from server.gateway.caller import CALLER
 from server.host.service import Service
 from server.schemas import bounds
 from server.schemas.chat import ChatRequest
 from server.schemas.completions import CompletionRequest
-from server.schemas.shared import GenerationRequest, RequestWarning
-from server.text import conversation, tools
+from server.schemas.shared import GenerationRequest, Prediction, RequestWarning, Speculation
+from server.text import conversation
 from server.text.choice import Choice, TextOptions
-from server.text.control import Rendered
 from server.text.grammars.answers import Beginning, chat_grammar
 from server.text.grammars.fields import wanted
-from server.text.options import bad_words, check_told, scores_only, truncated
+from server.text.options import bad_words, check_choices, check_told, forked, scores_only, truncated
 from server.text.options import choices as choices_of
 from server.text.parts import OutputParser, PlainText
-from server.text.room import Room
+from server.text.prompt import Rendered, Room
 from server.text.warned import headers, system_moved
-from spec.errors import InvalidRequest
-from spec.request import Grammar, Request
+from spec.errors import ContextLengthExceeded, InvalidRequest
+from spec.names import NONE, canonical
+from spec.request import EngineInfo, Grammar, Request
 from spec.sampling import SamplingParams
+from spec.shape import MAX_NODES
+
+#: The only types that there are.
+CONTENT, TEXT = "content", "text"
+
+
+async def prediction_of(service: Service, body: GenerationRequest, prompts: int = 1) -> list[int] | None:
+    """The tokens of the predicted text; None if nothing is predicted. prompts: that shall be answered.
+
+    Raises :class:`InvalidRequest` naming the field that is wrong, or that it cannot be together with.
+    """
+    if body.prediction is None:
+        return None
+    text = predicted_text(body.prediction)
+    _check_company(body, prompts)
+    most = service.opened()[1].max_model_len
+    try:
+        return await service.encode(text, False, room=Room("prediction.content", most + 1))
+    except ContextLengthExceeded:
+        message = f"prediction.content has more tokens than the model writes, {most} at most"
+        raise InvalidRequest("prediction.content", message) from None
+
+
+def predicted_text(prediction: Prediction) -> str:
+    """The text, its parts joined."""
+    if prediction.type != CONTENT:
+        raise InvalidRequest("prediction.type", f"prediction.type must be {CONTENT}, got {prediction.type!r}")
+    if isinstance(prediction.content, str):
+        return prediction.content
+    for index, part in enumerate(prediction.content):
+        if part.type != TEXT:
+            field = f"prediction.content[{index}].type"
+            raise InvalidRequest(field, f"{field} must be {TEXT}, got {part.type!r}")
+    return "".join(part.text for part in prediction.content)
+
+
+def _check_company(body: GenerationRequest, prompts: int) -> None:
+    """Raise for what contradicts a prediction."""
+    if body.speculation is not None and body.speculation.off:
+        raise InvalidRequest(
+            "prediction", "prediction and speculation.off exclude each other: one drafts, one does not"
+        )
+    if prompts > 1:
+        raise InvalidRequest("prediction", f"prediction is of one answer, but prompt holds {prompts} prompts")
+    if scores_only(body):
+        raise InvalidRequest("prediction", "prediction and max_tokens 0 exclude each other: nothing is written")
+
+
+#: Methods that name no drafter: whatever the server would do, and decoding plainly.
+ANYBODY, NOBODY = "auto", NONE
+
+
+def wishes(asked: Speculation | None, info: EngineInfo) -> dict[str, Any]:
+    """The fields of a :class:`~spec.request.Request` that say it. Raises InvalidRequest naming the field."""
+    if asked is None:
+        return {}
+    method, most = canonical(asked.method or ANYBODY), asked.max_tokens
+    known = (ANYBODY, NOBODY, *info.drafters)
+    if method not in known:
+        raise InvalidRequest(
+            "speculation.method",
+            f'speculation.method must be one of {", ".join(known)} on this server, got "{asked.method}"',
+        )
+    if most is not None and not 0 <= most < MAX_NODES:
+        raise InvalidRequest(
+            "speculation.max_tokens", f"speculation.max_tokens must be from 0 to {MAX_NODES - 1}, got {most}"
+        )
+    if asked.off and (method not in (ANYBODY, NOBODY) or most):
+        other = "max_tokens" if most else "method"
+        raise InvalidRequest("speculation.off", f"speculation.off leaves nothing to draft: leave {other} out, or off")
+    named = method if method in info.drafters and len(info.drafters) > 1 else ""
+    return {
+        "speculate": not asked.off and method != NOBODY and most != 0,
+        "draft_method": named,
+        "most_drafted": most,
+    }
+
 
 #: Tokens of a prompt that its first words are made of.
 _SHOWN = 80
@@ -125,7 +203,7 @@ class Told(NamedTuple):
     """A conversation as the model reads it. offer: the tools it may call. warnings: what is not told as was asked."""
 
     prompt: Rendered
-    offer: tools.Offer
+    offer: conversation.Offer
     warnings: tuple[RequestWarning, ...]
 
 
@@ -136,7 +214,7 @@ async def rendered(service: Service, body: ChatRequest) -> Told:
 
 def _rendered(service: Service, body: ChatRequest) -> Told:
     text = service.opened()[0]
-    offer = tools.offered(body)
+    offer = conversation.offered(body)
     text.chat_format.check(body, offer)
     continues = bool(body.continue_final_message)
     opens = body.add_generation_prompt is not False

@@ -7,19 +7,23 @@ their value asks for nothing. An empty field name means the body as a whole.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any, TypeVar, cast
 
 import msgspec
+from msgspec.structs import replace
 
 from server.gateway.caller import ID_WANTED, usable_id
 from server.schemas import bounds
 from server.schemas.chat import ChatRequest
 from server.schemas.completions import CompletionRequest
-from server.schemas.shared import NOT_SUPPORTED, WRITE_INSTEAD, GenerationRequest, RequestWarning
+from server.schemas.shared import NOT_SUPPORTED, WRITE_INSTEAD, ErrorDetail, GenerationRequest, RequestWarning
 from server.text import options, warned
-from server.text.room import Room
+from server.text.choice import Choice
+from server.text.parsers.chat_format import ChatFormat
+from server.text.prompt import Room
 from server.text.tokenizer import SamplingDefaults
 from spec.errors import InvalidRequest
 from spec.sampling import SEED_RANGE, SamplingParams
@@ -266,3 +270,51 @@ T = TypeVar("T")
 def _first(*values: T | None) -> T:
     """The first value that is given; the last one anyway."""
     return next((value for value in values[:-1] if value is not None), values[-1])  # type: ignore[return-value]
+
+
+@contextmanager
+def in_words(names: Mapping[str, str]) -> Iterator[None]:
+    """Errors raised inside name fields as ``names`` says: from the chat request's name to the client's."""
+    try:
+        yield
+    except InvalidRequest as error:
+        error.param, error.message = renamed(error.param, error.message, names)
+        raise
+
+
+def reword(choices: Sequence[Choice], names: Mapping[str, str]) -> Sequence[Choice]:
+    """The choices, their warnings in the same words."""
+    for choice in choices:
+        said = [(one, renamed(one.param, one.message, names)) for one in choice.warnings]
+        choice.warnings = tuple(replace(one, param=param, message=message) for one, (param, message) in said)
+    return choices
+
+
+def renamed(param: str, message: str, names: Mapping[str, str]) -> tuple[str, str]:
+    """Field and message with the longest known beginning of the field replaced: all of the field where the beginning
+    is known with a ``*`` behind it."""
+    ends = [len(param), *(place for place in reversed(range(len(param))) if param[place] in ".[")]
+    for end in ends:
+        whole, beginning = names.get(f"{param[:end]}*"), names.get(param[:end])
+        if whole is not None or beginning is not None:
+            name = whole if whole is not None else f"{beginning}{param[end:]}"
+            return name, message.replace(param, name)
+    return param, message
+
+
+def naming(error: ErrorDetail) -> str:
+    """The message of an error, with the field's name where the body has no other place for it."""
+    return error.message if error.param is None or error.param in error.message else f"{error.param}: {error.message}"
+
+
+def thinking(chat_format: ChatFormat, wanted: bool, field: str) -> dict[str, Any]:
+    """The chat request's fields that make the model think before it answers, or not; an error if it cannot but do the
+    other.
+    """
+    if wanted and chat_format.thinks is None:
+        raise InvalidRequest(field, f"{field}: this model does not think before it answers")
+    if "enable_thinking" in chat_format.words:
+        return {"chat_template_kwargs": {"enable_thinking": wanted}}
+    if not wanted and chat_format.thinks is not None:
+        raise InvalidRequest(field, f"{field}: this model always thinks before it answers")
+    return {}

@@ -12,8 +12,8 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from server.api.common.answer import AnswerOptions, BaseAnswer, parsed_arguments
-from server.api.common.sse import LINES
-from server.api.common.words import naming
+from server.api.common.route import LINES
+from server.api.common.validation import naming
 from server.api.ollama.schemas import (
     ModelDetails,
     OllamaAnswerMessage,
@@ -28,9 +28,8 @@ from server.api.ollama.schemas import (
 from server.host.models.resident import WAITED
 from server.host.service import Origin
 from server.schemas.shared import ErrorBody
-from server.settings.amounts import count_in_words
-from server.settings.durations import moment
-from server.settings.names import tagged
+from server.settings.resolved import tagged
+from server.settings.units import count_in_words, moment
 from server.text.choice import Choice, Piece
 from server.text.parts import Part, ReasoningPart, TextPart, ToolCallPart, joined
 from spec.request import EngineInfo

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from server.api.common import validation
-from server.api.common.words import thinking
+from server.api.common.validation import thinking
 from server.api.ollama.schemas import (
     OllamaChatRequest,
     OllamaGenerateRequest,
@@ -19,7 +19,7 @@ from server.api.ollama.schemas import (
 from server.host.models.resident import Keep
 from server.schemas.bounds import MOST_CALLS, check_count
 from server.schemas.chat import ChatRequest
-from server.settings.durations import seconds_of
+from server.settings.units import seconds_of
 from server.text.parsers.chat_format import ChatFormat
 from spec.errors import InvalidRequest
 

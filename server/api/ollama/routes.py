@@ -11,11 +11,10 @@ from aiohttp import web
 import foresay
 from server.api.common import validation
 from server.api.common.answer import AnswerOptions
-from server.api.common.leased import Answering, leased
-from server.api.common.route import ErrorShape, Route, Stream, json_response
-from server.api.common.sse import LINES
+from server.api.common.route import LINES, ErrorShape, Route, Stream, json_response
+from server.api.common.streaming import Answering, leased
 from server.api.common.turns import answered, chat_choices, completion_choices
-from server.api.common.words import in_words, reword
+from server.api.common.validation import in_words, reword
 from server.api.ollama import request as ollama
 from server.api.ollama.answer import (
     OllamaAnswer,
@@ -47,9 +46,9 @@ from server.host.models.models import MODELS, Entry
 from server.host.service import Origin, Service, Text
 from server.schemas.completions import CompletionRequest
 from server.schemas.shared import GenerationRequest
-from server.settings.durations import moment
+from server.settings.units import moment
 from server.text.choice import Choice
-from server.text.room import Room
+from server.text.prompt import Room
 from spec.errors import InvalidRequest
 from spec.request import EngineInfo
 

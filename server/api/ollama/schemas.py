@@ -7,8 +7,8 @@ from typing import Any, Literal
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from server.schemas.logprobs import ChatTokenLogprob
 from server.schemas.shared import Metrics, RequestWarning
+from server.schemas.tokens import ChatTokenLogprob
 
 # -- requests ------------------------------------------------------------------------------------------------------
 

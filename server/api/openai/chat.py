@@ -2,20 +2,182 @@
 
 from __future__ import annotations
 
-from aiohttp import web
+from collections.abc import Sequence
 
-from server.api.common import validation
-from server.api.common.answer import AnswerOptions
-from server.api.common.leased import leased
-from server.api.common.route import Route, Stream
-from server.api.common.sse import EVENTS
+import msgspec
+from aiohttp import web
+from msgspec import UNSET, UnsetType
+
+from server.api.common import statistics, validation
+from server.api.common.answer import AnswerOptions, BaseAnswer
+from server.api.common.route import EVENTS, Route, Stream
+from server.api.common.streaming import leased
 from server.api.common.turns import answered, chat_choices
-from server.api.openai.chat_answer import ChatAnswer
 from server.gateway.caller import REQUEST_ID
 from server.host.models.models import MODELS
-from server.host.service import Service
-from server.schemas.chat import ChatChunk, ChatCompletion, ChatRequest
+from server.host.service import Origin, Service
+from server.schemas.chat import (
+    AssistantMessage,
+    CalledFunction,
+    ChatChoice,
+    ChatChunk,
+    ChatChunkChoice,
+    ChatCompletion,
+    ChatDelta,
+    ChatRequest,
+    FunctionDelta,
+    ToolCall,
+    ToolCallDelta,
+)
 from server.schemas.shared import ErrorBody
+from server.schemas.tokens import ChatLogprobs, Provenance
+from server.text.choice import Choice, Piece
+from server.text.parts import Part, ReasoningPart, TextPart, ToolCallPart, joined
+
+
+class ChatAnswer(BaseAnswer):
+    """``chat.completion`` and its chunks. include_reasoning: whether the client sees what the model thinks."""
+
+    prefix = "chatcmpl"
+
+    def __init__(
+        self, origin: Origin, choices: Sequence[Choice], options: AnswerOptions, include_reasoning: bool = True
+    ) -> None:
+        super().__init__(origin, choices, options)
+        self._include_reasoning = include_reasoning
+
+    def opening(self, index: int) -> list[msgspec.Struct]:
+        """The chunk that names the role."""
+        chunk = self._chunk(index, ChatDelta(role="assistant", content=""))
+        chunk.prompt_token_ids = self._prompt_ids(index)
+        return [chunk]
+
+    def chunks(self, index: int, piece: Piece) -> list[msgspec.Struct]:
+        """A chunk for each part, and one more with the finish reason behind the last."""
+        self._note_prompt(index, piece)
+        deltas = [delta_of(part) for part in self._shown(piece)]
+        if not deltas and self._has_token_fields(piece):
+            deltas = [ChatDelta(content="")]
+        said = [self._chunk(index, delta) for delta in deltas]
+        if said:  # what there is per token goes with the first of them
+            first = said[0].choices[0]
+            first.token_ids, first.logprobs = self._ids([piece]), self._logprobs([piece])
+            first.provenance = self._provenance([piece])
+            if piece.prompt_logprobs is not None:
+                said[0].prompt_logprobs = self._prompt_logprobs(index)
+        chunks: list[msgspec.Struct] = [*said]
+        if piece.finish_reason is not None:
+            last = self._chunk(index, ChatDelta())
+            last.choices[0].finish_reason = piece.finish_reason
+            last.choices[0].stop_reason = self.choices[index].stop_reason
+            last.choices[0].seed = self.choices[index].seed
+            chunks.append(self._final(last) if self._closes(piece) else last)
+        return chunks
+
+    def closing(self) -> list[msgspec.Struct]:
+        """The usage chunk, if asked for: no choices, so that only clients that asked must expect it."""
+        if not self.options.include_usage:
+            return []
+        usage = statistics.usage(self.choices)
+        return [self._final(ChatChunk(id=self.id, created=self.created, model=self.model, choices=[], usage=usage))]
+
+    def whole(self, pieces: Sequence[Sequence[Piece]]) -> msgspec.Struct:
+        """All choices with usage and metrics."""
+        for piece in pieces[0]:
+            self._note_prompt(0, piece)
+        return ChatCompletion(
+            id=self.id,
+            created=self.created,
+            model=self.model,
+            choices=[self._choice(index, of_choice) for index, of_choice in enumerate(pieces)],
+            usage=statistics.usage(self.choices),
+            system_fingerprint=self.origin.fingerprint,
+            prompt_token_ids=self._prompt_ids(0),
+            prompt_logprobs=self._prompt_logprobs(0),
+            metrics=self._metrics(),
+            warnings=self._warnings(),
+        )
+
+    def _shown(self, piece: Piece) -> list[Part]:
+        return [part for part in piece.parts if self._include_reasoning or not isinstance(part, ReasoningPart)]
+
+    def _has_token_fields(self, piece: Piece) -> bool:
+        """Whether a chunk is due, though nothing is said yet."""
+        ids = self.options.return_token_ids and piece.token_ids
+        return bool(ids or piece.logprobs or piece.prompt_logprobs or piece.steps or piece.tokens)
+
+    def _provenance(self, pieces: Sequence[Piece]) -> Provenance | UnsetType:
+        """As always, without the thoughts that the client does not want to see."""
+        provenance = super()._provenance(pieces)
+        if not self._include_reasoning and provenance is not UNSET:
+            for token in provenance.tokens:
+                token.reasoning = UNSET
+        return provenance
+
+    def _logprobs(self, pieces: Sequence[Piece]) -> ChatLogprobs | None:
+        if self.options.logprobs is None:
+            return None
+        return self._token_decoder.chat([entry for piece in pieces for entry in piece.logprobs])
+
+    def _choice(self, index: int, pieces: Sequence[Piece]) -> ChatChoice:
+        choice = self.choices[index]
+        return ChatChoice(
+            index=index,
+            message=message_of([part for piece in pieces for part in self._shown(piece)]),
+            logprobs=self._logprobs(pieces),
+            finish_reason=choice.finish_reason,
+            stop_reason=choice.stop_reason,
+            seed=choice.seed,
+            token_ids=self._ids(pieces),
+            provenance=self._provenance(pieces),
+        )
+
+    def _chunk(self, index: int, delta: ChatDelta) -> ChatChunk:
+        choice = ChatChunkChoice(index=index, delta=delta)
+        return ChatChunk(id=self.id, created=self.created, model=self.model, choices=[choice], usage=self._usage())
+
+    def _final(self, chunk: ChatChunk) -> ChatChunk:
+        chunk.system_fingerprint, chunk.metrics = self.origin.fingerprint, self._metrics()
+        chunk.warnings = self._warnings()
+        return chunk
+
+
+# -- the parts of a message, whole or in deltas ------------------------------------------------------------------------
+
+
+def delta_of(part: Part) -> ChatDelta:
+    """What the part adds to the message."""
+    match part:
+        case TextPart(text=text):
+            return ChatDelta(content=text)
+        case ReasoningPart(text=text):
+            return ChatDelta(reasoning_content=text)
+        case ToolCallPart():
+            return ChatDelta(tool_calls=[_call_delta(part)])
+
+
+def message_of(parts: Sequence[Part]) -> AssistantMessage:
+    """The message that all parts make."""
+    whole = joined(list(parts))
+    text = "".join(part.text for part in whole if isinstance(part, TextPart))
+    thought = "".join(part.text for part in whole if isinstance(part, ReasoningPart))
+    calls = [_call(part) for part in whole if isinstance(part, ToolCallPart)]
+    return AssistantMessage(
+        content=text or (None if thought or calls else ""),
+        reasoning_content=thought or UNSET,
+        tool_calls=calls or UNSET,
+    )
+
+
+def _call_delta(part: ToolCallPart) -> ToolCallDelta:
+    if part.id is None:
+        return ToolCallDelta(index=part.index, function=FunctionDelta(arguments=part.arguments))
+    function = FunctionDelta(name=part.name or "", arguments=part.arguments)
+    return ToolCallDelta(index=part.index, id=part.id, type="function", function=function)
+
+
+def _call(part: ToolCallPart) -> ToolCall:
+    return ToolCall(id=part.id or "", function=CalledFunction(name=part.name or "", arguments=part.arguments))
 
 
 async def chat_completions(http: web.Request) -> web.StreamResponse:

@@ -3,23 +3,177 @@
 from __future__ import annotations
 
 import asyncio
+import codecs
 from collections.abc import Sequence
 
+import msgspec
 from aiohttp import web
+from msgspec import UnsetType
 
-from server.api.common import validation
-from server.api.common.answer import AnswerOptions
-from server.api.common.leased import leased
-from server.api.common.route import Route, Stream
-from server.api.common.sse import EVENTS
+from server.api.common import statistics, validation
+from server.api.common.answer import AnswerOptions, BaseAnswer
+from server.api.common.route import EVENTS, Route, Stream
+from server.api.common.streaming import leased
 from server.api.common.turns import answered, completion_choices
-from server.api.openai.completion_answer import CompletionAnswer, Echo, echoed
 from server.gateway.caller import REQUEST_ID
 from server.host.models.models import MODELS
-from server.host.service import Service, Text
-from server.schemas.completions import Completion, CompletionRequest
-from server.schemas.shared import ErrorBody
-from server.text.choice import Choice
+from server.host.service import Origin, Service, Text
+from server.schemas.completions import Completion, CompletionChoice, CompletionRequest
+from server.schemas.shared import ErrorBody, Usage
+from server.schemas.tokens import CompletionLogprobs
+from server.text.choice import Choice, Piece
+from server.text.tokenizer import Tokenizer
+
+# -- the prompt in front of the answer, as echo asks for it ------------------------------------------------------------
+
+
+class Echo(msgspec.Struct, frozen=True):
+    """text: the prompt's. offsets: where each of its tokens begins in there."""
+
+    text: str
+    offsets: list[int]
+
+
+def echoed(body: CompletionRequest, prompt: str | list[int], tokens: list[int], tokenizer: Tokenizer) -> Echo:
+    """The echo of a prompt that became ``tokens``: as it was given, if it is text and was not truncated."""
+    if isinstance(prompt, str) and body.truncate_prompt_tokens is None:
+        return Echo(prompt, _offsets(tokens, frozenset(), len(prompt), tokenizer))
+    skip = body.skip_special_tokens is not False
+    text = tokenizer.decode(tokens, skip_special_tokens=skip)
+    return Echo(text, _offsets(tokens, tokenizer.special_ids if skip else frozenset(), len(text), tokenizer))
+
+
+def _offsets(tokens: Sequence[int], hidden: frozenset[int], length: int, tokenizer: Tokenizer) -> list[int]:
+    """For each token, the characters of the text that are whole before it."""
+    decoder, starts, so_far = codecs.getincrementaldecoder("utf-8")("replace"), [], 0
+    for token in tokens:
+        starts.append(so_far)
+        if token not in hidden:
+            so_far += len(decoder.decode(tokenizer.token_bytes(token)))
+    # What the tokenizer itself put in front (a begin token, a space) takes no room in the text.
+    surplus = so_far + len(decoder.decode(b"", True)) - length
+    return [min(max(start - surplus, 0), length) for start in starts]
+
+
+# -- the answers -------------------------------------------------------------------------------------------------------
+
+
+class CompletionAnswer(BaseAnswer):
+    """``text_completion``. echoes: what is put in front of each choice; empty, if nothing is."""
+
+    prefix = "cmpl"
+
+    def __init__(
+        self, origin: Origin, choices: Sequence[Choice], options: AnswerOptions, echoes: Sequence[Echo] = ()
+    ) -> None:
+        super().__init__(origin, choices, options)
+        self._echoes = echoes
+        self._introduced = [False] * len(choices)
+
+    def opening(self, index: int) -> list[msgspec.Struct]:
+        """The echoed prompt; a completion needs no introduction otherwise. Logprobs of a prompt come with the first
+        token, so they have it wait.
+        """
+        return [] if self._scores_prompt else self._introduction(index)
+
+    def chunks(self, index: int, piece: Piece) -> list[msgspec.Struct]:
+        """One chunk; the last one of a choice carries its finish reason."""
+        self._note_prompt(index, piece)
+        chunks = [] if self._introduced[index] else self._introduction(index)
+        if self._shows(piece) or piece.finish_reason is not None:
+            chunk = self._chunk([self._said(index, [piece])], self._usage())
+            chunks.append(self._final(chunk) if self._closes(piece) else chunk)
+        return chunks
+
+    def closing(self) -> list[msgspec.Struct]:
+        """The usage chunk, if asked for."""
+        if not self.options.include_usage:
+            return []
+        return [self._final(self._chunk([], statistics.usage(self.choices)))]
+
+    def whole(self, pieces: Sequence[Sequence[Piece]]) -> msgspec.Struct:
+        """All choices with usage and metrics."""
+        choices = []
+        for index, of_choice in enumerate(pieces):
+            for piece in of_choice:
+                self._note_prompt(index, piece)
+            choices.append(_joined(self._before(index), self._said(index, of_choice)))
+        return self._final(self._chunk(choices, statistics.usage(self.choices)))
+
+    # -- inside --------------------------------------------------------------------------------------------------
+
+    def _shows(self, piece: Piece) -> bool:
+        """Whether there is anything to say of a piece."""
+        ids = self.options.return_token_ids and piece.token_ids
+        return bool(piece.text or piece.logprobs or piece.steps or piece.tokens or ids)
+
+    def _introduction(self, index: int) -> list[msgspec.Struct]:
+        """The chunk in front of a choice's first token, if there is anything to say."""
+        self._introduced[index] = True
+        before = self._before(index)
+        said = before.text or before.logprobs or self.options.return_token_ids or self._scores_prompt
+        return [self._chunk([before], self._usage())] if said else []
+
+    def _before(self, index: int) -> CompletionChoice:
+        """What is known of the prompt: the echo, its logprobs, its ids."""
+        return CompletionChoice(
+            index=index,
+            text=self._echoes[index].text if self._echoes else "",
+            logprobs=self._echoed_logprobs(index),
+            prompt_token_ids=self._prompt_ids(index),
+            prompt_logprobs=self._prompt_logprobs(index),
+        )
+
+    def _echoed_logprobs(self, index: int) -> CompletionLogprobs | None:
+        if self.options.logprobs is None or not self._echoes:
+            return None
+        tokens, offsets = self.choices[index].request.prompt, self._echoes[index].offsets
+        return self._token_decoder.completion(self._prompt_entries(index), tokens, offsets, self.options.logprobs)
+
+    def _said(self, index: int, pieces: Sequence[Piece]) -> CompletionChoice:
+        """What pieces add to a choice."""
+        choice = CompletionChoice(
+            index=index,
+            text="".join(piece.text for piece in pieces),
+            logprobs=self._logprobs(index, pieces),
+            token_ids=self._ids(pieces),
+            provenance=self._provenance(pieces),
+        )
+        if any(piece.finish_reason is not None for piece in pieces):
+            ended = self.choices[index]
+            choice.finish_reason, choice.stop_reason, choice.seed = ended.finish_reason, ended.stop_reason, ended.seed
+        return choice
+
+    def _logprobs(self, index: int, pieces: Sequence[Piece]) -> CompletionLogprobs | None:
+        if self.options.logprobs is None:
+            return None
+        begin = len(self._echoes[index].text) if self._echoes else 0
+        tokens = [token for piece in pieces for token in piece.token_ids]
+        entries = [entry for piece in pieces for entry in piece.logprobs]
+        offsets = [begin + offset for piece in pieces for offset in piece.offsets]
+        return self._token_decoder.completion(entries, tokens, offsets, self.options.logprobs)
+
+    @property
+    def _scores_prompt(self) -> bool:
+        return self.options.prompt_logprobs is not None or (self.options.logprobs is not None and bool(self._echoes))
+
+    def _chunk(self, choices: list[CompletionChoice], usage: Usage | UnsetType | None) -> Completion:
+        return Completion(id=self.id, created=self.created, model=self.model, choices=choices, usage=usage)
+
+    def _final(self, completion: Completion) -> Completion:
+        completion.system_fingerprint, completion.metrics = self.origin.fingerprint, self._metrics()
+        completion.warnings = self._warnings()
+        return completion
+
+
+def _joined(before: CompletionChoice, said: CompletionChoice) -> CompletionChoice:
+    """The prompt's part of a choice and its answer's as one."""
+    said.text = before.text + said.text
+    said.prompt_token_ids, said.prompt_logprobs = before.prompt_token_ids, before.prompt_logprobs
+    if before.logprobs is not None and said.logprobs is not None:
+        for field in CompletionLogprobs.__struct_fields__:
+            setattr(said.logprobs, field, getattr(before.logprobs, field) + getattr(said.logprobs, field))
+    return said
 
 
 async def completions(http: web.Request) -> web.StreamResponse:

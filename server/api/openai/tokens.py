@@ -15,8 +15,7 @@ from server.api.common.turns import chat_prompt, rendered, room_for
 from server.host.models.models import MODELS
 from server.host.service import Service
 from server.schemas.bounds import check_count
-from server.schemas.chat import ChatRequest, Message
-from server.schemas.tools import Tool
+from server.schemas.chat import ChatRequest, Message, Tool
 from spec.errors import InvalidRequest
 
 # -- what travels ------------------------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ import msgspec
 
 from server.api.common import statistics
 from server.api.common.answer import AnswerOptions, BaseAnswer
-from server.api.common.sse import NAMED_EVENTS
+from server.api.common.route import NAMED_EVENTS
 from server.api.responses import events
 from server.api.responses.answer_items import (
     CallInProgress,
@@ -40,9 +40,8 @@ from server.api.responses.schemas import (
 from server.api.responses.tools import Toolbox
 from server.host.service import Origin
 from server.schemas.errors import ApiError
-from server.schemas.logprobs import ChatTokenLogprob
-from server.schemas.provenance import Provenance
 from server.schemas.shared import ErrorBody
+from server.schemas.tokens import ChatTokenLogprob, Provenance
 from server.text.choice import Choice, Piece
 from server.text.parts import Part, ReasoningPart, TextPart, ToolCallPart
 

@@ -21,7 +21,7 @@ from server.api.responses.schemas import (
     ReasoningText,
 )
 from server.api.responses.tools import ClientName, spoken_input
-from server.schemas.logprobs import ChatTokenLogprob
+from server.schemas.tokens import ChatTokenLogprob
 from server.text.parts import Part, ReasoningPart, TextPart, ToolCallPart
 
 

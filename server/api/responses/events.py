@@ -13,9 +13,8 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from server.api.responses.schemas import OutputItem, OutputText, ReasoningText, Response, ResponseRequest
-from server.schemas.logprobs import ChatTokenLogprob
-from server.schemas.provenance import Provenance
 from server.schemas.shared import ErrorDetail
+from server.schemas.tokens import ChatTokenLogprob, Provenance
 
 # -- server to client ----------------------------------------------------------------------------------------------
 

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from server.api.responses.events import Create
 from server.api.responses.turn import Turn
-from server.gateway.share import Shared
+from server.gateway.caller import Shared
 from server.schemas.errors import ApiError
 
 log = logging.getLogger("foresay.server")

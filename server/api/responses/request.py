@@ -8,7 +8,7 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 from server.api.common import validation
-from server.api.common.words import in_words
+from server.api.common.validation import in_words
 from server.api.responses.items import messages_of
 from server.api.responses.schemas import RESPONSES_NOT_SUPPORTED, InputItem, NamedChoice, ResponseRequest, TextFormat
 from server.api.responses.tools import CUSTOM, Toolbox, full_name

@@ -7,10 +7,8 @@ import asyncio
 import msgspec
 from aiohttp import web
 
-from server.api.common.leased import leased
-from server.api.common.route import BODY_ERRORS, Route, Stream, json_response
-from server.api.common.sse import NAMED_EVENTS, EventStream
-from server.api.common.streaming import stream
+from server.api.common.route import BODY_ERRORS, NAMED_EVENTS, EventStream, Route, Stream, json_response
+from server.api.common.streaming import leased, stream
 from server.api.common.validation import decoded
 from server.api.responses.answer import CANCELLED
 from server.api.responses.events import ResponseEvent, StreamError

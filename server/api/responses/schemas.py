@@ -11,9 +11,8 @@ from typing import Any, Literal
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from server.schemas.logprobs import ChatTokenLogprob
-from server.schemas.provenance import Provenance
 from server.schemas.shared import GenerationRequest, Metrics, RequestWarning
+from server.schemas.tokens import ChatTokenLogprob, Provenance
 
 Status = Literal["in_progress", "completed", "incomplete", "failed", "cancelled"]
 ItemStatus = Literal["in_progress", "completed", "incomplete"]

@@ -1,5 +1,7 @@
-"""What waits to be written to a WebSocket. Putting never blocks: deltas of a response that find another one waiting are
-merged into it, so a slow reader gets fewer and longer ones, and nothing but text piles up.
+"""How events travel over a WebSocket (JSON in text frames, MessagePack in binary ones), and what waits to be written.
+
+Putting never blocks: deltas of a response that find another one waiting are merged into it, so a slow reader gets fewer
+and longer ones, and nothing but text piles up.
 
 ::
 
@@ -10,15 +12,143 @@ merged into it, so a slow reader gets fewer and longer ones, and nothing but tex
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
+from aiohttp import WSMsgType
 from msgspec import UNSET
 
-from server.api.responses.codec import Codec
-from server.api.responses.events import ItemDelta
-from server.schemas.provenance import Provenance
+from server.api.common.validation import named
+from server.api.responses.events import ClientEvent, Envelope, ItemDelta
+from server.schemas.bounds import MOST_DEPTH, MOST_PARTS, TOO_DEEP, weigh
+from server.schemas.tokens import Provenance
+from spec.errors import InvalidRequest
+
+JSON_PROTOCOL = "foresay.v1.json"
+MSGPACK_PROTOCOL = "foresay.v1.msgpack"
+LONGEST_STREAM_ID = 256
+
+
+class Codec(msgspec.Struct, frozen=True, kw_only=True):
+    """One way of writing events. frame: the type of the frames, in both directions."""
+
+    frame: WSMsgType
+    encode: Callable[[Any], bytes]
+    _check: Callable[[bytes], object]
+    _client_event: Callable[[str | bytes], ClientEvent]
+    _envelope: Callable[[str | bytes], Envelope]
+
+    def decode(self, message: str | bytes) -> ClientEvent:
+        """What the client says, once it is weighed; :class:`InvalidRequest` names the field."""
+        try:
+            event = self._client_event(message)
+        except msgspec.ValidationError as error:
+            wrong = named(str(error))
+            raise wrong if wrong.param else InvalidRequest("", f"The message must be an object: {error}") from None
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise InvalidRequest("", f"The message cannot be read: {error}") from None
+        if len(getattr(event, "stream_id", None) or "") > LONGEST_STREAM_ID:
+            raise InvalidRequest("stream_id", f"stream_id must have at most {LONGEST_STREAM_ID} characters")
+        return event
+
+    def weigh(self, message: str | bytes) -> None:
+        """Raise :class:`InvalidRequest` for what is too large to be read."""
+        self._check(message.encode() if isinstance(message, str) else message)
+
+    def stream_id(self, message: str | bytes) -> str | None:
+        """The lane that a weighed message is about, as far as that can be told of a wrong one."""
+        try:
+            lane = self._envelope(message).stream_id
+        except (msgspec.MsgspecError, UnicodeDecodeError):
+            return None
+        return lane if isinstance(lane, str) and len(lane) <= LONGEST_STREAM_ID else None
+
+
+# -- MessagePack before it is decoded: how much it holds, and nothing that JSON could not ------------------------------
+# Extensions, binary and names that are no text would come out as values that nothing behind the decoder knows.
+
+
+#: Bytes that follow the first one, by the first one: of numbers (and null, true, false).
+_NUMBERS = {0xC0: 0, 0xC2: 0, 0xC3: 0, 0xCA: 4, 0xCB: 8} | {
+    first: 1 << first % 4 for first in (*range(0xCC, 0xD0), *range(0xD0, 0xD4))
+}
+#: Bytes of the length that follows, by the first byte.
+_TEXTS = {0xD9: 1, 0xDA: 2, 0xDB: 4}
+_LISTS = {0xDC: 2, 0xDD: 4}
+_OBJECTS = {0xDE: 2, 0xDF: 4}
+
+
+def check_packed(message: bytes) -> None:
+    """Raise :class:`InvalidRequest` for what is too much, too deep or no JSON; if it is cut off, the decoder does."""
+    at = values = 0
+    open_: list[list[int]] = []  # of each list or object around: values left, and whether they are names and values
+    while at < len(message):
+        values += 1
+        if values > MOST_PARTS:
+            raise InvalidRequest("", f"The message has too many values: at most {MOST_PARTS:,} are allowed")
+        is_name = bool(open_ and open_[-1][1] and open_[-1][0] % 2 == 0)
+        at, inside, is_text, of_pairs = _value(message, at)
+        if is_name and not is_text:
+            raise InvalidRequest("", "The message has a name that is no text")
+        if open_:
+            open_[-1][0] -= 1
+        if inside:
+            open_.append([inside, of_pairs])
+        if len(open_) > MOST_DEPTH:
+            raise InvalidRequest("", f"The message is {TOO_DEEP}")
+        while open_ and not open_[-1][0]:
+            open_.pop()
+        if not open_:
+            return
+
+
+def _value(message: bytes, at: int) -> tuple[int, int, bool, bool]:
+    """Where the value at ``at`` ends or what is in it begins, how many values that is, whether it is text, or pairs."""
+    first = message[at]
+    if first < 0x80 or first >= 0xE0:
+        return at + 1, 0, False, False
+    if first < 0x90:
+        return at + 1, 2 * (first & 15), False, True
+    if first < 0xA0:
+        return at + 1, first & 15, False, False
+    if first < 0xC0:
+        return at + 1 + (first & 31), 0, True, False
+    if first in _NUMBERS:
+        return at + 1 + _NUMBERS[first], 0, False, False
+    for kinds, text, pairs in ((_TEXTS, True, False), (_LISTS, False, False), (_OBJECTS, False, True)):
+        if first in kinds:
+            behind = at + 1 + kinds[first]
+            count = int.from_bytes(message[at + 1 : behind], "big")
+            return (behind + count, 0, True, False) if text else (behind, count * (1 + pairs), False, pairs)
+    raise InvalidRequest("", "The message holds binary or an extension; JSON's types are what is read")
+
+
+# -- both ways ---------------------------------------------------------------------------------------------------------
+
+_CODECS = {
+    JSON_PROTOCOL: Codec(
+        frame=WSMsgType.TEXT,
+        encode=msgspec.json.Encoder().encode,
+        _check=lambda message: weigh(message, what="The message"),
+        _client_event=msgspec.json.Decoder(ClientEvent).decode,
+        _envelope=msgspec.json.Decoder(Envelope).decode,
+    ),
+    MSGPACK_PROTOCOL: Codec(
+        frame=WSMsgType.BINARY,
+        encode=msgspec.msgpack.Encoder().encode,
+        _check=check_packed,
+        _client_event=msgspec.msgpack.Decoder(ClientEvent).decode,  # type: ignore[arg-type]  # gets bytes only
+        _envelope=msgspec.msgpack.Decoder(Envelope).decode,  # type: ignore[arg-type]
+    ),
+}
+PROTOCOLS = tuple(_CODECS)
+
+
+def codec_of(protocol: str | None) -> Codec:
+    """The codec of a sub-protocol; JSON where none was agreed on."""
+    return _CODECS[protocol or JSON_PROTOCOL]
+
 
 #: What a message counts besides its text.
 MESSAGE_BYTES = 256

@@ -22,7 +22,6 @@ import msgspec
 from aiohttp import WSCloseCode, WSMsgType, web
 
 from server.api.responses.answer import Cancelled
-from server.api.responses.codec import PROTOCOLS, Codec, codec_of
 from server.api.responses.events import (
     CancelResponse,
     Create,
@@ -33,7 +32,7 @@ from server.api.responses.events import (
     SteerResponse,
 )
 from server.api.responses.lanes import Lane, Lanes
-from server.api.responses.send_queue import SendQueue
+from server.api.responses.send_queue import PROTOCOLS, Codec, SendQueue, codec_of
 from server.api.responses.store import Responses
 from server.api.responses.turn import Turn, prepared
 from server.gateway.caller import CALLER

@@ -15,7 +15,7 @@ import msgspec
 from server.api.responses.events import ResponseEvent
 from server.api.responses.items import said_items
 from server.api.responses.schemas import InputItem, Response
-from server.gateway.share import Shared
+from server.gateway.caller import Shared
 from server.schemas.errors import ApiError
 from spec.errors import InvalidRequest
 

@@ -19,7 +19,7 @@ import msgspec
 
 from server.api.responses.schemas import FunctionTool, InputItem
 from server.schemas.shared import RequestWarning
-from server.text.tools import FUNCTION
+from server.text.conversation import FUNCTION
 from server.text.warned import format_not_enforced
 from spec.errors import InvalidRequest
 

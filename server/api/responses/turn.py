@@ -12,10 +12,9 @@ from functools import partial
 import msgspec
 
 from server.api.common.answer import AnswerOptions
-from server.api.common.pacing import Arrivals, Batch
-from server.api.common.streaming import Paced, delivery, finished
+from server.api.common.streaming import Arrivals, Batch, Paced, delivery, finished
 from server.api.common.turns import chat_choices
-from server.api.common.words import in_words, reword
+from server.api.common.validation import in_words, reword
 from server.api.responses.answer import Cancelled, ResponseAnswer
 from server.api.responses.items import given_items
 from server.api.responses.request import NAMES, chat_request, hints_left_out

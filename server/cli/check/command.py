@@ -22,7 +22,7 @@ def run(config: EngineConfig, arguments: Namespace) -> int:
     import msgspec
 
     from server.cli.check.pair import check
-    from server.cli.check.show import show
+    from server.cli.check.summary import show
 
     report = check(config, PROBE_SECONDS if arguments.probe else None)
     if arguments.json:

@@ -12,14 +12,113 @@ it would be to serve it.
 
 from __future__ import annotations
 
-from server.cli.check.draft import look_at_draft
-from server.cli.check.limits import look_at_context, look_at_memory
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+
 from server.cli.check.summary import advice
 from server.cli.check.target import look_at_target, recommended
-from server.engine.checks.report import Measured, Notes, Report
+from server.engine.build import draft_shape, max_model_len
+from server.engine.checks.report import Measured, Notes, Report, Target
+from server.engine.checks.words import named as for_people
+from server.engine.drafters.entry import Entry
+from server.engine.drafters.registry import find, settled
+from server.engine.plan import plan
 from server.settings.config import EngineConfig
-from server.settings.resolved import choose_draft
+from server.settings.resolved import Resolved, choose_draft, named_in
+from server.settings.units import bytes_in_words
 from spec.names import NONE
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """Who drafts. positions: the longest text that all of them were made for; None if none says so."""
+
+    drafters: Sequence[Entry]
+    positions: int | None = None
+
+
+def look_at_draft(notes: Notes, config: EngineConfig, target: Target | None) -> Draft | None:
+    """Note what there is to say of the drafters; None if one cannot be found, or not be looked at without a target."""
+    choice = notes.attempt("draft", "see foresay check --help", lambda: choose_draft(config))
+    if choice is None:
+        return None
+    counts = 'give numbers of nodes per level, such as "3,2,1", that add up to at most 63'
+    shape = notes.attempt("drafting", counts, lambda: draft_shape(config, choice))
+    parts = named_in(choice.value)
+    found = [notes.attempt("draft", _which(config), partial(find, part)) for part in parts if part != NONE]
+    there = [drafter for drafter in found if drafter is not None]
+    if len(there) < len(found):
+        return None
+    drafters = notes.attempt("draft", _which(config), lambda: settled(there, config, choice.value))
+    if drafters is None or target is None:
+        return None
+    if not drafters:
+        notes.ok("draft", f"{NONE}: the target writes alone", kind=NONE)
+    reason = choice.reason if len(drafters) == 1 else "asked for"
+    positions = [one.look_at(notes, target, for_people(Resolved(one.asked, reason)), shape) for one in drafters]
+    return Draft(drafters, min((longest for longest in positions if longest is not None), default=None))
+
+
+def _which(config: EngineConfig) -> str:
+    if config.draft_layers is not None:
+        return "leave --draft-layers out, or name the folder of an EAGLE head with --draft"
+    return "name a directory with config.json and weights, or a hub id; medusa:PATH and eagle3:PATH are for heads alone"
+
+
+def look_at_context(notes: Notes, config: EngineConfig, target: Target, draft: Draft | None) -> int | None:
+    """Note how long a text may be; returns that, None where more is asked for than the target holds."""
+    length = notes.attempt("context", "lower --max-model-len", lambda: max_model_len(config, target.model))
+    if length is None:
+        return None
+    most, made = target.model.max_positions, None if draft is None else draft.positions
+    numbers = {"tokens": length, "target": most, "draft": made}
+    if made is not None and made < length:
+        notes.warn(
+            "context",
+            f"the drafter was made for texts of up to {made:,} tokens and the server takes {length:,}: "
+            "behind that its guesses will seldom be right",
+            f"--max-model-len {made} keeps texts within it; longer ones come out right as well, only slower",
+            **numbers,
+        )
+    else:
+        drafter = "" if made is None else f", the drafter's is {made:,}"
+        notes.ok("context", f"{length:,} tokens (the target's limit is {most:,}{drafter})", **numbers)
+    return length
+
+
+def look_at_memory(notes: Notes, config: EngineConfig, target: Target, draft: Draft | None, length: int) -> None:
+    """Note what weights and KV cache take of the device's memory. Without a drafter, what the target takes alone."""
+    drafters = () if draft is None or notes.failed("draft") else draft.drafters
+    smaller = "lower --max-model-len, --kv-tokens or --max-seqs, or name a smaller model"
+    found = notes.attempt(
+        "memory",
+        smaller,
+        lambda: plan(config, length, target.dtype.value, target.model, drafters, target.device),
+    )
+    if found is None:
+        return
+    free = target.device.free
+    where = f" of {target.device}" if target.device.is_gpu else ""
+    there = f"{bytes_in_words(found.machine)}{where}" + (
+        "" if free is None else f", {bytes_in_words(free)} of them free now"
+    )
+    text = f"{bytes_in_words(found.total)} of {there}: {found.described}"
+    facts = {
+        "weights": dict(found.weights),
+        **found.beside,
+        "kv_cache": found.kv_bytes,
+        "kv_tokens": found.tokens,
+        "kv_token_bytes": found.token_bytes,
+        "total": found.total,
+        "machine": found.machine,
+        "free": free,
+    }
+    if free is not None and found.total > free:
+        fix = "stop what else takes memory on this machine, or lower --kv-tokens"
+        notes.warn("memory", f"needs more than is free now: {text}", fix, **facts)
+    else:
+        notes.ok("memory", text, **facts)
 
 
 def check(config: EngineConfig, probe_seconds: float | None = None) -> Report:

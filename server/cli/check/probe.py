@@ -14,9 +14,9 @@ import msgspec
 from tqdm import tqdm
 
 from server.cli.check.summary import Twice, Written
+from server.cli.progress import Stages
 from server.engine.build import build_engine
 from server.engine.drafting import DEFAULT_TOKENS, pinned
-from server.host.stages import Stages
 from server.settings.config import EngineConfig
 from server.settings.resolved import target_directory
 from server.text.tokenizer import Tokenizer

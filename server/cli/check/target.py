@@ -7,15 +7,14 @@ from pathlib import Path
 
 from server.cli.catalog.catalog import KnownDraft, find_target, of_shape
 from server.engine.build import choose_dtype
-from server.engine.checks.files import look_at_files, names_of
-from server.engine.checks.report import Notes, Target
+from server.engine.checks.report import Notes, Target, look_at_files, names_of
 from server.engine.checks.words import described, facts
 from server.engine.device import find_device
 from server.engine.quantized import quantized
 from server.engine.vocabulary import vocabulary
-from server.settings.amounts import count_in_words
 from server.settings.config import EngineConfig
 from server.settings.resolved import target_directory
+from server.settings.units import count_in_words
 from server.text.tokenizer import SamplingDefaults, Tokenizer
 from verifier.model.config import FAMILIES, ModelConfig
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from server.engine.parameters import stored_parameters
 from server.engine.quantized import in_words
-from server.settings.amounts import count_in_words
 from server.settings.resolved import Resolved, short_name
+from server.settings.units import count_in_words
 from verifier.model.config import ModelConfig
 
 

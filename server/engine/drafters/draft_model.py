@@ -9,16 +9,14 @@ from pathlib import Path
 from typing import Self
 
 from drafters.draft_model import DraftModelDrafter
-from server.engine.checks.files import look_at_files, look_at_origin
-from server.engine.checks.report import Notes, Target
+from server.engine.checks.report import Notes, Target, look_at_files, look_at_origin
 from server.engine.checks.words import described, facts
 from server.engine.drafters.entry import FromFiles
 from server.engine.loading import Loading
 from server.engine.memory import model_bytes
 from server.engine.parameters import numbers_per_token, parameters
 from server.engine.quantized import quantized
-from server.engine.translation import SMALL_SHARE, Translation, translation
-from server.engine.vocabulary import overlap
+from server.engine.vocabulary import SMALL_SHARE, Translation, overlap, translation
 from server.settings.config import EngineConfig
 from spec.names import DRAFT_MODEL
 from spec.tree import TreeShape

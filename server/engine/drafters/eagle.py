@@ -13,8 +13,7 @@ from drafters.eagle import EagleDrafter
 from kvpaging import PagePool, PageTable
 from server.engine.checks.report import Notes, Target
 from server.engine.checks.words import layers
-from server.engine.drafters.head import Head, note_vocabulary
-from server.engine.drafters.trial import agrees, in_words, share, tried
+from server.engine.drafters.head import Head, agrees, in_words, note_vocabulary, share, tried
 from server.engine.parameters import numbers_per_token
 from server.settings.config import EngineConfig
 from spec.errors import ConfigurationError

@@ -1,18 +1,23 @@
-"""What heads that read the target's hidden states have in common, as drafters that ``--draft`` names."""
+"""What heads that read the target's hidden states have in common, as drafters that ``--draft`` names.
+
+A head is tried at load: does it guess a plain text, which the target reads once, as one of this target would? A head of
+another model is hardly ever right.
+"""
 
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
 import torch
+from tokenizers import Tokenizer
+from torch import Tensor
 
-from kvpaging import KVStore, PagePool
-from server.engine.checks.files import look_at_origin, made_for
-from server.engine.checks.report import Notes, Target
+from kvpaging import KVStore, PagePool, PageTable
+from server.engine.checks.report import Notes, Target, look_at_origin, made_for
 from server.engine.drafters.entry import FromFiles
 from server.engine.loading import Loading
 from server.engine.memory import item_bytes
@@ -27,6 +32,55 @@ from verifier.model.config import ModelConfig
 from verifier.model.decoder import Decoder
 from verifier.model.weights import allocate
 from verifier.paged_model import PagedModel
+
+#: Below this share of right first guesses a head hardly belongs to its target; chance is far below it.
+LEAST_AGREEMENT = 0.2
+#: Plain text of the kind that any model continues well.
+TRIAL = (
+    "Once upon a time there was a king who had three sons. The first was strong and the second was clever, but the "
+    "third was so simple that nobody thought he would ever come to anything. One day the king said to them: whoever "
+    "brings me the most beautiful bird in the world shall have the kingdom when I am dead."
+)
+
+
+def tried(guess: Callable[[PageTable, Tensor], str], verifier: PagedModel, pool: PagePool, target: Path) -> str:
+    """Why a head seems not to be this target's, in words for the banner; "" if it seems to be.
+
+    guess: makes the words, of a page table with room for the text and its tokens, int64[R]. target: the target's
+    directory, whose tokenizer makes them. Without two that the target has nothing is tried.
+    """
+    file = target / "tokenizer.json"
+    if not file.exists():
+        return ""
+    most = min(verifier.max_positions, (pool.num_pages - 1) * pool.page_size)
+    known = [token for token in Tokenizer.from_file(str(file)).encode(TRIAL).ids if token < verifier.vocab_size]
+    tokens = torch.tensor(known[:most])
+    if len(tokens) < 2:
+        return ""
+    table = PageTable(pool)
+    table.reserve(len(tokens))
+    try:
+        return guess(table, tokens)
+    finally:
+        table.release()
+
+
+def in_words(hits: Tensor) -> str:
+    """What to say of so many right first guesses, bool[R]; "" where they are enough."""
+    if hits.float().mean() >= LEAST_AGREEMENT:
+        return ""
+    return f"{agrees(hits)} (it may be made for another model, or read other layers)"
+
+
+def agrees(hits: Tensor) -> str:
+    """The share of right first guesses, in a sentence."""
+    return f"its first guess agrees with the target on {share(hits)} of a plain text"
+
+
+def share(hits: Tensor) -> str:
+    """The same as a number."""
+    return f"{float(hits.float().mean()):.0%}"
+
 
 _FETCH = "fetch the head's files again from where it was published, or train it again"
 

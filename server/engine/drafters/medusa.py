@@ -11,8 +11,7 @@ from torch import Tensor
 from drafters.medusa import MedusaDrafter
 from kvpaging import PagePool, PageTable
 from server.engine.checks.report import Notes, Target
-from server.engine.drafters.head import Head, note_vocabulary
-from server.engine.drafters.trial import in_words, tried
+from server.engine.drafters.head import Head, in_words, note_vocabulary, tried
 from spec.names import MEDUSA
 from spec.protocols import FeatureRequest, Rows
 from spec.tree import TreeShape

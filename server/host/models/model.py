@@ -9,14 +9,14 @@ import time
 from collections.abc import Callable, Sequence
 from typing import NoReturn, Protocol, TypeVar
 
-from server.engine.status import EngineStatus
+from server.engine.generation import EngineStatus
 from server.host.child import Spawned, spawn
 from server.host.client import EngineClient
+from server.host.imports import importing
 from server.host.models.residency import log
 from server.host.models.resident import Loadable, NoPlace
 from server.host.service import Service, ServiceOptions, Text
 from server.host.state import ServerState
-from server.host.torchless import importing
 from server.schemas.bounds import largest_body
 from server.settings.config import ServeConfig
 from server.settings.resolved import choose_draft, nothing_to_fetch, target_directory

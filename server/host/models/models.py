@@ -12,7 +12,7 @@ from typing import NamedTuple, NoReturn
 
 from aiohttp import web
 
-from server.engine.status import EngineStatus
+from server.engine.generation import EngineStatus
 from server.gateway.caller import CALLER
 from server.host.child import Spawned, spawn
 from server.host.models.model import Model, Served, Staying
@@ -24,7 +24,7 @@ from server.observe.telemetry.exposition import Exposition
 from server.schemas.bounds import largest_body
 from server.schemas.errors import ModelNotFound, Unavailable, WaitedTooLong
 from server.settings.config import ServeConfig
-from server.settings.names import model_names
+from server.settings.resolved import model_names
 from spec.errors import ForesayError, InvalidRequest
 from spec.request import EngineInfo
 

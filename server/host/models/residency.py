@@ -23,7 +23,7 @@ from math import ceil
 
 from server.host.models.resident import Keep, Lease, NoPlace, Patience, Resident, Waiter, patiently
 from server.schemas.errors import LoadFailed, Unavailable, going_away
-from server.settings.durations import in_words
+from server.settings.units import span_in_words
 from spec.errors import ForesayError
 
 #: After a load that failed, nobody tries again for so long; twice as long after each further one.
@@ -162,7 +162,7 @@ class Residency:
         while True:
             self._changed.clear()
             if (stale := self._stale()) is not None:
-                log.info("%s: unloading, %s without a request", stale.name, in_words(stale.keep or 0.0))
+                log.info("%s: unloading, %s without a request", stale.name, span_in_words(stale.keep or 0.0))
                 await self._unload(stale)
             elif (wanted := self._wanted()) is not None:
                 await self._bring(wanted)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 
 from server.http.app import ROUTE_MODULES
-from server.http.openapi.document import encoded
+from server.http.openapi.routes import encoded
 
 if __name__ == "__main__":
     sys.stdout.buffer.write(encoded(ROUTE_MODULES))

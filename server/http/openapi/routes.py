@@ -1,14 +1,297 @@
-"""``GET /openapi.json``: this API, described for programs."""
+"""``GET /openapi.json``: this API, described for programs.
+
+It is made from the routes of the modules and the structs they read and write. Ranges and refused fields are enforced
+where fields are understood (:mod:`server.api.common.validation`, :mod:`server.text.options`, :mod:`spec.sampling`), in
+words that say more than a schema could.
+
+``python -m server.http.openapi > docs/openapi.json`` writes the committed copy; a test compares the two.
+"""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from types import ModuleType
+from typing import Any
 
+import msgspec
 from aiohttp import web
 
-from server.api.common.route import ROUTE_MODULES, Route
-from server.http.openapi.document import encoded
+import foresay
+from server.api.anthropic.request import HOTTEST
+from server.api.common.route import ROUTE_MODULES, ErrorShape, Route, Stream
+from server.api.common.turns import CONTENT, TEXT
+from server.api.common.validation import MOST_STOP_IDS, MOST_STOPS
+from server.api.ollama.request import FIELDS_REFUSED, OPTIONS_REFUSED
+from server.api.responses.schemas import RESPONSES_NOT_SUPPORTED
+from server.gateway.caller import ID
+from server.schemas.bounds import MOST_NAME
+from server.schemas.shared import NOT_SUPPORTED, ErrorBody
+from server.text.conversation import ROLES
+from server.text.grammars.fields import OLD_NAMES
+from server.text.options import MOST_BAD_WORDS, MOST_CHOICES
+from spec.sampling import MOST_LOGPROBS
+
+Schema = dict[str, Any]
+
+
+def _between(least: float, most: float) -> Schema:
+    return {"minimum": least, "maximum": most}
+
+
+#: By field, in whichever request it stands. What is said of arrays, texts and numbers holds for the values that are.
+LIMITS: dict[str, Schema] = {
+    "temperature": _between(0, 2),
+    "top_p": {"exclusiveMinimum": 0, "maximum": 1},
+    "top_k": {"minimum": -1},
+    "min_p": _between(0, 1),
+    "presence_penalty": _between(-2, 2),
+    "frequency_penalty": _between(-2, 2),
+    "repetition_penalty": _between(0.01, 100),
+    "n": _between(1, MOST_CHOICES),
+    "logprobs": _between(0, MOST_LOGPROBS),
+    "top_logprobs": _between(0, MOST_LOGPROBS),
+    "prompt_logprobs": _between(0, MOST_LOGPROBS),
+    "max_tokens": {"minimum": 1},
+    "max_completion_tokens": {"minimum": 1},
+    "max_output_tokens": {"minimum": 1},
+    "min_tokens": {"minimum": 0},
+    "stream_interval": {"minimum": 1},
+    "stop": {"minLength": 1, "maxLength": MOST_NAME, "maxItems": MOST_STOPS},
+    "stop_token_ids": {"maxItems": MOST_STOP_IDS},
+    "bad_words": {"maxItems": MOST_BAD_WORDS},
+    "cache_salt": {"maxLength": MOST_NAME},
+    "user": {"maxLength": MOST_NAME},
+    "request_id": {"pattern": f"^{ID.pattern}$"},
+    "stop_sequences": {"maxItems": MOST_STOPS},
+    "messages": {"minItems": 1},
+    "prompt": {"minLength": 1, "minItems": 1},
+    "format": {"enum": ["", "json"]},
+    "think": {"enum": ["low", "medium", "high"]},
+}
+
+#: By struct and field, where a struct has its own idea.
+OWN_LIMITS: dict[tuple[str, str], Schema] = {
+    ("CompletionRequest", "max_tokens"): {"minimum": 0},
+    ("CompletionRequest", "top_logprobs"): {},
+    ("ChatRequest", "logprobs"): {},
+    ("MessagesRequest", "temperature"): _between(0, HOTTEST),
+    ("OllamaOptions", "repeat_penalty"): _between(0.01, 100),
+    ("Message", "role"): {"enum": sorted(ROLES)},
+    ("Prediction", "type"): {"enum": [CONTENT]},
+    ("PredictionPart", "type"): {"enum": [TEXT]},
+    ("OllamaChatRequest", "messages"): {},
+    ("OllamaGenerateRequest", "prompt"): {},
+    ("TokenizeRequest", "prompt"): {},
+}
+
+#: Fields that are known and not done, by struct, with the values that ask for nothing. Besides those of every request.
+REFUSED: dict[str, dict[str, tuple[object, ...]]] = {
+    "ResponseRequest": RESPONSES_NOT_SUPPORTED,
+    "OllamaOptions": OPTIONS_REFUSED,
+    "OllamaGenerateRequest": FIELDS_REFUSED,
+    "OllamaMessage": FIELDS_REFUSED,
+}
+EVERYWHERE: dict[str, tuple[object, ...]] = NOT_SUPPORTED | dict.fromkeys(OLD_NAMES, ())
+
+#: The type of JSON value that each keyword is about.
+_ABOUT = {
+    "minimum": ("number", "integer"),
+    "maximum": ("number", "integer"),
+    "exclusiveMinimum": ("number", "integer"),
+    "minLength": ("string",),
+    "maxLength": ("string",),
+    "pattern": ("string",),
+    "enum": ("string",),
+    "minItems": ("array",),
+    "maxItems": ("array",),
+}
+
+
+NOT_DONE = "Known but not supported."
+
+
+def _harmless(struct: str, field: str, untyped: bool) -> tuple[object, ...] | None:
+    """The values that a field may have though it is not supported; None if it is."""
+    own = REFUSED.get(struct, {}).get(field)
+    return EVERYWHERE.get(field) if own is None and untyped else own
+
+
+def limit(schema: Schema) -> None:
+    """Write the limits of its fields into the schema of a struct; fields that are refused have no other values left."""
+    for name, field in schema.get("properties", {}).items():
+        harmless = _harmless(schema["title"], name, untyped=not field.keys() - {"default"})
+        if harmless is not None:
+            field.clear()
+            values = [value for at, value in enumerate(harmless) if value not in harmless[:at]]  # 1 is 1.0
+            field |= {"enum": [None, *values], "default": None, "description": NOT_DONE}
+            continue
+        limits = OWN_LIMITS.get((schema["title"], name), LIMITS.get(name, {}))
+        for branch in field.get("anyOf", [field]):
+            fitting = {word: value for word, value in limits.items() if branch.get("type") in _ABOUT[word]}
+            branch.update(fitting)
+
+
+DESCRIPTION = """\
+Large language models with speculative decoding: the same tokens, sooner.
+
+Optional request fields accept null, which means their default. Fields that are not listed are ignored; listed fields of
+which only some values are allowed are known but not supported, and any other value of theirs is refused with status 400
+and the field's name in `error.param`. Every response carries `X-Request-Id`, the client's own if it sent one.
+
+`GET /v1/responses` with an `Upgrade: websocket` header speaks OpenAI's Responses API over a WebSocket; OpenAPI has no
+words for that, `docs/protocol.md` describes it.
+"""
+
+REASONS = {
+    400: "The request is wrong; the error names the field.",
+    401: "The server wants an API key and the request brings none that it knows.",
+    403: "A web page of this origin may not use the server.",
+    404: "There is no such model, or nothing by this name.",
+    409: "What the request wants to change is not in a state for it.",
+    413: "The body is larger than the server reads.",
+    415: "The body is compressed.",
+    429: "Too many requests are running or waiting; Retry-After says when to try again.",
+    500: "The engine gave up on the request.",
+    503: "The model is loading, the engine is down, or the server is going away; Retry-After says when to try again.",
+    504: "The request took longer than the server allows.",
+}
+WAIT = {"Retry-After": {"description": "seconds", "schema": {"type": "string"}}}
+DONE = "[DONE]"
+REF = "#/components/schemas/{name}"
+
+
+def document(modules: Sequence[ModuleType]) -> dict[str, Any]:
+    """The whole document, as it becomes JSON."""
+    routes = list(_routes(modules))
+    types = list(dict.fromkeys(_types(route, shape) for route, _, shape in routes))
+    flat = list(dict.fromkeys(one for several in types for one in several))
+    schemas, components = msgspec.json.schema_components(flat, ref_template=REF)
+    known = dict(zip(flat, schemas, strict=True))
+    paths: dict[str, dict[str, Any]] = {}
+    for route, tag, shape in routes:
+        paths.setdefault(_path(route), {})[route.method.lower()] = _operation(route, tag, shape, known)
+    for name in _reachable([known[route.body] for route, _, _ in routes if route.body is not None], components):
+        limit(components[name])
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "Foresay", "version": foresay.__version__, "description": DESCRIPTION},
+        "servers": [{"url": "/"}],
+        "security": [{}, {"bearer": []}, {"key": []}],
+        "tags": [{"name": _tag(module), "description": _first_line(module)} for module in modules],
+        "paths": paths,
+        "components": {
+            "schemas": dict(sorted(components.items())),
+            "securitySchemes": {
+                "bearer": {"type": "http", "scheme": "bearer"},
+                "key": {"type": "apiKey", "in": "header", "name": "x-api-key"},
+            },
+        },
+    }
+
+
+def _routes(modules: Sequence[ModuleType]) -> Iterator[tuple[Route, str, ErrorShape | None]]:
+    """Every route that OpenAPI has words for, with its module's tag and error shape."""
+    for module in modules:
+        for route in module.ROUTES:
+            if isinstance(route, Route):
+                yield route, _tag(module), getattr(module, "ERRORS", None)
+
+
+def _types(route: Route, shape: ErrorShape | None) -> tuple[Any, ...]:
+    chunks = route.stream.chunks if route.stream else ()
+    error = ErrorBody if shape is None else shape.body
+    return tuple(one for one in (route.body, route.answer, *chunks, error) if one is not None)
+
+
+def _path(route: Route) -> str:
+    """aiohttp's path with OpenAPI's variables: ``{name:.+}`` is ``{name}``."""
+    return re.sub(r"\{(\w+):[^}]*\}", r"{\1}", route.path)
+
+
+def _tag(module: ModuleType) -> str:
+    """The last part of the module's name that says something."""
+    return module.__name__.removesuffix(".routes").rpartition(".")[2]
+
+
+def _first_line(thing: object) -> str:
+    return (thing.__doc__ or "").strip().partition("\n")[0]
+
+
+def _operation(route: Route, tag: str, shape: ErrorShape | None, known: dict[Any, Any]) -> dict[str, Any]:
+    """What OpenAPI says about one method of one path."""
+    operation: dict[str, Any] = {
+        "operationId": re.sub(r"\W+", "_", f"{route.method.lower()}{_path(route)}").rstrip("_"),
+        "summary": _first_line(route.handler).rstrip("."),
+        "tags": [tag],
+        "responses": {"200": _success(route, known)} | _errors(route, shape, known),
+    }
+    parameters = [_parameter("path", name, "string", about) for name, about in route.parameters]
+    parameters += [_parameter("query", name, kind, about) for name, kind, about in route.query]
+    if parameters:
+        operation["parameters"] = parameters
+    if route.body is not None:
+        operation["requestBody"] = {"required": True, "content": {"application/json": {"schema": known[route.body]}}}
+    return operation
+
+
+def _parameter(place: str, name: str, kind: str, about: str) -> dict[str, Any]:
+    required = {"required": True} if place == "path" else {}
+    return {"name": name, "in": place, "description": about, "schema": {"type": kind}} | required
+
+
+def _success(route: Route, known: dict[Any, Any]) -> dict[str, Any]:
+    content: dict[str, Any] = {}
+    if route.answer is None and route.stream is None:
+        content[route.media] = {"schema": {"type": "object" if route.media == "application/json" else "string"}}
+    if route.answer is not None:
+        content["application/json"] = {"schema": known[route.answer]}
+    if route.stream is not None:
+        kind = route.stream.framing.content_type.partition(";")[0]
+        content[kind] = {"schema": _item(route.stream, known)}
+    return {"description": "The answer."} | ({"content": content} if content else {})
+
+
+def _item(stream: Stream, known: dict[Any, Any]) -> dict[str, Any]:
+    """One item of a stream, which is what a schema describes there: a line, or the fields of an event."""
+    chunk: dict[str, Any] = {"anyOf": [known[chunk] for chunk in stream.chunks]}
+    if stream.framing.content_type.startswith("application/"):
+        return chunk
+    data: dict[str, Any] = {"type": "string", "contentMediaType": "application/json", "contentSchema": chunk}
+    if stream.framing.done:
+        data = {"anyOf": [{"const": DONE}, data]}
+    return {"type": "object", "required": ["data"], "properties": {"event": {"type": "string"}, "data": data}}
+
+
+def _errors(route: Route, shape: ErrorShape | None, known: dict[Any, Any]) -> dict[str, Any]:
+    schema = known[ErrorBody if shape is None else shape.body]
+    return {
+        str(status): {"description": REASONS[status], "content": {"application/json": {"schema": schema}}}
+        | ({"headers": WAIT} if status in (429, 503) else {})
+        for status in route.statuses
+    }
+
+
+def _reachable(schema: Any, components: dict[str, Any], found: set[str] | None = None) -> set[str]:
+    """The names of the components that ``schema`` is made of."""
+    found = set() if found is None else found
+    if isinstance(schema, dict):
+        name = str(schema.get("$ref", "")).rpartition("/")[2]
+        if name and name not in found:
+            found.add(name)
+            _reachable(components[name], components, found)
+        schema = list(schema.values())
+    if isinstance(schema, list):
+        for part in schema:
+            _reachable(part, components, found)
+    return found
+
+
+def encoded(modules: Sequence[ModuleType]) -> bytes:
+    """The document as the committed file has it."""
+    return msgspec.json.format(msgspec.json.encode(document(modules)), indent=2) + b"\n"
+
 
 _encoded = lru_cache(maxsize=1)(encoded)
 

@@ -23,9 +23,8 @@ import msgspec
 from aiohttp import web
 
 from server.engine.generation import Sink, TokenEngine
-from server.observe.selfcheck.answer import Answer, Difference, Rerun
-from server.observe.selfcheck.backlog import Backlog, Recorder
-from server.observe.telemetry.self_check import SelfCheckCounts
+from server.observe.selfcheck.answer import Answer, Backlog, Difference, Recorder, Rerun
+from server.observe.telemetry.families import SelfCheckCounts
 from server.schemas.errors import Unavailable
 from spec.request import EngineInfo, Request
 

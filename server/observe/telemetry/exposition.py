@@ -3,23 +3,67 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from copy import copy
 
+import msgspec
 from prometheus_client.core import Metric
 from prometheus_client.process_collector import ProcessCollector
 
 import foresay
+from server.engine.generation import EngineStatus
+from server.observe.telemetry.counts import Histogram
 from server.observe.telemetry.drafting import Drafting
-from server.observe.telemetry.encoding import Formats
-from server.observe.telemetry.families import Families, Series, by, one
-from server.observe.telemetry.reading import Reading
+from server.observe.telemetry.families import Families, Formats, SelfCheckCounts, Series, by, one, self_check
 from server.observe.telemetry.report import Gauges
-from server.observe.telemetry.self_check import self_check
-from server.observe.telemetry.slices import Slices
 from server.observe.telemetry.telemetry import Telemetry
+from server.observe.telemetry.views import Slices
 from server.observe.telemetry.window import Window
 from server.schemas.errors import EngineFailed
 from spec.names import NONE
 from spec.request import EngineInfo
+
+
+class Reading(msgspec.Struct, frozen=True):
+    """What the families of one scrape are made from. speed_up, unsure: of the last minute. restarts, resumed, startup:
+    of the engine. http: responses by status. websockets, websocket_seconds: those open, and how long the others were.
+    """
+
+    totals: Window
+    gauges: Gauges
+    speed_up: float | None
+    unsure: bool
+    plain_seconds: float
+    status: EngineStatus
+    info: EngineInfo | None
+    restarts: dict[str, int]
+    resumed: int
+    startup: dict[str, float]
+    http: dict[int, int]
+    websockets: int
+    websocket_seconds: Histogram
+    self_check: SelfCheckCounts
+
+    @classmethod
+    def of(cls, telemetry: Telemetry) -> Reading:
+        """As of now."""
+        minute = telemetry.window(60)
+        return cls(
+            totals=telemetry.totals(),
+            gauges=telemetry.gauges,
+            speed_up=minute.speed_up,
+            unsure=bool(minute.doubt),
+            plain_seconds=telemetry.plain_seconds,
+            status=telemetry.engine.status,
+            info=telemetry.engine.info,
+            restarts=dict(telemetry.startup.restarts),
+            resumed=telemetry.startup.resumed,
+            startup=dict(telemetry.startup.seconds),
+            http=dict(telemetry.connections.http),
+            websockets=telemetry.connections.websockets,
+            websocket_seconds=telemetry.connections.websocket_seconds.copy(),
+            self_check=copy(telemetry.self_check),
+        )
+
 
 #: How vLLM calls the ends of requests. Its tools count ``stop`` and ``length``.
 FINISHED = {"cancelled": "abort", "tool_calls": "stop"}

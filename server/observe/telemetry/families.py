@@ -6,13 +6,17 @@ whose numbers are those of the scrape before is the same object, so that its tex
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import accumulate
+from typing import Protocol
 
+import msgspec
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.exposition import choose_encoder
+from prometheus_client.openmetrics.exposition import ALLOWUTF8
 
-from server.observe.telemetry.histogram import Histogram
+from server.observe.telemetry.counts import Histogram
 
 PREFIX = "foresay:"
 COMPATIBLE_PREFIX = "vllm:"
@@ -117,3 +121,99 @@ def one(value: float) -> list[Series]:
 def _names(name: str) -> list[str]:
     """Ours, and vLLM's if tools look it up."""
     return [PREFIX + name, *([COMPATIBLE_PREFIX + COMPATIBLE[name]] if name in COMPATIBLE else [])]
+
+
+#: Schemes that leave names as ours are as they are.
+HARMLESS = ("underscores", "values")
+
+
+class Collected(Protocol):
+    """What an encoder reads."""
+
+    def collect(self) -> Iterable[Metric]:
+        """The families."""
+        ...
+
+
+Encode = Callable[[Collected], bytes]
+
+
+class Formats:
+    """The texts of each format that was asked for; there are few."""
+
+    def __init__(self) -> None:
+        self._texts: dict[tuple[bool, str], Texts] = {}
+
+    def chosen(self, accept: str) -> tuple[Texts, str]:
+        """What an Accept header asks for, and its content type; plain text if nobody can tell."""
+        try:
+            encode, content_type = choose_encoder(accept)
+        except TypeError:  # a version that is none
+            encode, content_type = choose_encoder("")
+        openmetrics, escaping = "openmetrics" in content_type, ""
+        if isinstance(encode, partial):
+            escaping = encode.keywords["escaping"]
+            if openmetrics and escaping in HARMLESS:
+                # prometheus-client 0.26 escapes a colon in samples and not in their TYPE: Prometheus 2 finds no name
+                encode = partial(encode.func, **encode.keywords | {"escaping": ALLOWUTF8})
+        return self._texts.setdefault((openmetrics, escaping), Texts(encode)), content_type
+
+
+class Texts:
+    """The text of each family in one format. A family that is told again unchanged is not written again."""
+
+    def __init__(self, encode: Encode) -> None:
+        self._encode = encode
+        self._known: dict[str, tuple[Metric, bytes]] = {}
+        self.end = encode(Registry())
+
+    def of(self, family: Metric) -> bytes:
+        """One family."""
+        known = self._known.get(family.name)
+        if known is None or known[0] is not family:
+            text = self._encode(Registry(family)).removesuffix(self.end)
+            known = self._known[family.name] = family, text
+        return known[1]
+
+
+class Registry:
+    """Some families, as an encoder wants them."""
+
+    def __init__(self, *families: Metric) -> None:
+        self._families = families
+
+    def collect(self) -> Iterable[Metric]:
+        """Them."""
+        return self._families
+
+
+class SelfCheckCounts(msgspec.Struct):
+    """share: of the finished requests, how many are decoded again plainly. checked: those that were; tokens: compared
+    with them; mismatches: requests whose tokens differ. waiting: for the engine to be idle. skipped: had to give way to
+    newer ones, or were lost with the engine."""
+
+    share: float = 0.0
+    checked: int = 0
+    tokens: int = 0
+    mismatches: int = 0
+    waiting: int = 0
+    skipped: int = 0
+
+
+def self_check(families: Families, counts: SelfCheckCounts) -> Iterator[Metric]:
+    """The counters; all 0 where nobody asked for it."""
+    yield from families.counter(
+        "self_check_requests", "Finished requests that were decoded again plainly.", one(counts.checked)
+    )
+    yield from families.counter("self_check_tokens", "Tokens compared with plain decoding.", one(counts.tokens))
+    yield from families.counter(
+        "self_check_mismatch", "Requests whose tokens differ from plain decoding.", one(counts.mismatches)
+    )
+    yield from families.gauge(
+        "self_check_waiting",
+        "Requests that wait to be decoded again.",
+        one(counts.waiting),
+    )
+    yield from families.counter(
+        "self_check_skipped", "Requests that were picked but had to give way, or were lost.", one(counts.skipped)
+    )

@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING
 
 from aiohttp import web
 
-from server.observe.telemetry.verdict import judged
-from server.observe.telemetry.window import Window
+from server.observe.telemetry.window import Window, judged
 from spec.acceptance import ByDepth, by_place, tokens_per_step
 from spec.trace import NOT_PAYING
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import msgspec
 
-from server.observe.telemetry.self_check import SelfCheckCounts
+from server.observe.telemetry.families import SelfCheckCounts
 from spec.acceptance import ByDepth
 
 

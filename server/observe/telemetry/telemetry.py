@@ -18,13 +18,12 @@ from types import MappingProxyType
 from typing import Protocol
 
 import foresay
-from server.engine.status import EngineStatus
+from server.engine.generation import EngineStatus
 from server.gateway.caller import CALLER, REQUEST_ID
 from server.observe.telemetry import views
-from server.observe.telemetry.connections import Connections
+from server.observe.telemetry.counts import TOKEN_BOUNDS, Connections, Startup
 from server.observe.telemetry.drafting import Shadowing
-from server.observe.telemetry.histogram import TOKEN_BOUNDS
-from server.observe.telemetry.recent import Recent
+from server.observe.telemetry.families import SelfCheckCounts
 from server.observe.telemetry.report import (
     Gauges,
     HistoryReport,
@@ -34,11 +33,8 @@ from server.observe.telemetry.report import (
     Server,
     Snapshot,
 )
-from server.observe.telemetry.request_stats import RequestStats, SharedStats
-from server.observe.telemetry.self_check import SelfCheckCounts
-from server.observe.telemetry.startup import Startup
-from server.observe.telemetry.verdict import Verdict, judged
-from server.observe.telemetry.window import Window, summed
+from server.observe.telemetry.request_stats import Recent, RequestStats, SharedStats
+from server.observe.telemetry.window import Verdict, Window, judged, summed
 from server.schemas.errors import ApiError
 from spec.errors import InvalidRequest
 from spec.request import EngineInfo, Request

@@ -1,12 +1,14 @@
-"""From a grammar's text to a constraint, for the tokenizer of one model."""
+"""From a grammar's text to a constraint, for the tokenizer of one model, beside the steps."""
 
 from __future__ import annotations
 
 import json
+import logging
 import re
 import threading
-from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +17,17 @@ import numpy as np
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from tokenizers import Tokenizer as Backend
 
-from server.text.grammars.constraint import GrammarFailed, LlguidanceConstraint
-from server.text.grammars.walk import Border, Stuck, Vocabulary, Walker, complaint
+from server.text.grammars.constraint import (
+    Border,
+    GrammarFailed,
+    LlguidanceConstraint,
+    Stuck,
+    Vocabulary,
+    Walker,
+    complaint,
+)
 from spec.errors import InvalidRequest
-from spec.request import Grammar
+from spec.request import Grammar, Request
 
 #: Grammars that stay compiled, with the automata that grew while they were used.
 MOST_KEPT = 32
@@ -165,3 +174,66 @@ def unforced(grammar: str) -> str:
     first["lark_grammar"] = _OFF + (f"start: %json {json.dumps(schema)}" if lark is None else lark)
     first["json_schema"] = None
     return json.dumps(whole)
+
+
+log = logging.getLogger("foresay.engine")
+
+Compiled = tuple[Request, LlguidanceConstraint | InvalidRequest]
+
+
+class Pending:
+    """Requests whose grammars are being compiled, in the order in which they came.
+
+    compiler: None if this model has none. wake: called, in another thread, whenever one is ready.
+    """
+
+    def __init__(self, compiler: GrammarCompiler | None, wake: Callable[[], None]) -> None:
+        self._compiler = compiler
+        self._wake = wake
+        self._waiting: deque[tuple[Request, Future[LlguidanceConstraint]]] = deque()
+        self._thread: ThreadPoolExecutor | None = None
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def begin(self, request: Request) -> None:
+        """Compile the grammar of ``request``."""
+        assert request.grammar is not None, "only requests with a grammar wait for one"
+        if self._thread is None:
+            self._thread = ThreadPoolExecutor(1, thread_name_prefix="grammars")
+        compiled = self._thread.submit(self._compile, request.grammar, request.salt)
+        self._waiting.append((request, compiled))
+        compiled.add_done_callback(lambda _: self._wake())
+
+    def cancel(self, id: str) -> bool:
+        """Forget a request; whether it was here."""
+        for index, (request, compiled) in enumerate(self._waiting):
+            if request.id == id:
+                compiled.cancel()
+                del self._waiting[index]
+                return True
+        return False
+
+    def ready(self) -> Iterator[Compiled]:
+        """The requests whose turn it is, each with its constraint or with what is wrong."""
+        while self._waiting and self._waiting[0][1].done():
+            request, compiled = self._waiting.popleft()
+            yield request, _outcome(request, compiled)
+
+    def _compile(self, grammar: Grammar, salt: str) -> LlguidanceConstraint:
+        if self._compiler is None:
+            raise InvalidRequest(
+                grammar.param, f"{grammar.param}: this model has no tokenizer.json that llguidance can read"
+            )
+        return self._compiler.compile(grammar, salt)
+
+
+def _outcome(request: Request, compiled: Future[LlguidanceConstraint]) -> LlguidanceConstraint | InvalidRequest:
+    error = compiled.exception()
+    if error is None:
+        return compiled.result()
+    if isinstance(error, InvalidRequest):
+        return error
+    log.error("a grammar could not be compiled", exc_info=error)
+    param = request.grammar.param if request.grammar is not None else "grammar"
+    return InvalidRequest(param, f"{param} cannot be compiled: {type(error).__name__}")

@@ -10,8 +10,7 @@ from llguidance import LLMatcher
 from llguidance.gbnf_to_lark import any_to_lark
 
 from server.schemas.bounds import check_bytes
-from server.schemas.shared import GenerationRequest
-from server.schemas.structured import ResponseFormat, StructuredOutputs
+from server.schemas.shared import GenerationRequest, ResponseFormat, StructuredOutputs
 from server.text.grammars.schema import (
     ANY_OBJECT,
     BOUNDED,

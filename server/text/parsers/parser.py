@@ -1,12 +1,187 @@
-"""Scripts as the parser of one answer."""
+"""Scripts as the parser of one answer, and tool calls while they are read.
+
+A tool call is told as soon as its name is known and its arguments begin. From then on it stays a call, whatever
+follows; before that, what looked like one can still turn out to be text.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
-from server.text.parsers.calls import Answer
-from server.text.parsers.script import Broken, Ended, Reader, Script, text_before
-from server.text.parts import Part
+from server.text.parsers.script import Broken, Ended, Reader, Script, string, text_before, text_of, value
+from server.text.parts import Part, ReasoningPart, TextPart, ToolCallPart
+
+#: What different models call the arguments.
+ARGUMENTS = ("arguments", "parameters")
+
+
+class Call:
+    """Collects one call and tells of it. certain: called when it is one. known: names that count; None: any."""
+
+    def __init__(
+        self,
+        index: int,
+        id: str,
+        tell: Callable[[Part], None],
+        certain: Callable[[], None],
+        known: frozenset[str] | None = None,
+    ) -> None:
+        self.begun = False
+        self.given = False
+        self.name: str | None = None
+        self.id = id
+        self._index, self._tell, self._certain, self._known = index, tell, certain, known
+        self._early: list[str] = []
+
+    def named(self, name: str) -> None:
+        """Its name is known. :class:`Broken` for one that cannot be called."""
+        if not name or (self._known is not None and name not in self._known):
+            raise Broken
+        if self.name is None:
+            self.name = name
+        if self._early:
+            self.begin()
+
+    def write(self, text: str) -> None:
+        """More of its arguments."""
+        self.given = True
+        if self.name is None:
+            self._early.append(text)
+            return
+        self.begin()
+        if text:
+            self._tell(ToolCallPart(index=self._index, arguments=text))
+
+    def begin(self) -> None:
+        """There is no way back: it is a call."""
+        if not self.begun:
+            self.begun = True
+            self._certain()
+            self._tell(ToolCallPart(index=self._index, id=self.id, name=self.name, arguments="".join(self._early)))
+
+    def close(self) -> None:
+        """It is complete. :class:`Broken` if it never said what to call."""
+        if self.name is None:
+            raise Broken
+        if not self.given:
+            self.write("{}")
+
+
+class Answer:
+    """What scripts say: text, and calls numbered as they come.
+
+    identify: gives call number i its id. offered: the functions that were, by name, with the schema of their arguments.
+    parallel: whether there may be more than one call.
+    """
+
+    def __init__(
+        self,
+        identify: Callable[[int], str],
+        offered: Mapping[str, Mapping[str, Any]] | None = None,
+        parallel: bool = True,
+    ) -> None:
+        self.said: list[Part] = []
+        self.thinking = False
+        self._offered = offered or {}
+        self.calls = 0
+        self._identify, self._parallel = identify, parallel
+
+    def tell(self, part: Part) -> None:
+        """One more part."""
+        self.said.append(part)
+
+    def text(self, text: str) -> None:
+        """More text."""
+        self.said.append(TextPart(text))
+
+    def reasoning(self, text: str) -> None:
+        """More of what the model thinks before."""
+        self.said.append(ReasoningPart(text))
+
+    @property
+    def offered(self) -> frozenset[str]:
+        """The names of the functions that were offered."""
+        return frozenset(self._offered)
+
+    def parameters_of(self, name: str) -> Mapping[str, Any]:
+        """The schemas of a function's parameters."""
+        properties = self._offered.get(name, {}).get("properties")
+        return properties if isinstance(properties, dict) else {}
+
+    @property
+    def full(self) -> bool:
+        """Whether there must be no further call."""
+        return self.calls > 0 and not self._parallel
+
+    def attempt(
+        self, reader: Reader, read: Callable[[Reader, Call], Script[None]], known: frozenset[str] | None = None
+    ) -> Script[bool]:
+        """Read a call; returns whether there was one. If not, nothing is read. known: names that count; None: any."""
+        call = Call(self.calls, self._identify(self.calls), self.tell, reader.forget, known)
+        reader.mark()
+        try:
+            yield from read(reader, call)
+        except Broken:
+            pass
+        except Ended:
+            if call.name is not None:
+                call.begin()
+                raise
+        if not call.begun:
+            reader.rewind()
+            return False
+        self.calls += 1
+        return True
+
+
+def json_call(reader: Reader, call: Call) -> Script[None]:
+    """``{"name": ..., "arguments": {...}}``: the keys in any order, other keys passed over."""
+    yield from reader.expect("{")
+    following = ","
+    while following == ",":
+        yield from _entry(reader, call)
+        following = yield from reader.solid()
+    if following != "}":
+        reader.unread(following)
+        raise Broken
+    call.close()
+
+
+def _entry(reader: Reader, call: Call) -> Script[None]:
+    key = yield from string(reader)
+    yield from reader.expect(":")
+    if key == "name":
+        call.named((yield from string(reader)))
+    elif key in ARGUMENTS and not call.given:
+        yield from arguments(reader, call)
+    else:
+        yield from value(reader, _ignored)
+
+
+def arguments(reader: Reader, call: Call) -> Script[None]:
+    """An object, told as it comes; or one written inside a string; or null, which is none."""
+    first = yield from reader.solid()
+    reader.unread(first)
+    if first == "{":
+        yield from value(reader, call.write)
+        return
+    raw: list[str] = []
+    try:
+        yield from value(reader, raw.append)
+    except Ended:
+        call.write("".join(raw))
+        raise
+    text = "".join(raw)
+    if first == '"':
+        call.write(text_of(text) or text)
+    elif text != "null":
+        raise Broken
+
+
+def _ignored(text: str) -> None:
+    """A value nobody needs."""
+
 
 # -- thinking, split off in front --------------------------------------------------------------------------------------
 # ::

@@ -1,4 +1,4 @@
-"""Where the tokens of an answer come from, and how the steps went that made them, for clients that ask.
+"""What clients are told of tokens: how likely they were, and where they come from.
 
 Every token is told once and every step once, however a stream is cut into chunks: over a whole answer the counts of the
 steps add up to those of its ``metrics``, and the texts of the tokens are its text. Fields: docs/protocol.md.
@@ -11,6 +11,55 @@ from typing import Literal
 
 import msgspec
 from msgspec import UNSET, UnsetType
+
+
+class TopLogprob(msgspec.Struct, gc=False):
+    """A token that could have been. bytes: of a token that is half a character, too."""
+
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class ChatTokenLogprob(msgspec.Struct, gc=False):
+    """A token of the answer, and the likeliest ones in its place, likeliest first."""
+
+    token: str
+    logprob: float
+    bytes: list[int]
+    top_logprobs: list[TopLogprob]
+
+
+class ChatLogprobs(msgspec.Struct, gc=False):
+    """One entry per token, the one that ended the answer among them."""
+
+    content: list[ChatTokenLogprob]
+    refusal: None = None
+
+
+class CompletionLogprobs(msgspec.Struct, gc=False):
+    """Lists with one entry per token. The first token of a prompt has null: nothing precedes it.
+
+    top_logprobs: the likeliest tokens and the token itself. text_offset: where in ``text`` the token begins.
+    """
+
+    tokens: list[str]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None]
+    text_offset: list[int]
+
+
+class PromptLogprob(msgspec.Struct, gc=False):
+    """A token of the prompt, or a likelier one, as vLLM reports it. rank: 1 is the likeliest; null if not listed."""
+
+    logprob: float
+    rank: int | None
+    decoded_token: str
+
+
+#: One entry per prompt token, by token id; null for the first, which nothing precedes.
+PromptLogprobs = list[dict[str, PromptLogprob] | None]
+
 
 #: ``draft``: proposed by a drafter and accepted. ``grammar``: drafted because a grammar allowed nothing else, and
 #: accepted. ``target``: the target's own, drawn behind the last accepted token.

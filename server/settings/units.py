@@ -1,9 +1,26 @@
-"""Spans of time as people and Ollama's clients write them: ``30s``, ``10m``, ``1h30m``, ``1.5h``, ``250ms``."""
+"""Amounts for people (bytes, numbers of weights), and spans of time as people and Ollama's clients write them."""
 
 from __future__ import annotations
 
 import re
 from datetime import UTC, datetime
+
+
+def bytes_in_words(count: int) -> str:
+    """Bytes: ``14.7 MiB``."""
+    amount, units = float(count), ["bytes", "KiB", "MiB", "GiB", "TiB"]
+    while amount >= 1000 and len(units) > 1:
+        amount, units = amount / 1024, units[1:]
+    return f"{amount:.0f} {units[0]}" if units[0] == "bytes" or amount >= 100 else f"{amount:.1f} {units[0]}"
+
+
+def count_in_words(count: int) -> str:
+    """A number of weights: ``7.3M``, ``8.0B``."""
+    for unit, size in (("B", 1e9), ("M", 1e6), ("K", 1e3)):
+        if count >= size:
+            return f"{count / size:.1f}{unit}"
+    return str(count)
+
 
 #: Seconds of each unit; ``ms`` before ``m``, with which it begins.
 UNITS = {"ms": 1e-3, "us": 1e-6, "µs": 1e-6, "ns": 1e-9, "h": 3600.0, "m": 60.0, "s": 1.0}
@@ -24,7 +41,7 @@ def seconds_of(span: str) -> float:
     return sign * sum(float(number) * UNITS[unit] for number, unit in parts)
 
 
-def in_words(seconds: float) -> str:
+def span_in_words(seconds: float) -> str:
     """A span for people: ``45 s``, ``10 min``, ``1 h 30 min``."""
     if seconds < 120:
         return f"{seconds:.3g} s"

@@ -1,10 +1,15 @@
-"""Counts of values by size, as Prometheus wants them: plain ints, filled on the event loop, read when asked."""
+"""Counts of values by size, of clients' connections, and of what the engine process went through."""
 
 from __future__ import annotations
 
 import operator
+import time
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import get_args
+
+from server.engine.generation import Cause, EngineStatus
 
 #: Upper bounds in seconds of what passes between two chunks or two tokens: a small model on a CPU needs less than a
 #: millisecond for a token, a large one on a busy machine a second.
@@ -68,3 +73,56 @@ class Histogram:
                 return low + (high - low) * (wanted - below) / count if index < len(self.bounds) else high
             below += count
         return None
+
+
+class Connections:
+    """http: responses by status. websockets: open ones; websocket_seconds: how long the others were."""
+
+    def __init__(self) -> None:
+        self.http: dict[int, int] = {}
+        self.websockets, self.websocket_seconds = 0, Histogram(SOCKET_BOUNDS)
+
+    @contextmanager
+    def connected(self) -> Iterator[None]:
+        """Count a WebSocket while it is open."""
+        self.websockets += 1
+        began = time.monotonic()
+        try:
+            yield
+        finally:
+            self.websockets -= 1
+            self.websocket_seconds.observe(time.monotonic() - began)
+
+    def answered(self, status: int) -> None:
+        """Count an HTTP response."""
+        self.http[status] = self.http.get(status, 0) + 1
+
+
+class Startup:
+    """Follows the engine's status. seconds: by phase of the last start, ``total`` included once it is ready. restarts:
+    how often the engine process was started again, by what had become of the one before. resumed: how often a request
+    went on in another engine."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self.restarts: dict[str, int] = dict.fromkeys(get_args(Cause), 0)
+        self.resumed = 0
+        self.seconds: dict[str, float] = {}
+        self._clock = clock
+        self._phase = ""
+        self._phase_began = self._began = clock()
+        self._starts = 0
+
+    def see(self, status: EngineStatus) -> None:
+        """The engine is in another state."""
+        now = self._clock()
+        if status.cause is not None:
+            self.restarts[status.cause] += 1
+        self.resumed += status.resumed
+        if status.starts != self._starts:
+            self._starts, self._began, self._phase, self.seconds = status.starts, now, "", {}
+        if self._phase:
+            self.seconds[self._phase] = self.seconds.get(self._phase, 0.0) + now - self._phase_began
+        if status.state == "ready" and self._phase:
+            self.seconds["total"] = now - self._began
+        self._phase = status.message.replace(" ", "_") if status.state == "loading" else ""
+        self._phase_began = now
