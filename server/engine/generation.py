@@ -7,22 +7,20 @@ of one answer, with the finer control a text layer needs: batches per engine ste
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import contextmanager
 from types import TracebackType
 from typing import TYPE_CHECKING, Literal, Protocol, Self
 
 import msgspec
 
-from server.schemas.errors import EngineFailed, SlowReader, Unavailable
+from server.schemas.errors import EngineFailed, SlowReader, TookTooLong, Unavailable, WaitedTooLong
 from spec.errors import InvalidRequest
 from spec.request import Delta, Request
 
 if TYPE_CHECKING:
     from server.text.choice import Piece
-from collections.abc import Iterator
-from contextlib import contextmanager
 
-from server.schemas.errors import TookTooLong, WaitedTooLong
 
 State = Literal["loading", "ready", "down", "failed", "unloaded"]
 #: Why an engine is started again: it ended by itself or was killed, it hung, or there was no starting it.

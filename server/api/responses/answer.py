@@ -10,7 +10,6 @@
 from __future__ import annotations
 
 import time
-import uuid
 from collections.abc import Callable, Sequence
 
 import msgspec
@@ -164,14 +163,12 @@ class ResponseAnswer(BaseAnswer):
         place = len(self.response.output)
         match part:
             case TextPart():
-                return MessageInProgress(f"msg_{uuid.uuid4().hex}", place)
+                return MessageInProgress(place)
             case ReasoningPart():
-                return ReasoningInProgress(f"rs_{uuid.uuid4().hex}", place)
+                return ReasoningInProgress(place)
             case ToolCallPart():
                 name = self._toolbox.client_name(part.name or "")
-                if name.custom:
-                    return CustomCallInProgress(f"ctc_{uuid.uuid4().hex}", place, part, name)
-                return CallInProgress(f"fc_{uuid.uuid4().hex}", place, part, name)
+                return (CustomCallInProgress if name.custom else CallInProgress)(place, part, name)
 
     def _taken_logprobs(self, part: Part) -> list[ChatTokenLogprob]:
         """The tokens since the last text; those of reasoning and calls are nobody's."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import uuid
-from typing import Protocol
+from collections.abc import Callable
+from typing import Any, ClassVar
 
 import msgspec
 from msgspec import UNSET
@@ -24,42 +25,57 @@ from server.api.responses.tools import ClientName, spoken_input
 from server.schemas.tokens import ChatTokenLogprob
 from server.text.parts import Part, ReasoningPart, TextPart, ToolCallPart
 
+Logprobs = list[ChatTokenLogprob]
 
-class ItemInProgress(Protocol):
-    """An item that may still grow. Its events are numbered by whoever sends them."""
 
-    @property
-    def item(self) -> OutputItem:
-        """The item so far."""
-        ...
+class ItemInProgress:
+    """An item that may still grow: ``item`` as it is so far. Its events are numbered by whoever sends them."""
+
+    delta: ClassVar[Callable[..., ResponseEvent]]
+
+    def __init__(self, item: OutputItem, place: int) -> None:
+        self.item = item
+        self._place = place
+        self._inside: dict[str, Any] = {"item_id": item.id, "output_index": place}
 
     def takes(self, part: Part) -> bool:
         """Whether the part continues this item."""
-        ...
+        raise NotImplementedError
 
     def opening(self) -> list[ResponseEvent]:
-        """The item begins."""
-        ...
+        """The item begins; copied, since the event may be sent later."""
+        return [events.OutputItemAdded(output_index=self._place, item=msgspec.structs.replace(self.item))]
 
-    def more(self, part: Part, logprobs: list[ChatTokenLogprob]) -> list[ResponseEvent]:
+    def more(self, part: Part, logprobs: Logprobs) -> list[ResponseEvent]:
         """The item grows by a part that it takes."""
-        ...
+        raise NotImplementedError
 
     def nothing(self) -> ResponseEvent:
         """The item grows by nothing: an event for what there is to say of tokens without text."""
-        ...
+        return self._delta("")
 
-    def closing(self, status: ItemStatus, logprobs: list[ChatTokenLogprob]) -> list[ResponseEvent]:
+    def closing(self, status: ItemStatus, logprobs: Logprobs) -> list[ResponseEvent]:
         """The item ends. logprobs: of tokens whose text was never shown."""
-        ...
+        self.item.status = status
+        return [*self._done(logprobs), events.OutputItemDone(output_index=self._place, item=self.item)]
+
+    def _delta(self, text: str, **more: Any) -> ResponseEvent:
+        return self.delta(**self._inside, delta=text, **more)
+
+    def _done(self, logprobs: Logprobs) -> list[ResponseEvent]:
+        """What is inside the item is complete."""
+        raise NotImplementedError
 
 
-class MessageInProgress:
-    """Text of the assistant."""
+class MessageInProgress(ItemInProgress):
+    """Text of the assistant, the only part of its message."""
 
-    def __init__(self, id: str, place: int) -> None:
-        self.item = OutputMessage(id=id, status="in_progress")
-        self._place = place
+    delta = events.OutputTextDelta
+    item: OutputMessage
+
+    def __init__(self, place: int) -> None:
+        super().__init__(OutputMessage(id=f"msg_{uuid.uuid4().hex}", status="in_progress"), place)
+        self._inside["content_index"] = 0
         self._part = OutputText(text="", annotations=[], logprobs=[])
 
     def takes(self, part: Part) -> bool:
@@ -68,51 +84,32 @@ class MessageInProgress:
 
     def opening(self) -> list[ResponseEvent]:
         """The message and its only part."""
-        return [
-            events.OutputItemAdded(output_index=self._place, item=copied(self.item)),
-            self._added(OutputText(text="")),
-        ]
+        return [*super().opening(), events.ContentPartAdded(**self._inside, part=OutputText(text=""))]
 
-    def _added(self, part: OutputText) -> ResponseEvent:
-        place = self._place
-        return events.ContentPartAdded(item_id=self.item.id, output_index=place, content_index=0, part=part)
-
-    def more(self, part: Part, logprobs: list[ChatTokenLogprob]) -> list[ResponseEvent]:
+    def more(self, part: Part, logprobs: Logprobs) -> list[ResponseEvent]:
         """A delta."""
         assert isinstance(part, TextPart)
         self._part.text += part.text
         self._part.logprobs += logprobs
-        return [self._delta(part.text, logprobs)]
+        return [self._delta(part.text, logprobs=logprobs)]
 
-    def nothing(self) -> ResponseEvent:
-        """An empty delta."""
-        return self._delta("", [])
-
-    def _delta(self, text: str, logprobs: list[ChatTokenLogprob]) -> events.OutputTextDelta:
-        return events.OutputTextDelta(
-            item_id=self.item.id, output_index=self._place, content_index=0, delta=text, logprobs=logprobs
-        )
-
-    def closing(self, status: ItemStatus, logprobs: list[ChatTokenLogprob]) -> list[ResponseEvent]:
-        """Text, part and message are done."""
-        id, place, part = self.item.id, self._place, self._part
+    def _done(self, logprobs: Logprobs) -> list[ResponseEvent]:
+        part = self._part
         part.logprobs += logprobs
-        self.item.status, self.item.content = status, [part]
-        return [
-            events.OutputTextDone(
-                item_id=id, output_index=place, content_index=0, text=part.text, logprobs=part.logprobs
-            ),
-            events.ContentPartDone(item_id=id, output_index=place, content_index=0, part=part),
-            events.OutputItemDone(output_index=place, item=self.item),
-        ]
+        self.item.content = [part]
+        done = events.OutputTextDone(**self._inside, text=part.text, logprobs=part.logprobs)
+        return [done, events.ContentPartDone(**self._inside, part=part)]
 
 
-class ReasoningInProgress:
-    """What the model thinks."""
+class ReasoningInProgress(ItemInProgress):
+    """What the model thinks, the only part of its item."""
 
-    def __init__(self, id: str, place: int) -> None:
-        self.item = ReasoningItem(id=id, status="in_progress")
-        self._place = place
+    delta = events.ReasoningTextDelta
+    item: ReasoningItem
+
+    def __init__(self, place: int) -> None:
+        super().__init__(ReasoningItem(id=f"rs_{uuid.uuid4().hex}", status="in_progress"), place)
+        self._inside["content_index"] = 0
         self._part = ReasoningText(text="")
 
     def takes(self, part: Part) -> bool:
@@ -121,126 +118,67 @@ class ReasoningInProgress:
 
     def opening(self) -> list[ResponseEvent]:
         """The item and its only part."""
-        part = ReasoningText(text="")
-        return [
-            events.OutputItemAdded(output_index=self._place, item=copied(self.item)),
-            events.ContentPartAdded(item_id=self.item.id, output_index=self._place, content_index=0, part=part),
-        ]
+        return [*super().opening(), events.ContentPartAdded(**self._inside, part=ReasoningText(text=""))]
 
-    def more(self, part: Part, logprobs: list[ChatTokenLogprob]) -> list[ResponseEvent]:
+    def more(self, part: Part, logprobs: Logprobs) -> list[ResponseEvent]:
         """A delta."""
         assert isinstance(part, ReasoningPart)
         self._part.text += part.text
         return [self._delta(part.text)]
 
-    def nothing(self) -> ResponseEvent:
-        """An empty delta."""
-        return self._delta("")
-
-    def _delta(self, text: str) -> events.ReasoningTextDelta:
-        place = self._place
-        return events.ReasoningTextDelta(item_id=self.item.id, output_index=place, content_index=0, delta=text)
-
-    def closing(self, status: ItemStatus, logprobs: list[ChatTokenLogprob]) -> list[ResponseEvent]:
-        """Text, part and item are done."""
-        id, place, part = self.item.id, self._place, self._part
-        self.item.status, self.item.content = status, [part]
-        return [
-            events.ReasoningTextDone(item_id=id, output_index=place, content_index=0, text=part.text),
-            events.ContentPartDone(item_id=id, output_index=place, content_index=0, part=part),
-            events.OutputItemDone(output_index=place, item=self.item),
-        ]
+    def _done(self, logprobs: Logprobs) -> list[ResponseEvent]:
+        self.item.content = [self._part]
+        done = events.ReasoningTextDone(**self._inside, text=self._part.text)
+        return [done, events.ContentPartDone(**self._inside, part=self._part)]
 
 
-class CallInProgress:
-    """A call of a function."""
+class CallInProgress(ItemInProgress):
+    """A call of a function, or, in a subclass, of a custom tool."""
 
-    def __init__(self, id: str, place: int, first: ToolCallPart, name: ClientName) -> None:
-        self.item = FunctionCall(
-            id=id,
+    delta: ClassVar[Callable[..., ResponseEvent]] = events.ArgumentsDelta
+    item: FunctionCall | CustomToolCall
+    kind: ClassVar[tuple[type[FunctionCall | CustomToolCall], str]] = FunctionCall, "fc"
+
+    def __init__(self, place: int, first: ToolCallPart, name: ClientName) -> None:
+        make, prefix = self.kind
+        item = make(
+            id=f"{prefix}_{uuid.uuid4().hex}",
             status="in_progress",
             call_id=first.id or f"call_{uuid.uuid4().hex}",
             name=name.name,
             namespace=name.namespace or UNSET,
         )
-        self._place, self._index = place, first.index
+        super().__init__(item, place)
+        self._index, self._arguments = first.index, ""
 
     def takes(self, part: Part) -> bool:
         """More of the same call."""
         return isinstance(part, ToolCallPart) and part.index == self._index
 
-    def opening(self) -> list[ResponseEvent]:
-        """The call by its name."""
-        return [events.OutputItemAdded(output_index=self._place, item=copied(self.item))]
-
-    def more(self, part: Part, logprobs: list[ChatTokenLogprob]) -> list[ResponseEvent]:
+    def more(self, part: Part, logprobs: Logprobs) -> list[ResponseEvent]:
         """More of the arguments, if there are more."""
-        assert isinstance(part, ToolCallPart)
+        assert isinstance(part, ToolCallPart) and isinstance(self.item, FunctionCall)
         self.item.arguments += part.arguments
         return [self._delta(part.arguments)] if part.arguments else []
 
-    def nothing(self) -> ResponseEvent:
-        """An empty delta."""
-        return self._delta("")
-
-    def _delta(self, arguments: str) -> events.ArgumentsDelta:
-        return events.ArgumentsDelta(item_id=self.item.id, output_index=self._place, delta=arguments)
-
-    def closing(self, status: ItemStatus, logprobs: list[ChatTokenLogprob]) -> list[ResponseEvent]:
-        """Arguments and call are done."""
-        item, place = self.item, self._place
-        item.status = status
-        return [
-            events.ArgumentsDone(item_id=item.id, output_index=place, name=item.name, arguments=item.arguments),
-            events.OutputItemDone(output_index=place, item=item),
-        ]
+    def _done(self, logprobs: Logprobs) -> list[ResponseEvent]:
+        assert isinstance(self.item, FunctionCall)
+        return [events.ArgumentsDone(**self._inside, name=self.item.name, arguments=self.item.arguments)]
 
 
-class CustomCallInProgress:
+class CustomCallInProgress(CallInProgress):
     """A call of a custom tool. Its text is known when the arguments that hold it are complete."""
 
-    def __init__(self, id: str, place: int, first: ToolCallPart, name: ClientName) -> None:
-        self.item = CustomToolCall(
-            id=id,
-            status="in_progress",
-            call_id=first.id or f"call_{uuid.uuid4().hex}",
-            name=name.name,
-            namespace=name.namespace or UNSET,
-        )
-        self._place, self._index, self._arguments = place, first.index, ""
+    delta = events.CustomInputDelta
+    kind = CustomToolCall, "ctc"
 
-    def takes(self, part: Part) -> bool:
-        """More of the same call."""
-        return isinstance(part, ToolCallPart) and part.index == self._index
-
-    def opening(self) -> list[ResponseEvent]:
-        """The call by its name."""
-        return [events.OutputItemAdded(output_index=self._place, item=copied(self.item))]
-
-    def more(self, part: Part, logprobs: list[ChatTokenLogprob]) -> list[ResponseEvent]:
-        """More of the arguments."""
+    def more(self, part: Part, logprobs: Logprobs) -> list[ResponseEvent]:
+        """Nothing yet."""
         assert isinstance(part, ToolCallPart)
         self._arguments += part.arguments
         return []
 
-    def nothing(self) -> ResponseEvent:
-        """An empty delta."""
-        return self._delta("")
-
-    def _delta(self, text: str) -> events.CustomInputDelta:
-        return events.CustomInputDelta(item_id=self.item.id, output_index=self._place, delta=text)
-
-    def closing(self, status: ItemStatus, logprobs: list[ChatTokenLogprob]) -> list[ResponseEvent]:
-        """The text, all at once, and the call are done."""
-        item, place = self.item, self._place
-        item.status, item.input = status, spoken_input(self._arguments)
-        return [
-            self._delta(item.input),
-            events.CustomInputDone(item_id=item.id, output_index=place, input=item.input),
-            events.OutputItemDone(output_index=place, item=item),
-        ]
-
-
-def copied(item: OutputItem) -> OutputItem:
-    """The item as it is now, for an event that may be sent later."""
-    return msgspec.structs.replace(item)
+    def _done(self, logprobs: Logprobs) -> list[ResponseEvent]:
+        assert isinstance(self.item, CustomToolCall)
+        self.item.input = spoken_input(self._arguments)
+        return [self._delta(self.item.input), events.CustomInputDone(**self._inside, input=self.item.input)]

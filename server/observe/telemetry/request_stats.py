@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -17,7 +18,7 @@ from spec.trace import Statistics, StepTrace
 
 if TYPE_CHECKING:  # whoever makes pieces counts them here
     from server.text.choice import Piece
-from collections import OrderedDict
+
 
 #: Steps of one request that are kept to be shown; of a longer one only the beginning is.
 MOST_STEPS = 2048
