@@ -26,7 +26,6 @@ from server.api.openai import chat, completions, tokens
 from server.api.responses import routes as responses
 from server.gateway.caller import REQUEST_ID, usable_id
 from server.host.models.models import MODELS, Models
-from server.host.service import Service
 from server.http import access_log
 from server.http.auth import AuthMiddleware
 from server.http.openapi import routes as openapi
@@ -54,10 +53,8 @@ ROUTE_MODULES: tuple[ModuleType, ...] = (
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
-def create_app(served: Service | Models, auth: AuthMiddleware | None = None) -> web.Application:
-    """The application around a service, or around several models. auth: who may use it; without one everybody on this
-    machine."""
-    models = served if isinstance(served, Models) else Models.alone(served)
+def create_app(models: Models, auth: AuthMiddleware | None = None) -> web.Application:
+    """The application around models. auth: who may use it; without one everybody on this machine."""
     auth = auth or AuthMiddleware()
     middlewares = [access_log.record, _answer_errors, auth.admit]
     app = web.Application(middlewares=middlewares)

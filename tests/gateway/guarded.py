@@ -13,6 +13,7 @@ from server.http.app import create_app
 from server.http.auth import AuthMiddleware
 from server.text.tokenizer import SamplingDefaults, Tokenizer
 from tests.server.scripted import ScriptedEngine
+from tests.server.staying import alone
 
 ALICE, BOB = "sk-alice-0123456789abcdef", "sk-bob-0123456789abcdef"
 ASK = {"prompt": "Tell", "max_tokens": 4}
@@ -39,7 +40,7 @@ async def guarded(
     """A client of a server around ``engine`` and behind ``auth``."""
     settings = ServiceOptions(**{"model": "toy", **options})  # type: ignore[arg-type]
     service = Service(engine, settings, Text(tokenizer, SamplingDefaults()))
-    server = TestServer(create_app(service, auth))
+    server = TestServer(create_app(alone(service), auth))
     await server.start_server(logger=access_log.HTTP_LOG, access_log=None)
     async with TestClient(server) as client:
         yield client

@@ -23,6 +23,7 @@ from server.text.tokenizer import SamplingDefaults
 from spec.errors import ConfigurationError
 from tests.gateway.guarded import ALICE, ASK, bearer
 from tests.server.scripted import END, ScriptedEngine
+from tests.server.staying import alone
 
 HERE = Path(__file__).parent / "tls"
 CERTIFICATE, KEY = str(HERE / "certificate.pem"), str(HERE / "key.pem")
@@ -32,7 +33,7 @@ async def test_keys_and_streams_go_over_https_and_not_over_http(tokenizer):
     config = ServeConfig(port=0, ssl_certfile=CERTIFICATE, ssl_keyfile=KEY)
     engine = ScriptedEngine([*tokenizer.encode("abc"), END])
     service = Service(engine, ServiceOptions(model="toy"), Text(tokenizer, SamplingDefaults()))
-    runner = web.AppRunner(create_app(service, AuthMiddleware(KeyStore([ALICE]))))
+    runner = web.AppRunner(create_app(alone(service), AuthMiddleware(KeyStore([ALICE]))))
     await runner.setup()
     try:
         port = await _listen(runner, config, context(config))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any, NoReturn
+from typing import Any
 
 from aiohttp.test_utils import TestClient, TestServer
 
@@ -19,13 +19,16 @@ from server.settings.config import ServeConfig
 from server.text.parsers.chat_format import ChatFormat
 from server.text.tokenizer import SamplingDefaults, Tokenizer
 from spec.errors import ForesayError
-from spec.request import EngineInfo, Footprint
+from spec.request import Footprint
 from tests.server.scripted import END, INFO, ScriptedEngine
+from tests.server.staying import Staying
 
 
-class ComingModel:
+class ComingModel(Staying):
     """A served model that says ``text``. seconds: how long loading takes. wrong: why it cannot be loaded. loads,
     unloads: so often."""
+
+    engine: ScriptedEngine  # type: ignore[assignment]
 
     def __init__(self, name: str, tokenizer: Tokenizer, server: ServerState, text: str, **options: Any) -> None:
         self.engine = ScriptedEngine([*tokenizer.encode(text, False), END])
@@ -37,15 +40,8 @@ class ComingModel:
         self.seconds, self.wrong = 0.0, ""
         self.loads = self.unloads = 0
 
-    @property
-    def longest(self) -> int | None:
-        return None if self.engine.info is None else self.engine.info.max_model_len
-
     async def prepare(self) -> None:
         await self.peek()
-
-    async def look(self) -> None:
-        pass
 
     async def peek(self) -> None:
         self.service.text = self._text
@@ -66,13 +62,6 @@ class ComingModel:
     async def start(self) -> None:
         await self.load({})
         await self.peek()
-
-    async def arrived(self) -> EngineInfo | None:
-        return self.engine.info
-
-    async def until_ended(self) -> NoReturn:
-        await asyncio.Event().wait()
-        raise AssertionError
 
 
 class Serving:

@@ -19,6 +19,7 @@ from server.text.parsers.chat_format import ChatFormat
 from server.text.tokenizer import SamplingDefaults, Tokenizer
 from tests.server.live import openai_client
 from tests.server.scripted import END, ScriptedEngine
+from tests.server.staying import alone
 
 STORY = "Once upon a time there was a fox."
 
@@ -43,7 +44,7 @@ async def serving(
     text = Text(tokenizer, SamplingDefaults(), ChatFormat.of(tokenizer))
     state = ServerState(Responses(stored, sockets))
     service = Service(engine, ServiceOptions(**{"model": "toy", **options}), text, state)
-    app = create_app(service, auth)
+    app = create_app(alone(service), auth)
     if middleware is not None:
         app.middlewares.append(middleware)
 

@@ -21,6 +21,7 @@ from server.http.auth import AuthMiddleware
 from server.settings.config import ServeConfig
 from tests.responses.bare import BINARY, CLOSE, PING, PONG, TEXT, Bare
 from tests.responses.test_socket import LAST
+from tests.server.staying import alone
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.slow]
 MESSAGES = 1000
@@ -38,7 +39,7 @@ async def real() -> AsyncIterator[tuple[Service, EngineClient, int]]:
     await engine.start()
     await engine.until_ready()
     service = Service(engine, ServiceOptions(model="bundled"), Text.load(config))
-    async with TestServer(create_app(service, AuthMiddleware(largest_body=LARGEST))) as server:
+    async with TestServer(create_app(alone(service), AuthMiddleware(largest_body=LARGEST))) as server:
         yield service, engine, int(server.port or 0)
     await engine.stop()
 

@@ -19,6 +19,7 @@ from server.text.parsers.chat_format import ChatFormat
 from server.text.tokenizer import SamplingDefaults, Tokenizer
 from spec.request import Request
 from tests.server.scripted import ScriptedEngine
+from tests.server.staying import alone
 
 
 class SentEngine(ScriptedEngine):
@@ -43,7 +44,7 @@ def running(engine: ScriptedEngine, tokenizer: Tokenizer, **options: Any) -> Ite
     async def start() -> TestServer:
         text = Text(tokenizer, SamplingDefaults(), ChatFormat.of(tokenizer))
         settings = ServiceOptions(**{"model": "toy", **options})
-        server = TestServer(create_app(Service(engine, settings, text)))
+        server = TestServer(create_app(alone(Service(engine, settings, text))))
         await server.start_server(logger=access_log.HTTP_LOG)
         return server
 

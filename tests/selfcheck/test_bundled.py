@@ -20,6 +20,7 @@ from server.settings.config import ServeConfig
 from spec.engine import Engine
 from tests.selfcheck.checking import until
 from tests.selfcheck.inprocess import SteppedEngine, bundled, take_first_children
+from tests.server.staying import alone
 from tests.telemetry.scraping import Scrape
 
 ASKS: list[dict[str, Any]] = [
@@ -45,7 +46,7 @@ async def serving(engine: Engine, share: float = 1.0) -> AsyncIterator[tuple[Tes
     options = ServiceOptions(model="bundled", seed=11, self_check=share)
     service = Service(stepped, options, Text.load(ServeConfig()))
     stepped.observe = service.telemetry.step
-    async with TestClient(TestServer(create_app(service))) as client:
+    async with TestClient(TestServer(create_app(alone(service)))) as client:
         yield client, service, stepped
 
 

@@ -16,6 +16,7 @@ from server.text.parsers.chat_format import ChatFormat
 from server.text.tokenizer import SamplingDefaults, Tokenizer
 from spec.request import Delta, EngineInfo, FinishReason, Footprint, Origin, Request, TokenLogprobs
 from spec.trace import SequenceTrace, depths_of
+from tests.server.staying import alone
 
 END = 0
 INFO = EngineInfo(
@@ -187,7 +188,7 @@ async def served(
     settings = ServiceOptions(**{"model": "toy", **options})  # type: ignore[arg-type]
     service = Service(engine, settings, Text(tokenizer, defaults or SamplingDefaults(), ChatFormat.of(tokenizer)))
     change(service)
-    server = TestServer(create_app(service))
+    server = TestServer(create_app(alone(service)))
     await server.start_server(auto_decompress=False)
     async with TestClient(server) as client:
         yield client

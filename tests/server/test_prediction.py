@@ -19,6 +19,7 @@ from spec.names import PREDICTION
 from spec.request import Origin
 from tests.selfcheck.inprocess import SteppedEngine, bundled
 from tests.server.scripted import END, ScriptedEngine, served
+from tests.server.staying import alone
 from tests.server.wire import events
 
 Json = dict[str, Any]
@@ -181,7 +182,7 @@ def engine() -> Engine:
 @asynccontextmanager
 async def serving(engine: Engine) -> AsyncIterator[TestClient]:
     service = Service(SteppedEngine(engine), ServiceOptions(model="bundled"), Text.load(ServeConfig()))
-    async with TestClient(TestServer(create_app(service))) as client:
+    async with TestClient(TestServer(create_app(alone(service)))) as client:
         yield client
 
 

@@ -14,6 +14,7 @@ from server.observe.telemetry.report import HistoryReport, Snapshot
 from server.text.tokenizer import SamplingDefaults, Tokenizer
 from tests.gateway.guarded import ALICE, BOB, bearer
 from tests.provenance.drafting import Drafting, ids_of
+from tests.server.staying import alone
 
 ANSWER = "Once upon a fox there was"
 QUESTION = "naïve tart"
@@ -34,7 +35,7 @@ async def service(tokenizer: Tokenizer) -> Service:
 
 
 def client_of(service: Service) -> TestClient:
-    return TestClient(TestServer(create_app(service, AuthMiddleware(KEYS))))
+    return TestClient(TestServer(create_app(alone(service), AuthMiddleware(KEYS))))
 
 
 async def test_metrics_need_a_key_and_tell_no_text(service: Service) -> None:

@@ -15,7 +15,7 @@ from aiohttp import web
 from server.engine.generation import EngineStatus
 from server.gateway.caller import CALLER
 from server.host.child import Spawned, spawn
-from server.host.models.model import Model, Served, Staying
+from server.host.models.model import Model
 from server.host.models.residency import Residency
 from server.host.models.resident import LEASE, WAITED, Keep, Lease, Patience, Resident
 from server.host.service import Service
@@ -32,7 +32,7 @@ from spec.request import EngineInfo
 class Entry(NamedTuple):
     """A model, and as the residency sees it."""
 
-    model: Served
+    model: Model
     resident: Resident
 
     @property
@@ -109,7 +109,7 @@ class Models:
     """
 
     def __init__(
-        self, models: Sequence[Served], several: bool = False, keep: float | None = None, most: int | None = None
+        self, models: Sequence[Model], several: bool = False, keep: float | None = None, most: int | None = None
     ) -> None:
         self.several = several
         self._entries: dict[str, Entry] = {}
@@ -132,11 +132,6 @@ class Models:
         named = named or [(model_names(config), config)]
         models = [Model(names, one, server, on_status, spawn) for names, one in named]
         return cls(models, bool(config.models), config.idle_seconds, config.max_loaded_models)
-
-    @classmethod
-    def alone(cls, service: Service) -> Models:
-        """A service whose engine always stays."""
-        return cls([Staying(service)])
 
     def __iter__(self) -> Iterator[Entry]:
         return iter(self._entries.values())
