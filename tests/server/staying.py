@@ -14,7 +14,7 @@ from spec.request import EngineInfo, Footprint
 class Staying(Model):
     """It is there from the start, and stays."""
 
-    footprint: Footprint | None = None  # type: ignore[assignment]
+    footprint: Footprint | None = None
 
     def __init__(self, service: Service) -> None:
         self.service = service

@@ -35,7 +35,7 @@ from server.api.anthropic.schemas import (
     ToolUseBlock,
 )
 from server.api.common import validation
-from server.api.common.answer import AnswerOptions, BaseAnswer, parsed_arguments
+from server.api.common.answer import Answer, AnswerOptions, parsed_arguments
 from server.api.common.route import ErrorShape, Framing, Route, Stream, json_response, named_event
 from server.api.common.streaming import leased
 from server.api.common.turns import answered, chat_choices, chat_prompt
@@ -66,7 +66,7 @@ def error_shape(status: int, body: ErrorBody) -> MessagesError:
     return MessagesError(MessagesErrorDetail(_KINDS.get(status, "api_error"), naming(body.error), body.error.param))
 
 
-class MessagesAnswer(BaseAnswer):
+class MessagesAnswer(Answer):
     """A ``message`` and the events of its stream. There is one choice."""
 
     framing = FRAMING

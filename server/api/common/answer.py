@@ -1,4 +1,4 @@
-"""What streaming and collecting need of an answer, and what the OpenAI shapes share.
+"""What streaming and collecting need of an answer, and what all APIs share of it.
 
 An answer owns the choices and turns their pieces into chunks; :mod:`server.api.common.streaming` decides when they are
 sent.
@@ -7,8 +7,9 @@ sent.
 from __future__ import annotations
 
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from typing import Any, Protocol
+from typing import Any, TypeVar
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -16,6 +17,8 @@ from msgspec import UNSET, UnsetType
 from server.api.common import statistics
 from server.api.common.route import EVENTS, Framing
 from server.host.service import Origin
+from server.schemas.chat import ChatChunk, ChatCompletion
+from server.schemas.completions import Completion
 from server.schemas.shared import ErrorBody, GenerationRequest, Metrics, MetricsLevel, Pacing, RequestWarning, Usage
 from server.schemas.tokens import (
     ChatLogprobs,
@@ -32,6 +35,9 @@ from server.text.tokenizer import Tokenizer
 from server.text.warned import resumed, together
 from spec.request import TokenLogprobs
 from spec.sampling import SamplingParams
+
+#: What carries the fields about its own making.
+Finished = TypeVar("Finished", ChatChunk, ChatCompletion, Completion)
 
 
 class TokenDecoder:
@@ -127,44 +133,11 @@ class AnswerOptions(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-class Answer(Protocol):
-    """What streaming and collecting need of an answer."""
-
-    choices: Sequence[Choice]
-    options: AnswerOptions
-    framing: Framing
-
-    @property
-    def warnings(self) -> tuple[RequestWarning, ...]:
-        """What is done otherwise than asked, as far as it is known."""
-        ...
-
-    def opening(self, index: int) -> list[msgspec.Struct]:
-        """The chunks that introduce a choice."""
-        ...
-
-    def chunks(self, index: int, piece: Piece) -> list[msgspec.Struct]:
-        """The chunks of a piece."""
-        ...
-
-    def closing(self) -> list[msgspec.Struct]:
-        """The chunks after the last choice has finished."""
-        ...
-
-    def whole(self, pieces: Sequence[Sequence[Piece]]) -> msgspec.Struct:
-        """The answer in one piece, from the pieces of each choice."""
-        ...
-
-    def broken(self, error: ErrorBody) -> msgspec.Struct:
-        """The chunk that tells of an error in the middle of the stream; the last one."""
-        ...
-
-
-class BaseAnswer:
-    """What both OpenAI shapes share: identity, usage and metrics."""
+class Answer(ABC):
+    """An answer while it is made: identity, usage and metrics are OpenAI's unless an API has its own."""
 
     prefix = ""
-    framing = EVENTS
+    framing: Framing = EVENTS
 
     def __init__(self, origin: Origin, choices: Sequence[Choice], options: AnswerOptions) -> None:
         self.id = f"{self.prefix}-{origin.id}"
@@ -186,9 +159,31 @@ class BaseAnswer:
             (*self.origin.warnings, *(one for choice in self.choices for one in choice.warnings), *self._replaced())
         )
 
+    @abstractmethod
+    def opening(self, index: int) -> list[msgspec.Struct]:
+        """The chunks that introduce a choice."""
+
+    @abstractmethod
+    def chunks(self, index: int, piece: Piece) -> list[msgspec.Struct]:
+        """The chunks of a piece."""
+
+    @abstractmethod
+    def closing(self) -> list[msgspec.Struct]:
+        """The chunks after the last choice has finished."""
+
+    @abstractmethod
+    def whole(self, pieces: Sequence[Sequence[Piece]]) -> msgspec.Struct:
+        """The answer in one piece, from the pieces of each choice."""
+
     def broken(self, error: ErrorBody) -> msgspec.Struct:
-        """The error as OpenAI sends it."""
+        """The chunk that tells of an error in the middle of the stream; the last one."""
         return error
+
+    def _final(self, chunk: Finished) -> Finished:
+        """A chunk that ends the answer, or all of it: with how it was made."""
+        chunk.system_fingerprint, chunk.metrics = self.origin.fingerprint, self._metrics()
+        chunk.warnings = self._warnings()
+        return chunk
 
     def _usage(self) -> Usage | UnsetType | None:
         """The ``usage`` of a chunk with choices."""

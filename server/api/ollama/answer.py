@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from server.api.common.answer import AnswerOptions, BaseAnswer, parsed_arguments
+from server.api.common.answer import Answer, AnswerOptions, parsed_arguments
 from server.api.common.route import LINES
 from server.api.common.validation import naming
 from server.api.ollama.schemas import (
@@ -42,7 +42,7 @@ def error_shape(status: int, body: ErrorBody) -> OllamaError:
     return OllamaError(naming(body.error))
 
 
-class OllamaAnswer(BaseAnswer):
+class OllamaAnswer(Answer):
     """What both shapes share. There is one choice."""
 
     framing = LINES

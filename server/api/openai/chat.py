@@ -9,7 +9,7 @@ from aiohttp import web
 from msgspec import UNSET, UnsetType
 
 from server.api.common import statistics, validation
-from server.api.common.answer import AnswerOptions, BaseAnswer
+from server.api.common.answer import Answer, AnswerOptions
 from server.api.common.route import EVENTS, Route, Stream
 from server.api.common.streaming import leased
 from server.api.common.turns import answered, chat_choices
@@ -35,7 +35,7 @@ from server.text.choice import Choice, Piece
 from server.text.parts import Part, ReasoningPart, TextPart, ToolCallPart, joined
 
 
-class ChatAnswer(BaseAnswer):
+class ChatAnswer(Answer):
     """``chat.completion`` and its chunks. include_reasoning: whether the client sees what the model thinks."""
 
     prefix = "chatcmpl"
@@ -85,18 +85,16 @@ class ChatAnswer(BaseAnswer):
         """All choices with usage and metrics."""
         for piece in pieces[0]:
             self._note_prompt(0, piece)
-        return ChatCompletion(
+        whole = ChatCompletion(
             id=self.id,
             created=self.created,
             model=self.model,
             choices=[self._choice(index, of_choice) for index, of_choice in enumerate(pieces)],
             usage=statistics.usage(self.choices),
-            system_fingerprint=self.origin.fingerprint,
             prompt_token_ids=self._prompt_ids(0),
             prompt_logprobs=self._prompt_logprobs(0),
-            metrics=self._metrics(),
-            warnings=self._warnings(),
         )
+        return self._final(whole)
 
     def _shown(self, piece: Piece) -> list[Part]:
         return [part for part in piece.parts if self._include_reasoning or not isinstance(part, ReasoningPart)]
@@ -135,11 +133,6 @@ class ChatAnswer(BaseAnswer):
     def _chunk(self, index: int, delta: ChatDelta) -> ChatChunk:
         choice = ChatChunkChoice(index=index, delta=delta)
         return ChatChunk(id=self.id, created=self.created, model=self.model, choices=[choice], usage=self._usage())
-
-    def _final(self, chunk: ChatChunk) -> ChatChunk:
-        chunk.system_fingerprint, chunk.metrics = self.origin.fingerprint, self._metrics()
-        chunk.warnings = self._warnings()
-        return chunk
 
 
 # -- the parts of a message, whole or in deltas ------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from aiohttp import web
 from msgspec import UnsetType
 
 from server.api.common import statistics, validation
-from server.api.common.answer import AnswerOptions, BaseAnswer
+from server.api.common.answer import Answer, AnswerOptions
 from server.api.common.route import EVENTS, Route, Stream
 from server.api.common.streaming import leased
 from server.api.common.turns import answered, completion_choices
@@ -58,7 +58,7 @@ def _offsets(tokens: Sequence[int], hidden: frozenset[int], length: int, tokeniz
 # -- the answers -------------------------------------------------------------------------------------------------------
 
 
-class CompletionAnswer(BaseAnswer):
+class CompletionAnswer(Answer):
     """``text_completion``. echoes: what is put in front of each choice; empty, if nothing is."""
 
     prefix = "cmpl"
@@ -159,11 +159,6 @@ class CompletionAnswer(BaseAnswer):
 
     def _chunk(self, choices: list[CompletionChoice], usage: Usage | UnsetType | None) -> Completion:
         return Completion(id=self.id, created=self.created, model=self.model, choices=choices, usage=usage)
-
-    def _final(self, completion: Completion) -> Completion:
-        completion.system_fingerprint, completion.metrics = self.origin.fingerprint, self._metrics()
-        completion.warnings = self._warnings()
-        return completion
 
 
 def _joined(before: CompletionChoice, said: CompletionChoice) -> CompletionChoice:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from server.api.common import statistics
-from server.api.common.answer import AnswerOptions, BaseAnswer
+from server.api.common.answer import Answer, AnswerOptions
 from server.api.common.route import NAMED_EVENTS
 from server.api.responses import events
 from server.api.responses.answer_items import (
@@ -58,7 +58,7 @@ class Cancelled(ApiError):
         super().__init__("The response was cancelled")
 
 
-class ResponseAnswer(BaseAnswer):
+class ResponseAnswer(Answer):
     """One response while it is made. ``response`` is what it is so far; ``record`` sees every event.
 
     toolbox: how the client calls its tools. stream_id: the lane of a WebSocket it belongs to. said: the token ids of
