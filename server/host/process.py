@@ -36,7 +36,9 @@ log = logging.getLogger("foresay.engine")
 def _import() -> None:
     """Whatever an engine is made of."""
     with uncollected():
-        pass
+        import server.engine.build
+        import server.engine.observers
+        import server.host.loop  # noqa: F401
     gc.freeze()
 
 

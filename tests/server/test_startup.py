@@ -45,6 +45,7 @@ def test_the_engine_process_is_started_before_anything_large_is_imported() -> No
 def test_an_engine_imports_no_compiler_of_torchs_and_no_text() -> None:
     code = (
         "import sys; from server.host.process import _import; _import()\n"
+        "assert {'torch', 'server.engine.build', 'server.host.loop'} <= sys.modules.keys(), 'before the first frame'\n"
         "from server.engine.build import build_engine; from server.settings.config import ServeConfig\n"
         "build_engine(ServeConfig())\n"
         "print(*sys.modules.keys() & {'torch._dynamo', 'torch._inductor', 'sympy', 'transformers', 'aiohttp'})"
