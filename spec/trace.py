@@ -18,7 +18,8 @@ class Statistics(msgspec.Struct, kw_only=True):
     steps: target passes that emitted tokens. drafted, accepted: drafted tokens verified, and accepted ones that were
     emitted. forced: those of the drafted that a grammar forced. acceptance_histogram[j]: steps that accepted exactly j.
     num_spec_tokens: the deepest draft configured, or accepted if a grammar forced more. discarded: tokens computed past
-    the point where the text ended. resumed: how many tokens stood, each time that another engine went on.
+    the point where the text ended. resumed: how many tokens stood, each time that another engine went on;
+    changed: those times that it was one which may write another text.
     """
 
     prompt_tokens: int
@@ -41,6 +42,7 @@ class Statistics(msgspec.Struct, kw_only=True):
     per_step_accepted: list[int]
     forced: int = 0
     resumed: list[int] = []
+    changed: list[int] = []
 
     @property
     def tokens_per_step(self) -> float | None:
@@ -161,6 +163,7 @@ class SequenceTrace:
     discarded: int = 0
     preemptions: int = 0
     resumed: list[int] = field(default_factory=list)
+    changed: list[int] = field(default_factory=list)
 
     @property
     def queued(self) -> float:
@@ -229,6 +232,7 @@ class SequenceTrace:
             per_step_accepted=self.per_step_accepted,
             forced=self.forced,
             resumed=self.resumed,
+            changed=self.changed,
         )
 
 

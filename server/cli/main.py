@@ -20,6 +20,7 @@ from server.cli import (
     models,
     pull,
     quantize,
+    reload,
     replay,
     selfcheck,
     serve,
@@ -36,6 +37,7 @@ COMMANDS: dict[str, Command] = {
     command.name: command
     for command in (
         serve.COMMAND,
+        reload.COMMAND,
         generate.COMMAND,
         chat.COMMAND,
         check.COMMAND,

@@ -23,14 +23,15 @@ if TYPE_CHECKING:
 
 
 State = Literal["loading", "ready", "down", "failed", "unloaded"]
-#: Why an engine is started again: it ended by itself or was killed, it hung, or there was no starting it.
-Cause = Literal["died", "hung", "not_started"]
+#: Why an engine is started again: it ended by itself or was killed, it hung, there was no starting it, or it was
+#: replaced on purpose.
+Cause = Literal["died", "hung", "not_started", "replaced"]
 
 
 class EngineStatus(msgspec.Struct, frozen=True):
     """What is known of the engine now. message, share: how far loading is. starts: engine processes started so far.
-    cause: why it is about to be started again; None if it is not. resumed: requests of the engine before that go on in
-    one that is ready. Unloaded: there is no process, and should be none."""
+    cause: why it is about to be started again, or was just now; None if it is not. resumed: requests of the engine
+    before that go on in one that is ready. Unloaded: there is no process, and should be none."""
 
     state: State
     message: str = ""

@@ -50,6 +50,8 @@ class Watchdog:
 
 
 STOP_SECONDS = 5.0
+#: Variables that are none of an engine's business.
+SECRETS = frozenset({"FORESAY_API_KEY", "FORESAY_ADMIN_KEY"})
 #: What goes on until an engine process has read its first frame.
 STARTING = "starting the engine process"
 
@@ -110,7 +112,7 @@ def _started(theirs: socket.socket) -> subprocess.Popen[bytes]:
             pass_fds=[theirs.fileno()],
             stdin=subprocess.DEVNULL,
             start_new_session=True,  # Ctrl-C is for the server, which drains first
-            env={name: value for name, value in os.environ.items() if name != "FORESAY_API_KEY"} | {"PYTHONPATH": path},
+            env={name: value for name, value in os.environ.items() if name not in SECRETS} | {"PYTHONPATH": path},
         )
 
 

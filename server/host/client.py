@@ -5,7 +5,8 @@
     loading --Ready--> ready --socket closed, or hung--> down --back-off--> loading ...
        └--Failed before the first Ready--> failed (for good: the settings are wrong)
 
-    unload() leads from each of them to unloaded, start() back to loading.
+    unload() leads from each of them to unloaded, start() back to loading. replace() has another engine get ready beside
+    the one that serves, or after it, and goes on in that one.
 
 What runs when it dies goes on in the next one (:mod:`server.host.resumption`).
 """
@@ -15,6 +16,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import signal
+import socket
 import subprocess
 import time
 from collections.abc import Callable, Collection, Mapping
@@ -23,7 +25,9 @@ from typing import Any, NamedTuple, NoReturn
 from server.engine.generation import Cause, EngineStatus, Sink, unavailable
 from server.host import frames
 from server.host.channel import Channel
-from server.host.child import STARTING, Spawned, Watchdog, cpu_ticks, oom_kills, reap, spawn, stopped
+from server.host.child import STARTING, Spawned, oom_kills, reap, spawn, stopped
+from server.host.models.resident import NoPlace
+from server.host.replacement import Progress, Standby, make_ready, refusal, until_hung
 from server.host.resumption import AGAIN, InFlights
 from server.schemas.errors import EngineFailed
 from server.settings.config import ServeConfig
@@ -47,6 +51,13 @@ class Ended(NamedTuple):
     reason: str
     cause: Cause
     among: Collection[str] | None = None
+
+
+class Trial(NamedTuple):
+    """Other settings that were never run yet: those before, and whether an engine gets ready with the new ones."""
+
+    before: ServeConfig
+    ready: asyncio.Future[None]
 
 
 class EngineClient:
@@ -78,6 +89,10 @@ class EngineClient:
         self._steps = 0  # the number of the latest
         self._lost_at = 0.0  # when the last one that was ready ended
         self._broken = False  # nobody watches over the engine
+        self._standby: Standby | None = None  # goes on at once
+        self._trial: Trial | None = None
+        self._replaced = False  # on purpose, and the next is not ready yet
+        self._ending: asyncio.Task[None] | None = None  # of the engine process before
         self._oom_kills: int | None = None  # of this machine, when the engine process was started
 
     # -- life ----------------------------------------------------------------------------------------------------
@@ -101,6 +116,11 @@ class EngineClient:
             self._supervisor.cancel()
             await asyncio.gather(self._supervisor, return_exceptions=True)
             self._supervisor = None
+        if self._standby is not None:
+            await self._standby.end()
+            self._standby = None
+        if self._ending is not None:
+            await self._ending
         self._in_flight.fail(lambda: EngineFailed(f"the engine process was stopped; {AGAIN}"))
 
     async def unload(self, why: str = "") -> None:
@@ -153,6 +173,73 @@ class EngineClient:
         usage = not self._broken and self._failure is not None and self._failure.usage
         return (ConfigurationError if usage else ForesayError)(self.status.message)
 
+    def configure(self, config: ServeConfig) -> None:
+        """Start the next engine process with these settings."""
+        self._config = config
+
+    # -- replaced on purpose -------------------------------------------------------------------------------------
+
+    async def replace(self, config: ServeConfig, tell: Progress, changed: bool) -> int:
+        """Go on in an engine of these settings, started beside the one that serves if there is room, else after it.
+
+        tell: what goes on meanwhile. changed: it may write other texts. Returns how many requests go on in it; raises a
+        :class:`ForesayError` if it does not get ready: then the one before serves on.
+        """
+        self._ready_channel()
+        held = {} if self.footprint is None else {self.footprint.device: self.footprint.held}
+        others = {device: self._beside.get(device, 0) + held.get(device, 0) for device in {**self._beside, **held}}
+        if config.trace is not None or config.draft_history is not None:  # files that one engine at a time writes
+            return await self._after(config, tell, changed)
+        start = frames.Start(config, others, self._steps)
+        try:
+            standby = await make_ready(self._spawn(), start, config.engine_timeout, tell)
+        except NoPlace:
+            return await self._after(config, tell, changed)
+        if self._supervisor is None or self._supervisor.done():
+            await standby.end()
+            raise ForesayError("the model was unloaded meanwhile")
+        self._standby = standby
+        return await self._tried(config, changed)
+
+    async def _after(self, config: ServeConfig, tell: Progress, changed: bool) -> int:
+        """As :meth:`replace`, where two have no room beside each other: meanwhile all wait."""
+
+        def told(status: EngineStatus) -> None:
+            tell(status.message, status.share)
+
+        self.observe_status.append(told)
+        try:
+            return await self._tried(config, changed)
+        finally:
+            self.observe_status.remove(told)
+
+    async def _tried(self, config: ServeConfig, changed: bool) -> int:
+        """Have the next engine go on, and wait until it does."""
+        self._trial = trial = Trial(self._config, asyncio.get_running_loop().create_future())
+        self._config = config
+        count = self._leave(changed)
+        if self._standby is None:
+            self._set(EngineStatus("loading", STARTING, starts=self.status.starts))
+        await trial.ready
+        return count
+
+    def _leave(self, changed: bool) -> int:
+        """Ask the engine nothing more: whatever runs goes on in the next. Returns how many do."""
+        self._lost_at, self._replaced = time.monotonic(), True
+        self._drop_inspections()
+        if self._channel is not None:
+            self._channel.retire()
+        return self._in_flight.move(changed)
+
+    def _fall_back(self, reason: str) -> None:
+        """The engine has ended: if it was one of other settings that was not ready yet, those before are right."""
+        if self._trial is None:
+            return
+        (self._config, ready), self._trial = self._trial, None
+        if not ready.done():
+            building = self._failure is not None and self._failure.building
+            ready.set_exception(refusal(self._failure) if building and self._failure else EngineFailed(reason))
+
     # -- TokenEngine ---------------------------------------------------------------------------------------------
 
     def add(self, request: Request, sink: Sink) -> None:
@@ -197,7 +284,10 @@ class EngineClient:
         while True:
             began, steps = time.monotonic(), self._steps
             reason, cause, among = await self._run_guarded()
+            if cause == "replaced":
+                continue
             self._lose(reason, among)
+            self._fall_back(reason)
             if self._failure is not None and self._failure.building and not self._was_ready:
                 self._set(EngineStatus("failed", reason, starts=self.status.starts))
                 return
@@ -221,26 +311,49 @@ class EngineClient:
     async def _run_once(self) -> Ended:
         """Run one engine process to its end; what ran in it waits for the next."""
         self._failure = None
-        self._set(EngineStatus("loading", STARTING, starts=self.status.starts + 1))
-        process, ours = self._spawn()
+        standby, self._standby = self._standby, None
+        if standby is None:
+            self._set(EngineStatus("loading", STARTING, starts=self.status.starts + 1))
+        process, ours = self._spawn() if standby is None else (standby.process, None)
         self.process_id, self._oom_kills = process.pid, oom_kills()
         try:
-            loop = asyncio.get_running_loop()
-            _, self._channel = await loop.create_unix_connection(lambda: Channel(self._received), sock=ours)
-            self._channel.send(frames.Start(self._config, self._beside, self._steps))
+            self._channel = await self._opened(ours) if ours is not None else self._adopted(standby)
             return await self._until_over(process, self._channel)
         finally:
-            await self._end(process)
+            channel, self._channel, self.process_id = self._channel, None, None
+            self._ending = asyncio.create_task(self._end(process, channel))
+            if self._standby is None:  # else that one goes on at once
+                await asyncio.shield(self._ending)
+
+    async def _opened(self, ours: socket.socket) -> Channel:
+        """The channel to an engine process that was started; it is told which engine to build."""
+        loop = asyncio.get_running_loop()
+        _, channel = await loop.create_unix_connection(lambda: Channel(self._received), sock=ours)
+        channel.send(frames.Start(self._config, self._beside, self._steps))
+        return channel
+
+    def _adopted(self, standby: Standby | None) -> Channel:
+        """The channel to one that is ready; all go on in it."""
+        assert standby is not None, "an engine is started or stands by"
+        standby.channel.hand_to(self._received)
+        self._channel = standby.channel  # for those who go on
+        self._channel.send(frames.Number(self._steps))
+        self.status = EngineStatus("ready", starts=self.status.starts + 1)
+        self._is_ready(standby.info)
+        return standby.channel
 
     async def _until_over(self, process: subprocess.Popen[bytes], channel: Channel) -> Ended:
         """Wait until the process is gone or hangs; then nobody waits any longer for this one."""
-        watching = asyncio.create_task(self._until_hung(process.pid, channel))
+        timeout, loading = self._config.engine_timeout, lambda: self.status.state == "loading"
+        watching = asyncio.create_task(until_hung(process.pid, channel, timeout, loading))
         try:
             either: set[asyncio.Future[Any]] = {channel.closed, watching}
             await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
             hung = watching.result() if watching.done() else None
         finally:
             watching.cancel()
+        if channel.retired:
+            return Ended("the engine was replaced", "replaced")
         if self.status.state == "ready":
             self._lost_at = time.monotonic()
         self._set(EngineStatus("down", hung or "the engine process died", starts=self.status.starts))
@@ -261,18 +374,6 @@ class EngineClient:
         self._lose("the engine process is about to end")
         return await asyncio.to_thread(reap, process)
 
-    async def _until_hung(self, process_id: int, channel: Channel) -> str:
-        """Watch the process; returns what is wrong with it."""
-        watchdog = Watchdog(self._config.engine_timeout)
-        while True:
-            await asyncio.sleep(watchdog.interval)
-            loading = self.status.state == "loading"
-            wrong = watchdog.look(channel.heard(), cpu_ticks(process_id), loading)
-            if wrong is not None:
-                return wrong
-            if not loading:
-                channel.send(frames.Ping())
-
     def _among(self, status: int) -> Collection[str] | None:
         """The requests that it may have died of: of none if somebody killed it, and not for want of memory."""
         if self._failure is not None:
@@ -286,15 +387,14 @@ class EngineClient:
         how = f"signal {-status}" if status < 0 else f"exit status {status}"
         return f"the engine process died ({how})"
 
-    async def _end(self, process: subprocess.Popen[bytes]) -> None:
+    async def _end(self, process: subprocess.Popen[bytes], channel: Channel | None) -> None:
         """Make sure the process is gone, politely if it is idle or stepping."""
-        channel, self._channel, self.process_id = self._channel, None, None
         if channel is not None:
             channel.send(frames.Stop())
             channel.close()
         if self.status.state != "ready":
             process.kill()  # it would only look at its socket when loading is done
-        await asyncio.shield(asyncio.to_thread(reap, process))
+        await asyncio.to_thread(reap, process)
 
     def _received(self, frame: frames.DownFrame) -> None:
         match frame:
@@ -325,9 +425,14 @@ class EngineClient:
 
     def _is_ready(self, info: EngineInfo) -> None:
         self.info, self.footprint, self._was_ready = info, info.footprint, True
+        replaced, self._replaced = self._replaced, False
+        trial, self._trial = self._trial, None
+        if trial is not None and not trial.ready.done():
+            trial.ready.set_result(None)
         resumed = self._in_flight.ready(len(info.draft_shape))
-        self._set(EngineStatus("ready", starts=self.status.starts, resumed=resumed))
-        if resumed:
+        cause: Cause | None = "replaced" if replaced else None
+        self._set(EngineStatus("ready", starts=self.status.starts, cause=cause, resumed=resumed))
+        if resumed or replaced:
             log.warning("engine replaced after %.1f s; %d streams go on", time.monotonic() - self._lost_at, resumed)
 
     def _reject(self, id: str, param: str, message: str, code: str | None) -> None:
@@ -337,6 +442,9 @@ class EngineClient:
     def _lose(self, reason: str, among: Collection[str] | None = ()) -> None:
         """The engine process has ended, or is about to. May be said again of one, when more is known."""
         self._in_flight.lost(self.status.starts, reason, among)
+        self._drop_inspections()
+
+    def _drop_inspections(self) -> None:
         inspections, self._inspections = self._inspections, []
         for answer in inspections:
             answer.cancel()

@@ -2,7 +2,7 @@
 
 ::
 
-    server -> engine   Start (once), Add, Cancel, Finish, KeepWarm, Inspect, Ping, Stop
+    server -> engine   Start (once), Add, Cancel, Finish, Number, KeepWarm, Inspect, Ping, Stop
     engine -> server   Loading .. Ready | Failed, then Deltas (one per step), Rejected, Inspected, Pong, Shadowed
 
 A frame is a four-byte big-endian length and that many bytes of MessagePack.
@@ -48,6 +48,12 @@ class Finish(msgspec.Struct, tag="finish"):
 
     id: str
     at_token: int
+
+
+class Number(msgspec.Struct, tag="number"):
+    """So many steps were taken by the engines before, while this one got ready."""
+
+    steps: int
 
 
 class KeepWarm(msgspec.Struct, tag="keep_warm"):
@@ -127,7 +133,7 @@ class Shadowed(msgspec.Struct, tag="shadowed"):
     report: ShadowReport
 
 
-UpFrame = Start | Add | Cancel | Finish | KeepWarm | Inspect | Ping | Stop
+UpFrame = Start | Add | Cancel | Finish | Number | KeepWarm | Inspect | Ping | Stop
 DownFrame = Loading | Ready | Failed | Deltas | Rejected | Inspected | Pong | Shadowed
 
 _encoder = msgspec.msgpack.Encoder()

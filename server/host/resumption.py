@@ -5,7 +5,7 @@
                       sent              its second delta of this engine         its last delta
     waiting ────────────> unproven ────────────────────────> proven ────────────────> (gone)
        ^                      │                                │
-       └──────────────────────┴── the engine process ends ─────┘     unless it did so too often, or is the suspect
+       └────────────┴── the engine process ends, or is replaced ┘    unless it ended too often, or is the suspect
 
 Of those that go on only one is unproven at a time, and whoever comes meanwhile waits behind them: so it is known
 of whom an engine died, if it was of one. What is kept is bounded: prompt and output are no more than the context holds.
@@ -43,6 +43,7 @@ class InFlight:
 
     heard: deltas of the engine that has it now. losses: engine processes that ended while it ran or waited. ran: it was
     in one of them. alone: of how many in a row it alone was unproven. ends_at: its text ends with this output token.
+    changed: the next engine may write another text.
     """
 
     request: Request
@@ -57,6 +58,7 @@ class InFlight:
     ran: bool = False
     alone: int = 0
     ends_at: int | None = None
+    changed: bool = False
 
     def take(self, delta: Delta) -> None:
         """Keep what a step did for it."""
@@ -80,6 +82,9 @@ class InFlight:
         if not self.ran:
             return self.request
         self.trace.resumed.append(len(self.tokens))
+        if self.changed:
+            self.trace.changed.append(len(self.tokens))
+            self.changed = False
         params = replace(self.request.params, seed=self.seed) if self.tokens else self.request.params
         progress = Progress(committed=list(self.tokens), trace=self.trace, cached_tokens=self.cached_tokens)
         return replace(self.request, params=params, progress=progress)
@@ -162,9 +167,29 @@ class InFlights:
                 flight.sink.fail(error)
             else:
                 flight.losses += 1
-                flight.ran = flight.ran or flight.state != "waiting"
-                flight.state, flight.heard = "waiting", 0
-                self._waiting.append(flight)
+                self._wait(flight)
+
+    def _wait(self, flight: InFlight) -> None:
+        """Let it be sent to the next engine."""
+        flight.ran = flight.ran or flight.state != "waiting"
+        flight.state, flight.heard = "waiting", 0
+        self._waiting.append(flight)
+
+    def move(self, changed: bool) -> int:
+        """Nobody asks the engine any more, though it lives: all go on in the next one; returns how many. changed: which
+        may write another text."""
+        self._ready, self._probed = False, None
+        self._waiting.clear()
+        for flight in list(self._all.values()):
+            if flight.ends_at is not None:
+                self._close(flight)
+            elif flight.request.aside:
+                del self._all[flight.request.id]
+                flight.sink.fail(EngineFailed(f"the engine was replaced; {AGAIN}"))
+            else:
+                flight.changed = flight.changed or changed
+                self._wait(flight)
+        return len(self._waiting)
 
     def fail(self, error: Callable[[], Exception]) -> None:
         """There will be no engine: end all of them."""

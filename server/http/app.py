@@ -18,6 +18,7 @@ from aiohttp import web
 from server.api.about import dashboard, metrics
 from server.api.about import routes as about
 from server.api.about.dashboard import Feed
+from server.api.admin import routes as admin
 from server.api.anthropic import messages
 from server.api.common import route
 from server.api.common.route import json_response
@@ -48,6 +49,7 @@ ROUTE_MODULES: tuple[ModuleType, ...] = (
     dashboard,
     metrics,
     openapi,
+    admin,
 )
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]

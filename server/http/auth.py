@@ -23,9 +23,10 @@ from aiohttp import web
 
 from server.gateway.caller import ANYONE, CALLER, Caller
 from server.gateway.key_store import KeyStore
+from server.gateway.keys import HashedKey
 from server.gateway.rate_limiter import Limits, RateLimiter, TokenBucket
 from server.host.models.models import MODELS
-from server.schemas.errors import Compressed, Forbidden, ModelNotFound, TooLarge, Unauthorized
+from server.schemas.errors import Compressed, Forbidden, ModelNotFound, NotAdmin, TooLarge, Unauthorized
 from server.settings.config import ServeConfig
 from spec.errors import InvalidRequest
 
@@ -173,6 +174,8 @@ OPEN_PATHS = frozenset({"/", "/health", "/ready", "/ping", "/openapi.json", "/da
 OPEN_FOLDER = "/dashboard/static/"
 #: What a browser may read under the server's own names only: the prompts of its user are in there.
 OWN_NAMES_ONLY = "/dashboard/"
+#: What the admin key alone opens.
+ADMIN = "/admin/"
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -181,8 +184,13 @@ class AuthMiddleware:
     """The gateway of one server."""
 
     def __init__(
-        self, key_store: KeyStore | None = None, origins: Origins | None = None, largest_body: int | None = None
+        self,
+        key_store: KeyStore | None = None,
+        origins: Origins | None = None,
+        largest_body: int | None = None,
+        admin_key: str | None = None,
     ) -> None:
+        self._admin = None if admin_key is None else HashedKey.of(admin_key)
         self.key_store = key_store or KeyStore()
         self.origins = origins or Origins(keyed=self.key_store.needed)
         self.largest_body = largest_body
@@ -192,7 +200,8 @@ class AuthMiddleware:
         """The gateway that the settings describe. :class:`ConfigurationError` if the key file cannot be used."""
         limits = Limits(**{name: getattr(config, name) for name in Limits.__struct_fields__})
         key_store = KeyStore(config.api_key, config.api_key_file, limits)
-        return cls(key_store, Origins(config.cors_origin, config.host, key_store.needed), config.max_body_bytes)
+        origins = Origins(config.cors_origin, config.host, key_store.needed)
+        return cls(key_store, origins, config.max_body_bytes, config.admin_key)
 
     @web.middleware
     async def admit(self, request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -236,6 +245,9 @@ class AuthMiddleware:
         await asyncio.gather(watching, return_exceptions=True)
 
     def _caller(self, request: web.Request) -> Caller:
+        if request.path.startswith(ADMIN):
+            self._check_admin(request)
+            return ANYONE
         if not self.key_store.needed:
             return self.key_store.anyone
         if request.path in OPEN_PATHS or request.path.startswith(OPEN_FOLDER):
@@ -247,6 +259,15 @@ class AuthMiddleware:
         if caller is None:
             raise Unauthorized("Incorrect API key provided")
         return caller
+
+    def _check_admin(self, request: web.Request) -> None:
+        if self._admin is None:
+            raise NotAdmin("This server has no admin key, so nobody may do this; start it with --admin-key KEY")
+        key = presented(request)
+        if key is None:
+            raise Unauthorized("The admin key was not sent; send it as: Authorization: Bearer KEY", given=False)
+        if not self._admin.matches(key):
+            raise NotAdmin("This is not the admin key of this server")
 
 
 def _check_plain(request: web.Request) -> None:

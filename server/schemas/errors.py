@@ -7,7 +7,9 @@
     └── ApiError
         ├── Unauthorized        401  invalid_request_error  invalid_api_key   (WWW-Authenticate)
         ├── Forbidden           403  permission_error       origin_not_allowed
+        ├── NotAdmin            403  permission_error       admin_key_required
         ├── ModelNotFound       404  invalid_request_error  model_not_found
+        ├── NotNow              409  invalid_request_error  not_now
         ├── TooLarge            413  invalid_request_error  body_too_large
         ├── Compressed          415  invalid_request_error  unsupported_encoding  (Accept-Encoding)
         ├── QueueFull           429  rate_limit_error       queue_full        (Retry-After)
@@ -66,6 +68,18 @@ class Forbidden(ApiError):
     """A web page of this origin may not use the server."""
 
     status, type, code = 403, "permission_error", "origin_not_allowed"
+
+
+class NotAdmin(ApiError):
+    """Only who has the admin key may ask for this."""
+
+    status, type, code = 403, "permission_error", "admin_key_required"
+
+
+class NotNow(ApiError):
+    """What is asked for is going on already."""
+
+    status, type, code = 409, "invalid_request_error", "not_now"
 
 
 class ModelNotFound(ApiError):

@@ -323,6 +323,16 @@ class ServeConfig(EngineConfig, frozen=True, kw_only=True):
             "FILE",
         ),
     ] = None
+    admin_key: Annotated[
+        SecretKey | None,
+        _about(
+            "the key with which the engine of the running server may be replaced (foresay reload): whoever has it "
+            "can have it load any file; FORESAY_ADMIN_KEY keeps it from others on this machine (nobody may)",
+            "who may ask",
+            "KEY",
+            secret=True,
+        ),
+    ] = None
     cors_origin: Annotated[
         tuple[Origin, ...],
         _about(

@@ -85,6 +85,15 @@ def _built(config: type[ConfigT], sources: Iterable[tuple[str, Any, str]]) -> Lo
     return Loaded(built, origins)
 
 
+def changed(config: ConfigT, settings: Mapping[str, Any]) -> ConfigT:
+    """``config`` with other settings of its engine, by name. Raises :class:`ConfigurationError`."""
+    known = settings_of(EngineConfig)
+    values = {name: _converted(known[name], value, name) for name, value, _ in _from_caller(settings, known, "setting")}
+    made = msgspec.structs.replace(config, **values)
+    check(made)
+    return made
+
+
 def nearest(name: str, known: Iterable[str]) -> str:
     """A hint to append to a message: the known name closest to ``name``, or nothing."""
     close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)

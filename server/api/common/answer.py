@@ -200,8 +200,9 @@ class Answer(ABC):
     def _replaced(self) -> Iterator[RequestWarning]:
         """Where another engine went on, if the text may be another one from there."""
         for index, choice in enumerate(self.choices):
-            if choice.statistics is not None and not self.origin.exact:
-                yield from (resumed(index, at_token) for at_token in choice.statistics.resumed)
+            if (told := choice.statistics) is not None:
+                places = told.changed if self.origin.exact else told.resumed
+                yield from (resumed(index, at_token) for at_token in places)
 
     def _closes(self, piece: Piece) -> bool:
         """Whether the chunk of this piece is the answer's last one. To be asked once for each piece, in order."""

@@ -53,6 +53,7 @@ class Model:
         self.engine.observe, self.engine.observe_shadow = telemetry.step, telemetry.shadowed
         self.engine.observe_status = [telemetry.startup.see, on_status]
         self._longest: int | None = None
+        self.reloading = asyncio.Lock()
 
     @property
     def name(self) -> str:
@@ -88,6 +89,21 @@ class Model:
             if self.service.text is None:
                 self.service.text = await _beside(Text.load, self.config)
                 gc.freeze()  # it stays; no collection before it, which would hold up the streams of others
+
+    async def read_text(self) -> None:
+        """Read its text again: it has other files."""
+        text = await _beside(Text.load, self.config)
+        self.service.text = text
+
+    def become(self, config: ServeConfig, other: bool = False) -> None:
+        """These are the settings from now on; clients call it as before. other: it is another model, with another
+        text."""
+        if other:
+            self.service.text = None
+        options = ServiceOptions.of(config, self.service.options.names.known)
+        self.config, self.service.options = config, options
+        self.service.places.most = options.most_running
+        self.engine.configure(config)
 
     async def start(self) -> None:
         """Begin to load it at the start of the server; returns at once."""

@@ -16,12 +16,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from itertools import count
 from math import ceil
 
-from server.host.models.resident import Keep, Lease, NoPlace, Patience, Resident, Waiter, patiently
+from server.host.models.resident import Keep, Lease, NoPlace, Patience, Renewal, Resident, Waiter, patiently
 from server.schemas.errors import LoadFailed, Unavailable, going_away
 from server.settings.units import span_in_words
 from spec.errors import ForesayError
@@ -41,6 +41,7 @@ class Residency:
         self._most, self._clock = most, clock
         self._changed = asyncio.Event()
         self._closed = False
+        self._renewals: deque[Renewal] = deque()
         self._numbers = count()
         for resident in self.residents:
             resident.used = clock()
@@ -68,6 +69,14 @@ class Residency:
         """Let it leave as soon as nobody uses it."""
         resident.keep = 0.0
         self._changed.set()
+
+    async def renew(self, resident: Resident, change: Callable[[], None], back: Callable[[], None]) -> None:
+        """Make it another one, once nobody uses it; who comes meanwhile waits. Raises a :class:`ForesayError` if that
+        cannot be loaded: then ``back`` is called, and it is what it was."""
+        renewal = Renewal(resident, change, back, asyncio.get_running_loop().create_future())
+        self._renewals.append(renewal)
+        self._changed.set()
+        await renewal.done
 
     def close(self) -> None:
         """The server goes away: who waits is told so, and whoever comes later and would have to wait."""
@@ -164,6 +173,8 @@ class Residency:
             if (stale := self._stale()) is not None:
                 log.info("%s: unloading, %s without a request", stale.name, span_in_words(stale.keep or 0.0))
                 await self._unload(stale)
+            elif self._renewals:
+                await self._renew(self._renewals.popleft())
             elif (wanted := self._wanted()) is not None:
                 await self._bring(wanted)
             else:
@@ -222,6 +233,28 @@ class Residency:
         log.info("%s: unloading, its place is for %s", leaving.name, wanted.name)
         await self._unload(leaving)
         return True
+
+    async def _renew(self, renewal: Renewal) -> None:
+        """Let it leave, and bring it as another."""
+        resident = renewal.resident
+        resident.standing = "leaving"
+        while resident.leases:
+            self._changed.clear()
+            await self._changed.wait()
+        await self._unload(resident)
+        resident.standing = "coming"
+        renewal.change()
+        try:
+            await resident.model.prepare()
+            await resident.model.load(self._beside(resident))
+        except ForesayError as error:
+            renewal.back()
+            renewal.end(error)
+            await resident.model.prepare()
+            await self._bring(resident)
+        else:
+            self._admit(resident)
+            renewal.end()
 
     async def _unload(self, resident: Resident) -> None:
         resident.standing = "leaving"

@@ -108,6 +108,24 @@ class Waiter(NamedTuple):
     turn: asyncio.Future[None]
 
 
+class Renewal(NamedTuple):
+    """A model that becomes another one by ``change``, or stays what it was by ``back``. done: when it is loaded."""
+
+    resident: Resident
+    change: Callable[[], None]
+    back: Callable[[], None]
+    done: asyncio.Future[None]
+
+    def end(self, error: Exception | None = None) -> None:
+        """It is over."""
+        if self.done.done():  # nobody waits any more
+            return
+        if error is None:
+            self.done.set_result(None)
+        else:
+            self.done.set_exception(error)
+
+
 class Resident:
     """One model as the residency sees it. Nobody else changes it.
 

@@ -1,0 +1,1 @@
+"""What only who runs the server may ask: with the admin key."""

@@ -1,0 +1,90 @@
+"""An engine process that gets ready beside the one that serves, so that this one can be replaced on purpose."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from server.host import frames
+from server.host.channel import Channel
+from server.host.child import Spawned, Watchdog, cpu_ticks, reap
+from server.host.models.resident import NoPlace
+from server.schemas.errors import EngineFailed
+from spec.errors import ConfigurationError, ForesayError
+from spec.request import EngineInfo
+
+#: Told of what is going on, and how much of it is done where that is known.
+Progress = Callable[[str, float | None], None]
+
+
+class Standby(NamedTuple):
+    """An engine process that is ready, and that nobody asks yet."""
+
+    process: subprocess.Popen[bytes]
+    channel: Channel
+    info: EngineInfo
+
+    async def end(self) -> None:
+        """Nobody will ask it."""
+        await _ended(self.process, self.channel)
+
+
+async def make_ready(spawned: Spawned, start: frames.Start, timeout: float, tell: Progress) -> Standby:
+    """Have a process that was started build an engine and get ready. timeout: see :func:`until_hung`.
+
+    Raises :class:`NoPlace` if it would fit but for the one that serves, and what else keeps it from getting ready.
+    """
+    process, ours = spawned
+    loop = asyncio.get_running_loop()
+    info: asyncio.Future[EngineInfo] = loop.create_future()
+
+    def receive(frame: frames.DownFrame) -> None:
+        match frame:
+            case frames.Loading(phase, share):
+                tell(phase, share)
+            case frames.Ready(found):
+                info.set_result(found)
+            case frames.Failed():
+                info.set_exception(refusal(frame))
+
+    _, channel = await loop.create_unix_connection(lambda: Channel(receive), sock=ours)
+    channel.send(start)
+    watching = asyncio.create_task(until_hung(process.pid, channel, timeout, lambda: True))
+    try:
+        either: set[asyncio.Future[Any]] = {info, channel.closed, watching}
+        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+        if not info.done():
+            raise EngineFailed(watching.result() if watching.done() else "the new engine process died while it loaded")
+        return Standby(process, channel, info.result())
+    except BaseException:
+        await _ended(process, channel)
+        raise
+    finally:
+        watching.cancel()
+
+
+async def _ended(process: subprocess.Popen[bytes], channel: Channel) -> None:
+    channel.close()
+    process.kill()
+    await asyncio.shield(asyncio.to_thread(reap, process))
+
+
+def refusal(failed: frames.Failed) -> ForesayError:
+    """Why an engine could not be built."""
+    if failed.footprint is not None:
+        return NoPlace(failed.message)
+    return (ConfigurationError if failed.usage else ForesayError)(failed.message)
+
+
+async def until_hung(process_id: int, channel: Channel, timeout: float, loading: Callable[[], bool]) -> str:
+    """Watch a process; returns what is wrong with it. timeout: seconds that it may show no sign of life."""
+    watchdog = Watchdog(timeout)
+    while True:
+        await asyncio.sleep(watchdog.interval)
+        wrong = watchdog.look(channel.heard(), cpu_ticks(process_id), loading())
+        if wrong is not None:
+            return wrong
+        if not loading():
+            channel.send(frames.Ping())

@@ -1,0 +1,146 @@
+"""``foresay reload`` against a real server: who may, what goes on meanwhile, and what the streams say."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+from server.settings.resolved import BUNDLED
+from tests.server.live import LiveServer
+
+pytestmark = pytest.mark.slow
+KEY = "an-admin-key-of-a-test"
+BODY: dict[str, Any] = {"prompt": "Once upon a time", "max_tokens": 600, "temperature": 0, "ignore_eos": True}
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[LiveServer]:
+    flags = ("--max-model-len", "1024", "--admin-key", KEY, "--engine-timeout", "1800")
+    with LiveServer(tmp_path / "log", *flags) as server:
+        server.wait_for_url()
+        yield server
+
+
+@pytest.fixture
+async def client(server: LiveServer) -> Any:
+    async with aiohttp.ClientSession(server.wait_for_url(), timeout=aiohttp.ClientTimeout(total=1800)) as client:
+        yield client
+
+
+async def reload(server: LiveServer, *flags: str) -> tuple[int, str]:
+    """The exit status of the command, and all that it says."""
+    command = [sys.executable, "-m", "server.cli.main", "reload", "--url", server.wait_for_url(), *flags]
+    environment = {**os.environ, "FORESAY_ADMIN_KEY": KEY}
+    done = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True, env=environment)
+    return done.returncode, done.stdout + done.stderr
+
+
+async def answer(client: aiohttp.ClientSession) -> Any:
+    async with client.post("/v1/completions", json=BODY) as response:
+        return await response.json()
+
+
+async def begun(server: LiveServer, client: aiohttp.ClientSession) -> aiohttp.ClientResponse:
+    """A stream that has said something, of an engine that was stopped then."""
+    response = await client.post("/v1/completions", json=BODY | {"stream": True})
+    await response.content.readline()
+    os.kill(server.engine_processes()[-1], signal.SIGSTOP)  # one before may be ending yet
+    return response
+
+
+async def rest(response: aiohttp.ClientResponse) -> list[Any]:
+    """The events that follow."""
+    lines = [line.removeprefix(b"data: ") async for line in response.content if line.startswith(b"data: {")]
+    return [json.loads(line) for line in lines]
+
+
+def text_of(events: list[Any]) -> str:
+    return "".join(event["choices"][0]["text"] for event in events if event["choices"])
+
+
+async def test_another_draft_and_the_same_weights_once_more(
+    server: LiveServer, client: aiohttp.ClientSession, tmp_path: Path
+) -> None:
+    right = (await answer(client))["choices"][0]["text"]
+    copied = shutil.copytree(BUNDLED / "target", tmp_path / "copied")
+    for flags, differs in ((["--draft", "ngram"], False), ([str(copied)], True)):
+        stream = await begun(server, client)
+        status, said = await reload(server, *flags)
+        assert status == 0 and "engine replaced after" in said and "1 streams go on" in said, said
+        events = await rest(stream)
+        assert right.endswith(text_of(events)) and len(text_of(events)) > len(right) // 2
+        assert events[-1]["metrics"]["resumed"] == 1
+        assert ("warnings" in events[-1]) == differs
+    assert "engine replaced after" in server.output
+    async with client.get("/server_info") as response:
+        info = await response.json()
+    assert info["config"]["draft"] == "ngram" and info["config"]["target"] == str(copied)
+    assert info["engine"]["drafter"] == "ngram" and info["model"] == "bundled"
+    async with client.get("/metrics") as response:
+        assert re.search(r'engine_restarts_total{cause="replaced",[^}]*} 2', await response.text())
+
+
+async def test_another_model_gets_the_new_requests_alone(
+    server: LiveServer, client: aiohttp.ClientSession, tmp_path: Path
+) -> None:
+    right = (await answer(client))["choices"][0]["text"]
+    other = shutil.copytree(BUNDLED / "target", tmp_path / "other")
+    config = json.loads((other / "config.json").read_text())
+    (other / "config.json").write_text(json.dumps(config | {"rms_norm_eps": 0.5}))
+    stream = await begun(server, client)
+    asked = {"settings": {"target": str(other)}, "stream": True}
+    reloading = await client.post("/admin/reload", json=asked, headers={"Authorization": f"Bearer {KEY}"})
+    assert json.loads(await reloading.content.readline())["phase"] == "looking at the files"
+    await asyncio.sleep(1.0)
+    later = asyncio.create_task(answer(client))
+    await asyncio.sleep(1.0)
+    assert not later.done()
+    os.kill(server.engine_processes()[0], signal.SIGCONT)
+    assert right.endswith(text_of(await rest(stream)))
+    assert json.loads((await reloading.read()).splitlines()[-1])["status"] == "replaced"
+    assert (await later)["choices"][0]["text"] != right
+
+
+async def test_what_cannot_be_is_refused_by_name(server: LiveServer, client: aiohttp.ClientSession) -> None:
+    right = (await answer(client))["choices"][0]["text"]
+    for flags, named in (
+        (["--draft", "/nowhere/at/all"], "--draft"),
+        (["--max-model-len", "64"], "max_model_len"),
+        (["/nowhere/at/all"], "/nowhere/at/all"),
+    ):
+        status, said = await reload(server, *flags)
+        assert status == 2 and named in said and "serves on" in said, said
+    for settings, field in (
+        ({"draft_tokens": 0}, "draft_tokens"),
+        ({"port": 1}, "port"),
+        ({"draft": "no:such"}, "draft"),
+    ):
+        async with client.post(
+            "/admin/reload", json={"settings": settings}, headers={"Authorization": f"Bearer {KEY}"}
+        ) as response:
+            error = (await response.json())["error"]
+        assert (response.status, error["type"]) == (400, "invalid_request_error") and error["param"] == field, error
+    assert (await answer(client))["choices"][0]["text"] == right
+
+
+@pytest.mark.parametrize(
+    ("key", "status", "code"), [(None, 401, "invalid_api_key"), ("another-key-altogether", 403, "admin_key_required")]
+)
+async def test_only_the_admin_key_opens_it(
+    key: str | None, status: int, code: str, client: aiohttp.ClientSession
+) -> None:
+    headers = {} if key is None else {"Authorization": f"Bearer {key}"}
+    async with client.post("/admin/reload", json={}, headers=headers) as response:
+        assert (response.status, (await response.json())["error"]["code"]) == (status, code)
