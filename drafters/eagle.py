@@ -47,16 +47,18 @@ _CATCH_UP_ROWS = 256
 
 
 class EagleDrafter(FedDrafter):
-    """Drafts with a head. Owns the store of its keys and values."""
+    """Drafts with a head. Owns the store of its keys and values. kv: what they are kept in; None: as computed."""
 
     first = 1
 
-    def __init__(self, head: EagleHead, pool: PagePool, dynamic: bool = True, name: str = "") -> None:
+    def __init__(
+        self, head: EagleHead, pool: PagePool, dynamic: bool = True, name: str = "", kv: torch.dtype | None = None
+    ) -> None:
         layer, device = head.layer, head.device
         name = name or (EAGLE3 if head.config.generation == 3 else EAGLE)
         needs, width = head.config.needs, layer.hidden_size
         super().__init__(name, dynamic, pool, needs, width, head.dtype, device, head.token_ids)
-        self.store = KVStore(pool, layer.num_layers, layer.num_kv_heads, layer.head_dim, head.dtype, device)
+        self.store = KVStore(pool, layer.num_layers, layer.num_kv_heads, layer.head_dim, kv or head.dtype, device)
         self.head = head
         self._warned = False
 

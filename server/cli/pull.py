@@ -35,13 +35,13 @@ def run(config: None, arguments: Namespace) -> int:
 def fetched(name: str) -> Path:
     """Where a model or a head lies, downloaded first if it is not all there. ModelNotFound says what went wrong."""
     from verifier.heads.kind import PATTERNS, kind_of
-    from verifier.model.hub import resolve
+    from verifier.model.hub import LINK, resolve
 
     directory = resolve(name, flag="NAME")
     if kind_of(directory) is not None:  # only a model's files were fetched so far; heads may be stored as others
         return resolve(name, extra=PATTERNS, flag="NAME")
-    if not any(directory.glob("*.safetensors")):
-        raise ForesayError(f"{name} holds no safetensors, the only weights of a model that are read")
+    if not any(directory.glob("*.safetensors")) and not (directory / LINK).exists():
+        raise ForesayError(f"{name} holds no safetensors and no GGUF file, the only weights of a model that are read")
     return directory
 
 

@@ -88,7 +88,7 @@ class Demand:
 
         Raises a loader's error for a drafter that cannot be read.
         """
-        drafted = sum(drafter.numbers_per_token(target) for drafter in drafters) * item_bytes(dtype)
+        drafted = sum(drafter.token_bytes(target, dtype) for drafter in drafters)
         scratch = config.max_seqs * (MAX_NODES + config.page_size)
         weights = {"target": model_bytes(target, dtype, packed)}
         for drafter in drafters:

@@ -119,7 +119,10 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
             "models",
         ),
     ] = "auto"
-    draft_quantize: Annotated[Quantize | None, _about("the same for a draft model", "models", "KIND")] = None
+    draft_quantize: Annotated[Quantize | None, _about("--quantize for a draft model", "models", "KIND")] = None
+    draft_kv_dtype: Annotated[
+        KVDtype, _about("--kv-dtype for the KV cache of a draft model or of EAGLE heads", "models")
+    ] = "auto"
     device: Annotated[
         DeviceKind, _about("where the models run; auto is the first GPU if there is one, otherwise the CPU", "models")
     ] = "auto"

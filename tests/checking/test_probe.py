@@ -9,9 +9,9 @@ import msgspec
 import pytest
 
 from server.cli.check.pair import _note_texts, check
-from server.cli.check.summary import Twice, Written, advice, measured
+from server.cli.check.summary import Twice, Written, advice, gains, measured
 from server.cli.main import main
-from server.engine.checks.report import Measured, Notes
+from server.engine.checks.report import Finding, Measured, Notes
 from spec.acceptance import ByDepth
 from spec.trace import Statistics
 from tests.checking.pairs import DOUBTFUL, FAULTY, SOUND
@@ -31,6 +31,28 @@ def test_a_pair_is_measured_at_both_temperatures(name, models, tmp_path) -> None
     assert "the same with the drafter and without" in texts.text
     assert report.verdict.endswith(".")
     assert "this machine" in report.verdict
+
+
+def test_what_int8_of_the_draft_does_is_measured(models, tmp_path) -> None:
+    """Of a model of floats; not of one that is int8 already, nor where nothing but texts drafts."""
+
+    def said(name: str, **settings: str) -> list[Finding]:
+        config = msgspec.structs.replace(SOUND[name].config(models, tmp_path), **settings)
+        found = check(config, probe_seconds=0.5).findings
+        return [each for each in found if each.text.startswith("with --draft-quantize int8: ")]
+
+    (finding,) = said("draft")
+    assert "tokens per step instead of" in finding.text and "at temperature 1" in finding.text
+    assert [one.temperature for one in finding.facts["quantised"]] == [0.0, 1.0]
+    assert all(one.same_tokens for one in finding.facts["quantised"])
+    assert said("draft", draft_quantize="int8") == said("ngram") == []
+
+
+@pytest.mark.parametrize(("ratio", "expected"), [(1.1, True), (1.01, False), (0.9, False)])
+def test_int8_of_the_draft_is_advised_where_it_gains(ratio, expected) -> None:
+    before = [one(1.5), one(1.2)]
+    assert gains(before, [one(1.5 * ratio), one(1.2 * ratio)]) is expected
+    assert not gains(before, [one(3.0), one(1.2)])
 
 
 def test_a_perfect_drafter_is_seen_to_be_right(models, tmp_path) -> None:

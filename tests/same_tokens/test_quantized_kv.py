@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import cache
 
+import msgspec
 import pytest
 import torch
 
@@ -124,7 +125,9 @@ def test_captured_steps(pair, kv) -> None:
 
 
 def bundled(draft: str, kv_dtype: KVDtype) -> dict[str, Text]:
-    engine = build_engine(EngineConfig(draft=draft, kv_dtype=kv_dtype, kv_tokens=640, max_model_len=160, threads=1))
+    """Those who draft keep their KV in the same way."""
+    config = EngineConfig(draft=draft, kv_dtype=kv_dtype, kv_tokens=640, max_model_len=160, threads=1)
+    engine = build_engine(msgspec.structs.replace(config, draft_kv_dtype=kv_dtype))
     assert engine.info.exact and engine.info.kv_dtype == kv_dtype
     engine.runner = Witness(engine.runner.verifier, engine.drafter)
     return run(engine, bundled_jobs())

@@ -38,9 +38,12 @@ def test_of_fp32_four_times_as_many() -> None:
     assert token_bytes(model, "float32", "auto") / token_bytes(model, "float32", "int8") == pytest.approx(512 / 132)
 
 
-@pytest.mark.parametrize("kv_dtype", ["auto", *EIGHT_BITS])
-def test_plan_and_banner_say_what_the_stores_hold(kv_dtype) -> None:
-    engine = build_engine(EngineConfig(draft="draft_model", kv_dtype=kv_dtype, kv_tokens=640, max_model_len=160))
+@pytest.mark.parametrize("drafts", ["auto", *EIGHT_BITS])
+@pytest.mark.parametrize(("draft", "kv_dtype"), [("draft_model", "int8"), ("eagle3", "auto"), ("medusa", "fp8")])
+def test_plan_and_banner_say_what_the_stores_hold(draft, kv_dtype, drafts) -> None:
+    engine = build_engine(
+        EngineConfig(draft=draft, kv_dtype=kv_dtype, draft_kv_dtype=drafts, kv_tokens=640, max_model_len=160)
+    )
     info, slots = engine.info, engine.pool.num_pages * engine.pool.page_size
     stores = [store for store in engine.pool.stores if isinstance(store, KVStore)]
     assert sum(part.nbytes for store in stores for part in store.parts) == slots * info.kv_token_bytes

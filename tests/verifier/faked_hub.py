@@ -70,8 +70,7 @@ class Hub(BaseHTTPRequestHandler):
             ]
             self.answer(json.dumps(files).encode())
         elif "/resolve/" in path:
-            name = path.rsplit("/", 1)[1]
-            self.give(name)
+            self.give(path.partition("/resolve/")[2].partition("/")[2])
         else:
             self.answer(json.dumps({"id": "owner/model", "sha": COMMIT, "siblings": []}).encode())
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -97,6 +98,44 @@ def test_a_directory_of_one_file(tmp_path) -> None:
     (tmp_path / "model" / "y.gguf").write_bytes(b"GGUF")
     with pytest.raises(ModelError, match=r"several GGUF files \(x\.gguf, y\.gguf\)"):
         resolve(tmp_path / "model")
+
+
+def in_parts(directory: Path, monkeypatch) -> list[Path]:
+    """A file cut up by the package, each part a link as in the hub's cache."""
+    make("llama_bias", directory / "plain")
+    with monkeypatch.context() as patch:
+        patch.setattr(gguf, "GGUFWriter", partial(gguf.GGUFWriter, split_max_tensors=9))
+        convert(directory / "plain", directory / "x.gguf", all_of("Q8_0"))
+    (directory / "blobs").mkdir()
+    parts = sorted(directory.glob("x-*.gguf"))
+    for number, part in enumerate(parts):
+        part.symlink_to(part.rename(directory / "blobs" / f"blob{number}"))
+    return parts
+
+
+def test_a_file_in_parts(tmp_path, monkeypatch) -> None:
+    """By any part, by its directory; the numbers of the whole."""
+    parts = in_parts(tmp_path, monkeypatch)
+    assert len(parts) > 2
+    made = resolve(parts[0])
+    assert made == resolve(parts[1]) == resolve(tmp_path)
+    exact = reader(tmp_path / "plain").alone(TOKENS)
+    assert (reader(made).alone(TOKENS) - exact).abs().max() <= 1e-3 * (exact.max() - exact.min())
+
+
+def test_parts_that_are_amiss_are_named(tmp_path, monkeypatch) -> None:
+    parts = in_parts(tmp_path, monkeypatch)
+    blobs = sorted((tmp_path / "blobs").iterdir())
+    alone = tmp_path / "alone.gguf"
+    alone.symlink_to(blobs[0])
+    with pytest.raises(WeightsError, match=rf"alone.gguf: says that it is part 1 of {len(parts)}: .*gguf-split"):
+        resolve(alone)
+    parts[1].unlink()
+    with pytest.raises(WeightsError, match=rf"{parts[1].name}: cannot be read"):
+        resolve(parts[0])
+    parts[1].symlink_to(blobs[2])
+    with pytest.raises(WeightsError, match=r"two tensors of one name|says that it is part 3"):
+        resolve(parts[0])
 
 
 def test_what_was_made_of_a_file_that_is_gone_goes_too(tmp_path) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from huggingface_hub import constants
 
-from tests.verifier.faked_hub import COMMIT, snapshot
+from tests.verifier.faked_hub import COMMIT, Hub, snapshot
 from verifier.heads.kind import PATTERNS as HEAD_PATTERNS
 from verifier.model.errors import ModelNotFound
 from verifier.model.hub import PATTERNS, cached, resolve
@@ -45,9 +45,6 @@ def test_a_file(tmp_path):
     refused(tmp_path / "model", "is a file; name the directory that holds it")
 
 
-GGUF = "is a repository of GGUF files, which are not fetched: download one of them, and name that file"
-
-
 def test_safetensors_go_before_a_file_of_llama_cpp(tmp_path):
     (tmp_path / "config.json").write_text("{}")
     (tmp_path / "model.gguf").write_bytes(b"")
@@ -55,10 +52,40 @@ def test_safetensors_go_before_a_file_of_llama_cpp(tmp_path):
     assert resolve(tmp_path) == tmp_path
 
 
-def test_a_cached_repository_of_llama_cpp_is_named_as_such(cache):
-    directory = snapshot(cache)
+@pytest.fixture
+def unpacked(monkeypatch):
+    """Files of llama.cpp that the hub gave, instead of directories made of them: these are empty."""
+    monkeypatch.setattr("verifier.model.hub._unpacked", lambda file: file)
+
+
+SPLIT = [f"big/m-Q8_0-0000{part}-of-00002.gguf" for part in (1, 2)]
+QUANTISED = ["m-Q4_K_M.gguf", "m-Q4_K_S.gguf", "mmproj-m-F16.gguf"]
+
+
+def test_a_cached_repository_of_llama_cpp_needs_no_network(cache, unpacked):
+    directory = snapshot(cache, *QUANTISED)
+    assert resolve("owner/model:Q4_K_M") == directory / "m-Q4_K_M.gguf" == cached("owner/model:q4_k_m")
+    assert resolve("owner/model:m-Q4_K_S.gguf") == directory / "m-Q4_K_S.gguf"
+    refused("owner/model:Q4_K", "has no GGUF file called Q4_K (m-Q4_K_M.gguf, m-Q4_K_S.gguf): name one behind a colon")
     directory.parents[1].rename(cache / "models--owner--model-GGUF")
-    refused("owner/model-GGUF", f"owner/model-GGUF {GGUF}")
+    refused("owner/model-GGUF", "has several GGUF files (m-Q4_K_M.gguf, m-Q4_K_S.gguf): name one behind a colon")
+    assert cached("owner/model-GGUF") is None
+
+
+def test_a_file_of_llama_cpp_is_fetched_with_all_its_parts(hub, unpacked, monkeypatch):
+    files = {name: name.encode() for name in ("README.md", *QUANTISED, *SPLIT)}
+    monkeypatch.setattr(Hub, "FILES", files)
+    assert cached("owner/model:Q8_0") is None
+    found = resolve("owner/model:Q8_0")
+    there = sorted(each.relative_to(found.parents[1]).as_posix() for each in found.parents[1].rglob("*.gguf"))
+    assert there == SPLIT and found.name == Path(SPLIT[0]).name
+    assert cached("owner/model:Q8_0") == found
+    found.with_name(Path(SPLIT[1]).name).unlink()
+    assert cached("owner/model:Q8_0") is None
+
+
+def test_a_repository_without_the_file_that_is_asked_for(hub):
+    refused("owner/model:Q8_0", "owner/model:Q8_0 has no GGUF file")
 
 
 def test_messages_name_the_flag(tmp_path):

@@ -51,20 +51,20 @@ class StoredTensor:
 class Checkpoint:
     """The weight files of a directory, and all their tensors by name.
 
-    index: file name of each tensor by model.safetensors.index.json, empty where a single file holds them all. is_gguf:
-    whether the file is llama.cpp's; then messages call tensors what they are called there.
+    index: file name of each tensor by model.safetensors.index.json, empty where a single file holds them all. gguf: the
+    file if it is llama.cpp's; then messages call tensors what they are called there.
     """
 
     directory: Path
     files: tuple[Path, ...]
     tensors: Mapping[str, StoredTensor]
     index: Mapping[str, str]
-    is_gguf: bool = False
+    gguf: GgufFile | None = None
 
     @classmethod
     def open(cls, directory: Path) -> Checkpoint:
         """Read the headers; raises WeightsError where a file is absent or broken or a tensor stands in two files."""
-        if (directory / LINK).exists():
+        if (directory / LINK).is_symlink():
             return cls._of_gguf(directory)
         index = {} if (directory / SINGLE).exists() else _index(directory)
         files = tuple(directory / name for name in sorted(set(index.values()))) or (directory / SINGLE,)
@@ -78,18 +78,18 @@ class Checkpoint:
 
     @classmethod
     def _of_gguf(cls, directory: Path) -> Checkpoint:
-        file = GgufFile.read((directory / LINK).resolve())
+        file = GgufFile.read((directory / LINK).readlink())
         own = ((name, tensor) for name, tensor in file.tensors.items() if name != FREQUENCIES)
-        tensors = {ours(name): StoredTensor(file.path, each.shape, each.type.name) for name, each in own}
-        return cls(directory, (file.path,), tensors, {}, is_gguf=True)
+        tensors = {ours(name): StoredTensor(each.path, each.shape, each.type.name) for name, each in own}
+        return cls(directory, file.files, tensors, {}, file)
 
     def opened(self, file: Path) -> Any:
         """A reader of one of the files, to be entered: it has ``offset_keys()`` and ``get_tensor(name)``."""
-        if not self.is_gguf:
+        if self.gguf is None:
             return safe_open(file, framework="pt")
         from verifier.model.gguf.weights import GgufTensors  # imports torch
 
-        return GgufTensors.open(file)
+        return GgufTensors.open(self.gguf, file)
 
     def check(self, tensors: Mapping[str, Expected], optional: Mapping[str, Expected]) -> None:
         """Raise WeightsError unless the tensors are those of ``tensors``, perhaps ``optional`` ones, and no others."""
@@ -99,11 +99,11 @@ class Checkpoint:
         problems = [problem for problem in (*missing, *wrong) if problem]
         if problems:
             more = f"\n  and {len(problems) - 8} more" if len(problems) > 8 else ""
-            what = "the file's metadata" if self.is_gguf else "config.json"
+            what = "the file's metadata" if self.gguf else "config.json"
             raise WeightsError(f"the weights do not fit {what}:\n  " + "\n  ".join(problems[:8]) + more)
 
     def _missing(self, name: str) -> str:
-        if self.is_gguf:
+        if self.gguf:
             return f"{theirs(name)} is missing from {self.files[0]}"
         place = self.index.get(name, INDEX if self.index else SINGLE)
         return f"{name} is missing from {self.directory / place}"
@@ -114,10 +114,10 @@ class Checkpoint:
             return (
                 None
                 if name.endswith(IGNORED)
-                else f"{theirs(name) if self.is_gguf else name} in {tensor.file} is unexpected"
+                else f"{theirs(name) if self.gguf else name} in {tensor.file} is unexpected"
             )
         shape, kinds = expected
-        if self.is_gguf:  # of other types the file was refused as it was opened
+        if self.gguf:  # of other types the file was refused as it was opened
             name, kinds = theirs(name), (*kinds, *BLOCK_BYTES)
         if tensor.shape != shape and (shape, tensor.shape) != ((1,), ()):
             return f"{name} in {tensor.file} has shape {list(tensor.shape)}, expected {list(shape)}"

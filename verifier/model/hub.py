@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from verifier.model.errors import ModelNotFound
+from verifier.model.gguf.parts import chosen, first_of, parts_of
 
 #: What the file is called in a directory that was made of it.
 LINK = "model.gguf"
@@ -27,14 +28,13 @@ BESIDE = [
 PATTERNS = ["config.json", "model*.safetensors", "model.safetensors.index.json", *BESIDE]
 
 _OFFLINE = "download it where there is a connection, copy the directory here and name that"
-_GGUF = "is a repository of GGUF files, which are not fetched: download one of them, and name that file"
 
 
 def resolve(
     name_or_path: str | Path, revision: str | None = None, extra: Sequence[str] = (), flag: str = "model"
 ) -> Path:
     """The directory that holds the model ``name_or_path``: itself, or the cached snapshot of the hub repository; of a
-    GGUF file, what was made of it.
+    GGUF file, what was made of it. Which of a repository's GGUF files stands behind a colon (``OWNER/NAME:Q4_K_M``).
 
     revision: branch, tag or commit of a hub repository; without it the main branch. extra: patterns of files to fetch
     besides those of a model. flag: how messages call what named it.
@@ -51,8 +51,11 @@ def resolve(
             raise ModelNotFound("is a file; name the directory that holds it")
         if _is_local(name_or_path):
             raise ModelNotFound("no such directory")
-        directory = _snapshot(str(name_or_path), revision, extra)
-        return _with_config(directory, "is it a model that transformers can load?", str(name_or_path))
+        repository, _, wanted = str(name_or_path).partition(":")
+        directory = _snapshot(repository, revision, [*PATTERNS, *extra])
+        if wanted or (_of_gguf(repository) and not any(directory.glob("*.safetensors"))):
+            return _unpacked(_fetched(repository, wanted, revision, directory))
+        return _with_config(directory, "is it a model that transformers can load?", repository)
     except ModelNotFound as error:
         wanted = f"{name_or_path} (revision {revision})" if revision else str(name_or_path)
         joined = " " if str(error).startswith(("is ", "has ")) else ": "
@@ -75,11 +78,60 @@ def cached(name: str) -> Path | None:
     path = Path(name).expanduser()
     if _is_there(path) and _is_gguf(path):
         return path
+    if ":" in name or _of_gguf(name):
+        return None if _is_there(path) or _is_local(name) else _cached_gguf(name)
     if _is_there(path) or _is_local(name):
         directory: Path | None = path
     else:
         directory = _cached_snapshot(name)
     return directory if directory is not None and _is_whole(directory) else None
+
+
+def _of_gguf(repository: str) -> bool:
+    return "gguf" in repository.lower()
+
+
+def _cached_gguf(name: str) -> Path | None:
+    """The GGUF file of a repository, if all of it is here."""
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
+
+    repository, _, wanted = name.partition(":")
+    try:
+        return _whole_gguf(Path(snapshot_download(repository, allow_patterns=PATTERNS, local_files_only=True)), wanted)
+    except (HFValidationError, LocalEntryNotFoundError):
+        return None
+
+
+def _whole_gguf(snapshot: Path, wanted: str) -> Path | None:
+    """The one that is wanted, if it is there with all parts."""
+    try:
+        file = chosen(_names(snapshot), wanted)
+    except ModelNotFound:
+        return None
+    return snapshot / file if file and all(one.is_file() for one in parts_of(snapshot / file)) else None
+
+
+def _names(snapshot: Path) -> list[str]:
+    return [file.relative_to(snapshot).as_posix() for file in snapshot.rglob("*.gguf")]
+
+
+def _fetched(repository: str, wanted: str, revision: str | None, snapshot: Path) -> Path:
+    """A GGUF file of a repository, with all of its parts; downloaded, if they are not in the snapshot."""
+    from huggingface_hub import HfApi
+
+    if wanted and (there := _whole_gguf(snapshot, wanted)) is not None:
+        return there
+    try:
+        names = HfApi().list_repo_files(repository, revision=revision)
+    except Exception as error:  # as many as its HTTP library has: what is here may do
+        names = _names(snapshot)
+        if not names:
+            raise ModelNotFound(f"has no GGUF file here, and {_reason(repository, error)}") from error
+    file = chosen(names, wanted)
+    if file is None:
+        raise ModelNotFound("has no GGUF file")
+    return _snapshot(repository, revision, [one.as_posix() for one in parts_of(Path(file))]) / file
 
 
 def _cached_snapshot(repository: str) -> Path | None:
@@ -117,19 +169,21 @@ def _is_there(path: Path) -> bool:
 
 def _is_local(name: str | Path) -> bool:
     """Whether the name can only mean a path: a hub id is NAME or OWNER/NAME."""
-    return isinstance(name, Path) or name.startswith((".", "/", "~")) or name.count("/") > 1 or "\\" in name
+    return isinstance(name, Path) or _is_path(name.partition(":")[0])
+
+
+def _is_path(name: str) -> bool:
+    return name.startswith((".", "/", "~")) or name.count("/") > 1 or "\\" in name
 
 
 def _with_config(directory: Path, advice: str, repository: str = "") -> Path:
     configured = (directory / "config.json").is_file()
-    files = [] if any(directory.glob("*.safetensors")) else sorted(directory.glob("*.gguf"))
-    if not repository and len(files) == 1:
-        made = configured and files[0].is_symlink() and files[0].name == LINK
-        return directory if made else _unpacked(files[0])
-    if not repository and files:
-        raise ModelNotFound(f"holds several GGUF files ({', '.join(each.name for each in files)}): name one of them")
-    if files or (not configured and "gguf" in repository.lower()):
-        raise ModelNotFound(_GGUF)
+    files = sorted({first_of(file.name) for file in directory.glob("*.gguf")})
+    if not repository and files and not any(directory.glob("*.safetensors")):
+        if len(files) > 1:
+            raise ModelNotFound(f"holds several GGUF files ({', '.join(files)}): name one of them")
+        made = configured and files[0] == LINK and (directory / LINK).is_symlink()
+        return directory if made else _unpacked(directory / files[0])
     if not configured:
         raise ModelNotFound(f"has no config.json; {advice}")
     return directory
@@ -142,12 +196,12 @@ def _unpacked(file: Path) -> Path:
     return directory_of(file)
 
 
-def _snapshot(repository: str, revision: str | None, extra: Sequence[str]) -> Path:
+def _snapshot(repository: str, revision: str | None, patterns: Sequence[str]) -> Path:
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HFValidationError
 
     try:
-        return Path(snapshot_download(repository, revision=revision, allow_patterns=[*PATTERNS, *extra]))
+        return Path(snapshot_download(repository, revision=revision, allow_patterns=list(patterns)))
     except HFValidationError as error:
         raise ModelNotFound("is neither a directory nor a hub repository (OWNER/NAME)") from error
     except Exception as error:  # the hub's client raises its own, its HTTP library's and the system's errors

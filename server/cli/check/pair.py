@@ -15,6 +15,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import TYPE_CHECKING
+
+import msgspec
 
 from server.cli.check.summary import advice
 from server.cli.check.target import look_at_target, recommended
@@ -28,6 +31,9 @@ from server.settings.config import EngineConfig
 from server.settings.resolved import Resolved, choose_draft, named_in
 from server.settings.units import bytes_in_words
 from spec.names import NONE
+
+if TYPE_CHECKING:
+    from server.cli.check.probe import Probed
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,14 +167,51 @@ def _probe(notes: Notes, config: EngineConfig, seconds: float) -> tuple[list[Mea
     if choice.value == NONE:
         notes.ok("probe", "there is nobody to measure")
         return None
-    found = notes.attempt("probe", "run it again; if it fails again, report it", lambda: probe(config, seconds))
+    smaller = _with_int8_drafts(config, choice.value)
+    share = seconds if smaller is None else seconds / 2
+    found = notes.attempt("probe", "run it again; if it fails again, report it", lambda: probe(config, share))
     if found is None:
         return None
     numbers = [measured(temperature, texts) for temperature, texts in found.texts.items()]
+    if smaller is not None:
+        _note_quantised(notes, numbers, notes.attempt("probe", _LEAVE, lambda: probe(smaller, seconds / 2)))
     for doubt in found.info.drafter_doubts:
         notes.warn("probe", doubt, "see whether the acceptance below is worth it")
     _note_texts(notes, numbers, found.info.exact, found.info.exact_reason)
     return numbers, advice(numbers, len(found.info.draft_shape))
+
+
+_LEAVE = "leave --draft-quantize out"
+
+
+def _with_int8_drafts(config: EngineConfig, draft: str) -> EngineConfig | None:
+    """The same with a draft model of int8; None where no model of floats drafts, or that is so already."""
+    from server.engine.drafters.draft_model import DraftModel
+    from server.engine.drafters.registry import drafts
+
+    models = [one for one in drafts(config, draft) if isinstance(one, DraftModel)]
+    if config.draft_quantize is not None or not models or models[0].model.quantization is not None:
+        return None
+    return msgspec.structs.replace(config, draft_quantize="int8")
+
+
+def _note_quantised(notes: Notes, floats: list[Measured], found: Probed | None) -> None:
+    """What int8 of the draft model does to acceptance and speed."""
+    from server.cli.check.summary import gains, measured
+
+    if found is None:
+        return
+    numbers = [measured(temperature, texts) for temperature, texts in found.texts.items()]
+    text = "; ".join(
+        f"{after.tokens_per_step:.2f} tokens per step instead of {before.tokens_per_step:.2f} and {after.speedup:.2f}x "
+        f"instead of {before.speedup:.2f}x at temperature {after.temperature:g}"
+        for before, after in zip(floats, numbers, strict=True)
+    )
+    text, facts = f"with --draft-quantize int8: {text}", {"quantised": numbers}
+    if gains(floats, numbers):
+        notes.warn("probe", text, "use --draft-quantize int8: it is faster on this machine", **facts)
+    else:
+        notes.ok("probe", text, **facts)
 
 
 def _note_texts(notes: Notes, numbers: list[Measured], exact: bool, reason: str) -> None:

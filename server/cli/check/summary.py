@@ -100,6 +100,12 @@ def advice(measured: Sequence[Measured], levels: int) -> str:
     return f"On this machine this pair gains at temperature {better:g} alone ({each}): {_change(measured, levels)}."
 
 
+def gains(before: Sequence[Measured], after: Sequence[Measured]) -> bool:
+    """Whether the second is faster at every temperature, by more than texts differ."""
+    pairs = zip(before, after, strict=True)
+    return all(later.speedup >= _GAIN * earlier.speedup for earlier, later in pairs)
+
+
 def _change(measured: Sequence[Measured], levels: int) -> str:
     """The likeliest cause, and what to do about it."""
     per_step = min(one.tokens_per_step for one in measured)

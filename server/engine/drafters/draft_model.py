@@ -13,8 +13,8 @@ from server.engine.checks.report import Notes, Target, look_at_files, look_at_or
 from server.engine.checks.words import described, facts
 from server.engine.drafters.entry import FromFiles
 from server.engine.loading import Loading
-from server.engine.memory import model_bytes
-from server.engine.parameters import numbers_per_token, parameters
+from server.engine.memory import model_bytes, token_bytes
+from server.engine.parameters import parameters
 from server.engine.quantized import quantized
 from server.engine.vocabulary import SMALL_SHARE, Translation, overlap, translation
 from server.settings.config import EngineConfig
@@ -29,7 +29,7 @@ _LARGE = 0.5
 
 @dataclass(frozen=True)
 class DraftModel(FromFiles):
-    """:mod:`drafters.draft_model`. quantize: what its floats become.
+    """:mod:`drafters.draft_model`. quantize: what its floats become. kv_dtype: what its KV is kept in.
     between: both vocabularies, once compared; None where they are the same."""
 
     names, made = (DRAFT_MODEL,), DraftModelDrafter
@@ -37,10 +37,11 @@ class DraftModel(FromFiles):
 
     between: Translation | None = None
     quantize: str | None = None
+    kv_dtype: str = "auto"
 
     def configured(self, config: EngineConfig) -> Self:
-        """As ``--draft-quantize`` wants it."""
-        return replace(self, quantize=config.draft_quantize)
+        """As ``--draft-quantize`` and ``--draft-kv-dtype`` want it."""
+        return replace(self, quantize=config.draft_quantize, kv_dtype=config.draft_kv_dtype)
 
     @cached_property
     def model(self) -> ModelConfig:
@@ -57,9 +58,9 @@ class DraftModel(FromFiles):
         """Its own."""
         return (self.model,)
 
-    def numbers_per_token(self, target: ModelConfig) -> int:
+    def token_bytes(self, target: ModelConfig, dtype: str) -> int:
         """Its KV."""
-        return numbers_per_token(self.model)
+        return token_bytes(self.model, dtype, self.kv_dtype)
 
     def weights(self, dtype: str, packed: bool) -> Mapping[str, int]:
         """As those of the target."""
@@ -69,7 +70,7 @@ class DraftModel(FromFiles):
         """It reads and proposes in the target's token ids."""
         dynamic, between = loading.config.draft_growth == "dynamic", self.between
         columns, read, ids = (None,) * 3 if between is None else (between.columns, between.read, between.token_ids)
-        model = loading.paged_model("draft model", self.directory, self.model, columns)
+        model = loading.paged_model("draft model", self.directory, self.model, columns, self.kv_dtype)
         return DraftModelDrafter(model, dynamic, read=read, token_ids=ids)
 
     @property

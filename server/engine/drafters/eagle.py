@@ -14,7 +14,8 @@ from kvpaging import PagePool, PageTable
 from server.engine.checks.report import Notes, Target
 from server.engine.checks.words import layers
 from server.engine.drafters.head import Head, agrees, in_words, note_vocabulary, share, tried
-from server.engine.parameters import numbers_per_token
+from server.engine.loading import KV_DTYPES
+from server.engine.memory import item_bytes, token_bytes
 from server.settings.config import EngineConfig
 from spec.errors import ConfigurationError
 from spec.names import EAGLE, EAGLE3
@@ -31,18 +32,20 @@ from verifier.paged_model import PagedModel
 @dataclass(frozen=True)
 class Eagle(Head):
     """:mod:`drafters.eagle`. layers: the target's layers whose inputs it is to read, whatever its own configuration
-    says."""
+    says. kv_dtype: what its KV is kept in."""
 
     names, made = (EAGLE, EAGLE3), EagleDrafter
     kind, trained = "eagle", EAGLE3
     layered = True
 
     layers: tuple[int, ...] | None = None
+    kv_dtype: str = "auto"
 
     def configured(self, config: EngineConfig) -> Self:
-        """With ``--draft-layers``."""
+        """With ``--draft-layers`` and ``--draft-kv-dtype``."""
         named = config.draft_layers
-        return self if named is None else replace(self, layers=tuple(map(int, named.split(","))))
+        layers = self.layers if named is None else tuple(map(int, named.split(",")))
+        return replace(self, layers=layers, kv_dtype=config.draft_kv_dtype)
 
     def config(self, target: ModelConfig) -> EagleConfig:
         """Its configuration for this target; raises ConfigurationError for layers that it cannot read."""
@@ -64,17 +67,17 @@ class Eagle(Head):
         """Its layers'."""
         return (self.config(target).layer,)
 
-    def numbers_per_token(self, target: ModelConfig) -> int:
+    def token_bytes(self, target: ModelConfig, dtype: str) -> int:
         """Its own KV, and the fused feature."""
         layer = self.config(target).layer
-        return numbers_per_token(layer) + layer.hidden_size
+        return token_bytes(layer, dtype, self.kv_dtype) + item_bytes(dtype) * layer.hidden_size
 
     def drafter(self, target: PagedModel, pool: PagePool, dynamic: bool) -> EagleDrafter:
         """With stores on the pool's pages."""
         decoder = target.decoder
         config = self.config(decoder.config)
         head = EagleHead(config, EagleWeights.read(self.directory, config, decoder), decoder.max_positions)
-        return EagleDrafter(head, pool, dynamic)
+        return EagleDrafter(head, pool, dynamic, kv=KV_DTYPES.get(self.kv_dtype))
 
     def doubts(self, drafter: Any, target: PagedModel, pool: PagePool, directory: Path) -> str:
         """Whether it hardly ever agrees with the target, or does so on other layers; texts longer than it knows."""

@@ -4,7 +4,7 @@
 
     named, holds                          is it what --draft names: by a word, a prefix, what a directory holds
     checked, look_at                      can it draft for the target; the same for people (foresay check)
-    shapes, numbers_per_token, weights    what memory it takes, before a weight is read
+    shapes, token_bytes, weights          what memory it takes, before a weight is read
     load, remark, doubts                  the drafter itself, and what to say of it now that it is there
     looks, levels                         whether it costs next to nothing, else how deep it can go: for the budget
     passes                                its models' passes
@@ -93,8 +93,8 @@ class Entry:
         """The models that it runs: passes of theirs need a workspace."""
         return ()
 
-    def numbers_per_token(self, target: ModelConfig) -> int:
-        """How many numbers its stores hold for each token of the KV cache."""
+    def token_bytes(self, target: ModelConfig, dtype: str) -> int:
+        """What its stores hold for each token of the KV cache. dtype: the engine's."""
         return 0
 
     def weights(self, dtype: str, packed: bool) -> Mapping[str, int]:

@@ -12,6 +12,7 @@ from drafters.medusa import MedusaDrafter
 from kvpaging import PagePool, PageTable
 from server.engine.checks.report import Notes, Target
 from server.engine.drafters.head import Head, in_words, note_vocabulary, tried
+from server.engine.memory import item_bytes
 from spec.names import MEDUSA
 from spec.protocols import FeatureRequest, Rows
 from spec.tree import TreeShape
@@ -33,9 +34,9 @@ class Medusa(Head):
         """With a store on the pool's pages."""
         return MedusaDrafter(MedusaHeads.load(self.directory, target.decoder), pool, dynamic)
 
-    def numbers_per_token(self, target: ModelConfig) -> int:
+    def token_bytes(self, target: ModelConfig, dtype: str) -> int:
         """The target's last hidden state."""
-        return target.hidden_size
+        return item_bytes(dtype) * target.hidden_size
 
     def doubts(self, drafter: Any, target: PagedModel, pool: PagePool, directory: Path) -> str:
         """Whether it hardly ever agrees with the target."""

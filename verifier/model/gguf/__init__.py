@@ -3,6 +3,7 @@
 ::
 
     file.py        the file: metadata, and which tensors it holds of which type
+    parts.py       which files are one file cut up, and which of a repository's is meant
     names.py       what its tensors are called here
     config.py      metadata -> what config.json says
     tokens.py      metadata -> what tokenizer.json says

@@ -18,20 +18,22 @@ from verifier.model.errors import ConfigError, ModelNotFound
 from verifier.model.fields import Fields
 from verifier.model.gguf.config import config_of, end_tokens, tokens_of
 from verifier.model.gguf.file import GgufFile
+from verifier.model.gguf.parts import parts_of
 from verifier.model.gguf.tokens import special_tokens, tokenizer_of
 from verifier.model.hub import LINK
 from verifier.ops.kernels.cpu import kept
 
 _TOKENIZER, _ABOUT = "tokenizer.json", "tokenizer_config.json"
 #: Of what is made of a file; changed where that would be another.
-_VERSION = "1"
+_VERSION = "2"
 
 
 def directory_of(file: Path) -> Path:
     """The directory made of the file. Raises ModelError if it cannot be made."""
     beside = file.with_name(_TOKENIZER)  # of a link: beside that
-    file = file.resolve()
-    made = _folder() / kept.key_of(_VERSION, *_marks(file), *(_marks(beside) if beside.is_file() else ()))[:32]
+    parts = parts_of(file.absolute())
+    file, marks = parts[0], [mark for part in (*parts, beside) if part.is_file() for mark in _marks(part)]
+    made = _folder() / kept.key_of(_VERSION, *marks)[:32]
     if not (made / LINK).exists():
         _make(file, beside, made)
     return made
@@ -50,7 +52,7 @@ _PLACE = "set XDG_CACHE_HOME to a directory that can be written to"
 def _marks(file: Path) -> tuple[str, ...]:
     """What changes where the file does."""
     found = file.stat()
-    return str(file), str(found.st_size), str(found.st_mtime_ns)
+    return str(file), str(file.resolve()), str(found.st_size), str(found.st_mtime_ns)
 
 
 def _make(file: Path, beside: Path, made: Path) -> None:

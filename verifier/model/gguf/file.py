@@ -7,7 +7,8 @@
     name, dims, type, offset    for each tensor; the first dim is that of the numbers that lie side by side
     (aligned) the tensors
 
-All is little-endian. A string is its length in 64 bits, and its bytes.
+All is little-endian. A string is its length in 64 bits, and its bytes. A file may be cut into several
+(:mod:`verifier.model.gguf.parts`): then each has tensors, and the first one the metadata.
 """
 
 from __future__ import annotations
@@ -21,9 +22,11 @@ from pathlib import Path
 from typing import Any
 
 from verifier.model.errors import WeightsError
+from verifier.model.gguf.parts import parts_of
 
 MAGIC = b"GGUF"
 _ALIGNMENT = "general.alignment"
+_NUMBER, _COUNT = "split.no", "split.count"
 #: Formats of struct by the numbers of metadata's types; 8 is a string, 9 an array.
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _STRING, _ARRAY = 8, 9
@@ -55,11 +58,12 @@ SUPPORTED = ", ".join(one.name for one in TYPES.values())
 
 @dataclass(frozen=True, slots=True)
 class GgufTensor:
-    """shape: outermost first, as torch has it. start: where in the file it begins."""
+    """shape: outermost first, as torch has it. start: where in the file it begins. path: of which file."""
 
     shape: tuple[int, ...]
     type: Type
     start: int
+    path: Path
 
     @property
     def nbytes(self) -> int:
@@ -69,7 +73,7 @@ class GgufTensor:
 
 @dataclass(frozen=True, slots=True)
 class GgufFile:
-    """What stands before the weights, and where they are."""
+    """What stands before the weights, and where they are. path: of several files the first."""
 
     path: Path
     metadata: Mapping[str, Any]
@@ -77,7 +81,25 @@ class GgufFile:
 
     @classmethod
     def read(cls, path: Path) -> GgufFile:
-        """Raises WeightsError for what is no such file, is not whole, or has tensors of types that are not read."""
+        """All parts of it. Raises WeightsError for what is no such file, is not whole, or has tensors of types that are
+        not read."""
+        parts = [cls._part(part) for part in parts_of(path)]
+        tensors = dict(one for part in parts for one in part.tensors.items())
+        if len(tensors) < sum(len(part.tensors) for part in parts):
+            raise WeightsError(f"{path}: has two tensors of one name")
+        for number, part in enumerate(parts):
+            said = part.metadata.get(_NUMBER, 0), part.metadata.get(_COUNT, 1) or 1
+            if said != (number, len(parts)):
+                raise WeightsError(f"{part.path}: says that it is part {said[0] + 1} of {said[1]}: {_NAMES}")
+        return cls(parts[0].path, parts[0].metadata, tensors)
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """All parts."""
+        return parts_of(self.path)
+
+    @classmethod
+    def _part(cls, path: Path) -> GgufFile:
         try:
             with path.open("rb") as file:
                 _check_beginning(path, file.read(8))
@@ -93,11 +115,12 @@ class GgufFile:
         tensor = self.tensors[name]
         if tensor.type != F32 or len(tensor.shape) != 1:
             raise WeightsError(f"{self.path}: {name} must be a row of {F32.name}")
-        with self.path.open("rb") as file:
+        with tensor.path.open("rb") as file:
             file.seek(tensor.start)
             return list(struct.unpack(f"<{tensor.shape[0]}f", file.read(tensor.nbytes)))
 
 
+_NAMES = "parts keep the names that gguf-split gave them (NAME-00001-of-00002.gguf)"
 _CUT = "the file is not whole; the download may be incomplete"
 
 
@@ -189,4 +212,4 @@ def _tensor(path: Path, name: str, shape: tuple[int, ...], kind: int, start: int
     found = TYPES[kind]
     if not shape or shape[-1] % found.numbers:
         raise WeightsError(f"{path}: {name} of type {found.name} has shape {list(shape)}, no whole blocks")
-    return GgufTensor(shape, found, start)
+    return GgufTensor(shape, found, start, path)

@@ -19,16 +19,17 @@ from verifier.model.linear import Matrix
 
 @dataclass(frozen=True, slots=True)
 class GgufTensors:
-    """Reads them one by one, as safetensors' own reader does. data: the mapped file, uint8[..]."""
+    """Reads them one by one, as safetensors' own reader does. part: of the file. data: that, mapped, uint8[..]."""
 
     file: GgufFile
+    part: Path
     data: Tensor
 
     @classmethod
-    def open(cls, path: Path) -> Self:
-        """Map the file."""
-        found = GgufFile.read(path)
-        return cls(found, torch.from_file(str(path), shared=False, size=path.stat().st_size, dtype=torch.uint8))
+    def open(cls, file: GgufFile, part: Path) -> Self:
+        """Map a part."""
+        data = torch.from_file(str(part), shared=False, size=part.stat().st_size, dtype=torch.uint8)
+        return cls(file, part, data)
 
     def __enter__(self) -> Self:
         return self
@@ -37,9 +38,9 @@ class GgufTensors:
         pass
 
     def offset_keys(self) -> list[str]:
-        """Names, in the order of the file."""
-        order = sorted(self.file.tensors, key=lambda name: self.file.tensors[name].start)
-        return [ours(name) for name in order if name != FREQUENCIES]
+        """Names, in the order of the part."""
+        own = {name: one.start for name, one in self.file.tensors.items() if one.path == self.part}
+        return [ours(name) for name in sorted(own, key=own.__getitem__) if name != FREQUENCIES]
 
     def get_tensor(self, name: str) -> Matrix:
         """The tensor of this name, its rows in the order that they have here."""
