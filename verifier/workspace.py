@@ -9,8 +9,7 @@ Legend: H hidden width, Q query heads, G kv heads, D head dim, I inner width, V 
 from __future__ import annotations
 
 from verifier.model.config import ModelConfig
-from verifier.ops.kernels.blocked import LEAST_BLOCK
-from verifier.ops.kernels.linear import segments_of
+from verifier.ops.kernels.blocked import LEAST_BLOCK, segments_of
 from verifier.ops.kernels.tree_attention import most_parts
 
 

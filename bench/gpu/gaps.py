@@ -23,7 +23,7 @@ from bench.gpu.device import Device
 from bench.gpu.kernels import error
 from bench.gpu.session import Clock
 from verifier.model.config import ModelConfig
-from verifier.ops.kernels.linear import segments_of
+from verifier.ops.kernels.blocked import segments_of
 
 #: Launches of the chain of empty kernels.
 CHAIN = 400

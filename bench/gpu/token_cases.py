@@ -154,16 +154,16 @@ class TokenCases:
 
         def make() -> list[Tensor]:
             tokens = torch.randint(1 << 17, (sequences, kept + nodes))
-            lengths = torch.randint(nodes + 1, (sequences,))
-            parts = (tokens[:, :kept].contiguous(), tokens[:, kept:].contiguous(), lengths)
-            return [part.to(self.device) for part in parts]
+            lengths, ends = torch.zeros(sequences, dtype=torch.int32), torch.ones(sequences, 1, dtype=torch.int64)
+            parts = (tokens[:, :kept].contiguous(), lengths, ends, tokens[:, kept:].contiguous())
+            return [part.to(self.device) for part in (*parts, torch.randint(nodes + 1, (sequences,)))]
 
-        def wanted(kept_: Tensor, emitted: Tensor, lengths: Tensor) -> Tensor:
-            ends = zip(kept_, emitted, lengths.tolist(), strict=True)
+        def wanted(kept_: Tensor, _: Tensor, __: Tensor, emitted: Tensor, taken: Tensor) -> Tensor:
+            ends = zip(kept_, emitted, taken.tolist(), strict=True)
             return torch.stack([torch.cat((text, run[:count]))[-kept:] for text, run, count in ends])
 
-        name, moved = f"gather_recent {sequences} x {kept}", sequences * (2 * kept + nodes) * 8
-        return Case(name, make, recent.gather_recent, wanted, moved, limit=0.0)
+        name, moved = f"advance {sequences} x {kept}", sequences * (2 * kept + nodes) * 8
+        return Case(name, make, recent.advance, wanted, moved, limit=0.0, written=lambda _, kept_, *__: kept_)
 
 
 def _sampled(logits: Tensor, *columns: Tensor) -> Tensor:

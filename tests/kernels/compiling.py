@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import subprocess
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,8 @@ from typing import Any
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
+
+from bench.gpu.binder import bound
 
 CAPABILITIES = (80, 90)
 
@@ -45,7 +48,22 @@ def compile_kernel(
     attributes = {(n,): [["tt.divisibility", 16]] for n in even}
     source = ASTSource(kernel, signature, constexprs=constants, attrs=attributes)
     made = triton.compile(source, target=GPUTarget("cuda", capability, 32), options={"num_warps": warps, **options})
-    binary = folder / f"{kernel.__name__}.{capability}.cubin"
+    return read(made, folder / f"{kernel.__name__}.{capability}.cubin")
+
+
+def compile_launches(call: Callable[[], object], folder: Path, capability: int) -> dict[str, Compiled]:
+    """What launchers launch on tensors of shapes alone, compiled; by the kernel's name. Prints what came out."""
+    with bound(capability, compiling=True, counting=False) as launches:
+        call()
+    made = {key.split()[0]: read(each, folder / f"{key}.{capability}.cubin") for key, each in launches.binaries.items()}
+    assert len(made) == len(launches.binaries), "each kernel once"
+    for name, one in made.items():
+        print(f"{name} sm_{capability}: {one.registers} registers, {one.stack} B stack, {one.shared} B shared")
+    return made
+
+
+def read(made: Any, binary: Path) -> Compiled:
+    """What Triton made of a kernel. binary: where it is written."""
     binary.write_bytes(made.asm["cubin"])
     usage = resource_usage(binary)
     return Compiled(made.asm["ptx"], usage["REG"], usage["STACK"] + usage["LOCAL"], made.metadata.shared)

@@ -10,8 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.kernels.compiling import CAPABILITIES, Compiled
-from tests.kernels.launches import compile_launches
+from tests.kernels.compiling import CAPABILITIES, Compiled, compile_launches
 from verifier.ops.kernels import chunk_attention, tree_attention
 from verifier.ops.tree_attention import PagedRows
 
@@ -51,21 +50,12 @@ class Variant:
         """Both launches of trees and the one of chunks."""
         tree, text = (self.arguments(text=text) for text in (False, True))
         scales = torch.empty(64 * self.page_size, 2, 8, device="meta") if self.stored else None
-        names = ("tree_partials", "tree_merge")
-        made = compile_launches(
-            tree_attention,
-            names,
-            lambda: tree_attention.tree_attention(*tree, self.window, scales=scales),
-            folder,
-            capability,
-        )
-        return made | compile_launches(
-            chunk_attention,
-            ("chunk_rows",),
-            lambda: chunk_attention.chunk_attention(*text, self.window, scales=scales),
-            folder,
-            capability,
-        )
+
+        def call() -> None:
+            tree_attention.tree_attention(*tree, self.window, scales=scales)
+            chunk_attention.chunk_attention(*text, self.window, scales=scales)
+
+        return compile_launches(call, folder, capability)
 
 
 VARIANTS = [

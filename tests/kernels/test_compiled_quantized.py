@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.kernels.compiling import Compiled
-from tests.kernels.launches import compile_launches
+from tests.kernels.compiling import Compiled, compile_launches
 from tests.kernels.test_compiled_linear import INSTRUCTION, NAMES, products
 from verifier.ops.kernels import linear
 from verifier.ops.kernels.blocked import BlockedWeight
@@ -44,16 +43,17 @@ def compiled(
 ) -> dict[str, Compiled]:
     weight = weight_of(kind, outer, 4096, gated)
     x = torch.empty(rows, 4096, dtype=dtype, device=META)
-    out = torch.empty(rows, outer // (2 if gated else 1), dtype=dtype, device=META)
-    names = "linear_tiles", "gated_tiles", "add_segments"
-    return compile_launches(linear, names, lambda: linear.multiply(x, weight, out), folder, capability)
+    return compile_launches(lambda: linear.whole(x, weight, dtype), folder, capability)
 
 
 @pytest.mark.parametrize("capability", CAPABILITIES)
 @pytest.mark.parametrize("gated", [False, True], ids=["plain", "gated"])
+@pytest.mark.parametrize("rows", [1, 64], ids="{} rows".format)
 @pytest.mark.parametrize("kind", [*KINDS, "q4_k"])
-def test_halves_are_made_in_registers_and_multiplied_by_one_instruction(kind, gated, capability, tmp_path) -> None:
-    (kernel,) = compiled(kind, torch.bfloat16, tmp_path, capability, gated).values()
+def test_halves_are_made_in_registers_and_multiplied_by_one_instruction(
+    kind, rows, gated, capability, tmp_path
+) -> None:
+    (kernel,) = compiled(kind, torch.bfloat16, tmp_path, capability, gated, rows).values()
     assert products(kernel.ptx) == {INSTRUCTION[max(80, capability // 90 * 90)].format("bf16")}
     assert kernel.stack == 0, "spills registers"
     assert kernel.shared <= SHARED
@@ -68,11 +68,3 @@ def test_of_fp16_too(capability, tmp_path) -> None:
     (kernel,) = compiled("int4", torch.float16, tmp_path, capability).values()
     assert products(kernel.ptx) == {INSTRUCTION[max(80, capability // 90 * 90)].format(NAMES[torch.float16])}
     assert kernel.stack == 0
-
-
-@pytest.mark.parametrize("kind", [*KINDS, "q4_k"])
-def test_one_row_and_a_chunk_run_the_same_code(kind, tmp_path) -> None:
-    one, tree, chunk = (compiled(kind, torch.bfloat16, tmp_path, 90, rows=n, outer=4096) for n in (1, 64, 512))
-    assert set(one) == {"linear_tiles", "add_segments"}
-    for name in one:
-        assert one[name].ptx == tree[name].ptx == chunk[name].ptx

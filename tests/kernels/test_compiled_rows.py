@@ -21,8 +21,9 @@ def fits(made: Compiled, registers: int) -> bool:
 
 @pytest.mark.parametrize(("width", "add"), [(576, True), (4096, True), (8192, False)])
 def test_norm(width, add, capability, tmp_path) -> None:
-    arguments = bf16("x", "y", "weight", "out") | {"eps": "fp32"}
-    constants = {"WIDTH": width, "BLOCK": norm.block(width), "ADD": add}
+    arguments = bf16("x", "y", "bias", "weight", "out") | {"R": "i32", "eps": "fp32"} | ({"y": "*fp32"} if add else {})
+    read = {"SEGMENTS": 4 if add else 1, "BIAS": add, "CHAINED": capability >= 90}
+    constants = {"WIDTH": width, "BLOCK": norm.block(width), "ADD": add} | read
     made = compile_kernel(norm.norm_rows, arguments, constants, tmp_path, capability, norm.warps(width))
     assert fits(made, registers=64)
     assert "rsqrt.approx" not in made.ptx, "the root is rounded as torch's"
@@ -32,9 +33,10 @@ def test_norm(width, add, capability, tmp_path) -> None:
 @pytest.mark.parametrize(("dim", "block"), [(64, 32), (96, 64), (128, 64), (256, 128)])
 def test_rotation_and_store(dim, block, kept, capability, tmp_path) -> None:
     """kept: what keys and values are stored as; u8: the bits of fp8."""
-    arguments = bf16("qkv", "cos", "signed_sin", "query_weight", "key_weight", "queries", "scales")
-    arguments |= {"slots": "*i64", "eps": "fp32", "keys": f"*{kept}", "values": f"*{kept}"}
+    arguments = bf16("bias", "cos", "signed_sin", "query_weight", "key_weight", "queries", "scales")
+    arguments |= {"qkv": "*fp32", "R": "i32", "slots": "*i64", "eps": "fp32", "keys": f"*{kept}", "values": f"*{kept}"}
     constants = {"QUERIES": 32, "GROUPS": 8, "DIM": dim, "HALF": dim // 2, "BLOCK": block, "HEADS": 8, "NORM": True}
+    constants |= {"SEGMENTS": 3, "BIAS": True, "CHAINED": capability >= 90}
     largest = {"bf16": 0.0, "i8": 127.0, "u8": 448.0}[kept]
     if largest:
         arguments["scales"] = "*fp32"

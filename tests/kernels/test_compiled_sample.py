@@ -33,6 +33,7 @@ def test_draw(kernel, warps, constants, registers, capability, own_ids, tmp_path
     if not own_ids and "token_ids" in arguments:
         del arguments["token_ids"]
         constants = constants | {"token_ids": None}
+    constants = constants | {"CHAINED": capability >= 90}
     made = compile_kernel(kernel, arguments, constants, tmp_path, capability, warps)
     assert made.stack == 0 and made.registers <= registers
     assert not re.search(r"\b(atom|red)\.", made.ptx), "no sum depends on who comes first"

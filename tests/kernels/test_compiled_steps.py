@@ -3,36 +3,43 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
-from tests.kernels.compiling import CAPABILITIES, compile_kernel
+from tests.kernels.compiling import CAPABILITIES, compile_kernel, compile_launches
 from verifier.ops.kernels import accept, lay_out, move, recent
 
 pytestmark = pytest.mark.parametrize("capability", CAPABILITIES)
 
 
 def test_accept(capability, tmp_path) -> None:
-    types = {name: "*i64" for name in accept.walk_trees.arg_names if name != "WORD"} | {"width": "i32"}
-    made = compile_kernel(accept.walk_trees, types, {"WORD": 64}, tmp_path, capability, warps=2)
+    types = {name: "*i64" for name in accept.walk_trees.arg_names if name not in ("WORD", "CHAINED")} | {"width": "i32"}
+    made = compile_kernel(
+        accept.walk_trees, types, {"WORD": 64, "CHAINED": capability >= 90}, tmp_path, capability, warps=2
+    )
     assert made.stack == 0 and made.registers <= 64
 
 
 def test_lay_out_and_recent(capability, tmp_path) -> None:
-    words, longs = ("tables", "lengths", "depths", "live"), ("nodes", "positions", "slots")
-    types = dict.fromkeys(words, "*i32") | dict.fromkeys(longs, "*i64")
-    types |= dict.fromkeys(("rows", "pages", "width", "depth_stride"), "i32")
-    sizes = {"PAGE_SIZE": 48, "ROWS": 128}
-    made = compile_kernel(lay_out.lay_out_rows, types, sizes, tmp_path, capability)
-    assert made.stack == 0 and made.registers <= 64
-    types = dict.fromkeys(("recent", "emitted", "lengths", "out"), "*i64")
-    sizes = {"BLOCK": 128}
-    made = compile_kernel(recent.gather_rows, types | {"width": "i32", "nodes": "i32"}, sizes, tmp_path, capability)
-    assert made.stack == 0 and made.registers <= 64
+    def of(*shape: int, dtype: torch.dtype = torch.int64) -> torch.Tensor:
+        return torch.empty(shape, dtype=dtype, device="meta")
+
+    def call() -> None:
+        lengths, live, tables = (of(*shape, dtype=torch.int32) for shape in ((2,), (2,), (2, 64)))
+        lay_out.lay_out(tables, 48, lengths, of(2, 60, dtype=torch.int32), of(2, 60), live)
+        recent.advance(of(2, 100), lengths, of(2, 1), of(2, 6), of(2))
+        recent.text_ends(of(2, 100), lengths, 6, 1)
+
+    made = compile_launches(call, tmp_path, capability)
+    assert set(made) == {"lay_out_rows", "advance_rows", "end_rows"}
+    assert all(each.stack == 0 and each.registers <= 64 for each in made.values())
+    ptx = made["advance_rows"].ptx
+    assert "bar.sync" in ptx[ptx.rindex("ld.global") : ptx.index("st.global")], "all is read before any is written"
 
 
 @pytest.mark.parametrize("rows", [8, 64])
 def test_move(rows, capability, tmp_path) -> None:
     types = dict.fromkeys(("sources", "destinations", "lengths"), "*i64") | {"keys": "*i32", "values": "*i32"}
-    sizes = {"KEY_WIDTH": 512, "VALUE_WIDTH": 512, "ROWS": rows, "COLUMNS": 64}
+    sizes = {"KEY_WIDTH": 512, "VALUE_WIDTH": 512, "ROWS": rows, "COLUMNS": 64, "CHAINED": capability >= 90}
     made = compile_kernel(move.move_columns, types | {"slots": "i32", "path_width": "i32"}, sizes, tmp_path, capability)
     assert made.stack == 0 and made.registers <= 128
     last_read, first_write = made.ptx.rindex("ld.global"), made.ptx.index("st.global")

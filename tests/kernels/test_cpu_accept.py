@@ -16,7 +16,7 @@ from verifier.ops.accept import AcceptedPaths, accept_paths
 from verifier.ops.eager import references
 from verifier.ops.kernels.cpu.launch import recording
 from verifier.ops.move import move_paths
-from verifier.ops.recent import gather_recent
+from verifier.ops.recent import advance
 
 pytestmark = pytest.mark.usefixtures("any_processor")
 NAMES = ("lengths", "paths", "emitted", "sources")
@@ -81,8 +81,15 @@ def test_the_ends_of_texts_move_on(reach: int) -> None:
     of = torch.Generator().manual_seed(reach)
     recent, emitted = torch.randint(9, (3, reach), generator=of), torch.randint(9, (3, 4), generator=of)
     emitted[1, 0] = BROKEN
-    for lengths in ([0, 1, 4], [2, 1, 3]):
+    lengths, ends = torch.tensor([5, 6, 7]), torch.tensor([[6], [7], [8]])
+
+    def advanced(taken: Tensor) -> list[Tensor]:
+        made = recent.clone(), lengths.clone(), ends.clone()
+        advance(*made, emitted, taken)
+        return list(made)
+
+    for taken in (torch.tensor([0, 1, 4]), torch.tensor([2, 1, 3])):
         with references():
-            wanted = gather_recent(recent, emitted, torch.tensor(lengths))
-        assert torch.equal(gather_recent(recent, emitted, torch.tensor(lengths)), wanted)
-        assert int(wanted.min()) >= 0
+            wanted = advanced(taken)
+        assert all(torch.equal(a, b) for a, b in zip(advanced(taken), wanted, strict=True))
+        assert int(wanted[0].min()) >= 0 and torch.equal(wanted[1], lengths + taken)

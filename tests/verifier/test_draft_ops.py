@@ -17,7 +17,7 @@ from spec.sampling import SamplingParams
 from verifier.ops.children import MOST, best_children
 from verifier.ops.eager import references
 from verifier.ops.lay_out import lay_out
-from verifier.ops.recent import gather_recent, text_ends
+from verifier.ops.recent import advance, text_ends
 from verifier.ops.sample import RowSampling, sample_rows
 
 KINDS: list[dict[str, Any]] = [
@@ -139,8 +139,10 @@ def test_lay_out(page_size) -> None:
 def test_recent_tokens() -> None:
     recent = torch.arange(12).view(3, 4)
     emitted = torch.arange(100, 115).view(3, 5)
-    found = gather_recent(recent, emitted, torch.tensor([0, 2, 5]))
-    assert found.tolist() == [[0, 1, 2, 3], [6, 7, 105, 106], [111, 112, 113, 114]]
+    lengths, ends = torch.tensor([9, 8, 7], dtype=torch.int32), torch.tensor([[10], [9], [8]])
+    advance(recent, lengths, ends, emitted, torch.tensor([0, 2, 5]))
+    assert recent.tolist() == [[0, 1, 2, 3], [6, 7, 105, 106], [111, 112, 113, 114]]
+    assert lengths.tolist() == [9, 10, 12] and ends.tolist() == [[10], [11], [13]]
 
 
 def test_the_ends_of_texts() -> None:

@@ -17,7 +17,7 @@ from torch import Tensor
 from spec.sampling import SamplingParams
 from verifier.ops.accept import AcceptedPaths
 from verifier.ops.level import positions_below
-from verifier.ops.recent import gather_recent
+from verifier.ops.recent import advance
 from verifier.ops.sample import RowSampling
 
 
@@ -134,9 +134,7 @@ class StepState:
     def advance(self, taken: AcceptedPaths) -> None:
         """The accepted paths become text; the last emitted token of each is its new root."""
         # Of a broken sample the host takes nothing, and drops what runs ahead.
-        self.recent.copy_(gather_recent(self.recent, taken.emitted, taken.lengths))
-        self.lengths.add_(taken.lengths)
-        self.ends.add_(taken.lengths[:, None])
+        advance(self.recent, self.lengths, self.ends, taken.emitted, taken.lengths)
 
 
 def write(target: Tensor, values: Tensor | Sequence[object]) -> None:

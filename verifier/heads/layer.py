@@ -50,14 +50,14 @@ class HeadLayer:
         keys, values, scales = store.layer(self._number)
         norms, eps = self.norms, self._config.rms_norm_eps
         query = rotate_and_store(
-            self._qkv(mixed), *rotation, keys, values, rows.slots, norms.get("q_norm"), norms.get("k_norm"), eps,
-            scales=scales,
+            self._qkv.unfinished(mixed), *rotation, keys, values, rows.slots,
+            norms.get("q_norm"), norms.get("k_norm"), eps, scales=scales,
         )  # fmt: skip
         return attended(query, (keys, values, scales), rows, self._scale, first=1)
 
     def finish(self, x: Tensor, seen: Tensor, norm: Tensor | None) -> Tensor:
         """The rest of the layer is added to x, [R, H], in place. Returns x, normed with ``norm`` if there is one."""
         eps = self._config.rms_norm_eps
-        normed = add_rms_norm(x, self._output(seen), self.norms["post_attention_layernorm"], eps)
-        added = self._down(self._gate_up.gated(normed))
-        return x.add_(added) if norm is None else add_rms_norm(x, added, norm, eps)
+        normed = add_rms_norm(x, self._output.unfinished(seen), self.norms["post_attention_layernorm"], eps)
+        gated = self._gate_up.gated(normed)
+        return x.add_(self._down(gated)) if norm is None else add_rms_norm(x, self._down.unfinished(gated), norm, eps)

@@ -16,7 +16,7 @@ from torch import Tensor
 from verifier.ops.kernels.blocked import BlockedWeight
 from verifier.ops.kernels.cpu.integers import PackedIntegers
 from verifier.ops.kernels.cpu.linear import PackedFloats
-from verifier.ops.linear import PackedWeight, packed_linear
+from verifier.ops.linear import PackedWeight, Partials, packed_linear, unfinished_linear
 from verifier.ops.quantized import QuantizedMatrix
 from verifier.ops.take import take_columns
 
@@ -54,6 +54,10 @@ class Linear:
     def __call__(self, x: Tensor, count: Tensor | None = None) -> Tensor:
         """[R, in] -> [R, out], rounded. count: int64[1], of how many rows, read when it runs (on a CPU; None: all)."""
         return packed_linear(self._taken(x, count), self._packed, self.dtype, count)
+
+    def unfinished(self, x: Tensor, count: Tensor | None = None) -> Tensor | Partials:
+        """The same for an op that can finish it."""
+        return unfinished_linear(x, self._packed, self.dtype, count)
 
     def wide(self, x: Tensor, count: Tensor | None = None) -> Tensor:
         """The same as fp32, as it comes."""

@@ -1,7 +1,7 @@
 """The decoder's pass over static rows: op by op, captured in a GPU's graph, or recorded for a CPU.
 
-Six launches a layer where a product needs one: the sum of the residual stream is normed where it is formed, heads are
-normed, rotated and stored in one go, and the gate is applied where it is multiplied.
+A product may be cut into segments; whoever reads it adds them up. The sum of the residual stream is normed where it is
+formed, heads are normed, rotated and stored in one go, and the gate is applied where it is multiplied.
 
 Legend: R rows, H hidden width, V vocabulary, W rows whose logits are wanted.
 """
@@ -40,8 +40,9 @@ def paged_pass(
         if index in asked.layers:
             taken[f"layer.{index}"] = copy_rows(x, count)
         mixed = attention(decoder, index, layer, normed, rotation, rows, store)
-        normed = add_rms_norm(x, layer.output(mixed, count), layer.post_norm, eps, count)
-        normed = add_rms_norm(x, layer.down(layer.gate_up.gated(normed, count), count), next_norm, eps, count)
+        normed = add_rms_norm(x, layer.output.unfinished(mixed, count), layer.post_norm, eps, count)
+        added = layer.down.unfinished(layer.gate_up.gated(normed, count), count)
+        normed = add_rms_norm(x, added, next_norm, eps, count)
     if len(decoder.layers) in asked.layers:
         taken[f"layer.{len(decoder.layers)}"] = x
     if asked.final:
@@ -62,7 +63,7 @@ def attention(
     keys, values, scales = store.layer(index)
     cos, sin = rotation
     query = rotate_and_store(
-        layer.qkv(normed, rows.count),
+        layer.qkv.unfinished(normed, rows.count),
         cos,
         sin,
         keys,

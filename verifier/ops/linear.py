@@ -5,6 +5,7 @@ Legend: R rows, K inner width, O outer width.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
@@ -12,6 +13,24 @@ from torch import Tensor
 from torch.nn import functional
 
 from verifier.ops.eager import compiled
+
+
+@dataclass(frozen=True, slots=True)
+class Partials:
+    """A product [R, O] whose segments are still to be added: in order, then the bias; then it is rounded.
+
+    sums: fp32[segments, R, O]. bias: [O] or None.
+    """
+
+    sums: Tensor
+    bias: Tensor | None
+
+    def finished(self, dtype: torch.dtype) -> Tensor:
+        """[R, O]."""
+        total = self.sums[0]
+        for segment in self.sums[1:]:
+            total = total + segment
+        return (total if self.bias is None else total + self.bias.float()).to(dtype)
 
 
 class PackedWeight(Protocol):
@@ -42,12 +61,11 @@ class PackedWeight(Protocol):
     def plain_bias(self) -> Tensor | None:
         """[O]: the bias as it was."""
 
-    def multiply(self, x: Tensor, out: Tensor, count: Tensor | None) -> None:
-        """``out = x @ weight.T + bias``, rounded; of a gated weight ``silu(gate) * up``.
+    def product(self, x: Tensor, dtype: torch.dtype, count: Tensor | None) -> Tensor | Partials:
+        """As :func:`unfinished_linear`, by the kernels of its device."""
 
-        x: [R, K], out: [R, O or O / 2], contiguous. count: int64[1], of how many rows (on a CPU; None: all); a row's
-        bits do not depend on it.
-        """
+    def segments(self) -> list[slice]:
+        """The parts of K that a GPU sums up apart; of a CPU's weight all of it."""
 
 
 def packed_linear(x: Tensor, weight: PackedWeight, dtype: torch.dtype, count: Tensor | None = None) -> Tensor:
@@ -57,34 +75,49 @@ def packed_linear(x: Tensor, weight: PackedWeight, dtype: torch.dtype, count: Te
     same bits with any number of rows. count: int64[1], of how many rows, read when it runs (of a CPU's kernels; None:
     all).
     """
-    shape = len(x), weight.outer // (2 if weight.gated else 1)
-    if x.is_cuda:
-        out = x.new_empty(shape, dtype=dtype)
-        weight.multiply(x, out, None)
-        return out
-    if weight.on_gpu or not compiled(x):
-        bias, plain = weight.plain_bias(), weight.plain().to(x.dtype)
-        product = (gated_linear if weight.gated else linear)(x, plain, None if bias is None else bias.to(x.dtype))
-        return product.to(dtype)
-    from verifier.ops.kernels.cpu.launch import room
-
-    out = room(shape, dtype)
-    weight.multiply(x, out, count)
-    return out
+    made = unfinished_linear(x, weight, dtype, count)
+    return made if isinstance(made, Tensor) else finish(made, dtype, weight.gated)
 
 
-def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, residual: Tensor | None = None) -> Tensor:
-    """``x @ weight.T + bias``, rounded, then ``+ residual``, rounded again. Returns [R, O] of x's dtype.
+def unfinished_linear(
+    x: Tensor, weight: PackedWeight, dtype: torch.dtype, count: Tensor | None = None
+) -> Tensor | Partials:
+    """The same, but that a GPU leaves the sums of several segments, and the gate with them, to whoever reads it."""
+    if x.is_cuda or (not weight.on_gpu and compiled(x)):
+        return weight.product(x, dtype, count)
+    bias, plain = weight.plain_bias(), weight.plain().to(x.dtype)
+    segments = weight.segments()
+    if len(segments) > 1:
+        sums = [functional.linear(x[:, part].float(), plain[:, part].float()) for part in segments]
+        return Partials(torch.stack(sums), bias)
+    product = (gated_linear if weight.gated else linear)(x, plain, None if bias is None else bias.to(x.dtype))
+    return product.to(dtype)
 
-    x: [R, K]. weight: [O, K]. bias: [O]. residual: [R, O]. All of one dtype and contiguous. On a GPU sums are in fp32
-    and a row has the same bits with any number of rows.
+
+def finish(product: Partials, dtype: torch.dtype, gated: bool = False) -> Tensor:
+    """[R, O] of ``dtype``, or [R, O / 2] if gated."""
+    if product.sums.is_cuda:
+        from verifier.ops.kernels import segments
+
+        return segments.finish(product, dtype, gated)
+    whole = product.finished(dtype)
+    if not gated:
+        return whole
+    gate, up = whole.chunk(2, dim=-1)
+    return torch.mul(functional.silu(gate), up)
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """``x @ weight.T + bias``, rounded. Returns [R, O] of x's dtype.
+
+    x: [R, K]. weight: [O, K]. bias: [O]. All of one dtype and contiguous. On a GPU sums are in fp32 and a row has the
+    same bits with any number of rows.
     """
     if x.is_cuda:
         from verifier.ops.kernels import linear as kernels
 
-        return kernels.linear(x, weight, bias, residual)
-    product = functional.linear(x, weight, bias)
-    return product if residual is None else product + residual
+        return kernels.linear(x, weight, bias)
+    return functional.linear(x, weight, bias)
 
 
 def gated_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:

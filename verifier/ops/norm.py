@@ -6,6 +6,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from verifier.ops.eager import compiled
+from verifier.ops.linear import Partials
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, count: Tensor | None = None) -> Tensor:
@@ -27,15 +28,18 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, count: Tensor | None = None)
     return wide.mul_(scale).to(x.dtype).mul_(weight)
 
 
-def add_rms_norm(x: Tensor, y: Tensor, weight: Tensor, eps: float, count: Tensor | None = None) -> Tensor:
+def add_rms_norm(x: Tensor, y: Tensor | Partials, weight: Tensor, eps: float, count: Tensor | None = None) -> Tensor:
     """``x += y``, then the norm of the sum as :func:`rms_norm` has it.
 
-    x, y: [R, D], contiguous; x is the residual stream and is changed in place. Returns [R, D].
+    x, y: [R, D], contiguous; x is the residual stream and is changed in place. y may be a product that is not finished.
+    Returns [R, D].
     """
     if x.is_cuda:
         from verifier.ops.kernels import norm
 
         return norm.add_rms_norm(x, y, weight, eps)
+    if isinstance(y, Partials):
+        y = y.finished(x.dtype)
     if compiled(x):
         return _compiled(x, y, weight, eps, count)
     return rms_norm(x.add_(y), weight, eps)

@@ -13,21 +13,30 @@ from torch import Tensor
 from verifier.ops.eager import compiled
 
 
-def gather_recent(recent: Tensor, emitted: Tensor, lengths: Tensor) -> Tensor:
-    """The last T tokens after the first ``lengths[s]`` of the emitted ones came behind them.
+def advance(recent: Tensor, lengths: Tensor, ends: Tensor, emitted: Tensor, taken: Tensor) -> None:
+    """The first ``taken[s]`` of the emitted tokens come behind the text of each sequence, in place.
 
-    recent: int64[S, T]. emitted: int64[S, N]; what is behind a sequence's length is not looked at. lengths: int64[S], 0
-    to N. Returns int64[S, T], a new tensor; ``BROKEN``, which is no token and must not be looked up, is 0 in it.
+    recent: int64[S, T], the last tokens of each. lengths: int32[S], ends: int64[S, 1], how many there are. emitted:
+    int64[S, N]; what is behind a sequence's number is not looked at. taken: int64[S], 0 to N. All contiguous.
+    ``BROKEN``, which is no token and must not be looked up, becomes 0.
     """
     if recent.is_cuda:
         from verifier.ops.kernels import recent as kernels
 
-        return kernels.gather_recent(recent, emitted, lengths).clamp_(min=0)
+        kernels.advance(recent, lengths, ends, emitted, taken)
+        return
+    recent.copy_(_moved_on(recent, emitted, taken))
+    lengths.add_(taken)
+    ends.add_(taken[:, None])
+
+
+def _moved_on(recent: Tensor, emitted: Tensor, taken: Tensor) -> Tensor:
+    """int64[S, T]."""
     if compiled(recent):
         from verifier.ops.kernels.cpu import recent as of_cpu
 
-        return of_cpu.gather_recent(recent, emitted, lengths)
-    places = torch.arange(recent.shape[1], device=recent.device) + lengths[:, None]
+        return of_cpu.gather_recent(recent, emitted, taken)
+    places = torch.arange(recent.shape[1], device=recent.device) + taken[:, None]
     return torch.cat([recent, emitted], dim=1).gather(1, places).clamp_(min=0)
 
 
@@ -46,6 +55,10 @@ def text_ends(recent: Tensor, lengths: Tensor, count: int, first: int) -> TextEn
 
     recent: int64[S, T], the root last, T at least ``count``. lengths: int32[S], the roots' positions.
     """
+    if recent.is_cuda:
+        from verifier.ops.kernels import recent as kernels
+
+        return kernels.text_ends(recent, lengths, count, first)
     if compiled(recent):
         from verifier.ops.kernels.cpu import recent as of_cpu
 

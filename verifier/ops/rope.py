@@ -7,6 +7,7 @@ from torch import Tensor
 
 from kvpaging.ops import store_rows
 from verifier.ops.eager import compiled
+from verifier.ops.linear import Partials
 from verifier.ops.norm import rms_norm
 
 
@@ -22,7 +23,7 @@ def rotate(heads: Tensor, cos: Tensor, signed_sin: Tensor) -> Tensor:
 
 
 def rotate_and_store(
-    qkv: Tensor,
+    qkv: Tensor | Partials,
     cos: Tensor,
     signed_sin: Tensor,
     keys: Tensor,
@@ -36,17 +37,20 @@ def rotate_and_store(
 ) -> Tensor:
     """Norm the heads where the model does, rotate queries and keys, and store keys and values in their slots.
 
-    qkv: [R, (Q + 2 G) * D], queries, keys, values. cos, signed_sin: [R, 1, D] as :func:`rotate` takes them. keys,
-    values: [slots, G, D], one layer of a store, written in place. slots: int64 [R], distinct but for padding rows,
-    which all go to slots of page 0. query_norm, key_norm: [D], both or neither. All of one dtype and contiguous.
+    qkv: [R, (Q + 2 G) * D], queries, keys, values, a product that may not be finished. cos, signed_sin: [R, 1, D] as
+    :func:`rotate` takes them. keys, values: [slots, G, D], one layer of a store, written in place. slots: int64 [R],
+    distinct but for padding rows, which all go to slots of page 0. query_norm, key_norm: [D], both or neither. All of
+    one dtype and contiguous.
     scales: fp32[slots, 2, G] where keys and values are quantised on the way (:func:`kvpaging.ops.quantized`), of their
     dtype then. Returns the rotated queries, [R, Q, D], contiguous. count: int64[1], of how many rows, read when it runs
     (of compiled kernels; None: all).
     """
-    if qkv.is_cuda:
+    if cos.is_cuda:
         from verifier.ops.kernels import rotate as kernels
 
         return kernels.rotate_and_store(qkv, cos, signed_sin, keys, values, slots, query_norm, key_norm, eps, scales)
+    if isinstance(qkv, Partials):
+        qkv = qkv.finished(cos.dtype)
     groups, dim = keys.shape[-2:]
     if compiled(qkv):
         from verifier.ops.kernels.cpu import rows

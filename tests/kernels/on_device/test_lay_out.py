@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from spec.sample import BROKEN
 from verifier.ops import lay_out as places
 from verifier.ops import recent as texts
 from verifier.ops.kernels import lay_out, recent
@@ -32,8 +33,23 @@ def test_lay_out(sequences, width, page_size, broadcast, device) -> None:
 
 
 @pytest.mark.parametrize(("width", "emitted"), [(1, 1), (4, 7), (100, 6), (64, 64)])
-def test_recent(width, emitted, device) -> None:
+def test_texts_move_on(width, emitted, device) -> None:
     tokens = torch.arange(3 * width).view(3, width), torch.arange(1000, 1000 + 3 * emitted).view(3, emitted)
-    lengths = torch.tensor([0, emitted, (emitted + 1) // 2])
-    found = recent.gather_recent(*(tensor.to(device) for tensor in (*tokens, lengths)))
-    assert torch.equal(found.cpu(), texts.gather_recent(*tokens, lengths))
+    tokens[1][1, 0] = BROKEN
+    lengths, ends = torch.tensor([70, 7, 9], dtype=torch.int32), torch.tensor([[71], [8], [10]])
+    taken = torch.tensor([0, emitted, (emitted + 1) // 2])
+    found = [tensor.to(device, copy=True) for tensor in (tokens[0], lengths, ends)]
+    wanted = [tensor.clone() for tensor in (tokens[0], lengths, ends)]
+    recent.advance(found[0], found[1], found[2], tokens[1].to(device), taken.to(device))
+    texts.advance(wanted[0], wanted[1], wanted[2], tokens[1], taken)
+    assert all(torch.equal(a.cpu(), b) for a, b in zip(found, wanted, strict=True))
+    assert wanted[1].tolist() == (lengths + taken).tolist() and wanted[0].min() >= 0
+
+
+@pytest.mark.parametrize(("count", "first"), [(1, 0), (4, 0), (6, 1)])
+def test_text_ends(count, first, device) -> None:
+    known = torch.arange(100, 100 + 5 * 9).view(5, 9)
+    lengths = torch.tensor([20, 3, 1, 0, count - 1], dtype=torch.int32)
+    found = recent.text_ends(known.to(device), lengths.to(device), count, first)
+    wanted = texts.text_ends(known, lengths, count, first)
+    assert all(torch.equal(a.cpu(), b) and a.dtype == b.dtype for a, b in zip(found, wanted, strict=True))

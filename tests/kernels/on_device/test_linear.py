@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from verifier.ops import linear as op
-from verifier.ops.kernels import linear
+from verifier.ops.kernels import blocked, linear, norm
+from verifier.ops.kernels.blocked import BlockedWeight
 
 # In the interpreter exp() is numpy's, which warns where it gives infinity, as it is meant to far below zero.
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore:overflow encountered in exp:RuntimeWarning")]
@@ -24,7 +25,7 @@ BLOCK = 128
 @pytest.fixture
 def one_segment(monkeypatch) -> None:
     """As with a weight so tall that one program for each of its tiles is enough."""
-    monkeypatch.setattr(linear, "_PROGRAMS", 1)
+    monkeypatch.setattr(blocked, "_PROGRAMS", 1)
 
 
 def noise(device: torch.device, *shape: int, dtype: torch.dtype) -> Tensor:
@@ -38,7 +39,7 @@ def close(result: Tensor, wanted: Tensor) -> bool:
 
 
 def cut(outer: int, inner: int) -> tuple[int, int]:
-    return linear.segments_of(outer, -(-inner // BLOCK), BLOCK)
+    return blocked.segments_of(outer, -(-inner // BLOCK), BLOCK)
 
 
 SHAPES = [(1, 128, 64), (3, 100, 70), (64, 200, 130), (65, 1100, 64), (2, 1536, 33)]
@@ -51,11 +52,15 @@ def case(device: torch.device, dtype: torch.dtype, rows: int, inner: int, outer:
 
 def check_all(device: torch.device, dtype: torch.dtype, rows: int, inner: int, outer: int) -> None:
     x, weight, bias, stream = case(device, dtype, rows, inner, outer)
-    on_cpu = [part.cpu() for part in (x, weight, bias, stream)]
+    on_cpu = [part.cpu() for part in (x, weight, bias)]
     assert close(linear.linear(x, weight), op.linear(*on_cpu[:2]))
     whole = linear.linear(x, weight, bias)
     assert close(whole, op.linear(*on_cpu[:3]))
-    assert torch.equal(linear.linear(x, weight, bias, stream), whole + stream), "one launch, the same bits as two"
+    read, scale = linear.product(x, BlockedWeight.of(weight, bias), dtype), noise(device, outer, dtype=dtype)
+    streams = stream.clone(), stream.clone()
+    normed = [norm.add_rms_norm(to, y, scale, 1e-5) for to, y in zip(streams, (read, whole), strict=True)]
+    assert torch.equal(*streams), "added up by the norm, the same bits as by a launch of their own"
+    assert close(*normed)
     if outer % 2 == 0:
         assert close(linear.gated_linear(x, weight, bias), op.gated_linear(*on_cpu[:3]))
 
@@ -75,12 +80,20 @@ def test_in_one_segment(rows, inner, outer, dtype, device) -> None:
 
 @pytest.mark.parametrize("programs", [1, 264], ids=["one_segment", "segments"])
 def test_a_row_has_the_same_bits_among_any_number_of_rows(programs, device, monkeypatch) -> None:
-    monkeypatch.setattr(linear, "_PROGRAMS", programs)
+    monkeypatch.setattr(blocked, "_PROGRAMS", programs)
     x, weight, bias, stream = case(device, EXACT, 70, 1100, 96)
-    product, gated = linear.linear(x, weight, bias, stream), linear.gated_linear(x, weight, bias)
-    for rows in (slice(0, 1), slice(17, 19), slice(60, 66), slice(69, 70)):
+    scale = noise(device, 96, dtype=EXACT)
+
+    def normed(rows: slice) -> Tensor:
+        read = linear.product(x[rows].clone(), BlockedWeight.of(weight, bias), EXACT)
+        return norm.add_rms_norm(stream[rows].clone(), read, scale, 1e-5)
+
+    product, gated = linear.linear(x, weight, bias), linear.gated_linear(x, weight, bias)
+    every = normed(slice(0, 70))
+    for rows in (slice(0, 1), slice(0, 16), slice(17, 19), slice(11, 40), slice(60, 66), slice(69, 70)):
         part = x[rows].clone()
-        assert torch.equal(linear.linear(part, weight, bias, stream[rows].clone()), product[rows])
+        assert torch.equal(linear.linear(part, weight, bias), product[rows])
+        assert torch.equal(normed(rows), every[rows])
         assert torch.equal(linear.gated_linear(part, weight, bias), gated[rows])
 
 
@@ -88,12 +101,12 @@ def test_a_row_has_the_same_bits_among_any_number_of_rows(programs, device, monk
 def test_the_bits_of_served_shapes(outer, inner, device, monkeypatch) -> None:
     """The weights of a layer of an 8B, cut as they are served; the interpreter has time for a few outputs of them."""
     served = cut(outer, inner)
-    monkeypatch.setattr(linear, "segments_of", lambda *_: served)
+    monkeypatch.setattr(blocked, "segments_of", lambda *_: served)
     some = outer if EXACT is torch.bfloat16 else 6
-    x, weight, _, stream = case(device, EXACT, 70, inner, some)
-    product = linear.linear(x, weight, None, stream)
+    x, weight = case(device, EXACT, 70, inner, some)[:2]
+    product = linear.linear(x, weight)
     for rows in (slice(0, 1), slice(60, 66), slice(0, 64)):
-        assert torch.equal(linear.linear(x[rows].clone(), weight, None, stream[rows].clone()), product[rows])
+        assert torch.equal(linear.linear(x[rows].clone(), weight), product[rows])
     if outer > 2 * inner:
         gated = linear.gated_linear(x, weight)
         assert torch.equal(linear.gated_linear(x[17:19].clone(), weight), gated[17:19])

@@ -10,8 +10,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from tests.verifier.quantized_weights import KINDS, STEPPED, matrix_of
-from verifier.ops.kernels import linear
+from verifier.ops.kernels import blocked, linear
 from verifier.ops.kernels.blocked import BlockedWeight
+from verifier.ops.linear import Partials, unfinished_linear
 from verifier.ops.quantized import QuantizedMatrix
 
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore:overflow encountered in exp:RuntimeWarning")]
@@ -31,12 +32,6 @@ def rows_of(count: int, inner: int, dtype: torch.dtype, device: torch.device) ->
     return torch.randn(count, inner, generator=torch.Generator().manual_seed(1)).to(device, dtype)
 
 
-def product(x: Tensor, weight: BlockedWeight, dtype: torch.dtype, residual: Tensor | None = None) -> Tensor:
-    out = x.new_empty(len(x), weight.outer // (2 if weight.gated else 1), dtype=dtype)
-    linear.multiply(x, weight, out, residual)
-    return out
-
-
 def meant(x: Tensor, weight: BlockedWeight) -> Tensor:
     bias = None if weight.bias is None else weight.bias.cpu().double()
     return functional.linear(x.cpu().double(), weight.plain().cpu().double(), bias)
@@ -46,24 +41,26 @@ def meant(x: Tensor, weight: BlockedWeight) -> Tensor:
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("kind", [*KINDS, *STEPPED])
 def test_it_multiplies(kind, shape, programs, dtype, device, monkeypatch) -> None:
-    monkeypatch.setattr(linear, "_PROGRAMS", programs)
+    monkeypatch.setattr(blocked, "_PROGRAMS", programs)
     weight, x = weight_of(kind, shape, device), rows_of(3, shape[0], dtype, device)
     expected, eps = meant(x, weight), torch.finfo(dtype).eps
-    wide = product(x, weight, torch.float32)
+    wide = linear.whole(x, weight, torch.float32)
     assert torch.allclose(wide.cpu().double(), expected, atol=4e-5, rtol=1e-5)
-    whole = product(x, weight, dtype)
+    whole = linear.whole(x, weight, dtype)
     assert torch.allclose(whole.cpu().double(), expected, atol=max(4e-5, 8 * eps), rtol=2 * eps)
-    stream = rows_of(3, shape[1], dtype, device)
-    assert torch.equal(product(x, weight, dtype, stream), whole + stream), "one launch, the same bits as two"
+    on_cpu = unfinished_linear(x.cpu(), weight_of(kind, shape, torch.device("cpu")), dtype)
+    assert isinstance(on_cpu, Partials) == isinstance(linear.product(x, weight, dtype), Partials)
+    reference = on_cpu.finished(dtype) if isinstance(on_cpu, Partials) else on_cpu
+    assert torch.allclose(whole.cpu().double(), reference.double(), atol=max(4e-5, 8 * eps), rtol=4 * eps)
 
 
 @pytest.mark.parametrize("programs", [1, 264], ids=["one_segment", "segments"])
 @pytest.mark.parametrize("kind", SOME)
 def test_the_gate_is_applied_as_in_steps(kind, programs, dtype, device, monkeypatch) -> None:
-    monkeypatch.setattr(linear, "_PROGRAMS", programs)
+    monkeypatch.setattr(blocked, "_PROGRAMS", programs)
     x = rows_of(5, 576, dtype, device)
-    gate, up = product(x, weight_of(kind, (576, 140), device), dtype).chunk(2, dim=-1)
-    result = product(x, weight_of(kind, (576, 140), device, gated=True), dtype)
+    gate, up = linear.whole(x, weight_of(kind, (576, 140), device), dtype).chunk(2, dim=-1)
+    result = linear.whole(x, weight_of(kind, (576, 140), device, gated=True), dtype)
     eps = torch.finfo(dtype).eps
     assert torch.allclose(result.double(), (functional.silu(gate) * up).double(), rtol=4 * eps, atol=eps)
 
@@ -71,13 +68,13 @@ def test_the_gate_is_applied_as_in_steps(kind, programs, dtype, device, monkeypa
 @pytest.mark.parametrize("programs", [1, 264], ids=["one_segment", "segments"])
 @pytest.mark.parametrize("kind", SOME)
 def test_a_row_has_the_same_bits_among_any_number_of_rows(kind, programs, device, monkeypatch) -> None:
-    monkeypatch.setattr(linear, "_PROGRAMS", programs)
+    monkeypatch.setattr(blocked, "_PROGRAMS", programs)
     x, weight = rows_of(70, 640, EXACT, device), weight_of(kind, (640, 64), device)
     gated = weight_of(kind, (640, 64), device, gated=True)
     for each in (weight, gated):
-        whole = product(x, each, torch.float32)
+        whole = linear.whole(x, each, torch.float32)
         for rows in (slice(0, 1), slice(17, 19), slice(3, 67), slice(69, 70)):
-            assert torch.equal(product(x[rows].clone(), each, torch.float32), whole[rows])
+            assert torch.equal(linear.whole(x[rows].clone(), each, torch.float32), whole[rows])
 
 
 def test_every_value_becomes_what_it_means(device) -> None:
@@ -89,4 +86,4 @@ def test_every_value_becomes_what_it_means(device) -> None:
         bits[bits & 127 == 127] = 0 if floats else 127
         matrix.put(bits.view(matrix.values.dtype).expand(256, 256).contiguous())
         matrix.scales.fill_(1.0)
-        assert torch.equal(product(x, BlockedWeight.of(matrix), torch.float32), matrix.plain().T)
+        assert torch.equal(linear.whole(x, BlockedWeight.of(matrix), torch.float32), matrix.plain().T)

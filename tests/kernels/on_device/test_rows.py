@@ -9,7 +9,8 @@ from torch import Tensor
 from kvpaging.ops import as_bytes, dequantized
 from verifier.ops import norm as norm_op
 from verifier.ops import rope as rope_op
-from verifier.ops.kernels import norm, rotate
+from verifier.ops.kernels import norm, rotate, segments
+from verifier.ops.linear import Partials
 
 # In the interpreter exp() is numpy's, which warns where it gives infinity, as it is meant to far below zero.
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore:overflow encountered in exp:RuntimeWarning")]
@@ -131,6 +132,23 @@ def test_a_row_is_rotated_and_stored_alike_alone_and_in_company(dtype, device) -
         slot = case.slots[row]
         assert torch.equal(query[0], result[row])
         assert torch.equal(keys[slot], together[3][slot]) and torch.equal(values[slot], together[4][slot])
+
+
+@pytest.mark.parametrize("biased", [False, True])
+def test_segments_are_added_as_the_product_itself_adds_them(biased, dtype, device) -> None:
+    """Read by the rotation or by a launch of their own: the same bits."""
+    case = _Attention(device, dtype, 9, 3, 64)
+    sums = noise(device, 3, *case.qkv.shape, dtype=torch.float32)
+    partials = Partials(sums, noise(device, case.qkv.shape[1], dtype=dtype) if biased else None)
+    whole = segments.finish(partials, dtype, is_gated=False)
+    assert torch.equal(whole, partials.finished(dtype))
+
+    def run(qkv: Tensor | Partials) -> tuple[Tensor, ...]:
+        cos, sin, keys, values, slots = case.inputs()[1:]
+        queries = rotate.rotate_and_store(qkv, cos, sin, keys, values, slots, case.norms[0], case.norms[1], 1e-6)
+        return queries, keys, values
+
+    assert all(torch.equal(a, b) for a, b in zip(run(partials), run(whole), strict=True))
 
 
 def test_no_rows_is_no_launch(device) -> None:

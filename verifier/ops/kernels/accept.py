@@ -7,6 +7,7 @@ import triton.language as tl
 from torch import Tensor
 
 from verifier.ops.accept import AcceptedPaths
+from verifier.ops.kernels.chain import chained, wait_turn
 
 #: One ancestor word holds this many nodes.
 _WORD = 64
@@ -26,8 +27,10 @@ def walk_trees(
     sources,
     width,
     WORD: tl.constexpr,
+    CHAINED: tl.constexpr,
 ):
     """The words of spec/accept.py: bit i of ``match`` says that token i is the sample at its parent."""
+    wait_turn(CHAINED)
     sequence = tl.program_id(0)
     node = tl.arange(0, WORD)
     real = node < tl.load(counts + sequence)
@@ -65,5 +68,5 @@ def accept_paths(
     found = AcceptedPaths(tokens.new_empty(sequences), *(tokens.new_empty(sequences, width) for _ in range(3)))
     if sequences:
         results = (found.lengths, found.paths, found.emitted, found.sources)
-        walk_trees[(sequences,)](*whole, *results, width, _WORD, num_warps=2)
+        walk_trees[(sequences,)](*whole, *results, width, _WORD, num_warps=2, **chained())
     return found

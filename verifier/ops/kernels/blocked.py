@@ -18,17 +18,25 @@ Legend: R rows, K inner width, K' that of filled groups, O outer width, G groups
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
+from verifier.ops.linear import Partials
 from verifier.ops.quantized import FP8, QuantizedMatrix
 
 #: Numbers of a block that are tried; a tile of 16 bits is multiplied by 16 of them at least.
 LEAST_BLOCK = 16
 _BLOCKS = (128, 64, 32, LEAST_BLOCK)
+#: Outputs of a program.
+TILE = 64
+#: Programs wanted for one tile of rows: two for each processor of the largest GPUs of today.
+_PROGRAMS = 264
+#: Inner positions a segment holds at least: shorter ones spend their time on filling the pipeline.
+_LEAST = 512
 #: Kinds of values, and what is added to those that have a sign.
 FLOATS, E4M3, UNSIGNED = "floats", "e4m3", "uint4"
 ADDED = {"int8": 128, "int4": 8, UNSIGNED: 0}
@@ -92,6 +100,18 @@ class BlockedWeight:
         return self.groups * -(-self.inner // self.groups // self.block)
 
     @property
+    def cut(self) -> tuple[int, int]:
+        """See :func:`segments_of`."""
+        return segments_of(self.outer, self.blocks, self.block)
+
+    def segments(self) -> list[slice]:
+        """Those of K."""
+        count, length = self.cut
+        filled, group = self.blocks * self.block // self.groups, self.inner // self.groups
+        ends = [at // filled * group + min(at % filled, group) for at in range(0, count * length, length)]
+        return [slice(*pair) for pair in pairwise([*ends, self.inner])]
+
+    @property
     def nbytes(self) -> int:
         """Numbers, scales and what else groups and spans have."""
         return sum(one.nbytes for one in (self.values, self.scales, self.offsets, self.steps) if one is not None)
@@ -118,11 +138,20 @@ class BlockedWeight:
         """[O]: the bias as it was."""
         return self.bias
 
-    def multiply(self, x: Tensor, out: Tensor, count: Tensor | None) -> None:
-        """See :class:`~verifier.ops.linear.PackedWeight`."""
+    def product(self, x: Tensor, dtype: torch.dtype, count: Tensor | None) -> Tensor | Partials:
+        """See :class:`~verifier.ops.linear.PackedWeight`. count: not read."""
         from verifier.ops.kernels import linear as kernels
 
-        kernels.multiply(x, self, out)
+        return kernels.product(x, self, dtype)
+
+
+def segments_of(outer: int, blocks: int, block: int) -> tuple[int, int]:
+    """How many segments a weight of so many outputs is cut into, and the inner width of each, whole blocks; rows have
+    no say in it. blocks: of the inner width. block: numbers of one.
+    """
+    wanted = max(1, _PROGRAMS // -(-outer // TILE))
+    length = max(-(-blocks // wanted), min(_LEAST // block, blocks))
+    return -(-blocks // length), length * block
 
 
 def block_of(group: int, bits: int) -> int:

@@ -20,6 +20,7 @@ import triton.language as tl
 from torch import Tensor
 
 from verifier.ops.children import MOST
+from verifier.ops.kernels.chain import chained, wait_turn
 from verifier.ops.kernels.noise import gumbel_at, noise_key
 from verifier.ops.kernels.planes import COLDEST, MERGE, block_of, divisor_of
 from verifier.ops.kernels.search import INFINITY, NO_TOKEN, ordered, unordered
@@ -100,8 +101,10 @@ def rank(
     count,
     MOST: tl.constexpr,
     BLOCK: tl.constexpr,
+    CHAINED: tl.constexpr,
 ):
     """One block of one row: its count largest noisy logits, and what of its logits the filters may need."""
+    wait_turn(CHAINED)
     row, block = tl.program_id(0).to(tl.int64), tl.program_id(1)
     columns = block * BLOCK + tl.arange(0, BLOCK)
     inside, heat, at = columns < width, tl.load(temperature + row), row * blocks + block
@@ -178,8 +181,10 @@ def merge(
     count,
     MOST: tl.constexpr,
     MERGE: tl.constexpr,
+    CHAINED: tl.constexpr,
 ):
     """One row: the children among what the filters keep, or among all."""
+    wait_turn(CHAINED)
     row, lane, first = tl.program_id(0).to(tl.int64), tl.arange(0, MOST), tl.program_id(0).to(tl.int64) * count
     heat = tl.load(temperature + row)
     k, by_k, p, min_p, filtered = filters_of(top_ks, top_ps, min_ps, heat, row, MOST)
@@ -229,6 +234,6 @@ def best_children(
         s, sizes = sampling, (size, width, blocks, count, MOST)
         asked = (token_ids, s.temperature, s.top_k, s.top_p, s.min_p, s.seeds, s.positions)
         handed = (floats, noisy_lists, lists)
-        rank[(rows, blocks)](logits, *asked, *handed, *sizes, block, num_warps=RANK_WARPS)
-        merge[(rows,)](*asked, *handed, tokens, chances, *sizes, MERGE, num_warps=MERGE_WARPS)
+        rank[(rows, blocks)](logits, *asked, *handed, *sizes, block, num_warps=RANK_WARPS, **chained())
+        merge[(rows,)](*asked, *handed, tokens, chances, *sizes, MERGE, num_warps=MERGE_WARPS, **chained())
     return tokens, chances

@@ -10,6 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from verifier.ops.kernels.chain import chained, wait_turn
 from verifier.ops.kernels.key_blocks import (
     INTEGERS,
     LOG2_E,
@@ -34,8 +35,9 @@ from verifier.ops.tree_attention import PagedRows
 def chunk_rows(query, keys, values, scales, out, tables, lengths, offsets, count, table_stride, first, scale,
                GROUP: tl.constexpr, H: tl.constexpr, D: tl.constexpr, WIDE: tl.constexpr, C: tl.constexpr,
                PAGE: tl.constexpr, WINDOW: tl.constexpr, SEQUENCES: tl.constexpr, BLOCK: tl.constexpr,
-               SPLIT: tl.constexpr, TILE: tl.constexpr):  # fmt: skip
+               SPLIT: tl.constexpr, TILE: tl.constexpr, CHAINED: tl.constexpr):  # fmt: skip
     """Grid (tiles, G, D / C): rows of chains at ``length ..``, each over all positions up to its own."""
+    wait_turn(CHAINED)
     head, first_column = tl.program_id(1), tl.program_id(2) * C
     sequence, place = tile_sequence(offsets, tl.program_id(0), GROUP, TILE, SEQUENCES, count)
     if sequence >= count:
@@ -91,6 +93,6 @@ def chunk_attention(
     count, stride = rows.tables.shape
     chunk_rows[grid](
         query, *as_stored(keys, values, scales), out, rows.tables, rows.lengths, rows.offsets, count, stride, first,
-        scale * LOG2_E, **shape, **tile, **OPTIONS,
+        scale * LOG2_E, **shape, **tile, **OPTIONS, **chained(),
     )  # fmt: skip
     return out

@@ -7,6 +7,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from verifier.ops.kernels.chain import chained, wait_turn
+
 _ROWS = 128
 
 
@@ -25,11 +27,13 @@ def lay_out_rows(
     depth_stride,
     PAGE_SIZE: tl.constexpr,
     ROWS: tl.constexpr,
+    CHAINED: tl.constexpr,
 ):
     """ROWS rows. depth_stride: from one sequence's depths to the next's, 0 where all have the same.
 
     Of the sizes only the page's is compiled in: trees and tables have many.
     """
+    wait_turn(CHAINED)
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     inside, sequence = row < rows, row // width
     real = inside & (tl.load(live + sequence, inside, 0) != 0)
@@ -51,5 +55,7 @@ def lay_out(
     positions, slots = (torch.empty(sequences * width, dtype=torch.int64, device=nodes.device) for _ in range(2))
     if rows := sequences * width:
         sizes = (rows, tables.shape[1], width, width if depths.dim() == 2 else 0, page_size, _ROWS)
-        lay_out_rows[(triton.cdiv(rows, _ROWS),)](tables, lengths, depths, nodes, live, positions, slots, *sizes)
+        lay_out_rows[(triton.cdiv(rows, _ROWS),)](
+            tables, lengths, depths, nodes, live, positions, slots, *sizes, **chained()
+        )
     return positions, slots

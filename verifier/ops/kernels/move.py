@@ -15,6 +15,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from verifier.ops.kernels.chain import chained, wait_turn
+
 #: Words of a row that one program moves: 64 rows of them take 32 registers in each of 128 threads.
 _COLUMNS = 64
 _WORDS = {1: torch.int8, 2: torch.int16, 4: torch.int32}
@@ -33,8 +35,10 @@ def move_columns(
     VALUE_WIDTH: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
+    CHAINED: tl.constexpr,
 ):
     """COLUMNS words of all ROWS of a sequence, in one layer. The last programs of the first axis take the values."""
+    wait_turn(CHAINED)
     KEY_PIECES: tl.constexpr = (KEY_WIDTH + COLUMNS - 1) // COLUMNS
     piece, layer, sequence = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     rows = tl.arange(0, ROWS)
@@ -82,6 +86,7 @@ def _move(keys: Tensor, values: Tensor, sources: Tensor, destinations: Tensor, l
             value_width,
             triton.next_power_of_2(width),
             _COLUMNS,
+            **chained(),
         )
 
 

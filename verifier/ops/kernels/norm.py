@@ -7,6 +7,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from verifier.ops.kernels.chain import chained, wait_turn
+from verifier.ops.kernels.segments import ROWS, as_read, product_at
+from verifier.ops.linear import Partials
+
 
 @triton.jit
 def inverse_rms(squares, WIDTH: tl.constexpr, eps):
@@ -14,10 +18,13 @@ def inverse_rms(squares, WIDTH: tl.constexpr, eps):
     return tl.div_rn(1.0, tl.sqrt_rn(squares / WIDTH + eps))
 
 
-@triton.jit
-def norm_rows(x, y, weight, out, eps, WIDTH: tl.constexpr, BLOCK: tl.constexpr, ADD: tl.constexpr):
-    """out = norm(x) * weight, or x += y before it; one program a row."""
-    start = tl.program_id(0).to(tl.int64) * WIDTH
+@triton.jit(do_not_specialize=ROWS)
+def norm_rows(x, y, bias, weight, out, R, eps, WIDTH: tl.constexpr, BLOCK: tl.constexpr, ADD: tl.constexpr,
+              SEGMENTS: tl.constexpr, BIAS: tl.constexpr, CHAINED: tl.constexpr):  # fmt: skip
+    """out = norm(x) * weight, or x += y before it, a product with its bias; one program a row."""
+    wait_turn(CHAINED)
+    number = tl.program_id(0)
+    start = number.to(tl.int64) * WIDTH
     columns = tl.arange(0, BLOCK)
     inside = columns < WIDTH
     row = tl.load(x + start + columns, inside, 0.0)
@@ -25,7 +32,8 @@ def norm_rows(x, y, weight, out, eps, WIDTH: tl.constexpr, BLOCK: tl.constexpr, 
     wide = row.to(tl.float32)
     if ADD:
         # The sum is rounded before it is normed: the next layer reads it back from memory.
-        row = (wide + tl.load(y + start + columns, inside, 0.0).to(tl.float32)).to(kind)
+        added = product_at(y, bias, number, columns, inside, R, kind, WIDTH, SEGMENTS, BIAS)
+        row = (wide + added.to(tl.float32)).to(kind)
         tl.store(x + start + columns, row, inside)
         wide = row.to(tl.float32)
     scale = inverse_rms(tl.sum(wide * wide, axis=0), WIDTH, eps)
@@ -37,25 +45,31 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """As :func:`verifier.ops.norm.rms_norm`."""
     rows = x.reshape(-1, x.shape[-1])
     out = torch.empty_like(rows)
-    _launch(rows, rows, weight, out, eps, add=False)
+    _launch(rows, None, weight, out, eps)
     return out.view(x.shape)
 
 
-def add_rms_norm(x: Tensor, y: Tensor, weight: Tensor, eps: float) -> Tensor:
+def add_rms_norm(x: Tensor, y: Tensor | Partials, weight: Tensor, eps: float) -> Tensor:
     """As :func:`verifier.ops.norm.add_rms_norm`."""
-    assert x.is_contiguous() and y.is_contiguous() and x.shape == y.shape, "x and y are whole tensors of one shape"
+    whole = y if isinstance(y, Tensor) else y.sums
+    assert x.is_contiguous() and whole.is_contiguous(), "rows lie one behind the other"
+    assert x.shape == whole.shape[-2:], "x and y are of one shape"
     out = torch.empty_like(x)
-    _launch(x, y, weight, out, eps, add=True)
+    _launch(x, y, weight, out, eps)
     return out
 
 
-def _launch(x: Tensor, y: Tensor, weight: Tensor, out: Tensor, eps: float, add: bool) -> None:
+def _launch(x: Tensor, y: Tensor | Partials | None, weight: Tensor, out: Tensor, eps: float) -> None:
     width = x.shape[-1]
     rows = x.numel() // width
     # Triton compiles other code for other alignments, and it may sum in another order.
     assert x.data_ptr() % 16 == 0, "rows begin on 16 bytes, as every new tensor does"
+    added, about = as_read(x if y is None else y)
     if rows:
-        norm_rows[(rows,)](x, y, weight, out, eps, width, block(width), ADD=add, num_warps=warps(width))
+        norm_rows[(rows,)](
+            x, *added, weight, out, rows, eps, WIDTH=width, BLOCK=block(width), ADD=y is not None, **about,
+            num_warps=warps(width), **chained(),
+        )  # fmt: skip
 
 
 def block(width: int) -> int:

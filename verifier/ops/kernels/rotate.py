@@ -11,15 +11,19 @@ import triton.language as tl
 from torch import Tensor
 
 from kvpaging.ops import LARGEST
+from verifier.ops.kernels.chain import chained, wait_turn
 from verifier.ops.kernels.norm import inverse_rms
 from verifier.ops.kernels.quantized_rows import as_stored, narrowed, scale_of
+from verifier.ops.kernels.segments import ROWS, as_read, product_at
+from verifier.ops.linear import Partials
 
 _HEADS = 8
 
 
-@triton.jit
+@triton.jit(do_not_specialize=ROWS)
 def rotate_and_store_rows(
     qkv,
+    bias,
     cos,
     signed_sin,
     query_weight,
@@ -29,6 +33,7 @@ def rotate_and_store_rows(
     values,
     scales,
     slots,
+    R,
     eps,
     QUERIES: tl.constexpr,
     GROUPS: tl.constexpr,
@@ -38,17 +43,22 @@ def rotate_and_store_rows(
     HEADS: tl.constexpr,
     NORM: tl.constexpr,
     LARGEST: tl.constexpr,
+    SEGMENTS: tl.constexpr,
+    BIAS: tl.constexpr,
+    CHAINED: tl.constexpr,
 ):
     """The heads of one row, HEADS of them a program; HALF of a head in BLOCK columns. LARGEST: number of the type that
     keys and values are quantised to; 0: of none."""
+    wait_turn(CHAINED)
     row = tl.program_id(0).to(tl.int64)
     heads = (tl.program_id(1) * HEADS + tl.arange(0, HEADS))[:, None]
     columns = tl.arange(0, BLOCK)[None, :]
     inside = (heads < QUERIES + 2 * GROUPS) & (columns < HALF)
-    start = qkv + row * ((QUERIES + 2 * GROUPS) * DIM) + heads * DIM + columns
-    low = tl.load(start, inside, 0.0)
-    high = tl.load(start + HALF, inside, 0.0)
-    kind: tl.constexpr = low.dtype
+    kind: tl.constexpr = queries.dtype.element_ty
+    width: tl.constexpr = (QUERIES + 2 * GROUPS) * DIM
+    at = heads * DIM + columns
+    low = product_at(qkv, bias, row, at, inside, R, kind, width, SEGMENTS, BIAS)
+    high = product_at(qkv, bias, row, at + HALF, inside, R, kind, width, SEGMENTS, BIAS)
     slot = tl.load(slots + row)
 
     value = slot * (GROUPS * DIM) + (heads - QUERIES - GROUPS) * DIM + columns
@@ -101,7 +111,7 @@ def rotate_and_store_rows(
 
 
 def rotate_and_store(
-    qkv: Tensor,
+    qkv: Tensor | Partials,
     cos: Tensor,
     signed_sin: Tensor,
     keys: Tensor,
@@ -114,21 +124,25 @@ def rotate_and_store(
 ) -> Tensor:
     """As :func:`verifier.ops.rope.rotate_and_store`."""
     groups, dim = keys.shape[-2:]
-    count, rows = qkv.shape[1] // dim - 2 * groups, len(qkv)
-    whole = (qkv, cos, signed_sin, keys, values, slots)
+    (product, bias), about = as_read(qkv)
+    rows, width = product.shape[-2:]
+    count = width // dim - 2 * groups
+    whole = (product, cos, signed_sin, keys, values, slots)
     assert all(tensor.is_contiguous() for tensor in whole), "rows lie one behind the other"
-    assert qkv.data_ptr() % 16 == 0, "other alignments are compiled otherwise, and may sum in another order"
-    queries = qkv.new_empty(rows, count, dim)
+    assert product.data_ptr() % 16 == 0, "other alignments are compiled otherwise, and may sum in another order"
+    queries = cos.new_empty(rows, count, dim)
     if rows:
         rotate_and_store_rows[(rows, triton.cdiv(count + 2 * groups, _HEADS))](
-            qkv,
+            product,
+            bias,
             cos,
             signed_sin,
-            qkv if query_norm is None else query_norm,
-            qkv if key_norm is None else key_norm,
+            product if query_norm is None else query_norm,
+            product if key_norm is None else key_norm,
             queries,
             *as_stored(keys, values, scales),
             slots,
+            rows,
             eps,
             QUERIES=count,
             GROUPS=groups,
@@ -138,5 +152,7 @@ def rotate_and_store(
             HEADS=_HEADS,
             NORM=query_norm is not None,
             LARGEST=0.0 if scales is None else LARGEST[keys.dtype],
+            **about,
+            **chained(),
         )
     return queries

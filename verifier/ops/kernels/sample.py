@@ -26,6 +26,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from verifier.ops.kernels.chain import chained, wait_turn
 from verifier.ops.kernels.noise import gumbel_at, noise_key
 from verifier.ops.kernels.planes import (
     ABOVE,
@@ -62,9 +63,21 @@ SETTLE_WARPS, WEIGH_WARPS = 16, 8
 
 @triton.jit(do_not_specialize=["size"])
 def scan(
-    logits, token_ids, temperature, seeds, positions, floats, words, size, vocab_size, blocks, BLOCK: tl.constexpr
+    logits,
+    token_ids,
+    temperature,
+    seeds,
+    positions,
+    floats,
+    words,
+    size,
+    vocab_size,
+    blocks,
+    BLOCK: tl.constexpr,
+    CHAINED: tl.constexpr,
 ):
     """One block of one row: the winner and its noisy value, the largest scaled logit (NaN if broken), and the mass."""
+    wait_turn(CHAINED)
     row, block = tl.program_id(0).to(tl.int64), tl.program_id(1)
     ids = block * BLOCK + tl.arange(0, BLOCK)
     heat = tl.load(temperature + row)
@@ -106,11 +119,13 @@ def weigh(
     BLOCK: tl.constexpr,
     MERGE: tl.constexpr,
     CAP: tl.constexpr,
+    CHAINED: tl.constexpr,
 ):
     """One block of one row: mass of the tokens likelier than the round's winner, and the next winner among them.
 
     Nothing is written where nothing can touch the winner: it is the likeliest, no filter is on, or an earlier stands.
     """
+    wait_turn(CHAINED)
     row, block = tl.program_id(0).to(tl.int64), tl.program_id(1)
     heat, k, p = tl.load(temperature + row), tl.load(top_ks + row), tl.load(top_ps + row)
     min_p = tl.load(min_ps + row)
@@ -169,8 +184,10 @@ def sample_rows(logits: Tensor, sampling: RowSampling, token_ids: Tensor | None 
         s, sizes = sampling, (size, vocab_size, blocks)
         noise = (s.seeds, s.positions)
         asked = (logits, token_ids, s.temperature, s.top_k, s.top_p, s.min_p, *noise)
-        scan[(rows, blocks)](logits, token_ids, s.temperature, *noise, floats, words, *sizes, block)
+        scan[(rows, blocks)](logits, token_ids, s.temperature, *noise, floats, words, *sizes, block, **chained())
         for turn in range(ROUNDS):
-            weigh[(rows, blocks)](*asked, floats, words, *sizes, turn, block, MERGE, CAP, num_warps=WEIGH_WARPS)
-        settle[(rows,)](*asked, floats, words, sampled, *sizes, MERGE, TILE, CAP, num_warps=SETTLE_WARPS)
+            weigh[(rows, blocks)](
+                *asked, floats, words, *sizes, turn, block, MERGE, CAP, num_warps=WEIGH_WARPS, **chained()
+            )
+        settle[(rows,)](*asked, floats, words, sampled, *sizes, MERGE, TILE, CAP, num_warps=SETTLE_WARPS, **chained())
     return sampled

@@ -6,6 +6,7 @@ import triton
 import triton.language as tl
 
 from spec.sample import BROKEN
+from verifier.ops.kernels.chain import wait_turn
 from verifier.ops.kernels.noise import noise_key
 from verifier.ops.kernels.planes import (
     ABOVE,
@@ -44,8 +45,10 @@ def settle(
     MERGE: tl.constexpr,
     TILE: tl.constexpr,
     CAP: tl.constexpr,
+    CHAINED: tl.constexpr,
 ):
     """One row: the first of the winners that stands, or what the search finds; ``BROKEN`` if the row is."""
+    wait_turn(CHAINED)
     row = tl.program_id(0).to(tl.int64)
     heat, k, p = tl.load(temperature + row), tl.load(top_ks + row), tl.load(top_ps + row)
     min_p = tl.load(min_ps + row)

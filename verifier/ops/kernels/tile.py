@@ -1,4 +1,7 @@
-"""The product of one tile of outputs and rows: a chain of MMAs in order of k, whatever rows there are.
+"""The product of one tile of outputs and rows: chains of MMAs in order of k, each of 16 rows, however many there are.
+
+A tile of 16, 32 or 64 rows is one, two or four such chains: one instruction (on ``sm_90`` wgmma of m64n16k16), so that
+a row's sums are formed alike in a tile of any size.
 
 Weights stand as :mod:`verifier.ops.kernels.blocked` has them. Whole numbers become halves by bits: behind the exponent
 of 2^23 they are fp32 of 2^23 more, which a difference takes away, with what means zero. e4m3 has the bits of fp32 but
@@ -11,6 +14,11 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
+
+from verifier.ops.kernels.chain import bring
+
+#: Rows of a chain.
+DOT = tl.constexpr(16)
 
 
 @triton.jit
@@ -25,11 +33,31 @@ def _halves(words, zero, KIND: tl.constexpr, kind: tl.constexpr):
 
 
 @triton.jit
-def _inputs(x, rows, base, offset, R, K: tl.constexpr, GROUP: tl.constexpr, WIDTH: tl.constexpr):
-    """[TILE rows, WIDTH]: a group's inputs from ``offset`` on; none behind its end. base: where the group begins."""
-    inner = offset + tl.arange(0, WIDTH)
+def _inputs(x, row, base, offset, R, K: tl.constexpr, GROUP: tl.constexpr, WIDTH: tl.constexpr):
+    """[DOT rows, WIDTH]: a group's inputs from ``offset`` on, of rows from ``row`` on; none behind its end. base: where
+    the group begins."""
+    rows, inner = row + tl.arange(0, DOT), offset + tl.arange(0, WIDTH)
     where = rows.to(tl.int64)[:, None] * K + base + inner[None, :]
     return tl.load(x + where, mask=(rows < R)[:, None] & (inner < GROUP)[None, :], other=0.0)
+
+
+@triton.jit
+def _sums(TILE: tl.constexpr, ROWS: tl.constexpr):
+    """Nothing yet, of each chain: fp32[TILE, DOT]."""
+    sums = ()
+    for _ in tl.static_range(ROWS // DOT):
+        sums += (tl.full([TILE, DOT], 0.0, tl.float32),)
+    return sums
+
+
+@triton.jit
+def _dots(left, x, row, base, offset, R, K: tl.constexpr, GROUP: tl.constexpr, sums, ROWS: tl.constexpr):
+    """``sums`` and what a block adds to each of them. left: [TILE, WIDTH] of the weight."""
+    more = ()
+    for chain in tl.static_range(ROWS // DOT):
+        right = _inputs(x, row + chain * DOT, base, offset, R, K, GROUP, left.shape[1])
+        more += (tl.dot(left, tl.trans(right), sums[chain], input_precision="ieee"),)
+    return more
 
 
 @triton.jit
@@ -58,61 +86,96 @@ def _of_group(scales, offsets, steps, group, columns, inside, KIND: tl.constexpr
 
 
 @triton.jit
-def _floats(x, weight, rows, columns, begin, end, R, OUTER: tl.constexpr, K: tl.constexpr, TILE: tl.constexpr,
+def _floats(x, weight, row, columns, begin, end, R, OUTER: tl.constexpr, K: tl.constexpr, ROWS: tl.constexpr,
             BLOCK: tl.constexpr):  # fmt: skip
-    """fp32[TILE outputs, TILE rows]: of a weight of floats, [O, K]."""
-    total = tl.full([TILE, TILE], 0.0, tl.float32)
+    """Of a weight of floats, [O, K]."""
+    sums = _sums(columns.shape[0], ROWS)
     for start in tl.range(begin, end, BLOCK):
         inner = start + tl.arange(0, BLOCK)
         where = columns.to(tl.int64)[:, None] * K + inner[None, :]
         left = tl.load(weight + where, mask=(columns < OUTER)[:, None] & (inner < K)[None, :], other=0.0)
-        right = _inputs(x, rows, 0, start, R, K, K, BLOCK)
-        total = tl.dot(left, tl.trans(right), total, input_precision="ieee")
-    return total
+        if ROWS > DOT:  # brings it to registers: shared memory would be read again for each chain
+            left = left + tl.full(left.shape, -0.0, left.dtype)
+        sums = _dots(left, x, row, 0, start, R, K, K, sums, ROWS)
+    return sums
 
 
 @triton.jit
-def tile_product(x, weight, scales, offsets, steps, rows, columns, begin, end, R, OUTER: tl.constexpr, K: tl.constexpr,
-                 TILE: tl.constexpr, BLOCK: tl.constexpr, KIND: tl.constexpr, GROUPS: tl.constexpr, SPAN: tl.constexpr,
+def bring_tile(weight, columns, begin, end, OUTER: tl.constexpr, K: tl.constexpr, BLOCK: tl.constexpr,
+               KIND: tl.constexpr, AHEAD: tl.constexpr):  # fmt: skip
+    """The first AHEAD blocks of a tile's weight, or as many as it has, into the L2."""
+    last, inside = end - BLOCK, tl.minimum(columns, OUTER - 1).to(tl.int64)[:, None]
+    lines: tl.constexpr = BLOCK * 2 // 128  # of 128 bytes; weights of a GPU have 16 bits
+    width: tl.constexpr = BLOCK // 2 if KIND == "int4" or KIND == "uint4" else BLOCK
+    for number in tl.static_range(AHEAD):
+        start = tl.minimum(begin + number * BLOCK, last)
+        if KIND == "floats":
+            bring(weight + inside * K + tl.minimum(start + 64 * tl.arange(0, lines)[None, :], K - 1))
+        else:
+            bring(weight + (tl.cast(start // BLOCK, tl.int64) * OUTER + inside) * width)
+
+
+@triton.jit
+def tile_product(x, weight, scales, offsets, steps, row, columns, begin, end, R, OUTER: tl.constexpr, K: tl.constexpr,
+                 ROWS: tl.constexpr, BLOCK: tl.constexpr, KIND: tl.constexpr, GROUPS: tl.constexpr, SPAN: tl.constexpr,
                  OFFSETS: tl.constexpr):  # fmt: skip
-    """fp32[TILE outputs, TILE rows]: sums over begin .. end - 1 of the filled inner width, in order of k."""
+    """fp32[TILE outputs, DOT rows] for each DOT of ROWS rows from ``row`` on: sums over begin .. end - 1 of the filled
+    inner width, in order of k."""
     if KIND == "floats":
-        return _floats(x, weight, rows, columns, begin, end, R, OUTER, K, TILE, BLOCK)
+        return _floats(x, weight, row, columns, begin, end, R, OUTER, K, ROWS, BLOCK)
     group_size: tl.constexpr = K // GROUPS
     blocks: tl.constexpr = (group_size + BLOCK - 1) // BLOCK
     parts: tl.constexpr = 2 if KIND == "int4" or KIND == "uint4" else 1
     width: tl.constexpr = BLOCK // parts
     folded: tl.constexpr = GROUPS > 1 or OFFSETS == "minimums"
+    kind: tl.constexpr = x.dtype.element_ty
     inside = columns < OUTER
-    total = tl.full([TILE, TILE], 0.0, tl.float32)
+    TILE: tl.constexpr = columns.shape[0]
+    totals = _sums(TILE, ROWS)
     scale, minimum, zero = _of_group(
         scales, offsets, steps, begin // BLOCK // blocks, columns, inside, KIND, OUTER, GROUPS, SPAN, OFFSETS
     )
     for block in tl.range(begin // BLOCK, end // BLOCK):
         group, offset = block // blocks, block % blocks * BLOCK
+        base = group * group_size
         where = (tl.cast(block, tl.int64) * OUTER + columns)[:, None] * width + tl.arange(0, width)[None, :]
         words = tl.load(weight + where, mask=inside[:, None], other=0)
         if KIND == "e4m3":
             words = words.to(tl.int8, bitcast=True)
         words = words.to(tl.int32)
-        right = _inputs(x, rows, group * group_size, offset, R, K, group_size, width)
-        kind: tl.constexpr = right.dtype
-        before = tl.full([TILE, TILE], 0.0, tl.float32) if folded else total
-        left = _halves(words & 15 if parts == 2 else words, zero[:, None], KIND, kind)
-        part = tl.dot(left, tl.trans(right), before, input_precision="ieee")
-        sums = tl.sum(right.to(tl.float32), 1)
-        if parts == 2:
-            right = _inputs(x, rows, group * group_size, offset + width, R, K, group_size, width)
-            part = tl.dot(_halves(words >> 4, zero[:, None], KIND, kind), tl.trans(right), part, input_precision="ieee")
-            sums = sums + tl.sum(right.to(tl.float32), 1)
+        none = _sums(TILE, ROWS)
+        sums = none if folded else totals
+        inputs = none
+        for half in tl.static_range(parts):
+            at = offset + half * width
+            left = _halves((words >> 4 * half) & 15 if parts == 2 else words, zero[:, None], KIND, kind)
+            sums = _dots(left, x, row, base, at, R, K, group_size, sums, ROWS)
+            if OFFSETS == "minimums":  # summed as everything else is: no order is left to a reduction over threads
+                inputs = _dots(tl.full(left.shape, 1.0, kind), x, row, base, at, R, K, group_size, inputs, ROWS)
         if folded:
-            total = tl.fma(part, scale[:, None], total)
+            sums = _folded(totals, sums, scale, ROWS)
             if OFFSETS == "minimums":
-                total = tl.fma(minimum[:, None], -sums[None, :], total)
+                sums = _folded(sums, inputs, -minimum, ROWS)
             later = tl.minimum(block + 1, end // BLOCK - 1) // blocks  # asked for before it is needed
             scale, minimum, zero = _of_group(
                 scales, offsets, steps, later, columns, inside, KIND, OUTER, GROUPS, SPAN, OFFSETS
             )
-        else:
-            total = part
-    return total if folded else total * scale[:, None]
+        totals = sums
+    return totals if folded else _scaled(totals, scale, ROWS)
+
+
+@triton.jit
+def _folded(totals, sums, scale, ROWS: tl.constexpr):
+    """``totals + sums * scale``, rounded once. scale: fp32[TILE]."""
+    more = ()
+    for chain in tl.static_range(ROWS // DOT):
+        more += (tl.fma(sums[chain], tl.broadcast_to(scale[:, None], sums[chain].shape), totals[chain]),)
+    return more
+
+
+@triton.jit
+def _scaled(totals, scale, ROWS: tl.constexpr):
+    more = ()
+    for chain in tl.static_range(ROWS // DOT):
+        more += (totals[chain] * scale[:, None],)
+    return more

@@ -14,6 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from verifier.ops.kernels.chain import chained, wait_turn
 from verifier.ops.kernels.key_blocks import (
     BLOCK,
     INTEGERS,
@@ -143,8 +144,9 @@ def tree_partials(query, keys, values, scales, tables, lengths, offsets, words, 
                   table_stride, tiles, parts, whole_splits, first, scale, GROUP: tl.constexpr, H: tl.constexpr,
                   D: tl.constexpr, WIDE: tl.constexpr, C: tl.constexpr, PAGE: tl.constexpr, WINDOW: tl.constexpr,
                   SEQUENCES: tl.constexpr, BLOCK: tl.constexpr, SPLIT: tl.constexpr, TILE: tl.constexpr,
-                  TAILS: tl.constexpr):  # fmt: skip
+                  TAILS: tl.constexpr, CHAINED: tl.constexpr):  # fmt: skip
     """Grid (tiles * parts + R * TAILS, G, D / C): committed parts of the tiles first, then the rows' tails."""
+    wait_turn(CHAINED)
     program, head, first_column = tl.program_id(0), tl.program_id(1), tl.program_id(2) * C
     if program < tiles * parts:
         _committed(query, keys, values, scales, tables, lengths, offsets, depths, stats, partials, program % tiles,
@@ -169,8 +171,9 @@ def _kept(stats, partials, part, head_row, stride, columns, D: tl.constexpr):
 @triton.jit(do_not_specialize=INTEGERS)
 def tree_merge(stats, partials, out, lengths, offsets, depths, R, count, whole_splits, first, H: tl.constexpr,
                D: tl.constexpr, WIDE: tl.constexpr, WINDOW: tl.constexpr, SEQUENCES: tl.constexpr,
-               BLOCK: tl.constexpr, SPLIT: tl.constexpr):  # fmt: skip
+               BLOCK: tl.constexpr, SPLIT: tl.constexpr, CHAINED: tl.constexpr):  # fmt: skip
     """Grid (R, H): the partials of one head of one row, blocks into splits and splits into the result, in order."""
+    wait_turn(CHAINED)
     row, head = tl.program_id(0), tl.program_id(1)
     columns = tl.arange(0, WIDE)
     head_row = row * H + head
@@ -245,10 +248,10 @@ def tree_attention(
     tree_partials[grid](
         query, *as_stored(keys, values, scales), rows.tables, rows.lengths, rows.offsets, rows.words, rows.depths,
         stats, partials, total, count, stride, tiles, parts, whole, first, scale * LOG2_E, **shape, **tile, TAILS=TAILS,
-        **OPTIONS,
+        **OPTIONS, **chained(),
     )  # fmt: skip
     tree_merge[(total, heads)](
         stats, partials, out, rows.lengths, rows.offsets, rows.depths, total, count, whole, first, **shape,
-        **OPTIONS | {"num_warps": 1},
+        **OPTIONS | {"num_warps": 1}, **chained(),
     )  # fmt: skip
     return out

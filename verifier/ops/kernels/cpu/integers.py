@@ -27,7 +27,7 @@ from torch import Tensor
 from verifier.ops.kernels.cpu import integer_product
 from verifier.ops.kernels.cpu.integer_product import QUARTERS, IntegerShape
 from verifier.ops.kernels.cpu.jit import Processor
-from verifier.ops.kernels.cpu.launch import counted
+from verifier.ops.kernels.cpu.launch import counted, room
 from verifier.ops.kernels.cpu.linear import packed_bias, plain_bias
 from verifier.ops.kernels.cpu.product import block_of, filled, from_turns, in_blocks, in_turns
 from verifier.ops.kernels.cpu.types import LANES
@@ -114,8 +114,13 @@ class PackedIntegers:
         """fp32[O]: the bias as it was."""
         return plain_bias(self.bias, self.block, self.gated, self.outer)
 
-    def multiply(self, x: Tensor, out: Tensor, count: Tensor | None) -> None:
+    def segments(self) -> list[slice]:
+        """One: all of K."""
+        return [slice(0, self.inner)]
+
+    def product(self, x: Tensor, dtype: torch.dtype, count: Tensor | None) -> Tensor:
         """See :class:`~verifier.ops.linear.PackedWeight`."""
+        out = room((len(x), self.outer // (2 if self.gated else 1)), dtype)
         minimums, steps = self.minimums is not None, self.steps is not None
         has = self.bias is not None, self.bits, self.scales.dtype, self.zeros is not None, self.pairs, minimums, steps
         groups, spans = self.scales.shape[1], 1 if self.steps is None else self.steps.shape[1]
@@ -125,6 +130,7 @@ class PackedIntegers:
             len(self.data) // (2 if self.gated else 1), out.shape[1], x.shape[1],
             *(0 if one is None else one for one in others), groups, self.inner // groups, spans, groups // spans,
         )  # fmt: skip
+        return out
 
 
 @dataclass(frozen=True, slots=True)

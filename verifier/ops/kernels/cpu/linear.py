@@ -18,7 +18,7 @@ from torch.nn import functional
 
 from verifier.ops.kernels.cpu.asm import Kernel, Variable
 from verifier.ops.kernels.cpu.jit import Processor
-from verifier.ops.kernels.cpu.launch import Compiled, counted
+from verifier.ops.kernels.cpu.launch import Compiled, counted, room
 from verifier.ops.kernels.cpu.product import Product, Shape, block_of, filled, from_turns, in_blocks, in_turns
 from verifier.ops.kernels.cpu.types import BF16, F32, I16, I32, LANES, OF_TORCH, vector
 from verifier.ops.kernels.cpu.values import Value
@@ -69,13 +69,19 @@ class PackedFloats:
         """fp32[O]: the bias as it was."""
         return plain_bias(self.bias, self.block, self.gated, self.outer)
 
-    def multiply(self, x: Tensor, out: Tensor, count: Tensor | None) -> None:
+    def segments(self) -> list[slice]:
+        """One: all of K."""
+        return [slice(0, self.inner)]
+
+    def product(self, x: Tensor, dtype: torch.dtype, count: Tensor | None) -> Tensor:
         """See :class:`~verifier.ops.linear.PackedWeight`."""
+        out = room((len(x), self.outer // (2 if self.gated else 1)), dtype)
         odd, has_bias = self.pairs and self.inner % 2 == 1, self.bias is not None
         _kernel(FloatShape(self.block, x.dtype, out.dtype, self.gated, has_bias, self.data.dtype, odd))(
             x, self.data, out, 0 if self.bias is None else self.bias, counted(count, len(x)),
             len(self.data) // (2 if self.gated else 1), out.shape[1], x.shape[1],
         )  # fmt: skip
+        return out
 
 
 def packed_bias(bias: Tensor | None, block: int, gated: bool) -> Tensor | None:

@@ -1,0 +1,40 @@
+"""Kernels that are there before the one in front of them has ended (programmatic dependent launch).
+
+Every kernel of ours begins alike: it lets the next one be brought up, and waits until the one before it is done, so
+that nothing of a step is read or written earlier. As each waits for the one before, which waited itself, a kernel that
+is done has all those before it done too. What never changes, weights, is asked for ahead of that: a product brings the
+beginning of its weight into the L2 while what is before it, norm, rotation or attention, leaves memory idle.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from triton import knobs
+from triton.runtime.driver import driver
+
+
+@triton.jit
+def wait_turn(CHAINED: tl.constexpr):
+    """What every kernel does first."""
+    if CHAINED:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
+
+
+@triton.jit
+def bring(pointers):
+    """Have the lines that these point to in the L2."""
+    asked: tl.constexpr = "prefetch.global.L2 [$1]; mov.b32 $0, 0;"
+    tl.inline_asm_elementwise(asked, "=r,l", [pointers.to(tl.int64)], dtype=tl.int32, is_pure=False, pack=1)
+
+
+def chained() -> dict[str, bool]:
+    """How a kernel that does so is launched: GPUs can from compute capability 9.0 on."""
+    able = not knobs.runtime.interpret and capability() >= 90
+    return {"CHAINED": able, "launch_pdl": able}
+
+
+def capability() -> int:
+    """Of the current GPU: 90 is 9.0."""
+    return int(driver.active.get_current_target().arch)

@@ -1,0 +1,93 @@
+"""The end of a product: its segments are added in order, then the bias, and the sum is rounded.
+
+That is done by whoever reads the product next, where a kernel of ours does: the norm behind an output, the rotation of
+queries and keys. Others get it from a launch of its own.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from verifier.ops.kernels.chain import chained, wait_turn
+from verifier.ops.linear import Partials
+
+#: A kernel is not compiled again for numbers of rows that are 1 or even.
+ROWS = ("R",)
+_WIDTH = 256
+
+
+@triton.jit
+def finished(total, bias, columns, inside, kind: tl.constexpr, BIAS: tl.constexpr):
+    """Sums plus bias, rounded. total: fp32 of the shape of ``columns``, which are outputs."""
+    if BIAS:
+        total = total + tl.load(bias + columns, mask=inside, other=0.0).to(tl.float32)
+    return total.to(kind)
+
+
+@triton.jit
+def product_at(product, bias, row, columns, inside, R, kind: tl.constexpr, OUTER: tl.constexpr,
+               SEGMENTS: tl.constexpr, BIAS: tl.constexpr):  # fmt: skip
+    """One row's outputs ``columns`` of a product, zeros outside.
+
+    product: [R, OUTER] of ``kind`` if there is one segment, else fp32[SEGMENTS, R, OUTER].
+    """
+    where = row.to(tl.int64) * OUTER + columns
+    if SEGMENTS == 1:
+        return tl.load(product + where, inside, 0.0)
+    total = tl.load(product + where, inside, 0.0)
+    for segment in tl.static_range(1, SEGMENTS):
+        total = total + tl.load(product + tl.cast(R, tl.int64) * (segment * OUTER) + where, inside, 0.0)
+    return finished(total, bias, columns, inside, kind, BIAS)
+
+
+def as_read(product: Tensor | Partials) -> tuple[tuple[Tensor, Tensor], dict[str, Any]]:
+    """A product as kernels take it that end with :func:`product_at`: pointers, constants."""
+    if isinstance(product, Tensor):
+        return (product, product), {"SEGMENTS": 1, "BIAS": False}
+    sums, bias = product.sums, product.bias
+    return (sums, sums if bias is None else bias), {"SEGMENTS": len(sums), "BIAS": bias is not None}
+
+
+@triton.jit
+def silu(gate):
+    """Rounded to the dtype it came in."""
+    wide = gate.to(tl.float32)
+    return (wide / (1.0 + tl.exp(-wide))).to(gate.dtype)
+
+
+@triton.jit
+def gated(gate, up):
+    """``silu(gate) * up``, rounded."""
+    return (silu(gate).to(tl.float32) * up.to(tl.float32)).to(gate.dtype)
+
+
+@triton.jit(do_not_specialize=ROWS)
+def add_segments(product, bias, out, R, OUTER: tl.constexpr, SEGMENTS: tl.constexpr, BIAS: tl.constexpr,
+                 GATED: tl.constexpr, WIDTH: tl.constexpr, CHAINED: tl.constexpr):  # fmt: skip
+    """Grid (R, width of out / WIDTH). out: [R, O], or [R, O / 2] if gated."""
+    wait_turn(CHAINED)
+    row, columns = tl.program_id(0), tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)
+    width: tl.constexpr = OUTER // 2 if GATED else OUTER
+    kind: tl.constexpr = out.dtype.element_ty
+    inside = columns < width
+    result = product_at(product, bias, row, columns, inside, R, kind, OUTER, SEGMENTS, BIAS)
+    if GATED:
+        result = gated(result, product_at(product, bias, row, columns + width, inside, R, kind, OUTER, SEGMENTS, BIAS))
+    tl.store(out + row.to(tl.int64) * width + columns, result, mask=inside)
+
+
+def finish(product: Partials, dtype: torch.dtype, is_gated: bool) -> Tensor:
+    """As :func:`verifier.ops.linear.finish`."""
+    pointers, about = as_read(product)
+    rows, outer = product.sums.shape[1:]
+    out = product.sums.new_empty(rows, outer // (2 if is_gated else 1), dtype=dtype)
+    add_segments[(rows, triton.cdiv(out.shape[1], _WIDTH))](
+        *pointers, out, rows, OUTER=outer, **about, GATED=is_gated, WIDTH=_WIDTH, num_warps=2, enable_fp_fusion=False,
+        **chained(),
+    )  # fmt: skip
+    return out
