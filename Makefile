@@ -1,6 +1,6 @@
 # make serve      create .venv, install, start the server with the bundled pair on 127.0.0.1:8000
 # make setup      create .venv, install what development needs
-# make test       the whole test suite        make quick   without the slow tests
+# make test       the whole test suite        make quick   its spine, before each commit
 # make check      formatting, lint and types  make format  let ruff rewrite the files
 # make bench      measure this machine        ARGS="..."   is handed to the command
 #
@@ -16,6 +16,9 @@ WORKERS ?= 2
 BIN := $(VENV)/bin
 # What the tests run against the server besides Python packages that go with ours.
 CLIENTS := $(VENV)/.installed-guidellm $(VENV)/.installed-litellm $(VENV)/.installed-npm
+# The spine of the suite: the same tokens from everybody who drafts, what they stand on, the floors, one server.
+SAME := $(patsubst %,tests/same_tokens/test_%.py,drafters budget company heads customs directories bundled bundled_heads)
+QUICK := $(SAME) tests/spec tests/kvpaging tests/test_imports.py tests/test_floors.py tests/server/test_live.py
 TEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
@@ -34,7 +37,7 @@ test: $(VENV)/.installed-dev $(CLIENTS)
 	$(TEST) $(ARGS)
 
 quick: $(VENV)/.installed-dev
-	$(TEST) -m "not slow" $(ARGS)
+	$(TEST) -m "not slow" $(or $(ARGS),$(QUICK))
 
 clients: $(CLIENTS)
 

@@ -78,6 +78,12 @@ def plain(
 
 
 @cache
+def expected(pair: Pair, lengths: tuple[int, ...], max_tokens: int) -> dict[str, Text]:
+    """What :func:`jobs_of` gives when nothing is drafted; one who asks again in the same process has it at once."""
+    return plain(pair.target, jobs_of(pair.vocab_size, lengths, max_tokens), kv=pair.kv)
+
+
+@cache
 def returning(pair: Pair, max_tokens: int = 10) -> tuple[list[Job], list[Job], dict[str, Text]]:
     """Requests; later ones, the same again and the beginnings of longer chats; and the texts of all.
 

@@ -31,7 +31,7 @@ from tests.same_tokens import options
 from tests.same_tokens.edits import predicted
 from tests.same_tokens.heads import head_of, whispered
 from tests.same_tokens.models import Pair, engine_of
-from tests.same_tokens.runs import assert_same, jobs_of, plain, returning, whole
+from tests.same_tokens.runs import assert_same, expected, jobs_of, plain, returning, whole
 from tests.same_tokens.witness import run
 
 MOST = TreeShape.parse("4,6,4,2")
@@ -127,8 +127,7 @@ def assert_mixed(engine: Engine) -> None:
 @seeds
 def test_alone(pair, family, seed) -> None:
     models, lengths = pair(family), (9, 1, 17, 33, 5, 40)
-    jobs = jobs_of(models.vocab_size, lengths, 40)
-    texts = plain(models.target, jobs)
+    jobs, texts = jobs_of(models.vocab_size, lengths, 40), expected(models, lengths, 40)
     engine = engine_with(models, whole(jobs, texts), seed, max_seqs=1)
     actual = run(engine, predicted(jobs, texts))
     assert_same(texts, actual)
@@ -141,8 +140,7 @@ def test_alone(pair, family, seed) -> None:
 @seeds
 def test_preemption(pair, family, seed) -> None:
     models, lengths = pair(family), (30, 33, 31, 20)
-    jobs = jobs_of(models.vocab_size, lengths, 90)
-    texts = plain(models.target, jobs)
+    jobs, texts = jobs_of(models.vocab_size, lengths, 90), expected(models, lengths, 90)
     actual = run(engine_with(models, whole(jobs, texts), seed, tokens=192), predicted(jobs, texts))
     assert_same(texts, actual)
     assert sum(text.statistics.preemptions for text in actual.values() if text.statistics) > 0

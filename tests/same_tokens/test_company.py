@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
-from functools import cache
 
 import pytest
 
-from tests.same_tokens.models import Pair
-from tests.same_tokens.runs import assert_same, drafting, jobs_of, plain, returning, whole
-from tests.same_tokens.witness import Text, run
+from tests.same_tokens.runs import assert_same, drafting, expected, jobs_of, plain, returning, whole
+from tests.same_tokens.witness import run
 
 FAMILIES = ["llama2", "smollm", "mistral", "qwen3"]
 DRAFTERS = ["none", "ngram", "chain4", "4,4,2,2,1", "dynamic 4,4,2,2,1", "truth"]
@@ -21,11 +19,6 @@ CASES = [
     for drafter in DRAFTERS
 ]
 everywhere = pytest.mark.parametrize(("family", "drafter"), CASES)
-
-
-@cache
-def expected(pair: Pair, lengths: tuple[int, ...], max_tokens: int) -> dict[str, Text]:
-    return plain(pair.target, jobs_of(pair.vocab_size, lengths, max_tokens))
 
 
 @everywhere

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from functools import cache
-
 import pytest
 import torch
 
 from tests.same_tokens.models import Pair
-from tests.same_tokens.runs import CHAINS, DRAFTERS, DYNAMIC, TREES, assert_same, drafting, jobs_of, plain, whole
+from tests.same_tokens.runs import CHAINS, DRAFTERS, DYNAMIC, TREES, assert_same, drafting, expected, jobs_of, whole
 from tests.same_tokens.witness import Text, run
 from tests.verifier.families import FAMILIES
 
@@ -16,16 +14,12 @@ LENGTHS = (9, 1, 17, 33, 5, 40)
 MAX_TOKENS = 12
 
 
-@cache
-def expected(pair: Pair) -> dict[str, Text]:
-    return plain(pair.target, jobs_of(pair.vocab_size, LENGTHS, MAX_TOKENS))
-
-
 def assert_same_tokens(pair: Pair, drafter: str) -> dict[str, Text]:
     jobs = jobs_of(pair.vocab_size, LENGTHS, MAX_TOKENS)
-    engine = drafting(pair, drafter, whole(jobs, expected(pair)), max_seqs=1)
+    wanted = expected(pair, LENGTHS, MAX_TOKENS)
+    engine = drafting(pair, drafter, whole(jobs, wanted), max_seqs=1)
     texts = run(engine, jobs)
-    assert_same(expected(pair), texts)
+    assert_same(wanted, texts)
     return texts
 
 

@@ -13,7 +13,7 @@ from spec.engine import Engine
 from spec.tree import TreeShape
 from tests.same_tokens.heads import KINDS, SHAPES, Whisper, head_of, whispered
 from tests.same_tokens.models import Pair, engine_of
-from tests.same_tokens.runs import assert_same, jobs_of, plain, returning, whole
+from tests.same_tokens.runs import assert_same, expected, jobs_of, plain, returning, whole
 from tests.same_tokens.witness import Text, run
 
 LENGTHS = (9, 1, 17, 33, 5, 40)
@@ -33,11 +33,6 @@ growing = pytest.mark.parametrize(
 def engine_with(pair: Pair, kind: str, shape: str, texts: dict[str, list[int]], **options: int | bool) -> Engine:
     drafter = whispered(head_of(pair, kind, shape), texts)
     return engine_of(pair.target, drafter, SHAPES[shape], **options)  # type: ignore[arg-type]
-
-
-@cache
-def expected(pair: Pair, lengths: tuple[int, ...], max_tokens: int) -> dict[str, Text]:
-    return plain(pair.target, jobs_of(pair.vocab_size, lengths, max_tokens))
 
 
 def accepted_per_step(texts: dict[str, Text]) -> float:

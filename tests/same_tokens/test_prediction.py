@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cache
 
 import pytest
 import torch
@@ -16,7 +15,7 @@ from spec.tree import TreeShape
 from tests.same_tokens import options
 from tests.same_tokens.edits import predicted
 from tests.same_tokens.models import Pair, engine_of
-from tests.same_tokens.runs import assert_same, jobs_of, maker, plain, returning, shape_of, whole
+from tests.same_tokens.runs import assert_same, expected, jobs_of, maker, plain, returning, shape_of, whole
 from tests.same_tokens.switching import switching
 from tests.same_tokens.witness import Job, Text, run
 
@@ -33,11 +32,6 @@ def engine_with(pair: Pair, configured: str, jobs: Sequence[Job], texts: dict[st
         return RoutedDrafter(PredictionDrafter(), make(pool), shape)
 
     return engine_of(pair.target, routed, shape, **changes)  # type: ignore[arg-type]
-
-
-@cache
-def expected(pair: Pair, lengths: tuple[int, ...], max_tokens: int) -> dict[str, Text]:
-    return plain(pair.target, jobs_of(pair.vocab_size, lengths, max_tokens))
 
 
 def accepted_of(texts: dict[str, Text], job: Job) -> int:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import cache
 
 import pytest
 import torch
@@ -16,10 +15,10 @@ from spec.protocols import Drafter
 from spec.tree import TreeShape
 from tests.same_tokens import options
 from tests.same_tokens.models import Pair, engine_of
-from tests.same_tokens.runs import assert_same, jobs_of, plain, returning, whole
+from tests.same_tokens.runs import assert_same, expected, jobs_of, plain, returning, whole
 from tests.same_tokens.switching import Compared, Switching, makers, switching
 from tests.same_tokens.test_heads import accepted_per_step
-from tests.same_tokens.witness import Text, run
+from tests.same_tokens.witness import run
 
 #: The most that is drafted; each turn samples a shape within it.
 MOST = TreeShape.parse("4,6,4,2")
@@ -28,11 +27,6 @@ seeds = pytest.mark.parametrize("seed", [5, *(pytest.param(seed, marks=pytest.ma
 
 def engine_with(pair: Pair, texts: Mapping[str, list[int]], seed: int = 0, **changes: int | bool) -> Engine:
     return engine_of(pair.target, switching(pair, texts, seed), MOST, **changes)  # type: ignore[arg-type]
-
-
-@cache
-def expected(pair: Pair, lengths: tuple[int, ...], max_tokens: int) -> dict[str, Text]:
-    return plain(pair.target, jobs_of(pair.vocab_size, lengths, max_tokens))
 
 
 def assert_all_took_part(engine: Engine) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,13 @@ DTYPES = [torch.float32, torch.float16] if INTERPRETED else [torch.float16, torc
 
 
 if INTERPRETED:
+    from triton import language
     from triton.runtime import interpreter
+
+    # Triton puts the interpreter's words in place anew for each function that a kernel calls, which takes half of the
+    # time. Nothing is compiled in this process: here they stay.
+    interpreter._patch_lang(SimpleNamespace(__globals__={"tl": language, "core": language.core}))
+    interpreter._patch_lang = lambda fn: interpreter._LangPatchScope()
 
     def _dot(_: Any, a: Any, b: Any, d: Any, *more: Any) -> Any:
         """What tensor cores promise, and a BLAS does not on every CPU: that a row is summed up in one order, wherever

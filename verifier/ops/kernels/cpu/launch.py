@@ -40,6 +40,7 @@ class Recording:
         self._kept: list[object] = []
         self._table = np.empty(0, dtype=np.int64)
         self._rooms: list[_Room] = []
+        self._own: set[int] = set()
         self._parts: list[list[_Step]] = [[]]
         self._whole: list[_Step] = []
 
@@ -53,8 +54,8 @@ class Recording:
             last = _Kernels(len(self._entries) - 1)
             part.append(last)
         last.count += 1
-        own = {room.address for room in self._rooms}
-        foreign = [one for one in arguments if isinstance(one, Tensor) and one.untyped_storage().data_ptr() not in own]
+        tensors = (one for one in arguments if isinstance(one, Tensor))
+        foreign = [one for one in tensors if one.untyped_storage().data_ptr() not in self._own]
         self._kept += [block, code, *foreign]
 
     def add_torch(self, run: Callable[[], object]) -> None:
@@ -71,6 +72,7 @@ class Recording:
             if room.size == size and room.is_free():
                 return room
         self._rooms.append(_Room(size))
+        self._own.add(self._rooms[-1].address)
         return self._rooms[-1]
 
     def close(self) -> None:

@@ -7,14 +7,13 @@ number to the host is refused, as a GPU's graph refuses it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 _ATEN = torch.ops.aten
 #: What gives values away, or has to know them to know its result's shape.
@@ -29,8 +28,15 @@ _READS = {
 }
 _REPEATS = {_ATEN.repeat_interleave.Tensor, _ATEN.repeat_interleave.self_Tensor}
 _INDEXED = {_ATEN.index.Tensor, _ATEN.index_put.default, _ATEN.index_put_.default, _ATEN._index_put_impl_.default}
-#: Of :func:`torch.tensor`: it makes a constant.
-_CONSTANT = {_ATEN.lift_fresh.default, _ATEN.detach_.default}
+#: Of :func:`torch.tensor`, which makes a constant, and views: nothing to be run again. Most ops are such a view.
+_NOTHING = {
+    _ATEN.lift_fresh.default,
+    _ATEN.detach_.default,
+    _ATEN.view.default,
+    _ATEN.slice.Tensor,
+    _ATEN.select.int,
+    _ATEN.unsqueeze.default,
+}
 
 
 class ReadsNumbers(RuntimeError):
@@ -51,16 +57,16 @@ class Traced(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if func in _NOTHING:
+            return func(*args, **kwargs)
         if asks_for_numbers(func, args, kwargs):
             raise ReadsNumbers(f"{func} in a step that is recorded")
-        if func in _CONSTANT:
-            return func(*args, **kwargs)
         if func._schema.is_mutable:
             self._add(partial(func, *args, **kwargs))
             return args[0]
         made = func(*args, **kwargs)
-        given = {_place(one) for one in tree_leaves((args, kwargs)) if isinstance(one, Tensor)}
-        if any(_place(one) not in given for one in tree_leaves(made)):
+        given = {_place(one) for one in _tensors((args, *kwargs.values()))}
+        if any(_place(one) not in given for one in _tensors((made,))):
             self._add(partial(_again_one if isinstance(made, Tensor) else _again, made, func, *args, **kwargs))
         return made
 
@@ -74,6 +80,15 @@ def asks_for_numbers(func: Any, args: Any, kwargs: Any) -> bool:
 
 def _is_mask(index: Tensor | None) -> bool:
     return index is not None and index.dtype == torch.bool
+
+
+def _tensors(given: Iterable[Any]) -> Iterator[Tensor]:
+    """Those among arguments or results and in lists of them; torch's own walk takes several times as long."""
+    for one in given:
+        if isinstance(one, Tensor):
+            yield one
+        elif isinstance(one, (list, tuple)):
+            yield from _tensors(one)
 
 
 def _place(tensor: Tensor) -> int:
