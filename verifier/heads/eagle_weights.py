@@ -40,6 +40,7 @@ class EagleWeights:
 
     embed: [V, H]. fc: [H, F], None where one feature of the right width is read as it is. head: H to V'. norms: those
     outside the layers, by name. token_ids: int64[V'], the target's id of each draft id; None where they are the same.
+    mask: [F], of P-EAGLE, what stands in for features.
     """
 
     embed: Tensor
@@ -49,6 +50,7 @@ class EagleWeights:
     head: Linear
     norms: dict[str, Tensor]
     token_ids: Tensor | None
+    mask: Tensor | None = None
 
     @classmethod
     def read(cls, directory: Path, config: EagleConfig, target: Decoder) -> EagleWeights:
@@ -82,6 +84,7 @@ class _Reader(HeadReader):
             head=self.head(),
             norms=self._norms(),
             token_ids=self.token_ids(),
+            mask=self._mask(),
         )
         self.files.check_known(self.known)
         return made
@@ -91,6 +94,11 @@ class _Reader(HeadReader):
         read = self.layer.hidden_size * (2 if self.config.generation == 3 and number == 0 else 1)
         above = ("input_layernorm",) if number else ()
         return self.layer_weights(number, read, ("post_attention_layernorm", *above))
+
+    def _mask(self) -> Tensor | None:
+        if self.config.mask is None:
+            return None
+        return self.take("mask_hidden", 1, 1, self.target.config.hidden_size * len(self.config.names)).flatten()
 
     def _fc(self) -> Tensor | None:
         """The matrix that mixes the features (EAGLE-1: feature and embedding)."""
