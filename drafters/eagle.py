@@ -26,7 +26,7 @@ import logging
 import torch
 from torch import Tensor
 
-from drafters.fed import FedDrafter
+from drafters.fed import FeatureDrafter
 from drafters.growth import Growth
 from kvpaging import KVStore, PagePool, PageTable
 from spec.features import Features
@@ -46,7 +46,7 @@ log = logging.getLogger("foresay.drafters")
 _CATCH_UP_ROWS = 256
 
 
-class EagleDrafter(FedDrafter):
+class EagleDrafter(FeatureDrafter):
     """Drafts with a head. Owns the store of its keys and values. kv: what they are kept in; None: as computed."""
 
     first = 1

@@ -25,7 +25,64 @@ from verifier.graphs.state import StepState
 
 
 class FedDrafter(TreeDrafter):
-    """Owns the store of features. needs: what it is fed with. width, dtype, device: of what is stored, H the width."""
+    """Owns ``fed``, the store of what it keeps of what it is fed. needs: what that is."""
+
+    def __init__(
+        self,
+        name: str,
+        dynamic: bool,
+        pool: PagePool,
+        needs: FeatureRequest,
+        fed: KVStore,
+        device: torch.device,
+        token_ids: Tensor | None,
+    ) -> None:
+        super().__init__(name, dynamic, device, pool, token_ids)
+        self.needs, self.fed = needs, fed
+
+    @abstractmethod
+    def keep(self, features: Features, positions: Tensor, slots: Tensor) -> None:
+        """Store what is kept of positions, int64[R] as their slots, on the device."""
+
+    def observe(self, sequence: SequenceState, features: Features) -> None:
+        """Keep newly committed positions, unless some before them are missing."""
+        table = sequence.table
+        count = len(next(iter(features.values())))
+        start = table.length - count
+        positions, slots = torch.arange(start, table.length), table.slots(start, table.length)
+        self.keep(features, positions.to(self.device), slots.to(self.device))
+        self.stored(table, count)
+
+    def stored(self, table: PageTable, count: int) -> None:
+        """The last ``count`` positions were kept."""
+        if self.fed.filled(table) >= table.length - count:
+            self.fed.mark(table, table.length)
+
+    def able(self, sequence: SequenceState) -> bool:
+        """Whether there is a text, and the features of all of it."""
+        return bool(sequence.table.length) and self.knows(sequence)
+
+    def knows(self, sequence: SequenceState) -> bool:
+        """Whether the features of all committed positions are there."""
+        return self.fed.filled(sequence.table) == sequence.table.length
+
+    def follow(self, state: StepState, taken: Taken, levels: int) -> None:
+        """Keep the accepted path. What is kept behind it is scratch, as its slots are."""
+        path, slots = (each[:, : levels + 1] for each in (taken.paths.paths, taken.slots))
+        order = torch.arange(state.size, device=path.device)[:, None]
+        places = (path.clamp(min=0) + order * taken.slots.shape[1]).flatten()
+        positions = state.lengths.long()[:, None] + torch.arange(path.shape[1], device=path.device)
+        assert self.needs is not None, "it is fed"
+        read = {name: taken.features[name].index_select(0, places) for name in self.needs.names}
+        self.keep(read, positions.flatten(), slots.flatten())
+
+    def collected(self, sequence: SequenceState, tree: DraftTree, path: list[int]) -> None:
+        """The features of the path are there."""
+        self.stored(sequence.table, len(path))
+
+
+class FeatureDrafter(FedDrafter):
+    """One that keeps the features themselves, fused. width, dtype: of what is kept, H the width."""
 
     def __init__(
         self,
@@ -38,52 +95,22 @@ class FedDrafter(TreeDrafter):
         device: torch.device,
         token_ids: Tensor | None,
     ) -> None:
-        super().__init__(name, dynamic, device, pool, token_ids)
-        self.needs = needs
-        self.features = KVStore(pool, 1, 1, width, dtype, device, value_dim=0)
+        features = KVStore(pool, 1, 1, width, dtype, device, value_dim=0)
+        super().__init__(name, dynamic, pool, needs, features, device, token_ids)
 
     @abstractmethod
     def fuse(self, features: Features) -> Tensor:
-        """[R, H]: what is stored of the target's features."""
+        """[R, H]: what is kept of the target's features."""
 
-    def observe(self, sequence: SequenceState, features: Features) -> None:
-        """Store the features of newly committed positions, unless some before them are missing."""
-        table, fused = sequence.table, self.fuse(features)
-        self.rows[table.slots(table.length - len(fused), table.length)] = fused
-        self.stored(table, len(fused))
-
-    def stored(self, table: PageTable, count: int) -> None:
-        """The features of the last ``count`` positions were stored."""
-        if self.features.filled(table) >= table.length - count:
-            self.features.mark(table, table.length)
+    def keep(self, features: Features, positions: Tensor, slots: Tensor) -> None:
+        """Fused."""
+        self.rows.index_copy_(0, slots, self.fuse(features))
 
     @property
     def rows(self) -> Tensor:
         """[slots, H]: the features of all pages."""
-        return self.features.keys[0, :, 0]
+        return self.fed.keys[0, :, 0]
 
     def before(self, state: StepState, levels: int) -> Tensor:
         """[S * F, H]: the features behind the tokens that the first pass reads, those one place before."""
         return self.rows.index_select(0, self.ends(state, levels).slots_before(state))
-
-    def able(self, sequence: SequenceState) -> bool:
-        """Whether there is a text, and the features of all of it."""
-        return bool(sequence.table.length) and self.knows(sequence)
-
-    def knows(self, sequence: SequenceState) -> bool:
-        """Whether the features of all committed positions are there."""
-        return self.features.filled(sequence.table) == sequence.table.length
-
-    def follow(self, state: StepState, taken: Taken, levels: int) -> None:
-        """Store the features of the accepted path. What is stored behind it is scratch, as its slots are."""
-        most = levels + 1
-        path = taken.paths.paths[:, :most]
-        order = torch.arange(state.size, device=path.device)[:, None]
-        places = (path.clamp(min=0) + order * taken.slots.shape[1]).flatten()
-        assert self.needs is not None, "it is fed"
-        read = {name: taken.features[name].index_select(0, places) for name in self.needs.names}
-        self.rows.index_copy_(0, taken.slots[:, :most].flatten(), self.fuse(read))
-
-    def collected(self, sequence: SequenceState, tree: DraftTree, path: list[int]) -> None:
-        """The features of the path are there."""
-        self.stored(sequence.table, len(path))

@@ -101,11 +101,14 @@ class _Kind:
 class TreeDrafter(ABC):
     """Implements :class:`spec.protocols.Drafter` for whoever has logits.
 
-    dynamic: see :mod:`drafters.growth`. free: whether expanding a node costs nothing. shared_noise: whether drafts are
-    sampled with the target's own noise; False is for comparison. first: the first position of which it has a row.
+    dynamic: see :mod:`drafters.growth`. free: whether expanding a node costs nothing. ahead: whether the first pass has
+    rows of its own for all levels, so that there is no room for more of them than are drafted. shared_noise: whether
+    drafts are sampled with the target's own noise; False is for comparison. first: the first position of which it has a
+    row.
     """
 
     free: bool = False
+    ahead: bool = False
     first: int = 0
     shared_noise: bool = True
     needs: FeatureRequest | None = None
@@ -262,7 +265,8 @@ class TreeDrafter(ABC):
         """Those of a shape, or of a deeper one that begins alike, which ends early."""
         for other, made in self._levels:
             deeper = made.plan.shape
-            if other == kind and deeper.limited(shape.levels) == shape and deeper.is_chain == shape.is_chain:
+            begins = deeper.limited(shape.levels) == shape and deeper.is_chain == shape.is_chain
+            if other == kind and (deeper == shape if self.ahead else begins):
                 return made
         plan = Plan(shape, kind.count, self.device, self.dynamic, self.free, self.columns(vocab_size), kind.apart)
         state = StepState(kind.count, kind.pages, self._page_size, self.reach(shape.levels), self.device)

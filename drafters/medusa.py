@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from drafters.fed import FedDrafter
+from drafters.fed import FeatureDrafter
 from drafters.growth import Growth
 from kvpaging import PagePool
 from spec.features import Features
@@ -19,7 +19,7 @@ from verifier.graphs.state import StepState
 from verifier.heads.medusa import MedusaHeads
 
 
-class MedusaDrafter(FedDrafter):
+class MedusaDrafter(FeatureDrafter):
     """Drafts with heads, as deep as there are heads."""
 
     free = True

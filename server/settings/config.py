@@ -89,8 +89,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
         _about(
             "who proposes tokens: auto (suffix, and the bundled draft model for the bundled target), none, "
             "ngram, suffix, a draft model as a directory or hub id (or draft_model:PATH), heads (medusa:PATH, "
-            "eagle3:PATH), those of the bundled target (draft_model, medusa, eagle3), a drafter of your own "
-            "(package.module:Class, see docs/drafters.md), or several with commas between",
+            "eagle3:PATH, dflash:PATH and such), those of the bundled target (draft_model, medusa, eagle3), a drafter "
+            "of your own (package.module:Class, see docs/drafters.md), or several with commas between",
             "models",
             "DRAFT",
         ),
@@ -121,7 +121,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     ] = "auto"
     draft_quantize: Annotated[Quantize | None, _about("--quantize for a draft model", "models", "KIND")] = None
     draft_kv_dtype: Annotated[
-        KVDtype, _about("--kv-dtype for the KV cache of a draft model or of EAGLE heads", "models")
+        KVDtype, _about("--kv-dtype for the KV cache of a draft model or of EAGLE and DFlash heads", "models")
     ] = "auto"
     device: Annotated[
         DeviceKind, _about("where the models run; auto is the first GPU if there is one, otherwise the CPU", "models")
@@ -146,7 +146,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     draft_layers: Annotated[
         LayerNumbers | None,
         _about(
-            "the target layers whose inputs an EAGLE head reads, for example 2,16,29 (what the head's files say)",
+            "the target layers whose inputs an EAGLE or DFlash head reads, such as 2,16,29 (what the head's files say)",
             "drafting",
             "LAYERS",
         ),

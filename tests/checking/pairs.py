@@ -227,7 +227,9 @@ FAULTY = {
     "named_layers": Case("safeailab", ("--draft-layers 2,4,9: the target has 6 layers",), {"draft_layers": "2,4,9"}),
     "too_few_layers": Case("safeailab", ("--draft-layers names them",), {"draft_layers": "2,4"}),
     "layers_of_eagle1": Case("eagle1", ("leave the flag out",), {"draft_layers": "2,3,4"}),
-    "layers_of_ngram": Case("ngram", ("is for EAGLE heads, but --draft is ngram",), {"draft_layers": "2,3,4"}),
+    "layers_of_ngram": Case(
+        "ngram", ("is for EAGLE and DFlash heads, but --draft is ngram",), {"draft_layers": "2,3,4"}
+    ),
     "cut_head": Case("safeailab", ("not a whole safetensors file",), broken=cut(_FILE)),
     "cut_pickle": Case("pickle", ("not a whole file of tensors alone",), broken=cut("medusa_lm_head.pt")),
     "no_head_weights": Case("eagle3:safeailab", ("no weights of a head are there",), broken=without(_FILE)),

@@ -21,7 +21,7 @@ from tests.verifier.reading import random_tokens, scattered
 from verifier.graphs.plain import RootOnly
 
 CHAIN = TreeShape.chain(4)
-KINDS = ["eagle3", "eagle1", "medusa"]
+KINDS = ["eagle3", "eagle1", "medusa", "peagle", "dflash", "dspark"]
 SAMPLINGS = [
     SamplingParams(temperature=0.0),
     SamplingParams(temperature=1.0),
@@ -87,11 +87,11 @@ def test_the_host_knows_what_was_stored(worlds, kind) -> None:
     for _ in range(6):
         compare(eager, steps, CHAIN, 1, rng)
         for ours, theirs in zip(other.sequences, eager.sequences, strict=True):
-            assert other.drafter.features.filled(ours.table) == ours.table.length
+            assert other.drafter.fed.filled(ours.table) == ours.table.length
             # Eager steps run the root's row before it is text, and do not count it.
             filled = eager.drafter.store.filled(theirs.table)
             assert other.drafter.store.filled(ours.table) == filled + 1
-            assert_equal_rows(eager.drafter.features.keys, theirs, other.drafter.features.keys, ours)
+            assert_equal_rows(eager.drafter.fed.keys, theirs, other.drafter.fed.keys, ours)
             assert_equal_rows(eager.drafter.store.keys, theirs, other.drafter.store.keys, ours, filled)
             assert_equal_rows(eager.drafter.store.values, theirs, other.drafter.store.values, ours, filled)
 

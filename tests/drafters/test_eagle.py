@@ -67,10 +67,10 @@ class Watched:
         table, length = sequence.table, sequence.table.length
         if not length:
             return 0
-        assert self.drafter.features.filled(table) == length
+        assert self.drafter.fed.filled(table) == length
         fresh = fresh_rows(self.pair, self.head, sequence.tokens[:length])
         slots = table.slots(0, length)
-        assert torch.allclose(self.drafter.features.keys[0, slots, 0], fresh.hidden, rtol=0, atol=1e-4)
+        assert torch.allclose(self.drafter.fed.keys[0, slots, 0], fresh.hidden, rtol=0, atol=1e-4)
         filled = self.drafter.store.filled(table)
         assert torch.allclose(self.drafter.store.keys[0, slots[:filled]], fresh.keys[:filled], rtol=0, atol=1e-4)
         assert torch.allclose(self.drafter.store.values[0, slots[:filled]], fresh.values[:filled], rtol=0, atol=1e-4)

@@ -76,6 +76,7 @@ LAYOUTS = {
         "layers.0.", "nested", qk_norm=True, keys={"model_type": "qwen3", "head_dim": 128}, unsaid=("head_dim",)
     ),
     "two_layers": Layout("layers.0.", "nested", layers=2, qk_norm=True),
+    "peagle": Layout("layers.0.", "nested", layers=2, stated={"speculators_model_type": "peagle", "mask_token_id": 7}),
     "eagle1": _eagle1(),
     "eagle1_pickle": _eagle1(file="pytorch_model.bin"),
     "hass": _eagle1(file="pytorch_model.bin", embed="own", stated={"bias": True}),
@@ -91,7 +92,7 @@ LAYOUTS = {
     ),
 }
 EAGLE = list(LAYOUTS)
-_OUTSIDE = ("fc", "norm.", "lm_head", "d2t", "t2d", "embed", "input_norm", "fused", "pre_lm", "layers.")
+_OUTSIDE = ("fc", "norm.", "lm_head", "d2t", "t2d", "embed", "input_norm", "fused", "pre_lm", "layers.", "mask_hidden")
 
 
 def make_eagle(directory: Path, target: Decoder, layout: str, layers: list[int] | None = None) -> PlainEagle:
@@ -150,6 +151,8 @@ def _weights(generator: torch.Generator, form: Layout, layer: dict[str, Any], fe
     if form.generation == 1 or form.aux:
         weights["fc.weight"] = noise(generator, width, features * width if form.generation == 3 else 2 * width)
         weights["fc.weight"] *= 1.5
+    if "mask_token_id" in form.stated:
+        weights["mask_hidden"] = torch.randn(1, 1, features * width, generator=generator)
     if form.biases or (form.generation == 1 and not form.norms):
         weights["fc.bias"] = 0.3 * noise(generator, width)
     norms = {}

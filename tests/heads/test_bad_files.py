@@ -130,7 +130,7 @@ MEDUSA, EAGLE = "medusa_lm_head.safetensors", "model.safetensors"
         ("speculators", layer_configured(vocab_size=320), "made for a vocabulary of 320, but the target's is 300"),
         ("safeailab", configured(eagle_aux_hidden_state_layer_ids=[2, 16, 29]), "but the target has 6 layers"),
         ("safeailab", configured(num_key_value_heads=4), "self_attn.k_proj.weight has shape [32, 128]"),
-        ("speculators", configured(speculators_model_type="dflash"), "a head of type dflash is not supported"),
+        ("speculators", configured(speculators_model_type="mtp"), "a head of type mtp is not supported"),
         ("safeailab", resized(EAGLE, "midlayer.mlp.up_proj.bias", 128), "mlp.up_proj.bias: not known in this layout"),
         ("safeailab", resized(EAGLE, "d2t", 20), "d2t has shape [20], expected [150]"),
     ],
@@ -152,7 +152,7 @@ def test_a_bad_head_is_named(models, tmp_path, capsys, head, broken, message) ->
         ("safeailab", "2,x", "--draft-layers must be layer numbers such as \"2,16,29\", got '2,x'"),
         ("safeailab", "2,4", "the head was made for another model, or for other layers (--draft-layers names them)"),
         ("eagle1", "2,3,4", "reads the state behind the target's final norm, no layers; leave the flag out"),
-        ("medusa", "2,3,4", "--draft-layers 2,3,4: is for EAGLE heads, but --draft is"),
+        ("medusa", "2,3,4", "--draft-layers 2,3,4: is for EAGLE and DFlash heads, but --draft is"),
     ],
 )
 def test_layers_that_cannot_be_read_are_named(models, capsys, head, layers, message) -> None:
@@ -162,7 +162,7 @@ def test_layers_that_cannot_be_read_are_named(models, capsys, head, layers, mess
 
 def test_layers_without_a_head_are_refused(models, capsys) -> None:
     assert generate(models / "target", "--draft", "ngram", "--draft-layers", "2,3,4") == 2
-    assert "--draft-layers 2,3,4: is for EAGLE heads, but --draft is ngram" in said(capsys)
+    assert "--draft-layers 2,3,4: is for EAGLE and DFlash heads, but --draft is ngram" in said(capsys)
 
 
 @pytest.mark.parametrize("head", ["medusa", "pickle", "safeailab", "eagle1_pickle", "biased"])

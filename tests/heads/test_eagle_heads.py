@@ -10,12 +10,17 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from drafters.peagle import PEagleDrafter
 from kvpaging import KVStore, PagePool, PageTable
 from spec.features import Features
+from spec.noise import Noise
 from spec.protocols import FeatureRequest, Rows
+from spec.sampling import SamplingParams
+from spec.sequence import SequenceState
 from tests.heads.published import EAGLE, draft_ids, make_eagle
 from tests.heads.writing import change_config
 from tests.verifier.reading import Reader, random_tokens
+from verifier.graphs.state import Joined, StepState
 from verifier.heads.eagle import EagleHead
 from verifier.heads.eagle_config import EagleConfig
 from verifier.heads.eagle_weights import EagleWeights
@@ -197,3 +202,32 @@ def test_tensors_that_do_not_fit_are_named(target, tmp_path, layout, change, sai
 def test_every_layout_is_recognised(target, tmp_path, layout) -> None:
     make_eagle(tmp_path, target("llama2"), layout)
     assert kind_of(tmp_path) == "eagle"
+
+
+def test_rows_of_masks_guess_as_published(target, tmp_path) -> None:
+    """P-EAGLE: behind texts of every length, alone and three at a time; a row of true features, then masks."""
+    model, levels = target("llama2"), 5
+    plain = make_eagle(tmp_path, model, "peagle")
+    head, pool = load(tmp_path, model), PagePool(40, 16)
+    drafter, rng, sequences, expected = PEagleDrafter(head, pool), random.Random(8), [], []
+    assert head.config.guesses == 8
+    mask = plain.fuse(list(plain.weights["mask_hidden"].flatten().chunk(3)))
+    for length in (2, 4, 37):
+        tokens, table = random_tokens(rng, length, 300), PageTable(pool)
+        features = features_of(model, tokens[:-1], head.config.needs)
+        table.reserve(length + levels)
+        drafter.keep(features, torch.arange(length - 1), table.slots(0, length - 1))
+        drafter._start(SequenceState("", tokens, 1, SamplingParams(), table, Noise(1, 300), 9, frozenset()))
+        if length > levels + 1:
+            rows = Rows(table, torch.tensor(tokens[1 : length - levels]), 1, wanted="none")
+            head.run([rows], drafter.rows[table.slots(0, length - levels - 1)], drafter.store)
+        sequences.append(Joined(table.pages, length - 1, tokens, SamplingParams(), 0))
+        fused = plain.fuse([features[name] for name in head.config.names])
+        hidden = torch.cat((fused, mask.expand(levels - 1, -1)))
+        expected.append(plain(torch.tensor([*tokens[1:], *[7] * (levels - 1)]), hidden)[0][-levels:])
+    for together in ([0], [1], [2], [0, 1, 2]):
+        state = StepState(len(together), 4, 16, drafter.reach(levels), "cpu")
+        state.join([sequences[number] for number in together])
+        logits = head.logits(drafter.guesses(state, levels)).view(levels, len(together), -1)
+        for place, number in enumerate(together):
+            assert torch.allclose(logits[:, place], expected[number], rtol=0, atol=1e-4), together

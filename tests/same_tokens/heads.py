@@ -6,23 +6,30 @@ import random
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from drafters.dflash import DFlashDrafter
+from drafters.dspark import DSparkDrafter
 from drafters.eagle import EagleDrafter
 from drafters.medusa import MedusaDrafter
+from drafters.peagle import PEagleDrafter
 from kvpaging import PagePool
 from spec.features import Features
 from spec.protocols import Drafter
 from spec.sequence import SequenceState
 from spec.tree import DraftTree, TreeShape
+from tests.heads.plain_dflash import make_dflash
 from tests.heads.published import make_eagle, make_medusa
 from tests.same_tokens.models import MakeDrafter, Pair
 from tests.same_tokens.runs import TEMPLATE
+from verifier.heads.dflash import DFlashHead
+from verifier.heads.dflash_config import DFlashConfig
+from verifier.heads.dflash_weights import DFlashWeights
 from verifier.heads.eagle import EagleHead
 from verifier.heads.eagle_config import EagleConfig
 from verifier.heads.eagle_weights import EagleWeights
 from verifier.heads.medusa import MedusaHeads
 from verifier.model.decoder import Decoder
 
-KINDS = ["medusa", "eagle3", "eagle1"]
+KINDS = ["medusa", "eagle3", "eagle1", "peagle", "dflash", "dspark"]
 #: How trees grow, and their shape.
 SHAPES = {
     "chain": TreeShape.chain(3),
@@ -38,20 +45,30 @@ def load_eagle(directory: Path, target: Decoder) -> EagleHead:
     return EagleHead(config, EagleWeights.read(directory, config, target), target.config.max_positions + 64)
 
 
+def load_dflash(directory: Path, target: Decoder) -> DFlashHead:
+    config = DFlashConfig.read(directory, target.config)
+    return DFlashHead(config, DFlashWeights.read(directory, config, target), target.config.max_positions + 64)
+
+
 def head_drafter(kind: str, directory: Path, target: Decoder, shape: str) -> MakeDrafter:
     """Makes a drafter with a random head for this target, written to ``directory`` first."""
     dynamic = shape != "static"
     if not (directory / "config.json").exists():
         if kind == "medusa":
             make_medusa(directory, target, "authors", heads=4)
+        elif kind in ("dflash", "dspark"):
+            make_dflash(directory, target, "authors" if kind == "dflash" else "rnn")
         else:
             layers = None if kind == "eagle1" else [0, 2, target.config.num_layers]
-            make_eagle(directory, target, "eagle1" if kind == "eagle1" else "safeailab", layers)
+            make_eagle(directory, target, {"eagle3": "safeailab"}.get(kind, kind), layers)
     if kind == "medusa":
         heads = MedusaHeads.load(directory, target)
         return lambda pool: MedusaDrafter(heads, pool, dynamic)
-    head = load_eagle(directory, target)
-    return lambda pool: EagleDrafter(head, pool, dynamic)
+    if kind in ("dflash", "dspark"):
+        block, made = load_dflash(directory, target), DFlashDrafter if kind == "dflash" else DSparkDrafter
+        return lambda pool: made(block, pool, dynamic)
+    head, eagle = load_eagle(directory, target), PEagleDrafter if kind == "peagle" else EagleDrafter
+    return lambda pool: eagle(head, pool, dynamic)
 
 
 def whispered(make: MakeDrafter, known: Mapping[str, list[int]]) -> MakeDrafter:

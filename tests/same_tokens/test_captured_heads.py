@@ -111,7 +111,9 @@ def test_few_pages(pair, kind) -> None:
     assert done.runner.counts["launched"]
 
 
-@pytest.mark.parametrize(("kind", "plain_every"), [("medusa", 3), ("eagle3", 0), ("eagle1", 3)])
+@pytest.mark.parametrize(
+    ("kind", "plain_every"), [("medusa", 3), ("eagle3", 0), ("eagle1", 3), ("peagle", 0), ("dflash", 0), ("dspark", 0)]
+)
 def test_what_they_draft_is_what_follows_from_the_text(pair, kind, plain_every) -> None:
     """Whatever ran before, ahead or in vain, and wherever the sequence sat."""
     models = pair("llama2", layers=3)

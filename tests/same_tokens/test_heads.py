@@ -20,6 +20,7 @@ LENGTHS = (9, 1, 17, 33, 5, 40)
 everywhere = pytest.mark.parametrize("kind", KINDS)
 #: Every kind in every shape; in most tests all but these are slow.
 QUICK = {("medusa", "dynamic"), ("medusa", "template"), ("eagle3", "chain"), ("eagle3", "dynamic")}
+QUICK |= {("dflash", "chain"), ("dflash", "dynamic"), ("dspark", "dynamic"), ("peagle", "dynamic")}
 growing = pytest.mark.parametrize(
     ("kind", "shape"),
     [
@@ -93,7 +94,7 @@ def test_over_a_prefix_hit(pair, kind, shape) -> None:
     assert accepted_per_step({job.id: actual[job.id] for job in later}) > 0.4
 
 
-@pytest.mark.parametrize("kind", ["medusa", "eagle3", "draft_model"])
+@pytest.mark.parametrize("kind", ["medusa", "eagle3", "dflash", "draft_model"])
 @pytest.mark.parametrize("shape", ["1,1,1", "8,8"])
 def test_without_the_shared_noise_the_tokens_are_the_same_but_later(pair, kind, shape) -> None:
     models = pair("llama2")
@@ -108,7 +109,7 @@ def test_without_the_shared_noise_the_tokens_are_the_same_but_later(pair, kind, 
     assert accepted_per_step(texts[True]) > 1.5 * accepted_per_step(texts[False])
 
 
-@pytest.mark.parametrize("kind", ["medusa", "eagle3"])
+@pytest.mark.parametrize("kind", ["medusa", "eagle3", "dflash"])
 def test_noise_is_shared_with_the_draw(pair, monkeypatch, kind) -> None:
     """Even a head that knows nothing is hit at temperature 1, since the noise decides much of the sample."""
     models = pair("llama2")

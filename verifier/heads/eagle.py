@@ -6,8 +6,9 @@
     EAGLE-3   a = [norm e; norm h],  s = h + attention(a),  y = s + mlp(norm s),  logits of x(t+1) = U norm(y)
     EAGLE-1   a = fc [e; h],         s = a + attention(a),  y = s + mlp(norm s),  logits of x(t+1) = U y
 
-Further layers are plain Llama layers over y. An EAGLE-1 head may have norms besides: of e, of what its attention reads,
-and of y, which is then what U reads and what is fed back.
+P-EAGLE drafts in parallel: rows behind the root's are made of a mask token and a learnt feature, each of which guesses
+the token behind its own place. Further layers are plain Llama layers over y. An EAGLE-1 head may have norms besides: of
+e, of what its attention reads, and of y, which is then what U reads and what is fed back.
 
 Row t stands in slot t of the head's own store and is made of (feature t - 1, token t), so a page depends on its own
 text alone; slot 0 holds nothing. Where there is no feature yet (drafted tokens), the row before's own y stands in.
@@ -47,9 +48,10 @@ class EagleHead:
         self._embed = weights.embed
         self._norms = weights.norms
         self._fc = None if weights.fc is None else Linear(weights.fc, weights.fc_bias)
-        self._layers = [HeadLayer(config.layer, layer, number) for number, layer in enumerate(weights.layers)]
+        self._layers = [HeadLayer(config.layer, layer, number, first=1) for number, layer in enumerate(weights.layers)]
         self._head = weights.head
         self._rope = RopeTable(self.layer, max_positions, self.device, self.dtype)
+        self.mask = None if weights.mask is None else self._fused_mask(weights.mask)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -75,7 +77,9 @@ class EagleHead:
     @torch.inference_mode()
     def fuse(self, features: Features) -> Tensor:
         """[R, H]: what the head reads of each position, of the target's features, each [R, H']."""
-        parts = [features[name] for name in self.config.names]
+        return self._mixed([features[name] for name in self.config.names])
+
+    def _mixed(self, parts: list[Tensor] | tuple[Tensor, ...]) -> Tensor:
         if self.config.fc_normed:
             parts = [self._norm(f"fc_norm.{index}", part) for index, part in enumerate(parts)]
         fused = torch.cat(parts, dim=-1)
@@ -83,16 +87,34 @@ class EagleHead:
             fused = self._norm("input_norm", fused)
         return fused if self.config.generation == 1 or self._fc is None else self._fc(fused)
 
+    def _fused_mask(self, mask: Tensor) -> Tensor:
+        """[1, H]: of P-EAGLE, what stands in for the fused feature of rows that have none. Nothing of an outline."""
+        if mask.is_meta:
+            return mask.new_empty(1, self.layer.hidden_size)
+        return self._mixed(mask[None].chunk(len(self.config.names), dim=1)).clone()
+
     def run(self, rows: Sequence[Rows], hidden: Tensor, store: KVStore) -> tuple[Tensor, Tensor]:
         """A pass over ragged rows of several sequences (:meth:`paged`). hidden: [R, H], as the rows are given."""
         return self.paged(WrittenRows.of(rows, self.device), hidden, store)
 
     @torch.inference_mode()
     def paged(self, rows: StaticRows, hidden: Tensor, store: KVStore) -> tuple[Tensor, Tensor]:
+        """fp32[W, V'] logits of the wanted rows and the states to go on from, [W, H]; as :meth:`states`."""
+        normed, state = self.states(rows, hidden, store)
+        if not len(normed):
+            return normed.new_empty(0, self._head.out_features, dtype=torch.float32), state
+        return self.logits(normed), state
+
+    def logits(self, normed: Tensor) -> Tensor:
+        """fp32[W, V']."""
+        return self._head.wide(normed)
+
+    @torch.inference_mode()
+    def states(self, rows: StaticRows, hidden: Tensor, store: KVStore) -> tuple[Tensor, Tensor]:
         """Run static rows, storing their KV (:mod:`verifier.model.paged_pass`).
 
-        hidden: [R, H], the fused feature (or the state) behind each row's token; it is written to. Returns fp32[W, V']
-        logits of the wanted rows and the states to go on from, [W, H].
+        hidden: [R, H], the fused feature (or the state) behind each row's token; it is written to. Returns of the
+        wanted rows what the output matrix reads and the states to go on from, [W, H] both.
         """
         rotation = self._rope.rows(rows.positions)
         mixed, x = self._inputs(take_rows(self._embed, rows.tokens), hidden)
@@ -102,11 +124,10 @@ class EagleHead:
         seen = last.seen(mixed, rows, rotation, store)
         if rows.wanted is not None:
             if not len(rows.wanted):
-                return x.new_empty(0, self._head.out_features, dtype=torch.float32), x[:0]
+                return x[:0], x[:0]
             x, seen = take_rows(x, rows.wanted), take_rows(seen, rows.wanted)
         normed = last.finish(x, seen, self._last_norm)
-        state = normed if self.config.generation == 1 or self.config.output_normed else x
-        return self._head.wide(normed), state
+        return normed, normed if self.config.generation == 1 or self.config.output_normed else x
 
     @property
     def _last_norm(self) -> Tensor | None:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Literal
 
 from spec.protocols import FeatureRequest
+from spec.shape import MAX_NODES
 from verifier.heads.files import stored_names
 from verifier.model.config import ModelConfig
 from verifier.model.fields import Fields
@@ -42,6 +43,7 @@ class EagleConfig:
     residual_normed: the residual is the hidden state behind ``hidden_norm``. fc_input_normed, fc_normed: a norm over
     all features, or one for each, before they are mixed. output_normed: what is fed back is the state behind ``norm``.
     more_norms, fc_bias: of EAGLE-1, that its file must have three norms more, and a bias beside ``fc``.
+    mask, guesses: of P-EAGLE, the token of rows that have none, and the tokens that it was trained to guess at once.
     """
 
     generation: Literal[1, 3]
@@ -54,6 +56,8 @@ class EagleConfig:
     output_normed: bool = False
     more_norms: bool = False
     fc_bias: bool = False
+    mask: int | None = None
+    guesses: int = 0
 
     @property
     def needs(self) -> FeatureRequest:
@@ -80,7 +84,7 @@ class EagleConfig:
         """
         fields = Fields.read(directory / "config.json")
         _refuse_unsupported(fields)
-        layer = ModelConfig.of_llama(_layer_fields(fields, directory))
+        layer = ModelConfig.of_llama(layer_fields(fields, directory))
         if layer.vocab_size != target.vocab_size:
             raise fields.error(f"made for a vocabulary of {layer.vocab_size}, but the target's is {target.vocab_size}")
         eagle3 = is_eagle3(fields)
@@ -100,6 +104,8 @@ class EagleConfig:
             fc_input_normed=flags.get("norm_before_fc"),
             fc_normed=flags.get("fc_norm"),
             output_normed=flags.get("norm_output"),
+            mask=fields.integer("mask_token_id", minimum=0, most=target.vocab_size - 1) if is_peagle(fields) else None,
+            guesses=_guesses(fields) if is_peagle(fields) else 0,
         )
 
 
@@ -118,24 +124,41 @@ class _Flags:
 def is_eagle3(fields: Fields) -> bool:
     """Whether a head's configuration is an EAGLE-3 one."""
     if fields.get("speculators_model_type") is not None:
-        return bool(fields.get("speculators_model_type") == "eagle3")
+        return fields.get("speculators_model_type") in ("eagle3", "peagle")
     names = str(fields.get("architectures") or "").lower()
     keys = ("draft_vocab_size", "eagle_config", "eagle_aux_hidden_state_layer_ids")
     return "eagle3" in names or any(map(fields.get, keys))
 
 
+def is_peagle(fields: Fields) -> bool:
+    """Whether it is one that drafts in parallel, as speculators writes it."""
+    return bool(fields.get("speculators_model_type") == "peagle")
+
+
+def _guesses(fields: Fields) -> int:
+    """As many as its proposal has."""
+    proposed = (fields.section("speculators_config") or fields).get("proposal_methods")
+    first = proposed[0] if isinstance(proposed, list) and proposed else {}
+    return Fields(first if isinstance(first, dict) else {}, fields.where).integer(
+        "speculative_tokens", 8, most=MAX_NODES - 1
+    )
+
+
 def _refuse_unsupported(fields: Fields) -> None:
     kind = fields.get("speculators_model_type")
-    if kind not in (None, "eagle", "eagle3"):
-        raise fields.error(f"a head of type {kind} is not supported; supported are eagle, eagle3 and Medusa heads")
+    if kind not in (None, "eagle", "eagle3", "peagle"):
+        raise fields.error(
+            f"a head of type {kind} is not supported; supported are eagle, eagle3, peagle, dflash, dspark and Medusa "
+            "heads"
+        )
     if fields.get("parallel_drafting") or (fields.section("eagle_config") or fields).get("parallel_drafting"):
         raise fields.error("a head that drafts in parallel (parallel_drafting) is not supported")
     if fields.get("kv_lora_rank") is not None:
         raise fields.error("multi-head latent attention (kv_lora_rank) is not supported in a head")
 
 
-def _layer_fields(fields: Fields, directory: Path) -> Fields:
-    """Where the layer's own keys stand, with the number of layers that there are."""
+def layer_fields(fields: Fields, directory: Path) -> Fields:
+    """Where the layers' own keys stand, with the number of layers that there are."""
     nested = fields.section("transformer_layer_config")
     source = fields if nested is None else nested
     defaults = _QWEN3_DEFAULTS if source.get("model_type") == "qwen3" else {}

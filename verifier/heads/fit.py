@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import math
 
+import torch
 from torch import Tensor
 
 from kvpaging import KVStore, PageTable
 from spec.features import Features
 from spec.protocols import Rows
+from spec.sampling import SamplingParams
+from verifier.graphs.state import Joined, StepState
+from verifier.heads.block import Block
+from verifier.heads.dflash import DFlashHead
 from verifier.heads.eagle import EagleHead
 from verifier.heads.medusa import MedusaHeads
 
@@ -33,6 +38,23 @@ def eagle_hits(
     store.values[:, first] = 0
     logits, _ = head.run([Rows(table, tokens[1:], 1)], head.fuse(features)[:-1], store)
     return _hits(_named(logits.argmax(dim=-1).cpu(), head.token_ids), wanted)
+
+
+@torch.inference_mode()
+def dflash_hits(
+    head: DFlashHead, features: Features, tokens: Tensor, wanted: Tensor, table: PageTable, store: KVStore
+) -> Tensor:
+    """bool[R / 2 - 1]: the same for the first guess of blocks at every other position. ``table`` as there."""
+    count, device = len(tokens), head.device
+    head.inject(features, torch.arange(count, device=device), table.slots(0, count).to(device), store)
+    config = head.config
+    block = Block(1, 1 if config.anchored else 2, config.mask, config.anchored, device)
+    state = StepState(1, len(table.pages), table.pool.page_size, 1, device)
+    guesses, anchors = [], range(1, count - 1, 2)
+    for anchor in reversed(anchors):  # a block's rows take the place of what was injected behind its root
+        state.join([Joined(table.pages, anchor, [int(tokens[anchor])], SamplingParams(temperature=0.0), 0)])
+        guesses.append(head.logits(head.guess(block, state, state.roots.contiguous(), store)).argmax(dim=-1))
+    return _named(torch.cat(guesses[::-1]).cpu(), head.token_ids) == wanted[torch.tensor(list(anchors))]
 
 
 def clearly_better(hits: Tensor, others: Tensor) -> bool:

@@ -5,11 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
+from verifier.heads.dflash_config import is_dflash
 from verifier.heads.eagle_config import is_eagle3
 from verifier.heads.files import stored_names
 from verifier.model.fields import Fields
 
-Kind = Literal["medusa", "eagle"]
+Kind = Literal["medusa", "eagle", "dflash"]
 
 #: Files that a head's repository may hold beside those of a model.
 PATTERNS = (
@@ -27,6 +28,8 @@ def kind_of(directory: Path) -> Kind | None:
         return "medusa"
     if any(directory.glob("medusa_lm_head.*")):
         return "medusa"
+    if is_dflash(fields):
+        return "dflash"
     if fields.get("speculators_model_type") is not None or is_eagle3(fields) or _has_mixer(directory, fields):
         return "eagle"
     return None

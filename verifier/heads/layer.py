@@ -33,13 +33,14 @@ class LayerWeights:
 
 
 class HeadLayer:
-    """Layer number ``number`` of a head. Slot 0 of a sequence holds nothing and is not seen.
+    """Layer number ``number`` of a head. first: positions below hold nothing and are not seen.
 
     norms: the weights of its norms, by name.
     """
 
-    def __init__(self, config: ModelConfig, weights: LayerWeights, number: int) -> None:
-        self._config, self._number, self.norms = config, number, weights.norms
+    def __init__(self, config: ModelConfig, weights: LayerWeights, number: int, first: int) -> None:
+        self._config, self._number, self._first, self.norms = config, number, first, weights.norms
+        self._window = config.sliding_window if config.sliding_layers[number] else None
         self._qkv = Linear(weights.qkv, weights.qkv_bias)
         self._output = Linear(weights.o, weights.o_bias)
         self._gate_up, self._down = Linear(weights.gate_up, gated=True), Linear(weights.down)
@@ -47,13 +48,17 @@ class HeadLayer:
 
     def seen(self, mixed: Tensor, rows: StaticRows, rotation: tuple[Tensor, Tensor], store: KVStore) -> Tensor:
         """[R, Hq D]: what static rows read of those before them; their own keys and values are stored before."""
+        query = self.placed(mixed, rows.slots, rotation, store)
+        return attended(query, store.layer(self._number), rows, self._scale, self._window, self._first)
+
+    def placed(self, mixed: Tensor, slots: Tensor, rotation: tuple[Tensor, Tensor], store: KVStore) -> Tensor:
+        """[R, Hq, D]: the queries of rows whose keys and values are stored."""
         keys, values, scales = store.layer(self._number)
         norms, eps = self.norms, self._config.rms_norm_eps
-        query = rotate_and_store(
-            self._qkv.unfinished(mixed), *rotation, keys, values, rows.slots,
+        return rotate_and_store(
+            self._qkv.unfinished(mixed), *rotation, keys, values, slots,
             norms.get("q_norm"), norms.get("k_norm"), eps, scales=scales,
         )  # fmt: skip
-        return attended(query, (keys, values, scales), rows, self._scale, first=1)
 
     def finish(self, x: Tensor, seen: Tensor, norm: Tensor | None) -> Tensor:
         """The rest of the layer is added to x, [R, H], in place. Returns x, normed with ``norm`` if there is one."""

@@ -108,7 +108,7 @@ def _uniform_window(fields: Fields, layers: int) -> Sliding:
     """Mistral: every layer slides, or none where the window is null. An absent key means the window of v0.1."""
     window = None if fields.values.get("sliding_window", 4096) is None else fields.integer("sliding_window", 4096)
     slides = (window is not None,) * layers
-    if _layer_types(fields, layers) not in (None, slides):
+    if layer_types(fields, layers) not in (None, slides):
         raise fields.error("layer_types that differ from sliding_window are not supported for this architecture")
     return window, slides
 
@@ -117,13 +117,13 @@ def _window_by_layer(fields: Fields, layers: int) -> Sliding:
     """Qwen: off unless use_sliding_window; then layer_types says where, else the layers from max_window_layers on."""
     enabled = fields.flag("use_sliding_window", False) and fields.values.get("sliding_window", 4096) is not None
     first = fields.integer("max_window_layers", 28, minimum=0) if enabled else layers
-    slides = _layer_types(fields, layers) or tuple(layer >= first for layer in range(layers))
+    slides = layer_types(fields, layers) or tuple(layer >= first for layer in range(layers))
     if any(slides) and not enabled:
         raise fields.error("layer_types has sliding layers, but use_sliding_window and sliding_window name no window")
     return fields.integer("sliding_window", 4096) if any(slides) else None, slides
 
 
-def _layer_types(fields: Fields, layers: int) -> tuple[bool, ...] | None:
+def layer_types(fields: Fields, layers: int) -> tuple[bool, ...] | None:
     """Which layers slide, by transformers 5's ``layer_types``."""
     names = fields.get("layer_types")
     if names is None:

@@ -68,8 +68,9 @@ def look_at_draft(notes: Notes, config: EngineConfig, target: Target | None) -> 
 
 def _which(config: EngineConfig) -> str:
     if config.draft_layers is not None:
-        return "leave --draft-layers out, or name the folder of an EAGLE head with --draft"
-    return "name a directory with config.json and weights, or a hub id; medusa:PATH and eagle3:PATH are for heads alone"
+        return "leave --draft-layers out, or name the folder of an EAGLE or DFlash head with --draft"
+    kinds = "medusa:PATH, eagle3:PATH, peagle:PATH, dflash:PATH and dspark:PATH are for heads alone"
+    return f"name a directory with config.json and weights, or a hub id; {kinds}"
 
 
 def look_at_context(notes: Notes, config: EngineConfig, target: Target, draft: Draft | None) -> int | None:

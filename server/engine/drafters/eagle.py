@@ -1,136 +1,64 @@
-"""``--draft eagle3:PATH``, ``--draft eagle:PATH``, or the path alone; ``--draft-layers``."""
+"""``--draft eagle3:PATH``, ``--draft eagle:PATH``, ``--draft peagle:PATH``, or the path alone; ``--draft-layers``."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any, Self
+from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor
 
 from drafters.eagle import EagleDrafter
+from drafters.peagle import PEagleDrafter
 from kvpaging import PagePool, PageTable
-from server.engine.checks.report import Notes, Target
 from server.engine.checks.words import layers
-from server.engine.drafters.head import Head, agrees, in_words, note_vocabulary, share, tried
+from server.engine.drafters.layered import LayeredHead
 from server.engine.loading import KV_DTYPES
-from server.engine.memory import item_bytes, token_bytes
-from server.settings.config import EngineConfig
-from spec.errors import ConfigurationError
-from spec.names import EAGLE, EAGLE3
-from spec.protocols import FeatureRequest, Rows
-from spec.tree import TreeShape
+from server.engine.memory import item_bytes
+from spec.budget.members import MODEL_LEVELS
+from spec.features import Features
+from spec.names import EAGLE, EAGLE3, PEAGLE
 from verifier.heads.eagle import EagleHead
 from verifier.heads.eagle_config import EagleConfig
 from verifier.heads.eagle_weights import EagleWeights
-from verifier.heads.fit import clearly_better, eagle_hits
+from verifier.heads.fit import eagle_hits
 from verifier.model.config import ModelConfig
 from verifier.paged_model import PagedModel
 
 
 @dataclass(frozen=True)
-class Eagle(Head):
-    """:mod:`drafters.eagle`. layers: the target's layers whose inputs it is to read, whatever its own configuration
-    says. kv_dtype: what its KV is kept in."""
+class Eagle(LayeredHead):
+    """:mod:`drafters.eagle`, :mod:`drafters.peagle`."""
 
-    names, made = (EAGLE, EAGLE3), EagleDrafter
+    names, made = (EAGLE, EAGLE3, PEAGLE), EagleDrafter
     kind, trained = "eagle", EAGLE3
-    layered = True
-
-    layers: tuple[int, ...] | None = None
-    kv_dtype: str = "auto"
-
-    def configured(self, config: EngineConfig) -> Self:
-        """With ``--draft-layers`` and ``--draft-kv-dtype``."""
-        named = config.draft_layers
-        layers = self.layers if named is None else tuple(map(int, named.split(",")))
-        return replace(self, layers=layers, kv_dtype=config.draft_kv_dtype)
-
-    def config(self, target: ModelConfig) -> EagleConfig:
-        """Its configuration for this target; raises ConfigurationError for layers that it cannot read."""
-        layers, depth = self.layers, target.num_layers
-        if layers is not None and max(layers) > depth:
-            raise ConfigurationError(
-                f"--draft-layers {_numbers(layers)}: the target has {depth} layers, numbered 0 to {depth - 1}; "
-                f"{depth} names the output of the last one"
-            )
-        config = EagleConfig.read(self.directory, target, layers)
-        if layers is not None and config.aux != layers:
-            raise ConfigurationError(
-                f"--draft-layers {_numbers(layers)}: {self.directory} reads the state behind the target's final norm, "
-                "no layers; leave the flag out"
-            )
-        return config
-
-    def shapes(self, target: ModelConfig) -> tuple[ModelConfig, ...]:
-        """Its layers'."""
-        return (self.config(target).layer,)
+    configuration = EagleConfig
 
     def token_bytes(self, target: ModelConfig, dtype: str) -> int:
         """Its own KV, and the fused feature."""
         layer = self.config(target).layer
-        return token_bytes(layer, dtype, self.kv_dtype) + item_bytes(dtype) * layer.hidden_size
+        return super().token_bytes(target, dtype) + item_bytes(dtype) * int(layer.hidden_size)
 
     def drafter(self, target: PagedModel, pool: PagePool, dynamic: bool) -> EagleDrafter:
         """With stores on the pool's pages."""
         decoder = target.decoder
         config = self.config(decoder.config)
         head = EagleHead(config, EagleWeights.read(self.directory, config, decoder), decoder.max_positions)
-        return EagleDrafter(head, pool, dynamic, kv=KV_DTYPES.get(self.kv_dtype))
+        made = EagleDrafter if config.mask is None else PEagleDrafter
+        return made(head, pool, dynamic, kv=KV_DTYPES.get(self.kv_dtype))
 
-    def doubts(self, drafter: Any, target: PagedModel, pool: PagePool, directory: Path) -> str:
-        """Whether it hardly ever agrees with the target, or does so on other layers; texts longer than it knows."""
-        found = [tried(lambda table, tokens: _guessed(drafter, target, table, tokens), target, pool, directory)]
-        if drafter.trained_positions < target.max_positions:
-            found.append(f"it was trained on texts of up to {drafter.trained_positions} tokens")
-        return "; ".join(filter(None, found))
+    def hits(self, head: Any, features: Features, text: tuple[Tensor, Tensor], table: PageTable, fed: Any) -> Tensor:
+        """At every position."""
+        return eagle_hits(head, features, *text, table, fed.store)
 
-    def note(self, notes: Notes, target: Target, drafter: Any, name: str, shape: TreeShape | None) -> int:
-        """Its shape, and what it reads."""
-        head: EagleHead = drafter.head
-        config, last = head.config, target.model.num_layers
-        kind = f"EAGLE{'-3' if config.generation == 3 else ''}"
-        text = f"{kind}, {layers(head.layer.num_layers)} of {head.layer.hidden_size}, {name}"
-        notes.ok("draft", text, kind=drafter.name, hidden_size=head.layer.hidden_size)
-        if config.aux:
-            output = f" ({last} is the last one's output)" if last in config.aux else ""
-            reads = f"reads the inputs of layers {_listed(config.aux)} of the target's {last}{output}"
-        else:
-            reads = "reads the state behind the target's final norm"
-        notes.ok("layers", f"{reads}, {target.model.hidden_size} wide", layers=list(config.aux))
-        note_vocabulary(notes, target, config.draft_vocab)
-        return int(drafter.trained_positions)
+    @staticmethod
+    def levels(drafter: Any) -> int:
+        """As many as were guessed at once in training, of P-EAGLE."""
+        return drafter.head.config.guesses or MODEL_LEVELS
 
-
-def _guessed(drafter: EagleDrafter, target: PagedModel, table: PageTable, tokens: Tensor) -> str:
-    """What ``trial.tried`` asks. Layers may be numbered by another convention, so the others are tried."""
-    head = drafter.head
-    others = head.config.other_layers(target.decoder.config.num_layers)
-    forward = target.run([Rows(table, tokens, 0)], _all_layers(head.config, others))
-    wanted = forward.logits.argmax(dim=-1).cpu()
-    hits = eagle_hits(head, forward.features, tokens, wanted, table, drafter.store)
-    found = {
-        layers: eagle_hits(head.reading(layers), forward.features, tokens, wanted, table, drafter.store)
-        for layers in others
-    }
-    better = [layers for layers in found if clearly_better(hits, found[layers])]
-    if not better:
-        return in_words(hits)
-    best = max(better, key=lambda layers: int(found[layers].sum()))
-    return f"{in_words(hits) or agrees(hits)}, and on {share(found[best])} with --draft-layers {_numbers(best)}"
-
-
-def _all_layers(config: EagleConfig, others: list[tuple[int, ...]]) -> FeatureRequest:
-    """What the head reads, and what it might."""
-    layers = sorted({layer for aux in (config.aux, *others) for layer in aux})
-    return FeatureRequest(final=config.needs.final, layers=tuple(layers))
-
-
-def _numbers(layers: tuple[int, ...]) -> str:
-    return ",".join(map(str, layers))
-
-
-def _listed(numbers: Sequence[int]) -> str:
-    *most, last = map(str, numbers)
-    return f"{', '.join(most)} and {last}" if most else last
+    def about(self, drafter: Any) -> str:
+        """Its generation and layers."""
+        config = drafter.head.config
+        kind = "EAGLE-3" if config.generation == 3 else "EAGLE"
+        if config.mask is not None:
+            kind = f"P-EAGLE, {config.guesses} tokens at once"
+        return f"{kind}, {layers(config.layer.num_layers)}"

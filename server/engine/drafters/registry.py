@@ -15,6 +15,7 @@ from drafters.suffix.drafter import SuffixDrafter
 from server.engine import history as draft_history
 from server.engine.checks.report import Notes, Target
 from server.engine.drafters.custom import Custom
+from server.engine.drafters.dflash import DFlash
 from server.engine.drafters.draft_model import DraftModel
 from server.engine.drafters.eagle import Eagle
 from server.engine.drafters.entry import Entry, FromFiles
@@ -68,7 +69,7 @@ class Suffix(_Lookup):
 
 #: In the order they are asked whether a directory is theirs, which is also that in which models draft. Whatever is
 #: nothing else is taken for a draft model.
-ENTRIES: tuple[type[Entry], ...] = (Medusa, Eagle, DraftModel, Ngram, Suffix, Custom)
+ENTRIES: tuple[type[Entry], ...] = (Medusa, Eagle, DFlash, DraftModel, Ngram, Suffix, Custom)
 #: Those that ``--shadow`` and replays name, ready to draft.
 LOOKUPS: dict[str, Callable[[], Drafter]] = {
     name: entry.made for entry in ENTRIES if entry.looks for name in entry.names
@@ -100,7 +101,9 @@ def settled(found: Sequence[Entry], config: EngineConfig, draft: str) -> list[En
             raise ConfigurationError(f"--draft {draft}: names two of one kind; one {what} can draft, not several")
     if config.draft_layers is not None and not any(one.layered for one in found):
         asked = next((one.asked for one in found if one.place), named_in(draft)[0])
-        raise ConfigurationError(f"--draft-layers {config.draft_layers}: is for EAGLE heads, but --draft is {asked}")
+        raise ConfigurationError(
+            f"--draft-layers {config.draft_layers}: is for EAGLE and DFlash heads, but --draft is {asked}"
+        )
     return sorted((one.configured(config) for one in found), key=_order)
 
 

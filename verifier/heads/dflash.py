@@ -1,0 +1,105 @@
+"""DFlash heads: a few layers that guess a whole block of tokens in one pass, over masks (arXiv 2602.06036).
+
+::
+
+    position   0      1      ..  length - 1 | length   length + 1   length + 2  ..
+    keys of    c(0)   c(1)       c(l - 1)   | root     mask         mask             c(t) = norm(fc [features of t])
+    guesses                                   -        x(l + 1)     x(l + 2)
+
+What the target thought of a committed token is injected: each layer makes keys and values of c(t), and never a query.
+So a committed position is read once, when its features come, and whoever shares its page finds it. A block's rows see
+all of it and, unless a layer is causal, each other; their keys are scratch.
+
+Legend: R rows, W rows whose logits are wanted, H hidden width, V' draft vocabulary.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from kvpaging import KVStore
+from spec.features import Features
+from verifier.graphs.state import StepState
+from verifier.heads.block import Block
+from verifier.heads.dflash_config import DFlashConfig
+from verifier.heads.dflash_weights import DFlashWeights
+from verifier.heads.layer import HeadLayer
+from verifier.model.linear import Linear
+from verifier.model.rope import RopeTable
+from verifier.ops.norm import rms_norm
+from verifier.ops.take import take_rows
+from verifier.paged_rows import StaticRows
+
+
+class DFlashHead:
+    """One head over paged KV. Owns its weights, but for what it shares with the target; the store is the caller's."""
+
+    def __init__(self, config: DFlashConfig, weights: DFlashWeights, max_positions: int) -> None:
+        self.config, self.layer = config, config.layer
+        self.token_ids, self.markov = weights.token_ids, weights.markov
+        self._embed, self._norms, self._head = weights.embed, weights.norms, weights.head
+        self._fc = Linear(weights.fc)
+        self._layers = [HeadLayer(config.layer, layer, number, first=0) for number, layer in enumerate(weights.layers)]
+        self._rope = RopeTable(self.layer, max_positions, self.device, self.dtype)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of weights and activations."""
+        return self._embed.dtype
+
+    @property
+    def vocab_size(self) -> int:
+        """How many tokens it can read: the target's."""
+        return len(self._embed)
+
+    @property
+    def device(self) -> torch.device:
+        """Where weights and activations are."""
+        return self._embed.device
+
+    def reading(self, layers: Sequence[int]) -> DFlashHead:
+        """The same head, reading other layers of the target; all weights are shared."""
+        other = copy.copy(self)
+        other.config = self.config.reading(layers)
+        return other
+
+    @torch.inference_mode()
+    def inject(self, features: Features, positions: Tensor, slots: Tensor, store: KVStore) -> None:
+        """Store keys and values of committed positions, int64[R] as their slots. features: the target's, [R, H']."""
+        eps = self.layer.rms_norm_eps
+        fused = self._fc(torch.cat([features[name] for name in self.config.names], dim=-1))
+        context, rotation = rms_norm(fused, self._norms["hidden_norm"], eps), self._rope.rows(positions)
+        for layer in self._layers:
+            layer.placed(context, slots, rotation, store)
+
+    def guess(self, block: Block, state: StepState, roots: Tensor, store: KVStore) -> Tensor:
+        """[W, H]: of the rows of a block that guess. roots: int64[S], known tokens."""
+        causal = block.rows(state, roots, causal=True) if any(self.config.causal) else None
+        return self.paged(block.rows(state, roots), store, causal)
+
+    @torch.inference_mode()
+    def paged(self, rows: StaticRows, store: KVStore, causal: StaticRows | None = None) -> Tensor:
+        """The states behind the last norm of a block's wanted rows, [W, H].
+
+        causal: the same rows, none of which sees what is behind it; for layers that are so.
+        """
+        rotation, eps = self._rope.rows(rows.positions), self.layer.rms_norm_eps
+        x = take_rows(self._embed, rows.tokens)
+        mixed = rms_norm(x, self._layers[0].norms["input_layernorm"], eps)
+        norms = [*(layer.norms["input_layernorm"] for layer in self._layers[1:]), self._norms["norm"]]
+        for number, (layer, norm) in enumerate(zip(self._layers, norms, strict=True)):
+            seen = layer.seen(
+                mixed, causal if causal is not None and self.config.causal[number] else rows, rotation, store
+            )
+            if number == len(self._layers) - 1 and rows.wanted is not None:
+                x, seen = take_rows(x, rows.wanted), take_rows(seen, rows.wanted)
+            mixed = layer.finish(x, seen, norm)
+        return mixed
+
+    def logits(self, states: Tensor) -> Tensor:
+        """fp32[W, V']."""
+        return self._head.wide(states)

@@ -1,0 +1,108 @@
+"""What the layouts of heads with decoder layers have in common: layers, embedding, output matrix, draft vocabulary."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from verifier.heads.files import HeadTensors
+from verifier.heads.layer import LayerWeights
+from verifier.heads.vocabulary import token_ids
+from verifier.model.config import ModelConfig
+from verifier.model.decoder import Decoder
+from verifier.model.errors import WeightsError
+from verifier.model.linear import Linear
+
+
+class HeadReader:
+    """Takes tensors by their short names, as the target has its own, and remembers which were asked for.
+
+    layer: the shape of the head's layers. vocab: rows of its output matrix.
+    """
+
+    def __init__(self, files: HeadTensors, layer: ModelConfig, vocab: int, target: Decoder) -> None:
+        self.files, self.layer, self.vocab, self.target = files, layer, vocab, target
+        self.known: set[str] = set()
+
+    def take(self, name: str, *shape: int) -> Tensor:
+        """The tensor of that name and shape."""
+        self.known.add(name)
+        return self.files.take(name, shape).to(self.target.embedding.device, self.target.dtype)
+
+    def maybe(self, name: str, *shape: int) -> Tensor | None:
+        """The same, None where absent."""
+        self.known.add(name)
+        tensor = self.files.optional(name, shape)
+        return None if tensor is None else tensor.to(self.target.embedding.device, self.target.dtype)
+
+    def layer_weights(self, number: int, read: int, norms: tuple[str, ...]) -> LayerWeights:
+        """Those of one layer. read: the width that its attention reads. norms: that lie in it, by name."""
+        layer, name = self.layer, f"layers.{number}"
+        hidden, inner = layer.hidden_size, layer.intermediate_size
+        q, kv = layer.num_heads * layer.head_dim, layer.num_kv_heads * layer.head_dim
+        sizes = {"q": q, "k": kv, "v": kv}
+        gate_up = [self.take(f"{name}.mlp.{part}_proj.weight", inner, hidden) for part in ("gate", "up")]
+        return LayerWeights(
+            qkv=torch.cat([self.take(f"{name}.self_attn.{n}_proj.weight", size, read) for n, size in sizes.items()]),
+            qkv_bias=self._qkv_bias(name, sizes),
+            o=self.take(f"{name}.self_attn.o_proj.weight", hidden, q),
+            o_bias=self.maybe(f"{name}.self_attn.o_proj.bias", hidden),
+            gate_up=torch.cat(gate_up),
+            down=self.take(f"{name}.mlp.down_proj.weight", hidden, inner),
+            norms=self._norms_of(name, norms),
+        )
+
+    def _norms_of(self, name: str, norms: tuple[str, ...]) -> dict[str, Tensor]:
+        found = {norm: self.take(f"{name}.{norm}.weight", self.layer.hidden_size) for norm in norms}
+        if f"{name}.self_attn.q_norm.weight" in self.files.tensors:
+            for norm in ("q_norm", "k_norm"):
+                found[norm] = self.take(f"{name}.self_attn.{norm}.weight", self.layer.head_dim)
+        return found
+
+    def _qkv_bias(self, name: str, sizes: dict[str, int]) -> Tensor | None:
+        biases = [self.maybe(f"{name}.self_attn.{part}_proj.bias", size) for part, size in sizes.items()]
+        present = [bias for bias in biases if bias is not None]
+        if present and len(present) < len(biases):
+            raise WeightsError(f"{self.files.where}: some of q_proj, k_proj and v_proj have a bias, others have none")
+        return torch.cat(present) if present else None
+
+    def embed(self) -> Tensor:
+        """[V, H]: the file's, else the target's."""
+        vocab, hidden = self.target.config.vocab_size, self.layer.hidden_size
+        own = self.maybe("embed_tokens.weight", vocab, hidden)
+        if own is None and hidden != self.target.config.hidden_size:
+            raise WeightsError(
+                f"{self.files.where}: embed_tokens.weight is missing, and the target's is "
+                f"{self.target.config.hidden_size} wide where the head is {hidden}"
+            )
+        return self.target.embedding if own is None else own
+
+    def mixer(self, count: int) -> Tensor:
+        """[H, F]: the matrix that mixes so many features of the target."""
+        hidden, width = self.layer.hidden_size, self.target.config.hidden_size
+        stored = tuple(self.files.tensors["fc.weight"].shape) if "fc.weight" in self.files.tensors else ()
+        if stored and stored[0] == hidden and stored[1] != width * count:
+            raise WeightsError(
+                f"{self.files.where}: fc.weight reads {stored[1]} numbers, but the target gives "
+                f"{count} features of {width}: the head was made for another model, or for other "
+                "layers (--draft-layers names them)"
+            )
+        return self.take("fc.weight", hidden, width * count)
+
+    def head(self) -> Linear:
+        """The file's matrix; else its embedding, if they are tied; else, over the whole vocabulary, the target's."""
+        layer, target, vocab = self.layer, self.target.config, self.vocab
+        own = self.maybe("lm_head.weight", vocab, layer.hidden_size)
+        if own is None and layer.tie_word_embeddings and vocab == target.vocab_size:
+            own = self.maybe("embed_tokens.weight", vocab, layer.hidden_size)
+        if own is not None:
+            return Linear(own)
+        if (vocab, layer.hidden_size) != (target.vocab_size, target.hidden_size):
+            raise WeightsError(f"{self.files.where}: lm_head.weight is missing")
+        return self.target.head
+
+    def token_ids(self) -> Tensor | None:
+        """int64[V']: see :func:`verifier.heads.vocabulary.token_ids`."""
+        self.known |= {"d2t", "t2d"}
+        ids = token_ids(self.files, self.vocab, self.target.config.vocab_size)
+        return None if ids is None else ids.to(self.target.embedding.device)
