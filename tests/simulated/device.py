@@ -320,7 +320,8 @@ def _tensors(tree: Any) -> list[Tensor]:
 def _mapped(change: Callable[[Any], Any], tree: Any) -> Any:
     """Change every leaf, inside our own records of tensors too."""
     if isinstance(tree, tuple | list):
-        return type(tree)(_mapped(change, value) for value in tree)
+        changed = [_mapped(change, value) for value in tree]
+        return type(tree)(*changed) if hasattr(tree, "_fields") else type(tree)(changed)
     if isinstance(tree, dict):
         return {name: _mapped(change, value) for name, value in tree.items()}
     if hasattr(tree, "__dataclass_fields__") and not isinstance(tree, type):
