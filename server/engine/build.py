@@ -23,9 +23,8 @@ from server.engine.drafting import (
     runner_of,
 )
 from server.engine.loading import Loading, Progress
-from server.engine.memory import MemoryPlan, check_beside, footprint, kept_in_16_bits, packed_bytes
+from server.engine.memory import Demand, MemoryPlan, check_beside, footprint, kept_in_16_bits, packed_bytes, plan_cpu
 from server.engine.parameters import stored_parameters
-from server.engine.plan import plan
 from server.engine.quantized import in_words, kv_kind, quantized
 from server.settings.config import EngineConfig
 from server.settings.resolved import Resolved, Unfit, choose_draft, short_name, target_directory
@@ -39,6 +38,23 @@ from spec.tree import MAX_NODES, TreeShape
 from verifier.model.config import ModelConfig
 from verifier.ops.kernels.cpu import threads
 from verifier.probe import Exactness, probe
+
+
+def plan(
+    config: EngineConfig, length: int, dtype: str, target: ModelConfig, drafters: Sequence[Entry], device: Device
+) -> MemoryPlan:
+    """The pages: ``kv_tokens`` if given, else what the device has room for.
+
+    length: the longest text. drafters: those that will be loaded.
+    Raises Unfit if the longest text does not fit the KV cache, or everything together not the device, and a loader's
+    error for a drafter that cannot be read.
+    """
+    if device.is_gpu:
+        from server.engine.gpu_memory import plan_gpu  # knows the kernels, which a CPU does without
+
+        return plan_gpu(config, length, dtype, target, drafters, device)
+    return plan_cpu(config, length, Demand.of(config, dtype, target, drafters), device)
+
 
 #: A prompt and an answer of one token each.
 LEAST_TOKENS = 2

@@ -22,8 +22,8 @@ from typing import Any, NamedTuple, NoReturn
 
 from server.engine.generation import Cause, EngineStatus, Sink, unavailable
 from server.host import frames
-from server.host.channel import Channel
 from server.host.child import STARTING, Spawned, Watchdog, cpu_ticks, oom_kills, reap, spawn, stopped
+from server.host.frames import Channel
 from server.host.resumption import AGAIN, InFlights
 from server.schemas.errors import EngineFailed
 from server.settings.config import ServeConfig

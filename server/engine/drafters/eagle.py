@@ -11,8 +11,7 @@ from torch import Tensor
 
 from drafters.eagle import EagleDrafter
 from kvpaging import PagePool, PageTable
-from server.engine.checks.report import Notes, Target
-from server.engine.checks.words import layers
+from server.engine.checks.report import Notes, Target, layers
 from server.engine.drafters.head import Head, agrees, in_words, note_vocabulary, share, tried
 from server.engine.parameters import numbers_per_token
 from server.settings.config import EngineConfig
