@@ -8,7 +8,6 @@ import shutil
 import sys
 import threading
 import time
-from types import TracebackType
 from typing import TYPE_CHECKING, Self, TextIO
 
 from server.host.imports import import_tokenizers, uncollected
@@ -61,9 +60,7 @@ class Stages:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         self.close()
 
     def close(self) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import msgspec
 import torch
@@ -23,9 +23,8 @@ from server.engine.drafting import (
     runner_of,
 )
 from server.engine.loading import Loading, Progress
-from server.engine.memory import MemoryPlan, check_beside, footprint, kept_in_16_bits, packed_bytes
+from server.engine.memory import Demand, MemoryPlan, check_beside, footprint, kept_in_16_bits, packed_bytes, plan_cpu
 from server.engine.parameters import stored_parameters
-from server.engine.plan import plan
 from server.engine.quantized import in_words, kv_kind, quantized
 from server.settings.config import EngineConfig
 from server.settings.resolved import Resolved, Unfit, choose_draft, short_name, target_directory
@@ -33,12 +32,33 @@ from spec.engine import Engine
 from spec.errors import ConfigurationError
 from spec.names import NONE
 from spec.observer import Observer
+from spec.protocols import Drafter
 from spec.request import EngineInfo
 from spec.scheduler import Scheduler
+from spec.step import StepRunner
 from spec.tree import MAX_NODES, TreeShape
+from verifier.graphs.capture import Capture
 from verifier.model.config import ModelConfig
 from verifier.ops.kernels.cpu import threads
+from verifier.paged_model import PagedModel
 from verifier.probe import Exactness, probe
+
+
+def plan(
+    config: EngineConfig, length: int, dtype: str, target: ModelConfig, drafters: Sequence[Entry], device: Device
+) -> MemoryPlan:
+    """The pages: ``kv_tokens`` if given, else what the device has room for.
+
+    length: the longest text. drafters: those that will be loaded.
+    Raises Unfit if the longest text does not fit the KV cache, or everything together not the device, and a loader's
+    error for a drafter that cannot be read.
+    """
+    if device.is_gpu:
+        from server.engine.gpu_memory import plan_gpu  # knows the kernels, which a CPU does without
+
+        return plan_gpu(config, length, dtype, target, drafters, device)
+    return plan_cpu(config, length, Demand.of(config, dtype, target, drafters), device)
+
 
 #: A prompt and an answer of one token each.
 LEAST_TOKENS = 2
@@ -60,6 +80,17 @@ def choose_dtype(config: EngineConfig, model: ModelConfig, device: Device) -> Re
     return Resolved("bfloat16", "fp32 would take more than half of the memory")
 
 
+@dataclass(frozen=True, slots=True)
+class _Chosen:
+    """What was found and planned before a weight is read. named: who will draft."""
+
+    loading: Loading
+    memory: MemoryPlan
+    dtype: Resolved
+    draft: Resolved
+    named: list[Entry]
+
+
 def build_engine(
     config: EngineConfig,
     progress: Progress | None = None,
@@ -75,6 +106,34 @@ def build_engine(
     say("finding the models")
     torch.set_grad_enabled(False)
     threads.use(config.threads or threads.wanted())
+    chosen = _chosen(config, say, beside or {})
+    loading, pool = chosen.loading, chosen.loading.pool
+    verifier = loading.paged_model("target", loading.target, loading.model, kv_dtype=config.kv_dtype)
+    drafters = [drafter.load(loading, verifier) for drafter in chosen.named]
+    names = _placed([drafter.name for drafter in drafters], chosen.named)
+    capture = _capture(loading, verifier, drafters)
+    say("probing exactness")
+    info = _info(chosen, probe(verifier, pool), names, _doubts(chosen, drafters, verifier))
+    drafting, runner = _drafting(loading, verifier, drafters, info, capture)
+    say("timing plain steps")
+    root, shape, budget = ProfileRun(info, verifier, pool, runner).root_seconds(), drafting.shape, drafting.budget
+    info = msgspec.structs.replace(info, draft_shape=shape.widths, root_seconds=root, chosen=budget is not None)
+    prefix = PrefixIndex(pool) if config.prefix_cache else None
+    scheduler = Scheduler(pool, prefix, shape, drafting.cost, config.max_seqs, budget=budget, root_seconds=root)
+    return Engine(
+        info=info,
+        pool=pool,
+        prefix=prefix,
+        verifier=verifier,
+        drafter=drafting.drafter,
+        scheduler=scheduler,
+        observers=observers,
+        runner=runner,
+        crowded=threads.crowded,
+    )
+
+
+def _chosen(config: EngineConfig, say: Progress, beside: Mapping[str, int]) -> _Chosen:
     device, directory = find_device(config), target_directory(config)
     model = quantized(ModelConfig.from_directory(directory), config.quantize, "--quantize")
     dtype, draft = choose_dtype(config, model, device), choose_draft(config)
@@ -82,70 +141,49 @@ def build_engine(
     named = drafts(config, draft.value)
     pinned(config)  # a shape that cannot be should be refused before anything is loaded
     named = [drafter.checked(directory, model) for drafter in named]
-    if others := (beside or {}).get(device.name, 0):  # free if they have to go, so what is free now says nothing
+    if others := beside.get(device.name, 0):  # free if they have to go, so what is free now says nothing
         by_itself = plan(config, length, dtype.value, model, named, replace(device, free=None))
         check_beside(footprint(by_itself, device), others)
     memory = plan(config, length, dtype.value, model, named, device)
     pool = PagePool(memory.pages, config.page_size)
     loading = Loading(config, directory, model, dtype.value, length, device, pool, say)
-    verifier = loading.paged_model("target", directory, model, kv_dtype=config.kv_dtype)
-    drafters = [drafter.load(loading, verifier) for drafter in named]
-    placed = _placed([drafter.name for drafter in drafters], named)
-    if not device.is_gpu:
-        # Torch's ops in a step are small, and its threads would wait for each other in the place of the kernels'.
-        torch.set_num_threads(1)
-    else:
-        capture = capture_of(config.graphs)
-        capture_passes(verifier, drafters, length, config.max_seqs, capture, say)
-    say("probing exactness")
-    exactness = probe(verifier, pool)
-    doubts = [entry.doubts(made, verifier, pool, directory) for entry, made in zip(named, drafters, strict=True)]
-    reasons = [draft.reason]
-    for entry, doubt in zip(named, doubts, strict=True):
-        reasons.append(entry.remark + (f", but {doubt}" if doubt else ""))
-    draft = Resolved(draft.value, "".join(reasons))
-    info = _info(config, model, dtype, draft, exactness, memory, length, device)
-    profile_run, runner = ProfileRun(info, verifier, pool), None
-    if device.is_gpu:
-        say("compiling kernels")  # first: what is measured is not to be a compiler's time
-        for member in [*drafters, None][: max(1, len(drafters))]:
-            profile_run.compile(member, pinned(config) or DRAFTED, config.max_seqs)
+    return _Chosen(loading, memory, dtype, draft, named)
+
+
+def _capture(loading: Loading, verifier: PagedModel, drafters: Sequence[Drafter]) -> Capture | None:
+    """What captures a GPU's steps, with the target's passes captured; None on a CPU."""
+    if loading.device.is_gpu:
+        capture = capture_of(loading.config.graphs)
+        capture_passes(verifier, drafters, loading.length, loading.config.max_seqs, capture, loading.say)
+        return capture
+    # Torch's ops in a step are small, and its threads would wait for each other in the place of the kernels'.
+    torch.set_num_threads(1)
+    return None
+
+
+def _drafting(
+    loading: Loading, verifier: PagedModel, drafters: Sequence[Drafter], info: EngineInfo, capture: Capture | None
+) -> tuple[Drafting, StepRunner | None]:
+    """Who drafts, by what that was measured to cost, and who runs the steps. capture: a GPU's."""
+    config, say = loading.config, loading.say
+    profile_run = ProfileRun(info, verifier, loading.pool)
+    if capture is None:
+        return Drafting.of(config, drafters, profile_run, say), None
+    say("compiling kernels")  # first: what is measured is not to be a compiler's time
+    for member in [*drafters, None][: max(1, len(drafters))]:
+        profile_run.compile(member, pinned(config) or DRAFTED, config.max_seqs)
     drafting = Drafting.of(config, drafters, profile_run, say)
-    if device.is_gpu:
-        capture_levels(verifier, drafting, length, config.max_seqs, capture, say)
-        runner = runner_of(verifier, drafting, length, config.max_seqs, capture, say)
-    say("timing plain steps")
-    info = msgspec.structs.replace(
-        info,
-        draft_shape=drafting.shape.widths,
-        root_seconds=ProfileRun(info, verifier, pool, runner).root_seconds(),
-        drafter=", ".join(drafter.name for drafter in drafters) or NONE,
-        draft=", ".join(placed[drafter.name] for drafter in drafters) or NONE,
-        drafters=tuple(drafter.name for drafter in drafters),
-        chosen=drafting.budget is not None,
-        drafter_doubts=tuple(doubt for doubt in doubts if doubt),
-        warnings=tuple(drafter.warning for drafter in named if drafter.warning),
-    )
-    prefix = PrefixIndex(pool) if config.prefix_cache else None
-    return Engine(
-        info=info,
-        pool=pool,
-        prefix=prefix,
-        verifier=verifier,
-        drafter=drafting.drafter,
-        scheduler=Scheduler(
-            pool,
-            prefix,
-            drafting.shape,
-            drafting.cost,
-            config.max_seqs,
-            budget=drafting.budget,
-            root_seconds=info.root_seconds,
-        ),
-        observers=observers,
-        runner=runner,
-        crowded=threads.crowded,
-    )
+    capture_levels(verifier, drafting, loading.length, config.max_seqs, capture, say)
+    return drafting, runner_of(verifier, drafting, loading.length, config.max_seqs, capture, say)
+
+
+def _doubts(chosen: _Chosen, drafters: Sequence[Drafter], verifier: PagedModel) -> list[str]:
+    """What speaks against each drafter; "" where nothing does."""
+    loading = chosen.loading
+    return [
+        entry.doubts(made, verifier, loading.pool, loading.target)
+        for entry, made in zip(chosen.named, drafters, strict=True)
+    ]
 
 
 def draft_shape(config: EngineConfig, draft: Resolved) -> TreeShape:
@@ -187,39 +225,40 @@ def _nobody(phase: str, share: float | None = None) -> None:
     pass
 
 
-def _info(
-    config: EngineConfig,
-    model: ModelConfig,
-    dtype: Resolved,
-    draft: Resolved,
-    exactness: Exactness,
-    memory: MemoryPlan,
-    length: int,
-    device: Device,
-) -> EngineInfo:
-    scratch, kept = config.max_seqs * (MAX_NODES + config.page_size), kv_kind(model, config.kv_dtype)
+def _info(chosen: _Chosen, exactness: Exactness, names: Mapping[str, str], doubts: Sequence[str]) -> EngineInfo:
+    """names: of the drafters, each with how ``--draft`` would name it. doubts: about each."""
+    loading, memory = chosen.loading, chosen.memory
+    config, model = loading.config, loading.model
+    kept, scratch = kv_kind(model, config.kv_dtype), config.max_seqs * (MAX_NODES + config.page_size)
+    remarks = [
+        one.remark + (f", but {doubt}" if doubt else "") for one, doubt in zip(chosen.named, doubts, strict=True)
+    ]
     return EngineInfo(
         target=config.target,
-        drafter=NONE,
-        drafter_reason=draft.reason,
-        dtype=dtype.value,
-        dtype_reason=dtype.reason,
-        device=str(device),
+        drafter=", ".join(names) or NONE,
+        draft=", ".join(names.values()) or NONE,
+        drafters=tuple(names),
+        drafter_reason="".join([chosen.draft.reason, *remarks]),
+        drafter_doubts=tuple(filter(None, doubts)),
+        warnings=tuple(one.warning for one in chosen.named if one.warning),
+        dtype=loading.dtype,
+        dtype_reason=chosen.dtype.reason,
+        device=str(loading.device),
         exact=exactness.exact,
         exact_reason=exactness.reason,
         kv_tokens=(memory.pages - 1) * config.page_size - scratch,
         page_size=config.page_size,
-        max_model_len=length,
+        max_model_len=loading.length,
         max_seqs=config.max_seqs,
         draft_shape=(),
         vocab_size=model.vocab_size,
         eos_token_ids=model.eos_token_ids,
         architecture=model.architecture,
         parameters=stored_parameters(model),
-        quantization=in_words(model, dtype.value),
+        quantization=in_words(model, loading.dtype),
         weight_bytes=memory.weights["target"],
         memory=memory.described,
-        kv_dtype=dtype.value if kept == "auto" else kept,
+        kv_dtype=loading.dtype if kept == "auto" else kept,
         kv_token_bytes=memory.token_bytes,
-        footprint=footprint(memory, device),
+        footprint=footprint(memory, loading.device),
     )

@@ -14,7 +14,6 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
-from types import TracebackType
 from typing import NamedTuple, Self
 
 #: The looks that make up the timeout.
@@ -93,9 +92,7 @@ class Ahead:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         if self._first is not None:  # nobody asked
             self._first.connection.close()
             self._first.process.kill()

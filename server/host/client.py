@@ -24,8 +24,8 @@ from typing import Any, NamedTuple, NoReturn
 
 from server.engine.generation import Cause, EngineStatus, Sink, unavailable
 from server.host import frames
-from server.host.channel import Channel
 from server.host.child import STARTING, Spawned, oom_kills, reap, spawn, stopped
+from server.host.frames import Channel
 from server.host.models.resident import NoPlace
 from server.host.replacement import Progress, Standby, make_ready, refusal, until_hung
 from server.host.resumption import AGAIN, InFlights

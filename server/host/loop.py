@@ -7,7 +7,7 @@ import logging
 from typing import TYPE_CHECKING
 
 from server.host import frames
-from server.host.channel import Link
+from server.host.frames import Link
 from server.text.grammars.compiler import GrammarCompiler, Pending
 from spec.engine import Engine
 from spec.errors import InvalidRequest

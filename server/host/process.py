@@ -18,7 +18,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from server.host import frames
-from server.host.channel import GONE, Link
+from server.host.frames import GONE, Link
 from server.host.imports import uncollected
 from server.settings.config import EngineConfig
 from spec.errors import ConfigurationError, ForesayError

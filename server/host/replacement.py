@@ -8,8 +8,8 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from server.host import frames
-from server.host.channel import Channel
 from server.host.child import Spawned, Watchdog, cpu_ticks, reap
+from server.host.frames import Channel
 from server.host.models.resident import NoPlace
 from server.schemas.errors import EngineFailed
 from spec.errors import ConfigurationError, ForesayError

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from server.cli.catalog.catalog import KnownShape, find_target, known_targets, of_shape
-from server.cli.check.pair import check
-from server.cli.check.target import recommended
+from server.cli.check.pair import check, recommended
 from server.engine.drafters.registry import ENTRIES
 from server.engine.parameters import parameters, stored_parameters
 from server.settings.config import EngineConfig
@@ -117,7 +116,7 @@ def test_check_knows_a_directory_by_its_name_and_by_its_shape(models, tmp_path, 
     assert "HuggingFaceTB/SmolLM2-135M-Instruct" in report.recommended
     own = ModelConfig.from_directory(models / "target")
     known = known_targets()["Qwen/Qwen3-8B"]
-    monkeypatch.setattr("server.cli.check.target.of_shape", lambda shape: [known] if shape == own else [])
+    monkeypatch.setattr("server.cli.check.pair.of_shape", lambda shape: [known] if shape == own else [])
     report = check(EngineConfig(target=str(models / "target"), draft="none"))
     assert "has the shape of Qwen/Qwen3-8B" in report.recommended
     assert "eagle3" not in report.recommended, "a head fits the very target alone"

@@ -14,11 +14,11 @@ import pytest
 import torch
 
 from server.cli.check.pair import check
+from server.engine.build import plan
 from server.engine.device import Device, free_bytes, machine_bytes
 from server.engine.drafters.eagle import Eagle
 from server.engine.memory import MemoryPlan
 from server.engine.parameters import parameters
-from server.engine.plan import plan
 from server.settings.config import EngineConfig
 from server.settings.resolved import Unfit
 from server.settings.units import bytes_in_words

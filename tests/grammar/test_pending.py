@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 from server.host import frames
-from server.host.channel import Link
+from server.host.frames import Link
 from server.host.loop import Loop
 from server.text.grammars.compiler import GrammarCompiler, Pending
 from server.text.grammars.constraint import LlguidanceConstraint

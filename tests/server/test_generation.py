@@ -14,7 +14,7 @@ import pytest
 
 from server.engine.generation import Generation, Sink, generate
 from server.host import frames
-from server.host.channel import Link
+from server.host.frames import Link
 from server.host.loop import Loop
 from server.http import files
 from server.schemas.errors import EngineFailed, SlowReader

@@ -11,11 +11,11 @@ import torch
 
 from kvpaging import KVStore, PagePool
 from server.cli.main import COMMANDS, build_parser
+from server.engine.build import plan
 from server.engine.device import Device
 from server.engine.gpu_memory import GRAPH_RESERVE, UTILIZATION
 from server.engine.memory import MemoryPlan
 from server.engine.parameters import parameters
-from server.engine.plan import plan
 from server.settings.config import EngineConfig, ServeConfig
 from server.settings.load import load
 from server.settings.resolved import Unfit

@@ -7,10 +7,9 @@ import pytest
 from kvpaging import KVStore
 from server.cli.banner import rows
 from server.cli.main import main
-from server.engine.build import build_engine
+from server.engine.build import build_engine, plan
 from server.engine.device import Device
 from server.engine.memory import token_bytes
-from server.engine.plan import plan
 from server.settings.config import EngineConfig, KVDtype
 from tests.server.test_gpu_memory import LLAMA_1B, LLAMA_8B, RTX_4090, llama
 

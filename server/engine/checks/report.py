@@ -1,4 +1,4 @@
-"""What ``foresay check`` finds, as records, and what the weight files' headers say: are they whole?"""
+"""What ``foresay check`` finds, as records; a model in words; and are its weight files whole, by their headers?"""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ from typing import Any, Literal, TypeVar
 import msgspec
 
 from server.engine.device import Device
-from server.settings.resolved import Resolved, Unfit
+from server.engine.parameters import stored_parameters
+from server.engine.quantized import in_words
+from server.settings.resolved import Resolved, Unfit, short_name
+from server.settings.units import count_in_words
 from spec.acceptance import ByDepth
 from spec.errors import ForesayError
 from verifier.model.checkpoint import FLOATS, Checkpoint
@@ -200,3 +203,33 @@ def names_of(target: Target) -> set[str]:
 
 def _last(name: str) -> str:
     return name.rstrip("/").rpartition("/")[2].lower()
+
+
+def described(model: ModelConfig, dtype: str) -> str:
+    """A model's shape for people. dtype: the engine's."""
+    count = count_in_words(stored_parameters(model))
+    family = model.architecture.removesuffix("ForCausalLM")
+    kind = in_words(model, dtype)
+    return f"{family}, {layers(model.num_layers)} of {model.hidden_size}, {count} weights{kind and f' in {kind}'}"
+
+
+def named(choice: Resolved) -> str:
+    """Who drafts, and why if nobody asked for it."""
+    name = short_name(choice.value)
+    return name if choice.reason == "asked for" else f"{name} ({choice.reason})"
+
+
+def facts(model: ModelConfig) -> dict[str, int | str]:
+    """The same for scripts."""
+    return {
+        "architecture": model.architecture,
+        "layers": model.num_layers,
+        "hidden_size": model.hidden_size,
+        "vocab_size": model.vocab_size,
+        "weights": stored_parameters(model),
+    }
+
+
+def layers(count: int) -> str:
+    """``1 layer``, ``8 layers``."""
+    return f"{count} layer{'' if count == 1 else 's'}"

@@ -10,7 +10,7 @@ from torch import Tensor
 from drafters.dflash import DFlashDrafter
 from drafters.dspark import DSparkDrafter
 from kvpaging import PagePool, PageTable
-from server.engine.checks.words import layers
+from server.engine.checks.report import layers
 from server.engine.drafters.layered import LayeredHead
 from server.engine.loading import KV_DTYPES
 from spec.features import Features

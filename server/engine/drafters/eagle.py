@@ -10,7 +10,7 @@ from torch import Tensor
 from drafters.eagle import EagleDrafter
 from drafters.peagle import PEagleDrafter
 from kvpaging import PagePool, PageTable
-from server.engine.checks.words import layers
+from server.engine.checks.report import layers
 from server.engine.drafters.layered import LayeredHead
 from server.engine.loading import KV_DTYPES
 from server.engine.memory import item_bytes
