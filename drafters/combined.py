@@ -15,9 +15,9 @@ import numpy as np
 
 from drafters.routed import configured
 from spec.budget.budget import Budget
-from spec.budget.merge import Merged, merge
 from spec.budget.plan import Plan, Share
 from spec.features import Features, reader_of
+from spec.merge import Merged, merge
 from spec.protocols import Drafter, FeatureRequest
 from spec.sequence import SequenceState
 from spec.tree import DraftTree, TreeShape

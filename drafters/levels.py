@@ -7,8 +7,9 @@
     levels   grown below them (:mod:`drafters.growth`)
     between  where a request changes logits, or levels have a price, the host looks at each level before the next
 
-All but the first is captured, for each shape and number of sequences. The same is part of the whole steps that a GPU
-captures (:class:`drafters.proposer.Drafts`); there :meth:`TreeDrafter.follow` is too.
+All but the first is captured, for each shape and number of sequences: on a CPU when it is needed, on a device before.
+The same is part of the whole steps that a GPU captures (:class:`drafters.proposer.Drafts`); there
+:meth:`TreeDrafter.follow` is too.
 
 Legend: S sequences, H hidden width, V' the drafter's vocabulary.
 """
@@ -17,6 +18,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import cached_property, partial
 
 import torch
@@ -42,7 +44,7 @@ from verifier.ops.kernels.cpu.launch import borrowed
 _GREEDY = SamplingParams(temperature=0.0)
 #: Tokens of a text that there is room for at least.
 _LEAST_ROOM = 1024
-#: Levels that are kept, the newest: each has logits and activations of its own.
+#: Levels that are kept beside those captured ahead, the newest: each has logits and activations of its own.
 _MOST_LEVELS = 24
 
 
@@ -85,6 +87,17 @@ class Levels:
             yield self._growth.levels[number]
 
 
+@dataclass(frozen=True, slots=True)
+class _Kind:
+    """What captured levels differ by beside their shape: how many sequences and pages they have room for, whether each
+    node has logits of its own, and whether they may end early."""
+
+    count: int
+    pages: int
+    apart: bool
+    priced: bool
+
+
 class TreeDrafter(ABC):
     """Implements :class:`spec.protocols.Drafter` for whoever has logits.
 
@@ -104,7 +117,8 @@ class TreeDrafter(ABC):
         self.name, self.dynamic, self.calibration = name, dynamic, Calibration()
         self.device, self.token_ids = device, None if token_ids is None else token_ids.to(device)
         self._page_size = pool.page_size
-        self._levels: list[tuple[tuple[object, ...], Levels]] = []
+        self._levels: list[tuple[_Kind, Levels]] = []
+        self._ahead = 0
         self._ends: dict[tuple[int, int], TextEnds] = {}
         self._grown: dict[str, Grown] = {}
         #: How its levels are captured on a device; on a CPU they are recorded.
@@ -168,7 +182,7 @@ class TreeDrafter(ABC):
         growing = [self._below(*pair) for pair in zip(sequences, shapes, strict=True)]
         for index, grown in enumerate(growing):
             if grown.shape.levels and self.able(grown.sequence):
-                apart = adjusts(grown.sequence, 0) and by_path(grown.sequence)
+                apart = self.free and adjusts(grown.sequence, 0) and by_path(grown.sequence)
                 together.setdefault((grown.shape, grown.shape.price is None, apart), []).append(index)
         for (_, _, apart), members in together.items():
             self._grow([growing[index] for index in members], apart)
@@ -184,7 +198,7 @@ class TreeDrafter(ABC):
 
     def _grow(self, growing: Sequence[Grown], apart: bool) -> None:
         """Trees of one shape."""
-        sequences, at = [grown.sequence for grown in growing], self._levels_of(growing, apart)
+        sequences, shape, at = [grown.sequence for grown in growing], growing[0].shape, self._levels_of(growing, apart)
         levels = at.plan.shape.levels
         for grown in growing:
             grown.fixed = at.plan.levels
@@ -193,7 +207,7 @@ class TreeDrafter(ABC):
         if not at.plan.shape.is_chain:
             at.curves.write(self.calibration, [grown.kind for grown in growing])
         adjusting = any(adjusts(sequence, 0) for sequence in sequences)
-        if adjusting or growing[0].shape.price is not None:
+        if adjusting or shape.price is not None or levels > shape.levels:
             self._watched(growing, at, adjusting)
         else:
             for level in at.whole():
@@ -221,32 +235,41 @@ class TreeDrafter(ABC):
         sampling, table = sequence.sampling if self.shared_noise else _GREEDY, sequence.table
         return Joined(table.pages, table.length, sequence.tokens[-reach:], sampling, sequence.noise.seed)
 
+    def capture_ahead(
+        self, shape: TreeShape, vocab_size: int, rooms: Sequence[tuple[int, int]], capture: Capture
+    ) -> Iterator[None]:
+        """For a device: capture now what trees of this shape, or of its first levels, will need; stops after each.
+
+        vocab_size: the target's. rooms: numbers of sequences, and of pages (:func:`rooms`).
+        """
+        self.capture, shape = capture, self.limited(shape)
+        for count, pages in rooms:
+            for apart in (False, True)[: 1 + self.free]:
+                self._made(shape, vocab_size, _Kind(count, pages, apart, shape.price is not None))
+                self._ahead = len(self._levels)
+                yield
+
     def _levels_of(self, growing: Sequence[Grown], apart: bool) -> Levels:
-        """What is made for such trees; of trees with a price, whoever has as many levels or more: they end early."""
+        """What is made for such trees."""
         count, first = len(growing), growing[0]
         if self.device.type != "cpu":  # few captures serve all: what is behind the last is padding
             count = 1 << (count - 1).bit_length()
-        priced = first.shape.price is not None
-        pages = self._room(max(len(grown.sequence.table.pages) for grown in growing))
-        key = (count, pages, apart, priced, first.dynamic)
-        for other, made in self._levels:
-            shape = made.plan.shape
-            begins = priced and shape.widths[: first.shape.levels] == first.shape.widths
-            if other == key and (begins or shape == first.shape):
-                return made
-        columns = self.columns(first.sequence.noise.vocab_size)
-        plan = Plan(first.shape, count, self.device, first.dynamic, self.free, columns, apart)
-        state = StepState(count, pages, self._page_size, self.reach(first.shape.levels), self.device)
-        made = Levels(plan, self, state, recorded if compiled(state.lengths) else self.capture)
-        self._levels = [*self._levels[1 - _MOST_LEVELS :], (key, made)]
-        return made
+        pages = room(max(len(grown.sequence.table.pages) for grown in growing), self._page_size)
+        kind = _Kind(count, pages, apart, first.shape.price is not None)
+        return self._made(first.shape, first.sequence.noise.vocab_size, kind)
 
-    def _room(self, pages: int) -> int:
-        """Pages of tables that take so many: a recording has memory for what attention finds in all of them."""
-        room = -(-_LEAST_ROOM // self._page_size)
-        while room < pages:
-            room *= 4
-        return room
+    def _made(self, shape: TreeShape, vocab_size: int, kind: _Kind) -> Levels:
+        """Those of a shape, or of a deeper one that begins alike, which ends early."""
+        for other, made in self._levels:
+            deeper = made.plan.shape
+            if other == kind and deeper.limited(shape.levels) == shape and deeper.is_chain == shape.is_chain:
+                return made
+        plan = Plan(shape, kind.count, self.device, self.dynamic, self.free, self.columns(vocab_size), kind.apart)
+        state = StepState(kind.count, kind.pages, self._page_size, self.reach(shape.levels), self.device)
+        made = Levels(plan, self, state, recorded if compiled(state.lengths) else self.capture)
+        del self._levels[self._ahead : max(self._ahead, len(self._levels) - _MOST_LEVELS + 1)]
+        self._levels.append((kind, made))
+        return made
 
     def committed(self, sequence: SequenceState, path: list[int]) -> None:
         """The calibration learns."""
@@ -259,6 +282,22 @@ class TreeDrafter(ABC):
     def finished(self, sequence: SequenceState) -> None:
         """Forget what was proposed."""
         self._grown.pop(sequence.id, None)
+
+
+def room(pages: int, page_size: int) -> int:
+    """Pages of tables that take so many: a recording has memory for what attention finds in all of them."""
+    found = -(-_LEAST_ROOM // page_size)
+    while found < pages:
+        found *= 4
+    return found
+
+
+def rooms(max_seqs: int, tokens: int, page_size: int) -> list[tuple[int, int]]:
+    """Sequences and pages of all levels that an engine of so many, with texts of so many tokens, may ask for."""
+    pages = [room(1, page_size)]
+    while pages[-1] * page_size < tokens:
+        pages.append(4 * pages[-1])
+    return [(1 << power, each) for power in range((max_seqs - 1).bit_length() + 1) for each in pages]
 
 
 def _add(growing: Sequence[Grown], level: Level) -> None:

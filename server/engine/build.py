@@ -14,12 +14,12 @@ from server.engine.device import Device, find_device
 from server.engine.drafters.entry import Entry
 from server.engine.drafters.registry import drafts
 from server.engine.drafting import DEFAULT_TOKENS, Drafting, pinned
-from server.engine.graphs import capture_of, capture_passes, runner_of
+from server.engine.graphs import capture_levels, capture_of, capture_passes, runner_of
 from server.engine.loading import Loading, Progress
 from server.engine.memory import MemoryPlan, check_beside, footprint, kept_in_16_bits, packed_bytes
 from server.engine.parameters import stored_parameters
 from server.engine.plan import plan
-from server.engine.quantized import quantized
+from server.engine.quantized import in_words, kv_kind, quantized
 from server.settings.config import EngineConfig
 from server.settings.resolved import Resolved, choose_draft, short_name, target_directory
 from server.settings.unfit import Unfit
@@ -99,15 +99,15 @@ def build_engine(
         reasons.append(entry.remark + (f", but {doubt}" if doubt else ""))
     draft = Resolved(draft.value, "".join(reasons))
     info = _info(config, model, dtype, draft, exactness, memory, length, device)
-    drafting = Drafting.of(config, drafters, ProfileRun(info, verifier, pool), say)
-    runner = runner_of(verifier, drafting, length, config.max_seqs, capture, say) if device.is_gpu else None
+    profile_run, runner = ProfileRun(info, verifier, pool), None
     if device.is_gpu:
-        say("compiling kernels")
-        if drafting.budget is None:
-            ProfileRun(info, verifier, pool, runner).compile(drafting.drafter, drafting.shape, config.max_seqs)
-        else:  # whose plan decides who drafts; what it measures is not to be a compiler's time
-            for member in drafters:
-                ProfileRun(info, verifier, pool).compile(member, DRAFTED, config.max_seqs)
+        say("compiling kernels")  # first: what is measured is not to be a compiler's time
+        for member in [*drafters, None][: max(1, len(drafters))]:
+            profile_run.compile(member, pinned(config) or DRAFTED, config.max_seqs)
+    drafting = Drafting.of(config, drafters, profile_run, say)
+    if device.is_gpu:
+        capture_levels(verifier, drafting, length, config.max_seqs, capture, say)
+        runner = runner_of(verifier, drafting, length, config.max_seqs, capture, say)
     say("timing plain steps")
     info = msgspec.structs.replace(
         info,
@@ -177,14 +177,6 @@ def max_model_len(config: EngineConfig, model: ModelConfig) -> int:
     return wanted
 
 
-def _weights(model: ModelConfig) -> str:
-    """How the target's weights are quantised, for people; "" if they are not."""
-    if model.quantization is None:
-        return ""
-    source = "made of the files' floats" if model.quantization.is_made else f"from {model.quantization.method} files"
-    return f"{model.quantization} ({source})"
-
-
 def _nobody(phase: str, share: float | None = None) -> None:
     pass
 
@@ -199,7 +191,7 @@ def _info(
     length: int,
     device: Device,
 ) -> EngineInfo:
-    scratch = config.max_seqs * (MAX_NODES + config.page_size)
+    scratch, kept = config.max_seqs * (MAX_NODES + config.page_size), kv_kind(model, config.kv_dtype)
     return EngineInfo(
         target=config.target,
         drafter=NONE,
@@ -218,10 +210,10 @@ def _info(
         eos_token_ids=model.eos_token_ids,
         architecture=model.architecture,
         parameters=stored_parameters(model),
-        quantization=_weights(model),
+        quantization=in_words(model, dtype.value),
         weight_bytes=memory.weights["target"],
         memory=memory.described,
-        kv_dtype=dtype.value if config.kv_dtype == "auto" else config.kv_dtype,
+        kv_dtype=dtype.value if kept == "auto" else kept,
         kv_token_bytes=memory.token_bytes,
         footprint=footprint(memory, device),
     )

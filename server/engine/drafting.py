@@ -10,9 +10,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from drafters.combined import CombinedDrafter
+import numpy as np
+
+from drafters.combined import CombinedDrafter, members_of
 from drafters.prediction import PredictionDrafter
 from drafters.routed import RoutedDrafter
 from server.engine.calibrate import ProfileRun
@@ -20,7 +22,8 @@ from server.engine.drafters.registry import entry_of
 from server.settings.config import EngineConfig
 from spec.budget import CostModel
 from spec.budget.budget import Budget
-from spec.budget.members import Member
+from spec.budget.members import OPEN, Member
+from spec.price import Price
 from spec.protocols import Drafter
 from spec.scheduler import PREDICTED_LEVELS
 from spec.tree import TreeShape
@@ -67,6 +70,14 @@ class Drafting:
         # First: of a token that several propose it is said that the request predicted it.
         budget = Budget([Member.looking(PredictionDrafter(), PREDICTED_LEVELS), *members], cost, shape)
         return cls(CombinedDrafter(budget), budget, budget.shape, cost)
+
+    def shapes(self) -> list[tuple[Drafter, TreeShape]]:
+        """Each drafter, and the largest tree that it is asked for."""
+        if self.budget is None:
+            return [(drafter, self.shape) for drafter in members_of(self.drafter).values()]
+        opened = replace(OPEN, price=Price(0.0, np.zeros(1)))
+        members = self.budget.members.values()
+        return [(one.drafter, self.budget.pinned or opened.limited(one.levels)) for one in members if not one.looks]
 
 
 def _member(drafter: Drafter, profile_run: ProfileRun) -> Member:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from drafters.combined import united
-from drafters.levels import TreeDrafter
+from drafters.levels import TreeDrafter, rooms
 from drafters.proposer import Drafts, on_device
 from drafters.routed import configured
 from server.engine.drafting import Drafting
@@ -27,14 +27,26 @@ def capture_passes(
     capture: Capture,
     say: Callable[..., None],
 ) -> None:
-    """What steps run in parts: passes of the target over trees of all sizes, and the drafters' levels when they are
-    first asked for. longest: most tokens of a text."""
+    """What steps run in parts: passes of the target over trees of all sizes, and the levels of what is drafted while
+    costs are measured. longest: most tokens of a text."""
     needs = united([drafter.needs for drafter in drafters])
     sizes = passes(max_seqs, longest + MAX_NODES, verifier.store.pool.page_size)
     for number, _ in enumerate(verifier.capture(needs, sizes, capture), start=1):
         say("capturing passes", number / len(sizes))
     for captured in filter(None, map(on_device, drafters)):
         captured.capture = capture
+
+
+def capture_levels(
+    verifier: PagedModel, drafting: Drafting, longest: int, max_seqs: int, capture: Capture, say: Callable[..., None]
+) -> None:
+    """The levels of drafts: whoever asks for some later would hold up all streams until they are captured."""
+    needed = rooms(max_seqs, longest, verifier.store.pool.page_size)
+    for drafter, shape in drafting.shapes():
+        captured = on_device(drafter)
+        if captured is not None and shape.levels:
+            for number, _ in enumerate(captured.capture_ahead(shape, verifier.vocab_size, needed, capture), start=1):
+                say("capturing drafts", number / (len(needed) * (1 + captured.free)))
 
 
 def runner_of(

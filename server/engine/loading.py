@@ -10,6 +10,7 @@ import torch
 
 from kvpaging import KVStore, PagePool
 from server.engine.device import Device
+from server.engine.quantized import kv_kind
 from server.settings.config import EngineConfig
 from spec.tree import MAX_NODES
 from verifier.model.config import ModelConfig
@@ -63,6 +64,6 @@ class Loading:
             weights.lm_head = weights.lm_head[columns.to(weights.lm_head.device)]
         self.say(f"packing the {role}'s weights")
         decoder = Decoder(model, weights, self.length + MAX_NODES)
-        kept = KV_DTYPES.get(kv_dtype, decoder.dtype)
+        kept = KV_DTYPES.get(kv_kind(model, kv_dtype), decoder.dtype)
         store = KVStore(self.pool, model.num_layers, model.num_kv_heads, model.head_dim, kept, decoder.device)
         return PagedModel(decoder, store, self.length)

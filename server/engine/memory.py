@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from server.engine.device import Device
 from server.engine.drafters.entry import Entry
 from server.engine.parameters import matrices, numbers_per_token
+from server.engine.quantized import kv_kind
 from server.settings.amounts import in_words
 from server.settings.config import EngineConfig
 from server.settings.unfit import Unfit
@@ -175,7 +176,9 @@ def _matrix_bytes(model: ModelConfig, module: str, inner: int, outer: int, item:
 def token_bytes(model: ModelConfig, dtype: str, kv_dtype: str) -> int:
     """What a model's KV cache keeps of a token, in bytes; of quantised ones each head has a scale of fp32 too."""
     numbers = numbers_per_token(model)
-    return numbers * item_bytes(dtype) if kv_dtype == "auto" else numbers + 4 * numbers // model.head_dim
+    return (
+        numbers * item_bytes(dtype) if kv_kind(model, kv_dtype) == "auto" else numbers + 4 * numbers // model.head_dim
+    )
 
 
 def item_bytes(dtype: str) -> int:

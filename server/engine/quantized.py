@@ -1,4 +1,4 @@
-"""``--quantize`` and ``--draft-quantize``: a model of floats that becomes one of few bits as it is loaded."""
+"""What a model's weights and KV cache are kept in: by ``--quantize`` and ``--kv-dtype``, or by its config.json."""
 
 from __future__ import annotations
 
@@ -17,3 +17,19 @@ def quantized(model: ModelConfig, how: str | None, flag: str) -> ModelConfig:
         found = f"its weights are quantised already ({model.quantization})"
         raise Unfit(f"{flag} {how}: {found}", f"leave {flag} out, or name the model that it was made from")
     return replace(model, quantization=Quantization.made(how))
+
+
+def kv_kind(model: ModelConfig, asked: str) -> str:
+    """``int8``, ``fp8``, or ``auto`` for the engine's dtype. asked: the setting's value, of which ``auto`` is what
+    config.json asks for (``kv_cache_scheme``)."""
+    return (asked == "auto" and model.quantization is not None and model.quantization.kv) or asked
+
+
+def in_words(model: ModelConfig, dtype: str) -> str:
+    """How the weights are quantised, for people; "" if they are not. dtype: the engine's."""
+    found = model.quantization
+    if found is None:
+        return ""
+    source = "made of the files' floats" if found.is_made else f"from {found.method} files"
+    rounded = f"not rounded to {found.activations}" if found.activations else "not rounded"
+    return f"{found} ({source}; activations stay {dtype}, {rounded})"

@@ -13,6 +13,8 @@ from tests.same_tokens.models import Pair
 from tests.same_tokens.runs import DRAFTERS, assert_same, drafting, jobs_of, plain, whole
 from tests.same_tokens.test_bundled_heads import jobs
 from tests.same_tokens.witness import Text, Witness, run
+from tests.verifier.reading import load_decoder
+from tests.verifier.test_quantized_files import published
 
 LENGTHS = (9, 17, 33, 5)
 SAMPLINGS = ("greedy", "warm", "warm_filtered", "cool")
@@ -54,6 +56,16 @@ def test_every_drafter(quantized, how, drafter) -> None:
 def test_families_and_dtypes(quantized, how, family, dtype) -> None:
     assert_same_tokens(quantized(family, how, dtype), "truth")
     assert_same_tokens(quantized(family, how, dtype), "dynamic 4,4,2,2,1")
+
+
+@pytest.mark.parametrize("kind", ["gptq order", "fp8 tensor"])
+def test_published_files(tmp_path, kind) -> None:
+    """With inputs in another order, and with one scale for each tensor."""
+    published(tmp_path, kind)
+    target, draft = (load_decoder(tmp_path / each, torch.bfloat16) for each in ("quantized", "plain"))
+    pair = Pair(tmp_path / "quantized", tmp_path / "plain", target, draft)
+    for drafter in ("truth", "dynamic 4,4,2,2,1"):
+        assert_same_tokens(pair, drafter)
 
 
 def bundled(draft: str, how: Quantize) -> dict[str, Text]:

@@ -57,6 +57,25 @@ def test_what_the_command_writes_is_what_the_flag_makes(tmp_path, capsys, how) -
     assert (out / "tokenizer.json").exists()
 
 
+def test_a_checkpoint_asks_for_its_kv_cache(tmp_path, capsys) -> None:
+    """kv_cache_scheme is what --kv-dtype auto is, in plan and banner; check says of activations that they stay."""
+    out = tmp_path / "small"
+    assert main(["quantize", "bundled", "--quantize", "fp8", "--out", str(out)]) == 0
+    config = json.loads((out / "config.json").read_text())
+    config["quantization_config"]["kv_cache_scheme"] = {"num_bits": 8, "type": "float", "strategy": "tensor"}
+    group = next(iter(config["quantization_config"]["config_groups"].values()))
+    group["input_activations"] = {"num_bits": 8, "type": "float", "dynamic": False}
+    (out / "config.json").write_text(json.dumps(config))
+    read, asked = engine_of(str(out)), engine_of("bundled", quantize="fp8", kv_dtype="fp8")
+    assert written(read) == written(asked)
+    assert (read.info.kv_dtype, read.info.kv_token_bytes) == ("fp8", asked.info.kv_token_bytes)
+    assert engine_of(str(out), kv_dtype="int8").info.kv_dtype == "int8"
+    words = f"activations stay {read.info.dtype}, not rounded to fp8"
+    assert words in dict(rows(read.info))["weights"]
+    assert main(["check", str(out), "--draft", "none"]) == 0
+    assert words in capsys.readouterr().out
+
+
 def test_the_command_writes_over_nothing(tmp_path, capsys) -> None:
     (tmp_path / "there").write_text("")
     assert main(["quantize", "bundled", "--out", str(tmp_path)]) == 2

@@ -9,6 +9,7 @@ from __future__ import annotations
 import pytest
 
 import server.engine.build
+import server.engine.calibrate
 from bench.gpu.binder import bound
 from server.engine.build import build_engine
 from server.settings.config import EngineConfig
@@ -57,7 +58,7 @@ def test_nothing_is_compiled_while_a_server_answers(draft, tree, graphs, monkeyp
         max_seqs=SEQUENCES, max_model_len=160, kv_tokens=1200,
     )  # fmt: skip
     monkeypatch.setattr(server.engine.build, "find_device", lambda config: GPU)
-    monkeypatch.setattr(server.engine.build, "_MEASURED_ROWS", (2, 8))
+    monkeypatch.setattr(server.engine.calibrate, "_ROWS", (1, 8))
     monkeypatch.setattr(server.engine.build, "capture_of", lambda graphs: captured if graphs else Direct)
     monkeypatch.setattr(CURRENT, "binding", True)
     with simulated(), bound(counting=False) as launches:

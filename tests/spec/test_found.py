@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from spec.budget.claims import Claims, Salts
-from spec.budget.found import NOTHING, Found
+from spec.budget.sequence_stats import NOTHING, Found
 from spec.tree import DraftTree
 
 TOKENS = list(range(10, 18))

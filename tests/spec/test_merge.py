@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from spec.budget.merge import merge
+from spec.merge import merge
 from spec.tree import DraftTree
 
 

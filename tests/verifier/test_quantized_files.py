@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -44,9 +45,18 @@ def rounded(weight: Tensor, group: int, symmetric: bool) -> tuple[Tensor, Tensor
     return numbers.flatten(1), zero.squeeze(2), scale.squeeze(2), meant
 
 
-def gptq_of(weight: Tensor, symmetric: bool, version: int) -> tuple[dict[str, Tensor], Tensor]:
-    numbers, zeros, scales, meant = rounded(weight, GROUP, symmetric)
-    order = torch.arange(weight.shape[1]) // GROUP
+def any_order(inner: int) -> Tensor:
+    """An order as of a quantiser that begins with the largest activations: all that read the same have the same."""
+    return torch.randperm(inner, generator=torch.Generator().manual_seed(inner))
+
+
+def gptq_of(weight: Tensor, symmetric: bool, version: int, ordered: bool = False) -> tuple[dict[str, Tensor], Tensor]:
+    """GPTQ's formula: ``scales[g_idx] * (numbers - zeros[g_idx])``, groups filled in the order of ``first``."""
+    inner = weight.shape[1]
+    first = any_order(inner) if ordered else torch.arange(inner)
+    numbers, zeros, scales, _ = rounded(weight[:, first], GROUP, symmetric)
+    numbers, order = numbers[:, first.argsort()], (torch.arange(inner) // GROUP)[first.argsort()]
+    meant = scales[:, order] * (numbers - zeros[:, order])
     stored = (zeros - int(version == 1)) % 16
     tensors = {
         "qweight": in_words(numbers).T.contiguous(),
@@ -77,6 +87,26 @@ def blocks_of(weight: Tensor, rows: int = 48) -> tuple[dict[str, Tensor], Tensor
     return {"weight": numbers, "weight_scale_inv": scales}, numbers.float() * spread
 
 
+def whole_of(weight: Tensor, scale: str, unused: str) -> tuple[dict[str, Tensor], Tensor]:
+    """e4m3 with one scale, a number by itself, and one for the activations."""
+    step = weight.abs().max() / 448
+    numbers = (weight / step).to(torch.float8_e4m3fn)
+    return {"weight": numbers, scale: step, unused: torch.tensor(0.1)}, numbers.float() * step
+
+
+def in_order_of(weight: Tensor, symmetric: bool) -> tuple[dict[str, Tensor], Tensor]:
+    """Groups of numbers in another order (actorder), which the package wrote once and does no more."""
+    pytest.importorskip("compressed_tensors")
+    from compressed_tensors.compressors.pack_quantized import helpers
+
+    first = any_order(weight.shape[1])
+    place = first.argsort()
+    tensors, meant = compressed_of(weight[:, first], 4, symmetric, "pack-quantized")
+    numbers = helpers.unpack_from_int32(tensors["weight_packed"], 4, weight.shape)[:, place]
+    packed = helpers.pack_to_int32(numbers.contiguous(), 4)
+    return {**tensors, "weight_packed": packed, "weight_g_idx": place.int() // GROUP}, meant[:, place]
+
+
 def compressed_of(weight: Tensor, bits: int, symmetric: bool, layout: str) -> tuple[dict[str, Tensor], Tensor]:
     """By the package that writes such files."""
     pytest.importorskip("compressed_tensors")
@@ -104,17 +134,22 @@ def floats_of(weight: Tensor, strategy: str) -> tuple[dict[str, Tensor], Tensor]
 
     args = QuantizationArgs(num_bits=8, type="float", symmetric=True, **FLOATS8[strategy])
     scheme = QuantizationScheme(targets=["Linear"], weights=args)
-    rows, group = {"channel": (1, weight.shape[1]), "group": (1, GROUP), "block": (32, GROUP)}[strategy]
+    whole = weight.shape[1]
+    sizes = {"channel": (1, whole), "group": (1, GROUP), "block": (32, GROUP), "tensor": (len(weight), whole)}
+    rows, group = sizes[strategy]
     scales = weight.unflatten(1, (-1, group)).unflatten(0, (-1, rows)).abs().amax((1, 3)) / 448
+    scales = scales.flatten() if strategy == "tensor" else scales
     compressor = BaseCompressor.get_value_from_registry("float-quantized")
     tensors = compressor.compress({"weight": weight, "weight_scale": scales}, scheme)
-    return tensors, compressor.decompress(tensors, scheme)["weight"].float()
+    meant = compressor.decompress(tensors, scheme)["weight"].float()
+    return {**tensors, "input_scale": torch.ones(1)} if strategy == "tensor" else tensors, meant
 
 
 FLOATS8: dict[str, dict[str, Any]] = {
     "channel": {"strategy": "channel"},
     "group": {"strategy": "group", "group_size": GROUP},
     "block": {"strategy": "block", "block_structure": [32, GROUP]},
+    "tensor": {"strategy": "tensor"},
 }
 FORMATS: dict[str, tuple[dict[str, Any], Any]] = {
     "gptq": ({"quant_method": "gptq", "bits": 4, "group_size": GROUP, "sym": False}, lambda w: gptq_of(w, False, 1)),
@@ -123,9 +158,21 @@ FORMATS: dict[str, tuple[dict[str, Any], Any]] = {
         {"quant_method": "gptq", "bits": 4, "group_size": GROUP, "sym": False, "checkpoint_format": "gptq_v2"},
         lambda w: gptq_of(w, False, 2),
     ),
+    "gptq order": (
+        {"quant_method": "gptq", "bits": 4, "group_size": GROUP, "sym": False, "desc_act": True},
+        lambda w: gptq_of(w, False, 1, ordered=True),
+    ),
     "fp8 blocks": (
         {"quant_method": "fp8", "activation_scheme": "dynamic", "fmt": "e4m3", "weight_block_size": [48, GROUP]},
         blocks_of,
+    ),
+    "fp8 tensor": (
+        {"quant_method": "fp8", "activation_scheme": "static", "ignored_layers": ["lm_head"]},
+        lambda w: whole_of(w, "weight_scale", "input_scale"),
+    ),
+    "fp8 tensor, other names": (
+        {"quant_method": "fp8", "activation_scheme": "static", "weight_block_size": None},
+        lambda w: whole_of(w, "weight_scale_inv", "activation_scale"),
     ),
     "awq": ({"quant_method": "awq", "bits": 4, "group_size": GROUP, "zero_point": True, "version": "gemm"}, awq_of),
 }
@@ -148,6 +195,28 @@ for bits_, symmetric_, layout_ in (
         lambda w, of=(bits_, symmetric_, layout_): compressed_of(w, *of),
     )
 
+FORMATS["int-quantized tensor"] = (  # W8A8
+    {
+        "quant_method": "compressed-tensors",
+        "format": "int-quantized",
+        "config_groups": {
+            "group_0": {
+                "targets": ["Linear"],
+                "weights": {"num_bits": 8, "type": "int", "strategy": "tensor"},
+                "input_activations": {"num_bits": 8, "type": "int", "dynamic": False, "strategy": "tensor"},
+            }
+        },
+        "ignore": ["lm_head"],
+        "kv_cache_scheme": {"num_bits": 8, "type": "float", "strategy": "tensor"},
+    },
+    lambda w: int8_of(w),
+)
+FORMATS["pack-quantized 4 order"] = (
+    deepcopy(FORMATS["pack-quantized 4"][0]),
+    lambda w: in_order_of(w, True),
+)
+FORMATS["pack-quantized 4 order"][0]["config_groups"]["group_0"]["weights"]["actorder"] = "group"
+
 for kind_, weights_ in FLOATS8.items():
     FORMATS[f"float-quantized {kind_}"] = (
         {
@@ -157,13 +226,25 @@ for kind_, weights_ in FLOATS8.items():
                 "group_0": {
                     "targets": ["Linear"],
                     "weights": {"num_bits": 8, "type": "float", "symmetric": True, **weights_},
-                    "input_activations": {"num_bits": 8, "type": "float", "dynamic": True, "strategy": "token"},
+                    "input_activations": {"num_bits": 8, "type": "float", "dynamic": kind_ != "tensor"},
                 }
             },
             "ignore": ["lm_head"],
         },
         lambda w, of=kind_: floats_of(w, of),
     )
+
+
+def int8_of(weight: Tensor) -> tuple[dict[str, Tensor], Tensor]:
+    """By the package: one scale for all numbers."""
+    pytest.importorskip("compressed_tensors")
+    from compressed_tensors.compressors import BaseCompressor
+    from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
+
+    scheme = QuantizationScheme(targets=["Linear"], weights=QuantizationArgs(num_bits=8, strategy="tensor"))
+    compressor = BaseCompressor.get_value_from_registry("int-quantized")
+    tensors = compressor.compress({"weight": weight, "weight_scale": weight.abs().max()[None] / 127}, scheme)
+    return {**tensors, "input_scale": torch.ones(1)}, compressor.decompress(tensors, scheme)["weight"].float()
 
 
 def published(directory: Path, kind: str, family: str = "qwen3") -> None:
@@ -209,7 +290,7 @@ TOKENS = [7, 3, 250, 41, 99, 12, 180, 5, 77, 291, 14]
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("kind", ["gptq", "awq", "fp8 blocks"])
+@pytest.mark.parametrize("kind", ["gptq", "gptq order", "awq", "fp8 blocks"])
 def test_every_family(tmp_path, kind, family) -> None:
     assert_close_to_floats(tmp_path, kind, family)
 
@@ -231,17 +312,22 @@ def assert_close_to_floats(directory: Path, kind: str, family: str) -> None:
 
 
 BROKEN: dict[str, Any] = {
-    "scales are missing": ("down_proj.scales", lambda t: None),
-    "scales are of another shape": ("down_proj.scales", lambda t: t[:, :-1]),
-    "numbers are of another type": ("down_proj.qweight", lambda t: t.float()),
-    "groups are in another order": ("down_proj.g_idx", lambda t: t.flip(0)),
+    "scales are missing": ("gptq", "down_proj.scales", lambda t: None),
+    "scales are of another shape": ("gptq", "down_proj.scales", lambda t: t[:, :-1]),
+    "numbers are of another type": ("gptq", "down_proj.qweight", lambda t: t.float()),
+    "groups are in another order": ("gptq", "down_proj.g_idx", lambda t: t.flip(0)),
+    "the order is missing": ("gptq order", "down_proj.g_idx", lambda t: None),
+    "the scale of all is missing": ("float-quantized tensor", "up_proj.weight_scale", lambda t: None),
+    "there is one scale too many": ("float-quantized tensor", "up_proj.weight_scale", lambda t: t.repeat(2)),
+    "scales of blocks are missing": ("fp8 blocks", "gate_proj.weight_scale_inv", lambda t: None),
+    "words are missing": ("pack-quantized 4", "down_proj.weight_packed", lambda t: t[:, 1:]),
 }
 
 
 @pytest.mark.parametrize("case", BROKEN)
 def test_what_is_amiss_is_named(tmp_path, case) -> None:
-    published(tmp_path, "gptq")
-    part, change = BROKEN[case]
+    kind, part, change = BROKEN[case]
+    published(tmp_path, kind)
     name = f"model.layers.1.mlp.{part}"
     tensors = load_file(tmp_path / "quantized" / SINGLE)
     changed = change(tensors.pop(name))
@@ -251,6 +337,20 @@ def test_what_is_amiss_is_named(tmp_path, case) -> None:
         config_of(tmp_path / "quantized"),
     )
     with pytest.raises(WeightsError, match=name):
+        reader(tmp_path / "quantized")
+
+
+@pytest.mark.parametrize(
+    ("part", "words"),
+    [("mlp.down_proj", "does not give each of 5 groups 32 numbers"), ("mlp.up_proj", "another order of groups")],
+)
+def test_an_order_that_cannot_be_is_refused(tmp_path, part, words) -> None:
+    """One that fills no groups; one of a matrix that another order is multiplied with."""
+    published(tmp_path, "gptq order")
+    tensors, name = load_file(tmp_path / "quantized" / SINGLE), f"model.layers.0.{part}.g_idx"
+    tensors[name] = tensors[name].flip(0) if "up" in part else torch.zeros_like(tensors[name])
+    save(tmp_path / "quantized", tensors, config_of(tmp_path / "quantized"))
+    with pytest.raises(WeightsError, match=f"{name} .*{words}"):
         reader(tmp_path / "quantized")
 
 
@@ -290,6 +390,7 @@ def test_zeros_that_are_none_are_refused_where_weights_are_called_symmetric(tmp_
 
 
 GROUPS = {"targets": ["Linear"], "weights": {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 32}}
+WHOLE = {"num_bits": 8, "type": "int", "strategy": "tensor", "symmetric": False}
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"quant_method": "bitsandbytes"}, "bitsandbytes.*compressed-tensors"),
     ({"quant_method": "gptq", "bits": 3, "group_size": 32}, "gptq.*3 bits"),
@@ -297,15 +398,18 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"quant_method": "gptq", "bits": 4, "lm_head": True}, "lm_head"),
     ({"quant_method": "awq", "bits": 4, "version": "gemv"}, "gemv"),
     ({"quant_method": "compressed-tensors"}, "config_groups is missing"),
-    ({"quant_method": "fp8"}, "weight_block_size None"),
+    ({"quant_method": "fp8", "weight_block_size": 128}, "weight_block_size 128"),
     ({"quant_method": "fp8", "weight_block_size": [128, 48]}, "groups of 48"),
-    ({"quant_method": "fp8", "weight_block_size": [8, 32], "activation_scheme": "static"}, "static"),
+    ({"quant_method": "fp8", "weight_block_size": [8, 32], "activation_scheme": "group"}, "activation_scheme 'group'"),
     ({"quant_method": "fp8", "weight_block_size": [8, 32], "fmt": "e5m2"}, "e5m2"),
     ({"format": "nvfp4-pack-quantized", "config_groups": {"g": GROUPS}}, "nvfp4"),
     ({"format": "float-quantized", "config_groups": {"g": GROUPS}}, "4 bits of type int"),
-    ({"format": "float-quantized", "config_groups": {"g": GROUPS | {"input_activations": {"dynamic": False}}}}, "W8A8"),
-    ({"format": "pack-quantized", "config_groups": {"g": GROUPS | {"input_activations": {"num_bits": 8}}}}, "W8A8"),
-    ({"format": "pack-quantized", "config_groups": {"g": GROUPS}, "kv_cache_scheme": {"num_bits": 8}}, "kv_cache"),
+    ({"format": "pack-quantized", "config_groups": {"g": GROUPS | {"output_activations": {"num_bits": 8}}}}, "outputs"),
+    (
+        {"format": "pack-quantized", "config_groups": {"g": GROUPS}, "kv_cache_scheme": {"num_bits": 4}},
+        "kv_cache_scheme: a KV cache of int4",
+    ),
+    ({"format": "int-quantized", "config_groups": {"g": GROUPS | {"weights": WHOLE}}}, "strategy 'tensor'"),
     ({"format": "pack-quantized", "config_groups": {"g": GROUPS}, "ignore": ["re:("]}, "no pattern"),
     ({"format": "pack-quantized", "config_groups": {"g": GROUPS}, "ignore": ["re:.*q_proj"]}, "quantised alike"),
 ]

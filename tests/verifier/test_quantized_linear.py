@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor
@@ -121,6 +123,33 @@ def test_rows_are_parts_of_a_matrix() -> None:
     assert torch.equal(matrix.plain()[4:], second.plain())
     rows = torch.tensor([7, 0])
     assert torch.equal(matrix[rows].plain(), matrix.plain()[rows])
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("kind", ["int4", "int4 zeros", "int8 groups"])
+def test_groups_may_be_of_numbers_in_any_order(processor, kind, dtype) -> None:
+    """As act-order leaves them: numbers that belong to a group are brought together, inputs with them."""
+    side_by_side, x = matrix_of((192, 34), kind), rows_of((192, 34), dtype, 21)
+    was = torch.randperm(192, generator=torch.Generator().manual_seed(7))
+    order = (torch.arange(192) // side_by_side.group).int()[was]
+    values = side_by_side.numbers()[:, was]
+    matrix = replace(side_by_side, values=values if matrix_bits(kind) == 8 else packed(values), order=order)
+    assert torch.equal(matrix.plain(), side_by_side.plain()[:, was])
+    first, second = matrix.split_with_sizes([16, 18])
+    assert torch.equal(torch.cat([first.plain(), second.plain()]), matrix.plain())
+    linear = Linear(matrix, None, dtype)
+    expected = functional.linear(x.double(), matrix.plain().double())
+    assert torch.allclose(linear.wide(x).double(), expected, atol=4e-5, rtol=1e-5)
+    with references():
+        torch.testing.assert_close(linear(x).double(), expected, atol=0.1, rtol=0.1)
+    assert differing(linear, rows_of((192, 34), dtype), COUNTS) == []
+    with simulated():
+        there = Linear(matrix.to(DEVICE), None, torch.float32)(x.float().to(DEVICE)).cpu()
+    torch.testing.assert_close(there.double(), expected, atol=1e-4, rtol=1e-4)
+
+
+def matrix_bits(kind: str) -> int:
+    return KINDS[kind][0]
 
 
 @pytest.mark.parametrize("kind", [*KINDS, *STEPPED])

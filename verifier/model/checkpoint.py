@@ -27,8 +27,10 @@ ITEM_BYTES = {"BF16": 2, "F16": 2, "F32": 4, "F64": 8, E4M3: 1, "I8": 1, "U8": 1
 BLOCK_BYTES = {one.name: one.size / one.numbers for one in TYPES.values() if one.numbers > 1}
 #: A tensor's shape, and the types that it may have.
 Expected = tuple[tuple[int, ...], tuple[str, ...]]
-# Buffers that old checkpoints carry and every decoder computes itself.
-IGNORED = (".rotary_emb.inv_freq", ".masked_bias")
+# Buffers that old checkpoints carry and every decoder computes itself; scales by which activations would be rounded,
+# which stay as they are, and keys and values, which get scales of their own.
+IGNORED = (".rotary_emb.inv_freq", ".masked_bias", ".input_scale", ".input_zero_point", ".activation_scale", ".k_scale",
+           ".v_scale", ".kv_scale", ".k_proj.output_scale", ".v_proj.output_scale")  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +119,7 @@ class Checkpoint:
         shape, kinds = expected
         if self.is_gguf:  # of other types the file was refused as it was opened
             name, kinds = theirs(name), (*kinds, *BLOCK_BYTES)
-        if tensor.shape != shape:
+        if tensor.shape != shape and (shape, tensor.shape) != ((1,), ()):
             return f"{name} in {tensor.file} has shape {list(tensor.shape)}, expected {list(shape)}"
         if tensor.dtype not in kinds:
             return f"{name} in {tensor.file} has type {tensor.dtype}; supported are {', '.join(kinds)}"

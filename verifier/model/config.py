@@ -13,7 +13,8 @@ from pathlib import Path
 
 from verifier.model.errors import UnsupportedArchitecture
 from verifier.model.fields import LARGEST, Fields
-from verifier.model.quantization import Quantization, read_quantization
+from verifier.model.quantization import Quantization
+from verifier.model.quantization_config import read_quantization
 from verifier.model.rope_config import RopeConfig, YarnScaling, read_rope
 
 log = logging.getLogger("foresay.models")

@@ -18,6 +18,7 @@ from verifier.ops.kernels.cpu.integers import PackedIntegers
 from verifier.ops.kernels.cpu.linear import PackedFloats
 from verifier.ops.linear import PackedWeight, packed_linear
 from verifier.ops.quantized import QuantizedMatrix
+from verifier.ops.take import take_columns
 
 #: A weight as a checkpoint has it, [out, in].
 Matrix = Tensor | QuantizedMatrix
@@ -30,7 +31,7 @@ class Linear:
     then as many numbers that they are for (:meth:`gated`).
     """
 
-    __slots__ = ("_packed", "device", "dtype", "in_features", "out_features")
+    __slots__ = ("_packed", "_was", "device", "dtype", "in_features", "out_features")
 
     def __init__(
         self, weight: Matrix, bias: Tensor | None = None, dtype: torch.dtype | None = None, gated: bool = False
@@ -40,6 +41,9 @@ class Linear:
             dtype or (weight.dtype if isinstance(weight, Tensor) else torch.float32),
             weight.device,
         )
+        self._was: Tensor | None = None  # which number of a row each one of the weight's is multiplied with
+        if isinstance(weight, QuantizedMatrix):
+            weight, self._was = weight.side_by_side()
         self._packed = _packed(weight, bias, gated, self.dtype)
 
     @property
@@ -49,15 +53,18 @@ class Linear:
 
     def __call__(self, x: Tensor, count: Tensor | None = None) -> Tensor:
         """[R, in] -> [R, out], rounded. count: int64[1], of how many rows, read when it runs (on a CPU; None: all)."""
-        return packed_linear(x, self._packed, self.dtype, count)
+        return packed_linear(self._taken(x, count), self._packed, self.dtype, count)
 
     def wide(self, x: Tensor, count: Tensor | None = None) -> Tensor:
         """The same as fp32, as it comes."""
-        return packed_linear(x, self._packed, torch.float32, count)
+        return packed_linear(self._taken(x, count), self._packed, torch.float32, count)
 
     def gated(self, x: Tensor, count: Tensor | None = None) -> Tensor:
         """[R, in] -> [R, out / 2]: ``silu(gate) * up`` of the two halves of the product, gate first."""
-        return packed_linear(x, self._packed, self.dtype, count)
+        return packed_linear(self._taken(x, count), self._packed, self.dtype, count)
+
+    def _taken(self, x: Tensor, count: Tensor | None) -> Tensor:
+        return x if self._was is None else take_columns(x, self._was, count)
 
 
 def _packed(weight: Matrix, bias: Tensor | None, gated: bool, compute: torch.dtype) -> PackedWeight:

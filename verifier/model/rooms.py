@@ -37,7 +37,9 @@ class Rooms:
         group = scheme.group or inner
         kind = scheme.bits, group, scheme.symmetric, scales, self.device, scheme.floats
         empty = QuantizedMatrix.empty(outer, inner, *kind)
-        return empty if scheme.span is None else empty.with_steps(scheme.span, scheme.minimums)
+        if scheme.span is not None:
+            return empty.with_steps(scheme.span, scheme.minimums)
+        return empty.with_order() if scheme.ordered else empty
 
     def scheme(self, modules: Sequence[str], inner: int) -> Scheme | None:
         """How these modules are quantised. Raises ConfigError if they differ: they are multiplied as one."""

@@ -6,7 +6,7 @@ for the layouts. Every one is unpacked straight into the rows of the (fused) mat
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -37,15 +37,20 @@ class Stored:
     put: Callable[[Any], Tensor | None]
 
 
-def stored(name: str, place: Matrix, scheme: Scheme | None) -> Iterator[tuple[str, Stored]]:
-    """The tensors by name that make up one of the decoder's. name: that of its floats."""
+def stored(name: str, place: Matrix, scheme: Scheme | None, there: Container[str] = ()) -> Iterator[tuple[str, Stored]]:
+    """The tensors by name that make up one of the decoder's. name: that of its floats. there: what the files have."""
     if isinstance(place, Tensor) or scheme is None or scheme.layout in (MADE, GGUF):
         yield name, Stored(tuple(place.shape), FLOATS, partial(put, place))
         return
     floats = dict.fromkeys((FLOATS8, BLOCKS), _floats)
     layouts = {PACKED: _packed, INTEGERS: _integers, AWQ: _awq, **floats, **dict.fromkeys(GPTQ, _gptq)}
+    module = name.removesuffix(".weight")
     for part, found in layouts[scheme.layout](place, scheme):
-        yield f"{name.removesuffix('.weight')}.{part}", found
+        other = part.removesuffix("_inv")  # two writers, two names
+        yield f"{module}.{other if f'{module}.{other}' in there else part}", found
+    if place.order is not None:
+        order = "g_idx" if scheme.layout in GPTQ else "weight_g_idx"
+        yield f"{module}.{order}", Stored((place.inner,), ("I32", "I64"), partial(_put_order, place, place.order))
 
 
 def put(place: Matrix, found: Matrix) -> Tensor | None:
@@ -68,7 +73,7 @@ def _packed(place: QuantizedMatrix, scheme: Scheme) -> _Parts:
     in_word = 32 // bits
     width = -(-inner // in_word)
     yield "weight_packed", Stored((outer, width), ("I32",), lambda t: place.put(_numbers(t, bits)[:, :inner]))
-    yield "weight_scale", Stored(tuple(place.scales.shape), FLOATS, place.scales.copy_)
+    yield "weight_scale", _spread(place.scales, scheme)
     yield "weight_shape", Stored((2,), ("I64", "I32"), partial(_check_shape, place.shape))
     if place.zeros is not None:
         zeros, groups = place.zeros, place.zeros.shape[1]
@@ -83,19 +88,22 @@ def _check_shape(expected: tuple[int, int], found: Tensor) -> None:
 
 def _integers(place: QuantizedMatrix, scheme: Scheme) -> _Parts:
     yield "weight", Stored(place.shape, ("I8",), place.put)
-    yield "weight_scale", Stored(tuple(place.scales.shape), FLOATS, place.scales.copy_)
+    yield "weight_scale", _spread(place.scales, scheme)
     if place.zeros is not None:
         yield "weight_zero_point", Stored(tuple(place.zeros.shape), ("I8",), place.zeros.copy_)
 
 
 def _floats(place: QuantizedMatrix, scheme: Scheme) -> _Parts:
-    outer, groups = place.scales.shape
-    scale, rows = "weight_scale_inv" if scheme.layout == BLOCKS else "weight_scale", scheme.rows
     yield "weight", Stored(place.shape, (E4M3,), partial(_put_floats, place))
-    yield (
-        scale,
-        Stored((-(-outer // rows), groups), FLOATS, lambda t: place.scales.copy_(t.repeat_interleave(rows, 0)[:outer])),
-    )
+    yield "weight_scale_inv" if scheme.layout == BLOCKS else "weight_scale", _spread(place.scales, scheme)
+
+
+def _spread(scales: Tensor, scheme: Scheme) -> Stored:
+    """Scales of one row each, of several rows, or of all of them."""
+    outer, groups = scales.shape
+    rows = scheme.rows or outer
+    shape = (-(-outer // rows), groups) if scheme.rows else (1,)
+    return Stored(shape, FLOATS, lambda t: scales.copy_(t.view(-1, groups).repeat_interleave(rows, 0)[:outer]))
 
 
 def _put_floats(place: QuantizedMatrix, found: Tensor) -> None:
@@ -114,7 +122,8 @@ def _gptq(place: QuantizedMatrix, scheme: Scheme) -> _Parts:
         Stored((groups, outer // _EIGHT), ("I32",), lambda t: _put_zeros(place, _more(_numbers(t, 4).T, less))),
     )
     yield "scales", Stored((groups, outer), FLOATS, lambda t: place.scales.copy_(t.T))
-    yield "g_idx", Stored((inner,), ("I32",), partial(_check_order, place.group))
+    if place.order is None:
+        yield "g_idx", Stored((inner,), ("I32",), partial(_check_order, place.group))
 
 
 def _more(zeros: Tensor, less: int) -> Tensor:
@@ -124,7 +133,17 @@ def _more(zeros: Tensor, less: int) -> Tensor:
 
 def _check_order(group: int, found: Tensor) -> None:
     if not torch.equal(found, (torch.arange(len(found)) // group).to(found.dtype)):
-        raise Misfit("has groups in another order than the numbers (desc_act), which is not supported")
+        raise Misfit("has groups in another order than the numbers, although config.json does not say so (desc_act)")
+
+
+def _put_order(place: QuantizedMatrix, order: Tensor, found: Tensor) -> None:
+    """order: that of all matrices that are multiplied as one, -1 until one of them has been read."""
+    groups, found = place.inner // place.group, found.to(order)
+    if found.min() < 0 or not (found.bincount(minlength=groups) == place.group).all():
+        raise Misfit(f"does not give each of {groups} groups {place.group} numbers")
+    if order[0] >= 0 and not torch.equal(order, found):
+        raise Misfit("has another order of groups than what it is multiplied with as one (q, k, v; gate, up)")
+    order.copy_(found)
 
 
 def _awq(place: QuantizedMatrix, scheme: Scheme) -> _Parts:

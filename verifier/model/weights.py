@@ -111,7 +111,7 @@ def _fitting(checkpoint: Checkpoint, config: ModelConfig, weights: ModelWeights)
     found = {
         each: place
         for name, matrix in places(config, weights)
-        for each, place in stored(name, matrix, _scheme_of(config, name, matrix))
+        for each, place in stored(name, matrix, _scheme_of(config, name, matrix), checkpoint.tensors)
     }
     expected = {name: (place.shape, place.kinds) for name, place in found.items()}
     checkpoint.check(expected, optional={LM_HEAD: (tuple(weights.lm_head.shape), FLOATS)} if _ties(config) else {})

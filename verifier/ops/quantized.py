@@ -8,6 +8,8 @@
 
     weight[o, k] = (values[o, k] - zeros[o, g]) * scales[o, g]
 
+Where a quantiser took the numbers of a row in another order (act-order), ``order`` says which group g each k is of.
+
 GGUF's have scales of int8, which are multiples of steps, and perhaps minimums instead of zeros; values of four bits
 with minimums have no sign::
 
@@ -36,7 +38,8 @@ _ROWS = 1024
 
 @dataclass(frozen=True, slots=True)
 class QuantizedMatrix:
-    """See above. Parts of it are views. inner: K."""
+    """See above. Parts of it are views. inner: K. order: int32[K], the group of each number of a row, shared by all
+    parts; None: groups lie side by side."""
 
     values: Tensor
     scales: Tensor
@@ -46,6 +49,7 @@ class QuantizedMatrix:
     minimums: Tensor | None = None
     steps: Tensor | None = None
     minimum_steps: Tensor | None = None
+    order: Tensor | None = None
 
     @classmethod
     def empty(
@@ -119,13 +123,27 @@ class QuantizedMatrix:
         return self.values, self.scales, self.zeros, self.minimums, self.steps, self.minimum_steps
 
     def _with(self, tensors: Iterable[Tensor | None]) -> QuantizedMatrix:
-        values, scales, *more = tensors
+        values, scales, zeros, minimums, *steps = tensors
         assert values is not None and scales is not None, "every matrix has both"
-        return QuantizedMatrix(values, scales, more[0], self.bits, self.inner, *more[1:])
+        made = QuantizedMatrix(values, scales, zeros, self.bits, self.inner, minimums, *steps)
+        return replace(made, order=self.order)
 
     def to(self, device: torch.device | str) -> QuantizedMatrix:
         """The same there."""
-        return self._with(None if one is None else one.to(device) for one in self._tensors)
+        moved = self._with(None if one is None else one.to(device) for one in self._tensors)
+        return moved if self.order is None else replace(moved, order=self.order.to(device))
+
+    def with_order(self) -> QuantizedMatrix:
+        """The same, with an order of its numbers that is not known yet."""
+        return replace(self, order=torch.full((self.inner,), -1, dtype=torch.int32, device=self.device))
+
+    def side_by_side(self) -> tuple[QuantizedMatrix, Tensor | None]:
+        """The same with groups side by side, and which number of a row each one was, int64[K]; None: itself."""
+        if self.order is None or not (self.order.diff() < 0).any():
+            return replace(self, order=None), None
+        was = self.order.argsort(stable=True)
+        values = self.numbers()[:, was]
+        return replace(self, values=values if self.bits == 8 else packed(values), order=None), was
 
     def split_with_sizes(self, sizes: Sequence[int]) -> list[QuantizedMatrix]:
         """So many rows each."""
@@ -144,6 +162,9 @@ class QuantizedMatrix:
 
     def plain(self) -> Tensor:
         """fp32[O, K]: the weight that it stands for."""
+        found, was = self.side_by_side()
+        if was is not None:
+            return found.plain()[:, was.argsort()]
         grouped: Tensor = self.numbers().float().unflatten(1, (-1, self.group))
         if self.zeros is not None:
             grouped = grouped - self.zeros.float().unsqueeze(2)

@@ -1,4 +1,4 @@
-"""Rows of a table, as many as there are places."""
+"""Rows of a table, as many as there are places; numbers of rows in another order."""
 
 from __future__ import annotations
 
@@ -31,4 +31,16 @@ def copy_rows(x: Tensor, count: Tensor | None = None) -> Tensor:
 
     out = room(x.shape, x.dtype)
     rows.copy_rows(x, out, counted(count, len(x)))
+    return out
+
+
+def take_columns(x: Tensor, places: Tensor, count: Tensor | None = None) -> Tensor:
+    """``x[:, places]``. x: [R, N], contiguous. places: int64[K]. Returns [R, K]; count: see :func:`take_rows`."""
+    if not compiled(x):
+        return x.index_select(1, places)
+    from verifier.ops.kernels.cpu import rows
+    from verifier.ops.kernels.cpu.launch import counted, room
+
+    out = room((len(x), len(places)), x.dtype)
+    rows.take_columns(x, places, out, counted(count, len(x)))
     return out

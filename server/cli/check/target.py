@@ -39,7 +39,12 @@ def look_at_target(notes: Notes, config: EngineConfig) -> Target | None:
     dtype = choose_dtype(config, model, device)
     look_at_files(notes, "target", directory, model, dtype.value)
     if not notes.failed("target"):
-        notes.ok("target", f"{described(model)}, {dtype.value} ({dtype.reason})", **facts(model), dtype=dtype.value)
+        notes.ok(
+            "target",
+            f"{described(model, dtype.value)}, {dtype.value} ({dtype.reason})",
+            **facts(model),
+            dtype=dtype.value,
+        )
     return Target(config.target, directory, model, dtype, device)
 
 

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from server.engine.parameters import stored_parameters
+from server.engine.quantized import in_words
 from server.settings.amounts import count_in_words
 from server.settings.resolved import Resolved, short_name
 from verifier.model.config import ModelConfig
 
 
-def described(model: ModelConfig) -> str:
-    """A model's shape for people."""
+def described(model: ModelConfig, dtype: str) -> str:
+    """A model's shape for people. dtype: the engine's."""
     count = count_in_words(stored_parameters(model))
     family = model.architecture.removesuffix("ForCausalLM")
-    kind = "" if model.quantization is None else f" in {model.quantization}"
-    return f"{family}, {layers(model.num_layers)} of {model.hidden_size}, {count} weights{kind}"
+    kind = in_words(model, dtype)
+    return f"{family}, {layers(model.num_layers)} of {model.hidden_size}, {count} weights{kind and f' in {kind}'}"
 
 
 def named(choice: Resolved) -> str:

@@ -17,6 +17,11 @@ def take_rows(table: Tensor, places: Tensor, out: Tensor, count: Tensor) -> None
     _taking()(table, places, out, count, table[0].numel() * table.element_size())
 
 
+def take_columns(x: Tensor, places: Tensor, out: Tensor, count: Tensor) -> None:
+    """``out[:, k] = x[:, places[k]]`` in the first ``count`` rows. x: [R, N], out: [R, K], contiguous."""
+    _choosing(x.dtype)(x, places, out, count, x.shape[1], len(places))
+
+
 def copy_rows(x: Tensor, out: Tensor, count: Tensor) -> None:
     """``out = x`` in the first ``count`` rows. x, out: [R, ..], contiguous."""
     _copying()(x, out, count, x[0].numel() * x.element_size())
@@ -56,6 +61,17 @@ def _taking() -> Kernel:
     table, places, out, size = k.pointer(0), k.pointer(1), k.pointer(2), k.number(4)
     with k.share(k.counted(3)) as row:
         k.copy(k.bytes_at(table, k.load(places, I64, row) * size), k.bytes_at(out, row * size), size)
+    return k
+
+
+@Compiled
+def _choosing(dtype: torch.dtype) -> Kernel:
+    k, of = Kernel("take_columns"), OF_TORCH[dtype]
+    x, places, out, count, width, taken = *map(k.pointer, range(3)), k.counted(3), k.number(4), k.number(5)
+    with k.share(taken) as column:
+        place = k.load(places, I64, column)
+        with k.loop(0, count) as row:
+            k.store(k.load(x, of, row * width + place), out, row * taken + column)
     return k
 
 

@@ -1,0 +1,203 @@
+"""How a checkpoint's matrices are quantised, by its config.json. Imports no torch."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from verifier.model.errors import ConfigError
+from verifier.model.fields import Fields
+from verifier.model.quantization import AWQ, BLOCKS, FLOATS8, GGUF, GPTQ, INTEGERS, PACKED, Quantization, Scheme
+
+#: All modules of the layers.
+_LAYERS = r"re:model\.layers\."
+_KEYS = ("quantization_config", "compression_config")
+SUPPORTED = "compressed-tensors (int8, int4 in groups, fp8), fp8, gptq and awq (4 bits)"
+
+
+def read_quantization(fields: Fields) -> Quantization | None:
+    """What config.json says; None for a model of floats. Raises ConfigError for what is not supported."""
+    for key in _KEYS:
+        section = fields.section(key)
+        if section is not None:
+            method = str(section.get("quant_method") or "unnamed")
+            readers = {"compressed-tensors": _compressed, "gptq": _gptq, "awq": _awq, BLOCKS: _blocks, GGUF: _gguf}
+            if method not in readers:
+                raise fields.error(f"{key}: quantised weights ({method}) are not supported; supported are {SUPPORTED}")
+            return readers[method](_Section(section, method))
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class _Section:
+    """A section of config.json, and whose it is."""
+
+    fields: Fields
+    method: str
+
+    def refuse(self, what: str) -> ConfigError:
+        """What is not supported."""
+        return self.fields.error(f"quantised weights ({self.method}): {what}; supported are {SUPPORTED}")
+
+    def names(self, key: str) -> tuple[str, ...]:
+        """A list of names, empty where absent."""
+        found = self.fields.get(key) or []
+        if not isinstance(found, list) or not all(isinstance(each, str) for each in found):
+            raise self.fields.error(f"{key} must be a list of names")
+        for each in found:
+            try:
+                re.compile(each.removeprefix("re:") if each.startswith("re:") else "")
+            except re.error as error:
+                raise self.fields.error(f"{key}: {each!r} is no pattern ({error})") from error
+        return tuple(found)
+
+
+def _compressed(section: _Section) -> Quantization:
+    sparsity = section.fields.section("sparsity_config")
+    if sparsity is not None and sparsity.get("format") not in (None, "dense"):
+        raise section.refuse(f"sparse weights ({sparsity.get('format')}) are not supported")
+    groups = section.fields.section("config_groups")
+    if groups is None:
+        raise section.fields.error("config_groups is missing")
+    rules = [rule for name in groups.values for rule in _rules(section, groups, name)]
+    rounded = dict.fromkeys(kind for name in groups.values if (kind := _activations(section, groups, name)))
+    return Quantization(section.method, tuple(rules), section.names("ignore"), ", ".join(rounded), _kv(section))
+
+
+def _rules(section: _Section, groups: Fields, name: str) -> Iterator[tuple[str, Scheme]]:
+    group = groups.section(name)
+    if group is None:
+        raise groups.error(f"{name} is empty")
+    own = _Section(group, section.method)
+    layout = group.get("format") or section.fields.get("format")
+    if layout not in (PACKED, INTEGERS, FLOATS8, "naive-quantized"):
+        raise own.refuse(f"format {layout!r} is not supported")
+    if group.get("output_activations"):
+        raise own.refuse(f"{name}: outputs that are rounded (output_activations) are not supported")
+    weights = group.section("weights")
+    if weights is None:
+        raise own.refuse(f"{name} has no weights")
+    scheme = _scheme(_Section(weights, section.method), str(layout))
+    for target in own.names("targets"):
+        yield target, scheme
+
+
+def _activations(section: _Section, groups: Fields, name: str) -> str:
+    """What the inputs of a group of modules would be rounded to: weights mean the same if they are not."""
+    group = groups.section(name)
+    found = None if group is None else group.section("input_activations")
+    return "" if found is None else _kind(found)
+
+
+def _kind(of: Fields) -> str:
+    return f"{'fp' if of.get('type') == 'float' else 'int'}{of.integer('num_bits')}"
+
+
+def _kv(section: _Section) -> str:
+    """What the KV cache is to be. Scales that files have for it are not used: each head of a token gets its own."""
+    if not section.fields.get("kv_cache_scheme"):
+        return ""
+    if section.method == BLOCKS:  # where it is a word, or such a section
+        return "fp8"
+    scheme = section.fields.section("kv_cache_scheme")
+    kind = "" if scheme is None else _kind(scheme)
+    if kind not in ("int8", "fp8"):
+        raise section.refuse(f"kv_cache_scheme: a KV cache of {kind} is not supported")
+    return kind
+
+
+def _scheme(weights: _Section, layout: str) -> Scheme:
+    fields = weights.fields
+    kind, strategy, bits = fields.get("type") or "int", fields.get("strategy"), fields.integer("num_bits")
+    floats = layout == FLOATS8
+    if kind != ("float" if floats else "int") or bits not in ((4, 8) if layout == PACKED else (8,)):
+        raise weights.refuse(f"{bits} bits of type {kind} are not supported")
+    symmetric, whole = fields.flag("symmetric", True), strategy == "tensor"
+    known = "channel", "group", *(("block",) if floats else ()), *(("tensor",) if symmetric else ())
+    if strategy not in known:
+        raise weights.refuse(f"strategy {strategy!r} is not supported")
+    if strategy == "block":
+        return _in_blocks(weights, "block_structure", layout)
+    group = fields.integer("group_size") if strategy == "group" else None
+    kept = layout if layout in (PACKED, FLOATS8) else INTEGERS
+    ordered = fields.get("actorder") in (True, "group", "dynamic")
+    return Scheme(bits, group, symmetric, kept, floats=floats, rows=None if whole else 1, ordered=ordered)
+
+
+def _in_blocks(section: _Section, key: str, layout: str) -> Scheme:
+    """e4m3, scales of blocks of so many rows and columns."""
+    found = section.fields.get(key)
+    if not isinstance(found, list) or len(found) != 2 or not all(isinstance(one, int) and one > 1 for one in found):
+        raise section.refuse(f"{key} {found!r} is not supported, it must be two sizes such as [128, 128]")
+    return Scheme(8, found[1], True, layout, floats=True, rows=found[0])
+
+
+def _blocks(section: _Section) -> Quantization:
+    """As DeepSeek and Qwen write it; without blocks there is one scale for each tensor."""
+    if (kind := section.fields.get("fmt") or "e4m3") != "e4m3":
+        raise section.refuse(f"fmt {kind!r} is not supported")
+    if (how := section.fields.get("activation_scheme") or "dynamic") not in ("dynamic", "static"):
+        raise section.refuse(f"activation_scheme {how!r} is not supported")
+    names = (*section.names("modules_to_not_convert"), *section.names("ignored_layers"))
+    kept = tuple(one if one.startswith("re:") else rf"re:(.*\.)?{re.escape(one)}(\.|$)" for one in names)
+    scheme = Scheme(8, None, True, BLOCKS, floats=True, rows=None)
+    if section.fields.get("weight_block_size") is not None:
+        scheme = _in_blocks(section, "weight_block_size", BLOCKS)
+    return Quantization(section.method, ((_LAYERS, scheme),), kept, "fp8", _kv(section))
+
+
+def _gptq(section: _Section) -> Quantization:
+    layout = section.fields.get("checkpoint_format") or GPTQ[0]
+    if layout not in GPTQ:
+        raise section.refuse(f"checkpoint_format {layout!r} is not supported")
+    if section.fields.get("lm_head"):
+        raise section.refuse("a quantised output head (lm_head) is not supported")
+    made = _of_layers(section, str(layout), section.fields.flag("sym", True), ())
+    ordered = section.fields.flag("desc_act", False)
+    return replace(made, rules=tuple((target, replace(scheme, ordered=ordered)) for target, scheme in made.rules))
+
+
+def _awq(section: _Section) -> Quantization:
+    if str(section.fields.get("version") or "gemm").lower() != "gemm":
+        raise section.refuse(f"version {section.fields.get('version')!r} is not supported")
+    ignore = tuple(f"re:.*{re.escape(each)}" for each in section.names("modules_to_not_convert"))
+    return _of_layers(section, AWQ, not section.fields.flag("zero_point", True), ignore)
+
+
+def _of_layers(section: _Section, layout: str, symmetric: bool, ignore: tuple[str, ...]) -> Quantization:
+    """4 bits in all matrices of the layers."""
+    bits, group = section.fields.integer("bits"), section.fields.get("group_size")
+    if bits != 4:
+        raise section.refuse(f"{bits} bits are not supported")
+    size = None if group == -1 else section.fields.integer("group_size", 128)
+    return Quantization(section.method, ((_LAYERS, Scheme(4, size, symmetric, layout)),), ignore)
+
+
+#: What the types of GGUF's blocks are as whole numbers.
+_OF_GGUF = {
+    "Q8_0": Scheme(8, 32, True, GGUF),
+    "Q4_0": Scheme(4, 32, True, GGUF),
+    "Q4_1": Scheme(4, 32, True, GGUF, 32, True),
+    "Q5_0": Scheme(8, 32, True, GGUF),
+    "Q5_1": Scheme(8, 32, True, GGUF, 32, True),
+    "Q4_K": Scheme(4, 32, True, GGUF, 256, True),
+    "Q5_K": Scheme(8, 32, True, GGUF, 256, True),
+    "Q6_K": Scheme(8, 16, True, GGUF, 256),
+}
+
+
+def _gguf(section: _Section) -> Quantization:
+    """What is made of a file's metadata: modules, and the types of those that are multiplied as one."""
+    modules = section.fields.get("modules")
+    return Quantization(GGUF, tuple((str(target), _holding(kinds)) for target, kinds in modules))
+
+
+def _holding(kinds: list[str]) -> Scheme:
+    """One that holds numbers of all of these types as they are."""
+    found = [_OF_GGUF[kind] for kind in kinds]
+    if len(set(found)) == 1:
+        return found[0]
+    groups = [one.group or 0 for one in found]
+    spans = [one.span or group for one, group in zip(found, groups, strict=True)]
+    return Scheme(8, min(groups), True, GGUF, min(spans), any(one.minimums for one in found))
