@@ -23,9 +23,9 @@ from bench.soak.storm import Fault, Judge, Plain, Round, Tally, harms
 from server.settings.config import ServeConfig
 from server.settings.resolved import BUNDLED
 
-#: The part of the time without harm, in which the engine's memory is watched.
-CALM_SHARE = 0.3
 ENGINE_SECONDS = 4.0
+#: Harm comes more often here than in any life: a request is resumed as often as it takes.
+MANY = 1000
 BUNDLED_DRAFTS = {flag: str(BUNDLED / flag) for flag in FROM_DIRECTORY.values()}
 MODES = ("auto", "ngram", "suffix", "draft_model:4", "draft_model:3,2,1", "medusa:3,2,1", "eagle3:4,3,2")
 
@@ -80,17 +80,18 @@ async def soak(args: argparse.Namespace, tally: Tally, rounds: list[Round]) -> N
         tasks = [asyncio.create_task(judge.work()), asyncio.create_task(progress(tally, judge, rounds))]
         for number, mode in enumerate(modes):
             own = flags(mode, known, args)
-            await one_round(mode, own, number > 0, 60 * args.minutes * share(number, modes), args, judge, tally, rounds)
+            seconds = 60 * args.minutes * share(number, modes, args.calm)
+            await one_round(mode, own, number > 0, seconds, args, judge, tally, rounds)
         await judge.settled()
         for task in tasks:
             task.cancel()
 
 
-def share(number: int, modes: list[str]) -> float:
-    """The part of the time that a mode has."""
+def share(number: int, modes: list[str], calm: float) -> float:
+    """The part of the time that a mode has. calm: of the first one's."""
     if len(modes) == 1:
         return 1.0
-    return (1 - CALM_SHARE) / (len(modes) - 1) if number else CALM_SHARE
+    return (1 - calm) / (len(modes) - 1) if number else calm
 
 
 async def one_round(
@@ -105,7 +106,9 @@ async def one_round(
 ) -> None:
     """One server from its start to its end. Pages are few: requests wait, are preempted, push out what others left."""
     timeout = engine_timeout()
-    own = [*own, "--kv-tokens", str(args.kv_tokens)] + (["--engine-timeout", f"{timeout:g}"] if timeout else [])
+    own = [*own, "--max-resumes", str(MANY), "--kv-tokens", str(args.kv_tokens)] + (
+        ["--engine-timeout", f"{timeout:g}"] if timeout else []
+    )
     kills, freezes = (args.kills_per_minute, args.freezes_per_minute) if harmed else (0.0, 0.0)
     log = Path(tempfile.mkdtemp(prefix="soak-")) / "serve.log"
     begun = time.monotonic()
@@ -127,7 +130,7 @@ async def progress(tally: Tally, judge: Judge, rounds: list[Round]) -> None:
     while True:
         await asyncio.sleep(5)
         counts, name = tally.counts, rounds[-1].name if rounds else "starting"
-        figures = [f"{counts[what]} {what}" for what in ("requests", "compared", "kills", "freezes")]
+        figures = [f"{counts[what]} {what}" for what in ("requests", "compared", "kills", "failed steps", "freezes")]
         figures += [f"{judge.waiting} to compare", f"{len(tally.faults)} faults"]
         print(f"{time.monotonic() - begun:5.0f} s  {name:12}  {', '.join(figures)}", file=sys.stderr)
         for fault in tally.faults[told:]:
@@ -141,6 +144,7 @@ def main() -> None:
     parser.add_argument("--modes", nargs="+", type=mode_of, default=MODES, help="ways of drafting, one after the other")
     parser.add_argument("--kills-per-minute", type=float, default=3)
     parser.add_argument("--freezes-per-minute", type=float, default=3)
+    parser.add_argument("--calm", type=float, default=0.3, help="part of the time without harm: memory is watched then")
     parser.add_argument("--target", default="bundled")
     parser.add_argument("--draft", help="draft model, for the draft modes")
     parser.add_argument("--medusa", help="directory of Medusa heads, for the medusa modes")

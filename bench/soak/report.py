@@ -103,7 +103,10 @@ def show(found: dict[str, Any]) -> None:
         *((f"requests that were {name}", counts.get(name, 0)) for name in ("answered", "refused", "left", "cancelled")),
         ("requests that no engine was there for", counts.get("not taken", 0)),
         ("other faults", found["other_faults"]),
-        ("kills and freezes", f"{counts.get('kills', 0)} and {counts.get('freezes', 0)}"),
+        (
+            "kills, failed steps, freezes",
+            ", ".join(str(counts.get(n, 0)) for n in ("kills", "failed steps", "freezes")),
+        ),
         ("  frozen engines that were replaced", counts.get("frozen engines replaced", 0)),
         (
             "seconds until the engine was back, median and longest",

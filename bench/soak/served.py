@@ -19,6 +19,8 @@ from bench.soak.clients import session
 #: An engine of the bundled target starts in seconds; this is for large ones on busy machines.
 RETURN_SECONDS = 300.0
 QUIET_SECONDS = 60.0
+#: What a step says that was made to fail (failing/sitecustomize.py).
+MADE = "a step was made to fail"
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
@@ -62,9 +64,9 @@ class Served:
 
     # -- harm ----------------------------------------------------------------------------------------------------
 
-    async def kill(self) -> float:
-        """Kill the engine; the seconds until requests are taken again."""
-        return await self._until_back(self._signal(signal.SIGKILL), time.monotonic())
+    async def kill(self, fails: bool) -> float:
+        """Kill the engine, or have its next step fail; the seconds until requests are taken again."""
+        return await self._until_back(self._signal(signal.SIGUSR1 if fails else signal.SIGKILL), time.monotonic())
 
     async def freeze(self, seconds: float) -> float | None:
         """Stop the engine for some time. If it was ended meanwhile: the seconds until requests are taken again."""
@@ -156,7 +158,8 @@ class Served:
     def mistakes(self) -> list[str]:
         """What it wrote of errors that nobody foresaw."""
         text = self.log.read_text(encoding="utf-8", errors="replace")
-        return [text[found.start() :][:3000] for found in re.finditer(r"Traceback \(most recent", text)]
+        found = [text[one.start() :][:3000] for one in re.finditer(r"Traceback \(most recent", text)]
+        return [one for one in found if MADE not in one]
 
 
 def resident(process_id: int) -> float:
@@ -169,6 +172,9 @@ def resident(process_id: int) -> float:
 
 @contextmanager
 def started(flags: list[str], log: Path) -> Iterator[tuple[int, int]]:
-    """A server that is ready: the id of its process and its port."""
+    """A server that is ready: the id of its process and its port. Its engines fail when they are told to."""
+    before, failing = os.environ.get("PYTHONPATH", ""), str(Path(__file__).with_name("failing"))
+    if failing not in before.split(os.pathsep):
+        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (before, failing)))
     with log.open("ab") as errors, running(flags, RETURN_SECONDS, errors) as (process, port):
         yield process.pid, port

@@ -34,10 +34,12 @@ SPARE_DESCRIPTORS = 3
 
 
 class Harm(NamedTuple):
-    """What is done to the engine after so many seconds of a wave: frozen for ``hold`` seconds; None: killed."""
+    """What is done to the engine after so many seconds of a wave: frozen for ``hold`` seconds; None: killed, or made to
+    fail in a step (``fails``)."""
 
     seconds: float
     hold: float | None
+    fails: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,15 +225,15 @@ class Round:
                     await calm.wait()
                 return
             except TimeoutError:
-                await self._do(harm.hold)
+                await self._do(harm)
 
-    async def _do(self, hold: float | None) -> None:
-        """One kill or freeze; what is sent until the engine is back may be refused."""
-        begun = time.monotonic()
+    async def _do(self, harm: Harm) -> None:
+        """One kill, failure or freeze; what is sent until the engine is back may be refused."""
+        begun, hold = time.monotonic(), harm.hold
         self._harmed.append((begun, float("inf")))
-        self._tally.counts["kills" if hold is None else "freezes"] += 1
+        self._tally.counts["freezes" if hold is not None else "failed steps" if harm.fails else "kills"] += 1
         try:
-            down = await (self._served.kill() if hold is None else self._served.freeze(hold))
+            down = await (self._served.kill(harm.fails) if hold is None else self._served.freeze(hold))
             if down is not None:
                 self._tally.seconds_down.append(down)
                 self._tally.counts["frozen engines replaced"] += hold is not None
@@ -260,7 +262,7 @@ class Round:
 
 
 def harms(seed: str, kills: float, freezes: float, timeout: float | None) -> Iterator[Harm]:
-    """Kills and freezes at random moments, so many a minute on the average.
+    """Kills and freezes at random moments, so many a minute on the average; half of the kills are steps that fail.
 
     timeout: seconds after which the server ends an engine that is frozen; half of the freezes last longer.
     """
@@ -268,4 +270,4 @@ def harms(seed: str, kills: float, freezes: float, timeout: float | None) -> Ite
     while rate:
         kill = rng.random() * (kills + freezes) < kills
         hold = 3 * timeout if timeout and rng.random() < 0.5 else rng.uniform(*FREEZE_SECONDS)
-        yield Harm(rng.expovariate(rate), None if kill else hold)
+        yield Harm(rng.expovariate(rate), None if kill else hold, kill and rng.random() < 0.5)

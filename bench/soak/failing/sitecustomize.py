@@ -1,0 +1,22 @@
+"""On the path of the soak's servers: SIGUSR1 makes the next step of an engine process raise."""
+
+from __future__ import annotations
+
+import signal
+import sys
+
+if "server.host.process" in sys.orig_argv:
+    from spec.engine import Engine
+    from spec.request import Delta
+
+    step = Engine.step
+    asked: list[int] = []
+
+    def failing(engine: Engine) -> list[Delta]:
+        """A step, or what was asked for."""
+        if asked:
+            raise RuntimeError("a step was made to fail")
+        return step(engine)
+
+    Engine.step = failing  # type: ignore[method-assign, assignment]
+    signal.signal(signal.SIGUSR1, lambda number, frame: asked.append(number))
