@@ -14,6 +14,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from drafters.heads.dflash_model import DFlashModel
 from drafters.heads.draft_model import DraftModel
 from drafters.heads.eagle_model import EagleModel
 from drafters.heads.lesson import Depth
@@ -21,13 +22,13 @@ from drafters.heads.medusa_model import MedusaModel
 from drafters.training import files
 from drafters.training.progress import Progress
 from drafters.training.settings import Settings
-from drafters.training.shapes import draft_shape, draft_vocabulary, eagle_shape
+from drafters.training.shapes import dflash_shape, draft_shape, draft_vocabulary, eagle_shape
 from drafters.training.teacher import Teacher
 from drafters.training.work import Work
 from spec.errors import ForesayError
-from spec.names import DRAFT_MODEL, EAGLE3, MEDUSA
+from spec.names import DFLASH, DRAFT_MODEL, EAGLE3, MEDUSA
 
-Model = MedusaModel | EagleModel | DraftModel
+Model = MedusaModel | EagleModel | DFlashModel | DraftModel
 
 #: Texts written side by side, and seconds between two saved states.
 _WRITTEN_AT_ONCE = 128
@@ -37,6 +38,7 @@ _HELD_OUT = 20
 _LEARNERS = {
     MEDUSA: "the Medusa heads learn",
     EAGLE3: "the EAGLE-3 head learns",
+    DFLASH: "the DFlash head learns",
     DRAFT_MODEL: "the draft model learns",
 }
 
@@ -112,9 +114,13 @@ class Run:
         if settings.kind == DRAFT_MODEL:
             assert settings.layers is not None and settings.width is not None
             return DraftModel(draft_shape(teacher.config, settings.layers, settings.width))
+        if settings.kind == DFLASH:
+            assert settings.layers is not None
+            shape = dflash_shape(teacher.config, settings.layers, settings.depth)
+            return DFlashModel(shape, teacher.embedding, teacher.lm_head)
         ids = draft_vocabulary(texts, teacher.config.vocab_size)
-        shape = eagle_shape(teacher.config, len(ids))
-        return EagleModel(shape, teacher.embedding, ids.to(teacher.device), teacher.lm_head, settings.depth)
+        eagle = eagle_shape(teacher.config, len(ids))
+        return EagleModel(eagle, teacher.embedding, ids.to(teacher.device), teacher.lm_head, settings.depth)
 
     def learn(self, model: Model, texts: Tensor) -> None:
         """All steps that are left."""

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 class Settings:
     """What decides the result of a run. Counts are of texts, of tokens in one, of steps and of texts in a step.
 
-    temperatures: what the target writes at, batch by batch in turn. layers, width: of a draft model.
+    temperatures: what the target writes at, batch by batch in turn. layers: of a draft model or a
+    DFlash head. width: of a draft model.
     """
 
     kind: str

@@ -6,6 +6,7 @@ from typing import Any
 
 from torch import Tensor, arange
 
+from drafters.heads.dflash_model import DFlashShape
 from drafters.heads.draft_model import DraftShape
 from drafters.heads.eagle_model import EagleShape
 
@@ -40,6 +41,26 @@ def eagle_shape(config: Any, draft_vocab: int) -> EagleShape:
     )
 
 
+def dflash_shape(config: Any, layers: int, guesses: int) -> DFlashShape:
+    """Layers shaped like the target's own, which read up to five of its layers, from an early one to a late one."""
+    depth = config.num_hidden_layers
+    first, last = (2, depth - 2) if depth >= 6 else (1, depth - 1)
+    count = min(5, last - first + 1)
+    read = sorted({round(first + place * (last - first) / max(1, count - 1)) for place in range(count)})
+    return DFlashShape(
+        hidden_size=config.hidden_size,
+        intermediate_size=config.intermediate_size,
+        num_attention_heads=config.num_attention_heads,
+        num_key_value_heads=_kv_heads(config),
+        num_hidden_layers=layers,
+        layers=tuple(read),
+        target_layers=depth,
+        block_size=guesses + 1,
+        mask_token_id=config.vocab_size - 1,
+        **_kept(config),
+    )
+
+
 def draft_shape(config: Any, layers: int, width: int) -> DraftShape:
     """A Llama of so many layers, as wide as asked, with heads like the target's and about as many for its width."""
     share = width / config.hidden_size
@@ -55,9 +76,9 @@ def draft_shape(config: Any, layers: int, width: int) -> DraftShape:
     )
 
 
-def default_layers(layers: int) -> int:
-    """A quarter of the target's."""
-    return max(1, layers // 4)
+def default_layers(layers: int, most: int | None = None) -> int:
+    """A quarter of the target's, up to ``most``."""
+    return max(1, min(layers // 4, most or layers))
 
 
 def default_width(width: int) -> int:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from server.cli.command import Command
 from spec.errors import ConfigurationError
-from spec.names import DRAFT_MODEL, EAGLE3, MEDUSA, canonical
+from spec.names import DFLASH, DRAFT_MODEL, EAGLE3, MEDUSA, canonical
 
 if TYPE_CHECKING:
     import torch
@@ -21,8 +21,11 @@ if TYPE_CHECKING:
     from drafters.training.work import Work
     from verifier.model.config import ModelConfig
 
-#: Heads of a Medusa set, and passes of the training-time test; a draft model sees the true text at every depth.
-_DEPTHS = {MEDUSA: 4, EAGLE3: 6, DRAFT_MODEL: 1}
+#: Heads of a Medusa set, passes of the training-time test, and what a block guesses; a draft model sees the true text
+#: at every depth.
+_DEPTHS = {MEDUSA: 4, EAGLE3: 6, DFLASH: 7, DRAFT_MODEL: 1}
+#: Layers of a DFlash head, at most, unless they are named.
+_MOST_LAYERS = 5
 _INTERRUPTED = 130
 
 
@@ -71,12 +74,13 @@ def _temperatures(text: str) -> tuple[float, ...]:
 
 
 def _add_arguments(parser: ArgumentParser) -> None:
-    parser.usage = "foresay train {draft_model,eagle3,medusa} --prompts PATH --out DIR [flags]"
+    parser.usage = "foresay train {dflash,draft_model,eagle3,medusa} --prompts PATH --out DIR [flags]"
     parser.add_argument(
         "kind",
         type=canonical,
         choices=sorted(_DEPTHS),
-        help="draft_model: a small model; eagle3: one layer on the target, run per token; medusa: independent heads",
+        help="dflash: a few layers that guess a block of tokens at once; draft_model: a small model; eagle3: one layer "
+        "on the target, run per token; medusa: independent heads",
     )
     _add_needed(parser)
     _add_texts(parser)
@@ -90,9 +94,19 @@ def _add_needed(parser: ArgumentParser) -> None:
         "--prompts", type=Path, required=True, metavar="PATH", help="what the target goes on from: .txt, .jsonl, folder"
     )
     add("--out", type=Path, required=True, metavar="DIR", help="a new folder; DIR.work beside it holds unfinished work")
-    add("--layers", type=_count, metavar="N", help="draft_model: its layers (default: a quarter of the target's)")
+    add(
+        "--layers",
+        type=_count,
+        metavar="N",
+        help="draft_model, dflash: its layers (default: a quarter of the target's; dflash: up to 5)",
+    )
     add("--width", type=_width, metavar="H", help="draft_model: its width (default: half of the target's)")
-    add("--depth", type=_count, metavar="N", help="medusa: heads (4); eagle3: tokens it is trained ahead (6)")
+    add(
+        "--depth",
+        type=_count,
+        metavar="N",
+        help="medusa: heads (4); eagle3: tokens it is trained ahead (6); dflash: tokens that a block guesses (7)",
+    )
 
 
 def _add_texts(parser: ArgumentParser) -> None:
@@ -156,14 +170,16 @@ def _settings(arguments: Namespace, model: ModelConfig) -> Settings:
     from drafters.training.shapes import default_layers, default_width
 
     kind = arguments.kind
-    for name, kinds in {"depth": (EAGLE3, MEDUSA), "layers": (DRAFT_MODEL,), "width": (DRAFT_MODEL,)}.items():
+    own = {"depth": (DFLASH, EAGLE3, MEDUSA), "layers": (DFLASH, DRAFT_MODEL), "width": (DRAFT_MODEL,)}
+    for name, kinds in own.items():
         if getattr(arguments, name) is not None and kind not in kinds:
-            raise ConfigurationError(f"--{name} is for {' and '.join(kinds)} alone, not for {kind}")
+            raise ConfigurationError(f"--{name} is for {', '.join(kinds)} alone, not for {kind}")
     depth = arguments.depth or _DEPTHS[kind]
     if not depth + 8 < arguments.length <= model.max_positions:
         raise ConfigurationError(
             f"--length must be above {depth + 8} and at most {model.max_positions}, the model's own"
         )
+    most = {DRAFT_MODEL: model.num_layers, DFLASH: _MOST_LAYERS}.get(kind)
     width = arguments.width or default_width(model.hidden_size)
     learning = width if kind == DRAFT_MODEL else model.hidden_size
     return Settings(
@@ -178,7 +194,7 @@ def _settings(arguments: Namespace, model: ModelConfig) -> Settings:
         depth=depth,
         seed=arguments.seed,
         temperatures=arguments.temperatures,
-        layers=(arguments.layers or default_layers(model.num_layers)) if kind == DRAFT_MODEL else None,
+        layers=arguments.layers or (most and default_layers(model.num_layers, most)),
         width=width if kind == DRAFT_MODEL else None,
     )
 
@@ -240,7 +256,7 @@ def farewell(settings: Settings, out: Path) -> str:
 
 COMMAND = Command(
     name="train",
-    summary="train a draft model, an EAGLE-3 head or a Medusa set for a target",
+    summary="train a draft model, a DFlash or EAGLE-3 head or a Medusa set for a target",
     examples=(
         "foresay train eagle3 --prompts prompts.txt --out my-head",
         "foresay train draft_model --target HuggingFaceTB/SmolLM2-1.7B-Instruct --prompts chats.jsonl --out my-draft",

@@ -10,17 +10,19 @@ import torch
 from safetensors.torch import save_file
 from transformers import LlamaConfig
 
+from drafters.heads.dflash_model import DFlashModel
 from drafters.heads.eagle_model import EagleModel
 from drafters.heads.lesson import Lesson, judge
 from drafters.heads.loss import soft_cross_entropy
 from drafters.heads.medusa_model import MedusaModel
 from drafters.training.run import packed
-from drafters.training.shapes import eagle_shape
+from drafters.training.shapes import dflash_shape, eagle_shape
 from drafters.training.teacher import Teacher
 from kvpaging import PageTable
 from spec.protocols import FeatureRequest
 from tests.heads.plain import PlainEagle
-from tests.same_tokens.heads import load_eagle
+from tests.heads.plain_dflash import PlainDFlash
+from tests.same_tokens.heads import load_dflash, load_eagle
 from tests.verifier.reading import Reader, load_decoder, random_tokens
 from verifier.heads.medusa import MedusaHeads
 from verifier.model.decoder import Decoder
@@ -83,6 +85,29 @@ def test_an_eagle_head_drafts_as_it_learned(decoder, teacher, tmp_path, draft) -
             expected, out = plain(torch.tensor(tokens[1 : row + 2 + number]), states)
             assert torch.allclose(logits[row], expected[-1], rtol=1e-3, atol=1e-3), (row, number)
             states = torch.cat((states, out[-1:]))
+
+
+def test_a_dflash_head_drafts_as_it_learned(decoder, teacher, tmp_path) -> None:
+    """Each block, wherever it begins, is what the published head computes behind the text before it."""
+    shape = dflash_shape(teacher.config, layers=2, guesses=4)
+    model = DFlashModel(shape, teacher.embedding, teacher.lm_head)
+    stirred(model)
+    publish(model, tmp_path, "model.safetensors")
+    head = load_dflash(tmp_path, decoder)
+    assert head.config.guesses == 4 and head.config.needs.layers == shape.layers
+    tokens = random_tokens(random.Random(2), 24, 290)
+    lesson = teacher.lesson(torch.tensor([tokens]), model.needs)
+    features = torch.cat([lesson.features[name][0] for name in model.needs], dim=-1)
+    weights = model.published()
+    config = {**model.config("t"), "rope_theta": shape.rope_theta}
+    plain = PlainDFlash(config, weights, teacher.embedding, teacher.lm_head, mask=shape.mask_token_id)
+    for first in (1, 3):
+        with torch.no_grad():
+            found = [states @ teacher.lm_head.T for states, _ in model._guesses(lesson, first)]
+        for block, anchor in enumerate(range(first, len(tokens) - 5, 5)):
+            expected = plain(features[:anchor], tokens[anchor], 5)
+            for depth, logits in enumerate(found):
+                assert torch.allclose(logits[0, block], expected[depth], rtol=1e-3, atol=1e-3), (anchor, depth)
 
 
 def test_medusa_heads_draft_as_they_learned(decoder, teacher, tmp_path) -> None:
