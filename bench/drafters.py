@@ -1,4 +1,4 @@
-"""What each drafter guesses right: ``python -m bench.drafters [--medusa DIR] [--eagle3 DIR]``.
+"""What each drafter guesses right: ``python -m bench.drafters [--medusa DIR] [--eagle3 DIR] [--dflash DIR]``.
 
 Every drafter drafts for the same target, prompts and seeds, with at most ``--nodes`` nodes (the root included), and all
 must write the same tokens, or nothing is reported. At temperatures above 0 each drafter that adds the shared noise to
@@ -43,7 +43,15 @@ from spec.acceptance import by_place
 from spec.engine import Engine
 from spec.sampling import SamplingParams
 
-MODES = ("none", "ngram:4", "draft_model:6,6,5,5,5,4", "medusa:8,9,8,6", "eagle3:6,6,6,5,4,4")
+MODES = (
+    "none",
+    "ngram:4",
+    "draft_model:6,6,5,5,5,4",
+    "medusa:8,9,8,6",
+    "eagle3:6,6,6,5,4,4",
+    "dflash:7",
+    "dflash:6,6,5,5,4,3,2",
+)
 APART = " (noise not shared)"
 
 
@@ -60,6 +68,7 @@ def with_bundled(options: Options) -> Options:
         draft=options.draft or there("draft"),
         medusa=options.medusa or there("medusa"),
         eagle3=options.eagle3 or there("eagle3"),
+        dflash=options.dflash or there("dflash"),
     )
 
 

@@ -1,9 +1,9 @@
 """Engines in this process, one per way of decoding, and one request at a time through them.
 
 A way of decoding is written as ``none``, ``ngram``, ``ngram:8`` (levels), ``draft_model:4`` (a chain of four) or
-``draft_model:3,2,1`` (a tree: nodes kept per level). ``suffix`` is written as ``ngram`` is; ``medusa`` and ``eagle3``
-take chains and trees as ``draft_model`` does, which old records call ``draft``. ``auto`` chooses at every step among
-suffix and all that have a directory.
+``draft_model:3,2,1`` (a tree: nodes kept per level). ``suffix`` is written as ``ngram`` is; the heads ``medusa``,
+``eagle3`` and ``dflash`` take chains and trees as ``draft_model`` does, which old records call ``draft``. ``auto``
+chooses at every step among suffix and all that have a directory.
 ``prediction`` is ``none`` for requests that bring one, ``prediction+suffix:8`` another way below it.
 """
 
@@ -27,7 +27,7 @@ from server.engine.drafting import DEFAULT_TOKENS
 from server.settings.config import EngineConfig
 from server.settings.resolved import AUTO, target_directory
 from spec.engine import Engine
-from spec.names import DRAFT_MODEL, EAGLE3, MEDUSA, NONE, PREDICTION, canonical
+from spec.names import DFLASH, DRAFT_MODEL, EAGLE3, MEDUSA, NONE, PREDICTION, canonical
 from spec.request import Delta, Request
 from spec.sampling import SamplingParams
 from spec.trace import Statistics
@@ -36,7 +36,7 @@ from verifier.paged_model import PagedModel
 _numbers = count()
 
 #: Drafters that need a directory, and the flag that gives it.
-FROM_DIRECTORY = {DRAFT_MODEL: "draft", MEDUSA: "medusa", EAGLE3: "eagle3"}
+FROM_DIRECTORY = {DRAFT_MODEL: "draft", MEDUSA: "medusa", EAGLE3: "eagle3", DFLASH: "dflash"}
 
 
 class BadMode(ValueError):
@@ -51,7 +51,7 @@ class RequestFailed(RuntimeError):
 class Options:
     """What all engines of one benchmark share. threads None leaves the choice to the engine.
 
-    draft, medusa, eagle3: directories. prefix_cache: whether prompts that start alike are
+    draft, medusa, eagle3, dflash: directories. prefix_cache: whether prompts that start alike are
     computed once; rounds mostly repeat them. quantize, kv_dtype: of the target.
     """
 
@@ -62,6 +62,7 @@ class Options:
     kv_tokens: int = 4096
     medusa: str | None = None
     eagle3: str | None = None
+    dflash: str | None = None
     prefix_cache: bool = False
     quantize: str | None = None
     kv_dtype: str = "auto"
@@ -69,7 +70,7 @@ class Options:
     @classmethod
     def of(cls, args: argparse.Namespace) -> Self:
         """From the flags that ``add_arguments`` adds."""
-        own = {"medusa": args.medusa, "eagle3": args.eagle3}
+        own = {"medusa": args.medusa, "eagle3": args.eagle3, "dflash": args.dflash}
         return cls(args.target, args.draft, args.dtype, args.threads, **own)
 
     def has(self, mode: str) -> bool:
@@ -91,7 +92,7 @@ class Options:
     @property
     def heads(self) -> dict[str, str]:
         """The names of the heads' directories, for the record."""
-        return {name: Path(path).name for name in (MEDUSA, EAGLE3) if (path := self.directory(name))}
+        return {name: Path(path).name for name in (MEDUSA, EAGLE3, DFLASH) if (path := self.directory(name))}
 
     @property
     def tokenizer(self) -> Path:
@@ -105,6 +106,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--draft", help="draft model, for the draft_model modes")
     parser.add_argument("--medusa", help="directory of Medusa heads, for the medusa modes")
     parser.add_argument("--eagle3", help="directory of an EAGLE-3 head, for the eagle3 modes")
+    parser.add_argument("--dflash", help="directory of a DFlash head, for the dflash modes")
     parser.add_argument("--dtype", default="auto", choices=("auto", "bfloat16", "float32", "float16"))
     parser.add_argument("--threads", type=int, help="CPU threads (the engine's choice)")
     parser.add_argument("--seed", type=int, default=0)

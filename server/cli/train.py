@@ -173,7 +173,7 @@ def _settings(arguments: Namespace, model: ModelConfig) -> Settings:
     own = {"depth": (DFLASH, EAGLE3, MEDUSA), "layers": (DFLASH, DRAFT_MODEL), "width": (DRAFT_MODEL,)}
     for name, kinds in own.items():
         if getattr(arguments, name) is not None and kind not in kinds:
-            raise ConfigurationError(f"--{name} is for {' and '.join(kinds)} alone, not for {kind}")
+            raise ConfigurationError(f"--{name} is for {', '.join(kinds)} alone, not for {kind}")
     depth = arguments.depth or _DEPTHS[kind]
     if not depth + 8 < arguments.length <= model.max_positions:
         raise ConfigurationError(
