@@ -70,7 +70,7 @@ class _Product(Product):
         self.wide = 2 if shape.pairs else self.terms  # k of a step
         self.size = shape.block * self.wide * shape.bits // 8  # bytes of a step
         if shape.sums:
-            self.at_once = 5  # their sums of inputs take registers too
+            self.at_once -= 2 if self.vectors == 3 else 1  # their sums of inputs take registers too
 
     def _sum(self, block: Value, row: Value, rows: int, room: Value) -> None:
         k = self.k

@@ -73,7 +73,9 @@ class PackedIntegers:
     def of(cls, weight: QuantizedMatrix, bias: Tensor | None, gated: bool, compute: torch.dtype) -> PackedIntegers:
         """Pack it for inputs of this dtype."""
         processor = Processor.here()
-        pairs, block = compute is torch.bfloat16 and processor.multiplies_bf16, block_of(processor)
+        pairs = compute is torch.bfloat16 and processor.multiplies_bf16
+        # What is widened is widened once for eight rows; four bits lie in quarters of a word.
+        block = block_of(processor, QUARTERS if weight.bits == 4 else 3)
         form, numbers = _Form(weight.bits, pairs, weight.floats), weight.numbers().view(torch.int8)
         data = in_turns(lambda part: _packed(part, form, block), numbers, gated)
         scales = in_turns(lambda part: in_blocks(part, block), weight.scales, gated)

@@ -5,7 +5,9 @@
     loop     blocks of B outputs (shared among the threads), then groups of some rows, then k: so a block of weights is
              read from memory once, and from the cache for the other groups
 
-A group's sums lie in registers: B is 64 and there are 24 of them where registers are 32 and wide, else B is 16.
+A group's sums lie in registers: where these are 32 and wide 24 vectors, B is 64 and a group has six rows, or B is 48
+and it has eight, else B is 16. Fewer sums are no faster, since a term waits for the one before it, as it seems for 12
+cycles on a Zen 5: eight rows in two groups cost two passes.
 
 Legend: R rows, K inner width, O outer width, B outputs of a block.
 """
@@ -25,8 +27,8 @@ from verifier.ops.kernels.cpu.jit import Processor
 from verifier.ops.kernels.cpu.types import BF16, F32, I16, I32, LANES, OF_TORCH, vector
 from verifier.ops.kernels.cpu.values import Value
 
-#: Rows whose sums are held at once.
-GROUP = 6
+#: Vectors of sums that are held at once where registers are 32 and wide, and rows where they are not.
+_SUMS, _ROWS = 24, 6
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,9 +42,9 @@ class Shape:
     bias: bool
 
 
-def block_of(processor: Processor) -> int:
-    """B."""
-    return 4 * LANES if processor.wide else LANES
+def block_of(processor: Processor, vectors: int = 4) -> int:
+    """B. vectors: that it has where registers are wide."""
+    return vectors * LANES if processor.wide else LANES
 
 
 def in_turns(part: Callable[[Tensor], Tensor], whole: Tensor, gated: bool) -> Tensor:
@@ -73,7 +75,6 @@ def in_blocks(rows: Tensor, block: int) -> Tensor:
 class Product:
     """Writes a kernel. Arguments: x, weight, out, bias, count, blocks (or pairs of them), widths of out and x."""
 
-    at_once = GROUP
     #: Bytes: how far ahead of the sums weights are asked for.
     ahead = 2048
 
@@ -82,7 +83,8 @@ class Product:
         self.x, self.weight, self.out, self.bias = (kernel.pointer(index) for index in range(4))
         self.rows, self.blocks, self.width, self.inner = kernel.counted(4), *(kernel.number(at) for at in (5, 6, 7))
         self.vectors = shape.block // LANES
-        self.sums, self.gates = (kernel.array(F32, GROUP * shape.block) for _ in range(2))
+        self.at_once = _SUMS // self.vectors if self.vectors > 1 else _ROWS  # rows
+        self.sums, self.gates = (kernel.array(F32, self.at_once * shape.block) for _ in range(2))
 
     def write(self) -> Kernel:
         """All of it."""
