@@ -37,7 +37,6 @@ from spec.tree import DraftTree
 from verifier.graphs.rows import rows_of
 from verifier.graphs.state import StepState
 from verifier.heads.eagle import EagleHead
-from verifier.ops.level import known_tokens
 from verifier.paged_rows import StaticRows
 
 log = logging.getLogger("foresay.drafters")
@@ -105,7 +104,7 @@ class EagleDrafter(FeatureDrafter):
 
     def begin(self, state: StepState, levels: int) -> tuple[Tensor, Tensor]:
         """One pass over the last K + 1 rows of true features, whichever of them are new."""
-        rows = self.ends(state, levels).rows(state, self._known)
+        rows = self.ends(state, levels).rows(state)
         return self.run(rows, self.before(state, levels))
 
     def began(self, sequence: SequenceState) -> None:
@@ -122,15 +121,12 @@ class EagleDrafter(FeatureDrafter):
         """A pass over the expanded nodes, each made of the state of the node it hangs on."""
         assert states is not None, "the level above has states"
         nodes = growth.expanded()
-        rows, _ = rows_of(growth.state, nodes._replace(tokens=self._known(nodes.tokens)))
+        rows, _ = rows_of(growth.state, nodes)
         return self.run(rows, states if places is None else _below(states, places))
-
-    def _known(self, tokens: Tensor) -> Tensor:
-        return known_tokens(tokens, self.head.vocab_size)
 
     def run(self, rows: StaticRows, hidden: Tensor) -> tuple[Tensor, Tensor]:
         """Logits and states of static rows."""
-        return self.head.paged(rows, hidden.clone(), self.store)
+        return self.head.paged(rows, hidden, self.store)
 
     def unread(self, sequence: SequenceState) -> int:
         """Tokens whose rows were not run, the root among them."""

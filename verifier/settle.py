@@ -106,7 +106,7 @@ def walk(store: KVStore, rows: StaticRows, sampled: Tensor, written: WrittenTree
     tree, places = written.tree, written.places.flatten()
     at_nodes = take_rows(sampled, places).view_as(tree.tokens)
     slots = take_rows(rows.slots, take_rows(rows.wanted, places)).view_as(tree.tokens)
-    return Settled(at_nodes, accept_and_move(store, tree, at_nodes, slots, tree.counts))
+    return Settled(at_nodes, accept_and_move(store, tree, at_nodes, slots))
 
 
 def of_roots(sampled: Tensor, trees: Sequence[Unsampled | None], ends: Sequence[int]) -> list[Sampled | None]:
@@ -117,10 +117,12 @@ def of_roots(sampled: Tensor, trees: Sequence[Unsampled | None], ends: Sequence[
     ]
 
 
-def accept_and_move(store: KVStore, tree: DeviceTree, sampled: Tensor, slots: Tensor, counts: Tensor) -> AcceptedPaths:
-    """The paths that the samples take; their rows move down. sampled, slots: int64[B, N], of each node. counts:
-    int64[B], the nodes of each tree, 0 where nothing is sampled."""
-    paths = accept_paths(tree.tokens, tree.parents, tree.ancestors, sampled, counts, slots)
+def accept_and_move(
+    store: KVStore, tree: DeviceTree, sampled: Tensor, slots: Tensor, live: Tensor | None = None
+) -> AcceptedPaths:
+    """The paths that the samples take; their rows move down. sampled, slots: int64[B, N], of each node. live: int32[B],
+    0 where nothing is sampled."""
+    paths = accept_paths(tree.tokens, tree.parents, tree.ancestors, sampled, tree.counts, slots, live)
     if not tree.chain:
         move_paths(store.parts, paths.sources, slots, paths.lengths)
     return paths

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
-from tests.kernels.compiling import CAPABILITIES, Compiled, compile_kernel
-from verifier.ops.kernels import norm, rotate
+from tests.kernels.compiling import CAPABILITIES, Compiled, compile_kernel, compile_launches
+from verifier.ops.kernels import norm, rotate, take
 
 pytestmark = pytest.mark.parametrize("capability", CAPABILITIES)
 
@@ -27,6 +28,21 @@ def test_norm(width, add, capability, tmp_path) -> None:
     made = compile_kernel(norm.norm_rows, arguments, constants, tmp_path, capability, norm.warps(width))
     assert fits(made, registers=64)
     assert "rsqrt.approx" not in made.ptx, "the root is rounded as torch's"
+
+
+def test_what_a_pass_begins_with(capability, tmp_path) -> None:
+    def of(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+        return torch.empty(shape, dtype=dtype, device="meta")
+
+    def call() -> None:
+        tokens = of(6, dtype=torch.int64)
+        take.take_both(of(64, 128), of(64, 128), tokens)
+        take.embed(of(64, 4096), tokens, of(4096), 1e-5)
+        take.pair(of(64, 4096), tokens, of(6, 4096), (of(4096), of(4096)), 1e-5, keep_normed=False)
+
+    made = compile_launches(call, tmp_path, capability)
+    assert set(made) == {"both_rows", "embedded_rows", "paired_rows"}
+    assert all(fits(each, registers=64) for each in made.values())
 
 
 @pytest.mark.parametrize("kept", ["bf16", "i8", "u8"])

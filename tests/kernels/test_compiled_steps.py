@@ -11,18 +11,22 @@ from verifier.ops.kernels import accept, lay_out, move, recent
 pytestmark = pytest.mark.parametrize("capability", CAPABILITIES)
 
 
+def of(*shape: int, dtype: torch.dtype = torch.int64) -> torch.Tensor:
+    return torch.empty(shape, dtype=dtype, device="meta")
+
+
 def test_accept(capability, tmp_path) -> None:
-    types = {name: "*i64" for name in accept.walk_trees.arg_names if name not in ("WORD", "CHAINED")} | {"width": "i32"}
-    made = compile_kernel(
-        accept.walk_trees, types, {"WORD": 64, "CHAINED": capability >= 90}, tmp_path, capability, warps=2
-    )
-    assert made.stack == 0 and made.registers <= 64
+    def call() -> None:
+        each, live = of(2, 60), of(2, dtype=torch.int32)
+        found = accept.accept_paths(each, each, each, each, of(2), each, live)
+        accept.report(found, each, each, of(2), each, of(2, 241), -2)
+
+    made = compile_launches(call, tmp_path, capability)
+    assert set(made) == {"walk_trees", "report_rows"}
+    assert all(each.stack == 0 and each.registers <= 64 for each in made.values())
 
 
 def test_lay_out_and_recent(capability, tmp_path) -> None:
-    def of(*shape: int, dtype: torch.dtype = torch.int64) -> torch.Tensor:
-        return torch.empty(shape, dtype=dtype, device="meta")
-
     def call() -> None:
         lengths, live, tables = (of(*shape, dtype=torch.int32) for shape in ((2,), (2,), (2, 64)))
         lay_out.lay_out(tables, 48, lengths, of(2, 60, dtype=torch.int32), of(2, 60), live)

@@ -156,7 +156,9 @@ def test_two_thousand_requests(agent, judged) -> None:
     assert judge.seen.total() >= CASES
     paths = set(document(ROUTE_MODULES)["paths"])
     assert {path for path, _ in judge.seen} == paths
-    assert judge.served == {path for path in paths if "{response_id}" not in path and "{request_id}" not in path}
+    # What is asked for is not there, or needs an admin key, which this server does not have.
+    others = ("{response_id}", "{request_id}", "/admin/")
+    assert judge.served == {path for path in paths if not any(other in path for other in others)}
 
 
 @pytest.mark.slow

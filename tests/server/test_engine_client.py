@@ -151,7 +151,7 @@ async def test_who_waits_for_a_frozen_engine_is_told_if_nothing_goes_on(tmp_path
                 while await status_of(url, "/ready") != 200:
                     await asyncio.sleep(0.2)
             assert (await client.completions.create(model="bundled", prompt="x", max_tokens=4)).choices
-            assert await restarts(url) == {"hung": 1.0, "died": 0.0, "not_started": 0.0}
+            assert await restarts(url) == {"hung": 1.0, "died": 0.0, "not_started": 0.0, "replaced": 0.0}
 
 
 async def restarts(url: str) -> dict[str, float]:

@@ -76,10 +76,10 @@ class TextEnds:
         self.count, self._first = count, first
         self._numbers, self._words, self._depths = chain_words(sequences, count, device)
 
-    def rows(self, state: StepState, known: Callable[[Tensor], Tensor]) -> StaticRows:
+    def rows(self, state: StepState, known: Callable[[Tensor], Tensor] | None = None) -> StaticRows:
         """The rows, of which the roots' logits are wanted. known: makes a model's tokens of the text's."""
         end = text_ends(state.recent, state.lengths, self.count, self._first)
-        nodes = Nodes(known(end.tokens), self._numbers, self._words, self._depths)
+        nodes = Nodes(end.tokens if known is None else known(end.tokens), self._numbers, self._words, self._depths)
         return rows_of(state, nodes, end.lengths, end.roots)[0]
 
     def slots_before(self, state: StepState) -> Tensor:

@@ -31,6 +31,7 @@ from verifier.graphs.proposer import DeviceTree, Proposer, Taken
 from verifier.graphs.rows import Nodes, rows_of
 from verifier.graphs.state import StepState
 from verifier.model.paged_pass import paged_pass
+from verifier.ops.accept import real_parents, report
 from verifier.ops.sample import RowSampling, sample_rows
 from verifier.paged_model import PagedModel
 from verifier.settle import accept_and_move
@@ -109,8 +110,7 @@ class SpeculativeStep:
         self.model, self.proposer, self.state = model, proposer, state
         self._sample = sample
         nodes, device = proposer.shape.nodes, state.device
-        self._order = torch.arange(nodes).to(device)
-        self._numbers = self._order.expand(state.size, nodes).contiguous()
+        self._numbers = torch.arange(nodes).to(device).expand(state.size, nodes).contiguous()
         self.out = torch.zeros(state.size, 1 + 4 * nodes, dtype=torch.int64, device=device)
         self.seen = torch.zeros(state.size, 2 * nodes, dtype=torch.int64, device=device)
         words = -(-model.vocab_size // 32)
@@ -125,7 +125,8 @@ class SpeculativeStep:
         """Launch it with a stop behind the pass."""
         with torch.inference_mode():
             passed = self._forward()
-            self.seen.copy_(torch.cat((passed.tree.tokens, self._parents(passed.tree)), dim=1))
+            parents = real_parents(passed.tree.parents, passed.tree.counts, _NO_NODE)
+            self.seen.copy_(torch.cat((passed.tree.tokens, parents), dim=1))
         yield
         with torch.inference_mode():
             self._settle(passed, self.allowed)
@@ -141,15 +142,10 @@ class SpeculativeStep:
         state, store, tree, slots = self.state, self.model.store, passed.tree, passed.slots
         logits = passed.logits if allowed is None else masked(passed.logits, allowed)
         sampled = self._sample(logits, state.sampling(tree.depths), tree)
-        paths = accept_and_move(store, tree, sampled, slots, tree.counts * state.live)
+        paths = accept_and_move(store, tree, sampled, slots, state.live)
         self.proposer.committed(state, Taken(tree, paths, slots, passed.features))
-        parts = (paths.lengths[:, None], paths.paths, tree.tokens, self._parents(tree), sampled)
-        self.out.copy_(torch.cat(parts, dim=1))
+        report(paths, tree.tokens, tree.parents, tree.counts, sampled, self.out, _NO_NODE)
         state.advance(paths)
-
-    def _parents(self, tree: DeviceTree) -> Tensor:
-        """int64[S, N]: parents, marked where there is no node."""
-        return tree.parents.where(self._order < tree.counts[:, None], _NO_NODE)
 
 
 def masked(logits: Tensor, allowed: Tensor) -> Tensor:

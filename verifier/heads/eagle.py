@@ -32,7 +32,8 @@ from verifier.heads.eagle_weights import EagleWeights
 from verifier.heads.layer import HeadLayer
 from verifier.model.linear import Linear
 from verifier.model.rope import RopeTable
-from verifier.ops.norm import rms_norm
+from verifier.ops.level import known_tokens
+from verifier.ops.norm import pair, rms_norm
 from verifier.ops.take import take_rows
 from verifier.paged_rows import StaticRows, WrittenRows
 
@@ -113,11 +114,11 @@ class EagleHead:
     def states(self, rows: StaticRows, hidden: Tensor, store: KVStore) -> tuple[Tensor, Tensor]:
         """Run static rows, storing their KV (:mod:`verifier.model.paged_pass`).
 
-        hidden: [R, H], the fused feature (or the state) behind each row's token; it is written to. Returns of the
-        wanted rows what the output matrix reads and the states to go on from, [W, H] both.
+        hidden: [R, H], the fused feature (or the state) behind each row's token. Returns of the wanted rows what the
+        output matrix reads and the states to go on from, [W, H] both.
         """
         rotation = self._rope.rows(rows.positions)
-        mixed, x = self._inputs(take_rows(self._embed, rows.tokens), hidden)
+        mixed, x = self._inputs(rows.tokens, hidden)
         *below, last = self._layers
         for layer, above in zip(below, self._layers[1:], strict=True):
             mixed = layer.finish(x, layer.seen(mixed, rows, rotation, store), above.norms["input_layernorm"])
@@ -134,15 +135,15 @@ class EagleHead:
         """The weight of the norm behind the last layer."""
         return self._norms.get("pre_lm_head_layernorm" if self.config.generation == 1 else "norm")
 
-    def _inputs(self, embedded: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
-        """What the first attention reads, and what its result is added to."""
-        if self.config.generation == 1:
-            assert self._fc is not None
-            fused = self._fc(torch.cat((self._norm_if_any("embedding_layernorm", embedded), hidden), dim=-1))
-            return self._norm_if_any("fused_layernorm", fused), fused
-        normed = self._norm("hidden_norm", hidden)
-        mixed = torch.cat((self._norm("input_layernorm", embedded), normed), dim=-1)
-        return mixed, normed if self.config.residual_normed else hidden
+    def _inputs(self, tokens: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        """What the first attention reads, and what its result is added to; a token that is none counts as one."""
+        if self.config.generation == 3:
+            weights = self._norms["input_layernorm"], self._norms["hidden_norm"]
+            return pair(self._embed, tokens, hidden, weights, self.layer.rms_norm_eps, self.config.residual_normed)
+        assert self._fc is not None
+        embedded = take_rows(self._embed, known_tokens(tokens, self.vocab_size))
+        fused = self._fc(torch.cat((self._norm_if_any("embedding_layernorm", embedded), hidden), dim=-1))
+        return self._norm_if_any("fused_layernorm", fused), fused
 
     def _norm(self, name: str, x: Tensor) -> Tensor:
         return rms_norm(x, self._norms[name], self.layer.rms_norm_eps)

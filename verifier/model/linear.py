@@ -57,7 +57,7 @@ class Linear:
 
     def unfinished(self, x: Tensor, count: Tensor | None = None) -> Tensor | Partials:
         """The same for an op that can finish it."""
-        return unfinished_linear(x, self._packed, self.dtype, count)
+        return unfinished_linear(self._taken(x, count), self._packed, self.dtype, count)
 
     def wide(self, x: Tensor, count: Tensor | None = None) -> Tensor:
         """The same as fp32, as it comes."""

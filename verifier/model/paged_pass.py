@@ -15,7 +15,7 @@ from kvpaging import KVStore
 from spec.features import Features
 from spec.protocols import FeatureRequest
 from verifier.model.decoder import Decoder, Layer
-from verifier.ops.norm import add_rms_norm, rms_norm
+from verifier.ops.norm import add_rms_norm, embed
 from verifier.ops.rope import rotate_and_store
 from verifier.ops.take import copy_rows, take_rows
 from verifier.ops.tree_attention import tree_attention
@@ -31,11 +31,10 @@ def paged_pass(
     Returns fp32[W, V] logits of the wanted rows and the features asked for, each [R, H], padding rows included.
     """
     asked, eps, count = features or FeatureRequest(), decoder.config.rms_norm_eps, rows.count
-    x = take_rows(decoder.embedding, rows.tokens, count)
+    x, normed = embed(decoder.embedding, rows.tokens, decoder.layers[0].input_norm, eps, count)
     rotation = decoder.rope.rows(rows.positions, count)
     taken: Features = {}
     norms = [*(layer.input_norm for layer in decoder.layers[1:]), decoder.final_norm]
-    normed = rms_norm(x, decoder.layers[0].input_norm, eps, count)
     for index, (layer, next_norm) in enumerate(zip(decoder.layers, norms, strict=True)):
         if index in asked.layers:
             taken[f"layer.{index}"] = copy_rows(x, count)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from verifier.model.config import ModelConfig
 from verifier.model.rope_config import FrequencyFactors, LinearScaling, Llama3Scaling, YarnScaling
-from verifier.ops.take import take_rows
+from verifier.ops.take import take_both
 
 
 class RopeTable:
@@ -42,7 +42,7 @@ class RopeTable:
 
         count: int64 (1,), of how many, read when it runs (on a CPU; None: all).
         """
-        cos, signed_sin = (take_rows(table, positions, count) for table in (self.cos, self.signed_sin))
+        cos, signed_sin = take_both(self.cos, self.signed_sin, positions, count)
         return cos.unsqueeze(1), signed_sin.unsqueeze(1)
 
 

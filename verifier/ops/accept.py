@@ -40,18 +40,26 @@ class AcceptedPaths:
 
 
 def accept_paths(
-    tokens: Tensor, parents: Tensor, ancestors: Tensor, sampled: Tensor, nodes: Tensor, slots: Tensor
+    tokens: Tensor,
+    parents: Tensor,
+    ancestors: Tensor,
+    sampled: Tensor,
+    nodes: Tensor,
+    slots: Tensor,
+    live: Tensor | None = None,
 ) -> AcceptedPaths:
     """The path that the samples take through each tree.
 
     tokens, parents, ancestors: int64[B, N], the trees as :class:`~spec.tree.DraftTree` has them, N at most 64. sampled:
     int64[B, N], the target's sample at every node. slots: int64[B, N], where the nodes' keys are. nodes: int64[B], how
-    many nodes each tree has; what is behind them is not looked at, and 0 is a sequence that is only padding.
+    many nodes each tree has; what is behind them is not looked at, and 0 is a sequence that is only padding. live:
+    int32[B], 0 for padding too; None: none of them is.
     """
     if tokens.is_cuda:
         from verifier.ops.kernels import accept as kernels
 
-        return kernels.accept_paths(tokens, parents, ancestors, sampled, nodes, slots)
+        return kernels.accept_paths(tokens, parents, ancestors, sampled, nodes, slots, live)
+    nodes = nodes if live is None else nodes * live
     if compiled(tokens):
         from verifier.ops.kernels.cpu import accept as of_cpu
 
@@ -72,3 +80,24 @@ def _write(found: AcceptedPaths, row: int, path: list[int], emitted: list[int], 
     found.paths[row, :length] = torch.tensor(path)
     found.emitted[row, :length] = torch.tensor(emitted)
     found.sources[row, :length] = slots[path]
+
+
+def report(
+    found: AcceptedPaths, tokens: Tensor, parents: Tensor, nodes: Tensor, sampled: Tensor, out: Tensor, no_parent: int
+) -> None:
+    """Write side by side what the host reads of a step: path lengths, paths, tokens, parents, samples.
+
+    out: int64[B, 1 + 4 N]. no_parent: what stands for the parent where there is no node. The rest as above.
+    """
+    if tokens.is_cuda:
+        from verifier.ops.kernels import accept as kernels
+
+        kernels.report(found, tokens, parents, nodes, sampled, out, no_parent)
+        return
+    marked = real_parents(parents, nodes, no_parent)
+    out.copy_(torch.cat((found.lengths[:, None], found.paths, tokens, marked, sampled), dim=1))
+
+
+def real_parents(parents: Tensor, nodes: Tensor, no_parent: int) -> Tensor:
+    """int64[B, N]: parents, marked where there is no node."""
+    return parents.where(torch.arange(parents.shape[1], device=nodes.device) < nodes[:, None], no_parent)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 from torch.nn import functional
 
 from verifier.ops.eager import compiled
+from verifier.ops.level import known_tokens
 from verifier.ops.linear import Partials
+from verifier.ops.take import copy_rows, take_rows
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, count: Tensor | None = None) -> Tensor:
@@ -52,3 +55,35 @@ def _compiled(x: Tensor, added: Tensor | None, weight: Tensor, eps: float, count
     out = room(x.shape, x.dtype)
     rows.rms_norm(x, added, weight, out, eps, counted(count, x.shape[:-1].numel()))
     return out
+
+
+def embed(
+    table: Tensor, tokens: Tensor, weight: Tensor, eps: float, count: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """The rows of the tokens, the residual stream's beginning, and their norm: [R, D] each.
+
+    table: [V, D]. tokens: int64[R]. weight: [D]. count: see :func:`~verifier.ops.take.take_rows`.
+    """
+    if table.is_cuda:
+        from verifier.ops.kernels import take as kernels
+
+        return kernels.embed(table, tokens, weight, eps)
+    x = take_rows(table, tokens, count)
+    return x, rms_norm(x, weight, eps, count)
+
+
+def pair(
+    table: Tensor, tokens: Tensor, hidden: Tensor, weights: tuple[Tensor, Tensor], eps: float, keep_normed: bool
+) -> tuple[Tensor, Tensor]:
+    """The norms of the tokens' rows and of ``hidden`` side by side, [R, 2 D]; and ``hidden``, or its norm, anew.
+
+    table: [V, D]; a token that it does not have is its last one, what is none its first. tokens: int64[R]. hidden:
+    [R, D]. weights: [D] each.
+    """
+    if table.is_cuda:
+        from verifier.ops.kernels import take as kernels
+
+        return kernels.pair(table, tokens, hidden, weights, eps, keep_normed)
+    normed = rms_norm(hidden, weights[1], eps)
+    embedded = rms_norm(take_rows(table, known_tokens(tokens, len(table))), weights[0], eps)
+    return torch.cat((embedded, normed), dim=-1), normed if keep_normed else copy_rows(hidden)

@@ -22,6 +22,15 @@ def take_rows(table: Tensor, places: Tensor, count: Tensor | None = None) -> Ten
     return out
 
 
+def take_both(first: Tensor, second: Tensor, places: Tensor, count: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """The same rows of two tables of one shape. first, second: [N, D]."""
+    if first.is_cuda:
+        from verifier.ops.kernels import take as kernels
+
+        return kernels.take_both(first, second, places)
+    return take_rows(first, places, count), take_rows(second, places, count)
+
+
 def copy_rows(x: Tensor, count: Tensor | None = None) -> Tensor:
     """The same rows elsewhere, as they are now. x: [R, ..], contiguous; count: see :func:`take_rows`."""
     if not compiled(x):

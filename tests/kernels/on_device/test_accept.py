@@ -73,3 +73,22 @@ def test_a_whole_chain_of_64_and_a_sequence_that_is_padding(device) -> None:
     assert found.paths[0].tolist() == list(range(64)) and found.emitted[0].tolist() == list(range(1, 65))
     assert found.sources[0].tolist() == list(range(64))
     assert (found.paths[1] == op.NO_NODE).all() and (found.emitted[1] == op.NO_NODE).all()
+
+
+@pytest.mark.parametrize("width", [1, 6, MAX_NODES])
+def test_what_the_host_reads_and_who_is_padding(width, device) -> None:
+    rng = random.Random(width)
+    trees = [random_tree(rng, rng.randint(1, width), VOCAB) for _ in range(4)]
+    inputs = padded(trees, width) | {"sampled": samples(rng, trees, width)}
+    inputs["slots"] = torch.randperm(4 * width).view(4, width)
+    live = torch.tensor([1, 0, 1, 1], dtype=torch.int32)
+    outs = []
+    for kernels, where in ((op, torch.device("cpu")), (accept, device)):
+        there = {name: column.to(where) for name, column in inputs.items()}
+        found = kernels.accept_paths(**there, live=live.to(where))
+        assert found.lengths.tolist()[1] == 0 and (found.paths[1] == op.NO_NODE).all()
+        outs.append(torch.zeros(4, 1 + 4 * width, dtype=torch.int64, device=where))
+        columns = (there[name] for name in ("tokens", "parents", "nodes", "sampled"))
+        kernels.report(found, *columns, outs[-1], -2)
+    assert torch.equal(outs[0], outs[1].cpu()) and outs[0].any()
+    assert (outs[0] == -2).any() == any(len(tree) < width for tree in trees)

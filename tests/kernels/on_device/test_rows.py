@@ -9,7 +9,7 @@ from torch import Tensor
 from kvpaging.ops import as_bytes, dequantized
 from verifier.ops import norm as norm_op
 from verifier.ops import rope as rope_op
-from verifier.ops.kernels import norm, rotate, segments
+from verifier.ops.kernels import norm, rotate, segments, take
 from verifier.ops.linear import Partials
 
 # In the interpreter exp() is numpy's, which warns where it gives infinity, as it is meant to far below zero.
@@ -149,6 +149,26 @@ def test_segments_are_added_as_the_product_itself_adds_them(biased, dtype, devic
         return queries, keys, values
 
     assert all(torch.equal(a, b) for a, b in zip(run(partials), run(whole), strict=True))
+
+
+@pytest.mark.parametrize("width", [64, 96, 1600])
+@pytest.mark.parametrize("keep_normed", [False, True])
+def test_what_a_pass_begins_with(keep_normed, width, dtype, device) -> None:
+    """The bits of the kernels that do it in several launches."""
+    table, hidden, weights = (noise(device, n, width, dtype=dtype) for n in (9, ROWS, 2))
+    tokens, places = torch.tensor([3, 8, 0, 12, -1], device=device), torch.tensor([8, 0, 0, 5, 1], device=device)
+    cos, sin = take.take_both(table, -table, places)
+    assert torch.equal(cos, table[places]) and torch.equal(sin, -table[places])
+    x, normed = take.embed(table, places, weights[0], 1e-5)
+    assert torch.equal(x, table[places]) and torch.equal(normed, norm.rms_norm(x, weights[0], 1e-5))
+    both, stream = take.pair(table, tokens, hidden, (weights[0], weights[1]), 1e-5, keep_normed)
+    of_hidden = norm.rms_norm(hidden, weights[1], 1e-5)
+    of_tokens = norm.rms_norm(table[tokens.clamp(0, 8)], weights[0], 1e-5)
+    assert torch.equal(both, torch.cat((of_tokens, of_hidden), dim=1))
+    assert torch.equal(stream, of_hidden if keep_normed else hidden)
+    on_cpu = [each.cpu() for each in (table, tokens, hidden, *weights)]
+    wanted = norm_op.pair(on_cpu[0], on_cpu[1], on_cpu[2], (on_cpu[3], on_cpu[4]), 1e-5, keep_normed)
+    assert close(both, wanted[0]) and close(stream, wanted[1])
 
 
 def test_no_rows_is_no_launch(device) -> None:

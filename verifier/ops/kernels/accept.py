@@ -25,7 +25,9 @@ def walk_trees(
     paths,
     emitted,
     sources,
+    live,
     width,
+    PADDED: tl.constexpr,
     WORD: tl.constexpr,
     CHAINED: tl.constexpr,
 ):
@@ -33,7 +35,10 @@ def walk_trees(
     wait_turn(CHAINED)
     sequence = tl.program_id(0)
     node = tl.arange(0, WORD)
-    real = node < tl.load(counts + sequence)
+    count = tl.load(counts + sequence)
+    if PADDED:
+        count *= tl.load(live + sequence)
+    real = node < count
     at = sequence * width + node
     parent = tl.load(parents + at, real & (node > 0), 0)
     at_parent = tl.load(sampled + sequence * width + parent, real, -1)
@@ -58,7 +63,13 @@ def walk_trees(
 
 
 def accept_paths(
-    tokens: Tensor, parents: Tensor, ancestors: Tensor, sampled: Tensor, nodes: Tensor, slots: Tensor
+    tokens: Tensor,
+    parents: Tensor,
+    ancestors: Tensor,
+    sampled: Tensor,
+    nodes: Tensor,
+    slots: Tensor,
+    live: Tensor | None = None,
 ) -> AcceptedPaths:
     """As :func:`verifier.ops.accept.accept_paths`."""
     sequences, width = tokens.shape
@@ -68,5 +79,34 @@ def accept_paths(
     found = AcceptedPaths(tokens.new_empty(sequences), *(tokens.new_empty(sequences, width) for _ in range(3)))
     if sequences:
         results = (found.lengths, found.paths, found.emitted, found.sources)
-        walk_trees[(sequences,)](*whole, *results, width, _WORD, num_warps=2, **chained())
+        padded = live is not None
+        walk_trees[(sequences,)](
+            *whole, *results, live if padded else nodes, width, padded, _WORD, num_warps=2, **chained()
+        )
     return found
+
+
+@triton.jit(do_not_specialize=["width"])
+def report_rows(lengths, paths, tokens, parents, counts, sampled, out, width, NONE: tl.constexpr, WORD: tl.constexpr,
+                CHAINED: tl.constexpr):  # fmt: skip
+    """Grid (B,): what the host reads of one sequence."""
+    wait_turn(CHAINED)
+    sequence, node = tl.program_id(0), tl.arange(0, WORD)
+    inside, at, to = node < width, sequence * width + node, out + sequence * (1 + 4 * width)
+    tl.store(to, tl.load(lengths + sequence))
+    parent = tl.where(node < tl.load(counts + sequence), tl.load(parents + at, inside, 0), NONE)
+    tl.store(to + 1 + node, tl.load(paths + at, inside, 0), inside)
+    tl.store(to + 1 + width + node, tl.load(tokens + at, inside, 0), inside)
+    tl.store(to + 1 + 2 * width + node, parent, inside)
+    tl.store(to + 1 + 3 * width + node, tl.load(sampled + at, inside, 0), inside)
+
+
+def report(
+    found: AcceptedPaths, tokens: Tensor, parents: Tensor, nodes: Tensor, sampled: Tensor, out: Tensor, no_parent: int
+) -> None:
+    """As :func:`verifier.ops.accept.report`."""
+    sequences, width = tokens.shape
+    whole = (found.lengths, found.paths, tokens, parents, nodes, sampled, out)
+    assert all(tensor.is_contiguous() for tensor in whole), "sequences lie one behind the other"
+    if sequences:
+        report_rows[(sequences,)](*whole, width, no_parent, _WORD, num_warps=2, **chained())

@@ -18,6 +18,15 @@ def inverse_rms(squares, WIDTH: tl.constexpr, eps):
     return tl.div_rn(1.0, tl.sqrt_rn(squares / WIDTH + eps))
 
 
+@triton.jit
+def normed(row, weight, columns, inside, eps, WIDTH: tl.constexpr):
+    """One row's norm, times ``weight``, in its dtype."""
+    kind: tl.constexpr = row.dtype
+    wide = row.to(tl.float32)
+    scale = inverse_rms(tl.sum(wide * wide, axis=0), WIDTH, eps)
+    return ((wide * scale).to(kind).to(tl.float32) * tl.load(weight + columns, inside, 0.0).to(tl.float32)).to(kind)
+
+
 @triton.jit(do_not_specialize=ROWS)
 def norm_rows(x, y, bias, weight, out, R, eps, WIDTH: tl.constexpr, BLOCK: tl.constexpr, ADD: tl.constexpr,
               SEGMENTS: tl.constexpr, BIAS: tl.constexpr, CHAINED: tl.constexpr):  # fmt: skip
@@ -28,17 +37,13 @@ def norm_rows(x, y, bias, weight, out, R, eps, WIDTH: tl.constexpr, BLOCK: tl.co
     columns = tl.arange(0, BLOCK)
     inside = columns < WIDTH
     row = tl.load(x + start + columns, inside, 0.0)
-    kind: tl.constexpr = row.dtype
-    wide = row.to(tl.float32)
     if ADD:
+        kind: tl.constexpr = row.dtype
         # The sum is rounded before it is normed: the next layer reads it back from memory.
         added = product_at(y, bias, number, columns, inside, R, kind, WIDTH, SEGMENTS, BIAS)
-        row = (wide + added.to(tl.float32)).to(kind)
+        row = (row.to(tl.float32) + added.to(tl.float32)).to(kind)
         tl.store(x + start + columns, row, inside)
-        wide = row.to(tl.float32)
-    scale = inverse_rms(tl.sum(wide * wide, axis=0), WIDTH, eps)
-    normed = (wide * scale).to(kind).to(tl.float32) * tl.load(weight + columns, inside, 0.0).to(tl.float32)
-    tl.store(out + start + columns, normed.to(kind), inside)
+    tl.store(out + start + columns, normed(row, weight, columns, inside, eps, WIDTH), inside)
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
