@@ -51,13 +51,13 @@ class PEagleDrafter(EagleDrafter):
 
     def guesses(self, state: StepState, levels: int) -> Tensor:
         """[levels * S, H]: what the output matrix reads of each level."""
-        ends = self.ends(state, levels).rows(state, self._known)
+        ends = self.ends(state, levels).rows(state)
         first, _ = self.head.states(ends, self.before(state, levels), self.store)
         if levels == 1:
             return first
         nodes, wanted = self._of_masks(state.size, levels - 1)
         assert self.head.mask is not None, "it drafts in parallel"
-        masks = self.head.mask.expand(len(wanted), -1).clone()
+        masks = self.head.mask.expand(len(wanted), -1).contiguous()
         behind, _ = self.head.states(rows_of(state, nodes, wanted=wanted)[0], masks, self.store)
         return torch.cat((first, behind))
 
