@@ -41,6 +41,6 @@ async def guarded(
     settings = ServiceOptions(**{"model": "toy", **options})  # type: ignore[arg-type]
     service = Service(engine, settings, Text(tokenizer, SamplingDefaults()))
     server = TestServer(create_app(alone(service), auth))
-    await server.start_server(logger=access_log.HTTP_LOG, access_log=None)
+    await server.start_server(logger=access_log.HTTP_LOG, access_log=None, auto_decompress=False)
     async with TestClient(server) as client:
         yield client

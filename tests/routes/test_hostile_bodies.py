@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import json
+from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 import pytest
+from aiohttp.test_utils import TestClient
 
 from server.api.common.route import Route
 from server.http.app import ROUTE_MODULES
+from server.http.auth import AuthMiddleware
+from server.text.tokenizer import Tokenizer
+from tests.gateway.guarded import guarded
 from tests.routes.running import SentEngine
 from tests.server.scripted import ScriptedEngine, served
 
@@ -44,8 +49,18 @@ NOT_REQUESTS: dict[str, bytes] = {
 }
 
 
+#: Of the server's administrator, whose requests are no better than others.
+ADMIN_KEY = "an-admin-key-of-a-test"
+SENT = {"Content-Type": "application/json", "Authorization": f"Bearer {ADMIN_KEY}"}
+
+
+def opened(engine: ScriptedEngine, tokenizer: Tokenizer) -> AbstractAsyncContextManager[TestClient]:
+    """A client of a server all of whose routes may be asked."""
+    return guarded(engine, tokenizer, AuthMiddleware(admin_key=ADMIN_KEY))
+
+
 async def answered(client, path: str, body: bytes, **headers: str) -> tuple[int, Any]:
-    response = await client.post(path, data=body, headers={"Content-Type": "application/json"} | headers)
+    response = await client.post(path, data=body, headers=SENT | headers)
     return response.status, json.loads(await response.read())
 
 
@@ -57,7 +72,7 @@ def message_of(path: str, body: Any) -> str:
 
 @pytest.mark.parametrize("path", POSTS)
 async def test_what_is_no_request_is_told_so(tokenizer, path):
-    async with served(ScriptedEngine([5]), tokenizer) as client:
+    async with opened(ScriptedEngine([5]), tokenizer) as client:
         for name, body in NOT_REQUESTS.items():
             status, answer = await answered(client, path, body)
             assert status == 400, (name, status, answer)
@@ -66,7 +81,7 @@ async def test_what_is_no_request_is_told_so(tokenizer, path):
 
 @pytest.mark.parametrize("path", POSTS)
 async def test_a_compressed_body_is_refused(tokenizer, path):
-    async with served(ScriptedEngine([5]), tokenizer) as client:
+    async with opened(ScriptedEngine([5]), tokenizer) as client:
         for encoding in ("gzip", "deflate", "br", "zstd", "gzip, identity", "rot13"):
             status, answer = await answered(client, path, b'{"model": "toy"}', **{"Content-Encoding": encoding})
             assert status == 415
@@ -112,8 +127,8 @@ async def test_a_path_that_is_none_is_told_in_the_doors_shape(tokenizer, path):
 
 @pytest.mark.parametrize("path", POSTS)
 async def test_another_method_is_told_which_ones_there_are(tokenizer, path):
-    async with served(ScriptedEngine([5]), tokenizer) as client:
-        response = await client.put(path, data=b"{}")
+    async with opened(ScriptedEngine([5]), tokenizer) as client:
+        response = await client.put(path, data=b"{}", headers=SENT)
         assert response.status == 405
         assert "POST" in response.headers["Allow"]
         assert path in message_of(path, json.loads(await response.read()))
