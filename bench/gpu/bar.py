@@ -82,7 +82,7 @@ class BarModel:
         context, item = min(chosen.contexts), session.device.dtype.itemsize
         head: Any = self.bench.drafter("random")
         model: Any = self.bench.drafter(DRAFT_MODEL)
-        for store in (head.store, head.features, model.model.store):
+        for store in (head.store, head.fed, model.model.store):
             scribble(store)
         reads: dict[str, Callable[[int, float], float]] = {
             "head": lambda levels, at: eagle_bytes(chosen.eagle, levels, at, item),

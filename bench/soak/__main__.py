@@ -11,6 +11,7 @@ import time
 from contextlib import AsyncExitStack
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from aiohttp import ClientError
 
@@ -26,7 +27,7 @@ from server.settings.resolved import BUNDLED
 ENGINE_SECONDS = 4.0
 #: Harm comes more often here than in any life: a request is resumed as often as it takes.
 MANY = 1000
-BUNDLED_DRAFTS = {flag: str(BUNDLED / flag) for flag in FROM_DIRECTORY.values()}
+BUNDLED_DRAFTS = {flag: str(BUNDLED / flag) for flag in FROM_DIRECTORY.values() if (BUNDLED / flag).exists()}
 MODES = ("auto", "ngram", "suffix", "draft_model:4", "draft_model:3,2,1", "medusa:3,2,1", "eagle3:4,3,2")
 
 
@@ -55,10 +56,8 @@ def flags(mode: str, known: Options, args: argparse.Namespace) -> list[str]:
 def options(args: argparse.Namespace) -> Options:
     """Where the drafters are; those that come with the bundled target unless others are named."""
     own = BUNDLED_DRAFTS if args.target == "bundled" else {}
-    named = {name: getattr(args, name) or own.get(name) for name in BUNDLED_DRAFTS}
-    return Options(
-        args.target, named["draft"], args.dtype, args.threads, medusa=named["medusa"], eagle3=named["eagle3"]
-    )
+    heads: dict[str, Any] = {name: getattr(args, name) or own.get(name) for name in FROM_DIRECTORY.values()}
+    return Options(args.target, heads.pop("draft"), args.dtype, args.threads, **heads)
 
 
 def engine_timeout() -> float | None:
@@ -149,6 +148,7 @@ def main() -> None:
     parser.add_argument("--draft", help="draft model, for the draft modes")
     parser.add_argument("--medusa", help="directory of Medusa heads, for the medusa modes")
     parser.add_argument("--eagle3", help="directory of an EAGLE-3 head, for the eagle3 modes")
+    parser.add_argument("--dflash", help="directory of a DFlash head, for the dflash modes")
     parser.add_argument("--dtype", default="auto", choices=("auto", "bfloat16", "float32", "float16"))
     parser.add_argument("--max-model-len", type=int, default=256)
     parser.add_argument("--kv-tokens", type=int, default=256)

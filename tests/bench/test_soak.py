@@ -19,8 +19,9 @@ from bench.soak.served import Served, started
 from bench.soak.storm import Fault, Harm, Judge, Plain, Round, Tally
 
 ARGS = Namespace(
-    target="bundled", draft=None, medusa=None, eagle3=None, dtype="auto", threads=1, max_seqs=4, max_model_len=256
-)
+    target="bundled", draft=None, medusa=None, eagle3=None, dflash=None,
+    dtype="auto", threads=1, max_seqs=4, max_model_len=256,
+)  # fmt: skip
 #: An engine that keeps a page of its first request, and now and then says the next token of the vocabulary instead.
 FAULTY = """
 import sys
