@@ -22,7 +22,7 @@ from server.engine.drafting import (
     pinned,
     runner_of,
 )
-from server.engine.loading import Loading, Progress
+from server.engine.loading import Loading, Progress, give_back
 from server.engine.memory import Demand, MemoryPlan, check_beside, footprint, kept_in_16_bits, packed_bytes, plan_cpu
 from server.engine.parameters import stored_parameters
 from server.engine.quantized import in_words, kv_kind, quantized
@@ -120,6 +120,7 @@ def build_engine(
     info = msgspec.structs.replace(info, draft_shape=shape.widths, root_seconds=root, chosen=budget is not None)
     prefix = PrefixIndex(pool) if config.prefix_cache else None
     scheduler = Scheduler(pool, prefix, shape, drafting.cost, config.max_seqs, budget=budget, root_seconds=root)
+    give_back()
     return Engine(
         info=info,
         pool=pool,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -67,3 +69,9 @@ class Loading:
         kept = KV_DTYPES.get(kv_kind(model, kv_dtype), decoder.dtype)
         store = KVStore(self.pool, model.num_layers, model.num_kv_heads, model.head_dim, kept, decoder.device)
         return PagedModel(decoder, store, self.length)
+
+
+def give_back() -> None:
+    """Give the system what loading needed and freed: glibc would keep it, 470 MiB beside a 1B model in int4."""
+    if sys.platform == "linux" and hasattr(libc := ctypes.CDLL(None), "malloc_trim"):
+        libc.malloc_trim(0)
