@@ -66,7 +66,11 @@ class Served:
 
     async def kill(self, fails: bool) -> float:
         """Kill the engine, or have its next step fail; the seconds until requests are taken again."""
-        return await self._until_back(self._signal(signal.SIGUSR1 if fails else signal.SIGKILL), time.monotonic())
+        gone, begun = self._signal(signal.SIGUSR1 if fails else signal.SIGKILL), time.monotonic()
+        back = asyncio.create_task(self._until_back(gone, begun))
+        if fails:
+            await self._step()  # an engine that idles makes none by itself
+        return await back
 
     async def freeze(self, seconds: float) -> float | None:
         """Stop the engine for some time. If it was ended meanwhile: the seconds until requests are taken again."""
@@ -83,6 +87,11 @@ class Served:
         assert engine is not None, "harm is done to an engine that is there"
         os.kill(engine, number)
         return engine
+
+    async def _step(self) -> int:
+        """Have a step made; the status of its answer."""
+        async with self.client.post("/v1/completions", json={"prompt": "a", "max_tokens": 1}) as response:
+            return response.status
 
     async def _until_back(self, gone: int, begun: float) -> float:
         """Wait until another engine is ready. TimeoutError if none ever is."""
@@ -107,9 +116,7 @@ class Served:
         """Wait until nothing runs, make one step, and read what is held behind it. descriptors: so many may be open."""
         await self._until_idle(descriptors)
         # After a cancel there is no step that would tell of the pages, so one is asked for.
-        asked = {"prompt": "a", "max_tokens": 1}
-        async with self.client.post("/v1/completions", json=asked) as response:
-            response.raise_for_status()
+        assert await self._step() == 200, "it is ready"
         state = await self._a_second_later()
         load, engine = await self._json("/load"), self.engine_id
         return Quiet(
