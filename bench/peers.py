@@ -13,6 +13,7 @@ import random
 import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -179,6 +180,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--assistant-tokens", type=int, help="tokens transformers' assistant drafts (its default)")
     parser.add_argument("--llama-server", type=Path, help="llama.cpp's llama-server; needs --gguf")
     parser.add_argument("--gguf", type=Path, help="the target in GGUF, in the same precision")
+    parser.add_argument("--quantize", choices=("int8", "int4", "fp8"), help="our weights; transformers is left out")
     parser.add_argument("--draft-gguf", type=Path, help="the draft model in GGUF")
     args = parser.parse_args()
     if (args.llama_server is None) != (args.gguf is None):
@@ -198,23 +200,24 @@ def main() -> None:
 
 def measure(args: argparse.Namespace, servers: dict[str, llama.LlamaServer]) -> None:
     """Build everything, let all decode in turns, and keep the record."""
-    options = Options.of(args)
+    options = replace(Options.of(args), quantize=args.quantize)
     engines = build_all(args.modes, options)
     first = next(iter(engines.values()))
     encode = prompts.Encoder(options.tokenizer)
     asked = {prompt.name: encode(prompt) for prompt in prompts.load(args.prompts, args.limit)}
     own = {f"foresay {mode}": ours(engine, args.max_tokens) for mode, engine in engines.items()}
-    ways = own | peers(args, first.info.dtype) | llamas(servers, args.max_tokens)
+    beside = {} if args.quantize else peers(args, first.info.dtype)
+    ways = own | beside | llamas(servers, args.max_tokens)
     warm_up(engines.values(), next(iter(asked.values())))
     for decode in ways.values():
         decode(next(iter(asked.values())), 1.0, args.seed + args.rounds)  # no round has this seed
-    bout = Bout(ways, args)
+    bout, kept = Bout(ways, args), args.quantize or first.info.dtype
     bout.run(asked)
     result: dict[str, Any] = {}
     for temperature in args.temperatures:
         rows = {way: bout.summary(way, temperature, list(own)) for way in ways}
         record.table(
-            f"temperature {temperature:g}, {first.info.dtype}, {threads.wanted()} threads, decoding alone",
+            f"temperature {temperature:g}, {kept}, {threads.wanted()} threads, decoding alone",
             ["decoding", "tok/s", *(f"{other} is faster by" for other in own)],
             [[way, *row.values()] for way, row in rows.items()],
         )
@@ -223,7 +226,7 @@ def measure(args: argparse.Namespace, servers: dict[str, llama.LlamaServer]) -> 
     if 0.0 in args.temperatures:
         agreement = {way: bout.agreement(way, next(iter(own))) for way in ways}
         print("same tokens as ours at temperature 0:", ", ".join(f"{way} {x:.0%}" for way, x in agreement.items()))
-    shape = {"prompts": len(asked), "rounds": args.rounds, "max_tokens": args.max_tokens}
+    shape = {"prompts": len(asked), "rounds": args.rounds, "max_tokens": args.max_tokens, "quantize": args.quantize}
     extra = {"assistant_tokens": args.assistant_tokens, "lookup_tokens": LOOKUP_TOKENS, "agreement": agreement}
     if servers:
         extra |= {"llama.cpp": llama.version(args.llama_server), "llama.cpp draft tokens": llama.DRAFTED}
