@@ -58,14 +58,16 @@ def _key(given: str | None) -> str:
 def _told(url: str, key: str, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """The lines that the server answers with; an error is one line."""
     headers = {"Authorization": f"Bearer {key}", "Content-Type": "application/json"}
-    request = urllib.request.Request(f"{url.rstrip('/')}/admin/reload", json.dumps(body).encode(), headers)
     try:
-        with urllib.request.urlopen(request) as answer:
-            yield from map(json.loads, answer)
-    except urllib.error.HTTPError as error:
-        yield {"status": "error", **json.loads(error.read())}
-    except (OSError, ValueError) as error:
-        raise ForesayError(f"no Foresay answers at {url}: {error}") from None
+        request = urllib.request.Request(f"{url.rstrip('/')}/admin/reload", json.dumps(body).encode(), headers)
+        try:
+            with urllib.request.urlopen(request) as answer:
+                yield from map(json.loads, answer)
+        except urllib.error.HTTPError as error:
+            told = json.loads(error.read())["error"]
+            yield {"status": "error", "error": {"message": told["message"], "type": told["type"]}}
+    except (OSError, ValueError, TypeError, KeyError) as error:  # nobody there, no URL, or not ours
+        raise ForesayError(f"--url {url}: no Foresay answers there ({error})") from None
 
 
 def _refused(last: dict[str, Any]) -> ForesayError:

@@ -10,13 +10,16 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 import pytest
 
+from server.cli.main import main
 from server.settings.resolved import BUNDLED
 from tests.server.live import LiveServer
 
@@ -144,3 +147,12 @@ async def test_only_the_admin_key_opens_it(
     headers = {} if key is None else {"Authorization": f"Bearer {key}"}
     async with client.post("/admin/reload", json={}, headers=headers) as response:
         assert (response.status, (await response.json())["error"]["code"]) == (status, code)
+
+
+def test_a_server_of_somebody_else_is_told_so(capsys: pytest.CaptureFixture[str]) -> None:
+    with HTTPServer(("127.0.0.1", 0), BaseHTTPRequestHandler) as other:
+        threading.Thread(target=other.serve_forever, daemon=True).start()
+        for url in (f"http://127.0.0.1:{other.server_port}", "http://127.0.0.1:1", "nonsense", "http://[half"):
+            assert main(["reload", "--url", url, "--admin-key", KEY]) == 1
+            assert f"--url {url}: no Foresay answers there" in capsys.readouterr().err
+        other.shutdown()
