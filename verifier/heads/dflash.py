@@ -27,7 +27,7 @@ from verifier.graphs.state import StepState
 from verifier.heads.block import Block
 from verifier.heads.dflash_config import DFlashConfig
 from verifier.heads.dflash_weights import DFlashWeights
-from verifier.heads.layer import HeadLayer
+from verifier.heads.layer import HeadLayer, PagedHead
 from verifier.model.linear import Linear
 from verifier.model.rope import RopeTable
 from verifier.ops.norm import rms_norm
@@ -35,7 +35,7 @@ from verifier.ops.take import take_rows
 from verifier.paged_rows import StaticRows
 
 
-class DFlashHead:
+class DFlashHead(PagedHead):
     """One head over paged KV. Owns its weights, but for what it shares with the target; the store is the caller's."""
 
     def __init__(self, config: DFlashConfig, weights: DFlashWeights, max_positions: int) -> None:
@@ -45,21 +45,6 @@ class DFlashHead:
         self._fc = Linear(weights.fc)
         self._layers = [HeadLayer(config.layer, layer, number, first=0) for number, layer in enumerate(weights.layers)]
         self._rope = RopeTable(self.layer, max_positions, self.device, self.dtype)
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """The dtype of weights and activations."""
-        return self._embed.dtype
-
-    @property
-    def vocab_size(self) -> int:
-        """How many tokens it can read: the target's."""
-        return len(self._embed)
-
-    @property
-    def device(self) -> torch.device:
-        """Where weights and activations are."""
-        return self._embed.device
 
     def reading(self, layers: Sequence[int]) -> DFlashHead:
         """The same head, reading other layers of the target; all weights are shared."""

@@ -29,7 +29,7 @@ from spec.features import Features
 from spec.protocols import Rows
 from verifier.heads.eagle_config import EagleConfig
 from verifier.heads.eagle_weights import EagleWeights
-from verifier.heads.layer import HeadLayer
+from verifier.heads.layer import HeadLayer, PagedHead
 from verifier.model.linear import Linear
 from verifier.model.rope import RopeTable
 from verifier.ops.level import known_tokens
@@ -38,7 +38,7 @@ from verifier.ops.take import take_rows
 from verifier.paged_rows import StaticRows, WrittenRows
 
 
-class EagleHead:
+class EagleHead(PagedHead):
     """One head over paged KV. Owns its weights, but for what it shares with the target; the store is the caller's."""
 
     def __init__(self, config: EagleConfig, weights: EagleWeights, max_positions: int) -> None:
@@ -53,21 +53,6 @@ class EagleHead:
         self._head = weights.head
         self._rope = RopeTable(self.layer, max_positions, self.device, self.dtype)
         self.mask = None if weights.mask is None else self._fused_mask(weights.mask)
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """The dtype of weights and activations."""
-        return self._embed.dtype
-
-    @property
-    def vocab_size(self) -> int:
-        """How many tokens it can read: the target's."""
-        return len(self._embed)
-
-    @property
-    def device(self) -> torch.device:
-        """Where weights and activations are."""
-        return self._embed.device
 
     def reading(self, layers: tuple[int, ...]) -> EagleHead:
         """The same head, reading other layers of the target; all weights are shared."""

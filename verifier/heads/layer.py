@@ -1,9 +1,10 @@
-"""One decoder layer of a head, over paged KV: the Llama layer, with whatever biases and norms its file has."""
+"""What heads over paged KV are made of: an embedding, and the Llama layer with whatever biases and norms it has."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from kvpaging import KVStore
@@ -66,3 +67,24 @@ class HeadLayer:
         normed = add_rms_norm(x, self._output.unfinished(seen), self.norms["post_attention_layernorm"], eps)
         gated = self._gate_up.gated(normed)
         return x.add_(self._down(gated)) if norm is None else add_rms_norm(x, self._down.unfinished(gated), norm, eps)
+
+
+class PagedHead:
+    """What heads over paged KV have in common: the tokens that they read are rows of ``_embed``, [V, H]."""
+
+    _embed: Tensor
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of weights and activations."""
+        return self._embed.dtype
+
+    @property
+    def vocab_size(self) -> int:
+        """How many tokens it can read: the target's."""
+        return len(self._embed)
+
+    @property
+    def device(self) -> torch.device:
+        """Where weights and activations are."""
+        return self._embed.device
