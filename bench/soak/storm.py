@@ -27,6 +27,8 @@ CLIENTS = 6
 VISITS = 6
 #: Answers that may wait for their comparison when a wave begins.
 MOST_WAITING = 12
+#: In an error that a stream ends with of itself, whatever is done to the engine: plain decoding must say the same.
+OF_A_REQUEST = ("invalid", "no token is allowed")
 #: How long a frozen engine stays so, where nobody ends it.
 FREEZE_SECONDS = (0.2, 3.0)
 #: Sockets that the quiet server may have open beyond those at its first quiet moment: the soak's own.
@@ -200,10 +202,11 @@ class Round:
     def _note(self, where: str, heard: Heard) -> None:
         """Count a turn, and see that it ended as it may."""
         counts, touched = self._tally.counts, self._touched(heard)
-        heard.lost = touched and heard.said.error is not None and not 400 <= heard.status < 500
+        error = str(heard.said.error)
+        own = 400 <= heard.status < 500 or any(words in error for words in OF_A_REQUEST)
+        heard.lost = touched and heard.said.error is not None and not own
         counts["requests"] += 1
         counts[heard.outcome] += 1
-        error = str(heard.said.error)
         if heard.lost and heard.status != 503:  # what was taken goes on in the next engine
             self._tally.faults.append(Fault("lost", where, f"{heard.status}: {clipped(error)}", described(heard)))
         if heard.broken:
