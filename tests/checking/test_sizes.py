@@ -16,7 +16,7 @@ import torch
 from server.cli.check.pair import check
 from server.engine.build import plan
 from server.engine.device import Device, free_bytes, machine_bytes
-from server.engine.drafters.eagle import Eagle
+from server.engine.drafters.heads import Eagle
 from server.engine.memory import MemoryPlan
 from server.engine.parameters import parameters
 from server.settings.config import EngineConfig

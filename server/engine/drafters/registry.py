@@ -15,11 +15,9 @@ from drafters.suffix.drafter import SuffixDrafter
 from server.engine import history as draft_history
 from server.engine.checks.report import Notes, Target
 from server.engine.drafters.custom import Custom
-from server.engine.drafters.dflash import DFlash
 from server.engine.drafters.draft_model import DraftModel
-from server.engine.drafters.eagle import Eagle
 from server.engine.drafters.entry import Entry, FromFiles
-from server.engine.drafters.medusa import Medusa
+from server.engine.drafters.heads import DFlash, Eagle, Medusa
 from server.engine.loading import Loading
 from server.settings.config import EngineConfig
 from server.settings.resolved import named_in
