@@ -56,20 +56,15 @@ def main() -> None:
     draft = new_model(DRAFT)
     print(f"{sum(p.numel() for p in draft.parameters()):,} parameters", flush=True)
     teach, learn = torch.compile(target, dynamic=False), torch.compile(draft, dynamic=False)
-    steps, batches, begun, step = optimizers(draft, args.rate), Batches(train, 4), time.monotonic(), 0
+    optimizer, batches, begun, step = optimizers(draft, args.rate), Batches(train, 4), time.monotonic(), 0
     while (share := (time.monotonic() - begun) / (args.minutes * 60)) < 1:
-        for optimizer in steps:
-            for group in optimizer.param_groups:
-                group["lr"] = args.rate * rate_at(share)
         rows = batches.draw(args.tokens // 256, 256)[:, :-1]
         with torch.no_grad():
             wanted = teach(rows).logits.flatten(0, 1).clone()
         loss = divergence(learn(rows).logits.flatten(0, 1), wanted).mean()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(draft.parameters(), 1.0)
-        for optimizer in steps:
-            optimizer.step()
-            optimizer.zero_grad()
+        optimizer.step(rate_at(share))
         step += 1
         if step % 50 == 1:
             print(

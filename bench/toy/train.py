@@ -11,18 +11,17 @@ import argparse
 import json
 import random
 import time
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from tokenizers import Tokenizer
-from torch import Tensor
 from torch.nn import functional
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from bench.toy import data
+from drafters.training.optimizer import Optimizers
 
 TARGET = {
     "hidden_size": 256,
@@ -57,43 +56,10 @@ def new_model(shape: dict[str, Any]) -> LlamaForCausalLM:
     return LlamaForCausalLM(config)
 
 
-class Muon(torch.optim.Optimizer):
-    """Momentum orthogonalised by Newton-Schulz (Jordan et al., 2024), scaled to AdamW's step size.
-
-    ``torch.optim.Muon`` does the iteration in bf16, five times slower than fp32 on a CPU without bf16 instructions.
-    """
-
-    def __init__(
-        self, params: Iterable[torch.nn.Parameter], lr: float, momentum: float = 0.95, weight_decay: float = 0.05
-    ) -> None:
-        super().__init__(params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
-
-    @torch.no_grad()
-    def step(self, closure: None = None) -> None:  # type: ignore[override]
-        for group in self.param_groups:
-            for p in group["params"]:
-                buffer = self.state[p].setdefault("momentum", torch.zeros_like(p))
-                buffer.lerp_(p.grad, 1 - group["momentum"])
-                update = orthogonal(p.grad.lerp(buffer, group["momentum"]))
-                p.mul_(1 - group["lr"] * group["weight_decay"])
-                p.add_(update, alpha=-group["lr"] * 0.2 * max(p.shape) ** 0.5)
-
-
-def orthogonal(g: Tensor, iterations: int = 5) -> Tensor:
-    """The nearest semi-orthogonal matrix to ``g``, nearly: a quintic Newton-Schulz iteration."""
-    x: Tensor = g.mT if g.shape[0] > g.shape[1] else g
-    x = x / (torch.linalg.vector_norm(x) + 1e-7)
-    for _ in range(iterations):
-        a = x @ x.mT
-        x = torch.addmm(x, torch.addmm(a, a, a, beta=-4.7750, alpha=2.0315), x, beta=3.4445)
-    return x.mT if g.shape[0] > g.shape[1] else x
-
-
-def optimizers(model: torch.nn.Module, rate: float) -> list[torch.optim.Optimizer]:
+def optimizers(model: torch.nn.Module, rate: float) -> Optimizers:
     """Muon for the matrices inside the layers, AdamW for embeddings and norms."""
     inside = [p for n, p in model.named_parameters() if p.ndim == 2 and ".layers." in n]
-    rest = [p for n, p in model.named_parameters() if not (p.ndim == 2 and ".layers." in n)]
-    return [Muon(inside, lr=rate), torch.optim.AdamW(rest, lr=rate, betas=(0.9, 0.95), weight_decay=0.01)]
+    return Optimizers(model.parameters(), inside, rate)
 
 
 def rate_at(share: float) -> float:
@@ -191,21 +157,16 @@ def main() -> None:
     model = LlamaForCausalLM.from_pretrained(args.resume, dtype=torch.float32) if args.resume else new_model(TARGET)
     print(f"{sum(p.numel() for p in model.parameters()):,} parameters", flush=True)
     compiled = torch.compile(model, dynamic=False)
-    steps = optimizers(model, args.rate)
+    optimizer = optimizers(model, args.rate)
     batches, begun, seen, step, saved = Batches(train, args.seed), time.monotonic(), 0, 0, 0.0
     while (share := (time.monotonic() - begun) / (args.minutes * 60)) < 1:
-        for optimizer in steps:
-            for group in optimizer.param_groups:
-                group["lr"] = args.rate * rate_at(share)
         rows = batches.draw(args.tokens // args.length, args.length)
         with torch.autocast("cpu", torch.bfloat16, enabled=args.bf16):
             logits = compiled(rows[:, :-1]).logits.float()
         loss = functional.cross_entropy(logits.flatten(0, 1), rows[:, 1:].flatten())
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        for optimizer in steps:
-            optimizer.step()
-            optimizer.zero_grad()
+        optimizer.step(rate_at(share))
         seen, step = seen + args.tokens, step + 1
         if step % 20 == 1:
             took = time.monotonic() - begun

@@ -20,6 +20,7 @@ from drafters.heads.eagle_model import EagleModel
 from drafters.heads.lesson import Depth
 from drafters.heads.medusa_model import MedusaModel
 from drafters.training import files
+from drafters.training.optimizer import Optimizers
 from drafters.training.progress import Progress
 from drafters.training.settings import Settings
 from drafters.training.shapes import dflash_shape, draft_shape, draft_vocabulary, eagle_shape
@@ -125,13 +126,12 @@ class Run:
     def learn(self, model: Model, texts: Tensor) -> None:
         """All steps that are left."""
         settings, path = self.settings, self._work.state
-        optimizer = torch.optim.AdamW(model.parameters(), lr=settings.rate, betas=(0.9, 0.95), weight_decay=0.01)
+        matrices = [p for p in model.parameters() if p.ndim == 2] if isinstance(model, DFlashModel) else []
+        optimizer = Optimizers(model.parameters(), matrices, settings.rate)
         first = self._resumed(model, optimizer, path)
         saved = time.monotonic()
         with Progress(_LEARNERS[settings.kind], settings.steps, "steps", first, self._progress) as bar:
             for step in range(first, settings.steps):
-                for group in optimizer.param_groups:
-                    group["lr"] = settings.rate * rate_at(step, settings.steps)
                 loss = self._step(model, optimizer, texts, step)
                 if not math.isfinite(loss):
                     raise ForesayError(f"step {step + 1}: the loss is {loss}; begin again with a lower --rate")
@@ -143,7 +143,7 @@ class Run:
             self._save(model, optimizer, path, settings.steps)
 
     @torch.enable_grad()
-    def _step(self, model: Model, optimizer: torch.optim.Optimizer, texts: Tensor, step: int) -> float:
+    def _step(self, model: Model, optimizer: Optimizers, texts: Tensor, step: int) -> float:
         generator = torch.Generator().manual_seed(self.settings.seed * 1_000_033 + step)
         chosen = texts[torch.randint(len(texts), (self.settings.batch,), generator=generator)]
         total = 0.0
@@ -153,8 +153,7 @@ class Run:
                 loss.backward()
                 total += float(loss.detach())
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad()
+        optimizer.step(rate_at(step, self.settings.steps))
         return total
 
     def _half(self) -> torch.autocast:
@@ -164,7 +163,7 @@ class Run:
         native = device != "cpu" or able.get("avx512_bf16") or able.get("amx_bf16") or able.get("bf16")
         return torch.autocast(device, torch.bfloat16, enabled=bool(native))
 
-    def _resumed(self, model: Model, optimizer: torch.optim.Optimizer, path: Path) -> int:
+    def _resumed(self, model: Model, optimizer: Optimizers, path: Path) -> int:
         """The first step to do; weights and optimiser are brought up to it."""
         if not path.exists():
             return 0
@@ -176,7 +175,7 @@ class Run:
         except (KeyError, TypeError, ValueError, RuntimeError) as error:
             raise files.damaged(path) from error
 
-    def _save(self, model: Model, optimizer: torch.optim.Optimizer, path: Path, step: int) -> None:
+    def _save(self, model: Model, optimizer: Optimizers, path: Path, step: int) -> None:
         files.save(path, {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": step})
 
     def judge(self, model: Model, texts: Tensor) -> list[Depth]:

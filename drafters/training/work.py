@@ -24,7 +24,7 @@ from drafters.training.settings import Settings
 from spec.errors import ConfigurationError, ForesayError
 
 #: Changes whenever what lies in the folder, or what a run makes of it, changes.
-FORMAT = 1
+FORMAT = 2
 
 
 class Work:
@@ -126,7 +126,7 @@ class Work:
             raise ConfigurationError(f"{self._settings}: is damaged; remove {self.path} to begin again") from error
         if not isinstance(found, dict):
             raise ConfigurationError(f"{self._settings}: is damaged; remove {self.path} to begin again")
-        return {"layers": None, "width": None, **found}  # runs of heads have been begun without them
+        return found
 
     def close(self) -> None:
         """Let others have the folder; one in which nothing was made yet is removed."""

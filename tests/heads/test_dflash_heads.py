@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -15,7 +16,7 @@ from kvpaging import PagePool, PageTable
 from spec.request import Request
 from spec.sampling import SamplingParams
 from spec.tree import TreeShape
-from tests.heads.plain_dflash import BLOCK, DFLASH, DSPARK, MASK, PlainDFlash, make_dflash
+from tests.heads.plain_dflash import BLOCK, DFLASH, DSPARK, MASK, make_dflash
 from tests.heads.writing import change_config, output_matrix
 from tests.same_tokens.heads import Whisper, load_dflash
 from tests.same_tokens.models import engine_of
@@ -58,7 +59,7 @@ def guessed(drafter: DFlashDrafter, sequences, levels: int) -> Tensor:
 class Watched:
     """An engine whose drafter is asked for a whole block of every sequence after every step."""
 
-    def __init__(self, target, head: DFlashHead, oracle: PlainDFlash, texts, **options) -> None:
+    def __init__(self, target, head: DFlashHead, oracle: Callable[[Tensor, int], Tensor], texts, **options) -> None:
         made: list[DFlashDrafter] = []
 
         def drafter(pool: PagePool) -> Whisper:
@@ -146,13 +147,13 @@ def test_transformers_computes_the_same(target, tmp_path) -> None:
     assert torch.allclose(oracle(features, tokens[-1]), expected, rtol=0, atol=1e-4)
 
 
-@pytest.mark.parametrize("layout", list(DSPARK))
-def test_below_a_token_stands_what_dspark_says(target, tmp_path, layout) -> None:
-    """Along random paths, below two nodes of each level, each with the state of the node it hangs on."""
-    oracle = make_dflash(tmp_path, target, layout)
-    head, pool = load_dflash(tmp_path, target), PagePool(20, 16)
-    drafter, rng = DSparkDrafter(head, pool), random.Random(6)
-    assert head.config.guesses == BLOCK
+def follow_paths(target, head: DFlashHead, below: Callable[[Tensor, list[int]], Tensor]) -> None:
+    """DSpark along random paths, below two nodes of each level, each with the state of the node it hangs on.
+
+    below: the logits below each token of a path, given the text's features, [R, F].
+    """
+    pool, rng = PagePool(20, 16), random.Random(6)
+    drafter = DSparkDrafter(head, pool)
     tokens = random_tokens(rng, 30, target.config.vocab_size)
     table = PageTable(pool)
     table.reserve(30 + BLOCK)
@@ -163,7 +164,7 @@ def test_below_a_token_stands_what_dspark_says(target, tmp_path, layout) -> None
     state.join([Joined(table.pages, 29, tokens[-1:], SamplingParams(), 0)])
     flat = torch.cat([features[name] for name in head.config.names], dim=-1)
     paths = [[tokens[-1], *random_tokens(rng, BLOCK - 1, target.config.vocab_size)] for _ in range(2)]
-    expected = [oracle.below(flat, path, DSPARK[layout]) for path in paths]
+    expected = [below(flat, path) for path in paths]
     logits, states = drafter.begin(state, BLOCK)
     for depth in range(BLOCK):
         for row, wanted in zip(logits, expected, strict=False):
@@ -173,6 +174,14 @@ def test_below_a_token_stands_what_dspark_says(target, tmp_path, layout) -> None
             if states is not None and len(states) < 2:
                 states = states.expand(2, -1)
             logits, states = drafter._moved(front, depth + 1, states)
+
+
+@pytest.mark.parametrize("layout", list(DSPARK))
+def test_below_a_token_stands_what_dspark_says(target, tmp_path, layout) -> None:
+    oracle = make_dflash(tmp_path, target, layout)
+    head = load_dflash(tmp_path, target)
+    assert head.config.guesses == BLOCK
+    follow_paths(target, head, lambda features, path: oracle.below(features, path, DSPARK[layout]))
 
 
 @pytest.mark.parametrize(

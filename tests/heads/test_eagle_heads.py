@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import itertools
 import random
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from torch import Tensor
 
 from drafters.peagle import PEagleDrafter
 from kvpaging import KVStore, PagePool, PageTable
@@ -204,14 +206,13 @@ def test_every_layout_is_recognised(target, tmp_path, layout) -> None:
     assert kind_of(tmp_path) == "eagle"
 
 
-def test_rows_of_masks_guess_as_published(target, tmp_path) -> None:
-    """P-EAGLE: behind texts of every length, alone and three at a time; a row of true features, then masks."""
-    model, levels = target("llama2"), 5
-    plain = make_eagle(tmp_path, model, "peagle")
-    head, pool = load(tmp_path, model), PagePool(40, 16)
+def follow_masks(model, head: EagleHead, guesses: Callable[[Features, list[int], int], Tensor]) -> None:
+    """P-EAGLE behind texts of every length, alone and three at a time; a row of true features, then masks.
+
+    guesses: the logits of so many levels, given the features of a text's tokens but the last, and its tokens.
+    """
+    pool, levels = PagePool(40, 16), 5
     drafter, rng, sequences, expected = PEagleDrafter(head, pool), random.Random(8), [], []
-    assert head.config.guesses == 8
-    mask = plain.fuse(list(plain.weights["mask_hidden"].flatten().chunk(3)))
     for length in (2, 4, 37):
         tokens, table = random_tokens(rng, length, 300), PageTable(pool)
         features = features_of(model, tokens[:-1], head.config.needs)
@@ -222,12 +223,25 @@ def test_rows_of_masks_guess_as_published(target, tmp_path) -> None:
             rows = Rows(table, torch.tensor(tokens[1 : length - levels]), 1, wanted="none")
             head.run([rows], drafter.rows[table.slots(0, length - levels - 1)], drafter.store)
         sequences.append(Joined(table.pages, length - 1, tokens, SamplingParams(), 0))
-        fused = plain.fuse([features[name] for name in head.config.names])
-        hidden = torch.cat((fused, mask.expand(levels - 1, -1)))
-        expected.append(plain(torch.tensor([*tokens[1:], *[7] * (levels - 1)]), hidden)[0][-levels:])
+        expected.append(guesses(features, tokens, levels))
     for together in ([0], [1], [2], [0, 1, 2]):
         state = StepState(len(together), 4, 16, drafter.reach(levels), "cpu")
         state.join([sequences[number] for number in together])
         logits = head.logits(drafter.guesses(state, levels)).view(levels, len(together), -1)
         for place, number in enumerate(together):
             assert torch.allclose(logits[:, place], expected[number], rtol=0, atol=1e-4), together
+
+
+def test_rows_of_masks_guess_as_published(target, tmp_path) -> None:
+    model = target("llama2")
+    plain = make_eagle(tmp_path, model, "peagle")
+    head = load(tmp_path, model)
+    assert head.config.guesses == 8
+    mask = plain.fuse(list(plain.weights["mask_hidden"].flatten().chunk(3)))
+
+    def guesses(features: Features, tokens: list[int], levels: int) -> Tensor:
+        fused = plain.fuse([features[name] for name in head.config.names])
+        hidden = torch.cat((fused, mask.expand(levels - 1, -1)))
+        return plain(torch.tensor([*tokens[1:], *[7] * (levels - 1)]), hidden)[0][-levels:]
+
+    follow_masks(model, head, guesses)

@@ -11,8 +11,9 @@ import torch
 
 from server.engine.build import build_engine
 from server.settings.config import EngineConfig, KVDtype
+from server.settings.resolved import BUNDLED
 from tests.same_tokens.captured import captured_engine, draft_model, run_freely
-from tests.same_tokens.heads import KINDS, SHAPES, head_of, whispered
+from tests.same_tokens.heads import KINDS, SHAPES, head_drafter, head_of, whispered
 from tests.same_tokens.models import Pair, engine_of
 from tests.same_tokens.runs import (
     DRAFTERS,
@@ -27,6 +28,7 @@ from tests.same_tokens.runs import (
 )
 from tests.same_tokens.test_bundled_heads import jobs as bundled_jobs
 from tests.same_tokens.witness import Text, Witness, run
+from tests.verifier.reading import load_decoder
 from verifier.graphs.runner import WholeRunner
 
 LENGTHS = (9, 17, 33, 5)
@@ -133,8 +135,20 @@ def bundled(draft: str, kv_dtype: KVDtype) -> dict[str, Text]:
     return run(engine, bundled_jobs())
 
 
-@pytest.mark.parametrize("kv_dtype", ["int8", "fp8"])
-def test_bundled_drafters(kv_dtype) -> None:
-    texts = bundled("none", kv_dtype)
+@pytest.fixture(scope="module", params=["int8", "fp8"])
+def kept_plain(request) -> tuple[KVDtype, dict[str, Text]]:
+    return request.param, bundled("none", request.param)
+
+
+def test_bundled_drafters(kept_plain) -> None:
+    kv_dtype, texts = kept_plain
     for draft in ("auto", "medusa", "eagle3"):
         assert_same(texts, bundled(draft, kv_dtype))
+
+
+@pytest.mark.parametrize("kind", ["dflash", "dspark", "peagle"])
+def test_heads_of_blocks(kept_plain, tmp_path, kind) -> None:
+    """Random ones, which are hardly ever right; what was injected or run for accepted tokens is kept in 8 bits too."""
+    kv_dtype, texts = kept_plain
+    head_drafter(kind, tmp_path, load_decoder(BUNDLED / "target", torch.bfloat16), "dynamic")
+    assert_same(texts, bundled(f"{kind}:{tmp_path}", kv_dtype))

@@ -37,15 +37,20 @@ def settings(target, prompts) -> Settings:
     return Settings("eagle3", str(target), str(prompts), 40, 24, 12, 4, 5e-3, 3, 0)
 
 
+def of_kind(settings: Settings, kind: str) -> Settings:
+    return replace(settings, kind=kind, layers=1 if kind == "dflash" else None)
+
+
 def begun(settings: Settings, teacher: Teacher, out: Path) -> Run:
     return Run(settings, teacher, Work(out, settings), progress=False)
 
 
-@pytest.mark.parametrize("kind", ["medusa", "eagle3"])
+@pytest.mark.parametrize("kind", ["medusa", "eagle3", "dflash"])
 def test_a_trained_head_is_found_and_drafts(target, teacher, settings, tmp_path, kind) -> None:
     """Held-out loss falls with more steps; the folder loads by its own config; text stays what it was."""
-    short = begun(replace(settings, kind=kind, steps=1), teacher, tmp_path / "short")()
-    depths = begun(replace(settings, kind=kind, steps=60), teacher, tmp_path / "head")()
+    settings = of_kind(settings, kind)
+    short = begun(replace(settings, steps=1), teacher, tmp_path / "short")()
+    depths = begun(replace(settings, steps=60), teacher, tmp_path / "head")()
     assert len(depths) == 3
     assert all(ours.loss < first.loss for ours, first in zip(depths, short, strict=True))
     assert not (tmp_path / "head.work").exists()
@@ -89,9 +94,9 @@ def killed_at(monkeypatch: pytest.MonkeyPatch, step: int) -> None:
     monkeypatch.setattr(Run, "_step", dying)
 
 
-@pytest.mark.parametrize("kind", ["medusa", "eagle3"])
+@pytest.mark.parametrize("kind", ["medusa", "eagle3", "dflash"])
 def test_a_run_that_was_killed_ends_with_the_same_weights(teacher, settings, tmp_path, monkeypatch, kind) -> None:
-    settings = replace(settings, kind=kind)
+    settings = of_kind(settings, kind)
     begun(settings, teacher, tmp_path / "whole")()
     with monkeypatch.context() as patch:
         killed_at(patch, 7)

@@ -54,7 +54,7 @@ def test_what_a_removed_run_left_does_not_count(tmp_path) -> None:
     assert not Work(tmp_path / "head", replace(SETTINGS, seed=1)).text(0).exists()
 
 
-@pytest.mark.parametrize("change", [{"format": 0}, {"format": 2}, {"temperatures": None}, {"colour": "red"}])
+@pytest.mark.parametrize("change", [{"format": 1}, {"format": None}, {"temperatures": None}, {"colour": "red"}])
 def test_the_work_of_another_version_is_refused(tmp_path, change) -> None:
     path = unfinished(tmp_path / "head").path / "settings.json"
     held = {**json.loads(path.read_text()), **change}
@@ -63,14 +63,7 @@ def test_the_work_of_another_version_is_refused(tmp_path, change) -> None:
         Work(tmp_path / "head", SETTINGS)
 
 
-def test_a_run_begun_without_a_format_goes_on(tmp_path) -> None:
-    path = unfinished(tmp_path / "head").path / "settings.json"
-    held = json.loads(path.read_text())
-    path.write_text(json.dumps({key: held[key] for key in held if key not in ("format", "layers", "width")}))
-    Work(tmp_path / "head", SETTINGS)
-
-
-@pytest.mark.parametrize("content", ["", '{"format": 1', "[]", "\0"])
+@pytest.mark.parametrize("content", ["", '{"format": 2', "[]", "\0"])
 def test_damaged_settings(tmp_path, content) -> None:
     (unfinished(tmp_path / "head").path / "settings.json").write_text(content)
     with pytest.raises(ConfigurationError, match=r"settings\.json: is damaged; remove .*head\.work to begin again$"):
