@@ -65,7 +65,7 @@ export function drafters(state) {
     const rows = names.map((name) => row(name, find(now, name), find(hour, name)));
     body.replaceChildren(...(rows.length ? rows : [none]), ...shadows.map(shadowRow));
     beside.hidden = !shadows.length;
-    tree.show(nodes, depths.drafts);
+    tree.show({ nodes, trees: depths.drafts });
   };
   return { elements: [tree.element, table], draw };
 }

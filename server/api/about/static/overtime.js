@@ -3,77 +3,66 @@
 import { count, number, percent, time } from "./format.js";
 import { TimeChart } from "./timechart.js";
 
-const PHASES = [
-  { key: "propose", name: "draft", of: ["propose"] },
-  { key: "verify", name: "verify", of: ["forward"] },
-  { key: "draw", name: "draw + commit", of: ["draw", "commit"] },
-  { key: "host", name: "host", of: ["plan", "mask"] },
-  { key: "deliver", name: "delivery", of: ["deliver"] },
-];
-
+/** What is drawn in a colour and told in the legend: a value of each bin, and how it is written. */
+const series = (name, colour, of, text) => ({ name, colour, of, text });
 const ratio = (part, whole) => (whole > 0 ? part / whole : NaN);
-const most = (bins, value) => bins.reduce((sofar, bin) => Math.max(sofar, value(bin) || 0), 0);
-const shares = { top: () => 1, marks: [0, 0.5, 1], text: percent };
 
-const rate = (bin) => ratio(bin.tokens, bin.busy_seconds);
-const speedUp = (bin) => ratio(bin.plain_seconds, bin.decode_seconds);
-const unsure = (bin) => 2 * bin.doubted_seconds > bin.decode_seconds;
+const shares = { marks: [0, 0.5, 1], mark: percent, stacked: true };
+const plain = () => 1;
+
+const rate = series("tok/s", "verify", (bin) => ratio(bin.tokens, bin.busy_seconds), number);
 const firstToken = (bin) => ratio(bin.first_token_seconds, bin.first_tokens);
-const perStep = (bin) => ratio(bin.tokens, bin.runs);
-const nodes = (bin) => ratio(bin.drafted, bin.drafts);
-const ofPhase = (bin, { of }) =>
-  ratio(
-    of.reduce((sum, name) => sum + (bin.phases[name] ?? 0), 0),
-    bin.steps,
-  );
-const ofStep = (bin) => PHASES.reduce((sum, phase) => sum + ofPhase(bin, phase), 0);
-const drafted = (bin, name) => ratio(name ? (bin.drafters[name] ?? 0) : bin.runs - bin.drafts, bin.runs);
+const unsure = (bin) => 2 * bin.doubted_seconds > bin.decode_seconds;
+/** The speed-up where it is as sure as wanted; where it is not there is nothing to tell. */
+const speedUp = (name, colour, wanted) => {
+  const of = (bin) => (unsure(bin) === wanted ? ratio(bin.plain_seconds, bin.decode_seconds) : null);
+  return series(name, colour, of, (value) => (value === null ? "" : number(value)));
+};
+const SURE = speedUp("speed-up", "now", false);
+const UNSURE = speedUp("unsure", "none", true);
 
-const speed = () => ({
+const SPEED = {
   id: "speed-over-time",
   title: "Speed",
   note: "Tokens over the time that the engine stepped; how many times plain decoding's, estimated; first tokens.",
   panels: [
-    { height: 64, unit: "tok/s", top: (bins) => most(bins, rate), lines: (bin) => ({ rate: rate(bin) }) },
+    { height: 64, unit: "tok/s", series: () => [rate] },
     {
       height: 54,
       unit: "speed-up",
-      top: (bins) => Math.max(2, most(bins, speedUp)),
-      lines: (bin) => ({ [unsure(bin) ? "unsure" : "speed-up"]: speedUp(bin) }),
-      level: () => ({ at: 1, text: "plain" }),
+      least: 2,
+      level: plain,
+      series: (bins) => (bins.some(unsure) ? [SURE, UNSURE] : [SURE]),
     },
     {
       height: 44,
       unit: "first token, ms",
-      top: (bins) => 1000 * most(bins, firstToken),
-      lines: (bin) => ({ first: 1000 * firstToken(bin) }),
+      times: 1000,
+      series: () => [series("first token", "propose", firstToken, time)],
     },
   ],
-  legend: (bins) => [
-    { key: "rate", name: "tok/s", colour: "verify", value: (bin) => number(rate(bin)) },
-    { key: "speed-up", name: "speed-up", colour: "now", value: (bin) => (unsure(bin) ? "" : number(speedUp(bin))) },
-    ...(bins.some(unsure)
-      ? [{ key: "unsure", name: "unsure", colour: "none", value: (bin) => (unsure(bin) ? number(speedUp(bin)) : "") }]
-      : []),
-    { key: "first", name: "first token", colour: "propose", value: (bin) => time(firstToken(bin)) },
-  ],
-});
+};
 
-const tokensPerStep = () => ({
+const perStep = series("tokens per step", "now", (bin) => ratio(bin.tokens, bin.runs), number);
+
+const TOKENS_PER_STEP = {
   id: "tokens-per-step",
   title: "Tokens per step",
   note: "What one pass of the target writes of a text, whoever drafted, plain passes included.",
-  panels: [
-    {
-      height: 132,
-      unit: "tokens",
-      top: (bins) => Math.max(2, most(bins, perStep)),
-      lines: (bin) => ({ tokens: perStep(bin) }),
-      level: () => ({ at: 1, text: "plain" }),
-    },
-  ],
-  legend: () => [{ key: "tokens", name: "tokens per step", colour: "now", value: (bin) => number(perStep(bin)) }],
-});
+  panels: [{ height: 132, unit: "tokens", least: 2, level: plain, series: () => [perStep] }],
+};
+
+const phase = (name, colour, ...of) => {
+  const seconds = (bin) => of.reduce((sum, one) => sum + (bin.phases[one] ?? 0), 0);
+  return series(name, colour, (bin) => ratio(seconds(bin), bin.steps), time);
+};
+const PHASES = [
+  phase("draft", "propose", "propose"),
+  phase("verify", "verify", "forward"),
+  phase("draw + commit", "draw", "draw", "commit"),
+  phase("host", "host", "plan", "mask"),
+  phase("delivery", "deliver", "deliver"),
+];
 
 const timePerStep = (state) => ({
   id: "time-per-step",
@@ -83,76 +72,54 @@ const timePerStep = (state) => ({
     {
       height: 132,
       unit: "ms",
-      top: (bins) => 1000 * Math.max(most(bins, ofStep), state.snapshot.live.root_seconds),
-      stack: (bin) => Object.fromEntries(PHASES.map((phase) => [phase.key, 1000 * ofPhase(bin, phase)])),
-      level: () => ({ at: 1000 * state.snapshot.live.root_seconds, text: "plain" }),
+      times: 1000,
+      stacked: true,
+      level: () => state.snapshot.live.root_seconds,
+      series: () => PHASES,
     },
   ],
-  legend: () => PHASES.map((phase) => ({ ...phase, colour: phase.key, value: (bin) => time(ofPhase(bin, phase)) })),
 });
 
-/** Who drafted in these bins, by name; nobody last. */
-const who = (bins) => [...new Set(bins.flatMap((bin) => Object.keys(bin.drafters)))].sort().concat("");
+/** The share of the steps in which somebody drafted, by name; "": nobody. */
+const drafted = (who) => {
+  const steps = (bin) => (who ? (bin.drafters[who] ?? 0) : bin.runs - bin.drafts);
+  return series(who || "none", who, (bin) => ratio(steps(bin), bin.runs), percent);
+};
+const whoDrafted = (bins) => [...new Set(bins.flatMap((bin) => Object.keys(bin.drafters)))].sort().concat("");
+const nodes = series("drafted per tree", "ink", (bin) => ratio(bin.drafted, bin.drafts), number);
 
-const choices = () => ({
+const CHOICES = {
   id: "choices",
   title: "Drafters and trees",
   note: "Who drafted, as a share of the steps of requests, and how many tokens.",
   panels: [
-    {
-      height: 78,
-      unit: "share of steps",
-      ...shares,
-      stack: (bin) => Object.fromEntries(who([bin]).map((name) => [name, drafted(bin, name)])),
-    },
-    {
-      height: 54,
-      unit: "drafted tokens",
-      top: (bins) => Math.max(2, most(bins, nodes)),
-      lines: (bin) => ({ nodes: nodes(bin) }),
-    },
+    { height: 78, unit: "share of steps", ...shares, series: (bins) => whoDrafted(bins).map(drafted) },
+    { height: 54, unit: "drafted tokens", least: 2, series: () => [nodes] },
   ],
-  legend: (bins) => [
-    ...who(bins).map((name) => ({
-      key: name,
-      name: name || "none",
-      colour: name,
-      value: (bin) => percent(drafted(bin, name)),
-    })),
-    { key: "nodes", name: "drafted per tree", colour: "ink", value: (bin) => number(nodes(bin)) },
-  ],
-});
+};
+
+const QUEUE = [
+  series("running", "now", (bin) => bin.running, count),
+  series("waiting", "propose", (bin) => bin.waiting, count),
+];
 
 const load = (state) => {
-  const all = () => state.snapshot.server.kv_tokens / state.snapshot.server.page_size;
-  const queued = (bin) => Math.max(bin.running, bin.waiting);
+  const pages = (name, colour, held) => {
+    const all = () => state.snapshot.server.kv_tokens / state.snapshot.server.page_size;
+    return series(name, colour, (bin) => bin[held] / all(), (share) => percent(share, 1));
+  };
+  const kept = [pages("in use", "verify", "pages"), pages("kept", "before", "kept_pages")];
   return {
     id: "load",
     title: "KV cache and queue",
     note: "Pages held by requests, and those that only keep old prompts findable.",
     panels: [
-      {
-        height: 78,
-        unit: "KV pages",
-        ...shares,
-        stack: (bin) => ({ pages: bin.pages / all(), kept: bin.kept_pages / all() }),
-      },
-      {
-        height: 54,
-        unit: "requests",
-        top: (bins) => Math.max(2, most(bins, queued)),
-        lines: ({ running, waiting }) => ({ running, waiting }),
-      },
-    ],
-    legend: () => [
-      { key: "pages", name: "in use", colour: "verify", value: (bin) => percent(bin.pages / all(), 1) },
-      { key: "kept", name: "kept", colour: "before", value: (bin) => percent(bin.kept_pages / all(), 1) },
-      { key: "running", name: "running", colour: "now", value: (bin) => count(bin.running) },
-      { key: "waiting", name: "waiting", colour: "propose", value: (bin) => count(bin.waiting) },
+      { height: 78, unit: "KV pages", ...shares, series: () => kept },
+      { height: 54, unit: "requests", least: 2, series: () => QUEUE },
     ],
   };
 };
 
 /** All of them, in the order in which they are read. state: what the feed told last. */
 export const overTime = (timeline, state) =>
-  [speed, tokensPerStep, timePerStep, choices, load].map((about) => new TimeChart(timeline, about(state)));
+  [SPEED, TOKENS_PER_STEP, timePerStep(state), CHOICES, load(state)].map((about) => new TimeChart(timeline, about));

@@ -1,7 +1,10 @@
-// What plots share: their card, their legend, and being read part by part, with a pointer or the arrow keys.
+// What plots share: their card, their legend, being drawn, and being read with a pointer or the arrow keys.
 
 import { paint } from "./colours.js";
 import { html, onWidth, svg } from "./elements.js";
+
+/** Room around what is drawn, in pixels. */
+export const [LEFT, RIGHT, TOP] = [40, 8, 8];
 
 /** A card with a title, something beside it, a note, and the rest. */
 export const card = ({ id, title, note, beside }, ...rest) =>
@@ -13,18 +16,39 @@ export const card = ({ id, title, note, beside }, ...rest) =>
     rest,
   );
 
-/** Something to draw on; `draw(width)` is called whenever its width is another one. */
-export function canvas(draw, class_ = "plot") {
-  const place = svg("svg", { tabindex: 0, role: "img", class: class_ });
-  onWidth(place, draw);
-  return place;
-}
+/** Something that is drawn again when its width or what it shows is another one. Each kind has `drawn(width)`, which
+ * returns its height and what is on it, and `tell(part)`: what is said of a part by its index, or of all of it. */
+export class Plot {
+  constructor(label, parts = null, class_ = "plot") {
+    Object.assign(this, { label, width: 0 });
+    this.svg = svg("svg", { tabindex: 0, role: "img", class: class_ });
+    onWidth(this.svg, (width) => {
+      this.width = width;
+      this.draw();
+    });
+    const all = () => [...this.svg.querySelectorAll(parts)];
+    if (parts) readable(this.svg, all, (part) => this.tell(part));
+  }
 
-/** Gives a canvas its size, in pixels, and what is on it. */
-export function put(place, width, height, ...parts) {
-  place.setAttribute("height", height);
-  place.setAttribute("viewBox", `0 0 ${width} ${height}`);
-  place.replaceChildren(...parts.flat(Infinity).filter(Boolean));
+  show(data) {
+    this.data = data;
+    this.draw();
+  }
+
+  draw() {
+    const { svg: place, width } = this;
+    if (!width) return;
+    const [height, ...drawn] = this.drawn(width);
+    place.setAttribute("height", height);
+    place.setAttribute("viewBox", `0 0 ${width} ${height}`);
+    place.replaceChildren(...drawn.flat(Infinity).filter(Boolean));
+    this.tell();
+  }
+
+  /** For those who hear it. */
+  say(what) {
+    this.svg.setAttribute("aria-label", `${this.label}: ${what}`);
+  }
 }
 
 /** The entries of a legend, { name, colour, value }. */
@@ -33,40 +57,44 @@ export const entries = (all) =>
     html("li", {}, paint(html("i", { class: "swatch" }), colour), name, value ? html("b", {}, ` ${value}`) : null),
   );
 
-/** Marks of a value axis with their lines, from `left` to `right`. */
-export const marked = (marks, y, left, right, text) =>
+/** Marks of a value axis with their lines, up to `right`. */
+export const marked = (marks, y, right, text) =>
   marks.map((mark) => [
-    svg("line", { class: "grid", x1: left, x2: right, y1: y(mark), y2: y(mark) }),
-    svg("text", { class: "mark", x: left - 6, y: y(mark) + 3.5 }, text(mark)),
+    svg("line", { class: "grid", x1: LEFT, x2: right, y1: y(mark), y2: y(mark) }),
+    svg("text", { class: "mark", x: LEFT - 6, y: y(mark) + 3.5 }, text(mark)),
   ]);
+
+/** What stands where nothing is to be drawn. */
+export const empty = (x, y, text) => svg("text", { class: "empty", x, y }, text);
+
+/** Lets a reader point within `place`: `at(event)` says where with a pointer, `keys()` by key; null is nowhere. */
+export function pointing(place, go, at, keys) {
+  place.addEventListener("pointermove", (event) => go(at(event)));
+  for (const end of ["pointerleave", "blur"]) place.addEventListener(end, () => go(null));
+  place.addEventListener("keydown", (event) => {
+    const to = keys();
+    if (!(event.key in to)) return;
+    go(to[event.key], true);
+    event.preventDefault();
+  });
+}
 
 /** Lets a reader choose one of `parts()`, which are elements within `place`; `tell(index)` says which, null: none. */
 export function readable(place, parts, tell) {
   let chosen = null;
-  const choose = (index) => {
+  const choose = (index, byKey = false) => {
     const all = parts();
     chosen = index in all ? index : null;
     all.forEach((part, place) => part.classList.toggle("chosen", place === chosen));
     tell(chosen);
+    if (byKey) all[chosen]?.scrollIntoView({ block: "nearest" });
   };
-  place.addEventListener("pointermove", ({ target }) => choose(parts().findIndex((part) => part.contains(target))));
-  for (const end of ["pointerleave", "blur"]) place.addEventListener(end, () => choose(null));
-  place.addEventListener("keydown", (event) => {
+  const under = ({ target }) => parts().findIndex((part) => part.contains(target));
+  pointing(place, choose, under, () => {
     const last = parts().length - 1,
       next = Math.min((chosen ?? -1) + 1, last),
       before = Math.max((chosen ?? last + 1) - 1, 0);
-    const to = {
-      ArrowRight: next,
-      ArrowDown: next,
-      ArrowLeft: before,
-      ArrowUp: before,
-      Home: 0,
-      End: last,
-      Escape: null,
-    };
-    if (!(event.key in to)) return;
-    choose(to[event.key]);
-    parts()[chosen]?.scrollIntoView({ block: "nearest" });
-    event.preventDefault();
+    const arrows = { ArrowRight: next, ArrowDown: next, ArrowLeft: before, ArrowUp: before };
+    return { ...arrows, Home: 0, End: last, Escape: null };
   });
 }

@@ -1,53 +1,49 @@
 // A chart over the time axis: panels one above the other that share it, a legend that tells the values, a cursor.
 //
-// A panel has { unit, height, top(bins), marks?, text?(mark), level?() -> { at, text }, lines?(bin) -> { key: value },
-// stack?(bin) -> { key: size } }. legend(bins) names the keys: [{ key?, name, colour, value?(bin) }].
+// A panel has { unit, height, series(bins), stacked?, marks?, mark?(mark) -> text, times?, least?, level?() }. Series
+// are { name, colour, of(bin), text(value) }, lines or stacked columns, drawn `times` as large. The axis goes up to
+// `least` and `level` anyway; at `level` there is a line for plain decoding.
 
 import { ages, label, scale, ticks } from "./axis.js";
 import { paint } from "./colours.js";
-import { onPointing, point, pointedAt } from "./cursor.js";
 import { html, svg } from "./elements.js";
 import { clock } from "./format.js";
-import { canvas, card, entries, marked, put } from "./plot.js";
+import { card, empty, entries, LEFT, marked, Plot, pointing, RIGHT, TOP } from "./plot.js";
 
-const LEFT = 40,
-  RIGHT = 8,
-  TOP = 8,
-  BOTTOM = 20,
+const BOTTOM = 20,
   GAP = 14;
 
-export class TimeChart {
-  constructor(timeline, { panels, legend, ...named }) {
-    Object.assign(this, { timeline, panels, legend, title: named.title, width: 0, bins: [], size: 1 });
+const charts = [];
+/** The moment that the reader points at in one of the charts, in seconds since 1970; null if nobody points. */
+let moment = null;
+
+function point(at) {
+  if (at === moment) return;
+  moment = at;
+  for (const chart of charts) chart.tell();
+}
+
+export class TimeChart extends Plot {
+  constructor(timeline, { panels, ...about }) {
+    super(about.title);
+    Object.assign(this, { timeline, panels, bins: [], size: 1 });
     this.when = html("span", { class: "when" });
     this.names = html("ul", { class: "legend" });
-    this.svg = canvas((width) => {
-      this.width = width;
-      this.draw();
-    });
-    this.element = card({ ...named, beside: this.when }, this.names, this.svg);
-    this.svg.addEventListener("pointermove", ({ offsetX }) => this._pointAt(offsetX));
-    for (const end of ["pointerleave", "blur"]) this.svg.addEventListener(end, () => point(null));
-    this.svg.addEventListener("keydown", (event) => this._key(event));
-    onPointing(() => this._tell());
+    this.element = card({ ...about, beside: this.when }, this.names, this.svg);
+    pointing(this.svg, point, ({ offsetX }) => this._momentAt(offsetX), () => this._keys());
+    charts.push(this);
   }
 
-  draw() {
-    if (!this.width) return;
-    const { timeline, width } = this;
-    ({ bins: this.bins, size: this.size } = timeline.bins(width - LEFT - RIGHT));
-    this.x = scale(timeline.from, timeline.now, LEFT, width - RIGHT);
-    this.keys = new Map(this.legend(this.bins).map((entry) => [entry.key, entry.colour]));
+  drawn(width) {
+    const { timeline } = this,
+      right = width - RIGHT;
+    Object.assign(this, timeline.bins(right - LEFT), { x: scale(timeline.from, timeline.now, LEFT, right) });
     let bottom = TOP - GAP;
-    const panels = this.panels.map((panel) => this._panel(panel, bottom + GAP, (bottom += GAP + panel.height)));
-    const height = bottom + BOTTOM,
-      middle = (LEFT + width - RIGHT) / 2;
+    const panels = this.panels.map((panel) => this._panel(panel, bottom + GAP, (bottom += GAP + panel.height), right));
+    const height = bottom + BOTTOM;
     this.line = svg("line", { class: "cursor", y1: TOP, y2: bottom });
-    const empty = this.bins.length
-      ? null
-      : svg("text", { x: middle, y: height / 2, class: "empty" }, "no steps in this time");
-    put(this.svg, width, height, this._times(height - 5), panels, empty, this.line);
-    this._tell();
+    const none = this.bins.length ? null : empty((LEFT + right) / 2, height / 2, "no steps in this time");
+    return [height, this._times(height - 5), panels, none, this.line];
   }
 
   _times(y) {
@@ -56,60 +52,64 @@ export class TimeChart {
     return ages(span).map(([age, text]) => svg("text", { x: this.x(now - age), y, "text-anchor": anchor(age) }, text));
   }
 
-  _panel(panel, top, bottom) {
+  _panel(panel, top, bottom, right) {
     const { bins } = this,
-      marks = panel.marks ?? ticks(panel.top(bins), panel.height > 70 ? 4 : 2),
-      y = scale(0, marks.at(-1), bottom, top);
-    const level = panel.level?.() ?? {};
+      series = panel.series(bins),
+      level = panel.level?.() ?? 0,
+      times = panel.times ?? 1,
+      marks = panel.marks ?? ticks(times * this._top(panel, series, level), panel.height > 70 ? 4 : 2),
+      marksAt = scale(0, marks.at(-1), bottom, top),
+      y = (value) => marksAt(times * value);
     return [
-      marked(marks, y, LEFT, this.width - RIGHT, panel.text ?? label),
-      panel.stack ? this._stack(panel, y) : this._lines(panel, y),
-      bins.length && level.at > 0 && level.at <= marks.at(-1) ? this._level(level, y) : null,
+      marked(marks, marksAt, right, panel.mark ?? label),
+      panel.stacked ? this._columns(series, y) : series.map((one) => this._line(one, y)),
+      bins.length && level > 0 && times * level <= marks.at(-1)
+        ? [
+            svg("line", { class: "level", x1: LEFT, x2: right, y1: y(level), y2: y(level) }),
+            svg("text", { class: "level-text", x: right - 4, y: y(level) - 4 }, "plain"),
+          ]
+        : null,
       svg("text", { class: "unit", x: LEFT + 4, y: top + 9 }, panel.unit),
     ];
   }
 
-  /** Columns of stacked parts. */
-  _stack(panel, y) {
-    const paths = new Map();
-    for (const bin of this.bins) {
-      const [left, right] = this._edges(bin, 0.5);
-      let below = 0;
-      for (const [key, size] of Object.entries(panel.stack(bin))) {
-        if (!(size > 0)) continue;
-        const path = `M${left} ${y(below).toFixed(1)}V${y(below + size).toFixed(1)}H${right}V${y(below).toFixed(1)}Z`;
-        paths.set(key, (paths.get(key) ?? "") + path);
-        below += size;
-      }
-    }
-    return this._painted(paths, "fill");
+  _top({ stacked, least = 0 }, series, level) {
+    const values = this.bins.map((bin) => series.map(({ of }) => of(bin) || 0));
+    const tops = stacked ? values.map((parts) => parts.reduce((sum, part) => sum + part)) : values.flat();
+    return Math.max(least, level, ...tops);
   }
 
-  /** Lines in steps, broken where there was nothing. */
-  _lines(panel, y) {
-    const paths = new Map(),
-      ends = new Map();
-    for (const bin of this.bins) {
-      const [left, right] = this._edges(bin, 0);
-      for (const [key, value] of Object.entries(panel.lines(bin))) {
-        if (!Number.isFinite(value)) continue;
-        const begin = ends.get(key) === bin.at ? "L" : "M";
-        paths.set(key, `${paths.get(key) ?? ""}${begin}${left} ${y(value).toFixed(1)}H${right}`);
-        ends.set(key, bin.at + this.size);
-      }
-    }
-    return this._painted(paths, "line");
+  _columns(series, y) {
+    const below = new Map();
+    return series.map(({ colour, of }) => {
+      const column = (bin) => {
+        const [left, right] = this._edges(bin, 0.5),
+          from = below.get(bin) ?? 0,
+          to = from + (of(bin) || 0);
+        below.set(bin, to);
+        return to > from ? `M${left} ${y(from).toFixed(1)}V${y(to).toFixed(1)}H${right}V${y(from).toFixed(1)}Z` : "";
+      };
+      return this._path(column, "fill", colour);
+    });
   }
 
-  _painted(paths, kind) {
-    return [...paths].map(([key, d]) => paint(svg("path", { d, class: kind }), this.keys.get(key) ?? "none"));
+  /** A line in steps, broken where there was nothing. */
+  _line({ colour, of }, y) {
+    let end = null;
+    const step = (bin) => {
+      const value = of(bin);
+      if (!Number.isFinite(value)) return "";
+      const [left, right] = this._edges(bin, 0),
+        begin = end === bin.at ? "L" : "M";
+      end = bin.at + this.size;
+      return `${begin}${left} ${y(value).toFixed(1)}H${right}`;
+    };
+    return this._path(step, "line", colour);
   }
 
-  _level({ at, text }, y) {
-    return [
-      svg("line", { class: "level", x1: LEFT, x2: this.width - RIGHT, y1: y(at), y2: y(at) }),
-      svg("text", { class: "level-text", x: this.width - RIGHT - 4, y: y(at) - 4 }, text),
-    ];
+  _path(part, class_, colour) {
+    const d = this.bins.map(part).join("");
+    return d ? paint(svg("path", { d, class: class_ }), colour) : null;
   }
 
   _edges(bin, inset) {
@@ -121,33 +121,34 @@ export class TimeChart {
   // -- the cursor ---------------------------------------------------------------------------------------------------
 
   /** Tells the bin pointed at; the last one while nobody points. */
-  _tell() {
+  tell() {
     if (!this.line) return;
-    const at = pointedAt(),
-      shown = at !== null && at >= this.timeline.from;
-    const bin = at === null ? this.bins.at(-1) : this.bins.find((one) => one.at <= at && at < one.at + this.size);
+    const shown = moment !== null && moment >= this.timeline.from,
+      here = (bin) => bin.at <= moment && moment < bin.at + this.size,
+      bin = moment === null ? this.bins.at(-1) : this.bins.find(here);
     this.line.classList.toggle("shown", shown);
-    if (shown) for (const name of ["x1", "x2"]) this.line.setAttribute(name, this.x(Math.min(at, this.timeline.now)));
-    this.when.textContent = at === null ? "" : clock(at);
-    const told = this.legend(this.bins).map((entry) => ({ ...entry, value: bin ? entry.value?.(bin) : "" }));
+    const x = this.x(Math.min(moment, this.timeline.now));
+    if (shown) for (const end of ["x1", "x2"]) this.line.setAttribute(end, x);
+    this.when.textContent = moment === null ? "" : clock(moment);
+    const told = this.panels
+      .flatMap(({ series }) => series(this.bins))
+      .map(({ name, colour, of, text }) => ({ name, colour, value: bin ? text(of(bin)) : "" }));
     this.names.replaceChildren(...entries(told));
     const values = told.filter(({ value }) => value).map(({ name, value }) => `${name} ${value}`);
     const what = bin ? `${clock(bin.at)}, ${values.join(", ")}` : "nothing at this time";
-    this.svg.setAttribute("aria-label", `${this.title}: ${what}. Arrow keys move in time.`);
+    this.say(`${what}. Arrow keys move in time.`);
   }
 
-  _pointAt(x) {
+  _momentAt(x) {
     const share = (x - LEFT) / (this.width - LEFT - RIGHT);
-    point(share < 0 || share > 1 ? null : this.timeline.from + share * this.timeline.span);
+    return share < 0 || share > 1 ? null : this.timeline.from + share * this.timeline.span;
   }
 
-  _key(event) {
-    const { timeline, size } = this,
-      at = pointedAt() ?? timeline.now;
-    const to = { ArrowLeft: at - size, ArrowRight: at + size, Home: timeline.from, End: timeline.now, Escape: null };
-    if (!(event.key in to)) return;
-    const moment = to[event.key];
-    point(moment === null ? null : Math.min(Math.max(moment, timeline.from), timeline.now - 0.5));
-    event.preventDefault();
+  _keys() {
+    const { from, now } = this.timeline,
+      at = moment ?? now,
+      within = (moment) => Math.min(Math.max(moment, from), now - 0.5);
+    const arrows = { ArrowLeft: within(at - this.size), ArrowRight: within(at + this.size) };
+    return { ...arrows, Home: within(from), End: within(now), Escape: null };
   }
 }

@@ -2,30 +2,26 @@
 
 const KEPT = 620;
 const SIZES = [1, 2, 5, 10, 20, 30, 60, 120];
-const SUMS = ["steps", "tokens", "runs", "drafts", "drafted", "busy_seconds", "decode_seconds", "plain_seconds"].concat(
-  ["doubted_seconds", "first_tokens", "first_token_seconds"],
-);
+const COUNTED = ["steps", "tokens", "runs", "drafts", "drafted", "busy_seconds", "decode_seconds", "plain_seconds"];
+COUNTED.push("doubted_seconds", "first_tokens", "first_token_seconds");
+COUNTED.push("phases", "drafters", "chunk_gaps", "token_times");
 const GAUGES = ["running", "waiting", "pages", "kept_pages"];
 export const SPANS = [60, 180, 600, 3600];
 
-const added = (into, counts) => {
-  for (const [key, value] of Object.entries(counts)) into[key] = (into[key] ?? 0) + value;
-};
-const addedLists = (into, counts) =>
-  counts.forEach((value, index) => {
-    into[index] = (into[index] ?? 0) + value;
-  });
+/** Two counts as one: numbers, or lists or objects of them. */
+function plus(one, other) {
+  if (typeof other !== "object") return (one ?? 0) + other;
+  const sum = Array.isArray(other) ? [...(one ?? [])] : { ...one };
+  for (const [key, value] of Object.entries(other)) sum[key] = plus(sum[key], value);
+  return sum;
+}
 
 /** Everything counted in these points, as one point. */
 export function sum(points) {
-  const total = { phases: {}, drafters: {}, chunk_gaps: [], token_times: [] };
-  for (const name of SUMS) total[name] = 0;
+  const total = { chunk_gaps: [], token_times: [] };
   for (const point of points) {
-    for (const name of SUMS) total[name] += point[name];
+    for (const name of COUNTED) total[name] = plus(total[name], point[name]);
     for (const name of GAUGES) total[name] = point[name];
-    added(total.phases, point.phases);
-    added(total.drafters, point.drafters);
-    for (const name of ["chunk_gaps", "token_times"]) addedLists(total[name], point[name]);
   }
   return total;
 }

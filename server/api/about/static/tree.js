@@ -2,7 +2,7 @@
 
 import { svg, html } from "./elements.js";
 import { count, percent } from "./format.js";
-import { canvas, card, put, readable } from "./plot.js";
+import { card, empty, Plot } from "./plot.js";
 import { DEEPEST, depthName } from "./spread.js";
 
 const LARGEST = 19,
@@ -36,44 +36,32 @@ const about = ({ depth, rank, drafted, accepted }) =>
     : `depth ${depthName(depth)}${depth < DEEPEST ? `, ${rank + 1}. choice` : ""}: drafted ${count(drafted)} times, ` +
       `accepted ${percent(accepted / drafted, 1)}`;
 
-export class TreeChart {
+export class TreeChart extends Plot {
   constructor() {
-    Object.assign(this, { nodes: [], trees: 0, flat: [] });
+    super("Draft tree", ".node", "plot tree");
+    Object.assign(this, { data: { nodes: [], trees: 0 }, flat: [] });
     this.told = html("p", { class: "note told" });
-    this.svg = canvas((width) => this._draw((this.width = width)), "plot tree");
     const note = "Each node shaded by how often it was accepted in the last minute.";
     this.element = card({ id: "tree", title: "Draft tree", note }, this.svg, this.told);
-    readable(
-      this.svg,
-      () => [...this.svg.querySelectorAll(".node")],
-      (chosen) => this._tell(this.flat[chosen]),
-    );
   }
 
-  show(nodes, trees) {
-    Object.assign(this, { nodes, trees });
-    if (this.width) this._draw(this.width);
-  }
-
-  _draw(width) {
-    const levels = this.nodes.length ? laidOut(this.nodes, this.trees) : [],
-      widest = Math.max(...levels.map((level) => level.length)),
+  drawn(width) {
+    const { nodes, trees } = this.data,
+      levels = nodes.length ? laidOut(nodes, trees) : [];
+    this.flat = levels.flat();
+    if (!levels.length) return [120, empty(width / 2, 60, "nothing drafted in the last minute")];
+    const widest = Math.max(...levels.map((level) => level.length)),
       across = Math.min((width - 2 * PAD) / Math.max(levels.length - 1, 1), 120),
       radius = Math.max(4, Math.min(LARGEST, across / 2 - 5, 150 / widest)),
-      height = levels.length ? Math.max(110, widest * (2 * radius + 7) + 14) : 120;
+      height = Math.max(110, widest * (2 * radius + 7) + 14);
     levels.forEach((level, depth) =>
       level.forEach((node, index) =>
         Object.assign(node, { x: PAD + depth * across, y: (height * (index + 0.5)) / level.length }),
       ),
     );
-    this.flat = levels.flat();
     const edge = (node) =>
-      svg("path", { class: "edge", d: curve(node.above, node), "stroke-width": 1 + (5 * node.accepted) / this.trees });
-    const drawn = this.flat.length
-      ? [this.flat.slice(1).map(edge), this.flat.map((node) => this._node(node, radius))]
-      : svg("text", { class: "empty", x: width / 2, y: 60 }, "nothing drafted in the last minute");
-    put(this.svg, width, height, drawn);
-    this._tell();
+      svg("path", { class: "edge", d: curve(node.above, node), "stroke-width": 1 + (5 * node.accepted) / trees });
+    return [height, this.flat.slice(1).map(edge), this.flat.map((node) => this._node(node, radius))];
   }
 
   _node({ depth, drafted, accepted, x, y }, radius) {
@@ -89,11 +77,12 @@ export class TreeChart {
     );
   }
 
-  _tell(node) {
-    const all = this.flat.map(about).join("; ") || "nothing drafted";
-    const hint = `${this.nodes.length} places in ${count(this.trees)} trees; those that few of them had are left out.`;
-    this.told.textContent = node ? about(node) : this.flat.length ? hint : "";
-    this.svg.setAttribute("aria-label", `Draft tree: ${node ? about(node) : all}`);
+  tell(part) {
+    const { nodes, trees } = this.data,
+      node = this.flat[part] && about(this.flat[part]);
+    const hint = `${nodes.length} places in ${count(trees)} trees; those that few of them had are left out.`;
+    this.told.textContent = node ?? (this.flat.length ? hint : "");
+    this.say(node ?? (this.flat.map(about).join("; ") || "nothing drafted"));
   }
 }
 
