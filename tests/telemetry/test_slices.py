@@ -95,13 +95,6 @@ def test_a_version_that_is_none_gets_plain_text(working: Working) -> None:
     assert content_type.startswith("text/plain") and Scrape(body.decode()).sum("foresay:engine_steps_total") > 0
 
 
-def test_formats_that_clients_make_up_are_not_remembered(working: Working) -> None:
-    exposition = Exposition(working.telemetry)
-    for number in range(1, 30):
-        driven(exposition.text(f"application/openmetrics-text;version={number}.0.0;escaping=made-up-{number}"))
-    assert len(exposition._formats._texts) == 1
-
-
 @pytest.mark.parametrize("accept", [PLAIN, OPENMETRICS])
 def test_a_scrape_holds_the_loop_in_short_slices(working: Working, accept: str) -> None:
     exposition = Exposition(working.telemetry)

@@ -54,12 +54,6 @@ class Histogram:
             self.counts = list(map(operator.add, self.counts, other.counts))
             self.sum += other.sum
 
-    def copy(self) -> Histogram:
-        """The same, by itself."""
-        copied = Histogram(self.bounds)
-        copied.add(self)
-        return copied
-
     def quantile(self, share: float) -> float | None:
         """The value that ``share`` of all values do not exceed, guessed linearly within its bucket; None without any.
 

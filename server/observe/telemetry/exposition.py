@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from copy import copy
+from copy import copy, deepcopy
+from operator import attrgetter
 
 import msgspec
 from prometheus_client.core import Metric
@@ -11,9 +12,9 @@ from prometheus_client.process_collector import ProcessCollector
 
 import foresay
 from server.engine.generation import EngineStatus
-from server.observe.telemetry.counts import Histogram
+from server.observe.telemetry.counts import Connections
 from server.observe.telemetry.drafting import Drafting
-from server.observe.telemetry.families import Families, Formats, SelfCheckCounts, Series, by, one, self_check
+from server.observe.telemetry.families import Families, Registry, SelfCheckCounts, Series, by, chosen, one
 from server.observe.telemetry.report import Gauges
 from server.observe.telemetry.telemetry import Telemetry
 from server.observe.telemetry.views import Slices
@@ -25,7 +26,7 @@ from spec.request import EngineInfo
 
 class Reading(msgspec.Struct, frozen=True):
     """What the families of one scrape are made from. speed_up, unsure: of the last minute. restarts, resumed, startup:
-    of the engine. http: responses by status. websockets, websocket_seconds: those open, and how long the others were.
+    of the engine.
     """
 
     totals: Window
@@ -38,9 +39,7 @@ class Reading(msgspec.Struct, frozen=True):
     restarts: dict[str, int]
     resumed: int
     startup: dict[str, float]
-    http: dict[int, int]
-    websockets: int
-    websocket_seconds: Histogram
+    connections: Connections
     self_check: SelfCheckCounts
 
     @classmethod
@@ -58,9 +57,7 @@ class Reading(msgspec.Struct, frozen=True):
             restarts=dict(telemetry.startup.restarts),
             resumed=telemetry.startup.resumed,
             startup=dict(telemetry.startup.seconds),
-            http=dict(telemetry.connections.http),
-            websockets=telemetry.connections.websockets,
-            websocket_seconds=telemetry.connections.websocket_seconds.copy(),
+            connections=deepcopy(telemetry.connections),
             self_check=copy(telemetry.self_check),
         )
 
@@ -91,48 +88,32 @@ class Exposition:
     def __init__(self, *telemetries: Telemetry) -> None:
         self._models = [(one, Families(one.model)) for one in telemetries]
         self._whole = self._models[0][1] if len(telemetries) == 1 else Families("")
-        self._joined = Joined()
         self._process = ProcessCollector(registry=None)
-        self._formats = Formats()
 
     async def text(self, accept: str) -> tuple[bytes, str]:
         """The metrics and their content type, in the format that the Accept header asks for."""
-        texts, content_type = self._formats.chosen(accept)
-        pieces, slices = [], Slices()
+        encode, content_type = chosen(accept)
+        end, pieces, slices = encode(Registry()), [], Slices()
         for family in self.collect():
-            pieces.append(texts.of(family))
+            pieces.append(encode(Registry(family)).removesuffix(end))
             await slices.pause()
-        return b"".join([*pieces, texts.end]), content_type
+        return b"".join([*pieces, end]), content_type
 
     def collect(self) -> Iterator[Metric]:
         """All families; what they tell is read before the first one."""
         readings = [(Reading.of(telemetry), families) for telemetry, families in self._models]
-        yield from self._joined.of([_model(families, reading) for reading, families in readings])
-        yield from _server(self._whole, readings[0][0])
-        yield from self._joined.of([_about(families, reading) for reading, families in readings])
+        yield from joined([_model(families, reading) for reading, families in readings])
+        yield from _server(self._whole, readings[0][0].connections)
+        yield from joined([_about(families, reading) for reading, families in readings])
         yield from self._process.collect()
 
 
-class Joined:
-    """Families of several models as one each: in a text, no name may stand twice. Those of one model are its own."""
-
-    def __init__(self) -> None:
-        self._made: dict[str, tuple[list[Metric], Metric]] = {}
-
-    def of(self, models: Sequence[Iterator[Metric]]) -> Iterator[Metric]:
-        """Which have the same families in the same order."""
-        for families in zip(*models, strict=True):
-            yield families[0] if len(families) == 1 else self._one(list(families))
-
-    def _one(self, families: list[Metric]) -> Metric:
-        """The family as it is known, or made anew if it tells something else now."""
-        first = families[0]
-        known = self._made.get(first.name)
-        if known is None or any(old is not new for old, new in zip(known[0], families, strict=True)):
-            whole = Metric(first.name, first.documentation, first.type)
-            whole.samples = [sample for family in families for sample in family.samples]
-            known = self._made[first.name] = families, whole
-        return known[1]
+def joined(models: Sequence[Iterator[Metric]]) -> Iterator[Metric]:
+    """Families of several models, which have the same in the same order, as one each: in a text, no name may stand
+    twice."""
+    for whole, *others in zip(*models, strict=True):
+        whole.samples.extend(sample for family in others for sample in family.samples)
+        yield whole
 
 
 def _model(families: Families, reading: Reading) -> Iterator[Metric]:
@@ -149,31 +130,18 @@ def _model(families: Families, reading: Reading) -> Iterator[Metric]:
 def _about(families: Families, reading: Reading) -> Iterator[Metric]:
     """What runs, and whether it is right."""
     yield from _build(families, reading.info)
-    yield from self_check(families, reading.self_check)
+    yield from _self_check(families, reading.self_check)
 
 
 def _speculation(families: Families, totals: Window) -> Iterator[Metric]:
     """What was drafted and what became of it."""
     drafting = sorted(totals.drafting.items())
-    whose = ["drafter"]
-    yield from families.counter(
-        "spec_decode_num_drafts",
-        "Trees with at least one drafted token that were verified.",
-        [((name,), counts.drafts) for name, counts in drafting],
-        whose,
-    )
-    yield from families.counter(
-        "spec_decode_num_draft_tokens",
-        "Drafted tokens that were verified.",
-        [((name,), counts.drafted) for name, counts in drafting],
-        whose,
-    )
-    yield from families.counter(
-        "spec_decode_num_accepted_tokens",
-        "Drafted tokens that were accepted and are in a text.",
-        [((name,), counts.accepted) for name, counts in drafting],
-        whose,
-    )
+    for name, about, value in (
+        ("drafts", "Trees with at least one drafted token that were verified.", "drafts"),
+        ("draft_tokens", "Drafted tokens that were verified.", "drafted"),
+        ("accepted_tokens", "Drafted tokens that were accepted and are in a text.", "accepted"),
+    ):
+        yield from families.counter(f"spec_decode_num_{name}", about, _by_drafter(drafting, value), ["drafter"])
     yield from _by_position(families, drafting)
     yield from families.counter(
         "spec_decode_num_forced_tokens", "Drafted tokens that a grammar forced.", one(totals.forced)
@@ -213,21 +181,20 @@ def _by_position(families: Families, drafting: list[tuple[str, Drafting]]) -> It
 def _shadows(families: Families, totals: Window) -> Iterator[Metric]:
     """What drafters beside the one in use would have done for the requests that are over."""
     shadows = sorted(totals.shadows.items())
-    whose = ["drafter"]
-    for name, about, counts in (
-        ("steps", "Steps that a shadow drafter would have made.", [s.steps for _, s in shadows]),
-        ("tokens", "Tokens that these steps would have emitted.", [s.tokens for _, s in shadows]),
-        ("drafts", "Steps in which a shadow had something to propose.", [s.drafting.drafts for _, s in shadows]),
-        ("draft_tokens", "Tokens that a shadow proposed.", [s.drafting.drafted for _, s in shadows]),
-        (
-            "accepted_tokens",
-            "Proposed tokens that would have been accepted.",
-            [s.drafting.accepted for _, s in shadows],
-        ),
-        ("draft_seconds", "Time that a shadow took to draft.", [s.seconds for _, s in shadows]),
+    for name, about, value in (
+        ("steps", "Steps that a shadow drafter would have made.", "steps"),
+        ("tokens", "Tokens that these steps would have emitted.", "tokens"),
+        ("drafts", "Steps in which a shadow had something to propose.", "drafting.drafts"),
+        ("draft_tokens", "Tokens that a shadow proposed.", "drafting.drafted"),
+        ("accepted_tokens", "Proposed tokens that would have been accepted.", "drafting.accepted"),
+        ("draft_seconds", "Time that a shadow took to draft.", "seconds"),
     ):
-        series = [((drafter,), count) for (drafter, _), count in zip(shadows, counts, strict=True)]
-        yield from families.counter(f"shadow_{name}", about, series, whose)
+        yield from families.counter(f"shadow_{name}", about, _by_drafter(shadows, value), ["drafter"])
+
+
+def _by_drafter(counts: Sequence[tuple[str, object]], value: str) -> list[Series]:
+    """One of the counts of each drafter."""
+    return [((drafter,), attrgetter(value)(one)) for drafter, one in counts]
 
 
 def _positions(drafter: str, per_depth: list[int]) -> list[Series]:
@@ -355,17 +322,17 @@ def _engine(families: Families, reading: Reading) -> Iterator[Metric]:
     )
 
 
-def _server(families: Families, reading: Reading) -> Iterator[Metric]:
+def _server(families: Families, connections: Connections) -> Iterator[Metric]:
     """The server itself."""
-    responses = {str(status): count for status, count in reading.http.items()}
+    responses = {str(status): count for status, count in connections.http.items()}
     yield from families.counter(
         "http_responses", "HTTP responses; 499: the client left; 101: a WebSocket closed.", by(responses), ["status"]
     )
-    yield from families.gauge("websocket_connections_active", "WebSockets that are open.", one(reading.websockets))
+    yield from families.gauge("websocket_connections_active", "WebSockets that are open.", one(connections.websockets))
     yield from families.histogram(
         "websocket_connection_duration_seconds",
         "How long WebSockets that are closed were open.",
-        reading.websocket_seconds,
+        connections.websocket_seconds,
     )
 
 
@@ -381,3 +348,16 @@ def _build(families: Families, info: EngineInfo | None) -> Iterator[Metric]:
     yield from families.gauge(
         "kv_cache_token_bytes", "Bytes that the KV cache keeps of a token, drafters' among them.", kept, ["kv_dtype"]
     )
+
+
+def _self_check(families: Families, counts: SelfCheckCounts) -> Iterator[Metric]:
+    """What re-runs found; all 0 where nobody asked for them."""
+    for name, about, count in (
+        ("requests", "Finished requests that were decoded again plainly.", counts.checked),
+        ("tokens", "Tokens compared with plain decoding.", counts.tokens),
+        ("mismatch", "Requests whose tokens differ from plain decoding.", counts.mismatches),
+    ):
+        yield from families.counter(f"self_check_{name}", about, one(count))
+    yield from families.gauge("self_check_waiting", "Requests that wait to be decoded again.", one(counts.waiting))
+    skipped = "Requests that were picked but had to give way, or were lost."
+    yield from families.counter("self_check_skipped", skipped, one(counts.skipped))

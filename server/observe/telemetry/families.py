@@ -1,7 +1,6 @@
 """What was counted, as metric families of prometheus-client: names and types as vLLM has them, under ``foresay:``.
 
-Nothing here runs on the path of a step: a scrape reads the plain numbers and makes the families from them. A family
-whose numbers are those of the scrape before is the same object, so that its text need not be made again.
+Nothing here runs on the path of a step: a scrape reads the plain numbers and makes the families from them.
 """
 
 from __future__ import annotations
@@ -45,17 +44,17 @@ class Families:
 
     def __init__(self, model: str) -> None:
         self._labels, self._values = ("model_name", "engine"), (model, "0")
-        self._made: dict[str, tuple[object, Metric]] = {}
 
     def counter(
         self, name: str, about: str, series: Sequence[Series], labels: Sequence[str] = (), keep: Sequence[int] = ()
     ) -> Iterator[Metric]:
         """A counter; its name gets ``_total``. keep: which labels vLLM has too, by index; the others are summed up."""
-        yield self._simple(CounterMetricFamily, PREFIX + name, about, series, labels)
-        if name in COMPATIBLE:
-            kept = [labels[index] for index in keep]
-            compatible = COMPATIBLE_PREFIX + COMPATIBLE[name]
-            yield self._simple(CounterMetricFamily, compatible, about, merged(series, keep), kept)
+        ours, *compatible = _names(name)
+        yield self._simple(CounterMetricFamily, ours, about, series, labels)
+        for full in compatible:
+            yield self._simple(
+                CounterMetricFamily, full, about, merged(series, keep), [labels[index] for index in keep]
+            )
 
     def gauge(self, name: str, about: str, series: Sequence[Series], labels: Sequence[str] = ()) -> Iterator[Metric]:
         """A gauge."""
@@ -64,9 +63,12 @@ class Families:
 
     def histogram(self, name: str, about: str, histogram: Histogram) -> Iterator[Metric]:
         """A histogram."""
+        bounds = [*map(str, histogram.bounds), "+Inf"]
         for full in _names(name):
-            told = *histogram.counts, histogram.sum
-            yield self._same(full, told, partial(self._histogram, full, about, histogram))
+            family = HistogramMetricFamily(full, about, labels=self._labels)
+            below = map(float, accumulate(histogram.counts))
+            family.add_metric(self._values, list(zip(bounds, below, strict=True)), histogram.sum)
+            yield family
 
     def _simple(
         self,
@@ -76,27 +78,10 @@ class Families:
         series: Sequence[Series],
         labels: Sequence[str],
     ) -> Metric:
-        def make() -> Metric:
-            family = kind(name, about, labels=[*self._labels, *labels])
-            for values, value in series:
-                family.add_metric([*self._values, *values], value)
-            return family
-
-        return self._same(name, series, make)
-
-    def _histogram(self, name: str, about: str, histogram: Histogram) -> Metric:
-        family = HistogramMetricFamily(name, about, labels=self._labels)
-        bounds = [*map(str, histogram.bounds), "+Inf"]
-        below = map(float, accumulate(histogram.counts))
-        family.add_metric(self._values, list(zip(bounds, below, strict=True)), histogram.sum)
+        family = kind(name, about, labels=[*self._labels, *labels])
+        for values, value in series:
+            family.add_metric([*self._values, *values], value)
         return family
-
-    def _same(self, name: str, told: object, make: Callable[[], Metric]) -> Metric:
-        """The family as it is known, or made anew if it tells something else now."""
-        known = self._made.get(name)
-        if known is None or known[0] != told:
-            known = self._made[name] = told, make()
-        return known[1]
 
 
 def merged(series: Sequence[Series], keep: Sequence[int]) -> list[Series]:
@@ -138,42 +123,16 @@ class Collected(Protocol):
 Encode = Callable[[Collected], bytes]
 
 
-class Formats:
-    """The texts of each format that was asked for; there are few."""
-
-    def __init__(self) -> None:
-        self._texts: dict[tuple[bool, str], Texts] = {}
-
-    def chosen(self, accept: str) -> tuple[Texts, str]:
-        """What an Accept header asks for, and its content type; plain text if nobody can tell."""
-        try:
-            encode, content_type = choose_encoder(accept)
-        except TypeError:  # a version that is none
-            encode, content_type = choose_encoder("")
-        openmetrics, escaping = "openmetrics" in content_type, ""
-        if isinstance(encode, partial):
-            escaping = encode.keywords["escaping"]
-            if openmetrics and escaping in HARMLESS:
-                # prometheus-client 0.26 escapes a colon in samples and not in their TYPE: Prometheus 2 finds no name
-                encode = partial(encode.func, **encode.keywords | {"escaping": ALLOWUTF8})
-        return self._texts.setdefault((openmetrics, escaping), Texts(encode)), content_type
-
-
-class Texts:
-    """The text of each family in one format. A family that is told again unchanged is not written again."""
-
-    def __init__(self, encode: Encode) -> None:
-        self._encode = encode
-        self._known: dict[str, tuple[Metric, bytes]] = {}
-        self.end = encode(Registry())
-
-    def of(self, family: Metric) -> bytes:
-        """One family."""
-        known = self._known.get(family.name)
-        if known is None or known[0] is not family:
-            text = self._encode(Registry(family)).removesuffix(self.end)
-            known = self._known[family.name] = family, text
-        return known[1]
+def chosen(accept: str) -> tuple[Encode, str]:
+    """The format that an Accept header asks for, and its content type; plain text if nobody can tell."""
+    try:
+        encode, content_type = choose_encoder(accept)
+    except TypeError:  # a version that is none
+        encode, content_type = choose_encoder("")
+    if isinstance(encode, partial) and "openmetrics" in content_type and encode.keywords["escaping"] in HARMLESS:
+        # prometheus-client 0.26 escapes a colon in samples and not in their TYPE: Prometheus 2 finds no name
+        encode = partial(encode.func, **encode.keywords | {"escaping": ALLOWUTF8})
+    return encode, content_type
 
 
 class Registry:
@@ -198,22 +157,3 @@ class SelfCheckCounts(msgspec.Struct):
     mismatches: int = 0
     waiting: int = 0
     skipped: int = 0
-
-
-def self_check(families: Families, counts: SelfCheckCounts) -> Iterator[Metric]:
-    """The counters; all 0 where nobody asked for it."""
-    yield from families.counter(
-        "self_check_requests", "Finished requests that were decoded again plainly.", one(counts.checked)
-    )
-    yield from families.counter("self_check_tokens", "Tokens compared with plain decoding.", one(counts.tokens))
-    yield from families.counter(
-        "self_check_mismatch", "Requests whose tokens differ from plain decoding.", one(counts.mismatches)
-    )
-    yield from families.gauge(
-        "self_check_waiting",
-        "Requests that wait to be decoded again.",
-        one(counts.waiting),
-    )
-    yield from families.counter(
-        "self_check_skipped", "Requests that were picked but had to give way, or were lost.", one(counts.skipped)
-    )
