@@ -94,8 +94,12 @@ class EagleModel(nn.Module):
         state = self.fc(torch.cat([lesson.features[name] for name in self.needs], dim=-1)[:, :rows]).float()
         chain: list[tuple[Tensor, Tensor]] = []
         for number in range(self.passes):
-            state = self._pass(embedded[:, 1 + number : 1 + number + rows], state, number, chain)
+            state = self._pass(*self.inputs(embedded, state, number), number, chain)
             yield self.norm(state), slice(1 + number, 1 + number + rows)
+
+    def inputs(self, embedded: Tensor, state: Tensor, number: int) -> tuple[Tensor, Tensor]:
+        """What a pass's rows are made of, embedding and state, both [B, R, H]. embedded: of the whole text."""
+        return embedded[:, 1 + number : 1 + number + state.shape[1]], state
 
     def _pass(self, embedded: Tensor, state: Tensor, number: int, chain: list[tuple[Tensor, Tensor]]) -> Tensor:
         """The next state; the pass's keys and values are appended to ``chain``."""

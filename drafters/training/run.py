@@ -19,6 +19,7 @@ from drafters.heads.draft_model import DraftModel
 from drafters.heads.eagle_model import EagleModel
 from drafters.heads.lesson import Depth
 from drafters.heads.medusa_model import MedusaModel
+from drafters.heads.peagle_model import PEagleModel
 from drafters.training import files
 from drafters.training.optimizer import Optimizers
 from drafters.training.progress import Progress
@@ -27,7 +28,7 @@ from drafters.training.shapes import dflash_shape, draft_shape, draft_vocabulary
 from drafters.training.teacher import Teacher
 from drafters.training.work import Work
 from spec.errors import ForesayError
-from spec.names import DFLASH, DRAFT_MODEL, EAGLE3, MEDUSA
+from spec.names import DFLASH, DRAFT_MODEL, EAGLE3, MEDUSA, PEAGLE
 
 Model = MedusaModel | EagleModel | DFlashModel | DraftModel
 
@@ -39,6 +40,7 @@ _HELD_OUT = 20
 _LEARNERS = {
     MEDUSA: "the Medusa heads learn",
     EAGLE3: "the EAGLE-3 head learns",
+    PEAGLE: "the P-EAGLE head learns",
     DFLASH: "the DFlash head learns",
     DRAFT_MODEL: "the draft model learns",
 }
@@ -121,7 +123,8 @@ class Run:
             return DFlashModel(shape, teacher.embedding, teacher.lm_head)
         ids = draft_vocabulary(texts, teacher.config.vocab_size)
         eagle = eagle_shape(teacher.config, len(ids))
-        return EagleModel(eagle, teacher.embedding, ids.to(teacher.device), teacher.lm_head, settings.depth)
+        made = PEagleModel if settings.kind == PEAGLE else EagleModel
+        return made(eagle, teacher.embedding, ids.to(teacher.device), teacher.lm_head, settings.depth)
 
     def learn(self, model: Model, texts: Tensor) -> None:
         """All steps that are left."""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from server.cli.command import Command
 from spec.errors import ConfigurationError
-from spec.names import DFLASH, DRAFT_MODEL, EAGLE3, MEDUSA, canonical
+from spec.names import DFLASH, DRAFT_MODEL, EAGLE3, MEDUSA, PEAGLE, canonical
 
 if TYPE_CHECKING:
     import torch
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from drafters.training.work import Work
     from verifier.model.config import ModelConfig
 
-#: Heads of a Medusa set, passes of the training-time test, and what a block guesses; a draft model sees the true text
-#: at every depth.
-_DEPTHS = {MEDUSA: 4, EAGLE3: 6, DFLASH: 7, DRAFT_MODEL: 1}
+#: Heads of a Medusa set, passes of the training-time test, what a block or masks guess; a draft model sees the true
+#: text at every depth.
+_DEPTHS = {MEDUSA: 4, EAGLE3: 6, DFLASH: 7, PEAGLE: 7, DRAFT_MODEL: 1}
 #: Layers of a DFlash head, at most, unless they are named.
 _MOST_LAYERS = 5
 _INTERRUPTED = 130
@@ -74,13 +74,13 @@ def _temperatures(text: str) -> tuple[float, ...]:
 
 
 def _add_arguments(parser: ArgumentParser) -> None:
-    parser.usage = "foresay train {dflash,draft_model,eagle3,medusa} --prompts PATH --out DIR [flags]"
+    parser.usage = "foresay train {dflash,draft_model,eagle3,medusa,peagle} --prompts PATH --out DIR [flags]"
     parser.add_argument(
         "kind",
         type=canonical,
         choices=sorted(_DEPTHS),
         help="dflash: a few layers that guess a block of tokens at once; draft_model: a small model; eagle3: one layer "
-        "on the target, run per token; medusa: independent heads",
+        "on the target, run per token; medusa: independent heads; peagle: an EAGLE-3 head that guesses several at once",
     )
     _add_needed(parser)
     _add_texts(parser)
@@ -105,7 +105,7 @@ def _add_needed(parser: ArgumentParser) -> None:
         "--depth",
         type=_count,
         metavar="N",
-        help="medusa: heads (4); eagle3: tokens it is trained ahead (6); dflash: tokens that a block guesses (7)",
+        help="medusa: heads (4); eagle3: tokens it is trained ahead (6); dflash, peagle: tokens guessed at once (7)",
     )
 
 
@@ -170,7 +170,7 @@ def _settings(arguments: Namespace, model: ModelConfig) -> Settings:
     from drafters.training.shapes import default_layers, default_width
 
     kind = arguments.kind
-    own = {"depth": (DFLASH, EAGLE3, MEDUSA), "layers": (DFLASH, DRAFT_MODEL), "width": (DRAFT_MODEL,)}
+    own = {"depth": (DFLASH, EAGLE3, MEDUSA, PEAGLE), "layers": (DFLASH, DRAFT_MODEL), "width": (DRAFT_MODEL,)}
     for name, kinds in own.items():
         if getattr(arguments, name) is not None and kind not in kinds:
             raise ConfigurationError(f"--{name} is for {', '.join(kinds)} alone, not for {kind}")
@@ -256,7 +256,7 @@ def farewell(settings: Settings, out: Path) -> str:
 
 COMMAND = Command(
     name="train",
-    summary="train a draft model, a DFlash or EAGLE-3 head or a Medusa set for a target",
+    summary="train a draft model, a DFlash, EAGLE-3 or P-EAGLE head or a Medusa set for a target",
     examples=(
         "foresay train eagle3 --prompts prompts.txt --out my-head",
         "foresay train draft_model --target HuggingFaceTB/SmolLM2-1.7B-Instruct --prompts chats.jsonl --out my-draft",

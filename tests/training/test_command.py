@@ -64,7 +64,7 @@ def test_what_cannot_be_trained_is_said_in_one_line(target, prompts, tmp_path, c
 
 def test_a_draft_model_has_no_depth(target, prompts, tmp_path, capsys) -> None:
     words = f"train draft --target {target} --prompts {prompts} --out {tmp_path}/d --depth 3"
-    assert "--depth is for dflash, eagle3, medusa alone, not for draft" in one_line(capsys, words, 2)
+    assert "--depth is for dflash, eagle3, medusa, peagle alone, not for draft" in one_line(capsys, words, 2)
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from typing import Any
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from drafters.heads.eagle_model import EagleModel
 from drafters.heads.lesson import Lesson, judge
 from drafters.heads.loss import soft_cross_entropy
 from drafters.heads.medusa_model import MedusaModel
+from drafters.heads.peagle_model import PEagleModel
 from drafters.training.run import packed
 from drafters.training.shapes import dflash_shape, eagle_shape
 from drafters.training.teacher import Teacher
@@ -24,6 +26,7 @@ from tests.heads.plain import PlainEagle
 from tests.heads.plain_dflash import PlainDFlash
 from tests.same_tokens.heads import load_dflash, load_eagle
 from tests.verifier.reading import Reader, load_decoder, random_tokens
+from verifier.heads.kind import kind_of
 from verifier.heads.medusa import MedusaHeads
 from verifier.model.decoder import Decoder
 
@@ -85,6 +88,37 @@ def test_an_eagle_head_drafts_as_it_learned(decoder, teacher, tmp_path, draft) -
             expected, out = plain(torch.tensor(tokens[1 : row + 2 + number]), states)
             assert torch.allclose(logits[row], expected[-1], rtol=1e-3, atol=1e-3), (row, number)
             states = torch.cat((states, out[-1:]))
+
+
+@pytest.mark.parametrize("draft", [290, 150])
+def test_a_peagle_head_drafts_as_it_learned(decoder, teacher, tmp_path, draft) -> None:
+    """The masks behind each row guess what the published head's do behind the text up to there."""
+    ids = torch.randperm(290, generator=torch.Generator().manual_seed(1))[:draft].sort().values
+    model = PEagleModel(eagle_shape(teacher.config, draft), teacher.embedding, ids, teacher.lm_head, passes=4)
+    stirred(model)
+    publish(model, tmp_path, "model.safetensors")
+    assert kind_of(tmp_path) == "eagle"
+    head = load_eagle(tmp_path, decoder)
+    assert (head.config.mask, head.config.guesses, head.config.aux) == (289, 4, (2, 3, 6))
+    tokens = random_tokens(random.Random(2), 20, 290)
+    lesson = teacher.lesson(torch.tensor([tokens]), model.needs)
+    weights = {name.removeprefix("layers.0."): tensor for name, tensor in model.published().items()}
+    layer: Any = model.config("t")["transformer_layer_config"]
+    plain = PlainEagle({**layer, "draft_vocab_size": draft}, weights, teacher.embedding, weights["lm_head.weight"])
+    fused, mask = (
+        plain.fuse(features)
+        for features in (
+            [lesson.features[name][0] for name in model.needs],
+            list(weights["mask_hidden"].flatten().chunk(3)),
+        )
+    )
+    with torch.no_grad():
+        found = [model.lm_head(hidden)[0] for hidden, _ in model._passes(lesson)]
+    for row in (0, 7, 14):
+        hidden = torch.cat((fused[: row + 1], mask.expand(3, -1)))
+        expected, _ = plain(torch.tensor([*tokens[1 : row + 2], *[289] * 3]), hidden)
+        for number, logits in enumerate(found):
+            assert torch.allclose(logits[row], expected[row + number], rtol=1e-3, atol=1e-3), (row, number)
 
 
 def test_a_dflash_head_drafts_as_it_learned(decoder, teacher, tmp_path) -> None:

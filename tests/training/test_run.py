@@ -45,7 +45,7 @@ def begun(settings: Settings, teacher: Teacher, out: Path) -> Run:
     return Run(settings, teacher, Work(out, settings), progress=False)
 
 
-@pytest.mark.parametrize("kind", ["medusa", "eagle3", "dflash"])
+@pytest.mark.parametrize("kind", ["medusa", "eagle3", "dflash", "peagle"])
 def test_a_trained_head_is_found_and_drafts(target, teacher, settings, tmp_path, kind) -> None:
     """Held-out loss falls with more steps; the folder loads by its own config; text stays what it was."""
     settings = of_kind(settings, kind)
@@ -94,7 +94,7 @@ def killed_at(monkeypatch: pytest.MonkeyPatch, step: int) -> None:
     monkeypatch.setattr(Run, "_step", dying)
 
 
-@pytest.mark.parametrize("kind", ["medusa", "eagle3", "dflash"])
+@pytest.mark.parametrize("kind", ["medusa", "eagle3", "dflash", "peagle"])
 def test_a_run_that_was_killed_ends_with_the_same_weights(teacher, settings, tmp_path, monkeypatch, kind) -> None:
     settings = of_kind(settings, kind)
     begun(settings, teacher, tmp_path / "whole")()
