@@ -206,8 +206,9 @@ class Service:
         assert self.engine.info is not None, "and has said what it is"
         return self.text, self.engine.info
 
-    def origin(self, request_id: str, info: EngineInfo, asked: str | None) -> Origin:
+    def origin(self, request_id: str, asked: str | None) -> Origin:
         """What the answer says about where it comes from. asked: the model that the request names."""
+        info = self.opened()[1]
         made_by = f"{info.target} {info.dtype} {info.device} {info.exact}"
         fingerprint = f"fs_{zlib.crc32(made_by.encode()):08x}"
         name = self.options.model

@@ -18,11 +18,13 @@ NO_DEFAULTS = SamplingDefaults()
 
 
 def completion(**fields) -> CompletionRequest:
-    return validation.decode_completion(msgspec.json.encode({"prompt": "a", **fields}))
+    return validation.decoded(msgspec.json.encode({"prompt": "a", **fields}), CompletionRequest)
 
 
 def chat(**fields) -> ChatRequest:
-    return validation.decode_chat(msgspec.json.encode({"messages": [{"role": "user", "content": "a"}], **fields}))
+    return validation.decoded(
+        msgspec.json.encode({"messages": [{"role": "user", "content": "a"}], **fields}), ChatRequest
+    )
 
 
 def params(request, defaults=NO_DEFAULTS) -> SamplingParams:
@@ -105,12 +107,12 @@ def test_a_value_of_the_wrong_type_names_its_field(fields, param):
     ],
 )
 def test_a_body_that_is_no_request(body, param):
-    assert refused(lambda: validation.decode_completion(body)).param == param
+    assert refused(lambda: validation.decoded(body, CompletionRequest)).param == param
 
 
 def test_a_message_without_its_fields_is_named_by_its_place():
     error = refused(
-        lambda: validation.decode_chat(b'{"messages": [{"role": "user", "content": "a"}, {"content": "b"}]}')
+        lambda: validation.decoded(b'{"messages": [{"role": "user", "content": "a"}, {"content": "b"}]}', ChatRequest)
     )
     assert error.param == "messages[1].role"
 

@@ -9,7 +9,6 @@ from typing import Any, Literal
 import msgspec
 from aiohttp import web
 
-from server.api.common import validation
 from server.api.common.route import BODY_ERRORS, LINES, EventStream, Route, Stream, json_response
 from server.host.models.models import MODELS
 from server.host.models.reload import reload
@@ -53,12 +52,8 @@ class ReloadError(msgspec.Struct, kw_only=True):
     error: ErrorDetail
 
 
-_reloads = msgspec.json.Decoder(ReloadRequest)
-
-
-async def reloaded(http: web.Request) -> web.StreamResponse:
+async def reloaded(http: web.Request, body: ReloadRequest) -> web.StreamResponse:
     """Go on in another engine: with other settings, another draft, other weights, or another model."""
-    body = validation.decoded(await http.read(), _reloads)
     models = http.app[MODELS]
     entry, began = models.chosen(body.model), time.monotonic()
     events = EventStream.of(http, LINES)
@@ -104,5 +99,6 @@ ROUTES = [
         Reloaded,
         Stream(LINES, (Reloading, Reloaded, ReloadError)),
         (*BODY_ERRORS, 409),
+        always=True,
     )
 ]

@@ -34,15 +34,15 @@ from server.api.anthropic.schemas import (
     TokenCount,
     ToolUseBlock,
 )
-from server.api.common import validation
 from server.api.common.answer import Answer, AnswerOptions, parsed_arguments
 from server.api.common.route import ErrorShape, Framing, Route, Stream, json_response, named_event
 from server.api.common.streaming import leased
 from server.api.common.turns import answered, chat_choices, chat_prompt
-from server.api.common.validation import in_words, naming, reword
+from server.api.common.validation import converted, in_words, naming, reword
 from server.gateway.caller import REQUEST_ID
 from server.host.models.models import MODELS
 from server.host.service import Origin, Service
+from server.schemas.chat import ChatRequest
 from server.schemas.shared import ErrorBody
 from server.text.choice import Choice, Piece
 from server.text.parts import Part, ReasoningPart, TextPart, ToolCallPart, joined
@@ -194,44 +194,32 @@ def whole_block(part: Part) -> AnswerBlock:
             return ToolUseBlock(id=id or "", name=name or "", input=parsed_arguments(arguments))
 
 
-_requests = msgspec.json.Decoder(MessagesRequest)
-_counts = msgspec.json.Decoder(CountTokensRequest)
-
-
-async def messages(http: web.Request) -> web.StreamResponse:
+async def messages(http: web.Request, body: MessagesRequest) -> web.StreamResponse:
     """Answer a conversation."""
-    http.app[MODELS].check_open()
-    body = validation.decoded(await http.read(), _requests)
-    return await leased(
-        http, body.model, lambda service: _messages(http, service, body), FRAMING if body.stream else None
-    )
+    framing = FRAMING if body.stream else None
+    return await leased(http, body.model, lambda service: _messages(http, service, body), framing)
 
 
 async def _messages(http: web.Request, service: Service, body: MessagesRequest) -> web.StreamResponse:
-    text, info = service.opened()
+    text, _ = service.opened()
     conversation = Conversation(body, text.chat_format)
     fields = conversation.told() | drawing(body)
     with in_words(conversation.names):
-        request = validation.chat_of(fields)
+        request = converted(fields, ChatRequest)
         choices = reword(await chat_choices(service, request), conversation.names)
-        options = AnswerOptions.of(request, choices[0].request.params, service.options.metrics_level)
-        origin = service.origin(REQUEST_ID.get(), info, body.model)
+        origin = service.origin(REQUEST_ID.get(), body.model)
         origin = msgspec.structs.replace(origin, warnings=(*origin.warnings, *conversation.warnings))
-        answer = MessagesAnswer(origin, choices, options)
-        return await answered(http, service, answer)
+        return await answered(http, service, request, choices, MessagesAnswer, origin)
 
 
-async def count_tokens(http: web.Request) -> web.Response:
+async def count_tokens(http: web.Request, body: CountTokensRequest) -> web.Response:
     """How many tokens a conversation has, before it is answered."""
-    models = http.app[MODELS]
-    models.check_open()
-    body = validation.decoded(await http.read(), _counts)
-    async with models.reading(body.model) as service:
+    async with http.app[MODELS].reading(body.model) as service:
         text, _ = service.opened()
         conversation = Conversation(body, text.chat_format)
         fields = conversation.told()
         with in_words(conversation.names):
-            tokens = await chat_prompt(service, validation.chat_of(fields))
+            tokens = await chat_prompt(service, converted(fields, ChatRequest))
     return json_response(TokenCount(len(tokens)))
 
 

@@ -11,6 +11,8 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
+from server.api.common.validation import decoded
+from server.host.models.models import MODELS
 from server.schemas.shared import ErrorBody
 
 #: Chunks above this go out alone, so that other streams have their turn between them.
@@ -128,7 +130,8 @@ _STREAM = web.RequestKey("stream", EventStream)
 #: The modules whose routes an application serves.
 ROUTE_MODULES: web.AppKey[tuple[ModuleType, ...]] = web.AppKey("modules", tuple)
 
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+#: Of a request, and of its body where there is one.
+Handler = Callable[..., Awaitable[web.StreamResponse]]
 
 #: What may go wrong where a body is read and the engine is asked.
 BODY_ERRORS = (400, 401, 403, 404, 413, 415, 429, 500, 503, 504)
@@ -147,10 +150,11 @@ class Stream:
 class Route(web.AbstractRouteDef):
     """One method of one path.
 
-    body: the struct of the request; None if there is none. answer: of the response with status 200; None where there is
-    no struct of it, and it is of the type ``media``. stream: of the response when a stream is asked for. errors:
-    statuses besides 200 (chosen by whether there is a body). parameters: what the variables in the path mean. query:
-    name, JSON type and meaning of what may follow the path. The summary is the handler's docstring.
+    body: the struct of the request, which the handler is given; None if there is none. answer: of the response with
+    status 200; None where there is no struct of it, and it is of the type ``media``. stream: of the response when a
+    stream is asked for. errors: statuses besides 200 (chosen by whether there is a body). parameters: what the
+    variables in the path mean. query: name, JSON type and meaning of what may follow the path. always: its body is read
+    even where no requests are taken. The summary is the handler's docstring.
     """
 
     method: str
@@ -163,12 +167,18 @@ class Route(web.AbstractRouteDef):
     parameters: tuple[tuple[str, str], ...] = ()
     query: tuple[tuple[str, str, str], ...] = ()
     media: str = "application/json"
+    always: bool = False
 
     def register(self, router: web.UrlDispatcher) -> list[web.AbstractRoute]:
         """Add the route; a GET answers HEAD too."""
         if self.method == "GET":
             return [router.add_get(self.path, self.handler)]
-        return [router.add_route(self.method, self.path, self.handler)]
+        return [router.add_route(self.method, self.path, self.handler if self.body is None else self._with_body)]
+
+    async def _with_body(self, http: web.Request) -> web.StreamResponse:
+        if not self.always:
+            http.app[MODELS].check_open()
+        return await self.handler(http, decoded(await http.read(), self.body))
 
     @property
     def statuses(self) -> tuple[int, ...]:

@@ -19,10 +19,11 @@ import msgspec
 from aiohttp import web
 
 from server.api.common import validation
-from server.api.common.answer import Answer
+from server.api.common.answer import Answer, AnswerOptions
+from server.api.common.route import json_response
 from server.api.common.streaming import collect, stream
-from server.gateway.caller import CALLER
-from server.host.service import Service
+from server.gateway.caller import CALLER, REQUEST_ID
+from server.host.service import Origin, Service
 from server.schemas import bounds
 from server.schemas.chat import ChatRequest
 from server.schemas.completions import CompletionRequest
@@ -314,12 +315,20 @@ def _salt(body: GenerationRequest) -> str:
     return f"{tenant}:{given}" if tenant else given
 
 
-async def answered(http: web.Request, service: Service, answer: Answer) -> web.StreamResponse:
-    """Run an answer and send it, streamed or whole."""
+async def answered(
+    http: web.Request,
+    service: Service,
+    body: GenerationRequest,
+    choices: Sequence[Choice],
+    kind: Callable[[Origin, Sequence[Choice], AnswerOptions], Answer],
+    origin: Origin | None = None,
+) -> web.StreamResponse:
+    """Run the choices of a request and send their answer, streamed or whole. origin: by default as it says."""
+    origin = origin or service.origin(body.request_id or REQUEST_ID.get(), body.model)
+    answer = kind(origin, choices, AnswerOptions.of(body, choices[0].request.params, service.options.metrics_level))
     service.warned.note(answer.warnings)
     async with service.generation(answer.choices) as generation:
         if answer.options.stream:
             return await stream(http, answer, generation, service.options.ping_seconds)
         whole = await collect(answer, generation)
-    body = msgspec.json.encode(whole)
-    return web.Response(body=body, headers=headers(answer.warnings), content_type="application/json")
+    return json_response(whole, headers=headers(answer.warnings))

@@ -37,58 +37,38 @@ _LIMITING = ("max_completion_tokens", "max_tokens")
 
 S = TypeVar("S", bound=msgspec.Struct)
 
-_completions = msgspec.json.Decoder(CompletionRequest)
-_chats = msgspec.json.Decoder(ChatRequest)
+_decoder = lru_cache(msgspec.json.Decoder)
 
 
-def decode_completion(body: bytes) -> CompletionRequest:
+def decoded(body: bytes, kind: type[S]) -> S:
     """The request in ``body``, every field of a known type and none that cannot be served."""
-    request = decoded(body, _completions)
-    _check(request)
-    return request
-
-
-def decode_chat(body: bytes) -> ChatRequest:
-    """The request in ``body``, every field of a known type and none that cannot be served."""
-    return checked_chat(decoded(body, _chats))
-
-
-def chat_of(fields: dict[str, Any]) -> ChatRequest:
-    """A chat request made from another API's: ``fields`` as its JSON would have them."""
-    return checked_chat(_converted(fields, ChatRequest))
-
-
-def completion_of(fields: dict[str, Any]) -> CompletionRequest:
-    """A completion request made from another API's: ``fields`` as its JSON would have them."""
-    request = _converted(fields, CompletionRequest)
-    _check(request)
-    return request
-
-
-def _converted(fields: dict[str, Any], kind: type[S]) -> S:
-    try:
-        return msgspec.convert(fields, kind)
-    except msgspec.ValidationError as error:
-        raise named(str(error)) from None
-
-
-def checked_chat(request: ChatRequest) -> ChatRequest:
-    """``request``, whichever route it came through, if it holds nothing that cannot be served."""
-    _check(request)
-    for index, message in enumerate(request.messages):
-        refuse_unsupported(message, f"messages[{index}].")
-    return request
-
-
-def decoded(body: bytes, decoder: msgspec.json.Decoder[S]) -> S:
-    """The struct in ``body``."""
     bounds.weigh(body)
     try:
-        return decoder.decode(body)
+        request: S = _decoder(kind).decode(body)
     except msgspec.ValidationError as error:
         raise named(str(error)) from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise InvalidRequest("", f"The body is not valid JSON: {error}") from None
+    return checked(request)
+
+
+def converted(fields: dict[str, Any], kind: type[S]) -> S:
+    """A request made from another API's: ``fields`` as its JSON would have them."""
+    try:
+        request = msgspec.convert(fields, kind)
+    except msgspec.ValidationError as error:
+        raise named(str(error)) from None
+    return checked(request)
+
+
+def checked(request: S) -> S:
+    """``request``, whichever route it came through, if it holds nothing that cannot be served."""
+    if isinstance(request, ChatRequest | CompletionRequest):
+        _check(request)
+    if isinstance(request, ChatRequest):
+        for index, message in enumerate(request.messages):
+            refuse_unsupported(message, f"messages[{index}].")
+    return request
 
 
 def _check(request: GenerationRequest) -> None:

@@ -65,14 +65,15 @@ def chat_of(body: OllamaChatRequest, chat_format: ChatFormat) -> ChatRequest:
     """The chat request that asks for the same."""
     messages = _messages(body.messages or [])
     fields = _shared(body) | _thinking(body.think, chat_format)
-    return validation.chat_of({"messages": messages, "tools": body.tools} | fields)
+    return validation.converted({"messages": messages, "tools": body.tools} | fields, ChatRequest)
 
 
 def chat_of_prompt(body: OllamaGenerateRequest, chat_format: ChatFormat) -> ChatRequest:
     """The chat request of a prompt for the chat template. Its messages are called ``prompt``."""
-    messages = [{"role": "system", "content": body.system}] if body.system else []
+    system = [{"role": "system", "content": body.system}] if body.system else []
+    messages = [*system, {"role": "user", "content": body.prompt}]
     fields = _shared(body) | _thinking(body.think, chat_format)
-    return validation.chat_of({"messages": [*messages, {"role": "user", "content": body.prompt}]} | fields)
+    return validation.converted({"messages": messages} | fields, ChatRequest)
 
 
 def fields_of_raw(body: OllamaGenerateRequest) -> Json:

@@ -10,7 +10,6 @@ from aiohttp import web
 
 import foresay
 from server.api.common import validation
-from server.api.common.answer import AnswerOptions
 from server.api.common.route import LINES, ErrorShape, Route, Stream, json_response
 from server.api.common.streaming import Answering, leased
 from server.api.common.turns import answered, chat_choices, completion_choices
@@ -43,7 +42,7 @@ from server.api.ollama.schemas import (
 )
 from server.gateway.caller import REQUEST_ID
 from server.host.models.models import MODELS, Entry
-from server.host.service import Origin, Service, Text
+from server.host.service import Service, Text
 from server.schemas.completions import CompletionRequest
 from server.schemas.shared import GenerationRequest
 from server.settings.units import moment
@@ -56,15 +55,10 @@ from spec.request import EngineInfo
 OLLAMA_VERSION = "0.12.11"
 #: When a model leaves that stays for ever.
 NEVER = "9999-12-31T23:59:59Z"
-_chats = msgspec.json.Decoder(OllamaChatRequest)
-_prompts = msgspec.json.Decoder(OllamaGenerateRequest)
-_shows = msgspec.json.Decoder(ShowRequest)
 
 
-async def chat(http: web.Request) -> web.StreamResponse:
+async def chat(http: web.Request, body: OllamaChatRequest) -> web.StreamResponse:
     """Answer a conversation."""
-    http.app[MODELS].check_open()
-    body = validation.decoded(await http.read(), _chats)
     if not body.messages:
         done = OllamaChatLine(model=body.model, created_at=moment(), done=True, message=OllamaAnswerMessage())
         return await _nothing_said(http, body, done)
@@ -80,10 +74,8 @@ async def _chat(http: web.Request, service: Service, body: OllamaChatRequest) ->
         return await _answered(http, service, OllamaChat, body, request, choices)
 
 
-async def generate(http: web.Request) -> web.StreamResponse:
+async def generate(http: web.Request, body: OllamaGenerateRequest) -> web.StreamResponse:
     """Answer a prompt, or write on from it."""
-    http.app[MODELS].check_open()
-    body = validation.decoded(await http.read(), _prompts)
     if not body.prompt:
         done = OllamaGenerateLine(model=body.model, created_at=moment(), done=True, response="")
         return await _nothing_said(http, body, done)
@@ -134,7 +126,7 @@ async def _raw(service: Service, body: OllamaGenerateRequest, prompt: str) -> Co
     fields = ollama.fields_of_raw(body)
     if fields["max_tokens"] is None:
         fields["max_tokens"] = max(1, info.max_model_len - len(tokens))
-    return validation.completion_of({"prompt": tokens, **fields})
+    return validation.converted({"prompt": tokens, **fields}, CompletionRequest)
 
 
 async def _answered(
@@ -145,10 +137,8 @@ async def _answered(
     request: GenerationRequest,
     choices: Sequence[Choice],
 ) -> web.StreamResponse:
-    _, info = service.opened()
-    origin: Origin = msgspec.structs.replace(service.origin(REQUEST_ID.get(), info, body.model), model=body.model)
-    options = AnswerOptions.of(request, choices[0].request.params, service.options.metrics_level)
-    return await answered(http, service, kind(origin, choices, options))
+    origin = msgspec.structs.replace(service.origin(REQUEST_ID.get(), body.model), model=body.model)
+    return await answered(http, service, request, choices, kind, origin)
 
 
 async def tags(http: web.Request) -> web.Response:
@@ -177,15 +167,12 @@ def _running(entry: Entry, info: EngineInfo) -> RunningModel:
     )
 
 
-async def show(http: web.Request) -> web.Response:
+async def show(http: web.Request, body: ShowRequest) -> web.Response:
     """More about a model, which need not be loaded for that."""
-    models = http.app[MODELS]
-    models.check_open()
-    body = validation.decoded(await http.read(), _shows)
     name = body.model or body.name
     if name is None:
         raise InvalidRequest("model", "model is required")
-    entry = models.find(name)
+    entry = http.app[MODELS].find(name)
     await entry.model.peek()
     return json_response(_shown(entry))
 

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import msgspec
 from aiohttp import web
 from msgspec import UNSET, UnsetType
 
-from server.api.common import statistics, validation
+from server.api.common import statistics
 from server.api.common.answer import Answer, AnswerOptions
 from server.api.common.route import EVENTS, Route, Stream
 from server.api.common.streaming import leased
 from server.api.common.turns import answered, chat_choices
-from server.gateway.caller import REQUEST_ID
-from server.host.models.models import MODELS
 from server.host.service import Origin, Service
 from server.schemas.chat import (
     AssistantMessage,
@@ -173,20 +172,15 @@ def _call(part: ToolCallPart) -> ToolCall:
     return ToolCall(id=part.id or "", function=CalledFunction(name=part.name or "", arguments=part.arguments))
 
 
-async def chat_completions(http: web.Request) -> web.StreamResponse:
+async def chat_completions(http: web.Request, body: ChatRequest) -> web.StreamResponse:
     """Answer a conversation."""
-    http.app[MODELS].check_open()
-    body = validation.decode_chat(await http.read())
     return await leased(http, body.model, lambda service: _chat(http, service, body), EVENTS if body.stream else None)
 
 
 async def _chat(http: web.Request, service: Service, body: ChatRequest) -> web.StreamResponse:
-    _, info = service.opened()
     choices = await chat_choices(service, body)
-    options = AnswerOptions.of(body, choices[0].request.params, service.options.metrics_level)
-    origin = service.origin(body.request_id or REQUEST_ID.get(), info, body.model)
-    answer = ChatAnswer(origin, choices, options, body.include_reasoning is not False)
-    return await answered(http, service, answer)
+    kind = partial(ChatAnswer, include_reasoning=body.include_reasoning is not False)
+    return await answered(http, service, body, choices, kind)
 
 
 ROUTES = [

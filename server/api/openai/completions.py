@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import codecs
 from collections.abc import Sequence
+from functools import partial
 
 import msgspec
 from aiohttp import web
@@ -15,8 +16,6 @@ from server.api.common.answer import Answer, AnswerOptions
 from server.api.common.route import EVENTS, Route, Stream
 from server.api.common.streaming import leased
 from server.api.common.turns import answered, completion_choices
-from server.gateway.caller import REQUEST_ID
-from server.host.models.models import MODELS
 from server.host.service import Origin, Service, Text
 from server.schemas.completions import Completion, CompletionChoice, CompletionRequest
 from server.schemas.shared import ErrorBody, Usage
@@ -171,24 +170,18 @@ def _joined(before: CompletionChoice, said: CompletionChoice) -> CompletionChoic
     return said
 
 
-async def completions(http: web.Request) -> web.StreamResponse:
+async def completions(http: web.Request, body: CompletionRequest) -> web.StreamResponse:
     """Write on from one prompt or several."""
-    http.app[MODELS].check_open()
-    body = validation.decode_completion(await http.read())
-    return await leased(
-        http, body.model, lambda service: _completions(http, service, body), EVENTS if body.stream else None
-    )
+    framing = EVENTS if body.stream else None
+    return await leased(http, body.model, lambda service: _completions(http, service, body), framing)
 
 
 async def _completions(http: web.Request, service: Service, body: CompletionRequest) -> web.StreamResponse:
-    text, info = service.opened()
+    text, _ = service.opened()
     given = validation.prompts(body)
     choices = await completion_choices(service, body, given)
     echoes = await asyncio.to_thread(_echoes, text, body, given, choices) if body.echo else []
-    options = AnswerOptions.of(body, choices[0].request.params, service.options.metrics_level)
-    origin = service.origin(body.request_id or REQUEST_ID.get(), info, body.model)
-    answer = CompletionAnswer(origin, choices, options, echoes)
-    return await answered(http, service, answer)
+    return await answered(http, service, body, choices, partial(CompletionAnswer, echoes=echoes))
 
 
 def _echoes(text: Text, body: CompletionRequest, given: Sequence[str | list[int]], choices: list[Choice]) -> list[Echo]:

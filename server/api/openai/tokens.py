@@ -83,16 +83,11 @@ _TEMPLATE_FIELDS = (
     "chat_template",
     "chat_template_kwargs",
 )
-_tokenize = msgspec.json.Decoder(TokenizeRequest)
-_detokenize = msgspec.json.Decoder(DetokenizeRequest)
 
 
-async def tokenize(http: web.Request) -> web.StreamResponse:
+async def tokenize(http: web.Request, body: TokenizeRequest) -> web.StreamResponse:
     """The tokens of a text or of a conversation."""
-    models = http.app[MODELS]
-    models.check_open()
-    body = validation.decoded(await http.read(), _tokenize)
-    async with models.reading(body.model) as service:
+    async with http.app[MODELS].reading(body.model) as service:
         answer = await _tokenized(service, body)
     told = {name: getattr(answer, name) for name in answer.__struct_fields__}
     return await json_slices(http, {name: value for name, value in told.items() if value is not UNSET})
@@ -115,15 +110,12 @@ async def _tokens(service: Service, body: TokenizeRequest) -> list[int]:
     if body.messages is None:
         raise InvalidRequest("prompt", "prompt is required, or messages")
     fields = {name: getattr(body, name) for name in _TEMPLATE_FIELDS}
-    return await chat_prompt(service, validation.checked_chat(ChatRequest(**fields)))
+    return await chat_prompt(service, validation.checked(ChatRequest(**fields)))
 
 
-async def detokenize(http: web.Request) -> web.Response:
+async def detokenize(http: web.Request, body: DetokenizeRequest) -> web.Response:
     """The text of some tokens."""
-    models = http.app[MODELS]
-    models.check_open()
-    body = validation.decoded(await http.read(), _detokenize)
-    async with models.reading(body.model) as service:
+    async with http.app[MODELS].reading(body.model) as service:
         text, info = service.opened()
         check_count(body.tokens, info.max_model_len, "tokens")
         validation.check_tokens(body.tokens, "tokens", info.vocab_size)
@@ -131,12 +123,9 @@ async def detokenize(http: web.Request) -> web.Response:
     return json_response(Detokenized(prompt=prompt))
 
 
-async def render(http: web.Request) -> web.Response:
+async def render(http: web.Request, body: ChatRequest) -> web.Response:
     """The prompt that a chat completion would begin with."""
-    models = http.app[MODELS]
-    models.check_open()
-    body = validation.decode_chat(await http.read())
-    async with models.reading(body.model) as service:
+    async with http.app[MODELS].reading(body.model) as service:
         _, info = service.opened()
         prompt, room = (await rendered(service, body)).prompt, room_for(service, body, "messages")
         tokens = await service.encode(prompt, bool(body.add_special_tokens), room=room)

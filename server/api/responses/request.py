@@ -91,7 +91,7 @@ def chat_request(
         fields |= {"top_logprobs": None, "response_format": None, "stop": None, "prediction": None}
         fields["tool_choice"] = "none" if body.tool_choice == "none" else None
     with in_words(NAMES | toolbox.fields):
-        return validation.chat_of(fields)
+        return validation.converted(fields, ChatRequest)
 
 
 def hints_left_out(body: ResponseRequest, words: Collection[str]) -> tuple[RequestWarning, ...]:

@@ -9,7 +9,6 @@ from aiohttp import web
 
 from server.api.common.route import BODY_ERRORS, NAMED_EVENTS, EventStream, Route, Stream, json_response
 from server.api.common.streaming import leased, stream
-from server.api.common.validation import decoded
 from server.api.responses.answer import CANCELLED
 from server.api.responses.events import ResponseEvent, StreamError
 from server.api.responses.schemas import DeletedResponse, InputTokens, ItemList, Response, ResponseRequest
@@ -27,13 +26,9 @@ from spec.errors import InvalidRequest
 CANCEL_SECONDS = 2.0
 MOST_LISTED = 100
 
-_requests = msgspec.json.Decoder(ResponseRequest)
 
-
-async def create(http: web.Request) -> web.StreamResponse:
+async def create(http: web.Request, body: ResponseRequest) -> web.StreamResponse:
     """Answer a conversation given as items, or go on with a former response."""
-    http.app[MODELS].check_open()
-    body = decoded(await http.read(), _requests)
     framing = NAMED_EVENTS if body.stream else None
     return await leased(http, body.model, lambda service: _create(http, service, body), framing, _broken)
 
@@ -51,12 +46,9 @@ def _broken(status: int, body: ErrorBody) -> StreamError:
     return StreamError(code=error.code or error.type, message=error.message, param=error.param)
 
 
-async def count(http: web.Request) -> web.Response:
+async def count(http: web.Request, body: ResponseRequest) -> web.Response:
     """Count the tokens of a conversation without answering it."""
-    models = http.app[MODELS]
-    models.check_open()
-    body = decoded(await http.read(), _requests)
-    async with models.reading(body.model) as service:
+    async with http.app[MODELS].reading(body.model) as service:
         return json_response(InputTokens(await prompt_length(service, body)))
 
 

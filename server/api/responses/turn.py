@@ -133,7 +133,6 @@ async def prepared(
 
     Raises whatever the client must know: :class:`InvalidRequest` with the field's name, or an :class:`ApiError`.
     """
-    _, info = service.opened()
     tenant = CALLER.get().tenant
     before = _before(service, body.previous_response_id, tenant, place)
     given = given_items(body.input, partial(service.server.of(Responses).store.item, tenant, place=place))
@@ -148,7 +147,7 @@ async def prepared(
         pacing=body.stream_pacing or "at_once",
         provenance=bool(body.provenance),
     )
-    origin = service.origin(uuid.uuid4().hex, info, body.model)
+    origin = service.origin(uuid.uuid4().hex, body.model)
     response = _response(body, origin.id, origin.model, choice)
     answer = ResponseAnswer(origin, choice, shown, response, toolbox, stream_id)
     service.warned.note(answer.warnings)
