@@ -39,13 +39,14 @@ INLINE_CHARACTERS = 2000
 
 class Origin(msgspec.Struct, frozen=True, kw_only=True):
     """Where an answer comes from. id: of the request, without prefix. exact: as in
-    :class:`~server.schemas.shared.Metrics`. warnings: about the model's name.
+    :class:`~server.schemas.shared.Metrics`. metrics_level: unless the request says. warnings: about the model's name.
     """
 
     id: str
     model: str
     fingerprint: str
     exact: bool
+    metrics_level: MetricsLevel = "summary"
     warnings: tuple[RequestWarning, ...] = ()
 
 
@@ -214,7 +215,14 @@ class Service:
         name = self.options.model
         other = asked is not None and not self.options.names.has(asked)
         warnings = (renamed(asked, name),) if other and asked is not None else ()
-        return Origin(id=request_id, model=name, fingerprint=fingerprint, exact=info.exact, warnings=warnings)
+        return Origin(
+            id=request_id,
+            model=name,
+            fingerprint=fingerprint,
+            exact=info.exact,
+            metrics_level=self.options.metrics_level,
+            warnings=warnings,
+        )
 
     @asynccontextmanager
     async def generation(self, choices: Sequence[Choice], keeps_text: bool = True) -> AsyncIterator[Generation]:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from server.api.common.answer import AnswerOptions
 from server.api.common.route import EVENTS
 from server.api.openai.chat import ChatAnswer
 from server.host.service import Origin as AnswerOrigin
+from server.schemas.chat import ChatRequest
 from server.text.choice import Choice, TextOptions
 from spec.request import Delta, Origin, Request
 from spec.sampling import SamplingParams
@@ -26,7 +26,7 @@ def microseconds(tokenizer: Any, tokens: list[int], told: bool) -> float:
     options = TextOptions(by_token=told, provenance=told)
     choice = Choice(Request(id="r", prompt=[5], params=SamplingParams()), tokenizer, options, [END])
     origin = AnswerOrigin(id="1", model="toy", fingerprint="fs", exact=True)
-    answer = ChatAnswer(origin, [choice], AnswerOptions(stream=True, provenance=told))
+    answer = ChatAnswer(origin, [choice], ChatRequest(messages=[], stream=True, provenance=told))
     tree = Origin(1, "draft_model", [-1, 0, 0, 1, 1, 3, 3, 5], 0, [1, 3, 5], SECONDS)
     deltas = [
         Delta(id="r", tokens=tokens[place : place + RUN], origin=tree) for place in range(0, len(tokens) - RUN, RUN)

@@ -9,7 +9,6 @@ from typing import Any
 import msgspec
 import pytest
 
-from server.api.common.answer import AnswerOptions
 from server.api.common.streaming import delivery
 from server.api.openai.completions import CompletionAnswer
 from server.api.responses.events import OutputTextDelta
@@ -17,6 +16,7 @@ from server.api.responses.send_queue import SendQueue, codec_of
 from server.api.responses.store import SocketLimits
 from server.engine.generation import Generation
 from server.host.service import Origin
+from server.schemas.completions import CompletionRequest
 from server.schemas.tokens import Provenance, StepProvenance, TokenProvenance
 from server.text.choice import Choice, TextOptions
 from spec.request import Request
@@ -97,7 +97,9 @@ async def late(engine: Drafting, tokenizer: Any, pacing: Any, count: int) -> lis
     options = TextOptions(stop=("fox.",), by_token=True, provenance=True)
     requests = [Request(id=f"r{n}", prompt=[5], params=SamplingParams(max_tokens=400)) for n in range(count)]
     choices = [Choice(request, tokenizer, options, [END]) for request in requests]
-    shown = AnswerOptions(provenance=True, pacing=pacing, return_token_ids=True, metrics_level="detailed")
+    shown = CompletionRequest(
+        prompt="", provenance=True, stream_pacing=pacing, return_token_ids=True, spec_decode_metrics="detailed"
+    )
     answer = CompletionAnswer(Origin(id="1", model="toy", fingerprint="fs", exact=True), choices, shown)
     async with Generation(engine, requests) as generation:
         while engine._tasks:

@@ -12,9 +12,8 @@ from openai._models import construct_type_unchecked
 from openai.lib.streaming.responses._responses import ResponseStreamState
 from openai.types.responses import ResponseStreamEvent
 
-from server.api.common.answer import AnswerOptions
 from server.api.responses.answer import Cancelled, ResponseAnswer
-from server.api.responses.schemas import FunctionTool, Reasoning, Response, TextFormat
+from server.api.responses.schemas import FunctionTool, Reasoning, Response, ResponseRequest, TextFormat
 from server.api.responses.schemas import TextOptions as ResponseText
 from server.api.responses.tools import Toolbox
 from server.host.service import Origin
@@ -41,7 +40,7 @@ def answer_of(tokenizer, tools: Sequence[FunctionTool] = ()) -> ResponseAnswer:
         text=ResponseText(format=TextFormat(type="text")),
     )
     origin = Origin(id="1", model="toy", fingerprint="fs", exact=True)
-    return ResponseAnswer(origin, choice, AnswerOptions(), response, Toolbox.of(tools, (), ()))
+    return ResponseAnswer(origin, choice, ResponseRequest(), response, Toolbox.of(tools, (), ()))
 
 
 def played(answer: ResponseAnswer, *steps: Sequence[Part], finish: str = "stop") -> list[Any]:

@@ -34,7 +34,7 @@ from server.api.anthropic.schemas import (
     TokenCount,
     ToolUseBlock,
 )
-from server.api.common.answer import Answer, AnswerOptions, parsed_arguments
+from server.api.common.answer import Answer, parsed_arguments
 from server.api.common.route import ErrorShape, Framing, Route, Stream, json_response, named_event
 from server.api.common.streaming import leased
 from server.api.common.turns import answered, chat_choices, chat_prompt
@@ -43,7 +43,7 @@ from server.gateway.caller import REQUEST_ID
 from server.host.models.models import MODELS
 from server.host.service import Origin, Service
 from server.schemas.chat import ChatRequest
-from server.schemas.shared import ErrorBody
+from server.schemas.shared import ErrorBody, GenerationRequest
 from server.text.choice import Choice, Piece
 from server.text.parts import Part, ReasoningPart, TextPart, ToolCallPart, joined
 
@@ -71,8 +71,8 @@ class MessagesAnswer(Answer):
 
     framing = FRAMING
 
-    def __init__(self, origin: Origin, choices: Sequence[Choice], options: AnswerOptions) -> None:
-        super().__init__(origin, choices, options)
+    def __init__(self, origin: Origin, choices: Sequence[Choice], body: GenerationRequest) -> None:
+        super().__init__(origin, choices, body)
         self.id = f"msg_{origin.id}"
         self._choice = choices[0]
         self._blocks = Blocks()

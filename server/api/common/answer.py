@@ -19,7 +19,7 @@ from server.api.common.route import EVENTS, Framing
 from server.host.service import Origin
 from server.schemas.chat import ChatChunk, ChatCompletion
 from server.schemas.completions import Completion
-from server.schemas.shared import ErrorBody, GenerationRequest, Metrics, MetricsLevel, Pacing, RequestWarning, Usage
+from server.schemas.shared import ErrorBody, GenerationRequest, Metrics, RequestWarning, Usage
 from server.schemas.tokens import (
     ChatLogprobs,
     ChatTokenLogprob,
@@ -29,12 +29,11 @@ from server.schemas.tokens import (
     Provenance,
     TopLogprob,
 )
-from server.text import options
 from server.text.choice import Choice, Piece
+from server.text.options import stream_interval
 from server.text.tokenizer import Tokenizer
 from server.text.warned import resumed, together
 from spec.request import TokenLogprobs
-from spec.sampling import SamplingParams
 
 #: What carries the fields about its own making.
 Finished = TypeVar("Finished", ChatChunk, ChatCompletion, Completion)
@@ -94,59 +93,26 @@ class TokenDecoder:
         return spelled.text if spelled.whole else f"bytes:{spelled.text}"
 
 
-class AnswerOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """What the client wants to see beside the text. usage, metrics_level: in whole answers and in final chunks.
-
-    logprobs, prompt_logprobs: how many of the likeliest tokens to list beside each token; None: no entries at all.
-    tokens_as_ids: spell the tokens of those entries as ids. stream_interval: fewest tokens of a chunk. pacing: when the
-    tokens of a run go out. provenance: where the tokens come from.
-    """
-
-    stream: bool = False
-    include_usage: bool = False
-    continuous_usage: bool = False
-    return_token_ids: bool = False
-    metrics_level: MetricsLevel = "summary"
-    logprobs: int | None = None
-    prompt_logprobs: int | None = None
-    tokens_as_ids: bool = False
-    stream_interval: int = 1
-    pacing: Pacing = "at_once"
-    provenance: bool = False
-
-    @classmethod
-    def of(cls, request: GenerationRequest, params: SamplingParams, metrics_level: MetricsLevel) -> AnswerOptions:
-        """As the request says; ``metrics_level`` unless it names its own. params: made of it."""
-        stream = request.stream_options
-        return cls(
-            stream=bool(request.stream),
-            include_usage=bool(stream and stream.include_usage),
-            continuous_usage=bool(stream and stream.continuous_usage_stats),
-            return_token_ids=bool(request.return_token_ids),
-            metrics_level=request.spec_decode_metrics or metrics_level,
-            logprobs=params.logprobs,
-            prompt_logprobs=request.prompt_logprobs,
-            tokens_as_ids=bool(request.return_tokens_as_token_ids),
-            stream_interval=options.stream_interval(request),
-            pacing=request.stream_pacing or "at_once",
-            provenance=bool(request.provenance),
-        )
-
-
 class Answer(ABC):
-    """An answer while it is made: identity, usage and metrics are OpenAI's unless an API has its own."""
+    """An answer while it is made: identity, usage and metrics are OpenAI's unless an API has its own.
+
+    body: the request, in OpenAI's words. listed: how many of the likeliest tokens to tell beside each token; None: no
+    log-probabilities at all. stream_interval: fewest tokens of a chunk.
+    """
 
     prefix = ""
     framing: Framing = EVENTS
 
-    def __init__(self, origin: Origin, choices: Sequence[Choice], options: AnswerOptions) -> None:
+    def __init__(self, origin: Origin, choices: Sequence[Choice], body: GenerationRequest) -> None:
         self.id = f"{self.prefix}-{origin.id}"
         self.model = origin.model
         self.origin = origin
         self.choices = choices
-        self.options = options
+        self.body = body
+        self.listed = choices[0].request.params.logprobs
+        self.stream_interval = stream_interval(body)
         self.created = int(time.time())
-        self._token_decoder = TokenDecoder(choices[0].tokenizer, options.tokens_as_ids)
+        self._token_decoder = TokenDecoder(choices[0].tokenizer, bool(body.return_tokens_as_token_ids))
         places = {choice.request.id: place for place, choice in enumerate(choices)}
         self._leaders = [places[choice.request.fork_of or choice.request.id] for choice in choices]
         self._prompts: dict[int, list[TokenLogprobs | None]] = {}
@@ -187,12 +153,19 @@ class Answer(ABC):
 
     def _usage(self) -> Usage | UnsetType | None:
         """The ``usage`` of a chunk with choices."""
-        if self.options.continuous_usage:
+        told = self.body.stream_options
+        if told is not None and told.continuous_usage_stats:
             return statistics.usage(self.choices)
-        return None if self.options.include_usage else UNSET
+        return None if self._tells_usage else UNSET
+
+    @property
+    def _tells_usage(self) -> bool:
+        """Whether a stream ends with a chunk for the usage alone."""
+        return self.body.stream_options is not None and bool(self.body.stream_options.include_usage)
 
     def _metrics(self) -> Metrics | UnsetType:
-        return statistics.metrics(self.choices, self.options.metrics_level, self.origin.exact) or UNSET
+        level = self.body.spec_decode_metrics or self.origin.metrics_level
+        return statistics.metrics(self.choices, level, self.origin.exact) or UNSET
 
     def _warnings(self) -> list[RequestWarning] | UnsetType:
         return list(self.warnings) or UNSET
@@ -209,14 +182,14 @@ class Answer(ABC):
         if piece.finish_reason is None:
             return False
         self._unclosed -= 1
-        return not self._unclosed and not self.options.include_usage
+        return not self._unclosed and not self._tells_usage
 
     def _ids(self, pieces: Sequence[Piece]) -> list[int] | UnsetType:
-        return [token for piece in pieces for token in piece.token_ids] if self.options.return_token_ids else UNSET
+        return [token for piece in pieces for token in piece.token_ids] if self.body.return_token_ids else UNSET
 
     def _provenance(self, pieces: Sequence[Piece]) -> Provenance | UnsetType:
         """Where the tokens of these pieces come from."""
-        if not self.options.provenance:
+        if not self.body.provenance:
             return UNSET
         steps = [step for piece in pieces for step in piece.steps]
         return Provenance(steps, [token for piece in pieces for token in piece.tokens])
@@ -230,12 +203,12 @@ class Answer(ABC):
         return self._prompts[self._leaders[index]]
 
     def _prompt_logprobs(self, index: int) -> PromptLogprobs | UnsetType:
-        if self.options.prompt_logprobs is None:
+        if self.body.prompt_logprobs is None:
             return UNSET
-        return self._token_decoder.prompt(self._prompt_entries(index), self.options.prompt_logprobs)
+        return self._token_decoder.prompt(self._prompt_entries(index), self.body.prompt_logprobs)
 
     def _prompt_ids(self, index: int) -> list[int] | UnsetType:
-        return self.choices[index].request.prompt if self.options.return_token_ids else UNSET
+        return self.choices[index].request.prompt if self.body.return_token_ids else UNSET
 
 
 def parsed_arguments(arguments: str) -> dict[str, Any]:

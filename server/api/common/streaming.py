@@ -197,7 +197,7 @@ class Paced:
 
 
 async def _stream(events: EventStream, answer: Answer, generation: Generation, ping: float) -> None:
-    paced = Paced(answer.options.stream_interval)
+    paced = Paced(answer.stream_interval)
     try:
         await _paced(events, answer, generation, ping, paced)
     except (ApiError, InvalidRequest):
@@ -253,7 +253,7 @@ def delivery(answer: Answer, generation: Generation) -> Arrivals:
     async def arrivals(timeout: float | None) -> Batch:
         return list(pieces_of(answer, generation, await generation.next(timeout)))
 
-    return Evenly(arrivals) if answer.options.pacing == "even" else arrivals
+    return Evenly(arrivals) if answer.body.stream_pacing == "even" else arrivals
 
 
 def pieces_of(answer: Answer, generation: Generation, batch: list[tuple[int, Delta]]) -> Iterator[tuple[int, Piece]]:

@@ -19,7 +19,7 @@ import msgspec
 from aiohttp import web
 
 from server.api.common import validation
-from server.api.common.answer import Answer, AnswerOptions
+from server.api.common.answer import Answer
 from server.api.common.route import json_response
 from server.api.common.streaming import collect, stream
 from server.gateway.caller import CALLER, REQUEST_ID
@@ -320,15 +320,14 @@ async def answered(
     service: Service,
     body: GenerationRequest,
     choices: Sequence[Choice],
-    kind: Callable[[Origin, Sequence[Choice], AnswerOptions], Answer],
+    kind: Callable[[Origin, Sequence[Choice], Any], Answer],
     origin: Origin | None = None,
 ) -> web.StreamResponse:
     """Run the choices of a request and send their answer, streamed or whole. origin: by default as it says."""
-    origin = origin or service.origin(body.request_id or REQUEST_ID.get(), body.model)
-    answer = kind(origin, choices, AnswerOptions.of(body, choices[0].request.params, service.options.metrics_level))
+    answer = kind(origin or service.origin(body.request_id or REQUEST_ID.get(), body.model), choices, body)
     service.warned.note(answer.warnings)
     async with service.generation(answer.choices) as generation:
-        if answer.options.stream:
+        if body.stream:
             return await stream(http, answer, generation, service.options.ping_seconds)
         whole = await collect(answer, generation)
     return json_response(whole, headers=headers(answer.warnings))

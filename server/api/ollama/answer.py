@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from server.api.common.answer import Answer, AnswerOptions, parsed_arguments
+from server.api.common.answer import Answer, parsed_arguments
 from server.api.common.route import LINES
 from server.api.common.validation import naming
 from server.api.ollama.schemas import (
@@ -27,7 +27,7 @@ from server.api.ollama.schemas import (
 )
 from server.host.models.resident import WAITED
 from server.host.service import Origin
-from server.schemas.shared import ErrorBody
+from server.schemas.shared import ErrorBody, GenerationRequest
 from server.settings.resolved import tagged
 from server.settings.units import count_in_words, moment
 from server.text.choice import Choice, Piece
@@ -47,8 +47,8 @@ class OllamaAnswer(Answer):
 
     framing = LINES
 
-    def __init__(self, origin: Origin, choices: Sequence[Choice], options: AnswerOptions) -> None:
-        super().__init__(origin, choices, options)
+    def __init__(self, origin: Origin, choices: Sequence[Choice], body: GenerationRequest) -> None:
+        super().__init__(origin, choices, body)
         self._choice = choices[0]
         self._began = time.perf_counter()
         self._calls = Calls()
@@ -84,7 +84,7 @@ class OllamaAnswer(Answer):
         return error_shape(500, error)
 
     def _scored(self, line: OllamaProgress, pieces: Sequence[Piece]) -> OllamaProgress:
-        if self.options.logprobs is not None:
+        if self.listed is not None:
             line.logprobs = self._token_decoder.chat([entry for piece in pieces for entry in piece.logprobs]).content
         return line
 

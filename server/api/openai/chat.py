@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 
 import msgspec
 from aiohttp import web
 from msgspec import UNSET, UnsetType
 
 from server.api.common import statistics
-from server.api.common.answer import Answer, AnswerOptions
+from server.api.common.answer import Answer
 from server.api.common.route import EVENTS, Route, Stream
 from server.api.common.streaming import leased
 from server.api.common.turns import answered, chat_choices
@@ -35,15 +34,13 @@ from server.text.parts import Part, ReasoningPart, TextPart, ToolCallPart, joine
 
 
 class ChatAnswer(Answer):
-    """``chat.completion`` and its chunks. include_reasoning: whether the client sees what the model thinks."""
+    """``chat.completion`` and its chunks."""
 
     prefix = "chatcmpl"
 
-    def __init__(
-        self, origin: Origin, choices: Sequence[Choice], options: AnswerOptions, include_reasoning: bool = True
-    ) -> None:
-        super().__init__(origin, choices, options)
-        self._include_reasoning = include_reasoning
+    def __init__(self, origin: Origin, choices: Sequence[Choice], body: ChatRequest) -> None:
+        super().__init__(origin, choices, body)
+        self._include_reasoning = body.include_reasoning is not False
 
     def opening(self, index: int) -> list[msgspec.Struct]:
         """The chunk that names the role."""
@@ -75,7 +72,7 @@ class ChatAnswer(Answer):
 
     def closing(self) -> list[msgspec.Struct]:
         """The usage chunk, if asked for: no choices, so that only clients that asked must expect it."""
-        if not self.options.include_usage:
+        if not self._tells_usage:
             return []
         usage = statistics.usage(self.choices)
         return [self._final(ChatChunk(id=self.id, created=self.created, model=self.model, choices=[], usage=usage))]
@@ -100,7 +97,7 @@ class ChatAnswer(Answer):
 
     def _has_token_fields(self, piece: Piece) -> bool:
         """Whether a chunk is due, though nothing is said yet."""
-        ids = self.options.return_token_ids and piece.token_ids
+        ids = self.body.return_token_ids and piece.token_ids
         return bool(ids or piece.logprobs or piece.prompt_logprobs or piece.steps or piece.tokens)
 
     def _provenance(self, pieces: Sequence[Piece]) -> Provenance | UnsetType:
@@ -112,7 +109,7 @@ class ChatAnswer(Answer):
         return provenance
 
     def _logprobs(self, pieces: Sequence[Piece]) -> ChatLogprobs | None:
-        if self.options.logprobs is None:
+        if self.listed is None:
             return None
         return self._token_decoder.chat([entry for piece in pieces for entry in piece.logprobs])
 
@@ -178,9 +175,7 @@ async def chat_completions(http: web.Request, body: ChatRequest) -> web.StreamRe
 
 
 async def _chat(http: web.Request, service: Service, body: ChatRequest) -> web.StreamResponse:
-    choices = await chat_choices(service, body)
-    kind = partial(ChatAnswer, include_reasoning=body.include_reasoning is not False)
-    return await answered(http, service, body, choices, kind)
+    return await answered(http, service, body, await chat_choices(service, body), ChatAnswer)
 
 
 ROUTES = [

@@ -12,13 +12,13 @@ from aiohttp import web
 from msgspec import UnsetType
 
 from server.api.common import statistics, validation
-from server.api.common.answer import Answer, AnswerOptions
+from server.api.common.answer import Answer
 from server.api.common.route import EVENTS, Route, Stream
 from server.api.common.streaming import leased
 from server.api.common.turns import answered, completion_choices
 from server.host.service import Origin, Service, Text
 from server.schemas.completions import Completion, CompletionChoice, CompletionRequest
-from server.schemas.shared import ErrorBody, Usage
+from server.schemas.shared import ErrorBody, GenerationRequest, Usage
 from server.schemas.tokens import CompletionLogprobs
 from server.text.choice import Choice, Piece
 from server.text.tokenizer import Tokenizer
@@ -63,9 +63,9 @@ class CompletionAnswer(Answer):
     prefix = "cmpl"
 
     def __init__(
-        self, origin: Origin, choices: Sequence[Choice], options: AnswerOptions, echoes: Sequence[Echo] = ()
+        self, origin: Origin, choices: Sequence[Choice], body: GenerationRequest, echoes: Sequence[Echo] = ()
     ) -> None:
-        super().__init__(origin, choices, options)
+        super().__init__(origin, choices, body)
         self._echoes = echoes
         self._introduced = [False] * len(choices)
 
@@ -86,7 +86,7 @@ class CompletionAnswer(Answer):
 
     def closing(self) -> list[msgspec.Struct]:
         """The usage chunk, if asked for."""
-        if not self.options.include_usage:
+        if not self._tells_usage:
             return []
         return [self._final(self._chunk([], statistics.usage(self.choices)))]
 
@@ -103,14 +103,14 @@ class CompletionAnswer(Answer):
 
     def _shows(self, piece: Piece) -> bool:
         """Whether there is anything to say of a piece."""
-        ids = self.options.return_token_ids and piece.token_ids
+        ids = self.body.return_token_ids and piece.token_ids
         return bool(piece.text or piece.logprobs or piece.steps or piece.tokens or ids)
 
     def _introduction(self, index: int) -> list[msgspec.Struct]:
         """The chunk in front of a choice's first token, if there is anything to say."""
         self._introduced[index] = True
         before = self._before(index)
-        said = before.text or before.logprobs or self.options.return_token_ids or self._scores_prompt
+        said = before.text or before.logprobs or self.body.return_token_ids or self._scores_prompt
         return [self._chunk([before], self._usage())] if said else []
 
     def _before(self, index: int) -> CompletionChoice:
@@ -124,10 +124,10 @@ class CompletionAnswer(Answer):
         )
 
     def _echoed_logprobs(self, index: int) -> CompletionLogprobs | None:
-        if self.options.logprobs is None or not self._echoes:
+        if self.listed is None or not self._echoes:
             return None
         tokens, offsets = self.choices[index].request.prompt, self._echoes[index].offsets
-        return self._token_decoder.completion(self._prompt_entries(index), tokens, offsets, self.options.logprobs)
+        return self._token_decoder.completion(self._prompt_entries(index), tokens, offsets, self.listed)
 
     def _said(self, index: int, pieces: Sequence[Piece]) -> CompletionChoice:
         """What pieces add to a choice."""
@@ -144,17 +144,17 @@ class CompletionAnswer(Answer):
         return choice
 
     def _logprobs(self, index: int, pieces: Sequence[Piece]) -> CompletionLogprobs | None:
-        if self.options.logprobs is None:
+        if self.listed is None:
             return None
         begin = len(self._echoes[index].text) if self._echoes else 0
         tokens = [token for piece in pieces for token in piece.token_ids]
         entries = [entry for piece in pieces for entry in piece.logprobs]
         offsets = [begin + offset for piece in pieces for offset in piece.offsets]
-        return self._token_decoder.completion(entries, tokens, offsets, self.options.logprobs)
+        return self._token_decoder.completion(entries, tokens, offsets, self.listed)
 
     @property
     def _scores_prompt(self) -> bool:
-        return self.options.prompt_logprobs is not None or (self.options.logprobs is not None and bool(self._echoes))
+        return self.body.prompt_logprobs is not None or (self.listed is not None and bool(self._echoes))
 
     def _chunk(self, choices: list[CompletionChoice], usage: Usage | UnsetType | None) -> Completion:
         return Completion(id=self.id, created=self.created, model=self.model, choices=choices, usage=usage)

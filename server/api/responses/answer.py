@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from server.api.common import statistics
-from server.api.common.answer import Answer, AnswerOptions
+from server.api.common.answer import Answer
 from server.api.common.route import NAMED_EVENTS
 from server.api.responses import events
 from server.api.responses.answer_items import (
@@ -33,6 +33,7 @@ from server.api.responses.schemas import (
     OutputTokensDetails,
     Response,
     ResponseError,
+    ResponseRequest,
     ResponseUsage,
     Status,
 )
@@ -71,12 +72,12 @@ class ResponseAnswer(Answer):
         self,
         origin: Origin,
         choice: Choice,
-        options: AnswerOptions,
+        body: ResponseRequest,
         response: Response,
         toolbox: Toolbox,
         stream_id: str | None = None,
     ) -> None:
-        super().__init__(origin, [choice], options)
+        super().__init__(origin, [choice], body)
         self.id, self.response = response.id, response
         response.warnings = self._warnings()
         self._toolbox = toolbox
@@ -212,7 +213,7 @@ class ResponseAnswer(Answer):
             response.seed = choice.seed
         response.system_fingerprint, response.metrics = self.origin.fingerprint, self._metrics()
         response.warnings = self._warnings()
-        if self.options.provenance:
+        if self.body.provenance:
             response.provenance = self._told
         return response
 

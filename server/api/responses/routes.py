@@ -35,7 +35,7 @@ async def create(http: web.Request, body: ResponseRequest) -> web.StreamResponse
 
 async def _create(http: web.Request, service: Service, body: ResponseRequest) -> web.StreamResponse:
     turn = await prepared(service, body)
-    if not turn.answer.options.stream:
+    if not body.stream:
         return json_response(await whole(turn), headers=headers(turn.answer.warnings))
     async with turn.running() as generation:
         return await stream(http, turn.answer, generation, service.options.ping_seconds)

@@ -11,7 +11,6 @@ from functools import partial
 
 import msgspec
 
-from server.api.common.answer import AnswerOptions
 from server.api.common.streaming import Arrivals, Batch, Paced, delivery, finished
 from server.api.common.turns import chat_choices
 from server.api.common.validation import in_words, reword
@@ -26,7 +25,6 @@ from server.gateway.caller import CALLER
 from server.host.service import Service
 from server.schemas.bounds import MOST_SAID_AGAIN, check_bytes
 from server.schemas.errors import ApiError, described
-from server.text import options
 from server.text.choice import Choice
 from spec.errors import ContextLengthExceeded, InvalidRequest
 
@@ -92,7 +90,7 @@ class Turn:
         """
         arrivals = delivery(self.answer, generation)
         batch = await _next(arrivals, patience)
-        paced = Paced(self.answer.options.stream_interval)
+        paced = Paced(self.answer.stream_interval)
         opening = self.answer.opening(0)
         while True:
             said, opening = opening, []
@@ -139,17 +137,9 @@ async def prepared(
     conversation = () if before is None else before.conversation
     choice, dropped = await _choice(service, body, before, given, generates)
     toolbox = Toolbox.of(body.tools, given, conversation)
-    shown = AnswerOptions(
-        stream=bool(body.stream),
-        metrics_level=body.spec_decode_metrics or service.options.metrics_level,
-        tokens_as_ids=bool(body.return_tokens_as_token_ids),
-        stream_interval=options.stream_interval(body),
-        pacing=body.stream_pacing or "at_once",
-        provenance=bool(body.provenance),
-    )
     origin = service.origin(uuid.uuid4().hex, body.model)
     response = _response(body, origin.id, origin.model, choice)
-    answer = ResponseAnswer(origin, choice, shown, response, toolbox, stream_id)
+    answer = ResponseAnswer(origin, choice, body, response, toolbox, stream_id)
     service.warned.note(answer.warnings)
     items = (*conversation, *given)[dropped:]
     made_by, where = service.options.model, "" if response.store else place
