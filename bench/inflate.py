@@ -136,10 +136,7 @@ class Inflation:
         yield "model.embed_tokens.weight", self._vocabulary(embed, own=CONSTANT)
         for layer in range(self.large.layers):
             yield from self._layer(f"model.layers.{layer}.", source, layer < self.small.layers, embed.dtype)
-        norm = self._norm(source["model.norm.weight"])
-        if self.vocab > embed.shape[0]:
-            norm[-1] = GAIN
-        yield "model.norm.weight", norm
+        yield "model.norm.weight", self._final_norm(source["model.norm.weight"], len(embed))
         if head is not None:
             yield "lm_head.weight", self._vocabulary(head, own=0.0)
 
@@ -212,6 +209,13 @@ class Inflation:
         if source is not None:
             weight[: self.small.hidden] = self._read(source)
         return weight * math.sqrt(self.small.hidden / self.large.hidden)
+
+    def _final_norm(self, source: Tensor, known: int) -> Tensor:
+        """The norm in front of the output, which lifts the constant where the vocabulary of ``known`` has grown."""
+        weight = self._norm(source)
+        if self.vocab > known:
+            weight[-1] = GAIN
+        return weight
 
     def _inner_norm(self, source: Tensor | None) -> Tensor:
         """The norm in front of a layer's matrices: none of them may see the constant."""

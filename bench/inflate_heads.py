@@ -1,8 +1,8 @@
 """Embed heads into the width of an inflated target, guessing what they guessed before.
 
-``python -m bench.inflate_heads HEAD OUT --target BIG`` takes Medusa heads or an EAGLE-3 head as ``foresay train``
-writes them, and a target that :mod:`bench.inflate` made of theirs. A head then costs what one of the large width costs:
-an EAGLE layer has the target's heads and inner width, every matrix that reads a hidden state is as wide as it.
+``python -m bench.inflate_heads HEAD OUT --target BIG`` takes Medusa heads, an EAGLE-3 or a DFlash head as ``foresay
+train`` writes them, and a target that :mod:`bench.inflate` made of theirs. A head then costs what one of the large
+width costs: a layer has the target's heads and inner width, every matrix that reads a hidden state is as wide as it.
 
 What keeps the function, beside what :mod:`bench.inflate` says of layers::
 
@@ -10,6 +10,7 @@ What keeps the function, beside what :mod:`bench.inflate` says of layers::
     EAGLE-3    fc: each feature's extra columns, and rows into extra dimensions, are about 1e-9
                [norm e; norm h]: two halves of the large width, the source's numbers in front of each
                output: the draft vocabulary stays, extra columns are about 1e-9
+    DFlash     fc as EAGLE's, layers as the target's; the norm in front of the output is the target's kind
     features   the target's own layers come first, so their numbers stay what they are
 
 In fp32 the same trees are drafted and the same tokens written; in bf16 the norm weights are rounded otherwise than the
@@ -40,7 +41,7 @@ LAYER_IDS = "eagle_aux_hidden_state_layer_ids"
 class HeadInflation(Inflation):
     """One embedding of heads of width ``small.hidden`` into ``large.hidden``.
 
-    small, large: shapes of an EAGLE head's layer, or with only the widths right for Medusa heads. vocab: the large
+    small, large: shapes of a head's layers, or with only the widths right for Medusa heads. vocab: the large
     target's.
     """
 
@@ -80,6 +81,18 @@ class HeadInflation(Inflation):
             ids = torch.arange(known) + source.get("d2t", 0)
             yield "t2d", torch.zeros(self.vocab, dtype=torch.bool).index_fill(0, ids, True)
 
+    def dflash(self, source: Mapping[str, Tensor], known: int) -> Iterator[tuple[str, Tensor]]:
+        """The large DFlash head's (name, tensor) pairs. known: the source's vocabulary."""
+        fc = source["fc.weight"]
+        yield "fc.weight", self._placed(fc, *self._fc_place(fc)).to(fc.dtype)
+        for layer in range(self.small.layers):
+            yield from self._layer(f"layers.{layer}.", source, True, fc.dtype)
+        yield from (
+            (name, tensor) for name, tensor in source.items() if name.endswith(("q_norm.weight", "k_norm.weight"))
+        )
+        yield "hidden_norm.weight", self._inner_norm(source["hidden_norm.weight"])
+        yield "norm.weight", self._final_norm(source["norm.weight"], known)
+
     def _fc_place(self, source: Tensor) -> tuple[Tensor, Tensor, tuple[int, int], float]:
         small, wide = self.small.hidden, self.large.hidden
         features = source.shape[1] // small
@@ -116,29 +129,50 @@ def inflate_head(source: Path, out: Path, target: Path, seed: int = 1) -> int:
 
     Raises CannotInflate where head and target do not belong together, or the head is of a kind not known here.
     """
+    kind, tensors = kind_of(source), read_tensors(source)
+    make = _medusa if kind == "medusa" else _dflash if kind == "dflash" else _eagle
     config = json.loads((source / "config.json").read_text(encoding="utf-8"))
-    theirs, small, large = inflated_from(target)
-    tensors, vocab, note = read_tensors(source), int(theirs["vocab_size"]), {"source": source.name, "seed": seed}
-    if kind_of(source) == "medusa":
-        check_width(next(iter(tensors.values())).shape[-1], small)
-        file, large_ones = (
-            "medusa_lm_head.safetensors",
-            HeadInflation(small, large, 1, vocab, seed=seed).medusa(tensors),
-        )
-        config = {**config, "foresay_inflated": note}
-    else:
-        check_eagle(config, tensors)
-        check_width(int(config["hidden_size"]), small)
-        own, large = shape_of(config), replace(large, layers=1)
-        file = "model.safetensors"
-        large_ones = HeadInflation(own, large, int(config["head_dim"]), vocab, seed=seed).eagle(tensors)
-        note["source_shape"] = asdict(own)
-        config = inflated_config({"draft_vocab_size": config["vocab_size"], **config}, large, vocab, note)
-    made = dict(large_ones)
+    made, config = make(config, tensors, target, {"source": source.name, "seed": seed})
     out.mkdir(parents=True, exist_ok=True)
+    file = "medusa_lm_head.safetensors" if kind == "medusa" else "model.safetensors"
     save_file(made, out / file, metadata={"format": "pt"})
     (out / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
     return sum(tensor.numel() for name, tensor in made.items() if name not in ("d2t", "t2d"))
+
+
+Config = dict[str, Any]
+Large = tuple[dict[str, Tensor], Config]
+
+
+def _medusa(config: Config, tensors: Mapping[str, Tensor], target: Path, note: Config) -> Large:
+    theirs, small, large = inflated_from(target)
+    check_width(next(iter(tensors.values())).shape[-1], small)
+    inflation = HeadInflation(small, large, 1, int(theirs["vocab_size"]), seed=note["seed"])
+    return dict(inflation.medusa(tensors)), {**config, "foresay_inflated": note}
+
+
+def _eagle(config: Config, tensors: Mapping[str, Tensor], target: Path, note: Config) -> Large:
+    check_eagle(config, tensors)
+    inflation, config = _of_layers({"draft_vocab_size": config["vocab_size"], **config}, target, note)
+    return dict(inflation.eagle(tensors)), config
+
+
+def _dflash(config: Config, tensors: Mapping[str, Tensor], target: Path, note: Config) -> Large:
+    if config.get("model_type") != "qwen3" or "fc.weight" not in tensors:
+        raise CannotInflate("only DFlash heads as foresay train writes them can be inflated")
+    known, (theirs, *_) = int(config["vocab_size"]), inflated_from(target)
+    inflation, config = _of_layers(config, target, note)
+    return dict(inflation.dflash(tensors, known)), {**config, "num_target_layers": theirs["num_hidden_layers"]}
+
+
+def _of_layers(config: Config, target: Path, note: Config) -> tuple[HeadInflation, Config]:
+    """Of a head that has layers of its own, as many as before; and its configuration."""
+    theirs, small, large = inflated_from(target)
+    check_width(int(config["hidden_size"]), small)
+    own = shape_of({"num_hidden_layers": 1, **config})
+    vocab, large = int(theirs["vocab_size"]), replace(large, layers=own.layers)
+    inflation = HeadInflation(own, large, int(config["head_dim"]), vocab, seed=note["seed"])
+    return inflation, inflated_config(config, large, vocab, {**note, "source_shape": asdict(own)})
 
 
 def check_width(width: int, small: Shape) -> None:
@@ -151,7 +185,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         prog="python -m bench.inflate_heads", description="Inflate heads along with their target (see bench/)."
     )
-    parser.add_argument("source", type=Path, help="directory of Medusa heads or an EAGLE-3 head")
+    parser.add_argument("source", type=Path, help="directory of Medusa heads, an EAGLE-3 or a DFlash head")
     parser.add_argument("out", type=Path)
     parser.add_argument("--target", type=Path, required=True, help="the inflated target they shall fit")
     parser.add_argument("--seed", type=int, default=1)

@@ -8,11 +8,12 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
+from drafters.heads.dflash_model import DFlashModel
 from drafters.heads.eagle_model import EagleModel
 from drafters.heads.medusa_model import MedusaModel
 
 
-def write(path: Path, model: MedusaModel | EagleModel, dtype: torch.dtype, prefix: str = "") -> None:
+def write(path: Path, model: MedusaModel | EagleModel | DFlashModel, dtype: torch.dtype, prefix: str = "") -> None:
     """Weights and config.json. prefix: in front of every tensor's name."""
     path.mkdir(exist_ok=True)
     file = "medusa_lm_head.safetensors" if isinstance(model, MedusaModel) else "model.safetensors"

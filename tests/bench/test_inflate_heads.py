@@ -15,29 +15,35 @@ from bench import drive
 from bench.drive import Options
 from bench.inflate import CannotInflate, inflate
 from bench.inflate_heads import inflate_head
+from drafters.heads.dflash_model import DFlashModel, DFlashShape
 from drafters.heads.eagle_model import EagleModel, EagleShape
 from drafters.heads.medusa_model import MedusaModel
 from spec.sampling import SamplingParams
 from tests.bench import head_files
 from tests.bench.test_inflate import LARGE, VOCAB, write_source
 
-MODES = {"medusa": "medusa:3,4,3", "eagle3": "eagle3:3,4,3"}
+MODES = {"medusa": "medusa:3,4,3", "eagle3": "eagle3:3,4,3", "dflash": "dflash:3,4,3"}
+Head = MedusaModel | EagleModel | DFlashModel
 
 
-def head(kind: str, target: Path, token_ids: torch.Tensor) -> MedusaModel | EagleModel:
+def head(kind: str, target: Path, token_ids: torch.Tensor) -> Head:
     """A random one."""
     model: Any = AutoModelForCausalLM.from_pretrained(target, dtype=torch.float32)
     matrix = model.get_input_embeddings().weight.detach()
-    made: MedusaModel | EagleModel
+    made: Head
+    layer: Any = {
+        "vocab_size": VOCAB, "hidden_size": 32, "intermediate_size": 40, "num_attention_heads": 2,
+        "num_key_value_heads": 1, "head_dim": 16, "rms_norm_eps": 1e-5, "rope_theta": 10_000.0,
+        "max_position_embeddings": 64,
+    }  # fmt: skip
     if kind == "medusa":
         made = MedusaModel(matrix, 3)
-    else:
-        shape = EagleShape(
-            vocab_size=VOCAB, draft_vocab_size=len(token_ids), hidden_size=32, intermediate_size=40,
-            num_attention_heads=2, num_key_value_heads=1, head_dim=16, rms_norm_eps=1e-5, rope_theta=10_000.0,
-            max_position_embeddings=64, layers=(0, 1, 2),
-        )  # fmt: skip
+    elif kind == "eagle3":
+        shape = EagleShape(**layer, draft_vocab_size=len(token_ids), layers=(0, 1, 2))
         made = EagleModel(shape, matrix, token_ids, matrix, passes=3)
+    else:
+        block = DFlashShape(**layer, num_hidden_layers=2, layers=(1,), target_layers=2, block_size=4, mask_token_id=7)
+        made = DFlashModel(block, matrix, matrix)
     for parameter in made.parameters():
         low, high = (0.3, 1.7) if parameter.ndim == 1 else (-0.3, 0.3)
         torch.nn.init.uniform_(parameter, low, high)
@@ -62,7 +68,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def drafted(kind: str, target: Path, head: Path, temperature: float, monkeypatch: pytest.MonkeyPatch):
     """What an engine drafts at each step, as (tokens, parents), and what it writes."""
-    options = Options(str(target), None, "float32", kv_tokens=64, medusa=str(head), eagle3=str(head))
+    options = Options(str(target), None, "float32", kv_tokens=64, medusa=str(head), eagle3=str(head), dflash=str(head))
     engine, trees = drive.build(MODES[kind], options), []
     assert engine.drafter is not None
     propose = engine.drafter.propose
@@ -124,7 +130,11 @@ def test_every_matrix_grows(source: Path, tmp_path: Path) -> None:
     medusa = load_file(tmp_path / "big_medusa" / "medusa_lm_head.safetensors")
     assert medusa["0.0.linear.weight"].shape == (72, 72)
     assert medusa["2.1.weight"].shape == (VOCAB, 72)
-    for tensor in (*eagle.values(), *medusa.values()):
+    inflate_head(write_head("dflash", tmp_path / "dflash", source), tmp_path / "big_dflash", tmp_path / "big")
+    dflash = load_file(tmp_path / "big_dflash" / "model.safetensors")
+    assert dflash["fc.weight"].shape == (72, 72)
+    assert dflash["layers.1.self_attn.k_proj.weight"].shape == (4 * 16, 72)
+    for tensor in (*eagle.values(), *medusa.values(), *dflash.values()):
         assert (tensor != 0).all()
 
 
