@@ -20,7 +20,7 @@ def _add_arguments(parser: ArgumentParser) -> None:
 def run(config: None, arguments: Namespace) -> int:
     """Write it, and say how to serve it. The same ids come from it as from ``--quantize`` at load time."""
     from server.cli.progress import Stages
-    from server.engine.quantized import quantized
+    from server.engine.parameters import quantized
     from server.settings.config import EngineConfig
     from server.settings.resolved import target_directory
     from verifier.model.config import ModelConfig

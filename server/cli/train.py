@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 import sys
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -29,28 +29,21 @@ _MOST_LAYERS = 5
 _INTERRUPTED = 130
 
 
-def _count(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise ArgumentTypeError(f"must be a whole number of at least 1, got {text!r}")
-    return int(text)
+def _whole(wanted: str, fits: Callable[[int], bool]) -> Callable[[str], int]:
+    """What reads a whole number that fits; the error says what is wanted."""
+
+    def number(text: str) -> int:
+        if not text.isdecimal() or not fits(int(text)):
+            raise ArgumentTypeError(f"must be {wanted}, got {text!r}")
+        return int(text)
+
+    return number
 
 
-def _samples(text: str) -> int:
-    if not text.isdecimal() or int(text) < 2:
-        raise ArgumentTypeError(f"must be a whole number of at least 2, one of them to be held out, got {text!r}")
-    return int(text)
-
-
-def _seed(text: str) -> int:
-    if not text.isdecimal() or int(text) >= 10**9:
-        raise ArgumentTypeError(f"must be a whole number from 0 to 999999999, got {text!r}")
-    return int(text)
-
-
-def _width(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1 or int(text) % 8:
-        raise ArgumentTypeError(f"must be a multiple of 8, got {text!r}")
-    return int(text)
+_count = _whole("a whole number of at least 1", lambda number: number >= 1)
+_samples = _whole("a whole number of at least 2, one of them to be held out", lambda number: number >= 2)
+_seed = _whole("a whole number from 0 to 999999999", lambda number: number < 10**9)
+_width = _whole("a multiple of 8", lambda number: number >= 1 and number % 8 == 0)
 
 
 def _rate(text: str) -> float:

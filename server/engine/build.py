@@ -24,8 +24,7 @@ from server.engine.drafting import (
 )
 from server.engine.loading import Loading, Progress, give_back
 from server.engine.memory import Demand, MemoryPlan, check_beside, footprint, kept_in_16_bits, packed_bytes, plan_cpu
-from server.engine.parameters import stored_parameters
-from server.engine.quantized import in_words, kv_kind, quantized
+from server.engine.parameters import in_words, kv_kind, quantized, stored_parameters
 from server.settings.config import EngineConfig
 from server.settings.resolved import Resolved, Unfit, choose_draft, short_name, target_directory
 from spec.engine import Engine

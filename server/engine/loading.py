@@ -12,7 +12,7 @@ import torch
 
 from kvpaging import KVStore, PagePool
 from server.engine.device import Device
-from server.engine.quantized import kv_kind
+from server.engine.parameters import kv_kind
 from server.settings.config import EngineConfig
 from spec.tree import MAX_NODES
 from verifier.model.config import ModelConfig

@@ -18,8 +18,7 @@ from dataclasses import dataclass, field
 
 from server.engine.device import Device
 from server.engine.drafters.entry import Entry
-from server.engine.parameters import matrices, numbers_per_token
-from server.engine.quantized import kv_kind
+from server.engine.parameters import kv_kind, matrices, numbers_per_token
 from server.settings.config import EngineConfig
 from server.settings.resolved import Unfit
 from server.settings.units import bytes_in_words

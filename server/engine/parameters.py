@@ -1,9 +1,14 @@
-"""How many weights a decoder has, by its shape alone. Imports no torch."""
+"""How many weights a decoder has, by its shape alone, and what they and the KV cache are kept in. Imports no torch."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Protocol
+
+from server.settings.resolved import Unfit
+from verifier.model.config import ModelConfig
+from verifier.model.quantization import Quantization
 
 
 class Shape(Protocol):
@@ -64,3 +69,29 @@ def stored_parameters(model: Shape) -> int:
 def numbers_per_token(model: Shape) -> int:
     """How many numbers the KV cache keeps of a token."""
     return 2 * model.num_layers * model.num_kv_heads * model.head_dim
+
+
+def quantized(model: ModelConfig, how: str | None, flag: str) -> ModelConfig:
+    """The model as it is to be loaded. how: the setting's value. Raises Unfit for one that is quantised already."""
+    if how is None:
+        return model
+    if model.quantization is not None:
+        found = f"its weights are quantised already ({model.quantization})"
+        raise Unfit(f"{flag} {how}: {found}", f"leave {flag} out, or name the model that it was made from")
+    return replace(model, quantization=Quantization.made(how))
+
+
+def kv_kind(model: ModelConfig, asked: str) -> str:
+    """``int8``, ``fp8``, or ``auto`` for the engine's dtype. asked: the setting's value, of which ``auto`` is what
+    config.json asks for (``kv_cache_scheme``)."""
+    return (asked == "auto" and model.quantization is not None and model.quantization.kv) or asked
+
+
+def in_words(model: ModelConfig, dtype: str) -> str:
+    """How the weights are quantised, for people; "" if they are not. dtype: the engine's."""
+    found = model.quantization
+    if found is None:
+        return ""
+    source = "made of the files' floats" if found.is_made else f"from {found.method} files"
+    rounded = f"not rounded to {found.activations}" if found.activations else "not rounded"
+    return f"{found} ({source}; activations stay {dtype}, {rounded})"

@@ -102,19 +102,14 @@ class ServiceOptions(msgspec.Struct, frozen=True, kw_only=True):
     @classmethod
     def of(cls, config: ServeConfig, names: Sequence[str]) -> ServiceOptions:
         """As the settings say. names: of the model, the first one for answers."""
+        shared = set(cls.__struct_fields__) & set(config.__struct_fields__)
         return cls(
             model=names[0],
             aliases=tuple(names[1:]),
             any_model=config.any_model_name,
-            strict_limits=config.strict_limits,
             most_running=config.max_seqs + config.max_queue,
-            seed=config.seed,
             config=config,
-            max_output_tokens=config.max_output_tokens,
-            max_body_bytes=config.max_body_bytes,
-            request_timeout=config.request_timeout,
-            first_token_timeout=config.first_token_timeout,
-            self_check=config.self_check,
+            **{name: getattr(config, name) for name in shared},
         )
 
 
@@ -161,16 +156,6 @@ class Service:
         self._idle.set()
         counts = self.telemetry.self_check
         self.self_check = SelfCheck(engine, options.self_check, counts, self._idle, lambda: self.refusal() is None)
-
-    @property
-    def created(self) -> int:
-        """When the server began, in seconds since 1970."""
-        return self.server.created
-
-    @property
-    def bodies(self) -> Shared:
-        """Bytes of bodies and messages."""
-        return self.server.bodies
 
     @property
     def largest_body(self) -> int:

@@ -245,5 +245,5 @@ async def test_the_messages_that_wait_on_all_sockets_of_a_key_are_bounded_togeth
             await other.send_json(message)
             assert (await other.receive_json(timeout=60))["type"] == "response.created"
             await one.send_json({"type": "response.cancel"})
-            await until(lambda: service.bodies.used < 25_000)
-        await until(lambda: service.bodies.used == 0 and not service.running)
+            await until(lambda: service.server.bodies.used < 25_000)
+        await until(lambda: service.server.bodies.used == 0 and not service.running)

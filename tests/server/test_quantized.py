@@ -13,8 +13,7 @@ from server.cli.banner import rows
 from server.cli.main import main
 from server.engine.build import build_engine
 from server.engine.memory import model_bytes, packed_bytes
-from server.engine.parameters import stored_parameters
-from server.engine.quantized import quantized
+from server.engine.parameters import quantized, stored_parameters
 from server.settings.config import EngineConfig
 from server.settings.resolved import BUNDLED, Unfit
 from spec.engine import Engine

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from kvpaging import KVStore, PagePool, PageTable
-from server.engine.quantized import quantized
+from server.engine.parameters import quantized
 from spec.protocols import Rows, Wanted
 from spec.tree import MAX_NODES, DraftTree
 from verifier.model.config import ModelConfig

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from server.engine.memory import packed_bytes
-from server.engine.quantized import quantized
+from server.engine.parameters import quantized
 from tests.verifier.families import FAMILIES, make
 from tests.verifier.reading import Reader
 from verifier.model.checkpoint import SINGLE, Checkpoint

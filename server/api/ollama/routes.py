@@ -157,7 +157,7 @@ async def running(http: web.Request) -> web.Response:
 
 
 def _running(entry: Entry, info: EngineInfo) -> RunningModel:
-    known = msgspec.structs.asdict(described(entry.name, entry.service.created, info))
+    known = msgspec.structs.asdict(described(entry.name, entry.service.server.created, info))
     held, stays = 0 if info.footprint is None else info.footprint.held, entry.resident.stays(time.monotonic())
     return RunningModel(
         **known | {"size": held},
@@ -187,7 +187,7 @@ def _shown(entry: Entry) -> Shown:
         details=details(entry.info),
         model_info=model_info(entry.name, target, entry.info, entry.model.longest),
         capabilities=["completion"] if text is None else _capabilities(text),
-        modified_at=moment(entry.service.created),
+        modified_at=moment(entry.service.server.created),
     )
 
 

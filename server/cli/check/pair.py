@@ -28,7 +28,7 @@ from server.engine.checks.report import named as for_people
 from server.engine.device import find_device
 from server.engine.drafters.entry import Entry
 from server.engine.drafters.registry import find, settled
-from server.engine.quantized import quantized
+from server.engine.parameters import quantized
 from server.engine.vocabulary import vocabulary
 from server.settings.config import EngineConfig
 from server.settings.resolved import Resolved, choose_draft, named_in, target_directory

@@ -10,8 +10,7 @@ from typing import Any, Literal, TypeVar
 import msgspec
 
 from server.engine.device import Device
-from server.engine.parameters import stored_parameters
-from server.engine.quantized import in_words
+from server.engine.parameters import in_words, stored_parameters
 from server.settings.resolved import Resolved, Unfit, short_name
 from server.settings.units import count_in_words
 from spec.acceptance import ByDepth

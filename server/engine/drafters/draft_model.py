@@ -13,8 +13,7 @@ from server.engine.checks.report import Notes, Target, described, facts, look_at
 from server.engine.drafters.entry import FromFiles
 from server.engine.loading import Loading
 from server.engine.memory import model_bytes, token_bytes
-from server.engine.parameters import parameters
-from server.engine.quantized import quantized
+from server.engine.parameters import parameters, quantized
 from server.engine.vocabulary import SMALL_SHARE, Translation, overlap, translation
 from server.settings.config import EngineConfig
 from spec.names import DRAFT_MODEL

@@ -6,10 +6,19 @@ for the request only.
 
 from __future__ import annotations
 
+from typing import Any, TypeVar
+
 import msgspec
 
 from server.observe.telemetry.families import SelfCheckCounts
 from spec.acceptance import ByDepth
+
+S = TypeVar("S", bound=msgspec.Struct)
+
+
+def told(kind: type[S], counts: object, **own: Any) -> S:
+    """A record with the fields that ``counts`` has by the same names, but for its ``own``."""
+    return kind(**{name: getattr(counts, name) for name in kind.__struct_fields__ if name not in own}, **own)
 
 
 class Quantiles(msgspec.Struct, frozen=True):

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from server.observe.telemetry.drafting import Shapes
 from server.observe.telemetry.history import History
-from server.observe.telemetry.report import RequestDetail, RequestStep, RequestSummary, TokenText
+from server.observe.telemetry.report import RequestDetail, RequestStep, RequestSummary, TokenText, told
 from server.observe.telemetry.window import Window
 from spec.acceptance import tokens_per_step
 from spec.request import Delta, Origin, Request
@@ -136,28 +136,18 @@ class RequestStats:
     def summary(self) -> RequestSummary:
         """The request in numbers."""
         seconds = (self._shared.clock() if self.ended is None else self.ended) - self.began
-        return RequestSummary(
-            id=self.id,
-            request_id=self.request_id,
+        return told(
+            RequestSummary,
+            self,
             started=self.began,
             prompt=self.words,
-            temperature=self.temperature,
-            seed=self.seed,
-            prompt_tokens=self.prompt_tokens,
-            cached_tokens=self.cached_tokens,
             output_tokens=self.tokens,
             time_to_first_token=None if self._first is None else self._first - self.began,
             seconds=seconds,
             tokens_per_second=self.rate,
             steps=self.runs,
-            drafts=self.drafts,
-            drafted=self.drafted,
-            accepted=self.accepted,
-            discarded=self.discarded,
             acceptance_rate=self.accepted / self.drafted if self.drafted else None,
             tokens_per_step=tokens_per_step(self.tokens, self.runs),
-            drafters=self.drafters,
-            finish_reason=self.finish_reason,
         )
 
     @property

@@ -11,7 +11,7 @@ import msgspec
 
 from server.observe.telemetry.counts import Histogram
 from server.observe.telemetry.drafting import link, unlink
-from server.observe.telemetry.report import DrafterRates, Gauges, Live, Node, Point, Quantiles, ShadowRates
+from server.observe.telemetry.report import DrafterRates, Gauges, Live, Node, Point, Quantiles, ShadowRates, told
 from server.observe.telemetry.window import Window
 from spec.acceptance import ByDepth, by_place, tokens_per_step
 
@@ -70,16 +70,13 @@ def live(recent: Sequence[Window], whole: Window, last_rate: float | None, plain
 def drafters(window: Window) -> list[DrafterRates]:
     """Each drafter's trees, who made most of them first."""
     rows = [
-        DrafterRates(
+        told(
+            DrafterRates,
+            drafting,
             drafter=name,
-            drafts=drafting.drafts,
-            drafted=drafting.drafted,
-            accepted=drafting.accepted,
             share=drafting.drafts / window.drafts,
             acceptance_rate=ratio(drafting.accepted, drafting.drafted),
             mean_acceptance_length=ratio(drafting.drafts + drafting.accepted, drafting.drafts),
-            drafted_per_depth=list(drafting.drafted_per_depth),
-            accepted_per_depth=list(drafting.accepted_per_depth),
         )
         for name, drafting in window.drafting.items()
     ]
@@ -89,18 +86,15 @@ def drafters(window: Window) -> list[DrafterRates]:
 def shadows(window: Window) -> list[ShadowRates]:
     """What the drafters beside the one in use would have had accepted."""
     return [
-        ShadowRates(
+        told(
+            ShadowRates,
+            shadow.drafting,
             drafter=name,
             steps=shadow.steps,
-            drafts=shadow.drafting.drafts,
-            drafted=shadow.drafting.drafted,
-            accepted=shadow.drafting.accepted,
             acceptance_rate=ratio(shadow.drafting.accepted, shadow.drafting.drafted),
             tokens_per_step=tokens_per_step(shadow.tokens, shadow.steps),
             mean_acceptance_length=ratio(shadow.drafting.drafts + shadow.drafting.accepted, shadow.drafting.drafts),
             milliseconds=ratio(1000 * shadow.seconds, shadow.steps),
-            drafted_per_depth=list(shadow.drafting.drafted_per_depth),
-            accepted_per_depth=list(shadow.drafting.accepted_per_depth),
         )
         for name, shadow in sorted(window.shadows.items())
     ]
@@ -137,37 +131,24 @@ async def points(windows: Sequence[Window], seconds: int) -> list[Point]:
 
 def point(window: Window, seconds: int) -> Point:
     """One bucket of a chart."""
-    latest = window.latest
-    return Point(
+    latest, first = window.latest, window.times["time_to_first_token"]
+    gauges = ("running", "waiting", "pages", "kept_pages")
+    return told(
+        Point,
+        window,
         at=window.second,
         seconds=seconds,
-        steps=window.steps,
-        tokens=window.tokens,
-        emitted=window.emitted,
-        runs=window.runs,
-        drafts=window.drafts,
-        drafted=window.drafted,
-        accepted=window.accepted,
-        discarded=window.discarded,
         tokens_per_step=tokens_per_step(window.tokens, window.runs),
-        acceptance_rate=window.acceptance_rate,
         tree_nodes=ratio(window.drafted, window.drafts),
-        speed_up=window.speed_up,
         busy_seconds=window.step_seconds.sum,
-        decode_seconds=window.decode_seconds,
-        plain_seconds=window.plain_seconds,
         doubted_seconds=sum(window.doubted.values()),
-        first_tokens=window.times["time_to_first_token"].count,
-        first_token_seconds=window.times["time_to_first_token"].sum,
-        phases=dict(window.phases),
+        first_tokens=first.count,
+        first_token_seconds=first.sum,
         drafters={name: drafting.drafts for name, drafting in window.drafting.items()},
         accepted_per_depth=by_place(drafting.accepted_per_depth for drafting in window.drafting.values()),
         chunk_gaps=list(window.chunk_gaps.counts),
         token_times=list(window.token_times.counts),
-        running=latest.running if latest else 0,
-        waiting=latest.waiting if latest else 0,
-        pages=latest.pages if latest else 0,
-        kept_pages=latest.kept_pages if latest else 0,
         finished=sum(window.finished.values()),
         failed=sum(window.failed.values()),
+        **{name: getattr(latest, name) if latest else 0 for name in gauges},
     )
