@@ -5,53 +5,28 @@ import { TimeChart } from "./timechart.js";
 
 /** What is drawn in a colour and told in the legend: a value of each bin, and how it is written. */
 const series = (name, colour, of, text) => ({ name, colour, of, text });
+/** Panels have their height, unit and series, which may depend on the bins, and what else timechart.js knows. */
+const panel = (height, unit, of, more) => ({ height, unit, series: Array.isArray(of) ? () => of : of, ...more });
 const ratio = (part, whole) => (whole > 0 ? part / whole : NaN);
 
+const plain = { least: 2, level: () => 1 };
 const shares = { marks: [0, 0.5, 1], mark: percent, stacked: true };
-const plain = () => 1;
+
+// -- speed ----------------------------------------------------------------------------------------------------------
 
 const rate = series("tok/s", "verify", (bin) => ratio(bin.tokens, bin.busy_seconds), number);
-const firstToken = (bin) => ratio(bin.first_token_seconds, bin.first_tokens);
+const first = series("first token", "propose", (bin) => ratio(bin.first_token_seconds, bin.first_tokens), time);
 const unsure = (bin) => 2 * bin.doubted_seconds > bin.decode_seconds;
-/** The speed-up where it is as sure as wanted; where it is not there is nothing to tell. */
+/** The speed-up where it is as unsure as asked for; elsewhere there is nothing to tell. */
 const speedUp = (name, colour, wanted) => {
   const of = (bin) => (unsure(bin) === wanted ? ratio(bin.plain_seconds, bin.decode_seconds) : null);
   return series(name, colour, of, (value) => (value === null ? "" : number(value)));
 };
-const SURE = speedUp("speed-up", "now", false);
-const UNSURE = speedUp("unsure", "none", true);
+const [SURE, UNSURE] = [speedUp("speed-up", "now", false), speedUp("unsure", "none", true)];
 
-const SPEED = {
-  id: "speed-over-time",
-  title: "Speed",
-  note: "Tokens over the time that the engine stepped; how many times plain decoding's, estimated; first tokens.",
-  panels: [
-    { height: 64, unit: "tok/s", series: () => [rate] },
-    {
-      height: 54,
-      unit: "speed-up",
-      least: 2,
-      level: plain,
-      series: (bins) => (bins.some(unsure) ? [SURE, UNSURE] : [SURE]),
-    },
-    {
-      height: 44,
-      unit: "first token, ms",
-      times: 1000,
-      series: () => [series("first token", "propose", firstToken, time)],
-    },
-  ],
-};
+// -- steps ----------------------------------------------------------------------------------------------------------
 
 const perStep = series("tokens per step", "now", (bin) => ratio(bin.tokens, bin.runs), number);
-
-const TOKENS_PER_STEP = {
-  id: "tokens-per-step",
-  title: "Tokens per step",
-  note: "What one pass of the target writes of a text, whoever drafted, plain passes included.",
-  panels: [{ height: 132, unit: "tokens", least: 2, level: plain, series: () => [perStep] }],
-};
-
 const phase = (name, colour, ...of) => {
   const seconds = (bin) => of.reduce((sum, one) => sum + (bin.phases[one] ?? 0), 0);
   return series(name, colour, (bin) => ratio(seconds(bin), bin.steps), time);
@@ -64,21 +39,7 @@ const PHASES = [
   phase("delivery", "deliver", "deliver"),
 ];
 
-const timePerStep = (state) => ({
-  id: "time-per-step",
-  title: "Time per step",
-  note: "Where it goes. The dashed line is a step that drafts nothing.",
-  panels: [
-    {
-      height: 132,
-      unit: "ms",
-      times: 1000,
-      stacked: true,
-      level: () => state.snapshot.live.root_seconds,
-      series: () => PHASES,
-    },
-  ],
-});
+// -- drafts and load ------------------------------------------------------------------------------------------------
 
 /** The share of the steps in which somebody drafted, by name; "": nobody. */
 const drafted = (who) => {
@@ -87,39 +48,50 @@ const drafted = (who) => {
 };
 const whoDrafted = (bins) => [...new Set(bins.flatMap((bin) => Object.keys(bin.drafters)))].sort().concat("");
 const nodes = series("drafted per tree", "ink", (bin) => ratio(bin.drafted, bin.drafts), number);
-
-const CHOICES = {
-  id: "choices",
-  title: "Drafters and trees",
-  note: "Who drafted, as a share of the steps of requests, and how many tokens.",
-  panels: [
-    { height: 78, unit: "share of steps", ...shares, series: (bins) => whoDrafted(bins).map(drafted) },
-    { height: 54, unit: "drafted tokens", least: 2, series: () => [nodes] },
-  ],
-};
-
-const QUEUE = [
-  series("running", "now", (bin) => bin.running, count),
-  series("waiting", "propose", (bin) => bin.waiting, count),
-];
-
-const load = (state) => {
-  const pages = (name, colour, held) => {
-    const all = () => state.snapshot.server.kv_tokens / state.snapshot.server.page_size;
-    return series(name, colour, (bin) => bin[held] / all(), (share) => percent(share, 1));
-  };
-  const kept = [pages("in use", "verify", "pages"), pages("kept", "before", "kept_pages")];
-  return {
-    id: "load",
-    title: "KV cache and queue",
-    note: "Pages held by requests, and those that only keep old prompts findable.",
-    panels: [
-      { height: 78, unit: "KV pages", ...shares, series: () => kept },
-      { height: 54, unit: "requests", least: 2, series: () => QUEUE },
-    ],
-  };
-};
+const running = series("running", "now", (bin) => bin.running, count);
+const waiting = series("waiting", "propose", (bin) => bin.waiting, count);
 
 /** All of them, in the order in which they are read. state: what the feed told last. */
-export const overTime = (timeline, state) =>
-  [SPEED, TOKENS_PER_STEP, timePerStep(state), CHOICES, load(state)].map((about) => new TimeChart(timeline, about));
+export function overTime(timeline, state) {
+  const root = () => state.snapshot.live.root_seconds;
+  const all = () => state.snapshot.server.kv_tokens / state.snapshot.server.page_size;
+  const pages = (name, colour, held) =>
+    series(name, colour, (bin) => bin[held] / all(), (share) => percent(share, 1));
+  const chart = (id, title, note, ...panels) => new TimeChart(timeline, { id, title, note, panels });
+  return [
+    chart(
+      "speed-over-time",
+      "Speed",
+      "Tokens over the time that the engine stepped; how many times plain decoding's, estimated; first tokens.",
+      panel(64, "tok/s", [rate]),
+      panel(54, "speed-up", (bins) => (bins.some(unsure) ? [SURE, UNSURE] : [SURE]), plain),
+      panel(44, "first token, ms", [first], { times: 1000 }),
+    ),
+    chart(
+      "tokens-per-step",
+      "Tokens per step",
+      "What one pass of the target writes of a text, whoever drafted, plain passes included.",
+      panel(132, "tokens", [perStep], plain),
+    ),
+    chart(
+      "time-per-step",
+      "Time per step",
+      "Where it goes. The dashed line is a step that drafts nothing.",
+      panel(132, "ms", PHASES, { times: 1000, stacked: true, level: root }),
+    ),
+    chart(
+      "choices",
+      "Drafters and trees",
+      "Who drafted, as a share of the steps of requests, and how many tokens.",
+      panel(78, "share of steps", (bins) => whoDrafted(bins).map(drafted), shares),
+      panel(54, "drafted tokens", [nodes], { least: 2 }),
+    ),
+    chart(
+      "load",
+      "KV cache and queue",
+      "Pages held by requests, and those that only keep old prompts findable.",
+      panel(78, "KV pages", [pages("in use", "verify", "pages"), pages("kept", "before", "kept_pages")], shares),
+      panel(54, "requests", [running, waiting], { least: 2 }),
+    ),
+  ];
+}

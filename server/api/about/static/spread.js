@@ -10,35 +10,30 @@ export const depthName = (depth) => (depth < DEEPEST ? String(depth) : `${DEEPES
 
 function depths({ accepted_by_depth: now, accepted_by_depth_hour: hour }) {
   const length = Math.min(Math.max(now.cumulative.length, hour.cumulative.length), DEEPEST);
-  const bars = Array.from({ length }, (_, index) => ({
-    label: depthName(index + 1),
-    told:
-      `depth ${depthName(index + 1)}: cumulative ${percent(now.cumulative[index])}, ` +
-      `conditional ${percent(now.conditional[index])}; in the last hour ${percent(hour.cumulative[index])}, ` +
-      percent(hour.conditional[index]),
-    parts: [
-      { size: now.cumulative[index] ?? 0, colour: "now" },
-      { size: hour.cumulative[index] ?? 0, colour: "before" },
-      { size: now.conditional[index] ?? 0, colour: "given" },
-    ],
-  }));
+  const told = ({ cumulative, conditional }, index) => [percent(cumulative[index]), percent(conditional[index])];
+  const bars = Array.from({ length }, (_, index) => {
+    const [[all, given], [before, givenBefore], name] = [told(now, index), told(hour, index), depthName(index + 1)];
+    return {
+      label: name,
+      told: `depth ${name}: cumulative ${all}, conditional ${given}; in the last hour ${before}, ${givenBefore}`,
+      parts: [
+        { size: now.cumulative[index] ?? 0, colour: "now" },
+        { size: hour.cumulative[index] ?? 0, colour: "before" },
+        { size: now.conditional[index] ?? 0, colour: "given" },
+      ],
+    };
+  });
   return { bars, marks: [0, 0.25, 0.5, 0.75, 1], text: percent, apart: 18 };
 }
 
 /** Where in the bars a share of all values is reached, and the value there. */
-function quantile(counts, bounds, share) {
-  const wanted = share * counts.reduce((all, one) => all + one, 0);
+function quantile(counts, bounds, wanted) {
   let below = 0;
-  for (let index = 0; index < counts.length; index++) {
-    if (counts[index] && below + counts[index] >= wanted) {
-      const low = index ? bounds[index - 1] : 0,
-        high = bounds[Math.min(index, bounds.length - 1)];
-      const into = (wanted - below) / counts[index];
-      return { place: index + into, value: low + (high - low) * into };
-    }
-    below += counts[index];
-  }
-  return null;
+  const index = counts.findIndex((count) => (below += count) >= wanted && count);
+  const low = index ? bounds[index - 1] : 0,
+    high = bounds[Math.min(index, bounds.length - 1)],
+    into = 1 - (below - wanted) / counts[index];
+  return { place: index + into, value: low + (high - low) * into };
 }
 
 const within = (bounds, index) =>
@@ -58,11 +53,8 @@ function histogram(counts, bounds) {
     told: `${within(bounds, from + place)}: ${count(times)} (${percent(times / all, 1)})`,
     parts: [{ size: times / all, colour: "verify" }],
   }));
-  const lines = [
-    [0.5, "p50"],
-    [0.99, "p99"],
-  ].map(([share, name]) => {
-    const { place, value } = quantile(counts, bounds, share);
+  const lines = Object.entries({ p50: 0.5, p99: 0.99 }).map(([name, share]) => {
+    const { place, value } = quantile(counts, bounds, share * all);
     return { at: place - from, name, value: time(value) };
   });
   return { bars, lines, text: (mark) => `${Number((100 * mark).toPrecision(2))} %` };
@@ -82,20 +74,19 @@ export function spread(timeline, state) {
     empty: "nothing drafted yet",
     foot: "depth",
   });
-  const gaps = new BarChart({
-    id: "chunk-gaps",
-    title: "Time between chunks",
-    note: "What a reader waits for more text.",
-    empty: "no chunks in this time",
-    foot: "ms, up to",
-  });
-  const tokens = new BarChart({
-    id: "token-times",
-    title: "Time per token",
-    note: "The same, shared by a chunk's tokens.",
-    empty: "no tokens in this time",
-    foot: "ms, up to",
-  });
+  const histogramOf = (id, title, note, empty) => new BarChart({ id, title, note, empty, foot: "ms, up to" });
+  const gaps = histogramOf(
+    "chunk-gaps",
+    "Time between chunks",
+    "What a reader waits for more text.",
+    "no chunks in this time",
+  );
+  const tokens = histogramOf(
+    "token-times",
+    "Time per token",
+    "The same, shared by a chunk's tokens.",
+    "no tokens in this time",
+  );
   const draw = () => {
     depth.show(depths(state.snapshot));
     const shown = sum(timeline.shown());
