@@ -86,6 +86,11 @@ async def client(url: str) -> AsyncIterator[openai.AsyncOpenAI]:
         yield client
 
 
+def pytest_collection_finish() -> None:
+    """A collection of garbage leaves alone what was imported: a tenth of the time of tests that collect."""
+    gc.freeze()
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Files with slow tests go first: with several workers, nobody is left with a long one in the end."""
     slow = {item.path for item in items if item.get_closest_marker("slow")}

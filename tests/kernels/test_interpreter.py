@@ -1,7 +1,7 @@
 """Every kernel against its reference in Triton's interpreter, which needs no GPU.
 
-The interpreter is chosen when triton is imported, so the tests of ``on_device`` run in a process of their own. Where
-there is a GPU, pytest also runs them as they are, compiled.
+The interpreter is chosen when triton is imported, so the tests of ``on_device`` run in a process of their own: one for
+all, since torch and triton are imported for seconds. Where there is a GPU, pytest also runs them as they are, compiled.
 """
 
 from __future__ import annotations
@@ -14,14 +14,13 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-FILES = sorted((Path(__file__).parent / "on_device").glob("test_*.py"))
+TESTS = Path(__file__).parent / "on_device"
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("file", FILES, ids=lambda path: path.stem)
-def test_in_the_interpreter(file: Path) -> None:
+def test_all_in_the_interpreter() -> None:
     # The suite's own conftest would import clients and servers for seconds.
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--confcutdir={file.parent}", str(file)]
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--confcutdir={TESTS}", str(TESTS)]
     environment = os.environ | {"TRITON_INTERPRET": "1"}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr

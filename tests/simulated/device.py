@@ -21,7 +21,6 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_flatten, tree_map
 
 from bench.gpu.binder import on_gpu
 from verifier.ops.kernels.cpu.traced import asks_for_numbers
@@ -74,7 +73,7 @@ class Simulated(Tensor):
 class Machine(TorchDispatchMode):
     """The simulated device while it is in use.
 
-    binding: whether each launch goes through Triton's binder too (:mod:`bench.gpu.binder`).
+    binding: what launches went through Triton's binder too (:mod:`bench.gpu.binder`); None: none does.
     captured: while a step is captured, each launch and what it is given, in order. reads: how often values were
     brought to the host.
     """
@@ -83,10 +82,15 @@ class Machine(TorchDispatchMode):
         super().__init__()
         self.captured: list[tuple[str, tuple[Any, ...]]] | None = None
         self.reads = 0
-        self.binding = False
+        self.binding: set[Any] | None = None
         self._made: dict[int, Any] = {}  # the memory is kept, so that no other tensor comes to lie there
         self._fresh: list[int] = []
         self._named: list[tuple[int, weakref.ref[Simulated]]] = []
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """No: torch would import its compiler, seconds of work, to keep it away from what nobody compiles."""
+        return False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return self.run(func, args, kwargs or {})
@@ -96,7 +100,7 @@ class Machine(TorchDispatchMode):
         if func._can_decompose():
             with self:
                 return func.decompose(*args, **kwargs)
-        tensors = [value for value in tree_flatten((args, kwargs))[0] if isinstance(value, Tensor)]
+        tensors = _tensors((args, kwargs))
         ours = [tensor for tensor in tensors if isinstance(tensor, Simulated)]
         if func is _ATEN._to_copy.default:
             return self._copied(args[0], kwargs)
@@ -112,8 +116,8 @@ class Machine(TorchDispatchMode):
             here = here and func not in (_ATEN._local_scalar_dense.default, _ATEN.equal.default)
         if here:
             self.note(str(func), (args, kwargs))
-        made = func(*tree_map(_values, args), **tree_map(_values, kwargs))
-        return tree_map(lambda value: self._result(value, ours) if here else value, made)
+        made = func(*_mapped(_values, args), **_mapped(_values, kwargs))
+        return _mapped(lambda value: self._result(value, ours), made) if here else made
 
     def _result(self, value: Any, inputs: list[Simulated]) -> Any:
         if isinstance(value, Tensor) and not _aliases(value, inputs):
@@ -123,9 +127,7 @@ class Machine(TorchDispatchMode):
     def note(self, name: str, given: Any) -> None:
         """A launch, with all that it is given."""
         if self.captured is not None:
-            seen: list[Any] = []
-            _mapped(lambda leaf: seen.append(self._seen(leaf)), given)
-            self.captured.append((name, tuple(seen)))
+            self.captured.append((name, tuple(map(self._seen, _leaves(given)))))
 
     def _seen(self, leaf: Any) -> Any:
         """What a graph keeps of it: a number as it is now, one in a tensor of the CPU too; of a tensor shape and dtype,
@@ -290,15 +292,30 @@ def _launched(op: Callable[..., Any]) -> Callable[..., Any]:
         if not all(tensor.is_contiguous() for tensor in tensors):
             raise NotOnTheDevice(f"{op.__name__} is given a tensor with gaps: kernels read them as if there were none")
         CURRENT.note(op.__name__, (args, kwargs))
-        if CURRENT.binding:
-            with torch._C._DisableTorchDispatch(), on_gpu():
-                op(*_mapped(_blank, args), **_mapped(_blank, kwargs))
+        if CURRENT.binding is not None:
+            _bind(op, args, kwargs, CURRENT.binding)
         with torch._C._DisableTorchDispatch():
             made = op(*_mapped(_values, args), **_mapped(_values, kwargs))
         ours = [tensor for tensor in tensors if isinstance(tensor, Simulated)]
         return _mapped(lambda value: CURRENT._result(value, ours), made)
 
     return launch
+
+
+def _bind(op: Callable[..., Any], args: Any, kwargs: dict[str, Any], bound: set[Any]) -> None:
+    """Send a launch through Triton's binder, unless one of the same shapes and numbers has been: it knows no more."""
+    what = (op, *map(_known_of, _leaves((args, kwargs))))
+    if what not in bound:
+        bound.add(what)
+        with torch._C._DisableTorchDispatch(), on_gpu():
+            op(*_mapped(_blank, args), **_mapped(_blank, kwargs))
+
+
+def _known_of(leaf: Any) -> Any:
+    """All that a launcher without a GPU can tell two of them by."""
+    if isinstance(leaf, Simulated):
+        return leaf.shape, leaf.stride(), leaf.storage_offset(), leaf.dtype
+    return type(leaf), leaf
 
 
 def _blank(value: Any) -> Any:
@@ -312,14 +329,20 @@ def _blank(value: Any) -> Any:
 
 
 def _tensors(tree: Any) -> list[Tensor]:
-    found: list[Tensor] = []
-    _mapped(lambda value: found.append(value) if isinstance(value, Tensor) else None, tree)
+    return [leaf for leaf in _leaves(tree) if isinstance(leaf, Tensor)]
+
+
+def _leaves(tree: Any) -> list[Any]:
+    found: list[Any] = []
+    _mapped(found.append, tree)
     return found
 
 
 def _mapped(change: Callable[[Any], Any], tree: Any) -> Any:
-    """Change every leaf, inside our own records of tensors too."""
-    if isinstance(tree, tuple | list):
+    """Change every leaf, inside our own records of tensors too. Most of the time of these tests is spent here."""
+    if tree is None or isinstance(tree, (Tensor, int, float, str)):
+        return change(tree)
+    if isinstance(tree, (tuple, list)):
         changed = [_mapped(change, value) for value in tree]
         return type(tree)(*changed) if hasattr(tree, "_fields") else type(tree)(changed)
     if isinstance(tree, dict):

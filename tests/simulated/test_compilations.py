@@ -60,7 +60,7 @@ def test_nothing_is_compiled_while_a_server_answers(draft, tree, graphs, monkeyp
     monkeypatch.setattr(server.engine.build, "find_device", lambda config: GPU)
     monkeypatch.setattr(server.engine.calibrate, "_ROWS", (1, 8))
     monkeypatch.setattr(server.engine.build, "capture_of", lambda graphs: captured if graphs else Direct)
-    monkeypatch.setattr(CURRENT, "binding", True)
+    monkeypatch.setattr(CURRENT, "binding", set())
     with simulated(), bound(counting=False) as launches:
         engine = build_engine(config)
         ready = {name: set(keys) for name, keys in launches.compiled.items()}
