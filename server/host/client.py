@@ -14,32 +14,31 @@ What runs when it dies goes on in the next one (:mod:`server.host.resumption`).
 from __future__ import annotations
 
 import asyncio
-import logging
 import signal
 import socket
 import subprocess
 import time
 from collections.abc import Callable, Collection, Mapping
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple
 
-from server.engine.generation import Cause, EngineStatus, Sink, unavailable
+from server.engine.generation import Cause, EngineStatus
 from server.host import frames
+from server.host.asked import Asked
 from server.host.child import STARTING, Spawned, oom_kills, reap, spawn, stopped
 from server.host.frames import Channel
 from server.host.models.resident import NoPlace
 from server.host.replacement import Progress, Standby, make_ready, refusal, until_hung
-from server.host.resumption import AGAIN, InFlights
+from server.host.resumption import AGAIN
+from server.host.supervised import Supervised, log
 from server.schemas.errors import EngineFailed
 from server.settings.config import ServeConfig
-from spec.errors import ConfigurationError, ContextLengthExceeded, ForesayError, InvalidRequest
-from spec.request import EngineInfo, Footprint, Request
-from spec.trace import ShadowReport, StepTrace
+from spec.errors import ForesayError
+from spec.request import EngineInfo
 
 FIRST_BACKOFF = 0.5
 LONGEST_BACKOFF = 30.0
 #: One that has written anything, or lived this long, is followed by the next at once.
 HEALTHY_SECONDS = 60.0
-log = logging.getLogger("foresay.server")
 #: How long an engine whose socket is closed may take to end before those who wait are told, and how often to look.
 DYING_SECONDS, DYING_LOOKS = 1.0, 50
 
@@ -60,35 +59,18 @@ class Trial(NamedTuple):
     ready: asyncio.Future[None]
 
 
-class EngineClient:
-    """A :class:`~server.engine.generation.TokenEngine` that runs in a process of its own.
-
-    observe, observe_shadow, observe_status: told of every step of the engine, of what its shadow drafter would have
-    done, and of every change of its status; must not block. spawn: starts a process.
-    """
+class EngineClient(Supervised, Asked):
+    """A :class:`~server.engine.generation.TokenEngine` that runs in a process of its own. spawn: starts one."""
 
     def __init__(self, config: ServeConfig, spawn: Callable[[], Spawned] = spawn) -> None:
-        self.status = EngineStatus("unloaded")
-        self.info: EngineInfo | None = None  # of the engine that was ready last
-        self.footprint: Footprint | None = None  # of the engine that was planned last
-        self.observe: Callable[[StepTrace], None] | None = None
-        self.observe_shadow: Callable[[ShadowReport], None] | None = None
-        self.observe_status: list[Callable[[EngineStatus], None]] = []
+        Supervised.__init__(self)
+        Asked.__init__(self, config.max_resumes)
         self.process_id: int | None = None
         self._config = config
         self._spawn = spawn
-        self._in_flight = InFlights(self._send, config.max_resumes)
-        self._inspections: list[asyncio.Future[frames.Inspected]] = []
-        self._channel: Channel | None = None
-        self._supervisor: asyncio.Task[None] | None = None
-        self._over: asyncio.Future[NoReturn] | None = None
-        self._changed = asyncio.Event()
-        self._failure: frames.Failed | None = None
         self._beside: dict[str, int] = {}
         self._was_ready = False  # since it was started
-        self._steps = 0  # the number of the latest
         self._lost_at = 0.0  # when the last one that was ready ended
-        self._broken = False  # nobody watches over the engine
         self._standby: Standby | None = None  # goes on at once
         self._trial: Trial | None = None
         self._replaced = False  # on purpose, and the next is not ready yet
@@ -102,76 +84,21 @@ class EngineClient:
 
         beside: bytes that other engines hold, by device; if there is no room beside them it fails.
         """
-        self._beside, self._was_ready, self._broken = dict(beside or {}), False, False
-        if self._over is None:
-            self._over = asyncio.get_running_loop().create_future()
-        # Before the task has its first turn: nobody may take what was left for what is coming.
-        self._set(EngineStatus("loading", STARTING, starts=self.status.starts))
-        self._supervisor = asyncio.create_task(self._supervise())
-        self._supervisor.add_done_callback(self._supervision_ended)
+        self._beside, self._was_ready = dict(beside or {}), False
+        self._begin(STARTING)
 
     async def stop(self) -> None:
         """End the engine process; requests still running fail."""
-        if self._supervisor is not None:
-            self._supervisor.cancel()
-            await asyncio.gather(self._supervisor, return_exceptions=True)
-            self._supervisor = None
+        await self._cease()
         if self._standby is not None:
             await self._standby.end()
             self._standby = None
         if self._ending is not None:
             await self._ending
-        self._in_flight.fail(lambda: EngineFailed(f"the engine process was stopped; {AGAIN}"))
+        self._fail(lambda: EngineFailed(f"the engine process was stopped; {AGAIN}"))
 
-    async def unload(self, why: str = "") -> None:
-        """End the engine process, which frees all it holds, until it is started again. why: if something went wrong."""
-        await self.stop()
-        self._set(EngineStatus("unloaded", why, starts=self.status.starts))
-
-    @property
-    def lacks_room(self) -> bool:
-        """Whether it failed for nothing but others that were there."""
-        return self._failure is not None and self._failure.footprint is not None
-
-    async def until_ready(self, starts: int | None = None) -> EngineInfo:
-        """Wait for the engine; :class:`ForesayError` if it will never come (:class:`ConfigurationError` if settings are
-        wrong), or if so many engine processes ended without having been ready."""
-        last = None if starts is None else self.status.starts + starts
-        while True:
-            if self.status.state == "ready" and self.info is not None:
-                return self.info
-            lost = self.status.cause is not None and last is not None and self.status.starts >= last
-            if self.status.state == "failed" or lost:
-                raise self._given_up()
-            self._changed.clear()
-            await self._changed.wait()
-
-    async def until_ended(self) -> NoReturn:
-        """Wait for the end of the supervision, and raise why: that there will be no engine, or what should not have
-        happened. An engine that was ready once and cannot be loaded again is no end."""
-        assert self._over is not None, "it was started"
-        await asyncio.shield(self._over)
-        raise AssertionError("it only ever ends with an error")
-
-    def _supervision_ended(self, supervisor: asyncio.Task[None]) -> None:
-        assert self._over is not None, "it was started"
-        if supervisor.cancelled():
-            return
-        error = supervisor.exception()
-        if error is not None:
-            self._broken = True
-            log.critical("nobody watches over the engine any more", exc_info=error)
-            message = f"the supervision of the engine ended ({type(error).__name__}: {error})"
-            self._set(EngineStatus("failed", message, starts=self.status.starts))
-        self._in_flight.fail(lambda: EngineFailed(f"{self.status.message}; {AGAIN}"))
-        if (self._broken or self.info is None) and not self._over.done():
-            self._over.set_exception(self._given_up())
-            self._over.exception()  # there may be nobody who waits for it
-
-    def _given_up(self) -> ForesayError:
-        """Why there is no engine."""
-        usage = not self._broken and self._failure is not None and self._failure.usage
-        return (ConfigurationError if usage else ForesayError)(self.status.message)
+    def _fail(self, error: Callable[[], Exception]) -> None:
+        self._in_flight.fail(error)
 
     def configure(self, config: ServeConfig) -> None:
         """Start the next engine process with these settings."""
@@ -240,43 +167,6 @@ class EngineClient:
             building = self._failure is not None and self._failure.building
             ready.set_exception(refusal(self._failure) if building and self._failure else EngineFailed(reason))
 
-    # -- TokenEngine ---------------------------------------------------------------------------------------------
-
-    def add(self, request: Request, sink: Sink) -> None:
-        """Begin a request; its results go to ``sink``."""
-        self._ready_channel()
-        self._in_flight.add(request, sink)
-
-    def cancel(self, id: str) -> None:
-        """Drop a request and free what it holds; its sink hears no more."""
-        self._in_flight.cancel(id)
-
-    def finish(self, id: str, at_token: int) -> None:
-        """End a request after its output token number ``at_token``; the last delta still comes."""
-        self._in_flight.finish(id, at_token)
-
-    def keep_warm(self, tokens: list[int], salt: str) -> None:
-        """Let the KV of this text be the last to make room; no harm done if it is not there."""
-        if self._channel is not None and self.status.state == "ready":
-            self._channel.send(frames.KeepWarm(tokens, salt))
-
-    async def inspect(self) -> frames.Inspected:
-        """Have the engine check its page ledger between two steps."""
-        channel = self._ready_channel()
-        answer: asyncio.Future[frames.Inspected] = asyncio.get_running_loop().create_future()
-        self._inspections.append(answer)
-        channel.send(frames.Inspect())
-        return await answer
-
-    def _send(self, frame: frames.UpFrame) -> None:
-        if self._channel is not None:
-            self._channel.send(frame)
-
-    def _ready_channel(self) -> Channel:
-        if self._channel is None or self.status.state != "ready":
-            raise unavailable(self.status)
-        return self._channel
-
     # -- the process ---------------------------------------------------------------------------------------------
 
     async def _supervise(self) -> None:
@@ -286,7 +176,7 @@ class EngineClient:
             reason, cause, among = await self._run_guarded()
             if cause == "replaced":
                 continue
-            self._lose(reason, among)
+            self._lose(self.status.starts, reason, among)
             self._fall_back(reason)
             if self._failure is not None and self._failure.building and not self._was_ready:
                 self._set(EngineStatus("failed", reason, starts=self.status.starts))
@@ -362,7 +252,7 @@ class EngineClient:
             return Ended(self._cause(status), "died", self._among(status))
         among = () if stopped(process.pid) else None
         process.kill()
-        self._lose(hung, among)
+        self._lose(self.status.starts, hung, among)
         return Ended(hung, "hung", among)
 
     async def _buried(self, process: subprocess.Popen[bytes]) -> int:
@@ -371,7 +261,7 @@ class EngineClient:
             if (status := process.poll()) is not None:
                 return status
             await asyncio.sleep(DYING_SECONDS / DYING_LOOKS)
-        self._lose("the engine process is about to end")
+        self._lose(self.status.starts, "the engine process is about to end")
         return await asyncio.to_thread(reap, process)
 
     def _among(self, status: int) -> Collection[str] | None:
@@ -398,30 +288,14 @@ class EngineClient:
 
     def _received(self, frame: frames.DownFrame) -> None:
         match frame:
-            case frames.Deltas(deltas, trace):
-                if trace is not None:
-                    self._stepped(trace)
-                for delta in deltas:
-                    self._in_flight.take(delta)
             case frames.Loading(phase, share):
                 self._set(EngineStatus("loading", phase, share, starts=self.status.starts))
             case frames.Ready(info):
                 self._is_ready(info)
             case frames.Failed():
                 self._failure, self.footprint = frame, frame.footprint or self.footprint
-            case frames.Rejected(id, param, message, code):
-                self._reject(id, param, message, code)
-            case frames.Shadowed(report):
-                if self.observe_shadow is not None:
-                    self.observe_shadow(report)
-            case frames.Inspected():
-                self._inspections.pop(0).set_result(frame)
-
-    def _stepped(self, trace: StepTrace) -> None:
-        self._steps = trace.number
-        self._in_flight.stepped(trace.waiting)
-        if self.observe is not None:
-            self.observe(trace)
+            case _:
+                super()._received(frame)
 
     def _is_ready(self, info: EngineInfo) -> None:
         self.info, self.footprint, self._was_ready = info, info.footprint, True
@@ -434,23 +308,3 @@ class EngineClient:
         self._set(EngineStatus("ready", starts=self.status.starts, cause=cause, resumed=resumed))
         if resumed or replaced:
             log.warning("engine replaced after %.1f s; %d streams go on", time.monotonic() - self._lost_at, resumed)
-
-    def _reject(self, id: str, param: str, message: str, code: str | None) -> None:
-        kind = ContextLengthExceeded if code == ContextLengthExceeded.code else InvalidRequest
-        self._in_flight.reject(id, kind(param, message))
-
-    def _lose(self, reason: str, among: Collection[str] | None = ()) -> None:
-        """The engine process has ended, or is about to. May be said again of one, when more is known."""
-        self._in_flight.lost(self.status.starts, reason, among)
-        self._drop_inspections()
-
-    def _drop_inspections(self) -> None:
-        inspections, self._inspections = self._inspections, []
-        for answer in inspections:
-            answer.cancel()
-
-    def _set(self, status: EngineStatus) -> None:
-        self.status = status
-        for observe in self.observe_status:
-            observe(status)
-        self._changed.set()
