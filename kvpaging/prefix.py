@@ -124,6 +124,16 @@ class PrefixIndex:
         return (data[at : at + width] for at in range(0, len(data), width))
 
 
+def digests(tokens: Sequence[int], page_size: int, salt: str = "", most: int | None = None) -> Iterator[bytes]:
+    """The names of a text's full pages, for whoever keeps no KV but knows who does. most: pages, from the first on."""
+    count, width, parent = len(tokens) // page_size, page_size * _TOKEN.itemsize, _root(salt)
+    count = count if most is None else min(count, most)
+    data = np.asarray(tokens[: count * page_size], dtype=_TOKEN).tobytes()
+    for at in range(0, len(data), width):
+        parent = _digest(parent, data[at : at + width])
+        yield parent
+
+
 def _root(salt: str) -> bytes:
     return blake2b(salt.encode(), digest_size=16, person=b"kvpaging root").digest()
 

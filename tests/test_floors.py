@@ -31,6 +31,7 @@ FLOORS: dict[str, frozenset[str]] = {
         | {"prometheus_client"}
         | {"foresay", "drafters", "verifier", "spec", "kvpaging"}
     ),
+    "server/host/replicas": frozenset({"ray", "msgspec", "server", "spec", "kvpaging"}),
     "foresay": frozenset({"server", "spec"}),
 }
 

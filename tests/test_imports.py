@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import subprocess
 import sys
 from pathlib import Path
@@ -43,6 +44,8 @@ def python(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 def test_each_module_imports_alone() -> None:
     names = [name for package in PACKAGES for name in modules_of(package)]
+    if importlib.util.find_spec("ray") is None:
+        names.remove("server.host.replicas.cluster")
     assert {"spec.accept", "server.cli.main", "verifier.model.config"} <= set(names)
     done = python("-W", "error", "-c", ALONE, *names)
     assert done.returncode == 0, done.stderr
@@ -52,6 +55,16 @@ def test_the_facade_imports_nothing_heavy() -> None:
     done = python("-c", "import sys, foresay; print(*sys.modules)")
     assert done.returncode == 0, done.stderr
     assert not {"torch", "transformers", "msgspec", "server"} & set(done.stdout.split())
+
+
+def test_a_server_without_replicas_imports_nothing_of_them() -> None:
+    """Nor does its engine process."""
+    code = (
+        "import sys, server.cli.serving, server.http.life, server.host.process as p; p._import(); print(*sys.modules)"
+    )
+    done = python("-c", code)
+    assert done.returncode == 0, done.stderr
+    assert not [name for name in done.stdout.split() if name.startswith(("ray", "server.host.replicas"))]
 
 
 def test_the_facade_lists_and_finds_its_names() -> None:

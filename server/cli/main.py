@@ -15,6 +15,7 @@ from server.cli import (
     bench,
     chat,
     config,
+    deploy,
     generate,
     keys,
     models,
@@ -38,6 +39,7 @@ COMMANDS: dict[str, Command] = {
     for command in (
         serve.COMMAND,
         reload.COMMAND,
+        deploy.COMMAND,
         generate.COMMAND,
         chat.COMMAND,
         check.COMMAND,

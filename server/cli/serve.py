@@ -28,7 +28,7 @@ def run(config: ServeConfig, arguments: Namespace) -> int:
 def _spawning(config: ServeConfig) -> AbstractContextManager[Callable[[], Spawned]]:
     """What starts engine processes. Several models come when they are asked for; one alone is wanted at once, and the
     server has much to import."""
-    return nullcontext(spawn) if config.models else Ahead()
+    return nullcontext(spawn) if config.models or config.replicas else Ahead()
 
 
 COMMAND = Command(

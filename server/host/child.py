@@ -62,14 +62,15 @@ class Spawned(NamedTuple):
     connection: socket.socket
 
 
-def spawn() -> Spawned:
+def spawn(arrivals: socket.socket | None = None) -> Spawned:
     """Start the engine process on its end of a socket pair, running the same code as this one.
 
-    It dies with the thread that calls this (see :func:`server.host.process.main`): the event loop's.
+    It dies with the thread that calls this (see :func:`server.host.process.main`): the event loop's. arrivals: where it
+    is handed the connections of front doors; it is closed here.
     """
     ours, theirs = socket.socketpair()
     try:
-        return Spawned(_started(theirs), ours)
+        return Spawned(_started(theirs, *[] if arrivals is None else [arrivals]), ours)
     except BaseException:
         ours.close()
         raise
@@ -99,14 +100,17 @@ class Ahead:
             self._first.process.wait()
 
 
-def _started(theirs: socket.socket) -> subprocess.Popen[bytes]:
+def _started(*theirs: socket.socket) -> subprocess.Popen[bytes]:
     root = str(Path(__file__).resolve().parents[2])
     path = os.pathsep.join(part for part in (root, os.environ.get("PYTHONPATH", "")) if part)
-    with theirs:
+    descriptors = [each.fileno() for each in theirs]
+    with contextlib.ExitStack() as ends:
+        for each in theirs:
+            ends.enter_context(each)
         return subprocess.Popen(
             # -P: a server.py or torch.py where the user happens to be is none of ours.
-            [sys.executable, "-P", "-m", "server.host.process", str(theirs.fileno()), str(os.getpid())],
-            pass_fds=[theirs.fileno()],
+            [sys.executable, "-P", "-m", "server.host.process", str(os.getpid()), *map(str, descriptors)],
+            pass_fds=descriptors,
             stdin=subprocess.DEVNULL,
             start_new_session=True,  # Ctrl-C is for the server, which drains first
             env={name: value for name, value in os.environ.items() if name not in SECRETS} | {"PYTHONPATH": path},

@@ -15,6 +15,7 @@ import contextlib
 import select
 import socket
 from collections.abc import Callable, Iterator
+from typing import cast
 
 import msgspec
 
@@ -205,8 +206,7 @@ class Channel(asyncio.Protocol):
         self._heard = self.retired = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.WriteTransport)
-        self._transport = transport
+        self._transport = cast(asyncio.WriteTransport, transport)  # uvloop's, which Ray has, are not its children
 
     def data_received(self, data: bytes) -> None:
         self._heard = True

@@ -1,8 +1,9 @@
 """The engine process: reads frames between steps, steps, sends what the step emitted.
 
-Started by :mod:`server.host.child` as ``python -P -m server.host.process FD SERVER``, the server's process id. It
-imports what engines are made of before the first frame says which one to build. It ends when told to, when the server
-dies, when the other end of its socket closes, or when a step raises (the server then starts a fresh one).
+Started by :mod:`server.host.child` as ``python -P -m server.host.process SERVER FD [ARRIVALS]``: the server's process
+id, and descriptors. With the third one front doors may ask it too (:mod:`server.host.replicas.doors`). It imports what
+engines are made of before the first frame says which one to build. It ends when told to, when the server dies, when the
+other end of its socket closes, or when a step raises (the server then starts a fresh one).
 """
 
 from __future__ import annotations
@@ -126,13 +127,22 @@ def die_with(server: int) -> bool:
     return os.getppid() == server
 
 
-def main(descriptor: int, server: int) -> int:
+def linked(connection: socket.socket, arrivals: int | None) -> Link:
+    """The link to whoever asks the engine."""
+    if arrivals is None:
+        return Link(connection)
+    from server.host.replicas.doors import Doors
+
+    return Doors(connection, socket.socket(fileno=arrivals))
+
+
+def main(server: int, descriptor: int, arrivals: int | None = None) -> int:
     """Run until the server is done with it; the exit status is 0 for an orderly end."""
     if not die_with(server):
         return 0
     # A service manager's SIGTERM reaches every process; the server drains first and then ends this one.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    with socket.socket(fileno=descriptor) as connection, contextlib.closing(Link(connection)) as link:
+    with socket.socket(fileno=descriptor) as connection, contextlib.closing(linked(connection, arrivals)) as link:
         try:
             _import()
             return serve(link)
@@ -141,4 +151,4 @@ def main(descriptor: int, server: int) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(int(sys.argv[1]), int(sys.argv[2])))
+    sys.exit(main(*map(int, sys.argv[1:])))

@@ -43,7 +43,7 @@ class InFlight:
 
     heard: deltas of the engine that has it now. losses: engine processes that ended while it ran or waited. ran: it was
     in one of them. alone: of how many in a row it alone was unproven. ends_at: its text ends with this output token.
-    changed: the next engine may write another text.
+    changed: the next engine may write another text. text: which one the engine writes that has it, or had it last.
     """
 
     request: Request
@@ -59,6 +59,7 @@ class InFlight:
     alone: int = 0
     ends_at: int | None = None
     changed: bool = False
+    text: str = ""
 
     def take(self, delta: Delta) -> None:
         """Keep what a step did for it."""
@@ -217,11 +218,36 @@ class InFlights:
 
     # -- one request ---------------------------------------------------------------------------------------------
 
+    def __contains__(self, id: object) -> bool:
+        return id in self._all
+
+    def __len__(self) -> int:
+        return len(self._all)
+
+    @property
+    def unread(self) -> int:
+        """Tokens of prompts of which nothing was heard yet."""
+        return sum(len(flight.request.prompt) for flight in self._all.values() if not flight.heard and not flight.ran)
+
     def add(self, request: Request, sink: Sink) -> None:
         """One more; it waits behind those that go on."""
-        self._all[request.id] = flight = InFlight(request, sink)
+        self.take_over(InFlight(request, sink))
+
+    def take_over(self, flight: InFlight, text: str = "") -> None:
+        """One that ran elsewhere, or nowhere; it waits behind those that go on. text: which one the engine writes."""
+        flight.changed = flight.changed or (flight.ran and bool(flight.text) and flight.text != text)
+        flight.text = text
+        self._all[flight.request.id] = flight
         self._waiting.append(flight)
         self._go_on()
+
+    def leave(self) -> list[InFlight]:
+        """Those that wait go on elsewhere."""
+        leaving = list(self._waiting)
+        self._waiting.clear()
+        for flight in leaving:
+            del self._all[flight.request.id]
+        return leaving
 
     def cancel(self, id: str) -> None:
         """Drop a request; its sink hears no more."""

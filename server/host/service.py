@@ -107,7 +107,7 @@ class ServiceOptions(msgspec.Struct, frozen=True, kw_only=True):
             model=names[0],
             aliases=tuple(names[1:]),
             any_model=config.any_model_name,
-            most_running=config.max_seqs + config.max_queue,
+            most_running=config.max_seqs * config.most_replicas + config.max_queue,
             config=config,
             **{name: getattr(config, name) for name in shared},
         )

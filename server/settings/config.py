@@ -57,6 +57,9 @@ LayerNumbers = Annotated[
 ]
 
 
+Replicas = Annotated[
+    str, Meta(pattern=r"^[1-9][0-9]{0,3}(-[1-9][0-9]{0,3})?$", extra={"expected": 'a number such as 2, or "1-4"'})
+]
 Origin = Annotated[
     str,
     Meta(
@@ -374,6 +377,24 @@ class ServeConfig(EngineConfig, frozen=True, kw_only=True):
         Seconds | None,
         _about("end a request that waits longer than this for its first token with 429 (never)", "how much", "SECONDS"),
     ] = None
+    replicas: Annotated[
+        Replicas | None,
+        _about(
+            "run so many engines, each in a replica on Ray Serve; 1-4 lets Ray have as many as there is work for. "
+            "Needs the extra foresay[ray], see docs/scale.md (one engine, without Ray)",
+            "replicas",
+            "N",
+        ),
+    ] = None
+    ray_address: Annotated[
+        str | None,
+        _about(
+            "with --replicas: the Ray that runs them, such as auto or 10.0.0.5:6379; replicas that are there already "
+            "are shared (a Ray on this machine, started and ended with the server)",
+            "replicas",
+            "ADDRESS",
+        ),
+    ] = None
     #: By the name that clients use; empty where the server has one model. Each has all settings, the common ones too.
     models: dict[str, ServeConfig] = {}
 
@@ -381,6 +402,11 @@ class ServeConfig(EngineConfig, frozen=True, kw_only=True):
     def idle_seconds(self) -> float | None:
         """``idle_unload`` in seconds; None if a model stays."""
         return None if self.idle_unload is None else units.seconds_of(self.idle_unload)
+
+    @property
+    def most_replicas(self) -> int:
+        """Engines that there may be."""
+        return 1 if self.replicas is None else int(self.replicas.rpartition("-")[2])
 
 
 #: What a command writes at most unless it is told.
@@ -471,9 +497,25 @@ def _check_server(config: ServeConfig) -> None:
             f"first_token_timeout ({config.first_token_timeout:g}) must be at most "
             f"request_timeout ({config.request_timeout:g})"
         )
+    _check_replicas(config)
     limit, longest = config.max_output_tokens, config.max_model_len
     if limit is not None and longest is not None and limit >= longest:
         raise ConfigurationError(f"max_output_tokens ({limit}) must be below max_model_len ({longest})")
+
+
+def _check_replicas(config: ServeConfig) -> None:
+    if config.replicas is None:
+        if config.ray_address is not None:
+            raise ConfigurationError("ray_address is where replicas run, but there are none: set --replicas")
+        return
+    least, _, most = config.replicas.partition("-")
+    if most and int(most) < int(least):
+        raise ConfigurationError(f"replicas ({config.replicas}) must name the least first, then the most")
+    for setting, value in (("trace", config.trace), ("draft_history", config.draft_history)):
+        if value is not None:
+            raise ConfigurationError(f"{setting} is a file that one engine writes: it does not go with --replicas")
+    if config.idle_unload is not None:
+        raise ConfigurationError("idle_unload ends an engine: with --replicas say how many, such as --replicas 1-4")
 
 
 def check_models(config: ServeConfig) -> None:
@@ -482,6 +524,8 @@ def check_models(config: ServeConfig) -> None:
         if config.max_loaded_models is not None:
             raise ConfigurationError("max_loaded_models is for several models, but no [models.NAME] names any")
         return
+    if config.replicas is not None:
+        raise ConfigurationError("replicas are of one model: --replicas does not go with [models.NAME]")
     if config.served_model_name:
         raise ConfigurationError("served_model_name is for one model; several are called what [models.NAME] says")
     _check_own_files(config.models)

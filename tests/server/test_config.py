@@ -173,6 +173,27 @@ def test_settings_that_contradict_each_other_are_refused() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"replicas": "0"}, "replicas must be a number such as 2, or \"1-4\", got '0'"),
+        ({"replicas": "4-1"}, "replicas (4-1) must name the least first, then the most"),
+        ({"ray_address": "auto"}, "ray_address is where replicas run, but there are none: set --replicas"),
+        ({"replicas": "2", "trace": "x"}, "trace is a file that one engine writes: it does not go with --replicas"),
+        ({"replicas": "2", "draft_history": "x"}, "draft_history is a file that one engine writes"),
+        ({"replicas": "2", "idle_unload": "5m"}, "idle_unload ends an engine"),
+    ],
+)
+def test_replicas_that_cannot_be_are_refused(given, message: str) -> None:
+    assert message in refused(ServeConfig, given, {})
+
+
+def test_replicas_are_of_one_model(toml) -> None:
+    assert "--replicas does not go with [models.NAME]" in refused(
+        ServeConfig, {"replicas": "2"}, {}, toml('[models.one]\ntarget = "bundled"')
+    )
+
+
 def test_every_field_is_described_and_belongs_to_one_section() -> None:
     for config in SECTIONS.values():
         for setting in settings_of(config).values():

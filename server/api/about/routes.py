@@ -13,6 +13,7 @@ from server.api.about.dashboard import PAGE, served, wants_page
 from server.api.common.route import Route, json_response
 from server.engine.generation import unavailable
 from server.host.models.models import MODELS, Entry, Models
+from server.observe.telemetry.report import Replica
 from server.schemas.shared import ModelCard, ModelList
 from server.settings.config import ServeConfig
 from server.settings.fields import settings_of
@@ -62,10 +63,12 @@ class Readiness(msgspec.Struct, kw_only=True):
 
 
 class Load(msgspec.Struct, kw_only=True):
-    """``GET /load``. running: sequences that have a place in the engine; waiting: those for which there is none yet."""
+    """``GET /load``. running: sequences that have a place in the engine; waiting: those for which there is none yet.
+    replicas: each engine, where there are several."""
 
     running: int
     waiting: int
+    replicas: list[Replica] | UnsetType = UNSET
 
 
 class Version(msgspec.Struct, kw_only=True):
@@ -142,7 +145,9 @@ async def load(request: web.Request) -> web.Response:
     """How busy the engine is."""
     services = [entry.service for entry in request.app[MODELS]]
     running = sum(min(one.running, one.engine.info.max_seqs if one.engine.info else 0) for one in services)
-    return json_response(Load(running=running, waiting=sum(one.running for one in services) - running))
+    replicas = [replica for one in services for replica in one.telemetry.replicas()]
+    waiting = sum(one.running for one in services) - running
+    return json_response(Load(running=running, waiting=waiting, replicas=replicas or UNSET))
 
 
 async def version(request: web.Request) -> web.Response:

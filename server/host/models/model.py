@@ -7,7 +7,7 @@ import contextlib
 import gc
 import time
 from collections.abc import Callable, Sequence
-from typing import NoReturn, TypeVar
+from typing import TYPE_CHECKING, NoReturn, TypeVar
 
 from server.engine.generation import EngineStatus
 from server.host.child import Spawned, spawn
@@ -20,10 +20,13 @@ from server.host.state import ServerState
 from server.schemas.bounds import largest_body
 from server.settings.config import ServeConfig
 from server.settings.resolved import choose_draft, nothing_to_fetch, target_directory
-from spec.errors import ForesayError
+from spec.errors import ConfigurationError, ForesayError
 from spec.request import EngineInfo, Footprint
 from verifier.model.config import ModelConfig
 from verifier.model.hub import cached
+
+if TYPE_CHECKING:
+    from server.host.replicas.fleet import Fleet
 
 T = TypeVar("T")
 
@@ -47,10 +50,13 @@ class Model:
         spawn: Callable[[], Spawned] = spawn,
     ) -> None:
         self.config = config
-        self.engine = EngineClient(config, spawn)
+        self.engine: EngineClient | Fleet
+        self.engine = EngineClient(config, spawn) if config.replicas is None else _fleet(config, config.replicas)
         self.service = Service(self.engine, ServiceOptions.of(config, names), server=server)
         telemetry = self.service.telemetry
         self.engine.observe, self.engine.observe_shadow = telemetry.step, telemetry.shadowed
+        if not isinstance(self.engine, EngineClient):
+            telemetry.replicas = self.engine.loads
         self.engine.observe_status = [telemetry.startup.see, on_status]
         self._longest: int | None = None
         self.reloading = asyncio.Lock()
@@ -140,6 +146,17 @@ class Model:
     def longest(self) -> int | None:
         """The longest text, as the engine said, else as its files do; None if nobody knows."""
         return self._longest if self.engine.info is None else self.engine.info.max_model_len
+
+
+def _fleet(config: ServeConfig, replicas: str) -> Fleet:
+    """Engines in replicas. :class:`ConfigurationError` if there is no Ray to run them."""
+    from server.host.replicas.fleet import Fleet
+
+    try:
+        from server.host.replicas.cluster import RayServe
+    except ImportError as error:
+        raise ConfigurationError(f"--replicas needs Ray Serve ({error}): pip install 'foresay[ray]'") from None
+    return Fleet(config, RayServe(replicas, config.ray_address))
 
 
 async def _beside(read: Callable[[ServeConfig], T], config: ServeConfig) -> T:

@@ -65,6 +65,8 @@ async def _reload(models: Models, entry: Entry, model: Model, settings: Mapping[
     if config.target != model.config.target:
         tell("looking at the files", None)
         if not await asyncio.to_thread(_the_same, model.config, config):
+            if config.replicas is not None:
+                raise InvalidRequest("target", f"target: replicas of another model ({config.target}) are deployed anew")
             before = model.config
             await models.residency.renew(
                 entry.resident, lambda: model.become(config, other=True), lambda: model.become(before, other=True)

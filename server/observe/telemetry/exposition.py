@@ -15,7 +15,7 @@ from server.engine.generation import EngineStatus
 from server.observe.telemetry.counts import Connections
 from server.observe.telemetry.drafting import Drafting
 from server.observe.telemetry.families import Families, Registry, SelfCheckCounts, Series, by, chosen, one
-from server.observe.telemetry.report import Gauges
+from server.observe.telemetry.report import Gauges, Replica
 from server.observe.telemetry.telemetry import Telemetry
 from server.observe.telemetry.views import Slices
 from server.observe.telemetry.window import Window
@@ -41,6 +41,7 @@ class Reading(msgspec.Struct, frozen=True):
     startup: dict[str, float]
     connections: Connections
     self_check: SelfCheckCounts
+    replicas: list[Replica]
 
     @classmethod
     def of(cls, telemetry: Telemetry) -> Reading:
@@ -59,6 +60,7 @@ class Reading(msgspec.Struct, frozen=True):
             startup=dict(telemetry.startup.seconds),
             connections=deepcopy(telemetry.connections),
             self_check=copy(telemetry.self_check),
+            replicas=telemetry.replicas(),
         )
 
 
@@ -124,6 +126,7 @@ def _model(families: Families, reading: Reading) -> Iterator[Metric]:
     yield from _steps(families, reading.totals)
     yield from _requests(families, reading.totals)
     yield from _gauges(families, reading.gauges)
+    yield from _replicas(families, reading.replicas)
     yield from _engine(families, reading)
 
 
@@ -320,6 +323,20 @@ def _engine(families: Families, reading: Reading) -> Iterator[Metric]:
     yield from families.gauge(
         "startup_time_seconds", "The engine's last start by phase.", by(reading.startup), ["phase"]
     )
+
+
+def _replicas(families: Families, replicas: Sequence[Replica]) -> Iterator[Metric]:
+    """How each engine is, where there are several."""
+    if not replicas:
+        return
+    labels = ("replica", "address")
+    for name, about in (
+        ("running", "Requests that run in a replica, as far as this server knows."),
+        ("waiting", "Requests that wait in a replica for their turn."),
+        ("kv_used", "Share of a replica's KV pages that running requests use."),
+    ):
+        series = [((one.name, one.address), float(getattr(one, name))) for one in replicas]
+        yield from families.gauge(f"replica_{name}", about, series, labels)
 
 
 def _server(families: Families, connections: Connections) -> Iterator[Metric]:

@@ -160,11 +160,25 @@ class HistoryReport(msgspec.Struct, frozen=True, kw_only=True):
     minutes: list[Point]
 
 
+class Replica(msgspec.Struct, frozen=True):
+    """One engine of several. address: where it is asked. running, waiting: requests it has, as far as this server
+    knows; own: those of this server among them. kv_used: share of its KV pages that running requests use."""
+
+    name: str
+    address: str
+    drafter: str
+    running: int
+    waiting: int
+    own: int
+    kv_used: float
+
+
 class Server(msgspec.Struct, frozen=True, kw_only=True):
     """The header. status: the engine's (ready, loading, down, failed), or draining: the server is about to stop.
     drafter: by name; draft:
     with where they were loaded from; drafters: each. exact: whether the text is bit for bit that of plain decoding.
-    root_seconds: at start-up. resumed: how often a request went on in another engine."""
+    root_seconds: at start-up. resumed: how often a request went on in another engine. replicas: those that take
+    requests, where there are several engines."""
 
     model: str
     status: str
@@ -174,6 +188,7 @@ class Server(msgspec.Struct, frozen=True, kw_only=True):
     uptime: float
     restarts: int
     resumed: int
+    replicas: list[Replica] = []
     target: str = ""
     drafter: str = ""
     draft: str = ""

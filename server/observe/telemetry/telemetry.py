@@ -28,6 +28,7 @@ from server.observe.telemetry.report import (
     Gauges,
     HistoryReport,
     Point,
+    Replica,
     RequestDetail,
     RequestSummary,
     Server,
@@ -75,6 +76,7 @@ def steady_clock() -> Callable[[], float]:
 class Telemetry:
     """What the engine of one model did and what clients got. connections: of the whole server. draining: no more
     requests are taken. self_check: what re-runs found. arriving: requests that wait until the model is loaded.
+    replicas: how each engine is, where there are several.
     """
 
     def __init__(
@@ -92,6 +94,7 @@ class Telemetry:
         self.self_check = SelfCheckCounts()
         self.draining = False
         self.arriving = 0
+        self.replicas: Callable[[], list[Replica]] = list
         self._engine = engine
         self._shared, self._recent = SharedStats(self.clock), Recent()
         self._history = self._shared.history
@@ -250,6 +253,7 @@ class Telemetry:
             uptime=now - self.started,
             restarts=sum(self.startup.restarts.values()),
             resumed=self.startup.resumed,
+            replicas=self.replicas(),
         )
         return known if info is None else _with_engine(known, info)
 

@@ -28,6 +28,14 @@ function replaced({ restarts, resumed }) {
   return [fact(engines, `Requests that went on in the next one: ${count(resumed)}`, "warn")];
 }
 
+/** The engines, where there are several, and how each of them is. */
+function engines({ replicas }) {
+  if (!replicas.length) return [];
+  const each = replicas.map(({ name, address, drafter, running, waiting }) =>
+    `${name} at ${address}: ${running} running, ${waiting} waiting, drafted by ${drafter}`);
+  return [fact(replicas.length === 1 ? "1 replica" : `${count(replicas.length)} replicas`, each.join("\n"))];
+}
+
 function facts(server, checks) {
   if (server.exact === null) return [fact(server.status, server.message)];
   return [
@@ -38,6 +46,7 @@ function facts(server, checks) {
       : fact("not exact", server.exact_reason, "warn"),
     ...selfCheck(checks),
     ...replaced(server),
+    ...engines(server),
     fact(`${server.dtype} on ${server.device}`, "Numbers and device"),
     fact(`up ${span(server.uptime)}`, `since ${new Date(1000 * server.started).toLocaleString("en-GB")}`),
   ];

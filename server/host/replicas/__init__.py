@@ -1,0 +1,1 @@
+"""Several engines behind one server, each in a replica that may be on another machine (docs/scale.md)."""

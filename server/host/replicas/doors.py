@@ -1,0 +1,196 @@
+"""The engine process's end where several servers ask it: the one that started it, and front doors that come and go.
+
+A front door speaks the frames that a server speaks (:mod:`server.host.frames`), on a connection that somebody else has
+looked at (:mod:`server.host.replicas.admission`). It hears of its own requests, and of every step. Its requests bear
+its number in here, so that two front doors may call theirs alike; they end with its connection. Nobody waits for one
+that does not read: what it leaves is kept up to a bound, and then it is shown out.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import select
+import socket
+import time
+from collections import defaultdict, deque
+from collections.abc import Iterator
+
+from msgspec.structs import replace
+
+from server.host import frames
+from server.host.frames import GONE, READ_BYTES, DownFrame, FrameSplitter, Link, UpFrame, pack
+from spec.request import Delta
+
+#: Bytes that one may leave unread.
+MOST_UNREAD = 1 << 24
+#: How often, in seconds, the server that started the engine is told of a step: it only wants to know how busy it is.
+NEWS_SECONDS = 0.25
+
+
+class Door:
+    """One connection. number: what its requests bear. running: those that run, by their names in here."""
+
+    def __init__(self, number: int, connection: socket.socket) -> None:
+        self.number, self.connection = number, connection
+        self.running: set[str] = set()
+        self.unread = bytearray()
+        self._splitter = FrameSplitter()
+
+    def named(self, id: str) -> str:
+        """What a request of this one is called in here."""
+        return f"{self.number}/{id}"
+
+    def put(self, frame: DownFrame) -> None:
+        """Send a frame, or what of it can be sent now."""
+        self.unread += pack(frame)
+        self.flush()
+
+    def flush(self) -> None:
+        """Send what was left."""
+        with contextlib.suppress(BlockingIOError, *GONE):  # whoever is gone is seen when it is read from
+            while self.unread:
+                del self.unread[: self.connection.send(self.unread, socket.MSG_DONTWAIT)]
+
+    def read(self) -> Iterator[bytes]:
+        """The frames that have arrived; one of GONE if it is gone, or has left too much unread."""
+        if len(self.unread) > MOST_UNREAD:
+            raise EOFError
+        with contextlib.suppress(BlockingIOError):
+            data = self.connection.recv(READ_BYTES, socket.MSG_DONTWAIT)
+            if not data:
+                raise EOFError
+            yield from self._splitter.feed(data)
+
+
+class Doors(Link):
+    """A :class:`Link` to the server that started the engine, and to front doors. arrivals: where their connections are
+    handed in, as descriptors."""
+
+    def __init__(self, connection: socket.socket, arrivals: socket.socket) -> None:
+        super().__init__(connection)
+        self._own, self._arrivals = Door(0, connection), arrivals
+        self._doors: dict[int, Door] = {}
+        self._admitted = 0
+        self._ready: frames.Ready | None = None
+        self._asking: deque[Door] = deque()  # who waits for an inspection
+        self._news_at = 0.0
+        arrivals.setblocking(False)  # the flags that recv_fds takes are not used by it
+        self._poll.register(arrivals, select.POLLIN)
+
+    def close(self) -> None:
+        """Show everybody out."""
+        for door in self._doors.values():
+            door.connection.close()
+        self._arrivals.close()
+        super().close()
+
+    # -- up ------------------------------------------------------------------------------------------------------
+
+    def receive(self, wait: bool) -> Iterator[UpFrame | frames.Rejected]:
+        """As a link's; EOFError if the server that started the engine is gone."""
+        for frame in super().receive(wait):
+            if isinstance(frame, frames.Inspect):
+                self._asking.append(self._own)
+            yield frame
+        self._own.flush()
+        if self._ready is not None:
+            self._admit()
+        for door in list(self._doors.values()):
+            try:
+                for body in door.read():
+                    yield from self._asked(door, frames.unpack_up(body))
+            except (*GONE, OSError):
+                yield from self._show_out(door)
+            else:
+                self._listen(door)
+
+    def _admit(self) -> None:
+        """Whoever was handed in is told what runs."""
+        with contextlib.suppress(BlockingIOError):
+            _, descriptors, _, _ = socket.recv_fds(self._arrivals, 1, 1)
+            for descriptor in descriptors:
+                self._admitted += 1
+                door = self._doors[self._admitted] = Door(self._admitted, socket.socket(fileno=descriptor))
+                self._poll.register(door.connection, select.POLLIN)
+                assert self._ready is not None, "nobody is let in before"
+                door.put(self._ready)
+
+    def _listen(self, door: Door) -> None:
+        """Wake up for what it says, and for room where it has not read all."""
+        door.flush()
+        self._poll.modify(door.connection, select.POLLIN | (select.POLLOUT if door.unread else 0))
+
+    def _show_out(self, door: Door) -> Iterator[UpFrame]:
+        """Nobody wants what it asked for."""
+        self._poll.unregister(door.connection)
+        door.connection.close()
+        del self._doors[door.number]
+        self._asking = deque(one for one in self._asking if one is not door)
+        yield from map(frames.Cancel, list(door.running))
+
+    def _asked(self, door: Door, frame: UpFrame | frames.Rejected) -> Iterator[UpFrame | frames.Rejected]:
+        """The frame as the engine knows it; nothing where it is none of a front door's business."""
+        match frame:
+            case frames.Add(request):
+                request.id = door.named(request.id)
+                request.fork_of = None if request.fork_of is None else door.named(request.fork_of)
+                door.running.add(request.id)
+                yield frame
+            case frames.Cancel(id):
+                door.running.discard(door.named(id))
+                yield frames.Cancel(door.named(id))
+            case frames.Finish(id, at_token):
+                yield frames.Finish(door.named(id), at_token)
+            case frames.Rejected():
+                yield replace(frame, id=door.named(frame.id))
+            case frames.Inspect():
+                self._asking.append(door)
+                yield frame
+            case frames.KeepWarm():
+                yield frame
+
+    # -- down ----------------------------------------------------------------------------------------------------
+
+    def send(self, frame: DownFrame) -> None:
+        """Send a frame to whom it is for; waits for nobody."""
+        match frame:
+            case frames.Deltas():
+                self._scatter(frame)
+            case frames.Rejected(id):
+                door, own = self._whose(id)
+                door.put(replace(frame, id=own))
+            case frames.Inspected():
+                if self._asking:
+                    self._asking.popleft().put(frame)
+            case frames.Shadowed():
+                for door in self._doors.values():
+                    door.put(frame)
+            case frames.Failed(running=running):
+                for door in (self._own, *self._doors.values()):
+                    door.put(replace(frame, running=[id for who, id in map(self._whose, running) if who is door]))
+            case _:
+                self._ready = frame if isinstance(frame, frames.Ready) else self._ready
+                self._own.put(frame)
+
+    def _whose(self, id: str) -> tuple[Door, str]:
+        """Who asked for a request, and what it is called there."""
+        number, _, own = id.partition("/")
+        return self._doors.get(int(number) if number.isdigit() else 0, self._own), own
+
+    def _scatter(self, frame: frames.Deltas) -> None:
+        """To each what is its own, and how the step went."""
+        deltas: defaultdict[int, list[Delta]] = defaultdict(list)
+        for delta in frame.deltas:
+            door, own = self._whose(delta.id)
+            deltas[door.number].append(replace(delta, id=own))
+            if delta.finish_reason is not None:
+                door.running.discard(delta.id)
+        for number, door in self._doors.items():
+            if frame.trace is not None or number in deltas:
+                door.put(frames.Deltas(deltas[number], frame.trace))
+        trace = frame.trace
+        if trace is not None and len(self._own.unread) < MOST_UNREAD:
+            over = not trace.running + trace.waiting
+            if over or time.monotonic() > self._news_at + NEWS_SECONDS:
+                self._news_at = time.monotonic()
+                self._own.put(frames.Deltas([], trace))

@@ -1,0 +1,341 @@
+"""Several engines that are one for the server: each request goes to one of them, and on to another if that is gone.
+
+::
+
+                 listed by the cluster            Ready                    closed, or no longer listed
+    (unknown) ──────────────────────> connecting ───────> asked ───────────────────> (gone)
+                                                            requests ───> another replica, else they wait for one
+
+What starts, places, watches and ends replicas is the cluster (:mod:`server.host.replicas.cluster`). Here they are
+found, asked over the frames of any engine, and left.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Collection, Mapping
+from functools import partial
+from typing import Protocol
+
+from msgspec.structs import replace
+
+from server.engine.generation import Cause, EngineStatus, Sink, unavailable
+from server.host import frames
+from server.host.asked import Asked
+from server.host.frames import Channel
+from server.host.replacement import Progress
+from server.host.replicas.admission import introduce
+from server.host.replicas.hosted import Address
+from server.host.replicas.router import Router, Standing
+from server.host.resumption import AGAIN, InFlight, InFlights
+from server.host.supervised import Supervised, log
+from server.observe.telemetry import report
+from server.schemas.errors import EngineFailed
+from server.settings.config import ServeConfig
+from spec.errors import ConfigurationError, ForesayError
+from spec.request import EngineInfo, Request
+from spec.trace import ShadowReport, StepTrace
+
+#: How often the cluster is asked for its replicas, and how long the last step of an idle one tells of others' requests.
+LOOK_SECONDS, STALE_SECONDS = 0.5, 2.0
+
+
+class Cluster(Protocol):
+    """Who starts, places, watches and ends replicas."""
+
+    async def open(self, config: ServeConfig, tell: Progress) -> None:
+        """See that there are replicas of these settings, or soon will be; :class:`ForesayError` if there cannot be."""
+        ...
+
+    async def addresses(self) -> list[Address]:
+        """The replicas that take requests. :class:`ForesayError` if none ever will be."""
+        ...
+
+    async def deploy(self, config: ServeConfig, weights: bool) -> int:
+        """Have replicas of these settings come in place of the others, one by one; returns their number. weights: they
+        may write another text."""
+        ...
+
+    async def close(self) -> None:
+        """This server asks no replica any more."""
+        ...
+
+
+class Replica(Asked):
+    """One engine of a fleet. on_ready, on_step: told when it takes requests, and of its steps."""
+
+    def __init__(
+        self,
+        address: Address,
+        most_losses: int,
+        on_ready: Callable[[], None],
+        on_step: Callable[[Replica, StepTrace], None],
+    ) -> None:
+        super().__init__(most_losses)
+        self.address = address
+        self.status = EngineStatus("loading", "connecting")
+        self.info: EngineInfo | None = None
+        self.failure: frames.Failed | None = None
+        self.last: StepTrace | None = None
+        self.observe = partial(on_step, self)
+        self._on_ready = on_ready
+        self._others, self._stepped_at = 0, 0.0
+
+    async def until_closed(self) -> None:
+        """Connect, and ask it until it is gone. OSError or :class:`EngineFailed` if it cannot be reached."""
+        connection = await introduce(self.address.host, self.address.port, self.address.secret)
+        loop = asyncio.get_running_loop()
+        _, self._channel = await loop.create_connection(lambda: Channel(self._received), sock=connection)
+        try:
+            await self._channel.closed
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        """Ask it no more."""
+        if self._channel is not None:
+            self._channel.hand_to(lambda frame: None)
+            self._channel.close()
+        self.status = EngineStatus("down", "gone")
+
+    @property
+    def in_flight(self) -> InFlights:
+        """What this server has there."""
+        return self._in_flight
+
+    @property
+    def standing(self) -> Standing:
+        """How it stands, for the router."""
+        assert self.info is not None, "it is ready"
+        others = self._others if time.monotonic() < self._stepped_at + STALE_SECONDS else 0
+        pages = self.info.kv_tokens // self.info.page_size
+        return Standing(len(self.in_flight) + others, self.info.max_seqs, self.in_flight.unread, pages)
+
+    @property
+    def told(self) -> report.Replica:
+        """How it is."""
+        assert self.info is not None, "it is ready"
+        address, load, places = self.address, self.standing.load, self.info.max_seqs
+        pages = self.last.pages if self.last is not None and load else 0
+        return report.Replica(
+            name=address.name,
+            address=f"{address.host}:{address.port}",
+            drafter=self.info.drafter,
+            running=min(load, places),
+            waiting=max(0, load - places),
+            own=len(self.in_flight),
+            kv_used=pages * self.info.page_size / self.info.kv_tokens,
+        )
+
+    def lose(self, reason: str) -> None:
+        """It has ended: whoever cannot go on is told, the others wait to leave. Where it did not say of what, that may
+        be its machine, or somebody who killed it: nothing of its requests."""
+        if self.failure is None:
+            self._lose(1, reason, ())
+        else:
+            self._lose(1, self.failure.message, self.failure.running)
+
+    def _received(self, frame: frames.DownFrame) -> None:
+        match frame:
+            case frames.Ready(info):
+                self.info, self.status = info, EngineStatus("ready")
+                self._in_flight.ready(len(info.draft_shape))
+                self._on_ready()
+            case frames.Failed():
+                self.failure = frame
+            case _:
+                super()._received(frame)
+
+    def _stepped(self, trace: StepTrace) -> None:
+        self.last, self._stepped_at = trace, time.monotonic()
+        self._others = max(0, trace.running + trace.waiting - len(self.in_flight))
+        super()._stepped(trace)
+
+
+class Fleet(Supervised):
+    """A :class:`~server.engine.generation.TokenEngine` made of replicas. observe, observe_shadow: as an engine
+    client's; what a step tells of sequences and pages is told of all replicas together."""
+
+    def __init__(self, config: ServeConfig, cluster: Cluster) -> None:
+        super().__init__()
+        self.observe: Callable[[StepTrace], None] | None = None
+        self.observe_shadow: Callable[[ShadowReport], None] | None = None
+        self._config, self._cluster = config, cluster
+        self._replicas: dict[str, Replica] = {}
+        self._serving: dict[str, asyncio.Task[None]] = {}
+        self._stranded = InFlights(lambda frame: None, config.max_resumes)  # while there is no replica
+        self._router = Router(config.page_size)
+        self._moved = 0  # requests that went on elsewhere, so far
+
+    # -- life ----------------------------------------------------------------------------------------------------
+
+    async def start(self, beside: Mapping[str, int] | None = None) -> None:
+        """Have replicas started, or find those that are there; returns at once. beside: means nothing here."""
+        self._begin("starting the replicas")
+
+    async def stop(self) -> None:
+        """Ask no replica any more; requests still running fail."""
+        await self._cease()
+        for replica in self._replicas.values():
+            replica.close()
+        await asyncio.gather(*self._serving.values(), return_exceptions=True)
+        await self._cluster.close()
+        self._fail(lambda: EngineFailed(f"the server ends; {AGAIN}"))
+
+    def configure(self, config: ServeConfig) -> None:
+        """These settings from the next start on."""
+        self._config = config
+
+    def _fail(self, error: Callable[[], Exception]) -> None:
+        for flights in self._all_flights():
+            flights.fail(error)
+
+    async def _supervise(self) -> None:
+
+        def tell(phase: str, share: float | None) -> None:
+            self._set(EngineStatus("loading", phase, share, starts=1))
+
+        try:
+            await self._cluster.open(self._config, tell)
+            while True:
+                self._see(await self._cluster.addresses())
+                await asyncio.sleep(LOOK_SECONDS)
+        except ForesayError as error:
+            self._failure = frames.Failed(str(error), True, usage=isinstance(error, ConfigurationError))
+            self._set(EngineStatus("failed", str(error)))
+
+    def _see(self, addresses: Collection[Address]) -> None:
+        """Join replicas that are new, and leave those that are to end."""
+        listed = {address.name: address for address in addresses}
+        for name in self._replicas.keys() - listed.keys():
+            self._leave(self._replicas[name])
+        for name in listed.keys() - self._replicas.keys():
+            replica = Replica(listed[name], self._config.max_resumes, self._one_ready, self._step)
+            replica.observe_shadow = self._shadow
+            self._replicas[name], self._serving[name] = replica, asyncio.create_task(self._serve(replica))
+
+    async def _serve(self, replica: Replica) -> None:
+        """Ask a replica until it is gone; what runs there then goes on elsewhere."""
+        name, reason = replica.address.name, "the replica is gone"
+        try:
+            await replica.until_closed()
+        except (OSError, EngineFailed) as error:
+            reason = f"the replica {name} cannot be reached ({error})"
+            log.warning("%s", reason)
+        finally:
+            if self._replicas.get(name) is replica:
+                del self._replicas[name], self._serving[name]
+                replica.lose(reason)
+                self._go_on(replica, "died")
+
+    def _leave(self, replica: Replica) -> None:
+        """It is to end: all go on elsewhere."""
+        del self._replicas[replica.address.name], self._serving[replica.address.name]
+        replica.in_flight.move(changed=False)
+        self._go_on(replica, "replaced")
+        replica.close()
+
+    def _go_on(self, replica: Replica, cause: Cause) -> None:
+        """Whoever ran in a replica that is gone goes on in another."""
+        going = replica.in_flight.leave()
+        for flight in going:
+            self._place(flight)
+        self._moved += len(going)
+        if replica.info is not None:
+            log.warning("replica %s %s; %d streams go on", replica.address.name, cause, len(going))
+            self._told(cause, len(going))
+
+    def _one_ready(self) -> None:
+        """A replica takes requests: so do those who had none."""
+        for flight in self._stranded.leave():
+            self._place(flight)
+        self._told()
+
+    def _told(self, cause: Cause | None = None, resumed: int = 0) -> None:
+        """Say how all of it is now."""
+        infos = [replica.info for replica in self.ready if replica.info is not None]
+        if infos:
+            seqs, tokens = sum(info.max_seqs for info in infos), sum(info.kv_tokens for info in infos)
+            longest = min(info.max_model_len for info in infos)
+            self.info = replace(infos[0], max_seqs=seqs, kv_tokens=tokens, max_model_len=longest)
+        starts = self.status.starts + (cause == "died")
+        message = "" if infos else "no replica is ready"
+        self._set(EngineStatus("ready" if infos else "down", message, starts=starts, cause=cause, resumed=resumed))
+
+    # -- replicas ------------------------------------------------------------------------------------------------
+
+    @property
+    def ready(self) -> list[Replica]:
+        """The replicas that take requests."""
+        return [replica for replica in self._replicas.values() if replica.status.state == "ready"]
+
+    def loads(self) -> list[report.Replica]:
+        """How each of them is."""
+        return [replica.told for replica in self.ready]
+
+    async def replace(self, config: ServeConfig, tell: Progress, changed: bool) -> int:
+        """Have replicas of other settings come in place of these, one by one; see :meth:`EngineClient.replace`."""
+        if self.status.state != "ready":
+            raise unavailable(self.status)
+        before, self._config = self._moved, config
+        deployed = await self._cluster.deploy(config, changed)
+        while True:
+            new = [replica for replica in self.ready if replica.address.deployed >= deployed]
+            tell("replacing the replicas", len(new) / max(1, len(self._replicas)))
+            if new and len(new) == len(self._replicas):
+                return self._moved - before
+            if self._supervisor is None or self._supervisor.done():
+                raise EngineFailed("the replicas were given up meanwhile")
+            await asyncio.sleep(LOOK_SECONDS)
+
+    def _step(self, replica: Replica, trace: StepTrace) -> None:
+        if self.observe is not None:
+            lasts = [one.last for one in self.ready if one.last is not None]
+            names = ("running", "waiting", "pages", "kept_pages")
+            self.observe(replace(trace, **{name: sum(getattr(last, name) for last in lasts) for name in names}))
+
+    def _shadow(self, report: ShadowReport) -> None:
+        if self.observe_shadow is not None:
+            self.observe_shadow(report)
+
+    # -- requests ------------------------------------------------------------------------------------------------
+
+    def add(self, request: Request, sink: Sink) -> None:
+        """Begin a request; its results go to ``sink``."""
+        if self.status.state != "ready":
+            raise unavailable(self.status)
+        self._place(InFlight(request, sink))
+
+    def cancel(self, id: str) -> None:
+        """Drop a request and free what it holds; its sink hears no more."""
+        for flights in self._all_flights():
+            flights.cancel(id)
+
+    def finish(self, id: str, at_token: int) -> None:
+        """End a request after its output token number ``at_token``; the last delta still comes."""
+        for flights in self._all_flights():
+            if id in flights:
+                flights.finish(id, at_token)
+                return
+
+    def keep_warm(self, tokens: list[int], salt: str) -> None:
+        """Let the KV of this text be the last to make room, wherever it is."""
+        for replica in self.ready:
+            replica.keep_warm(tokens, salt)
+
+    def _all_flights(self) -> list[InFlights]:
+        return [*(replica.in_flight for replica in self._replicas.values()), self._stranded]
+
+    def _place(self, flight: InFlight) -> None:
+        """Send a request where it is best, or keep it until there is a replica. Choices of one prompt stay together."""
+        ready, leader = self.ready, flight.request.fork_of
+        with_leader = next((one for one in ready if leader is not None and leader in one.in_flight), None)
+        if not ready:
+            self._stranded.take_over(flight, flight.text)
+            return
+        standings = {} if with_leader else {replica.address.name: replica.standing for replica in ready}
+        chosen = (
+            with_leader or self._replicas[self._router.choose(flight.request.prompt, flight.request.salt, standings)]
+        )
+        chosen.in_flight.take_over(flight, chosen.address.text)

@@ -1,0 +1,116 @@
+"""What a replica holds: an engine process, and the port at which front doors are let in to ask it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import platform
+import socket
+import time
+from pathlib import Path
+
+import msgspec
+
+from server.engine.generation import EngineStatus
+from server.host.child import Spawned, spawn
+from server.host.client import EngineClient
+from server.host.replicas.admission import MOST_STRANGERS, admit
+from server.settings.config import ServeConfig
+from spec.request import EngineInfo
+from spec.trace import StepTrace
+
+#: A step that is older tells nothing of now: what was cancelled ends without one.
+STALE_SECONDS = 30.0
+
+
+class Address(msgspec.Struct, frozen=True):
+    """Where a replica is asked. deployed: number of the settings that it runs with. text: two of which this is alike
+    write the same text."""
+
+    name: str
+    host: str
+    port: int
+    secret: bytes
+    deployed: int
+    text: str
+
+
+class Hosted:
+    """name: of the replica. host: the address it listens on. deployed, weights: how often settings, and weights among
+    them, were changed."""
+
+    def __init__(
+        self, config: ServeConfig, name: str, host: str, secret: bytes, deployed: int = 0, weights: int = 0
+    ) -> None:
+        self.client = EngineClient(config, self._spawn)
+        self.client.observe = self._stepped
+        self._last: StepTrace | None = None
+        self._stepped_at = 0.0
+        self._name, self._host, self._secret = name, host, secret
+        self._deployed, self._weights = deployed, weights
+        self._listener = socket.create_server((host, 0), family=_family(host), backlog=MOST_STRANGERS)
+        self._listener.setblocking(False)
+        self._arrivals: socket.socket | None = None
+        self._admitting: asyncio.Task[None] | None = None
+
+    async def open(self) -> None:
+        """Start the engine, wait until it is ready, and let front doors in. Raises what keeps it from being ready."""
+        await self.client.start()
+        await self.client.until_ready()
+        self._admitting = asyncio.create_task(admit(self._listener, self._secret, self._hand_over))
+
+    async def close(self) -> None:
+        """End the engine; whoever asks it is shown out."""
+        if self._admitting is not None:
+            self._admitting.cancel()
+        self._listener.close()
+        await self.client.stop()
+        if self._arrivals is not None:
+            self._arrivals.close()
+
+    @property
+    def status(self) -> EngineStatus:
+        """What the engine is doing."""
+        return self.client.status
+
+    @property
+    def address(self) -> Address:
+        """Where front doors find it, once it is open."""
+        assert self.client.info is not None, "it is open"
+        port = int(self._listener.getsockname()[1])
+        text = f"{written_by(self.client.info)}; {self._weights}"
+        return Address(self._name, self._host, port, self._secret, self._deployed, text)
+
+    @property
+    def load(self) -> int:
+        """Requests that run and wait, as the last step told; none if that was long ago."""
+        stale = time.monotonic() > self._stepped_at + STALE_SECONDS
+        return 0 if stale or self._last is None else self._last.running + self._last.waiting
+
+    def _stepped(self, trace: StepTrace) -> None:
+        self._last, self._stepped_at = trace, time.monotonic()
+
+    def _spawn(self) -> Spawned:
+        ours, theirs = socket.socketpair()
+        if self._arrivals is not None:
+            self._arrivals.close()
+        self._arrivals = ours
+        ours.setblocking(False)
+        return spawn(theirs)
+
+    def _hand_over(self, connection: socket.socket) -> None:
+        assert self._arrivals is not None, "an engine was started"
+        socket.send_fds(self._arrivals, [b"!"], [connection.fileno()])
+
+
+def _family(host: str) -> socket.AddressFamily:
+    return socket.AF_INET6 if ":" in host else socket.AF_INET
+
+
+def written_by(info: EngineInfo) -> str:
+    """Whatever a text may hang on, besides the weights: numbers are rounded by the kind of machine."""
+    machine = platform.machine()
+    with contextlib.suppress(OSError, StopIteration):
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        machine = next(line for line in lines if line.startswith("model name")).partition(":")[2].strip()
+    return f"{info.target} {info.dtype} {info.quantization} {info.kv_dtype} {info.device} {info.exact} on {machine}"

@@ -1,0 +1,77 @@
+"""Who is let in to ask an engine."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from collections.abc import AsyncIterator
+
+import pytest
+
+from server.host.replicas import admission
+from server.host.replicas.admission import NONCE, PROOF, admit, introduce
+from server.schemas.errors import EngineFailed
+
+SECRET = os.urandom(32)
+
+
+class Gate:
+    def __init__(self) -> None:
+        self.listener = socket.create_server(("127.0.0.1", 0))
+        self.listener.setblocking(False)
+        self.port = self.listener.getsockname()[1]
+        self.let_in: list[socket.socket] = []
+
+    def hand_over(self, connection: socket.socket) -> None:
+        self.let_in.append(connection.dup())
+
+
+@pytest.fixture
+async def gate() -> AsyncIterator[Gate]:
+    made = Gate()
+    task = asyncio.create_task(admit(made.listener, SECRET, made.hand_over))
+    yield made
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    for each in (made.listener, *made.let_in):
+        each.close()
+
+
+async def test_who_knows_the_secret_is_let_in_and_what_follows_is_left_to_others(gate):
+    with await introduce("127.0.0.1", gate.port, SECRET) as ours:
+        while not gate.let_in:
+            await asyncio.sleep(0.01)
+        gate.let_in[0].sendall(b"first frame")
+        assert await asyncio.get_running_loop().sock_recv(ours, 100) == b"first frame"
+
+
+async def test_who_does_not_know_it_is_not(gate):
+    with pytest.raises(EngineFailed, match="does not let this server in"):
+        await introduce("127.0.0.1", gate.port, os.urandom(32))
+    assert not gate.let_in
+
+
+async def test_strangers_do_not_keep_others_out(gate, monkeypatch):
+    monkeypatch.setattr(admission, "PATIENCE_SECONDS", 0.2)
+    silent = [socket.create_connection(("127.0.0.1", gate.port)) for _ in range(admission.MOST_STRANGERS)]
+    for each in silent[::2]:
+        each.sendall(b"GET / HTTP/1.1\r\n\r\n" + bytes(NONCE + PROOF))
+    with await introduce("127.0.0.1", gate.port, SECRET):
+        assert len(gate.let_in) == 1
+    for each in silent:
+        each.close()
+
+
+async def test_what_does_not_know_the_secret_is_not_told_anything():
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(os.urandom(NONCE))
+        asked.append(await reader.readexactly(NONCE + PROOF))
+        writer.write(os.urandom(PROOF))
+        writer.close()
+
+    asked: list[bytes] = []
+    async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
+        with pytest.raises(EngineFailed, match="does not know the secret"):
+            await introduce("127.0.0.1", server.sockets[0].getsockname()[1], SECRET)
+    assert SECRET not in asked[0]

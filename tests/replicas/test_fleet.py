@@ -1,0 +1,148 @@
+"""Replicas that are killed, ended and replaced under streams: real engine processes, the same texts, nothing lost."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator, Awaitable, Callable
+
+import pytest
+from msgspec.structs import replace
+
+from server.engine.generation import Generation
+from server.host.replicas.fleet import Fleet
+from server.schemas.errors import Unavailable
+from spec.request import Request
+from tests.replicas.local import ASKED, CONFIG, SECONDS, Local, asking, text, written
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def expected() -> dict[str, list[int]]:
+    """The texts of one replica that nobody disturbs."""
+
+    async def undisturbed() -> dict[str, list[int]]:
+        async with Local() as cluster:
+            await cluster.start("alone")
+            async with asking(cluster) as fleet:
+                return {request.id: text(await written(fleet, request)) for request in ASKED}
+
+    return asyncio.run(undisturbed())
+
+
+@pytest.fixture
+async def cluster() -> AsyncIterator[Local]:
+    async with Local() as cluster:
+        await cluster.start("a", "b")
+        yield cluster
+
+
+async def disturbed(fleet: Fleet, disturb: Callable[[], Awaitable[None]]) -> tuple[dict[str, list[int]], list[int]]:
+    """The texts of streams that were disturbed when all had begun, and how often each was resumed."""
+    begun = [asyncio.Event() for _ in ASKED]
+    tasks = [asyncio.create_task(written(fleet, *each)) for each in zip(ASKED, begun, strict=True)]
+    async with asyncio.timeout(SECONDS):
+        await asyncio.gather(*[each.wait() for each in begun])
+        await disturb()
+        all_deltas = await asyncio.gather(*tasks)
+    resumed = [len(deltas[-1].statistics.resumed) for deltas in all_deltas if deltas[-1].statistics is not None]
+    return {request.id: text(deltas) for request, deltas in zip(ASKED, all_deltas, strict=True)}, resumed
+
+
+async def test_what_ran_in_a_replica_that_is_killed_goes_on_in_another(cluster, expected):
+    async def kill() -> None:
+        for hosted in cluster.hosted.values():
+            if hosted.load:
+                os.kill(hosted.client.process_id, signal.SIGKILL)
+                return
+
+    async with asking(cluster) as fleet:
+        texts, resumed = await disturbed(fleet, kill)
+        assert texts == expected
+        assert any(resumed) and fleet.status.state == "ready"
+        async with asyncio.timeout(SECONDS):
+            while len(fleet.ready) < 2:  # the engine of a replica is started again there
+                await asyncio.sleep(0.02)
+
+
+async def test_streams_wait_where_all_are_killed_and_new_requests_are_refused(cluster, expected):
+    async with asking(cluster) as fleet:
+
+        async def kill() -> None:
+            for hosted in cluster.hosted.values():
+                os.kill(hosted.client.process_id, signal.SIGKILL)
+            while fleet.status.state == "ready":
+                await asyncio.sleep(0.01)
+            with pytest.raises(Unavailable):
+                await written(fleet, replace(ASKED[0], id="new"))
+
+        texts, resumed = await disturbed(fleet, kill)
+    assert texts == expected
+    assert all(resumed)
+
+
+async def test_a_replica_that_is_to_end_is_left_at_once(cluster, expected):
+    async with asking(cluster) as fleet:
+
+        async def leave() -> None:
+            name = max(cluster.hosted, key=lambda name: cluster.hosted[name].load)
+            hosted = cluster.hosted.pop(name)
+            while name in {replica.address.name for replica in fleet.ready}:
+                await asyncio.sleep(0.02)
+            await hosted.close()
+
+        texts, resumed = await disturbed(fleet, leave)
+    assert texts == expected
+    assert any(resumed)
+
+
+async def test_a_rolling_update_to_another_draft_loses_nothing(cluster, expected):
+    drafted = replace(CONFIG, draft="bundled")
+    await cluster.start("c", "d", config=drafted, deployed=2)
+    async with asking(cluster) as fleet:
+
+        async def update() -> None:
+            await fleet.replace(drafted, lambda phase, share: None, changed=False)
+
+        texts, resumed = await disturbed(fleet, update)
+        assert fleet.info is not None and fleet.info.drafter.startswith("draft_model")
+    assert texts == expected
+    assert all(resumed)
+
+
+async def test_two_front_doors_whose_requests_are_called_alike(cluster, expected):
+    async with asking(cluster) as one, asking(cluster) as two:
+        both = await asyncio.gather(*[written(door, request) for door in (one, two) for request in ASKED])
+    assert [text(deltas) for deltas in both] == [*expected.values()] * 2
+
+
+async def test_what_a_front_door_asked_ends_with_it(cluster):
+    async with asking(cluster) as fleet, Generation(fleet, ASKED) as generation:
+        await generation.next()
+        for replica in fleet.ready:
+            fleet._leave(replica)  # its connection is closed, without a word
+        async with asyncio.timeout(SECONDS):
+            for hosted in cluster.hosted.values():
+                while (await hosted.client.inspect()).busy:
+                    await asyncio.sleep(0.02)
+
+
+async def test_whoever_does_not_know_the_secret_is_not_asked(cluster, caplog):
+    address = cluster.hosted["a"].address
+    cluster.wrong["c"] = replace(address, name="c", secret=b"another")
+    async with asking(cluster) as fleet:
+        async with asyncio.timeout(SECONDS):
+            while "the replica c cannot be reached" not in caplog.text:
+                await asyncio.sleep(0.02)
+        assert {replica.address.name for replica in fleet.ready} == {"a", "b"}
+
+
+async def test_choices_of_one_prompt_stay_together_and_others_spread(cluster):
+    one = [replace(ASKED[0], id="x"), replace(ASKED[0], id="y", fork_of="x")]
+    other = Request(id="z", prompt=[9, 9], params=ASKED[0].params)
+    async with asking(cluster) as fleet, Generation(fleet, [*one, other]) as generation:
+        await generation.next()
+        where = {id: replica.address.name for id in "xyz" for replica in fleet.ready if id in replica.in_flight}
+    assert where["x"] == where["y"] != where["z"]
