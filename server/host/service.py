@@ -29,7 +29,7 @@ from server.text.choice import Choice
 from server.text.parsers.chat_format import ChatFormat
 from server.text.prompt import Rendered, Room
 from server.text.tokenizer import SamplingDefaults, Tokenizer
-from server.text.warned import WarningLog, renamed
+from server.text.warned import WarningLog, warning
 from spec.errors import InvalidRequest
 from spec.request import EngineInfo
 
@@ -198,8 +198,8 @@ class Service:
         made_by = f"{info.target} {info.dtype} {info.device} {info.exact}"
         fingerprint = f"fs_{zlib.crc32(made_by.encode()):08x}"
         name = self.options.model
-        other = asked is not None and not self.options.names.has(asked)
-        warnings = (renamed(asked, name),) if other and asked is not None else ()
+        known = asked is None or self.options.names.has(asked)
+        warnings = () if known else (warning("model_renamed", "model", asked=asked, name=name),)
         return Origin(
             id=request_id,
             model=name,
