@@ -6,6 +6,7 @@ import ipaddress
 import os
 import shlex
 import sys
+from collections.abc import Sequence
 from typing import TextIO
 
 import msgspec
@@ -95,22 +96,14 @@ def show(
     model: the name clients use. port: the one really listened on, which differs from the setting if that was 0.
     took: how long the start took, in words.
     """
-    out = out or sys.stderr
-    url = base_url(config.host, port, "http" if config.ssl_certfile is None else "https")
-    table = [*rows(info), *([("start-up", took)] if took else []), *addresses(url), ("access", access(config))]
-    notes = [*info.warnings, *warnings(config)]
-    line = try_line(url, model, bool(config.api_key or config.api_key_file))
-    _write(table, notes, line, out)
+    table = [*rows(info), *([("start-up", took)] if took else [])]
+    _tell(table, info.warnings, config, model, port, out or sys.stderr)
 
 
 def show_models(config: ServeConfig, port: int, out: TextIO | None = None) -> None:
     """The same for several models, each of which is loaded when it is asked for first."""
-    out = out or sys.stderr
-    url = base_url(config.host, port, "http" if config.ssl_certfile is None else "https")
     table = [("model", f"{name}: {one.target}") for name, one in config.models.items()]
-    table += [("loaded", _how_long(config)), *addresses(url), ("access", access(config))]
-    line = try_line(url, next(iter(config.models)), bool(config.api_key or config.api_key_file))
-    _write(table, warnings(config), line, out)
+    _tell([*table, ("loaded", _how_long(config))], (), config, next(iter(config.models)), port, out or sys.stderr)
 
 
 def _how_long(config: ServeConfig) -> str:
@@ -121,7 +114,11 @@ def _how_long(config: ServeConfig) -> str:
     return f"when they are asked for, {together}{left}"
 
 
-def _write(table: list[Row], notes: list[str], line: str, out: TextIO) -> None:
+def _tell(table: Sequence[Row], notes: Sequence[str], config: ServeConfig, model: str, port: int, out: TextIO) -> None:
+    """The table, where and for whom the server is, what to know and what to try."""
+    url = base_url(config.host, port, "http" if config.ssl_certfile is None else "https")
+    table, notes = [*table, *addresses(url), ("access", access(config))], [*notes, *warnings(config)]
+    line = try_line(url, model, bool(config.api_key or config.api_key_file))
     if out.isatty() and not os.environ.get("NO_COLOR"):
         _show_rich(table, notes, line, out)
     else:

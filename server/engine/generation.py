@@ -15,7 +15,7 @@ import msgspec
 
 from server.schemas.errors import EngineFailed, SlowReader, TookTooLong, Unavailable, WaitedTooLong
 from spec.errors import InvalidRequest
-from spec.request import Delta, Request
+from spec.request import Delta, EngineInfo, Request
 
 if TYPE_CHECKING:
     from server.text.choice import Piece
@@ -84,6 +84,28 @@ class TokenEngine(Protocol):
 
     def finish(self, id: str, at_token: int) -> None:
         """End a request after its output token number ``at_token``; the last delta still comes."""
+        ...
+
+
+class Watched(Protocol):
+    """An engine that says how it is. info: None until it was ready once."""
+
+    @property
+    def status(self) -> EngineStatus:
+        """What it is doing."""
+        ...
+
+    @property
+    def info(self) -> EngineInfo | None:
+        """What is running."""
+        ...
+
+
+class ServedEngine(TokenEngine, Watched, Protocol):
+    """What a server asks of its engine."""
+
+    def keep_warm(self, tokens: list[int], salt: str) -> None:
+        """Let the KV of this text be the last to make room."""
         ...
 
 

@@ -125,10 +125,10 @@ def _digest(body: bytes) -> bytes:
 
 
 class HistoryWriter(Observer):
-    """Writes the history of an engine's drafter now and then, in a thread, and at the end. every: seconds between."""
+    """Writes the history of an engine's drafter now and then, in a thread, and at the end."""
 
-    def __init__(self, path: str, every: float = EVERY) -> None:
-        self._path, self._every = path, every
+    def __init__(self, path: str) -> None:
+        self._path, self._every = path, EVERY
         self._history: History | None = None
         self._vocab_size = self._written = 0
         self._at = time.monotonic()

@@ -17,18 +17,19 @@ from server.schemas.errors import RateLimited, Unauthorized
 
 #: A client is not sent away for longer than this: the guess is rough, and OpenAI's clients ignore more than a minute.
 LONGEST = 60
+#: How much the latest request counts for the mean.
+_WEIGHT = 0.2
 
 
 class Pace:
     """The mean time requests spend here, recent ones counting more."""
 
-    def __init__(self, weight: float = 0.2) -> None:
-        self._weight = weight
+    def __init__(self) -> None:
         self._mean: float | None = None
 
     def finished(self, seconds: float) -> None:
         """A request is done that was here for ``seconds``, waiting included."""
-        self._mean = seconds if self._mean is None else self._mean + self._weight * (seconds - self._mean)
+        self._mean = seconds if self._mean is None else self._mean + _WEIGHT * (seconds - self._mean)
 
     def retry_after(self, present: int) -> int:
         """Whole seconds until one of the ``present`` requests is likely to be done.

@@ -24,7 +24,7 @@ from server.settings.resolved import target_directory
 from server.text.choice import Choice, TextOptions
 from server.text.grammars.compiler import GrammarCompiler
 from server.text.grammars.fields import of_outputs, refuse_lengths
-from server.text.options import MOST_CHOICES, forked, spelled_words, typed
+from server.text.options import checked_count, forked, spelled_words, typed
 from server.text.tokenizer import Tokenizer
 from spec.errors import ForesayError, InvalidRequest
 from spec.request import Delta, EngineInfo, Grammar, Request, TokenLogprobs
@@ -284,16 +284,10 @@ class Engine:
         return self._submit(self._ids(prompt), params, stop, structured_outputs, sampling)[0]
 
     def chat(
-        self,
-        messages: Sequence[Mapping[str, str]],
-        params: SamplingParams | None = None,
-        *,
-        stop: Sequence[str] = (),
-        structured_outputs: Structured | None = None,
-        **sampling: Any,
+        self, messages: Sequence[Mapping[str, str]], params: SamplingParams | None = None, **given: Any
     ) -> Completion:
-        """The model's answer to ``[{"role": "user", "content": "..."}, ...]``, by its chat template."""
-        given: dict[str, Any] = {"stop": stop, "structured_outputs": structured_outputs, **sampling}
+        """The model's answer to ``[{"role": "user", "content": "..."}, ...]``, by its chat template. given: as to
+        :meth:`stream_chat`."""
         return self.stream_chat(messages, params, **given).result()
 
     def stream_chat(
@@ -349,9 +343,7 @@ class Engine:
         sampling: Mapping[str, Any],
         n: int | None = None,
     ) -> list[TextStream]:
-        n = typed(1 if n is None else n, int, "n")
-        if not 1 <= n <= MOST_CHOICES:
-            raise InvalidRequest("n", f"n must be between 1 and {MOST_CHOICES}, got {n}")
+        n = checked_count(typed(1 if n is None else n, int, "n"))
         stop = typed((stop,) if isinstance(stop, str) else stop, tuple[str, ...], "stop")
         if "" in stop:
             raise InvalidRequest("stop", "stop: a stop string must not be empty")

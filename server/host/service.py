@@ -8,11 +8,10 @@ import time
 import zlib
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import AbstractContextManager, asynccontextmanager, contextmanager
-from typing import Protocol
 
 import msgspec
 
-from server.engine.generation import MOST_PENDING_TOKENS, EngineStatus, Generation, TokenEngine, deadlines, unavailable
+from server.engine.generation import MOST_PENDING_TOKENS, Generation, ServedEngine, deadlines, unavailable
 from server.gateway.caller import Shared, admitted
 from server.gateway.rate_limiter import Pace
 from server.host.imports import import_tokenizers
@@ -29,7 +28,7 @@ from server.text.choice import Choice
 from server.text.parsers.chat_format import ChatFormat
 from server.text.prompt import Rendered, Room
 from server.text.tokenizer import SamplingDefaults, Tokenizer
-from server.text.warned import WarningLog, renamed
+from server.text.warned import WarningLog, warning
 from spec.errors import InvalidRequest
 from spec.request import EngineInfo
 
@@ -48,24 +47,6 @@ class Origin(msgspec.Struct, frozen=True, kw_only=True):
     exact: bool
     metrics_level: MetricsLevel = "summary"
     warnings: tuple[RequestWarning, ...] = ()
-
-
-class ServedEngine(TokenEngine, Protocol):
-    """A token engine that says how it is. info: None until it was ready once."""
-
-    @property
-    def status(self) -> EngineStatus:
-        """What it is doing."""
-        ...
-
-    @property
-    def info(self) -> EngineInfo | None:
-        """What is running."""
-        ...
-
-    def keep_warm(self, tokens: list[int], salt: str) -> None:
-        """Let the KV of this text be the last to make room."""
-        ...
 
 
 class ServiceOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -198,8 +179,8 @@ class Service:
         made_by = f"{info.target} {info.dtype} {info.device} {info.exact}"
         fingerprint = f"fs_{zlib.crc32(made_by.encode()):08x}"
         name = self.options.model
-        other = asked is not None and not self.options.names.has(asked)
-        warnings = (renamed(asked, name),) if other and asked is not None else ()
+        known = asked is None or self.options.names.has(asked)
+        warnings = () if known else (warning("model_renamed", "model", asked=asked, name=name),)
         return Origin(
             id=request_id,
             model=name,

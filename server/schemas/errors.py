@@ -26,18 +26,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import ClassVar
+
 from server.schemas.shared import ErrorBody, ErrorDetail
 from spec.errors import ForesayError, InvalidRequest
 
+#: What OpenAI's and Anthropic's clients look at before they try again.
+NO_RETRY = {"X-Should-Retry": "false"}
+#: What is understood (RFC 9110, 15.5.16).
+PLAIN = {"Accept-Encoding": "identity"}
+
 
 class ApiError(ForesayError):
-    """An error with an HTTP status. ``retry_after`` is in seconds; None leaves the header out."""
+    """An error with an HTTP status. ``retry_after`` is in seconds; None leaves the header out. more: other headers."""
 
     status = 500
     type = "internal_error"
     code: str | None = None
     param: str | None = None
     retry_after: int | None = None
+    more: ClassVar[Mapping[str, str]] = {}
 
     def __init__(self, message: str) -> None:
         super().__init__(message)
@@ -46,7 +55,7 @@ class ApiError(ForesayError):
     @property
     def headers(self) -> dict[str, str]:
         """What the response says besides its body."""
-        return {} if self.retry_after is None else {"Retry-After": str(self.retry_after)}
+        return {**self.more} if self.retry_after is None else {**self.more, "Retry-After": str(self.retry_after)}
 
 
 class Unauthorized(ApiError):
@@ -98,11 +107,7 @@ class Compressed(ApiError):
     """The body is compressed. Inflating one costs a thousand times what sending it did, and no client needs it."""
 
     status, type, code, param = 415, "invalid_request_error", "unsupported_encoding", "Content-Encoding"
-
-    @property
-    def headers(self) -> dict[str, str]:
-        """What is understood (RFC 9110, 15.5.16)."""
-        return {"Accept-Encoding": "identity"}
+    more = PLAIN
 
 
 class Busy(ApiError):
@@ -148,12 +153,7 @@ class EngineFailed(ApiError):
 class KillsEngine(EngineFailed):
     """The engine died twice while nothing but this request was the same: clients need not try again."""
 
-    code = "kills_engine"
-
-    @property
-    def headers(self) -> dict[str, str]:
-        """As of :class:`TookTooLong`."""
-        return {"X-Should-Retry": "false"}
+    code, more = "kills_engine", NO_RETRY
 
 
 class SlowReader(ApiError):
@@ -188,12 +188,7 @@ class LoadFailed(Unavailable):
 class TookTooLong(ApiError):
     """The request took longer than the server allows, and would again: clients need not try."""
 
-    status, type, code = 504, "timeout_error", "request_timeout"
-
-    @property
-    def headers(self) -> dict[str, str]:
-        """What OpenAI's and Anthropic's clients look at before they try again."""
-        return {"X-Should-Retry": "false"}
+    status, type, code, more = 504, "timeout_error", "request_timeout", NO_RETRY
 
 
 #: Messages quote what the client sent, which may be megabytes.

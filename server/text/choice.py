@@ -55,18 +55,14 @@ def merged(pieces: Sequence[Piece]) -> Piece:
     """One piece that adds what all of them add, one behind the other."""
     if len(pieces) == 1:
         return pieces[0]
+    lists = ("token_ids", "logprobs", "offsets", "token_texts", "steps", "tokens")
     return Piece(
         text="".join(piece.text for piece in pieces),
         parts=joined([part for piece in pieces for part in piece.parts]),
-        token_ids=[token for piece in pieces for token in piece.token_ids],
-        logprobs=[entry for piece in pieces for entry in piece.logprobs],
-        offsets=[offset for piece in pieces for offset in piece.offsets],
         prompt_logprobs=next((one.prompt_logprobs for one in pieces if one.prompt_logprobs is not None), None),
         finish_reason=pieces[-1].finish_reason,
         finish_at=pieces[-1].finish_at,
-        token_texts=[text for piece in pieces for text in piece.token_texts],
-        steps=[step for piece in pieces for step in piece.steps],
-        tokens=[token for piece in pieces for token in piece.tokens],
+        **{name: [entry for piece in pieces for entry in getattr(piece, name)] for name in lists},
     )
 
 

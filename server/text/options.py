@@ -35,14 +35,19 @@ _LONGEST_ID = 20
 
 def choices(request: GenerationRequest) -> int:
     """How many answers to each prompt."""
-    count = 1 if request.n is None else request.n
-    if not 1 <= count <= MOST_CHOICES:
-        raise InvalidRequest("n", f"n must be between 1 and {MOST_CHOICES}, got {count}")
+    count = checked_count(1 if request.n is None else request.n)
     if request.best_of not in (None, 1, count):
         raise InvalidRequest(
             "best_of", f"best_of must be n ({count}): every answer that is written is returned, none is chosen"
         )
     return count
+
+
+def checked_count(n: int) -> int:
+    """``n``, if a request may have so many choices."""
+    if not 1 <= n <= MOST_CHOICES:
+        raise InvalidRequest("n", f"n must be between 1 and {MOST_CHOICES}, got {n}")
+    return n
 
 
 def scores_only(request: GenerationRequest) -> bool:

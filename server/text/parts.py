@@ -115,6 +115,16 @@ def joined(parts: list[Part]) -> list[Part]:
     return merged
 
 
+def text_of(parts: Sequence[Part]) -> str:
+    """What of them is the answer's text."""
+    return "".join(part.text for part in parts if isinstance(part, TextPart))
+
+
+def thought_of(parts: Sequence[Part]) -> str:
+    """What of them is reasoning."""
+    return "".join(part.text for part in parts if isinstance(part, ReasoningPart))
+
+
 class TokenText(msgspec.Struct, frozen=True):
     """What one token adds to an answer: text as the model wrote it, and the parts it is split into."""
 

@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterable, Sequence
 
 from server.gateway.caller import REQUEST_ID
-from server.schemas.shared import RequestWarning
+from server.schemas.shared import RequestWarning, WarningCode
 
 HEADER = "X-Foresay-Warnings"
 #: Proxies refuse headers of more than some kilobytes; the answer's body has all of it.
@@ -22,61 +22,37 @@ _LONGEST_WORD = 64
 log = logging.getLogger("foresay.server")
 
 
+#: What is said of each, behind the field.
+_SENTENCES: dict[WarningCode, str] = {
+    "tool_left_out": "tools of type {kind} cannot be run here; the model is not told of this one",
+    "max_tokens_clamped": (
+        "{asked:,} tokens are more than the context leaves behind the prompt; at most {room:,} are written"
+    ),
+    "model_renamed": "{asked} is served by {name!r}",
+    "hint_left_out": "this model's chat template has no word for {value}; the model is not told of it",
+    "format_not_enforced": "the model is told this grammar, but its calls are not held to it",
+    "system_moved": "this model's chat template refuses system messages here; it is told as the user's",
+    "resumed": "the engine was replaced behind output token {at_token:,}; from there the text may differ",
+}
+
+
+def warning(code: WarningCode, param: str, **said: object) -> RequestWarning:
+    """What is done otherwise than field ``param`` asks. said: what the sentence needs; texts are shortened and quoted,
+    but for ``name``."""
+    words = {name: _quoted(word) if isinstance(word, str) and name != "name" else word for name, word in said.items()}
+    return RequestWarning(code=code, param=param, message=f"{param}: {_SENTENCES[code].format(**words)}")
+
+
 def tools_left_out(tools: Sequence[tuple[str, str]]) -> tuple[RequestWarning, ...]:
     """Of tools that cannot be run here. tools: the field and the type of each."""
-    told = [
-        RequestWarning(
-            code="tool_left_out",
-            param=place,
-            message=f"{place}: tools of type {quoted(kind)} cannot be run here; the model is not told of this one",
-        )
-        for place, kind in tools[:MOST_TOOLS_NAMED]
-    ]
+    told = [warning("tool_left_out", place, kind=kind) for place, kind in tools[:MOST_TOOLS_NAMED]]
     if more := len(tools) - len(told):
         message = f"tools: {more:,} more of types that cannot be run here; the model is not told of them"
         told.append(RequestWarning(code="tool_left_out", param="tools", message=message))
     return tuple(told)
 
 
-def clamped(field: str, asked: int, room: int) -> RequestWarning:
-    """Of an answer that may be shorter than asked for."""
-    message = (
-        f"{field}: {asked:,} tokens are more than the context leaves behind the prompt; at most {room:,} are written"
-    )
-    return RequestWarning(code="max_tokens_clamped", param=field, message=message)
-
-
-def renamed(asked: str, name: str) -> RequestWarning:
-    """Of a request for another model."""
-    return RequestWarning(code="model_renamed", param="model", message=f"model: {quoted(asked)} is served by {name!r}")
-
-
-def hint_left_out(field: str, value: object) -> RequestWarning:
-    """Of a hint about the style of the answer that the model has no word for."""
-    message = f"{field}: this model's chat template has no word for {quoted(str(value))}; the model is not told of it"
-    return RequestWarning(code="hint_left_out", param=field, message=message)
-
-
-def format_not_enforced(field: str) -> RequestWarning:
-    """Of a grammar of a custom tool."""
-    message = f"{field}: the model is told this grammar, but its calls are not held to it"
-    return RequestWarning(code="format_not_enforced", param=field, message=message)
-
-
-def system_moved(field: str) -> RequestWarning:
-    """Of a system message in the middle of a conversation."""
-    message = f"{field}: this model's chat template refuses system messages here; it is told as the user's"
-    return RequestWarning(code="system_moved", param=field, message=message)
-
-
-def resumed(index: int, at_token: int) -> RequestWarning:
-    """Of an answer that is not exact, and went on in another engine."""
-    place = f"choices[{index}]"
-    message = f"{place}: the engine was replaced behind output token {at_token:,}; from there the text may differ"
-    return RequestWarning(code="resumed", param=place, message=message)
-
-
-def quoted(text: str) -> str:
+def _quoted(text: str) -> str:
     """A client's word in a message: short, and on one line."""
     return repr(text if len(text) <= _LONGEST_WORD else f"{text[:_LONGEST_WORD]}..")
 
@@ -91,7 +67,7 @@ def headers(warnings: Sequence[RequestWarning]) -> dict[str, str]:
     if not warnings:
         return {}
     count = len(warnings)
-    told = [warning.message for warning in warnings[:MOST_TOLD]]
+    told = [one.message for one in warnings[:MOST_TOLD]]
     while len(value := json.dumps(_counted(told, count))) > LONGEST_HEADER and told:
         told.pop()
     return {HEADER: value}
@@ -111,8 +87,8 @@ class WarningLog:
     def note(self, warnings: Iterable[RequestWarning]) -> None:
         """Write what has not been said lately."""
         now = time.monotonic()
-        for warning in warnings:
-            about = warning.code, re.sub(r"\[\d+\]", "", warning.param)
+        for one in warnings:
+            about = one.code, re.sub(r"\[\d+\]", "", one.param)
             if now - self._told.get(about, -QUIET_SECONDS) >= QUIET_SECONDS:
                 self._told[about] = now
-                log.warning("request %s: %s", REQUEST_ID.get("-"), warning.message)
+                log.warning("request %s: %s", REQUEST_ID.get("-"), one.message)

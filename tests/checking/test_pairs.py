@@ -6,7 +6,7 @@ import pytest
 
 from server.cli.check.pair import check
 from server.engine.build import build_engine
-from server.engine.checks.report import Report
+from server.engine.checks import Report
 from spec.errors import ForesayError
 from tests.checking.pairs import DOUBTFUL, FAULTY, SOUND
 

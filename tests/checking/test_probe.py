@@ -11,7 +11,7 @@ import pytest
 from server.cli.check.pair import _note_texts, check
 from server.cli.check.summary import Twice, Written, advice, gains, measured
 from server.cli.main import main
-from server.engine.checks.report import Finding, Measured, Notes
+from server.engine.checks import Finding, Measured, Notes
 from spec.acceptance import ByDepth
 from spec.trace import Statistics
 from tests.checking.pairs import DOUBTFUL, FAULTY, SOUND

@@ -154,8 +154,3 @@ async def test_what_is_refused(fields: dict[str, Any], param: str, reason: str):
     with pytest.raises(InvalidRequest, match=reason) as caught:
         await grammar(**fields)
     assert caught.value.param == param
-
-
-async def test_the_grammar_can_begin_after_thinking():
-    asked = await wanted(msgspec.convert({"prompt": "x", "structured_outputs": {"regex": "a"}}, CompletionRequest), 7)
-    assert asked is not None and asked.after == 7

@@ -11,7 +11,7 @@ import pytest
 from server.settings.config import ServeConfig
 from server.settings.resolved import model_names
 from server.text.tokenizer import Tokenizer
-from server.text.warned import HEADER, LONGEST_HEADER, WarningLog, clamped, headers, tools_left_out
+from server.text.warned import HEADER, LONGEST_HEADER, WarningLog, headers, tools_left_out, warning
 from spec.errors import ConfigurationError
 from tests.routes.conftest import AGENT_TEMPLATE
 from tests.server.conftest import byte_level_tokenizer
@@ -300,5 +300,10 @@ def test_the_log_says_the_same_once_a_minute(caplog):
     log = WarningLog()
     with caplog.at_level(logging.WARNING, "foresay.server"):
         for room in range(50):
-            log.note([clamped("max_tokens", 9000, room), *tools_left_out([(f"tools[{room}]", "mcp")])])
+            log.note(
+                [
+                    warning("max_tokens_clamped", "max_tokens", asked=9000, room=room),
+                    *tools_left_out([(f"tools[{room}]", "mcp")]),
+                ]
+            )
     assert len(caplog.records) == 2

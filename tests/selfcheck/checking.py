@@ -8,7 +8,8 @@ from contextlib import asynccontextmanager
 
 from aiohttp import web
 
-from server.observe.selfcheck.check import CheckedEngine, SelfCheck
+from server.engine.generation import ServedEngine
+from server.observe.selfcheck.check import SelfCheck
 from server.observe.telemetry.families import SelfCheckCounts
 from spec.request import Delta, Request
 from spec.sampling import SamplingParams
@@ -45,7 +46,7 @@ class Reader:
 class Checking:
     """The self-check, its counts, and the event that a service would keep."""
 
-    def __init__(self, engine: CheckedEngine, share: float, chance: Callable[[], float]) -> None:
+    def __init__(self, engine: ServedEngine, share: float, chance: Callable[[], float]) -> None:
         self.counts, self.idle, self.taking = SelfCheckCounts(), asyncio.Event(), True
         self.idle.set()
         self.check = SelfCheck(engine, share, self.counts, self.idle, lambda: self.taking, chance)
@@ -72,7 +73,7 @@ class Checking:
 
 @asynccontextmanager
 async def checking(
-    engine: CheckedEngine, share: float = 1.0, chance: Callable[[], float] = lambda: 0.0
+    engine: ServedEngine, share: float = 1.0, chance: Callable[[], float] = lambda: 0.0
 ) -> AsyncIterator[Checking]:
     """A self-check that runs. chance: what it draws for each request."""
     place = Checking(engine, share, chance)

@@ -23,7 +23,7 @@ from server.api.anthropic.schemas import (
 from server.api.common.validation import thinking
 from server.schemas.shared import RequestWarning
 from server.text.parsers.chat_format import ChatFormat
-from server.text.warned import hint_left_out
+from server.text.warned import warning
 from spec.errors import InvalidRequest
 
 HOTTEST = 1.0
@@ -180,7 +180,7 @@ class Conversation:
             return {}
         if effort in EFFORTS and "reasoning_effort" in self._chat_format.words:
             return {"reasoning_effort": effort}
-        self.warnings = (hint_left_out("output_config.effort", effort),)
+        self.warnings = (warning("hint_left_out", "output_config.effort", value=effort),)
         return {}
 
 

@@ -32,7 +32,7 @@ from server.schemas.tokens import (
 from server.text.choice import Choice, Piece
 from server.text.options import stream_interval
 from server.text.tokenizer import Tokenizer
-from server.text.warned import resumed, together
+from server.text.warned import together, warning
 from spec.request import TokenLogprobs
 
 #: What carries the fields about its own making.
@@ -175,7 +175,7 @@ class Answer(ABC):
         for index, choice in enumerate(self.choices):
             if (told := choice.statistics) is not None:
                 places = told.changed if self.origin.exact else told.resumed
-                yield from (resumed(index, at_token) for at_token in places)
+                yield from (warning("resumed", f"choices[{index}]", at_token=at_token) for at_token in places)
 
     def _closes(self, piece: Piece) -> bool:
         """Whether the chunk of this piece is the answer's last one. To be asked once for each piece, in order."""

@@ -36,7 +36,7 @@ from server.text.options import bad_words, check_choices, check_told, forked, sc
 from server.text.options import choices as choices_of
 from server.text.parts import OutputParser, PlainText
 from server.text.prompt import Rendered, Room
-from server.text.warned import headers, system_moved
+from server.text.warned import headers, warning
 from spec.errors import ContextLengthExceeded, InvalidRequest
 from spec.names import NONE, canonical
 from spec.request import EngineInfo, Grammar, Request
@@ -240,7 +240,8 @@ def _rendered(service: Service, body: ChatRequest) -> Told:
             raise
         with suppress(InvalidRequest):
             prompt = render(folded)
-            return Told(prompt, offer, (*offer.warnings, *(system_moved(f"messages[{index}]") for index in moved)))
+            warnings = (warning("system_moved", f"messages[{index}]") for index in moved)
+            return Told(prompt, offer, (*offer.warnings, *warnings))
         raise
 
 

@@ -20,11 +20,12 @@ from server.schemas import bounds
 from server.schemas.chat import ChatRequest
 from server.schemas.completions import CompletionRequest
 from server.schemas.shared import NOT_SUPPORTED, WRITE_INSTEAD, ErrorDetail, GenerationRequest, RequestWarning
-from server.text import options, warned
+from server.text import options
 from server.text.choice import Choice
 from server.text.parsers.chat_format import ChatFormat
 from server.text.prompt import Room
 from server.text.tokenizer import SamplingDefaults
+from server.text.warned import warning
 from spec.errors import InvalidRequest
 from spec.sampling import SEED_RANGE, SamplingParams
 
@@ -226,7 +227,7 @@ def clamped(
     if strict or most is None or most <= room or room < 1 or request.truncate_prompt_tokens == -1:
         return params, ()
     asked = next((field for field in _LIMITING if getattr(request, field, None) == most), None)
-    warnings = () if asked is None else (warned.clamped(asked, most, room),)
+    warnings = () if asked is None else (warning("max_tokens_clamped", asked, asked=most, room=room),)
     return msgspec.structs.replace(params, max_tokens=room), warnings
 
 

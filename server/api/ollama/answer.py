@@ -31,7 +31,7 @@ from server.schemas.shared import ErrorBody, GenerationRequest
 from server.settings.resolved import tagged
 from server.settings.units import count_in_words, moment
 from server.text.choice import Choice, Piece
-from server.text.parts import Part, ReasoningPart, TextPart, ToolCallPart, joined
+from server.text.parts import Part, ToolCallPart, joined, text_of, thought_of
 from spec.request import EngineInfo
 
 NANOSECONDS = 1_000_000_000
@@ -64,7 +64,7 @@ class OllamaAnswer(Answer):
     def chunks(self, index: int, piece: Piece) -> list[msgspec.Struct]:
         """A line for what a piece says, if it says anything."""
         calls = self._calls.take(piece.parts, last=piece.finish_reason is not None)
-        text, thought = _text(piece.parts), _thought(piece.parts)
+        text, thought = text_of(piece.parts), thought_of(piece.parts)
         if not (text or thought or calls or piece.logprobs):
             return []
         return [self._scored(self._line(text, thought, calls), [piece])]
@@ -76,7 +76,7 @@ class OllamaAnswer(Answer):
     def whole(self, pieces: Sequence[Sequence[Piece]]) -> msgspec.Struct:
         """The answer in one line."""
         parts = joined([part for piece in pieces[0] for part in piece.parts])
-        line = self._line(_text(parts), _thought(parts), self._calls.take(parts, last=True))
+        line = self._line(text_of(parts), thought_of(parts), self._calls.take(parts, last=True))
         return self._ended(self._scored(line, pieces[0]))
 
     def broken(self, error: ErrorBody) -> msgspec.Struct:
@@ -143,14 +143,6 @@ class Calls:
             return []
         function = OllamaFunction(name=call.name or "", arguments=parsed_arguments(call.arguments))
         return [OllamaToolCall(id=call.id or UNSET, function=function)]
-
-
-def _text(parts: Sequence[Part]) -> str:
-    return "".join(part.text for part in parts if isinstance(part, TextPart))
-
-
-def _thought(parts: Sequence[Part]) -> str:
-    return "".join(part.text for part in parts if isinstance(part, ReasoningPart))
 
 
 # -- what is said about the models: only what is true of them ----------------------------------------------------------

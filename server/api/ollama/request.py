@@ -42,18 +42,11 @@ FIELDS_REFUSED: dict[str, tuple[object, ...]] = {
 #: Seconds: who names more means for ever.
 _FOREVER = 1e9
 
+#: The options by what the chat request calls them.
+_SAME = ("temperature", "top_k", "top_p", "min_p", "seed", "stop", "presence_penalty", "frequency_penalty")
+_OPTIONS = {name: name for name in _SAME} | {"max_tokens": "num_predict", "repetition_penalty": "repeat_penalty"}
 #: The client's names of what the chat request calls otherwise.
-NAMES = {
-    "max_tokens": "options.num_predict",
-    "temperature": "options.temperature",
-    "top_k": "options.top_k",
-    "top_p": "options.top_p",
-    "min_p": "options.min_p",
-    "seed": "options.seed",
-    "stop": "options.stop",
-    "repetition_penalty": "options.repeat_penalty",
-    "presence_penalty": "options.presence_penalty",
-    "frequency_penalty": "options.frequency_penalty",
+NAMES = {field: f"options.{name}" for field, name in _OPTIONS.items()} | {
     "response_format": "format",
     "response_format.json_schema.schema": "format",
     "chat_template_kwargs": "think",
@@ -122,19 +115,11 @@ def _check_window(options: OllamaOptions) -> None:
 def _shared(body: OllamaRequest) -> Json:
     """What chat and completion requests call alike."""
     options = body.options or OllamaOptions()
-    most = options.num_predict if options.num_predict is not None and options.num_predict >= 0 else None
-    return {
+    drawn = {field: getattr(options, name) for field, name in _OPTIONS.items()}
+    if options.num_predict is not None and options.num_predict < 0:
+        drawn["max_tokens"] = None
+    return drawn | {
         "stream": body.stream is not False,
-        "max_tokens": most,
-        "temperature": options.temperature,
-        "top_k": options.top_k,
-        "top_p": options.top_p,
-        "min_p": options.min_p,
-        "seed": options.seed,
-        "stop": options.stop,
-        "repetition_penalty": options.repeat_penalty,
-        "presence_penalty": options.presence_penalty,
-        "frequency_penalty": options.frequency_penalty,
         "response_format": _format(body.format),
         "logprobs": body.logprobs,
         "top_logprobs": body.top_logprobs,

@@ -30,7 +30,7 @@ from server.schemas.chat import (
 from server.schemas.shared import ErrorBody
 from server.schemas.tokens import ChatLogprobs, Provenance
 from server.text.choice import Choice, Piece
-from server.text.parts import Part, ReasoningPart, TextPart, ToolCallPart, joined
+from server.text.parts import Part, ReasoningPart, TextPart, ToolCallPart, joined, text_of, thought_of
 
 
 class ChatAnswer(Answer):
@@ -147,10 +147,8 @@ def delta_of(part: Part) -> ChatDelta:
 
 def message_of(parts: Sequence[Part]) -> AssistantMessage:
     """The message that all parts make."""
-    whole = joined(list(parts))
-    text = "".join(part.text for part in whole if isinstance(part, TextPart))
-    thought = "".join(part.text for part in whole if isinstance(part, ReasoningPart))
-    calls = [_call(part) for part in whole if isinstance(part, ToolCallPart)]
+    text, thought = text_of(parts), thought_of(parts)
+    calls = [_call(part) for part in joined(list(parts)) if isinstance(part, ToolCallPart)]
     return AssistantMessage(
         content=text or (None if thought or calls else ""),
         reasoning_content=thought or UNSET,

@@ -15,7 +15,7 @@ from server.api.responses.tools import CUSTOM, Toolbox, full_name
 from server.schemas.bounds import MOST_NAME, MOST_TOOLS, check_count
 from server.schemas.chat import ChatRequest
 from server.schemas.shared import GenerationRequest, RequestWarning
-from server.text.warned import hint_left_out
+from server.text.warned import warning
 from spec.errors import InvalidRequest
 
 LOGPROBS = "message.output_text.logprobs"
@@ -97,7 +97,7 @@ def chat_request(
 def hints_left_out(body: ResponseRequest, words: Collection[str]) -> tuple[RequestWarning, ...]:
     """About hints that the model cannot be told. Agents send them to every model, and none of them is an order."""
     untold = [hint for hint in _hints(body) if hint[0] not in words and hint[2] not in ASKS_NOTHING]
-    return tuple(hint_left_out(field, value) for _, field, value in untold)
+    return tuple(warning("hint_left_out", field, value=value) for _, field, value in untold)
 
 
 def _hints(body: ResponseRequest) -> list[tuple[str, str, str]]:

@@ -20,7 +20,7 @@ import msgspec
 from server.api.responses.schemas import FunctionTool, InputItem
 from server.schemas.shared import RequestWarning
 from server.text.conversation import FUNCTION
-from server.text.warned import format_not_enforced
+from server.text.warned import warning
 from spec.errors import InvalidRequest
 
 NAMESPACE, CUSTOM = "namespace", "custom"
@@ -79,7 +79,9 @@ class Toolbox(msgspec.Struct, frozen=True):
             chat=tuple(_chat_tool(one) for one in placed),
             places=tuple(one.place for one in placed),
             names={full_name(*name[:2]): name for _, name in functions},
-            warnings=tuple(format_not_enforced(f"{one.place}.format") for one, _ in functions if _grammar(one.tool)),
+            warnings=tuple(
+                warning("format_not_enforced", f"{one.place}.format") for one, _ in functions if _grammar(one.tool)
+            ),
         )
 
     @property

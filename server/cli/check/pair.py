@@ -23,8 +23,8 @@ import msgspec
 from server.cli.catalog.catalog import KnownDraft, find_target, of_shape
 from server.cli.check.summary import advice
 from server.engine.build import choose_dtype, draft_shape, max_model_len, plan
-from server.engine.checks.report import Measured, Notes, Report, Target, described, facts, look_at_files, names_of
-from server.engine.checks.report import named as for_people
+from server.engine.checks import Measured, Notes, Report, Target, described, facts, look_at_files, names_of
+from server.engine.checks import named as for_people
 from server.engine.device import find_device
 from server.engine.drafters.entry import Entry
 from server.engine.drafters.registry import find, settled

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TextIO
 
-from server.engine.checks.report import Measured, Report
+from server.engine.checks import Measured, Report
 from spec.acceptance import ByDepth, by_place, tokens_per_step
 from spec.trace import Statistics
 

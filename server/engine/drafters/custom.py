@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, NoReturn, Self
 
 from drafters.custom import CustomDrafter, told
-from server.engine.checks.report import Notes, Target
+from server.engine.checks import Notes, Target
 from server.engine.drafters.entry import Entry
 from server.engine.loading import Loading
 from spec.errors import ConfigurationError

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Self
 
 from drafters.draft_model import DraftModelDrafter
-from server.engine.checks.report import Notes, Target, described, facts, look_at_files, look_at_origin
+from server.engine.checks import Notes, Target, described, facts, look_at_files, look_at_origin
 from server.engine.drafters.entry import FromFiles
 from server.engine.loading import Loading
 from server.engine.memory import model_bytes, token_bytes

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Self
 
 from kvpaging import PagePool
-from server.engine.checks.report import Notes, Target
+from server.engine.checks import Notes, Target
 from server.engine.loading import Loading
 from server.settings.config import EngineConfig
 from spec.budget.members import MODEL_LEVELS

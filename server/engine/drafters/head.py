@@ -17,7 +17,7 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from kvpaging import KVStore, PagePool, PageTable
-from server.engine.checks.report import Notes, Target, look_at_origin, made_for
+from server.engine.checks import Notes, Target, look_at_origin, made_for
 from server.engine.drafters.entry import FromFiles
 from server.engine.loading import Loading
 from server.engine.memory import item_bytes

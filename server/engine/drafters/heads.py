@@ -16,7 +16,7 @@ from drafters.eagle import EagleDrafter
 from drafters.medusa import MedusaDrafter
 from drafters.peagle import PEagleDrafter
 from kvpaging import PagePool, PageTable
-from server.engine.checks.report import Notes, Target, layers
+from server.engine.checks import Notes, Target, layers
 from server.engine.drafters.head import Head, in_words, note_vocabulary, tried
 from server.engine.drafters.layered import LayeredHead
 from server.engine.loading import KV_DTYPES

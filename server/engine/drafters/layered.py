@@ -12,7 +12,7 @@ from torch import Tensor
 
 from drafters.fed import FedDrafter
 from kvpaging import PagePool, PageTable
-from server.engine.checks.report import Notes, Target
+from server.engine.checks import Notes, Target
 from server.engine.drafters.head import Head, agrees, in_words, note_vocabulary, share, tried
 from server.engine.memory import token_bytes
 from server.settings.config import EngineConfig

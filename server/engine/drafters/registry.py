@@ -13,7 +13,7 @@ from typing import ClassVar
 from drafters.ngram import NgramDrafter
 from drafters.suffix.drafter import SuffixDrafter
 from server.engine import history as draft_history
-from server.engine.checks.report import Notes, Target
+from server.engine.checks import Notes, Target
 from server.engine.drafters.custom import Custom
 from server.engine.drafters.draft_model import DraftModel
 from server.engine.drafters.entry import Entry, FromFiles

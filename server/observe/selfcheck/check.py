@@ -17,12 +17,11 @@ import logging
 import random
 from collections.abc import AsyncIterator, Callable
 from itertools import count
-from typing import Protocol
 
 import msgspec
 from aiohttp import web
 
-from server.engine.generation import Sink, TokenEngine
+from server.engine.generation import ServedEngine, Sink
 from server.observe.selfcheck.answer import Answer, Backlog, Difference, Recorder, Rerun
 from server.observe.telemetry.families import SelfCheckCounts
 from server.schemas.errors import Unavailable
@@ -35,15 +34,6 @@ MOST_TRIES = 3
 log = logging.getLogger("foresay.selfcheck")
 
 
-class CheckedEngine(TokenEngine, Protocol):
-    """A token engine that says whether it claims to be exact."""
-
-    @property
-    def info(self) -> EngineInfo | None:
-        """What is running."""
-        ...
-
-
 class SelfCheck:
     """A :class:`~server.engine.generation.TokenEngine` in front of the server's, for the requests of clients alone.
 
@@ -52,7 +42,7 @@ class SelfCheck:
 
     def __init__(
         self,
-        engine: CheckedEngine,
+        engine: ServedEngine,
         share: float,
         counts: SelfCheckCounts,
         idle: asyncio.Event,

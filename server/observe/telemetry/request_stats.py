@@ -242,8 +242,8 @@ MOST_BYTES = 64 << 20
 class Recent:
     """Ledgers by tenant and id. A lookup of a tenant never finds another's."""
 
-    def __init__(self, per_tenant: int = MOST_PER_TENANT, most_bytes: int = MOST_BYTES) -> None:
-        self._per_tenant, self._most_bytes = per_tenant, most_bytes
+    def __init__(self, most_bytes: int = MOST_BYTES) -> None:
+        self._most_bytes = most_bytes
         self._running: dict[str, RequestStats] = {}
         self._over: OrderedDict[str, tuple[RequestStats, int]] = OrderedDict()
         self._of_tenant: dict[str, OrderedDict[str, None]] = {}
@@ -262,7 +262,7 @@ class Recent:
         self._bytes += size
         ids = self._of_tenant.setdefault(stats.tenant, OrderedDict())
         ids[stats.id] = None
-        if len(ids) > self._per_tenant:
+        if len(ids) > MOST_PER_TENANT:
             self._drop(next(iter(ids)))
         while self._bytes > self._most_bytes and self._over:
             self._drop(next(iter(self._over)))

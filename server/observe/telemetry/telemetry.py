@@ -15,10 +15,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import copy
 from types import MappingProxyType
-from typing import Protocol
 
 import foresay
-from server.engine.generation import EngineStatus
+from server.engine.generation import Watched
 from server.gateway.caller import CALLER, REQUEST_ID
 from server.observe.telemetry import views
 from server.observe.telemetry.counts import TOKEN_BOUNDS, Connections, Startup
@@ -51,20 +50,6 @@ NO_WORDS: Mapping[str, str] = MappingProxyType({})
 _MOVED = 1 / 16
 #: What raises where the client has left.
 LEFT = (asyncio.CancelledError, GeneratorExit, ConnectionError)
-
-
-class Watched(Protocol):
-    """What telemetry looks up of the engine."""
-
-    @property
-    def status(self) -> EngineStatus:
-        """What it is doing."""
-        ...
-
-    @property
-    def info(self) -> EngineInfo | None:
-        """What is running."""
-        ...
 
 
 def steady_clock() -> Callable[[], float]:

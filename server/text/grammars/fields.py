@@ -41,18 +41,15 @@ _JSON_OPTIONS = ("disable_any_whitespace", "disable_additional_properties", "whi
 _KINDS = ("json", "regex", "choice", "grammar", "json_object")
 
 
-async def wanted(request: GenerationRequest, after: int | None = None) -> Grammar | None:
-    """The grammar a request asks for, made in a thread. after: the token that ends the model's thinking, if it thinks.
+async def wanted(request: GenerationRequest) -> Grammar | None:
+    """The grammar a request asks for, made in a thread.
 
     Raises :class:`InvalidRequest` naming the field. Whether the grammar compiles, the engine says.
     """
     _refuse_old_names(request)
     if request.response_format is None and request.structured_outputs is None:
         return None
-    grammar = await asyncio.to_thread(grammar_of, request)
-    if grammar is None or after is None:
-        return grammar
-    return msgspec.structs.replace(grammar, after=after)
+    return await asyncio.to_thread(grammar_of, request)
 
 
 def grammar_of(request: GenerationRequest) -> Grammar | None:
