@@ -1,6 +1,7 @@
 # make serve      create .venv, install, start the server with the bundled pair on 127.0.0.1:8000
 # make setup      create .venv, install what development needs
 # make test       the whole test suite        make quick   its spine, before each commit
+# make soak       what it tries in short, with more seeds, requests and time
 # make check      formatting, lint and types  make format  let ruff rewrite the files
 # make bench      measure this machine        ARGS="..."   is handed to the command
 #
@@ -22,7 +23,7 @@ QUICK := $(SAME) tests/spec tests/kvpaging tests/test_imports.py tests/test_floo
 TEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
-.PHONY: serve setup bench test quick check clients format clean
+.PHONY: serve setup bench test quick soak check clients format clean
 .DELETE_ON_ERROR:
 
 serve: $(VENV)/.installed
@@ -37,7 +38,10 @@ test: $(VENV)/.installed-dev $(CLIENTS)
 	$(TEST) $(ARGS)
 
 quick: $(VENV)/.installed-dev
-	$(TEST) -m "not slow" $(or $(ARGS),$(QUICK))
+	$(TEST) -m "not slow and not soak" $(or $(ARGS),$(QUICK))
+
+soak: $(VENV)/.installed-dev
+	$(TEST) -m soak $(ARGS)
 
 clients: $(CLIENTS)
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from playwright.async_api import Locator, Page, Request, Route, WebSocket, async_playwright, expect
+from playwright.async_api import Browser, Locator, Page, Request, Route, WebSocket, async_playwright, expect
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 SWITCHES = [
@@ -26,9 +26,7 @@ SWITCHES = [
 PATIENCE = 120_000
 expect.set_options(timeout=PATIENCE)
 
-needs_chromium = pytest.mark.skipif(
-    CHROMIUM is None and not os.environ.get("CI"), reason="needs Chromium (apt install chromium)"
-)
+needs_chromium = pytest.mark.usefixtures("browser")
 
 
 class Visit:
@@ -108,20 +106,34 @@ def depth_of(classes: str) -> int:
     return int(found[0][1]) if found else 0
 
 
+#: The one that all visits of a process share, while there is one.
+_running: list[Browser] = []
+
+
+@asynccontextmanager
+async def chromium() -> AsyncIterator[None]:
+    """Start it, for every visit in this block."""
+    async with async_playwright() as play:
+        _running.append(await play.chromium.launch(executable_path=CHROMIUM, args=SWITCHES, timeout=PATIENCE))
+        try:
+            yield
+        finally:
+            await _running.pop().close()
+
+
 @asynccontextmanager
 async def visiting(url: str, **context: Any) -> AsyncIterator[Visit]:
-    """The page of the server at ``url``. Whatever else the browser asks for is refused, and a failure in the end."""
+    """The page of the server at ``url``, to a browser that has seen nothing before. Whatever else it asks for is
+    refused, and a failure in the end."""
 
     async def refuse(route: Route) -> None:
         await (route.continue_() if route.request.url.startswith(url) else route.abort())
 
-    async with async_playwright() as play:
-        browser = await play.chromium.launch(executable_path=CHROMIUM, args=SWITCHES, timeout=PATIENCE)
-        try:
-            opened = await browser.new_context(**{"viewport": {"width": 1480, "height": 980}} | context)
-            await opened.route("**/*", refuse)
-            visit = Visit(await opened.new_page(), url)
-            yield visit
-            assert visit.tried == []
-        finally:
-            await browser.close()
+    opened = await _running[0].new_context(**{"viewport": {"width": 1480, "height": 980}} | context)
+    try:
+        await opened.route("**/*", refuse)
+        visit = Visit(await opened.new_page(), url)
+        yield visit
+        assert visit.tried == []
+    finally:
+        await opened.close()

@@ -19,7 +19,7 @@ from tests.server.live import LiveServer, openai_client
 
 pytestmark = [
     needs_chromium,
-    pytest.mark.slow,
+    pytest.mark.soak,  # the others' tests would wait for the cores that this one keeps busy
     pytest.mark.skipif(
         not Path("/proc/self/schedstat").exists(), reason="a kernel that does not count run delay, so nobody knows"
     ),

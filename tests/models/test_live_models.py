@@ -58,17 +58,20 @@ async def until_state(url: str, name: str, state: str) -> None:
             await asyncio.sleep(0.02)
 
 
-async def test_switches_under_load_lose_nothing_and_hold_no_more_each_time(tmp_path):
+@pytest.mark.parametrize("switches", [3, pytest.param(7, marks=pytest.mark.soak)])
+async def test_switches_under_load_lose_nothing_and_hold_no_more_each_time(tmp_path, switches):
     with serving(tmp_path, settings(tmp_path)) as server:
         url = server.wait_for_url()
-        outcome = await switch(server.process.pid, url, switches=7, clients=4)
+        outcome = await switch(server.process.pid, url, switches=switches, clients=4)
         assert len(server.engine_processes()) == 1
         server.terminate()
         assert await asyncio.to_thread(server.process.wait, 60) == 0
     assert outcome.lost == []
-    assert min(outcome.answered.values()) >= 4
-    assert max(outcome.server_mb[4:]) - outcome.server_mb[3] < 2, outcome
-    assert max(outcome.files[3:]) <= outcome.files[2] + MOST_FILES, outcome
+    assert min(outcome.answered.values()) >= switches // 2
+    settled = switches // 3
+    assert max(outcome.files[settled + 1 :]) <= outcome.files[settled] + MOST_FILES, outcome
+    if switches > 4:  # by then all is there that is loaded once
+        assert max(outcome.server_mb[4:]) - outcome.server_mb[3] < 2, outcome
 
 
 async def test_an_engine_killed_while_it_comes_is_started_again_for_those_who_wait(tmp_path):

@@ -35,7 +35,7 @@ from tests.same_tokens.runs import assert_same, expected, jobs_of, plain, return
 from tests.same_tokens.witness import run
 
 MOST = TreeShape.parse("4,6,4,2")
-seeds = pytest.mark.parametrize("seed", [3, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (1,))])
+seeds = pytest.mark.parametrize("seed", [3, pytest.param(1, marks=pytest.mark.soak)])
 #: Weights of fp32, and of bf16, which a CPU in fp32 keeps in fp16.
 families = pytest.mark.parametrize("family", ["llama2", "qwen3"])
 

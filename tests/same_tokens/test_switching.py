@@ -22,7 +22,7 @@ from tests.same_tokens.witness import run
 
 #: The most that is drafted; each turn samples a shape within it.
 MOST = TreeShape.parse("4,6,4,2")
-seeds = pytest.mark.parametrize("seed", [5, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (1, 2))])
+seeds = pytest.mark.parametrize("seed", [5, *(pytest.param(seed, marks=pytest.mark.soak) for seed in (1, 2))])
 
 
 def engine_with(pair: Pair, texts: Mapping[str, list[int]], seed: int = 0, **changes: int | bool) -> Engine:
